@@ -70,11 +70,13 @@ def test_a_gpu_is_reset_where_the_agent_allows_it_while_its_own_reader_rests(
         allowed = ["--allow-order", "reset_gpu"] if is_allowed else []
         with serving(SmallHub(orders=outbox, clock=time_now)) as site, an_agent(tmp_path, site.url, *allowed):
             if not is_allowed:
-                with pytest.raises(ActionRefused, match="reset_gpu is not allowed here; allowed: describe_gpus"):
+                with pytest.raises(
+                    ActionRefused, match="reset_gpu is not allowed on this node; allowed: describe_gpus"
+                ):
                     performed(driver)
                 assert not (tmp_path / "calls").exists()
                 return
-            assert performed(driver).text == f"n1: {GPU} was reset, and answers"
+            assert performed(driver).text == f"n1: {GPU} was reset and answers"
             assert (tmp_path / "calls").read_text() == f"--gpu-reset -i {GPU}\n"
-            assert performed(driver).text == f"n1: {GPU} was reset, and answers", "and is not reset again"
+            assert performed(driver).text == f"n1: {GPU} was reset and answers", "and is not reset again"
         assert (tmp_path / "calls").read_text().count("\n") == 1

@@ -23,13 +23,13 @@ def test_an_order_survives_the_death_of_the_hub_and_is_done_once(tmp_path: Path)
         assert receipt.result == "done"
         pause = json.loads((tmp_path / "spool" / "profiling_pause.json").read_text())
         resumed = command("agent", "profiling", "resume", "--node", "n1", "--hub", place.hub.url)
-        assert (resumed.returncode, resumed.stdout) == (0, "n1: done: profiling goes on\n")
+        assert (resumed.returncode, resumed.stdout) == (0, "n1: done: profiling resumed\n")
         scan = command("agent", "order", "n1", "scan", "--hub", place.hub.url)
         assert (scan.returncode, json.loads(scan.stdout)["verdict"]) == (0, "unknown")
         refused = command("agent", "order", "n1", "profiling_pause", "seconds=0", "--hub", place.hub.url)
         assert (refused.returncode, "it must be from 1 to 86400" in refused.stdout) == (1, True)
     assert pause["by"] == "an order"
-    assert (tmp_path / "agent.log").read_text().count("Order ended") == 4
+    assert (tmp_path / "agent.log").read_text().count("order finished") == 4
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_work_that_died_with_its_agent_is_answered_by_the_next_one(
     with place.a_hub():
         with place.an_agent() as first:
             id = await_that(lambda: place.hub.create_order("n1", "scan", {})).order.id
-            await_that(lambda: "Order begun" in log.read_text())
+            await_that(lambda: "order started" in log.read_text())
             first.kill()
         fake.tell(driver.EVERY, Init=None)
         with place.an_agent():

@@ -101,5 +101,5 @@ def test_a_reset_is_ordered_after_the_drain_and_done_once_though_the_hub_dies(
         validating = await_that(lambda: place.repair_that("state", "validating"))
         receipts: Any = validating["receipts"]
         done = [(one["result"], one["text"]) for one in receipts if one["action"]["kind"] == "reset_gpu"]
-        assert done == [("done", f"n1: {GPU} was reset, and answers")]
+        assert done == [("done", f"n1: {GPU} was reset and answers")]
     assert place.calls.read_text() == f"IDLE+DRAIN --gpu-reset -i {GPU}\n"

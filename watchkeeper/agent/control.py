@@ -36,7 +36,7 @@ class ControlSettings:
     logs_gpu_context: bool = False
     scan_options: tuple[str, ...] = ()
     # None: those that are usual.
-    tools: order_context.Tools | None = None
+    tools: order_context.NodeTools | None = None
     roots: node_facts.Roots = field(default_factory=node_facts.Roots)
 
 
@@ -97,11 +97,11 @@ class Control:
         bench = order_context.OrderContext(
             self._pause_file,
             self._settings.scan_options,
-            tools=self._settings.tools or order_context.Tools(),
+            tools=self._settings.tools or order_context.NodeTools(),
             roots=self._settings.roots,
             gpus_released=lambda: gpus_released(sampler()),
         )
-        desk = orders.OrderWorker(self._settings.node, ledger, bench, time=self._time, count=self._orders)
+        desk = orders.OrderWorker(self._settings.node, ledger, bench, time=self._time, counter=self._orders)
         await orders.follow_orders(hub, desk, time=self._time)
 
 

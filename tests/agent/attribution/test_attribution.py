@@ -18,10 +18,10 @@ from watchkeeper.agent.attribution.attribution import (
     Holders,
     NamedSource,
     RunningProgram,
-    SourceAnswer,
+    SourceResult,
     attribute,
 )
-from watchkeeper.agent.attribution.attribution_page import HolderDisplay, holder_labels, render
+from watchkeeper.agent.attribution.attribution_page import HolderDisplay, build_holder_labels, render
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, MigInstanceSample, Program
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.own_metrics import Registry
@@ -38,8 +38,8 @@ def gpu(index: int = 0, *slices: MigInstanceSample, programs: Sequence[Program] 
     return GpuSample(index, identity, {}, {}, mig_instances=tuple(slices), programs=told)
 
 
-def told(name: str = "kubelet", **holders: Workload) -> SourceAnswer:
-    return SourceAnswer(name, {key.replace("_", "-"): (Holding(workload),) for key, workload in holders.items()})
+def told(name: str = "kubelet", **holders: Workload) -> SourceResult:
+    return SourceResult(name, {key.replace("_", "-"): (Holding(workload),) for key, workload in holders.items()})
 
 
 def ran(pid: int, workload: Workload, busy: int | None = None, **more: object) -> RunningProgram:
@@ -57,7 +57,7 @@ def test_a_slice_is_found_by_its_own_uuid_in_the_new_and_in_the_old_spelling() -
     old = "MIG-GPU-00000000-0000-0000-0000-000000000000/5/0"
     named = GpuSample(1, {"uuid": "GPU-00000000-0000-0000-0000-000000000000", "minor": "1"}, {}, {})
     holders = {"MIG-abc": (Holding(POD, slice="MIG-abc"),), old: (Holding(OTHER, slice=old),)}
-    found = attribute([cut, named], [SourceAnswer("kubelet", holders)], {})
+    found = attribute([cut, named], [SourceResult("kubelet", holders)], {})
     assert found["GPU-0"].holdings == (Holding(POD, slice="3"),)
     assert found[named.identity["uuid"]].holdings == (Holding(OTHER, slice="5"),)
 
@@ -65,16 +65,16 @@ def test_a_slice_is_found_by_its_own_uuid_in_the_new_and_in_the_old_spelling() -
 @pytest.mark.parametrize(
     ("sources", "programs", "reason", "says"),
     [
-        ([SourceAnswer("kubelet", {})], (), UnattributedReason.FREE, "asked kubelet, programs"),
-        ([], (), UnattributedReason.FREE, "asked programs"),
+        ([SourceResult("kubelet", {})], (), UnattributedReason.FREE, "checked kubelet, programs"),
+        ([], (), UnattributedReason.FREE, "checked programs"),
         ([], None, UnattributedReason.NO_SOURCE, "no kubelet, no Slurm"),
-        ([SourceAnswer("kubelet", None, "hangs")], (), UnattributedReason.SOURCE_FAILED, "kubelet: hangs"),
-        ([told(GPU_9=POD)], (), UnattributedReason.FREE, "asked kubelet, programs"),
+        ([SourceResult("kubelet", None, "hangs")], (), UnattributedReason.SOURCE_FAILED, "kubelet: hangs"),
+        ([told(GPU_9=POD)], (), UnattributedReason.FREE, "checked kubelet, programs"),
         ([told(gpu_claim_9=POD)], (), UnattributedReason.UNKNOWN_DEVICE, "gpu-claim-9"),
     ],
 )
 def test_a_gpu_without_a_holder_says_why(
-    sources: list[SourceAnswer], programs: Sequence[Program] | None, reason: UnattributedReason, says: str
+    sources: list[SourceResult], programs: Sequence[Program] | None, reason: UnattributedReason, says: str
 ) -> None:
     running = {} if programs is None else {"GPU-0": ()}
     found = attribute([gpu(0, programs=programs)], sources, running)["GPU-0"]
@@ -91,7 +91,7 @@ def test_programs_of_a_job_are_the_jobs_and_a_program_nobody_sent_stands_beside_
 
 def test_two_pods_on_one_gpu_are_told_apart_by_their_host_names() -> None:
     unknown = Workload(WorkloadKind.PROGRAM, "python", user="root")
-    shared = SourceAnswer("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
+    shared = SourceResult("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
     programs = [
         ran(1, unknown, 30, is_in_pod=True, pod_hostname="chat-0"),
         ran(2, unknown, 10, is_in_pod=True, pod_hostname="llm-0"),
@@ -101,7 +101,7 @@ def test_two_pods_on_one_gpu_are_told_apart_by_their_host_names() -> None:
 
 
 def test_a_gpu_that_cannot_tell_programs_apart_gives_no_shares() -> None:
-    shared = SourceAnswer("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
+    shared = SourceResult("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
     programs = [ran(1, POD, None, is_in_pod=True), ran(2, OTHER, None, is_in_pod=True)]
     found = attribute([gpu(0)], [shared], {"GPU-0": programs})["GPU-0"]
     assert [held.share for held in found.holdings] == [None, None]
@@ -124,20 +124,22 @@ def test_labels_are_those_of_dcgm_exporter_and_leave_out_what_has_no_one_holder(
         "GPU-2": Attribution((Holding(POD), Holding(OTHER))),
         "GPU-3": Attribution((Holding(POD, slice="3"), Holding(OTHER, slice="4"))),
     }
-    assert holder_labels(current, HolderDisplay.LABELS) == {
+    assert build_holder_labels(current, HolderDisplay.LABELS) == {
         ("GPU-0", None): {"container": "main", "namespace": "research", "pod": "llm-0"},
         ("GPU-1", None): {"hpc_job": "4711"},
         ("GPU-3", "3"): {"container": "main", "namespace": "research", "pod": "llm-0"},
         ("GPU-3", "4"): {"container": "main", "namespace": "serving", "pod": "chat-0"},
     }
-    assert holder_labels(current, HolderDisplay.INFO) == {}
+    assert build_holder_labels(current, HolderDisplay.INFO) == {}
 
 
 def test_the_information_series_is_one_for_each_gpu_and_workload_whatever_happens_to_the_gpu() -> None:
     gpus = [gpu(index) for index in range(8)]
     before = {f"GPU-{index}": Attribution((Holding(POD),)) for index in range(8)}
     after = before | {"GPU-3": Attribution((Holding(JOB),))}
-    pages = [set(render(gpus, held, hostname="n1", shown=HolderDisplay.INFO).splitlines()) for held in (before, after)]
+    pages = [
+        set(render(gpus, held, hostname="n1", display=HolderDisplay.INFO).splitlines()) for held in (before, after)
+    ]
     assert len(pages[1] - pages[0]) == 1
     assert 'workload_kind="slurm_job",workload="4711"' in (pages[1] - pages[0]).pop()
 
@@ -147,7 +149,7 @@ def test_each_gpu_has_its_reason_on_the_page_and_a_shared_one_its_parts() -> Non
         "GPU-0": Attribution((Holding(POD, share=0.75), Holding(OTHER, share=0.25))),
         "GPU-1": Attribution(reason=UnattributedReason.SOURCE_FAILED, detail="kubelet: hangs"),
     }
-    page = render([gpu(0), gpu(1)], current, hostname="n1", shown=HolderDisplay.LABELS)
+    page = render([gpu(0), gpu(1)], current, hostname="n1", display=HolderDisplay.LABELS)
     assert 'watchkeeper_gpu_attribution{gpu="0",UUID="GPU-0",Hostname="n1",reason="attributed"} 2\n' in page
     assert 'watchkeeper_gpu_attribution{gpu="1",UUID="GPU-1",Hostname="n1",reason="source_failed"} 0\n' in page
     assert 'workload="chat-0",namespace="serving",container="main"} 0.25\n' in page
@@ -177,7 +179,7 @@ def test_a_source_that_breaks_keeps_its_last_word_for_a_minute_and_is_then_said_
 
 
 def test_a_program_whose_files_hang_costs_one_thread_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attribution, "SOURCE_SECONDS", 0.05)
+    monkeypatch.setattr(attribution, "SOURCE_TIMEOUT_SECONDS", 0.05)
     is_over, asked = threading.Event(), []
 
     def look_up(programs: Sequence[Program]) -> Mapping[int, RunningProgram]:

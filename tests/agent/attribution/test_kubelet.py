@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.clusters.fake_kubelet import Container, Kubelet, Pod, encode, gpu_pod, part, serving
-from watchkeeper.agent.attribution.kubelet import KubeletPods
+from watchkeeper.agent.attribution.kubelet import PodResourcesClient
 from watchkeeper.errors import CollectError
 from watchkeeper.model.workloads import Holding, Workload, WorkloadKind
 from watchkeeper.readers.clusters import pod_resources
@@ -37,7 +37,7 @@ def holding(pod: str, *, container: str = "main", part: str | None = None) -> Ho
 
 
 def read(kubelet: Kubelet) -> dict[str, tuple[Holding, ...]]:
-    return dict(asyncio.run(KubeletPods(kubelet.socket).read()))
+    return dict(asyncio.run(PodResourcesClient(kubelet.socket).read()))
 
 
 def test_each_gpu_of_a_pod_is_its_own(kubelet: Kubelet) -> None:
@@ -118,7 +118,7 @@ def test_a_kubelet_that_names_no_driver_is_understood_by_its_cdi_names(
 
 def test_the_kubelet_says_which_gpus_it_offers(kubelet: Kubelet) -> None:
     kubelet.offered = [GPU, OTHER]
-    assert asyncio.run(KubeletPods(kubelet.socket).allocatable_devices()) == (GPU, OTHER)
+    assert asyncio.run(PodResourcesClient(kubelet.socket).read_allocatable()) == (GPU, OTHER)
 
 
 def test_an_old_kubelet_is_asked_in_its_own_words(tmp_path: Path) -> None:
@@ -132,23 +132,23 @@ def test_an_answer_of_many_frames_is_read_whole(kubelet: Kubelet) -> None:
     assert len(read(kubelet)[GPU]) == 2_000
 
 
-def failure(source: KubeletPods) -> str:
+def failure(source: PodResourcesClient) -> str:
     with pytest.raises(CollectError) as raised:
         asyncio.run(source.read())
     return str(raised.value)
 
 
 def test_no_kubelet_is_said(tmp_path: Path) -> None:
-    source = KubeletPods(tmp_path / "kubelet.sock")
+    source = PodResourcesClient(tmp_path / "kubelet.sock")
     assert not source.exists()
-    assert failure(source).endswith("kubelet.sock: no kubelet listens there")
+    assert failure(source).endswith("kubelet.sock: no kubelet listens on this socket")
 
 
 def test_a_kubelet_that_hangs_is_given_up(kubelet: Kubelet) -> None:
     released = threading.Event()
     kubelet.answer = lambda _: b"\x00" * released.wait(60)
     began = time.monotonic()
-    assert failure(KubeletPods(kubelet.socket, timeout_seconds=0.2)).endswith("no answer within 0.2 s")
+    assert failure(PodResourcesClient(kubelet.socket, timeout_seconds=0.2)).endswith("no answer within 0.2 s")
     assert time.monotonic() - began < 30
     released.set()
 
@@ -158,18 +158,18 @@ def test_a_kubelet_that_refuses_says_its_own_words(kubelet: Kubelet) -> None:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     kubelet.answer = refuse
-    assert "asked too often: 'rejected by rate limit'" in failure(KubeletPods(kubelet.socket))
+    assert "resource exhausted: 'rejected by rate limit'" in failure(PodResourcesClient(kubelet.socket))
 
 
 def test_an_answer_that_is_too_large_is_refused_with_both_numbers(kubelet: Kubelet) -> None:
     kubelet.answer = lambda _: b"\x0a\x80\x80\x04" + b"x" * 65536
-    assert "the limit is 1000" in failure(KubeletPods(kubelet.socket, max_bytes=1000))
+    assert "the limit is 1000" in failure(PodResourcesClient(kubelet.socket, max_bytes=1000))
 
 
 @pytest.mark.parametrize("rubbish", [b"\xff" * 40, b"\x0a\x7f", b"\x08\x01\x0a\x02\x0a", b"\x0f\x00", b"\x08\x01"[:1]])
 def test_rubbish_inside_good_grpc_is_said(kubelet: Kubelet, rubbish: bytes) -> None:
     kubelet.answer = lambda _: rubbish
-    assert "not a message of the pod-resources API" in failure(KubeletPods(kubelet.socket))
+    assert "not a message of the pod-resources API" in failure(PodResourcesClient(kubelet.socket))
 
 
 def test_a_socket_that_speaks_something_else_is_said(tmp_path: Path) -> None:
@@ -186,16 +186,16 @@ def test_a_socket_that_speaks_something_else_is_said(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert "does not speak gRPC" in failure(KubeletPods(path))
+        assert "does not speak gRPC" in failure(PodResourcesClient(path))
         thread.join()
 
 
 def test_a_kubelet_that_restarts_is_asked_again_without_being_told(tmp_path: Path) -> None:
     path = tmp_path / "kubelet.sock"
-    source = KubeletPods(path)
+    source = PodResourcesClient(path)
     with serving(Kubelet(path, pods=[gpu_pod("before", GPU)])):
         assert asyncio.run(source.read()) == {GPU: (holding("before"),)}
-    assert "no kubelet listens there" in failure(source)
+    assert "no kubelet listens on this socket" in failure(source)
     with serving(Kubelet(path, pods=[gpu_pod("after", GPU)])):
         assert asyncio.run(source.read()) == {GPU: (holding("after"),)}
 

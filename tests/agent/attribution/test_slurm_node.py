@@ -18,7 +18,7 @@ from tests.support.fake_nvml import driver
 from tests.support.running_agent import machine as agent_machine
 from tests.support.running_agent import running
 from watchkeeper.agent import node_facts
-from watchkeeper.agent.attribution.programs import ProgramOwners
+from watchkeeper.agent.attribution.programs import ProgramWorkloads
 from watchkeeper.agent.attribution.slurm_jobs import SlurmJobs
 from watchkeeper.agent.gpus.gpu_samples import Program
 from watchkeeper.errors import CollectError
@@ -28,11 +28,11 @@ from watchkeeper.model.workloads import Holding, Workload, WorkloadKind
 CONTAINER = "c0ffee" + "0" * 58
 
 
-def machine(root: Path) -> ProgramOwners:
+def machine(root: Path) -> ProgramWorkloads:
     (root / "etc").mkdir()
     (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nada:x:1000:1000::/srv/ada:/bin/sh\nbroken\n")
     (root / "proc").mkdir()
-    return ProgramOwners(root / "proc", root)
+    return ProgramWorkloads(root / "proc", root)
 
 
 @pytest.mark.parametrize(
@@ -48,22 +48,22 @@ def test_a_program_in_a_job_is_the_jobs_by_its_cgroup_whatever_its_environment_c
 ) -> None:
     owners = machine(tmp_path)
     make_program(tmp_path / "proc", 7, cgroup=cgroup, environ="SLURM_JOB_ID=999")
-    assert owners.look_up([Program(7)])[7].workload == Workload(WorkloadKind.SLURM_JOB, "123", user="ada")
+    assert owners.find_workloads([Program(7)])[7].workload == Workload(WorkloadKind.SLURM_JOB, "123", user="ada")
 
 
 def test_without_a_cgroup_of_slurm_the_environment_names_the_job(tmp_path: Path) -> None:
     owners = machine(tmp_path)
     make_program(tmp_path / "proc", 7, environ="SLURM_JOB_ID=55 SECRET=hunter2")
-    assert owners.look_up([Program(7)])[7].workload.name == "55"
+    assert owners.find_workloads([Program(7)])[7].workload.name == "55"
 
 
 def test_a_plain_program_has_user_command_and_container(tmp_path: Path) -> None:
     owners = machine(tmp_path)
     path = f"0::/system.slice/docker-{CONTAINER}.scope\n"
     make_program(tmp_path / "proc", 7, cgroup=path, cmdline="/usr/bin/python3\0-u\0/srv/ada/train.py\0--key=secret\0")
-    owner = owners.look_up([Program(7)])[7].workload
+    owner = owners.find_workloads([Program(7)])[7].workload
     assert owner == Workload(WorkloadKind.PROGRAM, "train.py", container=CONTAINER[:12], user="ada")
-    assert owners.look_up([Program(8)])[8].workload.name == "pid 8", "it holds the GPU, whoever it is"
+    assert owners.find_workloads([Program(8)])[8].workload.name == "pid 8", "it holds the GPU, whoever it is"
 
 
 def test_a_container_is_named_after_its_pod_by_the_kubelets_log_files(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_container_is_named_after_its_pod_by_the_kubelets_log_files(tmp_path: 
     (logs / f"llm-0_research_main-{CONTAINER}.log").touch()
     slices = "kubepods-burstable-pod0d7b8a1c_0000_0000_0000_000000000000.slice"
     make_program(tmp_path / "proc", 7, cgroup=f"0::/kubepods.slice/{slices}/cri-containerd-{CONTAINER}.scope\n")
-    found = owners.look_up([Program(7)])[7]
+    found = owners.find_workloads([Program(7)])[7]
     pod = Workload(WorkloadKind.POD, "llm-0", namespace="research", container="main")
     assert (found.workload, found.is_in_pod) == (pod, True)
 
@@ -85,7 +85,7 @@ def test_job_files_name_gpus_by_index_and_slices_after_a_dot(tmp_path: Path) -> 
     (files / "1.3").write_text("99_2")
     (files / "README").write_text("ignored")
     (files / "2").write_bytes(b"\xff\x00rubbish $(id)")
-    jobs = SlurmJobs("n1", proc=tmp_path, mapping=files)
+    jobs = SlurmJobs("n1", proc=tmp_path, job_directory=files)
     assert {
         key: [(held.workload.name, held.slice) for held in those] for key, those in jobs.find_holders(0.0).items()
     } == {
@@ -95,7 +95,7 @@ def test_job_files_name_gpus_by_index_and_slices_after_a_dot(tmp_path: Path) -> 
 
 
 def test_job_files_that_cannot_be_read_are_an_error_and_not_an_idle_node(tmp_path: Path) -> None:
-    jobs = SlurmJobs("n1", proc=tmp_path, mapping=tmp_path / "absent")
+    jobs = SlurmJobs("n1", proc=tmp_path, job_directory=tmp_path / "absent")
     with pytest.raises(CollectError, match="absent: job files cannot be read"):
         jobs.find_holders(0.0)
 
@@ -124,7 +124,7 @@ def test_an_scontrol_that_hangs_costs_its_deadline_once_and_not_every_time(
     (folder / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     make_program(tmp_path / "proc", 20, name="slurmstepd", cmdline="slurmstepd: [5.0]\0")
-    jobs = SlurmJobs("n1", proc=tmp_path / "proc", ask=commands.CommandRunner(timeout_seconds=0.3))
+    jobs = SlurmJobs("n1", proc=tmp_path / "proc", runner=commands.CommandRunner(timeout_seconds=0.3))
     assert [jobs.find_holders(now) for now in (0.0, 2.0, 4.0)] == [{}, {}, {}]
     assert (tmp_path / "asked").read_text() == "asked\n"
 

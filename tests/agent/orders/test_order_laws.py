@@ -52,25 +52,25 @@ class World:
     def start_agent(self) -> None:
         ledger = order_ledger.OrderLedger(self.root / "orders", now=NOON)
         bench = order_work.OrderContext(profiling.PauseFile(self.root))
-        self.desk = orders.OrderWorker(NODE, ledger, bench, time=self.clock, count=Metric("orders", "counter", ""))
+        self.desk = orders.OrderWorker(NODE, ledger, bench, time=self.clock, counter=Metric("orders", "counter", ""))
         self.desk.resume()
 
     async def scan(
         self, bench: order_work.OrderContext, arguments: Mapping[str, str], now: datetime
     ) -> order_work.OrderOutcome:
-        (id,) = self.desk.ledger.unfinished()
+        (id,) = self.desk.ledger.find_unfinished()
         self.done[id] += 1
         if self.dies:
             raise Killed
         return order_work.OrderOutcome("done")
 
     def work(self, *, is_lost: bool = False) -> None:
-        receipts = self.desk.ledger.receipts()
+        receipts = self.desk.ledger.read_receipts()
         for envelope in self.outbox.waiting("main", "n1", now=NOON):
             receipts |= asyncio.run(self.desk.handle(envelope))
         for id, receipt in ({} if is_lost else receipts).items():
             self.outbox.accept_receipt(id, receipt, now=NOON)
-            self.desk.ledger.delivered(id)
+            self.desk.ledger.remove_receipt(id)
 
     def step(self, name: str) -> None:
         if name == "give" and len(self.given) < 8:
@@ -95,7 +95,7 @@ class World:
 def test_no_order_is_done_twice_and_each_is_answered(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         world = World(Path(folder))
-        patch.setitem(orders.WORK, "scan", world.scan)  # type: ignore[arg-type]
+        patch.setitem(orders.ORDER_FUNCTIONS, "scan", world.scan)  # type: ignore[arg-type]
         for name in steps:
             world.step(name)
         world.work()

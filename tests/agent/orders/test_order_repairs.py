@@ -14,7 +14,7 @@ from tests.support.fake_nvml.driver import FakeNvml
 from tests.support.node_orders import NOON
 from watchkeeper.agent.node_facts import Roots
 from watchkeeper.agent.orders import order_repairs, order_work
-from watchkeeper.agent.orders.order_context import OrderContext, OrderOutcome, Tools
+from watchkeeper.agent.orders.order_context import NodeTools, OrderContext, OrderOutcome
 from watchkeeper.agent.profiling import PauseFile
 from watchkeeper.errors import CollectError
 from watchkeeper.model.actions import Result
@@ -40,7 +40,7 @@ class Machine:
         (root / "etc/passwd").write_text("ada:x:1000:1000::/:/bin/sh\n")
         names = ("nvidia-smi", "systemctl", "nvidia-mig-parted")
         smi, systemctl, parted = (str(root / "bin" / name) for name in names)
-        tools = Tools(smi, systemctl, parted, mig_config=root / "mig.yaml", patience_seconds=0.0)
+        tools = NodeTools(smi, systemctl, parted, mig_config=root / "mig.yaml", holder_timeout_seconds=0.0)
         roots = Roots(root / "proc", root / "sys", root)
         self.bench = OrderContext(PauseFile(root), environment=fake.environment, tools=tools, roots=roots)
         for name in names:
@@ -64,7 +64,7 @@ class Machine:
             os.symlink(opens, folder / "fd/3")
 
     def order(self, kind: str, **arguments: str) -> OrderOutcome:
-        work = {one.__name__: one for one in order_repairs.WORK}[kind]
+        work = {one.__name__: one for one in order_repairs.REPAIR_FUNCTIONS}[kind]
         return asyncio.run(work(self.bench, arguments, NOON))  # type: ignore[arg-type]
 
     @property
@@ -80,7 +80,7 @@ def node(tmp_path: Path, machine: MakeFake) -> Machine:
 def test_a_gpu_that_nobody_holds_is_reset(node: Machine) -> None:
     node.program("nvidia-smi", says="GPU 00000000:11:00.0 was successfully reset.")
     done = node.order("reset_gpu", gpu=SECOND)
-    assert (done.result, done.text) == (Result.DONE, f"{SECOND} was reset, and answers")
+    assert (done.result, done.text) == (Result.DONE, f"{SECOND} was reset and answers")
     assert node.called == [f"nvidia-smi --gpu-reset -i {SECOND}"]
     assert "successfully reset" in done.output
 
@@ -107,20 +107,18 @@ def test_whoever_has_the_device_file_open_holds_the_gpu_too(node: Machine) -> No
 def test_gpus_that_the_driver_wants_reset_together_are_named(node: Machine) -> None:
     says = "GPU 00000000:10:00.0 is linked by NVLink to GPU 00000000:11:00.0, which must be reset with it."
     node.program("nvidia-smi", says=says, status=255)
-    with pytest.raises(
-        CollectError, match=r"ended with 255; the driver names 00000000:11:00.0 too, to be reset together"
-    ):
+    with pytest.raises(CollectError, match=r"status 255; the driver requires a reset together with 00000000:11:00.0"):
         node.order("reset_gpu", gpu=FIRST)
 
 
 def test_nobody_who_can_be_seen_is_not_nobody(node: Machine) -> None:
     node.fake.tell(0, ComputeProcesses="!3")
-    with pytest.raises(CollectError, match=f"NVML does not say who uses {FIRST}"):
+    with pytest.raises(CollectError, match=f"NVML does not report the processes on {FIRST}"):
         node.order("reset_gpu", gpu=FIRST)
-    with pytest.raises(CollectError, match="NVML shows no GPU `GPU-7` here; it shows: GPU-"):
+    with pytest.raises(CollectError, match="this node has no GPU `GPU-7`; NVML lists: GPU-"):
         node.order("reset_gpu", gpu="GPU-7")
     blind = replace(node.bench, roots=Roots(node.root / "nowhere", node.root, node.root))
-    with pytest.raises(CollectError, match="nowhere: cannot be read, so nobody knows who has a GPU open"):
+    with pytest.raises(CollectError, match="nowhere: cannot be read, so it is unknown which processes"):
         asyncio.run(order_repairs.reset_gpu(blind, {"gpu": SECOND}, NOON))
     assert node.called == []
 
@@ -129,11 +127,11 @@ def test_nobody_who_can_be_seen_is_not_nobody(node: Machine) -> None:
 def test_a_power_limit_is_lowered_within_the_range_and_given_back(node: Machine) -> None:
     node.program("nvidia-smi", python=SET_LIMIT)
     lowered = node.order("lower_power", gpu=FIRST, percent="80")
-    assert (lowered.result, lowered.text) == (Result.DONE, f"{FIRST} may draw 560 W; before it was 700 W")
+    assert (lowered.result, lowered.text) == (Result.DONE, f"{FIRST} has a limit of 560 W; it was 700 W")
     assert node.order("lower_power", gpu=FIRST, percent="80").result is Result.ALREADY_SO
     assert node.order("lower_power", gpu=FIRST, watts="500").text.endswith("before it was 560 W")
     back = node.order("lower_power", gpu=FIRST, restore="default")
-    assert back.text == f"{FIRST} may draw 700 W; before it was 500 W"
+    assert back.text == f"{FIRST} has a limit of 700 W; it was 500 W"
     assert node.order("lower_power", gpu=FIRST, restore="default").result is Result.ALREADY_SO
     assert node.called[0] == f"nvidia-smi -i {FIRST} --power-limit 560.00"
 
@@ -142,7 +140,7 @@ def test_a_limit_that_the_board_does_not_allow_is_refused_with_both_numbers(node
     done = node.order("lower_power", gpu=FIRST, watts="50")
     assert (done.result, done.text) == (
         Result.REFUSED,
-        f"50 W is outside of what {FIRST} allows, 200 to 700 W; it has 700 W",
+        f"{FIRST} allows 200 to 700 W, not 50 W; its limit is 700 W",
     )
     with pytest.raises(CollectError, match="`watts` or `percent` must be a number"):
         node.order("lower_power", gpu=FIRST)
@@ -151,7 +149,9 @@ def test_a_limit_that_the_board_does_not_allow_is_refused_with_both_numbers(node
 
 def test_a_limit_that_did_not_take_is_a_failure(node: Machine) -> None:
     node.program("nvidia-smi", says="Insufficient Permissions", status=4)
-    with pytest.raises(CollectError, match="has 700 W, wanted were 600 W; nvidia-smi ended with 4: Insufficient"):
+    with pytest.raises(
+        CollectError, match="has a limit of 700 W, not 600 W; nvidia-smi exited with status 4: Insufficient"
+    ):
         node.order("lower_power", gpu=FIRST, watts="600")
 
 
@@ -160,7 +160,10 @@ def test_only_services_of_the_agents_list_are_restarted(node: Machine) -> None:
     done = node.order("restart_service", service="nvidia-fabricmanager.service")
     assert (done.result, done.text) == (Result.DONE, "nvidia-fabricmanager was restarted and is active")
     refused = node.order("restart_service", service="sshd")
-    assert (refused.result, "`sshd` is not among the services" in refused.text) == (Result.REFUSED, True)
+    assert (refused.result, "`sshd` is not a service that this agent may restart" in refused.text) == (
+        Result.REFUSED,
+        True,
+    )
     assert node.called == [
         "systemctl restart nvidia-fabricmanager.service",
         "systemctl is-active nvidia-fabricmanager.service",
@@ -169,17 +172,19 @@ def test_only_services_of_the_agents_list_are_restarted(node: Machine) -> None:
 
 def test_a_service_that_does_not_stay_up_is_a_failure(node: Machine) -> None:
     node.program("systemctl", says="Job for nvidia-dcgm failed.", status=1)
-    with pytest.raises(CollectError, match="restart nvidia-dcgm ended with 1: Job for nvidia-dcgm failed"):
+    with pytest.raises(
+        CollectError, match=r"restart nvidia-dcgm.service exited with status 1: Job for nvidia-dcgm failed"
+    ):
         node.order("restart_service", service="nvidia-dcgm")
 
 
 def test_a_layout_is_applied_compared_and_told(node: Machine) -> None:
     node.fake.tell(0, MigMode=1, slices=2)
     done = node.order("apply_mig", layout="all-1g.18gb")
-    assert done.text == "the layout is all-1g.18gb: gpu 0: 1g.18gb, 1g.18gb; gpu 1: not sliced"
+    assert done.text == "layout all-1g.18gb applied: gpu 0: 1g.18gb, 1g.18gb; gpu 1: no MIG instances"
     which = f"-f {node.root}/mig.yaml -c all-1g.18gb"
     assert node.called == [f"nvidia-mig-parted apply {which}", f"nvidia-mig-parted assert {which}"]
-    assert node.order("apply_mig").text.startswith("`` is not the name of a layout")
+    assert node.order("apply_mig").text.startswith("`` is not a layout name")
     assert node.order("apply_mig", layout="-x; rm").result is Result.REFUSED
 
 
@@ -190,10 +195,10 @@ def test_a_machine_with_work_on_it_is_not_rebooted(node: Machine) -> None:
     done = node.order("reboot")
     assert (done.result, done.text) == (Result.REFUSED, "a reboot would end pid 4711 train of ada; nothing was done")
     node.fake.tell("*", Init="!9")
-    assert "NVML shows no GPU" in node.order("reboot").text
+    assert "NVML lists no GPU" in node.order("reboot").text
     assert node.called == []
     node.program("systemctl", says="Access denied", status=1)
-    with pytest.raises(CollectError, match="reboot ended with 1: Access denied"):
+    with pytest.raises(CollectError, match="reboot exited with status 1: Access denied"):
         node.order("reboot", drained="yes")
 
 
@@ -201,7 +206,7 @@ def test_a_vendors_first_question_is_answered_in_nvidia_smis_words(node: Machine
     node.program("nvidia-smi", says="Serial Number : 1650000000001")
     assert asyncio.run(order_work.describe_gpus(node.bench, {}, NOON)).output == "Serial Number : 1650000000001\n"
     node.program("nvidia-smi", says="No devices were found", status=6)
-    with pytest.raises(CollectError, match="-q ended with 6: No devices were found"):
+    with pytest.raises(CollectError, match="-q exited with status 6: No devices were found"):
         asyncio.run(order_work.describe_gpus(node.bench, {}, NOON))
 
 

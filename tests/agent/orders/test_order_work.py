@@ -28,7 +28,7 @@ def test_a_scan_gives_what_it_found_whether_good_or_bad(tmp_path: Path, machine:
 
     bad = scanned("--expected-gpus", "3")
     assert (bad.text, json.loads(bad.output)["verdict"]) == ("this node is degraded or unhealthy", "unhealthy")
-    with pytest.raises(CollectError, match="the scan ended with 2"):
+    with pytest.raises(CollectError, match="the scan exited with status 2"):
         scanned("--no-such-option")
 
 

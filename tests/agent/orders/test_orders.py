@@ -37,7 +37,7 @@ class Setup:
         self.count = Metric("orders", "counter", "")
         self.ledger = order_ledger.OrderLedger(root / "orders", now=NOON)
         bench = order_work.OrderContext(self.pause)
-        self.desk = orders.OrderWorker(node, self.ledger, bench, time=self.clock, count=self.count)
+        self.desk = orders.OrderWorker(node, self.ledger, bench, time=self.clock, counter=self.count)
 
     def take(self, envelope: Envelope) -> Receipt:
         ((_, sealed),) = asyncio.run(self.desk.handle(envelope)).items()
@@ -46,7 +46,7 @@ class Setup:
 
 
 def test_every_kind_has_its_work() -> None:
-    assert order_work.WORK.keys() == KINDS.keys()
+    assert order_work.ORDER_FUNCTIONS.keys() == KINDS.keys()
 
 
 def test_an_order_is_done_and_answered(tmp_path: Path) -> None:
@@ -61,30 +61,33 @@ def test_an_order_is_remembered_for_a_day_after_it_expired_whatever_the_clock_do
     agent = Setup(tmp_path)
     agent.take(seal(PAUSE, KEY))
     for hours, is_known in ((23, True), (0, True), (25, False)):
-        agent.ledger.forget_old(PAUSE.expires_at + timedelta(hours=hours))
-        assert (agent.ledger.entry("WO-1") is not None) is is_known
+        agent.ledger.remove_expired(PAUSE.expires_at + timedelta(hours=hours))
+        assert (agent.ledger.find_entry("WO-1") is not None) is is_known
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"node": "n2"}, "it is for n2 of main, this is n1 of main"),
-        ({"cluster": "other"}, "it is for n1 of other"),
-        ({"kind": "melt"}, "does not know `melt`"),
-        ({"kind": "reboot"}, "reboot is not allowed here; allowed: profiling_pause"),
-        ({"kind": "scan"}, "scan is not allowed here; allowed: profiling_pause"),
-        ({"issued_at": NOON - timedelta(hours=2), "expires_at": NOON - timedelta(hours=1)}, "it expired at 2026-05-04"),
+        ({"node": "n2"}, "the order is for n2 in cluster main, this is n1 in cluster main"),
+        ({"cluster": "other"}, "the order is for n1 in cluster other"),
+        ({"kind": "melt"}, "does not support `melt`"),
+        ({"kind": "reboot"}, "reboot is not allowed on this node; allowed: profiling_pause"),
+        ({"kind": "scan"}, "scan is not allowed on this node; allowed: profiling_pause"),
+        (
+            {"issued_at": NOON - timedelta(hours=2), "expires_at": NOON - timedelta(hours=1)},
+            "the order expired at 2026-05-04",
+        ),
         ({"issued_at": NOON + timedelta(minutes=6), "expires_at": NOON + timedelta(minutes=9)}, "360 s in the future"),
     ],
 )
 def test_what_may_not_be_done_is_refused_in_log_and_receipt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changed: Mapping[str, object], words: str
 ) -> None:
-    agent = Setup(tmp_path, replace(NODE, allowed=frozenset({"profiling_pause"})))
+    agent = Setup(tmp_path, replace(NODE, allowed_kinds=frozenset({"profiling_pause"})))
     receipt = agent.take(seal(replace(PAUSE, **changed), KEY))  # type: ignore[arg-type]
     assert receipt.result is Result.REFUSED
     assert words in receipt.text
-    assert caplog.records[-1].fields["why"] == receipt.text  # type: ignore[attr-defined]
+    assert caplog.records[-1].fields["reason"] == receipt.text  # type: ignore[attr-defined]
     assert agent.pause.read() is None
 
 
@@ -94,7 +97,7 @@ def test_an_order_without_our_seal_is_refused_before_anything_else(tmp_path: Pat
     receipt = agent.take(replace(seal(PAUSE, KEY), seal=seal_text))
     assert (receipt.result, receipt.text) == (
         Result.REFUSED,
-        "its seal is not the one that this node's key makes",
+        "the signature was not made with this node's key",
     )
     assert agent.ledger.count == 0
 
@@ -104,7 +107,7 @@ def test_what_is_no_order_at_all_is_said_and_not_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     assert asyncio.run(Setup(tmp_path).desk.handle(Envelope(text, "00"))) == {}
-    assert "Order refused" in caplog.text
+    assert "order refused" in caplog.text
 
 
 def test_an_order_that_comes_again_is_answered_again_and_not_done_again(tmp_path: Path) -> None:
@@ -112,7 +115,7 @@ def test_an_order_that_comes_again_is_answered_again_and_not_done_again(tmp_path
     first = agent.take(seal(PAUSE, KEY))
     agent.pause.clear()
     assert Setup(tmp_path).take(seal(PAUSE, KEY)) == first, "also after a restart"
-    Setup(tmp_path).ledger.delivered("WO-1")
+    Setup(tmp_path).ledger.remove_receipt("WO-1")
     assert Setup(tmp_path).take(seal(PAUSE, KEY)).result is Result.ALREADY_SO
     assert agent.pause.read() is None
 
@@ -120,7 +123,7 @@ def test_an_order_that_comes_again_is_answered_again_and_not_done_again(tmp_path
 def test_a_nonce_is_good_for_one_order_only_also_after_a_restart(tmp_path: Path) -> None:
     Setup(tmp_path).take(seal(PAUSE, KEY))
     again = Setup(tmp_path).take(seal(replace(PAUSE, id=OrderId("WO-2")), KEY))
-    assert (again.result, "this nonce was taken before" in again.text) == (Result.REFUSED, True)
+    assert (again.result, "an order with this id or nonce was received before" in again.text) == (Result.REFUSED, True)
     renewed = Setup(tmp_path).take(seal(replace(PAUSE, nonce="nonce-2"), KEY))
     assert renewed.result is Result.REFUSED, "an id is good for once as well"
     other = Setup(tmp_path).take(seal(replace(PAUSE, id=OrderId("WO-3"), nonce="nonce-3"), KEY))
@@ -131,9 +134,9 @@ def test_work_that_a_crash_cut_off_is_not_begun_again(tmp_path: Path) -> None:
     Setup(tmp_path).ledger.begin(PAUSE, now=NOON)
     agent = Setup(tmp_path)
     agent.desk.resume()
-    receipt = wire.loads(Receipt, agent.ledger.receipts()["WO-1"].text)
+    receipt = wire.loads(Receipt, agent.ledger.read_receipts()["WO-1"].text)
     assert receipt.result is Result.FAILED
-    assert "whether it was done is not known" in receipt.text
+    assert "it is unknown whether the work was done" in receipt.text
     assert agent.take(seal(PAUSE, KEY)).result is Result.FAILED
     assert agent.pause.read() is None
 
@@ -151,7 +154,7 @@ def test_nothing_is_done_that_cannot_be_written_down_first(tmp_path: Path, monke
     agent = Setup(tmp_path)
     (tmp_path / "orders").rmdir()
     receipt = agent.take(seal(PAUSE, KEY))
-    assert receipt.text == "it could not be written down first: No such file or directory"
+    assert receipt.text == "the order could not be recorded in the ledger: No such file or directory"
     assert agent.pause.read() is None
 
 
@@ -162,11 +165,11 @@ def test_a_full_memory_refuses_with_both_numbers_and_forgets_only_the_old(
     agent = Setup(tmp_path)
     for n in (1, 2, 3):
         last = agent.take(seal(replace(PAUSE, id=OrderId(f"WO-{n}"), nonce=str(n)), KEY))
-    assert last.text == "2 orders are remembered, the limit is 2"
+    assert last.text == "the ledger has 2 orders, the limit is 2"
     asyncio.run(agent.clock.advance(25 * 3600))
     fresh = replace(PAUSE, issued_at=agent.clock.now(), expires_at=agent.clock.now() + timedelta(minutes=1), nonce="4")
     assert agent.take(seal(replace(fresh, id=OrderId("WO-4")), KEY)).result is Result.DONE
-    assert (agent.ledger.count, list(agent.ledger.receipts())) == (1, ["WO-4"])
+    assert (agent.ledger.count, list(agent.ledger.read_receipts())) == (1, ["WO-4"])
 
 
 def test_work_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,10 +177,10 @@ def test_work_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setitem(orders.WORK, "profiling_pause", never)  # type: ignore[arg-type]
+    monkeypatch.setitem(orders.ORDER_FUNCTIONS, "profiling_pause", never)  # type: ignore[arg-type]
     monkeypatch.setitem(KINDS, "profiling_pause", replace(KINDS["profiling_pause"], seconds=0.01))  # type: ignore[arg-type]
     receipt = Setup(tmp_path).take(seal(PAUSE, KEY))
-    assert (receipt.result, receipt.text) == (Result.FAILED, "it did not end within 0.01 s and was given up")
+    assert (receipt.result, receipt.text) == (Result.FAILED, "timed out after 0.01 s")
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "86401", "1e3", "", "²", "9" * 200])
@@ -226,7 +229,7 @@ def test_an_order_is_fetched_done_and_its_receipt_kept_until_the_hub_has_it(tmp_
             assert [receipt.result for receipt in receipts(hub.heard)] == [Result.DONE] * 3
 
     asyncio.run(story())
-    assert agent.ledger.receipts() == {}
+    assert agent.ledger.read_receipts() == {}
     assert agent.count.get(kind="profiling_pause", result="done") == 1
 
 
@@ -246,8 +249,8 @@ def test_a_hub_that_is_away_or_gives_no_orders_is_said_once(tmp_path: Path, capl
             await follow(agent, hub.origin, done=done)
 
     asyncio.run(story())
-    assert caplog.text.count("No orders are fetched") == 1
-    assert asked[-1] - asked[0] > 3 * 0.5 * timedelta(seconds=orders.NO_ORDERS_PAUSE_SECONDS)
+    assert caplog.text.count("order fetch failed") == 1
+    assert asked[-1] - asked[0] > 3 * 0.5 * timedelta(seconds=orders.UNAVAILABLE_RETRY_SECONDS)
 
 
 @pytest.mark.parametrize("body", ["", "[]", '{"orders": 5}', '{"orders": [{"text": 1}]}', '{"ok": true}'])
@@ -268,4 +271,4 @@ def test_a_hub_that_answers_nonsense_costs_nothing_but_a_line(
             await follow(agent, hub.origin, done=done)
 
     asyncio.run(story())
-    assert caplog.text.count("No orders are fetched") == 1
+    assert caplog.text.count("order fetch failed") == 1

@@ -20,7 +20,7 @@ from tests.support.clusters.kubernetes_server import Cluster
 from tests.support.paths import ROOT
 from tests.support.waiting import until_async
 from watchkeeper.agent.attribution.attribution import Attributor, NamedSource
-from watchkeeper.agent.attribution.kubelet import KubeletPods
+from watchkeeper.agent.attribution.kubelet import PodResourcesClient
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.clusters.kubernetes import kubernetes_view
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch
@@ -100,7 +100,7 @@ def test_a_pod_that_starts_is_attributed_within_five_seconds(cluster: Cluster, t
     async def story() -> tuple[float, float]:
         gpu = GpuSample(0, {"uuid": GPU}, {}, {})
         with serving(Kubelet(tmp_path / "kubelet.sock")) as kubelet:
-            holders = Attributor([NamedSource("kubelet", KubeletPods(kubelet.socket))], lambda _: {})
+            holders = Attributor([NamedSource("kubelet", PodResourcesClient(kubelet.socket))], lambda _: {})
             async with watching(cluster.reached()) as watch:
                 began = time.monotonic()
                 await asyncio.to_thread(cluster.create_pod, "train", gpus=8)

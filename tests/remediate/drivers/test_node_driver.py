@@ -92,8 +92,8 @@ def test_what_the_agent_refuses_is_not_asked_for_again(world: World, journal: Jo
 
 def test_what_failed_is_ordered_once_more_and_then_given_up(world: World) -> None:
     world.driver.perform(RESET)
-    world.answer(Result.FAILED, "nvidia-smi ended with 255")
-    with pytest.raises(ActionFailed, match=r"n1: nvidia-smi ended with 255. It is ordered once more"):
+    world.answer(Result.FAILED, "nvidia-smi exited with status 255")
+    with pytest.raises(ActionFailed, match=r"n1: nvidia-smi exited with status 255. It is ordered once more"):
         world.driver.perform(RESET)
     assert not world.driver.perform(RESET).is_complete
     assert [order.id for order in world.fetched()] == ["INC-7:3-reset_gpu~2"]
@@ -202,7 +202,7 @@ class Rebooting:
         self.boot.parent.mkdir(parents=True)
         systemctl.write_text(f"#!/bin/sh\necho $1 > {root}/called\n")
         systemctl.chmod(0o755)
-        tools = order_context.Tools(systemctl=str(systemctl))
+        tools = order_context.NodeTools(systemctl=str(systemctl))
         self.bench = order_context.OrderContext(
             profiling.PauseFile(root), tools=tools, roots=Roots(root / "proc", root)
         )
@@ -211,7 +211,7 @@ class Rebooting:
         allowed = agents.AgentIdentity("main", "n1", KEY, frozenset({"reboot"}))
         ledger = order_ledger.OrderLedger(self.root / "orders", now=NOON)
         return agents.OrderWorker(
-            allowed, ledger, self.bench, time=self.world.clock, count=Metric("orders", "counter", "")
+            allowed, ledger, self.bench, time=self.world.clock, counter=Metric("orders", "counter", "")
         )
 
     async def work_until_the_machine_goes_down(self, envelope: orders.Envelope) -> None:
@@ -230,22 +230,20 @@ def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tm
     machine.boot.write_text("bbbbbbbb-2\n")
     after = machine.desk()
     after.resume()
-    ((id, receipt),) = after.ledger.receipts().items()
+    ((id, receipt),) = after.ledger.read_receipts().items()
     world.outbox.accept_receipt(id, receipt, now=world.clock.now())
-    assert (
-        world.driver.perform(REBOOT).text == "n1: the machine has restarted: its boot id was aaaaaaaa and is bbbbbbbb"
-    )
+    assert world.driver.perform(REBOOT).text == "n1: the node rebooted: its boot id was aaaaaaaa and is bbbbbbbb"
 
 
 @pytest.mark.parametrize(
     ("line", "result", "words"),
     [
-        (order_ledger.LedgerEntry("n", NOON, kind="reboot", boot="a"), Result.FAILED, "and the machine did not"),
-        (order_ledger.LedgerEntry("n", NOON, kind="reset_gpu", boot="b"), Result.FAILED, "is not known"),
-        (order_ledger.LedgerEntry("n", NOON, kind="reboot"), Result.FAILED, "is not known"),
-        (order_ledger.LedgerEntry("n", NOON), Result.FAILED, "is not known"),
+        (order_ledger.LedgerEntry("n", NOON, kind="reboot", boot="a"), Result.FAILED, "but the node did not reboot"),
+        (order_ledger.LedgerEntry("n", NOON, kind="reset_gpu", boot="b"), Result.FAILED, "it is unknown whether"),
+        (order_ledger.LedgerEntry("n", NOON, kind="reboot"), Result.FAILED, "it is unknown whether"),
+        (order_ledger.LedgerEntry("n", NOON), Result.FAILED, "it is unknown whether"),
         (
-            order_ledger.LedgerEntry("n", NOON, kind="restart_service", about="watchkeeper-agent"),
+            order_ledger.LedgerEntry("n", NOON, kind="restart_service", service="watchkeeper-agent"),
             Result.DONE,
             "this agent was restarted",
         ),
@@ -254,12 +252,12 @@ def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tm
 def test_only_a_restart_that_was_the_work_itself_proves_it(
     line: order_ledger.LedgerEntry, result: Result, words: str
 ) -> None:
-    done = agents.after_restart(line, "a")
+    done = agents.find_outcome_after_restart(line, "a")
     assert done.result is result
     assert words in done.text
 
 
 def test_a_machine_without_a_boot_id_is_not_said_to_have_stayed_up() -> None:
-    done = agents.after_restart(order_ledger.LedgerEntry("n", NOON, kind="reboot", boot="a"), "")
+    done = agents.find_outcome_after_restart(order_ledger.LedgerEntry("n", NOON, kind="reboot", boot="a"), "")
     assert done.result is Result.FAILED
-    assert "is not known" in done.text
+    assert "it is unknown whether" in done.text

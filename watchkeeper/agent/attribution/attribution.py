@@ -1,13 +1,13 @@
-"""Who holds each GPU of this node, from every source that knows, or why nobody can be named.
+"""Finds the workload that holds each GPU of this node, or the reason why it is unknown.
 
     kubelet (pods) ─┐
     Slurm (jobs)  ──┼→ attribute → one Attribution for each GPU → attribution_page, and labels on the page
     NVML + /proc  ──┘
 
-A scheduler's word names the holder, and holds while nothing runs yet; the programs on a GPU say how much of it each
-holder uses, and who is there that no scheduler sent. `Attributor.refresh` asks the sources every two seconds, each with
-its own deadline; a source that breaks keeps its last answer for a minute and is then said to have failed. `attribute`
-decides, and is pure.
+A scheduler names the holder, also before its first process runs; the processes on a GPU show each holder's share of it,
+and the holders that no scheduler started. `Attributor.refresh` reads the sources every two seconds, each with its own
+timeout; a source that fails keeps its last result for a minute and is then reported as failed. `attribute` decides, and
+is pure.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from watchkeeper.model.workloads import Attribution, Holding, UnattributedReason
 log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 2.0
-# Longer than any source's own deadline; a source that ignores its deadline must not stop the others.
-SOURCE_SECONDS = 4.0
-NO_ANSWER = f"no answer within {SOURCE_SECONDS:g} s"
-# A kubelet that restarts is back in seconds; what it said before is still so.
-KEPT_SECONDS = 60.0
-# Holders of one GPU that are told apart; a GPU with more has a leak of contexts.
+# Longer than any source's own timeout; a source that ignores its timeout must not block the others.
+SOURCE_TIMEOUT_SECONDS = 4.0
+NO_ANSWER = f"no answer within {SOURCE_TIMEOUT_SECONDS:g} s"
+# A restarted kubelet answers again within seconds; until then its last result is valid.
+STALE_SECONDS = 60.0
+# Limit of holders of one GPU; a GPU with more leaks contexts.
 MAX_HOLDINGS = 32
 PROGRAMS = "programs"
-# MIG's name before driver 470, MIG-GPU-0d7b8a1c-…/3/0: the GPU, its slice, its part of the slice.
-OLD_SLICE = re.compile(r"^MIG-(GPU-[0-9a-fA-F-]{36})/(\d+)/\d+$")
+# A MIG UUID before driver 470, MIG-GPU-0d7b8a1c-…/3/0: the GPU, the GPU instance, the compute instance.
+OLD_MIG_UUID = re.compile(r"^MIG-(GPU-[0-9a-fA-F-]{36})/(\d+)/\d+$")
 
 T = TypeVar("T")
 Holders = Mapping[str, tuple[Holding, ...]]
 
 
 class HolderSource(Protocol):
-    """Somebody who knows holders, by a GPU's or slice's UUID, by index (`3`), or by device file (`nvidia3`)."""
+    """Reads holders by the UUID of a GPU or MIG instance, by index (`3`), or by device file (`nvidia3`)."""
 
     async def read(self) -> Holders:
-        """Raises CollectError where it cannot be known."""
+        """Return the holders; CollectError if they cannot be read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSource:
-    """A source as the agent wires it; one that is not there on this node is not asked and not missed."""
+    """A source with its name; if it is not present on this node, it is not read and is not a failure."""
 
     name: str
     source: HolderSource
@@ -61,8 +61,8 @@ class NamedSource:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceAnswer:
-    """What one source said last; `holders` None: it could not say, and `problem` is why."""
+class SourceResult:
+    """The last result of one source; `holders` None: it failed, and `problem` is the reason."""
 
     name: str
     holders: Holders | None = None
@@ -71,145 +71,152 @@ class SourceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RunningProgram:
-    """A program on a GPU and the workload it belongs to, as far as /proc tells."""
+    """A process on a GPU and its workload, as far as /proc shows it."""
 
     program: Program
     workload: Workload
-    # The pod's own name for itself, where the program is in one.
+    # The hostname of its pod, if it runs in one.
     pod_hostname: str = ""
     is_in_pod: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GpuNames:
-    """A GPU under all the names that sources use."""
+    """A GPU with all names that sources use for it."""
 
     uuid: str
     names: frozenset[str]
-    # A slice's UUID → its number on this GPU.
-    slices: Mapping[str, str] = field(default_factory=dict)
+    # UUID of a MIG instance → its id on this GPU.
+    instance_ids: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, gpu: GpuSample) -> GpuNames:
+    def from_sample(cls, gpu: GpuSample) -> GpuNames:
         uuid, minor = gpu.identity["uuid"], gpu.identity.get("minor", "")
         names = frozenset({uuid, str(gpu.index), f"nvidia{minor}"})
-        return cls(uuid, names, {part.uuid: str(part.id) for part in gpu.mig_instances if part.uuid})
+        return cls(uuid, names, {instance.uuid: str(instance.id) for instance in gpu.mig_instances if instance.uuid})
 
     def match(self, name: str) -> tuple[bool, str | None]:
-        """Whether a source means this GPU, and which slice of it."""
+        """Whether the name of a source is this GPU, and the id of the MIG instance if it is one."""
         if name in self.names:
             return True, None
-        if name in self.slices:
-            return True, self.slices[name]
-        old = OLD_SLICE.match(name)
-        return (True, old[2]) if old is not None and old[1] == self.uuid else (False, None)
+        if name in self.instance_ids:
+            return True, self.instance_ids[name]
+        old_uuid = OLD_MIG_UUID.match(name)
+        return (True, old_uuid[2]) if old_uuid is not None and old_uuid[1] == self.uuid else (False, None)
 
     def could_match(self, name: str) -> bool:
-        """Whether a name that nobody answers to could mean this GPU; another GPU's UUID cannot."""
+        """Whether a name that matches no GPU could be this GPU; another GPU's UUID cannot."""
         if name.startswith("GPU-"):
             return False
-        return bool(self.slices) if name.startswith("MIG-") else True
+        return bool(self.instance_ids) if name.startswith("MIG-") else True
 
 
 def attribute(
-    gpus: Sequence[GpuSample], told: Sequence[SourceAnswer], running: Mapping[str, Sequence[RunningProgram]]
+    gpus: Sequence[GpuSample], results: Sequence[SourceResult], running: Mapping[str, Sequence[RunningProgram]]
 ) -> dict[str, Attribution]:
-    """The attribution of every GPU, by UUID; `running` has the programs of each GPU that tells them."""
-    devices = [GpuNames.of(gpu) for gpu in gpus]
-    known = {name for source in told for name in source.holders or ()}
-    strangers = sorted(name for name in known if not any(device.match(name)[0] for device in devices))
-    found: dict[str, Attribution] = {}
+    """The attribution of every GPU, by UUID; `running` has the processes of each GPU that reports them."""
+    devices = [GpuNames.from_sample(gpu) for gpu in gpus]
+    names = {name for source in results for name in source.holders or ()}
+    unmatched = sorted(name for name in names if not any(device.match(name)[0] for device in devices))
+    attributions: dict[str, Attribution] = {}
     for device in devices:
-        holdings = _scheduled(device, told)
+        holdings = _find_scheduled(device, results)
         programs = running.get(device.uuid)
         if programs:
-            holdings = _with_programs(holdings, programs)
+            holdings = _add_programs(holdings, programs)
         if holdings:
-            found[device.uuid] = Attribution(tuple(holdings[:MAX_HOLDINGS]))
+            attributions[device.uuid] = Attribution(tuple(holdings[:MAX_HOLDINGS]))
         else:
-            near = [name for name in strangers if device.could_match(name)]
-            found[device.uuid] = _nobody(told, near, tells_programs=programs is not None)
-    return found
+            candidates = [name for name in unmatched if device.could_match(name)]
+            attributions[device.uuid] = _explain_gap(results, candidates, reads_programs=programs is not None)
+    return attributions
 
 
-def _scheduled(device: GpuNames, told: Sequence[SourceAnswer]) -> list[Holding]:
-    found: dict[tuple[Workload, str | None], Holding] = {}
-    for source in told:
+def _find_scheduled(device: GpuNames, results: Sequence[SourceResult]) -> list[Holding]:
+    holdings_by_key: dict[tuple[Workload, str | None], Holding] = {}
+    for source in results:
         for name, holdings in (source.holders or {}).items():
-            is_meant, part = device.match(name)
-            for holding in holdings if is_meant else ():
-                own = part if part is not None else device.slices.get(holding.slice or "", holding.slice)
-                found.setdefault((holding.workload, own), replace(holding, slice=own))
-    return list(found.values())
+            is_match, instance_id = device.match(name)
+            for holding in holdings if is_match else ():
+                slice_id = instance_id
+                if slice_id is None:
+                    slice_id = device.instance_ids.get(holding.slice or "", holding.slice)
+                holdings_by_key.setdefault((holding.workload, slice_id), replace(holding, slice=slice_id))
+    return list(holdings_by_key.values())
 
 
-def _with_programs(holdings: list[Holding], running: Sequence[RunningProgram]) -> list[Holding]:
-    """The holdings with what their programs use of the GPU, and those that no scheduler knows."""
-    all_of = list(holdings)
-    busy: dict[int, int] = defaultdict(int)
-    is_told = True
-    for one in running:
-        part = None if one.program.instance_id is None else str(one.program.instance_id)
-        at = _holding_of(one, part, all_of)
-        if at is None:
-            at = len(all_of)
-            all_of.append(Holding(one.workload, slice=part))
-        if one.program.busy_percent is None:
-            is_told = False
+def _add_programs(holdings: list[Holding], running: Sequence[RunningProgram]) -> list[Holding]:
+    """The holdings with their shares of the GPU, and those of processes that no scheduler started."""
+    merged = list(holdings)
+    busy_percents: dict[int, int] = defaultdict(int)
+    has_utilisation = True
+    for owned in running:
+        program = owned.program
+        instance_id = None if program.instance_id is None else str(program.instance_id)
+        position = _find_holding(owned, instance_id, merged)
+        if position is None:
+            position = len(merged)
+            merged.append(Holding(owned.workload, slice=instance_id))
+        if program.busy_percent is None:
+            has_utilisation = False
         else:
-            busy[at] += one.program.busy_percent
-    return _split(all_of, busy) if is_told else all_of
+            busy_percents[position] += program.busy_percent
+    return _assign_shares(merged, busy_percents) if has_utilisation else merged
 
 
-def _holding_of(one: RunningProgram, part: str | None, holdings: Sequence[Holding]) -> int | None:
-    """Whose program this is. A holding of the whole GPU takes a program on any slice."""
-    fitting = [at for at, held in enumerate(holdings) if part is None or held.slice in (None, part)]
-    same = [at for at in fitting if _is_same(holdings[at].workload, one.workload)]
-    if same:
-        return same[0]
-    if not one.is_in_pod:
+def _find_holding(running: RunningProgram, instance_id: str | None, holdings: Sequence[Holding]) -> int | None:
+    """The position of a process' holding; a holding of the whole GPU covers processes on every MIG instance."""
+    candidates = [
+        (position, holding.workload)
+        for position, holding in enumerate(holdings)
+        if instance_id is None or holding.slice in (None, instance_id)
+    ]
+    for position, workload in candidates:
+        if _is_same_workload(workload, running.workload):
+            return position
+    if not running.is_in_pod:
         return None
-    pods = [at for at in fitting if holdings[at].workload.kind is WorkloadKind.POD]
-    named = [at for at in pods if holdings[at].workload.name == one.pod_hostname]
-    if named:
-        return named[0]
-    return pods[0] if len(pods) == 1 else None
+    pods = [(position, workload) for position, workload in candidates if workload.kind is WorkloadKind.POD]
+    for position, workload in pods:
+        if workload.name == running.pod_hostname:
+            return position
+    return pods[0][0] if len(pods) == 1 else None
 
 
-def _is_same(held: Workload, ran: Workload) -> bool:
-    """A job is the same by its number; sources differ in whether they know its user."""
-    if held.kind is not ran.kind or held.name != ran.name or held.namespace != ran.namespace:
+def _is_same_workload(left: Workload, right: Workload) -> bool:
+    """Whether two workloads are the same; jobs are compared by number, because not every source knows the user."""
+    if (left.kind, left.name, left.namespace) != (right.kind, right.name, right.namespace):
         return False
-    return held.kind is not WorkloadKind.PROGRAM or held == ran
+    return left.kind is not WorkloadKind.PROGRAM or left == right
 
 
-def _split(holdings: list[Holding], busy: Mapping[int, int]) -> list[Holding]:
-    """Shares of a GPU, or of each slice, that several hold; they sum to one, so the parts sum to the whole."""
-    by_part: dict[str | None, list[int]] = defaultdict(list)
-    for at, holding in enumerate(holdings):
-        by_part[holding.slice].append(at)
+def _assign_shares(holdings: list[Holding], busy_percents: Mapping[int, int]) -> list[Holding]:
+    """Set the shares of a GPU or MIG instance that several workloads hold; they sum to 1."""
+    positions_by_slice: dict[str | None, list[int]] = defaultdict(list)
+    for position, holding in enumerate(holdings):
+        positions_by_slice[holding.slice].append(position)
     shared = list(holdings)
-    for places in by_part.values():
-        total = sum(busy.get(at, 0) for at in places)
-        if len(places) > 1 and total > 0:
-            for at in places:
-                shared[at] = replace(holdings[at], share=busy.get(at, 0) / total)
+    for positions in positions_by_slice.values():
+        total = sum(busy_percents.get(position, 0) for position in positions)
+        if len(positions) > 1 and total > 0:
+            for position in positions:
+                shared[position] = replace(holdings[position], share=busy_percents.get(position, 0) / total)
     return shared
 
 
-def _nobody(told: Sequence[SourceAnswer], strangers: Sequence[str], *, tells_programs: bool) -> Attribution:
-    failed = [f"{source.name}: {source.problem}" for source in told if source.holders is None]
-    if failed:
-        return Attribution(reason=UnattributedReason.SOURCE_FAILED, detail="; ".join(failed)[:500])
-    if strangers:
-        shown = ", ".join(strangers[:4])
-        detail = f"a source names {shown}, which NVML does not show"
+def _explain_gap(results: Sequence[SourceResult], unmatched: Sequence[str], *, reads_programs: bool) -> Attribution:
+    problems = [f"{source.name}: {source.problem}" for source in results if source.holders is None]
+    if problems:
+        return Attribution(reason=UnattributedReason.SOURCE_FAILED, detail="; ".join(problems)[:500])
+    if unmatched:
+        names = ", ".join(unmatched[:4])
+        detail = f"a source lists {names}, which NVML does not list"
         return Attribution(reason=UnattributedReason.UNKNOWN_DEVICE, detail=detail)
-    asked = [source.name for source in told] + [PROGRAMS] * tells_programs
-    if not asked:
-        detail = "no kubelet, no Slurm, and the driver does not tell which programs use the GPU"
+    checked = [source.name for source in results] + [PROGRAMS] * reads_programs
+    if not checked:
+        detail = "no kubelet, no Slurm, and the driver does not report which processes use the GPU"
         return Attribution(reason=UnattributedReason.NO_SOURCE, detail=detail)
-    return Attribution(reason=UnattributedReason.FREE, detail=f"asked {', '.join(asked)}")
+    return Attribution(reason=UnattributedReason.FREE, detail=f"checked {', '.join(checked)}")
 
 
 @dataclass(slots=True)
@@ -220,91 +227,96 @@ class _CachedHolders:
 
 @dataclass(slots=True)
 class Attributor:
-    """Asks the sources again and again.
+    """Reads the sources repeatedly.
 
-    `look_up` finds the workload of each program and reads files for it, so it runs in a thread; `failures` counts
-    answers that did not come, by source.
+    `find_workloads` finds the workload of each process; it reads files, so it runs in a thread. `failures` counts
+    failed reads by source.
     """
 
     sources: Sequence[NamedSource]
-    look_up: Callable[[Sequence[Program]], Mapping[int, RunningProgram]]
+    find_workloads: Callable[[Sequence[Program]], Mapping[int, RunningProgram]]
     failures: own_metrics.Metric | None = None
     current: Mapping[str, Attribution] = field(default_factory=dict)
-    _kept: dict[str, _CachedHolders] = field(default_factory=dict)
-    _said: dict[str, str] = field(default_factory=dict)
-    _asked: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    _cache: dict[str, _CachedHolders] = field(default_factory=dict)
+    _logged_gaps: dict[str, str] = field(default_factory=dict)
+    _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
 
     async def refresh(self, gpus: Sequence[GpuSample], now: float) -> Mapping[str, Attribution]:
-        """Ask everyone once and decide; `now` is a clock that never jumps."""
-        present = [named for named in self.sources if named.is_present()]
-        told = await asyncio.gather(*(self._ask(named, now) for named in present))
+        """Read every source once and decide; `now` is monotonic time."""
+        present = [source for source in self.sources if source.is_present()]
+        results = await asyncio.gather(*(self._read_source(source, now) for source in present))
         programs = [program for gpu in gpus for program in gpu.programs or ()]
+        workloads: Mapping[int, RunningProgram] = {}
         try:
-            known = await self._answer(PROGRAMS, asyncio.to_thread(self.look_up, programs)) if programs else {}
+            if programs:
+                workloads = await self._await_read(PROGRAMS, asyncio.to_thread(self.find_workloads, programs))
         except TimeoutError:
-            known, told = {}, [*told, SourceAnswer(PROGRAMS, None, NO_ANSWER)]
+            results = [*results, SourceResult(PROGRAMS, None, NO_ANSWER)]
         running = {
             gpu.identity["uuid"]: [
-                replace(known[program.pid], program=program) for program in gpu.programs if program.pid in known
+                replace(workloads[program.pid], program=program) for program in gpu.programs if program.pid in workloads
             ]
             for gpu in gpus
             if gpu.programs is not None
         }
-        self.current = attribute(gpus, told, running)
-        self._say(self.current)
+        self.current = attribute(gpus, results, running)
+        self._log_gaps(self.current)
         return self.current
 
-    async def _ask(self, named: NamedSource, now: float) -> SourceAnswer:
+    async def _read_source(self, source: NamedSource, now: float) -> SourceResult:
         try:
-            holders = await self._answer(named.name, named.source.read())
+            holders = await self._await_read(source.name, source.source.read())
         except TimeoutError:
             problem = NO_ANSWER
         except CollectError as error:
             problem = str(error)
-        except Exception as error:  # Deliberately everything: a source that breaks in a new way is still one source.
-            log.exception("A source of attribution broke", extra=logs.fields(source=named.name))
+        except Exception as error:  # Deliberately everything: a source must not stop the others.
+            log.exception("attribution source failed", extra=logs.fields(source=source.name))
             problem = f"{type(error).__name__}: {error}"
         else:
-            self._kept[named.name] = _CachedHolders(now, holders)
-            return SourceAnswer(named.name, holders)
+            self._cache[source.name] = _CachedHolders(now, holders)
+            return SourceResult(source.name, holders)
         if self.failures is not None:
-            self.failures.add(source=named.name)
-        kept = self._kept.get(named.name)
-        if kept is not None and now - kept.at < KEPT_SECONDS:
-            return SourceAnswer(named.name, kept.holders, problem)
-        return SourceAnswer(named.name, None, problem)
+            self.failures.add(source=source.name)
+        cached = self._cache.get(source.name)
+        if cached is not None and now - cached.at < STALE_SECONDS:
+            return SourceResult(source.name, cached.holders, problem)
+        return SourceResult(source.name, None, problem)
 
-    async def _answer(self, name: str, question: Coroutine[Any, Any, T]) -> T:
-        """The answer, or TimeoutError. While one hangs it is not asked for again.
+    async def _await_read(self, name: str, read: Coroutine[Any, Any, T]) -> T:
+        """Wait for a read of a source, or raise TimeoutError; while one hangs, no other is started.
 
-        A thread that reads from a program in an uninterruptible wait is lost until that ends; it must stay alone.
+        A thread that reads from a process in uninterruptible sleep is blocked until that ends; there must be only one.
         """
-        late = self._asked.get(name)
-        if late is not None and not late.done():
-            question.close()
+        previous = self._tasks.get(name)
+        if previous is not None and not previous.done():
+            read.close()
             raise TimeoutError
-        if late is not None and not late.cancelled():
-            # Whatever it has come to, it is too old; Python complains about an error that nobody looks at.
-            late.exception()
-        asked: asyncio.Task[T] = asyncio.create_task(question)
-        self._asked[name] = asked
+        if previous is not None and not previous.cancelled():
+            # Its result is too old to use; Python warns about an exception that is never retrieved.
+            previous.exception()
+        task: asyncio.Task[T] = asyncio.create_task(read)
+        self._tasks[name] = task
         try:
-            await asyncio.wait([asked], timeout=SOURCE_SECONDS)
+            await asyncio.wait([task], timeout=SOURCE_TIMEOUT_SECONDS)
         finally:
-            if asked.done():
-                del self._asked[name]
-        if not asked.done():
+            if task.done():
+                del self._tasks[name]
+        if not task.done():
             raise TimeoutError
-        return asked.result()
+        return task.result()
 
-    def _say(self, current: Mapping[str, Attribution]) -> None:
-        """Log a gap when it opens and when it closes; a free GPU is none."""
-        for uuid, attribution in current.items():
-            reason = attribution.reason
-            gap = "" if reason in (None, UnattributedReason.FREE) else str(reason)
-            if gap != self._said.get(uuid, ""):
-                where = {"gpu": uuid, "reason": gap or "known again", "detail": attribution.detail}
-                log.warning("Holder of a GPU", extra=logs.fields(**where))
-        self._said = {
-            uuid: str(one.reason) for uuid, one in current.items() if one.reason not in (None, UnattributedReason.FREE)
+    def _log_gaps(self, current: Mapping[str, Attribution]) -> None:
+        """Log when the holder of a GPU becomes unknown and when it is known again; a free GPU has none."""
+        gaps = {
+            uuid: str(attribution.reason)
+            for uuid, attribution in current.items()
+            if attribution.reason not in (None, UnattributedReason.FREE)
         }
+        for uuid, attribution in current.items():
+            gap = gaps.get(uuid)
+            if gap is not None and gap != self._logged_gaps.get(uuid):
+                log.warning("gpu holder unknown", extra=logs.fields(gpu=uuid, reason=gap, detail=attribution.detail))
+            elif gap is None and uuid in self._logged_gaps:
+                log.info("gpu holder known again", extra=logs.fields(gpu=uuid, detail=attribution.detail))
+        self._logged_gaps = gaps

@@ -1,8 +1,8 @@
-"""Asking the kubelet which pod holds which GPU: one gRPC call over its unix socket, with a deadline and a size limit.
+"""Reads from the kubelet which pod holds which GPU: one gRPC call over its unix socket, with timeout and size limit.
 
-gRPC is HTTP/2 with five bytes before each message, so `h2` is all it takes; it is imported at the first question, and
-a node without a kubelet never asks. Each question has a connection of its own: a kubelet that restarts leaves a
-socket that looks open. Attribution asks `PodSource.read` every few seconds and says what it raises.
+gRPC is HTTP/2 with five bytes before each message, so `h2` is enough; it is imported at the first call, which a node
+without a kubelet never makes. Each call opens a new connection, because the socket of a restarted kubelet still looks
+open. `attribution.Attributor` calls `PodResourcesClient.read` every few seconds and reports its errors.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-LIST = "/v1.PodResourcesLister/List"
-ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
-# Kubelets before 1.20 have only this; the fields we read have the same numbers.
-OLD_LIST = "/v1alpha1.PodResourcesLister/List"
-# The kubelet answers from memory in a millisecond; two seconds is a node in trouble.
+LIST_METHOD = "/v1.PodResourcesLister/List"
+ALLOCATABLE_METHOD = "/v1.PodResourcesLister/GetAllocatableResources"
+# Kubelets before 1.20 have only this method; the fields that are read have the same numbers.
+OLD_LIST_METHOD = "/v1alpha1.PodResourcesLister/List"
+# A healthy kubelet answers from memory in a millisecond.
 TIMEOUT_SECONDS = 2.0
-# 500 pods with 64 devices and their topology are below 1 MiB; the kubelet itself stops at 16 MiB.
+# 500 pods with 64 devices and their topology need less than 1 MiB; the kubelet's own limit is 16 MiB.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 OK, UNIMPLEMENTED = "0", "12"
 # https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-STATUS_WORDS = {
+STATUS_NAMES = {
     "4": "deadline exceeded",
     "7": "permission denied",
-    "8": "asked too often",
-    UNIMPLEMENTED: "no such service",
+    "8": "resource exhausted",
+    UNIMPLEMENTED: "unimplemented",
     "13": "internal error",
     "14": "unavailable",
 }
-STREAM = 1
+STREAM_ID = 1
 EMPTY_MESSAGE = b"\x00\x00\x00\x00\x00"
 PREFIX_BYTES = 5
 
 
 class _GrpcError(CollectError):
-    """The call arrived and was answered with a gRPC status other than OK."""
+    """The kubelet answered with a gRPC status other than OK."""
 
     def __init__(self, status: str, message: str) -> None:
-        super().__init__(f"answered {STATUS_WORDS.get(status, 'gRPC status ' + status)}: {quote(message)}")
+        super().__init__(f"answered {STATUS_NAMES.get(status, 'gRPC status ' + status)}: {quote(message)}")
         self.status = status
 
 
-class KubeletPods:
-    """The kubelet of this node."""
+class PodResourcesClient:
+    """A client of this node's kubelet."""
 
     def __init__(
         self,
@@ -71,58 +71,58 @@ class KubeletPods:
         self._max_bytes = max_bytes
 
     def exists(self) -> bool:
-        """True where a kubelet has ever been; asking is worth the import only then."""
+        """Whether a kubelet has ever run on this node; without one, `h2` is never imported."""
         return self._socket.is_socket()
 
     async def read(self) -> Mapping[str, tuple[workloads.Holding, ...]]:
-        """Holders by device: a GPU's or MIG slice's UUID, `nvidia3` or `3`; CollectError says why nobody knows."""
-        return pod_resources.holdings(await self.allocated_devices())
+        """Holders by device: the UUID of a GPU or MIG instance, `nvidia3` or `3`; CollectError if the call fails."""
+        return pod_resources.holdings(await self.read_allocated())
 
-    async def allocated_devices(self) -> tuple[pod_resources.AllocatedDevice, ...]:
-        """The devices of every container, in the kubelet's own words."""
-        return await self._asking(self._held())
+    async def read_allocated(self) -> tuple[pod_resources.AllocatedDevice, ...]:
+        """The devices of every container, as the kubelet reports them."""
+        return await self._with_timeout(self._list_allocated())
 
-    async def allocatable_devices(self) -> tuple[str, ...]:
+    async def read_allocatable(self) -> tuple[str, ...]:
         """Ids of the devices that the kubelet offers to pods; a GPU that is missing here cannot be scheduled."""
-        return await self._asking(self._allocatable())
+        return await self._with_timeout(self._list_allocatable())
 
-    async def _held(self) -> tuple[pod_resources.AllocatedDevice, ...]:
+    async def _list_allocated(self) -> tuple[pod_resources.AllocatedDevice, ...]:
         try:
-            answer = await self._call(LIST)
+            answer = await self._call(LIST_METHOD)
         except _GrpcError as error:
             if error.status != UNIMPLEMENTED:
                 raise
-            answer = await self._call(OLD_LIST)
+            answer = await self._call(OLD_LIST_METHOD)
         return pod_resources.read_list(answer)
 
-    async def _allocatable(self) -> tuple[str, ...]:
-        return pod_resources.read_allocatable(await self._call(ALLOCATABLE))
+    async def _list_allocatable(self) -> tuple[str, ...]:
+        return pod_resources.read_allocatable(await self._call(ALLOCATABLE_METHOD))
 
-    async def _asking(self, question: Coroutine[Any, Any, T]) -> T:
+    async def _with_timeout(self, call: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await question
+                return await call
         except TimeoutError as error:
-            raise self._failed(f"no answer within {self._timeout_seconds:g} s") from error
+            raise self._build_error(f"no answer within {self._timeout_seconds:g} s") from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise self._failed("no kubelet listens there") from error
+            raise self._build_error("no kubelet listens on this socket") from error
         except PermissionError as error:
-            raise self._failed(
-                "may not be opened", remedy="Run the agent as root, or with the socket's group"
+            raise self._build_error(
+                "permission denied", remedy="Run the agent as root, or as a member of the socket's group"
             ) from error
         except OSError as error:
-            raise self._failed(error.strerror or type(error).__name__) from error
+            raise self._build_error(error.strerror or type(error).__name__) from error
         except CollectError as error:
-            raise self._failed(error.problem) from error
+            raise self._build_error(error.problem) from error
 
-    def _failed(self, problem: str, *, remedy: str | None = None) -> CollectError:
+    def _build_error(self, problem: str, *, remedy: str | None = None) -> CollectError:
         return CollectError(problem, where=str(self._socket), remedy=remedy)
 
     async def _call(self, method: str) -> bytes:
-        """The message that one unary call with an empty request is answered with."""
+        """Make a unary call with an empty request and return the message of the answer."""
         reader, writer = await asyncio.open_unix_connection(str(self._socket))
         try:
-            return await _GrpcCall(reader, writer, self._max_bytes).message(method)
+            return await _GrpcCall(reader, writer, self._max_bytes).send(method)
         finally:
             writer.close()
             with suppress(OSError):
@@ -131,7 +131,7 @@ class KubeletPods:
 
 @dataclass(slots=True)
 class _GrpcCall:
-    """One call on a connection of its own, and what has arrived of its answer."""
+    """One call on its own connection, and the part of its answer that has arrived."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -140,27 +140,27 @@ class _GrpcCall:
     body: bytearray = field(default_factory=bytearray)
     has_ended: bool = False
 
-    async def message(self, method: str) -> bytes:
+    async def send(self, method: str) -> bytes:
         from h2 import config, connection, exceptions
 
-        link = connection.H2Connection(config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        http2 = connection.H2Connection(config.H2Configuration(client_side=True, header_encoding="utf-8"))
         try:
-            link.initiate_connection()
-            link.send_headers(STREAM, _request_headers(method))
-            link.send_data(STREAM, EMPTY_MESSAGE, end_stream=True)
+            http2.initiate_connection()
+            http2.send_headers(STREAM_ID, _request_headers(method))
+            http2.send_data(STREAM_ID, EMPTY_MESSAGE, end_stream=True)
             while not self.has_ended:
-                self.writer.write(link.data_to_send())
+                self.writer.write(http2.data_to_send())
                 await self.writer.drain()
                 received = await self.reader.read(65536)
                 if not received:
                     raise CollectError("the connection was closed before the end of the answer")
-                for event in link.receive_data(received):
-                    self._take(event, link)
+                for event in http2.receive_data(received):
+                    self._receive(event, http2)
         except (exceptions.ProtocolError, UnicodeDecodeError) as error:
             raise CollectError(f"does not speak gRPC: {type(error).__name__} {error}".rstrip()) from error
-        return self._unwrap()
+        return self._unwrap_message()
 
-    def _take(self, event: Event, link: H2Connection) -> None:
+    def _receive(self, event: Event, http2: H2Connection) -> None:
         from h2 import events
 
         if isinstance(event, (events.ResponseReceived, events.TrailersReceived)):
@@ -169,13 +169,13 @@ class _GrpcCall:
             self.body += event.data
             if len(self.body) > self.max_bytes + PREFIX_BYTES:
                 raise CollectError(f"the answer has {len(self.body)} bytes or more, the limit is {self.max_bytes}")
-            link.acknowledge_received_data(event.flow_controlled_length, STREAM)
+            http2.acknowledge_received_data(event.flow_controlled_length, STREAM_ID)
         elif isinstance(event, (events.StreamReset, events.ConnectionTerminated)):
-            raise CollectError(f"broke off the call with HTTP/2 error {event.error_code}")
+            raise CollectError(f"aborted the call with HTTP/2 error {event.error_code}")
         self.has_ended = self.has_ended or isinstance(event, events.StreamEnded)
 
-    def _unwrap(self) -> bytes:
-        """The message without its prefix: one byte that says whether it is compressed, and four for its length."""
+    def _unwrap_message(self) -> bytes:
+        """The message without its prefix: a byte for compression and four bytes for the length."""
         status = self.headers.get("grpc-status")
         if status is None:
             raise CollectError(f"does not speak gRPC: HTTP status {self.headers.get(':status', 'missing')}")
@@ -183,7 +183,7 @@ class _GrpcCall:
             raise _GrpcError(status, self.headers.get("grpc-message", ""))
         length = int.from_bytes(self.body[1:PREFIX_BYTES], "big")
         if len(self.body) != PREFIX_BYTES + length or self.body[0] != 0:
-            raise CollectError(f"one plain message of {length} bytes was announced, {len(self.body)} bytes came")
+            raise CollectError(f"expected an uncompressed message of {length} bytes, received {len(self.body)} bytes")
         return bytes(self.body[PREFIX_BYTES:])
 
 

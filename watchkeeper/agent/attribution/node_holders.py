@@ -1,6 +1,6 @@
-"""Attribution as one part of the agent: which sources this node has, and what of them the page shows.
+"""Connects attribution to the agent: the sources of this node, and what the /metrics page shows of them.
 
-The agent calls `refresh` every two seconds and `page` with each scrape; the sampler's page gets the labels.
+The agent calls `refresh` every two seconds and `page` on each scrape; the sampler's page gets the labels.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from watchkeeper.kit import own_metrics
 from watchkeeper.model import workloads
 
 REFRESH_SECONDS = attribution.REFRESH_SECONDS
-LOOK_SECONDS = 0.1
-FIRST_LOOKS = 20
+POLL_SECONDS = 0.1
+MAX_FIRST_POLLS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class HolderSettings:
-    """How holders are found and shown. `job_files` is dcgm-exporter's --hpc-job-mapping-dir."""
+    """How holders are found and shown; `job_directory` is dcgm-exporter's --hpc-job-mapping-dir."""
 
-    shown: attribution_page.HolderDisplay = attribution_page.HolderDisplay.BOTH
-    job_files: Path | None = None
-    # Slurm's name of this node, where it differs from ours.
+    display: attribution_page.HolderDisplay = attribution_page.HolderDisplay.BOTH
+    job_directory: Path | None = None
+    # The node's name in Slurm, if it is not the agent's node name.
     slurm_node: str | None = None
     pod_resources: Path | None = None
 
@@ -42,35 +42,35 @@ class NodeHolders:
         self._settings = settings
         self._hostname = node
         failures = registry.counter(
-            "watchkeeper_agent_attribution_failures_total", "Questions about holders that a source did not answer."
+            "watchkeeper_agent_attribution_failures_total", "Failed reads of a source of GPU holders."
         )
         socket = settings.pod_resources or roots.root / kubelet.SOCKET.relative_to("/")
-        pods = kubelet.KubeletPods(socket)
-        jobs = slurm_jobs.SlurmJobs(settings.slurm_node or node, proc=roots.proc, mapping=settings.job_files)
+        pods = kubelet.PodResourcesClient(socket)
+        jobs = slurm_jobs.SlurmJobs(settings.slurm_node or node, proc=roots.proc, job_directory=settings.job_directory)
         self._attributor = attribution.Attributor(
             [
                 attribution.NamedSource("kubelet", pods, pods.exists),
                 attribution.NamedSource("slurm", jobs, jobs.is_present),
             ],
-            programs.ProgramOwners(roots.proc, roots.root).look_up,
+            programs.ProgramWorkloads(roots.proc, roots.root).find_workloads,
             failures=failures,
         )
 
     @property
     def current(self) -> Mapping[str, workloads.Attribution]:
-        """Who holds each GPU, by UUID, as of the last `refresh`."""
+        """The attribution of each GPU, by UUID, as of the last `refresh`."""
         return self._attributor.current
 
     async def refresh(self, sampler: Sampler) -> None:
-        # A page right after the start must not lack its labels: wait a moment for the first reading.
-        for _ in range(FIRST_LOOKS):
+        # The first page must have its labels: wait briefly for the first snapshot.
+        for _ in range(MAX_FIRST_POLLS):
             if sampler.snapshot().gpus:
                 break
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         current = await self._attributor.refresh(sampler.snapshot().gpus, time.monotonic())
-        sampler.set_holders(attribution_page.holder_labels(current, self._settings.shown))
+        sampler.set_holders(attribution_page.build_holder_labels(current, self._settings.display))
 
     def page(self, sampler: Sampler) -> bytes:
         gpus, current = sampler.snapshot().gpus, self._attributor.current
-        text = attribution_page.render(gpus, current, hostname=self._hostname, shown=self._settings.shown)
+        text = attribution_page.render(gpus, current, hostname=self._hostname, display=self._settings.display)
         return text.encode()

@@ -1,4 +1,4 @@
-"""Work orders: fetched from the hub, checked, done once, answered with a signed receipt.
+"""Work orders: fetched from the hub, checked, run once, and answered with a signed receipt.
 
-Comes in: orders of `model.orders`. Goes out: receipts. Never here: a decision about what should be done.
+In: orders of `model.orders`. Out: receipts. Never here: a decision about which work is needed.
 """

@@ -1,7 +1,7 @@
-"""What the work of an order may touch: the tools of this node, and how a program is run with them.
+"""What order functions may use: the tools of this node, and how a program is run.
 
-`agent.control` makes one `Bench` from the agent's options; the functions of `order_work` and `order_repairs` get it.
-A program is a list of arguments, never a line for a shell, and ends with the order that started it.
+`agent.control` builds one `OrderContext` from the agent's options; the functions of `order_work` and `order_repairs`
+get it. A program is a list of arguments, never a shell line, and is killed when its order ends.
 """
 
 from __future__ import annotations
@@ -18,40 +18,43 @@ from watchkeeper.agent import node_facts, profiling
 from watchkeeper.errors import CollectError
 from watchkeeper.model import actions, orders
 
-# How long a killed child may take to go; one that sits in the kernel is left behind.
+# How long to wait for a killed process to exit; one that waits in the kernel is abandoned.
 KILL_SECONDS = 1.0
-PIECE_BYTES = 64 * 1024
-OWN_UNIT = "watchkeeper-agent"
-# What NVIDIA's own services are called; each may be restarted without a GPU losing anything but its clients.
-UNITS = ("nvidia-fabricmanager", "nvidia-persistenced", "nvidia-dcgm", OWN_UNIT)
+READ_BYTES = 64 * 1024
+AGENT_UNIT = "watchkeeper-agent"
+# NVIDIA's services; a restart of one disconnects its clients and does not affect work on the GPUs.
+UNITS = ("nvidia-fabricmanager", "nvidia-persistenced", "nvidia-dcgm", AGENT_UNIT)
 MIG_CONFIG = Path("/etc/nvidia-mig-manager/config.yaml")
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
-    """Programs and files of this node. No order names any of them: it can only ask for what is here."""
+class NodeTools:
+    """Programs and files of this node; an order cannot name others."""
 
     nvidia_smi: str = "nvidia-smi"
     systemctl: str = "systemctl"
     mig_parted: str = "nvidia-mig-parted"
     mig_config: Path = MIG_CONFIG
-    # The layout of `mig_config` that this node has unless an order names another.
+    # The layout of `mig_config` that is applied if the order names none.
     mig_layout: str | None = None
     units: tuple[str, ...] = UNITS
-    # How long programs that still hold a GPU are waited for: pods of a drained node take a moment to go.
-    patience_seconds: float = 20.0
+    # How long to wait for processes that hold a GPU: pods of a drained node take some time to exit.
+    holder_timeout_seconds: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class OrderContext:
-    """What work may touch, and how a scan of this node is called. `environment` is for children, None: the agent's."""
+    """What order functions may use.
+
+    `scan_options` are arguments of a scan of this node; `environment` is for programs (None: the agent's environment).
+    """
 
     pause_file: profiling.PauseFile
     scan_options: tuple[str, ...] = ()
     environment: Mapping[str, str] | None = None
-    tools: Tools = field(default_factory=Tools)
+    tools: NodeTools = field(default_factory=NodeTools)
     roots: node_facts.Roots = field(default_factory=node_facts.Roots)
-    # The agent's own reader lets go of the GPUs while the block runs: the driver resets none that anybody has open.
+    # The agent closes the GPUs while the block runs: the driver resets no GPU that a process has open.
     gpus_released: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
@@ -65,34 +68,34 @@ class OrderOutcome:
 OrderFunction = Callable[[OrderContext, Mapping[str, str], datetime], Awaitable[OrderOutcome]]
 
 
-def refused(text: str, output: str = "") -> OrderOutcome:
+def refuse(text: str, output: str = "") -> OrderOutcome:
     return OrderOutcome(text, output, actions.Result.REFUSED)
 
 
 async def run_program(
-    line: list[str], environment: Mapping[str, str] | None, *, has_errors: bool = False
+    command: list[str], environment: Mapping[str, str] | None, *, with_stderr: bool = False
 ) -> tuple[int, str]:
-    """Exit status and output of a program, which ends with us; with `has_errors` also what it complains of."""
-    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    """Run a program and return its exit status and output; it is killed if the order ends first."""
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         child = await asyncio.create_subprocess_exec(
-            *line,
-            stdin=nothing,
+            *command,
+            stdin=null,
             stdout=pipe,
-            stderr=asyncio.subprocess.STDOUT if has_errors else nothing,
+            stderr=asyncio.subprocess.STDOUT if with_stderr else null,
             env=os.environ | dict(environment or {}),
             start_new_session=True,
         )
     except OSError as error:
-        raise CollectError(f"cannot be started: {error.strerror}", where=line[0]) from error
+        raise CollectError(f"cannot be started: {error.strerror}", where=command[0]) from error
     assert child.stdout is not None
     output = b""
     try:
-        while piece := await child.stdout.read(PIECE_BYTES):
-            output += piece
+        while block := await child.stdout.read(READ_BYTES):
+            output += block
             if len(output) > orders.MOST_OUTPUT_BYTES:
                 limit = orders.MOST_OUTPUT_BYTES
-                raise CollectError(f"it wrote {len(output)} bytes or more, the limit is {limit}")
+                raise CollectError(f"the program wrote {len(output)} bytes or more, the limit is {limit}")
         return await child.wait(), output.decode("utf-8", "replace")
     finally:
         if child.returncode is None:

@@ -1,8 +1,8 @@
-"""What an agent remembers of work orders, so that none is done twice, whatever restarts in between.
+"""Records work orders on disk, so that no order is run twice, also across restarts.
 
-An order is written down before the work on it begins; its receipt is kept until the hub has it. An order is forgotten
-only when nobody could send it again: long after it expired. A ledger that cannot be read is begun anew, and then what
-was issued before is refused, because nobody knows whether it was done.
+An order is recorded before its work starts; its receipt is kept until the hub has confirmed it. An order is removed a
+day after it expired, when the hub cannot send it again. If the ledger cannot be read, a new one is created, and orders
+that were issued before are refused, because they may have been done.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -22,97 +22,99 @@ from watchkeeper.model import orders
 log = logging.getLogger(__name__)
 
 MAX_ORDERS = 1000
-# A clock that was set forward and back again must not make us forget.
+# Long enough for a clock that is set forward and back again.
 KEPT_BEYOND_EXPIRY = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One order that was begun; `is_done` False: its receipt was never written."""
+    """An order whose work was started; `is_done` False: it has no receipt."""
 
     nonce: str
     expires_at: datetime
     is_done: bool = False
-    # What an agent that starts again needs to say what became of it; empty in a ledger of an older agent.
+    # For the receipt after a restart of the agent; empty in a ledger of an older agent.
     kind: str = ""
-    about: str = ""
+    service: str = wire.json_key("about", default="")
     boot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerContent:
-    """The whole memory. `since`: what was issued before this time is unknown; None: the memory is complete."""
+    """The file's content; `since`: orders that were issued before this time are unknown (None: all are known)."""
 
     since: datetime | None = None
-    lines: Mapping[str, LedgerEntry] = field(default_factory=dict)
+    entries: Mapping[str, LedgerEntry] = wire.json_key("lines", default_factory=dict)
 
 
 class OrderLedger:
-    """One directory; one agent uses it. OSError where something cannot be written: then nothing may be done."""
+    """The ledger in a directory of one agent; on an OSError of a write, the order must not be run."""
 
     def __init__(self, directory: Path, *, now: datetime) -> None:
         self._directory = directory
         self._path = directory / "ledger.json"
-        self._page = self._load(now)
+        self._content = self._load(now)
 
     @property
     def since(self) -> datetime | None:
-        return self._page.since
+        return self._content.since
 
     @property
     def count(self) -> int:
-        return len(self._page.lines)
+        return len(self._content.entries)
 
-    def entry(self, id: str) -> LedgerEntry | None:
-        return self._page.lines.get(id)
+    def find_entry(self, id: str) -> LedgerEntry | None:
+        return self._content.entries.get(id)
 
     def has_nonce(self, nonce: str) -> bool:
-        return any(line.nonce == nonce for line in self._page.lines.values())
+        return any(entry.nonce == nonce for entry in self._content.entries.values())
 
     def begin(self, order: orders.Order, *, now: datetime, boot: str = "") -> None:
-        about = order.arguments.get("service", "")
-        line = LedgerEntry(order.nonce, order.expires_at, kind=order.kind, about=about, boot=boot)
-        self._write({**self._recent(now), order.id: line})
+        service = order.arguments.get("service", "")
+        entry = LedgerEntry(order.nonce, order.expires_at, kind=order.kind, service=service, boot=boot)
+        self._write({**self._unexpired(now), order.id: entry})
 
     def finish(self, id: str, receipt: orders.Envelope) -> None:
-        """Keep the receipt until the hub has it."""
-        files.write_atomically(self._receipt(id), wire.dumps(receipt).encode(), mode=0o600)
-        self._write({**self._page.lines, id: replace(self._page.lines[id], is_done=True)})
+        """Save the receipt until the hub has confirmed it."""
+        files.write_atomically(self._receipt_path(id), wire.dumps(receipt).encode(), mode=0o600)
+        self._write({**self._content.entries, id: replace(self._content.entries[id], is_done=True)})
 
-    def unfinished(self) -> dict[str, LedgerEntry]:
-        """Orders whose work was cut off, by a crash, a power failure, or the restart that they asked for."""
-        return {id: line for id, line in self._page.lines.items() if not line.is_done}
+    def find_unfinished(self) -> dict[str, LedgerEntry]:
+        """Orders whose work was interrupted by a crash, a power failure, or the restart that they ordered."""
+        return {id: entry for id, entry in self._content.entries.items() if not entry.is_done}
 
-    def receipt(self, id: str) -> orders.Envelope | None:
-        """The receipt of an order, while the hub has not confirmed it."""
+    def read_receipt(self, id: str) -> orders.Envelope | None:
+        """The receipt of an order; None if it has none or the hub has confirmed it."""
         try:
-            return wire.loads(orders.Envelope, self._receipt(id).read_bytes())
+            return wire.loads(orders.Envelope, self._receipt_path(id).read_bytes())
         except (OSError, WireError):
             return None
 
-    def receipts(self) -> dict[str, orders.Envelope]:
-        """Every receipt that the hub has not confirmed."""
-        kept = {id: self.receipt(id) for id, line in self._page.lines.items() if line.is_done}
-        return {id: receipt for id, receipt in kept.items() if receipt is not None}
+    def read_receipts(self) -> dict[str, orders.Envelope]:
+        """Every receipt that the hub has not confirmed, by order id."""
+        receipts = {id: self.read_receipt(id) for id, entry in self._content.entries.items() if entry.is_done}
+        return {id: receipt for id, receipt in receipts.items() if receipt is not None}
 
-    def delivered(self, id: str) -> None:
-        # One that cannot be removed is sent again, which the hub recognises.
+    def remove_receipt(self, id: str) -> None:
+        # A receipt that cannot be removed is sent again, and the hub recognises it.
         with suppress(OSError):
-            self._receipt(id).unlink()
+            self._receipt_path(id).unlink()
 
-    def forget_old(self, now: datetime) -> None:
-        """Make room; what is forgotten was too old to be sent again."""
-        gone = self._page.lines.keys() - self._recent(now).keys()
-        for id in gone:
-            self.delivered(id)
-        if gone:
-            self._write(self._recent(now))
+    def remove_expired(self, now: datetime) -> None:
+        """Remove orders that are too old to be sent again."""
+        expired = self._content.entries.keys() - self._unexpired(now).keys()
+        for id in expired:
+            self.remove_receipt(id)
+        if expired:
+            self._write(self._unexpired(now))
 
-    def _recent(self, now: datetime) -> dict[str, LedgerEntry]:
-        return {id: line for id, line in self._page.lines.items() if now <= line.expires_at + KEPT_BEYOND_EXPIRY}
+    def _unexpired(self, now: datetime) -> dict[str, LedgerEntry]:
+        return {
+            id: entry for id, entry in self._content.entries.items() if now <= entry.expires_at + KEPT_BEYOND_EXPIRY
+        }
 
-    def _receipt(self, id: str) -> Path:
-        # An id is another machine's text and may not name a file.
+    def _receipt_path(self, id: str) -> Path:
+        # The id comes from another machine and must not be used as a file name.
         return self._directory / f"receipt-{hashlib.sha256(id.encode()).hexdigest()[:32]}.json"
 
     def _load(self, now: datetime) -> LedgerContent:
@@ -123,12 +125,12 @@ class OrderLedger:
             return LedgerContent()
         except (OSError, WireError) as error:
             log.error(
-                "What was ordered before is not known, and is refused",
+                "order ledger unreadable, earlier orders refused",
                 extra=logs.fields(path=str(self._path), error=str(error)[:200]),
             )
             return LedgerContent(since=now)
 
-    def _write(self, lines: Mapping[str, LedgerEntry]) -> None:
-        page = replace(self._page, lines=lines)
-        files.write_atomically(self._path, wire.dumps(page).encode(), mode=0o600)
-        self._page = page
+    def _write(self, entries: Mapping[str, LedgerEntry]) -> None:
+        content = replace(self._content, entries=entries)
+        files.write_atomically(self._path, wire.dumps(content).encode(), mode=0o600)
+        self._content = content

@@ -1,7 +1,7 @@
-"""Orders that change this machine: reset, power limit, MIG layout, services, reboot; and the test that loads its GPUs.
+"""Runs orders that change this node (GPU reset, power limit, MIG layout, service, reboot) and the GPU load test.
 
-An agent does one of these only where its own `--allow-order` names it. Each looks before it acts, refuses while
-somebody's program would be hurt, runs one fixed program, and looks again afterwards: the receipt says what is so then.
+The agent runs one of these only if its `--allow-order` names it. Each function checks the node, refuses if it would
+harm a running process, runs one fixed program, and checks again: the receipt has the state afterwards.
 """
 
 from __future__ import annotations
@@ -19,222 +19,227 @@ from typing import NoReturn
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.agent.orders import order_gpus
 from watchkeeper.agent.orders.order_context import (
-    OWN_UNIT,
+    AGENT_UNIT,
     OrderContext,
     OrderFunction,
     OrderOutcome,
-    refused,
+    refuse,
     run_program,
 )
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import files
 from watchkeeper.model import actions, fleet
 
-LOOK_SECONDS = 2.0
-SAID = 300
-LEVELS = ("1", "2", "3")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# GPU 00000000:3B:00.0 … as nvidia-smi names GPUs, also those that it wants reset together with ours.
+POLL_SECONDS = 2.0
+MAX_OUTPUT_CHARACTERS = 300
+DIAG_LEVELS = ("1", "2", "3")
+LAYOUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# GPU 00000000:3B:00.0 … as nvidia-smi names GPUs, also those that must be reset together with this one.
 PCI = re.compile(r"\b[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]\b")
-# A limit that NVML shows within this of the wanted one is the wanted one: boards round.
-SAME_WATTS = 1.0
+# Boards round their power limit: a difference up to this counts as equal.
+WATTS_TOLERANCE = 1.0
 
 
-async def reset_gpu(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    """Reset one GPU that nobody holds."""
-    async with bench.gpus_released():
-        gpu = order_gpus.find_gpu(await order_gpus.read_gpus(bench), arguments.get("gpu", ""))
+async def reset_gpu(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    """Reset one GPU that no process holds."""
+    async with context.gpus_released():
+        gpu = order_gpus.find_gpu(await order_gpus.read_gpus(context), arguments.get("gpu", ""))
         uuid = gpu.identity["uuid"]
-        if held := await _still_held(bench, [gpu]):
-            return refused(f"{uuid} is held by {order_gpus.format_holders(held)}; nothing was reset", _listed(held))
-        status, output = await run_program(
-            [bench.tools.nvidia_smi, "--gpu-reset", "-i", uuid], bench.environment, has_errors=True
-        )
+        if processes := await _wait_until_free(context, [gpu]):
+            return _refuse_held(f"{uuid} is held by", processes, "nothing was reset")
+        status, output = await _run(context, context.tools.nvidia_smi, "--gpu-reset", "-i", uuid)
+    summary = _summarise_output(output)
     if status != 0:
-        others = sorted({found for found in PCI.findall(output) if not _is_same(found, gpu.identity["pci"])})
-        together = f"; the driver names {', '.join(others)} too, to be reset together with it" if others else ""
-        raise CollectError(f"{uuid} was not reset, nvidia-smi ended with {status}{together}: {_said(output)}")
-    if all(found.identity["uuid"] != uuid for found in await order_gpus.read_gpus(bench)):
-        raise CollectError(f"{uuid} was reset and does not answer since: {_said(output)}")
-    return OrderOutcome(f"{uuid} was reset, and answers", output)
+        addresses = {address for address in PCI.findall(output) if not _is_same_address(address, gpu.identity["pci"])}
+        others = f"; the driver requires a reset together with {', '.join(sorted(addresses))}" if addresses else ""
+        raise CollectError(f"{uuid} was not reset, nvidia-smi exited with status {status}{others}: {summary}")
+    if all(gpu.identity["uuid"] != uuid for gpu in await order_gpus.read_gpus(context)):
+        raise CollectError(f"{uuid} was reset but does not answer: {summary}")
+    return OrderOutcome(f"{uuid} was reset and answers", output)
 
 
-async def reboot(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    """Restart the machine. Nobody returns from this: the agent that starts then answers, by the boot id."""
+async def reboot(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    """Reboot the node; the agent that starts afterwards sends the receipt, after it has compared the boot ids."""
     if arguments.get("drained") != "yes":
-        gpus = await order_gpus.read_gpus(bench)
+        gpus = await order_gpus.read_gpus(context)
         if not gpus:
-            return refused(
-                "NVML shows no GPU, so nobody knows whose programs a reboot would end; say that it is drained"
+            return refuse(
+                "NVML lists no GPU, so it is unknown which processes a reboot would end. "
+                "Drain the node, then order the reboot with drained=yes"
             )
-        if held := await order_gpus.find_holders(bench, gpus, only_working=True):
-            return refused(f"a reboot would end {order_gpus.format_holders(held)}; nothing was done", _listed(held))
-    status, output = await run_program([bench.tools.systemctl, "reboot"], bench.environment, has_errors=True)
-    if status != 0:
-        raise CollectError(f"{bench.tools.systemctl} reboot ended with {status}: {_said(output)}")
-    return await _for_ever()
+        if processes := await order_gpus.find_holders(context, gpus, with_context_only=True):
+            return _refuse_held("a reboot would end", processes, "nothing was done")
+    await _run_or_raise(context, context.tools.systemctl, "reboot")
+    return await _wait_for_restart()
 
 
-async def apply_mig(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    """Make the slices of a named layout, and compare."""
-    tools, layout = bench.tools, arguments.get("layout") or bench.tools.mig_layout or ""
-    if not NAME.fullmatch(layout):
-        return refused(f"`{layout[:40]}` is not the name of a layout; the agent's --mig-layout may name one")
-    async with bench.gpus_released():
-        if held := await _still_held(bench, await order_gpus.read_gpus(bench)):
-            return refused(f"GPUs are held by {order_gpus.format_holders(held)}; no layout was changed", _listed(held))
-        which = ["-f", str(tools.mig_config), "-c", layout]
-        status, output = await run_program([tools.mig_parted, "apply", *which], bench.environment, has_errors=True)
-        if status != 0:
-            raise CollectError(f"{tools.mig_parted} apply ended with {status}: {_said(output)}")
-        status, compared = await run_program([tools.mig_parted, "assert", *which], bench.environment, has_errors=True)
-    found = (
-        "; ".join(f"gpu {gpu.index}: {_slices(gpu)}" for gpu in await order_gpus.read_gpus(bench)) or "no GPU answers"
-    )
+async def apply_mig(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    """Apply a named MIG layout and verify it."""
+    tools, layout = context.tools, arguments.get("layout") or context.tools.mig_layout or ""
+    if not LAYOUT_NAME.fullmatch(layout):
+        return refuse(f"`{layout[:40]}` is not a layout name; name one in the order or with the agent's --mig-layout")
+    async with context.gpus_released():
+        if processes := await _wait_until_free(context, await order_gpus.read_gpus(context)):
+            return _refuse_held("GPUs are held by", processes, "no layout was changed")
+        layout_arguments = ["-f", str(tools.mig_config), "-c", layout]
+        output = await _run_or_raise(context, tools.mig_parted, "apply", *layout_arguments)
+        status, compared = await _run(context, tools.mig_parted, "assert", *layout_arguments)
+    gpus = await order_gpus.read_gpus(context)
+    instances = "; ".join(f"gpu {gpu.index}: {_format_instances(gpu)}" for gpu in gpus) or "no GPU answers"
     if status != 0:
-        raise CollectError(f"{layout} was applied, but the GPUs are not so: {_said(compared)}. Now {found}")
-    return OrderOutcome(f"the layout is {layout}: {found}", output + compared)
+        problem = _summarise_output(compared)
+        raise CollectError(f"{layout} was applied, but the GPUs do not match it: {problem}. Now: {instances}")
+    return OrderOutcome(f"layout {layout} applied: {instances}", output + compared)
 
 
-async def restart_service(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    unit, systemctl = arguments.get("service", "").removesuffix(".service"), bench.tools.systemctl
-    if unit not in bench.tools.units:
-        return refused(f"`{unit[:60]}` is not among the services of this agent: {', '.join(bench.tools.units)}")
-    status, output = await run_program([systemctl, "restart", f"{unit}.service"], bench.environment, has_errors=True)
-    if unit == OWN_UNIT and status == 0:
-        return await _for_ever()
+async def restart_service(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    unit, systemctl = arguments.get("service", "").removesuffix(".service"), context.tools.systemctl
+    if unit not in context.tools.units:
+        return refuse(f"`{unit[:60]}` is not a service that this agent may restart: {', '.join(context.tools.units)}")
+    output = await _run_or_raise(context, systemctl, "restart", f"{unit}.service")
+    if unit == AGENT_UNIT:
+        return await _wait_for_restart()
+    status, state = await _run(context, systemctl, "is-active", f"{unit}.service")
     if status != 0:
-        raise CollectError(f"{systemctl} restart {unit} ended with {status}: {_said(output)}")
-    status, state = await run_program([systemctl, "is-active", f"{unit}.service"], bench.environment, has_errors=True)
-    if status != 0:
-        raise CollectError(f"{unit} was restarted and is {_said(state)}")
+        raise CollectError(f"{unit} was restarted but is {_summarise_output(state)}")
     return OrderOutcome(f"{unit} was restarted and is {state.strip()}", output)
 
 
-async def lower_power(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    """Set a power limit within the board's own range, or the one that was there before we did."""
-    gpu = order_gpus.find_gpu(await order_gpus.read_gpus(bench), arguments.get("gpu", ""))
-    uuid, memory = gpu.identity["uuid"], SavedPowerLimits(bench.pause_file.directory / "power_limits.json")
-    before, lowest, highest = (_watts(gpu, name) for name in (order_gpus.LIMIT, order_gpus.LOWEST, order_gpus.HIGHEST))
-    is_undo = "restore" in arguments
-    wanted = memory.read().get(uuid, _watts(gpu, order_gpus.DEFAULT)) if is_undo else _wanted_watts(gpu, arguments)
-    if not lowest <= wanted <= highest:
-        return refused(
-            f"{wanted:g} W is outside of what {uuid} allows, {lowest:g} to {highest:g} W; it has {before:g} W"
-        )
-    if abs(before - wanted) < SAME_WATTS or (before < wanted and not is_undo):
-        if is_undo:
-            memory.forget(uuid)
-        return OrderOutcome(f"{uuid} has a limit of {before:g} W already", result=actions.Result.ALREADY_SO)
-    if not is_undo:
-        memory.keep(uuid, before)
-    line = [bench.tools.nvidia_smi, "-i", uuid, "--power-limit", f"{wanted:.2f}"]
-    status, output = await run_program(line, bench.environment, has_errors=True)
-    after = _watts(order_gpus.find_gpu(await order_gpus.read_gpus(bench), uuid), order_gpus.LIMIT)
-    if status != 0 or abs(after - wanted) >= SAME_WATTS:
-        raise CollectError(
-            f"{uuid} has {after:g} W, wanted were {wanted:g} W; nvidia-smi ended with {status}: {_said(output)}"
-        )
-    if is_undo:
-        memory.forget(uuid)
-    return OrderOutcome(f"{uuid} may draw {after:g} W; before it was {before:g} W", output)
+async def lower_power(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    """Lower a GPU's power limit within the board's range, or restore the limit from before the agent lowered it."""
+    gpu = order_gpus.find_gpu(await order_gpus.read_gpus(context), arguments.get("gpu", ""))
+    uuid, saved_limits = gpu.identity["uuid"], SavedPowerLimits(context.pause_file.directory / "power_limits.json")
+    current_watts = _read_watts(gpu, order_gpus.POWER_LIMIT)
+    min_watts, max_watts = _read_watts(gpu, order_gpus.MIN_POWER_LIMIT), _read_watts(gpu, order_gpus.MAX_POWER_LIMIT)
+    is_restore = "restore" in arguments
+    if is_restore:
+        target_watts = saved_limits.read().get(uuid, _read_watts(gpu, order_gpus.DEFAULT_POWER_LIMIT))
+    else:
+        target_watts = _parse_target_watts(gpu, arguments)
+    if not min_watts <= target_watts <= max_watts:
+        allowed = f"{min_watts:g} to {max_watts:g} W"
+        return refuse(f"{uuid} allows {allowed}, not {target_watts:g} W; its limit is {current_watts:g} W")
+    if abs(current_watts - target_watts) < WATTS_TOLERANCE or (current_watts < target_watts and not is_restore):
+        if is_restore:
+            saved_limits.remove(uuid)
+        return OrderOutcome(f"{uuid} has a limit of {current_watts:g} W already", result=actions.Result.ALREADY_SO)
+    if not is_restore:
+        saved_limits.add(uuid, current_watts)
+    status, output = await _run(context, context.tools.nvidia_smi, "-i", uuid, "--power-limit", f"{target_watts:.2f}")
+    new_watts = _read_watts(order_gpus.find_gpu(await order_gpus.read_gpus(context), uuid), order_gpus.POWER_LIMIT)
+    if status != 0 or abs(new_watts - target_watts) >= WATTS_TOLERANCE:
+        problem = f"nvidia-smi exited with status {status}: {_summarise_output(output)}"
+        raise CollectError(f"{uuid} has a limit of {new_watts:g} W, not {target_watts:g} W; {problem}")
+    if is_restore:
+        saved_limits.remove(uuid)
+    return OrderOutcome(f"{uuid} has a limit of {new_watts:g} W; it was {current_watts:g} W", output)
 
 
-async def diag(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    """Test the GPUs in a child of its own: what it finds is the output, whether good or bad."""
+async def diag(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    """Test the GPUs in a separate process; the report is the output, whatever the verdict."""
     level = arguments.get("level", "2")
-    if level not in LEVELS:
-        return refused(f"`level` is {level[:20]}, it must be one of {', '.join(LEVELS)}")
-    spool = ["--spool", str(bench.pause_file.directory)]
-    line = [sys.executable, "-m", "watchkeeper.cli.main", "diag", "-r", level, "--json", *spool]
-    status, output = await run_program(line, bench.environment)
-    verdict = {0: "passed", 1: "failed", 3: "could not tell"}.get(status)
+    if level not in DIAG_LEVELS:
+        return refuse(f"`level` is {level[:20]}, it must be one of {', '.join(DIAG_LEVELS)}")
+    command = [sys.executable, "-m", "watchkeeper.cli.main", "diag", "-r", level, "--json"]
+    status, output = await run_program([*command, "--spool", str(context.pause_file.directory)], context.environment)
+    verdict = {0: "passed", 1: "failed", 3: "inconclusive"}.get(status)
     if verdict is None:
-        raise CollectError(f"the test ended with {status}: {_said(output)}")
+        raise CollectError(f"the test exited with status {status}: {_summarise_output(output)}")
     return OrderOutcome(f"diag -r {level} {verdict}", output)
 
 
-WORK: Sequence[OrderFunction] = (diag, reset_gpu, apply_mig, lower_power, restart_service, reboot)
+REPAIR_FUNCTIONS: Sequence[OrderFunction] = (diag, reset_gpu, apply_mig, lower_power, restart_service, reboot)
 
 
 class SavedPowerLimits:
-    """Power limits as they were before we lowered them, by GPU; a file, because an agent may restart in between."""
+    """Power limits from before the agent lowered them, by GPU; a file, because the agent may restart in between."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> dict[str, float]:
         try:
-            found = json.loads(self._path.read_bytes())
+            limits = json.loads(self._path.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise CollectError("the limits before ours cannot be read", where=str(self._path)) from error
-        return {str(uuid): float(watts) for uuid, watts in found.items()}
+            raise CollectError("the saved power limits cannot be read", where=str(self._path)) from error
+        return {str(uuid): float(watts) for uuid, watts in limits.items()}
 
-    def keep(self, uuid: str, watts: float) -> None:
-        """Unless there is one: lowered twice, the first is what it was without us."""
+    def add(self, uuid: str, watts: float) -> None:
+        """Save the limit of a GPU unless one is saved: after two orders, the first limit is the original."""
         self._write({uuid: watts, **self.read()})
 
-    def forget(self, uuid: str) -> None:
-        self._write({known: watts for known, watts in self.read().items() if known != uuid})
+    def remove(self, uuid: str) -> None:
+        self._write({saved_uuid: watts for saved_uuid, watts in self.read().items() if saved_uuid != uuid})
 
     def _write(self, limits: Mapping[str, float]) -> None:
         try:
             files.write_atomically(self._path, json.dumps(limits).encode(), mode=0o600)
         except OSError as error:
-            raise CollectError(
-                f"the limit before ours cannot be kept: {error.strerror}", where=str(self._path)
-            ) from error
+            raise CollectError(f"the power limit cannot be saved: {error.strerror}", where=str(self._path)) from error
 
 
-async def _still_held(bench: OrderContext, gpus: Sequence[GpuSample]) -> list[order_gpus.GpuHolder]:
-    """Who holds these GPUs even after a moment's patience."""
-    until = time.monotonic() + bench.tools.patience_seconds
-    while held := await order_gpus.find_holders(bench, gpus):
-        if time.monotonic() >= until:
-            return held
-        await asyncio.sleep(LOOK_SECONDS)
-        known = {gpu.identity["uuid"] for gpu in gpus}
-        gpus = [gpu for gpu in await order_gpus.read_gpus(bench) if gpu.identity["uuid"] in known]
-        if len(gpus) < len(known):
-            raise CollectError(f"only {len(gpus)} of {len(known)} GPUs answer NVML any more; nothing was done")
+async def _wait_until_free(context: OrderContext, gpus: Sequence[GpuSample]) -> list[order_gpus.GpuProcess]:
+    """Wait until no process holds these GPUs; returns the processes that still do after the timeout."""
+    deadline = time.monotonic() + context.tools.holder_timeout_seconds
+    while processes := await order_gpus.find_holders(context, gpus):
+        if time.monotonic() >= deadline:
+            return processes
+        await asyncio.sleep(POLL_SECONDS)
+        uuids = {gpu.identity["uuid"] for gpu in gpus}
+        gpus = [gpu for gpu in await order_gpus.read_gpus(context) if gpu.identity["uuid"] in uuids]
+        if len(gpus) < len(uuids):
+            raise CollectError(f"only {len(gpus)} of {len(uuids)} GPUs still answer; nothing was done")
     return []
 
 
-async def _for_ever() -> NoReturn:
-    """Until the machine, or this agent, is ended; or the deadline of the order is over."""
+async def _wait_for_restart() -> NoReturn:
+    """Wait until the node or this agent stops, or the order times out."""
     while True:
         await asyncio.sleep(3600)
 
 
-def _wanted_watts(gpu: GpuSample, arguments: Mapping[str, str]) -> float:
+def _parse_target_watts(gpu: GpuSample, arguments: Mapping[str, str]) -> float:
     try:
         if "watts" in arguments:
             return float(arguments["watts"])
-        return round(_watts(gpu, order_gpus.DEFAULT) * float(arguments.get("percent", "")) / 100)
+        return round(_read_watts(gpu, order_gpus.DEFAULT_POWER_LIMIT) * float(arguments.get("percent", "")) / 100)
     except ValueError as error:
         raise CollectError("`watts` or `percent` must be a number") from error
 
 
-def _watts(gpu: GpuSample, name: str) -> float:
+def _read_watts(gpu: GpuSample, name: str) -> float:
     value = gpu.values.get(name)
     if value is None or isinstance(value, Mapping):
-        raise CollectError(f"{gpu.identity['uuid']} does not tell its power limits, so none is changed")
+        raise CollectError(f"{gpu.identity['uuid']} does not report its power limits, so none was changed")
     return value
 
 
-def _slices(gpu: GpuSample) -> str:
-    return ", ".join(part.profile for part in gpu.mig_instances) or "not sliced"
+def _format_instances(gpu: GpuSample) -> str:
+    return ", ".join(instance.profile for instance in gpu.mig_instances) or "no MIG instances"
 
 
-def _listed(held: Sequence[order_gpus.GpuHolder]) -> str:
-    return "\n".join(map(str, held))
+def _refuse_held(problem: str, processes: Sequence[order_gpus.GpuProcess], unchanged: str) -> OrderOutcome:
+    return refuse(f"{problem} {order_gpus.format_holders(processes)}; {unchanged}", "\n".join(map(str, processes)))
 
 
-def _is_same(left: str, right: str) -> bool:
+async def _run(context: OrderContext, *command: str) -> tuple[int, str]:
+    """Run a program; its exit status, and its output with standard error."""
+    return await run_program(list(command), context.environment, with_stderr=True)
+
+
+async def _run_or_raise(context: OrderContext, *command: str) -> str:
+    """Run a program; its output, or CollectError if it failed."""
+    status, output = await _run(context, *command)
+    if status != 0:
+        raise CollectError(f"{' '.join(command)} exited with status {status}: {_summarise_output(output)}")
+    return output
+
+
+def _is_same_address(left: str, right: str) -> bool:
     return fleet.normalise_pci(left) == fleet.normalise_pci(right)
 
 
-def _said(output: str) -> str:
-    return " ".join(output.split())[:SAID] or "it said nothing"
+def _summarise_output(output: str) -> str:
+    return " ".join(output.split())[:MAX_OUTPUT_CHARACTERS] or "no output"

@@ -1,8 +1,7 @@
-"""The work behind each kind of order: one function, named like its row in `model.orders.KINDS`.
+"""Runs each kind of order: one function for each kind, named like its row in `model.orders.KINDS`.
 
-`agent.orders.orders` calls it after every check, with a deadline around it, and writes the receipt. A function gives
-the words for that receipt, or raises CollectError if the work could not be done. What changes a machine is in
-`order_repairs`.
+`agent.orders.orders` calls it after all checks, with a timeout, and writes the receipt. A function returns the text of
+the receipt, or raises CollectError if the work failed. Orders that change the node are in `order_repairs`.
 """
 
 from __future__ import annotations
@@ -18,46 +17,53 @@ from watchkeeper.errors import CollectError
 from watchkeeper.model import actions
 
 
-async def profiling_pause(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:
+async def profiling_pause(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:
     text = arguments.get("seconds", str(int(profiling.DEFAULT_PAUSE.total_seconds())))
-    most = int(profiling.MAX_PAUSE.total_seconds())
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= most:
-        raise CollectError(f"`seconds` is {text[:20]}, it must be from 1 to {most}")
+    max_seconds = int(profiling.MAX_PAUSE.total_seconds())
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= max_seconds:
+        raise CollectError(f"`seconds` is {text[:20]}, it must be from 1 to {max_seconds}")
     pause = profiling.Pause(now, now + timedelta(seconds=int(text)), arguments.get("by", "an order"))
-    bench.pause_file.write(pause)
+    context.pause_file.write(pause)
     return OrderOutcome(f"profiling is paused until {pause.until:%Y-%m-%d %H:%M:%S} UTC")
 
 
-async def profiling_resume(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    if bench.pause_file.clear():
-        return OrderOutcome("profiling goes on")
+async def profiling_resume(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    if context.pause_file.clear():
+        return OrderOutcome("profiling resumed")
     return OrderOutcome("profiling was not paused", result=actions.Result.ALREADY_SO)
 
 
-async def scan(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    """The node's own scan in a process of its own: what it finds is the output, whether good or bad."""
-    line = [sys.executable, "-m", "watchkeeper.cli.main", "scan", "--json", *bench.scan_options]
-    status, output = await run_program(line, bench.environment)
+async def scan(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    """Scan the node in a separate process; the report is the output, whatever the verdict."""
+    command = [sys.executable, "-m", "watchkeeper.cli.main", "scan", "--json", *context.scan_options]
+    status, output = await run_program(command, context.environment)
     verdict = {0: "healthy", 1: "degraded or unhealthy", 3: "unknown"}.get(status)
     if verdict is None:
-        raise CollectError(f"the scan ended with {status}: {output[-200:].strip()}")
+        raise CollectError(f"the scan exited with status {status}: {output[-200:].strip()}")
     return OrderOutcome(f"this node is {verdict}", output)
 
 
-async def diag_software(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    """What `preflight` asks of every node: level 1, which loads no GPU, so that it needs no plan."""
-    return await order_repairs.diag(bench, {"level": "1"}, now)
+async def diag_software(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    """Run the tests of level 1, which put no load on a GPU and need no plan; `preflight` orders them."""
+    return await order_repairs.diag(context, {"level": "1"}, now)
 
 
-async def describe_gpus(bench: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
-    """Everything the driver tells of its GPUs, in the words that a vendor asks for."""
-    status, output = await run_program([bench.tools.nvidia_smi, "-q"], bench.environment, has_errors=True)
+async def describe_gpus(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
+    """The driver's complete report about its GPUs, as vendors request it."""
+    status, output = await run_program([context.tools.nvidia_smi, "-q"], context.environment, with_stderr=True)
     if status != 0:
-        raise CollectError(f"{bench.tools.nvidia_smi} -q ended with {status}: {output[-200:].strip()}")
-    return OrderOutcome("what nvidia-smi -q says", output)
+        raise CollectError(f"{context.tools.nvidia_smi} -q exited with status {status}: {output[-200:].strip()}")
+    return OrderOutcome("output of nvidia-smi -q", output)
 
 
-WORK: Mapping[str, OrderFunction] = {
-    work.__name__: work
-    for work in (profiling_pause, profiling_resume, scan, diag_software, describe_gpus, *order_repairs.WORK)
+ORDER_FUNCTIONS: Mapping[str, OrderFunction] = {
+    function.__name__: function
+    for function in (
+        profiling_pause,
+        profiling_resume,
+        scan,
+        diag_software,
+        describe_gpus,
+        *order_repairs.REPAIR_FUNCTIONS,
+    )
 }

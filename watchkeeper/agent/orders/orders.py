@@ -1,8 +1,8 @@
-"""The agent's side of work orders: fetch them from the hub, judge them, do them, answer with a receipt.
+"""The agent's side of work orders: fetches them from the hub, checks them, runs them and sends receipts.
 
-The agent asks (`GET /api/orders`, which the hub answers when there is something); nobody can ask the agent. `judge`
-decides whether an order may be done and is pure; `Desk` does it, once, within a deadline, and remembers that in
-`order_ledger`. `follow_orders` runs for ever beside the other loops of the agent and touches none of them.
+The agent requests orders with a long poll (`GET /api/orders`); nothing can be sent to the agent. `check_order` decides
+whether an order may run and is pure; `OrderWorker` runs it once, with a timeout, and records it in `order_ledger`.
+`follow_orders` runs beside the other loops of the agent and shares nothing with them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import asyncio
 import logging
 import random
 import time as system_time
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from urllib.parse import quote, urlencode
 
 from watchkeeper.agent import push
-from watchkeeper.agent.orders.order_context import OWN_UNIT, OrderContext, OrderOutcome
-from watchkeeper.agent.orders.order_ledger import MAX_ORDERS, OrderLedger
-from watchkeeper.agent.orders.order_ledger import LedgerEntry as Begun
-from watchkeeper.agent.orders.order_work import WORK
+from watchkeeper.agent.orders.order_context import AGENT_UNIT, OrderContext, OrderOutcome
+from watchkeeper.agent.orders.order_ledger import MAX_ORDERS, LedgerEntry, OrderLedger
+from watchkeeper.agent.orders.order_work import ORDER_FUNCTIONS
 from watchkeeper.errors import CollectError, WireError
 from watchkeeper.kit import backoff, clock, logs, own_metrics, wire
 from watchkeeper.model import orders
@@ -30,14 +28,14 @@ from watchkeeper.readers.node import host
 
 log = logging.getLogger(__name__)
 
-# Proxies cut a silent connection after a minute or more.
-WAIT_SECONDS = 30
-ANSWER_SECONDS = 15.0
-PAUSES = backoff.Backoff(1.0, 60.0)
-# A hub that gives no orders, because it is older or has no key, is asked again now and then.
-NO_ORDERS_PAUSE_SECONDS = 300.0
-NO_ORDERS = frozenset({401, 403, 404, 409})
-# Clocks of a hub and a node that are further apart than this are themselves a fault.
+# Proxies close an idle connection after a minute or more.
+LONG_POLL_SECONDS = 30
+RESPONSE_SECONDS = 15.0
+RETRY_BACKOFF = backoff.Backoff(1.0, 60.0)
+# Retry delay if the hub offers no orders, because it is older or has no key.
+UNAVAILABLE_RETRY_SECONDS = 300.0
+UNAVAILABLE_STATUSES = frozenset({401, 403, 404, 409})
+# A larger difference between the clocks of hub and node is a fault.
 CLOCK_SKEW = timedelta(minutes=5)
 MAX_BODY_BYTES = 1024 * 1024
 UNKNOWN = "unknown"
@@ -45,182 +43,187 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """Who we are, what proves an order to be meant for us, and which kinds we do."""
+    """This agent's cluster and node name, the key that signs its orders, and the kinds that it may run."""
 
     cluster: str
     name: str
     key: bytes
-    allowed: frozenset[str] = frozenset(orders.HARMLESS)
+    allowed_kinds: frozenset[str] = frozenset(orders.HARMLESS)
 
 
 @dataclass(frozen=True, slots=True)
 class OrderRefusal:
-    """Why an order is not done. `order` None: not even its id could be read."""
+    """Why an order is refused; `order_id` None: the order could not be read."""
 
-    order: orders.OrderId | None
+    order_id: orders.OrderId | None
     kind: str
-    why: str
+    reason: str
 
 
 def open_envelope(envelope: orders.Envelope, key: bytes) -> orders.Order | OrderRefusal:
-    """The order in a sealed envelope; what is not sealed for us is read only to learn its id for the refusal."""
+    """Read the order in a signed envelope; a wrong signature is refused."""
     try:
         order = wire.loads(orders.Order, envelope.text)
     except WireError as error:
-        return OrderRefusal(None, UNKNOWN, f"it cannot be read: {str(error)[:200]}")
+        return OrderRefusal(None, UNKNOWN, f"the order cannot be read: {str(error)[:200]}")
     if not orders.is_sealed(envelope, key, purpose=orders.SealPurpose.ORDER):
-        return OrderRefusal(order.id, UNKNOWN, "its seal is not the one that this node's key makes")
+        return OrderRefusal(order.id, UNKNOWN, "the signature was not made with this node's key")
     return order
 
 
 def check_order(order: orders.Order, node: AgentIdentity, ledger: OrderLedger, *, now: datetime) -> OrderRefusal | None:
-    """Why an order with the right seal is not done, or None if it may be."""
+    """Why an order with a valid signature is refused, or None if it may run."""
     kind = order.kind if order.kind in orders.KINDS else UNKNOWN
 
-    def no(why: str) -> OrderRefusal:
-        return OrderRefusal(order.id, kind, why)
+    def refuse(reason: str) -> OrderRefusal:
+        return OrderRefusal(order.id, kind, reason)
 
     if (order.cluster, order.node) != (node.cluster, node.name):
-        return no(f"it is for {order.node} of {order.cluster}, this is {node.name} of {node.cluster}")
-    if order.kind not in WORK:
-        return no(f"this agent does not know `{order.kind[:40]}`; known: {', '.join(WORK)}")
-    if order.kind not in node.allowed:
-        allowed = ", ".join(sorted(node.allowed)) or "nothing"
-        return no(f"{order.kind} is not allowed here; allowed: {allowed}. Start the agent with --allow-order")
+        this_node = f"this is {node.name} in cluster {node.cluster}"
+        return refuse(f"the order is for {order.node} in cluster {order.cluster}, {this_node}")
+    if order.kind not in ORDER_FUNCTIONS:
+        return refuse(f"this agent does not support `{order.kind[:40]}`; supported: {', '.join(ORDER_FUNCTIONS)}")
+    if order.kind not in node.allowed_kinds:
+        allowed = ", ".join(sorted(node.allowed_kinds)) or "nothing"
+        remedy = f"Allow it with --allow-order {order.kind}"
+        return refuse(f"{order.kind} is not allowed on this node; allowed: {allowed}. {remedy}")
     if now > order.expires_at:
-        return no(f"it expired at {order.expires_at:%Y-%m-%d %H:%M:%S} UTC, it is {now:%Y-%m-%d %H:%M:%S} UTC")
+        expired_at = f"{order.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+        return refuse(f"the order expired at {expired_at}, the time is {now:%Y-%m-%d %H:%M:%S} UTC")
     if order.issued_at > now + CLOCK_SKEW:
-        return no(f"it was issued {(order.issued_at - now).total_seconds():.0f} s in the future; compare the clocks")
+        seconds_ahead = (order.issued_at - now).total_seconds()
+        return refuse(f"the order was issued {seconds_ahead:.0f} s in the future; compare the clocks")
     if ledger.since is not None and order.issued_at <= ledger.since:
-        return no(f"what was ordered before {ledger.since:%Y-%m-%d %H:%M:%S} UTC may have been done already")
-    if ledger.entry(order.id) is not None or ledger.has_nonce(order.nonce):
-        return no("an order with this id or this nonce was taken before: it is a repetition")
+        return refuse(f"orders issued before {ledger.since:%Y-%m-%d %H:%M:%S} UTC may have been done already")
+    if ledger.find_entry(order.id) is not None or ledger.has_nonce(order.nonce):
+        return refuse("an order with this id or nonce was received before")
     if ledger.count >= MAX_ORDERS:
-        return no(f"{ledger.count} orders are remembered, the limit is {MAX_ORDERS}")
+        return refuse(f"the ledger has {ledger.count} orders, the limit is {MAX_ORDERS}")
     return None
 
 
-def after_restart(begun: Begun, boot: str) -> OrderOutcome:
-    """What became of work during which the agent ended; only a restart that was the work itself proves anything."""
-    if begun.kind == "reboot" and begun.boot and boot and begun.boot != boot:
-        return OrderOutcome(f"the machine has restarted: its boot id was {begun.boot[:8]} and is {boot[:8]}")
-    if begun.kind == "reboot" and begun.boot and begun.boot == boot:
-        return OrderOutcome(
-            "the agent ended while the machine was to restart, and the machine did not", result=Result.FAILED
-        )
-    if begun.kind == "restart_service" and begun.about.removesuffix(".service") == OWN_UNIT:
+def find_outcome_after_restart(entry: LedgerEntry, boot: str) -> OrderOutcome:
+    """The outcome of work during which the agent stopped; only a restart that was ordered counts as done."""
+    if entry.kind == "reboot" and entry.boot and boot and entry.boot != boot:
+        return OrderOutcome(f"the node rebooted: its boot id was {entry.boot[:8]} and is {boot[:8]}")
+    if entry.kind == "reboot" and entry.boot and entry.boot == boot:
+        return OrderOutcome("the agent stopped during the reboot, but the node did not reboot", result=Result.FAILED)
+    if entry.kind == "restart_service" and entry.service.removesuffix(".service") == AGENT_UNIT:
         return OrderOutcome("this agent was restarted")
-    text = "the agent ended while it worked on this; whether it was done is not known, and it is not done again"
+    text = "the agent stopped during this order; it is unknown whether the work was done, and it is not repeated"
     return OrderOutcome(text, result=Result.FAILED)
 
 
 class OrderWorker:
-    """Takes one order after the other. `take` never raises for what is wrong with an order."""
+    """Runs one order after the other; `handle` never raises because of an order."""
 
     def __init__(
         self,
         node: AgentIdentity,
         ledger: OrderLedger,
-        bench: OrderContext,
+        context: OrderContext,
         *,
         time: clock.Clock,
-        count: own_metrics.Metric,
+        counter: own_metrics.Metric,
     ) -> None:
         self.node = node
         self.ledger = ledger
-        self._bench = bench
-        self._boot = host.boot_id(bench.roots.proc) or ""
+        self._context = context
+        self._boot = host.boot_id(context.roots.proc) or ""
         self._time = time
-        self._count = count
+        self._counter = counter
 
     def resume(self) -> None:
-        """After a restart: work that was cut off is not begun again, because nobody knows how far it came."""
-        for id, begun in self.ledger.unfinished().items():
-            self._finish(id, begun.kind or UNKNOWN, after_restart(begun, self._boot))
+        """Finish orders that a restart interrupted; their work is not repeated, because it may have been done."""
+        for id, entry in self.ledger.find_unfinished().items():
+            self._finish(id, entry.kind or UNKNOWN, find_outcome_after_restart(entry, self._boot))
 
     async def handle(self, envelope: orders.Envelope) -> dict[str, orders.Envelope]:
-        """Do an order, or do not; the receipt to send, by the order's id."""
+        """Run or refuse an order; returns the receipt to send, by order id."""
         order = open_envelope(envelope, self.node.key)
         if isinstance(order, OrderRefusal):
             return self._refuse(order)
-        known = self.ledger.entry(order.id)
-        if known is not None and known.nonce == order.nonce:
-            return self._again(order)
+        entry = self.ledger.find_entry(order.id)
+        if entry is not None and entry.nonce == order.nonce:
+            return self._repeat_receipt(order)
         now = self._time.now()
         try:
-            self.ledger.forget_old(now)
+            self.ledger.remove_expired(now)
             refusal = check_order(order, self.node, self.ledger, now=now)
             if refusal is not None:
                 return self._refuse(refusal)
             self.ledger.begin(order, now=now, boot=self._boot)
         except OSError as error:
-            why = f"it could not be written down first: {error.strerror}"
-            return self._refuse(OrderRefusal(order.id, order.kind, why))
-        log.info("Order begun", extra=logs.fields(order=order.id, kind=order.kind))
-        return self._finish(order.id, order.kind, await self._work(order))
+            reason = f"the order could not be recorded in the ledger: {error.strerror}"
+            return self._refuse(OrderRefusal(order.id, order.kind, reason))
+        log.info("order started", extra=logs.fields(order=order.id, kind=order.kind))
+        return self._finish(order.id, order.kind, await self._run_order(order))
 
-    async def _work(self, order: orders.Order) -> OrderOutcome:
-        limit = orders.KINDS[order.kind].seconds
+    async def _run_order(self, order: orders.Order) -> OrderOutcome:
+        timeout_seconds = orders.KINDS[order.kind].seconds
         try:
-            async with asyncio.timeout(limit):
-                return await WORK[order.kind](self._bench, order.arguments, self._time.now())
+            async with asyncio.timeout(timeout_seconds):
+                return await ORDER_FUNCTIONS[order.kind](self._context, order.arguments, self._time.now())
         except TimeoutError:
-            return OrderOutcome(f"it did not end within {limit:g} s and was given up", result=Result.FAILED)
+            return OrderOutcome(f"timed out after {timeout_seconds:g} s", result=Result.FAILED)
         except CollectError as error:
             return OrderOutcome(str(error), result=Result.FAILED)
-        except Exception as error:  # Deliberately everything: work that breaks must not cost the agent its orders.
-            log.exception("The work on an order broke")
-            return OrderOutcome(f"it broke: {type(error).__name__}: {error}"[:500], result=Result.FAILED)
+        except Exception as error:  # Deliberately everything: a failed order must not stop the following ones.
+            log.exception("order failed", extra=logs.fields(order=order.id, kind=order.kind))
+            return OrderOutcome(f"internal error: {type(error).__name__}: {error}"[:500], result=Result.FAILED)
 
-    def _again(self, order: orders.Order) -> dict[str, orders.Envelope]:
-        """The hub asks for what was done already: it gets the receipt that it missed, or hears that it had it."""
-        kept = self.ledger.receipt(order.id)
-        if kept is not None:
-            return {order.id: kept}
-        text = "this was done and answered before; it is not done again"
+    def _repeat_receipt(self, order: orders.Order) -> dict[str, orders.Envelope]:
+        """Answer an order that was run before: with its receipt, or that the hub has confirmed it."""
+        receipt = self.ledger.read_receipt(order.id)
+        if receipt is not None:
+            return {order.id: receipt}
+        text = "the order was run and its receipt confirmed before; it is not repeated"
         return {order.id: self._seal(order.id, OrderOutcome(text, result=Result.ALREADY_SO))}
 
     def _refuse(self, refusal: OrderRefusal) -> dict[str, orders.Envelope]:
-        self._count.add(kind=refusal.kind, result=Result.REFUSED)
-        where = {"order": refusal.order, "kind": refusal.kind, "why": refusal.why}
-        log.warning("Order refused", extra=logs.fields(**where))
-        if refusal.order is None:
+        self._counter.add(kind=refusal.kind, result=Result.REFUSED)
+        log_fields = logs.fields(order=refusal.order_id, kind=refusal.kind, reason=refusal.reason)
+        log.warning("order refused", extra=log_fields)
+        if refusal.order_id is None:
             return {}
-        return {refusal.order: self._seal(refusal.order, OrderOutcome(refusal.why, result=Result.REFUSED))}
+        return {refusal.order_id: self._seal(refusal.order_id, OrderOutcome(refusal.reason, result=Result.REFUSED))}
 
-    def _finish(self, id: str, kind: str, done: OrderOutcome) -> dict[str, orders.Envelope]:
-        self._count.add(kind=kind, result=done.result)
-        log.info("Order ended", extra=logs.fields(order=id, kind=kind, result=done.result, text=done.text))
-        receipt = self._seal(id, done)
+    def _finish(self, order_id: str, kind: str, outcome: OrderOutcome) -> dict[str, orders.Envelope]:
+        self._counter.add(kind=kind, result=outcome.result)
+        log_fields = logs.fields(order=order_id, kind=kind, result=outcome.result, text=outcome.text)
+        log.info("order finished", extra=log_fields)
+        receipt = self._seal(order_id, outcome)
         try:
-            self.ledger.finish(id, receipt)
+            self.ledger.finish(order_id, receipt)
         except OSError as error:
-            log.error("A receipt is not kept", extra=logs.fields(order=id, error=error.strerror))
-        return {id: receipt}
+            log.error("order receipt not saved", extra=logs.fields(order=order_id, error=error.strerror))
+        return {order_id: receipt}
 
-    def _seal(self, id: str, done: OrderOutcome) -> orders.Envelope:
-        receipt = orders.Receipt(orders.OrderId(id), self._time.now(), done.result, done.text, done.output)
+    def _seal(self, order_id: str, outcome: OrderOutcome) -> orders.Envelope:
+        now = self._time.now()
+        receipt = orders.Receipt(orders.OrderId(order_id), now, outcome.result, outcome.text, outcome.output)
         return orders.seal(receipt, self.node.key)
 
 
 class OrdersUnavailable(CollectError):
-    """The hub gives this agent no orders at all."""
+    """The hub offers no orders to this agent."""
 
 
 class OrderClient:
-    """The way to the hub and back."""
+    """Fetches orders from the hub and sends receipts."""
 
     def __init__(self, hub: push.HubEndpoint, node: AgentIdentity) -> None:
         self._url = f"{hub.url.rstrip('/')}/api/orders"
-        self._asked = f"{self._url}?{urlencode({'cluster': node.cluster, 'node': node.name, 'wait': WAIT_SECONDS})}"
+        parameters = urlencode({"cluster": node.cluster, "node": node.name, "wait": LONG_POLL_SECONDS})
+        self._fetch_url = f"{self._url}?{parameters}"
         self._headers = hub.headers
-        seconds = WAIT_SECONDS + ANSWER_SECONDS
+        seconds = LONG_POLL_SECONDS + RESPONSE_SECONDS
         self._connection = http.Connection(timeout_seconds=seconds, max_body_bytes=MAX_BODY_BYTES, access=hub.access)
 
     async def fetch(self) -> list[orders.Envelope]:
-        response = await self._connection.send(http.HttpRequest(self._asked, headers=self._headers))
+        response = await self._connection.send(http.HttpRequest(self._fetch_url, headers=self._headers))
         if response.status != 200:
-            kind = OrdersUnavailable if response.status in NO_ORDERS else CollectError
+            kind = OrdersUnavailable if response.status in UNAVAILABLE_STATUSES else CollectError
             raise kind(response.error_summary, where=self._url)
         try:
             plain = wire.loads(dict, response.body)
@@ -228,15 +231,15 @@ class OrderClient:
         except WireError as error:
             raise CollectError(f"the orders cannot be read: {str(error)[:200]}", where=self._url) from error
 
-    async def answer(self, id: str, receipt: orders.Envelope) -> bool:
-        """True when the hub has it; False when it will never take it. CollectError: later."""
-        address = f"{self._url}/{quote(id, safe='')}/receipt"
+    async def send_receipt(self, order_id: str, receipt: orders.Envelope) -> bool:
+        """True if the hub accepted the receipt, False if it never will; CollectError: retry later."""
+        address = f"{self._url}/{quote(order_id, safe='')}/receipt"
         body = wire.dumps(receipt).encode()
         response = await self._connection.send(http.HttpRequest(address, "POST", headers=self._headers, body=body))
         if response.status == 200:
             return True
         if response.status in (400, 404, 413, 422):
-            log.error("The hub refuses a receipt", extra=logs.fields(order=id, error=response.error_summary))
+            log.error("order receipt refused", extra=logs.fields(order=order_id, error=response.error_summary))
             return False
         raise CollectError(response.error_summary, where=address)
 
@@ -245,39 +248,35 @@ class OrderClient:
 
 
 async def follow_orders(hub: push.HubEndpoint, worker: OrderWorker, *, time: clock.Clock) -> None:
-    """Fetch and do orders for ever. A hub that is away is asked again after growing pauses, not all agents at once."""
-    line, said, failures = OrderClient(hub, worker.node), "", 0
+    """Fetch and run orders forever; retries have a random backoff, so that not all agents retry at once."""
+    client, logged_problem, failures = OrderClient(hub, worker.node), "", 0
     worker.resume()
     try:
         while True:
-            wait = 0.0
+            delay_seconds = 0.0
             try:
-                await _deliver(line, worker, worker.ledger.receipts())
-                asked_at = system_time.monotonic()
-                await _answer_all(line, worker, await line.fetch())
-                said, failures = "", 0
-                # A hub that answers at once, without an order or always with the same, must not be asked without end.
-                wait = max(0.0, PAUSES.first_seconds - (system_time.monotonic() - asked_at))
+                await _deliver(client, worker, worker.ledger.read_receipts())
+                started_at = system_time.monotonic()
+                for envelope in await client.fetch():
+                    await _deliver(client, worker, await worker.handle(envelope))
+                logged_problem, failures = "", 0
+                # Limit the request rate if the hub answers at once, without an order or always with the same one.
+                delay_seconds = max(0.0, RETRY_BACKOFF.first_seconds - (system_time.monotonic() - started_at))
             except CollectError as error:
                 failures += 1
-                wait = (
-                    NO_ORDERS_PAUSE_SECONDS if isinstance(error, OrdersUnavailable) else PAUSES.delay_seconds(failures)
-                )
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("No orders are fetched", extra=logs.fields(error=said, retry_seconds=wait))
-                wait *= random.uniform(0.5, 1.5)
-            await time.sleep(wait)
+                is_unavailable = isinstance(error, OrdersUnavailable)
+                delay_seconds = UNAVAILABLE_RETRY_SECONDS if is_unavailable else RETRY_BACKOFF.delay_seconds(failures)
+                if str(error) != logged_problem:
+                    logged_problem = str(error)
+                    log_fields = logs.fields(error=logged_problem, retry_seconds=delay_seconds)
+                    log.warning("order fetch failed", extra=log_fields)
+                delay_seconds *= random.uniform(0.5, 1.5)
+            await time.sleep(delay_seconds)
     finally:
-        await line.close()
+        await client.close()
 
 
-async def _answer_all(line: OrderClient, desk: OrderWorker, envelopes: Collection[orders.Envelope]) -> None:
-    for envelope in envelopes:
-        await _deliver(line, desk, await desk.handle(envelope))
-
-
-async def _deliver(line: OrderClient, desk: OrderWorker, receipts: dict[str, orders.Envelope]) -> None:
-    for id, receipt in receipts.items():
-        await line.answer(id, receipt)
-        desk.ledger.delivered(id)
+async def _deliver(client: OrderClient, worker: OrderWorker, receipts: dict[str, orders.Envelope]) -> None:
+    for order_id, receipt in receipts.items():
+        await client.send_receipt(order_id, receipt)
+        worker.ledger.remove_receipt(order_id)

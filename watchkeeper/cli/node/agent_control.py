@@ -121,7 +121,7 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _tools(options: dict[str, Any]) -> order_context.Tools:
+def _tools(options: dict[str, Any]) -> order_context.NodeTools:
     """Takes what is only about orders out of the options."""
     programs = {}
     for text in options.pop("tools"):
@@ -129,7 +129,7 @@ def _tools(options: dict[str, Any]) -> order_context.Tools:
         if not equals or not path or name not in PROGRAMS:
             raise click.UsageError(f"--tool {text[:60]}: NAME=PATH is needed, with one of {', '.join(PROGRAMS)}")
         programs[PROGRAMS[name]] = path
-    return order_context.Tools(
+    return order_context.NodeTools(
         **programs,
         mig_config=options.pop("mig_config"),
         mig_layout=options.pop("mig_layout"),

@@ -1,4 +1,4 @@
-"""Nodes for tests of `preflight`: a program that stands for `watchkeeper` on every node, and reports to answer with."""
+"""Nodes for tests of `preflight`: a program that replaces `watchkeeper` on every node, and its reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.paths import ROOT
 
-# By the name of the node it runs on: prints a report, hangs, or is the real command.
+# Depending on the name of its node it prints a report, hangs, or runs the real command.
 PROGRAM = """\
 import os, pathlib, sys, time
 sys.path.insert(0, {root!r})
@@ -33,9 +33,9 @@ def command(folder: Path) -> str:
 def report(*, gpus: int = 8, verdict: str = "passed", **results: str) -> str:
     """A report of `diag -r 1 --json`; `results` are verdicts by test, of the first GPU."""
     names = [{"uuid": f"GPU-{index}", "index": index, "model": "NVIDIA H200"} for index in range(gpus)]
-    told = {"nvml": "pass", **results}
+    verdicts = {"nvml": "pass", **results}
     rows: list[dict[str, Any]] = [
         {"test": test, "gpu": "GPU-0" if gpus else None, "verdict": word, "why": f"because of {test}"}
-        for test, word in told.items()
+        for test, word in verdicts.items()
     ]
     return json.dumps({"verdict": verdict, "gpus": names, "results": rows})

@@ -1,4 +1,4 @@
-"""`watchkeeper preflight` as a program: through a real Slurm, by ssh, by a label selector, and used wrongly."""
+"""`watchkeeper preflight` as a program: with a real Slurm, with ssh, with a label selector, and with wrong options."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_an_allocation_of_healthy_nodes_is_a_go(cluster: slurm_cluster.Cluster, 
 
 
 @pytest.mark.slow
-def test_each_no_has_its_reason_and_silence_is_no_go(
+def test_each_no_go_has_a_reason_and_a_node_without_an_answer_is_never_a_go(
     cluster: slurm_cluster.Cluster, job: str, tmp_path: Path, fake: driver.FakeNvml
 ) -> None:
-    """n1 is well, n2 really runs `diag` over a driver that has lost a GPU, n3 does not answer."""
+    """n1 is healthy, n2 runs the real `diag` with a lost GPU, n3 does not answer."""
     (tmp_path / "n1.json").write_text(nodes.report())
     (tmp_path / "n3.hang").touch()
     fake.tell(1, all=driver.GPU_IS_LOST)
@@ -73,7 +73,7 @@ def test_each_no_has_its_reason_and_silence_is_no_go(
 
 
 @pytest.mark.slow
-def test_links_that_cannot_be_tried_without_torch_leave_it_open(
+def test_links_without_torch_mean_cannot_tell(
     cluster: slurm_cluster.Cluster, job: str, tmp_path: Path, fake: driver.FakeNvml
 ) -> None:
     for name in ("n1", "n2", "n3"):
@@ -86,7 +86,7 @@ def test_links_that_cannot_be_tried_without_torch_leave_it_open(
 
 
 @pytest.mark.slow
-def test_a_job_that_does_not_run_and_nodes_of_another_are_refused(cluster: slurm_cluster.Cluster, job: str) -> None:
+def test_a_job_that_does_not_run_and_nodes_of_another_job_are_refused(cluster: slurm_cluster.Cluster, job: str) -> None:
     gone = preflight(cluster.environment, "--slurm-job", "99999")
     assert (gone.returncode, "job 99999" in gone.stderr) == (1, True)
     stranger = preflight(cluster.environment, "--slurm-job", job, "--nodes", "n1,n7")
@@ -98,7 +98,7 @@ def _slurm(cluster: slurm_cluster.Cluster) -> dict[str, str]:
 
 
 def tool(folder: Path, name: str, script: str) -> dict[str, str]:
-    """An environment whose PATH finds this program first."""
+    """An environment with this program first in PATH."""
     path = folder / "bin" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -106,11 +106,11 @@ def tool(folder: Path, name: str, script: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{path.parent}:{os.environ['PATH']}"}
 
 
-# What ssh does with its last words: a shell on that node.
+# Runs the last argument in a shell, as ssh does on the node.
 SSH = 'while [ "$1" = -o ]; do shift 2; done; shift; export NODE="$1"; [ "$NODE" = down ] && exit 255; exec sh -c "$2"'
 
 
-def test_by_ssh_only_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_ssh_is_used_only_on_request(tmp_path: Path) -> None:
     (tmp_path / "a1.json").write_text(nodes.report())
     line = ["--nodes", "a1,down", "--ssh", "--no-bandwidth", "--json", "--command", nodes.command(tmp_path)]
     ran = preflight(tool(tmp_path, "ssh", SSH), *line)
@@ -118,11 +118,11 @@ def test_by_ssh_only_where_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def items(*names: str) -> str:
-    found: list[dict[str, Any]] = [{"metadata": {"name": name}} for name in names]
-    return json.dumps({"items": found})
+    objects: list[dict[str, Any]] = [{"metadata": {"name": name}} for name in names]
+    return json.dumps({"items": objects})
 
 
-def test_a_label_selector_names_the_nodes_and_a_hub_that_is_away_is_no_go(tmp_path: Path) -> None:
+def test_a_label_selector_selects_nodes_and_an_unreachable_hub_is_never_a_go(tmp_path: Path) -> None:
     environment = tool(tmp_path, "kubectl", f"echo '{items('k1', 'k2')}'")
     ran = preflight(environment, "--selector", "gpu=h200", "--json", "--hub", "http://127.0.0.1:9")
     assert (ran.returncode, words(ran)) == (3, {"k1": "cannot tell", "k2": "cannot tell"})
@@ -130,12 +130,12 @@ def test_a_label_selector_names_the_nodes_and_a_hub_that_is_away_is_no_go(tmp_pa
     assert (none.returncode, "0 nodes are named" in none.stderr) == (2, True)
 
 
-def test_kubectl_s_own_complaint_is_passed_on(tmp_path: Path) -> None:
+def test_the_error_of_kubectl_is_shown(tmp_path: Path) -> None:
     ran = preflight(tool(tmp_path, "kubectl", "echo 'error: no such context' >&2; exit 1"), "--selector", "a=b")
     assert (ran.returncode, "error: no such context" in ran.stderr) == (1, True)
 
 
-def test_without_any_node_it_says_how_to_name_some() -> None:
+def test_without_nodes_the_error_names_the_options() -> None:
     ran = preflight(os.environ)
     assert (ran.returncode, "--slurm-job" in ran.stderr) == (2, True)
     assert preflight(os.environ, "--nodes", "a[1-").returncode == 2

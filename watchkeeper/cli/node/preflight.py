@@ -41,18 +41,18 @@ class WorkOrderAccess:
     cluster: str | None
     name: str = "work orders"
 
-    def check(self, node: str, words: Sequence[str]) -> judge.CommandAnswer:  # noqa: ARG002
+    def run_on_node(self, node: str, arguments: Sequence[str]) -> judge.CommandOutput:  # noqa: ARG002
         try:
             _, receipt = agent_order.give_and_wait(self.hub, node, ORDER, arguments={}, cluster=self.cluster)
         except HubError as error:
-            return judge.CommandAnswer(None, str(error))
+            return judge.CommandOutput(None, str(error))
         if receipt.result not in agent_order.DONE or not receipt.output:
-            return judge.CommandAnswer(None, f"its agent: {receipt.result}: {receipt.text}")
-        return judge.CommandAnswer(receipt.output)
+            return judge.CommandOutput(None, f"its agent: {receipt.result}: {receipt.text}")
+        return judge.CommandOutput(receipt.output)
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> judge.CommandAnswer:  # noqa: ARG002
+    def run_on_all(self, nodes: Sequence[str], arguments: Sequence[str]) -> judge.CommandOutput:  # noqa: ARG002
         why = "work orders cannot try links; run it inside an allocation or with --ssh, or leave them out"
-        return judge.CommandAnswer(None, f"{why} with --no-bandwidth")
+        return judge.CommandOutput(None, f"{why} with --no-bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def command(
     try:
         found = check(way, asked.nodes, expected_gpus=expected_gpus, links=links)
     except KeyboardInterrupt:
-        programs.end_all()
+        programs.terminate_all()
         click.echo("\nStopped: nothing runs on the nodes any more, as far as they can be reached.", err=True)
         # Not sys.exit: it would wait for threads that wait for nodes.
         os._exit(130)
@@ -149,7 +149,7 @@ def command(
         print_json(as_plain(found, way.name))
     else:
         show(found, way.name)
-    sys.exit(EXIT_CODES[found.word])
+    sys.exit(EXIT_CODES[found.verdict])
 
 
 def _nodes(listed: str | None, job: str | None, *, selector: str | None, context: str | None) -> NodeSelection:
@@ -176,7 +176,7 @@ def _nodes(listed: str | None, job: str | None, *, selector: str | None, context
 
 def check(
     way: transports.Transport, nodes: Sequence[str], *, expected_gpus: int | None = None, links: Sequence[str] | None
-) -> judge.Preflight:
+) -> judge.PreflightReport:
     """All nodes; then, among those that may go, the links, if there is more than one GPU to try them with."""
     progress, done = Progress(), 0
 
@@ -185,41 +185,41 @@ def check(
         done += 1
         progress.update(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
 
-    answers = transports.check_all(way, nodes, DIAG, tell=tell)
+    answers = transports.run_on_each(way, nodes, DIAG, report_node=tell)
     found = judge.judge_nodes(answers, expected_gpus=expected_gpus)
-    well = [checked.name for checked in found if checked.word is judge.PreflightVerdict.GO]
-    gpus = sum(checked.gpus or 0 for checked in found if checked.word is judge.PreflightVerdict.GO)
+    well = [checked.name for checked in found if checked.verdict is judge.PreflightVerdict.GO]
+    gpus = sum(checked.gpus or 0 for checked in found if checked.verdict is judge.PreflightVerdict.GO)
     tried = None
     if links is not None and gpus > 1:
         progress.update(f"links between {len(well)} nodes")
-        tried = judge.judge_links(way.meet(well, links))
+        tried = judge.judge_links(way.run_on_all(well, links))
     progress.clear()
-    return judge.Preflight(found, tried)
+    return judge.PreflightReport(found, tried)
 
 
-def as_plain(found: judge.Preflight, way: str) -> dict[str, object]:
+def as_plain(found: judge.PreflightReport, way: str) -> dict[str, object]:
     """The documented shape of `preflight --json`; keys are added, never renamed."""
     return {
-        "verdict": found.word.value,
+        "verdict": found.verdict.value,
         "by": way,
         "nodes": wire.to_plain(found.nodes),
         "links": None if found.links is None else wire.to_plain(found.links),
     }
 
 
-def show(found: judge.Preflight, way: str) -> None:
+def show(found: judge.PreflightReport, way: str) -> None:
     order = list(judge.PreflightVerdict)
-    rows = sorted(found.nodes, key=lambda checked: -order.index(checked.word))
+    rows = sorted(found.nodes, key=lambda checked: -order.index(checked.verdict))
     cells = [
         [
             checked.name,
-            checked.word.value,
+            checked.verdict.value,
             "" if checked.gpus is None else str(checked.gpus),
             "; ".join([*checked.reasons, *(f"warning: {text}" for text in checked.warnings)]),
         ]
         for checked in (*rows, *([found.links] if found.links is not None else []))
     ]
     print_table(["NODE", "VERDICT", "GPUS", "WHY"], cells)
-    counts = ", ".join(f"{sum(node.word is word for node in found.nodes)} {word.value}" for word in order)
-    links = "links were not tried" if found.links is None else f"links: {found.links.word.value}"
-    click.echo(f"{found.word.value.capitalize()}: {len(found.nodes)} nodes by {way}: {counts}; {links}.")
+    counts = ", ".join(f"{sum(node.verdict is word for node in found.nodes)} {word.value}" for word in order)
+    links = "links were not tried" if found.links is None else f"links: {found.links.verdict.value}"
+    click.echo(f"{found.verdict.value.capitalize()}: {len(found.nodes)} nodes by {way}: {counts}; {links}.")

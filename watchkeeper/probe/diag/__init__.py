@@ -1,4 +1,4 @@
-"""`watchkeeper diag`: active tests of this node's GPUs, judged against what each model reaches.
+"""`watchkeeper diag`: active tests of this node's GPUs, compared with the expected values of their model.
 
-Comes in: the chosen level and GPUs. Goes out: a verdict per test with its measurement. Never here: a repair.
+In: level and GPUs. Out: a verdict for each test with its measurement. Never here: a repair.
 """

@@ -1,4 +1,4 @@
-"""Go or no-go for a job's nodes before it starts.
+"""`watchkeeper preflight`: go or no-go for the nodes of a job before it starts.
 
-Comes in: nodes and how to reach them. Goes out: a verdict per node. Never here: a change to a node.
+In: nodes and a transport. Out: a verdict for each node. Never here: a change to a node.
 """

@@ -1,7 +1,7 @@
-"""Go or no-go before a job: from what each node's `diag -r 1` and the sweep of links said to one word, with reasons.
+"""Decide go or no-go before a job, from the `diag -r 1` report of each node and the fabric test of their links.
 
-`cli.node.preflight` asks the nodes (`preflight_ways`) and hands the answers over; nothing here runs anything. A node
-that did not answer, or whose answer cannot be read, is never a go.
+`cli.node.preflight` runs the commands through `transports` and passes their outputs; nothing here runs a command. A
+node without a readable report is never a go.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from watchkeeper.model.diag import DiagOutcome, DiagVerdict
 from watchkeeper.readers import json_facts
 
-MOST_REASONS = 8
-LONGEST_REASON = 300
+MAX_REASONS = 8
+MAX_REASON_CHARS = 300
 
 
 class PreflightVerdict(StrEnum):
-    """From good to bad."""
+    """From best to worst."""
 
     GO = "go"
     CANNOT_TELL = "cannot tell"
@@ -29,87 +29,96 @@ class PreflightVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CommandAnswer:
-    """What a command printed on a node; `text` None: nothing, and `why` says what became of it."""
+class CommandOutput:
+    """The output of a command on a node; `text` is None if it failed, for the reason in `problem`."""
 
     text: str | None
-    why: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """One node, or the links between them. `gpus` None: it did not say."""
+    """The verdict for one node, or for the links between nodes; `gpus` is None if unknown."""
 
     name: str
-    word: PreflightVerdict
+    verdict: PreflightVerdict = field(metadata={"json_key": "word"})
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     gpus: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Preflight:
-    """The whole check; `links` None: nobody asked for them, or there are none."""
+class PreflightReport:
+    """The verdicts of all nodes; `links` is None if links were not tested."""
 
     nodes: tuple[NodeVerdict, ...]
     links: NodeVerdict | None = None
 
     @property
-    def word(self) -> PreflightVerdict:
-        found = [checked.word for checked in (*self.nodes, *([self.links] if self.links is not None else []))]
-        return max(found, key=list(PreflightVerdict).index) if self.nodes else PreflightVerdict.CANNOT_TELL
+    def verdict(self) -> PreflightVerdict:
+        verdicts = [node.verdict for node in (*self.nodes, *([self.links] if self.links is not None else []))]
+        return max(verdicts, key=list(PreflightVerdict).index) if self.nodes else PreflightVerdict.CANNOT_TELL
 
 
-def judge_nodes(answers: Mapping[str, CommandAnswer], *, expected_gpus: int | None = None) -> tuple[NodeVerdict, ...]:
-    """Each node by its own tests, then by its number of GPUs: as expected, or as many as most nodes have."""
-    found = [judge_node(node, answer) for node, answer in answers.items()]
-    usual = _usual([checked.gpus for checked in found if checked.gpus is not None])
-    wanted, whose = (usual, "most nodes here have") if expected_gpus is None else (expected_gpus, "expected are")
-    return tuple(_counted(checked, wanted, whose=whose) for checked in found)
+def judge_nodes(outputs: Mapping[str, CommandOutput], *, expected_gpus: int | None = None) -> tuple[NodeVerdict, ...]:
+    """Judge each node by its tests and its number of GPUs: the expected number, or that of most nodes."""
+    nodes = [judge_node(node, output) for node, output in outputs.items()]
+    min_count, source = expected_gpus, "expected:"
+    if min_count is None:
+        min_count, source = (
+            _usual_gpu_count([node.gpus for node in nodes if node.gpus is not None]),
+            "most nodes here have",
+        )
+    return tuple(_compare_gpu_count(node, min_count, source=source) for node in nodes)
 
 
-def judge_node(node: str, answer: CommandAnswer) -> NodeVerdict:
-    if answer.text is None:
-        return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, (answer.why,))
-    plain = read_json(answer.text)
-    if plain is None or not isinstance(plain.get("results"), list):
-        said = " ".join(answer.text.split())[-LONGEST_REASON:] or "nothing"
-        return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, (f"its answer is no report of `diag`: {said}",))
-    gpus = [*map(json_facts.mapping, json_facts.items(plain, "gpus"))]
-    places = {str(gpu.get("uuid")): f"gpu {gpu.get('index')}" for gpu in gpus}
-    results = [*map(json_facts.mapping, json_facts.items(plain, "results"))]
+def judge_node(node: str, output: CommandOutput) -> NodeVerdict:
+    if output.text is None:
+        return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, (output.problem,))
+    report = parse_json_object(output.text)
+    if report is None or not isinstance(report.get("results"), list):
+        excerpt = " ".join(output.text.split())[-MAX_REASON_CHARS:] or "empty output"
+        return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, (f"the output is not a `diag` report: {excerpt}",))
+    gpus = [*map(json_facts.mapping, json_facts.items(report, "gpus"))]
+    gpu_names = {str(gpu.get("uuid")): f"gpu {gpu.get('index')}" for gpu in gpus}
+    results = [*map(json_facts.mapping, json_facts.items(report, "results"))]
     failed, warned, skipped = (
-        _sentences(results, verdict, places) for verdict in (DiagVerdict.FAIL, DiagVerdict.WARN, DiagVerdict.SKIP)
+        _group_reasons(results, verdict, gpu_names)
+        for verdict in (DiagVerdict.FAIL, DiagVerdict.WARN, DiagVerdict.SKIP)
     )
-    whole = plain.get("verdict")
-    if failed or whole == DiagOutcome.FAILED:
-        return NodeVerdict(node, PreflightVerdict.NO_GO, failed or ("it failed without saying why",), warned, len(gpus))
-    if whole != DiagOutcome.PASSED:
-        stopped = (f"it stopped early: {plain['stopped']}",) if plain.get("stopped") else ()
-        unknown = stopped or skipped or ("its `diag` cannot tell",)
-        return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, unknown, warned, len(gpus))
+    outcome = report.get("verdict")
+    if failed or outcome == DiagOutcome.FAILED:
+        return NodeVerdict(
+            node, PreflightVerdict.NO_GO, failed or ("`diag` failed without a reason",), warned, len(gpus)
+        )
+    if outcome != DiagOutcome.PASSED:
+        stop_reasons = (f"`diag` stopped early: {report['stopped']}",) if report.get("stopped") else ()
+        reasons = stop_reasons or skipped or ("the verdict of `diag` is `cannot tell`",)
+        return NodeVerdict(node, PreflightVerdict.CANNOT_TELL, reasons, warned, len(gpus))
     return NodeVerdict(node, PreflightVerdict.GO, (), warned, len(gpus))
 
 
-def judge_links(answer: CommandAnswer) -> NodeVerdict:
-    """By the report of node 0 of `diag fabric --json`, which hears all ranks."""
-    plain = None if answer.text is None else read_json(answer.text)
-    if plain is None:
-        why = answer.why or " ".join((answer.text or "").split())[-LONGEST_REASON:] or "no answer"
-        return NodeVerdict("links", PreflightVerdict.CANNOT_TELL, (why,))
-    results = [*map(json_facts.mapping, json_facts.items(plain, "results"))]
-    failed = _sentences(results, DiagVerdict.FAIL, {})
+def judge_links(output: CommandOutput) -> NodeVerdict:
+    """Judge the links by the report of `diag fabric --json` on node 0, which has the results of all ranks."""
+    report = None if output.text is None else parse_json_object(output.text)
+    if report is None:
+        problem = output.problem or " ".join((output.text or "").split())[-MAX_REASON_CHARS:] or "no answer"
+        return NodeVerdict("links", PreflightVerdict.CANNOT_TELL, (problem,))
+    results = [*map(json_facts.mapping, json_facts.items(report, "results"))]
+    failed = _group_reasons(results, DiagVerdict.FAIL, {})
     if failed:
         return NodeVerdict("links", PreflightVerdict.NO_GO, failed)
-    if not plain.get("pairs"):
+    if not report.get("pairs"):
         return NodeVerdict(
-            "links", PreflightVerdict.CANNOT_TELL, _sentences(results, DiagVerdict.SKIP, {}) or ("no pair was tried",)
+            "links",
+            PreflightVerdict.CANNOT_TELL,
+            _group_reasons(results, DiagVerdict.SKIP, {}) or ("no pair was measured",),
         )
-    return NodeVerdict("links", PreflightVerdict.GO, (), _sentences(results, DiagVerdict.WARN, {}))
+    return NodeVerdict("links", PreflightVerdict.GO, (), _group_reasons(results, DiagVerdict.WARN, {}))
 
 
-def read_json(text: str) -> Mapping[str, Any] | None:
-    """The one object in a text: schedulers and shells write lines of their own before and after it."""
+def parse_json_object(text: str) -> Mapping[str, Any] | None:
+    """The JSON object in a text; schedulers and shells may write lines before and after it."""
     start, end = text.find("{"), text.rfind("}")
     try:
         plain = json.loads(text[start : end + 1])
@@ -118,28 +127,28 @@ def read_json(text: str) -> Mapping[str, Any] | None:
     return plain if isinstance(plain, dict) else None
 
 
-def _sentences(
-    results: Iterable[Mapping[str, Any]], verdict: DiagVerdict, places: Mapping[str, str]
+def _group_reasons(
+    results: Iterable[Mapping[str, Any]], verdict: DiagVerdict, gpu_names: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """One sentence for each test and reason, with all GPUs that it is true of."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """One text for each test and reason, with all GPUs that it applies to."""
+    gpus_by_reason: dict[tuple[str, str], list[str]] = {}
     for result in results:
         if result.get("verdict") == verdict:
-            key = (str(result.get("test")), str(result.get("why"))[:LONGEST_REASON])
-            where = result.get("gpu")
-            found.setdefault(key, []).extend([] if where is None else [places.get(str(where), str(where))])
-    said = [f"{', '.join(where)}{': ' if where else ''}{test}: {why}" for (test, why), where in found.items()]
-    more = len(said) - MOST_REASONS
-    return (*said[:MOST_REASONS], *([f"and {more} more"] if more > 0 else []))
+            key = (str(result.get("test")), str(result.get("why"))[:MAX_REASON_CHARS])
+            gpu = result.get("gpu")
+            gpus_by_reason.setdefault(key, []).extend([] if gpu is None else [gpu_names.get(str(gpu), str(gpu))])
+    reasons = [f"{', '.join(gpus)}{': ' if gpus else ''}{test}: {why}" for (test, why), gpus in gpus_by_reason.items()]
+    omitted = len(reasons) - MAX_REASONS
+    return (*reasons[:MAX_REASONS], *([f"and {omitted} more"] if omitted > 0 else []))
 
 
-def _usual(counts: Sequence[int]) -> int | None:
-    """How many GPUs most nodes have; with two nodes the higher number, because GPUs get lost and do not appear."""
+def _usual_gpu_count(counts: Sequence[int]) -> int | None:
+    """The number of GPUs that most nodes have; the higher number if two are equally frequent."""
     return max(statistics.multimode(counts)) if len(counts) > 1 else None
 
 
-def _counted(checked: NodeVerdict, wanted: int | None, *, whose: str) -> NodeVerdict:
-    if wanted is None or checked.gpus is None or checked.gpus >= wanted:
-        return checked
-    why = f"GPUs that answer: {checked.gpus}, {whose} {wanted}"
-    return replace(checked, word=PreflightVerdict.NO_GO, reasons=(*checked.reasons, why))
+def _compare_gpu_count(node: NodeVerdict, min_count: int | None, *, source: str) -> NodeVerdict:
+    if min_count is None or node.gpus is None or node.gpus >= min_count:
+        return node
+    reason = f"GPUs that answer: {node.gpus}, {source} {min_count}"
+    return replace(node, verdict=PreflightVerdict.NO_GO, reasons=(*node.reasons, reason))

@@ -1,7 +1,8 @@
-"""How a command gets to the nodes of a preflight: by srun inside an allocation, or by ssh where somebody asks for it.
+"""Run commands on the nodes of a preflight: with srun inside an allocation, or with ssh on request.
 
-`cli.node.preflight` chooses; its third way, work orders, needs a hub and lives there. Every command has a deadline, and
-Ctrl-C ends all of them. Which nodes: a Slurm job's (`slurm_nodes`) or those of a label selector (`labelled_nodes`).
+`cli.node.preflight` selects the transport; it also has the third one, work orders, which needs a hub. Every command has
+a timeout, and Ctrl-C ends all of them. The nodes are those of a Slurm job (`slurm_nodes`) or of a label selector
+(`labelled_nodes`).
 """
 
 from __future__ import annotations
@@ -16,113 +17,117 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from watchkeeper.errors import CollectError
-from watchkeeper.probe.preflight.judge import LONGEST_REASON, CommandAnswer, read_json
+from watchkeeper.probe.preflight.judge import MAX_REASON_CHARS, CommandOutput, parse_json_object
 from watchkeeper.readers import json_facts
 from watchkeeper.readers.clusters import hostlist
 
-# slurmctld creates steps one after the other, and each ssh is a process here.
-AT_ONCE = 32
-# All of them must run at the same time to meet: a process here for each.
-MOST_MEETING_BY_SSH = 64
-ASK_SECONDS = 30.0
-ENDING_SECONDS = 5.0
-CONNECT_SECONDS = 10
-MEETING_PORT = 29_400
+# slurmctld creates steps one at a time, and each ssh is a local process.
+MAX_PARALLEL = 32
+# All ranks must run at the same time, with one local ssh process for each.
+MAX_SSH_LINK_NODES = 64
+QUERY_TIMEOUT_SECONDS = 30.0
+TERMINATE_SECONDS = 5.0
+CONNECT_TIMEOUT_SECONDS = 10
+MASTER_PORT = 29_400
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended; `status` None: it did not start or not end, and `why` says which."""
+    """The exit status and output of a command; `status` is None if it did not start or timed out (see `error_text`)."""
 
     status: int | None
     output: str = ""
-    why: str = ""
+    error_text: str = ""
 
     @property
-    def answer(self) -> CommandAnswer:
-        """JSON counts whatever the exit status: `diag` ends with 1 when a test fails."""
-        if self.status is not None and read_json(self.output) is not None:
-            return CommandAnswer(self.output)
-        said = " ".join(f"{self.why} {self.output}".split())[-LONGEST_REASON:]
-        return CommandAnswer(None, said or f"it ended with {self.status} and said nothing")
+    def command_output(self) -> CommandOutput:
+        """JSON is accepted with any exit status, because `diag` exits with 1 when a test fails."""
+        if self.status is not None and parse_json_object(self.output) is not None:
+            return CommandOutput(self.output)
+        problem = " ".join(f"{self.error_text} {self.output}".split())[-MAX_REASON_CHARS:]
+        return CommandOutput(None, problem or f"exit status {self.status} without output")
 
 
 class Transport(Protocol):
-    """`check` runs `watchkeeper WORDS` on one node; `meet` on all of them at once, and gives what node 0 printed."""
+    """Runs `watchkeeper ARGUMENTS` on one node, or on all nodes at once, where the output is that of node 0."""
 
     @property
     def name(self) -> str: ...
 
-    def check(self, node: str, words: Sequence[str]) -> CommandAnswer: ...
+    def run_on_node(self, node: str, arguments: Sequence[str]) -> CommandOutput: ...
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> CommandAnswer: ...
+    def run_on_all(self, nodes: Sequence[str], arguments: Sequence[str]) -> CommandOutput: ...
 
 
 class RunningCommands:
-    """Commands that run now, so that all of them can be ended."""
+    """The commands that run now, so that all of them can be terminated."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
-        self._is_over = False
+        self._is_stopped = False
 
-    def run(self, command: Sequence[str], seconds: float) -> CommandResult:
+    def run(self, command: Sequence[str], timeout_seconds: float) -> CommandResult:
         with self._lock:
-            if self._is_over:
-                return CommandResult(None, why="stopped")
+            if self._is_stopped:
+                return CommandResult(None, error_text="stopped")
             try:
                 child = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
                 )
             except OSError as error:
-                return CommandResult(None, why=f"{command[0]}: {error.strerror}")
+                return CommandResult(None, error_text=f"{command[0]}: {error.strerror}")
             self._running.add(child)
         try:
-            return _wait(child, seconds)
+            return _wait_for_exit(child, timeout_seconds)
         finally:
             with self._lock:
                 self._running.discard(child)
 
-    def end_all(self) -> None:
+    def terminate_all(self) -> None:
         with self._lock:
-            self._is_over = True
+            self._is_stopped = True
             for child in self._running:
                 child.terminate()
 
 
-def _wait(child: subprocess.Popen[str], seconds: float) -> CommandResult:
+def _wait_for_exit(child: subprocess.Popen[str], timeout_seconds: float) -> CommandResult:
     try:
-        output, complaint = child.communicate(timeout=seconds)
+        output, error_text = child.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
-        # srun ends its step when it is asked to end; killed, it would leave the step running.
+        # srun ends its step on SIGTERM; if it is killed, the step keeps running.
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.communicate(timeout=ENDING_SECONDS)
+            child.communicate(timeout=TERMINATE_SECONDS)
         child.kill()
         child.communicate()
-        return CommandResult(None, why=f"no answer within {seconds:g} s")
-    return CommandResult(child.returncode, output, complaint)
+        return CommandResult(None, error_text=f"no answer within {timeout_seconds:g} s")
+    return CommandResult(child.returncode, output, error_text)
 
 
 @dataclass(frozen=True, slots=True)
 class Srun:
-    """Steps of one job, beside whatever it runs already."""
+    """Runs commands as Slurm steps of one job, which overlap with its other steps."""
 
     job: str
     command: Sequence[str]
-    seconds: float
-    programs: RunningCommands = field(default_factory=RunningCommands)
+    timeout_seconds: float
+    commands: RunningCommands = field(default_factory=RunningCommands)
     name: str = "srun"
 
-    def check(self, node: str, words: Sequence[str]) -> CommandAnswer:
-        return self.programs.run([*self._srun([node]), *self.command, *words], self.seconds).answer
+    def run_on_node(self, node: str, arguments: Sequence[str]) -> CommandOutput:
+        return self.commands.run([*self._srun([node]), *self.command, *arguments], self.timeout_seconds).command_output
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> CommandAnswer:
-        """One step over all nodes, whose lines carry the number of their task; node 0 has the verdict."""
-        ran = self.programs.run([*self._srun(nodes), "--label", *self.command, *words], self.seconds)
-        mark = "0" * len(str(len(nodes) - 1)) + ":"
-        own = [line.lstrip().removeprefix(mark) for line in ran.output.splitlines() if line.lstrip().startswith(mark)]
-        return CommandResult(ran.status, "\n".join(own), ran.why).answer
+    def run_on_all(self, nodes: Sequence[str], arguments: Sequence[str]) -> CommandOutput:
+        """Run one step on all nodes; `--label` puts the task number before each line, and task 0 has the verdict."""
+        result = self.commands.run([*self._srun(nodes), "--label", *self.command, *arguments], self.timeout_seconds)
+        task_prefix = "0" * len(str(len(nodes) - 1)) + ":"
+        rank_0_lines = [
+            line.lstrip().removeprefix(task_prefix)
+            for line in result.output.splitlines()
+            if line.lstrip().startswith(task_prefix)
+        ]
+        return CommandResult(result.status, "\n".join(rank_0_lines), result.error_text).command_output
 
     def _srun(self, nodes: Sequence[str]) -> list[str]:
         count = len(nodes)
@@ -141,82 +146,83 @@ class Srun:
 
 @dataclass(frozen=True, slots=True)
 class Ssh:
-    """As whoever calls, with keys that need nobody to type."""
+    """Runs commands with ssh as the current user, with keys that need no passphrase."""
 
     command: Sequence[str]
-    seconds: float
-    programs: RunningCommands = field(default_factory=RunningCommands)
+    timeout_seconds: float
+    commands: RunningCommands = field(default_factory=RunningCommands)
     name: str = "ssh"
 
-    def check(self, node: str, words: Sequence[str]) -> CommandAnswer:
-        return self.programs.run(self._ssh(node, words), self.seconds).answer
+    def run_on_node(self, node: str, arguments: Sequence[str]) -> CommandOutput:
+        return self.commands.run(self._ssh(node, arguments), self.timeout_seconds).command_output
 
-    def meet(self, nodes: Sequence[str], words: Sequence[str]) -> CommandAnswer:
-        if len(nodes) > MOST_MEETING_BY_SSH:
-            return CommandAnswer(
-                None, f"{len(nodes)} nodes by ssh, the limit is {MOST_MEETING_BY_SSH}: use an allocation"
-            )
+    def run_on_all(self, nodes: Sequence[str], arguments: Sequence[str]) -> CommandOutput:
+        if len(nodes) > MAX_SSH_LINK_NODES:
+            problem = f"{len(nodes)} nodes by ssh, the limit is {MAX_SSH_LINK_NODES}: use an allocation"
+            return CommandOutput(None, problem)
+        shared_options = (*arguments, f"--nodes={len(nodes)}", f"--master={nodes[0]}:{MASTER_PORT}")
 
-        def rank(node: str) -> CommandAnswer:
-            place = (f"--nodes={len(nodes)}", f"--node-rank={nodes.index(node)}", f"--master={nodes[0]}:{MEETING_PORT}")
-            return self.check(node, (*words, *place))
+        def run_rank(node: str) -> CommandOutput:
+            return self.run_on_node(node, (*shared_options, f"--node-rank={nodes.index(node)}"))
 
-        return _each(rank, nodes, at_once=len(nodes))[nodes[0]]
+        return _run_parallel(run_rank, nodes, max_parallel=len(nodes))[nodes[0]]
 
-    def _ssh(self, node: str, words: Sequence[str]) -> list[str]:
-        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
-        # One text, because a shell over there reads it.
-        return ["ssh", *options, "--", node, shlex.join([*self.command, *words])]
-
-
-def check_all(
-    way: Transport, nodes: Sequence[str], words: Sequence[str], *, tell: Callable[[str], None]
-) -> dict[str, CommandAnswer]:
-    """Every node's answer, in the order of the nodes; `tell` hears each name when its answer is there."""
-
-    def ask(node: str) -> CommandAnswer:
-        answer = way.check(node, words)
-        tell(node)
-        return answer
-
-    return _each(ask, nodes, at_once=AT_ONCE)
+    def _ssh(self, node: str, arguments: Sequence[str]) -> list[str]:
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_SECONDS}"]
+        # One argument, because a shell on the node parses it.
+        return ["ssh", *options, "--", node, shlex.join([*self.command, *arguments])]
 
 
-def _each(ask: Callable[[str], CommandAnswer], nodes: Sequence[str], *, at_once: int) -> dict[str, CommandAnswer]:
-    pool = ThreadPoolExecutor(max(1, min(at_once, len(nodes))))
+def run_on_each(
+    transport: Transport, nodes: Sequence[str], arguments: Sequence[str], *, report_node: Callable[[str], None]
+) -> dict[str, CommandOutput]:
+    """The output of each node, in the order of the nodes; `report_node` gets each name when it is done."""
+
+    def run_and_report(node: str) -> CommandOutput:
+        output = transport.run_on_node(node, arguments)
+        report_node(node)
+        return output
+
+    return _run_parallel(run_and_report, nodes, max_parallel=MAX_PARALLEL)
+
+
+def _run_parallel(
+    run: Callable[[str], CommandOutput], nodes: Sequence[str], *, max_parallel: int
+) -> dict[str, CommandOutput]:
+    pool = ThreadPoolExecutor(max(1, min(max_parallel, len(nodes))))
     try:
-        return dict(zip(nodes, pool.map(ask, nodes), strict=True))
+        return dict(zip(nodes, pool.map(run, nodes), strict=True))
     finally:
-        # On Ctrl-C nobody waits for the threads: whoever called ends what they run.
+        # On Ctrl-C do not wait for the threads: the caller terminates their commands.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def slurm_nodes(job: str | None, environment: Mapping[str, str]) -> tuple[str, list[str]]:
-    """A job and its nodes: the one that was named, or the allocation that this runs in."""
-    listed = environment.get("SLURM_JOB_NODELIST", "")
-    if job is None or (job == environment.get("SLURM_JOB_ID") and listed):
-        return environment["SLURM_JOB_ID"], hostlist.expand(listed)
-    ran = RunningCommands().run(["squeue", "--noheader", f"--jobs={job}", "--format=%i|%T|%N"], ASK_SECONDS)
-    if ran.status != 0:
-        raise CollectError(f"Slurm does not tell about job {job}: {' '.join(ran.why.split())[-LONGEST_REASON:]}")
-    rows = [line.split("|") for line in ran.output.split() if line.count("|") == 2]
-    running = [(id, hostlist.expand(nodes)) for id, state, nodes in rows if state == "RUNNING"]
+    """A job and its nodes: the given job, or the current allocation."""
+    node_list = environment.get("SLURM_JOB_NODELIST", "")
+    if job is None or (job == environment.get("SLURM_JOB_ID") and node_list):
+        return environment["SLURM_JOB_ID"], hostlist.expand(node_list)
+    result = RunningCommands().run(
+        ["squeue", "--noheader", f"--jobs={job}", "--format=%i|%T|%N"], QUERY_TIMEOUT_SECONDS
+    )
+    if result.status != 0:
+        raise CollectError(f"squeue failed for job {job}: {' '.join(result.error_text.split())[-MAX_REASON_CHARS:]}")
+    rows = [line.split("|") for line in result.output.split() if line.count("|") == 2]
+    running = [(job_id, hostlist.expand(nodes)) for job_id, state, nodes in rows if state == "RUNNING"]
     if len(running) != 1:
-        states = ", ".join(f"{id} {state}" for id, state, _ in rows) or "none of that number"
-        raise CollectError(f"job {job} has no nodes now: {states}", remedy="Name one job that runs")
+        states = ", ".join(f"{id} {state}" for id, state, _ in rows) or "no such job"
+        raise CollectError(f"job {job} has no nodes now: {states}", remedy="Give one running job")
     return running[0]
 
 
 def labelled_nodes(selector: str, context: str | None = None) -> list[str]:
-    """Names of Kubernetes nodes, as kubectl with the caller's own rights sees them."""
-    chosen = [] if context is None else [f"--context={context}"]
-    command = ["kubectl", *chosen, "get", "nodes", f"--selector={selector}", "--output=json", "--request-timeout=20s"]
-    ran = RunningCommands().run(command, ASK_SECONDS)
-    plain = read_json(ran.output) if ran.status == 0 else None
-    if plain is None:
-        said = " ".join(ran.why.split())[-LONGEST_REASON:]
-        raise CollectError(
-            f"kubectl does not tell which nodes have {selector}: {said or f'it ended with {ran.status}'}"
-        )
-    objects = map(json_facts.mapping, json_facts.items(plain, "items"))
-    return [json_facts.name_of(json_facts.mapping(node, "metadata")) for node in objects]
+    """Names of Kubernetes nodes with these labels, from kubectl with the rights of the current user."""
+    command = ["kubectl", "get", "nodes", f"--selector={selector}", "--output=json", "--request-timeout=20s"]
+    command += [] if context is None else [f"--context={context}"]
+    result = RunningCommands().run(command, QUERY_TIMEOUT_SECONDS)
+    node_list = parse_json_object(result.output) if result.status == 0 else None
+    if node_list is None:
+        problem = " ".join(result.error_text.split())[-MAX_REASON_CHARS:] or f"exit status {result.status}"
+        raise CollectError(f"kubectl failed to list nodes with {selector}: {problem}")
+    nodes = map(json_facts.mapping, json_facts.items(node_list, "items"))
+    return [json_facts.name_of(json_facts.mapping(node, "metadata")) for node in nodes]

@@ -1,4 +1,4 @@
-"""`watchkeeper profile`: record a workload, divide it into segments, and say what bounds each.
+"""`watchkeeper profile`: record a workload, divide it into segments, and classify what bounds each.
 
-Comes in: GPM and NVML samples. Goes out: segments with a class, evidence and advice. Never here: a live alert.
+In: GPM and NVML samples. Out: segments with a class, evidence and advice. Never here: a live alert.
 """

@@ -67,7 +67,7 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
         if not is_kept:
             fill(kept.engine.head, fleet)
         async with asyncio.TaskGroup() as group:
-            await serving.serve_while_building(build, door, group, rest=rest, stop=stop)
+            await serving.serve_while_building(build, door, group, steps=rest, stop=stop)
 
 
 def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> None:

@@ -53,7 +53,7 @@ def test_nothing_kept_is_not_called_undamaged(tmp_path: Path) -> None:
     found = CliRunner().invoke(store.command, ["verify", "--data", str(tmp_path / "elsewhere")])
     assert found.exit_code == 3
     assert "no damage" not in found.output
-    assert f"{tmp_path / 'elsewhere'}: no hub has kept anything here" in found.output
+    assert f"{tmp_path / 'elsewhere'}: no data of a hub" in found.output
 
 
 def described(blast: Any = None, **known: Any) -> list[str]:

@@ -60,7 +60,7 @@ def test_an_edited_file_is_kept_until_it_is_forced(tmp_path: Path) -> None:
     path.write_text(rendered := path.read_text() + "# mine\n")
     kept = ran("alertmanager", tmp_path)
     assert (kept.exit_code, path.read_text()) == (1, rendered)
-    assert "! alertmanager.yml  (was edited since it was rendered)" in kept.output
+    assert "! alertmanager.yml  (edited since it was rendered)" in kept.output
     forced = ran("alertmanager", tmp_path, "--force")
     assert (forced.exit_code, "# mine" in path.read_text()) == (0, False)
 
@@ -94,7 +94,7 @@ def test_a_rule_file_that_is_gone_from_the_settings_is_removed_from_the_tree(tmp
     ran("prometheus", out, "--config", config)
     config.write_text(config.read_text() + '[rules]\nfiles = ["mine.yaml"]\n')
     found = ran("prometheus", out, "--config", config)
-    assert "- rules/thermal.yaml  (is no longer rendered)" in found.output
+    assert "- rules/thermal.yaml  (no longer rendered)" in found.output
     assert [path.name for path in (out / "rules").iterdir()] == ["mine.yaml"]
 
 

@@ -74,13 +74,13 @@ def run(configured: config.Settings, cluster: SimulatedDriver, *, time: clock.Cl
     async def serve(stop: asyncio.Event) -> None:
         with serving.open_listener(configured) as door:
             await serving.serve(
-                serving.with_discovery(configured, f"{cluster.url}/sd"),
+                serving.add_discovery_url(configured, f"{cluster.url}/sd"),
                 door,
                 time=time,
                 stop=stop,
                 simulator_url=cluster.url,
-                beside=(lambda: agent.run(watcher, time, stop),),
-                say="up",
+                companions=(lambda: agent.run(watcher, time, stop),),
+                greeting="up",
             )
 
     asyncio.run(processes.run_until_stopped(serve))

@@ -50,7 +50,7 @@ def test_questions_are_answered_while_the_stages_are_not_there(tmp_path: Path) -
         chosen, build = a_hub(tmp_path, RULES)
         stop = asyncio.Event()
         with serving.open_listener(chosen) as door:
-            build.kept.open()
+            build.store.open()
             asked = question(door)
 
             def rest() -> Iterator[None]:
@@ -60,13 +60,13 @@ def test_questions_are_answered_while_the_stages_are_not_there(tmp_path: Path) -
                 yield from serving.build_in_steps(build)
 
             async with asyncio.timeout(ANSWER_SECONDS), asyncio.TaskGroup() as group:
-                await serving.serve_while_building(build, door, group, rest=rest(), stop=stop)
+                await serving.serve_while_building(build, door, group, steps=rest(), stop=stop)
                 status, answer = await asked
                 assert (status, answer["data"]["result"][0]["value"][1]) == (200, "70")  # type: ignore[index]
                 groups = await asyncio.to_thread(ask_json, f"{door.local_url}/api/v1/rules")
                 assert [one["name"] for one in groups[1]["data"]["groups"]] == ["heat"]
                 stop.set()
-        build.kept.close()
+        build.store.close()
 
     asyncio.run(story())
 
@@ -77,10 +77,10 @@ def test_wrong_rules_that_are_found_while_questions_are_answered_end_the_hub(tmp
         (tmp_path / "rules.yml").write_text(RULES.replace("temp > 80", "temp >"))
         stop = asyncio.Event()
         with serving.open_listener(chosen) as door:
-            build.kept.open()
+            build.store.open()
             async with asyncio.timeout(ANSWER_SECONDS), asyncio.TaskGroup() as group:
-                await serving.serve_while_building(build, door, group, rest=serving.build_in_steps(build), stop=stop)
-        build.kept.close()
+                await serving.serve_while_building(build, door, group, steps=serving.build_in_steps(build), stop=stop)
+        build.store.close()
 
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(story())

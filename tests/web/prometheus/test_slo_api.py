@@ -60,13 +60,13 @@ def test_the_command_shows_unknown_values(site: Site) -> None:
     line = next(line for line in result.output.splitlines() if line.startswith("chat-availability"))
     assert line.split()[:9] == ["chat-availability", "main,", "chat", "99.900", "%", "99.000", "%", "75.0", "%"]
     assert line.split()[9:13] == ["unknown"] * 4
-    assert "samples reach back 15d of its window of 28d" in result.output
+    assert "the samples cover 15d of its window of 28d" in result.output
 
 
 def test_a_reload_answers_with_the_active_rules(site: Site) -> None:
     assert site.ask("/-/reload", method="POST", body={}).json["rules"] == 114
     result = CliRunner().invoke(rules_command.command, ["reload", "--hub", site.url])
-    assert (result.exit_code, result.output) == (0, "114 rules in 20 groups are in force\n")
+    assert (result.exit_code, result.output) == (0, "114 rules in 20 groups are active\n")
 
 
 def test_a_failed_reload_lists_every_problem_and_the_status_shows_it(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""Commands that judge what they are given: doctor, doctor stack, drill, migrate.
+"""Commands that check their input: doctor, doctor stack, drill, migrate.
 
-Comes in: files or text. Goes out: findings as text or JSON. Never here: logic.
+In: files or text. Out: findings as text or JSON. Never here: logic.
 """

@@ -1,4 +1,4 @@
-"""`watchkeeper doctor`: logs or command output in; cause, place, evidence and fix out."""
+"""`watchkeeper doctor`: diagnose logs or command output and print cause, place, evidence and fix."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from watchkeeper.doctor import examine, recognise, report
 from watchkeeper.readers import bundles
 from watchkeeper.readers.node import local_commands
 
-SHOWN_EVIDENCE = 5
+MAX_EVIDENCE = 5
 CERTAIN, LIKELY = 0.8, 0.5
 
 
 class DoctorGroup(groups.FullHelpGroup):
-    """Takes files as a plain command does; the word `stack` as the first one means the command of that name."""
+    """Takes files like a plain command; `stack` as the first argument runs that subcommand."""
 
-    # As for a plain command: `doctor FILE --json`.
+    # Options may follow arguments, as in a plain command: `doctor FILE --json`.
     allow_interspersed_args = True
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -55,40 +55,40 @@ class DoctorGroup(groups.FullHelpGroup):
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|-]...", type=click.Path(exists=True, allow_dash=True))
 @options.as_json
 def command(files: Sequence[str], as_json: bool) -> None:
-    """Say what is wrong, where and why, from anything an operator would paste.
+    """Diagnose logs or command output: what is wrong, where, why, and how to fix it.
 
-    Takes kernel logs, nvidia-smi, dcgmi, NCCL and training logs of one or many ranks, flight-recorder dumps, kubectl,
-    Slurm and InfiniBand output, as files, folders, gzip, tar or zip; `-` is standard input. Without arguments it
-    asks this node itself, reading only. `doctor stack` looks at the monitoring instead; a file of that name is ./stack.
-    Exit codes: 0 nothing wrong found, 1 something found, 2 wrong use, 3 cannot tell.
+    Reads kernel logs, nvidia-smi, dcgmi, NCCL and training logs of one or many ranks, flight-recorder dumps, kubectl,
+    Slurm and InfiniBand output, as files, folders, gzip, tar or zip; `-` is standard input. Without arguments, runs
+    read-only commands on this node. `doctor stack` checks the monitoring instead; write ./stack for a file of that
+    name. Exit codes: 0 no problem found, 1 problem found, 2 usage error, 3 unknown.
     """
     paths = [Path(name) for name in files if name != "-"]
-    asks_itself = not files and not _is_given(sys.stdin.fileno())
-    streams = _of_this_node() if asks_itself else _streams(files, paths)
+    examines_node = not files and not _has_input(sys.stdin.fileno())
+    streams = _run_node_commands() if examines_node else _open_streams(files, paths)
     with _progress(paths) as bar:
         answer = examine.examine(streams, bar.update if bar is not None else lambda _: None)
-    if asks_itself and (unseen := local_commands.missing_commands()):
-        answer = replace(answer, notes=(*answer.notes, *unseen), is_partial=True)
+    if examines_node and (missing_commands := local_commands.missing_commands()):
+        answer = replace(answer, notes=(*answer.notes, *missing_commands), is_partial=True)
     if as_json:
         options.print_json(report.as_plain(answer))
     else:
-        _print(answer)
+        _print_report(answer)
     sys.exit(int(answer.verdict))
 
 
-def _streams(files: Sequence[str], paths: Sequence[Path]) -> Iterator[bundles.Stream]:
+def _open_streams(files: Sequence[str], paths: Sequence[Path]) -> Iterator[bundles.Stream]:
     if "-" in files or not files:
         yield from bundles.open_stream("-", sys.stdin.buffer)
     yield from bundles.open_all(paths)
 
 
-def _of_this_node() -> Iterator[bundles.Stream]:
+def _run_node_commands() -> Iterator[bundles.Stream]:
     for answer in local_commands.run_commands():
         yield bundles.Stream(answer.command, io.BytesIO(answer.text))
 
 
-def _is_given(descriptor: int) -> bool:
-    """Whether something was redirected or piped into the command; an idle pipe of a parent is not."""
+def _has_input(descriptor: int) -> bool:
+    """Whether a file or pipe is standard input; an idle pipe of a parent process does not count."""
     mode = fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return True
@@ -96,24 +96,25 @@ def _is_given(descriptor: int) -> bool:
 
 
 def _progress(paths: Sequence[Path]) -> Any:
-    """A bar on a terminal, for what has a known size; nothing in a pipe."""
+    """A progress bar on a terminal if the size is known, else nothing."""
     if not paths or not sys.stderr.isatty():
         return nullcontext(None)
     return click.progressbar(length=bundles.total_bytes(paths), label="reading", file=sys.stderr)
 
 
-def _print(answer: report.DoctorReport) -> None:
-    for given in answer.inputs:
-        click.echo(f"{given.name}: {recognise.title_of(given.kind)}" + (f" ({given.problem})" if given.problem else ""))
+def _print_report(answer: report.DoctorReport) -> None:
+    for source in answer.inputs:
+        problem = f" ({source.problem})" if source.problem else ""
+        click.echo(f"{source.name}: {recognise.title_of(source.kind)}{problem}")
     if answer.events:
         click.echo(f"{len(answer.events):,} event{'s' if len(answer.events) > 1 else ''}")
     if not answer.findings:
         click.echo(
-            "Nothing wrong was found in what was read."
+            "No problem found in the input."
             if answer.verdict == 0 or answer.is_partial
-            else "Nothing here could be judged."
+            else "Unknown: nothing in the input can be judged."
         )
-    problems = {f"{given.name}: {given.problem}" for given in answer.inputs}
+    problems = {f"{source.name}: {source.problem}" for source in answer.inputs}
     for note in answer.notes:
         if note not in problems:
             click.echo(f"note: {note}")
@@ -123,21 +124,22 @@ def _print(answer: report.DoctorReport) -> None:
 
 
 def _print_finding(number: int, finding: report.DoctorFinding) -> None:
-    sure = "certain" if finding.confidence >= CERTAIN else "likely" if finding.confidence >= LIKELY else "possible"
+    certainty = "certain" if finding.confidence >= CERTAIN else "likely" if finding.confidence >= LIKELY else "possible"
     click.echo(
-        click.style(f"{number}. {finding.title}", bold=True) + f"  [{finding.cause}, {sure}, {finding.confidence:.2f}]"
+        click.style(f"{number}. {finding.title}", bold=True)
+        + f"  [{finding.cause}, {certainty}, {finding.confidence:.2f}]"
     )
     if finding.where:
-        click.echo("   where: " + ", ".join(f"{name} {_words(value)}" for name, value in finding.where.items()))
+        click.echo("   where: " + ", ".join(f"{name} {_format_value(value)}" for name, value in finding.where.items()))
     click.echo(f"   why: {finding.why}")
-    for seen in finding.evidence[:SHOWN_EVIDENCE]:
-        click.echo(click.style(f"   {seen.input}:{seen.line}: {seen.text[:160]}", dim=True))
+    for evidence in finding.evidence[:MAX_EVIDENCE]:
+        click.echo(click.style(f"   {evidence.input}:{evidence.line}: {evidence.text[:160]}", dim=True))
     for step in finding.actions:
-        risk = "" if step.risk.value == "none" else f"  (may cost: {step.risk.value})"
-        click.echo(f"   do: {step.do}{risk}" + (f"\n       {step.command}" if step.command else ""))
+        risk = "" if step.risk.value == "none" else f"  (risk: {step.risk.value})"
+        click.echo(f"   action: {step.do}{risk}" + (f"\n       {step.command}" if step.command else ""))
     for text in finding.ruled_out[:3]:
-        click.echo(f"   not: {text}")
+        click.echo(f"   excluded: {text}")
 
 
-def _words(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""`watchkeeper drill`: every shipped fault, and healthy hours, against the real pipeline, with a score."""
+"""`watchkeeper drill`: run all simulated faults and a healthy fleet through the real pipeline and score the result."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LINE_SECONDS = 60.0
 
 
 @click.command("drill")
-@click.option("--scenario", "names", metavar="NAME", multiple=True, help="Only this fault; may be given several times.")
+@click.option("--scenario", "names", metavar="NAME", multiple=True, help="Run only this fault; repeatable.")
 @click.option(
     "--hours",
     "--healthy-hours",
     "healthy_hours",
     type=click.FloatRange(0, 10_000),
     default=1.0,
-    help="Hours without a fault; 0: none.",
+    help="Hours of a healthy fleet to simulate; 0 skips it.",
 )
 @click.option(
     "--gpus",
@@ -33,11 +33,11 @@ LINE_SECONDS = 60.0
     "healthy_gpus",
     type=click.IntRange(1, 20_000),
     default=256,
-    help="GPUs without a fault, as one fleet for each core; each lives through all the hours.",
+    help="GPUs of the healthy fleet, split into one fleet per core.",
 )
-@click.option("--pairs", is_flag=True, help="Also two faults at once on one node, each to be found by itself.")
-@click.option("--workers", type=click.IntRange(1, 256), help="Processes to use; one for each core by default.")
-@click.option("--tell", is_flag=True, help="Hand the score to the hub, for its page and metrics.")
+@click.option("--pairs", is_flag=True, help="Also inject two faults at once on one node; each must be diagnosed.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Number of processes.  [default: one per core]")
+@click.option("--tell", is_flag=True, help="Send the score to the hub, for its drills page and metrics.")
 @options.as_json
 @options.with_hub
 def command(
@@ -51,76 +51,78 @@ def command(
     workers: int | None,
     as_json: bool,
 ) -> None:
-    """Run simulated faults through the real pipeline, as fast as this machine can, and score what came of it.
+    """Run simulated faults through the real pipeline at full speed and score detection and diagnosis.
 
-    Nothing is listened to and nothing is touched: samples, kernel records, rules, incidents, diagnoses and
-    dry runs stay inside this command. Exit code 0 when every fault was found, placed, rated and diagnosed
-    right and in time, and nothing was paged for that is well; 1 otherwise.
+    Opens no port and changes no machine: samples, kernel logs, rules, incidents, diagnoses and dry runs stay in this
+    process. Exit code 0 if every fault was detected in time with the right place, severity and cause, and no healthy
+    part caused a page; else 1.
     """
     from watchkeeper.drill import game_day
     from watchkeeper.drill.pairs import PAIRS
     from watchkeeper.kit import wire
     from watchkeeper.sim import scenario
 
-    known = scenario.load_all()
-    chosen = tuple(scenario.find(known, name).name for name in names) or tuple(known)
+    scenarios = scenario.load_all()
+    selected = tuple(scenario.find(scenarios, name).name for name in names) or tuple(scenarios)
     began = perf_counter()
-    plan = game_day.GameDayPlan(chosen, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
+    plan = game_day.GameDayPlan(selected, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
     with DrillProgress() as progress:
-        day = game_day.run(plan, on_progress=progress.say)
+        day = game_day.run(plan, on_progress=progress.update)
     plain = wire.to_plain(day.score)
-    options.print_json(plain) if as_json else _print(day, seconds=perf_counter() - began)
+    options.print_json(plain) if as_json else _print_score(day, seconds=perf_counter() - began)
     if tell:
         hub.submit_drill_score(plain)
-        click.echo("Told to the hub: `watchkeeper accuracy` counts it by cause.", err=True)
+        click.echo("Score sent to the hub; `watchkeeper accuracy` shows it by cause.", err=True)
     if not day.score.is_right:
         raise SystemExit(1)
 
 
 class DrillProgress:
-    """One line that is written over; where nobody watches, a line a minute for whoever reads the log."""
+    """A progress line on a terminal; elsewhere one line per minute, for a log."""
 
     def __init__(self) -> None:
-        self._is_watched, self._said_at = sys.stderr.isatty(), perf_counter()
+        self._is_terminal, self._printed_at = sys.stderr.isatty(), perf_counter()
 
-    def say(self, text: str) -> None:
-        if self._is_watched:
+    def update(self, text: str) -> None:
+        if self._is_terminal:
             click.echo(f"\r\x1b[K{text}", nl=False, err=True)
-        elif perf_counter() - self._said_at >= LINE_SECONDS:
-            self._said_at = perf_counter()
+        elif perf_counter() - self._printed_at >= LINE_SECONDS:
+            self._printed_at = perf_counter()
             click.echo(text, err=True)
 
     def __enter__(self) -> DrillProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_watched:
+        if self._is_terminal:
             click.echo("\r\x1b[K", nl=False, err=True)
 
 
-def _print(day: game_day.GameDayResult, *, seconds: float) -> None:
-    def yes(is_so: bool) -> str:
-        return "yes" if is_so else "NO"
+def _print_score(day: game_day.GameDayResult, *, seconds: float) -> None:
+    def format_yes_no(is_right: bool) -> str:
+        return "yes" if is_right else "NO"
 
-    result = day.score
+    score = day.score
     rows = [
         [
-            one.name,
-            yes(one.detected),
-            "" if one.seconds_to_detect is None else f"{one.seconds_to_detect:g} s",
-            "" if one.budget_seconds is None else f"{one.budget_seconds:g} s{'' if one.within_budget else ' LATE'}",
-            yes(one.place_right),
-            yes(one.severity_right),
-            yes(one.diagnosed),
+            result.name,
+            format_yes_no(result.detected),
+            "" if result.seconds_to_detect is None else f"{result.seconds_to_detect:g} s",
+            ""
+            if result.budget_seconds is None
+            else f"{result.budget_seconds:g} s{'' if result.within_budget else ' LATE'}",
+            format_yes_no(result.place_right),
+            format_yes_no(result.severity_right),
+            format_yes_no(result.diagnosed),
         ]
-        for one in result.scenarios
+        for result in score.scenarios
     ]
     options.print_table(["scenario", "detected", "after", "allowed", "place", "severity", "cause"], rows)
-    for words in result.mistakes:
-        click.echo(f"for nothing: {words}")
-    right = sum(one.is_right for one in result.scenarios)
+    for mistake in score.mistakes:
+        click.echo(f"mistake: {mistake}")
+    right = sum(result.is_right for result in score.scenarios)
     click.echo(
-        f"{right} of {len(result.scenarios)} right; {result.false_pages} false pages; "
-        f"{result.false_alarms_per_1000_gpu_hours:g} false alarms per 1,000 GPU hours over {day.healthy.gpu_hours:g} "
-        f"GPU hours; {seconds:.0f} s"
+        f"{right} of {len(score.scenarios)} right; {score.false_pages} false pages; "
+        f"{score.false_alarms_per_1000_gpu_hours:g} false alarms per 1,000 GPU-hours over {day.healthy.gpu_hours:g} "
+        f"GPU-hours; {seconds:.0f} s"
     )

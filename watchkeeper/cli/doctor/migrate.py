@@ -1,4 +1,4 @@
-"""`watchkeeper migrate`: what of somebody's exporter counters, rules and dashboards works here, and what changes."""
+"""`watchkeeper migrate`: check which exporter counters, rules and dashboards work with Watchkeeper or must change."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from watchkeeper.migrate import files
 from watchkeeper.migrate.verdict import ORDER, Compatibility, MigrationVerdict
 from watchkeeper.rules import rulefile
 
-WORDS = {
-    Compatibility.WORKS: "works as it is",
-    Compatibility.NEEDS: "works if the named exporter or label is there as well",
-    Compatibility.CHANGES: "works after the change that is named",
-    Compatibility.CANNOT: "cannot work here",
+VERDICT_TEXTS = {
+    Compatibility.WORKS: "works unchanged",
+    Compatibility.NEEDS: "works if the named exporter or label is present",
+    Compatibility.CHANGES: "works after the named change",
+    Compatibility.CANNOT: "cannot work with Watchkeeper",
 }
 
 
 @click.command("migrate")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--all", "show_all", is_flag=True, help="Also list what works as it is.")
+@click.option("--all", "show_all", is_flag=True, help="Also list what works unchanged.")
 @options.as_json
 def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
-    """Read dcgm-exporter CSVs, Prometheus rule files and Grafana dashboards, and say what becomes of each.
+    """Check which dcgm-exporter CSVs, Prometheus rules and Grafana dashboards work with Watchkeeper.
 
-    PATHS are files or folders; nothing is changed. Every field, rule and panel query gets one of four verdicts:
-    works, needs (another exporter or label), changes (and how), cannot (and why). Exit code 1 if something
-    changes or cannot work.
+    PATHS are files or folders; nothing is changed. Every field, rule and panel query gets a verdict: works, needs
+    (another exporter or label), changes (and how), cannot (and why). Exit code 1 if something must change or cannot
+    work.
 
     \b
     watchkeeper migrate /etc/dcgm-exporter/default-counters.csv /etc/prometheus/rules dashboards/
     """
-    found = files.judge_files(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
-    counts = Counter(verdict.standing for verdict in found)
+    verdicts = files.judge_files(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
+    counts = Counter(verdict.standing for verdict in verdicts)
     if as_json:
         options.print_json(
             {
-                "counts": {standing.value: counts[standing] for standing in ORDER},
-                "verdicts": wire.to_plain(found),
+                "counts": {compatibility.value: counts[compatibility] for compatibility in ORDER},
+                "verdicts": wire.to_plain(verdicts),
             }
         )
     else:
-        _print(found, show_all=show_all)
-        for standing in ORDER:
-            click.echo(f"{counts[standing]:>6}  {WORDS[standing]}")
-    if not found:
-        raise click.UsageError("nothing to read: name .csv, .yaml or .json files, or folders with some")
+        _print_verdicts(verdicts, show_all=show_all)
+        for compatibility in ORDER:
+            click.echo(f"{counts[compatibility]:>6}  {VERDICT_TEXTS[compatibility]}")
+    if not verdicts:
+        raise click.UsageError("nothing to read: give .csv, .yaml or .json files, or folders that contain them")
     raise SystemExit(1 if counts[Compatibility.CHANGES] or counts[Compatibility.CANNOT] else 0)
 
 
-def _print(found: Sequence[MigrationVerdict], *, show_all: bool) -> None:
+def _print_verdicts(verdicts: Sequence[MigrationVerdict], *, show_all: bool) -> None:
     file = None
-    for verdict in found:
+    for verdict in verdicts:
         if verdict.standing is Compatibility.WORKS and not verdict.why and not show_all:
             continue
         if verdict.file != file:
             file = verdict.file
             click.echo(click.style(file, bold=True))
-        where = f"{verdict.where}: " if verdict.where else ""
-        click.echo(f"  {verdict.standing:<8} {where}{' '.join(verdict.subject.split())[:120]}")
+        place = f"{verdict.where}: " if verdict.where else ""
+        click.echo(f"  {verdict.standing:<8} {place}{' '.join(verdict.subject.split())[:120]}")
         for why in verdict.why:
             click.echo(f"           {why}")
     if file is not None:

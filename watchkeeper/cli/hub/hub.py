@@ -1,7 +1,7 @@
-"""`watchkeeper hub`: the fleet's side, from a settings file.
+"""`watchkeeper hub`: run a hub from a settings file.
 
-A start waits for two things, the log of samples and the modules of a hub: so the one is read while the others are
-imported, and of those the ones that are needed first. Here nothing is imported that settings do not need.
+A fast start reads the WAL while it imports the modules of the hub, the most urgent modules first. So this module
+imports only what settings need.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from watchkeeper.kit import logs
     "config_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Settings as TOML; see docs/reference/settings.md.",
+    help="Settings file (TOML); see docs/reference/settings.md.",
 )
-@click.option("--host", help="Address to listen on, instead of [hub] host.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="Port, instead of [hub] port.")
-@click.option("--data", metavar="DIR", help="Data directory, instead of [hub] data.")
-@click.option("--log-json", is_flag=True, help="Log as JSON.")
+@click.option("--host", help="Address to listen on; overrides [hub] host.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port to listen on; overrides [hub] port.")
+@click.option("--data", metavar="DIR", help="Data directory; overrides [hub] data.")
+@click.option("--log-json", is_flag=True, help="Write the log as JSON.")
 def command(config_file: Path | None, host: str | None, port: int | None, data: str | None, log_json: bool) -> None:
-    """The fleet's side: finds targets, scrapes, stores, evaluates rules, opens incidents, says why."""
+    """Run the hub: discover and scrape targets, store samples, evaluate rules, open and diagnose incidents."""
     logs.configure(as_json=log_json)
     configured = loading.load(config_file, {"hub.host": host, "hub.port": port, "hub.data": data})
-    # NumPy's linear algebra, of which a hub has little, would keep a core busy with threads of its own.
+    # The threads of NumPy's linear algebra would keep a core busy; a hub hardly uses it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from watchkeeper.kit import lazy_imports
 

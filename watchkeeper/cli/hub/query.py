@@ -1,4 +1,4 @@
-"""`watchkeeper query`: PromQL from a terminal, as a table, a chart, JSON or CSV."""
+"""`watchkeeper query`: run a PromQL query and print a table, a chart, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
 from watchkeeper.model.labels import Labels
 
-# A point for each column of a wide terminal.
+# One point for each column of a wide terminal.
 POINTS = 150
-# Which bounds belong to a bucket, by the number that Prometheus' API has for it: the upper, the lower, none, both.
-BEGINS, ENDS = "([([", "]))]"
+# Brackets by the bucket's boundary rule in the Prometheus API: includes the upper, the lower, none, or both bounds.
+BUCKET_STARTS, BUCKET_ENDS = "([([", "]))]"
 
 
 @click.command("query")
 @click.argument("expr", metavar="PROMQL")
-@click.option("--at", metavar="TIME", help=f"Ask about this time instead of now: {times.FORMATS}.")
+@click.option("--at", metavar="TIME", help=f"Run an instant query at this time instead of now: {times.FORMATS}.")
 @click.option("--from", "start", metavar="TIME", help="Start of a range query, for example -1h.")
-@click.option("--to", "end", metavar="TIME", help="End of a range query; without it, now.")
+@click.option("--to", "end", metavar="TIME", help="End of a range query.  [default: now]")
+@click.option("--step", metavar="DURATION", help=f"Step of a range query.  [default: {POINTS} points]")
 @click.option(
-    "--step", metavar="DURATION", help=f"Distance of the points of a range query; without it, {POINTS} points."
+    "--chart/--table",
+    "as_chart",
+    default=None,
+    help="Show a range query as a chart or a table.  [default: a chart on a terminal]",
 )
-@click.option("--chart/--table", "as_chart", default=None, help="Draw a range query; the default on a terminal.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @options.as_json
 @options.with_hub
@@ -46,7 +49,7 @@ def command(
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """Ask a hub a PromQL question.
+    """Run a PromQL query on a hub.
 
     \b
     watchkeeper query 'count by (modelName) (DCGM_FI_DEV_GPU_TEMP)'
@@ -54,15 +57,15 @@ def command(
     watchkeeper query 'avg(DCGM_FI_PROF_SM_ACTIVE)' --from 2026-01-31T09:00:00Z --to 2026-01-31T10:00:00Z --csv
     """
     if start is None and (end is not None or step is not None or as_chart):
-        raise click.UsageError("--to, --step and --chart are about a range of time, which needs --from")
+        raise click.UsageError("--to, --step and --chart belong to a range query, which needs --from")
     if start is not None and at is not None:
-        raise click.UsageError("--at is for one time, --from and --to for a range: give one of them")
-    answer = ask_range(hub, expr, start, end or "now", step=step) if start else ask(hub, expr, at)
+        raise click.UsageError("--at is for an instant query, --from and --to for a range query: use one of them")
+    answer = query_range(hub, expr, start, end or "now", step=step) if start else query_instant(hub, expr, at)
     if as_json:
         options.print_json(answer)
         return
-    for said in ("warnings", "infos"):
-        for line in answer.get(said, ()):
+    for kind in ("warnings", "infos"):
+        for line in answer.get(kind, ()):
             click.echo(line, err=True)
     header, rows = tabulate(answer)
     if as_csv:
@@ -72,18 +75,18 @@ def command(
     elif not rows:
         click.echo("No series match.")
     elif start and (sys.stdout.isatty() if as_chart is None else as_chart):
-        shared, series = points(answer)
+        shared, series = split_labels(answer)
         lines = chart.draw(series, width=shutil.get_terminal_size().columns)
         click.echo("\n".join([*lines, *([f"  all: {shared}"] if shared else [])]))
     else:
         options.print_table(header, rows)
 
 
-def ask(hub: Client, expr: str, at: str | None) -> dict[str, Any]:
+def query_instant(hub: Client, expr: str, at: str | None) -> dict[str, Any]:
     return hub.query_data(expr, at=None if at is None else times.seconds(times.parse_on_hub_clock(at, hub))).plain
 
 
-def ask_range(hub: Client, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
+def query_range(hub: Client, expr: str, start: str, end: str, *, step: str | None) -> dict[str, Any]:
     since, until = times.parse_window(start, end, hub)
     if step is None:
         span_seconds = (until - since).total_seconds()
@@ -91,51 +94,51 @@ def ask_range(hub: Client, expr: str, start: str, end: str, *, step: str | None)
     return hub.query_range_data(expr, start=times.seconds(since), end=times.seconds(until), step=step).plain
 
 
-def points(answer: dict[str, Any]) -> tuple[str, list[tuple[str, list[tuple[float, float]]]]]:
-    """What all series have in common, and each by the rest of its labels, with its points as numbers.
+def split_labels(answer: dict[str, Any]) -> tuple[str, list[tuple[str, list[tuple[float, float]]]]]:
+    """Split off the labels that all series share; return them, and each series with its other labels and its points.
 
-    A legend has one short line for each: what tells the series apart must stand in it.
+    A line of the legend is short and must show what distinguishes the series.
     """
-    drawn = [(Labels(series["metric"]), series["values"]) for series in answer["result"] if "values" in series]
-    shared = set(drawn[0][0].pairs).intersection(*(own.pairs for own, _ in drawn)) if len(drawn) > 1 else set()
-    named = [
+    matrix = [(Labels(series["metric"]), series["values"]) for series in answer["result"] if "values" in series]
+    shared = set(matrix[0][0].pairs).intersection(*(labels.pairs for labels, _ in matrix)) if len(matrix) > 1 else set()
+    series = [
         (
-            str(Labels(pair for pair in own.pairs if pair not in shared)),
+            str(Labels(pair for pair in labels.pairs if pair not in shared)),
             [(float(at), float(value)) for at, value in values],
         )
-        for own, values in drawn
+        for labels, values in matrix
     ]
-    return str(Labels(shared)) if shared else "", named
+    return str(Labels(shared)) if shared else "", series
 
 
 def tabulate(answer: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Rows of Prometheus' result: one per series, or one per point where there are several times."""
+    """Header and rows of a query result: one row per series, or per point of a range query."""
     kind, result = answer["resultType"], answer["result"]
     if kind in ("scalar", "string"):
         return ["value"], [[result[1]]]
     if kind == "vector":
-        rows = [[str(Labels(series["metric"])), _cell(series)] for series in result]
+        rows = [[str(Labels(series["metric"])), _format_value(series)] for series in result]
         return ["series", "value"], rows
-    listed = [
+    rows = [
         [str(Labels(series["metric"])), datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), value]
         for series in result
         for at, value in sorted([*series.get("values", ()), *_histograms(series)])
     ]
-    return ["series", "time", "value"], listed
+    return ["series", "time", "value"], rows
 
 
-def _cell(series: dict[str, Any]) -> str:
-    return str(series["value"][1]) if "value" in series else _spelled(series["histogram"][1])
+def _format_value(series: dict[str, Any]) -> str:
+    return str(series["value"][1]) if "value" in series else _format_histogram(series["histogram"][1])
 
 
 def _histograms(series: dict[str, Any]) -> Iterator[tuple[float, str]]:
-    return ((at, _spelled(histogram)) for at, histogram in series.get("histograms", ()))
+    return ((at, _format_histogram(histogram)) for at, histogram in series.get("histograms", ()))
 
 
-def _spelled(histogram: dict[str, Any]) -> str:
-    """A native histogram as one text: `{count:4, sum:5, (0.5,1]:1, (1,2]:3}`, as Prometheus' own page has it."""
+def _format_histogram(histogram: dict[str, Any]) -> str:
+    """A native histogram as Prometheus' page shows it: `{count:4, sum:5, (0.5,1]:1, (1,2]:3}`."""
     buckets = (
-        f"{BEGINS[rule]}{lower},{upper}{ENDS[rule]}:{count}"
-        for rule, lower, upper, count in histogram.get("buckets", ())
+        f"{BUCKET_STARTS[bounds]}{lower},{upper}{BUCKET_ENDS[bounds]}:{count}"
+        for bounds, lower, upper, count in histogram.get("buckets", ())
     )
     return "{" + ", ".join([f"count:{histogram['count']}", f"sum:{histogram['sum']}", *buckets]) + "}"

@@ -1,4 +1,4 @@
-"""`watchkeeper record`: samples, events and incidents of a time window into one file."""
+"""`watchkeeper record`: save samples, events and incidents of a time range in one file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from watchkeeper.kit import wire
 
 @click.command("record")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start: {times.FORMATS}.")
-@click.option("--to", "end", metavar="TIME", default="now", help="End, in the same forms.")
-@click.option("--match", "matches", multiple=True, metavar="SELECTOR", help="Only these series; repeatable.")
+@click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start of the recording: {times.FORMATS}.")
+@click.option("--to", "end", metavar="TIME", default="now", help="End of the recording, in the formats of --from.")
+@click.option(
+    "--match", "matches", multiple=True, metavar="SELECTOR", help="Record only series of this selector; repeatable."
+)
 @options.force
 @options.as_json
 @options.with_hub
 def command(
     hub: Client, file: Path, start: str, end: str, matches: tuple[str, ...], force: bool, as_json: bool
 ) -> None:
-    """Keep a time window of a hub as one portable FILE: samples, events and incidents.
+    """Save a time range of a hub in one portable FILE: samples, events and incidents.
 
-    Look at it with `watchkeeper play`, try rules on it with `watchkeeper rules replay --record`.
+    Show it with `watchkeeper play`; try rules on it with `watchkeeper rules replay --record`.
 
     \b
     watchkeeper record outage.wkrec --from -2h
@@ -38,9 +40,9 @@ def command(
     partial = file.with_name(f"{file.name}.part")
     try:
         with partial.open("wb") as target:
-            for piece in hub.recording(start=times.seconds(since), end=times.seconds(until), matches=matches):
-                target.write(piece)
-                size += len(piece)
+            for chunk in hub.recording(start=times.seconds(since), end=times.seconds(until), matches=matches):
+                target.write(chunk)
+                size += len(chunk)
                 progress.update(f"{size / 2**20:.1f} MiB")
         os.replace(partial, file)
     except OSError as error:

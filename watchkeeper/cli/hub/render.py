@@ -1,4 +1,4 @@
-"""`watchkeeper render`: files for other people's systems, from the hub's own settings and packs."""
+"""`watchkeeper render`: write files for other systems from the hub's settings and packs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from watchkeeper.errors import StartRefused
 from watchkeeper.kit import files as whole_files
 from watchkeeper.render import targets, tree
 
-# A larger tree is a slip: a home directory instead of a folder for rendered files.
-MOST_FILES = 5_000
+# A larger directory is a mistake, for example a home directory.
+MAX_FILES = 5_000
 MARKS = {
     tree.FileStatus.NEW: "+",
     tree.FileStatus.CHANGED: "~",
@@ -23,10 +23,10 @@ MARKS = {
     tree.FileStatus.EDITED: "!",
     tree.FileStatus.FOREIGN: "!",
 }
-WHY = {
-    tree.FileStatus.EDITED: "was edited since it was rendered",
-    tree.FileStatus.FOREIGN: "is there already and was not rendered",
-    tree.FileStatus.REMOVED: "is no longer rendered",
+STATUS_TEXTS = {
+    tree.FileStatus.EDITED: "edited since it was rendered",
+    tree.FileStatus.FOREIGN: "exists and was not rendered",
+    tree.FileStatus.REMOVED: "no longer rendered",
 }
 EPILOG = "\b\nTargets:\n" + "\n".join(f"  {name:<13} {line}" for name, (_, line) in targets.TARGETS.items())
 
@@ -34,9 +34,11 @@ EPILOG = "\b\nTargets:\n" + "\n".join(f"  {name:<13} {line}" for name, (_, line)
 @click.command("render", epilog=EPILOG)
 @click.argument("target", type=click.Choice(list(targets.TARGETS)), metavar="TARGET")
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="The hub's settings.")
-@click.option("--check", is_flag=True, help="Write nothing; exit 1 if DIR is not what would be rendered.")
-@click.option("--force", is_flag=True, help="Also overwrite files that a person edited or made.")
+@click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Settings file of the hub."
+)
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 if files in DIR differ from the settings.")
+@click.option("--force", is_flag=True, help="Overwrite files that a person edited or created.")
 @click.option("--stdout", "to_stdout", is_flag=True, help="Print the files instead of writing them.")
 @options.as_json
 def command(
@@ -48,49 +50,49 @@ def command(
     to_stdout: bool,
     as_json: bool,
 ) -> None:
-    """Write what TARGET needs into DIR: the same settings give the same files.
+    """Write the configuration files of TARGET into DIR; the same settings give the same files.
 
-    Each file says how it is used and carries a digest. A second run says what is new (+), changed (~), unchanged (=)
-    or gone (-); a file that a person has edited is left alone (!) and the exit code is 1, unless --force is given.
-    Files for which there is no more reason are removed if nobody edited them. Nothing is applied to any system.
+    Each file explains its use and has a digest. Output marks new (+), changed (~), unchanged (=) and removed (-) files.
+    A file that a person edited (!) is kept, with exit code 1, unless --force is given. A file that is no longer
+    rendered is removed if it was not edited. Nothing is applied to any system.
 
     \b
     watchkeeper render prometheus /etc/prometheus --config hub.toml
     watchkeeper render alertmanager out --check
     """
     if (directory is None) != to_stdout:
-        raise click.UsageError("give a DIR to write to, or --stdout")
+        raise click.UsageError("give either DIR or --stdout")
     files = tree.with_stamps(targets.load(target)(loading.load(config_file)), target)
     if directory is None:
         _print_files(files)
         return
-    steps = tree.plan(files, _existing(directory), target)
+    steps = tree.plan(files, _read_directory(directory), target)
     refused = [step for step in steps if step.status.is_refused and not force]
     if not check:
         for step in steps:
             if step not in refused:
-                _carry_out(directory, step)
-    _report(steps, is_written=not check, refused=refused, as_json=as_json)
+                _apply_step(directory, step)
+    _print_report(steps, is_written=not check, refused=refused, as_json=as_json)
     if refused or (check and tree.has_changes(steps)):
         raise SystemExit(1)
 
 
-def _existing(directory: Path) -> dict[str, str]:
-    """The text of everything that lies in the directory, by path."""
-    found: dict[str, str] = {}
+def _read_directory(directory: Path) -> dict[str, str]:
+    """The text of each file in the directory, by relative path."""
+    texts: dict[str, str] = {}
     for path in sorted(directory.rglob("*")) if directory.is_dir() else []:
         if path.is_file():
-            found[path.relative_to(directory).as_posix()] = path.read_bytes().decode("utf-8", "replace")
-        if len(found) > MOST_FILES:
+            texts[path.relative_to(directory).as_posix()] = path.read_bytes().decode("utf-8", "replace")
+        if len(texts) > MAX_FILES:
             raise StartRefused(
-                f"holds more than {MOST_FILES:,} files, so it is not a directory for rendered ones",
+                f"has more than {MAX_FILES:,} files, so it is not a directory for rendered files",
                 where=str(directory),
-                remedy="Render into a folder of its own",
+                remedy="Render into a separate directory",
             )
-    return found
+    return texts
 
 
-def _carry_out(directory: Path, step: tree.PlanStep) -> None:
+def _apply_step(directory: Path, step: tree.PlanStep) -> None:
     path = directory / step.path
     try:
         if step.file is None:
@@ -111,18 +113,18 @@ def _print_files(files: Sequence[tree.RenderedFile]) -> None:
         click.echo(file.text, nl=False)
 
 
-def _report(
+def _print_report(
     steps: Sequence[tree.PlanStep], *, is_written: bool, refused: Sequence[tree.PlanStep], as_json: bool
 ) -> None:
     if as_json:
-        listed = [{"path": step.path, "standing": step.status, "refused": step in refused} for step in steps]
-        options.print_json({"ok": not refused, "written": is_written, "files": listed})
+        rows = [{"path": step.path, "standing": step.status, "refused": step in refused} for step in steps]
+        options.print_json({"ok": not refused, "written": is_written, "files": rows})
         return
     for step in steps:
-        why = WHY.get(step.status, "")
-        click.echo(f"{MARKS[step.status]} {step.path}" + (f"  ({why})" if why else ""))
-    counts = {standing: sum(step.status is standing for step in steps) for standing in tree.FileStatus}
-    said = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count)
-    click.echo(said if is_written else f"{said}; nothing was written")
+        reason = STATUS_TEXTS.get(step.status, "")
+        click.echo(f"{MARKS[step.status]} {step.path}" + (f"  ({reason})" if reason else ""))
+    counts = {status: sum(step.status is status for step in steps) for status in tree.FileStatus}
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    click.echo(summary if is_written else f"{summary}; nothing was written")
     if refused:
-        click.echo("Files marked ! were left alone; look at them, then use --force", err=True)
+        click.echo("Files marked ! were not changed. Review them, then use --force to overwrite them", err=True)

@@ -1,6 +1,6 @@
-"""A hub behind its door: who may come in, the port, and hub and web application until they are stopped.
+"""Run a hub: check access settings, take the port, start hub and web application, and stop them.
 
-`watchkeeper hub` and `watchkeeper up` both run one.
+`watchkeeper hub` and `watchkeeper up` call this.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from watchkeeper.store.wal import wal_prefetch
 from watchkeeper.web import app, server, startup_app
 from watchkeeper.web.auth import auth, auth_reload, tls
 
-FIRST_ANSWERS_SECONDS = 3.0
+FINISH_IMPORTS_AFTER_SECONDS = 3.0
 
 
 async def run(configured: settings.Settings, stop: asyncio.Event) -> None:
-    with open_listener(configured) as door:
-        say = f"Watchkeeper is at {door.url}"
-        await serve(configured, door, time=clock.ScaledClock(), stop=stop, say=say, reload_on_hangup=True)
+    with open_listener(configured) as listener:
+        greeting = f"Watchkeeper is running at {listener.url}"
+        await serve(configured, listener, time=clock.ScaledClock(), stop=stop, greeting=greeting, reload_on_hangup=True)
 
 
 @dataclass(frozen=True, slots=True)
 class HubListener:
-    """Where the hub listens and who may come in. `local_url` is for processes of this machine."""
+    """The socket of the hub, its access settings and URLs; `local_url` is for processes on this machine."""
 
-    listener: socket.socket
+    server_socket: socket.socket
     auth_files: auth_reload.AuthFiles
     certificates: tls.Certificates | None
     url: str
@@ -50,118 +50,127 @@ class HubListener:
 
 @contextlib.contextmanager
 def open_listener(configured: settings.Settings) -> Iterator[HubListener]:
-    """Check who may come in and take the port, before anything else is touched."""
-    entries = auth_reload.from_settings(configured.hub)
-    auth.check_listen(configured.hub.host, entries.access)
+    """Check access settings and take the port, before anything else starts."""
+    auth_files = auth_reload.from_settings(configured.hub)
+    auth.check_listen(configured.hub.host, auth_files.access)
     certificates = tls.from_settings(configured.hub)
     agent_token = None
-    if not entries.access.is_open:
-        # The agent that `up` runs beside the hub needs a token of its own; it lives as long as the process.
+    if not auth_files.access.is_open:
+        # A token for the agent that `up` runs; it is valid for the life of the process.
         agent_token = secrets.token_hex(32)
-        own = auth.Token("agent of this machine", auth.Role.AGENT, hashlib.sha256(agent_token.encode()).digest())
-        entries.extra_tokens = (own,)
-        entries.load()
-    listener = server.listen(configured.hub.host, configured.hub.port)
-    host, port = configured.hub.host, listener.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    local = shown if addresses.is_loopback(host) else "127.0.0.1"
-    with contextlib.closing(listener):
+        token = auth.Token("agent of this machine", auth.Role.AGENT, hashlib.sha256(agent_token.encode()).digest())
+        auth_files.extra_tokens = (token,)
+        auth_files.load()
+    server_socket = server.listen(configured.hub.host, configured.hub.port)
+    host, port = configured.hub.host, server_socket.getsockname()[1]
+    url_host = f"[{host}]" if ":" in host else host
+    local_host = url_host if addresses.is_loopback(host) else "127.0.0.1"
+    with contextlib.closing(server_socket):
         scheme = "http" if certificates is None else "https"
         yield HubListener(
-            listener, entries, certificates, f"{scheme}://{shown}:{port}", f"{scheme}://{local}:{port}", agent_token
+            server_socket,
+            auth_files,
+            certificates,
+            f"{scheme}://{url_host}:{port}",
+            f"{scheme}://{local_host}:{port}",
+            agent_token,
         )
 
 
 async def serve(
     configured: settings.Settings,
-    door: HubListener,
+    listener: HubListener,
     *,
     time: clock.Clock,
     stop: asyncio.Event,
-    say: str,
+    greeting: str,
     simulator_url: str | None = None,
-    beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+    companions: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     reload_on_hangup: bool = False,
 ) -> None:
-    """Run hub and web application, and whatever runs beside them, until `stop` is set or one of them fails."""
-    kept = samples.Samples(runtime.Runtime(configured, time))
-    build = HubBuilder(kept, simulator_url)
-    rest = build_in_steps(build)
-    wal_prefetch.run_while_reading(configured.samples_path, rest)
-    kept.open()
-    door.auth_files.load_session_key(Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key"))
+    """Run hub, web application and `companions` until `stop` is set or one of them fails."""
+    store = samples.Samples(runtime.Runtime(configured, time))
+    build = HubBuilder(store, simulator_url)
+    steps = build_in_steps(build)
+    wal_prefetch.run_while_reading(configured.samples_path, steps)
+    store.open()
+    listener.auth_files.load_session_key(
+        Path(configured.hub.session_key_file or Path(configured.hub.data) / "session.key")
+    )
     try:
         async with asyncio.TaskGroup() as group:
-            await serve_while_building(build, door, group, rest=rest, stop=stop)
+            await serve_while_building(build, listener, group, steps=steps, stop=stop)
             if reload_on_hangup:
                 processes.on_hangup(build().rules.reload_soon)
-            for start in beside:
-                group.create_task(start())
-            click.echo(say)
+            for start_companion in companions:
+                group.create_task(start_companion())
+            click.echo(greeting)
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     finally:
-        kept.close()
+        store.close()
 
 
 @dataclass(slots=True)
 class HubBuilder:
-    """Builds a hub over samples once, the first time that it is called."""
+    """Builds the hub on its store; later calls return the same hub."""
 
-    kept: samples.Samples
+    store: samples.Samples
     simulator_url: str | None = None
     built: hub.Hub | None = None
 
     def __call__(self) -> hub.Hub:
         if self.built is None:
-            self.built = hub.Hub(self.kept, simulator_url=self.simulator_url)
+            self.built = hub.Hub(self.store, simulator_url=self.simulator_url)
         return self.built
 
 
 def build_in_steps(build: HubBuilder) -> Iterator[None]:
-    """What a hub needs besides its samples, in steps, for when it would wait; wrong settings are told here."""
+    """Import modules and build the hub in steps, to use the time while the WAL is read; invalid settings raise here."""
     yield from lazy_imports.run_pending("watchkeeper.web", "watchkeeper.hub")
     build()
     yield
 
 
 async def serve_while_building(
-    build: HubBuilder, door: HubListener, group: asyncio.TaskGroup, *, rest: Iterator[None], stop: asyncio.Event
+    build: HubBuilder, listener: HubListener, group: asyncio.TaskGroup, *, steps: Iterator[None], stop: asyncio.Event
 ) -> None:
-    """Answer questions about samples that are read, build the rest, and let the hub begin to watch."""
-    first, is_up = (
-        startup_app.StartupApp(build.kept.runtime, build.kept.queries, auth_files=door.auth_files),
+    """Serve queries on the samples that are read, finish building the hub, then start it."""
+    startup, is_serving = (
+        startup_app.StartupApp(build.store.runtime, build.store.queries, auth_files=listener.auth_files),
         asyncio.Event(),
     )
-    served = group.create_task(
-        server.serve(first, door.listener, stop=stop, certificates=door.certificates, is_serving=is_up)
+    server_task = group.create_task(
+        server.serve(
+            startup, listener.server_socket, stop=stop, certificates=listener.certificates, is_serving=is_serving
+        )
     )
-    await is_up.wait()
-    await first.yield_to_requests()
+    await is_serving.wait()
+    await startup.yield_to_requests()
     try:
-        for _ in rest:
-            await first.yield_to_requests()
-        watch = build()
-        watch.open()
+        for _ in steps:
+            await startup.yield_to_requests()
+        started_hub = build()
+        started_hub.open()
     except WatchkeeperError:
-        first.fail_startup()
+        startup.fail_startup()
         stop.set()
-        await served
+        await server_task
         raise
-    first.set_application(app.create_app(watch.services, door.auth_files))
-    group.create_task(watch.run(stop))
+    startup.set_application(app.create_app(started_hub.services, listener.auth_files))
+    group.create_task(started_hub.run(stop))
     group.create_task(finish_imports(stop))
 
 
 async def finish_imports(stop: asyncio.Event) -> None:
-    """Run modules that nobody asked for yet, when first questions are answered: a fault in one is to be known now."""
+    """Import the remaining modules after the first requests, so that an import error appears soon after the start."""
     try:
-        await asyncio.wait_for(stop.wait(), FIRST_ANSWERS_SECONDS)
+        await asyncio.wait_for(stop.wait(), FINISH_IMPORTS_AFTER_SECONDS)
     except TimeoutError:
         await asyncio.to_thread(lazy_imports.finish)
 
 
-def with_discovery(configured: settings.Settings, url: str) -> settings.Settings:
-    """The same settings with one more http_sd address."""
-    found = replace(configured.fleet, sd_urls=(*configured.fleet.sd_urls, url))
-    return replace(configured, fleet=found)
+def add_discovery_url(configured: settings.Settings, url: str) -> settings.Settings:
+    """Add an http_sd URL to the settings."""
+    fleet = replace(configured.fleet, sd_urls=(*configured.fleet.sd_urls, url))
+    return replace(configured, fleet=fleet)

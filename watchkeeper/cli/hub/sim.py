@@ -1,4 +1,4 @@
-"""`watchkeeper sim`: the simulated fleet by itself, and faults while it runs."""
+"""`watchkeeper sim`: run a simulated fleet, list scenarios, inject and end faults."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from watchkeeper.kit import durations
 
 @click.group("sim", cls=groups.FullHelpGroup)
 def command() -> None:
-    """Run a simulated fleet, list what can go wrong in it, and make it go wrong."""
+    """Run a simulated fleet, list its fault scenarios, and inject faults."""
 
 
 @command.command("list")
 @options.as_json
 def list_scenarios(as_json: bool) -> None:
-    """The faults that are shipped, with the right answer to each."""
+    """List the fault scenarios with the cause that the hub should diagnose."""
     from watchkeeper.kit import wire
     from watchkeeper.sim import scenario
 
-    known = scenario.load_all()
+    scenarios = scenario.load_all().values()
     if as_json:
-        options.print_json([wire.to_plain(one) for one in known.values()])
+        options.print_json([wire.to_plain(entry) for entry in scenarios])
         return
-    rows = [[one.name, one.truth.cause, one.truth.severity, one.title] for one in known.values()]
+    rows = [[entry.name, entry.truth.cause, entry.truth.severity, entry.title] for entry in scenarios]
     options.print_table(["scenario", "cause", "severity", "what happens"], rows)
 
 
@@ -40,7 +40,7 @@ def list_scenarios(as_json: bool) -> None:
 @options.as_json
 @options.with_hub
 def inject(hub: Client, fault: str, place: str | None, as_json: bool) -> None:
-    """Make a fault happen now, on a node, on one GPU, or wherever the seed says.
+    """Inject FAULT into a simulated fleet now: on a node, on one GPU, or at a place that the seed selects.
 
     \b
     watchkeeper sim inject xid-79 gpu-r01-02:3
@@ -49,36 +49,37 @@ def inject(hub: Client, fault: str, place: str | None, as_json: bool) -> None:
     if place:
         node, _, gpu = place.partition(":")
         if gpu and not gpu.isdigit():
-            raise click.BadParameter(f"`{gpu}` is not a GPU's number; write {node}:3", param_hint="NODE[:GPU]")
+            raise click.BadParameter(f"`{gpu}` is not the index of a GPU; write {node}:3", param_hint="NODE[:GPU]")
         body |= {"node": node} | ({"gpu": int(gpu)} if gpu else {})
     answer = hub.inject(body)
     if as_json:
         options.print_json(answer.plain)
         return
-    where = answer.node if answer.gpu is None else f"{answer.node}:{answer.gpu}"
-    when = f" {begins}" if (begins := _begins(answer)) else ""
-    click.echo(f"{answer.scenario} at {where}{when} (fault {answer.id}); the right cause is {answer.truth.cause}.")
+    place = answer.node if answer.gpu is None else f"{answer.node}:{answer.gpu}"
+    when = f" {begins}" if (begins := _format_start(answer)) else ""
+    click.echo(f"{answer.scenario} at {place}{when} (fault {answer.id}); expected cause: {answer.truth.cause}.")
 
 
 @command.command("faults")
 @options.as_json
 @options.with_hub
 def faults(hub: Client, as_json: bool) -> None:
-    """What is broken on purpose now."""
+    """List the injected faults that are active."""
     active = hub.faults()
     if as_json:
-        options.print_json([one.plain for one in active])
+        options.print_json([fault.plain for fault in active])
     elif active:
         rows = [
-            [one.id, one.scenario, one.node, "" if one.gpu is None else str(one.gpu), _begins(one)] for one in active
+            [fault.id, fault.scenario, fault.node, "" if fault.gpu is None else str(fault.gpu), _format_start(fault)]
+            for fault in active
         ]
         options.print_table(["fault", "scenario", "node", "gpu", "begins"], rows)
     else:
-        click.echo("Nothing is broken on purpose.")
+        click.echo("No injected faults.")
 
 
-def _begins(fault: answers.SimulatedFault) -> str:
-    """When a fault begins that has not yet; empty for the others."""
+def _format_start(fault: answers.SimulatedFault) -> str:
+    """When a fault will begin; empty if it has begun."""
     seconds = fault.strikes_in_seconds
     return f"in {durations.format_seconds(seconds)}" if seconds else ""
 
@@ -87,7 +88,7 @@ def _begins(fault: answers.SimulatedFault) -> str:
 @click.argument("fault_id")
 @options.with_hub
 def end(hub: Client, fault_id: str) -> None:
-    """End a fault as if it had been repaired."""
+    """End an injected fault as if it had been repaired."""
     hub.end_fault(fault_id)
     click.echo(f"Fault {fault_id} ended.")
 
@@ -98,15 +99,17 @@ def end(hub: Client, fault_id: str) -> None:
     type=click.IntRange(1, 200_000),
     default=512,
     show_default=True,
-    help="GPUs in the fleet, eight to a node.",
+    help="Number of simulated GPUs, eight per node.",
 )
-@click.option("--port", type=click.IntRange(0, 65_535), default=9481, help="Loopback port; 0 takes a free one.")
-@click.option("--seed", type=int, default=1, help="The same seed gives the same fleet.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=9481, help="Port on the loopback address; 0 selects a free port."
+)
+@click.option("--seed", type=int, default=1, help="Random seed; the same seed gives the same fleet.")
 @click.option("--speed", type=click.FloatRange(0.1, 1000), default=1.0, help="Simulated seconds per second.")
-@click.option("--epoch", type=float, help="Seconds since 1970 from which a faster clock counts; now by default.")
-@click.option("--scenario", "scenarios", multiple=True, help="A fault to start with; may be given several times.")
-@click.option("--scenario-after", type=click.IntRange(0), default=0, help="Seconds until they start.")
-@click.option("--announce", is_flag=True, help="Print the address only, and stop with standard input.")
+@click.option("--epoch", type=float, help="Start of the simulated clock, seconds since 1970.  [default: now]")
+@click.option("--scenario", "scenarios", multiple=True, help="Inject this fault at the start; repeatable.")
+@click.option("--scenario-after", type=click.IntRange(0), default=0, help="Seconds until --scenario faults begin.")
+@click.option("--announce", is_flag=True, help="Print only the URL, and stop at the end of standard input.")
 def run(
     gpus: int,
     port: int,
@@ -134,7 +137,7 @@ def run(
         scenarios_after_seconds=scenario_after,
     )
     with contextlib.closing(server.open_listener(settings)) as listener:
-        # The socket queues connections from here on: whoever reads the address may use it at once.
+        # The socket queues connections from here on, so the printed URL can be used at once.
         listener.listen()
         if announce:
             click.echo(f"http://{settings.host}:{listener.getsockname()[1]}")

@@ -1,6 +1,6 @@
-"""`watchkeeper store`: copies of a hub's data directory, made while it runs, put back, and checked.
+"""`watchkeeper store`: back up, restore, verify and export a hub's data directory.
 
-Imports happen inside the commands: the store needs the hub's packages, which a node does not have.
+The commands import their modules themselves: they need the hub's packages, which an agent-only install lacks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import click
 
 from watchkeeper.cli import groups, options
 
-NOTHING_THERE = 3
+EXIT_NO_DATA = 3
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def with_holdings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --config and --data, and hand the command the places they mean as `kept`."""
+def with_locations(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --config and --data, and pass the paths of the store as `locations`."""
 
     @click.option(
-        "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="The hub's settings."
+        "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Settings file of the hub."
     )
-    @click.option("--data", metavar="DIR", help="Data directory, instead of [hub] data.")
+    @click.option("--data", metavar="DIR", help="Data directory of the hub; overrides [hub] data.")
     @functools.wraps(command)
     def wrapper(*args: Any, config_file: Path | None, data: str | None, **kwargs: Any) -> Any:
         from watchkeeper.config import loading
@@ -33,86 +33,88 @@ def with_holdings(command: Callable[..., Any]) -> Callable[..., Any]:
         configured = loading.load(config_file, {"hub.data": data})
         url_file = configured.journal.url_file
         journal = configured.journal_path if url_file is None else None
-        kept = backup.StoreLocations(Path(configured.hub.data), configured.samples_path, journal, url_file)
-        return command(*args, kept=kept, **kwargs)
+        locations = backup.StoreLocations(Path(configured.hub.data), configured.samples_path, journal, url_file)
+        return command(*args, locations=locations, **kwargs)
 
     return wrapper
 
 
 @click.group("store", cls=groups.FullHelpGroup)
 def command() -> None:
-    """Back up, restore and verify what a hub keeps."""
+    """Back up, restore, verify or export the data of a hub."""
 
 
 @command.command("backup")
 @click.argument("directory", type=FOLDER)
-@with_holdings
-def backup_command(directory: Path, kept: Any) -> None:
-    """Copy samples and journal into a new DIRECTORY; the hub may run meanwhile.
+@with_locations
+def backup_command(directory: Path, locations: Any) -> None:
+    """Copy samples and journal into a new DIRECTORY; the hub may keep running.
 
-    Blocks are hard links where the disk is the same, and then take no room of their own. A journal in PostgreSQL is not
-    copied: pg_dump does that.
+    On the same file system, blocks are hard links and need no extra space. A journal in PostgreSQL is not copied: use
+    pg_dump.
     """
     from watchkeeper.store import backup
 
-    copied = backup.back_up(kept, directory)
+    result = backup.back_up(locations, directory)
     click.echo(
-        f"{directory}: {copied.blocks} blocks ({copied.linked_bytes / 2**20:.1f} MiB linked),"
-        f" {copied.copied_bytes / 2**20:.1f} MiB copied"
+        f"{directory}: {result.blocks} blocks ({result.linked_bytes / 2**20:.1f} MiB linked),"
+        f" {result.copied_bytes / 2**20:.1f} MiB copied"
     )
 
 
 @command.command("restore")
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@with_holdings
-def restore_command(directory: Path, kept: Any) -> None:
-    """Put the backup in DIRECTORY into an empty or new data directory; exit 1 if a part of it is damaged."""
+@with_locations
+def restore_command(directory: Path, locations: Any) -> None:
+    """Restore the backup in DIRECTORY into an empty or new data directory; exit code 1 if it is damaged."""
     from watchkeeper.store import backup
 
-    found = backup.restore_backup(directory, kept)
-    click.echo(f"{kept.data}: restored from {directory}")
-    _say(found)
+    corruptions = backup.restore_backup(directory, locations)
+    click.echo(f"{locations.data}: restored from {directory}")
+    _report_corruptions(corruptions)
 
 
 @command.command("verify")
-@with_holdings
-def verify_command(kept: Any) -> None:
-    """Read every byte of samples and journal, name what is damaged, and exit 1 if anything is; 3 without data."""
+@with_locations
+def verify_command(locations: Any) -> None:
+    """Read all samples and the journal and report damage; exit code 1 if anything is damaged, 3 without data."""
     from watchkeeper.store import backup
 
-    if kept.url_file is None and not kept.samples.is_dir() and not kept.journal.exists():
-        click.echo(f"watchkeeper: {kept.data}: no hub has kept anything here. Name its data with --data", err=True)
-        raise SystemExit(NOTHING_THERE)
-    _say(list(backup.find_corruptions(kept)))
+    if locations.url_file is None and not locations.samples.is_dir() and not locations.journal.exists():
+        click.echo(f"watchkeeper: {locations.data}: no data of a hub. Set its data directory with --data", err=True)
+        raise SystemExit(EXIT_NO_DATA)
+    _report_corruptions(list(backup.find_corruptions(locations)))
 
 
 @command.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--since", default="1d", metavar="DURATION", help="How far back from the newest block.")
+@click.option(
+    "--since", default="1d", metavar="DURATION", help="Export this much time before the end of the newest block."
+)
 @options.force
-@with_holdings
-def export_command(file: Path, since: str, force: bool, kept: Any) -> None:
-    """Write samples from blocks into a Parquet FILE, one row each; needs pyarrow.
+@with_locations
+def export_command(file: Path, since: str, force: bool, locations: Any) -> None:
+    """Export samples of blocks to a Parquet FILE, one row per sample; needs pyarrow.
 
-    The newest minutes are in no block yet; `watchkeeper query` has those.
+    The newest minutes are not in a block yet; use `watchkeeper query` for them.
     """
     from watchkeeper.kit import durations
     from watchkeeper.store import export
 
     options.refuse_to_replace(file, force=force)
     try:
-        back_ms = durations.parse_ms(since)
+        window_ms = durations.parse_ms(since)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--since") from error
-    newest_ms = max((int(path.stem.split("-")[1]) for path in kept.samples.glob("blocks/*.block")), default=0)
-    done = export.write_parquet(kept.samples, file, start_ms=newest_ms - back_ms, end_ms=newest_ms)
-    native = f", {done.histograms} of them native histograms" if done.histograms else ""
-    click.echo(f"{file}: {done.samples} samples{native}")
+    newest_ms = max((int(path.stem.split("-")[1]) for path in locations.samples.glob("blocks/*.block")), default=0)
+    written = export.write_parquet(locations.samples, file, start_ms=newest_ms - window_ms, end_ms=newest_ms)
+    native = f", {written.histograms} of them native histograms" if written.histograms else ""
+    click.echo(f"{file}: {written.samples} samples{native}")
 
 
-def _say(found: list[Any]) -> None:
-    for damage in found:
-        click.echo(str(damage))
-    if found:
+def _report_corruptions(corruptions: list[Any]) -> None:
+    for corruption in corruptions:
+        click.echo(str(corruption))
+    if corruptions:
         raise SystemExit(1)
     click.echo("no damage found")

@@ -38,7 +38,7 @@ def test_the_map_shows_links_and_the_list_begins_with_what_is_down(page: Page, s
     expect(page.get_by_test_id("fabric-panel")).to_contain_text("one row per leaf")
     first = page.get_by_test_id("link-row").first
     expect(first).to_contain_text("spine-0 port 2")
-    expect(first).to_contain_text("the cable was there and is dark")
+    expect(first).to_contain_text("the link was up before and is down")
     # Nobody has counted errors here: that is said, and never shown as none.
     expect(page.get_by_test_id("tile-errors")).to_contain_text("unknown")
 

@@ -168,11 +168,11 @@ def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
     (made,) = status_series.workload_series(engine.instant(HOLDER_EXPR, 1_000).frame.labels)
     assert (made["workload"], made["GPU_I_ID"], made["GPU_I_PROFILE"]) == ("ada", "1", "3g.40gb")
     found = [holders.holder_from_labels(labels) for labels in engine.instant(holders.HOLDER_EXPR, 1_000).frame.labels]
-    assert [(one.called, one.slice) for one in found if one is not None] == [("lab/ada", "1")]
+    assert [(one.workload_name, one.mig_instance) for one in found if one is not None] == [("lab/ada", "1")]
     known = ScrapedInventory()
     known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="page")
     util, used = (engine.instant(expr, 1_000) for expr in ("DCGM_FI_DEV_GPU_UTIL", status_series.MIG_MEMORY))
     picture = frames.draw_picture(
-        fleet_layout.current_layout(known), frames.FrameReadings(gpu_util=util, slices=used), []
+        fleet_layout.current_layout(known), frames.FrameReadings(gpu_util=util, mig_instances=used), []
     )
     assert (picture.summary["held"], picture.summary["free"]) == (1, 0)

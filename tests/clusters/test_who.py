@@ -134,10 +134,10 @@ def test_a_job_on_a_node_that_nobody_reads_is_named_by_its_scheduler(site: Site,
 def test_a_list_may_be_narrowed_to_a_state_of_ours_or_of_the_scheduler(site: Site) -> None:
     assert [node["name"] for node in site.ask("/api/nodes?state=drained").json["nodes"]] == [HELD_NODE]
     assert site.ask("/api/nodes?pool=unmapped").json["nodes"] == []
-    assert run(site, "nodes", "--pool", "h20")[1].endswith("no node is in the pool `h20`; there are h200, unmapped")
+    assert run(site, "nodes", "--pool", "h20")[1].endswith("unknown pool `h20`; the pools are h200, unmapped")
     code, text = run(site, "nodes", "--state", "banana")
     assert code == 1
-    assert "no node can be `banana`; there are drained, gone" in text
+    assert "unknown state `banana`; the states are drained, gone" in text
 
 
 def test_json_has_every_fact_of_a_node(site: Site) -> None:
@@ -184,7 +184,7 @@ def test_a_job_that_waits_says_why_by_any_of_its_names(site: Site, name: str) ->
 def test_a_name_that_nothing_answers_to_is_said(site: Site, name: str) -> None:
     code, text = run(site, "who", name)
     assert code == 1
-    assert "nothing here is called" in text
+    assert "no GPU, node, pod, job, user or team has the name" in text
 
 
 def test_samples_that_cannot_be_asked_cost_the_holders_and_not_the_list(site: Site, hub: SmallHub) -> None:
@@ -223,9 +223,9 @@ def test_silent_never_seen_not_read_and_gone_are_four_different_words() -> None:
     )
     assert found == {
         "well": ("up", ""),
-        "short": ("never_seen", "it is read, and has not shown a GPU yet"),
+        "short": ("never_seen", "scraped, but it has not reported a GPU yet"),
         "silent": ("silent", "connection refused"),
         "never": ("never_seen", "no answer within 10 s"),
-        "unread": ("not_read", "it is expected, and no target or agent of it is known"),
-        "gone": ("gone", "no source names it since 1970-01-01 00:01:00Z"),
+        "unread": ("not_read", "expected, but it has no target and no agent"),
+        "gone": ("gone", "not in the inventory since 1970-01-01 00:01:00Z"),
     }

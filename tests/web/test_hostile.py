@@ -36,7 +36,7 @@ def site() -> Iterator[Site]:
     [
         ({"id": ""}, "id is empty"),
         ({"text": "x" * 20_000}, "text has 20,000 characters, the limit is 16,384"),
-        ({"place": {"cluster": "main", "node": "n1\nINC-9  critical"}}, "node holds a control character"),
+        ({"place": {"cluster": "main", "node": "n1\nINC-9  critical"}}, "node contains a control character"),
         ({"place": {"cluster": "main", "node": ""}}, "place.node is empty"),
     ],
 )
@@ -50,11 +50,11 @@ def test_an_event_that_would_break_a_table_or_a_page_is_refused(
 
 
 def test_pushes_that_never_finish_do_not_keep_others_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_api, "PUSHES_IN_FLIGHT", 64)
+    monkeypatch.setattr(fleet_api, "MAX_PUSHES", 64)
     lines = ["POST /api/events HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", "Content-Length: 1000"]
     head = "\r\n".join([*lines, "", "["]).encode()
     with contextlib.ExitStack() as half_open:
-        for _ in range(fleet_api.PUSHES_IN_FLIGHT + 1):
+        for _ in range(fleet_api.MAX_PUSHES + 1):
             stranger = half_open.enter_context(socket.create_connection(("127.0.0.1", site.port)))
             stranger.sendall(head)
         assert site.ask("/api/events", method="POST", body=[event(1)]).status == 200

@@ -189,8 +189,8 @@ def _fleet_endpoints(
                 simulator=services.simulator,
                 health=services.health,
                 cards=incident_cards,
-                stories=reports,
-                stock=snapshots,
+                reports=reports,
+                snapshots=snapshots,
             )
         ),
         *history_api.endpoints(history_api.HistoryApi(runtime, journal, fleet=fleet)),

@@ -155,6 +155,15 @@ def parse_whole_number(text: str, *, max_digits: int = 12) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= max_digits else None
 
 
+def read_number(request: Request, name: str, *, default: int, limit: int, least: int = 1) -> int:
+    """Read a query parameter as a whole number from `least` to `limit`, or raise 400."""
+    text = request.query_params.get(name, str(default))
+    number = parse_whole_number(text)
+    if number is None or not least <= number <= limit:
+        raise HTTPException(400, f"{name} `{text[:20]}` is not a whole number from {least} to {limit}")
+    return number
+
+
 def check_node(caller: Caller, *nodes: str | None) -> None:
     """Raise 403 unless the caller's token allows all these nodes; None means data that belongs to no node."""
     for node in nodes:

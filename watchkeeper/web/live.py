@@ -259,10 +259,10 @@ class LiveUpdates:
                 ("gpu_util", frames.COLOURS["gpu_util"].expr),
                 ("power", frames.COLOURS["power"].expr),
                 ("throttle", frames.THROTTLE_EXPR),
-                ("slices", status_series.MIG_MEMORY),
+                ("mig_instances", status_series.MIG_MEMORY),
             )
         }
-        new_snapshot = await self._snapshots.make(layout) if renew_snapshot else None
+        new_snapshot = await self._snapshots.build(layout) if renew_snapshot else None
         open_incidents = await self._journal.read(self._journal.incidents)
         readings = frames.FrameReadings(**results, holders=self._fleet.workload_labels())
         picture = await asyncio.to_thread(frames.draw_picture, layout, readings, open_incidents)
@@ -274,7 +274,7 @@ class LiveUpdates:
             packed = await asyncio.to_thread(_pack_colour, layout, result, colour, picture, {**header, "colour": name})
             self._frames.add(colour=name if name in frames.COLOURS else "other")
             if new_snapshot is not None:
-                self._snapshots.keep(new_snapshot)
+                self._snapshots.set_cached(new_snapshot)
                 self._drawn_version, new_snapshot = layout.version, None
             frame = LiveFrame(packed, self._snapshots.newest_for(layout.version))
             if name == frames.DEFAULT_COLOUR:

@@ -94,7 +94,7 @@ def test_what_goes_wrong_is_told_to_the_model_in_words(site: Site) -> None:
             ("incident", {"id": "INC-9"}, "incident INC-9 not found"),
             ("incident", {}, "`id` is missing"),
             ("query", {"expr": "sum("}, "query"),
-            ("node", {"name": "nowhere"}, "nothing here is called"),
+            ("node", {"name": "nowhere"}, "no GPU, node, pod, job, user or team has the name"),
         ):
             result = await client.call_tool(name, arguments)
             assert result.is_error

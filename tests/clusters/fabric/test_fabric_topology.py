@@ -93,14 +93,14 @@ def test_a_node_of_which_nobody_knows_a_gpu_is_not_healthy() -> None:
     (rack,) = topology.build_topology(topology.TopologySources(fleet_layout.current_layout(hub.fleet), []))
     login, unread = rack.leaves[0].nodes
     assert (login.state, unread.state) == (topology.HealthState.HEALTHY, topology.HealthState.UNKNOWN)
-    assert unread.why == ("no GPU of it has been seen, and nobody says how many it should have",)
+    assert unread.why == ("no GPU reported, and the expected number is unknown",)
 
 
 def test_gpus_that_never_reported_are_one_line(site: Site) -> None:
     site.hub.fleet._nodes.append(fleet.Node("main", "n9", expected_gpus=8))
     lines = printed(site).splitlines()
     at = lines.index("    node n9 · missing · 8 GPUs missing")
-    assert lines[at + 1] == "      8 gpus · missing · expected, and has never reported"
+    assert lines[at + 1] == "      8 gpus · missing · expected, but never reported"
 
 
 def drawn(racks: Sequence[topology.TopologyRack]) -> list[str]:
@@ -161,7 +161,7 @@ def test_ports_come_from_what_nodes_say_where_nobody_sweeps_the_fabric() -> None
         frozenset({"n1"}),
     )
     shown = [(link.device, link.state, link.gbps, link.why) for link in told["n1"]]
-    assert shown == [("mlx5_2", "down", None, "its state is down"), ("mlx5_10", "healthy", 400.0, "")]
+    assert shown == [("mlx5_2", "down", None, "port state down"), ("mlx5_10", "healthy", 400.0, "")]
 
 
 def push(site: Site, found: Any) -> Any:
@@ -176,7 +176,7 @@ def test_a_sweep_of_another_host_shows_links_leaves_and_dark_cables(site: Site) 
     lines = printed(site).splitlines()
     assert lines[0].endswith("; 1 node not healthy; fabric by test: 6 links, 1 down")
     assert "  leaf leaf-0 · 2 nodes healthy · 0 GPUs" in lines
-    assert "      link mlx5_0/1 · down · leaf-1 port 2 · no longer seen in the fabric" in lines
+    assert "      link mlx5_0/1 · down · leaf-1 port 2 · missing in the newest sweep" in lines
     at = lines.index("leaf switch leaf-1 · warning · 3 links")
     assert lines[at + 1] == "  leaf-1 port 2 to n3 mlx5_0 is down"
     assert lines[-1] == "2 switches healthy"
@@ -201,7 +201,7 @@ def test_a_switch_that_is_gone_is_listed_first(site: Site) -> None:
 @pytest.mark.parametrize("body", [{"at_ms": "x"}, [], {"at_ms": 1, "source": "s", "ports": [{"guid": 1}]}])
 def test_a_sweep_that_is_none_is_refused(site: Site, body: Any) -> None:
     answer = site.ask("/api/fabric", method="POST", body=body)
-    assert (answer.status, answer.json["error"][:16]) == (400, "this is no sweep")
+    assert (answer.status, answer.json["error"][:16]) == (400, "the body is not ")
 
 
 def test_a_hub_that_looks_itself_takes_no_sweep_of_others() -> None:

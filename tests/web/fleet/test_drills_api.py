@@ -42,7 +42,7 @@ def test_what_is_no_list_of_faults_is_said_and_nothing_breaks(site: Site, answer
     site.hub.simulator.faults = answer
     said = site.ask("/api/drills")
     assert said.status == 503
-    assert "what the simulator answers is no list of faults" in said.json["error"]
+    assert "the simulator did not return a list of faults" in said.json["error"]
 
 
 def test_a_fault_that_was_found_is_judged_by_cause_place_and_severity(site: Site) -> None:
@@ -120,4 +120,4 @@ def test_a_real_fleet_has_no_drills() -> None:
     with serving(SmallHub()) as running:
         reply = running.ask("/api/drills")
     assert reply.status == 404
-    assert "this fleet is real" in reply.json["error"]
+    assert "this hub has no simulator" in reply.json["error"]

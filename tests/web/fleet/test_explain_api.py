@@ -35,7 +35,7 @@ def test_what_nobody_knows_is_not_found_and_says_so(site: Site) -> None:
     for path in ("pod/ml/a", "node/nowhere", "job/nothing", "job/ml/nothing"):
         reply = site.ask(f"/api/explain/{path}")
         assert reply.status == 404
-        assert "is known here" in reply.json["error"]
+        assert " found" in reply.json["error"]
 
 
 def test_a_known_node_is_explained(site: Site, hub: SmallHub) -> None:

@@ -75,7 +75,7 @@ def test_a_sweep_gives_rows_of_leaves_with_their_trunks_first_and_the_spines(sit
 def test_a_dark_trunk_is_down_since_the_sweep_that_missed_it(site: Site) -> None:
     site.call(swept, site.hub, dark=(leaf(1), 9))
     link = site.ask("/api/fabric/links?row=spine-0").json["links"][0]
-    assert (link["id"], link["state"], link["why"]) == ("leaf-1/9", "down", "the cable was there and is dark")
+    assert (link["id"], link["state"], link["why"]) == ("leaf-1/9", "down", "the link was up before and is down")
     assert link["down_since"] is not None
     assert site.ask("/api/fabric/map").json["counts"]["down"] == 1
 
@@ -101,9 +101,9 @@ def test_what_is_asked_wrongly_is_refused(site: Site, path: str, status: int) ->
 def test_a_job_crosses_a_leaf_only_where_a_node_of_it_has_no_port_there() -> None:
     jobs = {"a": ["far"], "b": ["far", "near"], "c": ["near"]}
     leaves = {"a": {"leaf-1"}, "b": {"leaf-2"}, "c": {"leaf-2"}}
-    assert fabric_map.crossing_jobs(leaves, jobs) == {"leaf-1": ["far"], "leaf-2": ["far"]}
+    assert fabric_map.jobs_by_crossed_leaf(leaves, jobs) == {"leaf-1": ["far"], "leaf-2": ["far"]}
     rails = {node: {"leaf-1", "leaf-2"} for node in "abc"}
-    assert fabric_map.crossing_jobs(rails, jobs) == {}
+    assert fabric_map.jobs_by_crossed_leaf(rails, jobs) == {}
 
 
 def test_what_waits_far_longer_than_its_peers_is_marked() -> None:
@@ -111,5 +111,5 @@ def test_what_waits_far_longer_than_its_peers_is_marked() -> None:
     readings["n", "mlx5_4", 1] = fabric_map.PortReading(wait_per_second=100_000.0)
     told = {"n": [fabric_map.TopologyLink(f"mlx5_{at}", 1, HealthState.HEALTHY, 400.0) for at in range(6)]}
     views = fabric_map.list_ports(fabric_map.FabricSources(None, told, readings, {}, {"n": None}, {}))
-    assert [view.waits for view in views] == [False, False, False, False, True, False]
-    assert views[5].wait_times is None
+    assert [view.is_congested for view in views] == [False, False, False, False, True, False]
+    assert views[5].wait_ratio is None

@@ -145,15 +145,15 @@ def test_a_sender_that_goes_away_in_the_middle_is_no_error_of_the_hub(caplog: py
 
 
 def test_a_full_intake_asks_agents_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_api, "PUSHES_IN_FLIGHT", 0)
+    monkeypatch.setattr(fleet_api, "MAX_PUSHES", 0)
     reply = site.ask("/api/events", method="POST", body=[event(1)])
     assert (reply.status, reply.headers["retry-after"]) == (429, "2")
     assert "0 pushes of 0 bytes wait for their commit" in reply.json["error"]
-    assert "the limits are 0, 67,108,864 and 3 s" in reply.json["error"]
+    assert "the limits are 0 pushes, 67,108,864 bytes and 3 s" in reply.json["error"]
 
 
 def test_pushes_that_are_too_large_together_are_asked_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_api, "PUSHED_BYTES_IN_FLIGHT", 300)
+    monkeypatch.setattr(fleet_api, "MAX_PUSHED_BYTES", 300)
     assert site.ask("/api/events", method="POST", body=[event(1)]).status == 200
     assert site.ask("/api/events", method="POST", body=[event(2), event(3), event(4)]).status == 429
 
@@ -170,7 +170,7 @@ class SlowIncidents(KeptIncidents):
 
 
 def test_nobody_waits_behind_a_push_that_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_api, "PUSH_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(fleet_api, "MAX_PUSH_WAIT_SECONDS", 0.0)
     hub = SmallHub()
     hub.incidents = slow = SlowIncidents(hub.journal, hub.clock)
     with serving(hub) as site, ThreadPoolExecutor(1) as beside:
@@ -218,7 +218,7 @@ def test_a_drill_goes_through_to_the_simulator(site: Site) -> None:
 def test_a_real_fleet_has_no_drills() -> None:
     with serving(SmallHub()) as site:
         reply = site.ask("/api/sim/scenarios")
-    assert (reply.status, "this fleet is real" in reply.json["error"]) == (404, True)
+    assert (reply.status, "this hub has no simulator" in reply.json["error"]) == (404, True)
 
 
 def test_an_event_survives_the_way_over_the_wire() -> None:

@@ -59,10 +59,10 @@ def test_an_exchanged_gpu_leaves_its_slot_to_its_successor() -> None:
     hub = SmallHub(racks=1, per_rack=1)
     old = hub.fleet.seen[0]
     hub.fleet.seen[0] = replace(old, gone_since_ms=1000)
-    assert old.gpu.uuid in fleet_layout.current_layout(hub.fleet).position
+    assert old.gpu.uuid in fleet_layout.current_layout(hub.fleet).slot_by_uuid
     hub.fleet.seen.append(Seen(old.node, fleet.Gpu("GPU-new", 0)))
     stock = fleet_layout.current_layout(hub.fleet)
-    assert (old.gpu.uuid in stock.position, "GPU-new" in stock.position, len(stock.slots)) == (False, True, 8)
+    assert (old.gpu.uuid in stock.slot_by_uuid, "GPU-new" in stock.slot_by_uuid, len(stock.slots)) == (False, True, 8)
 
 
 def test_zero_is_a_reading_and_missing_is_not() -> None:
@@ -106,7 +106,7 @@ def test_an_open_incident_is_drawn_over_the_readings() -> None:
     hub = SmallHub()
     lost, hot = stories.lose_gpu(hub), stories.heat_up(hub)
     picture, stock = draw(hub), fleet_layout.current_layout(hub.fleet)
-    assert picture.states[stock.position[lost.place.gpu or ""]] == GpuMapState.DOWN
+    assert picture.states[stock.slot_by_uuid[lost.place.gpu or ""]] == GpuMapState.DOWN
     assert set(picture.states[list(stock.slots_of(hot.place.cluster, hot.place.node or ""))]) == {GpuMapState.THROTTLED}
     assert (picture.summary["down"], picture.summary["throttled"]) == (1, 8)
 

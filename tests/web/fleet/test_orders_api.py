@@ -127,7 +127,7 @@ def test_a_thousand_agents_that_wait_hold_no_thread(site: Site) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/api/orders", "`node` is needed"),
+        ("/api/orders", "`node` is required"),
         ("/api/orders?node=n1&wait=61", "from 0 to 60"),
         ("/api/orders?node=n1&wait=-1", "from 0 to 60"),
         ("/api/orders/recent?limit=0", "from 1 to 1000"),
@@ -155,7 +155,7 @@ def test_what_cannot_be_ordered_is_said(site: Site, body: dict[str, object], wor
 
 def test_what_touches_a_machine_cannot_be_ordered_by_hand(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(orders.KINDS, "reboot", orders.OrderKind(is_harmless=False, seconds=60))  # type: ignore[arg-type]
-    assert give(site, kind="reboot").json["error"] == "reboot touches a machine; only a plan may order it"
+    assert give(site, kind="reboot").json["error"] == "reboot changes the node: only a repair plan may issue it"
     wanted = OrderRequest("main", "n1", "reboot")
     assert site.hub.orders.issue(wanted, now=site.hub.clock.now(), actor="plan").order.kind == "reboot"
 
@@ -169,7 +169,7 @@ def test_a_receipt_that_proves_nothing_is_refused(site: Site) -> None:
 
 
 def test_too_many_polls_are_sent_away_with_both_numbers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders_api, "MOST_POLLS", 0)
+    monkeypatch.setattr(orders_api, "MAX_POLLS", 0)
     reply = site.ask("/api/orders?node=n1&wait=5")
     assert (reply.status, reply.headers["retry-after"]) == (429, "2")
     assert "0 agents wait for orders, the limit is 0" in reply.json["error"]
@@ -178,7 +178,7 @@ def test_too_many_polls_are_sent_away_with_both_numbers(site: Site, monkeypatch:
 def test_a_hub_without_a_key_says_how_to_get_orders() -> None:
     with serving(SmallHub()) as site:
         for reply in (site.ask("/api/orders?node=n1"), give(site), answer(site, "WO-1")):
-            assert (reply.status, "order_key_file is not set" in reply.json["error"]) == (409, True)
+            assert (reply.status, "set `order_key_file` in" in reply.json["error"]) == (409, True)
 
 
 def bound(pattern: str | None) -> Auth:

@@ -107,7 +107,7 @@ class WhatIfApi:
         taken = fleet_layout.current_layout(self._fleet)
         found = []
         for node in taken.nodes:
-            slots = [taken.slots[at].gpu for at in taken.by_node[node.cluster, node.name]]
+            slots = [taken.slots[at].gpu for at in taken.slots_by_node[node.cluster, node.name]]
             models = {gpu.model for gpu in slots if gpu is not None and gpu.model}
             if slots:
                 model = next(iter(models)) if len(models) == 1 else ""

@@ -93,7 +93,7 @@ def _by_workload(held: holders.GpuHolders, cluster: str | None) -> dict[Workload
         by_part: dict[GpuPart, set[Workload]] = {}
         for holder in those:
             # Two containers of a pod are one workload.
-            by_part.setdefault((gpu, holder.slice or ""), set()).add((holder.cluster, holder.called))
+            by_part.setdefault((gpu, holder.mig_instance or ""), set()).add((holder.cluster, holder.workload_name))
         for part, names in by_part.items():
             for name in names:
                 if cluster is None or name[0] == cluster:

@@ -1,4 +1,4 @@
-"""The fleet API: nodes, GPUs, jobs' places, fabric, topology, history and orders.
+"""The fleet API: nodes, GPUs, holders, jobs, fabric, topology, event history, drills and work orders.
 
-Comes in: requests. Goes out: typed answers. Never here: a decision; it asks the services.
+In: HTTP requests. Out: typed responses. Never here: decisions; the services of the hub make them.
 """

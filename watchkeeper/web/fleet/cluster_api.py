@@ -1,14 +1,16 @@
-"""GET /api/nodes: every node with its states and holders. GET /api/who: who holds this, or what does this hold.
+"""GET /api/nodes lists nodes with states and holders; GET /api/who finds the holders of a GPU or the GPUs of a holder.
 
-`watchkeeper nodes` and `watchkeeper who` ask them; what they say is decided in `node_list` and `who`.
+`watchkeeper nodes` and `watchkeeper who` call them. `node_list` and `who` build the responses.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,6 +20,7 @@ from watchkeeper.clusters.inventory import UNMAPPED
 from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
+from watchkeeper.kit import wire
 from watchkeeper.model import cluster
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeState
@@ -25,13 +28,13 @@ from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam
 from watchkeeper.web.fleet import holders, node_list, who
 
-LONGEST_NAME = 300
-MOST_INCIDENTS = 1000
+MAX_NAME_CHARACTERS = 300
+MAX_INCIDENTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatus:
-    """When it was last heard, and why it is not."""
+    """When a scheduler was last read, and its problem if it cannot be read."""
 
     source: str
     at_ms: int | None
@@ -48,13 +51,13 @@ class NodeList:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    asked: str
+    name: str = wire.json_key("asked")
     gpus: Sequence[who.GpuAndHolders]
     nodes: Sequence[who.NodeAndGpus]
     workloads: Sequence[who.WorkloadAndGpus]
-    left_out: int
+    omitted: int = wire.json_key("left_out")
 
 
 class ClusterApi:
@@ -73,63 +76,65 @@ class ClusterApi:
 
     async def nodes(self, request: Request) -> NodeList:
         pool = request.query_params.get("pool")
-        # `never seen`, as the table shows it, is `never_seen`.
+        # The table shows `never seen` for `never_seen`; both are accepted.
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
-        held = await holders.load_holders(self._queries)
-        lines = await self._lines(held)
-        known = {word.state for line in lines for word in line.scheduler} | set(NodeState)
-        if state is not None and state not in known:
-            raise HTTPException(400, f"no node can be `{state[:40]}`; there are {', '.join(sorted(known))}")
+        gpu_holders = await holders.load_holders(self._queries)
+        lines = await self._build_lines(gpu_holders)
+        states = {status.state for line in lines for status in line.scheduler} | set(NodeState)
+        if state is not None and state not in states:
+            raise HTTPException(400, f"unknown state `{state[:40]}`; the states are {', '.join(sorted(states))}")
         pools = {line.pool or UNMAPPED for line in lines} | {UNMAPPED}
         if pool is not None and pool not in pools:
-            raise HTTPException(404, f"no node is in the pool `{pool[:40]}`; there are {', '.join(sorted(pools))}")
-        shown = [
+            raise HTTPException(404, f"unknown pool `{pool[:40]}`; the pools are {', '.join(sorted(pools))}")
+        matches = [
             line
             for line in lines
-            if (state is None or line.state == state or any(word.state == state for word in line.scheduler))
+            if (state is None or line.state == state or any(status.state == state for status in line.scheduler))
             and (pool is None or (line.pool or UNMAPPED) == pool)
         ]
         return NodeList(
             now=self._runtime.clock.now(),
-            nodes=shown,
+            nodes=matches,
             total=len(lines),
             schedulers=[
                 SchedulerStatus(source=view.source, at_ms=view.at_ms, problem=view.problem) for view in self._views()
             ],
-            unmapped={fact: sum(fact in line.unmapped for line in lines) for fact in sorted(_facts(lines))},
-            problem=held.problem,
+            unmapped=dict(sorted(Counter(chain.from_iterable(line.unmapped for line in lines)).items())),
+            problem=gpu_holders.problem,
         )
 
     async def who(self, request: Request) -> Who:
-        asked = request.query_params.get("name", "").strip()
-        if not asked or len(asked) > LONGEST_NAME or not asked.isprintable():
-            raise HTTPException(400, f"name a GPU, node, pod or job, in at most {LONGEST_NAME} visible characters")
-        held = await holders.load_holders(self._queries)
-        lines = await self._lines(held)
+        name = request.query_params.get("name", "").strip()
+        if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+            raise HTTPException(
+                400,
+                f"`name` must be a GPU, node, pod, job, user or team, with at most {MAX_NAME_CHARACTERS} "
+                "printable characters",
+            )
+        gpu_holders = await holders.load_holders(self._queries)
+        lines = await self._build_lines(gpu_holders)
         mapping = None if self._clusters is None else self._clusters.inventory
         open_incidents = await self._open_incidents()
-        facts = who.HolderSources(self._fleet, lines, held, self._views(), open_incidents, mapping)
-        found = await asyncio.to_thread(who.find_holders, asked, facts)
-        if not (found.gpus or found.nodes or found.workloads):
-            raise HTTPException(404, f"nothing here is called `{asked[:60]}`: no GPU, node, pod, job, user or team")
-        return Who(asked=asked, gpus=found.gpus, nodes=found.nodes, workloads=found.workloads, left_out=found.left_out)
-
-    async def _lines(self, held: holders.GpuHolders) -> list[NodeLine]:
-        facts = node_list.NodeListSources(
-            self._fleet, self._targets.targets(), self._views(), held, await self._open_incidents()
+        sources = who.HolderSources(self._fleet, lines, gpu_holders, self._views(), open_incidents, mapping)
+        matches = await asyncio.to_thread(who.find_holders, name, sources)
+        if not (matches.gpus or matches.nodes or matches.workloads):
+            raise HTTPException(404, f"no GPU, node, pod, job, user or team has the name `{name[:60]}`")
+        return Who(
+            name=name, gpus=matches.gpus, nodes=matches.nodes, workloads=matches.workloads, omitted=matches.omitted
         )
-        # A large fleet takes a moment; the loop has others to serve.
-        return await asyncio.to_thread(node_list.build_node_list, facts)
+
+    async def _build_lines(self, gpu_holders: holders.GpuHolders) -> list[NodeLine]:
+        sources = node_list.NodeListSources(
+            self._fleet, self._targets.targets(), self._views(), gpu_holders, await self._open_incidents()
+        )
+        # In a thread: a large fleet would block the event loop.
+        return await asyncio.to_thread(node_list.build_node_list, sources)
 
     async def _open_incidents(self) -> list[Incident]:
-        return await self._journal.read(lambda: self._journal.incidents(open_only=True, limit=MOST_INCIDENTS))
+        return await self._journal.read(lambda: self._journal.incidents(open_only=True, limit=MAX_INCIDENTS))
 
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self._clusters is None else self._clusters.views()
-
-
-def _facts(lines: list[NodeLine]) -> set[str]:
-    return {fact for line in lines for fact in line.unmapped}
 
 
 def endpoints(api: ClusterApi) -> list[Endpoint]:
@@ -139,10 +144,10 @@ def endpoints(api: ClusterApi) -> list[Endpoint]:
             "/api/nodes",
             Role.VIEWER,
             api.nodes,
-            summary="Every node with its states, GPUs and holders",
+            summary="List all nodes with their states, GPUs and holders",
             params=(
-                QueryParam("state", "only nodes in this state, ours or the scheduler's"),
-                QueryParam("pool", "only nodes of this pool"),
+                QueryParam("state", "Return only nodes in this state of Watchkeeper or of the scheduler."),
+                QueryParam("pool", "Return only nodes of this pool."),
             ),
         ),
         Endpoint(
@@ -150,9 +155,9 @@ def endpoints(api: ClusterApi) -> list[Endpoint]:
             "/api/who",
             Role.VIEWER,
             api.who,
-            summary="Who holds a GPU or node, and what a job, pod, user or team holds",
+            summary="Find the holders of a GPU or node, or the GPUs of a job, pod, user or team",
             params=(
-                QueryParam("name", "a GPU's UUID or node/3, a node, a pod, a job, a user, a team", is_required=True),
+                QueryParam("name", "A GPU (UUID or `node/index`), node, pod, job, user or team.", is_required=True),
             ),
         ),
     ]

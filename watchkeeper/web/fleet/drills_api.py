@@ -1,9 +1,9 @@
-"""GET /api/drills: the faults of a simulated fleet, each with what this hub has made of it so far, and the score.
+"""GET /api/drills: the faults injected into a simulated fleet, what the hub diagnosed for each, and the score.
 
-The simulator says what is broken and what the right answer is; incidents and diagnoses of the hub are held against
-that, newest drill first. Drills that have ended stay in the list while the hub runs, up to a bound. The console's page
-Drills asks again and again while someone watches. GET /api/drills/accuracy counts right answers by cause, also those of
-the last `watchkeeper drill --tell`, which is kept in the hub's directory: a real fleet has no other drills.
+The simulator returns each fault with its correct cause, severity and place; the incidents and diagnoses of the hub are
+compared with them. Ended drills stay in the list while the hub runs, up to `MAX_DRILLS`. GET /api/drills/accuracy
+counts correct diagnoses by cause. It includes the last `watchkeeper drill --tell`, which is saved in the data directory
+and is the only source of drills for a real fleet.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from watchkeeper.web.endpoint import Endpoint, read_json_object
 
 log = logging.getLogger(__name__)
 
-MOST_KEPT = 100
-BODY_BYTES, MOST_LINES = 1024 * 1024, 1000
-MOST_INCIDENTS = 1000
+MAX_DRILLS = 100
+MAX_BODY_BYTES, MAX_SCENARIOS = 1024 * 1024, 1000
+MAX_INCIDENTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class DrillVerdict:
-    """What the hub has made of a drill: None where it has made nothing yet."""
+    """What the hub reported for a drill; fields are None until it reported something."""
 
     incident: str | None = None
     title: str | None = None
@@ -60,7 +60,7 @@ class DrillVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """One fault of the simulator and the truth about it; `ended_at` None while it lasts."""
+    """A fault of the simulator with its correct cause, severity and scope; `ended_at` is None while it is active."""
 
     id: str
     scenario: str
@@ -77,31 +77,31 @@ class Drill:
 
 @dataclass(frozen=True, slots=True)
 class DrillResult:
-    """One drill that is over: the right cause, whether an incident was opened, and the cause that was named."""
+    """The result of one drill: the correct cause, whether an incident was opened, and the diagnosed cause."""
 
     cause: str
-    is_found: bool
-    named: str | None
+    is_detected: bool = wire.json_key("is_found")
+    named_cause: str | None = wire.json_key("named")
 
 
 @dataclass(frozen=True, slots=True)
 class GameDay:
-    """What the last `watchkeeper drill --tell` came to."""
+    """The results of the last `watchkeeper drill --tell`."""
 
     at: datetime | None = None
     lines: tuple[DrillResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CauseScore:
-    """How often a cause was named rightly in drills; `instead` are what was named, the most frequent first."""
+    """How often a cause was diagnosed correctly in drills; `instead` lists the wrong causes, most frequent first."""
 
     cause: str
     drills: int
-    found: int
+    detected: int = wire.json_key("found")
     right: int
     right_share: float
-    instead: tuple[str, ...]
+    wrong_causes: tuple[str, ...] = wire.json_key("instead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,88 +131,101 @@ class DrillsApi:
         self, runtime: Runtime, journal: services.JournalProtocol, *, simulator: SimulatorProxy | None
     ) -> None:
         self._runtime, self._journal, self._simulator = runtime, journal, simulator
-        self._known: OrderedDict[str, Drill] = OrderedDict()
+        self._drills: OrderedDict[str, Drill] = OrderedDict()
         self._gauge = runtime.metrics.gauge(
-            "watchkeeper_drill_causes", "Drills by the right cause and whether it was named (right, wrong, missed)"
+            "watchkeeper_drill_causes", "Drills by correct cause and verdict of the diagnosis (right, wrong, missed)"
         )
         self._path = Path(runtime.settings.hub.data) / "drills.json"
-        self._game_day = _kept(self._path)
-        self._count([])
+        self._game_day = _load_game_day(self._path)
+        self._score_causes([])
 
     async def drills(self, _: Request) -> DrillList:
         if self._simulator is None:
-            raise HTTPException(404, "this fleet is real: there is no simulator behind this hub, and nothing to break")
-        await self._look()
-        judged = await self._judged()
-        self._count(judged)
+            raise HTTPException(404, "this hub has no simulator: faults can only be injected into a simulated fleet")
+        await self._refresh_drills()
+        judged_drills = await self._judge_drills()
+        self._score_causes(judged_drills)
         return DrillList(
             now=self._runtime.clock.now(),
-            drills=[replace(drill, verdict=told) for drill, told in judged],
-            score=score([told for _, told in judged]),
+            drills=[replace(drill, verdict=verdict) for drill, verdict in judged_drills],
+            score=score_drills([verdict for _, verdict in judged_drills]),
         )
 
-    async def _judged(self) -> list[tuple[Drill, DrillVerdict]]:
-        """Every drill of the simulator with what the hub made of it, the newest first."""
-        known = list(reversed(self._known.values()))
+    async def _judge_drills(self) -> list[tuple[Drill, DrillVerdict]]:
+        """All drills of the simulator with their verdicts, the newest first."""
+        newest_first = list(reversed(self._drills.values()))
 
-        def judge() -> list[tuple[Drill, DrillVerdict]]:
-            found = self._journal.incidents(open_only=False, limit=MOST_INCIDENTS)
-            return [(drill, self.judge(drill, found)) for drill in known]
+        def judge_all() -> list[tuple[Drill, DrillVerdict]]:
+            incidents = self._journal.incidents(open_only=False, limit=MAX_INCIDENTS)
+            return [(drill, self.judge(drill, incidents)) for drill in newest_first]
 
-        return await self._journal.read(judge) if known else []
+        return await self._journal.read(judge_all) if newest_first else []
 
     async def accuracy(self, _: Request) -> DrillAccuracy:
-        await self._look()
-        return DrillAccuracy(self._count(await self._judged()), self._game_day.at)
+        await self._refresh_drills()
+        return DrillAccuracy(self._score_causes(await self._judge_drills()), self._game_day.at)
 
     async def submit_score(self, request: Request) -> DrillAccuracy:
-        """Keep the score of a game day; it takes the place of the one before."""
-        told = _game_day(await read_json_object(request, BODY_BYTES), self._runtime.clock.now())
+        """Save the score of a game day; it replaces the previous one."""
+        game_day = _parse_game_day(await read_json_object(request, MAX_BODY_BYTES), self._runtime.clock.now())
         try:
-            await asyncio.to_thread(files.write_atomically, self._path, orjson.dumps(wire.to_plain(told)))
+            await asyncio.to_thread(files.write_atomically, self._path, orjson.dumps(wire.to_plain(game_day)))
         except OSError as error:
-            raise HTTPException(503, f"the score cannot be kept: {error_reason(error)}") from error
-        self._game_day = told
-        return DrillAccuracy(self._count(await self._judged()), told.at)
+            raise HTTPException(503, f"the score could not be saved: {error_reason(error)}") from error
+        self._game_day = game_day
+        return DrillAccuracy(self._score_causes(await self._judge_drills()), game_day.at)
 
-    def _count(self, judged: Sequence[tuple[Drill, DrillVerdict]]) -> list[CauseScore]:
-        """By cause, for pages and as a metric."""
-        # What has just been put in is neither right nor wrong yet.
-        settled = [(drill, told) for drill, told in judged if drill.ended_at is not None or told.cause is not None]
-        lines = [DrillResult(drill.cause, told.incident is not None, told.cause) for drill, told in settled]
-        counted = by_cause([*lines, *self._game_day.lines])
+    def _score_causes(self, judged_drills: Sequence[tuple[Drill, DrillVerdict]]) -> list[CauseScore]:
+        """Score the drills by cause, and update the metric."""
+        # Deliberately without active drills that have no diagnosis yet: they are neither right nor wrong.
+        results = [
+            DrillResult(drill.cause, verdict.incident is not None, verdict.cause)
+            for drill, verdict in judged_drills
+            if drill.ended_at is not None or verdict.cause is not None
+        ]
+        scores = score_by_cause([*results, *self._game_day.lines])
         self._gauge.values.clear()
-        for one in counted:
-            counts = {"right": one.right, "wrong": one.found - one.right, "missed": one.drills - one.found}
+        for score in scores:
+            counts = {
+                "right": score.right,
+                "wrong": score.detected - score.right,
+                "missed": score.drills - score.detected,
+            }
             for verdict, count in counts.items():
-                self._gauge.set(count, cause=one.cause, verdict=verdict)
-        return counted
+                self._gauge.set(count, cause=score.cause, verdict=verdict)
+        return scores
 
-    async def _look(self) -> None:
+    async def _refresh_drills(self) -> None:
         if self._simulator is None:
             return
         status, answer = await self._simulator.request("GET", "/faults", None)
         if status != 200:
-            raise HTTPException(503, f"the simulator answered {status}")
-        now, active = self._runtime.clock.now(), {drill.id: drill for drill in _drills(answer)}
-        for id, drill in self._known.items():
+            raise HTTPException(503, f"the simulator returned status {status}")
+        now, active = self._runtime.clock.now(), {drill.id: drill for drill in _parse_faults(answer)}
+        for id, drill in self._drills.items():
             if id not in active and drill.ended_at is None:
-                self._known[id] = replace(drill, ended_at=now)
+                self._drills[id] = replace(drill, ended_at=now)
         for id, drill in active.items():
-            self._known.setdefault(id, drill)
-        while len(self._known) > MOST_KEPT:
-            self._known.popitem(last=False)
+            self._drills.setdefault(id, drill)
+        while len(self._drills) > MAX_DRILLS:
+            self._drills.popitem(last=False)
 
-    def judge(self, drill: Drill, found: Sequence[Incident]) -> DrillVerdict:
-        """The incident that fits best: same family of causes, on the struck node or around it, not from before."""
+    def judge(self, drill: Drill, incidents: Sequence[Incident]) -> DrillVerdict:
+        """Compare a drill with the best matching incident: same cause family, same place, not opened earlier."""
         family = causes.lookup(drill.cause).family
-        fitting = [one for one in found if one.family == family and one.opened_at >= drill.at and _is_near(drill, one)]
-        verdicts = [self._verdict(drill, one) for one in fitting]
-        return max(verdicts, key=lambda one: (one.is_right, one.cause_right is True), default=DrillVerdict())
+        candidates = [
+            incident
+            for incident in incidents
+            if incident.family == family and incident.opened_at >= drill.at and _is_near(drill, incident)
+        ]
+        verdicts = [self._verdict(drill, incident) for incident in candidates]
+        return max(
+            verdicts, key=lambda verdict: (verdict.is_right, verdict.cause_right is True), default=DrillVerdict()
+        )
 
     def _verdict(self, drill: Drill, incident: Incident) -> DrillVerdict:
-        told = self._journal.diagnosis(incident.id)
-        best = None if told is None else told.best
+        diagnosis = self._journal.diagnosis(incident.id)
+        best = None if diagnosis is None else diagnosis.best
         is_gpu = drill.scope == "gpu"
         return DrillVerdict(
             incident.id,
@@ -233,16 +246,16 @@ def _is_near(drill: Drill, incident: Incident) -> bool:
     return place.node == drill.node or place.node is None or drill.scope == "job"
 
 
-def _drills(answer: bytes) -> list[Drill]:
-    """What the simulator says is broken; a simulator of another version, or something else, is told from a fault."""
+def _parse_faults(answer: bytes) -> list[Drill]:
+    """Parse the simulator's list of faults, or raise 503."""
     try:
-        return [_drill(plain) for plain in orjson.loads(answer)]
+        return [_parse_fault(plain) for plain in orjson.loads(answer)]
     except (ValueError, KeyError, TypeError, WatchkeeperError) as error:
-        said = f"{type(error).__name__}: {error}"[:200]
-        raise HTTPException(503, f"what the simulator answers is no list of faults ({said})") from error
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise HTTPException(503, f"the simulator did not return a list of faults ({reason})") from error
 
 
-def _drill(plain: dict[str, Any]) -> Drill:
+def _parse_fault(plain: dict[str, Any]) -> Drill:
     truth = plain["truth"]
     return Drill(
         plain["id"],
@@ -257,56 +270,62 @@ def _drill(plain: dict[str, Any]) -> Drill:
     )
 
 
-def score(verdicts: Sequence[DrillVerdict]) -> DrillScore:
-    seconds = [one.detected_seconds for one in verdicts if one.detected_seconds is not None]
+def score_drills(verdicts: Sequence[DrillVerdict]) -> DrillScore:
+    seconds = [verdict.detected_seconds for verdict in verdicts if verdict.detected_seconds is not None]
     return DrillScore(
         drills=len(verdicts),
         detected=len(seconds),
-        right=sum(one.is_right for one in verdicts),
+        right=sum(verdict.is_right for verdict in verdicts),
         median_seconds=median(seconds) if seconds else None,
         slowest_seconds=max(seconds, default=None),
     )
 
 
-def by_cause(lines: Sequence[DrillResult]) -> list[CauseScore]:
-    """The worst share first."""
-    counted = []
+def score_by_cause(lines: Sequence[DrillResult]) -> list[CauseScore]:
+    """Score each cause; the smallest share of correct diagnoses first."""
+    scores = []
     for cause in sorted({line.cause for line in lines}):
-        mine = [line for line in lines if line.cause == cause]
-        found, right = sum(line.is_found for line in mine), sum(line.named == cause for line in mine)
-        others = Counter(line.named for line in mine if line.named not in (None, cause))
-        instead = tuple(str(name) for name, _ in others.most_common(3))
-        counted.append(CauseScore(cause, len(mine), found, right, right / len(mine), instead))
-    return sorted(counted, key=lambda one: (one.right_share, -one.drills, one.cause))
-
-
-def _game_day(body: Mapping[str, Any], now: datetime) -> GameDay:
-    """What `watchkeeper drill --json` prints; 400 says what is wrong with it."""
-    told = body.get("scenarios")
-    if not isinstance(told, list) or not told or not all(isinstance(one, dict) for one in told):
-        raise HTTPException(
-            400, "the body is not a score: `scenarios` must be a list as `watchkeeper drill --json` has"
+        results = [line for line in lines if line.cause == cause]
+        detected, right = sum(line.is_detected for line in results), sum(line.named_cause == cause for line in results)
+        wrong_counts = Counter(line.named_cause for line in results if line.named_cause not in (None, cause))
+        wrong_causes = tuple(str(name) for name, _ in wrong_counts.most_common(3))
+        scores.append(
+            CauseScore(
+                cause=cause,
+                drills=len(results),
+                detected=detected,
+                right=right,
+                right_share=right / len(results),
+                wrong_causes=wrong_causes,
+            )
         )
-    if len(told) > MOST_LINES:
-        raise HTTPException(400, f"{len(told):,} scenarios, the limit is {MOST_LINES:,}")
-    for name in (name for one in told for name in (one.get("cause"), one.get("named")) if name is not None):
-        if causes.lookup(str(name)).cause != name:
-            raise HTTPException(400, f"`{str(name)[:60]}` is no cause")
+    return sorted(scores, key=lambda score: (score.right_share, -score.drills, score.cause))
+
+
+def _parse_game_day(body: Mapping[str, Any], now: datetime) -> GameDay:
+    """Parse the output of `watchkeeper drill --json`, or raise 400."""
+    rows = body.get("scenarios")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise HTTPException(400, "`scenarios` must be a list of objects, as `watchkeeper drill --json` prints it")
+    if len(rows) > MAX_SCENARIOS:
+        raise HTTPException(400, f"{len(rows):,} scenarios, the limit is {MAX_SCENARIOS:,}")
+    for name in (row.get(key) for row in rows for key in ("cause", "named")):
+        if name is not None and causes.lookup(str(name)).cause != name:
+            raise HTTPException(400, f"unknown cause `{str(name)[:60]}`")
     try:
-        return GameDay(now, tuple(DrillResult(one["cause"], bool(one["detected"]), one["named"]) for one in told))
+        return GameDay(now, tuple(DrillResult(row["cause"], bool(row["detected"]), row["named"]) for row in rows))
     except KeyError as error:
-        raise HTTPException(400, f"a scenario has no {error}") from error
+        raise HTTPException(400, f"a scenario is missing the field {error}") from error
 
 
-def _kept(path: Path) -> GameDay:
-    """The game day that was told before; none where there is none or the file is damaged."""
+def _load_game_day(path: Path) -> GameDay:
+    """Load the saved game day; an empty one if there is none or the file is damaged."""
     try:
-        plain = orjson.loads(path.read_bytes())
-        return GameDay(wire.parse_time(plain["at"]), tuple(DrillResult(**line) for line in plain["lines"]))
+        return wire.loads(GameDay, path.read_bytes())
     except FileNotFoundError:
         return GameDay()
-    except (OSError, ValueError, KeyError, TypeError, WatchkeeperError) as error:
-        log.warning("The score of the last game day cannot be read", extra=fields(path=str(path), error=error))
+    except (OSError, WatchkeeperError) as error:
+        log.warning("game day score load failed", extra=fields(path=str(path), error=error))
         return GameDay()
 
 
@@ -317,7 +336,7 @@ def endpoints(api: DrillsApi) -> list[Endpoint]:
             "/api/drills/accuracy",
             Role.VIEWER,
             api.accuracy,
-            summary="For each cause how often it was named rightly in drills, the worst first",
+            summary="Accuracy of diagnoses in drills for each cause, the lowest first",
         ),
         Endpoint(
             ("POST",),
@@ -325,7 +344,7 @@ def endpoints(api: DrillsApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.submit_score,
             changes=True,
-            summary="Keep the score of a game day, as `watchkeeper drill --json` prints it",
+            summary="Save the score of a game day, as `watchkeeper drill --json` prints it",
             body={"scenarios": list[dict[str, Any]]},
         ),
         Endpoint(
@@ -333,6 +352,6 @@ def endpoints(api: DrillsApi) -> list[Endpoint]:
             "/api/drills",
             Role.VIEWER,
             api.drills,
-            summary="Faults put into a simulated fleet, what this hub made of each, and the score; 404 on a real fleet",
+            summary="List injected faults with the hub's diagnoses and the score; 404 without a simulated fleet",
         ),
     ]

@@ -1,6 +1,6 @@
-"""GET /api/explain/pod|node|job: why it is as it is, in words, from everything that the hub knows now.
+"""GET /api/explain/pod|node|job: explain the state of a pod, node or job from the current data of the hub.
 
-`watchkeeper explain` asks. What is said is decided in `diagnose`; here the hub's knowledge is put together for it.
+`watchkeeper explain` calls it. This module collects the data; `diagnose` decides what to say.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from watchkeeper.web.endpoint import Endpoint
 from watchkeeper.web.fleet import jobs_api
 from watchkeeper.workloads import pending_pods
 
-MOST_INCIDENTS = 1000
-LONGEST_NAME = 300
-Trouble = tuple[incidents.Incident, diagnosis.Finding | None]
+MAX_INCIDENTS = 1000
+MAX_NAME_CHARACTERS = 300
+IncidentAndFinding = tuple[incidents.Incident, diagnosis.Finding | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,111 +52,126 @@ class ExplainApi:
     jobs: jobs_api.JobsApi
 
     async def pod(self, request: Request) -> ExplainAnswer:
-        name = _checked(request.path_params["name"])
+        name = _check_name(request.path_params["name"])
         namespace = request.path_params.get("namespace")
         if namespace is None:
-            several = await asyncio.to_thread(self._namespaces, name, await self._open())
-            if len(several) > 1:
-                raise HTTPException(400, f"{len(several)} namespaces have it, say which: {', '.join(several[:8])}")
-            namespace = next(iter(several), "default")
-        namespace = _checked(namespace)
-        found = await asyncio.to_thread(self._pod, namespace, name)
-        troubles = await self._troubles_of([f"{namespace}/{name}"])
-        told = explained.with_incidents(found, f"{namespace}/{name}", troubles)
-        if told is None:
-            raise HTTPException(404, f"no pod or job {namespace}/{name} is known here")
-        return _answer(told)
+            namespaces = await asyncio.to_thread(self._find_namespaces, name, await self._open_incidents())
+            if len(namespaces) > 1:
+                listed = ", ".join(namespaces[:8])
+                raise HTTPException(400, f"{len(namespaces)} namespaces have a pod {name}; name one of them: {listed}")
+            namespace = next(iter(namespaces), "default")
+        namespace = _check_name(namespace)
+        explanation = await asyncio.to_thread(self._explain_pod, namespace, name)
+        related = await self._pod_incidents([f"{namespace}/{name}"])
+        explanation = explained.with_incidents(explanation, f"{namespace}/{name}", related)
+        if explanation is None:
+            raise HTTPException(404, f"no pod or job {namespace}/{name} found")
+        return _to_answer(explanation)
 
-    def _pod(self, namespace: str, name: str) -> explained.Explained | None:
-        """By what its cluster says, else by kube-state-metrics."""
-        known = (pod.explain(namespace, name, _cluster(one)) for one in self._kubernetes())
-        return next((one for one in known if one is not None), None) or self._by_series(namespace, name)
+    def _explain_pod(self, namespace: str, name: str) -> explained.Explained | None:
+        """Explain a pod from its cluster's API server, else from kube-state-metrics."""
+        for source in self._kubernetes_sources():
+            if (explanation := pod.explain(namespace, name, _cluster_objects(source))) is not None:
+                return explanation
+        return self._explain_from_series(namespace, name)
 
-    async def _open(self) -> list[incidents.Incident]:
-        return list(await self.journal.read(lambda: self.journal.incidents(open_only=True, limit=MOST_INCIDENTS)))
+    async def _open_incidents(self) -> list[incidents.Incident]:
+        return list(await self.journal.read(lambda: self.journal.incidents(open_only=True, limit=MAX_INCIDENTS)))
 
-    async def _troubles_of(self, pods: Iterable[str], known: Iterable[str] = ()) -> list[Trouble]:
-        """Open incidents about these pods, or that hit them, or of these ids."""
-        names, ids = set(pods), set(known)
+    async def _pod_incidents(self, pods: Iterable[str], incident_ids: Iterable[str] = ()) -> list[IncidentAndFinding]:
+        """Open incidents with these ids, about these pods, or that affect them."""
+        names, ids = set(pods), set(incident_ids)
         places = {f"pod={name}" for name in names}
-        return await self._troubles(
-            lambda one: one.id in ids or one.place.domain in places or bool(names & set(one.workloads))
+        return await self._incidents_with_findings(
+            lambda incident: (
+                incident.id in ids or incident.place.domain in places or bool(names & set(incident.workloads))
+            )
         )
 
-    async def _troubles(self, is_meant: Callable[[incidents.Incident], bool]) -> list[Trouble]:
-        """Open incidents, each with the best finding."""
-        meant = [incident for incident in await self._open() if is_meant(incident)]
+    async def _incidents_with_findings(
+        self, is_related: Callable[[incidents.Incident], bool]
+    ) -> list[IncidentAndFinding]:
+        """The related open incidents, each with its best finding."""
+        related = [incident for incident in await self._open_incidents() if is_related(incident)]
 
-        def look() -> list[Trouble]:
-            diagnosed = ((incident, self.journal.diagnosis(incident.id)) for incident in meant)
+        def read_findings() -> list[IncidentAndFinding]:
+            diagnosed = ((incident, self.journal.diagnosis(incident.id)) for incident in related)
             return [(incident, None if result is None else result.best) for incident, result in diagnosed]
 
-        return await self.journal.read(look)
+        return await self.journal.read(read_findings)
 
-    def _namespaces(self, name: str, open_now: Iterable[incidents.Incident]) -> list[str]:
-        """Where something of that name is: by clusters, kube-state-metrics or an open incident."""
-        watches = [one.watch for one in self._kubernetes()]
-        found = {one.namespace for watch in watches for one in watch.pods() if one.name == name}
-        found |= {one.namespace for watch in watches for one in watch.jobs() if one.name == name}
-        told_of = f'__name__=~"kube_pod_info|kube_pod_status_phase",pod="{own_metrics.escape(name)}"'
-        expr = f"group by (namespace) ({{{told_of}}})"
+    def _find_namespaces(self, name: str, open_incidents: Iterable[incidents.Incident]) -> list[str]:
+        """Namespaces with a pod or job of this name, from clusters, kube-state-metrics and open incidents."""
+        watches = [source.watch for source in self._kubernetes_sources()]
+        namespaces = {kube_pod.namespace for watch in watches for kube_pod in watch.pods() if kube_pod.name == name}
+        namespaces |= {kube_job.namespace for watch in watches for kube_job in watch.jobs() if kube_job.name == name}
+        selector = f'__name__=~"kube_pod_info|kube_pod_status_phase",pod="{own_metrics.escape(name)}"'
+        expr = f"group by (namespace) ({{{selector}}})"
         with contextlib.suppress(WatchkeeperError):
-            told = self.queries.engine.instant(expr, clock.to_ms(self.runtime.clock.now())).latest()
-            found |= {labels.get("namespace", "") for labels in told}
-        for incident in open_now:
-            kind, _, where = (incident.place.domain or "").partition("=")
-            namespace, _, short = where.partition("/")
-            found |= {namespace} if (kind, short) == ("pod", name) else set()
-        return sorted(found - {""})
+            series = self.queries.engine.instant(expr, clock.to_ms(self.runtime.clock.now())).latest()
+            namespaces |= {labels.get("namespace", "") for labels in series}
+        for incident in open_incidents:
+            kind, _, full_name = (incident.place.domain or "").partition("=")
+            namespace, _, pod_name = full_name.partition("/")
+            namespaces |= {namespace} if (kind, pod_name) == ("pod", name) else set()
+        return sorted(namespaces - {""})
 
     async def node(self, request: Request) -> ExplainAnswer:
-        asked = _checked(request.path_params["name"])
-        known = next((one for one in self.fleet.nodes() if asked == one.name or asked in one.aliases), None)
-        names = {asked} if known is None else {known.name, *known.aliases}
-        words = [word for view in self._views() for word in view.nodes if word.name in names]
-        if known is None and not words:
-            raise HTTPException(404, f"no node {asked} is known here")
-        place = fleet.Place(words[0].cluster, node=asked) if known is None else known.place
-        troubles = await self._troubles(lambda one: (one.place.node, one.place.cluster) == (place.node, place.cluster))
-        expected = None if known is None else known.expected_gpus
-        return _answer(await asyncio.to_thread(self._node, place, words, expected=expected, troubles=troubles))
+        name = _check_name(request.path_params["name"])
+        expected = next((node for node in self.fleet.nodes() if name in (node.name, *node.aliases)), None)
+        names = {name} if expected is None else {expected.name, *expected.aliases}
+        scheduled_nodes = [node for view in self._views() for node in view.nodes if node.name in names]
+        if expected is None and not scheduled_nodes:
+            raise HTTPException(404, f"no node {name} found in the inventory or in a scheduler")
+        place = fleet.Place(scheduled_nodes[0].cluster, node=name) if expected is None else expected.place
+        related = await self._incidents_with_findings(
+            lambda incident: (incident.place.node, incident.place.cluster) == (place.node, place.cluster)
+        )
+        expected_gpus = None if expected is None else expected.expected_gpus
+        return _to_answer(
+            await asyncio.to_thread(
+                self._explain_node, place, scheduled_nodes, expected_gpus=expected_gpus, related=related
+            )
+        )
 
     async def job(self, request: Request) -> ExplainAnswer:
         parts = (request.path_params.get("namespace"), request.path_params["name"])
-        name = _checked("/".join(part for part in parts if part))
+        name = _check_name("/".join(part for part in parts if part))
         scheduled = [workload for view in self._views() for workload in view.workloads]
-        scheduled += await asyncio.to_thread(self._waiting, scheduled)
+        scheduled += await asyncio.to_thread(self._pending_workloads, scheduled)
         report = await self.jobs.report(name)
         line = None if report is None else report.job
         pods = job.workloads_of_job(name, scheduled)
-        owner = pods[0].cluster if pods else self.runtime.settings.fleet.cluster if line is None else line.cluster
-        asked = job.JobQuery(owner, name, pods, "" if line is None else line.name)
-        found = await self._job(asked)
-        if found is None and report is not None:
-            found = explained.Explained(name, report.why)
-        elif found is not None and found.cause is None and report is not None and not asked.pending_workloads:
-            found = replace(found, headline=f"{found.headline}; {report.why}")
-        names = [str(part.workload) for part in pods]
-        troubles = await self._troubles_of(names, () if line is None else line.incidents)
-        told = explained.with_incidents(found, name, troubles)
-        if told is None:
-            raise HTTPException(404, f"no job {name} is known here: no scheduler, rank or GPU names it")
-        return _answer(told)
+        own_cluster = self.runtime.settings.fleet.cluster if line is None else line.cluster
+        query = job.JobQuery(pods[0].cluster if pods else own_cluster, name, pods, "" if line is None else line.name)
+        explanation = await self._explain_job(query)
+        if report is not None and explanation is None:
+            explanation = explained.Explained(name, report.why)
+        elif (
+            report is not None and explanation is not None and explanation.cause is None and not query.pending_workloads
+        ):
+            explanation = replace(explanation, headline=f"{explanation.headline}; {report.why}")
+        names = [str(scheduled_pod.workload) for scheduled_pod in pods]
+        related = await self._pod_incidents(names, () if line is None else line.incidents)
+        explanation = explained.with_incidents(explanation, name, related)
+        if explanation is None:
+            raise HTTPException(404, f"no job {name} found: no scheduler, rank or GPU reports it")
+        return _to_answer(explanation)
 
-    def _node(
+    def _explain_node(
         self,
         place: Place,
-        words: list[cluster.ScheduledNode],
+        scheduled_nodes: list[cluster.ScheduledNode],
         *,
-        expected: int | None,
-        troubles: list[Trouble],
+        expected_gpus: int | None,
+        related: list[IncidentAndFinding],
     ) -> explained.Explained:
         now = clock.to_ms(self.runtime.clock.now())
-        questions = place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
-        around = place_context.gather_context(questions)
-        reporting = questions.reporting_gpus("DCGM_FI_DEV_GPU_TEMP")
+        place_queries = place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
+        context = place_context.gather_context(place_queries)
+        reporting = place_queries.reporting_gpus("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
-        held = {
+        gpus_by_workload = {
             str(workload.workload): workload.nodes[node_name]
             for view in self._views()
             for workload in view.workloads
@@ -166,63 +181,64 @@ class ExplainApi:
         return node.explain(
             node.NodeSummary(
                 self.fleet.place_name(place),
-                words,
-                sorted(held.items()),
+                scheduled_nodes,
+                sorted(gpus_by_workload.items()),
                 None if reporting is None else len(reporting),
-                expected,
-                troubles,
-                around.changes,
-                (*questions.failures, *problems, *(() if words else ("no scheduler tells about it",))),
+                expected_gpus,
+                related,
+                context.changes,
+                (*place_queries.failures, *problems, *(() if scheduled_nodes else ("no scheduler reports this node",))),
             )
         )
 
-    def _by_series(self, namespace: str, name: str) -> explained.Explained | None:
-        """Without an API server: what kube-state-metrics says, through the same decisions."""
+    def _explain_from_series(self, namespace: str, name: str) -> explained.Explained | None:
+        """Explain a pod from kube-state-metrics, for clusters whose API server is not watched."""
         place = fleet.Place(self.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
         now = clock.to_ms(self.runtime.clock.now())
-        around = place_context.gather_context(
-            place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
-        )
-        if not around.rows("kube_pod_info") and not around.rows("kube_pod_status_phase"):
+        place_queries = place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
+        context = place_context.gather_context(place_queries)
+        if not context.rows("kube_pod_info") and not context.rows("kube_pod_status_phase"):
             return None
         subject = f"{namespace}/{name}"
-        ask = pod_placement.asked(around, subject)
-        on = next((labels.get("node") for labels, _ in around.rows("kube_pod_info") if labels.get("node")), None)
-        if on and ask.gpus:
-            return explained.Explained(subject, f"runs on {on} with {sum(ask.gpus.values())} GPUs")
-        found = pending.judge_placement(ask, pod_placement.offered(around))
-        lines = tuple(explained.ExplainedLine(one.node, one.text) for one in found.nodes)
-        gap = ("the API server: this is what kube-state-metrics says",)
-        headline = f"runs on {on} and asks for no GPU" if on else "waits"
-        steps = pod.steps(found.cause, subject)
-        return explained.Explained(subject, headline, found.cause, found.why, lines, found.smallest_change, steps, gap)
+        request = pod_placement.asked(context, subject)
+        node_name = next(filter(None, (labels.get("node") for labels, _ in context.rows("kube_pod_info"))), None)
+        if node_name and request.gpus:
+            return explained.Explained(subject, f"runs on {node_name} with {sum(request.gpus.values())} GPUs")
+        placement = pending.judge_placement(request, pod_placement.offered(context))
+        lines = tuple(explained.ExplainedLine(verdict.node, verdict.text) for verdict in placement.nodes)
+        gaps = ("the API server; this explanation uses kube-state-metrics",)
+        headline = f"runs on {node_name} and requests no GPU" if node_name else "is pending"
+        steps = pod.steps(placement.cause, subject)
+        return explained.Explained(
+            subject, headline, placement.cause, placement.why, lines, placement.smallest_change, steps, gaps
+        )
 
-    def _waiting(self, known: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
+    def _pending_workloads(self, scheduled: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
-            told = self.queries.engine.instant(pending_pods.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
-            return pending_pods.read_pending_pods(told, known)
+            series = self.queries.engine.instant(pending_pods.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
+            return pending_pods.read_pending_pods(series, scheduled)
         return []
 
-    def _kubernetes(self) -> list[kubernetes_source.KubernetesSource]:
+    def _kubernetes_sources(self) -> list[kubernetes_source.KubernetesSource]:
         schedulers = () if self.clusters is None else self.clusters.schedulers
-        return [one for one in schedulers if isinstance(one, kubernetes_source.KubernetesSource)]
+        return [scheduler for scheduler in schedulers if isinstance(scheduler, kubernetes_source.KubernetesSource)]
 
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self.clusters is None else self.clusters.views()
 
-    async def _job(self, asked: JobQuery) -> explained.Explained | None:
+    async def _explain_job(self, query: JobQuery) -> explained.Explained | None:
         now = self.runtime.clock.now()
-        looked = await asyncio.to_thread(job.read_job, self.queries.engine, asked, now)
-        if looked is None:
+        job_facts = await asyncio.to_thread(job.read_job, self.queries.engine, query, now)
+        if job_facts is None:
             return None
-        since, nodes = now - job.AROUND, looked.nodes
-        happened = await self.journal.read(
+        since, nodes = now - job.AROUND, job_facts.nodes
+        events = await self.journal.read(
             lambda: [event for node in nodes for event in self.journal.events_at(node, since, now)], is_long=True
         )
-        return await asyncio.to_thread(job.explain, asked, looked, now, happened=happened, names=self.fleet.place_name)
+        return await asyncio.to_thread(job.explain, query, job_facts, now, happened=events, names=self.fleet.place_name)
 
 
-def _cluster(source: kubernetes_source.KubernetesSource) -> pod.ClusterObjects:
+def _cluster_objects(source: kubernetes_source.KubernetesSource) -> pod.ClusterObjects:
     watch = source.watch
     return pod.ClusterObjects(
         watch.nodes(),
@@ -230,29 +246,29 @@ def _cluster(source: kubernetes_source.KubernetesSource) -> pod.ClusterObjects:
         watch.quotas(),
         watch.jobs(),
         watch.warning,
-        lambda one: watch.gpus_of(one) - one.gpus,
+        lambda cluster_node: watch.gpus_of(cluster_node) - cluster_node.gpus,
         tuple(source.problems()),
     )
 
 
-def _checked(text: str) -> str:
-    if not text or len(text) > LONGEST_NAME or not text.isprintable():
-        raise HTTPException(400, f"a name has at most {LONGEST_NAME} visible characters")
+def _check_name(text: str) -> str:
+    if not text or len(text) > MAX_NAME_CHARACTERS or not text.isprintable():
+        raise HTTPException(400, f"the name must have 1 to {MAX_NAME_CHARACTERS} printable characters")
     return text
 
 
-def _answer(found: explained.Explained) -> ExplainAnswer:
-    return ExplainAnswer(found, "\n".join(explained.as_text(found)))
+def _to_answer(explanation: explained.Explained) -> ExplainAnswer:
+    return ExplainAnswer(explanation, "\n".join(explained.as_text(explanation)))
 
 
 def endpoints(api: ExplainApi) -> list[Endpoint]:
     return [
-        Endpoint(("GET",), path, Role.VIEWER, answer, summary=f"Why a {what} is as it is, in words")
-        for path, answer, what in (
-            ("/api/explain/pod/{name}", api.pod, "pod, whose namespace is looked for,"),
+        Endpoint(("GET",), path, Role.VIEWER, answer, summary=f"Explain the state of a {subject}")
+        for path, answer, subject in (
+            ("/api/explain/pod/{name}", api.pod, "pod; the hub finds its namespace"),
             ("/api/explain/pod/{namespace}/{name}", api.pod, "pod"),
             ("/api/explain/node/{name}", api.node, "node"),
             ("/api/explain/job/{name}", api.job, "job"),
-            ("/api/explain/job/{namespace}/{name}", api.job, "job of a namespace"),
+            ("/api/explain/job/{namespace}/{name}", api.job, "job in a Kubernetes namespace"),
         )
     ]

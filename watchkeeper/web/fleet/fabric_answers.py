@@ -1,4 +1,4 @@
-"""What `fabric_api` answers with: the fabric row by row, links in a list, and one link in full."""
+"""Types of the responses of `fabric_api`: the map of the fabric, a list of links, and one link in detail."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from watchkeeper.kit import wire
 from watchkeeper.web.fleet.topology import HealthState
 from watchkeeper.web.fleet.who import IncidentSummary
 
-# A cell is [id, state, errs, waits, load, errors, times the usual wait].
+# [id, index in `states`, has errors, is congested, utilisation, errors, wait time as a multiple of the median].
 FabricCell = tuple[str, int, int, int, float | None, float | None, float | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FabricCounts:
     links: int
     down: int
     slow: int
     unknown: int
-    errs: int
-    waits: int
-    uncounted: int
+    with_errors: int = wire.json_key("errs")
+    congested: int = wire.json_key("waits")
+    without_counters: int = wire.json_key("uncounted")
     jobs: int
-    # A node that is silent, or has no such ports, tells of no link; none of them is known to be up.
-    mute_nodes: int
+    # Nodes that do not answer or have no InfiniBand ports: the state of their links is unknown.
+    nodes_without_links: int = wire.json_key("mute_nodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Spine:
 
 @dataclass(frozen=True, slots=True)
 class FabricRow:
-    """A leaf or a rack with its cells."""
+    """A leaf switch or a rack, with one cell per port."""
 
     name: str | None
     is_switch: bool
@@ -49,7 +50,7 @@ class FabricRow:
 
 @dataclass(frozen=True, slots=True)
 class FabricMap:
-    """`states` are what the second part of a cell counts in."""
+    """The map of the fabric; the second element of a cell is an index into `states`."""
 
     now: datetime
     window: str
@@ -62,7 +63,7 @@ class FabricMap:
     rows: Sequence[FabricRow]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FabricLink:
     id: str
     kind: str
@@ -78,10 +79,10 @@ class FabricLink:
     down_since: datetime | None
     load: float | None
     errors: float | None
-    errs: bool
-    waits: bool
+    has_errors: bool = wire.json_key("errs")
+    is_congested: bool = wire.json_key("waits")
     wait_per_second: float | None
-    wait_times: float | None
+    wait_ratio: float | None = wire.json_key("wait_times")
     discards: float | None
     jobs: Sequence[str]
 
@@ -103,7 +104,7 @@ class CounterGrowth:
 
 @dataclass(frozen=True, slots=True)
 class LinkQueries:
-    """PromQL of the lines of a link."""
+    """The PromQL queries of a link's charts."""
 
     traffic: str
     errors: str

@@ -1,8 +1,8 @@
-"""Every port of the fabric with its link, its traffic, its errors and the jobs behind it, in an order to draw.
+"""List every port of the fabric with its link, traffic, errors and jobs, in the order of the map.
 
-Links come from the newest sweep, else from what hosts say about their own ports; numbers from series that were
-asked before. `fabric_api` asks, keeps and answers; nothing here waits or reads a clock. A number that nobody has
-counted is None, which is not the same as 0.
+Links come from the newest sweep, else from the metrics of hosts; values come from the results of queries. `fabric_api`
+runs the queries, caches the result and responds; this module has no I/O and no clock. A value without a counter is
+None, never 0.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from statistics import median
 
 from watchkeeper.clusters.fabric import fabric_changes, fabric_watch
 from watchkeeper.model import fabric
-from watchkeeper.web.fleet.fleet_layout import natural
+from watchkeeper.web.fleet.fleet_layout import natural_sort_key
 from watchkeeper.web.fleet.topology import HealthState, TopologyLink, fabric_links
 
-# packs/ib_counters.csv: a bit error rate of 1e-12 is about this many an hour; below it a link is as good as sold.
-ERRORS_PER_HOUR = 120.0
-# One of these is too many while a job runs.
-ALWAYS_BAD = ("LinkDownedCounter", "LocalLinkIntegrityErrors", "ExcessiveBufferOverrunErrors")
-# Not errors of a cable: data waited, or was given up, because what is behind was full.
-WAIT, DISCARDS = "PortXmitWait", "PortXmitDiscards"
-# What a port waits is told as a multiple of its peers' median; as many times is worth a mark.
-WAITS_TOO_LONG = 8.0
-# Ticks a second that a port of an idle fabric may wait; below it a multiple says nothing.
-LEAST_WAIT = 1000.0
-MOST_JOBS = 20
+# packs/ib_counters.csv: a bit error rate of 1e-12, which vendors accept, is about this many errors per hour.
+MAX_ERRORS_PER_HOUR = 120.0
+# One of these errors is already too many while a job runs.
+SEVERE_COUNTERS = ("LinkDownedCounter", "LocalLinkIntegrityErrors", "ExcessiveBufferOverrunErrors")
+# Not errors of a cable: data waited or was dropped because the receiver's buffer was full.
+WAIT_COUNTER, DISCARD_COUNTER = "PortXmitWait", "PortXmitDiscards"
+# A port is congested if it waits this many times longer than the median of its kind.
+CONGESTION_RATIO = 8.0
+# Ticks per second that ports of an idle fabric wait; with a smaller median the ratio would mean nothing.
+MIN_WAIT_PER_SECOND = 1000.0
+MAX_JOBS = 20
 
 HostKey = tuple[str, str, int]
 SwitchKey = tuple[str, int]
@@ -35,16 +35,16 @@ SwitchKey = tuple[str, int]
 
 @dataclass(slots=True)
 class PortReading:
-    """What the series say about one end: bytes a second of the busier way, and growth of each counter."""
+    """The counters of one end: bytes per second in the busier direction, and the growth of each counter."""
 
     bytes_per_second: float | None = None
-    grown: dict[str, float] = field(default_factory=dict)
+    counter_growth: dict[str, float] = field(default_factory=dict)
     wait_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PortView:
-    """One link as its switch sees it, or its host where no switch is known; `row` is its leaf or rack."""
+    """One link, seen from its switch, or from its host if no switch is known; `row` is its leaf or rack."""
 
     kind: str
     row: str | None
@@ -59,10 +59,10 @@ class PortView:
     down_since_ms: int | None = None
     load: float | None = None
     errors: float | None = None
-    errs: bool = False
-    wait: float | None = None
-    wait_times: float | None = None
-    grown: Mapping[str, float] = field(default_factory=dict)
+    has_errors: bool = False
+    wait_per_second: float | None = None
+    wait_ratio: float | None = None
+    counter_growth: Mapping[str, float] = field(default_factory=dict)
     jobs: tuple[str, ...] = ()
 
     @property
@@ -70,51 +70,53 @@ class PortView:
         return f"{self.peer}/{self.device}/{self.port}" if self.kind == "host" else f"{self.switch}/{self.switch_port}"
 
     @property
-    def waits(self) -> bool:
-        return self.wait_times is not None and self.wait_times >= WAITS_TOO_LONG
+    def is_congested(self) -> bool:
+        return self.wait_ratio is not None and self.wait_ratio >= CONGESTION_RATIO
 
     @property
     def sort_key(self) -> tuple[int, float, float]:
-        """Sorts the worst first: state, then errors, then load."""
-        rank = max(self.state.rank, HealthState.WARNING.rank if self.errs or self.waits else 0)
+        """Sorts the worst first: by state, then errors, then utilisation."""
+        rank = max(self.state.rank, HealthState.WARNING.rank if self.has_errors or self.is_congested else 0)
         return -rank, -(self.errors or 0.0), -(self.load or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class FabricSources:
-    """What the map is made of: the sweep, ports as hosts tell, readings of both ends, rows and jobs of nodes."""
+    """The input of the map: the sweep, the links that hosts report, counters of both ends, rows and jobs of nodes."""
 
-    watched: fabric_watch.FabricWatch | None
-    told: Mapping[str, Sequence[TopologyLink]]
-    by_host: Mapping[HostKey, PortReading]
-    by_switch: Mapping[SwitchKey, PortReading]
+    watch: fabric_watch.FabricWatch | None
+    host_links: Mapping[str, Sequence[TopologyLink]]
+    host_readings: Mapping[HostKey, PortReading]
+    switch_readings: Mapping[SwitchKey, PortReading]
     rows: Mapping[str, str | None]
     jobs: Mapping[str, Sequence[str]]
     window_hours: float = 1.0
 
 
-def list_ports(made_of: FabricSources) -> list[PortView]:
-    """Each link once: trunks, then the ports of hosts in the order of their names."""
-    watched = made_of.watched
-    links = fabric_links(watched)
-    known = () if watched is None else watched.known_fabric.links
-    dark = {(one.peer, one.adapter, one.peer_port): one.down_since_ms for one in known if one.down_since_ms}
-    found = [] if watched is None else list(_trunks(watched, made_of))
-    for node in sorted(made_of.rows.keys() | links.keys(), key=natural):
-        for link in links.get(node) or made_of.told.get(node, ()):
-            since = dark.get((node, link.device, link.port))
-            found.append(_host_port(node, link, made_of, down_since_ms=since))
-    return _with_peers(found)
+def list_ports(sources: FabricSources) -> list[PortView]:
+    """List each link once: trunks first, then the ports of hosts, sorted by node name."""
+    watch = sources.watch
+    links = fabric_links(watch)
+    known_links = () if watch is None else watch.known_fabric.links
+    down_since = {
+        (link.peer, link.adapter, link.peer_port): link.down_since_ms for link in known_links if link.down_since_ms
+    }
+    views = [] if watch is None else list(_list_trunks(watch, sources))
+    for node in sorted(sources.rows.keys() | links.keys(), key=natural_sort_key):
+        for link in links.get(node) or sources.host_links.get(node, ()):
+            down_since_ms = down_since.get((node, link.device, link.port))
+            views.append(_host_port(node, link, sources, down_since_ms=down_since_ms))
+    return _with_wait_ratios(views)
 
 
-def _host_port(node: str, link: TopologyLink, made_of: FabricSources, *, down_since_ms: int | None) -> PortView:
-    told = made_of.by_host.get((node, link.device, link.port), PortReading())
-    seen = PortReading()
+def _host_port(node: str, link: TopologyLink, sources: FabricSources, *, down_since_ms: int | None) -> PortView:
+    host_reading = sources.host_readings.get((node, link.device, link.port), PortReading())
+    switch_reading = PortReading()
     if link.switch is not None and link.switch_port is not None:
-        seen = made_of.by_switch.get((link.switch, link.switch_port), seen)
+        switch_reading = sources.switch_readings.get((link.switch, link.switch_port), switch_reading)
     view = PortView(
         kind="host",
-        row=link.switch or made_of.rows.get(node),
+        row=link.switch or sources.rows.get(node),
         switch=link.switch,
         switch_port=link.switch_port,
         peer=node,
@@ -124,49 +126,51 @@ def _host_port(node: str, link: TopologyLink, made_of: FabricSources, *, down_si
         why=link.why,
         gbps=link.gbps,
         down_since_ms=down_since_ms,
-        jobs=tuple(made_of.jobs.get(node, ()))[:MOST_JOBS],
+        jobs=tuple(sources.jobs.get(node, ()))[:MAX_JOBS],
     )
-    return _read(view, _both(seen, told), made_of.window_hours)
+    return _with_reading(view, _merge_ends(switch_reading, host_reading), sources.window_hours)
 
 
-def _trunks(watched: fabric_watch.FabricWatch, made_of: FabricSources) -> Iterable[PortView]:
-    """Links between switches, in the row of their leaf; which jobs cross one is up to routing, so all that may do."""
-    leaves = {switch.name for switch in watched.known_fabric.switches if switch.is_leaf}
+def _list_trunks(watch: fabric_watch.FabricWatch, sources: FabricSources) -> Iterable[PortView]:
+    """Links between switches, in the row of their leaf, with all jobs whose traffic may cross them."""
+    leaves = {switch.name for switch in watch.known_fabric.switches if switch.is_leaf}
     leaves_of: dict[str, set[str]] = defaultdict(set)
-    for link in watched.known_fabric.links:
+    for link in watch.known_fabric.links:
         if link.adapter:
             leaves_of[link.peer].add(link.switch)
-    crossing = crossing_jobs(leaves_of, made_of.jobs)
-    trunks = (link for link in watched.known_fabric.links if not link.adapter)
-    for link in sorted(trunks, key=lambda one: (natural(one.switch), one.port)):
-        here, there = (link.switch, link.port), (link.peer, link.peer_port)
+    jobs_by_leaf = jobs_by_crossed_leaf(leaves_of, sources.jobs)
+    trunks = (link for link in watch.known_fabric.links if not link.adapter)
+    for link in sorted(trunks, key=lambda link: (natural_sort_key(link.switch), link.port)):
+        leaf_end, other_end = (link.switch, link.port), (link.peer, link.peer_port)
         if link.switch not in leaves and link.peer in leaves:
-            here, there = there, here
-        port = None if watched.layout is None else watched.layout.ports.get(link.key)
-        state, why = _trunk_state(link, port, watched.layout)
+            leaf_end, other_end = other_end, leaf_end
+        port = None if watch.layout is None else watch.layout.ports.get(link.key)
+        state, why = _trunk_state(link, port, watch.layout)
         view = PortView(
             kind="trunk",
-            row=here[0],
-            switch=here[0],
-            switch_port=here[1],
-            peer=there[0],
+            row=leaf_end[0],
+            switch=leaf_end[0],
+            switch_port=leaf_end[1],
+            peer=other_end[0],
             device="",
-            port=there[1],
+            port=other_end[1],
             state=state,
             why=why,
             gbps=None if port is None else port.gbps,
             down_since_ms=link.down_since_ms,
-            jobs=tuple(crossing.get(here[0], ()))[:MOST_JOBS],
+            jobs=tuple(jobs_by_leaf.get(leaf_end[0], ()))[:MAX_JOBS],
         )
-        both = _both(made_of.by_switch.get(here, PortReading()), made_of.by_switch.get(there, PortReading()))
-        yield _read(view, both, made_of.window_hours)
+        reading = _merge_ends(
+            sources.switch_readings.get(leaf_end, PortReading()), sources.switch_readings.get(other_end, PortReading())
+        )
+        yield _with_reading(view, reading, sources.window_hours)
 
 
 def _trunk_state(
     link: fabric_changes.KnownLink, port: fabric.FabricPort | None, layout: fabric.FabricTopology | None
 ) -> tuple[HealthState, str]:
     if link.down_since_ms is not None:
-        return HealthState.DOWN, "the cable was there and is dark"
+        return HealthState.DOWN, "the link was up before and is down"
     if port is None or layout is None:
         return HealthState.UNKNOWN, "not in the newest sweep"
     if link.key in layout.slow_ports:
@@ -174,53 +178,66 @@ def _trunk_state(
     return HealthState.HEALTHY, ""
 
 
-def crossing_jobs(leaves_of: Mapping[str, Iterable[str]], jobs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Leaf → jobs with a node on it and another that has no port there; rails alone keep a job on its leaves."""
+def jobs_by_crossed_leaf(
+    leaves_of: Mapping[str, Iterable[str]], jobs: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """Leaf → jobs that also have a node without a port on this leaf, so their traffic crosses its trunks."""
     nodes_of: dict[str, set[str]] = defaultdict(set)
     for node, names in jobs.items():
         for name in names:
             nodes_of[name].add(node)
-    found: dict[str, list[str]] = defaultdict(list)
+    crossed: dict[str, list[str]] = defaultdict(list)
     for name, nodes in sorted(nodes_of.items()):
-        mapped = [frozenset(leaves_of[node]) for node in nodes if node in leaves_of]
-        for leaf in frozenset().union(*mapped) if len(mapped) > 1 else ():
-            if not all(leaf in leaves for leaves in mapped):
-                found[leaf].append(name)
-    return found
+        leaf_sets = [frozenset(leaves_of[node]) for node in nodes if node in leaves_of]
+        for leaf in frozenset().union(*leaf_sets) if len(leaf_sets) > 1 else ():
+            if not all(leaf in leaves for leaves in leaf_sets):
+                crossed[leaf].append(name)
+    return crossed
 
 
-def _both(first: PortReading, second: PortReading) -> PortReading:
-    """The ends of one cable: what either has counted, the larger where both have."""
-    grown = {
-        name: max(first.grown.get(name, 0.0), second.grown.get(name, 0.0))
-        for name in first.grown.keys() | second.grown.keys()
+def _merge_ends(first: PortReading, second: PortReading) -> PortReading:
+    """The counters of a cable: for each counter, the larger value of its two ends."""
+    counter_growth = {
+        name: max(first.counter_growth.get(name, 0.0), second.counter_growth.get(name, 0.0))
+        for name in first.counter_growth.keys() | second.counter_growth.keys()
     }
     traffic = _larger(first.bytes_per_second, second.bytes_per_second)
-    return PortReading(traffic, grown, _larger(first.wait_per_second, second.wait_per_second))
+    return PortReading(traffic, counter_growth, _larger(first.wait_per_second, second.wait_per_second))
 
 
 def _larger(first: float | None, second: float | None) -> float | None:
     return max((value for value in (first, second) if value is not None), default=None)
 
 
-def _read(view: PortView, reading: PortReading, hours: float) -> PortView:
-    counted = {name: value for name, value in reading.grown.items() if name not in (WAIT, DISCARDS)}
-    errors = sum(counted.values()) if counted else None
-    is_bad = any(counted.get(name, 0.0) >= 1 for name in ALWAYS_BAD)
+def _with_reading(view: PortView, reading: PortReading, hours: float) -> PortView:
+    error_counts = {
+        name: value for name, value in reading.counter_growth.items() if name not in (WAIT_COUNTER, DISCARD_COUNTER)
+    }
+    errors = sum(error_counts.values()) if error_counts else None
+    has_severe_errors = any(error_counts.get(name, 0.0) >= 1 for name in SEVERE_COUNTERS)
     load = None
     if view.gbps and reading.bytes_per_second is not None:
         load = min(1.0, reading.bytes_per_second * 8e-9 / view.gbps)
-    errs = is_bad or (errors or 0.0) / hours > ERRORS_PER_HOUR
-    return replace(view, load=load, errors=errors, errs=errs, wait=reading.wait_per_second, grown=dict(reading.grown))
+    has_errors = has_severe_errors or (errors or 0.0) / hours > MAX_ERRORS_PER_HOUR
+    return replace(
+        view,
+        load=load,
+        errors=errors,
+        has_errors=has_errors,
+        wait_per_second=reading.wait_per_second,
+        counter_growth=dict(reading.counter_growth),
+    )
 
 
-def _with_peers(found: Sequence[PortView]) -> list[PortView]:
-    """How long each port waits beside the median of its kind: a tick is as long as its vendor likes."""
-    usual: dict[str, float] = {}
+def _with_wait_ratios(views: Sequence[PortView]) -> list[PortView]:
+    """Set how long each port waits, as a multiple of the median of its kind: the length of a tick varies by vendor."""
+    median_waits: dict[str, float] = {}
     for kind in ("host", "trunk"):
-        waits = [view.wait for view in found if view.kind == kind and view.wait is not None]
-        usual[kind] = median(waits) if waits else 0.0
+        waits = [view.wait_per_second for view in views if view.kind == kind and view.wait_per_second is not None]
+        median_waits[kind] = median(waits) if waits else 0.0
     return [
-        view if view.wait is None else replace(view, wait_times=view.wait / max(usual[view.kind], LEAST_WAIT))
-        for view in found
+        view
+        if view.wait_per_second is None
+        else replace(view, wait_ratio=view.wait_per_second / max(median_waits[view.kind], MIN_WAIT_PER_SECOND))
+        for view in views
     ]

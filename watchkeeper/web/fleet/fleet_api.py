@@ -1,7 +1,7 @@
-"""The hub's own API: status, inventory, incidents, events, one GPU, and drills on a simulated fleet.
+"""The fleet API: status, inventory, incidents, pushed events, one GPU, and the proxy of the simulator.
 
-The console, the command line and agents use it. Every answer is `{"ok": true, …}`; nothing is decided
-here, a request is checked, handed to the hub, and its answer written.
+The console, the command line and agents call it. It checks each request, passes it to the hub and writes the response;
+it makes no decisions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.hub.simulator import SimulatorProxy
 from watchkeeper.kit import clock, own_metrics, wire
-from watchkeeper.model import events as happenings
-from watchkeeper.model import fleet
+from watchkeeper.model import events, fleet
 from watchkeeper.model.fleet import Node, Place
 from watchkeeper.model.incidents import Incident
 from watchkeeper.web import shapes
@@ -38,9 +37,9 @@ from watchkeeper.web.endpoint import (
     Unwrapped,
     check_node,
     ok_response,
-    parse_whole_number,
     read_body,
     read_json_object,
+    read_number,
 )
 from watchkeeper.web.fleet import fleet_snapshot, frames
 from watchkeeper.web.incidents import incident_request
@@ -48,18 +47,18 @@ from watchkeeper.web.incidents.cards import IncidentCards
 from watchkeeper.web.incidents.incident_reports import IncidentReports
 from watchkeeper.web.prometheus import slo_api
 
-EVENT_LIMIT = 1000
-EVENT_LIMIT_BYTES = 1024 * 1024
-SMALL_BODY_BYTES = 64 * 1024
-# The kernel's own records end at 8 KiB; nothing that is one event is longer.
-EVENT_TEXT_LIMIT = 16_384
-LIST_LIMIT = 1000
-# Pushes that wait for their commit at the same time, by number, by size, and by how long the first has waited; agents
-# keep the rest in their spool. They give up after 10 s and push again: whoever waited longer would be served in vain.
-PUSHES_IN_FLIGHT, PUSHED_BYTES_IN_FLIGHT, PUSH_WAIT_SECONDS = 2000, 64 << 20, 3.0
-# Those who are refused together do not come again together.
+MAX_EVENTS = 1000
+MAX_EVENTS_BYTES = 1024 * 1024
+MAX_BODY_BYTES = 64 * 1024
+# A record of the kernel log has at most 8 KiB; no single event is longer than this.
+MAX_TEXT_CHARACTERS = 16_384
+MAX_INCIDENTS = 1000
+# Limits of pushes that wait for their commit: count, total size, and age of the oldest. Agents keep the rest in their
+# spool. An agent's timeout is 10 s, after which it pushes again, so a longer wait would be useless.
+MAX_PUSHES, MAX_PUSHED_BYTES, MAX_PUSH_WAIT_SECONDS = 2000, 64 << 20, 3.0
+# Different delays, so that agents that are refused together do not retry together.
 RETRY_AFTER_SECONDS = range(2, 11)
-# The second is of a GPU that is divided, which has no utilisation of its own.
+# The second is for GPUs in MIG mode, which have no utilisation.
 GPU_METRICS = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_TEMP")
 
 
@@ -121,18 +120,18 @@ class FleetApi:
         simulator: SimulatorProxy | None,
         health: HubHealth,
         cards: IncidentCards,
-        stories: IncidentReports,
-        stock: fleet_snapshot.FleetSnapshots,
+        reports: IncidentReports,
+        snapshots: fleet_snapshot.FleetSnapshots,
     ) -> None:
         self._runtime, self._queries, self._journal = runtime, queries, journal
         self._incidents, self._rules, self._fleet = incidents, rules, fleet
         self._targets, self._simulator, self._health = targets, simulator, health
-        self._cards, self._stories, self._stock = cards, stories, stock
-        # When each push that waits for its commit came, the oldest first, and its size.
+        self._cards, self._reports, self._snapshots = cards, reports, snapshots
+        # The start time and size of each push that waits for its commit, the oldest first.
         self._pushes: dict[object, tuple[float, int]] = {}
         self._retries = itertools.cycle(RETRY_AFTER_SECONDS)
         self._refused = runtime.metrics.counter(
-            "watchkeeper_web_pushes_refused_total", "Event pushes answered with 429"
+            "watchkeeper_web_pushes_refused_total", "Event pushes refused with status 429"
         )
 
     async def status(self, _: Request) -> Response:
@@ -149,31 +148,34 @@ class FleetApi:
             docs_url=self._runtime.settings.render.docs_url,
             rules={"owner": self._runtime.settings.rules.owner, **slo_api.reload_outcome(self._rules.last_reload)},
             colours={
-                name: {"title": c.title, "unit": c.unit, "low": c.low, "high": c.high, "metric": c.metric}
-                for name, c in frames.COLOURS.items()
+                name: {
+                    "title": colour.title,
+                    "unit": colour.unit,
+                    "low": colour.low,
+                    "high": colour.high,
+                    "metric": colour.metric,
+                }
+                for name, colour in frames.COLOURS.items()
             },
         )
 
     async def fleet(self, request: Request) -> Response:
-        """The inventory in heat-map order, and who holds which GPU now."""
-        return await self._stock.answer(request)
+        return await self._snapshots.respond(request)
 
     async def incidents(self, request: Request) -> Response:
         open_only = request.query_params.get("open", "1") not in ("0", "false")
-        text = request.query_params.get("limit", "200")
-        limit = parse_whole_number(text)
-        if limit is None or not 1 <= limit <= LIST_LIMIT:
-            raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {LIST_LIMIT}")
+        limit = read_number(request, "limit", default=200, limit=MAX_INCIDENTS)
 
-        def listed() -> list[dict[str, Any]]:
-            return [self._cards.make_card(one) for one in self._journal.incidents(open_only=open_only, limit=limit)]
+        def make_cards() -> list[dict[str, Any]]:
+            incidents = self._journal.incidents(open_only=open_only, limit=limit)
+            return [self._cards.make_card(incident) for incident in incidents]
 
-        return ok_response(incidents=await self._journal.read(listed))
+        return ok_response(incidents=await self._journal.read(make_cards))
 
     async def incident(self, request: Request) -> Response:
         incident = await incident_request.load_incident(self._journal, request)
         return ok_response(
-            **await self._cards.load_detail(incident), blast=await self._stories.load_blast_radius(incident)
+            **await self._cards.load_detail(incident), blast=await self._reports.load_blast_radius(incident)
         )
 
     async def acknowledge(self, request: Request) -> Response:
@@ -182,152 +184,154 @@ class FleetApi:
         return ok_response(**await self._cards.load_detail(incident))
 
     async def resolve(self, request: Request) -> Response:
-        incident, why = await incident_request.load_incident(self._journal, request), await self._said(request, "why")
+        incident = await incident_request.load_incident(self._journal, request)
+        why = await self._read_text(request, "why")
         await self._incidents.resolve(incident.id, request.state.caller.name, why)
         return ok_response(**await self._cards.load_detail(incident))
 
     async def note(self, request: Request) -> Response:
-        incident, text = await incident_request.load_incident(self._journal, request), await self._said(request, "text")
+        incident = await incident_request.load_incident(self._journal, request)
+        text = await self._read_text(request, "text")
         await self._incidents.note(incident.id, request.state.caller.name, text)
         return ok_response(**await self._cards.load_detail(incident))
 
-    async def _said(self, request: Request, name: str) -> str:
+    async def _read_text(self, request: Request, name: str) -> str:
         return incident_request.read_text(await read_json_object(request, incident_request.MAX_BODY_BYTES), name)
 
     async def events(self, request: Request) -> EventsAccepted:
-        """Take a batch of an agent; 200 means it is on disk, so the agent may forget it."""
-        # Before anything is read: a thousand agents that are refused must cost next to nothing.
-        self._refuse_more(0)
-        body = await read_body(request, EVENT_LIMIT_BYTES)
+        """Store a batch of an agent; 200 means that it is on disk, so the agent may delete it."""
+        # Before the body is read: refusing a thousand agents must cost almost nothing.
+        self._check_push_limits(0)
+        body = await read_body(request, MAX_EVENTS_BYTES)
         batch = read_events(body)
         check_node(request.state.caller, *{event.place.node for event in batch})
-        self._refuse_more(len(body))
-        mine = object()
-        self._pushes[mine] = asyncio.get_running_loop().time(), len(body)
+        self._check_push_limits(len(body))
+        push_key = object()
+        self._pushes[push_key] = asyncio.get_running_loop().time(), len(body)
         try:
             return EventsAccepted(kept=await self._incidents.ingest_events(batch))
         finally:
-            del self._pushes[mine]
+            del self._pushes[push_key]
 
-    def _refuse_more(self, size: int) -> None:
-        """429 when a push of this size would wait for too many, too much, or too long."""
+    def _check_push_limits(self, size: int) -> None:
+        """Raise 429 if a push of this size would exceed a limit of pushes that wait for their commit."""
         now = asyncio.get_running_loop().time()
-        waits = now - next(iter(self._pushes.values()), (now, 0))[0]
-        waiting = sum(held for _, held in self._pushes.values())
-        is_full = len(self._pushes) >= PUSHES_IN_FLIGHT or waiting + size > PUSHED_BYTES_IN_FLIGHT
-        if is_full or waits > PUSH_WAIT_SECONDS:
+        wait_seconds = now - next(iter(self._pushes.values()), (now, 0))[0]
+        pending_bytes = sum(push_bytes for _, push_bytes in self._pushes.values())
+        is_full = len(self._pushes) >= MAX_PUSHES or pending_bytes + size > MAX_PUSHED_BYTES
+        if is_full or wait_seconds > MAX_PUSH_WAIT_SECONDS:
             self._refused.add()
             raise HTTPException(
                 429,
-                f"{len(self._pushes)} pushes of {waiting:,} bytes wait for their commit, the first for {waits:.1f} s;"
-                f" the limits are {PUSHES_IN_FLIGHT}, {PUSHED_BYTES_IN_FLIGHT:,} and {PUSH_WAIT_SECONDS:g} s."
-                " Try again later",
+                f"{len(self._pushes)} pushes of {pending_bytes:,} bytes wait for their commit, the oldest for"
+                f" {wait_seconds:.1f} s; the limits are {MAX_PUSHES} pushes, {MAX_PUSHED_BYTES:,} bytes and"
+                f" {MAX_PUSH_WAIT_SECONDS:g} s. Try again later",
                 headers={"Retry-After": str(next(self._retries))},
             )
 
     async def nodes(self, request: Request) -> Response:
-        """Take an agent's word about its node; where it can be read is the address that this request came from."""
+        """Register the node of an agent; the client address of the request becomes the address of its target."""
         try:
-            told = wire.loads(fleet.NodeRegistration, await read_body(request, SMALL_BODY_BYTES))
-            check_node(request.state.caller, told.node)
-            self._targets.register_node(told, "" if request.client is None else request.client.host)
+            registration = wire.loads(fleet.NodeRegistration, await read_body(request, MAX_BODY_BYTES))
+            check_node(request.state.caller, registration.node)
+            self._targets.register_node(registration, "" if request.client is None else request.client.host)
         except (WireError, CollectError) as error:
             raise HTTPException(400, str(error)) from error
         return ok_response()
 
     async def gpu(self, request: Request) -> Response:
-        """One GPU: where it is, who holds it, what its exporter says of it, and what happened to it."""
+        """One GPU with its node, labels, signals and incidents."""
         uuid = request.path_params["uuid"]
-        seen = next((one for one in self._fleet.gpus() if one.gpu.uuid == uuid), None)
-        node = None if seen is None else self._node(seen.cluster, seen.node)
-        around = () if node is None else (node.place, *node.failure_domains())
-        about, shown = await self._journal.read(lambda: self._about_gpu(uuid, around))
-        happened = [(incident, m) for incident in about for m in incident.members if m.place.gpu == uuid]
-        if seen is None and not happened:
+        view = next((view for view in self._fleet.gpus() if view.gpu.uuid == uuid), None)
+        node = None if view is None else self._find_node(view.cluster, view.node)
+        places = () if node is None else (node.place, *node.failure_domains())
+        incidents, cards = await self._journal.read(lambda: self._load_gpu_incidents(uuid, places))
+        signals = [(incident, member) for incident in incidents for member in incident.members]
+        signals = [(incident, member) for incident, member in signals if member.place.gpu == uuid]
+        if view is None and not signals:
             raise HTTPException(404, f"no GPU {uuid[:60]} has reported to this hub")
-        # One that broke before its first page is known by what is told of it.
-        where = happened[0][1].place if seen is None else fleet.Place(seen.cluster, node=seen.node)
-        node = node or self._node(where.cluster, where.node)
+        # A GPU that failed before its first scrape is only in the signals of incidents.
+        place = signals[0][1].place if view is None else fleet.Place(view.cluster, node=view.node)
         return ok_response(
-            gpu=fleet.Gpu(uuid) if seen is None else seen.gpu,
-            node=node or {"name": where.node},
-            labels=await self._labels(uuid),
-            events=[wire.to_plain(member) | {"incident": incident.id} for incident, member in happened],
-            incidents=shown,
+            gpu=fleet.Gpu(uuid) if view is None else view.gpu,
+            node=node or self._find_node(place.cluster, place.node) or {"name": place.node},
+            labels=await self._load_labels(uuid),
+            events=[wire.to_plain(member) | {"incident": incident.id} for incident, member in signals],
+            incidents=cards,
         )
 
-    async def _labels(self, uuid: str) -> dict[str, str] | None:
-        """The labels its newest sample carries, or None when it does not report."""
+    async def _load_labels(self, uuid: str) -> dict[str, str] | None:
+        """The labels of the GPU's newest sample, or None if it does not report."""
         try:
-            own = f'{{UUID="{own_metrics.escape(uuid)}"}}'
-            expr = " or on (UUID) ".join(f"{name}{own}" for name in GPU_METRICS)
+            selector = f'{{UUID="{own_metrics.escape(uuid)}"}}'
+            expr = " or on (UUID) ".join(f"{name}{selector}" for name in GPU_METRICS)
             answer = await self._queries.instant(expr, clock.to_ms(self._runtime.clock.now()))
         except WatchkeeperError:
             return None
         return next((dict(labels.without("__name__")) for labels in answer.latest()), None)
 
     async def simulator(self, request: Request) -> Response:
-        """Drills: hand a request to the simulated fleet, where there is one."""
+        """Forward a request to the simulator of a simulated fleet."""
         if self._simulator is None:
-            raise HTTPException(404, "this fleet is real: there is no simulator behind this hub")
-        body = await read_body(request, SMALL_BODY_BYTES)
+            raise HTTPException(404, "this hub has no simulator: faults can only be injected into a simulated fleet")
+        body = await read_body(request, MAX_BODY_BYTES)
         path = quote(request.url.path.removeprefix("/api/sim"))
         status, answer = await self._simulator.request(request.method, path, body or None)
         return Response(answer, status_code=status, media_type="application/json")
 
-    def _node(self, cluster: str, name: str | None) -> Node | None:
+    def _find_node(self, cluster: str, name: str | None) -> Node | None:
         return next((node for node in self._fleet.nodes() if (node.cluster, node.name) == (cluster, name)), None)
 
-    def _about_gpu(self, uuid: str, around: Sequence[Place]) -> tuple[list[Incident], list[dict[str, Any]]]:
-        """The newest incidents that a GPU is a part of, or lies within while they are open, and their cards."""
-        about = [
-            one
-            for one in self._journal.incidents(open_only=False, limit=LIST_LIMIT)
-            if any(member.place.gpu == uuid for member in one.members) or (one.is_open and one.place in around)
+    def _load_gpu_incidents(self, uuid: str, places: Sequence[Place]) -> tuple[list[Incident], list[dict[str, Any]]]:
+        """Incidents with signals of a GPU, and open incidents of these places, with their cards."""
+        incidents = [
+            incident
+            for incident in self._journal.incidents(open_only=False, limit=MAX_INCIDENTS)
+            if any(member.place.gpu == uuid for member in incident.members)
+            or (incident.is_open and incident.place in places)
         ]
-        return about, [self._cards.make_card(one) for one in about]
+        return incidents, [self._cards.make_card(incident) for incident in incidents]
 
 
-def read_events(body: bytes) -> list[happenings.Event]:
-    """A pushed batch, checked completely before anything is kept."""
+def read_events(body: bytes) -> list[events.Event]:
+    """Parse a pushed batch and check all its events, or raise 400."""
     try:
         plain: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise HTTPException(400, f"the body is not JSON: {error}") from error
     if not isinstance(plain, list):
         raise HTTPException(400, "the body must be a JSON array of events")
-    if len(plain) > EVENT_LIMIT:
-        raise HTTPException(400, f"the batch has {len(plain):,} events, the limit is {EVENT_LIMIT:,}. Send it in parts")
+    if len(plain) > MAX_EVENTS:
+        raise HTTPException(400, f"the batch has {len(plain):,} events, the limit is {MAX_EVENTS:,}. Send it in parts")
     try:
-        batch = wire.from_plain(list[happenings.Event], plain)
+        batch = wire.from_plain(list[events.Event], plain)
     except WireError as error:
-        shown = error.problems[:5]
-        rest = f" (and {len(error.problems) - 5} more)" if len(error.problems) > 5 else ""
-        raise HTTPException(400, "; ".join(shown) + rest) from error
-    problems = [f"[{at}]: {problem}" for at, event in enumerate(batch) for problem in event_problems(event)]
+        more = f" (and {len(error.problems) - 5} more)" if len(error.problems) > 5 else ""
+        raise HTTPException(400, "; ".join(error.problems[:5]) + more) from error
+    problems = [f"[{index}]: {problem}" for index, event in enumerate(batch) for problem in check_event(event)]
     if problems:
         raise HTTPException(400, "; ".join(problems[:5]))
     return batch
 
 
-def event_problems(event: happenings.Event) -> list[str]:
-    """What the types cannot say: names that would break a table, and texts that would break a page."""
+def check_event(event: events.Event) -> list[str]:
+    """The problems of an event that its types cannot exclude: control characters, empty names and long texts."""
     names = {"id": event.id, "node": event.place.node or "", "gpu": event.place.gpu or ""}
-    problems = [f"{name} holds a control character" for name, text in names.items() if not text.isprintable()]
+    problems = [f"{name} contains a control character" for name, text in names.items() if not text.isprintable()]
     if not event.id:
         problems.append("id is empty")
     if event.place.node == "":
         problems.append("place.node is empty")
     sizes = {"id": len(event.id), "text": len(event.text), "fields": sum(map(len, event.fields.values()))}
     problems += [
-        f"{name} has {size:,} characters, the limit is {EVENT_TEXT_LIMIT:,}"
+        f"{name} has {size:,} characters, the limit is {MAX_TEXT_CHARACTERS:,}"
         for name, size in sizes.items()
-        if size > EVENT_TEXT_LIMIT
+        if size > MAX_TEXT_CHARACTERS
     ]
     return problems
 
 
-# Deliberately one table: a row for each endpoint, with what the API's document says about it.
+# Deliberately one long table: a row for each endpoint, with its OpenAPI description.
 def endpoints(api: FleetApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
     return [
@@ -336,7 +340,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/status",
             Role.VIEWER,
             api.status,
-            summary="The hub itself: version, cluster, mode, rules, and the colours of the map",
+            summary="Status of the hub: version, cluster, mode, rules, and the colours of the fleet map",
             response=Status,
         ),
         Endpoint(
@@ -344,15 +348,15 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/fleet",
             Role.VIEWER,
             api.fleet,
-            summary="The inventory in the order of the map, and who holds which GPU now",
+            summary="The inventory in the order of the fleet map, with the holder of each GPU",
             params=(
                 QueryParam(
                     "max_age",
-                    f"how many seconds old it may be, at most {fleet_snapshot.OLDEST_SECONDS}; 10 unless given. "
-                    "Above 10 the inventory may have changed since: it is the one of the newest picture",
+                    f"Maximum age of the response in seconds, 0 to {fleet_snapshot.MAX_AGE_SECONDS}. Default: 10. "
+                    "Above 10, it may show an older inventory: that of the newest frame.",
                     int,
                 ),
-                QueryParam("workloads", "0: leave `workloads` empty, since each GPU names its own", int),
+                QueryParam("workloads", "0: return empty `workloads`, because each GPU contains its workload.", int),
             ),
             response=FleetInventory,
         ),
@@ -361,7 +365,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/gpu/{uuid}",
             Role.VIEWER,
             api.gpu,
-            summary="One GPU: where it is, who holds it, what its exporter says of it, and what happened to it",
+            summary="One GPU with its node, holder, labels, events and incidents",
             response=GpuDetail,
         ),
         Endpoint(
@@ -369,10 +373,10 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/incidents",
             Role.VIEWER,
             api.incidents,
-            summary="Incidents, newest first",
+            summary="List incidents, newest first",
             params=(
-                QueryParam("open", "0: resolved ones too; 1 unless given"),
-                QueryParam("limit", f"at most {LIST_LIMIT}; 200 unless given", int),
+                QueryParam("open", "0: return resolved incidents too. Default: 1."),
+                QueryParam("limit", f"Return at most this many incidents, 1 to {MAX_INCIDENTS}. Default: 200.", int),
             ),
             response=IncidentList,
         ),
@@ -381,7 +385,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/incidents/{id}",
             Role.VIEWER,
             api.incident,
-            summary="One incident with its diagnosis, plan, timeline and whom it hits",
+            summary="One incident with its diagnosis, plan, timeline and blast radius",
             response=shapes.FullIncidentDetail,
         ),
         Endpoint(
@@ -390,7 +394,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.acknowledge,
             changes=True,
-            summary="Say that somebody works on it",
+            summary="Acknowledge an incident: you work on it",
             response=shapes.IncidentDetail,
         ),
         Endpoint(
@@ -399,7 +403,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.resolve,
             changes=True,
-            summary="Close an incident, with the reason",
+            summary="Resolve an incident, with a reason",
             body={"why": str},
             response=shapes.IncidentDetail,
         ),
@@ -409,7 +413,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.note,
             changes=True,
-            summary="Write a note into the timeline",
+            summary="Add a note to the timeline of an incident",
             body={"text": str},
             response=shapes.IncidentDetail,
         ),
@@ -419,8 +423,8 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.AGENT,
             api.events,
             changes=True,
-            summary="Take a batch of events of an agent; 200 means that it is on disk",
-            body=list[happenings.Event],
+            summary="Store a batch of events of an agent; 200 means that it is on disk",
+            body=list[events.Event],
         ),
         Endpoint(
             post,
@@ -428,7 +432,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.AGENT,
             api.nodes,
             changes=True,
-            summary="Take an agent's word about its node",
+            summary="Register the node of an agent",
             body=fleet.NodeRegistration,
             response={},
         ),
@@ -437,7 +441,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/sim/scenarios",
             Role.VIEWER,
             api.simulator,
-            summary="Faults that the simulated fleet can have; 404 where the fleet is real",
+            summary="List the faults that you can inject into the simulated fleet; 404 without a simulated fleet",
             response=Unwrapped(list[dict[str, Any]]),
         ),
         Endpoint(
@@ -445,7 +449,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             "/api/sim/faults",
             Role.VIEWER,
             api.simulator,
-            summary="Faults that the simulated fleet has now",
+            summary="List the active faults of the simulated fleet",
             response=Unwrapped(list[shapes.SimulatedFault]),
         ),
         Endpoint(
@@ -464,7 +468,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             Role.OPERATOR,
             api.simulator,
             changes=True,
-            summary="End a fault of the simulated fleet",
+            summary="Remove a fault from the simulated fleet",
             response=Unwrapped(shapes.SimulatedFault),
         ),
     ]

@@ -1,9 +1,8 @@
-"""The fleet in one stable order, which live frames and the heat map share.
+"""The layout of the fleet map: racks, nodes and GPUs in one stable order, shared by frames and /api/fleet.
 
-Racks, nodes and GPUs are sorted the way people count (r2 before r10). A node that should have more
-GPUs than it ever reported gets an empty slot for each: missing is never healthy, so it is drawn.
-Two clusters may each have a node of the same name: they are two nodes, one beside the other.
-`fleet_api` sends the order once, `live` sends values in it; `version` says whether they still agree.
+Racks, nodes and GPUs are sorted naturally (r2 before r10). If a node reports fewer GPUs than expected, the layout has
+an empty slot for each missing one, so that the map shows it. Nodes of two clusters with the same name are separate
+nodes. `fleet_api` sends the layout once, `live` sends values in its order, and `version` says whether the two match.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from watchkeeper.hub.services import FleetProtocol, GpuView
 from watchkeeper.model import fleet
 
 NUMBERS = re.compile(r"(\d+)")
-# A node without a rack comes after those with one.
-LAST = "\uffff"
+# Sorts nodes without a rack last.
+AFTER_ALL_RACKS = "\uffff"
 
-NOBODY: Mapping[str, str] = {}
+NO_WORKLOADS: Mapping[str, str] = {}
 
 NodeKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSlot:
-    """Room for one GPU; `gpu` is None where one is expected and none ever reported."""
+    """A place for one GPU; `gpu` is None if one is expected but none was ever reported."""
 
     node: str
     gpu: fleet.Gpu | None
@@ -42,25 +41,25 @@ class FleetLayout:
     version: str
     nodes: tuple[fleet.Node, ...]
     slots: tuple[GpuSlot, ...]
-    position: dict[str, int]
-    """GPU UUID → its place in `slots`."""
-    by_node: dict[NodeKey, tuple[int, ...]]
-    """Cluster and name of a node → the places of its GPUs in `slots`."""
+    slot_by_uuid: dict[str, int]
+    """GPU UUID → index in `slots`."""
+    slots_by_node: dict[NodeKey, tuple[int, ...]]
+    """Cluster and name of a node → indexes of its GPUs in `slots`."""
 
     def slots_of(self, cluster: str, name: str) -> tuple[int, ...]:
-        """The slots of a node; what was said without its cluster means the only node of that name."""
-        exact = self.by_node.get((cluster, name))
+        """The slots of a node; if the cluster does not match, of the only node with this name."""
+        exact = self.slots_by_node.get((cluster, name))
         if exact is not None:
             return exact
-        alike = [slots for (_, other), slots in self.by_node.items() if other == name]
-        return alike[0] if len(alike) == 1 else ()
+        same_name = [slots for (_, other), slots in self.slots_by_node.items() if other == name]
+        return same_name[0] if len(same_name) == 1 else ()
 
-    def to_plain(self, workloads: Mapping[str, str] = NOBODY) -> list[dict[str, Any]]:
-        """Nodes in order as /api/fleet tells them; `workloads` says which GPU is held by which."""
+    def to_plain(self, workloads: Mapping[str, str] = NO_WORKLOADS) -> list[dict[str, Any]]:
+        """Nodes in the format of /api/fleet; `workloads` maps GPU UUIDs to the workload that holds the GPU."""
         return [self._plain_node(node, workloads) for node in self.nodes]
 
     def _plain_node(self, node: fleet.Node, workloads: Mapping[str, str]) -> dict[str, Any]:
-        slots = [self.slots[at] for at in self.by_node[node.cluster, node.name]]
+        slots = [self.slots[at] for at in self.slots_by_node[node.cluster, node.name]]
         return {
             "name": node.name,
             "pool": node.pool,
@@ -76,29 +75,29 @@ def _plain_gpu(gpu: fleet.Gpu, workloads: Mapping[str, str]) -> dict[str, Any]:
     return {"uuid": gpu.uuid, "index": gpu.index, "model": gpu.model, "pci": gpu.pci, "workload": workload}
 
 
-def current_layout(view: FleetProtocol) -> FleetLayout:
-    """The inventory as it is known at this moment; drawn up again only after it has changed."""
-    changes = view.revision
-    known = _taken.get(view)
-    if known is None or known[0] != changes:
-        known = _taken[view] = (changes, _draw_up(view))
-    return known[1]
+def current_layout(inventory: FleetProtocol) -> FleetLayout:
+    """The layout of the current inventory; cached until the inventory changes."""
+    revision = inventory.revision
+    cached = _layouts.get(inventory)
+    if cached is None or cached[0] != revision:
+        cached = _layouts[inventory] = (revision, _build_layout(inventory))
+    return cached[1]
 
 
-# Every page and every picture asks: 10,000 GPUs are 50 ms of work, and change a few times a day.
-_taken: WeakKeyDictionary[FleetProtocol, tuple[int, FleetLayout]] = WeakKeyDictionary()
+# Every page and every frame needs the layout: for 10,000 GPUs it takes 50 ms, and it changes a few times a day.
+_layouts: WeakKeyDictionary[FleetProtocol, tuple[int, FleetLayout]] = WeakKeyDictionary()
 
 
-def _draw_up(view: FleetProtocol) -> FleetLayout:
-    seen: dict[NodeKey, list[GpuView]] = defaultdict(list)
-    for gpu in view.gpus():
-        seen[gpu.cluster, gpu.node].append(gpu)
-    known = {_key(node): node for node in view.nodes()}
-    nodes = sorted(known.values(), key=_order)
+def _build_layout(inventory: FleetProtocol) -> FleetLayout:
+    gpus_by_node: dict[NodeKey, list[GpuView]] = defaultdict(list)
+    for gpu in inventory.gpus():
+        gpus_by_node[gpu.cluster, gpu.node].append(gpu)
+    node_by_key = {_key(node): node for node in inventory.nodes()}
+    nodes = sorted(node_by_key.values(), key=_sort_key)
     slots: list[GpuSlot] = []
     by_node: dict[NodeKey, tuple[int, ...]] = {}
     for key, node in ((_key(node), node) for node in nodes):
-        gpus = _gpus_of(node, seen[key])
+        gpus = _gpus_of(node, gpus_by_node[key])
         by_node[key] = tuple(range(len(slots), len(slots) + len(gpus)))
         slots += [GpuSlot(node.name, gpu) for gpu in gpus]
     position = {slot.gpu.uuid: at for at, slot in enumerate(slots) if slot.gpu is not None}
@@ -109,20 +108,23 @@ def _key(node: fleet.Node) -> NodeKey:
     return node.cluster, node.name
 
 
-def _order(node: fleet.Node) -> tuple[object, ...]:
-    return natural(node.domains.get("rack", LAST)), natural(node.name), node.cluster
+def _sort_key(node: fleet.Node) -> tuple[object, ...]:
+    return natural_sort_key(node.domains.get("rack", AFTER_ALL_RACKS)), natural_sort_key(node.name), node.cluster
 
 
-def _gpus_of(node: fleet.Node, seen: list[GpuView]) -> list[fleet.Gpu | None]:
-    """Present GPUs, then the ones that went away as far as the node still lacks them, then empty slots.
+def _gpus_of(node: fleet.Node, node_gpus: list[GpuView]) -> list[fleet.Gpu | None]:
+    """Present GPUs, then gone ones as long as the node is short of GPUs, then empty slots.
 
-    A GPU that was exchanged is gone, but nothing is missing: its successor has taken its slot.
+    A GPU that was replaced is gone but not missing: its replacement has its slot.
     """
-    present = [gpu for gpu in seen if gpu.gone_since_ms is None]
-    gone = sorted((gpu for gpu in seen if gpu.gone_since_ms is not None), key=lambda gpu: -(gpu.gone_since_ms or 0))
-    lacking = len(gone) if node.expected_gpus is None else max(0, node.expected_gpus - len(present))
+    present = [gpu for gpu in node_gpus if gpu.gone_since_ms is None]
+    gone = sorted(
+        (gpu for gpu in node_gpus if gpu.gone_since_ms is not None), key=lambda gpu: -(gpu.gone_since_ms or 0)
+    )
+    missing_count = len(gone) if node.expected_gpus is None else max(0, node.expected_gpus - len(present))
     shown = sorted(
-        (gpu.gpu for gpu in present + gone[:lacking]), key=lambda gpu: (gpu.index is None, gpu.index or 0, gpu.uuid)
+        (gpu.gpu for gpu in present + gone[:missing_count]),
+        key=lambda gpu: (gpu.index is None, gpu.index or 0, gpu.uuid),
     )
     return [*shown, *[None] * max(0, (node.expected_gpus or 0) - len(shown))]
 
@@ -135,6 +137,6 @@ def _version(nodes: list[fleet.Node], slots: list[GpuSlot]) -> str:
 
 
 @lru_cache(maxsize=65_536)
-def natural(text: str) -> tuple[tuple[int, str], ...]:
+def natural_sort_key(text: str) -> tuple[tuple[int, str], ...]:
     """A sort key that counts digits as numbers: gpu-r2 before gpu-r10."""
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in NUMBERS.split(text))

@@ -1,7 +1,7 @@
-"""GET /api/history: what happened at a node or a GPU in the last weeks, with what each Xid means.
+"""GET /api/history: the events of a node or GPU over the last weeks, with the meaning of each Xid.
 
-The console's pages of a node and of a GPU draw it into their charts and list it. Incidents have the signals that
-belong to them; this has every event, also those nobody was told about.
+The node and GPU pages of the console list them and draw them into charts. Incidents contain only their signals; this
+contains all events, including those without an incident.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
+from watchkeeper.web.endpoint import Endpoint, QueryParam, read_number
 
-USUAL_DAYS, MOST_DAYS = 90, 366
-# A node that repeats one line for days has thousands; the newest say enough, and the counts have all.
-MOST_SHOWN = 500
+DEFAULT_DAYS, MAX_DAYS = 90, 366
+# A node that repeats one line for days has thousands of events; the counts include all of them.
+MAX_EVENTS = 500
 
 
 class HistoryEvent(TypedDict):
-    """An event, with the catalogue's words for it; both are None where it has no number."""
+    """An event, with the meaning and severity of its Xid from the catalogue."""
 
     id: str
     at: str
@@ -64,35 +64,29 @@ class HistoryApi:
         self._runtime, self._journal, self._fleet = runtime, journal, fleet
 
     async def history(self, request: Request) -> EventHistory:
-        asked = request.query_params
-        node, gpu, days = (
-            asked.get("node", ""),
-            asked.get("gpu") or None,
-            parse_whole_number(asked.get("days", str(USUAL_DAYS))),
-        )
+        params = request.query_params
+        node, gpu = params.get("node", ""), params.get("gpu") or None
         if not node:
-            raise HTTPException(400, "name a node: /api/history?node=…, and perhaps gpu=UUID")
-        if days is None or not 1 <= days <= MOST_DAYS:
-            raise HTTPException(400, f"days must be a number from 1 to {MOST_DAYS}")
-        clusters = {one.cluster for one in self._fleet.nodes() if one.name == node}
-        cluster = asked.get("cluster") or (
-            clusters.pop() if len(clusters) == 1 else self._runtime.settings.fleet.cluster
-        )
+            raise HTTPException(400, "`node` is required: /api/history?node=NAME")
+        days = read_number(request, "days", default=DEFAULT_DAYS, limit=MAX_DAYS)
+        clusters = {listed.cluster for listed in self._fleet.nodes() if listed.name == node}
+        only_cluster = clusters.pop() if len(clusters) == 1 else self._runtime.settings.fleet.cluster
+        cluster = params.get("cluster") or only_cluster
         now = self._runtime.clock.now()
         place = fleet.Place(cluster, node=node, gpu=gpu)
-        found = await self._journal.read(lambda: self._journal.events_at(place, now - timedelta(days=days), now))
-        newest = sorted(found, key=lambda event: event.at, reverse=True)
+        matches = await self._journal.read(lambda: self._journal.events_at(place, now - timedelta(days=days), now))
+        newest = sorted(matches, key=lambda event: event.at, reverse=True)
         return EventHistory(
             now=now,
             days=days,
-            total=len(found),
-            events=[describe_event(e) for e in newest[:MOST_SHOWN]],
+            total=len(matches),
+            events=[describe_event(event) for event in newest[:MAX_EVENTS]],
             counts=count_events(newest),
         )
 
 
 def describe_event(event: events.Event) -> HistoryEvent:
-    row = xid.lookup(event.code) if event.kind is events.EventKind.XID and event.code is not None else None
+    xid_row = xid.lookup(event.code) if event.kind is events.EventKind.XID and event.code is not None else None
     process = event.process
     return {
         "id": event.id,
@@ -102,26 +96,26 @@ def describe_event(event: events.Event) -> HistoryEvent:
         "text": event.text,
         "gpu": event.place.gpu,
         "process": None if process is None else " ".join(str(part) for part in (process.name, process.pid) if part),
-        "meaning": None if row is None else row.name,
-        "severity": (alerts.Severity.WARNING if row is None else row.severity).value,
+        "meaning": None if xid_row is None else xid_row.name,
+        "severity": (alerts.Severity.WARNING if xid_row is None else xid_row.severity).value,
     }
 
 
 def count_events(newest: Sequence[events.Event]) -> list[EventCount]:
-    """How often each kind and number came, the most frequent first; `newest` has the newest event first."""
-    often = Counter((event.kind, event.code) for event in newest)
-    last: dict[tuple[events.EventKind, int | None], datetime] = {}
+    """Count events by kind and code, the most frequent first; `newest` must be sorted, the newest event first."""
+    counts = Counter((event.kind, event.code) for event in newest)
+    newest_at: dict[tuple[events.EventKind, int | None], datetime] = {}
     for event in newest:
-        last.setdefault((event.kind, event.code), event.at)
+        newest_at.setdefault((event.kind, event.code), event.at)
     return [
         {
             "kind": kind.value,
             "code": code,
-            "events": times,
-            "newest": wire.format_time(last[kind, code]),
+            "events": count,
+            "newest": wire.format_time(newest_at[kind, code]),
             "meaning": xid.lookup(code).name if kind is events.EventKind.XID and code is not None else None,
         }
-        for (kind, code), times in often.most_common()
+        for (kind, code), count in counts.most_common()
     ]
 
 
@@ -132,12 +126,12 @@ def endpoints(api: HistoryApi) -> list[Endpoint]:
             "/api/history",
             Role.VIEWER,
             api.history,
-            summary="What happened at a node or a GPU, newest first, with what each Xid means",
+            summary="List the events of a node or GPU, newest first, with the meaning of each Xid",
             params=(
-                QueryParam("node", "the node's name", is_required=True),
-                QueryParam("gpu", "only events of the GPU with this UUID"),
-                QueryParam("cluster", "where two clusters have a node of this name"),
-                QueryParam("days", f"how far back, at most {MOST_DAYS}; {USUAL_DAYS} unless given", int),
+                QueryParam("node", "Name of the node.", is_required=True),
+                QueryParam("gpu", "Return only events of the GPU with this UUID."),
+                QueryParam("cluster", "Cluster of the node, if several clusters have a node with this name."),
+                QueryParam("days", f"Return events of this many days, 1 to {MAX_DAYS}. Default: {DEFAULT_DAYS}.", int),
             ),
         )
     ]

@@ -1,7 +1,7 @@
-"""Who holds which GPU now, as one list: what `nodes` and `who` show, whatever told it.
+"""Load the current holders of all GPUs, from the hub's own series or from the labels of exporters.
 
-The series that the hub keeps for joins has every holder, with team and project; an exporter's labels stand in for it
-until the hub has written it once. A source's word for why a GPU has no holder comes from the agents.
+The hub writes a series with all holders, their teams and projects. Until it is written for the first time, the labels
+of exporters are used. Agents report why a GPU has no holder.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub.samples import Queries
+from watchkeeper.kit import wire
 from watchkeeper.model import fleet, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import QueryResult
@@ -24,7 +25,7 @@ REASON_EXPR = "watchkeeper_gpu_attribution"
 
 @dataclass(frozen=True, slots=True)
 class GpuHolder:
-    """One workload on one GPU."""
+    """A workload that holds a GPU or a MIG instance."""
 
     uuid: str
     node: str
@@ -36,17 +37,17 @@ class GpuHolder:
     user: str = ""
     team: str = ""
     project: str = ""
-    slice: str | None = None
+    mig_instance: str | None = wire.json_key("slice", default=None)
     share: float | None = None
 
     @property
-    def called(self) -> str:
+    def workload_name(self) -> str:
         return workloads.workload_name(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHolders:
-    """All holders by GPU; `problem` says why there are none, where the samples could not be asked."""
+    """All holders by GPU, and the reasons why a GPU has none; `problem` is the error if the queries failed."""
 
     by_gpu: Mapping[str, tuple[GpuHolder, ...]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -56,32 +57,32 @@ class GpuHolders:
 async def load_holders(queries: Queries) -> GpuHolders:
     at_ms = queries.now_ms
     try:
-        held = await queries.instant(HOLDER_EXPR, at_ms)
+        holder_info = await queries.instant(HOLDER_EXPR, at_ms)
         shares = await queries.instant(SHARE_EXPR, at_ms)
         reasons = await queries.instant(REASON_EXPR, at_ms)
     except WatchkeeperError as error:
         return GpuHolders(problem=str(error))
-    # 10,000 GPUs take a tenth of a second, for which nobody else should wait.
-    return await asyncio.to_thread(_told, held, shares, reasons)
+    # In a thread: 10,000 GPUs take 0.1 s, which would block the event loop.
+    return await asyncio.to_thread(_build_holders, holder_info, shares, reasons)
 
 
-def _told(held: QueryResult, shares: QueryResult, reasons: QueryResult) -> GpuHolders:
-    share_of = {_key(labels): value for labels, value in shares.latest().items()}
+def _build_holders(holder_info: QueryResult, shares: QueryResult, reasons: QueryResult) -> GpuHolders:
+    shares_by_key = {_key(labels): value for labels, value in shares.latest().items()}
     by_gpu: dict[str, dict[GpuHolder, None]] = {}
-    for labels in held.latest():
-        holder = holder_from_labels(labels, share_of.get(_key(labels)))
+    for labels in holder_info.latest():
+        holder = holder_from_labels(labels, shares_by_key.get(_key(labels)))
         if holder is not None:
             by_gpu.setdefault(holder.uuid, {})[holder] = None
-    why = {labels.get("UUID", ""): labels.get("reason", "") for labels in reasons.latest()}
-    return GpuHolders({uuid: tuple(those) for uuid, those in by_gpu.items()}, why)
+    reasons_by_uuid = {labels.get("UUID", ""): labels.get("reason", "") for labels in reasons.latest()}
+    return GpuHolders({uuid: tuple(gpu_holders) for uuid, gpu_holders in by_gpu.items()}, reasons_by_uuid)
 
 
 def holder_from_labels(labels: Labels, share: float | None = None) -> GpuHolder | None:
-    """The holder that labels name, ours or an exporter's; None for a GPU that nobody holds."""
-    called = fleet.holder_from_labels(labels)
-    if called is None or not labels.get("UUID"):
+    """The holder in the labels of the hub's or an exporter's series; None without a holder."""
+    workload_name = fleet.holder_from_labels(labels)
+    if workload_name is None or not labels.get("UUID"):
         return None
-    namespace, _, name = called.rpartition("/")
+    namespace, _, name = workload_name.rpartition("/")
     kind = labels.get("workload_kind") or ("pod" if namespace else "slurm_job")
     return GpuHolder(
         labels["UUID"],
@@ -94,7 +95,7 @@ def holder_from_labels(labels: Labels, share: float | None = None) -> GpuHolder 
         user=labels.get("user", ""),
         team=labels.get("team", ""),
         project=labels.get("project", ""),
-        slice=labels.get("GPU_I_ID"),
+        mig_instance=labels.get("GPU_I_ID"),
         share=share,
     )
 

@@ -1,7 +1,7 @@
-"""The fleet as a list of nodes: what each should have, what it has, what its scheduler says, and who holds it.
+"""Build the list of nodes: expected and present GPUs, scheduler states, holders and incidents of each node.
 
-What disappeared is on the list as well, with the word for it: a node that was never read, one that fell silent, and one
-that no list names any more are three different things, and none of them is healthy. `cluster_api` answers with it.
+Nodes that do not report are listed too, with different states: never seen, silent, or gone from the inventory. None of
+them counts as healthy. `cluster_api` returns the list.
 """
 
 from __future__ import annotations
@@ -18,65 +18,80 @@ from watchkeeper.model import cluster, fleet, incidents
 from watchkeeper.model.node_list import NodeLine, NodeState, SchedulerStatus
 from watchkeeper.scrape import scrape, target_loop
 from watchkeeper.web.fleet import holders
-from watchkeeper.web.fleet.fleet_layout import natural
+from watchkeeper.web.fleet.fleet_layout import natural_sort_key
 
 NodeKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeListSources:
-    """Everything a list is made of."""
+    """The input of the node list."""
 
     fleet: FleetProtocol
     targets: Sequence[scrape.TargetState]
     views: Sequence[cluster.ClusterView]
-    held: holders.GpuHolders
+    gpu_holders: holders.GpuHolders
     open_incidents: Sequence[incidents.Incident]
 
 
-def build_node_list(facts: NodeListSources) -> list[NodeLine]:
-    """All nodes, in the order in which people count them; those that are gone last."""
-    seen: dict[NodeKey, list[GpuView]] = defaultdict(list)
-    for gpu in facts.fleet.gpus():
-        seen[gpu.cluster, gpu.node].append(gpu)
-    healths: dict[NodeKey, list[scrape.TargetState]] = defaultdict(list)
-    for state in facts.targets:
-        if state.target.node is not None:
-            healths[state.target.cluster, state.target.node].append(state)
-    words, placed = _words(facts.views), _placed(facts.views)
-    broken: dict[fleet.Place, list[str]] = defaultdict(list)
-    for incident in facts.open_incidents:
-        broken[incident.place.whole_node].append(incident.id)
-    gone = {(node.cluster, node.name): since for node, since in facts.fleet.gone_nodes()}
-    listed = [*facts.fleet.nodes(), *(node for node, _ in facts.fleet.gone_nodes())]
+def build_node_list(sources: NodeListSources) -> list[NodeLine]:
+    """List all nodes in natural order; gone nodes last."""
+    gpus_by_node: dict[NodeKey, list[GpuView]] = defaultdict(list)
+    for gpu in sources.fleet.gpus():
+        gpus_by_node[gpu.cluster, gpu.node].append(gpu)
+    targets_by_node: dict[NodeKey, list[scrape.TargetState]] = defaultdict(list)
+    for target_state in sources.targets:
+        if target_state.target.node is not None:
+            targets_by_node[target_state.target.cluster, target_state.target.node].append(target_state)
+    statuses_by_node, workloads_by_node = _scheduler_statuses(sources.views), _scheduled_workloads(sources.views)
+    incidents_by_place: dict[fleet.Place, list[str]] = defaultdict(list)
+    for incident in sources.open_incidents:
+        incidents_by_place[incident.place.whole_node].append(incident.id)
+    gone_since_ms = {(node.cluster, node.name): since for node, since in sources.fleet.gone_nodes()}
+    listed = [*sources.fleet.nodes(), *(node for node, _ in sources.fleet.gone_nodes())]
     lines = []
     for node in listed:
         key = (node.cluster, node.name)
-        about = _Node(node, seen[key], healths[key], gone.get(key), placed.get(key, ()))
+        node_facts = _NodeFacts(
+            node, gpus_by_node[key], targets_by_node[key], gone_since_ms.get(key), workloads_by_node.get(key, ())
+        )
         places = (node.place, fleet.Place(signals.UNNAMED_CLUSTER, node=node.name), *node.failure_domains())
-        trouble = [id for place in places for id in broken.get(place, ())]
-        lines.append(_line(about, words.get(key, ()), held=facts.held, broken=list(dict.fromkeys(trouble))))
-    return sorted(lines, key=lambda line: (line.state is NodeState.GONE, natural(line.name), line.cluster))
+        incident_ids = [id for place in places for id in incidents_by_place.get(place, ())]
+        lines.append(
+            _build_line(
+                node_facts,
+                statuses_by_node.get(key, ()),
+                gpu_holders=sources.gpu_holders,
+                incident_ids=list(dict.fromkeys(incident_ids)),
+            )
+        )
+    return sorted(lines, key=lambda line: (line.state is NodeState.GONE, natural_sort_key(line.name), line.cluster))
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _NodeFacts:
     node: fleet.Node
-    seen: Sequence[GpuView]
+    gpus: Sequence[GpuView]
     targets: Sequence[scrape.TargetState]
     gone_since_ms: int | None
-    placed: Sequence[str] = ()
+    workloads: Sequence[str] = ()
 
 
-def _line(
-    about: _Node, words: tuple[SchedulerStatus, ...], *, held: holders.GpuHolders, broken: Sequence[str]
+def _build_line(
+    node_facts: _NodeFacts,
+    statuses: tuple[SchedulerStatus, ...],
+    *,
+    gpu_holders: holders.GpuHolders,
+    incident_ids: Sequence[str],
 ) -> NodeLine:
-    node = about.node
-    present = [gpu for gpu in about.seen if gpu.gone_since_ms is None]
-    state, why = judge_node(about)
-    last = max((gpu.last_seen_ms for gpu in about.seen), default=None)
-    names = {holder.called: None for gpu in present for holder in held.by_gpu.get(gpu.gpu.uuid, ())}
-    names |= dict.fromkeys(about.placed)
+    node = node_facts.node
+    present = [gpu for gpu in node_facts.gpus if gpu.gone_since_ms is None]
+    state, why = judge_node(node_facts)
+    last_seen_ms = max((gpu.last_seen_ms for gpu in node_facts.gpus), default=None)
+    workload_names = {
+        holder.workload_name: None for gpu in present for holder in gpu_holders.by_gpu.get(gpu.gpu.uuid, ())
+    }
+    workload_names |= dict.fromkeys(node_facts.workloads)
     return NodeLine(
         node.cluster,
         node.name,
@@ -89,49 +104,50 @@ def _line(
         unmapped=tuple(inventory.missing_facts(node)),
         gpus_seen=len(present),
         gpus_expected=node.expected_gpus,
-        scheduler=words,
-        holders=tuple(names),
-        incidents=tuple(broken),
-        last_seen=None if last is None else clock.from_ms(last),
+        scheduler=statuses,
+        holders=tuple(workload_names),
+        incidents=tuple(incident_ids),
+        last_seen=None if last_seen_ms is None else clock.from_ms(last_seen_ms),
         sources=node.source,
     )
 
 
-def judge_node(about: _Node) -> tuple[NodeState, str]:
-    """Our own word about a node, and a sentence for it."""
-    node, present = about.node, [gpu for gpu in about.seen if gpu.gone_since_ms is None]
-    if about.gone_since_ms is not None:
-        return NodeState.GONE, f"no source names it since {clock.from_ms(about.gone_since_ms):%Y-%m-%d %H:%M:%S}Z"
-    tried = [state for state in about.targets if state.health is not target_loop.TargetHealth.UNKNOWN]
-    if tried and not any(state.health is target_loop.TargetHealth.UP for state in tried):
-        error = next((state.error for state in tried if state.error), "no answer")
-        return (NodeState.SILENT if about.seen else NodeState.NEVER_SEEN), error
-    if not about.seen:
-        if not about.targets:
-            return NodeState.NOT_READ, "it is expected, and no target or agent of it is known"
+def judge_node(node_facts: _NodeFacts) -> tuple[NodeState, str]:
+    """The state of a node and its reason."""
+    node, present = node_facts.node, [gpu for gpu in node_facts.gpus if gpu.gone_since_ms is None]
+    if node_facts.gone_since_ms is not None:
+        gone_since = clock.from_ms(node_facts.gone_since_ms)
+        return NodeState.GONE, f"not in the inventory since {gone_since:%Y-%m-%d %H:%M:%S}Z"
+    scraped = [state for state in node_facts.targets if state.health is not target_loop.TargetHealth.UNKNOWN]
+    if scraped and not any(state.health is target_loop.TargetHealth.UP for state in scraped):
+        error = next((state.error for state in scraped if state.error), "no answer")
+        return (NodeState.SILENT if node_facts.gpus else NodeState.NEVER_SEEN), error
+    if not node_facts.gpus:
+        if not node_facts.targets:
+            return NodeState.NOT_READ, "expected, but it has no target and no agent"
         if node.expected_gpus == 0:
-            return NodeState.UP, "it has no GPUs, as expected"
-        return NodeState.NEVER_SEEN, "it is read, and has not shown a GPU yet"
+            return NodeState.UP, "no GPUs, as expected"
+        return NodeState.NEVER_SEEN, "scraped, but it has not reported a GPU yet"
     if node.expected_gpus is not None and len(present) < node.expected_gpus:
         return NodeState.SHORT, f"{len(present)} of {node.expected_gpus} GPUs report"
-    return NodeState.UP, "" if node.expected_gpus is not None else "nobody says how many GPUs it should have"
+    return NodeState.UP, "" if node.expected_gpus is not None else "the expected number of GPUs is unknown"
 
 
-def _placed(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, list[str]]:
-    """What the schedulers have put on each node: known also where no page of the node names it."""
-    found: dict[NodeKey, list[str]] = defaultdict(list)
+def _scheduled_workloads(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, list[str]]:
+    """The workloads that schedulers placed on each node, which the metrics of the node may not show."""
+    workloads_by_node: dict[NodeKey, list[str]] = defaultdict(list)
     for view in views:
-        for one in view.workloads:
-            for name in one.nodes:
-                found[one.cluster, name].append(str(one.workload))
-    return found
+        for workload in view.workloads:
+            for name in workload.nodes:
+                workloads_by_node[workload.cluster, name].append(str(workload.workload))
+    return workloads_by_node
 
 
-def _words(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, tuple[SchedulerStatus, ...]]:
-    found: dict[NodeKey, tuple[SchedulerStatus, ...]] = {}
+def _scheduler_statuses(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, tuple[SchedulerStatus, ...]]:
+    statuses_by_node: dict[NodeKey, tuple[SchedulerStatus, ...]] = {}
     for view in views:
         for node in view.nodes:
-            word = SchedulerStatus(
+            status = SchedulerStatus(
                 node.source,
                 node.state,
                 node.reason,
@@ -139,5 +155,5 @@ def _words(views: Iterable[cluster.ClusterView]) -> Mapping[NodeKey, tuple[Sched
                 is_ready=node.is_ready,
                 is_schedulable=node.is_schedulable,
             )
-            found[node.cluster, node.name] = (*found.get((node.cluster, node.name), ()), word)
-    return found
+            statuses_by_node[node.cluster, node.name] = (*statuses_by_node.get((node.cluster, node.name), ()), status)
+    return statuses_by_node

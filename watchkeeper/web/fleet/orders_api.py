@@ -1,11 +1,11 @@
-"""Work orders over HTTP: agents fetch theirs by long poll and answer, people give harmless ones and look.
+"""Work orders over HTTP: agents fetch orders by long poll and send receipts; operators issue harmless orders.
 
-    GET  /api/orders?cluster=…&node=…&wait=…    an agent: what waits for this node, as soon as there is something
-    POST /api/orders/{id}/receipt               an agent: what came of it; answered after commit
-    POST /api/orders                            an operator: {"node", "kind", "arguments", "cluster", "seconds", "why"}
-    GET  /api/orders/recent, /api/orders/{id}   a viewer: the newest, or one
+    GET  /api/orders?cluster=…&node=…&wait=…    agent: pending orders of the node, or wait for the next one
+    POST /api/orders/{id}/receipt               agent: the result of an order; the response is sent after the commit
+    POST /api/orders                            operator: {"node", "kind", "arguments", "cluster", "seconds", "why"}
+    GET  /api/orders/recent, /api/orders/{id}   viewer: the newest orders, or one order
 
-A poll that waits is one future and one timer; it holds no thread and reads no disk, however many agents there are.
+A waiting poll is one future and one timer. It uses no thread and no disk, so thousands of agents can wait.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from watchkeeper.model import orders
 from watchkeeper.remediate.orders import Address, OrderQueue, OrderRequest
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, QueryParam, check_node, ok_response, parse_whole_number, read_body
+from watchkeeper.web.endpoint import Endpoint, QueryParam, check_node, ok_response, read_body, read_number
 
-LONGEST_WAIT_SECONDS = 60
-# One poll for each node of the largest fleet.
-MOST_POLLS = 20_000
-# Receipts that wait for their commit at the same time; agents keep theirs and come again.
-MOST_RECEIPTS = 64
+MAX_WAIT_SECONDS = 60
+# One poll for each node of a large fleet.
+MAX_POLLS = 20_000
+# Receipts that wait for their commit at the same time; above it, agents keep theirs and retry.
+MAX_RECEIPTS = 64
 RETRY_AFTER_SECONDS = 2
-GIVE_BYTES = 64 * 1024
-# JSON in JSON: every quote of the output takes two characters more.
-RECEIPT_BYTES = 4 * orders.MOST_OUTPUT_BYTES
-MOST_LISTED = 1000
+MAX_ORDER_BYTES = 64 * 1024
+# Output is escaped twice, because a receipt is JSON in JSON: one quote becomes `\\\"`.
+MAX_RECEIPT_BYTES = 4 * orders.MOST_OUTPUT_BYTES
+MAX_LISTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class OrderList:
 
 @dataclass(frozen=True, slots=True)
 class NewOrderBody:
-    """What a person sends; `cluster` None is the hub's own, `seconds` is how long the order may wait."""
+    """A new order; `cluster` defaults to the hub's own, `seconds` is how long the order is valid."""
 
     node: str
     kind: str
@@ -65,26 +65,26 @@ class NewOrderBody:
 
 
 class OrderPolls:
-    """Who waits for orders: at most one poll for each node, woken by name."""
+    """Agents that wait for orders: at most one poll per node."""
 
-    def __init__(self, outbox: OrderQueue) -> None:
+    def __init__(self, queue: OrderQueue) -> None:
         self._waiting: dict[Address, asyncio.Future[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_ended = False
-        outbox.subscribe(self._news)
+        self._is_stopped = False
+        queue.subscribe(self._wake_from_thread)
 
     @property
     def count(self) -> int:
         return len(self._waiting)
 
     async def wait(self, address: Address, seconds: float) -> None:
-        """Until there is news for this node, the time is over, or the same node asks again."""
+        """Wait until there is an order for this node, the time is over, or the node polls again."""
         self._loop = asyncio.get_running_loop()
         self._wake(address)
-        if self._is_ended:
+        if self._is_stopped:
             return
         future = self._waiting[address] = self._loop.create_future()
-        timer = self._loop.call_later(seconds, _end, future)
+        timer = self._loop.call_later(seconds, _finish, future)
         try:
             await future
         finally:
@@ -92,20 +92,20 @@ class OrderPolls:
             if self._waiting.get(address) is future:
                 del self._waiting[address]
 
-    def _news(self, address: Address | None) -> None:
+    def _wake_from_thread(self, address: Address | None) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake, address)
 
     def _wake(self, address: Address | None) -> None:
-        """One node, or everyone when the hub stops."""
-        self._is_ended |= address is None
-        for woken in [*self._waiting] if address is None else [address]:
-            future = self._waiting.pop(woken, None)
+        """Wake the poll of one node; None wakes all, because the hub stops."""
+        self._is_stopped |= address is None
+        for waiting_address in [*self._waiting] if address is None else [address]:
+            future = self._waiting.pop(waiting_address, None)
             if future is not None:
-                _end(future)
+                _finish(future)
 
 
-def _end(future: asyncio.Future[None]) -> None:
+def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -115,120 +115,116 @@ class OrdersApi:
         self, runtime: Runtime, journal: services.JournalProtocol, *, orders: Callable[[], OrderQueue | None]
     ) -> None:
         self._runtime, self._journal, self._orders = runtime, journal, orders
-        self.polls = None if (outbox := orders()) is None else OrderPolls(outbox)
-        self._receipts = 0
-        self._waiting = runtime.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders now")
+        self.polls = None if (queue := orders()) is None else OrderPolls(queue)
+        self._receipts_in_progress = 0
+        self._polls_gauge = runtime.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders")
 
     @property
-    def _outbox(self) -> OrderQueue:
-        outbox = self._orders()
-        if outbox is None:
-            raise HTTPException(409, "this hub gives no work orders: [hub] order_key_file is not set")
-        return outbox
+    def _queue(self) -> OrderQueue:
+        queue = self._orders()
+        if queue is None:
+            raise HTTPException(409, "work orders are disabled: set `order_key_file` in [hub]")
+        return queue
 
-    async def fetch(self, request: Request) -> OrderEnvelopes:
-        """What waits for a node; with `wait`, only once there is something or the seconds are over."""
-        outbox, polls = self._outbox, self.polls
+    async def fetch_orders(self, request: Request) -> OrderEnvelopes:
+        """Return the pending orders of a node; with `wait`, wait up to this many seconds for one."""
+        queue, polls = self._queue, self.polls
         assert polls is not None
         node = request.query_params.get("node", "")
         if not node:
-            raise HTTPException(400, "`node` is needed: whose orders?")
+            raise HTTPException(400, "`node` is required: /api/orders?node=NAME")
         check_node(request.state.caller, node)
         address = (request.query_params.get("cluster") or self._runtime.settings.fleet.cluster, node)
-        text = request.query_params.get("wait", "0")
-        seconds = parse_whole_number(text)
-        if seconds is None or seconds > LONGEST_WAIT_SECONDS:
-            raise HTTPException(400, f"wait `{text[:20]}` is not a number of seconds from 0 to {LONGEST_WAIT_SECONDS}")
-        found = outbox.waiting(*address, now=self._runtime.clock.now())
-        if not found and seconds:
-            if polls.count >= MOST_POLLS:
-                raise _later(f"{polls.count} agents wait for orders, the limit is {MOST_POLLS}")
-            self._waiting.set(polls.count + 1)
+        seconds = read_number(request, "wait", default=0, least=0, limit=MAX_WAIT_SECONDS)
+        envelopes = queue.waiting(*address, now=self._runtime.clock.now())
+        if not envelopes and seconds:
+            if polls.count >= MAX_POLLS:
+                raise _too_many_requests(f"{polls.count} agents wait for orders, the limit is {MAX_POLLS}")
+            self._polls_gauge.set(polls.count + 1)
             try:
                 await polls.wait(address, seconds)
             finally:
-                self._waiting.set(polls.count)
-            found = outbox.waiting(*address, now=self._runtime.clock.now())
-        return OrderEnvelopes(orders=found)
+                self._polls_gauge.set(polls.count)
+            envelopes = queue.waiting(*address, now=self._runtime.clock.now())
+        return OrderEnvelopes(orders=envelopes)
 
-    async def answer(self, request: Request) -> Response:
-        """Keep what came of an order; 200 means that it is on disk, so the agent may forget it."""
-        outbox, id = self._outbox, request.path_params["id"]
+    async def accept_receipt(self, request: Request) -> Response:
+        """Store the receipt of an order; 200 means that it is on disk, so the agent may delete it."""
+        queue, id = self._queue, request.path_params["id"]
         try:
-            envelope = wire.loads(orders.Envelope, await read_body(request, RECEIPT_BYTES))
+            envelope = wire.loads(orders.Envelope, await read_body(request, MAX_RECEIPT_BYTES))
         except WireError as error:
             raise HTTPException(400, str(error)) from error
-        if self._receipts >= MOST_RECEIPTS:
-            raise _later(f"{self._receipts} receipts wait for their commit, the limit is {MOST_RECEIPTS}")
-        self._receipts += 1
+        if self._receipts_in_progress >= MAX_RECEIPTS:
+            raise _too_many_requests(
+                f"{self._receipts_in_progress} receipts wait for their commit, the limit is {MAX_RECEIPTS}"
+            )
+        self._receipts_in_progress += 1
         try:
-            known = await self._journal.read(lambda: outbox.find_order(id))
-            if known is not None:
-                check_node(request.state.caller, known.order.node)
-                known = await asyncio.to_thread(outbox.accept_receipt, id, envelope, now=self._runtime.clock.now())
+            tracked = await self._journal.read(lambda: queue.find_order(id))
+            if tracked is not None:
+                check_node(request.state.caller, tracked.order.node)
+                tracked = await asyncio.to_thread(queue.accept_receipt, id, envelope, now=self._runtime.clock.now())
         except WireError as error:
             raise HTTPException(400, str(error)) from error
         except ActionRefused as error:
             raise HTTPException(422, str(error)) from error
         finally:
-            self._receipts -= 1
-        if known is None:
-            raise _unknown(id)
+            self._receipts_in_progress -= 1
+        if tracked is None:
+            raise _order_not_found(id)
         return ok_response()
 
-    async def give(self, request: Request) -> Response:
-        """Order something harmless; what touches a machine comes from a plan with its guards, and only from there."""
-        outbox = self._outbox
+    async def issue_order(self, request: Request) -> Response:
+        """Issue a harmless order; orders that change a node come only from a plan, after its guards allowed it."""
+        queue = self._queue
         try:
-            given = wire.loads(NewOrderBody, await read_body(request, GIVE_BYTES))
+            body = wire.loads(NewOrderBody, await read_body(request, MAX_ORDER_BYTES))
         except WireError as error:
             raise HTTPException(400, str(error)) from error
-        kind = orders.KINDS.get(given.kind)
+        kind = orders.KINDS.get(body.kind)
         if kind is not None and not kind.is_harmless:
-            raise HTTPException(400, f"{given.kind} touches a machine; only a plan may order it")
-        wanted = OrderRequest(
-            given.cluster or self._runtime.settings.fleet.cluster,
-            given.node,
-            given.kind,
-            given.arguments,
-            given.why,
-            timedelta(seconds=min(max(given.seconds, 0.0), 2 * orders.LONGEST_LIFE.total_seconds())),
+            raise HTTPException(400, f"{body.kind} changes the node: only a repair plan may issue it")
+        order_request = OrderRequest(
+            body.cluster or self._runtime.settings.fleet.cluster,
+            body.node,
+            body.kind,
+            body.arguments,
+            body.why,
+            timedelta(seconds=min(max(body.seconds, 0.0), 2 * orders.LONGEST_LIFE.total_seconds())),
         )
         now, actor = self._runtime.clock.now(), request.state.caller.name
         try:
-            tracked = await asyncio.to_thread(outbox.issue, wanted, now=now, actor=actor)
+            tracked = await asyncio.to_thread(queue.issue, order_request, now=now, actor=actor)
         except ActionRefused as error:
             raise HTTPException(400, str(error)) from error
-        return ok_response(**self._plain(tracked))
+        return ok_response(**self._to_plain(tracked))
 
-    async def one(self, request: Request) -> Response:
+    async def get_order(self, request: Request) -> Response:
         id = request.path_params["id"]
-        tracked = await self._journal.read(lambda: self._outbox.find_order(id))
+        tracked = await self._journal.read(lambda: self._queue.find_order(id))
         if tracked is None:
-            raise _unknown(id)
-        return ok_response(**self._plain(tracked))
+            raise _order_not_found(id)
+        return ok_response(**self._to_plain(tracked))
 
-    async def recent(self, request: Request) -> Response:
-        text = request.query_params.get("limit", "100")
-        limit = parse_whole_number(text)
-        if limit is None or not 1 <= limit <= MOST_LISTED:
-            raise HTTPException(400, f"limit `{text[:20]}` is not a number from 1 to {MOST_LISTED}")
-        found = await self._journal.read(lambda: self._outbox.latest_orders(limit))
-        return ok_response(orders=[self._plain(tracked) for tracked in found])
+    async def list_recent(self, request: Request) -> Response:
+        limit = read_number(request, "limit", default=100, limit=MAX_LISTED)
+        newest = await self._journal.read(lambda: self._queue.latest_orders(limit))
+        return ok_response(orders=[self._to_plain(tracked) for tracked in newest])
 
-    def _plain(self, tracked: orders.TrackedOrder) -> dict[str, Any]:
-        """Without the nonce, which is the agent's business."""
+    def _to_plain(self, tracked: orders.TrackedOrder) -> dict[str, Any]:
+        """An order with its state and without the nonce, which only the agent needs."""
         plain = wire.to_plain(tracked)
         del plain["order"]["nonce"]
         return {**plain, "state": tracked.state(self._runtime.clock.now())}
 
 
-def _later(problem: str) -> HTTPException:
+def _too_many_requests(problem: str) -> HTTPException:
     return HTTPException(429, f"{problem}. Try again later", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
-def _unknown(id: str) -> HTTPException:
-    return HTTPException(404, f"there is no order {id[:40]}")
+def _order_not_found(id: str) -> HTTPException:
+    return HTTPException(404, f"no order has the id {id[:40]}")
 
 
 def endpoints(api: OrdersApi) -> list[Endpoint]:
@@ -238,21 +234,21 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             get,
             "/api/orders",
             Role.AGENT,
-            api.fetch,
-            summary="What waits for a node, as soon as there is something",
+            api.fetch_orders,
+            summary="Fetch the pending work orders of a node, or wait for one",
             params=(
-                QueryParam("node", "whose orders", is_required=True),
-                shapes.CLUSTER,
-                QueryParam("wait", f"seconds to wait for one, at most {LONGEST_WAIT_SECONDS}; 0 unless given", int),
+                QueryParam("node", "Name of the node.", is_required=True),
+                QueryParam("cluster", "Cluster of the node. Default: the hub's own cluster."),
+                QueryParam("wait", f"Wait this many seconds for an order, 0 to {MAX_WAIT_SECONDS}. Default: 0.", int),
             ),
         ),
         Endpoint(
             post,
             "/api/orders",
             Role.OPERATOR,
-            api.give,
+            api.issue_order,
             changes=True,
-            summary="Have something harmless done by the agent of a node",
+            summary="Issue a harmless work order to the agent of a node",
             body=NewOrderBody,
             response=shapes.OrderStatus,
         ),
@@ -260,26 +256,26 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             get,
             "/api/orders/recent",
             Role.VIEWER,
-            api.recent,
-            summary="The newest orders and what came of them",
-            params=(QueryParam("limit", f"at most {MOST_LISTED}; 100 unless given", int),),
+            api.list_recent,
+            summary="List the newest work orders with their receipts",
+            params=(QueryParam("limit", f"Return at most this many orders, 1 to {MAX_LISTED}. Default: 100.", int),),
             response=OrderList,
         ),
         Endpoint(
             get,
             "/api/orders/{id}",
             Role.VIEWER,
-            api.one,
-            summary="One order, its state, and its receipt once there is one",
+            api.get_order,
+            summary="One work order with its state and its receipt",
             response=shapes.OrderStatus,
         ),
         Endpoint(
             post,
             "/api/orders/{id}/receipt",
             Role.AGENT,
-            api.answer,
+            api.accept_receipt,
             changes=True,
-            summary="Take what came of an order; 200 means that it is on disk",
+            summary="Store the receipt of a work order; 200 means that it is on disk",
             body=orders.Envelope,
             response={},
         ),

@@ -1,8 +1,7 @@
-"""The fleet as a tree: racks, leaves, nodes, GPUs and links, each with its state and why it is so.
+"""Build the tree of racks, leaves, nodes, GPUs and links, each with its state and the reason for it.
 
 Racks and leaves come from the inventory, states from open incidents and scrapes, links from the newest sweep of the
-fabric, else from what the nodes say about their ports. Everything is decided here in plain values; `topology_api`
-answers with them and `watchkeeper topology` prints them.
+fabric, else from the metrics of the nodes. `topology_api` returns the tree and `watchkeeper topology` prints it.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from watchkeeper.clusters.fabric import fabric_changes, fabric_watch
 from watchkeeper.incidents import signals
 from watchkeeper.model import alerts, fabric, fleet, incidents
 from watchkeeper.model.labels import Labels
-from watchkeeper.web.fleet.fleet_layout import FleetLayout, natural
+from watchkeeper.web.fleet.fleet_layout import FleetLayout, natural_sort_key
 
-# node_exporter's number of a port that works.
+# node_exporter's state id of a port that works.
 ACTIVE_ID = 4
 STATE_NAMES = {1: "down", 2: "init", 3: "armed", 4: "active", 5: "act defer"}
 GBPS_PER_BYTE = 8e-9
 
 
 class HealthState(StrEnum):
-    """From best to worst. `gone` was there and is no longer, `missing` is expected and was never there."""
+    """States from best to worst. `gone` was present before, `missing` is expected but was never reported."""
 
     HEALTHY = "healthy"
     UNKNOWN = "unknown"
@@ -57,7 +56,7 @@ class TopologyGpu:
 
 @dataclass(frozen=True, slots=True)
 class TopologyLink:
-    """A host's port; `switch` None where only the host itself is known to have it."""
+    """A port of a node; `switch` is None if only the node reports the port."""
 
     device: str
     port: int
@@ -81,7 +80,7 @@ class TopologyNode:
 
 @dataclass(frozen=True, slots=True)
 class TopologyLeaf:
-    """Nodes of one rack on one leaf; `name` None where nobody has said which leaf it is."""
+    """Nodes of one rack on one leaf; `name` is None if the leaf is unknown."""
 
     name: str | None
     state: HealthState
@@ -108,7 +107,7 @@ class TopologySwitch:
 
 @dataclass(frozen=True, slots=True)
 class TopologyFilter:
-    """What is asked for; None is everything."""
+    """Which part of the tree to return; None means all."""
 
     rack: str | None = None
     leaf: str | None = None
@@ -117,51 +116,53 @@ class TopologyFilter:
 
 @dataclass(frozen=True, slots=True)
 class TopologySources:
-    """What the tree is made of: inventory, open incidents, what does not answer, the fabric, ports as nodes tell."""
+    """The input of the tree: layout, open incidents, silent nodes, gone GPUs, fabric, and links that nodes report."""
 
-    stock: FleetLayout
+    layout: FleetLayout
     open_incidents: Sequence[incidents.Incident]
     silent: frozenset[tuple[str, str]] = frozenset()
     gone: frozenset[str] = frozenset()
-    # None also where its last sweep is too old.
-    watched: fabric_watch.FabricWatch | None = None
-    told: Mapping[str, Sequence[TopologyLink]] = field(default_factory=dict)
+    # None if there is no sweep, or the newest is too old.
+    watch: fabric_watch.FabricWatch | None = None
+    host_links: Mapping[str, Sequence[TopologyLink]] = field(default_factory=dict)
 
 
-def build_topology(facts: TopologySources, chosen: TopologyFilter = TopologyFilter()) -> list[TopologyRack]:  # noqa: B008 - frozen and empty
-    """Racks in the order people count, with those nodes that were chosen; what has no rack comes last."""
-    by_gpu, by_node, by_domain = _sort_incidents(facts.open_incidents)
-    leaf_of = {} if facts.watched is None else facts.watched.leaf_by_node()
-    links = fabric_links(facts.watched)
+def build_topology(sources: TopologySources, selection: TopologyFilter = TopologyFilter()) -> list[TopologyRack]:  # noqa: B008 - frozen and empty
+    """Build the selected racks in natural order; nodes without a rack come last."""
+    by_gpu, by_node, by_domain = _group_incidents(sources.open_incidents)
+    leaf_of = {} if sources.watch is None else sources.watch.leaf_by_node()
+    links = fabric_links(sources.watch)
     racks: dict[str | None, dict[str | None, list[TopologyNode]]] = defaultdict(lambda: defaultdict(list))
-    for node in facts.stock.nodes:
+    for node in sources.layout.nodes:
         rack = node.domains.get("rack")
         leaf = node.domains.get("leaf") or leaf_of.get(node.name)
-        if _is_chosen(chosen, rack=rack, leaf=leaf, node=node.name):
-            own = links.get(node.name) or facts.told.get(node.name, ())
-            racks[rack][leaf].append(_node(node, facts, troubles=(by_gpu, by_node), links=own))
-    return [_rack(name, leaves, by_domain) for name, leaves in sorted(racks.items(), key=_last_if_none)]
+        if _is_selected(selection, rack=rack, leaf=leaf, node=node.name):
+            node_links = links.get(node.name) or sources.host_links.get(node.name, ())
+            racks[rack][leaf].append(_build_node(node, sources, grouped_incidents=(by_gpu, by_node), links=node_links))
+    return [_build_rack(name, leaves, by_domain) for name, leaves in sorted(racks.items(), key=_named_first)]
 
 
-def unmapped(stock: FleetLayout, racks: Iterable[TopologyRack]) -> dict[str, int]:
-    """Of how many of the shown nodes nobody says each fact."""
-    shown = {node.name for rack in racks for leaf in rack.leaves for node in leaf.nodes}
-    return inventory.count_missing_facts(node for node in stock.nodes if node.name in shown)
+def count_unmapped(layout: FleetLayout, racks: Iterable[TopologyRack]) -> dict[str, int]:
+    """For each fact of the inventory, how many of the nodes in these racks do not have it."""
+    node_names = {node.name for rack in racks for leaf in rack.leaves for node in leaf.nodes}
+    return inventory.count_missing_facts(node for node in layout.nodes if node.name in node_names)
 
 
-def _is_chosen(chosen: TopologyFilter, *, rack: str | None, leaf: str | None, node: str) -> bool:
-    return chosen.rack in (None, rack) and chosen.leaf in (None, leaf) and chosen.node in (None, node)
+def _is_selected(selection: TopologyFilter, *, rack: str | None, leaf: str | None, node: str) -> bool:
+    return selection.rack in (None, rack) and selection.leaf in (None, leaf) and selection.node in (None, node)
 
 
-Trouble = Mapping[str, Sequence[incidents.Incident]]
+IncidentsByPlace = Mapping[str, Sequence[incidents.Incident]]
 
 
-def _sort_incidents(found: Iterable[incidents.Incident]) -> tuple[Trouble, Trouble, Trouble]:
-    """By GPU, by `cluster/node` and by domain; what is only to be kept in mind makes nothing unhealthy."""
+def _group_incidents(
+    open_incidents: Iterable[incidents.Incident],
+) -> tuple[IncidentsByPlace, IncidentsByPlace, IncidentsByPlace]:
+    """Group incidents by GPU, by `cluster/node` and by failure domain; info incidents do not change a state."""
     by_gpu: dict[str, list[incidents.Incident]] = defaultdict(list)
     by_node: dict[str, list[incidents.Incident]] = defaultdict(list)
     by_domain: dict[str, list[incidents.Incident]] = defaultdict(list)
-    for incident in found:
+    for incident in open_incidents:
         place = incident.place
         if incident.severity is alerts.Severity.INFO:
             continue
@@ -174,110 +175,119 @@ def _sort_incidents(found: Iterable[incidents.Incident]) -> tuple[Trouble, Troub
     return by_gpu, by_node, by_domain
 
 
-def _state_of(found: Iterable[incidents.Incident]) -> HealthState:
-    return worst_state(HealthState(incident.severity.value) for incident in found)
+def _incident_state(place_incidents: Iterable[incidents.Incident]) -> HealthState:
+    return worst_state(HealthState(incident.severity.value) for incident in place_incidents)
 
 
-def _node(
-    node: fleet.Node, facts: TopologySources, *, troubles: tuple[Trouble, Trouble], links: Sequence[TopologyLink]
+def _build_node(
+    node: fleet.Node,
+    sources: TopologySources,
+    *,
+    grouped_incidents: tuple[IncidentsByPlace, IncidentsByPlace],
+    links: Sequence[TopologyLink],
 ) -> TopologyNode:
-    by_gpu, by_node = troubles
-    is_silent = (node.cluster, node.name) in facts.silent
-    gpus = tuple(_gpu(facts, at, by_gpu, is_silent=is_silent) for at in facts.stock.by_node[node.cluster, node.name])
+    by_gpu, by_node = grouped_incidents
+    is_silent = (node.cluster, node.name) in sources.silent
+    gpus = tuple(
+        _build_gpu(sources, slot, by_gpu, is_silent=is_silent)
+        for slot in sources.layout.slots_by_node[node.cluster, node.name]
+    )
     places = (f"{node.cluster}/{node.name}", f"{signals.UNNAMED_CLUSTER}/{node.name}")
-    own = [incident for place in dict.fromkeys(places) for incident in by_node.get(place, ())]
-    is_unread = not gpus and node.expected_gpus != 0
+    node_incidents = [incident for place in dict.fromkeys(places) for incident in by_node.get(place, ())]
+    has_unknown_gpus = not gpus and node.expected_gpus != 0
     state = worst_state(
         [
-            _state_of(own),
-            HealthState.UNKNOWN if is_unread else HealthState.HEALTHY,
+            _incident_state(node_incidents),
+            HealthState.UNKNOWN if has_unknown_gpus else HealthState.HEALTHY,
             HealthState.SILENT if is_silent else HealthState.HEALTHY,
             *(gpu.state for gpu in gpus),
             *(link.state for link in links if link.state is not HealthState.UNKNOWN),
         ]
     )
-    why = [incident.title for incident in own] + (["its exporters do not answer"] if is_silent else [])
-    why += ["no GPU of it has been seen, and nobody says how many it should have"] if is_unread else []
+    why = [incident.title for incident in node_incidents] + (["no target of the node answers"] if is_silent else [])
+    why += ["no GPU reported, and the expected number is unknown"] if has_unknown_gpus else []
     return TopologyNode(node.name, node.pool, state, node.expected_gpus, gpus, tuple(links), tuple(why))
 
 
-def _gpu(facts: TopologySources, at: int, by_gpu: Trouble, *, is_silent: bool) -> TopologyGpu:
-    gpu = facts.stock.slots[at].gpu
+def _build_gpu(sources: TopologySources, slot: int, by_gpu: IncidentsByPlace, *, is_silent: bool) -> TopologyGpu:
+    gpu = sources.layout.slots[slot].gpu
     if gpu is None:
-        return TopologyGpu(None, None, HealthState.MISSING, "expected, and has never reported")
-    own = by_gpu.get(gpu.uuid, ())
-    state = worst_state([_state_of(own), HealthState.SILENT if is_silent else HealthState.HEALTHY])
-    why = "; ".join(incident.title for incident in own)
-    if gpu.uuid in facts.gone and not own:
-        state, why = HealthState.GONE, "was there, and its node no longer reports it"
+        return TopologyGpu(None, None, HealthState.MISSING, "expected, but never reported")
+    gpu_incidents = by_gpu.get(gpu.uuid, ())
+    state = worst_state([_incident_state(gpu_incidents), HealthState.SILENT if is_silent else HealthState.HEALTHY])
+    why = "; ".join(incident.title for incident in gpu_incidents)
+    if gpu.uuid in sources.gone and not gpu_incidents:
+        state, why = HealthState.GONE, "was present before, but its node no longer reports it"
     return TopologyGpu(gpu.index, gpu.uuid, state, why)
 
 
-def _rack(name: str | None, leaves: Mapping[str | None, list[TopologyNode]], by_domain: Trouble) -> TopologyRack:
+def _build_rack(
+    name: str | None, leaves: Mapping[str | None, list[TopologyNode]], by_domain: IncidentsByPlace
+) -> TopologyRack:
     views = []
-    for leaf, nodes in sorted(leaves.items(), key=_last_if_none):
-        own = by_domain.get(f"leaf={leaf}", ())
-        state = worst_state([_state_of(own), *(node.state for node in nodes)])
-        views.append(TopologyLeaf(leaf, state, tuple(nodes), tuple(incident.title for incident in own)))
-    own = by_domain.get(f"rack={name}", ())
-    state = worst_state([_state_of(own), *(view.state for view in views)])
-    return TopologyRack(name, state, tuple(views), tuple(incident.title for incident in own))
+    for leaf, nodes in sorted(leaves.items(), key=_named_first):
+        domain_incidents = by_domain.get(f"leaf={leaf}", ())
+        state = worst_state([_incident_state(domain_incidents), *(node.state for node in nodes)])
+        views.append(TopologyLeaf(leaf, state, tuple(nodes), tuple(incident.title for incident in domain_incidents)))
+    domain_incidents = by_domain.get(f"rack={name}", ())
+    state = worst_state([_incident_state(domain_incidents), *(view.state for view in views)])
+    return TopologyRack(name, state, tuple(views), tuple(incident.title for incident in domain_incidents))
 
 
-def _last_if_none(item: tuple[str | None, object]) -> tuple[bool, tuple[tuple[int, str], ...]]:
-    return item[0] is None, natural(item[0] or "")
+def _named_first(item: tuple[str | None, object]) -> tuple[bool, tuple[tuple[int, str], ...]]:
+    return item[0] is None, natural_sort_key(item[0] or "")
 
 
-# Links
-
-
-def fabric_links(watched: fabric_watch.FabricWatch | None) -> dict[str, list[TopologyLink]]:
-    """Each node's ports as the newest sweep sees them, and those whose cable was there and is dark now."""
-    if watched is None or watched.layout is None:
+def fabric_links(watch: fabric_watch.FabricWatch | None) -> dict[str, list[TopologyLink]]:
+    """Each node's ports from the newest sweep, and ports that were up in an earlier sweep and are down now."""
+    if watch is None or watch.layout is None:
         return {}
-    found: dict[str, list[TopologyLink]] = defaultdict(list)
-    dark = fabric_changes.down_links(watched.known_fabric)
-    for link in watched.layout.host_links():
+    links_by_node: dict[str, list[TopologyLink]] = defaultdict(list)
+    down_links = fabric_changes.down_links(watch.known_fabric)
+    for link in watch.layout.host_links():
         port = link.port
         state = HealthState.HEALTHY if port.is_up else HealthState.DOWN
         why = "" if port.is_up else f"{port.state}/{port.physical}"
         if link.is_slow and port.is_up:
             state, why = HealthState.SLOW, "slower than the other ports of its switch"
         view = TopologyLink(link.adapter, port.number, state, port.gbps, link.switch, link.switch_port, why)
-        found[link.node].append(view)
-    for known in dark.values():
-        shown = {(view.device, view.port) for view in found[known.peer]} if known.adapter else set()
-        if known.adapter and (known.adapter, known.peer_port) not in shown:
-            why = "no longer seen in the fabric"
-            found[known.peer].append(
-                TopologyLink(known.adapter, known.peer_port, HealthState.DOWN, None, known.switch, known.port, why)
+        links_by_node[link.node].append(view)
+    for down in down_links.values():
+        listed = {(view.device, view.port) for view in links_by_node[down.peer]} if down.adapter else set()
+        if down.adapter and (down.adapter, down.peer_port) not in listed:
+            why = "missing in the newest sweep"
+            links_by_node[down.peer].append(
+                TopologyLink(down.adapter, down.peer_port, HealthState.DOWN, None, down.switch, down.port, why)
             )
-    return {node: sorted(views, key=lambda view: (natural(view.device), view.port)) for node, views in found.items()}
+    return {
+        node: sorted(views, key=lambda view: (natural_sort_key(view.device), view.port))
+        for node, views in links_by_node.items()
+    }
 
 
 def links_from_hosts(
     states: Iterable[tuple[Labels, float]], rates: Iterable[tuple[Labels, float]], nodes: frozenset[str]
 ) -> dict[str, list[TopologyLink]]:
-    """Each node's ports from `node_infiniband_state_id` and the rate beside it."""
-    speed = {_port_key(labels): value for labels, value in rates}
-    found: dict[str, dict[tuple[str, int], TopologyLink]] = defaultdict(dict)
+    """Each node's ports from `node_infiniband_state_id` and `node_infiniband_rate_bytes_per_second`."""
+    rates_by_port = {_port_key(labels): value for labels, value in rates}
+    links_by_node: dict[str, dict[tuple[str, int], TopologyLink]] = defaultdict(dict)
     for labels, value in states:
         node, device, port = _port_key(labels)
         if node not in nodes or not port.isdigit():
             continue
         is_active = value == ACTIVE_ID
-        rate = speed.get((node, device, port))
+        rate = rates_by_port.get((node, device, port))
         view = TopologyLink(
             device,
             int(port),
             HealthState.HEALTHY if is_active else HealthState.DOWN,
             None if rate is None else rate * GBPS_PER_BYTE,
-            why="" if is_active else f"its state is {STATE_NAMES.get(int(value), int(value))}",
+            why="" if is_active else f"port state {STATE_NAMES.get(int(value), int(value))}",
         )
-        found[node][device, int(port)] = view
+        links_by_node[node][device, int(port)] = view
     return {
-        node: sorted(views.values(), key=lambda view: (natural(view.device), view.port))
-        for node, views in found.items()
+        node: sorted(views.values(), key=lambda view: (natural_sort_key(view.device), view.port))
+        for node, views in links_by_node.items()
     }
 
 
@@ -286,35 +296,35 @@ def _port_key(labels: Labels) -> tuple[str, str, str]:
     return node, labels.get("device", ""), labels.get("port", "")
 
 
-def switches(watched: fabric_watch.FabricWatch | None, *, is_fresh: bool = True) -> list[TopologySwitch]:
-    """Every switch that is or was there, those in trouble first; how they are is unknown when the sweep is old."""
-    if watched is None or watched.layout is None:
+def list_switches(watch: fabric_watch.FabricWatch | None, *, is_fresh: bool = True) -> list[TopologySwitch]:
+    """List all switches of this and earlier sweeps, the worst state first; without a fresh sweep states are unknown."""
+    if watch is None or watch.layout is None:
         return []
     if not is_fresh:
-        roles = ((switch.name, "leaf" if switch.is_leaf else "spine") for switch in watched.known_fabric.switches)
+        roles = ((switch.name, "leaf" if switch.is_leaf else "spine") for switch in watch.known_fabric.switches)
         return [TopologySwitch(name, role, HealthState.UNKNOWN, 0) for name, role in roles]
-    layout = watched.layout
+    layout = watch.layout
     trouble: dict[str, list[str]] = defaultdict(list)
-    count: dict[str, int] = defaultdict(int)
-    gone = {switch.guid for switch in watched.known_fabric.switches if switch.gone_since_ms is not None}
-    for link in watched.known_fabric.links:
+    link_counts: dict[str, int] = defaultdict(int)
+    gone = {switch.guid for switch in watch.known_fabric.switches if switch.gone_since_ms is not None}
+    for link in watch.known_fabric.links:
         for guid in {link.guid, link.peer_guid}:
-            count[guid] += 1
+            link_counts[guid] += 1
         if link.down_since_ms is not None:
-            # The links of a switch that is gone are its trouble, and not that of every switch around it.
+            # Deliberately not for links of a gone switch: the other end is not the problem.
             for guid in {link.guid, link.peer_guid} if not gone & {link.guid, link.peer_guid} else ():
                 trouble[guid].append(f"{link} is down")
         elif link.key in layout.slow_ports:
-            trouble[link.guid].append(f"{link} is slow: {_rate(layout.ports.get(link.key))}")
+            trouble[link.guid].append(f"{link} is slow: {_format_rate(layout.ports.get(link.key))}")
     views = []
-    for switch in watched.known_fabric.switches:
+    for switch in watch.known_fabric.switches:
         is_gone = switch.guid in gone
         state = HealthState.GONE if is_gone else (HealthState.WARNING if trouble[switch.guid] else HealthState.HEALTHY)
-        said = ["no longer in the fabric"] if is_gone else trouble[switch.guid]
+        problems = ["missing in the newest sweep"] if is_gone else trouble[switch.guid]
         role = "leaf" if switch.is_leaf else "spine"
-        views.append(TopologySwitch(switch.name, role, state, count[switch.guid], tuple(said)))
-    return sorted(views, key=lambda view: (-view.state.rank, view.role, natural(view.name)))
+        views.append(TopologySwitch(switch.name, role, state, link_counts[switch.guid], tuple(problems)))
+    return sorted(views, key=lambda view: (-view.state.rank, view.role, natural_sort_key(view.name)))
 
 
-def _rate(port: fabric.FabricPort | None) -> str:
+def _format_rate(port: fabric.FabricPort | None) -> str:
     return "unknown" if port is None or port.gbps is None else f"{port.gbps:g} Gb/s ({port.lanes}x {port.speed})"

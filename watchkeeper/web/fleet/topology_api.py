@@ -1,7 +1,7 @@
-"""GET /api/topology: the fleet as a tree with states. POST /api/fabric: a sweep that another host made.
+"""GET /api/topology returns the fleet as a tree with states; POST /api/fabric accepts a fabric sweep of another host.
 
-`watchkeeper topology` asks the first; `watchkeeper fabric sweep --push`, on a host with an InfiniBand adapter, brings
-the second, because the hub need not have one. What the tree says is decided in `topology`.
+`watchkeeper topology` calls the first. `watchkeeper fabric sweep --push` runs on a host with an InfiniBand adapter and
+calls the second, because the hub may not have an adapter. `topology` builds the tree.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from watchkeeper.web.fleet import fleet_layout, topology
 
 STATE_EXPR = "node_infiniband_state_id"
 RATE_EXPR = "node_infiniband_rate_bytes_per_second"
-# A port is about 400 bytes of JSON: room for 80,000 of them.
+# A port takes about 400 bytes of JSON: this is enough for 80,000 ports.
 SWEEP_LIMIT_BYTES = 32 << 20
 
 
@@ -65,45 +65,45 @@ class TopologyApi:
         self._fabric = fabric
 
     async def tree(self, request: Request) -> Topology:
-        asked = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}
-        chosen = topology.TopologyFilter(**asked)
-        stock = fleet_layout.current_layout(self._fleet)
-        facts = topology.TopologySources(
-            stock,
+        filters = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}
+        selection = topology.TopologyFilter(**filters)
+        layout = fleet_layout.current_layout(self._fleet)
+        sources = topology.TopologySources(
+            layout,
             await self._journal.read(lambda: self._journal.incidents(open_only=True)),
             silent=self._silent_nodes(),
-            gone=frozenset(seen.gpu.uuid for seen in self._fleet.gpus() if seen.gone_since_ms is not None),
-            watched=self._fabric if self._is_fresh() else None,
-            told=await self._told(frozenset(node.name for node in stock.nodes)),
+            gone=frozenset(gpu.gpu.uuid for gpu in self._fleet.gpus() if gpu.gone_since_ms is not None),
+            watch=self._fabric if self._is_fresh() else None,
+            host_links=await self._load_host_links(frozenset(node.name for node in layout.nodes)),
         )
-        # A large fleet takes a moment; the loop has others to serve.
-        racks = await asyncio.to_thread(topology.build_topology, facts, chosen)
-        if any(asked.values()) and not racks:
-            named = ", ".join(f"{name} {value[:60]}" for name, value in asked.items() if value)
-            raise HTTPException(404, f"no node is in {named}")
+        # In a thread: a large fleet would block the event loop.
+        racks = await asyncio.to_thread(topology.build_topology, sources, selection)
+        if any(filters.values()) and not racks:
+            selected = ", ".join(f"{name} {value[:60]}" for name, value in filters.items() if value)
+            raise HTTPException(404, f"no node is in {selected}")
         return Topology(
             cluster=self._runtime.settings.fleet.cluster,
             now=self._runtime.clock.now(),
-            fabric=self._drawn(frozenset(node.name for node in stock.nodes)),
+            fabric=self._sweep_status(frozenset(node.name for node in layout.nodes)),
             racks=racks,
-            switches=topology.switches(self._fabric, is_fresh=self._is_fresh()),
-            unmapped=topology.unmapped(stock, racks),
+            switches=topology.list_switches(self._fabric, is_fresh=self._is_fresh()),
+            unmapped=topology.count_unmapped(layout, racks),
         )
 
     def _is_fresh(self) -> bool:
         return self._fabric is not None and self._fabric.is_fresh(clock.to_ms(self._runtime.clock.now()))
 
     def _silent_nodes(self) -> frozenset[tuple[str, str]]:
-        """Nodes, by cluster and name, of which every target that was tried did not answer."""
+        """Nodes, by cluster and name, whose targets are all down."""
         answers: dict[tuple[str, str], list[bool]] = {}
         for state in self._targets.targets():
             cluster, name = state.target.cluster, state.target.node
             if name is not None and state.health is not target_loop.TargetHealth.UNKNOWN:
                 answers.setdefault((cluster, name), []).append(state.health is target_loop.TargetHealth.UP)
-        return frozenset(name for name, were_up in answers.items() if not any(were_up))
+        return frozenset(name for name, results in answers.items() if not any(results))
 
-    async def _told(self, nodes: frozenset[str]) -> dict[str, list[topology.TopologyLink]]:
-        """What nodes say about their own ports; an engine that cannot answer costs the links and not the tree."""
+    async def _load_host_links(self, nodes: frozenset[str]) -> dict[str, list[topology.TopologyLink]]:
+        """The ports from the metrics of nodes; none if the queries fail, so that the rest of the tree is returned."""
         at_ms = clock.to_ms(self._runtime.clock.now())
         try:
             states, rates = (
@@ -114,40 +114,42 @@ class TopologyApi:
             return {}
         return topology.links_from_hosts(states.latest().items(), rates.latest().items(), nodes)
 
-    def _drawn(self, nodes: frozenset[str]) -> shapes.SweepStatus | None:
-        watched = self._fabric
-        if watched is None or (watched.fabric is None and not watched.problem):
+    def _sweep_status(self, nodes: frozenset[str]) -> shapes.SweepStatus | None:
+        watch = self._fabric
+        if watch is None or (watch.fabric is None and not watch.problem):
             return None
-        found = watched.fabric
-        links = watched.known_fabric.links
-        age = "" if found is None or self._is_fresh() else "the last sweep is too old to speak for now"
+        sweep = watch.fabric
+        links = watch.known_fabric.links
+        age = "" if sweep is None or self._is_fresh() else "the newest sweep is too old"
         return {
-            "source": None if found is None else found.source,
-            "at": None if found is None else clock.from_ms(found.at_ms),
-            "seconds": None if found is None else found.seconds,
-            "problem": "; ".join(filter(None, (age, watched.problem, *(() if found is None else found.unread)))),
+            "source": None if sweep is None else sweep.source,
+            "at": None if sweep is None else clock.from_ms(sweep.at_ms),
+            "seconds": None if sweep is None else sweep.seconds,
+            "problem": "; ".join(filter(None, (age, watch.problem, *(() if sweep is None else sweep.unread)))),
             "links": len(links),
             "links_down": sum(link.down_since_ms is not None for link in links),
-            "unlisted_hosts": sorted(watched.leaf_by_node().keys() - nodes, key=fleet_layout.natural),
-            "unnamed_hosts": 0 if watched.layout is None else len(watched.layout.unnamed_hosts()),
+            "unlisted_hosts": sorted(watch.leaf_by_node().keys() - nodes, key=fleet_layout.natural_sort_key),
+            "unnamed_hosts": 0 if watch.layout is None else len(watch.layout.unnamed_hosts()),
         }
 
     async def accept_sweep(self, request: Request) -> SweepAccepted:
-        """Take a sweep of another host; 200 means that what changed with it is on disk."""
+        """Store a sweep of another host; 200 means that its changes are on disk."""
         check_node(request.state.caller, None)
-        watched = self._fabric
-        if watched is None:
-            raise HTTPException(409, "this is a recording: it takes no sweeps")
-        if watched.settings.is_watched:
-            raise HTTPException(409, "this hub looks at the fabric itself; unset `fabric.sweep` and `fabric.ufm_url`")
+        watch = self._fabric
+        if watch is None:
+            raise HTTPException(409, "this is a recording, which is read-only: it accepts no sweeps")
+        if watch.settings.is_watched:
+            raise HTTPException(
+                409, "this hub sweeps the fabric itself. To push sweeps, unset `fabric.sweep` and `fabric.ufm_url`"
+            )
         try:
-            found = wire.loads(fabric.Fabric, await read_body(request, SWEEP_LIMIT_BYTES))
+            sweep = wire.loads(fabric.Fabric, await read_body(request, SWEEP_LIMIT_BYTES))
         except WireError as error:
-            raise HTTPException(400, f"this is no sweep: {error.problems[0]}") from error
-        changed = await asyncio.to_thread(watched.accept_sweep, found, self._runtime.clock.now())
-        if changed:
-            await self._incidents.ingest_events(changed)
-        return SweepAccepted(changes=len(changed), problem=watched.problem)
+            raise HTTPException(400, f"the body is not a fabric sweep: {error.problems[0]}") from error
+        changes = await asyncio.to_thread(watch.accept_sweep, sweep, self._runtime.clock.now())
+        if changes:
+            await self._incidents.ingest_events(changes)
+        return SweepAccepted(changes=len(changes), problem=watch.problem)
 
 
 def endpoints(api: TopologyApi) -> list[Endpoint]:
@@ -158,7 +160,7 @@ def endpoints(api: TopologyApi) -> list[Endpoint]:
             Role.VIEWER,
             api.tree,
             summary="Racks, leaves, nodes, GPUs and links with their states",
-            params=tuple(QueryParam(name, f"only this {name}") for name in ("rack", "leaf", "node")),
+            params=tuple(QueryParam(name, f"Return only this {name}.") for name in ("rack", "leaf", "node")),
         ),
         Endpoint(
             ("POST",),
@@ -166,7 +168,7 @@ def endpoints(api: TopologyApi) -> list[Endpoint]:
             Role.AGENT,
             api.accept_sweep,
             changes=True,
-            summary="Take a sweep of the InfiniBand fabric that another host made",
+            summary="Store a sweep of the InfiniBand fabric that another host made",
             body=fabric.Fabric,
         ),
     ]

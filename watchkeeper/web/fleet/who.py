@@ -1,7 +1,7 @@
-"""Who holds this, and what does this hold: one question, asked with whatever name a person has at hand.
+"""Find the holders of a GPU or node, or the GPUs of a workload, user or team, by any of their names.
 
-A name may be a GPU (UUID, its beginning, or `node/3`), a node, a pod (`namespace/name` or the name alone), a Slurm job
-(`4711`, `17_3`), or a user, team or namespace. Several things may answer to one name, and then all of them are given.
+A name may be a GPU (UUID, a prefix of it, or `node/3`), a node, a pod (`namespace/name` or only the name), a Slurm job
+(`4711`, `17_3`), or a user, team or namespace. If several match, all of them are returned.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from watchkeeper.kit import clock
 from watchkeeper.model import cluster, incidents, workloads
 from watchkeeper.model.node_list import NodeLine
 from watchkeeper.web.fleet import holders
-from watchkeeper.web.fleet.fleet_layout import natural
+from watchkeeper.web.fleet.fleet_layout import natural_sort_key
 
-# `GPU-3f2a` is what people paste; less would find half the fleet.
-SHORTEST_UUID = 8
-# A team may hold the whole fleet; the list says how many more there are.
+# `GPU-3f2a` is a typical prefix; a shorter one would match too many GPUs.
+MIN_UUID_CHARACTERS = 8
+# A team may hold the whole fleet; `left_out` counts the workloads above the limit.
 MAX_WORKLOADS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentSummary:
-    """An open incident, as much as one line needs."""
+    """An open incident in one line."""
 
     id: str
     severity: str
@@ -36,7 +36,7 @@ class IncidentSummary:
 
 @dataclass(frozen=True, slots=True)
 class GpuAndHolders:
-    """One GPU and its holders; `reason` is why there are none."""
+    """A GPU and its holders; `reason` says why it has none."""
 
     uuid: str
     index: int | None
@@ -51,7 +51,7 @@ class GpuAndHolders:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadAndGpus:
-    """One workload and what it holds; a waiting one holds nothing and says why it waits."""
+    """A workload and its GPUs; a pending workload has none, and `reason` says why it is pending."""
 
     kind: str
     name: str
@@ -82,156 +82,183 @@ class HolderMatches:
     gpus: tuple[GpuAndHolders, ...] = ()
     nodes: tuple[NodeAndGpus, ...] = ()
     workloads: tuple[WorkloadAndGpus, ...] = ()
-    left_out: int = 0
+    omitted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class HolderSources:
-    """What is looked through."""
+    """The data to search."""
 
     fleet: FleetProtocol
     lines: Sequence[NodeLine]
-    held: holders.GpuHolders
+    gpu_holders: holders.GpuHolders
     views: Sequence[cluster.ClusterView]
     open_incidents: Sequence[incidents.Incident]
-    # Whose a workload is that holds nothing yet; None: nobody can say.
-    mapping: inventory.NodeInventory | None = None
+    # Finds the owners of pending workloads; None: they are unknown.
+    node_inventory: inventory.NodeInventory | None = None
 
-    def owner(self, known: workloads.ScheduledWorkload | None, held: Sequence[holders.GpuHolder]) -> inventory.Owner:
-        if held:
-            return inventory.Owner(held[0].team, held[0].project)
-        if known is None or self.mapping is None:
+    def find_owner(
+        self, scheduled: workloads.ScheduledWorkload | None, workload_holders: Sequence[holders.GpuHolder]
+    ) -> inventory.Owner:
+        if workload_holders:
+            return inventory.Owner(workload_holders[0].team, workload_holders[0].project)
+        if scheduled is None or self.node_inventory is None:
             return inventory.Owner("")
-        return self.mapping.owner(known)
+        return self.node_inventory.owner(scheduled)
 
 
-def find_holders(asked: str, facts: HolderSources) -> HolderMatches:
-    """Everything that answers to a name; nothing found is an empty answer."""
-    gpus = [gpu for gpu in facts.fleet.gpus() if _is_gpu(asked, gpu)]
+def find_holders(name: str, sources: HolderSources) -> HolderMatches:
+    """Everything with this name; empty if nothing matches."""
+    gpus = [gpu for gpu in sources.fleet.gpus() if _matches_gpu(name, gpu)]
     if gpus:
-        return HolderMatches(gpus=tuple(_gpu(gpu, facts) for gpu in gpus))
-    aliases = {(node.cluster, node.name) for node in facts.fleet.nodes() if asked == node.name or asked in node.aliases}
-    lines = [line for line in facts.lines if line.name == asked or (line.cluster, line.name) in aliases]
+        return HolderMatches(gpus=tuple(_describe_gpu(gpu, sources) for gpu in gpus))
+    aliases = {(node.cluster, node.name) for node in sources.fleet.nodes() if name == node.name or name in node.aliases}
+    lines = [line for line in sources.lines if line.name == name or (line.cluster, line.name) in aliases]
     if lines:
-        return HolderMatches(nodes=tuple(_node(line, facts) for line in lines))
-    found = sorted(_workloads(asked, facts), key=lambda one: (natural(one.namespace), natural(one.name), one.cluster))
-    return HolderMatches(workloads=tuple(found[:MAX_WORKLOADS]), left_out=max(0, len(found) - MAX_WORKLOADS))
+        return HolderMatches(nodes=tuple(_describe_node(line, sources) for line in lines))
+    matches = sorted(
+        _find_workloads(name, sources),
+        key=lambda workload: (natural_sort_key(workload.namespace), natural_sort_key(workload.name), workload.cluster),
+    )
+    return HolderMatches(workloads=tuple(matches[:MAX_WORKLOADS]), omitted=max(0, len(matches) - MAX_WORKLOADS))
 
 
-def _is_gpu(asked: str, seen: GpuView) -> bool:
-    uuid = seen.gpu.uuid
-    if asked == uuid or (len(asked) >= SHORTEST_UUID and asked.startswith("GPU-") and uuid.startswith(asked)):
+def _matches_gpu(name: str, gpu: GpuView) -> bool:
+    uuid = gpu.gpu.uuid
+    if name == uuid or (len(name) >= MIN_UUID_CHARACTERS and name.startswith("GPU-") and uuid.startswith(name)):
         return True
-    node, slash, index = asked.rpartition("/")
-    return bool(slash) and index.isdigit() and node == seen.node and seen.gpu.index == int(index)
+    node, slash, index = name.rpartition("/")
+    return bool(slash) and index.isdigit() and node == gpu.node and gpu.gpu.index == int(index)
 
 
-def _gpu(seen: GpuView, facts: HolderSources) -> GpuAndHolders:
-    uuid = seen.gpu.uuid
-    held = facts.held.by_gpu.get(uuid, ())
-    reason = "" if held else facts.held.problem or facts.held.reasons.get(uuid) or "no holder is named by its exporter"
-    about = [one for one in facts.open_incidents if _is_about(one, seen)]
+def _describe_gpu(inventory_gpu: GpuView, sources: HolderSources) -> GpuAndHolders:
+    uuid = inventory_gpu.gpu.uuid
+    gpu_holders = sources.gpu_holders.by_gpu.get(uuid, ())
+    reason = (
+        ""
+        if gpu_holders
+        else sources.gpu_holders.problem or sources.gpu_holders.reasons.get(uuid) or "its exporter reports no holder"
+    )
+    related = [incident for incident in sources.open_incidents if _affects_gpu(incident, inventory_gpu)]
     return GpuAndHolders(
         uuid,
-        seen.gpu.index,
-        seen.gpu.model,
-        seen.cluster,
-        seen.node,
-        is_gone=seen.gone_since_ms is not None,
-        holders=held,
+        inventory_gpu.gpu.index,
+        inventory_gpu.gpu.model,
+        inventory_gpu.cluster,
+        inventory_gpu.node,
+        is_gone=inventory_gpu.gone_since_ms is not None,
+        holders=gpu_holders,
         reason=reason,
-        incidents=_briefs(about),
+        incidents=_summarise_incidents(related),
     )
 
 
-def _node(line: NodeLine, facts: HolderSources) -> NodeAndGpus:
-    here = [gpu for gpu in facts.fleet.gpus() if (gpu.cluster, gpu.node) == (line.cluster, line.name)]
-    here.sort(key=lambda gpu: (gpu.gpu.index is None, gpu.gpu.index or 0, gpu.gpu.uuid))
-    return NodeAndGpus(line, tuple(_gpu(gpu, facts) for gpu in here))
+def _describe_node(line: NodeLine, sources: HolderSources) -> NodeAndGpus:
+    node_gpus = [gpu for gpu in sources.fleet.gpus() if (gpu.cluster, gpu.node) == (line.cluster, line.name)]
+    node_gpus.sort(key=lambda gpu: (gpu.gpu.index is None, gpu.gpu.index or 0, gpu.gpu.uuid))
+    return NodeAndGpus(line, tuple(_describe_gpu(gpu, sources) for gpu in node_gpus))
 
 
 WorkloadKey = tuple[str, str, str, str]
 
 
-def _workloads(asked: str, facts: HolderSources) -> list[WorkloadAndGpus]:
-    """Workloads that the schedulers know, and those that only the GPUs tell of."""
-    on_gpus: dict[WorkloadKey, list[holders.GpuHolder]] = {}
-    for held in facts.held.by_gpu.values():
-        for one in held:
-            on_gpus.setdefault((one.cluster, one.kind, one.namespace, one.name), []).append(one)
+def _find_workloads(name: str, sources: HolderSources) -> list[WorkloadAndGpus]:
+    """Workloads with this name, from schedulers and from the holders of GPUs."""
+    holders_by_workload: dict[WorkloadKey, list[holders.GpuHolder]] = {}
+    for gpu_holders in sources.gpu_holders.by_gpu.values():
+        for holder in gpu_holders:
+            holders_by_workload.setdefault((holder.cluster, holder.kind, holder.namespace, holder.name), []).append(
+                holder
+            )
     scheduled: dict[WorkloadKey, workloads.ScheduledWorkload] = {
-        (one.cluster, one.workload.kind.value, one.workload.namespace, one.workload.name): one
-        for view in facts.views
-        for one in view.workloads
+        (
+            scheduled_workload.cluster,
+            scheduled_workload.workload.kind.value,
+            scheduled_workload.workload.namespace,
+            scheduled_workload.workload.name,
+        ): scheduled_workload
+        for view in sources.views
+        for scheduled_workload in view.workloads
     }
-    seen = {gpu.gpu.uuid: gpu for gpu in facts.fleet.gpus()}
+    gpus_by_uuid = {gpu.gpu.uuid: gpu for gpu in sources.fleet.gpus()}
     return [
-        _workload(identity, scheduled.get(identity), on_gpus.get(identity, []), seen=seen, facts=facts)
-        for identity in dict.fromkeys([*scheduled, *on_gpus])
-        if _is_meant(asked, scheduled.get(identity), on_gpus.get(identity, []), identity=identity, facts=facts)
+        _describe_workload(
+            key, scheduled.get(key), holders_by_workload.get(key, []), gpus_by_uuid=gpus_by_uuid, sources=sources
+        )
+        for key in dict.fromkeys([*scheduled, *holders_by_workload])
+        if _matches_workload(name, scheduled.get(key), holders_by_workload.get(key, []), key=key, sources=sources)
     ]
 
 
-def _is_meant(
-    asked: str,
-    known: workloads.ScheduledWorkload | None,
-    held: Sequence[holders.GpuHolder],
+def _matches_workload(
+    searched_name: str,
+    scheduled: workloads.ScheduledWorkload | None,
+    workload_holders: Sequence[holders.GpuHolder],
     *,
-    identity: WorkloadKey,
-    facts: HolderSources,
+    key: WorkloadKey,
+    sources: HolderSources,
 ) -> bool:
-    _, _, namespace, name = identity
+    _, _, namespace, name = key
     names = {name, f"{namespace}/{name}", namespace, f"slurm/{name}"}
-    if known is not None:
-        names |= {known.account, known.owner, known.workload.user, known.labels.get("array_job", "")}
-    owner = facts.owner(known, held)
-    names |= {owner.team, owner.project, *(one.user for one in held)}
-    return asked in names - {""}
+    if scheduled is not None:
+        names |= {scheduled.account, scheduled.owner, scheduled.workload.user, scheduled.labels.get("array_job", "")}
+    owner = sources.find_owner(scheduled, workload_holders)
+    names |= {owner.team, owner.project, *(holder.user for holder in workload_holders)}
+    return searched_name in names - {""}
 
 
-def _workload(
-    identity: WorkloadKey,
-    known: workloads.ScheduledWorkload | None,
-    held: Sequence[holders.GpuHolder],
+def _describe_workload(
+    key: WorkloadKey,
+    scheduled: workloads.ScheduledWorkload | None,
+    workload_holders: Sequence[holders.GpuHolder],
     *,
-    seen: dict[str, GpuView],
-    facts: HolderSources,
+    gpus_by_uuid: dict[str, GpuView],
+    sources: HolderSources,
 ) -> WorkloadAndGpus:
-    cluster_name, kind, namespace, name = identity
-    gpus = [_gpu(seen[uuid], facts) for uuid in dict.fromkeys(one.uuid for one in held) if uuid in seen]
+    cluster_name, kind, namespace, name = key
+    gpus = [
+        _describe_gpu(gpus_by_uuid[uuid], sources)
+        for uuid in dict.fromkeys(holder.uuid for holder in workload_holders)
+        if uuid in gpus_by_uuid
+    ]
     gpus.sort(key=lambda gpu: (gpu.node, gpu.index or 0))
-    first = held[0] if held else None
-    owner = facts.owner(known, held)
-    nodes = dict.fromkeys([*(known.nodes if known is not None else ()), *(gpu.node for gpu in gpus)])
-    called = workloads.workload_name(namespace, name)
-    briefs = {brief: None for gpu in gpus for brief in gpu.incidents}
-    briefs |= dict.fromkeys(_briefs(one for one in facts.open_incidents if called in one.workloads))
-    started = None if known is None else known.started_at or known.requested_at
+    first = workload_holders[0] if workload_holders else None
+    owner = sources.find_owner(scheduled, workload_holders)
+    nodes = dict.fromkeys([*(scheduled.nodes if scheduled is not None else ()), *(gpu.node for gpu in gpus)])
+    workload_name = workloads.workload_name(namespace, name)
+    summaries = {summary: None for gpu in gpus for summary in gpu.incidents}
+    summaries |= dict.fromkeys(
+        _summarise_incidents(incident for incident in sources.open_incidents if workload_name in incident.workloads)
+    )
+    started = None if scheduled is None else scheduled.started_at or scheduled.requested_at
     return WorkloadAndGpus(
         kind,
         name,
         namespace,
         cluster_name,
-        state=known.state.value if known is not None else workloads.WorkloadState.RUNNING.value,
-        user=(known.workload.user or known.owner if known is not None else "") or (first.user if first else ""),
+        state=scheduled.state.value if scheduled is not None else workloads.WorkloadState.RUNNING.value,
+        user=(scheduled.workload.user or scheduled.owner if scheduled is not None else "")
+        or (first.user if first else ""),
         team=owner.team,
         project=owner.project,
-        account=known.account if known is not None else "",
-        queue=known.queue if known is not None else "",
-        gpus_asked=known.gpus if known is not None else None,
+        account=scheduled.account if scheduled is not None else "",
+        queue=scheduled.queue if scheduled is not None else "",
+        gpus_asked=scheduled.gpus if scheduled is not None else None,
         nodes=tuple(nodes),
         gpus=tuple(gpus),
-        reason=": ".join(part for part in (known.reason, known.detail) if part) if known is not None else "",
+        reason=": ".join(part for part in (scheduled.reason, scheduled.detail) if part)
+        if scheduled is not None
+        else "",
         since=None if started is None else clock.from_ms(started * 1000),
-        incidents=tuple(briefs),
+        incidents=tuple(summaries),
     )
 
 
-def _is_about(incident: incidents.Incident, seen: GpuView) -> bool:
-    place, uuid = incident.place, seen.gpu.uuid
-    is_here = place.gpu is None and place.node == seen.node and place.cluster in (seen.cluster, signals.UNNAMED_CLUSTER)
+def _affects_gpu(incident: incidents.Incident, gpu: GpuView) -> bool:
+    place, uuid = incident.place, gpu.gpu.uuid
+    is_here = place.gpu is None and place.node == gpu.node and place.cluster in (gpu.cluster, signals.UNNAMED_CLUSTER)
     return is_here or any(member.place.gpu == uuid for member in incident.members)
 
 
-def _briefs(found: Iterable[incidents.Incident]) -> tuple[IncidentSummary, ...]:
-    return tuple(IncidentSummary(one.id, one.severity.value, one.title) for one in found)
+def _summarise_incidents(related: Iterable[incidents.Incident]) -> tuple[IncidentSummary, ...]:
+    return tuple(IncidentSummary(incident.id, incident.severity.value, incident.title) for incident in related)

@@ -201,7 +201,7 @@ class NodeList(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterSchedulerStatus(HubAnswer):
-    """When it was last heard, and why it is not."""
+    """When a scheduler was last read, and its problem if it cannot be read."""
 
     source: str
     at_ms: int | None
@@ -275,7 +275,7 @@ class Digest(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CauseScore(HubAnswer):
-    """How often a cause was named rightly in drills; `instead` are what was named, the most frequent first."""
+    """How often a cause was diagnosed correctly in drills; `instead` lists the wrong causes, most frequent first."""
 
     cause: str
     drills: int
@@ -287,7 +287,7 @@ class CauseScore(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drill(HubAnswer):
-    """One fault of the simulator and the truth about it; `ended_at` None while it lasts."""
+    """A fault of the simulator with its correct cause, severity and scope; `ended_at` is None while it is active."""
 
     id: str
     scenario: str
@@ -326,7 +326,7 @@ class DrillScore(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrillVerdict(HubAnswer):
-    """What the hub has made of a drill: None where it has made nothing yet."""
+    """What the hub reported for a drill; fields are None until it reported something."""
 
     incident: str | None
     title: str | None
@@ -477,7 +477,7 @@ class FabricLinkList(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FabricMap(HubAnswer):
-    """`states` are what the second part of a cell counts in."""
+    """The map of the fabric; the second element of a cell is an index into `states`."""
 
     now: datetime
     window: str
@@ -492,7 +492,7 @@ class FabricMap(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FabricRow(HubAnswer):
-    """A leaf or a rack with its cells."""
+    """A leaf switch or a rack, with one cell per port."""
 
     name: str | None
     is_switch: bool
@@ -514,7 +514,7 @@ class LinkDetail(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkQueries(HubAnswer):
-    """PromQL of the lines of a link."""
+    """The PromQL queries of a link's charts."""
 
     traffic: str
     errors: str
@@ -633,7 +633,7 @@ class HistoryEvent(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GpuHolder(HubAnswer):
-    """One workload on one GPU."""
+    """A workload that holds a GPU or a MIG instance."""
 
     uuid: str
     node: str
@@ -1422,7 +1422,7 @@ class TopologyGpu(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TopologyLeaf(HubAnswer):
-    """Nodes of one rack on one leaf; `name` None where nobody has said which leaf it is."""
+    """Nodes of one rack on one leaf; `name` is None if the leaf is unknown."""
 
     name: str | None
     state: str
@@ -1432,7 +1432,7 @@ class TopologyLeaf(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TopologyLink(HubAnswer):
-    """A host's port; `switch` None where only the host itself is known to have it."""
+    """A port of a node; `switch` is None if only the node reports the port."""
 
     device: str
     port: int
@@ -1575,7 +1575,7 @@ class WhatIf(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GpuAndHolders(HubAnswer):
-    """One GPU and its holders; `reason` is why there are none."""
+    """A GPU and its holders; `reason` says why it has none."""
 
     uuid: str
     index: int | None
@@ -1590,7 +1590,7 @@ class GpuAndHolders(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IncidentSummary(HubAnswer):
-    """An open incident, as much as one line needs."""
+    """An open incident in one line."""
 
     id: str
     severity: str
@@ -1605,7 +1605,7 @@ class NodeAndGpus(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkloadAndGpus(HubAnswer):
-    """One workload and what it holds; a waiting one holds nothing and says why it waits."""
+    """A workload and its GPUs; a pending workload has none, and `reason` says why it is pending."""
 
     kind: str
     name: str

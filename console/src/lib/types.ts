@@ -155,7 +155,7 @@ export interface NodeList {
   unmapped: Record<string, number>;
   problem: string | null;
 }
-/** When it was last heard, and why it is not. */
+/** When a scheduler was last read, and its problem if it cannot be read. */
 export interface ClusterSchedulerStatus {
   source: string;
   at_ms: number | null;
@@ -257,7 +257,7 @@ export interface Digest {
   by_rack: Counted[];
   by_pool: Counted[];
 }
-/** How often a cause was named rightly in drills; `instead` are what was named, the most frequent first. */
+/** How often a cause was diagnosed correctly in drills; `instead` lists the wrong causes, most frequent first. */
 export interface CauseScore {
   cause: string;
   drills: number;
@@ -266,7 +266,7 @@ export interface CauseScore {
   right_share: number;
   instead: string[];
 }
-/** One fault of the simulator and the truth about it; `ended_at` None while it lasts. */
+/** A fault of the simulator with its correct cause, severity and scope; `ended_at` is None while it is active. */
 export interface Drill {
   id: string;
   scenario: string;
@@ -296,7 +296,7 @@ export interface DrillScore {
   median_seconds: number | null;
   slowest_seconds: number | null;
 }
-/** What the hub has made of a drill: None where it has made nothing yet. */
+/** What the hub reported for a drill; fields are None until it reported something. */
 export interface DrillVerdict {
   incident: string | null;
   title: string | null;
@@ -416,7 +416,7 @@ export interface FabricLinkList {
   total: number;
   links: FabricLink[];
 }
-/** `states` are what the second part of a cell counts in. */
+/** The map of the fabric; the second element of a cell is an index into `states`. */
 export interface FabricMap {
   now: string;
   window: string;
@@ -428,7 +428,7 @@ export interface FabricMap {
   states: HealthState[];
   rows: FabricRow[];
 }
-/** A leaf or a rack with its cells. */
+/** A leaf switch or a rack, with one cell per port. */
 export interface FabricRow {
   name: string | null;
   is_switch: boolean;
@@ -445,7 +445,7 @@ export interface LinkDetail {
   series: LinkQueries;
   incidents: IncidentSummary[];
 }
-/** PromQL of the lines of a link. */
+/** The PromQL queries of a link's charts. */
 export interface LinkQueries {
   traffic: string;
   errors: string;
@@ -595,7 +595,7 @@ export interface HistoryEvent {
   meaning: string | null;
   severity: string | null;
 }
-/** One workload on one GPU. */
+/** A workload that holds a GPU or a MIG instance. */
 export interface GpuHolder {
   uuid: string;
   node: string;
@@ -1452,14 +1452,14 @@ export interface TopologyGpu {
   state: HealthState;
   why: string;
 }
-/** Nodes of one rack on one leaf; `name` None where nobody has said which leaf it is. */
+/** Nodes of one rack on one leaf; `name` is None if the leaf is unknown. */
 export interface TopologyLeaf {
   name: string | null;
   state: HealthState;
   nodes: TopologyNode[];
   why: string[];
 }
-/** A host's port; `switch` None where only the host itself is known to have it. */
+/** A port of a node; `switch` is None if only the node reports the port. */
 export interface TopologyLink {
   device: string;
   port: number;
@@ -1571,7 +1571,7 @@ export interface WhatIf {
   assumes: string[];
   problems: PlainProblems;
 }
-/** One GPU and its holders; `reason` is why there are none. */
+/** A GPU and its holders; `reason` says why it has none. */
 export interface GpuAndHolders {
   uuid: string;
   index: number | null;
@@ -1583,7 +1583,7 @@ export interface GpuAndHolders {
   reason: string;
   incidents: IncidentSummary[];
 }
-/** An open incident, as much as one line needs. */
+/** An open incident in one line. */
 export interface IncidentSummary {
   id: string;
   severity: string;
@@ -1593,7 +1593,7 @@ export interface NodeAndGpus {
   node: NodeLine;
   gpus: GpuAndHolders[];
 }
-/** One workload and what it holds; a waiting one holds nothing and says why it waits. */
+/** A workload and its GPUs; a pending workload has none, and `reason` says why it is pending. */
 export interface WorkloadAndGpus {
   kind: string;
   name: string;

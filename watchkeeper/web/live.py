@@ -51,6 +51,7 @@ UNWATCHED_FRAME_SECONDS = 60.0
 SECOND_FRAME_DELAY_SECONDS = 1.0
 # Each colour needs a query for every frame; above the limit a viewer gets the default colour.
 MAX_COLOURS = 16
+BINARY = "application/octet-stream"
 TRY_AGAIN_LATER = 1013
 # RFC 6455 and the IANA registry: 1008 is "policy violation".
 POLICY_VIOLATION = 1008
@@ -64,7 +65,7 @@ ACCESS_CHECK_SECONDS = 5.0
 class LiveFrame:
     """A packed frame, and the snapshot of /api/fleet that it belongs to."""
 
-    frame: bytes
+    packed: bytes
     snapshot: fleet_snapshot.FleetSnapshot | None = None
 
 
@@ -112,9 +113,7 @@ class LiveUpdates:
         interval_seconds: float,
     ) -> None:
         self._runtime, self._queries, self._journal, self._fleet = runtime, queries, journal, fleet
-        self._cards = cards
-        self._snapshots = snapshots
-        self._interval_seconds = interval_seconds
+        self._cards, self._snapshots, self._interval_seconds = cards, snapshots, interval_seconds
         self._viewers: set[Mailbox] = set()
         self._newest: tuple[float, LiveFrame] | None = None
         self._drawn_version = ""
@@ -171,18 +170,14 @@ class LiveUpdates:
 
     async def serve_frame(self, _: Request) -> Response:
         """Respond with the newest frame, or 204 if there is none."""
-        frame = self.newest_frame()
         headers = {"Cache-Control": "no-store"}
-        if frame is None:
+        if (frame := self.newest_frame()) is None:
             return Response(status_code=204, headers=headers)
-        return Response(frame.frame, media_type="application/octet-stream", headers=headers)
+        return Response(frame.packed, media_type=BINARY, headers=headers)
 
     def endpoints(self) -> list[Endpoint]:
         summary = "The newest frame of the fleet map, in the format of /api/live; 204 if there is none yet"
-        media_type = "application/octet-stream"
-        return [
-            Endpoint(("GET",), "/api/picture", Role.VIEWER, self.serve_frame, summary=summary, media_type=media_type)
-        ]
+        return [Endpoint(("GET",), "/api/picture", Role.VIEWER, self.serve_frame, summary=summary, media_type=BINARY)]
 
     def _age_seconds(self) -> float:
         return self._runtime.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)
@@ -316,7 +311,7 @@ class LiveUpdates:
                         continue
                     if (changes := self._fleet_changes(mailbox, message.snapshot)) is not None:
                         await socket.send_text(changes)
-                    await socket.send_bytes(message.frame)
+                    await socket.send_bytes(message.packed)
 
     def _fleet_changes(self, mailbox: Mailbox, snapshot: fleet_snapshot.FleetSnapshot | None) -> str | None:
         """The changes that a viewer needs before a frame, or None; sent again until its edition is a current one."""

@@ -92,15 +92,15 @@ class GameDay:
     lines: tuple[DrillResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CauseScore:
     """How often a cause was diagnosed correctly in drills; `instead` lists the wrong causes, most frequent first."""
 
     cause: str
     drills: int
-    detected: int = wire.json_key("found")
     right: int
     right_share: float
+    detected: int = wire.json_key("found")
     wrong_causes: tuple[str, ...] = wire.json_key("instead")
 
 
@@ -186,12 +186,8 @@ class DrillsApi:
         scores = score_by_cause([*results, *self._game_day.lines])
         self._gauge.values.clear()
         for score in scores:
-            counts = {
-                "right": score.right,
-                "wrong": score.detected - score.right,
-                "missed": score.drills - score.detected,
-            }
-            for verdict, count in counts.items():
+            wrong, missed = score.detected - score.right, score.drills - score.detected
+            for verdict, count in (("right", score.right), ("wrong", wrong), ("missed", missed)):
                 self._gauge.set(count, cause=score.cause, verdict=verdict)
         return scores
 
@@ -218,12 +214,10 @@ class DrillsApi:
             for incident in incidents
             if incident.family == family and incident.opened_at >= drill.at and _is_near(drill, incident)
         ]
-        verdicts = [self._verdict(drill, incident) for incident in candidates]
-        return max(
-            verdicts, key=lambda verdict: (verdict.is_right, verdict.cause_right is True), default=DrillVerdict()
-        )
+        verdicts = (self._compare(drill, incident) for incident in candidates)
+        return max(verdicts, key=lambda verdict: (verdict.is_right, bool(verdict.cause_right)), default=DrillVerdict())
 
-    def _verdict(self, drill: Drill, incident: Incident) -> DrillVerdict:
+    def _compare(self, drill: Drill, incident: Incident) -> DrillVerdict:
         diagnosis = self._journal.diagnosis(incident.id)
         best = None if diagnosis is None else diagnosis.best
         is_gpu = drill.scope == "gpu"
@@ -289,16 +283,7 @@ def score_by_cause(lines: Sequence[DrillResult]) -> list[CauseScore]:
         detected, right = sum(line.is_detected for line in results), sum(line.named_cause == cause for line in results)
         wrong_counts = Counter(line.named_cause for line in results if line.named_cause not in (None, cause))
         wrong_causes = tuple(str(name) for name, _ in wrong_counts.most_common(3))
-        scores.append(
-            CauseScore(
-                cause=cause,
-                drills=len(results),
-                detected=detected,
-                right=right,
-                right_share=right / len(results),
-                wrong_causes=wrong_causes,
-            )
-        )
+        scores.append(CauseScore(cause, len(results), right, right / len(results), detected, wrong_causes))
     return sorted(scores, key=lambda score: (score.right_share, -score.drills, score.cause))
 
 

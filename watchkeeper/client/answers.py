@@ -279,9 +279,9 @@ class CauseScore(HubAnswer):
 
     cause: str
     drills: int
-    found: int
     right: int
     right_share: float
+    found: int
     instead: tuple[str, ...]
 
 

@@ -261,9 +261,9 @@ export interface Digest {
 export interface CauseScore {
   cause: string;
   drills: number;
-  found: number;
   right: number;
   right_share: number;
+  found: number;
   instead: string[];
 }
 /** A fault of the simulator with its correct cause, severity and scope; `ended_at` is None while it is active. */

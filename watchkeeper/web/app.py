@@ -92,7 +92,7 @@ def create_app(services: Services, auth: Auth | AuthFiles, *, live_interval_seco
         interval_seconds=live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds,
     )
     capacity = capacity_api.CapacityApi(runtime, queries, fleet=fleet, clusters=services.clusters)
-    advice = advice_hook.AdviceHook(runtime, services.health, make=capacity.advise)
+    advice = advice_hook.AdviceWebhook(runtime, services.health, make=capacity.advise)
     table = [
         *hub_endpoints(runtime, services.health),
         *login.endpoints(runtime, auth_files),

@@ -15,7 +15,7 @@ from tests.support.scripted_server import Reply, Scripted, serving
 from tests.support.waiting import until_async
 from tests.web.small_hub import SmallHub
 from watchkeeper.config import settings
-from watchkeeper.web.accounting.advice_hook import AdviceHook
+from watchkeeper.web.accounting.advice_hook import AdviceWebhook
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth
 
@@ -29,7 +29,7 @@ def hub_for(url: str | None, **more: Any) -> SmallHub:
     return hub
 
 
-def hook(hub: SmallHub, *advice: dict[str, Any] | None) -> AdviceHook:
+def hook(hub: SmallHub, *advice: dict[str, Any] | None) -> AdviceWebhook:
     """One that is given other advice at each look; None is no advice."""
     left = list(advice)
 
@@ -37,13 +37,13 @@ def hook(hub: SmallHub, *advice: dict[str, Any] | None) -> AdviceHook:
         piece = left.pop(0)
         return {"now": hub.clock.now(), "sentence": "Full soon.", "advice": [] if piece is None else [piece]}
 
-    return AdviceHook(hub.services.runtime, hub.services.health, make=make)
+    return AdviceWebhook(hub.services.runtime, hub.services.health, make=make)
 
 
-def looks(found: AdviceHook, times: int) -> None:
+def send(webhook: AdviceWebhook, times: int) -> None:
     async def run() -> None:
         for _ in range(times):
-            await found._look()
+            await webhook.send_if_changed()
 
     asyncio.run(run())
 
@@ -52,37 +52,37 @@ def bodies(server: Scripted) -> list[dict[str, Any]]:
     return [json.loads(body) for body in server.bodies]
 
 
-def test_advice_is_sent_when_it_is_another_one_and_not_before(tmp_path: Path) -> None:
+def test_advice_is_sent_only_when_it_changes(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
     with serving(*[Reply(ends=True)] * 2) as server:
         hub = hub_for(f"{server.url}/scale", advice_token_file=str(tmp_path / "token"))
-        looks(hook(hub, ADD, ADD, {**ADD, "gpus": 32}), 3)
-        assert [one["advice"][0]["gpus"] for one in bodies(server)] == [24, 32]
+        send(hook(hub, ADD, ADD, {**ADD, "gpus": 32}), 3)
+        assert [body["advice"][0]["gpus"] for body in bodies(server)] == [24, 32]
         assert set(bodies(server)[0]) == {"kind", "version", "now", "sentence", "advice"}
         assert server.requests[0].startswith("POST /scale ")
         assert server.header("Authorization") == "Bearer secret"
 
 
-def test_a_young_hub_that_has_nothing_to_say_sends_nothing_and_later_that_it_is_over() -> None:
+def test_no_advice_is_sent_at_first_and_later_that_advice_ended() -> None:
     with serving(*[Reply(ends=True)] * 2) as server:
-        looks(hook(hub_for(server.url), None, ADD, None, None), 4)
-        assert [len(one["advice"]) for one in bodies(server)] == [1, 0]
+        send(hook(hub_for(server.url), None, ADD, None, None), 4)
+        assert [len(body["advice"]) for body in bodies(server)] == [1, 0]
 
 
-def test_what_was_not_taken_is_sent_again() -> None:
+def test_a_failed_delivery_is_retried() -> None:
     with serving(
         Reply(503, ends=True), Reply(302, headers={"Location": "/else"}, ends=True), Reply(ends=True)
     ) as server:
-        found = hook(hub_for(server.url), ADD, ADD, ADD, ADD)
+        webhook = hook(hub_for(server.url), ADD, ADD, ADD, ADD)
         for status in (503, 302):
             with pytest.raises(Exception, match=f"answered {status}"):
-                looks(found, 1)
-        looks(found, 2)
+                send(webhook, 1)
+        send(webhook, 2)
         assert len(server.requests) == 3
         assert len({request.partition("Idempotency-Key: ")[2].split()[0] for request in server.requests}) == 1
 
 
-def test_the_running_hub_sends_what_its_own_api_says() -> None:
+def test_the_running_hub_sends_the_answer_of_its_own_api() -> None:
     with serving(Reply(ends=True)) as server:
         hub = hub_for(server.url)
         app = create_app(hub.services, Auth())

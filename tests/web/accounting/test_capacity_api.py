@@ -83,56 +83,63 @@ def site() -> Iterator[Site]:
 def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_not_free() -> None:
     hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     now_ms = clock.to_ms(START)
-    seen = [replace(one, last_seen_ms=now_ms) for one in hub.fleet.seen]
-    hub.fleet.seen = [replace(seen[0], gone_since_ms=now_ms), *seen[1:8], *hub.fleet.seen[8:]]
+    reporting = [replace(gpu, last_seen_ms=now_ms) for gpu in hub.fleet.seen]
+    hub.fleet.seen = [replace(reporting[0], gone_since_ms=now_ms), *reporting[1:8], *hub.fleet.seen[8:]]
     with serving(hub) as running:
-        found = running.ask("/api/capacity/now?window=1h").json["standing"]
-    assert (found["gpus"], found["in_service_gpus"]) == (16, 7)
-    assert found["held_gpus"] + found["free_gpus"] == 7
-    assert found["out_of_service"] == [[f"gpu-r01-0{n}", gpus, "they do not report"] for n, gpus in ((1, 1), (2, 8))]
+        capacity = running.ask("/api/capacity/now?window=1h").json["standing"]
+    assert (capacity["gpus"], capacity["in_service_gpus"]) == (16, 7)
+    assert capacity["held_gpus"] + capacity["free_gpus"] == 7
+    assert capacity["out_of_service"] == [[f"gpu-r01-0{n}", gpus, "not reporting"] for n, gpus in ((1, 1), (2, 8))]
 
 
 def test_of_a_node_whose_scheduler_counts_slices_the_gpus_that_report_are_counted() -> None:
     hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
-    hub.fleet.seen = [replace(one, last_seen_ms=clock.to_ms(START)) for one in hub.fleet.seen]
-    told = {"cluster": hub.fleet.seen[0].cluster, "source": "kubernetes", "is_ready": True, "gpu_part": 1 / 7}
+    hub.fleet.seen = [replace(gpu, last_seen_ms=clock.to_ms(START)) for gpu in hub.fleet.seen]
+    node_fields = {"cluster": hub.fleet.seen[0].cluster, "source": "kubernetes", "is_ready": True, "gpu_part": 1 / 7}
     names = ("gpu-r01-01", "gpu-r01-02", "gpu-r01-03")
     nodes = [
-        cluster.ScheduledNode(name=name, state="Ready", is_schedulable=name != names[1], gpus=56, **told)  # type: ignore[arg-type]
+        cluster.ScheduledNode(name=name, state="Ready", is_schedulable=name != names[1], gpus=56, **node_fields)  # type: ignore[arg-type]
         for name in names
     ]
     hub.clusters = type(
         "Told", (Schedulers,), {"views": lambda _: [cluster.ClusterView("kubernetes", 1, tuple(nodes))]}
     )()
     with serving(hub) as running:
-        found = running.ask("/api/capacity/now?window=1h").json["standing"]
-    assert (found["gpus"], found["in_service_gpus"]) == (24, 16)
-    assert found["out_of_service"] == [["gpu-r01-02", 8, "Ready"]]
+        capacity = running.ask("/api/capacity/now?window=1h").json["standing"]
+    assert (capacity["gpus"], capacity["in_service_gpus"]) == (24, 16)
+    assert capacity["out_of_service"] == [["gpu-r01-02", 8, "Ready"]]
 
 
 def test_demand_is_forecast_by_the_hour_with_its_error_and_a_sentence(site: Site) -> None:
-    found = site.ask("/api/capacity/forecast?horizon=1d").json
-    assert (found["ok"], found["step"], len(found["forecast"]), found["capacity_gpus"]) == (True, "1h", 24, 96)
-    assert found["sentence"].startswith("Not full within 1d")
-    assert found["backtest"]["wape"] < 0.05
+    forecast = site.ask("/api/capacity/forecast?horizon=1d").json
+    assert (forecast["ok"], forecast["step"], len(forecast["forecast"]), forecast["capacity_gpus"]) == (
+        True,
+        "1h",
+        24,
+        96,
+    )
+    assert forecast["sentence"].startswith("Not full within 1d")
+    assert forecast["backtest"]["wape"] < 0.05
     expected = 60 + 20 * math.sin(2 * math.pi * (NOW + 1800 + 6 * 3600) / 86_400)
-    assert found["forecast"][6]["mean"] == pytest.approx(expected, abs=4)
-    assert set(found["forecast"][0]) == {"time", "mean", "low", "high"}
+    assert forecast["forecast"][6]["mean"] == pytest.approx(expected, abs=4)
+    assert set(forecast["forecast"][0]) == {"time", "mean", "low", "high"}
 
 
 def test_capacity_now_counts_free_gpus_by_shape_and_names_what_is_drained(site: Site) -> None:
-    found = site.ask("/api/capacity/now?window=1h").json
-    assert (found["standing"]["free_gpus"], found["standing"]["held_gpus"], found["standing"]["gpus"]) == (3, 5, 16)
-    assert found["standing"]["out_of_service"] == [["gpu-r01-02", 8, "drained"]]
-    assert found["unmapped"]["nvlink"] == 2
-    assert list(capacity_text.now(reading.read_answer(answers.CapacityNow, found)))[-1].startswith("Unmapped: ")
-    assert [(one["gpus"], one["waiting"], one["longest_seconds"], one["p50_seconds"]) for one in found["waits"]] == [
+    answer = site.ask("/api/capacity/now?window=1h").json
+    assert (answer["standing"]["free_gpus"], answer["standing"]["held_gpus"], answer["standing"]["gpus"]) == (3, 5, 16)
+    assert answer["standing"]["out_of_service"] == [["gpu-r01-02", 8, "drained"]]
+    assert answer["unmapped"]["nvlink"] == 2
+    assert list(capacity_text.now(reading.read_answer(answers.CapacityNow, answer)))[-1].startswith("Unmapped: ")
+    assert [
+        (wait["gpus"], wait["waiting"], wait["longest_seconds"], wait["p50_seconds"]) for wait in answer["waits"]
+    ] == [
         (5, 0, None, 300.0),
         (8, 1, 1800.0, None),
     ]
 
 
-def test_advice_is_data_and_the_same_question_is_answered_from_memory(site: Site) -> None:
+def test_advice_is_data_and_the_same_request_is_answered_from_the_cache(site: Site) -> None:
     first, second = (site.ask("/api/capacity/advice?horizon=1d&target=0.5").json for _ in range(2))
     assert first == second
     assert first["advice"][0]["action"] == "add"
@@ -140,7 +147,7 @@ def test_advice_is_data_and_the_same_question_is_answered_from_memory(site: Site
 
 
 def held_since(minutes: int, *, cluster_name: str = "main", gpu: str) -> Iterator[Sample]:
-    """A day of a GPU that was idle until somebody took it, so many minutes ago, and has been busy ever since."""
+    """A day of a GPU that was idle until a job took it `minutes` ago, and has been busy since."""
     now, labels = clock.to_ms(START), {"cluster": cluster_name, "Hostname": "n1", "UUID": gpu}
     owner = {**labels, "workload": f"job-{minutes}", "workload_kind": "slurm_job"}
     for ago in range(1440, -1, -1):
@@ -159,14 +166,14 @@ def small_hub() -> SmallHub:
 
 
 @pytest.mark.slow
-def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
+def test_a_workload_is_measured_over_the_time_that_it_held_its_gpus() -> None:
     hub = small_hub()
     for at, minutes in enumerate((1500, 400, 30, 2)):
         hub.engine.appender.append(held_since(minutes, gpu=f"GPU-{at}"))
     hub.engine.appender.append(held_since(1499, cluster_name="other", gpu="GPU-9"))
     with serving(hub) as running:
-        found = running.ask("/api/capacity/now?cluster=main").json["rightsizing"]
-    fits = {one["name"]: (one["fit"], one["why"]) for one in found}
+        sizing = running.ask("/api/capacity/now?cluster=main").json["rightsizing"]
+    fits = {advice["name"]: (advice["fit"], advice["why"]) for advice in sizing}
     busy = ("keep", "SM activity 90 % on average, 90 % at its busiest: it uses its GPU")
     assert fits == {
         "job-1500": busy,
@@ -176,22 +183,22 @@ def test_a_workload_is_judged_by_the_time_that_it_has_held_its_gpus() -> None:
     }
 
 
-def test_what_is_held_now_has_not_done_the_work_of_gpus_that_were_given_back() -> None:
+def test_work_on_gpus_that_were_released_does_not_count() -> None:
     hub, silent_ms = small_hub(), clock.to_ms(START) - 600_000
     hub.engine.appender.append(held_since(1500, gpu="GPU-0"))
-    hub.engine.appender.append(one for one in held_since(1499, gpu="GPU-1") if one.at_ms < silent_ms)
+    hub.engine.appender.append(sample for sample in held_since(1499, gpu="GPU-1") if sample.at_ms < silent_ms)
     with serving(hub) as running:
         assert running.ask("/api/capacity/now").json["use"]["used_gpus"] == pytest.approx(0.9)
 
 
-def test_a_hub_whose_rules_have_not_yet_run_judges_nobody() -> None:
+def test_without_recorded_rules_the_fit_of_a_workload_is_unknown() -> None:
     hub = small_hub()
     hub.engine.appender.append(
-        one for one in held_since(30, gpu="GPU-0") if one.labels.name != "watchkeeper:gpu_holder:group"
+        sample for sample in held_since(30, gpu="GPU-0") if sample.labels.name != "watchkeeper:gpu_holder:group"
     )
     with serving(hub) as running:
-        found = running.ask("/api/capacity/now").json["rightsizing"]
-    assert [(one["name"], one["fit"]) for one in found] == [("job-30", "unknown")]
+        sizing = running.ask("/api/capacity/now").json["rightsizing"]
+    assert [(advice["name"], advice["fit"]) for advice in sizing] == [("job-30", "unknown")]
 
 
 def exported(pod: str, active: float, *, ago: range, slice: str = "") -> Iterator[Sample]:
@@ -213,25 +220,27 @@ def exported(pod: str, active: float, *, ago: range, slice: str = "") -> Iterato
             yield Sample(Labels({"__name__": "watchkeeper_gpu_workload_info", **owner}), at_ms, 1.0)
 
 
-def judged(*told: Iterator[Sample]) -> tuple[dict[str, tuple[str, str]], float]:
+def judged(*exported_samples: Iterator[Sample]) -> tuple[dict[str, tuple[str, str]], float]:
     hub = small_hub()
-    for samples in told:
+    for samples in exported_samples:
         hub.engine.appender.append(samples)
     accounted = Labels({"__name__": "watchkeeper:gpus_accounted:sum", "cluster": "main"})
     hub.engine.appender.append(Sample(accounted, clock.to_ms(START) - ago * 60_000, 8.0) for ago in range(120, -1, -1))
     with serving(hub) as running:
-        found = running.ask("/api/capacity/now?window=2h").json
-    return {one["name"]: (one["fit"], one["profile"]) for one in found["rightsizing"]}, found["use"]["used_gpus"]
+        answer = running.ask("/api/capacity/now?window=2h").json
+    return {advice["name"]: (advice["fit"], advice["profile"]) for advice in answer["rightsizing"]}, answer["use"][
+        "used_gpus"
+    ]
 
 
-def test_a_workload_is_not_judged_by_what_the_one_before_it_did() -> None:
+def test_use_by_the_previous_holder_does_not_count() -> None:
     before, after = range(120, 110, -1), range(110, -1, -1)
     fits, used = judged(exported("gone", 0.9, ago=before), exported("idle", 0.0, ago=after))
     assert fits == {"ml/idle": ("give_back", "")}
     assert used == 0
 
 
-def test_slices_are_judged_one_by_one_and_count_as_parts_of_their_gpu() -> None:
+def test_mig_instances_are_measured_separately_and_count_as_shares_of_their_gpu() -> None:
     whole = range(120, -1, -1)
     fits, used = judged(exported("busy", 0.9, ago=whole, slice="1"), exported("small", 0.1, ago=whole, slice="2"))
     assert fits == {"ml/busy": ("keep", ""), "ml/small": ("smaller_slice", "1g.18gb")}
@@ -243,31 +252,31 @@ def test_slices_are_judged_one_by_one_and_count_as_parts_of_their_gpu() -> None:
     [
         ("forecast?horizon=soon", "not a duration"),
         ("forecast?horizon=2y", "at most 26w"),
-        ("forecast?about=cost", "there are demand"),
+        ("forecast?about=cost", "expected demand"),
         ("forecast?target=3", "a share from 0.05 to 1"),
         ("forecast?cluster=%22%7D", "is not the name of a cluster"),
         ("now?window=9w", "at most 1w"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused_with_what_would(site: Site, query: str, words: str) -> None:
+def test_an_invalid_parameter_is_refused_with_what_is_expected(site: Site, query: str, words: str) -> None:
     reply = site.ask(f"/api/capacity/{query}")
     assert reply.status == 400
     assert words in reply.json["error"]
 
 
-def test_a_hub_without_samples_says_what_it_needs(site: Site) -> None:
+def test_a_hub_without_samples_gives_the_reason(site: Site) -> None:
     reply = site.ask("/api/capacity/forecast?cluster=elsewhere")
     assert (reply.status, reply.json["forecast"]) == (200, [])
     assert "needs at least" in reply.json["reason"]
-    asked = CliRunner().invoke(command, ["forecast", "--hub", site.url, "--cluster", "elsewhere"])
-    assert "needs at least" in str(asked.exception)
+    result = CliRunner().invoke(command, ["forecast", "--hub", site.url, "--cluster", "elsewhere"])
+    assert "needs at least" in str(result.exception)
     assert site.ask("/api/capacity/advice?cluster=elsewhere").json["sentence"] is None
 
 
 def test_the_command_prints_the_sentence_and_a_picture(site: Site) -> None:
-    asked = CliRunner().invoke(command, ["forecast", "--hub", site.url, "--horizon", "1d"])
-    assert asked.exit_code == 0, asked.output
-    lines = asked.output.splitlines()
+    result = CliRunner().invoke(command, ["forecast", "--hub", site.url, "--horizon", "1d"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
     assert lines[0].startswith("Not full within 1d")
     assert any("* expected" in line for line in lines)
     now = CliRunner().invoke(command, ["now", "--hub", site.url, "--window", "1h"]).output

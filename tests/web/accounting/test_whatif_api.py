@@ -52,56 +52,56 @@ def test_without_a_file_the_jobs_are_those_that_the_hub_has_recorded() -> None:
     hub = SmallHub()
     hub.queries = BusyQueries(hub.engine, hub.clock)
     with serving(hub) as site:
-        answer = asked(site, remove_racks=["r02"]).json
+        answer = replay(site, remove_racks=["r02"]).json
         assert answer["jobs"] == {"jobs": 4, "began_before": 0, "without_end": 1, "wait_known": 0}
-        # Of the two hours in which nobody looked, nothing is claimed.
+        # The two hours without samples do not count.
         assert answer["until"] - answer["since"] == pytest.approx(22 * 3600, abs=600)
         assert answer["before"]["utilisation"] == pytest.approx((16 * 3 + 0.5 + 8) / (32 * 22), abs=0.01)
         assert (answer["before"]["peak_gpus"], answer["after"]["gpus"]) == (16, 16)
         assert answer["before"]["gpu_hours_used"] == pytest.approx(16 * 3 + 0.5 + 8, abs=1.5)
         assert any("a scheduler" in text or "no scheduler" in text for text in answer["assumes"])
-        said = CliRunner().invoke(command, ["whatif", "--hub", site.url, "--add", "8"])
-        assert "With 8 GPUs more" in said.output
-        assert "4 jobs (this hub, 20" in said.output
+        result = CliRunner().invoke(command, ["whatif", "--hub", site.url, "--add", "8"])
+        assert "With 8 GPUs more" in result.output
+        assert "4 jobs (this hub, 20" in result.output
         refused = CliRunner().invoke(command, ["whatif", "--hub", site.url, "--gpus", "8"])
         assert "--gpus applies to a table of jobs" in refused.output
 
 
-def test_a_hub_that_has_recorded_no_job_says_so(site: Site) -> None:
-    reply = asked(site, window="1h")
+def test_a_hub_without_recorded_jobs_answers_409(site: Site) -> None:
+    reply = replay(site, window="1h")
     assert (reply.status, "has recorded no job in the last 1h" in reply.json["error"]) == (409, True)
 
 
-def asked(site: Site, **body: Any) -> Reply:
+def replay(site: Site, **body: Any) -> Reply:
     return site.ask("/api/capacity/whatif", method="POST", body=body)
 
 
-def test_twice_the_fleet_takes_the_waiting_away(site: Site) -> None:
-    answer = asked(site, jobs=JOBS, add=32).json
+def test_with_twice_the_fleet_no_job_waits(site: Site) -> None:
+    answer = replay(site, jobs=JOBS, add=32).json
     assert (answer["before"]["gpus"], answer["after"]["gpus"]) == (32, 64)
     assert answer["before"]["wait"]["max"] == 3600
     assert answer["after"]["wait"]["max"] == 0
 
 
-def test_a_rack_less_makes_it_longer_and_an_unknown_rack_is_refused(site: Site) -> None:
-    assert asked(site, jobs=JOBS, remove_racks=["r02"]).json["after"]["wait"]["max"] == 3 * 3600
-    assert asked(site, jobs=JOBS, remove_racks=["r77"]).status == 400
+def test_without_a_rack_jobs_wait_longer_and_an_unknown_rack_is_refused(site: Site) -> None:
+    assert replay(site, jobs=JOBS, remove_racks=["r02"]).json["after"]["wait"]["max"] == 3 * 3600
+    assert replay(site, jobs=JOBS, remove_racks=["r77"]).status == 400
 
 
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({"jobs": 7}, "leave it out for this hub's own"),
-        ({"window": "1y"}, "window `1y`: from 10m to 2w"),
+        ({"jobs": 7}, "omit it to use the jobs that this hub recorded"),
+        ({"window": "1y"}, "`window` is `1y`; expected 10m to 2w"),
         ({"window": "soon"}, "not a duration"),
-        ({"jobs": JOBS, "add": -1}, "add must be a whole number"),
-        ({"jobs": JOBS, "add": True}, "add must be a whole number"),
-        ({"jobs": JOBS, "policy": "magic"}, "policy `magic`: there are"),
+        ({"jobs": JOBS, "add": -1}, "`add` must be a whole number"),
+        ({"jobs": JOBS, "add": True}, "`add` must be a whole number"),
+        ({"jobs": JOBS, "policy": "magic"}, "`policy` is `magic`; expected"),
         ({"jobs": JOBS, "remove_racks": "r01"}, "list of at most"),
         ({"jobs": "neither here\nnor there"}, "jobs"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_words(site: Site, body: dict[str, Any], problem: str) -> None:
-    reply = asked(site, **body)
+def test_an_invalid_body_is_refused(site: Site, body: dict[str, Any], problem: str) -> None:
+    reply = replay(site, **body)
     assert reply.status == 400
     assert problem in reply.json["error"]

@@ -1,4 +1,4 @@
 """The accounting API: jobs, usage, cost, capacity and what-if.
 
-Comes in: requests. Goes out: typed answers. Never here: a calculation; accounting and capacity own them.
+In: requests. Out: typed answers. Never here: calculations; `accounting` and `capacity` make them.
 """

@@ -1,8 +1,8 @@
-"""Scaling advice brought to whoever wants it: worked out now and then, and sent to a webhook when it is another one.
+"""Send scaling advice to a webhook when it changes, for an autoscaler or a ticket system.
 
-The answer of GET /api/capacity/advice, for an autoscaler or a ticket system that would rather be told than ask. Each
-POST carries the whole advice, so one that is lost is made good by the next; what was not taken is sent again. `app`
-runs it beside the server, on the hub that leads. Nothing of ours acts on the advice.
+The body is the answer of GET /api/capacity/advice. Each POST has the complete advice, so a lost one is replaced by the
+next; a failed one is retried. `app` runs this beside the server on the leader. Watchkeeper itself never acts on the
+advice.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from watchkeeper.notify import receiver_http
 log = logging.getLogger(__name__)
 
 KIND = "watchkeeper.capacity.advice"
-# While the hub reads its journal, or the other side does not answer.
-AGAIN_SECONDS = 60.0
+# The pause while the hub is not ready, or after a failure.
+RETRY_SECONDS = 60.0
 
 
-class AdviceHook:
-    """`make` works the advice out; nothing is made or sent where [capacity] names no webhook."""
+class AdviceWebhook:
+    """Sends what `make` returns; does nothing unless [capacity] advice_webhook is set."""
 
     def __init__(
         self, runtime: Runtime, health: HubHealth, *, make: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
     ) -> None:
         self._runtime, self._health, self._make = runtime, health, make
         self._settings = runtime.settings.capacity
-        # What the other side has taken, nothing to begin with, and what went wrong last.
-        self._taken, self._problem = _key([]), ""
+        # The key of the last delivered advice, at first that of no advice, and the last problem.
+        self._delivered_key, self._problem = _key([]), ""
         self._sent = runtime.metrics.counter(
-            "watchkeeper_capacity_advice_sent_total", "Times that the webhook for scaling advice has taken it"
+            "watchkeeper_capacity_advice_sent_total", "Scaling advice delivered to the webhook"
         )
         self._failed = runtime.metrics.counter(
-            "watchkeeper_capacity_advice_failures_total", "Times that the webhook for scaling advice did not take it"
+            "watchkeeper_capacity_advice_failures_total",
+            "Failed attempts to compute scaling advice or deliver it to the webhook",
         )
 
     @contextlib.asynccontextmanager
@@ -54,37 +55,37 @@ class AdviceHook:
         if self._settings.advice_webhook is None:
             yield
             return
-        task = asyncio.create_task(self._forever())
+        task = asyncio.create_task(self._send_repeatedly())
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _forever(self) -> None:
+    async def _send_repeatedly(self) -> None:
         while True:
-            pause = AGAIN_SECONDS
+            pause = RETRY_SECONDS
             try:
                 if self._health.is_ready:
-                    await self._look()
+                    await self.send_if_changed()
                     pause = self._settings.advice_interval_seconds
-                self._say("")
+                self._set_problem("")
             except (WatchkeeperError, HTTPException) as error:
                 self._failed.add()
-                self._say(str(error))
-            except Exception as error:  # Deliberately everything: nobody would notice that the advice has ended.
-                log.exception("Scaling advice could not be made")
+                self._set_problem(str(error))
+            except Exception as error:  # Deliberately everything: else advice would stop unnoticed.
+                log.exception("scaling advice failed")
                 self._failed.add()
-                self._say(type(error).__name__)
+                self._set_problem(type(error).__name__)
             await self._runtime.clock.sleep(min(pause, self._settings.advice_interval_seconds))
 
-    async def _look(self) -> None:
-        made = wire.to_plain(await self._make({}))
-        key = _key(made["advice"])
-        if key == self._taken:
+    async def send_if_changed(self) -> None:
+        answer = wire.to_plain(await self._make({}))
+        key = _key(answer["advice"])
+        if key == self._delivered_key:
             return
-        await asyncio.to_thread(self._post, {"kind": KIND, "version": self._runtime.version, **made}, key)
-        self._taken = key
+        await asyncio.to_thread(self._post, {"kind": KIND, "version": self._runtime.version, **answer}, key)
+        self._delivered_key = key
         self._sent.add()
 
     def _post(self, body: Mapping[str, Any], key: str) -> None:
@@ -98,20 +99,24 @@ class AdviceHook:
             try:
                 headers["Authorization"] = f"Bearer {path.read_text(encoding='utf-8').strip()}"
             except (OSError, UnicodeDecodeError) as error:
-                raise ReceiverError(f"its token cannot be read: {error_reason(error)}", where=str(path)) from error
+                raise ReceiverError(
+                    f"reading the webhook token failed: {error_reason(error)}", where=str(path)
+                ) from error
         url = self._settings.advice_webhook or ""
-        status, answer = receiver_http.http_post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
-        # A redirect is not followed: the advice would go where nobody configured it to go.
+        status, response = receiver_http.http_post(url, json.dumps(body, ensure_ascii=False).encode(), headers)
+        # Deliberately no redirects: the advice goes only to the configured URL.
         if not 200 <= status < 300:
-            raise ReceiverError(f"answered {status}: {answer}", where="capacity.advice_webhook")
+            raise ReceiverError(f"answered {status}: {response}", where="capacity.advice_webhook")
 
-    def _say(self, problem: str) -> None:
-        """Once when it begins and once when it is over."""
-        if bool(problem) != bool(self._problem):
-            log.warning("Scaling advice for the webhook", extra=fields(problem=problem or "is taken again"))
+    def _set_problem(self, problem: str) -> None:
+        """Store the problem; log the first failure and the recovery."""
+        if problem and not self._problem:
+            log.warning("scaling advice webhook failed", extra=fields(problem=problem))
+        elif self._problem and not problem:
+            log.info("scaling advice webhook recovered")
         self._problem = problem
 
 
 def _key(advice: Any) -> str:
-    """The same for the same advice, whenever it is worked out."""
+    """A key that is equal for equal advice."""
     return hashlib.sha256(json.dumps(advice, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,8 +1,8 @@
-"""GET /api/capacity/forecast, /now and /advice: when the fleet is full, what is true about it now, what would help.
+"""GET /api/capacity/forecast, /now and /advice: forecast demand, show current capacity, and give scaling advice.
 
-Answers come from the hub's own samples and from what its schedulers said last; `capacity` works them out in a thread,
-one forecast at a time, and the newest few are kept for some minutes because demand is by the hour. Everything here is
-advice: nothing is changed. `watchkeeper capacity` and other programs ask.
+Answers come from the hub's samples and the newest state of its schedulers. `capacity` computes them in a thread, one
+forecast at a time; forecasts are cached for some minutes, because demand is hourly. These endpoints only advise and
+change nothing. Used by `watchkeeper capacity` and other programs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -40,37 +40,37 @@ from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response
 from watchkeeper.web.fleet import holders
 from watchkeeper.workloads import pending_pods
 
-# Twelve weeks hold every season that is modelled; an hour is the step of planning, five minutes stand in while a hub
-# is younger than two days.
-LONG_SPAN, SHORT_SPAN = (84 * 86_400, 3600, "5m"), (2 * 86_400, 300, "1m")
-LEAST_HOURS = 48
-LONGEST_HORIZON = 26 * 7 * 86_400
-KEPT_SECONDS, MOST_KEPT = 300.0, 16
-LONGEST_WINDOW = 7 * 86_400
-TOO_YOUNG = "a forecast needs at least 10 minutes of samples of GPUs that someone holds"
-MOST_ADVICE = 1000
-# As long as samples are looked back for: a node that answers once in a while is there.
-MAX_SILENCE_MS, SILENT = 300_000, "they do not report"
-FORECAST_ASKS = (
-    QueryParam("about", f"{', '.join(demand_queries.ABOUT)}; demand unless given"),
-    QueryParam("horizon", "how far to look, such as 4w; 7d unless given"),
-    QueryParam("target", "the share of the fleet that may be in use, from 0.05 to 1; 0.8 unless given", float),
+# Window, step and inner step. Twelve weeks contain every seasonality that is modelled. Steps of five minutes replace
+# hours while a hub is younger than two days.
+HOURLY, FIVE_MINUTES = (84 * 86_400, 3600, "5m"), (2 * 86_400, 300, "1m")
+MIN_HOURS = 48
+MAX_HORIZON_SECONDS = 26 * 7 * 86_400
+CACHE_SECONDS, MAX_CACHED = 300.0, 16
+MAX_WINDOW_SECONDS = 7 * 86_400
+TOO_YOUNG = "a forecast needs at least 10 minutes of samples of allocated GPUs"
+MAX_ADVICE = 1000
+# The default lookback: a node that answers from time to time still reports.
+MAX_SILENCE_MS, SILENT_REASON = 300_000, "not reporting"
+FORECAST_PARAMS = (
+    QueryParam("about", f"What to forecast: {', '.join(demand_queries.ABOUT)}. Default: demand."),
+    QueryParam("horizon", "Length of the forecast, such as 4w, at most 26w. Default: 7d."),
+    QueryParam("target", "Share of the fleet that may be allocated, 0.05 to 1. Default: 0.8.", float),
     shapes.CLUSTER,
 )
-WINDOW_ASK = QueryParam("window", "the time that use is measured over; 1d unless given, at most 7d")
+WINDOW_PARAM = QueryParam("window", "Measure use over this window, such as 6h, at most 7d. Default: 1d.")
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentUse:
     window: str
-    held_gpus: int
+    allocated_gpus: int = field(metadata={"json_key": "held_gpus"})
     used_gpus: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityNow:
     now: datetime
-    standing: FleetCapacity
+    capacity: FleetCapacity = field(metadata={"json_key": "standing"})
     waits: list[QueueWait]
     use: CurrentUse
     rightsizing: list[RightsizingAdvice]
@@ -97,42 +97,46 @@ class CapacityApi:
     ) -> None:
         self._runtime, self._queries, self._fleet = runtime, queries, fleet
         self._clusters = clusters
-        self._busy = asyncio.Lock()
-        self._kept: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
+        self._forecast_lock = asyncio.Lock()
+        self._cached_forecasts: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
 
     async def forecast(self, request: Request) -> Response:
         return ok_response(**await self._forecast(request.query_params))
 
-    async def _forecast(self, form: Mapping[str, str]) -> dict[str, Any]:
-        about = form.get("about", "demand")
+    async def _forecast(self, params: Mapping[str, str]) -> dict[str, Any]:
+        about = params.get("about", "demand")
         if about not in demand_queries.ABOUT:
-            raise HTTPException(400, f"about `{about[:40]}`: there are {', '.join(demand_queries.ABOUT)}")
-        horizon = _seconds(form.get("horizon", "7d"), "horizon", LONGEST_HORIZON)
-        target = _share(form.get("target", "0.8"))
-        asked = (about, horizon, target, form.get("cluster"))
+            raise HTTPException(400, f"`about` is `{about[:40]}`; expected {', '.join(demand_queries.ABOUT)}")
+        horizon = _read_seconds(params.get("horizon", "7d"), "horizon", MAX_HORIZON_SECONDS)
+        target = _read_target(params.get("target", "0.8"))
+        cache_key = (about, horizon, target, params.get("cluster"))
         now = self._runtime.clock.now().timestamp()
-        async with self._busy:
-            kept = self._kept.get(asked)
-            if kept is not None and 0 <= now - kept[0] < KEPT_SECONDS:
-                return kept[1]
-            made = await self._make_forecast(*asked)
-            if made["reason"] is not None:
-                return made
-            self._kept[asked] = (now, made)
-            while len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
-            return made
+        async with self._forecast_lock:
+            cached = self._cached_forecasts.get(cache_key)
+            if cached is not None and 0 <= now - cached[0] < CACHE_SECONDS:
+                return cached[1]
+            forecast = await self._make_forecast(*cache_key)
+            if forecast["reason"] is not None:
+                return forecast
+            self._cached_forecasts[cache_key] = (now, forecast)
+            while len(self._cached_forecasts) > MAX_CACHED:
+                self._cached_forecasts.popitem(last=False)
+            return forecast
 
-    async def _make_forecast(self, about: str, horizon: float, target: float, named: str | None) -> dict[str, Any]:
+    async def _make_forecast(
+        self, about: str, horizon: float, target: float, cluster_name: str | None
+    ) -> dict[str, Any]:
         try:
-            points, step = await self._points(demand_queries.demand_expression(about, cluster=named))
-            capacity = await self._queries.instant(demand_queries.capacity_expression(cluster=named), self._now_ms())
+            points, step = await self._load_points(demand_queries.demand_expression(about, cluster=cluster_name))
+            capacity = await self._queries.instant(
+                demand_queries.capacity_expression(cluster=cluster_name), self._now_ms()
+            )
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         gpus = next(iter(capacity.latest().values()), None)
         try:
             series = demand.regular_series(points, step_seconds=step, where="this hub")
-            made = await asyncio.to_thread(
+            forecast = await asyncio.to_thread(
                 report.forecast_report,
                 series,
                 horizon,
@@ -142,116 +146,129 @@ class CapacityApi:
         except CollectError as error:
             reason = str(error) if len(points) > 1 else TOO_YOUNG
             return {"about": about, "capacity_gpus": gpus, "forecast": [], "reason": reason}
-        return {"about": about, "capacity_gpus": gpus, **made, "reason": None}
+        return {"about": about, "capacity_gpus": gpus, **forecast, "reason": None}
 
-    async def _points(self, expr: str) -> tuple[list[tuple[float, float]], float]:
-        """The mean of each hour as (start, value), or of five minutes where there are hardly any hours."""
+    async def _load_points(self, expr: str) -> tuple[list[tuple[float, float]], float]:
+        """The mean of each hour as (start, value), or of each five minutes if there are too few hours."""
         points: list[tuple[float, float]] = []
-        for span_seconds, step, inner in (LONG_SPAN, SHORT_SPAN):
-            # Whole steps only: the hour that is not over yet would look like a fall.
+        for span_seconds, step, inner in (HOURLY, FIVE_MINUTES):
+            # Complete steps only: the current hour would look like a drop.
             end = self._now_ms() // (step * 1000) * step
-            span = QueryRange((end - span_seconds) * 1000, end * 1000, step * 1000)
-            each = demand_queries.step_mean(expr, step=durations.format_seconds(step), inner=inner)
-            answer = await self._queries.range(each, span)
+            query_range = QueryRange((end - span_seconds) * 1000, end * 1000, step * 1000)
+            step_expr = demand_queries.step_mean(expr, step=durations.format_seconds(step), inner=inner)
+            answer = await self._queries.range(step_expr, query_range)
             points = [
                 (at / 1000 - step, value)
                 for _, times, values in answer.frame.rows()
                 for at, value in zip(times.tolist(), values.tolist(), strict=True)
             ]
-            if len(points) >= LEAST_HOURS:
+            if len(points) >= MIN_HOURS:
                 break
         return points, float(step)
 
     async def now(self, request: Request) -> CapacityNow:
-        window, named = _window(request.query_params), request.query_params.get("cluster")
-        found, held = await self._standing(named)
-        advised, used_gpus = await self._rightsizing(held, window, named)
+        window, cluster_name = _read_window(request.query_params), request.query_params.get("cluster")
+        capacity, gpu_holders = await self._load_capacity(cluster_name)
+        sizing_advice, used_gpus = await self._load_rightsizing(gpu_holders, window, cluster_name)
         now = self._runtime.clock.now()
         return CapacityNow(
             now=now,
-            standing=found,
-            waits=fleet_capacity.queue_waits(await self._asks(named), now=now.timestamp()),
-            use=CurrentUse(durations.format_seconds(window), found.held_gpus, used_gpus),
-            rightsizing=sorted(advised, key=lambda one: -one.saves_gpus)[:MOST_ADVICE],
-            repartition=rightsizing.repartition(advised),
+            capacity=capacity,
+            waits=fleet_capacity.queue_waits(await self._load_requests(cluster_name), now=now.timestamp()),
+            use=CurrentUse(durations.format_seconds(window), capacity.held_gpus, used_gpus),
+            rightsizing=sorted(sizing_advice, key=lambda sizing: -sizing.saves_gpus)[:MAX_ADVICE],
+            repartition=rightsizing.repartition(sizing_advice),
             unmapped=inventory.count_missing_facts(self._fleet.nodes()),
-            problem=held.problem,
+            problem=gpu_holders.problem,
         )
 
     async def advice(self, request: Request) -> Response:
         return ok_response(**await self.advise(request.query_params))
 
-    async def advise(self, form: Mapping[str, str]) -> dict[str, Any]:
-        """Scaling advice alone, for programs."""
-        made, named = await self._forecast(form), form.get("cluster")
-        found, held = await self._standing(named)
-        advised, _ = await self._rightsizing(held, _window(form), named)
-        pieces = advice.advise_on_capacity(found, rightsizing.repartition(advised))
-        grow = list(made.get("advice", ()))
+    async def advise(self, params: Mapping[str, str]) -> dict[str, Any]:
+        """The scaling advice without the forecast."""
+        forecast, cluster_name = await self._forecast(params), params.get("cluster")
+        capacity, gpu_holders = await self._load_capacity(cluster_name)
+        sizing_advice, _ = await self._load_rightsizing(gpu_holders, _read_window(params), cluster_name)
+        capacity_advice = advice.advise_on_capacity(capacity, rightsizing.repartition(sizing_advice))
+        forecast_advice = list(forecast.get("advice", ()))
         return {
             "now": self._runtime.clock.now(),
-            "sentence": made.get("sentence"),
-            "advice": [*grow, *wire.to_plain(pieces)],
+            "sentence": forecast.get("sentence"),
+            "advice": [*forecast_advice, *wire.to_plain(capacity_advice)],
         }
 
-    async def _standing(self, named: str | None) -> tuple[FleetCapacity, holders.GpuHolders]:
-        held = await holders.load_holders(self._queries)
-        return fleet_capacity.summarise_capacity(self._nodes(held, named)), held
+    async def _load_capacity(self, cluster_name: str | None) -> tuple[FleetCapacity, holders.GpuHolders]:
+        gpu_holders = await holders.load_holders(self._queries)
+        return fleet_capacity.summarise_capacity(self._node_capacities(gpu_holders, cluster_name)), gpu_holders
 
-    def _nodes(self, held: holders.GpuHolders, named: str | None) -> list[fleet_capacity.NodeCapacity]:
-        """Every node that has GPUs: a scheduler's word first, what reports else."""
-        known: dict[tuple[str, str], fleet_capacity.NodeCapacity] = {}
-        seen: dict[tuple[str, str], list[GpuView]] = {}
+    def _node_capacities(
+        self, gpu_holders: holders.GpuHolders, cluster_name: str | None
+    ) -> list[fleet_capacity.NodeCapacity]:
+        """Every node that has GPUs, as its scheduler reports it, or else as its samples show it."""
+        capacities: dict[tuple[str, str], fleet_capacity.NodeCapacity] = {}
+        gpus_by_node: dict[tuple[str, str], list[GpuView]] = {}
         for gpu in self._fleet.gpus():
-            seen.setdefault((gpu.cluster, gpu.node), []).append(gpu)
-        for (where, name), gpus in seen.items():
-            # Who holds a GPU that does not report is unknown, so it is not free.
-            reporting = [gpu for gpu in gpus if self._reports(gpu)]
-            taken, lost = sum(bool(held.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting), len(gpus) - len(reporting)
-            known[where, name] = fleet_capacity.NodeCapacity(
-                name, len(gpus), taken, why_not=SILENT * bool(lost), lost=lost
+            gpus_by_node.setdefault((gpu.cluster, gpu.node), []).append(gpu)
+        for (node_cluster, name), gpus in gpus_by_node.items():
+            # The holder of a GPU that does not report is unknown, so the GPU is not free.
+            reporting = [gpu for gpu in gpus if self._is_reporting(gpu)]
+            allocated, lost = (
+                sum(bool(gpu_holders.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting),
+                len(gpus) - len(reporting),
+            )
+            capacities[node_cluster, name] = fleet_capacity.NodeCapacity(
+                name, len(gpus), allocated, why_not=SILENT_REASON * bool(lost), lost=lost
             )
         for view in self._views():
-            taken_by: dict[str, int] = {}
+            allocated_by_node: dict[str, int] = {}
             for work in view.workloads:
                 for node_name, count in work.nodes.items():
-                    taken_by[node_name] = taken_by.get(node_name, 0) + count
+                    allocated_by_node[node_name] = allocated_by_node.get(node_name, 0) + count
             for node in view.nodes:
                 if node.gpus:
                     place = (node.cluster, node.name)
-                    known[place] = _scheduled(node, taken_by.get(node.name, 0), seen=known.get(place))
-        return [node for (where, _), node in sorted(known.items()) if named is None or where == named]
+                    capacities[place] = _scheduled_capacity(
+                        node, allocated_by_node.get(node.name, 0), scraped=capacities.get(place)
+                    )
+        return [
+            node
+            for (node_cluster, _), node in sorted(capacities.items())
+            if cluster_name is None or node_cluster == cluster_name
+        ]
 
-    def _reports(self, gpu: GpuView) -> bool:
+    def _is_reporting(self, gpu: GpuView) -> bool:
         return gpu.gone_since_ms is None and self._now_ms() - gpu.last_seen_ms <= MAX_SILENCE_MS
 
-    async def _asks(self, named: str | None) -> list[fleet_capacity.WaitingRequest]:
-        """Who asked for GPUs, by a scheduler's word; pods that wait also by that of kube-state-metrics."""
+    async def _load_requests(self, cluster_name: str | None) -> list[fleet_capacity.WaitingRequest]:
+        """The requests for GPUs of schedulers, and the pending pods of kube-state-metrics."""
         try:
-            told = (await self._queries.instant(pending_pods.QUESTION, self._now_ms())).latest()
+            pending = (await self._queries.instant(pending_pods.QUESTION, self._now_ms())).latest()
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         scheduled = [work for view in self._views() for work in view.workloads]
         return [
             fleet_capacity.WaitingRequest(work.gpus, work.requested_at, work.started_at)
-            for work in [*scheduled, *pending_pods.read_pending_pods(told, scheduled)]
+            for work in [*scheduled, *pending_pods.read_pending_pods(pending, scheduled)]
             if work.gpus
-            and (named is None or work.cluster == named)
+            and (cluster_name is None or work.cluster == cluster_name)
             and (
                 work.state is workloads.WorkloadState.PENDING
                 or (work.started_at is not None and work.requested_at is not None)
             )
         ]
 
-    async def _rightsizing(
-        self, held: holders.GpuHolders, window_seconds: float, named: str | None
+    async def _load_rightsizing(
+        self, gpu_holders: holders.GpuHolders, window_seconds: float, cluster_name: str | None
     ) -> tuple[list[rightsizing.RightsizingAdvice], float | None]:
-        """What would do for every workload, and what all did in GPUs' worth; None where nothing is measured."""
+        """Rightsizing advice for every workload, and the GPUs that all workloads used, None if not measured."""
         try:
-            found, used_gpus = await workload_use.load_workload_use(self._queries, held, window_seconds, named)
+            uses, used_gpus = await workload_use.load_workload_use(
+                self._queries, gpu_holders, window_seconds, cluster_name
+            )
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
-        return [rightsizing.advise(use) for use in found], used_gpus
+        return [rightsizing.advise(use) for use in uses], used_gpus
 
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self._clusters is None else self._clusters.views()
@@ -260,43 +277,45 @@ class CapacityApi:
         return clock.to_ms(self._runtime.clock.now())
 
 
-def _scheduled(
-    node: cluster.ScheduledNode, held: int, *, seen: fleet_capacity.NodeCapacity | None
+def _scheduled_capacity(
+    node: cluster.ScheduledNode, allocated_slots: int, *, scraped: fleet_capacity.NodeCapacity | None
 ) -> fleet_capacity.NodeCapacity:
     is_in_service = node.is_schedulable and node.is_ready is not False
     why_not = "" if is_in_service else node.reason or node.state
-    # A scheduler that counts slices or shares does not say which GPUs they lie on; those that report do.
-    if node.gpu_part != 1 and seen is not None:
-        return replace(seen, is_in_service=is_in_service, why_not=why_not or seen.why_not)
+    # A scheduler that counts MIG instances or shares does not name their GPUs; the samples do.
+    if node.gpu_part != 1 and scraped is not None:
+        return replace(scraped, is_in_service=is_in_service, why_not=why_not or scraped.why_not)
     counted = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
     gpus = round(counted * node.gpu_part)
     lost = 0 if node.allocatable_gpus is None else max(0, gpus - round(node.allocatable_gpus * node.gpu_part))
     return fleet_capacity.NodeCapacity(
-        node.name, gpus, math.ceil(held * node.gpu_part), is_in_service, why_not, lost=lost
+        node.name, gpus, math.ceil(allocated_slots * node.gpu_part), is_in_service, why_not, lost=lost
     )
 
 
-def _seconds(text: str, name: str, most: float) -> float:
+def _read_seconds(text: str, name: str, max_seconds: float) -> float:
     try:
         seconds = durations.parse_seconds(text)
     except ValueError as error:
-        raise HTTPException(400, f"{name}: {error}") from error
-    if not 0 < seconds <= most:
-        raise HTTPException(400, f"{name} of {text[:40]}: above 0 and at most {durations.format_seconds(most)}")
+        raise HTTPException(400, f"`{name}`: {error}") from error
+    if not 0 < seconds <= max_seconds:
+        raise HTTPException(
+            400, f"`{name}` is {text[:40]}; it must be above 0 and at most {durations.format_seconds(max_seconds)}"
+        )
     return seconds
 
 
-def _window(form: Mapping[str, str]) -> float:
-    return _seconds(form.get("window", "1d"), "window", LONGEST_WINDOW)
+def _read_window(params: Mapping[str, str]) -> float:
+    return _read_seconds(params.get("window", "1d"), "window", MAX_WINDOW_SECONDS)
 
 
-def _share(text: str) -> float:
+def _read_target(text: str) -> float:
     try:
         share = float(text)
     except ValueError:
         share = -1.0
     if not 0.05 <= share <= 1:
-        raise HTTPException(400, f"target `{text[:40]}`: a share from 0.05 to 1")
+        raise HTTPException(400, f"`target` is `{text[:40]}`; expected a share from 0.05 to 1")
     return share
 
 
@@ -307,9 +326,9 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
             "/api/capacity/forecast",
             Role.VIEWER,
             api.forecast,
-            summary="When the fleet is full: a forecast with its interval, its backtest and what would help; "
-            "`reason` says why there is none yet",
-            params=FORECAST_ASKS,
+            summary="Forecast of demand with prediction interval, backtest and advice, and when the fleet is full; "
+            "`reason` explains a missing forecast",
+            params=FORECAST_PARAMS,
             response=report_shapes.CapacityForecast,
         ),
         Endpoint(
@@ -317,16 +336,16 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
             "/api/capacity/now",
             Role.VIEWER,
             api.now,
-            summary="What is free, stranded and waited for now, and which workloads would do with less",
-            params=(WINDOW_ASK, shapes.CLUSTER),
+            summary="Current capacity: free and fragmented GPUs, queue waits, and rightsizing advice",
+            params=(WINDOW_PARAM, shapes.CLUSTER),
         ),
         Endpoint(
             ("GET",),
             "/api/capacity/advice",
             Role.VIEWER,
             api.advice,
-            summary="Scaling advice alone, for programs",
-            params=(*FORECAST_ASKS, WINDOW_ASK),
+            summary="Scaling advice, for programs",
+            params=(*FORECAST_PARAMS, WINDOW_PARAM),
             response=CapacityAdvice,
         ),
     ]

@@ -1,8 +1,8 @@
-"""POST /api/capacity/whatif: recorded jobs replayed on the fleet that this hub sees, as it is and as it might be.
+"""POST /api/capacity/whatif: replay recorded jobs on the hub's fleet, and on the fleet with changes.
 
-The body may have the jobs as text, as a scheduler's accounting wrote them; without, they are those that this hub has
-recorded in the last days. The fleet is the hub's own inventory. One replay at a time, in a thread. The console's page
-Cost and capacity and `watchkeeper capacity whatif` ask; nothing is changed.
+The body can have the jobs as text, exported from a scheduler's accounting; without it, the replay uses the jobs that
+this hub recorded. The fleet is the hub's inventory. One replay runs at a time, in a thread; it changes nothing. Used by
+the console's page Cost and capacity and `watchkeeper capacity whatif`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from watchkeeper.web.endpoint import Endpoint, read_json_object
 from watchkeeper.web.fleet import fleet_layout
 from watchkeeper.web.shedding import ConcurrencyLimit
 
-# A line of sacct is about 120 bytes: room for 60,000 jobs, of which the limit below are replayed.
-BODY_BYTES = 8 << 20
-MOST_JOBS = 50_000
-MOST_NAMES = 1000
-USUAL_WINDOW, LONGEST_WINDOW = "1d", "2w"
+# A line of sacct has about 120 bytes: enough for 60,000 jobs.
+MAX_BODY_BYTES = 8 << 20
+MAX_JOBS = 50_000
+MAX_NAMES = 1000
+DEFAULT_WINDOW, MAX_WINDOW = "1d", "2w"
 
 
 class WhatIfBody(TypedDict, total=False):
-    """What is to be different, and whose jobs: `jobs` as text, or those of the `window` before now."""
+    """The changes of the fleet, and the jobs: as text in `jobs`, or those recorded in the last `window`."""
 
     jobs: str
     window: str
@@ -59,119 +59,121 @@ class WhatIfApi:
     ) -> None:
         self._runtime, self._queries, self._fleet = runtime, queries, fleet
         self._clusters = clusters
-        self._busy, self._places = asyncio.Lock(), ConcurrencyLimit("replays of jobs")
+        self._replay_lock, self._limit = asyncio.Lock(), ConcurrencyLimit("job replays")
 
     async def compare(self, request: Request) -> whatif.WhatIf:
-        with self._places:
+        with self._limit:
             return await self._compare(request)
 
     async def _compare(self, request: Request) -> whatif.WhatIf:
-        body = await read_json_object(request, BODY_BYTES)
-        change, policy = _change(body), _policy(body)
+        body = await read_json_object(request, MAX_BODY_BYTES)
+        change, policy = _read_change(body), _read_policy(body)
         text = body.get("jobs")
         if text is not None and (not isinstance(text, str) or not text.strip()):
             raise HTTPException(
-                400, "jobs must be text, as sacct --parsable2 or CSV has it; leave it out for this hub's own"
+                400, "`jobs` must be text from sacct --parsable2 or CSV; omit it to use the jobs that this hub recorded"
             )
-        window = _window(body)
-        nodes = self._nodes()
+        window = _read_window(body)
+        nodes = self._fleet_nodes()
         if not nodes:
-            raise HTTPException(409, "this hub has seen no GPU yet: there is no fleet to replay on")
-        async with self._busy:
+            raise HTTPException(409, "no GPU has reported to this hub yet, so there is no fleet to replay on")
+        async with self._replay_lock:
             try:
-                seen = None if text is not None else await self._recorded(window)
-                return await asyncio.to_thread(_replayed, text, seen, nodes, change=change, policy=policy)
+                recorded = None if text is not None else await self._load_recorded(window)
+                return await asyncio.to_thread(_replay, text, recorded, nodes, change=change, policy=policy)
             except WatchkeeperError as error:
                 raise HTTPException(400, str(error)) from error
 
-    async def _recorded(self, window: float) -> jobs.JobRecords:
-        """What this hub has seen of jobs in the time before now."""
+    async def _load_recorded(self, window: float) -> jobs.JobRecords:
+        """The jobs that this hub recorded in the window before now."""
         step = hub_jobs.query_step(window)
         until = clock.to_ms(self._runtime.clock.now()) // (step * 1000) * step
-        seen, since = hub_jobs.WorkloadHistory(step), None
+        history, since = hub_jobs.WorkloadHistory(step), None
         for start, end in hub_jobs.query_chunks(until - window, until):
-            span = QueryRange(round(start * 1000), round(end * 1000), step * 1000)
-            # A younger hub has not seen an empty fleet before: it has seen nothing.
-            since = since or hub_jobs.first_sample_time(await self._queries.range(hub_jobs.LOOKED, span))
-            seen.take(await self._queries.range(hub_jobs.EXPRESSION, span))
+            query_range = QueryRange(round(start * 1000), round(end * 1000), step * 1000)
+            # Before its first sample a hub did not see an empty fleet: it saw nothing.
+            since = since or hub_jobs.first_sample_time(await self._queries.range(hub_jobs.LOOKED, query_range))
+            history.take(await self._queries.range(hub_jobs.EXPRESSION, query_range))
         views = [] if self._clusters is None else self._clusters.views()
-        found = seen.recorded(since or until - window, until, (work for view in views for work in view.workloads))
-        if not found.jobs:
-            lasting = durations.format_seconds(window)
+        records = history.recorded(since or until - window, until, (work for view in views for work in view.workloads))
+        if not records.jobs:
+            window_text = durations.format_seconds(window)
             raise HTTPException(
-                409, f"this hub has recorded no job in the last {lasting}. Give the scheduler's as `jobs`"
+                409, f"this hub has recorded no job in the last {window_text}; send jobs of the scheduler in `jobs`"
             )
-        return found
+        return records
 
-    def _nodes(self) -> list[simulated_fleet.FleetNode]:
-        taken = fleet_layout.current_layout(self._fleet)
-        found = []
-        for node in taken.nodes:
-            slots = [taken.slots[at].gpu for at in taken.slots_by_node[node.cluster, node.name]]
+    def _fleet_nodes(self) -> list[simulated_fleet.FleetNode]:
+        layout = fleet_layout.current_layout(self._fleet)
+        fleet_nodes = []
+        for node in layout.nodes:
+            slots = [layout.slots[at].gpu for at in layout.slots_by_node[node.cluster, node.name]]
             models = {gpu.model for gpu in slots if gpu is not None and gpu.model}
             if slots:
                 model = next(iter(models)) if len(models) == 1 else ""
-                found.append(simulated_fleet.FleetNode(node.name, len(slots), model, node.domains.get("rack", "")))
-        return found
+                fleet_nodes.append(
+                    simulated_fleet.FleetNode(node.name, len(slots), model, node.domains.get("rack", ""))
+                )
+        return fleet_nodes
 
 
-def _replayed(
+def _replay(
     text: str | None,
-    seen: jobs.JobRecords | None,
+    hub_records: jobs.JobRecords | None,
     nodes: list[simulated_fleet.FleetNode],
     *,
     change: whatif.FleetChange,
     policy: replay.QueuePolicy,
 ) -> whatif.WhatIf:
-    recorded = seen if seen is not None else jobs.read_jobs(text or "", where="jobs")
-    if len(recorded.jobs) > MOST_JOBS:
-        raise HTTPException(413, f"{len(recorded.jobs):,} jobs; the most is {MOST_JOBS:,}. Take a shorter time")
-    answer = whatif.compare(recorded, nodes, change, policy=policy)
-    return answer if seen is None else {**answer, "assumes": [*answer["assumes"], *hub_jobs.ASSUMPTIONS]}
+    records = hub_records if hub_records is not None else jobs.read_jobs(text or "", where="jobs")
+    if len(records.jobs) > MAX_JOBS:
+        raise HTTPException(413, f"{len(records.jobs):,} jobs, the limit is {MAX_JOBS:,}; use a shorter window")
+    answer = whatif.compare(records, nodes, change, policy=policy)
+    return answer if hub_records is None else {**answer, "assumes": [*answer["assumes"], *hub_jobs.ASSUMPTIONS]}
 
 
-def _window(body: dict[str, Any]) -> float:
-    text = body.get("window", USUAL_WINDOW)
+def _read_window(body: dict[str, Any]) -> float:
+    text = body.get("window", DEFAULT_WINDOW)
     try:
         seconds = durations.parse_seconds(str(text))
     except ValueError as error:
-        raise HTTPException(400, f"window: {error}") from error
-    if not hub_jobs.LONGEST_GAP_SECONDS <= seconds <= durations.parse_seconds(LONGEST_WINDOW):
-        raise HTTPException(400, f"window `{str(text)[:40]}`: from 10m to {LONGEST_WINDOW}")
+        raise HTTPException(400, f"`window`: {error}") from error
+    if not hub_jobs.LONGEST_GAP_SECONDS <= seconds <= durations.parse_seconds(MAX_WINDOW):
+        raise HTTPException(400, f"`window` is `{str(text)[:40]}`; expected 10m to {MAX_WINDOW}")
     return seconds
 
 
-def _change(body: dict[str, Any]) -> whatif.FleetChange:
+def _read_change(body: dict[str, Any]) -> whatif.FleetChange:
     return whatif.FleetChange(
-        _gpus(body, "add"),
-        _gpus(body, "remove"),
-        _names(body, "remove_racks"),
-        _names(body, "remove_nodes"),
-        _gpus(body, "slice_gpus"),
-        _gpus(body, "slices"),
+        _read_gpu_count(body, "add"),
+        _read_gpu_count(body, "remove"),
+        _read_names(body, "remove_racks"),
+        _read_names(body, "remove_nodes"),
+        _read_gpu_count(body, "slice_gpus"),
+        _read_gpu_count(body, "slices"),
     )
 
 
-def _gpus(body: dict[str, Any], name: str) -> int:
+def _read_gpu_count(body: dict[str, Any], name: str) -> int:
     value = body.get(name, 0)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= fleet.MOST_GPUS:
-        raise HTTPException(400, f"{name} must be a whole number from 0 to {fleet.MOST_GPUS:,}")
+        raise HTTPException(400, f"`{name}` must be a whole number from 0 to {fleet.MOST_GPUS:,}")
     return value
 
 
-def _names(body: dict[str, Any], name: str) -> tuple[str, ...]:
+def _read_names(body: dict[str, Any], name: str) -> tuple[str, ...]:
     value = body.get(name, [])
-    if not isinstance(value, list) or len(value) > MOST_NAMES or not all(isinstance(one, str) for one in value):
-        raise HTTPException(400, f"{name} must be a list of at most {MOST_NAMES:,} names")
+    if not isinstance(value, list) or len(value) > MAX_NAMES or not all(isinstance(item, str) for item in value):
+        raise HTTPException(400, f"`{name}` must be a list of at most {MAX_NAMES:,} names")
     return tuple(value)
 
 
-def _policy(body: dict[str, Any]) -> replay.QueuePolicy:
+def _read_policy(body: dict[str, Any]) -> replay.QueuePolicy:
     text = body.get("policy", replay.QueuePolicy.BACKFILL)
     try:
         return replay.QueuePolicy(text)
     except ValueError as error:
-        raise HTTPException(400, f"policy `{str(text)[:40]}`: there are {', '.join(replay.QueuePolicy)}") from error
+        raise HTTPException(400, f"`policy` is `{str(text)[:40]}`; expected {', '.join(replay.QueuePolicy)}") from error
 
 
 def endpoints(api: WhatIfApi) -> list[Endpoint]:
@@ -182,7 +184,7 @@ def endpoints(api: WhatIfApi) -> list[Endpoint]:
             Role.VIEWER,
             api.compare,
             changes=True,
-            summary="Recorded jobs replayed on this fleet as it is and as it might be: waiting and utilisation of both",
+            summary="Replay recorded jobs on this fleet with and without changes: queue waits and utilisation of both",
             body=WhatIfBody,
         )
     ]

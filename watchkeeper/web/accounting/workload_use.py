@@ -1,9 +1,9 @@
-"""What each workload did with the GPUs or MIG slices that it holds, over the time that it has held them.
+"""Measure how each workload uses the GPUs or MIG instances that it holds, while it holds them.
 
-A GPU's series goes on when its holder changes: a job that began half an hour ago on a GPU that was idle all day has not
-been idle. So each workload is judged by the longest of a few windows in which it held its GPUs nearly all the time. An
-exporter that writes the holder on its series begins others with each holder, and those of others do not count.
-`capacity_api` asks, `capacity.rightsizing` judges.
+The series of a GPU continues when its holder changes: a job that started half an hour ago on a GPU that was idle all
+day has not been idle. So each workload is measured over the longest of a few windows in which it held its GPUs almost
+all the time. Some exporters write the holder into the labels of a series; then series of other holders do not count.
+`capacity_api` calls this, and `capacity.rightsizing` turns the result into advice.
 """
 
 from __future__ import annotations
@@ -19,92 +19,104 @@ from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.web.fleet import holders
 
-# Each window is a quarter of the one before, down to ten minutes: a day, six hours, an hour and a half, 22 minutes.
-SHORTER, LEAST_SECONDS = 4, 600.0
-# A busy hub misses a minute now and then.
-NEARLY_ALL = 0.8
+# Each window is a quarter of the previous one, at least ten minutes: 1 d, 6 h, 90 min, 22 min.
+WINDOW_DIVISOR, MIN_WINDOW_SECONDS = 4, 600.0
+# A busy hub can miss single minutes.
+MIN_HELD_SHARE = 0.8
 
-# Cluster and name of a workload; a GPU's UUID and the id of its slice, empty for the whole GPU; and all four.
+# Cluster and name of a workload; UUID of a GPU and id of its MIG instance, empty for the whole GPU; and all four.
 Workload = tuple[str, str]
 GpuPart = tuple[str, str]
 WorkloadPart = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldGpus:
     parts: list[GpuPart] = field(default_factory=list)
     is_shared: bool = False
 
 
 @dataclass(slots=True)
-class _Facts:
-    """What GPUs and slices did in one window: each number with the holder that its series names."""
+class _Activity:
+    """The activity of GPUs and MIG instances in one window: each value with the holder that its series names."""
 
-    numbers: dict[tuple[GpuPart, str], list[tuple[str | None, float]]] = field(default_factory=dict)
+    values: dict[tuple[GpuPart, str], list[tuple[str | None, float]]] = field(default_factory=dict)
     labels: dict[GpuPart, Labels] = field(default_factory=dict)
 
-    def of(self, parts: Sequence[GpuPart], name: str, workload: str) -> list[float]:
-        """The number of each part while this workload held it, as far as the series say whose they are."""
-        found = []
+    def values_of(self, parts: Sequence[GpuPart], measure: str, workload: str) -> list[float]:
+        """The value of each part that belongs to this workload; of all holders if no series names this one."""
+        part_values = []
         for part in parts:
-            known = self.numbers.get((part, name), [])
-            own = [value for holder, value in known if holder in (None, workload)] or [value for _, value in known]
-            found += [max(own)] if own else []
-        return found
+            series_values = self.values.get((part, measure), [])
+            own = [value for holder, value in series_values if holder in (None, workload)] or [
+                value for _, value in series_values
+            ]
+            part_values += [max(own)] if own else []
+        return part_values
 
 
 async def load_workload_use(
-    queries: Queries, held: holders.GpuHolders, window_seconds: float, cluster: str | None
+    queries: Queries, gpu_holders: holders.GpuHolders, window_seconds: float, cluster: str | None
 ) -> tuple[list[rightsizing.WorkloadUse], float | None]:
-    """Every workload's use, and their work on all that is held now in GPUs' worth; None where nothing is measured.
+    """The use of every workload, and the number of GPUs that all of them use, None if not measured.
 
-    QueryError where a question cannot be asked.
+    Raises QueryError if a query fails.
     """
-    found = _by_workload(held, cluster)
-    lasted = await _lasted(queries, window_seconds, cluster)
-    chosen = {workload: _window(lasted, workload, those.parts, window_seconds) for workload, those in found.items()}
-    facts = {
-        span: await _facts(queries, span, cluster) for span in {window_seconds, *chosen.values()} if span is not None
+    held_by_workload = _group_by_workload(gpu_holders, cluster)
+    held_seconds = await _load_held_seconds(queries, window_seconds, cluster)
+    window_by_workload = {
+        workload: _choose_window(held_seconds, workload, held.parts, window_seconds)
+        for workload, held in held_by_workload.items()
     }
-    uses = [_use(workload, those, facts.get(chosen[workload] or -1.0)) for workload, those in sorted(found.items())]
-    return uses, _worth(found, facts[window_seconds])
+    activity_by_window = {
+        window: await _load_activity(queries, window, cluster)
+        for window in {window_seconds, *window_by_workload.values()}
+        if window is not None
+    }
+    uses = [
+        _workload_use(workload, held, activity_by_window.get(window_by_workload[workload] or -1.0))
+        for workload, held in sorted(held_by_workload.items())
+    ]
+    return uses, _used_gpus(held_by_workload, activity_by_window[window_seconds])
 
 
-def _worth(found: Mapping[Workload, _Held], facts: _Facts) -> float | None:
-    """Work on what is held now, a slice as the part of its GPU that it is; what others did before is no work on it."""
-    worth: dict[GpuPart, float] = {}
-    for (_, called), those in found.items():
-        for part in those.parts:
-            for mean in facts.of([part], "mean", called):
-                worth[part] = max(worth.get(part, 0.0), mean * _share(facts.labels[part]))
-    return sum(worth.values()) if worth else None
+def _used_gpus(held_by_workload: Mapping[Workload, _HeldGpus], activity: _Activity) -> float | None:
+    """The GPUs used by current holders, a MIG instance as its share of a GPU; use by earlier holders does not count."""
+    used_by_part: dict[GpuPart, float] = {}
+    for (_, name), held in held_by_workload.items():
+        for part in held.parts:
+            for mean in activity.values_of([part], "mean", name):
+                used_by_part[part] = max(used_by_part.get(part, 0.0), mean * _gpu_share(activity.labels[part]))
+    return sum(used_by_part.values()) if used_by_part else None
 
 
-def _share(labels: Labels) -> float:
+def _gpu_share(labels: Labels) -> float:
     profile = labels.get("GPU_I_PROFILE", "")
-    # 1g.10gb; an exporter may write anything.
+    # 1g.10gb; an exporter can write anything else.
     return mig.minimum_gpu_share(profile, labels.get("modelName", "")) if profile[:1].isdecimal() else 1.0
 
 
-def _by_workload(held: holders.GpuHolders, cluster: str | None) -> dict[Workload, _Held]:
-    """Workloads with what they hold; a GPU or slice that several hold is shared already and belongs to none alone."""
-    found: dict[Workload, _Held] = {}
-    for gpu, those in held.by_gpu.items():
-        by_part: dict[GpuPart, set[Workload]] = {}
-        for holder in those:
+def _group_by_workload(gpu_holders: holders.GpuHolders, cluster: str | None) -> dict[Workload, _HeldGpus]:
+    """The GPUs and MIG instances of each workload; one with several holders is marked as shared."""
+    held_by_workload: dict[Workload, _HeldGpus] = {}
+    for gpu, current_holders in gpu_holders.by_gpu.items():
+        workloads_by_part: dict[GpuPart, set[Workload]] = {}
+        for holder in current_holders:
             # Two containers of a pod are one workload.
-            by_part.setdefault((gpu, holder.mig_instance or ""), set()).add((holder.cluster, holder.workload_name))
-        for part, names in by_part.items():
-            for name in names:
-                if cluster is None or name[0] == cluster:
-                    one = found.setdefault(name, _Held())
-                    one.parts.append(part)
-                    one.is_shared |= len(names) > 1
-    return found
+            workloads_by_part.setdefault((gpu, holder.mig_instance or ""), set()).add((holder.cluster, holder.workload_name))
+        for part, workloads in workloads_by_part.items():
+            for workload in workloads:
+                if cluster is None or workload[0] == cluster:
+                    held = held_by_workload.setdefault(workload, _HeldGpus())
+                    held.parts.append(part)
+                    held.is_shared |= len(workloads) > 1
+    return held_by_workload
 
 
-async def _lasted(queries: Queries, window_seconds: float, cluster: str | None) -> Mapping[WorkloadPart, float]:
-    """For how long of the window each workload has held each of its GPUs, as the rules of usage write it down."""
+async def _load_held_seconds(
+    queries: Queries, window_seconds: float, cluster: str | None
+) -> Mapping[WorkloadPart, float]:
+    """For how long of the window each workload held each of its GPUs, from the recording rules of usage."""
     expr = demand_queries.held_minutes_expression(durations.format_seconds(window_seconds), cluster=cluster)
     answer = await queries.instant(expr)
     return {
@@ -117,45 +129,48 @@ def _part(labels: Labels) -> GpuPart:
     return labels.get("UUID", ""), labels.get("GPU_I_ID", "")
 
 
-def _window(
-    lasted: Mapping[WorkloadPart, float], workload: Workload, parts: Iterable[GpuPart], window_seconds: float
+def _choose_window(
+    held_seconds: Mapping[WorkloadPart, float], workload: Workload, parts: Iterable[GpuPart], window_seconds: float
 ) -> float | None:
-    """The longest window in which it held all of its GPUs nearly all the time; None for one that has just begun."""
-    seconds = min(lasted.get((*workload, *part), 0.0) for part in parts)
-    span = window_seconds
-    while seconds < NEARLY_ALL * span:
-        span /= SHORTER
-        if span < LEAST_SECONDS:
+    """The longest window in which the workload held all its GPUs almost all the time; None if it just started."""
+    seconds = min(held_seconds.get((*workload, *part), 0.0) for part in parts)
+    window = window_seconds
+    while seconds < MIN_HELD_SHARE * window:
+        window /= WINDOW_DIVISOR
+        if window < MIN_WINDOW_SECONDS:
             return None
-    return span
+    return window
 
 
-async def _facts(queries: Queries, span: float, cluster: str | None) -> _Facts:
-    found = _Facts()
-    window = durations.format_seconds(round(span))
-    for name, expr in demand_queries.activity_expressions(window, cluster=cluster).items():
+async def _load_activity(queries: Queries, window_seconds: float, cluster: str | None) -> _Activity:
+    activity = _Activity()
+    window = durations.format_seconds(round(window_seconds))
+    for measure, expr in demand_queries.activity_expressions(window, cluster=cluster).items():
         for labels, value in (await queries.instant(expr)).latest().items():
             part = _part(labels)
-            found.numbers.setdefault((part, name), []).append((fleet.holder_from_labels(labels), value))
-            found.labels[part] = labels
-    return found
+            activity.values.setdefault((part, measure), []).append((fleet.holder_from_labels(labels), value))
+            activity.labels[part] = labels
+    return activity
 
 
-def _use(workload: Workload, held: _Held, facts: _Facts | None) -> rightsizing.WorkloadUse:
-    called, count = workload[1], len(held.parts)
-    if facts is None:
-        return rightsizing.WorkloadUse(called, count, "", None, None, None, None, is_shared=held.is_shared, is_new=True)
-    means = facts.of(held.parts, "mean", called)
-    most = {name: max(facts.of(held.parts, name, called), default=None) for name in ("p95", "memory", "free_memory")}
-    labels = facts.labels.get(held.parts[0], Labels())
+def _workload_use(workload: Workload, held: _HeldGpus, activity: _Activity | None) -> rightsizing.WorkloadUse:
+    name, count = workload[1], len(held.parts)
+    if activity is None:
+        return rightsizing.WorkloadUse(name, count, "", None, None, None, None, is_shared=held.is_shared, is_new=True)
+    means = activity.values_of(held.parts, "mean", name)
+    highest = {
+        measure: max(activity.values_of(held.parts, measure, name), default=None)
+        for measure in ("p95", "memory", "free_memory")
+    }
+    labels = activity.labels.get(held.parts[0], Labels())
     return rightsizing.WorkloadUse(
-        called,
+        name,
         count,
         labels.get("modelName", ""),
         sum(means) / len(means) if means else None,
-        most["p95"],
-        most["memory"],
-        most["free_memory"],
+        highest["p95"],
+        highest["memory"],
+        highest["free_memory"],
         slice=labels.get("GPU_I_PROFILE", ""),
         is_shared=held.is_shared,
     )

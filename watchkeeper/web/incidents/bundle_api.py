@@ -59,10 +59,10 @@ class BundleApi:
 def endpoints(api: BundleApi) -> list[Endpoint]:
     # Not for viewers: a bundle contains user names and the output of commands on nodes.
     params = (
-        QueryParam("incident", "The id of an incident, such as INC-17; set either this or `node`"),
-        QueryParam("node", "The name of a node; set either this or `incident`"),
+        QueryParam("incident", "The id of an incident, such as INC-17; set either this or `node`."),
+        QueryParam("node", "The name of a node; set either this or `incident`."),
         shapes.CLUSTER,
-        QueryParam("hide_names", "1: replace the names of users and nodes with placeholders"),
+        QueryParam("hide_names", "1: replace the names of users and nodes with placeholders."),
     )
     return [
         Endpoint(

@@ -162,6 +162,6 @@ def endpoints(api: CausesApi) -> list[Endpoint]:
             Role.VIEWER,
             api.lemon_nodes,
             summary="Nodes that fail more often than the fleet, highest failure rate first",
-            params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}; default 90", int),),
+            params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}. Default: 90.", int),),
         ),
     ]

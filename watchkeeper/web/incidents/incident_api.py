@@ -238,7 +238,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.VIEWER,
             api.report,
             summary="Report of an incident: timeline, diagnosis, repairs and impact, as Markdown or JSON",
-            params=(QueryParam("format", "Format of the report; default markdown", Literal["markdown", "json"]),),
+            params=(QueryParam("format", "Format of the report. Default: markdown.", Literal["markdown", "json"]),),
             media_type="text/markdown",
         ),
         Endpoint(
@@ -281,7 +281,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
             Role.VIEWER,
             api.digest,
             summary="Summary of the incidents of the last days, as data and as text",
-            params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}; default 7", int),),
+            params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}. Default: 7.", int),),
         ),
         Endpoint(
             post,

@@ -182,14 +182,14 @@ def _read_time(text: str | None, name: str) -> datetime | None:
 
 
 FILTERS = (
-    QueryParam("kind", "Show only entries of this kind; repeat it for several kinds"),
-    QueryParam("subject", "Show only entries about this subject, such as INC-17"),
-    QueryParam("actor", "Show only entries by this person or program"),
-    QueryParam("q", "Show only entries that contain all of these words"),
-    QueryParam("from", "Show only entries at or after this time: RFC 3339 or Unix seconds"),
-    QueryParam("to", "Show only entries at or before this time: RFC 3339 or Unix seconds"),
-    QueryParam("before", "Show only entries older than this entry number, for the next page", int),
-    QueryParam("limit", f"Number of entries, at most {MAX_ENTRIES}; default 200", int),
+    QueryParam("kind", "Return only entries of this kind; repeat it for several kinds."),
+    QueryParam("subject", "Return only entries about this subject, such as INC-17."),
+    QueryParam("actor", "Return only entries by this person or program."),
+    QueryParam("q", "Return only entries that contain all of these words."),
+    QueryParam("from", "Return only entries at or after this time: RFC 3339 or Unix seconds."),
+    QueryParam("to", "Return only entries at or before this time: RFC 3339 or Unix seconds."),
+    QueryParam("before", "Return only entries older than this entry number, for the next page.", int),
+    QueryParam("limit", f"Number of entries, at most {MAX_ENTRIES}. Default: 200.", int),
 )
 
 
@@ -210,7 +210,7 @@ def endpoints(api: JournalApi) -> list[Endpoint]:
             Role.VIEWER,
             api.verify,
             summary="Verify the hash chain of the audit log: whether any entry was changed",
-            params=(QueryParam("again", "1: verify now; do not use the cached result"),),
+            params=(QueryParam("again", "1: verify now; do not use the cached result."),),
             response=ChainVerdict,
         ),
         Endpoint(

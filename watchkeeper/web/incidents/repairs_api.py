@@ -185,7 +185,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             Role.VIEWER,
             api.list_repairs,
             summary="List repairs that are waiting, are running or keep a node cordoned",
-            params=(QueryParam("all", f"1: include the newest {MAX_PAST_REPAIRS} ended repairs"),),
+            params=(QueryParam("all", f"1: include the newest {MAX_PAST_REPAIRS} ended repairs."),),
             response=RepairList,
         ),
         Endpoint(
@@ -194,7 +194,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             Role.VIEWER,
             api.audit_log,
             summary="Audit log of repairs, oldest first",
-            params=(QueryParam("limit", f"Number of newest entries, at most {MAX_ENTRIES:,}; default 1000", int),),
+            params=(QueryParam("limit", f"Number of newest entries, at most {MAX_ENTRIES:,}. Default: 1000.", int),),
         ),
         Endpoint(
             post,

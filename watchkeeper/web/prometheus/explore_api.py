@@ -195,8 +195,8 @@ def endpoints(api: ExploreApi) -> list[Endpoint]:
             api.complete,
             summary="Completions at the cursor of a PromQL expression",
             params=(
-                QueryParam("query", "The PromQL expression", is_required=True),
-                QueryParam("at", "Position of the cursor in characters; default the end of the expression", int),
+                QueryParam("query", "The PromQL expression.", is_required=True),
+                QueryParam("at", "Position of the cursor in characters. Default: the end of the expression.", int),
             ),
         )
     ]

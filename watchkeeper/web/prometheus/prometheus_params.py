@@ -29,24 +29,24 @@ class QueryData(TypedDict):
     result: list[QuerySeries] | tuple[float, str]
 
 
-QUERY = QueryParam("query", "The PromQL expression to evaluate", is_required=True)
-TIMEOUT = QueryParam("timeout", "Evaluation timeout, such as 30s; default and maximum 2m; then 503 `timeout`")
+QUERY = QueryParam("query", "The PromQL expression to evaluate.", is_required=True)
+TIMEOUT = QueryParam("timeout", "Evaluation timeout, such as 30s, at most 2m; then 503 `timeout`. Default: 2m.")
 LOOKBACK = QueryParam(
-    "lookback_delta", "Lookback of instant selectors for this query, such as 5m; not supported by a remote engine"
+    "lookback_delta", "Lookback of instant selectors for this query, such as 5m; not supported by a remote engine."
 )
-LIMIT = QueryParam("limit", "Maximum number of results, with a warning if truncated; default all", int)
-STATS = QueryParam("stats", "Set to all to add the evaluation time to the answer; samples are not counted")
-START = QueryParam("start", "Start time: RFC 3339 or Unix seconds")
-END = QueryParam("end", "End time: RFC 3339 or Unix seconds")
-STEP = QueryParam("step", "Resolution: a duration such as 15s, or seconds", is_required=True)
-MATCH = QueryParam("match[]", "Only series that match this selector; repeat it for several", list[str])
+LIMIT = QueryParam("limit", "Maximum number of results, with a warning if truncated. Default: all.", int)
+STATS = QueryParam("stats", "Set to all to add the evaluation time to the answer; samples are not counted.")
+START = QueryParam("start", "Start time: RFC 3339 or Unix seconds.")
+END = QueryParam("end", "End time: RFC 3339 or Unix seconds.")
+STEP = QueryParam("step", "Resolution: a duration such as 15s, or seconds.", is_required=True)
+MATCH = QueryParam("match[]", "Return only series that match this selector; repeat it for several.", list[str])
 QUERY_OPTIONS = (TIMEOUT, LOOKBACK, LIMIT, STATS)
 SELECTION = (MATCH, START, END, LIMIT)
 
 SUMMARIES: dict[str, tuple[str, tuple[QueryParam, ...]]] = {
     "query": (
         "Evaluate an instant query",
-        (QUERY, QueryParam("time", "Evaluation time: RFC 3339 or Unix seconds; default now"), *QUERY_OPTIONS),
+        (QUERY, QueryParam("time", "Evaluation time: RFC 3339 or Unix seconds. Default: now."), *QUERY_OPTIONS),
     ),
     "query_range": ("Evaluate a range query", (QUERY, START, END, STEP, *QUERY_OPTIONS)),
     "query_exemplars": ("Exemplars of series; the newest 20,000 are kept in memory", (QUERY, START, END)),
@@ -55,19 +55,19 @@ SUMMARIES: dict[str, tuple[str, tuple[QueryParam, ...]]] = {
     "series": ("List series that match selectors", (replace(MATCH, is_required=True), START, END, LIMIT)),
     "labels": ("List label names", SELECTION),
     "label/{name}/values": ("List the values of a label", SELECTION),
-    "metadata": ("Type, help and unit of metrics", (QueryParam("metric", "Only this metric"), LIMIT)),
+    "metadata": ("Type, help and unit of metrics", (QueryParam("metric", "Return only this metric."), LIMIT)),
     "targets": (
         "List scrape targets with the result of their last scrape",
         (
-            QueryParam("state", "Only targets in this state: any, active or dropped; default any"),
-            QueryParam("scrapePool", "Only targets of this scrape pool"),
+            QueryParam("state", "Return only targets in this state: any, active or dropped. Default: any."),
+            QueryParam("scrapePool", "Return only targets of this scrape pool."),
         ),
     ),
     "targets/metadata": (
         "Metric metadata by scrape target",
         (
-            QueryParam("match_target", "Only targets whose labels match this selector"),
-            QueryParam("metric", "Only this metric"),
+            QueryParam("match_target", "Return only targets whose labels match this selector."),
+            QueryParam("metric", "Return only this metric."),
             LIMIT,
         ),
     ),
@@ -75,14 +75,14 @@ SUMMARIES: dict[str, tuple[str, tuple[QueryParam, ...]]] = {
     "rules": (
         "List rule groups with their rules and alerts",
         (
-            QueryParam("type", "Only rules of this type: alert or record"),
-            QueryParam("rule_name[]", "Only rules with this name; repeat it for several", list[str]),
-            QueryParam("rule_group[]", "Only groups with this name; repeat it for several", list[str]),
-            QueryParam("file[]", "Only rules of this file; repeat it for several", list[str]),
+            QueryParam("type", "Return only rules of this type: alert or record."),
+            QueryParam("rule_name[]", "Return only rules with this name; repeat it for several.", list[str]),
+            QueryParam("rule_group[]", "Return only groups with this name; repeat it for several.", list[str]),
+            QueryParam("file[]", "Return only rules of this file; repeat it for several.", list[str]),
             MATCH,
-            QueryParam("exclude_alerts", "true: omit active alerts"),
-            QueryParam("group_limit", "Number of groups per page", int),
-            QueryParam("group_next_token", "`groupNextToken` of the previous page"),
+            QueryParam("exclude_alerts", "true: omit active alerts."),
+            QueryParam("group_limit", "Number of groups per page.", int),
+            QueryParam("group_next_token", "`groupNextToken` of the previous page."),
         ),
     ),
     "alerts": ("List pending and firing alerts", ()),

@@ -149,9 +149,9 @@ def _read_by_promql(query_engine: engine.Engine) -> Callable[[Matchers, int, int
 
 def endpoints(api: RecordingApi) -> list[Endpoint]:
     params = (
-        QueryParam("from", "Start of the window: RFC 3339 or Unix seconds", is_required=True),
-        QueryParam("to", "End of the window: RFC 3339 or Unix seconds", is_required=True),
-        QueryParam("match[]", "Record only series that match this selector; repeat it for several", list[str]),
+        QueryParam("from", "Start of the window: RFC 3339 or Unix seconds.", is_required=True),
+        QueryParam("to", "End of the window: RFC 3339 or Unix seconds.", is_required=True),
+        QueryParam("match[]", "Record only series that match this selector; repeat it for several.", list[str]),
     )
     return [
         Endpoint(

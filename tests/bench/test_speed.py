@@ -22,7 +22,7 @@ from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import QueryRange, QueryResult
 from watchkeeper.readers.exposition import ExpositionParser
 from watchkeeper.store import durable
-from watchkeeper.web.prometheus import prometheus_form
+from watchkeeper.web.prometheus import prometheus_json
 
 pytestmark = pytest.mark.alone
 
@@ -61,7 +61,7 @@ def ask_rules(engine: EmbeddedEngine) -> list[QueryResult]:
 
 def ask_panels(engine: EmbeddedEngine) -> list[object]:
     span = QueryRange(FLEET.end_ms - 239 * telemetry.INTERVAL_MS, FLEET.end_ms, telemetry.INTERVAL_MS)
-    return [prometheus_form.write_result(engine.range(expr, span), None) for expr in panels.EXPRESSIONS]
+    return [prometheus_json.write_result(engine.range(expr, span), None) for expr in panels.EXPRESSIONS]
 
 
 def test_rules_are_as_fast_as_they_were(engine: EmbeddedEngine) -> None:

@@ -20,7 +20,7 @@ from watchkeeper.query import histogram_json, histogram_text, histogram_wire
 from watchkeeper.query.remote import remote_write
 from watchkeeper.store import histograms as stored
 from watchkeeper.store.head.head import Head
-from watchkeeper.web.prometheus.prometheus_form import write_value
+from watchkeeper.web.prometheus.prometheus_json import write_value
 
 SERIES = Labels({"__name__": "latency"})
 AT_MS = 1_700_000_000_000

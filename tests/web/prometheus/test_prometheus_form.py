@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine
 from watchkeeper.web.prometheus import prometheus_form as form
+from watchkeeper.web.prometheus import prometheus_json
 
 STAMPS = (0, 1.5, 1_760_000_400.123)
 
@@ -35,22 +36,22 @@ STAMPS = (0, 1.5, 1_760_000_400.123)
     ],
 )
 def test_numbers_are_written_as_prometheus_writes_them(value: float, text: str) -> None:
-    assert form.write_value(value) == text
+    assert prometheus_json.write_value(value) == text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_written_number_reads_back_exactly(value: float) -> None:
-    assert float(form.write_value(value)) == value
+    assert float(prometheus_json.write_value(value)) == value
 
 
 @given(st.lists(st.integers(-(2**54), 2**54).map(float) | st.just(-0.0)))
 def test_whole_numbers_written_together_are_written_as_each_alone(values: list[float]) -> None:
-    assert form.write_values(values) == [form.write_value(value) for value in values]
+    assert prometheus_json.write_values(values) == [prometheus_json.write_value(value) for value in values]
 
 
 @given(st.lists(st.floats() | st.integers(-(10**17), 10**17).map(float) | st.sampled_from([-0.0, 10.05, 1e16])))
 def test_numbers_written_together_are_written_as_each_alone(values: list[float]) -> None:
-    assert form.write_values(values) == [form.write_value(value) for value in values]
+    assert prometheus_json.write_values(values) == [prometheus_json.write_value(value) for value in values]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_absent_points_are_left_out_and_nan_is_kept() -> None:
     values, present = np.array([[1.0, math.nan, 3.5]]), np.array([[True, True, False]])
     frame = engine.Frame([Labels({"a": "b"})], np.array([1000, 1500, 2000]), values, present)
     answer = engine.QueryResult(engine.ResultType.MATRIX, frame)
-    assert orjson.loads(orjson.dumps(form.write_result(answer, None))) == {
+    assert orjson.loads(orjson.dumps(prometheus_json.write_result(answer, None))) == {
         "resultType": "matrix",
         "result": [{"metric": {"a": "b"}, "values": [[1, "1"], [1.5, "NaN"]]}],
     }
@@ -104,7 +105,7 @@ def test_absent_points_are_left_out_and_nan_is_kept() -> None:
 @given(
     st.lists(st.lists(st.none() | st.floats(), min_size=3, max_size=3), max_size=4)
     | st.lists(st.lists(st.integers(0, 10_001).map(float) | st.just(-0.0), min_size=3, max_size=3), max_size=4),
-    st.sampled_from([1, 4, form.BATCH_POINTS]),
+    st.sampled_from([1, 4, prometheus_json.BATCH_POINTS]),
 )
 def test_a_matrix_has_each_present_point_of_each_series(rows: list[list[float | None]], piece: int) -> None:
     values = np.array([[0.0 if value is None else value for value in row] for row in rows]).reshape(len(rows), 3)
@@ -112,16 +113,18 @@ def test_a_matrix_has_each_present_point_of_each_series(rows: list[list[float | 
     series = [Labels({"text": f'a"{number}\n'}) for number in range(len(rows))]
     frame = engine.Frame(series, np.array([0, 1500, 1_760_000_400_123]), values, present)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(form, "BATCH_POINTS", piece)
+        patch.setattr(prometheus_json, "BATCH_POINTS", piece)
         written = orjson.loads(
-            orjson.dumps(form.write_result(engine.QueryResult(engine.ResultType.MATRIX, frame), None))
+            orjson.dumps(prometheus_json.write_result(engine.QueryResult(engine.ResultType.MATRIX, frame), None))
         )
     assert written["result"] == [
         {"metric": dict(labels.pairs), "values": points}
         for labels, row in zip(series, rows, strict=True)
         if (
             points := [
-                [at, form.write_value(value)] for at, value in zip(STAMPS, row, strict=True) if value is not None
+                [at, prometheus_json.write_value(value)]
+                for at, value in zip(STAMPS, row, strict=True)
+                if value is not None
             ]
         )
     ]
@@ -131,15 +134,20 @@ def test_a_limit_keeps_the_first_series_that_have_points() -> None:
     values, present = np.ones((3, 1)), np.array([[False], [True], [True]])
     frame = engine.Frame([Labels({"a": name}) for name in "xyz"], np.array([0]), values, present)
     answer = engine.QueryResult(engine.ResultType.VECTOR, frame)
-    assert form.limit_series(answer, 2) is answer
-    assert [labels["a"] for labels in form.limit_series(answer, 1).frame.labels] == ["y"]
+    assert prometheus_json.limit_series(answer, 2) is answer
+    assert [labels["a"] for labels in prometheus_json.limit_series(answer, 1).frame.labels] == ["y"]
 
 
 def test_scalars_and_strings_have_a_time_and_a_text() -> None:
     frame = engine.Frame([Labels()], np.array([1500]), np.array([[2.0]]), np.array([[True]]))
     none = engine.Frame([], np.array([1500]), np.zeros((0, 1)), np.zeros((0, 1), dtype=np.bool_))
-    assert form.write_result(engine.QueryResult(engine.ResultType.SCALAR, frame), 1500)["result"] == [1.5, "2"]
-    assert form.write_result(engine.QueryResult(engine.ResultType.STRING, none, text="hi"), 1500)["result"] == [
+    assert prometheus_json.write_result(engine.QueryResult(engine.ResultType.SCALAR, frame), 1500)["result"] == [
+        1.5,
+        "2",
+    ]
+    assert prometheus_json.write_result(engine.QueryResult(engine.ResultType.STRING, none, text="hi"), 1500)[
+        "result"
+    ] == [
         1.5,
         "hi",
     ]

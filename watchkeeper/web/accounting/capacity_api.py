@@ -213,10 +213,8 @@ class CapacityApi:
         for (node_cluster, name), gpus in gpus_by_node.items():
             # The holder of a GPU that does not report is unknown, so the GPU is not free.
             reporting = [gpu for gpu in gpus if self._is_reporting(gpu)]
-            allocated, lost = (
-                sum(bool(gpu_holders.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting),
-                len(gpus) - len(reporting),
-            )
+            allocated = sum(bool(gpu_holders.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting)
+            lost = len(gpus) - len(reporting)
             capacities[node_cluster, name] = fleet_capacity.NodeCapacity(
                 name, len(gpus), allocated, why_not=SILENT_REASON * bool(lost), lost=lost
             )

@@ -22,7 +22,7 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
 from watchkeeper.readers.histogram_message import EXPOSITION
 from watchkeeper.store import interfaces
-from watchkeeper.web.prometheus.prometheus_form import write_value
+from watchkeeper.web.prometheus.prometheus_json import write_value
 
 UTF8 = "escaping=allow-utf-8"
 PLAIN_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")

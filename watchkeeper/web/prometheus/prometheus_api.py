@@ -35,7 +35,7 @@ from watchkeeper.web.endpoint import (
 )
 from watchkeeper.web.prometheus import prometheus_exchange as exchange
 from watchkeeper.web.prometheus import prometheus_form as form
-from watchkeeper.web.prometheus import prometheus_params, prometheus_tree
+from watchkeeper.web.prometheus import prometheus_json, prometheus_params, prometheus_tree
 from watchkeeper.web.prometheus import prometheus_status as status
 from watchkeeper.web.prometheus.prometheus_form import Form
 
@@ -107,7 +107,7 @@ class PrometheusApi:
         selectors = form.selectors_in(_read_expression(params))
         start_ms, end_ms = _read_times(params, 0, clock.to_ms(self._runtime.clock.now()))
         rows = await asyncio.to_thread(self._queries.engine.exemplars, selectors, start_ms, end_ms)
-        return success_response([form.write_exemplars(series, exemplars) for series, exemplars in rows])
+        return success_response([prometheus_json.write_exemplars(series, exemplars) for series, exemplars in rows])
 
     async def series(self, params: Form) -> Response:
         if not params.all("match[]"):
@@ -282,8 +282,8 @@ async def _query_response(result: engine.QueryResult, at_ms: int | None, options
     """Write the result; a large one in a thread, because that takes longer than the query."""
 
     def render() -> Response:
-        limited = result if options.limit is None else form.limit_series(result, options.limit)
-        content, warnings = form.write_result(limited, at_ms), list(result.warnings)
+        limited = result if options.limit is None else prometheus_json.limit_series(result, options.limit)
+        content, warnings = prometheus_json.write_result(limited, at_ms), list(result.warnings)
         if limited is not result:
             warnings.append(TRUNCATED_WARNING)
         if options.with_stats:

@@ -23,7 +23,8 @@ from watchkeeper.model import alerts
 from watchkeeper.query.promql import patterns
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import scrape
-from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, read_matchers, write_value
+from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, read_matchers
+from watchkeeper.web.prometheus.prometheus_json import write_value
 
 NEVER = "0001-01-01T00:00:00Z"
 DEFAULT_TSDB_LIMIT = 10

@@ -10,7 +10,7 @@ from typing import Any
 
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.promql import ast, functions
-from watchkeeper.web.prometheus.prometheus_form import write_value
+from watchkeeper.web.prometheus.prometheus_json import write_value
 
 TYPE_NAMES = {
     ast.ValueType.SCALAR: "scalar",

@@ -103,7 +103,9 @@ def _group_by_workload(gpu_holders: holders.GpuHolders, cluster: str | None) -> 
         workloads_by_part: dict[GpuPart, set[Workload]] = {}
         for holder in current_holders:
             # Two containers of a pod are one workload.
-            workloads_by_part.setdefault((gpu, holder.mig_instance or ""), set()).add((holder.cluster, holder.workload_name))
+            workloads_by_part.setdefault((gpu, holder.mig_instance or ""), set()).add(
+                (holder.cluster, holder.workload_name)
+            )
         for part, workloads in workloads_by_part.items():
             for workload in workloads:
                 if cluster is None or workload[0] == cluster:

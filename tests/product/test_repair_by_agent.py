@@ -95,7 +95,7 @@ def test_a_reset_is_ordered_after_the_drain_and_done_once_though_the_hub_dies(
         monkeypatch.setitem(os.environ, name, fake.environment[name])
     with place.a_hub() as first:
         await_that(place.a_bad_row)
-        await_that(lambda: place.repair_that("waits_for", "the agent of n1 to fetch the order for reset_gpu"))
+        await_that(lambda: place.repair_that("waits_for", "the agent of n1 has not fetched the order reset_gpu"))
         first.kill()
     with place.a_hub(), place.an_agent():
         validating = await_that(lambda: place.repair_that("state", "validating"))

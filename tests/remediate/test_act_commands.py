@@ -88,7 +88,7 @@ def test_a_plan_is_explained_approved_and_carried_out(desk: Desk) -> None:
     id = desk.planned()
     told = desk.types("explain", id).output
     assert f"{id}  gpu_fell_off_bus: waits for approval" in told
-    assert "mode ask by remediate.mode; no [[remediate.trust]] is about this" in told
+    assert "mode ask by remediate.mode; no [[remediate.trust]] matches" in told
     assert "; policy cause.gpu_fell_off_bus" in told
     assert "reboot n1   (within 30m)" in told
     assert desk.cluster.calls == []
@@ -100,7 +100,7 @@ def test_a_plan_is_explained_approved_and_carried_out(desk: Desk) -> None:
 
 def test_a_stale_yes_is_refused_with_both_digests(desk: Desk) -> None:
     id = desk.planned()
-    with pytest.raises(HubError, match="the yes is for plan abc, the plan is"):
+    with pytest.raises(HubError, match="the approval is for plan abc, but the plan is now"):
         desk.types("approve", id, "--plan", "abc")
     assert desk.types("reject", id, "--why", "it is my test node").output == f"{id}.1 is rejected.\n"
     assert "rejected" in desk.types("list", "--all").output
@@ -148,8 +148,8 @@ def test_a_policy_is_played_against_the_report_of_an_incident(desk: Desk, tmp_pa
 def test_an_incident_without_a_repair_says_why(desk: Desk) -> None:
     desk.breaks("n2", 13)
     id = await_that(lambda: [one.id for one in desk.client.incidents() if one.plan])[0]
-    assert "nobody knows which pods or jobs are to be restarted" in desk.types("explain", id).output
-    with pytest.raises(HubError, match="there is no repair for"):
+    assert "the pods or jobs to restart are unknown" in desk.types("explain", id).output
+    with pytest.raises(HubError, match="no repair for"):
         desk.types("reject", id, "--why", "x")
 
 
@@ -158,5 +158,5 @@ def test_the_audit_is_json_with_who_what_and_why(desk: Desk) -> None:
     desk.types("reject", id, "--why", "no")
     last = desk.client.repair_log()[-1]
     assert (last.actor, last.kind, last.subject) == ("local", "repair", id)
-    assert last.body["text"] == "local rejected it: no"
+    assert last.body["text"] == "local rejected the repair: no"
     assert desk.hub.current.stages.journal.verify() is None

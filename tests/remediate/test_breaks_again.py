@@ -84,7 +84,7 @@ def test_one_that_breaks_again_and_again_is_for_people_after_as_many_attempts_as
     assert watched.reboots == 2
     refused = watched.world.repairs.find(third.id)
     assert refused is not None
-    assert refused.reason.startswith("Refused by attempts: 2 repairs of n1 within 7 d, the limit is 2")
+    assert refused.reason.startswith("Refused by attempts: 2 repairs of n1 within 1w, the limit is 2")
     assert watched.world.take(watched.incidents.open_incidents()[0]) is None
 
 
@@ -124,6 +124,6 @@ def test_a_repair_that_a_person_refused_is_not_planned_again_when_the_gpu_breaks
     watched.world.mode = Mode.ASK
     first = watched.breaks()
     assert first is not None
-    watched.world.people.reject(first.id, "we look at it ourselves", actor="ada", now=watched.world.now)
+    watched.world.control.reject(first.id, "we look at it ourselves", actor="ada", now=watched.world.now)
     watched.happens(events.EventKind.NODE_BOOT, None, fleet.Place("main", node="n1"))
     assert watched.breaks() is None

@@ -57,15 +57,15 @@ def test_what_is_not_known_is_said(sources: EvidenceSources) -> None:
     found, missing = files(sources.bundle_incident("INC-1", now=LATER))
     assert json.loads(found["incident.json"])["cause"] == "ecc_uncorrectable"
     assert missing == {
-        "diagnosis.json": "none was made",
-        "plan.json": "none was made",
+        "diagnosis.json": "the incident has no diagnosis",
+        "plan.json": "the incident has no plan",
         "gpus.json": "no GPU of this node has reported within a day",
         "events.json": "no event of this node within 30 days",
-        "counters.csv": "no counter of this node is in the samples of either time",
-        "repairs.json": "nothing was tried here",
-        "orders/": "no work order was given to this node's agent: no scan or diag of its own",
+        "counters.csv": "no samples of this node's counters before the incident or now",
+        "repairs.json": "the node had no repair",
+        "orders/": "the node's agent got no work order, so there is no scan or diag",
         "serials, VBIOS and nvidia-smi -q": (
-            "the node was not asked: --ask-node with work orders, or `watchkeeper bundle --local` there"
+            "not read: use --ask-node (needs work orders), or `watchkeeper bundle --local` on the node"
         ),
     }
     assert sources.bundle_incident("INC-2", now=LATER) is None
@@ -115,6 +115,6 @@ def test_a_server_of_samples_that_is_away_costs_only_its_pieces(sources: Evidenc
             raise QueryError("connection refused")
 
     found, missing = files(replace(sources, engine=Away(Head(max_series=1))).bundle_incident("INC-1", now=LATER))
-    assert missing["counters.csv"] == "the samples could not be asked: connection refused"
+    assert missing["counters.csv"] == "the query failed: connection refused"
     assert "timeline.json" in found
     assert NODE.node == "n1"

@@ -48,7 +48,7 @@ def test_a_pool_gives_up_no_more_than_its_share() -> None:
     limits = replace(NONE, pool_percent=20)
     assert said(limits, "n2") == []
     assert said(limits, "n2", "n4") == [
-        "pool share: 2 of 10 nodes of pool pool-0 are out, one more would be 3, the limit is 2 (20 %)"
+        "pool share: 2 of 10 nodes of pool pool-0 are out of service, one more is 3, the limit is 2 (20 %)"
     ]
     assert said(limits, "n1", "n3") == []
 
@@ -57,7 +57,7 @@ def test_the_fleet_gives_up_no_more_than_its_share() -> None:
     limits = replace(NONE, fleet_percent=10)
     assert said(limits, "n1") == []
     assert said(limits, "n1", "n2") == [
-        "fleet share: 2 of 20 nodes of the fleet are out, one more would be 3, the limit is 2 (10 %)"
+        "fleet share: 2 of 20 nodes of the fleet are out of service, one more is 3, the limit is 2 (10 %)"
     ]
 
 
@@ -76,20 +76,20 @@ def test_a_small_pool_may_always_give_up_one_unless_the_share_is_nothing() -> No
 def test_two_nodes_of_one_rack_are_never_out_at_once() -> None:
     limits = replace(NONE, domains=("rack",))
     assert said(limits, "n5") == []
-    assert said(limits, "n1") == ["domain: n1 of rack r0 is out already: 1 nodes of a rack, the limit is 1"]
+    assert said(limits, "n1") == ["domain: n1 in rack r0 is out of service: 1 in that rack, the limit is 1"]
 
 
 def test_only_nodes_of_the_cluster_whose_scheduler_is_asked_are_repaired() -> None:
     assert said(replace(NONE, cluster="main")) == []
     (refused,) = said(replace(NONE, cluster="east"))
-    assert refused.startswith("cluster: n0 is of cluster main, and this hub repairs nodes of east (fleet.cluster)")
+    assert refused.startswith("cluster: n0 is in cluster main, but this hub repairs east (fleet.cluster)")
 
 
 def test_so_many_repairs_begin_within_a_time() -> None:
     limits = replace(NONE, starts=2)
     starts = [RepairStart(NOW - timedelta(minutes=minutes), place("n9"), "x") for minutes in (90, 59, 1)]
     assert said(limits, starts=starts[:2]) == []
-    assert said(limits, starts=starts) == ["rate: 2 repairs began within 1 h, the limit is 2"]
+    assert said(limits, starts=starts) == ["rate: 2 repairs started within 1h, the limit is 2"]
 
 
 def test_a_node_is_not_repaired_again_and_again_for_one_cause() -> None:
@@ -97,7 +97,7 @@ def test_a_node_is_not_repaired_again_and_again_for_one_cause() -> None:
     starts = [RepairStart(NOW - timedelta(days=days), place("n0"), "gpu_fell_off_bus") for days in (8, 6, 1)]
     assert said(limits, starts=starts[:2]) == []
     assert said(limits, starts=starts) == [
-        "attempts: 2 repairs of n0 within 7 d, the limit is 2: hand it over to the vendor"
+        "attempts: 2 repairs of n0 within 1w, the limit is 2: hand it over to the vendor"
     ]
     assert said(limits, node="n1", starts=starts) == []
 
@@ -108,7 +108,7 @@ def test_a_pool_keeps_the_gpus_that_its_jobs_need() -> None:
     assert said(limits, "n2") == []
     assert said(limits, "n2", "n4") == ["quorum: pool pool-0 would have 56 healthy GPUs left, jobs of llm need 64"]
     sick = {place("n6"): 1}
-    assert said(limits, "n2", sick_gpus=sick) == [
+    assert said(limits, "n2", faulty_gpus=sick) == [
         "quorum: pool pool-0 would have 63 healthy GPUs left, jobs of llm need 64"
     ]
 
@@ -123,13 +123,13 @@ def test_a_node_whose_gpus_nobody_counted_cannot_be_spared() -> None:
 
 def test_a_node_that_the_inventory_does_not_know_is_left_alone() -> None:
     assert said(NONE, node="stranger") == [
-        "inventory: stranger is not among the 20 nodes of the inventory, so no budget covers it"
+        "inventory: stranger is not in the inventory of 20 nodes, so no budget covers it"
     ]
 
 
 def test_quiet_hours_hold_back_what_begins_by_itself_and_nobody_who_is_awake() -> None:
-    limits = replace(NONE, quiet=(quiet_hours.parse("Mon-Fri 11:00-13:00"),))
-    assert said(limits) == ["quiet hours: it is Mon 12:00 UTC, and Mon-Fri 11:00-13:00 are quiet hours"]
+    limits = replace(NONE, quiet_hours=(quiet_hours.parse("Mon-Fri 11:00-13:00"),))
+    assert said(limits) == ["quiet hours: it is Mon 12:00 UTC, within the quiet hours Mon-Fri 11:00-13:00"]
     assert said(limits, mode=Mode.ASK) == []
 
 
@@ -161,7 +161,7 @@ def test_the_breaker_opens_over_distinct_nodes_and_stays_open() -> None:
     assert guards.breaker_trip_reason(wanted, limits, since=None, now=NOW) is None
     wanted[place("n4")] = NOW
     why = guards.breaker_trip_reason(wanted, limits, since=None, now=NOW)
-    assert why == "3 nodes wanted a repair within 10 min, the limit is 2"
+    assert why == "3 nodes requested a repair within 10m, the limit is 2"
     assert guards.breaker_trip_reason(wanted, limits, since=NOW, now=NOW) is None
     tripped = said(NONE, switch=RepairSwitch(tripped_at=NOW, tripped_why=why))
     assert tripped == [
@@ -171,7 +171,7 @@ def test_the_breaker_opens_over_distinct_nodes_and_stays_open() -> None:
 
 def test_a_stopped_hub_starts_nothing_and_says_who_stopped_it() -> None:
     switch = RepairSwitch(stopped_at=NOW, stopped_by="ada", stopped_why="power work")
-    assert said(NONE, switch=switch)[0].startswith("stop: ada stopped everything at 2026-05-04 12:00Z (power work)")
+    assert said(NONE, switch=switch)[0].startswith("stop: ada halted all repairs at 2026-05-04 12:00Z (power work)")
 
 
 def test_a_repair_that_leaves_the_node_in_service_needs_no_share() -> None:
@@ -190,13 +190,13 @@ def test_whatever_is_out_a_start_never_exceeds_a_share(gone: set[int], pool: int
 
 def test_budgets_refuse_while_nobody_knows_what_others_have_taken_out() -> None:
     blind = ["kubernetes has never answered"]
-    assert said(NONE, blind=blind) == [
-        "schedulers: nobody knows which of the 20 nodes others have taken out: kubernetes has never answered"
+    assert said(NONE, unreadable=blind) == [
+        "schedulers: unknown which of the 20 nodes others have cordoned: kubernetes has never answered"
     ]
 
 
 def test_what_takes_no_node_out_does_not_wait_for_a_silent_scheduler() -> None:
-    standing = count_availability(FLEET, {}, blind=["slurm has never answered"])
+    standing = count_availability(FLEET, {}, unreadable=["slurm has never answered"])
     wish = RepairRequest(place("n0"), "app_illegal_access", Mode.ACT, takes_node_out=False)
     assert find_refusals(wish, standing, NONE, now=NOW) == []
 
@@ -212,10 +212,10 @@ def unmapped(name: str, *out_names: str, node: str) -> list[str]:
 def test_a_node_of_an_unknown_rack_goes_out_alone() -> None:
     assert unmapped("n0", node="n0") == []
     assert unmapped("n0", "n7", node="n0") == [
-        "nobody knows the rack of n0, and n7 is out: two nodes of a rack may be, the limit is 1"
+        "the rack of n0 is unknown, and n7 is out of service: the limit is 1 node per rack"
     ]
     assert unmapped("n7", "n7", node="n0") == [
-        "nobody knows the rack of n7, and n7 is out: two nodes of a rack may be, the limit is 1"
+        "the rack of n7 is unknown, and n7 is out of service: the limit is 1 node per rack"
     ]
 
 

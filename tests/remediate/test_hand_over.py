@@ -18,7 +18,7 @@ from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.remediate import hand_over
 from watchkeeper.remediate.evidence import EvidenceSources
-from watchkeeper.remediate.hand_over import HandOver, failed_before
+from watchkeeper.remediate.hand_over import NodeHandOver, find_failed_repairs
 from watchkeeper.store.head.head import Head
 
 
@@ -28,10 +28,10 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def desk(world: World) -> HandOver:
+def desk(world: World) -> NodeHandOver:
     node = fleet.Node("main", world.nodes[0].name)
     sources = EvidenceSources(world.journal, EmbeddedEngine(Head(max_series=10)), Inventory(node), "1.0")
-    return HandOver(world.journal, sources, world.folder / "bundles", limit=2)
+    return NodeHandOver(world.journal, sources, world.folder / "bundles", limit=2)
 
 
 def fail(world: World, id: str) -> Repair:
@@ -49,7 +49,7 @@ def fail(world: World, id: str) -> Repair:
 
 
 def told(world: World, id: str) -> list[str]:
-    return [text for text in world.story(id) if "it is for people now" in text]
+    return [text for text in world.story(id) if "repair it manually" in text]
 
 
 def test_a_node_is_handed_over_after_the_second_failed_repair_and_only_once(world: World) -> None:
@@ -60,12 +60,12 @@ def test_a_node_is_handed_over_after_the_second_failed_repair_and_only_once(worl
     assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == []
     want = world.wants(incident)
     assert want is not None
-    world.people.retry(want, actor="ada", now=world.now)
+    world.control.retry(want, actor="ada", now=world.now)
     last = fail(world, incident.id)
     assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == [incident.id]
     (text,) = told(world, incident.id)
     path = world.folder / "bundles" / f"{last.id}.tar.gz"
-    assert text.startswith(f"2 repairs of {world.nodes[0].name} have failed, the limit is 2")
+    assert text.startswith(f"2 repairs of {world.nodes[0].name} failed, the limit is 2")
     assert f"The evidence is in {path}" in text
     assert path.stat().st_mode & 0o777 == 0o600
     found, _ = files(path.read_bytes())
@@ -79,13 +79,13 @@ def test_evidence_that_cannot_be_kept_is_said_and_the_node_is_handed_over_all_th
     incident = world.breaks(world.nodes[0].name)
     world.take(incident)
     fail(world, incident.id)
-    handing = HandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
+    handing = NodeHandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
     assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == [incident.id]
-    assert "No evidence could be kept" in told(world, incident.id)[0]
+    assert "The evidence could not be written" in told(world, incident.id)[0]
 
 
 def test_of_too_many_bundles_the_oldest_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hand_over, "MOST_BUNDLES", 2)
+    monkeypatch.setattr(hand_over, "MAX_BUNDLES", 2)
     folder = world.folder / "bundles"
     folder.mkdir()
     for age, name in enumerate(("young", "middle", "old"), start=1):
@@ -94,7 +94,7 @@ def test_of_too_many_bundles_the_oldest_go(world: World, monkeypatch: pytest.Mon
     incident = world.breaks(world.nodes[0].name)
     world.take(incident)
     repair = fail(world, incident.id)
-    HandOver(world.journal, desk(world)._sources, folder, limit=1).hand_over_failed(
+    NodeHandOver(world.journal, desk(world)._sources, folder, limit=1).hand_over_failed(
         world.repairs.active_repairs(), world.now
     )
     assert {path.name for path in folder.iterdir()} == {"young.tar.gz", f"{repair.id}.tar.gz"}
@@ -104,7 +104,7 @@ def test_a_journal_that_cannot_be_written_now_is_told_at_the_next_look(world: Wo
     incident = world.breaks(world.nodes[0].name)
     world.take(incident)
     fail(world, incident.id)
-    handing = HandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
+    handing = NodeHandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
     world.journal._connection.execute("PRAGMA query_only = 1")
     with pytest.raises(StoreError):
         handing.hand_over_failed(world.repairs.active_repairs(), world.now)
@@ -122,5 +122,5 @@ def test_only_repairs_that_did_something_about_the_same_cause_count(world: World
         replace(repair, has_acted=False),
         replace(repair, state=RepairState.ROLLED_BACK),
     ]
-    assert failed_before(repair, [repair, *others]) == [repair]
-    assert failed_before(replace(repair, has_acted=False), others) == []
+    assert find_failed_repairs(repair, [repair, *others]) == [repair]
+    assert find_failed_repairs(replace(repair, has_acted=False), others) == []

@@ -48,7 +48,7 @@ def judged(asked: EmbeddedEngine, **named: str) -> tuple[CheckState, str]:
 
 def test_a_gpu_without_a_kernel_since_the_warning_is_idle() -> None:
     still = {SM_ACTIVE: [0.0] * 6, UTILISATION: [0.0] * 6}
-    assert judged(engine(still)) == (CheckState.PASSED, "research/nb-1: 1 of its 1 GPUs did nothing for 60 min")
+    assert judged(engine(still)) == (CheckState.PASSED, "research/nb-1: 1 of 1 GPUs idle for 60 min")
 
 
 @pytest.mark.parametrize("series", [SM_ACTIVE, UTILISATION])
@@ -61,7 +61,7 @@ def test_a_workload_with_one_gpu_at_work_keeps_all_of_them() -> None:
     standing, text = judged(engine({SM_ACTIVE: [0.0] * 6}, {SM_ACTIVE: [0.6] * 6}))
     assert (standing, text) == (
         CheckState.FAILED,
-        "research/nb-1: 1 of its 2 GPUs did nothing for 60 min, the others are at work",
+        "research/nb-1: 1 of 2 GPUs idle for 60 min, 1 in use",
     )
 
 
@@ -71,7 +71,7 @@ def test_ranks_that_spin_for_a_crashed_one_are_waste_too() -> None:
     standing, text = judged(engine(crashed, spinning, spinning))
     assert (standing, text) == (
         CheckState.PASSED,
-        "research/nb-1: 1 of its 3 GPUs did nothing for 60 min, and 2 wait for them",
+        "research/nb-1: 1 of 3 GPUs idle for 60 min, 2 spinning",
     )
     assert judged(engine(spinning))[0] is CheckState.FAILED
 
@@ -87,7 +87,7 @@ def test_without_samples_nobody_knows() -> None:
 def test_a_slurm_job_is_asked_for_on_every_node_it_has() -> None:
     still = {UTILISATION: [0.0] * 6}
     asked = engine(*([still] * 9), holder={"hpc_job": "4711"})
-    assert judged(asked, jobs="4711") == (CheckState.PASSED, "4711: 9 of its 9 GPUs did nothing for 60 min")
+    assert judged(asked, jobs="4711") == (CheckState.PASSED, "4711: 9 of 9 GPUs idle for 60 min")
 
 
 def test_labels_that_prometheus_renamed_are_the_same_workload() -> None:

@@ -14,7 +14,7 @@ from tests.support.node_orders import HUB_KEY, KEY, NOON, minutes, waiting
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.node_checks import MOST_TRIES, NodeCheck, node_validators
+from watchkeeper.remediate.node_checks import MAX_TRIES, NodeCheck, node_validators
 from watchkeeper.remediate.orders import OrderQueue
 from watchkeeper.remediate.validation import CheckState
 from watchkeeper.store.journal.journal import Journal
@@ -53,7 +53,7 @@ def test_a_node_is_asked_once_and_believed(
 ) -> None:
     check = check_of(outbox, name)
     assert check.check(NODE, NOON, NOON).state is CheckState.UNKNOWN
-    assert check.check(NODE, NOON, NOON).text == f"waits for {kind} of n1, waiting"
+    assert check.check(NODE, NOON, NOON).text == f"{kind} of n1: the work order is waiting"
     (order,) = waiting(outbox)
     assert (order.kind, order.arguments.get("level", "scan")) == (kind, name.removeprefix("diag_"))
     answer(outbox, json.dumps({"verdict": verdict}), 0.1)
@@ -64,13 +64,13 @@ def test_a_node_is_asked_once_and_believed(
 
 def test_a_scan_that_cannot_tell_is_made_again_a_few_times_and_never_passes(outbox: OrderQueue) -> None:
     check = check_of(outbox, "scan")
-    for number in range(MOST_TRIES):
+    for number in range(MAX_TRIES):
         assert check.check(NODE, NOON, minutes(2 * number)).state is CheckState.UNKNOWN
         answer(outbox, "not JSON", 2 * number)
     last = check.check(NODE, NOON, minutes(60))
     assert (last.state, last.text) == (
         CheckState.UNKNOWN,
-        "this node is so, and its report cannot be read, after 5 of 5 tries",
+        "this node is so; its report has no verdict; 5 tries failed, the limit is 5",
     )
 
 

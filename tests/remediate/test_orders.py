@@ -77,7 +77,7 @@ def test_threads_that_ask_at_once_under_one_id_get_one_order(outbox: OrderQueue,
 def test_a_receipt_without_the_seal_of_its_node_proves_nothing_done(outbox: OrderQueue) -> None:
     id = outbox.issue(SCAN, now=NOON, actor="ann").order.id
     stranger = orders.node_key(HUB_KEY, "main", "n2")
-    with pytest.raises(ActionRefused, match="does not carry the seal of n1"):
+    with pytest.raises(ActionRefused, match="has no valid signature of n1"):
         outbox.accept_receipt(id, answer(id, key=stranger), now=NOON)
     assert len(waiting(outbox)) == 1
     refused = outbox.accept_receipt(id, answer(id, Result.REFUSED, stranger), now=NOON)
@@ -87,7 +87,7 @@ def test_a_receipt_without_the_seal_of_its_node_proves_nothing_done(outbox: Orde
 
 def test_a_receipt_is_kept_once_and_only_for_its_own_order(outbox: OrderQueue) -> None:
     id = outbox.issue(SCAN, now=NOON, actor="ann").order.id
-    with pytest.raises(WireError, match="not about WO-2"):
+    with pytest.raises(WireError, match="not for WO-2"):
         outbox.accept_receipt("WO-2", answer(id), now=NOON)
     assert outbox.accept_receipt("WO-2", answer("WO-2"), now=NOON) is None
     outbox.accept_receipt(id, answer(id), now=NOON)
@@ -108,9 +108,9 @@ def test_a_receipt_that_comes_after_the_order_expired_is_still_kept(outbox: Orde
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (replace(SCAN, kind="melt"), "there is no order `melt`"),
+        (replace(SCAN, kind="melt"), "unknown order `melt`"),
         (replace(SCAN, arguments={"force": "1"}), "scan has no argument force"),
-        (replace(SCAN, life=timedelta(days=2)), "the limit is 1 day"),
+        (replace(SCAN, lifetime=timedelta(days=2)), "the limit is 1 day"),
     ],
 )
 def test_what_cannot_be_ordered_is_refused_with_words(outbox: OrderQueue, wanted: OrderRequest, words: str) -> None:
@@ -120,12 +120,12 @@ def test_what_cannot_be_ordered_is_refused_with_words(outbox: OrderQueue, wanted
 
 
 def test_too_many_orders_are_refused_with_both_numbers(outbox: OrderQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(outboxes.MOST_PER_NODE):
+    for _ in range(outboxes.MAX_PER_NODE):
         outbox.issue(SCAN, now=NOON, actor="ann")
-    with pytest.raises(ActionRefused, match="16 orders wait for n1, the limit is 16"):
+    with pytest.raises(ActionRefused, match="16 orders are pending for n1, the limit is 16"):
         outbox.issue(SCAN, now=NOON, actor="ann")
-    monkeypatch.setattr(outboxes, "MOST_WAITING", 16)
-    with pytest.raises(ActionRefused, match="16 orders wait, the limit is 16"):
+    monkeypatch.setattr(outboxes, "MAX_PENDING", 16)
+    with pytest.raises(ActionRefused, match="16 orders are pending, the limit is 16"):
         outbox.issue(replace(SCAN, node="n2"), now=NOON, actor="ann")
     outbox.issue(replace(SCAN, node="n2"), now=minutes(11), actor="ann")
 
@@ -134,7 +134,7 @@ def test_listeners_hear_whose_order_it_is_and_when_the_hub_stops(outbox: OrderQu
     heard: list[outboxes.Address | None] = []
     outbox.subscribe(heard.append)
     outbox.issue(SCAN, now=NOON, actor="ann")
-    outbox.end()
+    outbox.close()
     assert heard == [("main", "n1"), None]
 
 

@@ -63,7 +63,9 @@ def planned(cause: str, cluster: Cluster, place: fleet.Place = GPU) -> Plan:
 
 
 def test_a_lost_gpu_leads_to_a_reboot_of_its_node_and_no_reset() -> None:
-    draft = make_plan(incident("gpu_fell_off_bus"), None, load(), names=lambda place: place.gpu or str(place.node))
+    draft = make_plan(
+        incident("gpu_fell_off_bus"), None, load(), format_place=lambda place: place.gpu or str(place.node)
+    )
     assert [(action.id, action.place) for action in draft.actions] == [
         ("1-cordon", NODE),
         ("2-drain", NODE),
@@ -87,7 +89,7 @@ def test_planning_twice_gives_the_same_actions() -> None:
 def test_a_reset_of_a_gpu_that_nobody_can_name_becomes_a_look() -> None:
     draft = make_plan(incident("ecc_uncorrectable", NODE), None, load())
     assert [action.kind for action in draft.actions] == ["cordon", "drain", "inspect", "validate", "uncordon"]
-    assert "which GPU it is" in draft.actions[2].why
+    assert "affected GPU" in draft.actions[2].why
 
 
 def test_an_incident_of_a_whole_cluster_touches_no_machine() -> None:
@@ -99,7 +101,7 @@ def test_a_dry_run_describes_everything_and_performs_nothing() -> None:
     cluster = Cluster(NodeObservation(NODE, exists=True, is_schedulable=True, workloads=("ns/job-1",)))
     plan = planned("ecc_uncorrectable", cluster)
     assert [receipt.result for receipt in plan.receipts] == [Result.DESCRIBED] * 5
-    assert plan.receipts[1].text == "drain n1 (moves ns/job-1)"
+    assert plan.receipts[1].text == "drain n1 (affects ns/job-1)"
     assert (plan.mode, plan.made_at, plan.cause) == (Mode.OBSERVE, NOON, "ecc_uncorrectable")
     assert (cluster.observed, cluster.performed) == (1, 0)
 
@@ -117,7 +119,7 @@ def test_a_node_that_the_cluster_does_not_know_is_refused() -> None:
 
 def test_a_cluster_that_does_not_answer_leaves_the_plan_and_says_so() -> None:
     plan = planned("gpu_fell_off_bus", Cluster(None))
-    assert plan.receipts[0].text == "cordon n1 (its state is unknown: it does not answer)"
+    assert plan.receipts[0].text == "cordon n1 (state of the node unknown: it does not answer)"
 
 
 def test_the_dry_run_driver_speaks_in_commands_and_refuses_to_act() -> None:
@@ -125,13 +127,13 @@ def test_the_dry_run_driver_speaks_in_commands_and_refuses_to_act() -> None:
     texts = [receipt.text for receipt in dry_run(draft, DryRunDriver(), now=NOON).receipts]
     assert texts[0].startswith("kubectl cordon n1")
     assert texts[2] == "on n1: nvidia-smi --gpu-reset -i GPU-1"
-    with pytest.raises(ActionRefused, match="cordon was asked for, but this hub only describes"):
+    with pytest.raises(ActionRefused, match="no driver for cordon; it only describes actions"):
         DryRunDriver().perform(draft.actions[0])
 
 
 def test_who_suffers_from_a_node_is_not_taken_for_the_holder_of_one_gpu() -> None:
     text = '[cause.gsp_timeout]\nsteps = [{action = "drain", why = "x", arguments = {scope = "gpu"}}]'
-    chosen = parse(text, where="test", over=load())
+    chosen = parse(text, where="test", base=load())
     found = diagnosis.Finding("gsp_timeout", 0.9, GPU, "", "", (), ())
     of_gpu = replace(incident("gsp_timeout"), workloads=("research/train-0",))
     of_node = replace(of_gpu, place=fleet.Place(GPU.cluster, node=GPU.node))

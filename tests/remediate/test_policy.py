@@ -9,7 +9,7 @@ import pytest
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import SettingsError
 from watchkeeper.model.actions import ActionKind
-from watchkeeper.remediate.policy import HARDWARE_ACTIONS, load, parse, with_checks
+from watchkeeper.remediate.policy import HARDWARE_ACTIONS, add_checks, load, parse
 
 UNKNOWN = '[cause.unknown]\nsteps = [{ action = "inspect", why = "look" }]\n'
 
@@ -62,7 +62,7 @@ def test_every_node_that_is_given_back_was_validated_first() -> None:
         ('[cause.power_cap]\nsteps = [{ action = "inspect", why = "x" }]', "cause.unknown: is missing"),
         (
             UNKNOWN + '[cause.cuda_oom]\nsteps = [{ action = "reboot", why = "x" }]',
-            "cause.cuda_oom.steps: reboot on hardware",
+            "cause.cuda_oom.steps: reboot needs a hardware fault",
         ),
         ("[cause", "not TOML"),
     ],
@@ -74,7 +74,7 @@ def test_a_mistake_names_file_and_key(text: str, problem: str) -> None:
 
 
 def test_a_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"absent.toml: the policy cannot be read"):
+    with pytest.raises(SettingsError, match=r"absent.toml: cannot read the policy"):
         load(tmp_path / "absent.toml")
 
 
@@ -110,11 +110,11 @@ def test_a_file_of_ones_own_replaces_what_it_names_and_leaves_the_rest(tmp_path:
         ('[pool.lab.cause.nonsense]\nsteps = [{ action = "inspect", why = "x" }]', "pool.lab.cause.nonsense: unknown"),
         (
             '[cause.power_cap]\nsteps = [{ action = "cordon", why = "x", arguments = { loud = "1" } }]',
-            r"cause.power_cap.steps\[0\].arguments: cordon has no loud; known: none",
+            r"cause.power_cap.steps\[0\].arguments: cordon has no loud; allowed: none",
         ),
         (
             '[cause.power_cap]\nsteps = [{ action = "validate", why = "x", checks = ["magic"] }]',
-            r"steps\[0\].checks: unknown check magic; known: gpus_present",
+            r"steps\[0\].checks: unknown check magic; use gpus_present",
         ),
         (
             '[cause.power_cap]\nsteps = [{ action = "cordon", why = "x" }, { action = "uncordon", why = "y" }]',
@@ -122,13 +122,13 @@ def test_a_file_of_ones_own_replaces_what_it_names_and_leaves_the_rest(tmp_path:
         ),
         (
             '[cause.gsp_timeout]\nsteps = [{ action = "drain", why = "x" }]',
-            r"cause.gsp_timeout.steps\[0\]: drains a node that was not cordoned, so new work would come",
+            r"cause.gsp_timeout.steps\[0\]: drains a node that still accepts new workloads",
         ),
     ],
 )
 def test_a_mistake_in_a_file_of_ones_own_names_its_key(text: str, problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
-        parse(text, where="mine.toml", over=load())
+        parse(text, where="mine.toml", base=load())
 
 
 def test_every_shipped_step_has_a_time_and_known_checks() -> None:
@@ -142,7 +142,7 @@ def test_every_shipped_step_has_a_time_and_known_checks() -> None:
 
 def test_checks_of_the_node_are_added_to_each_validation_and_full_load_only_after_hardware() -> None:
     text = UNKNOWN + '[cause.gpu_missing]\nhardware = false\nsteps = [{ action = "validate", why = "v" }]\n'
-    more = with_checks(parse(text, where="own", over=load()), ("scan", "diag_3"))
+    more = add_checks(parse(text, where="own", base=load()), ("scan", "diag_3"))
     checks = {
         cause: step.checks
         for cause in ("gpu_fell_off_bus", "gpu_missing")
@@ -151,6 +151,6 @@ def test_checks_of_the_node_are_added_to_each_validation_and_full_load_only_afte
     }
     own = ("gpus_present", "conditions_clear", "no_new_xid")
     assert checks == {"gpu_fell_off_bus": (*own, "scan", "diag_3"), "gpu_missing": (*own, "scan")}
-    assert with_checks(load(), ()) == load()
-    with pytest.raises(SettingsError, match=r"remediate.node_checks: unknown check melt; known: scan, diag_2, diag_3"):
-        with_checks(load(), ("melt",))
+    assert add_checks(load(), ()) == load()
+    with pytest.raises(SettingsError, match=r"remediate.node_checks: unknown check melt; use scan, diag_2, diag_3"):
+        add_checks(load(), ("melt",))

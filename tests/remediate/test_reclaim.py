@@ -13,12 +13,12 @@ from watchkeeper.model.actions import ActionKind
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import policy, validation
-from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.reclaim import Exemptions
+from watchkeeper.remediate.trust_rules import ModeDecision
 
 NOTEBOOK = ("research/nb-1",)
 HOUR = 3600.0
-RECLAIM = policy.with_wait(policy.load(reclaim=True), "1h")
+RECLAIM = policy.set_owner_wait(policy.load(reclaim=True), "1h")
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def called(world: World, kind: str) -> int:
 
 def test_nothing_is_taken_unless_it_is_switched_on() -> None:
     assert [step.action for step in policy.load().steps("gpu_idle_waste")] == [ActionKind.NOTIFY_OWNER]
-    with pytest.raises(SettingsError, match="switched off"):
-        policy.with_wait(policy.load(reclaim=True), None)
+    with pytest.raises(SettingsError, match="reclaiming is off"):
+        policy.set_owner_wait(policy.load(reclaim=True), None)
 
 
 def test_the_owner_is_told_and_has_an_hour_before_anything_is_taken(world: World) -> None:
@@ -71,7 +71,7 @@ def test_who_uses_the_gpu_again_in_time_keeps_it(world: World) -> None:
     assert (world.state(made.incident), called(world, "reclaim")) == ("rolled_back", 0)
     found = world.repairs.find(made.incident)
     assert found is not None
-    assert found.reason == "It is used again, and kept: research/nb-1 at work"
+    assert found.reason == "In use again, not reclaimed: research/nb-1 at work"
 
 
 def test_an_incident_that_ends_in_the_waiting_time_takes_nothing(world: World) -> None:
@@ -97,7 +97,7 @@ def test_a_person_can_say_no_while_the_owner_has_time(world: World) -> None:
     made = world.take(held_idle(world))
     assert made is not None
     world.settle(5, seconds=60)
-    world.people.reject(made.id, "a talk tomorrow", actor="ada", now=world.now)
+    world.control.reject(made.id, "a talk tomorrow", actor="ada", now=world.now)
     world.settle(90, seconds=60)
     assert (world.state(made.incident), called(world, "reclaim")) == ("rejected", 0)
 
@@ -107,7 +107,7 @@ def test_in_mode_ask_not_even_a_warning_goes_out_without_a_yes(world: World) -> 
     assert made is not None
     world.settle(10, seconds=60)
     assert world.cluster.calls == []
-    world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+    world.control.approve(made.id, made.digest, actor="ada", now=world.now)
     world.settle(40)
     assert world.state(made.incident) == "warning"
 
@@ -151,7 +151,7 @@ def test_many_idle_nodes_open_no_breaker_and_wait_for_their_own_rate(small: Worl
     assert sorted(world.state(one.id) for one in made if one) == ["approved", "approved", "warning", "warning"]
     assert not world.repairs.switch.is_tripped
     waits = next(one for one in world.repairs.active_repairs() if one.state == "approved")
-    assert waits.reason == "Refused by rate: 2 reclaims began within 1 h, the limit is 2"
+    assert waits.reason == "Refused by rate: 2 reclaims started within 1h, the limit is 2"
     broken = world.take(world.breaks("n3"))
     assert broken is not None
     assert world.state(broken.id) != "approved"
@@ -167,9 +167,9 @@ def test_who_is_exempt_keeps_idle_gpus(world: World, pattern: str) -> None:
     want = world.wants(held_idle(world))
     assert want is not None
     exempt = Exemptions((pattern,), lambda _: "science")
-    rung = exempt.limit_mode(want.allowed, want.actions)
-    assert rung == ModeDecision(
-        Mode.OBSERVE, f"research/nb-1 may keep its GPUs: remediate.reclaim_exempt has `{pattern}`"
+    mode_decision = exempt.limit_mode(want.allowed, want.actions)
+    assert mode_decision == ModeDecision(
+        Mode.OBSERVE, f"research/nb-1 is exempt from reclaiming: remediate.reclaim_exempt has `{pattern}`"
     )
     assert Exemptions(("vision/*",)).limit_mode(want.allowed, want.actions) == want.allowed
 
@@ -177,31 +177,31 @@ def test_who_is_exempt_keeps_idle_gpus(world: World, pattern: str) -> None:
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        ('{ action = "reclaim", why = "x" }', "an owner who was not told; add a warn_owner before"),
+        ('{ action = "reclaim", why = "x" }', "reclaims a GPU without a warning; add a warn_owner before it"),
         ('{ action = "warn_owner", why = "x", arguments = { wait = "soon" } }', "arguments.wait"),
         (
             '{ action = "warn_owner", why = "x" }, { action = "reclaim", why = "x", arguments = { how = "shout" } }',
-            "none of scale_down, requeue, cancel",
+            "use one of scale_down, requeue, cancel",
         ),
     ],
 )
 def test_a_policy_that_takes_without_a_word_is_a_mistake(steps: str, problem: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        policy.parse(f"[cause.gpu_idle_waste]\nsteps = [{steps}]", where="mine.toml", over=policy.load())
+        policy.parse(f"[cause.gpu_idle_waste]\nsteps = [{steps}]", where="mine.toml", base=policy.load())
     assert problem in str(raised.value)
 
 
 def test_only_waste_is_taken_back() -> None:
     steps = '{ action = "warn_owner", why = "x" }, { action = "reclaim", why = "x" }'
-    with pytest.raises(SettingsError, match="held without use"):
-        policy.parse(f"[cause.training_stalled]\nsteps = [{steps}]", where="mine.toml", over=policy.load())
+    with pytest.raises(SettingsError, match="needs a cause of the family waste"):
+        policy.parse(f"[cause.training_stalled]\nsteps = [{steps}]", where="mine.toml", base=policy.load())
 
 
 def test_a_pool_may_have_its_own_time_and_way(world: World) -> None:
     text = """[pool.pool-1.cause.gpu_idle_waste]
 steps = [{ action = "warn_owner", why = "x", arguments = { wait = "5m" } },
          { action = "reclaim", why = "x", arguments = { how = "cancel" } }]"""
-    world.policy = policy.with_wait(policy.parse(text, where="mine.toml", over=RECLAIM), "1h")
+    world.policy = policy.set_owner_wait(policy.parse(text, where="mine.toml", base=RECLAIM), "1h")
     made = world.take(held_idle(world, "n1"))
     assert made is not None
     world.settle(8, seconds=60)

@@ -15,7 +15,7 @@ from tests.support.opened import opened
 from tests.support.waiting import until_async
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import SettingsError, StoreError
-from watchkeeper.hub.repair_loop import build_ladder, build_limits, load_policy
+from watchkeeper.hub.repair_loop import build_limits, build_trust_rules, load_policy
 from watchkeeper.kit.clock import ManualClock, to_ms
 from watchkeeper.model import events, fleet
 from watchkeeper.model.trust import Mode
@@ -53,14 +53,14 @@ def after_xid(
 def test_an_event_cordons_its_node_without_a_tick_or_a_diagnosis(tmp_path: Path) -> None:
     cluster, told = after_xid(tmp_path, 79, Mode.ACT, patience_seconds=60.0)
     assert cluster.ours() == ["n1"]
-    assert "Cordoning: Approved by policy, and no guard objects" in told
+    assert "Cordoning: Approved by policy; no guard refuses" in told
 
 
 @pytest.mark.slow
 def test_a_node_of_another_cluster_is_not_taken_for_the_one_of_its_name_here(tmp_path: Path) -> None:
     cluster, told = after_xid(tmp_path, 79, Mode.ACT, where="other")
     assert cluster.calls == []
-    refused = "Refused by cluster: n1 is of cluster other, and this hub repairs nodes of main (fleet.cluster)"
+    refused = "Refused by cluster: n1 is in cluster other, but this hub repairs main (fleet.cluster)"
     assert any(text.startswith(refused) for text in told), told
 
 
@@ -93,7 +93,7 @@ def test_settings_become_a_ladder_and_limits(tmp_path: Path) -> None:
     )
     (tmp_path / "mine.toml").write_text('[cause.gsp_timeout]\nsteps = [{ action = "inspect", why = "look" }]')
     chosen = loading.load(tmp_path / "hub.toml").remediate
-    assert build_ladder(chosen).decide_mode("gpu_fell_off_bus", "prod").mode is Mode.ACT
+    assert build_trust_rules(chosen).decide_mode("gpu_fell_off_bus", "prod").mode is Mode.ACT
     assert (build_limits(chosen).fleet_percent, build_limits(chosen).quorums[0].gpus) == (5, 512)
     assert [step.action for step in load_policy(chosen).steps("gsp_timeout")] == ["inspect"]
 
@@ -113,9 +113,7 @@ def test_idle_gpus_are_taken_back_only_where_the_settings_say_so(tmp_path: Path)
     mine.write_text(
         '[cause.gpu_idle_waste]\nsteps = [{ action = "warn_owner", why = "x" }, { action = "reclaim", why = "x" }]'
     )
-    with pytest.raises(
-        SettingsError, match=r"cause\.gpu_idle_waste takes GPUs from their owners, which is switched off"
-    ):
+    with pytest.raises(SettingsError, match=r"cause\.gpu_idle_waste reclaims GPUs, but reclaiming is off"):
         load_policy(replace(settings.RemediateSettings(), policy=str(mine)))
 
 
@@ -152,7 +150,7 @@ def test_a_mistake_in_the_settings_names_its_key(tmp_path: Path, line: str, prob
 def test_a_rule_for_a_cause_that_nobody_knows_is_refused() -> None:
     chosen = replace(settings.RemediateSettings(), trust=(settings.TrustRule(Mode.ACT, cause="gpu_fel_of"),))
     with pytest.raises(SettingsError, match=r"remediate.trust\[0\].cause: unknown cause 'gpu_fel_of'"):
-        build_ladder(chosen)
+        build_trust_rules(chosen)
 
 
 def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: Path) -> None:
@@ -182,7 +180,7 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
 
     before, after, told = asyncio.run(story())
     assert (before, after) == (False, True)
-    said = "INC-1.1 is at work on n1: what is seen of it meanwhile does not change the cause, gpu_fell_off_bus"
+    said = "INC-1.1 is running on n1: new signals of the node do not change the cause, gpu_fell_off_bus"
     assert told.count(said) == 1
 
 

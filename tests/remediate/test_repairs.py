@@ -42,7 +42,7 @@ def test_a_lost_gpu_is_cordoned_drained_rebooted_validated_and_given_back(world:
     assert (world.state(id), world.cluster.calls) == ("done", CALLS)
     assert world.cluster.machines["n1"].cordon is None
     assert world.journal.verify() is None
-    assert "Done: Every step is done, and the node has passed" in world.story(id)
+    assert "Done: All steps are done; the node passed validation" in world.story(id)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -77,8 +77,8 @@ def test_a_drain_that_never_ends_fails_with_who_is_in_the_way(world: World) -> N
     repair = world.repairs.find(id)
     assert repair is not None
     assert (repair.state, repair.has_cordon) == ("failed", True)
-    assert repair.reason.startswith("drain took 36")
-    assert repair.reason.endswith("the limit is 3600 s, waiting for job-0")
+    assert repair.reason.startswith("drain timed out after 36")
+    assert repair.reason.endswith("the limit is 3600 s; blocked on: job-0")
     world.ends(id)
     world.settle(5, seconds=60)
     assert (world.state(id), world.cluster.ours()) == ("rolled_back", [])
@@ -124,7 +124,7 @@ def test_somebody_who_uncordons_under_our_hands_has_the_last_word(world: World) 
     world.cluster.machines["n1"].cordon = None
     world.settle(20)
     assert world.state(id) == "failed"
-    assert any("somebody else took it off" in text for text in world.story(id))
+    assert any("Our cordon of n1 was removed by another user" in text for text in world.story(id))
     assert world.cluster.machines["n1"].cordon is None
 
 
@@ -134,7 +134,7 @@ def test_a_node_that_somebody_else_has_cordoned_is_theirs(world: World) -> None:
     world.settle(20)
     assert world.state(id) == "rolled_back"
     assert world.cluster.machines["n1"].cordon == "ada"
-    assert "Rolled back: n1 is cordoned by ada, and it is theirs" in world.story(id)
+    assert "Rolled back: n1 is already cordoned by ada" in world.story(id)
     assert "drain n1" not in world.cluster.calls
 
 
@@ -156,7 +156,7 @@ def test_a_machine_that_came_back_under_the_same_name_is_another_one(world: Worl
     machine.incarnation, machine.cordon = 2, machine.cordon
     world.settle(5)
     assert world.state(id) == "failed"
-    assert any("another machine by now" in text for text in world.story(id))
+    assert any("replaced by another machine" in text for text in world.story(id))
 
 
 def test_an_incident_that_ends_by_itself_has_its_cordon_taken_off(world: World) -> None:
@@ -208,7 +208,7 @@ def test_two_incidents_of_one_node_share_one_repair(world: World) -> None:
     world.settle(30)
     assert world.cluster.calls == CALLS
     assert world.take(second) is None
-    assert f"{first}.1 is at work on n1: this incident waits for it" in world.story(second.id)
+    assert f"{first}.1 is already repairing n1: this incident shares it" in world.story(second.id)
 
 
 def test_a_fault_that_returns_gets_another_attempt_until_there_were_enough(tmp_path: Path) -> None:
@@ -223,9 +223,7 @@ def test_a_fault_that_returns_gets_another_attempt_until_there_were_enough(tmp_p
     assert world.cluster.calls.count("reboot n1") == 2
     repair = world.repairs.find(id)
     assert repair is not None
-    assert (
-        repair.reason == "Refused by attempts: 2 repairs of n1 within 7 d, the limit is 2: hand it over to the vendor"
-    )
+    assert repair.reason == "Refused by attempts: 2 repairs of n1 within 1w, the limit is 2: hand it over to the vendor"
     world.close()
 
 
@@ -234,8 +232,8 @@ def test_a_step_for_people_waits_for_them_and_the_cordon_for_the_end_of_the_inci
     world.settle(10)
     waiting = world.repairs.find(id)
     assert waiting is not None
-    assert waiting.waits_for == ("a person: inspect (Fans, air baffles or coolant need a person)",)
-    world.people.step_done(id, actor="ada", now=world.now)
+    assert waiting.waits_for == ("Manual: inspect GPU-1 on n1 (Fans, air baffles or coolant need a person)",)
+    world.control.step_done(id, actor="ada", now=world.now)
     world.settle(10)
     assert (world.state(id), world.cluster.ours()) == ("acting", ["n1"])
     world.ends(id)
@@ -259,7 +257,7 @@ def test_a_cordon_that_lands_after_it_was_given_up_is_found_and_taken_off(world:
     id = broken(world)
     repair = world.repairs.find(id)
     assert repair is not None
-    world.people.reject(id, "not now", actor="ada", now=world.now)
+    world.control.reject(id, "not now", actor="ada", now=world.now)
     world.settle(5)
     world.cluster.machines["n1"].cordon = repair.actions[0].mark
     world.settle(10, seconds=60)
@@ -274,14 +272,14 @@ def test_a_node_is_looked_at_for_an_hour_after_its_repair_and_then_no_more(world
     world.ends(incident.id)
     world.settle(5)
     assert world.repairs.active_repairs() == []
-    late, looked = world.repairs._late, list[str]()
+    late, looked = world.repairs._stray_cordons, list[str]()
 
     def observe(place: fleet.Place) -> NodeObservation:
         looked.append(str(place.node))
         return world.cluster.observe(place)
 
     for minutes in (10, 30, 90, 120):
-        late.look(observe, lambda _: False, world.now + timedelta(minutes=minutes))
+        late.check_nodes(observe, lambda _: False, world.now + timedelta(minutes=minutes))
     assert looked == ["n1", "n1", "n1"]
 
 
@@ -317,7 +315,7 @@ def test_a_plan_for_people_only_is_no_repair(world: World) -> None:
 
 
 def test_of_repairs_that_wait_there_are_so_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repairs, "MOST_ALIVE", 1)
+    monkeypatch.setattr(repairs, "MAX_ACTIVE_REPAIRS", 1)
     assert world.take(world.breaks("n1"), Mode.ASK) is not None
     assert world.take(world.breaks("n2"), Mode.ASK) is None
 
@@ -342,14 +340,14 @@ def test_a_stop_during_a_repair_does_not_count_against_its_step(world: World) ->
     world.cluster.troubles = Troubles(slow=1.0)
     id = broken(world)
     world.settle(5)
-    world.people.stop("power work", actor="ada", now=world.now)
+    world.control.stop("power work", actor="ada", now=world.now)
     calls = len(world.cluster.calls)
     world.settle(10, seconds=3600)
     assert len(world.cluster.calls) == calls
     world.restart()
     world.settle(5)
     assert len(world.cluster.calls) == calls
-    world.people.resume(actor="ada", now=world.now)
+    world.control.resume(actor="ada", now=world.now)
     world.settle(1)
     assert world.state(id) == "draining"
     world.now += timedelta(hours=2)

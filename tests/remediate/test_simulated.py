@@ -67,21 +67,21 @@ def test_a_reset_of_an_unknown_gpu_fails_with_the_simulators_words(
     simulator: tuple[SimulatedDriver, fleet.Place],
 ) -> None:
     driver, node = simulator
-    with pytest.raises(ActionFailed, match=r"gpus/GPU-none/reset did not succeed: it answered 404"):
+    with pytest.raises(ActionFailed, match=r"gpus/GPU-none/reset failed: it answered 404"):
         driver.perform(action(ActionKind.RESET_GPU, fleet.Place("sim", node=node.node, gpu="GPU-none")))
 
 
 def test_what_only_a_person_can_do_is_described_and_refused(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:
     driver, node = simulator
     look = action(ActionKind.INSPECT, node)
-    assert driver.describe(look) == f"a person looks at {node.node}"
+    assert driver.describe(look) == f"Manual: inspect {node.node}"
     with pytest.raises(ActionRefused, match="no call for inspect"):
         driver.perform(look)
 
 
 def test_a_simulator_that_is_not_there_is_a_failure_with_words() -> None:
     url = f"http://127.0.0.1:{servers.free_port()}"
-    with pytest.raises(ActionFailed, match=r"GET /cluster/nodes/n1 did not succeed: connection refused"):
+    with pytest.raises(ActionFailed, match=r"GET /cluster/nodes/n1 failed: connection refused"):
         SimulatedDriver(url).observe(fleet.Place("sim", node="n1"))
 
 

@@ -18,11 +18,11 @@ from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 
-AWAY = "the Kubernetes API server did not take GET /api/v1/nodes/n1: Connection refused"
-CONFLICT = "somebody else changed the node between each look and each patch, 5 times"
-BUDGET = "pod web/a: a disruption budget does not let it go: web needs 1 healthy pods and has 1 currently"
-ENDLESS = "pod train/b: it should have ended 900 s ago, and its finalizers hold it: example.com/wait"
-EXPIRED = "it does not accept our credentials: Unauthorized"
+AWAY = "GET /api/v1/nodes/n1 to the Kubernetes API server failed: Connection refused"
+CONFLICT = "another client changed the node between read and patch, 5 times"
+BUDGET = "pod web/a: blocked by a disruption budget: web needs 1 healthy pods and has 1 currently"
+ENDLESS = "pod train/b: should have terminated 900 s ago, blocked by its finalizers example.com/wait"
+EXPIRED = "it rejected our credentials: Unauthorized"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def waits(world: World, kind: ActionKind, why: str) -> None:
     def endless(action: Action) -> ActionOutcome:
         if action.kind is not kind:
             return perform(action)
-        return ActionOutcome(f"{action.kind} has to wait", is_complete=False, waits_for=(why,))
+        return ActionOutcome(f"{action.kind} is blocked", is_complete=False, waits_for=(why,))
 
     world.cluster.perform = endless  # type: ignore[method-assign]
 
@@ -72,18 +72,18 @@ def uncordoned(world: World) -> None:
 
 
 AT_ONCE: dict[str, tuple[Callable[[World], None], str]] = {
-    "the API server is gone mid-drain": (away, "drain took 36"),
+    "the API server is gone mid-drain": (away, "drain timed out after 36"),
     "conflicts": (
         lambda world: waits(world, ActionKind.CORDON, CONFLICT),
-        f"the limit is 120 s, waiting for {CONFLICT}",
+        f"the limit is 120 s; blocked on: {CONFLICT}",
     ),
     "a budget that never allows": (lambda world: waits(world, ActionKind.DRAIN, BUDGET), BUDGET),
     "a pod that never ends": (lambda world: waits(world, ActionKind.DRAIN, ENDLESS), ENDLESS),
     "expired credentials": (lambda world: waits(world, ActionKind.CORDON, EXPIRED), EXPIRED),
 }
 MID_DRAIN: dict[str, tuple[Callable[[World], None], str]] = {
-    "deleted and made again": (anew, "n1 was deleted and is another machine by now: nothing more is done to it"),
-    "uncordoned under our hands": (uncordoned, "n1 no longer carries our cordon: somebody else took it off"),
+    "deleted and made again": (anew, "n1 was replaced by another machine with the same name: the repair ends"),
+    "uncordoned under our hands": (uncordoned, "Our cordon of n1 was removed by another user"),
 }
 
 

@@ -16,7 +16,7 @@ from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import policy
 from watchkeeper.remediate.driver import NodeObservation
-from watchkeeper.remediate.ladder import ModeDecision
+from watchkeeper.remediate.trust_rules import ModeDecision
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def begun(world: World, mode: Mode = Mode.ACT) -> Repair:
     made = world.take(incident, mode)
     assert made is not None
     if mode is Mode.ASK:
-        world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+        world.control.approve(made.id, made.digest, actor="ada", now=world.now)
     world.step()
     world.step()
     assert world.cluster.calls == ["cordon n1"]
@@ -47,7 +47,7 @@ def test_a_node_that_cannot_be_looked_at_is_not_drained_or_rebooted(world: World
     world.cluster.troubles = Troubles(observe=1.0)
     world.settle(20)
     assert world.cluster.calls == ["cordon n1"]
-    assert "cannot be had now" in world.repairs.active_repairs()[0].waits_for[0]
+    assert "the cluster does not answer" in world.repairs.active_repairs()[0].waits_for[0]
     world.cluster.troubles = Troubles()
     world.settle(30)
     assert world.state(made.incident) == "done"
@@ -58,43 +58,43 @@ def test_a_node_that_nobody_can_look_at_for_too_long_is_kept_out_and_said_so(wor
     world.cluster.troubles = Troubles(observe=1.0)
     world.settle(80, seconds=60)
     assert world.state(made.id) == "failed"
-    assert "the limit is 3600 s, waiting for a look at n1" in world.repairs.active_repairs()[0].reason
+    assert "the limit is 3600 s; blocked on: the state of n1 is unknown" in world.repairs.active_repairs()[0].reason
 
 
 def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: World) -> None:
     made = begun(world)
-    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
+    world.mode_decision = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.settle(20)
     assert world.cluster.calls == ["cordon n1"]
-    assert world.repairs.active_repairs()[0].waits_for == ("a person's yes: mode ask by remediate.mode",)
-    with pytest.raises(InvalidTransition, match="the yes is for plan"):
-        world.people.approve(made.id, "another", actor="ada", now=world.now)
-    world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+    assert world.repairs.active_repairs()[0].waits_for == ("approval (mode ask by remediate.mode)",)
+    with pytest.raises(InvalidTransition, match="the approval is for plan"):
+        world.control.approve(made.id, "another", actor="ada", now=world.now)
+    world.control.approve(made.id, made.digest, actor="ada", now=world.now)
     world.settle(30)
     assert world.state(made.incident) == "done"
 
 
 def test_what_a_person_approved_goes_on_under_ask(world: World) -> None:
     made = begun(world, Mode.ASK)
-    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
+    world.mode_decision = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.settle(30)
     assert world.state(made.incident) == "done"
 
 
 def test_under_ask_our_own_cordon_is_taken_off_without_a_yes_when_it_is_over(world: World) -> None:
     made = begun(world)
-    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
+    world.mode_decision = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.ends(made.incident)
     world.settle(10)
     assert world.cluster.ours() == ["n1"]
-    world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+    world.control.approve(made.id, made.digest, actor="ada", now=world.now)
     world.settle(10)
     assert (world.state(made.incident), world.cluster.ours()) == ("rolled_back", [])
 
 
 def test_a_node_that_a_lowered_mode_leaves_cordoned_keeps_an_open_incident(world: World) -> None:
     made = begun(world)
-    world.rung = ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
+    world.mode_decision = ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
     world.ends(made.incident)
     world.settle(5)
     assert world.cluster.ours() == ["n1"]
@@ -107,11 +107,11 @@ def test_a_clock_that_was_put_back_does_not_lengthen_a_yes(world: World) -> None
     incident = world.breaks("n1")
     made = world.take(incident, Mode.ASK)
     assert made is not None
-    world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+    world.control.approve(made.id, made.digest, actor="ada", now=world.now)
     world.now -= timedelta(hours=5)
     world.step()
     assert world.state(made.id) == "planned"
-    assert "clock was put back" in world.repairs.active_repairs()[0].reason
+    assert "clock was set back" in world.repairs.active_repairs()[0].reason
 
 
 def test_a_clock_that_was_put_back_does_not_keep_a_repair_waiting(world: World) -> None:
@@ -147,11 +147,11 @@ def test_a_stop_that_the_journal_cannot_keep_holds_all_the_same(world: World, mo
     with monkeypatch.context() as broken:
         broken.setattr(world.journal, "save_switch", full)
         with pytest.raises(StoreError):
-            world.people.stop("let me look", actor="ada", now=world.now)
+            world.control.stop("let me look", actor="ada", now=world.now)
     world.settle(20)
     assert world.repairs.switch.is_stopped
     assert world.cluster.calls == ["cordon n1"]
-    world.people.resume(actor="ada", now=world.now)
+    world.control.resume(actor="ada", now=world.now)
     world.settle(30)
     assert world.cluster.calls[-1] == "uncordon n1"
 
@@ -177,7 +177,7 @@ def test_nothing_is_called_for_an_intent_that_the_journal_lost(world: World, mon
 
 def test_a_late_mark_is_found_although_its_cluster_was_silent_for_hours(world: World) -> None:
     made = begun(world)
-    world.people.reject(made.id, "no", actor="ada", now=world.now)
+    world.control.reject(made.id, "no", actor="ada", now=world.now)
     world.settle(5)
     assert world.state(made.incident) == "rejected"
     world.cluster.troubles = Troubles(observe=1.0)
@@ -192,7 +192,7 @@ def test_a_silent_cluster_is_asked_for_late_marks_once_not_once_for_each_node(wo
     for name in ("n0", "n1", "n2"):
         made = world.take(world.breaks(name), Mode.ASK)
         assert made is not None
-        world.people.reject(made.id, "no", actor="ada", now=world.now)
+        world.control.reject(made.id, "no", actor="ada", now=world.now)
     asked: list[str] = []
 
     def silent(place: object) -> NodeObservation:
@@ -206,7 +206,7 @@ def test_a_silent_cluster_is_asked_for_late_marks_once_not_once_for_each_node(wo
 
 def test_a_gpu_drain_without_a_cordon_is_not_taken_for_a_lost_cordon(world: World) -> None:
     text = '[cause.ecc_uncorrectable]\nsteps = [{action = "drain", why = "x", arguments = {scope = "gpu"}}]'
-    world.policy = policy.parse(text, where="test", over=world.policy)
+    world.policy = policy.parse(text, where="test", base=world.policy)
     incident = world.breaks("n1", "ecc_uncorrectable")
     world.cluster.troubles = Troubles(slow=1.0)
     made = world.take(incident)

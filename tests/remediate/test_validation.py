@@ -42,7 +42,10 @@ def standing(verdict: CheckResult) -> tuple[CheckState, str]:
 
 def test_quiet_has_to_last_before_it_counts() -> None:
     check = NoNewXid(Records([xid(79, NOON - MINUTE)]))
-    assert standing(check.check(NODE, NOON, NOON + MINUTE)) == (CheckState.UNKNOWN, "none for 60 s of 300 s")
+    assert standing(check.check(NODE, NOON, NOON + MINUTE)) == (
+        CheckState.UNKNOWN,
+        "Soaking: 60 of 300 s without a new Xid",
+    )
     assert check.check(NODE, NOON, NOON + 5 * MINUTE).state is CheckState.PASSED
 
 
@@ -65,7 +68,7 @@ def test_gpus_count_when_they_reported_after_the_repair() -> None:
     report("DCGM_FI_DEV_GPU_TEMP", 40.0, -10, UUID="GPU-1")
     assert standing(check.check(NODE, NOON, NOON)) == (
         CheckState.UNKNOWN,
-        "0 GPUs report, and nobody knows how many should",
+        "0 GPUs report, the expected number is unknown",
     )
     report("watchkeeper_node_expected_gpus", 2.0, 0)
     report("DCGM_FI_DEV_GPU_TEMP", 40.0, 10, UUID="GPU-1")
@@ -92,7 +95,7 @@ def test_a_fault_that_lasts_keeps_the_node_out() -> None:
     )
     records = Records(open=[incident])
     verdict = ConditionsClear(records).check(NODE, NOON, NOON)
-    assert standing(verdict) == (CheckState.UNKNOWN, "1 still last, such as: Xid 79")
+    assert standing(verdict) == (CheckState.UNKNOWN, "1 hardware faults are active, such as: Xid 79")
     records.open = [replace(incident, members=(replace(member, until=NOON),))]
     assert ConditionsClear(records).check(NODE, NOON, NOON).state is CheckState.PASSED
 
@@ -106,7 +109,7 @@ def test_a_check_that_nobody_makes_or_that_breaks_has_not_passed() -> None:
 
     verdicts = run_checks(["magic", "broken"], {"broken": Broken()}, NODE, since=NOON, now=NOON)
     assert [one.state for one in verdicts] == [CheckState.UNKNOWN, CheckState.UNKNOWN]
-    assert verdicts[1].text == "could not be asked: the disk is gone"
+    assert verdicts[1].text == "the check broken failed to run: the disk is gone"
 
 
 def test_the_journal_is_a_keeper_of_records(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.driver import ActionOutcome
-from watchkeeper.remediate.ladder import ModeDecision
+from watchkeeper.remediate.trust_rules import ModeDecision
 
 CAUSES = (
     "gpu_fell_off_bus",
@@ -106,9 +106,9 @@ class Walk:
         """The troubles end, the machines are well, the incidents are over: nothing of ours may be left."""
         world = self.world
         world.cluster.troubles = Troubles()
-        self.kill_at, world.rung = None, None
+        self.kill_at, world.mode_decision = None, None
         if world.repairs.switch.is_stopped:
-            world.people.resume(actor="ada", now=world.now)
+            world.control.resume(actor="ada", now=world.now)
         for _ in range(3):
             for machine in world.cluster.machines.values():
                 machine.is_sick = False
@@ -177,24 +177,26 @@ class Walk:
         self.world.restart()
 
     def approves(self) -> None:
-        self._person(lambda one, digest: self.world.people.approve(one, digest, actor="ada", now=self.world.now))
+        self._person(lambda one, digest: self.world.control.approve(one, digest, actor="ada", now=self.world.now))
 
     def rejects(self) -> None:
-        self._person(lambda one, _: self.world.people.reject(one, "no", actor="ada", now=self.world.now))
+        self._person(lambda one, _: self.world.control.reject(one, "no", actor="ada", now=self.world.now))
 
     def says_done(self) -> None:
-        self._person(lambda one, _: self.world.people.step_done(one, actor="ada", now=self.world.now))
+        self._person(lambda one, _: self.world.control.step_done(one, actor="ada", now=self.world.now))
 
     def settings_change(self) -> None:
         """The mode is another one from now on, as after a restart with other settings."""
         mode = self.dice.choice([Mode.ASK, Mode.ASK, Mode.ASK, Mode.SUGGEST])
-        self.world.rung = ModeDecision(mode, f"mode {mode} by the walk") if self.world.rung is None else None
+        self.world.mode_decision = (
+            ModeDecision(mode, f"mode {mode} by the walk") if self.world.mode_decision is None else None
+        )
 
     def stops(self) -> None:
         if self.world.repairs.switch.is_stopped:
-            self.world.people.resume(actor="ada", now=self.world.now)
+            self.world.control.resume(actor="ada", now=self.world.now)
         else:
-            self.world.people.stop("let me look", actor="ada", now=self.world.now)
+            self.world.control.stop("let me look", actor="ada", now=self.world.now)
 
     def _person(self, say: Callable[[str, str], object]) -> None:
         if alive := self.world.repairs.active_repairs():

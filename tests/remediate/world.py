@@ -13,13 +13,13 @@ from watchkeeper.model import actions, alerts, events, fleet, incidents
 from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards, validation
-from watchkeeper.remediate.approval import Approval
+from watchkeeper.remediate.control import RepairControl
 from watchkeeper.remediate.dependencies import RepairDependencies
-from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.plan import make_plan
 from watchkeeper.remediate.policy import RepairPolicy, load
 from watchkeeper.remediate.proposal import RepairProposal, propose_repair
 from watchkeeper.remediate.repairs import Repairs
+from watchkeeper.remediate.trust_rules import ModeDecision
 from watchkeeper.store.journal.journal import Journal
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -51,7 +51,7 @@ class World:
     policy: RepairPolicy = field(default_factory=load)
     now: datetime = NOON
     # What the settings of today say, where they are others than those of the plan.
-    rung: ModeDecision | None = None
+    mode_decision: ModeDecision | None = None
     # What is said of workloads that are not in `used`.
     idle: validation.CheckState = validation.CheckState.PASSED
     used: set[str] = field(default_factory=set)
@@ -71,11 +71,11 @@ class World:
             {name: Healthy(self.cluster, name) for name in validation.CHECKS},
             list_nodes=lambda: self.nodes,
             report_event=self.reported.append,
-            current_mode=lambda _: self.rung,
+            current_mode=lambda _: self.mode_decision,
             check_idle=self.look_for_use,
         )
         self.repairs = Repairs(around, now=self.now)
-        self.people = Approval(self.repairs, life=timedelta(hours=1))
+        self.control = RepairControl(self.repairs, approval_lifetime=timedelta(hours=1))
 
     def look_for_use(self, action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:
         used = [one for one in action.arguments.get("pods", "").split(",") if one in self.used]
@@ -128,8 +128,10 @@ class World:
     def wants(self, incident: incidents.Incident, mode: Mode | None = None) -> RepairProposal | None:
         node = next(node for node in self.nodes if node.name == incident.place.node)
         draft = make_plan(incident, None, self.policy, pool=node.pool)
-        rung = ModeDecision(mode or self.mode, f"mode {mode or self.mode} by the test")
-        return propose_repair(incident, draft.cause, draft.actions, policy=self.policy, pool=node.pool, rung=rung)
+        mode_decision = ModeDecision(mode or self.mode, f"mode {mode or self.mode} by the test")
+        return propose_repair(
+            incident, draft.cause, draft.actions, policy=self.policy, pool=node.pool, mode_decision=mode_decision
+        )
 
     def take(self, incident: incidents.Incident, mode: Mode | None = None) -> Repair | None:
         want = self.wants(incident, mode)

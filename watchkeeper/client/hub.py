@@ -194,7 +194,7 @@ class Client:
         """The audit of repairs, oldest first: who, what, why, and what came of it."""
         return self._get(answers.RepairLog, "/api/repairs/log", limit=limit).entries
 
-    def test_policy(self, text: str) -> tuple[answers.Rehearsed, ...]:
+    def test_policy(self, text: str) -> tuple[answers.ReplayedIncident, ...]:
         """Which plan each incident of the past would have got under a policy, and what guards would have said."""
         return self._post(answers.PolicyTest, "/api/repairs/test", {"policy": text}).incidents
 

@@ -45,7 +45,7 @@ def build_driver(
             )
         return simulated.SimulatedDriver(simulator_url)
     if settings.remediate.driver is config.DriverName.KUBERNETES:
-        return kubernetes.of_settings(settings, is_stopped=is_stopped)
+        return kubernetes.build_driver(settings, is_stopped=is_stopped)
     if settings.remediate.driver is config.DriverName.SLURM:
-        return slurm_rest.of_settings(settings, is_stopped=is_stopped)
+        return slurm_rest.build_driver(settings, is_stopped=is_stopped)
     return dry_run.DryRunDriver()

@@ -67,7 +67,7 @@ class Hub:
         self._cluster_driver = driver or backends.build_driver(
             settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped
         )
-        self._driver = composite_driver.with_node_agents(self._cluster_driver, settings, self._orders, time=time)
+        self._driver = composite_driver.add_node_agents(self._cluster_driver, settings, self._orders, time=time)
         self.incidents = incident_service.IncidentService(
             runtime,
             self.current,
@@ -125,7 +125,7 @@ class Hub:
                 rules=self.rules.rules,
                 policy=self._policy,
                 driver=self._driver,
-                ladder=self.repairs.ladder,
+                trust_rules=self.repairs.trust_rules,
                 under_repair=self.repairs.acting_on,
                 newest_ms=self.samples.newest_ms,
             ),
@@ -215,7 +215,7 @@ class Hub:
             await self.lead.run(leadership.LeadershipCallbacks(self._join, self._leading_loops), stop)
         finally:
             if (order_queue := self._orders()) is not None:
-                order_queue.end()
+                order_queue.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -23,7 +23,7 @@ from watchkeeper.model import actions, alerts, diagnosis, events, labels, sample
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import engine as engines
-from watchkeeper.remediate import driver, ladder, plan, policy, shared_steps
+from watchkeeper.remediate import driver, plan, policy, shared_steps, trust_rules
 from watchkeeper.remediate.drivers import dry_run
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import fleet
@@ -45,7 +45,7 @@ class PipelineDependencies:
     rules: rulefile.RuleSet
     policy: policy.RepairPolicy
     driver: driver.Driver
-    ladder: ladder.TrustLadder
+    trust_rules: trust_rules.TrustRules
     # Incidents with a running repair on a node; called without a lock, on the journal thread.
     under_repair: Callable[[fleet_model.Place], Collection[str]] = lambda _: ()
     # The newest sample before this start: until then the previous hub was running.
@@ -57,7 +57,7 @@ def dry_run_dependencies(
 ) -> PipelineDependencies:
     """The shipped policy and the dry-run driver, which changes nothing: for drills and tests."""
     return PipelineDependencies(
-        engine, inventory, journal, rules, policy.load(), dry_run.DryRunDriver(), ladder.TrustLadder()
+        engine, inventory, journal, rules, policy.load(), dry_run.DryRunDriver(), trust_rules.TrustRules()
     )
 
 
@@ -306,14 +306,16 @@ class Pipeline:
             else None
         )
 
-    def _draft(self, incident: Incident, finding: diagnosis.Finding | None) -> plan.Draft:
-        """The policy's steps for this pool, in the mode that the trust ladder sets for this cause and pool."""
+    def _draft(self, incident: Incident, finding: diagnosis.Finding | None) -> plan.PlanDraft:
+        """The policy's steps for this pool, in the mode that the trust rules set for this cause and pool."""
         parts = self._parts
         place, cause = (finding.place, finding.cause) if finding is not None else (incident.place, incident.cause)
         node = None if place.node is None else parts.fleet.node(place.node, place.cluster)
         pool = "" if node is None else node.pool
-        mode = parts.ladder.decide_mode(cause, pool).mode
-        return plan.make_plan(incident, finding, parts.policy, mode=mode, pool=pool, names=parts.fleet.place_name)
+        mode = parts.trust_rules.decide_mode(cause, pool).mode
+        return plan.make_plan(
+            incident, finding, parts.policy, mode=mode, pool=pool, format_place=parts.fleet.place_name
+        )
 
     def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> corrections.Correction:
         """Store a person's cause, or their confirmation; similar incidents get it as their first finding."""

@@ -31,20 +31,20 @@ from watchkeeper.model.incidents import Incident
 from watchkeeper.model.repairs import Repair, RepairId
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate import (
-    approval,
+    control,
     dependencies,
     driver,
     evidence,
     explanation,
     guards,
     hand_over,
-    ladder,
     plan,
     policy,
     progress,
     reclaim,
-    register,
+    registry,
     repairs,
+    trust_rules,
     validation,
 )
 from watchkeeper.remediate.driver import PersistentDriver
@@ -95,8 +95,8 @@ class JournalBinding:
     parts: RepairLoopDependencies
     exempt: reclaim.Exemptions
     repairs: Repairs
-    people: approval.Approval
-    hand_over: hand_over.HandOver | None
+    control: control.RepairControl
+    hand_over: hand_over.NodeHandOver | None
 
 
 class RepairLoop:
@@ -106,7 +106,7 @@ class RepairLoop:
         """`cluster` is the cluster of the nodes that a scheduler's driver changes."""
         self._settings, self._clock = settings, time
         self._joined: JournalBinding | None = None
-        self.ladder = build_ladder(settings)
+        self.trust_rules = build_trust_rules(settings)
         self.limits = build_limits(settings)
         if settings.driver in CLUSTER_DRIVERS:
             self.limits = replace(self.limits, cluster=cluster)
@@ -138,7 +138,7 @@ class RepairLoop:
                 extra=fields(remedy="name the scheduler in [fleet]"),
             )
         own = validation.hub_validators(
-            parts.engine, parts.journal, quiet=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
+            parts.engine, parts.journal, soak=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
         )
         repair_dependencies = dependencies.RepairDependencies(
             parts.journal,
@@ -148,11 +148,11 @@ class RepairLoop:
             list_nodes=parts.fleet.nodes,
             out_of_service=self._out_of_service,
             unreadable_schedulers=self._unreadable_schedulers,
-            count_sick_gpus=self._faulty_gpus,
+            count_faulty_gpus=self._faulty_gpus,
             report_event=self._report,
             on_change=self._changed,
             current_mode=lambda repair: exempt.limit_mode(
-                self.ladder.decide_mode(repair.cause, repair.pool), repair.actions
+                self.trust_rules.decide_mode(repair.cause, repair.pool), repair.actions
             ),
             check_idle=reclaim.IdleCheck(parts.engine).check,
         )
@@ -161,11 +161,11 @@ class RepairLoop:
         if parts.bundles is not None:
             sources = evidence.EvidenceSources(parts.journal, parts.engine, parts.fleet, __version__)
             limit = self._settings.hand_over_after
-            handover = hand_over.HandOver(parts.journal, sources, parts.bundles, limit=limit)
+            handover = hand_over.NodeHandOver(parts.journal, sources, parts.bundles, limit=limit)
         life = timedelta(seconds=durations.parse_seconds(self._settings.approval))
         self._has_resubmitted = False
         self._joined = JournalBinding(
-            parts, exempt, journal_repairs, approval.Approval(journal_repairs, life=life), handover
+            parts, exempt, journal_repairs, control.RepairControl(journal_repairs, approval_lifetime=life), handover
         )
 
     @property
@@ -179,8 +179,8 @@ class RepairLoop:
         return self._now.repairs
 
     @property
-    def approvals(self) -> approval.Approval:
-        return self._now.people
+    def control(self) -> control.RepairControl:
+        return self._now.control
 
     def loops(self) -> list[Loop]:
         self._loop = asyncio.get_running_loop()
@@ -203,7 +203,7 @@ class RepairLoop:
     def start_urgent(self, changed: Iterable[Incident]) -> None:
         """The fast path, on the hub's event loop: start urgent repairs without waiting for a diagnosis."""
         for incident in changed:
-            if is_urgent(incident, self.rung(incident.cause, incident.place).mode):
+            if is_urgent(incident, self.decide_mode(incident.cause, incident.place).mode):
                 self._start(self._start_urgent(incident))
 
     @property
@@ -253,7 +253,7 @@ class RepairLoop:
         if self._now.parts.journal.diagnosis(incident.id) is None:
             return False
         if (repair.id, incident.id) not in self._noted_causes:
-            if len(self._noted_causes) >= repairs.MOST_ALIVE:
+            if len(self._noted_causes) >= repairs.MAX_ACTIVE_REPAIRS:
                 self._noted_causes.clear()
             self._noted_causes.add((repair.id, incident.id))
             self.repairs.note_unchanged_cause(repair, incident.id, self._clock.now())
@@ -281,10 +281,10 @@ class RepairLoop:
             cause = incident.cause if incident_plan is None else incident_plan.cause
             receipts = () if incident_plan is None else incident_plan.receipts
         steps = [receipt.action for receipt in receipts]
-        rung = self._now.exempt.limit_mode(self.rung(cause, incident.place), steps)
+        mode_decision = self._now.exempt.limit_mode(self.decide_mode(cause, incident.place), steps)
         requested = self._proposal(incident, cause, steps)
         limits = {} if requested is None else requested.limit_seconds
-        mode = rung if requested is None else requested.allowed
+        mode = mode_decision if requested is None else requested.allowed
         refusals = [] if requested is None else self.repairs.refusals(progress.new_repair(requested, 1, now), now)
         return explanation.Explanation(
             incident=incident.id,
@@ -293,7 +293,9 @@ class RepairLoop:
             mode=mode.mode,
             mode_why=mode.why,
             digest=None if requested is None else requested.digest,
-            why_not=explanation.why_no_machine_action(requested, rung, steps) if receipts else "there is no plan yet",
+            why_not=explanation.why_no_machine_action(requested, mode_decision, steps)
+            if receipts
+            else "there is no plan yet",
             steps=tuple(
                 explanation.ExplanationStep(step.kind, str(step.place), step.why, receipt.text, limits.get(step.id))
                 for step, receipt in zip(steps, receipts, strict=True)
@@ -304,15 +306,15 @@ class RepairLoop:
 
     def _under_way(self, repair: Repair, now: datetime) -> tuple[actions.Receipt, ...]:
         done = {receipt.action.id: receipt for receipt in repair.receipts}
-        draft = plan.Draft(repair.incident, repair.cause, "", repair.mode, repair.actions)
+        draft = plan.PlanDraft(repair.incident, repair.cause, "", repair.mode, repair.actions)
         described = plan.dry_run(draft, self._now.parts.driver, now=now).receipts
         return tuple(done.get(receipt.action.id, receipt) for receipt in described)
 
-    def simulate_policy(self, candidate: policy.RepairPolicy) -> list[explanation.Rehearsed]:
+    def simulate_policy(self, candidate: policy.RepairPolicy) -> list[explanation.ReplayedIncident]:
         """The plan of each incident in the journal under another policy."""
-        past = self._now.parts.journal.incidents(limit=explanation.MOST_REHEARSED)
-        rules = explanation.RehearsalRules(candidate, self.ladder, self.limits, self._now.parts.fleet.nodes())
-        return explanation.rehearse(past, rules)
+        past = self._now.parts.journal.incidents(limit=explanation.MAX_REPLAYED_INCIDENTS)
+        rules = explanation.PolicyReplayRules(candidate, self.trust_rules, self.limits, self._now.parts.fleet.nodes())
+        return explanation.replay_incidents(past, rules)
 
     def retry(self, id: str, actor: str) -> Repair:
         """Start another attempt for a person."""
@@ -324,21 +326,23 @@ class RepairLoop:
             raise InvalidTransition(
                 "its plan has no automatic step", where=id, remedy=f"See `watchkeeper act explain {id}`"
             )
-        return self.approvals.retry(requested, actor=actor, now=self._clock.now())
+        return self.control.retry(requested, actor=actor, now=self._clock.now())
 
     def audit(self, limit: int) -> list[chain.JournalEntry]:
         """The newest entries about repairs (decisions, approvals, refusals, calls, results), oldest first."""
-        kinds = (register.STORY, register.STEP, journals.REPAIR_SWITCH)
+        kinds = (registry.TIMELINE_ENTRY, registry.AUDIT_ENTRY, journals.REPAIR_SWITCH)
         entries = [entry for kind in kinds for entry in self._now.parts.journal.entries_of(kind, limit)]
         return sorted(entries, key=lambda entry: entry.seq)[-limit:]
 
     def _proposal(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> RepairProposal | None:
         planned, pool = tuple(steps), self._pool(incident.place)
-        rung = self._now.exempt.limit_mode(self.rung(cause, incident.place), planned)
-        return propose_repair(incident, cause, planned, policy=self._now.parts.policy, pool=pool, rung=rung)
+        mode_decision = self._now.exempt.limit_mode(self.decide_mode(cause, incident.place), planned)
+        return propose_repair(
+            incident, cause, planned, policy=self._now.parts.policy, pool=pool, mode_decision=mode_decision
+        )
 
-    def rung(self, cause: str, place: fleet_model.Place) -> ladder.ModeDecision:
-        return self.ladder.decide_mode(cause, self._pool(place))
+    def decide_mode(self, cause: str, place: fleet_model.Place) -> trust_rules.ModeDecision:
+        return self.trust_rules.decide_mode(cause, self._pool(place))
 
     def _pool(self, place: fleet_model.Place) -> str:
         return self._now.parts.fleet.pool_of(place)
@@ -359,7 +363,7 @@ class RepairLoop:
 
     def _resubmit_plans(self) -> None:
         """After a start: settings may allow more now, or a plan may be newer than its repair."""
-        for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
+        for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MAX_ACTIVE_REPAIRS):
             self.submit_plan(incident.id)
 
     async def _follow(self, id: RepairId) -> None:
@@ -422,7 +426,7 @@ class RepairLoop:
             return {}
         faulty: dict[fleet_model.Place, set[str]] = {}
         whole_nodes: dict[fleet_model.Place, int] = {}
-        for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MOST_ALIVE):
+        for incident in self._now.parts.journal.incidents(open_only=True, limit=repairs.MAX_ACTIVE_REPAIRS):
             place, row = incident.place, causes.lookup(incident.cause)
             if place.node is None or not row.is_hardware or row.severity is not alerts.Severity.CRITICAL:
                 continue
@@ -474,7 +478,7 @@ class RepairLoop:
         task.add_done_callback(self._tasks.discard)
 
 
-def build_ladder(settings: config.RemediateSettings) -> ladder.TrustLadder:
+def build_trust_rules(settings: config.RemediateSettings) -> trust_rules.TrustRules:
     """SettingsError for an unknown cause: such a rule would never match."""
     problems = tuple(
         f"remediate.trust[{at}].cause: unknown cause {quote(rule.cause)}; packs/causes.csv lists all causes"
@@ -482,9 +486,9 @@ def build_ladder(settings: config.RemediateSettings) -> ladder.TrustLadder:
         if rule.cause is not None and rule.cause not in {row.cause for row in causes.all_causes()}
     )
     if problems:
-        raise SettingsError("the trust ladder has mistakes", problems=problems, where="[remediate]")
-    rules = tuple(ladder.TrustRule(rule.mode, rule.cause, rule.pool) for rule in settings.trust)
-    return ladder.TrustLadder(settings.mode, rules)
+        raise SettingsError("the trust rules have errors", problems=problems, where="[remediate]")
+    rules = tuple(trust_rules.TrustRule(rule.mode, rule.cause, rule.pool) for rule in settings.trust)
+    return trust_rules.TrustRules(settings.mode, rules)
 
 
 def build_limits(settings: config.RemediateSettings) -> guards.GuardLimits:
@@ -510,6 +514,6 @@ def build_limits(settings: config.RemediateSettings) -> guards.GuardLimits:
 def load_policy(settings: config.RemediateSettings, *, gives_orders: bool = False) -> policy.RepairPolicy:
     """The policy that the settings choose; agents that accept work orders check a node before it is uncordoned."""
     repair_policy = policy.load(None if settings.policy is None else Path(settings.policy), reclaim=settings.reclaim)
-    with_wait = policy.with_wait(repair_policy, settings.reclaim_wait if settings.reclaim else None)
+    with_wait = policy.set_owner_wait(repair_policy, settings.reclaim_wait if settings.reclaim else None)
     default_checks = tuple(validation.NODE_CHECKS) if gives_orders else ()
-    return policy.with_checks(with_wait, default_checks if settings.node_checks is None else settings.node_checks)
+    return policy.add_checks(with_wait, default_checks if settings.node_checks is None else settings.node_checks)

@@ -1,6 +1,5 @@
-"""Stage 7: from a diagnosis to a plan, and, where allowed, to a healthy node.
+"""Stage 7: turn a diagnosis into a plan and, if the settings allow it, repair the node.
 
-Comes in: a diagnosis and a policy. Goes out: a plan with its dry run, and repairs, each step of which the trust ladder,
-the guards and, in mode ask, a person have let through. Never here: an action that is not guarded, written down before
-it is made, and asked for by configuration.
+In: a diagnosis and a policy. Out: a plan with its dry run, and repairs. Never here: an action that the settings do not
+allow, that no guard has checked, or that is not stored before it is performed.
 """

@@ -1,6 +1,6 @@
-"""What the repairs need around them: a journal to keep them in, a cluster to ask, checks, an inventory, and ears.
+"""The dependencies of repairs: journal, driver, checks, inventory and callbacks.
 
-`repair_loop` puts it together from the hub's parts; tests put a cluster in memory into it.
+`hub.repair_loop` builds them from the hub's parts; tests use a cluster in memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from watchkeeper.model import actions, events, fleet
 from watchkeeper.model.repairs import Repair, RepairSwitch
 from watchkeeper.remediate import guards, validation
 from watchkeeper.remediate.driver import Driver
-from watchkeeper.remediate.ladder import ModeDecision
+from watchkeeper.remediate.trust_rules import ModeDecision
 
 
 class RepairJournal(Protocol):
-    """What the repairs need of a journal."""
+    """The part of the journal that repairs use."""
 
     def transaction(self) -> AbstractContextManager[None]: ...
 
@@ -44,13 +44,13 @@ class RepairJournal(Protocol):
     def event(self, id: str) -> events.Event | None: ...
 
 
-def unknown_idleness(action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:  # noqa: ARG001
-    return validation.CheckResult("idle", validation.CheckState.UNKNOWN, "nobody here can say whether it is used")
+def skip_idle_check(action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:  # noqa: ARG001
+    return validation.CheckResult("idle", validation.CheckState.UNKNOWN, "no idle check is configured")
 
 
 @dataclass(frozen=True, slots=True)
 class RepairDependencies:
-    """Who is asked and who is told. `nodes` is the inventory, `out` what others have taken out of service."""
+    """What repairs read and call. `list_nodes` is the inventory; `out_of_service` has nodes that others cordoned."""
 
     journal: RepairJournal
     driver: Driver
@@ -58,13 +58,13 @@ class RepairDependencies:
     validators: Mapping[str, validation.Validator] = field(default_factory=dict)
     list_nodes: Callable[[], Iterable[fleet.Node]] = tuple
     out_of_service: Callable[[], Mapping[fleet.Place, str]] = dict
-    # Why `out` cannot be relied on; nothing where it can.
+    # Why `out_of_service` may be incomplete; empty if it is complete.
     unreadable_schedulers: Callable[[], Sequence[str]] = tuple
-    count_sick_gpus: Callable[[], Mapping[fleet.Place, int]] = dict
-    # A node that we keep out of service without an open incident needs one.
+    count_faulty_gpus: Callable[[], Mapping[fleet.Place, int]] = dict
+    # Opens an incident for a node that stays out of service without one.
     report_event: Callable[[events.Event], None] = lambda _: None
     on_change: Callable[[], None] = lambda: None
-    # How far one may go by the settings of today; None: as far as when it was planned.
+    # The mode under the current settings; None: the mode of the plan is still valid.
     current_mode: Callable[[Repair], ModeDecision | None] = lambda _: None
-    # Whether what an action names does nothing, since then; unknown where nobody can say.
-    check_idle: Callable[[actions.Action, datetime, datetime], validation.CheckResult] = unknown_idleness
+    # Whether the workloads of an action were idle from the first time to the second.
+    check_idle: Callable[[actions.Action, datetime, datetime], validation.CheckResult] = skip_idle_check

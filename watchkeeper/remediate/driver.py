@@ -11,28 +11,28 @@ from watchkeeper.model.fleet import Place
 
 @dataclass(frozen=True, slots=True)
 class NodeObservation:
-    """What a cluster says about a node now; None where it does not say."""
+    """The state of a node in its cluster; None where the cluster does not report it."""
 
     place: Place
     exists: bool
     is_schedulable: bool | None = None
     cordoned_by: str | None = None
     workloads: tuple[str, ...] = ()
-    # Who else has the node in hand (a cordon, an upgrade, an autoscaler, NVSentinel): such a node is left alone.
-    held_by: tuple[str, ...] = ()
-    # What others have found wrong with it, in their words.
-    unhealthy: tuple[str, ...] = ()
-    # Another value means another machine under the same name.
+    # Users and tools that maintain the node (a cordon, an upgrade, an autoscaler, NVSentinel): it must not be changed.
+    maintained_by: tuple[str, ...] = ()
+    # Faults that other tools report for the node.
+    health_problems: tuple[str, ...] = ()
+    # A different value means a different machine with the same name.
     incarnation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ActionOutcome:
-    """What one call did. Where it is not complete, the same action is to be performed again a little later."""
+    """The result of one call. If it is not complete, perform the same action again later."""
 
     text: str
     is_complete: bool = True
-    # What is still in the way, for people: pods that end, jobs that run, a node that boots.
+    # What blocks completion, as text: terminating pods, running jobs, a booting node.
     waits_for: tuple[str, ...] = ()
 
 
@@ -45,10 +45,10 @@ class PersistentDriver(Protocol):
 
 
 class Driver(Protocol):
-    """`describe` is the dry run: the exact call, without making it. `perform` is idempotent by action id.
+    """Changes the nodes of one system. `describe` is the dry run; `perform` is idempotent by action id.
 
-    No call waits for a machine: a drain that takes an hour is a `perform` each few seconds, not one of an hour. Calls
-    come from any thread, two about one node never at once.
+    No call waits for a machine: a drain that takes an hour is one `perform` every few seconds. Calls come from any
+    thread, but never two at once for the same node.
     """
 
     @property
@@ -59,5 +59,5 @@ class Driver(Protocol):
     def describe(self, action: Action) -> str: ...
 
     def perform(self, action: Action) -> ActionOutcome:
-        """Do it, or go on with it; ActionFailed when the cluster said no, ActionRefused when it must not be done."""
+        """Start or continue an action. ActionFailed: the cluster refused the call. ActionRefused: it is not allowed."""
         ...

@@ -1,8 +1,7 @@
-"""What a hub knows about one incident or one node, gathered for whoever repairs or replaces the machine.
+"""Collect the evidence about an incident or a node, for the person who repairs or replaces the machine.
 
-`gather` asks the journal and the samples and gives pieces for `kit.evidence_file`. What is not known is said with its
-reason. `web.incidents.bundle_api` hands the file to a person; `hand_over` leaves one when a repair has failed too
-often.
+`EvidenceSources` reads the journal and the samples and returns files for `kit.evidence_file`; a file that is missing
+has its reason. `web.incidents.bundle_api` sends the bundle to a user; `hand_over` writes one when repairs keep failing.
 """
 
 from __future__ import annotations
@@ -16,31 +15,32 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.kit import clock, evidence_file, own_metrics, redaction
+from watchkeeper.kit import clock, evidence_file, redaction
 from watchkeeper.kit.evidence_file import BundleFile, json_file
 from watchkeeper.model import actions, diagnosis, events, fleet, incidents, notices, orders, repairs
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.query import engine as engines
+from watchkeeper.remediate import validation
 from watchkeeper.store.journal import chain
 
-# Xids of weeks ago tell a weak GPU from an unlucky one.
+# Xids of the last weeks show whether a GPU fails repeatedly.
 HISTORY = timedelta(days=30)
-BEFORE = timedelta(minutes=5)
-MOST_ORDERS = 1000
-MOST_EVENTS = 1000
-# The counters that a vendor asks for: memory, remapped rows, links, bus, and why clocks were lowered.
+BASELINE_OFFSET = timedelta(minutes=5)
+MAX_ORDERS = 1000
+MAX_EVENTS = 1000
+# The counters that vendors ask for: memory, remapped rows, links, bus, and throttle reasons.
 COUNTERS = (
     "DCGM_FI_DEV_(ECC_.*|RETIRED_.*|.*ROW_REMAP.*|.*REMAPPED_ROWS|BANKS_REMAP.*|XID_ERRORS|PCIE_REPLAY_COUNTER"
     "|NVLINK_.*|GPU_TEMP|MEMORY_TEMP|POWER_USAGE|ENFORCED_POWER_LIMIT|CLOCKS_EVENT_REASONS|.*_VIOLATION)"
     "|DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION|watchkeeper_gpu_(nvlink_.*|recovery_action|sram_.*|unrepairable.*)"
 )
-IDENTITY = "DCGM_FI_DEV_GPU_TEMP"
-# Labels of a counter that tell it from its neighbours.
-TOLD = ("UUID", "err_code", "reason", "link", "kind")
+IDENTITY_METRIC = "DCGM_FI_DEV_GPU_TEMP"
+# Labels that identify a counter, beside its name and GPU.
+COUNTER_LABELS = ("UUID", "err_code", "reason", "link", "kind")
 
 
 class EvidenceJournal(Protocol):
-    """What the evidence needs of a journal."""
+    """The part of the journal that evidence uses."""
 
     def incident(self, id: str) -> incidents.Incident | None: ...
 
@@ -71,114 +71,107 @@ class EvidenceInventory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceSources:
-    records: EvidenceJournal
+    journal: EvidenceJournal
     engine: engines.Engine
     inventory: EvidenceInventory
     version: str
 
     def bundle_incident(self, id: str, *, now: datetime, hides_names: bool = False) -> bytes | None:
-        """The bundle of an incident; None if there is none of this id."""
-        incident = self.records.incident(id)
+        """Return the bundle of an incident; None if the incident does not exist."""
+        incident = self.journal.incident(id)
         if incident is None:
             return None
-        pieces = list(self._incident(incident, now))
-        return self._packed(pieces, incident.place, id, now=now, hides_names=hides_names)
+        files = list(self._bundle_files(incident, now))
+        return self._pack(files, incident.place, id, now=now, hides_names=hides_names)
 
     def bundle_node(
         self, name: str, *, cluster: str | None = None, now: datetime, hides_names: bool = False
     ) -> bytes | None:
-        """The bundle of a node with all its incidents that are known; None if nobody knows the node."""
+        """Return the bundle of a node with its newest incidents; None if the inventory does not have the node."""
         node = self.inventory.node(name, cluster)
         if node is None:
             return None
-        here = [one for one in self.records.incidents(limit=MOST_EVENTS) if one.place.whole_node == node.place]
-        told = [piece for one in here[:20] for piece in self._story(one, f"incidents/{one.id}/")]
-        pieces = [*told, *self._node(node.place, since=now - HISTORY, now=now)]
-        return self._packed(pieces, node.place, name, now=now, hides_names=hides_names)
+        node_incidents = [
+            incident for incident in self.journal.incidents(limit=MAX_EVENTS) if incident.place.whole_node == node.place
+        ]
+        incident_files = [
+            file
+            for incident in node_incidents[:20]
+            for file in self._incident_files(incident, f"incidents/{incident.id}/")
+        ]
+        files = [*incident_files, *self._node_files(node.place, since=now - HISTORY, now=now)]
+        return self._pack(files, node.place, name, now=now, hides_names=hides_names)
 
-    def _packed(
-        self, pieces: Sequence[BundleFile], place: fleet.Place, subject: str, *, now: datetime, hides_names: bool
+    def _pack(
+        self, files: Sequence[BundleFile], place: fleet.Place, subject: str, *, now: datetime, hides_names: bool
     ) -> bytes:
-        about = {"bundle": "watchkeeper evidence", "subject": subject, "place": str(place), "version": self.version}
-        hidden = evidence_file.Redaction(self._names(pieces) if hides_names else {})
-        return evidence_file.pack(pieces, about, now=now, redaction_rules=hidden)
+        manifest = {"bundle": "watchkeeper evidence", "subject": subject, "place": str(place), "version": self.version}
+        redaction_map = evidence_file.Redaction(self._build_pseudonyms(files) if hides_names else {})
+        return evidence_file.pack(files, manifest, now=now, redaction_rules=redaction_map)
 
-    def _names(self, pieces: Iterable[BundleFile]) -> dict[str, str]:
-        """Nodes that occur, and everybody who is named as a user or an actor."""
-        text = "\n".join(piece.content.decode("utf-8", "replace") for piece in pieces if piece.content is not None)
+    def _build_pseudonyms(self, files: Iterable[BundleFile]) -> dict[str, str]:
+        """Return pseudonyms for the nodes and users that occur in the files."""
+        text = "\n".join(file.content.decode("utf-8", "replace") for file in files if file.content is not None)
         nodes = [node.name for node in self.inventory.nodes() if node.name in text]
         users = set(re.findall(r'"(?:user|actor|assignee|approved_by|by)": "([^"\s]+)"', text))
         users |= set(re.findall(r"pid \d+ \S+ of ([\w.-]+)", text))
         users -= {*nodes, "hub", "policy", "repair", "validation", "root"}
         return {**redaction.pseudonyms(users, "person"), **redaction.pseudonyms(nodes, "node")}
 
-    def _incident(self, incident: incidents.Incident, now: datetime) -> Iterator[BundleFile]:
-        yield from self._story(incident, "")
+    def _bundle_files(self, incident: incidents.Incident, now: datetime) -> Iterator[BundleFile]:
+        yield from self._incident_files(incident, "")
         node = incident.place.whole_node
         if node.node is None:
-            yield BundleFile("node/", missing_reason="the incident is about no single node")
+            yield BundleFile("node/", missing_reason="the incident affects no single node")
             return
-        yield from self._node(node, since=incident.opened_at, now=now)
+        yield from self._node_files(node, since=incident.opened_at, now=now)
 
-    def _story(self, incident: incidents.Incident, folder: str) -> Iterator[BundleFile]:
+    def _incident_files(self, incident: incidents.Incident, folder: str) -> Iterator[BundleFile]:
         yield json_file(f"{folder}incident.json", incident)
-        for name, found in (
-            ("diagnosis.json", self.records.diagnosis(incident.id)),
-            ("plan.json", self.records.plan(incident.id)),
+        for name, record in (
+            ("diagnosis", self.journal.diagnosis(incident.id)),
+            ("plan", self.journal.plan(incident.id)),
         ):
-            is_there = found is not None
-            yield (
-                json_file(folder + name, found)
-                if is_there
-                else BundleFile(folder + name, missing_reason="none was made")
-            )
-        yield json_file(f"{folder}timeline.json", self.records.timeline(incident.id))
-        yield json_file(f"{folder}notices.json", self.records.notices_of(incident.id))
+            yield _json_or_missing(f"{folder}{name}.json", record, missing=f"the incident has no {name}")
+        yield json_file(f"{folder}timeline.json", self.journal.timeline(incident.id))
+        yield json_file(f"{folder}notices.json", self.journal.notices_of(incident.id))
 
-    def _node(self, node: fleet.Place, *, since: datetime, now: datetime) -> Iterator[BundleFile]:
-        known = self.inventory.node(node.node or "", node.cluster)
-        yield (
-            json_file("node.json", known)
-            if known is not None
-            else BundleFile("node.json", missing_reason="the fleet has no such node")
-        )
-        yield _tried("gpus.json", lambda: self._identities(node, now))
-        yield from self._events(node, now)
-        yield _tried("counters.csv", lambda: self._counters(node, since=since, now=now))
-        tried = self.records.repairs_at(node, limit=100)
-        yield (
-            json_file("repairs.json", tried)
-            if tried
-            else BundleFile("repairs.json", missing_reason="nothing was tried here")
-        )
-        yield from self._orders(node)
-        if not any(one.order.kind == "describe_gpus" for one in self._own_orders(node)):
-            asked = "the node was not asked: --ask-node with work orders, or `watchkeeper bundle --local` there"
-            yield BundleFile("serials, VBIOS and nvidia-smi -q", missing_reason=asked)
+    def _node_files(self, node: fleet.Place, *, since: datetime, now: datetime) -> Iterator[BundleFile]:
+        inventory_node = self.inventory.node(node.node or "", node.cluster)
+        yield _json_or_missing("node.json", inventory_node, missing="the node is not in the inventory")
+        yield _read_samples("gpus.json", lambda: self._read_identities(node, now))
+        yield from self._event_files(node, now)
+        yield _read_samples("counters.csv", lambda: self._read_counters(node, since=since, now=now))
+        past_repairs = self.journal.repairs_at(node, limit=100) or None
+        yield _json_or_missing("repairs.json", past_repairs, missing="the node had no repair")
+        yield from self._order_files(node)
+        if not any(tracked.order.kind == "describe_gpus" for tracked in self._find_node_orders(node)):
+            reason = "not read: use --ask-node (needs work orders), or `watchkeeper bundle --local` on the node"
+            yield BundleFile("serials, VBIOS and nvidia-smi -q", missing_reason=reason)
 
-    def _events(self, node: fleet.Place, now: datetime) -> Iterator[BundleFile]:
-        found = self.records.events_at(node, since=now - HISTORY, until=now, limit=MOST_EVENTS)
-        if not found:
+    def _event_files(self, node: fleet.Place, now: datetime) -> Iterator[BundleFile]:
+        node_events = self.journal.events_at(node, since=now - HISTORY, until=now, limit=MAX_EVENTS)
+        if not node_events:
             yield BundleFile("events.json", missing_reason=f"no event of this node within {HISTORY.days} days")
             return
-        yield json_file("events.json", found)
-        lines = [event for event in found if event.kind in (events.EventKind.XID, events.EventKind.SXID)]
-        if lines:
-            text = "".join(f"{event.at:%Y-%m-%dT%H:%M:%S}Z {event.text}\n" for event in lines)
+        yield json_file("events.json", node_events)
+        xid_events = [event for event in node_events if event.kind in (events.EventKind.XID, events.EventKind.SXID)]
+        if xid_events:
+            text = "".join(f"{event.at:%Y-%m-%dT%H:%M:%S}Z {event.text}\n" for event in xid_events)
             yield BundleFile("xid-history.log", text.encode())
         else:
             yield BundleFile("xid-history.log", missing_reason=f"no Xid within {HISTORY.days} days")
 
-    def _orders(self, node: fleet.Place) -> Iterator[BundleFile]:
-        own = self._own_orders(node)
-        if not own:
+    def _order_files(self, node: fleet.Place) -> Iterator[BundleFile]:
+        node_orders = self._find_node_orders(node)
+        if not node_orders:
             yield BundleFile(
-                "orders/", missing_reason="no work order was given to this node's agent: no scan or diag of its own"
+                "orders/", missing_reason="the node's agent got no work order, so there is no scan or diag"
             )
-        for number, tracked in enumerate(reversed(own[:50]), start=1):
+        for number, tracked in enumerate(reversed(node_orders[:50]), start=1):
             order, receipt = tracked.order, tracked.receipt
             name = f"orders/{number:02d}-{order.kind}"
-            told = {
+            content = {
                 "kind": order.kind,
                 "ordered_at": order.issued_at,
                 "arguments": order.arguments,
@@ -186,59 +179,61 @@ class EvidenceSources:
                 "why": tracked.why,
             }
             if receipt is None:
-                yield BundleFile(f"{name}.json", missing_reason="the agent has not answered")
+                yield BundleFile(f"{name}.json", missing_reason="the agent has not sent a receipt")
                 continue
-            came = {"at": receipt.at, "result": receipt.result, "text": receipt.text, "proven": tracked.is_proven}
-            yield json_file(f"{name}.json", {**told, **came})
+            result = {"at": receipt.at, "result": receipt.result, "text": receipt.text, "proven": tracked.is_proven}
+            yield json_file(f"{name}.json", {**content, **result})
             if receipt.output:
                 yield BundleFile(f"{name}.output", receipt.output.encode())
 
-    def _own_orders(self, node: fleet.Place) -> list[orders.TrackedOrder]:
-        """Newest first."""
-        found = self.records.latest_orders(limit=MOST_ORDERS)
-        return [one for one in found if (one.order.cluster, one.order.node) == (node.cluster, node.node)]
+    def _find_node_orders(self, node: fleet.Place) -> list[orders.TrackedOrder]:
+        """Return the work orders of the node, newest first."""
+        address, latest = (node.cluster, node.node), self.journal.latest_orders(limit=MAX_ORDERS)
+        return [tracked for tracked in latest if (tracked.order.cluster, tracked.order.node) == address]
 
-    def _identities(self, node: fleet.Place, now: datetime) -> BundleFile:
-        """Whatever the exporters put into labels: UUID, model, bus; serial and VBIOS where they are asked to."""
-        rows = self._ask(f"{IDENTITY}{_where(node)}", now)
-        rows = rows or self._ask(f"last_over_time({IDENTITY}{_where(node)}[1d])", now)
+    def _read_identities(self, node: fleet.Place, now: datetime) -> BundleFile:
+        """Return the labels of each GPU: UUID, model, bus; serial and VBIOS if the exporter adds them."""
+        rows = self._query_latest(f"{IDENTITY_METRIC}{validation.node_selector(node)}", now)
+        rows = rows or self._query_latest(f"last_over_time({IDENTITY_METRIC}{validation.node_selector(node)}[1d])", now)
         if not rows:
             return BundleFile("gpus.json", missing_reason="no GPU of this node has reported within a day")
         return json_file("gpus.json", [dict(labels) for labels in rows])
 
-    def _counters(self, node: fleet.Place, *, since: datetime, now: datetime) -> BundleFile:
-        """Before the trouble and now; an empty cell is a number that nobody reported."""
+    def _read_counters(self, node: fleet.Place, *, since: datetime, now: datetime) -> BundleFile:
+        """Return the counters before the incident and now; an empty cell means no sample."""
         name = "counters.csv"
-        expr = f'{{__name__=~"{COUNTERS}",{_where(node)[1:]}'
-        before, after = (_by_counter(self._ask(expr, at)) for at in (since - BEFORE, now))
-        if not before and not after:
-            return BundleFile(name, missing_reason="no counter of this node is in the samples of either time")
+        expr = f'{{__name__=~"{COUNTERS}",{validation.node_selector(node)[1:]}'
+        baseline, current = (
+            _keep_counter_labels(self._query_latest(expr, at)) for at in (since - BASELINE_OFFSET, now)
+        )
+        if not baseline and not current:
+            return BundleFile(name, missing_reason="no samples of this node's counters before the incident or now")
         text = io.StringIO()
         table = csv.writer(text)
-        edges = (f"before {since - BEFORE:%Y-%m-%dT%H:%M:%SZ}", f"now {now:%Y-%m-%dT%H:%M:%SZ}")
-        table.writerow(["metric", "gpu", "labels", *edges])
-        for labels in sorted({*before, *after}, key=str):
-            rest = ",".join(f"{key}={value}" for key, value in labels.without(METRIC_NAME, "gpu").pairs)
-            numbers = (before.get(labels, ""), after.get(labels, ""))
-            table.writerow([labels.name, labels.get("gpu", ""), rest, *numbers])
+        columns = (f"before {since - BASELINE_OFFSET:%Y-%m-%dT%H:%M:%SZ}", f"now {now:%Y-%m-%dT%H:%M:%SZ}")
+        table.writerow(["metric", "gpu", "labels", *columns])
+        for labels in sorted({*baseline, *current}, key=str):
+            other_labels = ",".join(f"{key}={value}" for key, value in labels.without(METRIC_NAME, "gpu").pairs)
+            values = (baseline.get(labels, ""), current.get(labels, ""))
+            table.writerow([labels.name, labels.get("gpu", ""), other_labels, *values])
         return BundleFile(name, text.getvalue().encode())
 
-    def _ask(self, expr: str, at: datetime) -> dict[Labels, float]:
+    def _query_latest(self, expr: str, at: datetime) -> dict[Labels, float]:
         return self.engine.instant(expr, clock.to_ms(at)).latest()
 
 
-def _tried(name: str, make: Callable[[], BundleFile]) -> BundleFile:
-    """Samples may lie on a server that does not answer, and the rest of the evidence is worth having."""
+def _json_or_missing(path: str, record: object, *, missing: str) -> BundleFile:
+    return BundleFile(path, missing_reason=missing) if record is None else json_file(path, record)
+
+
+def _read_samples(name: str, read: Callable[[], BundleFile]) -> BundleFile:
+    """Read samples for a file; if the query fails, the bundle is written without the file."""
     try:
-        return make()
+        return read()
     except WatchkeeperError as error:
-        return BundleFile(name, missing_reason=f"the samples could not be asked: {error}")
+        return BundleFile(name, missing_reason=f"the query failed: {error}")
 
 
-def _by_counter(found: Mapping[Labels, float]) -> dict[Labels, float]:
-    """Without the labels that change while a counter goes on, such as who holds the GPU."""
-    return {labels.only((METRIC_NAME, "gpu", *TOLD)): value for labels, value in found.items()}
-
-
-def _where(node: fleet.Place) -> str:
-    return f'{{cluster="{own_metrics.escape(node.cluster)}",Hostname="{own_metrics.escape(node.node or "")}"}}'
+def _keep_counter_labels(values: Mapping[Labels, float]) -> dict[Labels, float]:
+    """Drop labels that change during the life of a counter, such as the holder of the GPU."""
+    return {labels.only((METRIC_NAME, "gpu", *COUNTER_LABELS)): value for labels, value in values.items()}

@@ -1,6 +1,6 @@
-"""Why this plan, why this mode, who would object, and what a policy would have done: answers for `act explain|test`.
+"""Explain a plan, its mode and its refusals, and replay past incidents under a policy (`act explain`, `act test`).
 
-Pure. `repair_loop` gathers what is known and asks here; the API and the command line show the answers as they are.
+Pure. `hub.repair_loop` collects the inputs; the API and the command line show the results.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from datetime import datetime
 
 from watchkeeper.model import actions, fleet, incidents, repairs, trust
 from watchkeeper.remediate import guards
-from watchkeeper.remediate.ladder import ModeDecision, TrustLadder
 from watchkeeper.remediate.plan import make_plan
 from watchkeeper.remediate.policy import RepairPolicy
-from watchkeeper.remediate.proposal import RepairProposal, is_for_machine, propose_repair
+from watchkeeper.remediate.proposal import RepairProposal, is_automatic, propose_repair
+from watchkeeper.remediate.trust_rules import ModeDecision, TrustRules
 
-# Incidents of the past that one rehearsal looks at.
-MOST_REHEARSED = 10_000
+# The newest incidents that one replay covers.
+MAX_REPLAYED_INCIDENTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ExplanationStep:
     kind: actions.ActionKind
     place: str
     why: str
-    # The exact call, as the driver would make it.
+    # The exact call of the driver.
     call: str
     limit_seconds: float | None
 
@@ -34,11 +34,11 @@ class ExplanationStep:
 class Explanation:
     incident: str
     cause: str
-    # Where in the policy the steps stand.
+    # The policy's key with these steps.
     policy_key: str
     mode: trust.Mode
     mode_why: str
-    # None: nothing would be done by a machine, and `why_not` says why.
+    # None: Watchkeeper would not run the plan; `why_not` has the reason.
     digest: str | None
     why_not: str
     steps: tuple[ExplanationStep, ...]
@@ -47,8 +47,8 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """What one incident of the past would have got."""
+class ReplayedIncident:
+    """The plan of a past incident under another policy."""
 
     incident: str
     opened_at: datetime
@@ -58,103 +58,112 @@ class Rehearsed:
     steps: tuple[actions.ActionKind, ...]
     mode: trust.Mode
     mode_why: str
-    # What the first guard would have said; empty where the repair would have begun, or nothing was wanted.
+    # The first guard that would have refused; empty if none would, or if no repair was proposed.
     refusal: str
     would_begin: bool
 
 
-def why_no_machine_action(want: RepairProposal | None, rung: ModeDecision, steps: Sequence[actions.Action]) -> str:
-    """Why no machine would do anything about a plan; empty where one would."""
-    if want is not None:
-        return "people carry it out: the mode is suggest" if rung.mode is trust.Mode.SUGGEST else ""
-    if rung.mode is trust.Mode.OBSERVE:
-        return "the mode is observe: nothing is touched"
+def why_no_machine_action(
+    proposal: RepairProposal | None, mode_decision: ModeDecision, steps: Sequence[actions.Action]
+) -> str:
+    """Return why Watchkeeper would not run a plan; empty if it would."""
+    if proposal is not None:
+        return "the mode is suggest" if mode_decision.mode is trust.Mode.SUGGEST else ""
+    if mode_decision.mode is trust.Mode.OBSERVE:
+        return "the mode is observe"
     if any(step.kind in repairs.RECLAIMS for step in steps):
-        return "nobody knows which pods or jobs hold it, or on which node"
-    if any(is_for_machine(step) for step in steps):
-        return "the plan has no step on one node"
+        return "the pods or jobs that hold the GPU, or their node, are unknown"
+    if any(is_automatic(step) for step in steps):
+        return "the plan has no steps on one single node"
     if any(step.kind is actions.ActionKind.RESTART_APP for step in steps):
-        return "nobody knows which pods or jobs are to be restarted"
-    return "every step of the plan is a person's"
+        return "the pods or jobs to restart are unknown"
+    return "all steps of the plan are manual"
 
 
 @dataclass(frozen=True, slots=True)
-class RehearsalRules:
-    """Under what the past is played again."""
+class PolicyReplayRules:
+    """The settings that past incidents are replayed with."""
 
     policy: RepairPolicy
-    ladder: TrustLadder
+    trust_rules: TrustRules
     limits: guards.GuardLimits
     nodes: Sequence[fleet.Node]
 
 
-def rehearse(past: Iterable[incidents.Incident], rules: RehearsalRules) -> list[Rehearsed]:
-    """Each incident in its time; a node counts as out for as long as its incident was open."""
-    stage = _Rehearsal(rules)
-    return [stage.play(incident) for incident in sorted(past, key=lambda one: one.opened_at)[-MOST_REHEARSED:]]
+def replay_incidents(past: Iterable[incidents.Incident], rules: PolicyReplayRules) -> list[ReplayedIncident]:
+    """Replay incidents in order; a repaired node counts as out of service until its incident was resolved."""
+    policy_replay = _PolicyReplay(rules)
+    return [
+        policy_replay.replay_incident(incident)
+        for incident in sorted(past, key=lambda incident: incident.opened_at)[-MAX_REPLAYED_INCIDENTS:]
+    ]
 
 
-def rehearse_alone(past: Sequence[incidents.Incident], chosen: RepairPolicy) -> list[Rehearsed]:
-    """Incidents of a fleet that is not here: allowed to act, in an inventory of just their nodes, one by one."""
-    found = []
+def replay_reports(past: Sequence[incidents.Incident], policy: RepairPolicy) -> list[ReplayedIncident]:
+    """Replay incidents of another fleet one by one: in mode act, with an inventory of only the affected node."""
+    replayed = []
     for incident in past:
         place = incident.place
         nodes = () if place.node is None else (fleet.Node(place.cluster, place.node, ""),)
-        rules = RehearsalRules(chosen, TrustLadder(trust.Mode.ACT), guards.GuardLimits(), nodes)
-        found += rehearse([incident], rules)
-    return found
+        rules = PolicyReplayRules(policy, TrustRules(trust.Mode.ACT), guards.GuardLimits(), nodes)
+        replayed += replay_incidents([incident], rules)
+    return replayed
 
 
-class _Rehearsal:
-    """What the guards would have known at the time."""
+class _PolicyReplay:
+    """Keeps what the guards read during a replay."""
 
-    def __init__(self, rules: RehearsalRules) -> None:
+    def __init__(self, rules: PolicyReplayRules) -> None:
         self._rules = rules
         self._pools = {node.place: node.pool for node in rules.nodes}
         self._starts: list[guards.RepairStart] = []
         self._out_until: dict[fleet.Place, datetime | None] = {}
-        self._wanted_at: dict[fleet.Place, datetime] = {}
+        self._requested_at: dict[fleet.Place, datetime] = {}
         self._switch = repairs.RepairSwitch()
 
-    def play(self, incident: incidents.Incident) -> Rehearsed:
+    def replay_incident(self, incident: incidents.Incident) -> ReplayedIncident:
         rules, place = self._rules, incident.place
         pool = self._pools.get(place.whole_node, "")
-        rung = rules.ladder.decide_mode(incident.cause, pool)
+        mode_decision = rules.trust_rules.decide_mode(incident.cause, pool)
         draft = make_plan(incident, None, rules.policy, pool=pool)
-        want = propose_repair(incident, draft.cause, draft.actions, policy=rules.policy, pool=pool, rung=rung)
-        refusal = None if want is None else self._ask(want, incident)
-        return Rehearsed(
+        proposal = propose_repair(
+            incident, draft.cause, draft.actions, policy=rules.policy, pool=pool, mode_decision=mode_decision
+        )
+        refusal = None if proposal is None else self._first_refusal(proposal, incident)
+        return ReplayedIncident(
             incident=incident.id,
             opened_at=incident.opened_at,
             cause=incident.cause,
             place=str(place),
             policy_key=rules.policy.entry(incident.cause, pool)[0],
             steps=tuple(step.kind for step in draft.actions),
-            mode=rung.mode,
-            mode_why=rung.why,
+            mode=mode_decision.mode,
+            mode_why=mode_decision.why,
             refusal="" if refusal is None else f"{refusal.guard}: {refusal.text}",
-            would_begin=want is not None and refusal is None and want.allowed.mode is trust.Mode.ACT,
+            would_begin=proposal is not None and refusal is None and proposal.allowed.mode is trust.Mode.ACT,
         )
 
-    def _ask(self, want: RepairProposal, incident: incidents.Incident) -> guards.GuardRefusal | None:
+    def _first_refusal(self, proposal: RepairProposal, incident: incidents.Incident) -> guards.GuardRefusal | None:
         now, limits = incident.opened_at, self._rules.limits
-        self._wanted_at[want.node] = now
-        tripped = guards.breaker_trip_reason(self._wanted_at, limits, since=None, now=now)
-        if tripped is not None and not self._switch.is_tripped:
-            self._switch = repairs.RepairSwitch(tripped_at=now, tripped_why=tripped)
+        self._requested_at[proposal.node] = now
+        trip_reason = guards.breaker_trip_reason(self._requested_at, limits, since=None, now=now)
+        if trip_reason is not None and not self._switch.is_tripped:
+            self._switch = repairs.RepairSwitch(tripped_at=now, tripped_why=trip_reason)
         out = {place: "a repair" for place, until in self._out_until.items() if until is None or until > now}
-        standing = guards.count_availability(self._rules.nodes, out, starts=self._starts, switch=self._switch)
-        wish = guards.RepairRequest(
-            want.node,
-            want.cause,
-            want.allowed.mode,
-            want.gpu,
-            takes_node_out=want.takes_node_out,
-            is_reclaim=want.is_reclaim,
+        availability = guards.count_availability(self._rules.nodes, out, starts=self._starts, switch=self._switch)
+        request = guards.RepairRequest(
+            proposal.node,
+            proposal.cause,
+            proposal.allowed.mode,
+            proposal.gpu,
+            takes_node_out=proposal.takes_node_out,
+            is_reclaim=proposal.is_reclaim,
         )
-        refusal = guards.find_first_refusal(wish, standing, limits, now=now)
-        if refusal is None and want.allowed.mode is trust.Mode.ACT:
-            self._starts.append(guards.RepairStart(now, want.node, want.cause, want.gpu, want.is_reclaim))
-            if want.takes_node_out:
-                self._out_until[want.node] = incident.resolved_at
+        refusal = guards.find_first_refusal(request, availability, limits, now=now)
+        if refusal is None and proposal.allowed.mode is trust.Mode.ACT:
+            self._starts.append(
+                guards.RepairStart(now, proposal.node, proposal.cause, proposal.gpu, proposal.is_reclaim)
+            )
+            if proposal.takes_node_out:
+                self._out_until[proposal.node] = incident.resolved_at
         return refusal

@@ -1,8 +1,8 @@
-"""When machines have done what they can: a node whose repairs keep failing is for people, with its evidence at hand.
+"""Hand a node over to people when its repairs keep failing, with a bundle of evidence.
 
-`repair_loop` shows every repair that failed and still holds its node. Once as many have failed there for one cause as
-the settings allow, the evidence is written beside the journal and the incident says so: which repairs failed, why the
-last one did, and where the bundle lies. Once for each incident, whatever restarts in between.
+`hub.repair_loop` passes the active repairs. Once `remediate.hand_over_after` repairs of a node failed for one cause,
+the evidence is written next to the journal, and the timeline of the incident names the failed repairs, the last failure
+and the bundle. This happens once per incident, also across restarts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from watchkeeper.kit import evidence_file, logs
 from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.remediate.evidence import EvidenceSources
-from watchkeeper.remediate.register import STORY
+from watchkeeper.remediate.registry import TIMELINE_ENTRY
 from watchkeeper.store.journal import chain
 from watchkeeper.store.journal.journal import HUB
 
 log = logging.getLogger(__name__)
 
-# In the body of the timeline's entry: the repair after which the node was handed over.
-MARK = "hand_over"
-MOST_BUNDLES = 100
+# The key in the timeline entry with the repair after which the node was handed over.
+BODY_KEY = "hand_over"
+MAX_BUNDLES = 100
 
 
 class HandOverJournal(Protocol):
-    """What a hand-over needs of a journal."""
+    """The part of the journal that a hand-over uses."""
 
     def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> Any: ...
 
@@ -40,67 +40,72 @@ class HandOverJournal(Protocol):
     def timeline(self, incident_id: str, limit: int = 1000) -> list[chain.JournalEntry]: ...
 
 
-def failed_before(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
-    """This repair and those before it that did something to the node about the same cause, in vain."""
-    found = [one for one in past if one.cause == repair.cause and one.state is RepairState.FAILED and one.has_acted]
-    return found if any(one.id == repair.id for one in found) else []
+def find_failed_repairs(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
+    """Return the failed repairs of the same node and cause that changed the machine; empty if `repair` did not."""
+    failed = [
+        earlier
+        for earlier in past
+        if earlier.cause == repair.cause and earlier.state is RepairState.FAILED and earlier.has_acted
+    ]
+    return failed if any(earlier.id == repair.id for earlier in failed) else []
 
 
-class HandOver:
-    """One thread at a time."""
+class NodeHandOver:
+    """Not thread-safe: call it from one thread at a time."""
 
-    def __init__(self, shelf: HandOverJournal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
-        self._shelf = shelf
+    def __init__(self, journal: HandOverJournal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
+        self._journal = journal
         self._sources = sources
         self._folder = folder
         self._limit = limit
-        self._seen: set[str] = set()
+        self._checked: set[str] = set()
 
     def hand_over_failed(self, repairs: Iterable[Repair], now: datetime) -> list[str]:
-        """The incidents that were handed over by this look."""
-        held = [one for one in repairs if one.keeps_cordon]
-        self._seen &= {one.id for one in held}
-        done = []
-        for repair in held:
-            if repair.id in self._seen:
+        """Hand over nodes with too many failed repairs; return their incidents."""
+        holding = [repair for repair in repairs if repair.keeps_cordon]
+        self._checked &= {repair.id for repair in holding}
+        handed_over = []
+        for repair in holding:
+            if repair.id in self._checked:
                 continue
-            failed = failed_before(repair, self._shelf.repairs_at(repair.node))
-            if len(failed) >= self._limit and not self._was_told(repair):
+            failed = find_failed_repairs(repair, self._journal.repairs_at(repair.node))
+            if len(failed) >= self._limit and not self._is_handed_over(repair):
                 self._hand_over(repair, failed, now)
-                done.append(str(repair.incident))
-            self._seen.add(repair.id)
-        return done
+                handed_over.append(str(repair.incident))
+            self._checked.add(repair.id)
+        return handed_over
 
-    def _was_told(self, repair: Repair) -> bool:
-        return any(MARK in entry.body for entry in self._shelf.timeline(repair.incident))
+    def _is_handed_over(self, repair: Repair) -> bool:
+        return any(BODY_KEY in entry.body for entry in self._journal.timeline(repair.incident))
 
     def _hand_over(self, repair: Repair, failed: Sequence[Repair], now: datetime) -> None:
-        body: dict[str, Any] = {MARK: repair.id, "failed": [one.id for one in failed]}
+        body: dict[str, Any] = {BODY_KEY: repair.id, "failed": [failure.id for failure in failed]}
         try:
-            path, digest = self._keep(repair, now)
+            path, digest = self._write_bundle(repair, now)
             body |= {"bundle": str(path), "sha256": digest}
-            where = f"The evidence is in {path}"
+            evidence = f"The evidence is in {path}"
         except StoreError as error:
-            where = f"No evidence could be kept: {error}"
-        remedy = f"make it again with `watchkeeper bundle --incident {repair.incident} -o FILE.tar.gz`"
+            evidence = f"The evidence could not be written: {error}"
+        remedy = f"create it again with `watchkeeper bundle --incident {repair.incident} -o FILE.tar.gz`"
         text = (
-            f"{len(failed)} repairs of {repair.node.node} have failed, the limit is {self._limit}: it is for people"
-            f" now, perhaps for its vendor. The last one: {repair.reason}. {where}; {remedy}"
+            f"{len(failed)} repairs of {repair.node.node} failed, the limit is {self._limit}: repair it manually or"
+            f" contact its vendor. Last failure: {repair.reason}. {evidence}; {remedy}"
         )
-        self._shelf.record(STORY, repair.incident, at=now, actor=HUB, body={"text": text, **body})
-        log.error("A node is handed over", extra=logs.fields(incident=repair.incident, node=repair.node.node))
+        self._journal.record(TIMELINE_ENTRY, repair.incident, at=now, actor=HUB, body={"text": text, **body})
+        fields = logs.fields(incident=repair.incident, node=repair.node.node, failed=len(failed))
+        log.error("repairs keep failing, node handed over", extra=fields)
 
-    def _keep(self, repair: Repair, now: datetime) -> tuple[Path, str]:
-        made = self._sources.bundle_incident(repair.incident, now=now)
-        if made is None:
-            raise StoreError("the journal no longer has the incident", where=repair.incident)
+    def _write_bundle(self, repair: Repair, now: datetime) -> tuple[Path, str]:
+        bundle = self._sources.bundle_incident(repair.incident, now=now)
+        if bundle is None:
+            raise StoreError("the incident is not in the journal", where=repair.incident)
         path = self._folder / f"{repair.id}.tar.gz"
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            kept = sorted(self._folder.glob("*.tar.gz"), key=lambda one: one.stat().st_mtime)
-            for old in kept[: max(0, len(kept) - MOST_BUNDLES + 1)]:
-                old.unlink()
+            bundles = sorted(self._folder.glob("*.tar.gz"), key=lambda bundle_path: bundle_path.stat().st_mtime)
+            for old_bundle in bundles[: max(0, len(bundles) - MAX_BUNDLES + 1)]:
+                old_bundle.unlink()
         except OSError as error:
-            raise StoreError(f"no room for bundles: {error.strerror}", where=str(self._folder)) from error
-        evidence_file.save(path, made)
-        return path, hashlib.sha256(made).hexdigest()
+            raise StoreError(f"cannot write bundles: {error.strerror}", where=str(self._folder)) from error
+        evidence_file.save(path, bundle)
+        return path, hashlib.sha256(bundle).hexdigest()

@@ -1,7 +1,7 @@
-"""Checks that only the node can make before it is given back: its own scan, and active tests of its GPUs.
+"""Check a node with work orders before it is uncordoned: its own scan, and active tests of its GPUs.
 
-Each is a `validation.Validator`: the first question gives a work order, the next ones look for its receipt. Unknown is
-not passed: an agent that does not answer, or a scan that cannot tell, keeps the node away until the step's time is up.
+Each check is a `validation.Validator`: the first call issues a work order, later calls look for its receipt. Unknown is
+not passed: without an answer of the agent, or without a verdict, the node stays cordoned until the step times out.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 from watchkeeper.remediate.validation import CheckResult, CheckState
 
 ACTOR = "validation"
-# An answer that says nothing is asked for again: a driver may need a minute after a boot.
-MOST_TRIES = 5
+# A receipt without a verdict is ordered again: a driver may need a minute after a boot.
+MAX_TRIES = 5
 PAUSE = timedelta(minutes=1)
-# The words of `scan --json` and of `diag --json`.
-STANDINGS: Mapping[str, CheckState] = {
+# The verdicts of `scan --json` and `diag --json`.
+VERDICT_STATES: Mapping[str, CheckState] = {
     "healthy": CheckState.PASSED,
     "degraded": CheckState.FAILED,
     "unhealthy": CheckState.FAILED,
@@ -31,62 +31,62 @@ STANDINGS: Mapping[str, CheckState] = {
 }
 
 
-def node_validators(outbox: Callable[[], OrderQueue | None]) -> tuple[NodeCheck, ...]:
-    """The keys of `validation.NODE_CHECKS`."""
+def node_validators(order_queue: Callable[[], OrderQueue | None]) -> tuple[NodeCheck, ...]:
+    """Return the validators of `validation.NODE_CHECKS`."""
     return (
-        NodeCheck(outbox, "scan", "scan"),
-        NodeCheck(outbox, "diag_2", "diag", {"level": "2"}),
-        NodeCheck(outbox, "diag_3", "diag", {"level": "3"}),
+        NodeCheck(order_queue, "scan", "scan"),
+        NodeCheck(order_queue, "diag_2", "diag", {"level": "2"}),
+        NodeCheck(order_queue, "diag_3", "diag", {"level": "3"}),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    outbox: Callable[[], OrderQueue | None]
+    order_queue: Callable[[], OrderQueue | None]
     name: str
     kind: str
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
-        outbox, said = self.outbox(), "nothing"
-        if outbox is None or place.node is None:
-            return self._unknown("this hub gives no work orders: hub.order_key_file is not set")
-        for number in range(1, MOST_TRIES + 1):
-            wanted = self._wanted(place, since, number)
-            assert wanted.id is not None
-            tracked = outbox.find_order(wanted.id)
+        queue, last_text = self.order_queue(), ""
+        if queue is None or place.node is None:
+            return self._unknown("this hub issues no work orders: hub.order_key_file is not set")
+        for number in range(1, MAX_TRIES + 1):
+            request = self._build_request(place, since, number)
+            assert request.id is not None
+            tracked = queue.find_order(request.id)
             if tracked is None or tracked.receipt is None:
-                tracked = outbox.issue(wanted, now=now, actor=ACTOR)
+                tracked = queue.issue(request, now=now, actor=ACTOR)
                 if tracked.state(now) is orders.OrderState.EXPIRED:
-                    said = f"the agent of {place.node} did not answer {self.kind}"
+                    last_text = f"the agent of {place.node} did not answer the order {self.kind}"
                     continue
-                return self._unknown(f"waits for {self.kind} of {place.node}, {tracked.state(now)}")
-            verdict = self._judge(tracked.receipt)
-            if verdict.state is not CheckState.UNKNOWN or tracked.receipt.result is Result.REFUSED:
-                return verdict
-            said = verdict.text
+                return self._unknown(f"{self.kind} of {place.node}: the work order is {tracked.state(now)}")
+            result = self._read_receipt(tracked.receipt)
+            if result.state is not CheckState.UNKNOWN or tracked.receipt.result is Result.REFUSED:
+                return result
+            last_text = result.text
             if abs(now - tracked.receipt.at) < PAUSE:
-                return self._unknown(f"{said}; asked again in a moment")
-        return self._unknown(f"{said}, after {MOST_TRIES} of {MOST_TRIES} tries")
+                return self._unknown(f"{last_text}; retried within {PAUSE.total_seconds():.0f} s")
+        return self._unknown(f"{last_text}; {MAX_TRIES} tries failed, the limit is {MAX_TRIES}")
 
-    def _wanted(self, place: fleet.Place, since: datetime, number: int) -> OrderRequest:
+    def _build_request(self, place: fleet.Place, since: datetime, number: int) -> OrderRequest:
         assert place.node is not None
-        # Asked again after a restart of the hub, it is the same question; after another repair it is another one.
-        about = json.dumps([place.cluster, place.node, self.name, since.timestamp()])
-        id = f"check-{self.name}-{hashlib.sha256(about.encode()).hexdigest()[:24]}-{number}"
-        life = timedelta(seconds=orders.KINDS[self.kind].seconds) + orders.USUAL_LIFE
-        why = f"{place.node} is validated before it is given back"
-        return OrderRequest(place.cluster, place.node, self.kind, self.arguments, why, life, id)
+        # The id is the same after a restart of the hub, and different after another repair.
+        key = json.dumps([place.cluster, place.node, self.name, since.timestamp()])
+        id = f"check-{self.name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}-{number}"
+        lifetime = timedelta(seconds=orders.KINDS[self.kind].seconds) + orders.USUAL_LIFE
+        why = f"{place.node} is validated before it is uncordoned"
+        return OrderRequest(place.cluster, place.node, self.kind, self.arguments, why, lifetime, id)
 
-    def _judge(self, receipt: orders.Receipt) -> CheckResult:
+    def _read_receipt(self, receipt: orders.Receipt) -> CheckResult:
         if receipt.result is not Result.DONE:
             return self._unknown(f"{receipt.result}: {receipt.text}")
         try:
             answer = json.loads(receipt.output)
-            word = str(answer["verdict"])
+            verdict = str(answer["verdict"])
         except (ValueError, TypeError, KeyError):
-            return self._unknown(f"{receipt.text}, and its report cannot be read")
-        return CheckResult(self.name, STANDINGS.get(word, CheckState.UNKNOWN), f"{receipt.text} ({word})")
+            return self._unknown(f"{receipt.text}; its report has no verdict")
+        return CheckResult(self.name, VERDICT_STATES.get(verdict, CheckState.UNKNOWN), f"{receipt.text} ({verdict})")
 
     def _unknown(self, text: str) -> CheckResult:
         return CheckResult(self.name, CheckState.UNKNOWN, text)

@@ -1,7 +1,7 @@
-"""From a finding to a plan: which actions, where, and what each would do.
+"""Make a plan from a finding: which actions, on which place, with the exact call of each.
 
-`make_plan` decides and is pure; `dry_run` asks a driver to describe every action and touches nothing.
-The hub keeps the Plan in the journal, and the console shows it beside the incident.
+`make_plan` decides and is pure; `dry_run` reads the call of each action from the driver and changes nothing. The hub
+stores the plan in the journal, and the console shows it on the page of the incident.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import wire
 from watchkeeper.model import diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Plan, Receipt, Result
-from watchkeeper.model.repairs import RECLAIMS
+from watchkeeper.model.repairs import BY_OTHERS, BY_PERSON, RECLAIMS
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Driver, NodeObservation
 from watchkeeper.remediate.policy import PolicyStep, RepairPolicy
 
-ON_NODE = frozenset(
+NODE_ACTIONS = frozenset(
     {
         ActionKind.CORDON,
         ActionKind.DRAIN,
@@ -31,17 +31,16 @@ ON_NODE = frozenset(
         ActionKind.CHECK_FABRIC,
     }
 )
-ON_GPU = frozenset({ActionKind.RESET_GPU, ActionKind.LOWER_POWER})
-# They name the pods and jobs that are meant.
-ON_WORKLOAD = RECLAIMS | {ActionKind.RESTART_APP}
-# `drain` with this argument set to `gpu` moves only what holds the sick GPU.
+GPU_ACTIONS = frozenset({ActionKind.RESET_GPU, ActionKind.LOWER_POWER})
+# Actions whose arguments name pods and jobs.
+WORKLOAD_ACTIONS = RECLAIMS | {ActionKind.RESTART_APP}
+# A `drain` with this argument set to `gpu` evicts only the holders of the faulty GPU.
 SCOPE = "scope"
-NEEDS_PERSON = frozenset({ActionKind.INSPECT, ActionKind.NOTIFY_OWNER, ActionKind.HAND_OVER})
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """What is to be done, before anybody was asked how."""
+class PlanDraft:
+    """A plan before its dry run."""
 
     incident: incidents.IncidentId
     cause: str
@@ -57,98 +56,101 @@ def make_plan(
     *,
     mode: Mode = Mode.OBSERVE,
     pool: str = "",
-    names: Callable[[fleet.Place], str] = str,
-) -> Draft:
-    """The policy's steps for the finding's cause at its place; without a finding, for the incident as it is.
+    format_place: Callable[[fleet.Place], str] = str,
+) -> PlanDraft:
+    """Return the policy's steps for the finding, or for the incident if there is no finding.
 
     The same incident and finding give the same action ids, so that performing a plan again is harmless.
     """
     cause = finding.cause if finding is not None else incident.cause
     place = finding.place if finding is not None else incident.place
     row = causes.lookup(cause)
-    advice = row.advice(names(place), names(place.whole_node))
-    return Draft(incident.id, row.cause, advice, mode, tuple(_actions(incident, place, policy.steps(cause, pool))))
+    advice = row.advice(format_place(place), format_place(place.whole_node))
+    return PlanDraft(
+        incident.id, row.cause, advice, mode, tuple(_build_actions(incident, place, policy.steps(cause, pool)))
+    )
 
 
-def dry_run(draft: Draft, driver: Driver, *, now: datetime) -> Plan:
-    """Every action with the call that it would be; nothing is touched, whatever the mode."""
-    seen: dict[fleet.Place, NodeObservation | str] = {}
-    receipts = tuple(_describe(action, driver, now=now, seen=seen) for action in draft.actions)
+def dry_run(draft: PlanDraft, driver: Driver, *, now: datetime) -> Plan:
+    """Return the plan with the call of each action, and change nothing."""
+    observations: dict[fleet.Place, NodeObservation | str] = {}
+    receipts = tuple(_describe(action, driver, now=now, observations=observations) for action in draft.actions)
     return Plan(draft.incident, draft.cause, draft.mode, made_at=now, next_step=draft.next_step, receipts=receipts)
 
 
-def _actions(incident: incidents.Incident, place: fleet.Place, steps: tuple[PolicyStep, ...]) -> Iterator[Action]:
-    """An action that has no machine or no GPU to act on becomes a look by a person, once."""
-    blocked: set[str] = set()
+def _build_actions(incident: incidents.Incident, place: fleet.Place, steps: tuple[PolicyStep, ...]) -> Iterator[Action]:
+    """Turn steps into actions; a step whose node or GPU is unknown becomes one manual inspection."""
+    missing_facts: set[str] = set()
     for at, step in enumerate(steps, start=1):
-        kind, why, where = step.action, step.why, _place_for(step, place)
-        if where is None:
-            lack = "which GPU it is" if place.node else "which node it is"
-            if lack in blocked:
+        kind, why, action_place = step.action, step.why, _find_place(step, place)
+        if action_place is None:
+            missing = "GPU" if place.node else "node"
+            if missing in missing_facts:
                 continue
-            blocked.add(lack)
-            kind, why, where = ActionKind.INSPECT, f"Find out {lack}; without that, no {step.action} is possible", place
-        arguments = _arguments(step, incident, where) if kind is step.action else {}
-        yield Action(ActionId(f"{at}-{kind}"), kind, where, incident.id, why, arguments)
+            missing_facts.add(missing)
+            why = f"Find the affected {missing}: {step.action} is not possible without it"
+            kind, action_place = ActionKind.INSPECT, place
+        arguments = _build_arguments(step, incident, action_place) if kind is step.action else {}
+        yield Action(ActionId(f"{at}-{kind}"), kind, action_place, incident.id, why, arguments)
 
 
-def _arguments(step: PolicyStep, incident: incidents.Incident, where: fleet.Place) -> Mapping[str, str]:
-    """What the policy says, and what a driver cannot know: whose pods and jobs are meant, and for what."""
-    told = {name: text for name, text in step.arguments.items() if name != SCOPE}
+def _build_arguments(step: PolicyStep, incident: incidents.Incident, place: fleet.Place) -> Mapping[str, str]:
+    """Return the policy's arguments of a step, with the checks, the cause, and the affected pods and jobs."""
+    arguments = {name: text for name, text in step.arguments.items() if name != SCOPE}
     if step.checks:
-        told["checks"] = ",".join(step.checks)
+        arguments["checks"] = ",".join(step.checks)
     if step.action is ActionKind.CORDON:
-        told["cause"] = incident.cause
-    # Who suffers from an incident of a whole node need not hold this GPU of it.
-    is_exact = where.gpu is None or where.gpu == incident.place.gpu
-    if is_exact and (step.action in ON_WORKLOAD or (step.action is ActionKind.DRAIN and where.gpu)):
+        arguments["cause"] = incident.cause
+    # A workload that an incident of the whole node affects need not hold this GPU.
+    is_same_gpu = place.gpu is None or place.gpu == incident.place.gpu
+    if is_same_gpu and (step.action in WORKLOAD_ACTIONS or (step.action is ActionKind.DRAIN and place.gpu)):
         pods = [name for name in incident.workloads if "/" in name]
         jobs = [name for name in incident.workloads if "/" not in name]
-        told |= {name: ",".join(found) for name, found in (("pods", pods), ("jobs", jobs)) if found}
-        # Not those that a controller starts in their place, under the same name.
-        told["before"] = wire.format_time(incident.opened_at)
-    return told
+        arguments |= {name: ",".join(names) for name, names in (("pods", pods), ("jobs", jobs)) if names}
+        # A pod that a controller starts later under the same name is not meant.
+        arguments["before"] = wire.format_time(incident.opened_at)
+    return arguments
 
 
-def _place_for(step: PolicyStep, place: fleet.Place) -> fleet.Place | None:
-    """Where a step is carried out; None when the place is too vague for it."""
+def _find_place(step: PolicyStep, place: fleet.Place) -> fleet.Place | None:
+    """Return where a step acts; None if the node or GPU that it needs is unknown."""
     kind = step.action
-    if kind in ON_GPU or (kind is ActionKind.DRAIN and step.arguments.get(SCOPE) == "gpu"):
+    if kind in GPU_ACTIONS or (kind is ActionKind.DRAIN and step.arguments.get(SCOPE) == "gpu"):
         return fleet.Place(place.cluster, node=place.node, gpu=place.gpu) if place.gpu else None
-    if kind in ON_NODE:
+    if kind in NODE_ACTIONS:
         return place.whole_node if place.node else None
     return place
 
 
 def _describe(
-    action: Action, driver: Driver, *, now: datetime, seen: dict[fleet.Place, NodeObservation | str]
+    action: Action, driver: Driver, *, now: datetime, observations: dict[fleet.Place, NodeObservation | str]
 ) -> Receipt:
     try:
-        text = _checks(action) or driver.describe(action)
+        text = _describe_checks(action) or driver.describe(action)
     except (ActionRefused, ActionFailed) as error:
         return Receipt(action, now, Result.REFUSED, str(error))
-    if action.kind in NEEDS_PERSON or action.place.node is None:
+    if action.kind in BY_PERSON | BY_OTHERS or action.place.node is None:
         return Receipt(action, now, Result.DESCRIBED, text)
     node = action.place.whole_node
-    if node not in seen:
-        seen[node] = _observe(driver, node)
-    observed = seen[node]
+    if node not in observations:
+        observations[node] = _observe(driver, node)
+    observed = observations[node]
     if isinstance(observed, str):
-        return Receipt(action, now, Result.DESCRIBED, f"{text} (its state is unknown: {observed})")
+        return Receipt(action, now, Result.DESCRIBED, f"{text} (state of the node unknown: {observed})")
     if not observed.exists:
         return Receipt(action, now, Result.REFUSED, f"{driver.name} does not know {node.node}")
     if action.kind is ActionKind.CORDON and observed.is_schedulable is False:
-        owner = observed.cordoned_by or "someone"
+        owner = observed.cordoned_by or "another user"
         return Receipt(action, now, Result.ALREADY_SO, f"{node.node} is already cordoned by {owner}")
     if action.kind is ActionKind.DRAIN and observed.workloads:
-        text += f" (moves {', '.join(observed.workloads[:5])}{' …' if len(observed.workloads) > 5 else ''})"
+        text += f" (affects {', '.join(observed.workloads[:5])}{' …' if len(observed.workloads) > 5 else ''})"
     return Receipt(action, now, Result.DESCRIBED, text)
 
 
-def _checks(action: Action) -> str:
-    """A validation that names its checks is made by the hub, not by the driver."""
+def _describe_checks(action: Action) -> str:
+    """Describe a validation with named checks, which the hub runs instead of the driver; empty for other actions."""
     names = action.arguments.get("checks", "") if action.kind is ActionKind.VALIDATE else ""
-    return f"ask until all have passed: {names.replace(',', ', ')}" if names else ""
+    return f"run until all have passed: {names.replace(',', ', ')}" if names else ""
 
 
 def _observe(driver: Driver, node: fleet.Place) -> NodeObservation | str:

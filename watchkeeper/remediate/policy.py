@@ -1,8 +1,7 @@
-"""The policy: for each cause the ordered steps, read from packs/policies/*.toml and a file of the user's own.
+"""Load the repair policy: the steps for each cause, from packs/policies/*.toml and an optional file of the user.
 
-`hub.py` loads it once; `plan.make_plan` looks a cause up. The user's file replaces what it names, for a cause
-everywhere or in one pool, and leaves the rest. A mistake in a file is an error with file and key, and no part of that
-file is used.
+The hub loads it once; `plan.make_plan` looks up causes. The user's file overrides causes, everywhere or in one pool,
+and keeps the rest. An error in a file names file and key, and the file is not used.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis
 from watchkeeper.model.repairs import RECLAIMS
-from watchkeeper.remediate.drivers.cluster_driver import RECLAIM_WAYS
+from watchkeeper.remediate.drivers.cluster_driver import RECLAIM_METHODS
 from watchkeeper.remediate.validation import AFTER_HARDWARE, CHECKS, NODE_CHECKS
 
-# What only hardware needs; a fault of a workload must never lead to one of these.
+# Actions for faulty hardware; a fault of a workload must never lead to one of these.
 HARDWARE_ACTIONS = frozenset(
     {
         actions.ActionKind.CORDON,
@@ -34,7 +33,7 @@ HARDWARE_ACTIONS = frozenset(
         actions.ActionKind.HAND_OVER,
     }
 )
-# What each kind of step may be told beyond its name.
+# The arguments that each kind of step accepts.
 ARGUMENTS: Mapping[actions.ActionKind, frozenset[str]] = {
     actions.ActionKind.RESTART_SERVICE: frozenset({"service"}),
     actions.ActionKind.LOWER_POWER: frozenset({"percent", "watts"}),
@@ -44,15 +43,15 @@ ARGUMENTS: Mapping[actions.ActionKind, frozenset[str]] = {
     actions.ActionKind.WARN_OWNER: frozenset({"wait"}),
     actions.ActionKind.RECLAIM: frozenset({"how"}),
 }
-# What is held without use is the only thing that is taken from anybody.
-WASTE = "waste"
-# A step that neither the policy nor its table of limits knows may take this long.
-USUAL_LIMIT_SECONDS = 600.0
+# Only causes of this family may have a reclaim.
+WASTE_FAMILY = "waste"
+# The time limit of a step without `limit` and without an entry in `limits`.
+DEFAULT_LIMIT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyStep:
-    """`limit` is how long the step may take, `checks` are what a `validate` asks."""
+    """A step of the policy; `limit` is its time limit, `checks` are those of a `validate`."""
 
     action: actions.ActionKind
     why: str
@@ -63,7 +62,7 @@ class PolicyStep:
 
 @dataclass(frozen=True, slots=True)
 class CausePolicy:
-    """`hardware` says whether the machine is at fault, where the catalogue's scope does not."""
+    """The steps for a cause; `hardware` overrides the catalogue on whether the hardware is at fault."""
 
     steps: tuple[PolicyStep, ...]
     hardware: bool | None = None
@@ -81,99 +80,99 @@ class RepairPolicy:
     limits: Mapping[str, str] = field(default_factory=dict)
 
     def entry(self, cause: str, pool: str = "") -> tuple[str, CausePolicy]:
-        """The steps for a cause in a pool, and the key they stand under; what is not named is treated as unknown."""
-        there = self.pool.get(pool)
-        if there is not None and cause in there.cause:
-            return f"pool.{pool}.cause.{cause}", there.cause[cause]
-        known = cause if cause in self.cause else diagnosis.UNKNOWN_CAUSE
-        return f"cause.{known}", self.cause[known]
+        """Return the key and the steps for a cause in a pool; a cause without steps gets those of `unknown`."""
+        pool_policy = self.pool.get(pool)
+        if pool_policy is not None and cause in pool_policy.cause:
+            return f"pool.{pool}.cause.{cause}", pool_policy.cause[cause]
+        key = cause if cause in self.cause else diagnosis.UNKNOWN_CAUSE
+        return f"cause.{key}", self.cause[key]
 
     def steps(self, cause: str, pool: str = "") -> tuple[PolicyStep, ...]:
         return self.entry(cause, pool)[1].steps
 
     def is_hardware(self, cause: str, pool: str = "") -> bool:
-        """Whether a node must pass the tests for hardware before it is given back."""
-        said = self.entry(cause, pool)[1].hardware
-        return causes.lookup(cause).is_hardware if said is None else said
+        """Whether a node must pass the hardware tests before it is uncordoned."""
+        declared = self.entry(cause, pool)[1].hardware
+        return causes.lookup(cause).is_hardware if declared is None else declared
 
     def limit_seconds(self, step: PolicyStep) -> float:
         text = step.limit or self.limits.get(step.action)
-        # The time that an owner has is not the time that a call may take.
-        waits = durations.parse_seconds(step.arguments["wait"]) if "wait" in step.arguments else 0.0
-        return waits + (USUAL_LIMIT_SECONDS if text is None else durations.parse_seconds(text))
+        # The owner's wait is added to the time limit of the call.
+        owner_seconds = durations.parse_seconds(step.arguments["wait"]) if "wait" in step.arguments else 0.0
+        return owner_seconds + (DEFAULT_LIMIT_SECONDS if text is None else durations.parse_seconds(text))
 
 
 def load(path: Path | None = None, *, reclaim: bool = False) -> RepairPolicy:
-    """The shipped policy, with what the file at `path` says instead; with `reclaim` also what takes GPUs back."""
-    shipped = _shipped("default")
+    """Return the shipped policy with the overrides of `path`; `reclaim` adds the steps that reclaim idle GPUs."""
+    shipped = _load_shipped("default")
     if reclaim:
-        shipped = _shipped("reclaim", over=shipped)
+        shipped = _load_shipped("reclaim", base=shipped)
     if path is None:
         return shipped
     try:
-        return parse(path.read_text(encoding="utf-8"), where=str(path), over=shipped)
+        return parse(path.read_text(encoding="utf-8"), where=str(path), base=shipped)
     except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise SettingsError(f"the policy cannot be read: {what}", where=str(path)) from error
+        problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SettingsError(f"cannot read the policy: {problem}", where=str(path)) from error
 
 
-def _shipped(name: str, over: RepairPolicy | None = None) -> RepairPolicy:
+def _load_shipped(name: str, base: RepairPolicy | None = None) -> RepairPolicy:
     text = (resources.files("watchkeeper.packs") / "policies" / f"{name}.toml").read_text(encoding="utf-8")
-    return parse(text, where=f"packs/policies/{name}.toml", over=over)
+    return parse(text, where=f"packs/policies/{name}.toml", base=base)
 
 
-def parse(text: str, *, where: str, over: RepairPolicy | None = None) -> RepairPolicy:
-    """A policy from TOML; what it does not name is taken from `over`, where there is one."""
+def parse(text: str, *, where: str, base: RepairPolicy | None = None) -> RepairPolicy:
+    """Parse a policy from TOML; `base` has the entries that the text does not override."""
     try:
-        plain = tomllib.loads(text)
-        policy = wire.from_plain(RepairPolicy, {"cause": {}, **plain} if over is not None else plain)
+        parsed = tomllib.loads(text)
+        policy = wire.from_plain(RepairPolicy, {"cause": {}, **parsed} if base is not None else parsed)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"not TOML: {error}", where=where) from error
     except WireError as error:
-        raise SettingsError("the policy has mistakes", problems=error.problems, where=where) from error
-    problems = tuple(_problems(policy, is_whole=over is None))
+        raise SettingsError("the policy has errors", problems=error.problems, where=where) from error
+    problems = tuple(_find_problems(policy, is_complete=base is None))
     if problems:
-        raise SettingsError("the policy has mistakes", problems=problems, where=where)
-    return policy if over is None else _overlay(over, policy)
+        raise SettingsError("the policy has errors", problems=problems, where=where)
+    return policy if base is None else _overlay(base, policy)
 
 
-def with_checks(policy: RepairPolicy, more: Sequence[str]) -> RepairPolicy:
-    """The policy, where each validation asks these as well; what needs full load only after a fault of hardware."""
-    if unknown := [name for name in more if name not in NODE_CHECKS]:
-        known = ", ".join(NODE_CHECKS)
-        raise SettingsError(f"unknown check {', '.join(unknown)}; known: {known}", where="remediate.node_checks")
+def add_checks(policy: RepairPolicy, names: Sequence[str]) -> RepairPolicy:
+    """Add node checks to each validation; those with full load only for hardware causes."""
+    if unknown := [name for name in names if name not in NODE_CHECKS]:
+        allowed = ", ".join(NODE_CHECKS)
+        raise SettingsError(f"unknown check {', '.join(unknown)}; use {allowed}", where="remediate.node_checks")
 
-    def added(cause: str, entry: CausePolicy, pool: str) -> CausePolicy:
-        names = [name for name in more if name not in AFTER_HARDWARE or policy.is_hardware(cause, pool)]
-        return replace(entry, steps=tuple(_checked(step, names) for step in entry.steps))
+    def add_to_entry(cause: str, entry: CausePolicy, pool: str) -> CausePolicy:
+        entry_checks = [name for name in names if name not in AFTER_HARDWARE or policy.is_hardware(cause, pool)]
+        return replace(entry, steps=tuple(_add_checks_to_step(step, entry_checks) for step in entry.steps))
 
-    return _mapped(policy, added)
+    return _map_entries(policy, add_to_entry)
 
 
-def with_wait(policy: RepairPolicy, wait: str | None) -> RepairPolicy:
-    """The policy, where an owner who is warned has this long unless a step says otherwise; None: nobody is warned."""
+def set_owner_wait(policy: RepairPolicy, wait: str | None) -> RepairPolicy:
+    """Set the default wait of `warn_owner` steps; None: reclaiming is off, and a policy with it is an error."""
     entries = [(f"cause.{cause}", entry) for cause, entry in policy.cause.items()]
     entries += [
         (f"pool.{pool}.cause.{c}", entry) for pool, inner in policy.pool.items() for c, entry in inner.cause.items()
     ]
-    taking = [key for key, entry in entries if any(step.action in RECLAIMS for step in entry.steps)]
-    if wait is None and taking:
+    reclaiming_keys = [key for key, entry in entries if any(step.action in RECLAIMS for step in entry.steps)]
+    if wait is None and reclaiming_keys:
         raise SettingsError(
-            f"{taking[0]} takes GPUs from their owners, which is switched off",
+            f"{reclaiming_keys[0]} reclaims GPUs, but reclaiming is off",
             where="remediate.reclaim",
-            remedy="Set remediate.reclaim = true, or take the steps out of the policy",
+            remedy="Set remediate.reclaim = true, or remove the steps from the policy",
         )
 
-    def told(step: PolicyStep) -> PolicyStep:
+    def set_wait(step: PolicyStep) -> PolicyStep:
         if wait is None or step.action is not actions.ActionKind.WARN_OWNER:
             return step
         return replace(step, arguments={"wait": wait, **step.arguments})
 
-    return _mapped(policy, lambda _, entry, __: replace(entry, steps=tuple(map(told, entry.steps))))
+    return _map_entries(policy, lambda _, entry, __: replace(entry, steps=tuple(map(set_wait, entry.steps))))
 
 
-def _mapped(policy: RepairPolicy, change: Callable[[str, CausePolicy, str], CausePolicy]) -> RepairPolicy:
-    """The policy with each entry changed, by its cause and its pool, which is empty for every pool."""
+def _map_entries(policy: RepairPolicy, change: Callable[[str, CausePolicy, str], CausePolicy]) -> RepairPolicy:
+    """Apply `change` to each entry, with its cause and its pool (empty: all pools)."""
     return replace(
         policy,
         cause={cause: change(cause, entry, "") for cause, entry in policy.cause.items()},
@@ -184,84 +183,87 @@ def _mapped(policy: RepairPolicy, change: Callable[[str, CausePolicy, str], Caus
     )
 
 
-def _checked(step: PolicyStep, names: Sequence[str]) -> PolicyStep:
+def _add_checks_to_step(step: PolicyStep, names: Sequence[str]) -> PolicyStep:
     if step.action is not actions.ActionKind.VALIDATE or not names:
         return step
-    # A step that names none asks all that the hub itself can make.
+    # A step that names no checks runs all checks of the hub.
     return replace(step, checks=tuple(dict.fromkeys((*(step.checks or CHECKS), *names))))
 
 
-def _overlay(under: RepairPolicy, top: RepairPolicy) -> RepairPolicy:
+def _overlay(base: RepairPolicy, override: RepairPolicy) -> RepairPolicy:
     pools = {
-        name: PoolPolicy({**(under.pool[name].cause if name in under.pool else {}), **entry.cause})
-        for name, entry in top.pool.items()
+        name: PoolPolicy({**(base.pool[name].cause if name in base.pool else {}), **entry.cause})
+        for name, entry in override.pool.items()
     }
-    return RepairPolicy({**under.cause, **top.cause}, {**under.pool, **pools}, {**under.limits, **top.limits})
+    return RepairPolicy({**base.cause, **override.cause}, {**base.pool, **pools}, {**base.limits, **override.limits})
 
 
-def _problems(policy: RepairPolicy, *, is_whole: bool) -> Iterator[str]:
-    if is_whole and diagnosis.UNKNOWN_CAUSE not in policy.cause:
-        yield "cause.unknown: is missing; it is used for every cause that is not named"
+def _find_problems(policy: RepairPolicy, *, is_complete: bool) -> Iterator[str]:
+    if is_complete and diagnosis.UNKNOWN_CAUSE not in policy.cause:
+        yield "cause.unknown: is missing; it applies to every cause without an entry"
     for kind, limit in policy.limits.items():
         if kind not in list(actions.ActionKind):
-            yield f"limits.{kind}: unknown action; known: {', '.join(actions.ActionKind)}"
-        yield from _limit_problems(f"limits.{kind}", limit)
+            yield f"limits.{kind}: unknown action; use one of {', '.join(actions.ActionKind)}"
+        yield from _find_limit_problems(f"limits.{kind}", limit)
     for cause, entry in policy.cause.items():
-        yield from _entry_problems(f"cause.{cause}", cause, entry)
-    for pool, inner in policy.pool.items():
-        for cause, entry in inner.cause.items():
-            yield from _entry_problems(f"pool.{pool}.cause.{cause}", cause, entry)
+        yield from _find_entry_problems(f"cause.{cause}", cause, entry)
+    for pool, pool_policy in policy.pool.items():
+        for cause, entry in pool_policy.cause.items():
+            yield from _find_entry_problems(f"pool.{pool}.cause.{cause}", cause, entry)
 
 
-def _entry_problems(key: str, cause: str, entry: CausePolicy) -> Iterator[str]:
-    known = {row.cause: row for row in causes.all_causes()}
-    if cause not in known:
-        yield f"{key}: unknown cause; the known ones are in packs/causes.csv"
+def _find_entry_problems(key: str, cause: str, entry: CausePolicy) -> Iterator[str]:
+    catalogue = {row.cause: row for row in causes.all_causes()}
+    if cause not in catalogue:
+        yield f"{key}: unknown cause; packs/causes.csv lists all causes"
         return
     if not entry.steps:
-        yield f"{key}.steps: is empty; the least is an `inspect`"
-    elif known[cause].scope == "workload" or cause == diagnosis.UNKNOWN_CAUSE:
-        hard = sorted({step.action for step in entry.steps} & HARDWARE_ACTIONS)
-        if hard:
-            yield f"{key}.steps: {', '.join(hard)} on hardware that is not known to be at fault"
+        yield f"{key}.steps: is empty; add at least an `inspect`"
+    elif catalogue[cause].scope == "workload" or cause == diagnosis.UNKNOWN_CAUSE:
+        hardware_actions = sorted({step.action for step in entry.steps} & HARDWARE_ACTIONS)
+        if hardware_actions:
+            yield f"{key}.steps: {', '.join(hardware_actions)} needs a hardware fault, and this cause is not one"
     kinds = [step.action for step in entry.steps]
     if actions.ActionKind.UNCORDON in kinds and actions.ActionKind.VALIDATE not in kinds:
-        yield f"{key}.steps: has an uncordon without a validate; a node is given back only after it passed"
+        yield f"{key}.steps: has an uncordon without a validate; add a validate before it"
     if actions.ActionKind.RECLAIM in kinds:
-        yield from _reclaim_problems(f"{key}.steps", kinds, known[cause].family)
+        yield from _find_reclaim_problems(f"{key}.steps", kinds, catalogue[cause].family)
     for at, step in enumerate(entry.steps):
-        yield from _step_problems(f"{key}.steps[{at}]", step)
-        is_of_node = step.action is actions.ActionKind.DRAIN and step.arguments.get("scope") != "gpu"
-        if is_of_node and actions.ActionKind.CORDON not in kinds[:at]:
-            yield f"{key}.steps[{at}]: drains a node that was not cordoned, so new work would come; add a cordon before"
+        yield from _find_step_problems(f"{key}.steps[{at}]", step)
+        is_node_drain = step.action is actions.ActionKind.DRAIN and step.arguments.get("scope") != "gpu"
+        if is_node_drain and actions.ActionKind.CORDON not in kinds[:at]:
+            yield f"{key}.steps[{at}]: drains a node that still accepts new workloads; add a cordon before it"
 
 
-def _reclaim_problems(key: str, kinds: Sequence[actions.ActionKind], family: str) -> Iterator[str]:
-    if family != WASTE:
-        yield f"{key}: a reclaim is for what is held without use, and this cause is of the family {family}"
+def _find_reclaim_problems(key: str, kinds: Sequence[actions.ActionKind], family: str) -> Iterator[str]:
+    if family != WASTE_FAMILY:
+        yield f"{key}: a reclaim needs a cause of the family {WASTE_FAMILY}, and this cause is of the family {family}"
     if actions.ActionKind.WARN_OWNER not in kinds[: kinds.index(actions.ActionKind.RECLAIM)]:
-        yield f"{key}: takes a GPU from an owner who was not told; add a warn_owner before"
-    if hard := sorted(HARDWARE_ACTIONS.intersection(kinds)):
-        yield f"{key}: has a reclaim beside {', '.join(hard)}, and nothing is broken"
+        yield f"{key}: reclaims a GPU without a warning; add a warn_owner before it"
+    if hardware_actions := sorted(HARDWARE_ACTIONS.intersection(kinds)):
+        yield f"{key}: combines a reclaim with {', '.join(hardware_actions)}, which are for faulty hardware"
 
 
-def _step_problems(key: str, step: PolicyStep) -> Iterator[str]:
-    if strange := set(step.arguments) - ARGUMENTS.get(step.action, frozenset()):
+def _find_step_problems(key: str, step: PolicyStep) -> Iterator[str]:
+    if unknown_arguments := set(step.arguments) - ARGUMENTS.get(step.action, frozenset()):
         allowed = ", ".join(sorted(ARGUMENTS.get(step.action, ()))) or "none"
-        yield f"{key}.arguments: {step.action} has no {', '.join(sorted(strange))}; known: {allowed}"
+        yield f"{key}.arguments: {step.action} has no {', '.join(sorted(unknown_arguments))}; allowed: {allowed}"
     if step.checks and step.action is not actions.ActionKind.VALIDATE:
         yield f"{key}.checks: only a validate has checks"
-    if unknown := [name for name in step.checks if name not in {**CHECKS, **NODE_CHECKS}]:
-        yield f"{key}.checks: unknown check {', '.join(unknown)}; known: {', '.join((*CHECKS, *NODE_CHECKS))}"
+    if unknown_checks := [name for name in step.checks if name not in {**CHECKS, **NODE_CHECKS}]:
+        yield f"{key}.checks: unknown check {', '.join(unknown_checks)}; use {', '.join((*CHECKS, *NODE_CHECKS))}"
     if step.limit is not None:
-        yield from _limit_problems(f"{key}.limit", step.limit)
+        yield from _find_limit_problems(f"{key}.limit", step.limit)
     if "wait" in step.arguments:
-        yield from _limit_problems(f"{key}.arguments.wait", step.arguments["wait"])
-    if step.action is actions.ActionKind.RECLAIM and step.arguments.get("how", RECLAIM_WAYS[0]) not in RECLAIM_WAYS:
-        yield f"{key}.arguments.how: `{step.arguments['how']}` is none of {', '.join(RECLAIM_WAYS)}"
+        yield from _find_limit_problems(f"{key}.arguments.wait", step.arguments["wait"])
+    if (
+        step.action is actions.ActionKind.RECLAIM
+        and step.arguments.get("how", RECLAIM_METHODS[0]) not in RECLAIM_METHODS
+    ):
+        yield f"{key}.arguments.how: `{step.arguments['how']}` is unknown; use one of {', '.join(RECLAIM_METHODS)}"
 
 
-def _limit_problems(key: str, text: str) -> Iterator[str]:
+def _find_limit_problems(key: str, text: str) -> Iterator[str]:
     try:
         if durations.parse_ms(text) == 0:
             yield f"{key}: `{text}` must be longer than 0s"

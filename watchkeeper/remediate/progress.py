@@ -1,7 +1,7 @@
-"""The next version of a repair after each thing that can happen to it. Pure; `repairs` keeps what these return.
+"""Return the next version of a repair after each event. Pure; `repairs` stores what these functions return.
 
-A call is written down before it is made (`begun`) and after (`answered`, `troubled`), so that a crash between the two
-is a call made once more, under the same id.
+A call is stored before it is made (`begin_action`) and after (`record_outcome`, `record_failure`, `record_refusal`), so
+that a crash in between repeats the call under the same id.
 """
 
 from __future__ import annotations
@@ -14,86 +14,93 @@ from watchkeeper.model.actions import Action, ActionKind, Receipt, Result
 from watchkeeper.model.repairs import BY_PERSON, ENDED, REPAIR_MOVES, Repair, RepairId, RepairState
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import ActionOutcome
-from watchkeeper.remediate.ladder import ModeDecision
-from watchkeeper.remediate.moves import PAUSES, Move, end, enter, state_of, validate_step
 from watchkeeper.remediate.proposal import RepairProposal, number_actions
+from watchkeeper.remediate.transitions import (
+    RETRY_BACKOFF,
+    Transition,
+    end,
+    enter,
+    find_validate_step,
+    state_for_action,
+)
+from watchkeeper.remediate.trust_rules import ModeDecision
 
-# An action that is not complete is performed again after a tenth of the time it has taken: pods end in a second or in
-# an hour, machines boot in minutes.
+# An incomplete action is performed again after a tenth of its time so far: a pod takes a second or an hour to end, a
+# machine minutes to boot.
 SHORTEST_POLL, LONGEST_POLL = timedelta(milliseconds=200), timedelta(seconds=5)
-# A cordon that a failed repair left is not tried again before this.
-HELD_PAUSE = timedelta(seconds=60)
-TEXT_LIMIT = 500
+# The delay before the next try to remove the cordon of a failed repair.
+KEPT_CORDON_RETRY = timedelta(seconds=60)
+MAX_TEXT_LENGTH = 500
 
 
-def new_repair(want: RepairProposal, attempt: int, now: datetime) -> Repair:
-    """A repair that nobody has approved."""
-    steps, limits = number_actions(want, attempt)
+def new_repair(proposal: RepairProposal, attempt: int, now: datetime) -> Repair:
+    """Return a new repair, not approved yet."""
+    steps, limits = number_actions(proposal, attempt)
     return Repair(
-        id=RepairId(f"{want.incident}.{attempt}"),
-        incident=want.incident,
-        node=want.node,
-        pool=want.pool,
-        cause=want.cause,
-        mode=want.allowed.mode,
-        mode_why=want.allowed.why,
-        digest=want.digest,
+        id=RepairId(f"{proposal.incident}.{attempt}"),
+        incident=proposal.incident,
+        node=proposal.node,
+        pool=proposal.pool,
+        cause=proposal.cause,
+        mode=proposal.allowed.mode,
+        mode_why=proposal.allowed.why,
+        digest=proposal.digest,
         actions=steps,
         state=RepairState.PLANNED,
-        reason=want.allowed.why,
+        reason=proposal.allowed.why,
         made_at=now,
         since=now,
-        openings={want.incident: want.opening},
+        openings={proposal.incident: proposal.opening},
         limit_seconds=limits,
     )
 
 
-def replan(repair: Repair, want: RepairProposal, now: datetime) -> Repair:
-    """The same attempt with another plan: whoever approved the old one has not approved this one."""
+def replan(repair: Repair, proposal: RepairProposal, now: datetime) -> Repair:
+    """Return the same attempt with another plan, which needs a new approval."""
     attempt = int(repair.id.rpartition(".")[2])
-    return replace(new_repair(want, attempt, now), made_at=repair.made_at, openings=repair.openings)
+    return replace(new_repair(proposal, attempt, now), made_at=repair.made_at, openings=repair.openings)
 
 
-def lower_mode(repair: Repair, rung: ModeDecision, now: datetime) -> Repair:
-    """One that waits, under more careful settings than those it was planned under."""
-    if rung.mode is Mode.OBSERVE:
-        return end_repair(repair, end(RepairState.ROLLED_BACK, rung.why, keeps_cordon=False), now)
-    changed = replace(repair, mode=rung.mode, mode_why=rung.why)
+def lower_mode(repair: Repair, mode_decision: ModeDecision, now: datetime) -> Repair:
+    """Return a waiting repair under a lower mode than the one it was planned with."""
+    if mode_decision.mode is Mode.OBSERVE:
+        return end_repair(repair, end(RepairState.ROLLED_BACK, mode_decision.why, keeps_cordon=False), now)
+    changed = replace(repair, mode=mode_decision.mode, mode_why=mode_decision.why)
     if repair.state is RepairState.PLANNED:
-        return replace(changed, reason=rung.why)
-    return enter_state(changed, enter(RepairState.PLANNED, rung.why), now)
+        return replace(changed, reason=mode_decision.why)
+    return enter_state(changed, enter(RepairState.PLANNED, mode_decision.why), now)
 
 
 def approve(repair: Repair, actor: str, *, until: datetime | None, now: datetime) -> Repair:
-    said = f"Approved by {actor}" if until is None else f"Approved by {actor} until {until:%Y-%m-%d %H:%M}Z"
-    # A plan that begins with a look by a person is approved by somebody who has looked.
-    first = next((at for at, step in enumerate(repair.actions) if step.kind not in BY_PERSON), 0)
-    moved = _moved(repair, RepairState.APPROVED, said, now)
-    return replace(moved, approved_by=actor, approved_until=until, step=first)
+    reason = f"Approved by {actor}" if until is None else f"Approved by {actor} until {until:%Y-%m-%d %H:%M}Z"
+    # Approving a plan also confirms its first manual steps.
+    first_step = next((at for at, step in enumerate(repair.actions) if step.kind not in BY_PERSON), 0)
+    approved = _change_state(repair, RepairState.APPROVED, reason, now)
+    return replace(approved, approved_by=actor, approved_until=until, step=first_step)
 
 
-def enter_state(repair: Repair, move: Move, now: datetime) -> Repair:
-    """In another state. A repair that begins may carry our cordon from then on."""
-    assert move.state is not None
-    is_start = repair.state is RepairState.APPROVED and move.state is not RepairState.PLANNED
-    moved = _moved(repair, move.state, move.why, now)
+def enter_state(repair: Repair, transition: Transition, now: datetime) -> Repair:
+    """Return the repair in the state of a transition."""
+    assert transition.state is not None
+    is_start = repair.state is RepairState.APPROVED and transition.state is not RepairState.PLANNED
+    changed = _change_state(repair, transition.state, transition.why, now)
     if is_start:
-        moved = replace(moved, started_at=now)
-    if move.state is RepairState.PLANNED:
-        return replace(moved, approved_by=None, approved_until=None, step=0)
-    if move.state is RepairState.RESTORING:
-        return replace(moved, outcome=move.outcome, undone=())
-    if move.state is RepairState.VALIDATING and repair.is_ended:
-        return replace(moved, step=validate_step(repair) or 0)
-    return moved
+        changed = replace(changed, started_at=now)
+    if transition.state is RepairState.PLANNED:
+        return replace(changed, approved_by=None, approved_until=None, step=0)
+    if transition.state is RepairState.RESTORING:
+        return replace(changed, outcome=transition.outcome, undone=())
+    if transition.state is RepairState.VALIDATING and repair.is_ended:
+        return replace(changed, step=find_validate_step(repair) or 0)
+    return changed
 
 
-def end_repair(repair: Repair, move: Move, now: datetime) -> Repair:
-    assert move.state is not None
-    moved = _moved(repair, move.state, move.why, now)
-    has_cordon = repair.has_cordon and move.keeps_cordon and move.state is RepairState.FAILED
-    retry_at = now + HELD_PAUSE if has_cordon else None
-    return replace(moved, has_cordon=has_cordon, ended_at=now, retry_at=retry_at, waits_for=())
+def end_repair(repair: Repair, transition: Transition, now: datetime) -> Repair:
+    assert transition.state is not None
+    ended = _change_state(repair, transition.state, transition.why, now)
+    has_cordon = repair.has_cordon and transition.keeps_cordon and transition.state is RepairState.FAILED
+    retry_at = now + KEPT_CORDON_RETRY if has_cordon else None
+    return replace(ended, has_cordon=has_cordon, ended_at=now, retry_at=retry_at, waits_for=())
 
 
 def release_node(repair: Repair, why: str) -> Repair:
@@ -101,95 +108,103 @@ def release_node(repair: Repair, why: str) -> Repair:
 
 
 def next_step(repair: Repair, why: str, now: datetime) -> Repair:
-    """At the next step, in the state that belongs to it."""
-    at = repair.step + 1
-    following = repair.actions[at] if at < len(repair.actions) else None
-    # The last two steps are one for the state machine: what is given back is given back in `restoring`.
-    to = repair.state if following is not None and following.kind is ActionKind.UNCORDON else state_of(following)
-    return replace(_moved(repair, to, why, now), step=at)
+    """Return the repair at its next step, in the state of that step."""
+    index = repair.step + 1
+    next_action = repair.actions[index] if index < len(repair.actions) else None
+    # The transition to `restoring` follows once the uncordon is the current step.
+    state = (
+        repair.state
+        if next_action is not None and next_action.kind is ActionKind.UNCORDON
+        else state_for_action(next_action)
+    )
+    return replace(_change_state(repair, state, why, now), step=index)
 
 
 def begin_action(repair: Repair, action: Action) -> Repair:
-    """Written before the call: from here on it may have happened."""
+    """Mark the action as begun; stored before the call, because from then on it may have taken effect."""
     if repair.state is RepairState.RESTORING:
         return replace(repair, is_begun=True)
-    # To move what holds one GPU needs no cordon.
+    # A drain of one GPU needs no cordon.
     may_cordon = action.kind is ActionKind.CORDON or (action.kind is ActionKind.DRAIN and action.place.gpu is None)
     has_cordon = repair.has_cordon or may_cordon
     has_acted = repair.has_acted or repair.state is RepairState.ACTING
     return replace(repair, is_begun=True, has_cordon=has_cordon, has_acted=has_acted)
 
 
-def record_outcome(repair: Repair, action: Action, done: ActionOutcome, *, now: datetime) -> Repair:
-    if not done.is_complete:
-        waits_for = tuple(text[:TEXT_LIMIT] for text in done.waits_for[:20]) or (done.text[:TEXT_LIMIT],)
-        return replace(repair, tries=0, retry_at=now + _poll(repair, now), waits_for=waits_for)
-    noted = _noted(replace(repair, tries=0, retry_at=None, waits_for=()), action, Result.DONE, text=done.text, now=now)
+def record_outcome(repair: Repair, action: Action, outcome: ActionOutcome, *, now: datetime) -> Repair:
+    if not outcome.is_complete:
+        waits_for = tuple(text[:MAX_TEXT_LENGTH] for text in outcome.waits_for[:20]) or (
+            outcome.text[:MAX_TEXT_LENGTH],
+        )
+        return replace(repair, tries=0, retry_at=now + _poll_interval(repair, now), waits_for=waits_for)
+    recorded = _add_receipt(
+        replace(repair, tries=0, retry_at=None, waits_for=()), action, Result.DONE, text=outcome.text, now=now
+    )
     if repair.state is RepairState.RESTORING:
-        return replace(noted, undone=(*repair.undone, action.id), is_begun=False)
-    # Whoever was told has time; `moves` says when it is over.
+        return replace(recorded, undone=(*repair.undone, action.id), is_begun=False)
+    # The owner has time to react; `transitions` decides when it is over.
     if action.kind is ActionKind.WARN_OWNER:
-        return noted
-    # A cordon is done when it is seen on the node.
+        return recorded
+    # A cordon is done when it is observed on the node.
     if action.kind is ActionKind.CORDON:
-        return replace(noted, retry_at=now + _poll(repair, now))
-    return next_step(noted, done.text[:TEXT_LIMIT], now)
+        return replace(recorded, retry_at=now + _poll_interval(repair, now))
+    return next_step(recorded, outcome.text[:MAX_TEXT_LENGTH], now)
 
 
-def _poll(repair: Repair, now: datetime) -> timedelta:
+def _poll_interval(repair: Repair, now: datetime) -> timedelta:
     return min(LONGEST_POLL, max(SHORTEST_POLL, (now - repair.since) / 10))
 
 
 def record_failure(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
-    """It did not succeed and may the next time; the step's limit says when that is enough."""
-    pause = timedelta(seconds=PAUSES.delay_seconds(repair.tries + 1))
-    noted = _noted(repair, action, Result.FAILED, text=problem, now=now)
-    return replace(noted, tries=repair.tries + 1, retry_at=now + pause, waits_for=(problem[:TEXT_LIMIT],))
+    """Record a failed call, which is retried until the step's time limit."""
+    delay = timedelta(seconds=RETRY_BACKOFF.delay_seconds(repair.tries + 1))
+    recorded = _add_receipt(repair, action, Result.FAILED, text=problem, now=now)
+    return replace(recorded, tries=repair.tries + 1, retry_at=now + delay, waits_for=(problem[:MAX_TEXT_LENGTH],))
 
 
 def record_refusal(repair: Repair, action: Action, problem: str, *, now: datetime) -> Repair:
-    """It must not be done: no other try will help."""
+    """Record an action that is not allowed, and end the repair: a retry cannot help."""
     was_changed = any(
         receipt.result is Result.DONE and receipt.action.kind is not ActionKind.WARN_OWNER
         for receipt in repair.receipts
     )
-    noted = _noted(repair, action, Result.REFUSED, text=problem, now=now)
+    recorded = _add_receipt(repair, action, Result.REFUSED, text=problem, now=now)
     has_cordon = repair.has_cordon and action.kind is not ActionKind.CORDON
     if repair.state is RepairState.RESTORING and action.kind is ActionKind.UNCORDON:
         has_cordon = False
-    move = end(RepairState.FAILED, f"{action.kind} was refused: {problem[:TEXT_LIMIT]}")
+    transition = end(RepairState.FAILED, f"{action.kind} was refused: {problem[:MAX_TEXT_LENGTH]}")
     if not was_changed and not has_cordon:
-        move = end(RepairState.ROLLED_BACK, move.why, keeps_cordon=False)
-    return end_repair(replace(noted, has_cordon=has_cordon), move, now)
+        transition = end(RepairState.ROLLED_BACK, transition.why, keeps_cordon=False)
+    return end_repair(replace(recorded, has_cordon=has_cordon), transition, now)
 
 
-def join_incident(repair: Repair, want: RepairProposal) -> Repair:
-    return replace(repair, openings={**repair.openings, want.incident: want.opening})
+def join_incident(repair: Repair, proposal: RepairProposal) -> Repair:
+    return replace(repair, openings={**repair.openings, proposal.incident: proposal.opening})
 
 
 def resume(repair: Repair, now: datetime) -> Repair:
-    """After everything was stopped: the time it stood still does not count against its step."""
+    """Restart the time limit of the current step."""
     return replace(repair, since=now) if repair.is_running else repair
 
 
-def _moved(repair: Repair, to: RepairState, why: str, now: datetime) -> Repair:
-    if to is not repair.state and to not in REPAIR_MOVES[repair.state]:
-        raise InvalidTransition(f"a repair that is {repair.state} cannot become {to}", where=repair.id)
-    revived = None if repair.state in ENDED and to not in ENDED else repair.ended_at
+def _change_state(repair: Repair, new_state: RepairState, why: str, now: datetime) -> Repair:
+    if new_state is not repair.state and new_state not in REPAIR_MOVES[repair.state]:
+        raise InvalidTransition(f"a repair that is {repair.state} cannot become {new_state}", where=repair.id)
+    ended_at = None if repair.state in ENDED and new_state not in ENDED else repair.ended_at
     return replace(
         repair,
-        state=to,
+        state=new_state,
         reason=why,
         since=now,
         is_begun=False,
         tries=0,
         retry_at=None,
         waits_for=(),
-        ended_at=revived,
+        ended_at=ended_at,
     )
 
 
-def _noted(repair: Repair, action: Action, result: Result, *, text: str, now: datetime) -> Repair:
-    """One receipt for each action: the newest."""
-    kept = tuple(receipt for receipt in repair.receipts if receipt.action.id != action.id)
-    return replace(repair, receipts=(*kept, Receipt(action, now, result, text[:TEXT_LIMIT])))
+def _add_receipt(repair: Repair, action: Action, result: Result, *, text: str, now: datetime) -> Repair:
+    """Keep the newest receipt of each action."""
+    other_receipts = tuple(receipt for receipt in repair.receipts if receipt.action.id != action.id)
+    return replace(repair, receipts=(*other_receipts, Receipt(action, now, result, text[:MAX_TEXT_LENGTH])))

@@ -1,7 +1,7 @@
-"""What a plan wants of a machine: the repair that it would be, or nothing.
+"""Propose a repair from a plan. Pure.
 
-Pure. The hub makes one from every plan, and on the fast path from an incident alone; `repairs.Repairs.take` turns it
-into a repair. A plan that only people can carry out, or that touches no node, wants nothing.
+The hub makes a proposal from every plan, and on the fast path from an incident alone; `Repairs.submit` turns it into a
+repair. A plan with only manual steps, or without a node, proposes nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.model import actions, alerts, fleet, incidents, repairs, trust
-from watchkeeper.remediate.ladder import ModeDecision
-from watchkeeper.remediate.plan import ON_WORKLOAD
+from watchkeeper.remediate.plan import WORKLOAD_ACTIONS
 from watchkeeper.remediate.policy import RepairPolicy
+from watchkeeper.remediate.trust_rules import ModeDecision
 from watchkeeper.store.journal import chain
 
 DIGEST_LENGTH = 16
@@ -29,7 +29,7 @@ class RepairProposal:
     allowed: ModeDecision
     actions: tuple[actions.Action, ...]
     limit_seconds: Mapping[str, float]
-    # What lasts of the incident and would be reason enough for such a plan.
+    # The active faults of the incident that justify the plan.
     faults: tuple[incidents.Member, ...] = ()
 
     @property
@@ -46,7 +46,7 @@ class RepairProposal:
 
     @property
     def workloads(self) -> frozenset[str]:
-        return workloads_of(self.actions)
+        return named_workloads(self.actions)
 
     @property
     def gpu(self) -> str | None:
@@ -61,13 +61,13 @@ def is_urgent(incident: incidents.Incident, mode: trust.Mode) -> bool:
 
 
 def plan_digest(cause: str, steps: Sequence[actions.Action]) -> str:
-    """Of what would be done and where, not of the words: an approval is for exactly this."""
-    told = [
+    """Return a digest of the cause and of each step's kind, place and arguments: an approval is for exactly these."""
+    steps_text = [
         f"{step.kind} {step.place} {sorted(step.arguments.items())}"
         for step in steps
         if step.kind not in repairs.BY_OTHERS
     ]
-    return chain.digest([cause, *told])[:DIGEST_LENGTH]
+    return chain.digest([cause, *steps_text])[:DIGEST_LENGTH]
 
 
 def propose_repair(
@@ -77,49 +77,51 @@ def propose_repair(
     *,
     policy: RepairPolicy,
     pool: str,
-    rung: ModeDecision,
+    mode_decision: ModeDecision,
 ) -> RepairProposal | None:
-    machine = [step for step in steps if is_for_machine(step)]
-    nodes = {(step.place.cluster, step.place.node) for step in machine}
-    if rung.mode is trust.Mode.OBSERVE or len(nodes) != 1 or None in {node for _, node in nodes}:
+    automatic = [step for step in steps if is_automatic(step)]
+    nodes = {(step.place.cluster, step.place.node) for step in automatic}
+    if mode_decision.mode is trust.Mode.OBSERVE or len(nodes) != 1 or None in {node for _, node in nodes}:
         return None
     cluster, node = next(iter(nodes))
-    rules = {f"{at}-{rule.action}": rule for at, rule in enumerate(policy.steps(cause, pool), start=1)}
-    limits = {str(step.id): policy.limit_seconds(rules[step.id]) for step in steps if step.id in rules}
+    policy_steps = {f"{at}-{rule.action}": rule for at, rule in enumerate(policy.steps(cause, pool), start=1)}
+    limits = {str(step.id): policy.limit_seconds(policy_steps[step.id]) for step in steps if step.id in policy_steps}
     place = fleet.Place(cluster, node=node)
-    if rung.mode is trust.Mode.ACT and steps[0].kind in repairs.BY_PERSON:
-        rung = ModeDecision(trust.Mode.ASK, f"{rung.why}, but the plan begins with a look by a person")
-    faults = _faults(incident, cause)
-    return RepairProposal(incident.id, incident.reopened, place, pool, cause, rung, tuple(steps), limits, faults)
+    if mode_decision.mode is trust.Mode.ACT and steps[0].kind in repairs.BY_PERSON:
+        mode_decision = ModeDecision(trust.Mode.ASK, f"{mode_decision.why}, but the plan starts with a manual step")
+    faults = _find_faults(incident, cause)
+    return RepairProposal(
+        incident.id, incident.reopened, place, pool, cause, mode_decision, tuple(steps), limits, faults
+    )
 
 
-def _faults(incident: incidents.Incident, cause: str) -> tuple[incidents.Member, ...]:
-    """The cause itself, or hardware as grave; a job that still waits, or a machine under our hands, is neither."""
-    least = causes.lookup(cause).severity.rank
+def _find_faults(incident: incidents.Incident, cause: str) -> tuple[incidents.Member, ...]:
+    """Return active faults with the plan's cause, or hardware faults as severe, that no repair caused."""
+    cause_rank = causes.lookup(cause).severity.rank
 
     def is_fault(member: incidents.Member) -> bool:
-        is_as_grave = causes.lookup(member.cause).is_hardware and member.severity.rank >= least
-        return member.until is None and not member.by_repair and (member.cause == cause or is_as_grave)
+        is_as_severe = causes.lookup(member.cause).is_hardware and member.severity.rank >= cause_rank
+        return member.until is None and not member.by_repair and (member.cause == cause or is_as_severe)
 
     return tuple(member for member in incident.members if is_fault(member))
 
 
-def workloads_of(steps: Iterable[actions.Action]) -> frozenset[str]:
-    """The pods and jobs that actions name."""
-    told = (step.arguments.get(sort, "") for step in steps for sort in ("pods", "jobs"))
-    return frozenset(name for names in told for name in names.split(",") if name)
+def named_workloads(steps: Iterable[actions.Action]) -> frozenset[str]:
+    """Return the pods and jobs that the actions name."""
+    listed = (step.arguments.get(argument, "") for step in steps for argument in ("pods", "jobs"))
+    return frozenset(name for names in listed for name in names.split(",") if name)
 
 
-def is_for_machine(step: actions.Action) -> bool:
-    """A restart, or the return, of nobody knows what is for the owner."""
-    if step.kind in ON_WORKLOAD and not {"pods", "jobs"} & set(step.arguments):
+def is_automatic(step: actions.Action) -> bool:
+    """Whether Watchkeeper can perform a step: not a manual one, nor one whose pods and jobs are unknown."""
+    if step.kind in WORKLOAD_ACTIONS and not {"pods", "jobs"} & set(step.arguments):
         return False
     return step.kind not in repairs.BY_PERSON | repairs.BY_OTHERS
 
 
-def number_actions(want: RepairProposal, attempt: int) -> tuple[tuple[actions.Action, ...], Mapping[str, float]]:
-    """The actions of an attempt: from the second on their ids say so, or a driver would take them for the first."""
+def number_actions(proposal: RepairProposal, attempt: int) -> tuple[tuple[actions.Action, ...], Mapping[str, float]]:
+    """Return the actions and time limits of an attempt; from the second on, the ids start with its number."""
     if attempt == 1:
-        return want.actions, want.limit_seconds
-    renamed = tuple(replace(step, id=actions.ActionId(f"{attempt}.{step.id}")) for step in want.actions)
-    return renamed, {f"{attempt}.{id}": limit for id, limit in want.limit_seconds.items()}
+        return proposal.actions, proposal.limit_seconds
+    renumbered = tuple(replace(step, id=actions.ActionId(f"{attempt}.{step.id}")) for step in proposal.actions)
+    return renumbered, {f"{attempt}.{id}": limit for id, limit in proposal.limit_seconds.items()}

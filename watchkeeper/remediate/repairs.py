@@ -1,8 +1,8 @@
-"""The repairs: what plans, people and time do to them, and the calls that come of it.
+"""Create repairs from plans, decide what they do next, and make the calls.
 
-The hub owns one `Repairs`. It hands over what plans want (`take`), asks now and then what is due (`sweep`), and has
-each due one taken further in a thread (`advance`). What is remembered is `register`'s. Decisions are made under one
-lock, so two repairs never take the last place of a budget; calls are made outside it, one at a time for each node.
+The hub owns one `Repairs`. It submits what plans propose (`submit`), asks every second which repairs are due (`sweep`),
+and advances each of those in a thread (`advance`). `registry` stores them. Decisions are made under one lock, so that
+two repairs never take the last place of a budget; calls are made outside the lock, one at a time for each node.
 """
 
 from __future__ import annotations
@@ -17,388 +17,411 @@ from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
 from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import NodeObservation
-from watchkeeper.remediate.ladder import MODES_WITHOUT_CHANGES
-from watchkeeper.remediate.moves import MOST_AHEAD, Move, MoveContext, MoveKind, next_move, restore, warned_at
 from watchkeeper.remediate.proposal import RepairProposal
-from watchkeeper.remediate.register import COUNTED_NODES, MOST_STARTS, STEP, STORY, RepairRegister, request_of
+from watchkeeper.remediate.registry import (
+    AUDIT_ENTRY,
+    INVENTORY_MAX_AGE,
+    MAX_STARTS,
+    TIMELINE_ENTRY,
+    RepairRegistry,
+    build_request,
+)
+from watchkeeper.remediate.transitions import (
+    MAX_CLOCK_STEP,
+    Transition,
+    TransitionContext,
+    TransitionKind,
+    decide_transition,
+    restore,
+    warned_at,
+)
+from watchkeeper.remediate.trust_rules import MODES_WITHOUT_CHANGES
 from watchkeeper.store.journal.journal import HUB
 
 log = logging.getLogger(__name__)
 
 POLICY = "policy"
-# Where nothing hurries, a node is looked at this often.
-LOOKS = {
+# How often a node is observed in these states; in all others at every sweep.
+CHECK_INTERVALS = {
     RepairState.FAILED: timedelta(seconds=30),
     RepairState.WARNING: timedelta(seconds=30),
     RepairState.VALIDATING: timedelta(seconds=5),
     RepairState.ACTING: timedelta(seconds=2),
 }
-JUST_WRITTEN = timedelta(seconds=1)
-MOST_WANTED = 50_000
-# Repairs of one fleet that may wait, run or be held: as many as a hub keeps open incidents.
-MOST_ALIVE = 20_000
+FRESH_PERIOD = timedelta(seconds=1)
+MAX_COUNTED_NODES = 50_000
+# Repairs that wait, run or keep a cordon: as many as a hub has open incidents.
+MAX_ACTIVE_REPAIRS = 20_000
 
 
-class Repairs(RepairRegister):
+class Repairs(RepairRegistry):
     """Every method may be called from any thread."""
 
-    # What plans want
+    # Proposals of plans
 
-    def submit(self, want: RepairProposal, now: datetime) -> Repair | None:
-        """Make a repair of what a plan wants, or let it wait for the one that its node has; None: nothing changed."""
+    def submit(self, proposal: RepairProposal, now: datetime) -> Repair | None:
+        """Create the repair that a plan proposes, or share the node's current repair; None: nothing changed."""
         with self.transaction(now):
-            self._open.add(want.incident)
-            held, current = self._holding(want.node), self._in_the_way(want)
-            if held is not None and held.openings.get(want.incident) != want.opening:
-                self.save(progress.join_incident(held, want), now, text=f"{want.incident} waits for it too", kind=STEP)
+            self._open_incidents.add(proposal.incident)
+            kept_cordon, current = self._find_kept_cordon(proposal.node), self._find_conflict(proposal)
+            if kept_cordon is not None and kept_cordon.openings.get(proposal.incident) != proposal.opening:
+                self._join(kept_cordon, proposal, now)
             if current is not None:
-                return self._meet(current, want, now)
-            if self._was_tried(want) or len(self._alive) >= MOST_ALIVE:
+                return self._merge(current, proposal, now)
+            if self._was_attempted(proposal) or len(self._active) >= MAX_ACTIVE_REPAIRS:
                 return None
-            return self._make(want, now)
+            return self._create(proposal, now)
 
-    def start_another(self, want: RepairProposal, now: datetime) -> Repair:
-        """Another attempt, whatever became of those before; InvalidTransition while one waits or runs."""
-        current = self._in_the_way(want)
+    def start_another(self, proposal: RepairProposal, now: datetime) -> Repair:
+        """Start another attempt after earlier ones ended; InvalidTransition while one waits or runs."""
+        current = self._find_conflict(proposal)
         if current is not None:
             raise InvalidTransition(
-                f"{current.id} is {current.state} on {want.node.node}", where=want.incident, now=current.reason
+                f"{current.id} is {current.state} on {proposal.node.node}", where=proposal.incident, now=current.reason
             )
-        self._open.add(want.incident)
-        return self._make(want, now)
+        self._open_incidents.add(proposal.incident)
+        return self._create(proposal, now)
 
-    def _make(self, want: RepairProposal, now: datetime) -> Repair:
-        before = self._around.journal.repairs_of(want.incident, limit=1)
-        attempt = 1 + max((int(one.id.rpartition(".")[2]) for one in before), default=0)
-        repair = progress.new_repair(want, attempt, now)
-        self.save(repair, now, text=f"{repair.id} for {want.node.node}: {want.allowed.why}")
-        # Who wants back what is idle says nothing about machines: the breaker is for rules that break a fleet.
-        if want.allowed.mode is not trust.Mode.SUGGEST and not want.is_reclaim:
-            self._want(want.node, now)
+    def _create(self, proposal: RepairProposal, now: datetime) -> Repair:
+        previous = self._dependencies.journal.repairs_of(proposal.incident, limit=1)
+        attempt = 1 + max((int(repair.id.rpartition(".")[2]) for repair in previous), default=0)
+        repair = progress.new_repair(proposal, attempt, now)
+        self.save(repair, now, text=f"{repair.id} for {proposal.node.node}: {proposal.allowed.why}")
+        # The breaker counts repairs of faulty nodes; a reclaim says nothing about faults.
+        if proposal.allowed.mode is not trust.Mode.SUGGEST and not proposal.is_reclaim:
+            self._count_request(proposal.node, now)
         return self.decide(repair, now)
 
-    def _want(self, node: fleet.Place, now: datetime) -> None:
-        """Count it, and open the breaker where too many nodes want something at once."""
-        if len(self._wanted) >= MOST_WANTED:
-            self._wanted.clear()
-        self._wanted[node] = now
+    def _count_request(self, node: fleet.Place, now: datetime) -> None:
+        """Count the request, and trip the circuit breaker if too many nodes need a repair at once."""
+        if len(self._requested_at) >= MAX_COUNTED_NODES:
+            self._requested_at.clear()
+        self._requested_at[node] = now
         if self.switch.is_tripped:
             return
-        why = guards.breaker_trip_reason(self._wanted, self._around.limits, since=self.switch.reset_at, now=now)
-        if why is not None:
-            log.error("The circuit breaker of repairs tripped", extra=fields(why=why))
-            self.save_switch(
-                replace(self.switch, tripped_at=now, tripped_why=why), now, actor=HUB, text=f"Tripped: {why}"
-            )
+        trip_reason = guards.breaker_trip_reason(
+            self._requested_at, self._dependencies.limits, since=self.switch.reset_at, now=now
+        )
+        if trip_reason is not None:
+            log.error("circuit breaker tripped", extra=fields(reason=trip_reason))
+            tripped = replace(self.switch, tripped_at=now, tripped_why=trip_reason)
+            self.save_switch(tripped, now, actor=HUB, text=f"Tripped: {trip_reason}")
 
-    def _meet(self, current: Repair, want: RepairProposal, now: datetime) -> Repair | None:
-        """The node has a repair: a changed plan replaces one that waits, anybody else's incident waits with it."""
-        if current.openings.get(want.incident) != want.opening:
-            self._tell(want.incident, f"{current.id} is at work on {want.node.node}: this incident waits for it", now)
-            return self.save(
-                progress.join_incident(current, want), now, text=f"{want.incident} waits for it too", kind=STEP
-            )
-        is_same = (current.digest, current.mode) == (want.digest, want.allowed.mode)
-        if current.incident != want.incident or current.state not in WAITING or is_same:
+    def _merge(self, current: Repair, proposal: RepairProposal, now: datetime) -> Repair | None:
+        """Share the node's current repair with a new incident, or update its plan while the repair waits."""
+        if current.openings.get(proposal.incident) != proposal.opening:
+            text = f"{current.id} is already repairing {proposal.node.node}: this incident shares it"
+            self._add_timeline_entry(proposal.incident, text, now)
+            return self._join(current, proposal, now)
+        is_unchanged = (current.digest, current.mode) == (proposal.digest, proposal.allowed.mode)
+        if current.incident != proposal.incident or current.state not in WAITING or is_unchanged:
             return None
-        changed = progress.replan(current, want, now)
-        why = "The plan has changed" if current.digest != want.digest else want.allowed.why
+        changed = progress.replan(current, proposal, now)
+        why = "The plan changed" if current.digest != proposal.digest else proposal.allowed.why
         self.save(changed, now, text=f"{why}: {' → '.join(step.kind for step in changed.actions)}")
         return self.decide(changed, now)
 
-    def _was_tried(self, want: RepairProposal) -> bool:
-        """This incident had its repair, and nothing but a person asks for another.
+    def _join(self, repair: Repair, proposal: RepairProposal, now: datetime) -> Repair:
+        joined = progress.join_incident(repair, proposal)
+        return self.save(joined, now, text=f"{proposal.incident} shares this repair", kind=AUDIT_ENTRY)
 
-        Unless it has come back since, or broke again after the node was given back: that is a new fault, also while
-        its incident is still open. A fault that merely stays is none, and the guard of attempts bounds how often.
+    def _was_attempted(self, proposal: RepairProposal) -> bool:
+        """Whether the incident had its repair already, so that only a user can start another one.
+
+        False if the incident was reopened since, or if all its faults are newer than the last repair: those are new
+        faults. A fault that lasts is not a new one; the guard of attempts limits the repairs of new ones.
         """
-        past = self._around.journal.repairs_at(want.node)
-        last = next((one for one in past if one.openings.get(want.incident, -1) >= want.opening), None)
+        past = self._dependencies.journal.repairs_at(proposal.node)
+        last = next((repair for repair in past if repair.openings.get(proposal.incident, -1) >= proposal.opening), None)
         if last is None or last.state is not RepairState.DONE or last.ended_at is None:
             return last is not None
-        given_back = last.ended_at
-        return all(self._heard_at(fault) <= given_back for fault in want.faults)
+        returned_at = last.ended_at
+        return all(self._received_at(fault) <= returned_at for fault in proposal.faults)
 
-    def _heard_at(self, fault: incidents.Member) -> datetime:
-        """By our own clock, as the end of a repair is: that of a machine may be minutes off."""
-        event = self._around.journal.event(fault.ref) if fault.kind is incidents.MemberKind.EVENT else None
+    def _received_at(self, fault: incidents.Member) -> datetime:
+        """Return when the hub received a fault: the clock of a node may be minutes off."""
+        event = self._dependencies.journal.event(fault.ref) if fault.kind is incidents.MemberKind.EVENT else None
         return fault.since if event is None or event.received_at is None else event.received_at
 
-    # What time brings
+    # Periodic decisions
 
     def sweep(self, now: datetime) -> list[RepairId]:
-        """Decide about everything that waits, and say which repairs are to be advanced now."""
+        """Decide about waiting repairs, and return the repairs to advance now."""
         if self.switch.is_stopped:
             return []
         with self._lock:
-            self._census(now, COUNTED_NODES)
-        late = self._take_off_late(now)
+            self._count_inventory(now, INVENTORY_MAX_AGE)
+        stray = self._remove_stray_cordons(now)
         with self.transaction(now):
-            self._open = self._around.journal.open_incident_ids()
-            for repair in sorted(self._alive.values(), key=lambda one: one.made_at):
+            self._open_incidents = self._dependencies.journal.open_incident_ids()
+            for repair in sorted(self._active.values(), key=lambda repair: repair.made_at):
                 if repair.state in WAITING:
                     self.decide(repair, now)
-                elif repair.is_running and (why := self._counts_anew(repair, now)):
-                    self.save(progress.resume(repair, now), now, text=f"{why}: its time counts anew", kind=STEP)
+                elif repair.is_running and (reset_reason := self._timer_reset_reason(repair, now)):
+                    text = f"{reset_reason}: the time limit of the step starts again"
+                    self.save(progress.resume(repair, now), now, text=text, kind=AUDIT_ENTRY)
             self._has_swept = True
-            return [*late, *(one.id for one in self._alive.values() if self._is_due(one, now))]
+            return [*stray, *(repair.id for repair in self._active.values() if self._is_due(repair, now))]
 
-    def _counts_anew(self, repair: Repair, now: datetime) -> str | None:
-        """Why the time that a step has taken is not held against it."""
-        if repair.since - now > MOST_AHEAD:
-            return "The clock was put back"
-        # A hub that was away cannot have done it in time; checks go by when the repair ended, and keep that.
+    def _timer_reset_reason(self, repair: Repair, now: datetime) -> str | None:
+        """Return why the time limit of the current step starts again, or None."""
+        if repair.since - now > MAX_CLOCK_STEP:
+            return "The clock was set back"
+        # The hub could not call while it was down; checks keep their start, the end of the step before.
         is_call = repair.is_begun and repair.state is not RepairState.VALIDATING
-        return "The hub was started again" if is_call and not self._has_swept else None
+        return "The hub restarted" if is_call and not self._has_swept else None
 
     def _is_due(self, repair: Repair, now: datetime) -> bool:
         if not (repair.is_running or repair.keeps_cordon):
             return False
-        last, pause = self._looked.get(repair.id), LOOKS.get(repair.state, timedelta())
-        return last is None or not timedelta() <= now - last < pause
+        last_check, interval = self._checked_at.get(repair.id), CHECK_INTERVALS.get(repair.state, timedelta())
+        return last_check is None or not timedelta() <= now - last_check < interval
 
     def decide(self, repair: Repair, now: datetime) -> Repair:
-        """Moves that need nobody's answer: approve, start, expire, end."""
-        rung = self._around.current_mode(repair) if repair.state in WAITING else None
-        if rung is not None and rung.is_below(repair.mode):
+        """Make all transitions of a waiting repair that need no call: approve, start, expire, end."""
+        mode_decision = self._dependencies.current_mode(repair) if repair.state in WAITING else None
+        if mode_decision is not None and mode_decision.is_below(repair.mode):
             repair = self.save(
-                progress.lower_mode(repair, rung, now), now, text=f"The settings are more careful now: {rung.why}"
+                progress.lower_mode(repair, mode_decision, now),
+                now,
+                text=f"The mode was lowered: {mode_decision.why}",
             )
         while repair.state in WAITING:
-            refusal = self._refusal(repair, now) if repair.state is RepairState.APPROVED else None
-            is_over = not self._open.intersection(repair.openings)
-            seen = MoveContext(
-                is_over=is_over, is_stopped=self.switch.is_stopped, refusal=None if refusal is None else refusal.text
+            refusal = self._find_refusal(repair, now) if repair.state is RepairState.APPROVED else None
+            context = TransitionContext(
+                is_resolved=self._is_resolved(repair),
+                is_stopped=self.switch.is_stopped,
+                refusal=None if refusal is None else refusal.text,
             )
-            move = next_move(repair, seen, now)
-            if move.kind is MoveKind.WAIT:
-                return self._say_refusal(repair, refusal, now)
-            repair = self._carry_out(repair, move, seen, now=now)
+            transition = decide_transition(repair, context, now)
+            if transition.kind is TransitionKind.WAIT:
+                return self._record_refusal(repair, refusal, now)
+            repair = self._apply(repair, transition, context, now=now)
         return repair
 
-    def _refusal(self, repair: Repair, now: datetime) -> guards.GuardRefusal | None:
-        # Cheap first: with the breaker open a thousand repairs wait, and none of them needs a count of the fleet.
-        empty = guards.FleetAvailability({}, {}, switch=self.switch)
-        wish, limits = request_of(repair), self._around.limits
+    def _find_refusal(self, repair: Repair, now: datetime) -> guards.GuardRefusal | None:
+        # Check the switch first: while repairs are halted, thousands may wait, and none needs a count of the fleet.
+        switch_only = guards.FleetAvailability({}, {}, switch=self.switch)
+        request, limits = build_request(repair), self._dependencies.limits
         for name in ("stop", "breaker"):
-            if (text := guards.GUARDS[name](wish, empty, limits, now)) is not None:
+            if (text := guards.GUARDS[name](request, switch_only, limits, now)) is not None:
                 return guards.GuardRefusal(name, text)
-        return guards.find_first_refusal(wish, self.fleet_availability(now, repair.node), limits, now=now)
+        return guards.find_first_refusal(request, self.fleet_availability(now, repair.node), limits, now=now)
 
-    def _say_refusal(self, repair: Repair, refusal: guards.GuardRefusal | None, now: datetime) -> Repair:
-        """Once for each guard that holds it up, and again after each yes."""
+    def _record_refusal(self, repair: Repair, refusal: guards.GuardRefusal | None, now: datetime) -> Repair:
+        """Store a refusal once for each guard, and again after each approval."""
         if refusal is None or repair.reason.startswith(begins := f"Refused by {refusal.guard}: "):
             return repair
-        told = replace(repair, reason=begins + refusal.text)
-        return self.save(told, now, text=told.reason)
+        refused = replace(repair, reason=begins + refusal.text)
+        return self.save(refused, now, text=refused.reason)
 
-    # Taking one further
+    # Running repairs
 
     def advance(self, id: RepairId, now: datetime) -> datetime | None:
-        """One look and one move; returns when the next one may be due, None to leave that to `sweep`."""
+        """Observe the node and make one transition; return when the next may be due, None: `sweep` decides."""
         with self._lock:
-            repair = self._alive.get(id)
+            repair = self._active.get(id)
         if repair is None or not (repair.is_running or repair.keeps_cordon):
             return None
-        if (left := self._hands_off(repair)) is not None:
-            self._leave(repair, left, now)
+        if (blocker := self._mode_blocker(repair)) is not None:
+            self._block(repair, blocker, now)
             return None
         with self.lock_node(repair.node):
-            is_fresh = id in self._fresh and now - repair.since < JUST_WRITTEN
-            seen = self._look(repair, now)
+            is_fresh = id in self._uncalled and now - repair.since < FRESH_PERIOD
+            context = self._read_context(repair, now)
             with self._lock:
-                current = self._alive.get(id)
-                if current is None or self.switch.is_stopped or self._is_torn:
+                current = self._active.get(id)
+                if current is None or self.switch.is_stopped or self._is_inconsistent:
                     return None
                 if current != repair:
                     return now
-                move = next_move(current, seen, now)
-                self._looked[id] = now
-                if move.kind is MoveKind.WAIT:
-                    return self._say_wait(current, move, now)
-                # Each transaction asks whether we still lead. One was made a moment ago for a first cordon, and another
-                # would have to wait for the commits of others.
-                if not is_fresh or move.action is None or progress.begin_action(current, move.action) != current:
+                transition = decide_transition(current, context, now)
+                self._checked_at[id] = now
+                if transition.kind is TransitionKind.WAIT:
+                    return self._record_wait(current, transition, now)
+                # A transaction checks that this hub still leads. A first cordon has just had one; a second would wait
+                # for other commits.
+                if (
+                    not is_fresh
+                    or transition.action is None
+                    or progress.begin_action(current, transition.action) != current
+                ):
                     with self.transaction(now):
-                        current = self._carry_out(current, move, seen, now=now)
-            if move.kind is not MoveKind.PERFORM:
+                        current = self._apply(current, transition, context, now=now)
+            if transition.kind is not TransitionKind.PERFORM:
                 return now if current.is_running else None
-            assert move.action is not None
-            return self._perform(current, move.action, now)
+            assert transition.action is not None
+            return self._perform(current, transition.action, now)
 
-    def _hands_off(self, repair: Repair) -> str | None:
-        """What a repair that was begun under other settings waits for; None where those of today let it go on."""
-        rung = self._around.current_mode(repair)
-        if rung is None:
+    def _mode_blocker(self, repair: Repair) -> str | None:
+        """Return what blocks a repair that started under another mode; None if the current mode allows it."""
+        mode_decision = self._dependencies.current_mode(repair)
+        if mode_decision is None:
             return None
-        if rung.mode in MODES_WITHOUT_CHANGES:
-            return f"a person, or a higher mode: {rung.why}"
-        is_careful = rung.is_below(repair.mode) and repair.approved_by == POLICY
-        # To take back what is ours needs nobody's yes.
-        is_undone = repair.state is RepairState.RESTORING or repair.keeps_cordon
-        return f"a person's yes: {rung.why}" if is_careful and not is_undone else None
+        if mode_decision.mode in MODES_WITHOUT_CHANGES:
+            return f"Auto-repair: off ({mode_decision.why})"
+        needs_approval = mode_decision.is_below(repair.mode) and repair.approved_by == POLICY
+        # Undoing our own changes needs no approval.
+        is_restoring = repair.state is RepairState.RESTORING or repair.keeps_cordon
+        return f"approval ({mode_decision.why})" if needs_approval and not is_restoring else None
 
-    def _leave(self, repair: Repair, waits_for: str, now: datetime) -> None:
-        """Nothing is touched, and it says so; a node that stays out of service for it has an open incident."""
+    def _block(self, repair: Repair, blocker: str, now: datetime) -> None:
+        """Show what blocks the repair; if its node stays out of service, an incident is opened for it."""
         with self._lock:
-            self._looked[repair.id] = now
-            # Whatever somebody said about it since we looked counts, and not what we saw.
-            if repair.waits_for != (waits_for,) and self._alive.get(repair.id) == repair:
-                self._alive[repair.id] = replace(repair, waits_for=(waits_for,))
-                self._around.on_change()
-            if repair.has_cordon and not self._open.intersection(repair.openings):
-                self._around.report_event(_still_broken(repair, now))
+            self._checked_at[repair.id] = now
+            # A change that a user made since we read the repair must not be overwritten.
+            if repair.waits_for != (blocker,) and self._active.get(repair.id) == repair:
+                self._active[repair.id] = replace(repair, waits_for=(blocker,))
+                self._dependencies.on_change()
+            if repair.has_cordon and self._is_resolved(repair):
+                self._dependencies.report_event(_build_out_of_service_event(repair, now))
 
-    def _look(self, repair: Repair, now: datetime) -> MoveContext:
-        is_over = not self._open.intersection(repair.openings)
+    def _read_context(self, repair: Repair, now: datetime) -> TransitionContext:
+        is_resolved = self._is_resolved(repair)
         with self._lock:
-            is_fresh = repair.id in self._fresh
-            self._fresh.discard(repair.id)
+            is_fresh = repair.id in self._uncalled
+            self._uncalled.discard(repair.id)
         observed = None if is_fresh else self._observe(repair.node)
-        mark_of = None if observed is None else self._own_mark(observed)
-        verdicts = self._validate(repair, now)
-        return MoveContext(observed, mark_of, is_over=is_over, verdicts=verdicts, watched_since=self._watched_since)
+        marked_incident = None if observed is None else self._find_own_mark(observed)
+        return TransitionContext(
+            observed,
+            marked_incident,
+            is_resolved=is_resolved,
+            check_results=self._run_checks(repair, now),
+            hub_started_at=self._hub_started_at,
+        )
 
     def _observe(self, node: fleet.Place) -> NodeObservation | None:
         try:
-            seen = self._around.driver.observe(node)
-            self._unseen.discard(node)
-            return seen
+            observed = self._dependencies.driver.observe(node)
+            self._unreachable_nodes.discard(node)
+            return observed
         except (ActionFailed, ActionRefused) as error:
-            # Once, not each second for as long as a cluster is silent.
-            if node not in self._unseen:
-                self._unseen.add(node)
-                log.warning("A node cannot be looked at", extra=fields(node=node.node, error=error))
+            # Log once per outage, not every second.
+            if node not in self._unreachable_nodes:
+                self._unreachable_nodes.add(node)
+                log.warning("node observation failed", extra=fields(node=node.node, error=error))
             return None
 
-    def _validate(self, repair: Repair, now: datetime) -> tuple[validation.CheckResult, ...]:
+    def _run_checks(self, repair: Repair, now: datetime) -> tuple[validation.CheckResult, ...]:
         action = repair.action
         if action is not None and action.kind in RECLAIMS:
-            return (self._around.check_idle(action, warned_at(repair) or repair.since, now),)
-        if (
-            repair.state is not RepairState.VALIDATING
-            or action is None
-            or action.kind is not actions.ActionKind.VALIDATE
-        ):
+            return (self._dependencies.check_idle(action, warned_at(repair) or repair.since, now),)
+        is_validating = repair.state is RepairState.VALIDATING
+        if not is_validating or action is None or action.kind is not actions.ActionKind.VALIDATE:
             return ()
         names = [name for name in action.arguments.get("checks", "").split(",") if name] or list(validation.CHECKS)
-        asked = validation.run_checks(names, self._around.validators, repair.node, since=repair.since, now=now)
-        return tuple(asked)
+        return validation.run_checks(names, self._dependencies.validators, repair.node, since=repair.since, now=now)
 
-    def _carry_out(self, repair: Repair, move: Move, seen: MoveContext, *, now: datetime) -> Repair:
-        """Keep what the move makes of the repair; a call is made by `_perform` after this."""
-        if move.kind is MoveKind.PERFORM:
-            assert move.action is not None
-            begun = progress.begin_action(repair, move.action)
-            # Asked again and again, an action is written down when it begins.
-            text = f"{move.action.kind} {repair.node.node} under {move.action.mark}"
-            return repair if begun == repair else self.save(begun, now, text=text, kind=STEP)
-        if move.kind is MoveKind.NEXT:
-            known = repair if seen.observed is None else replace(repair, incarnation=seen.observed.incarnation)
-            return self.save(progress.next_step(known, move.why, now), now, text=move.why)
-        if move.kind is MoveKind.LET_GO:
-            return self.save(progress.release_node(repair, move.why), now, text=move.why)
-        if move.kind is MoveKind.END:
-            done = self.save(progress.end_repair(repair, move, now), now, text=_story(move))
-            if done.keeps_cordon and seen.is_over:
-                self._around.report_event(_still_broken(done, now))
-            return done
-        if move.state is RepairState.APPROVED:
-            return self.save(
-                progress.approve(repair, POLICY, until=None, now=now), now, text=f"Approved: {move.why}", actor=POLICY
-            )
-        if repair.state is RepairState.APPROVED and move.state is not RepairState.PLANNED:
-            return self._start(progress.enter_state(repair, move, now), _story(move), now)
-        return self.save(progress.enter_state(repair, move, now), now, text=_story(move))
+    def _apply(self, repair: Repair, transition: Transition, context: TransitionContext, *, now: datetime) -> Repair:
+        """Store the repair after a transition; `_perform` makes the call afterwards."""
+        if transition.kind is TransitionKind.PERFORM:
+            assert transition.action is not None
+            begun = progress.begin_action(repair, transition.action)
+            # Stored when the action starts, not for each of its calls.
+            text = f"Started {transition.action.kind} on {repair.node.node} ({transition.action.mark})"
+            return repair if begun == repair else self.save(begun, now, text=text, kind=AUDIT_ENTRY)
+        if transition.kind is TransitionKind.NEXT:
+            updated = repair if context.observed is None else replace(repair, incarnation=context.observed.incarnation)
+            return self.save(progress.next_step(updated, transition.why, now), now, text=transition.why)
+        if transition.kind is TransitionKind.RELEASE:
+            return self.save(progress.release_node(repair, transition.why), now, text=transition.why)
+        if transition.kind is TransitionKind.END:
+            ended = self.save(progress.end_repair(repair, transition, now), now, text=_describe_transition(transition))
+            if ended.keeps_cordon and context.is_resolved:
+                self._dependencies.report_event(_build_out_of_service_event(ended, now))
+            return ended
+        if transition.state is RepairState.APPROVED:
+            approved = progress.approve(repair, POLICY, until=None, now=now)
+            return self.save(approved, now, text=f"Approved: {transition.why}", actor=POLICY)
+        if repair.state is RepairState.APPROVED and transition.state is not RepairState.PLANNED:
+            return self._start(progress.enter_state(repair, transition, now), _describe_transition(transition), now)
+        return self.save(progress.enter_state(repair, transition, now), now, text=_describe_transition(transition))
 
     def _start(self, repair: Repair, text: str, now: datetime) -> Repair:
-        """Count it, and take over the cordon of a failed repair; a first cordon is written down as begun with it."""
-        self._starts = [*self._starts[-MOST_STARTS:], _start_of(repair, now)]
-        held = self._holding(repair.node)
-        if held is not None and repair.takes_node_out:
-            self.save(
-                progress.release_node(held, f"{repair.id} goes on"),
-                now,
-                text=f"{repair.id} goes on with {held.id}'s cordon",
-            )
+        """Count the start, and take over the cordon of a failed repair; a first cordon is stored as begun."""
+        start = guards.RepairStart(now, repair.node, repair.cause, repair.gpu, repair.is_reclaim)
+        self._starts = [*self._starts[-MAX_STARTS:], start]
+        kept_cordon = self._find_kept_cordon(repair.node)
+        if kept_cordon is not None and repair.takes_node_out:
+            why = f"{repair.id} took over the cordon"
+            self.save(progress.release_node(kept_cordon, why), now, text=f"{why} of {kept_cordon.id}")
             repair = replace(repair, has_cordon=True)
         elif repair.action is not None and repair.action.kind is actions.ActionKind.CORDON:
-            # A cordon is harmless twice and not to be waited for: neither a look nor another commit comes before it.
+            # A cordon is urgent and harmless twice: no observation and no second commit before it.
             repair = progress.begin_action(repair, repair.action)
-            self._fresh.add(repair.id)
-        kept = self.save(repair, now, text=text)
-        self._counted = None
-        return kept
+            self._uncalled.add(repair.id)
+        saved = self.save(repair, now, text=text)
+        self._availability = None
+        return saved
 
     def _perform(self, repair: Repair, action: actions.Action, now: datetime) -> datetime | None:
         if self.switch.is_stopped:
             return None
         try:
-            done = self._around.driver.perform(action)
-            after = progress.record_outcome(repair, action, done, now=now)
-            text = done.text
+            outcome = self._dependencies.driver.perform(action)
+            changed = progress.record_outcome(repair, action, outcome, now=now)
+            text = outcome.text
         except ActionRefused as error:
-            after = progress.record_refusal(repair, action, str(error), now=now)
-            text = after.reason
-        # Deliberately everything: whatever breaks in a driver, the repair must end in a state that is written down.
+            changed = progress.record_refusal(repair, action, str(error), now=now)
+            text = changed.reason
+        # Deliberately everything: whatever a driver raises, the repair must end in a stored state.
         except Exception as error:
             if not isinstance(error, ActionFailed):
-                log.exception("A driver broke", extra=fields(repair=repair.id, action=action.id))
-            after = progress.record_failure(repair, action, f"{error}" or type(error).__name__, now=now)
-            text = f"{action.kind} did not succeed, try {after.tries}: {error}"
+                log.exception("driver call failed", extra=fields(repair=repair.id, action=action.id))
+            changed = progress.record_failure(repair, action, f"{error}" or type(error).__name__, now=now)
+            text = f"{action.kind} failed, try {changed.tries}: {error}"
         with self.transaction(now):
-            current = self._alive.get(repair.id, repair)
-            # Meanwhile other incidents may have joined, a person said yes, or everything been stopped and resumed.
-            since = after.since if current.since == repair.since else max(after.since, current.since)
-            openings = {**after.openings, **current.openings}
-            after = replace(after, openings=openings, approved_by=current.approved_by, since=since)
-            kind = STORY if after.state is not repair.state or after.step != repair.step or after.tries == 1 else STEP
-            if after != repair:
-                self.save(after, now, text=text, kind=kind)
-            if after.keeps_cordon and not self._open.intersection(after.openings):
-                self._around.report_event(_still_broken(after, now))
-            if not after.is_running:
+            current = self._active.get(repair.id, repair)
+            # Meanwhile incidents may have joined, a user may have approved it, or repairs were halted and resumed.
+            since = changed.since if current.since == repair.since else max(changed.since, current.since)
+            openings = {**changed.openings, **current.openings}
+            changed = replace(changed, openings=openings, approved_by=current.approved_by, since=since)
+            is_news = changed.state is not repair.state or changed.step != repair.step or changed.tries == 1
+            if changed != repair:
+                self.save(changed, now, text=text, kind=TIMELINE_ENTRY if is_news else AUDIT_ENTRY)
+            if changed.keeps_cordon and self._is_resolved(changed):
+                self._dependencies.report_event(_build_out_of_service_event(changed, now))
+            if not changed.is_running:
                 return None
-            # Whether a cordon is ours stands on the node: look at once.
-            return now if action.kind is actions.ActionKind.CORDON and not after.tries else after.retry_at or now
+            # Only an observation shows that a cordon is ours: make it at once.
+            return now if action.kind is actions.ActionKind.CORDON and not changed.tries else changed.retry_at or now
 
-    def _say_wait(self, repair: Repair, move: Move, now: datetime) -> datetime | None:
-        """What a repair waits for, for pages; kept in memory, because the next look says it again."""
-        if move.waits_for and repair.waits_for != move.waits_for:
-            self._alive[repair.id] = replace(repair, waits_for=move.waits_for)
-            self._around.on_change()
+    def _record_wait(self, repair: Repair, transition: Transition, now: datetime) -> datetime | None:
+        """Keep what blocks a repair in memory only: the next observation finds it again."""
+        if transition.waits_for and repair.waits_for != transition.waits_for:
+            self._active[repair.id] = replace(repair, waits_for=transition.waits_for)
+            self._dependencies.on_change()
         return repair.retry_at if repair.retry_at is not None and repair.retry_at > now else None
 
-    def _take_off_late(self, now: datetime) -> list[RepairId]:
-        """Take off what is ours and belongs to nothing."""
-        found = []
-        for id, observed in self._late.look(self._observe, lambda node: bool(self._by_node.get(node)), now):
-            mark_of = self._own_mark(observed)
-            if mark_of is None:
+    def _remove_stray_cordons(self, now: datetime) -> list[RepairId]:
+        """Revive ended repairs whose cordon appeared late, so that it is removed; return their ids."""
+        restored = []
+        for id, observed in self._stray_cordons.check_nodes(
+            self._observe, lambda node: bool(self._ids_by_node.get(node)), now
+        ):
+            marked_incident = self._find_own_mark(observed)
+            if marked_incident is None:
                 continue
             node = observed.place
             with self.transaction(now):
-                past = next((one for one in self._around.journal.repairs_at(node) if one.id == id), None)
-                if past is not None and not self._by_node.get(node):
-                    why = f"{node.node} carries our cordon of {mark_of}, and nothing needs it"
+                past = next((repair for repair in self._dependencies.journal.repairs_at(node) if repair.id == id), None)
+                if past is not None and not self._ids_by_node.get(node):
+                    why = f"{node.node} still has our cordon of {marked_incident}: it is removed"
                     revived = progress.enter_state(replace(past, has_cordon=True), restore(past.state, why), now)
-                    found.append(self.save(revived, now, text=why).id)
-        return found
+                    restored.append(self.save(revived, now, text=why).id)
+        return restored
 
 
-def _start_of(repair: Repair, now: datetime) -> guards.RepairStart:
-    return guards.RepairStart(now, repair.node, repair.cause, repair.gpu, repair.is_reclaim)
+def _describe_transition(transition: Transition) -> str:
+    return f"{str(transition.state).capitalize().replace('_', ' ')}: {transition.why}"
 
 
-def _story(move: Move) -> str:
-    return f"{str(move.state).capitalize().replace('_', ' ')}: {move.why}"
-
-
-def _still_broken(repair: Repair, now: datetime) -> events.Event:
-    """A node that we keep out of service has an open incident: this makes or reopens it."""
+def _build_out_of_service_event(repair: Repair, now: datetime) -> events.Event:
+    """Build the event that opens or reopens an incident for a node that stays out of service."""
     gpu = repair.gpu if repair.gpu and any(step.place.gpu for step in repair.actions) else None
     place = fleet.Place(repair.node.cluster, node=repair.node.node, gpu=gpu)
     id = f"{place.cluster}/{place.node}/{HUB}/{repair.id}/{now.timestamp():.0f}"
     text = f"{repair.node.node} stays out of service after its repair: {repair.reason}"
-    about = {"cause": repair.cause, "source": HUB, "repair": repair.id}
-    return events.Event(id, events.EventKind.DRIVER_EVENT, None, place, now, text, fields=about)
+    event_fields = {"cause": repair.cause, "source": HUB, "repair": repair.id}
+    return events.Event(id, events.EventKind.DRIVER_EVENT, None, place, now, text, fields=event_fields)

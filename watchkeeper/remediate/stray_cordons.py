@@ -1,7 +1,7 @@
-"""Marks that came late: a call that we gave up may have taken effect after all, and left a cordon that nothing needs.
+"""Find stray cordons: a call that timed out may take effect after its repair has ended.
 
-`repairs` says which repairs have ended; for an hour their nodes are looked at now and then, and what is ours there and
-belongs to nothing is taken off. A node that cannot be looked at is not forgotten before it was.
+`repairs` reports ended repairs and removes the stray cordons. For an hour after a repair, its node is observed every
+five minutes. A node that does not answer is kept until it was observed.
 """
 
 from __future__ import annotations
@@ -13,41 +13,43 @@ from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairId
 from watchkeeper.remediate.driver import NodeObservation
 
-REMEMBERED = timedelta(hours=1)
-PAUSE = timedelta(minutes=5)
+REMEMBERED_FOR = timedelta(hours=1)
+CHECK_INTERVAL = timedelta(minutes=5)
 
 
 class StrayCordons:
-    """Where a call of ours may have taken effect after its repair had ended. One thread at a time may call it."""
+    """The nodes of recently ended repairs. Not thread-safe."""
 
     def __init__(self, past: Iterable[Repair], now: datetime) -> None:
         self._ended = {
-            one.node: (one.id, one.ended_at) for one in past if one.ended_at and now - one.ended_at < REMEMBERED
+            repair.node: (repair.id, repair.ended_at)
+            for repair in past
+            if repair.ended_at and now - repair.ended_at < REMEMBERED_FOR
         }
-        self._looked: datetime | None = None
+        self._checked_at: datetime | None = None
 
     def remember(self, ended: Repair, now: datetime) -> None:
         self._ended[ended.node] = (ended.id, ended.ended_at or now)
 
-    def look(
+    def check_nodes(
         self,
         observe: Callable[[fleet.Place], NodeObservation | None],
         is_busy: Callable[[fleet.Place], bool],
         now: datetime,
     ) -> list[tuple[RepairId, NodeObservation]]:
-        """What is seen at nodes where nothing is at work, with the repair that ended there; nothing between looks."""
-        if self._looked is not None and timedelta() <= now - self._looked < PAUSE:
+        """Observe the nodes without an active repair, each with the repair that ended there; empty between checks."""
+        if self._checked_at is not None and timedelta() <= now - self._checked_at < CHECK_INTERVAL:
             return []
-        self._looked = now
-        found: list[tuple[RepairId, NodeObservation]] = []
+        self._checked_at = now
+        observations: list[tuple[RepairId, NodeObservation]] = []
         for node, (id, ended_at) in list(self._ended.items()):
             if is_busy(node):
                 continue
             observed = observe(node)
             if observed is None:
-                # One that does not answer takes its time about it; the others are asked with it, the next time.
-                return found
-            found.append((id, observed))
-            if not now - ended_at < REMEMBERED:
+                # A timeout takes long: the remaining nodes are observed at the next check.
+                return observations
+            observations.append((id, observed))
+            if not now - ended_at < REMEMBERED_FOR:
                 self._ended.pop(node, None)
-        return found
+        return observations

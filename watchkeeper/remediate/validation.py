@@ -1,8 +1,8 @@
-"""Validation: named checks that a node must pass before it is given back. Unknown is not passed.
+"""Run the checks that a node must pass before it is uncordoned. Unknown is not passed.
 
-A `validate` step names its checks; `repairs` asks each `Validator` again and again until all have passed, one has
-failed for good, or the step's time is over. The ones here ask the hub's own store and journal. A check that has to
-be run on the node is a `Validator` too: `check` starts it once and answers unknown until its result is there.
+A `validate` step names its checks. `repairs` runs each `Validator` repeatedly until all have passed, one has failed, or
+the step times out. The validators here read the hub's store and journal; those of `node_checks` start a check on the
+node once, and return unknown until its result arrives.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import events, fleet, incidents
 from watchkeeper.query import engine as engines
 
-# Every name that a policy may use, with what it means.
+# The checks that the hub makes, with what each means; a step that names no check runs these.
 CHECKS: Mapping[str, str] = {
     "gpus_present": "every expected GPU has reported since the repair",
-    "conditions_clear": "no hardware fault of an open incident lasts at the node",
-    "no_new_xid": "no Xid that speaks of hardware came since the repair, for some minutes",
+    "conditions_clear": "no hardware fault of an open incident is active on the node",
+    "no_new_xid": "no hardware Xid occurred since the repair, for remediate.xid_quiet",
 }
-# The same for checks that the node's agent makes, by work orders. A step that names no check asks those above.
+# The checks that the node's agent makes, by work orders.
 NODE_CHECKS: Mapping[str, str] = {
-    "scan": "the node's own scan says that it is healthy",
+    "scan": "the node's scan reports healthy",
     "diag_2": "its GPUs pass `watchkeeper diag -r 2`: speed and correctness",
     "diag_3": "its GPUs pass `watchkeeper diag -r 3`: full load too",
 }
-# Full load takes minutes: it is for a node whose hardware was at fault.
+# Full load takes minutes, so it is used only after a hardware fault.
 AFTER_HARDWARE = frozenset({"diag_3"})
-# A GPU that is still bad shows it within minutes of being used; longer would only keep the node away.
-QUIET = timedelta(minutes=5)
+# A faulty GPU fails within minutes of use; a longer soak would only keep the node out of service.
+SOAK = timedelta(minutes=5)
 PRESENCE_METRIC = "DCGM_FI_DEV_GPU_TEMP"
 
 
@@ -46,11 +46,14 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """`failed` is for good; what may still come right is `unknown`."""
+    """The result of a check. `failed` is final; `unknown` may still become `passed`."""
 
     check: str
     state: CheckState
     text: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.text}"
 
 
 class Validator(Protocol):
@@ -58,12 +61,12 @@ class Validator(Protocol):
     def name(self) -> str: ...
 
     def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
-        """What is so at `now` at a node whose repair ended at `since`; quick, and the same when asked twice."""
+        """Check a node whose repair ended at `since`; fast, and safe to call repeatedly."""
         ...
 
 
 class ValidationJournal(Protocol):
-    """What the checks need of a journal."""
+    """The part of the journal that checks use."""
 
     def events_at(
         self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = 1000
@@ -74,27 +77,31 @@ class ValidationJournal(Protocol):
     def incident(self, id: str) -> incidents.Incident | None: ...
 
 
-def hub_validators(engine: engines.Engine, records: ValidationJournal, *, quiet: timedelta = QUIET) -> list[Validator]:
-    """Those that ask the hub itself; the keys of CHECKS."""
-    return [GpusPresent(engine), ConditionsClear(records), NoNewXid(records, quiet)]
+def hub_validators(engine: engines.Engine, journal: ValidationJournal, *, soak: timedelta = SOAK) -> list[Validator]:
+    """Return the validators of CHECKS, which read the hub's own data."""
+    return [GpusPresent(engine), ConditionsClear(journal), NoNewXid(journal, soak)]
 
 
 def run_checks(
-    names: Iterable[str], known: Mapping[str, Validator], place: fleet.Place, *, since: datetime, now: datetime
-) -> list[CheckResult]:
-    """The verdict of each; a check that nobody can make, or that broke, is unknown."""
-    return [_ask_one(name, known.get(name), place, since=since, now=now) for name in names]
+    names: Iterable[str], validators: Mapping[str, Validator], place: fleet.Place, *, since: datetime, now: datetime
+) -> tuple[CheckResult, ...]:
+    """Return the result of each check; a check without a validator, or that failed to run, is unknown."""
+    return tuple(_run_check(name, validators.get(name), place, since=since, now=now) for name in names)
 
 
-def _ask_one(
+def _run_check(
     name: str, validator: Validator | None, place: fleet.Place, *, since: datetime, now: datetime
 ) -> CheckResult:
     if validator is None:
-        return CheckResult(name, CheckState.UNKNOWN, "nobody here can make this check")
+        return CheckResult(name, CheckState.UNKNOWN, f"this hub cannot run the check {name}")
     try:
         return validator.check(place, since, now)
     except WatchkeeperError as error:
-        return CheckResult(name, CheckState.UNKNOWN, f"could not be asked: {error}")
+        return CheckResult(name, CheckState.UNKNOWN, f"the check {name} failed to run: {error}")
+
+
+def node_selector(node: fleet.Place) -> str:
+    return f'{{cluster="{own_metrics.escape(node.cluster)}",Hostname="{own_metrics.escape(node.node or "")}"}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,56 +110,58 @@ class GpusPresent:
     name: str = "gpus_present"
 
     def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
-        where = f'{{cluster="{own_metrics.escape(place.cluster)}",Hostname="{own_metrics.escape(place.node or "")}"}}'
-        expected = self._number(f"max(watchkeeper_node_expected_gpus{where})", now)
-        fresh = f"timestamp({PRESENCE_METRIC}{where}) > {since.timestamp():.3f}"
-        # Two exporters, or the slices of one GPU, are still one GPU.
-        found = self._number(f"count(count by (UUID) ({fresh}))", now) or 0
+        selector = node_selector(place)
+        expected = self._query_count(f"max(watchkeeper_node_expected_gpus{selector})", now)
+        is_fresh_expr = f"timestamp({PRESENCE_METRIC}{selector}) > {since.timestamp():.3f}"
+        # Two exporters, or several MIG instances of a GPU, count as one GPU.
+        reporting = self._query_count(f"count(count by (UUID) ({is_fresh_expr}))", now) or 0
         if expected is None:
-            return CheckResult(self.name, CheckState.UNKNOWN, f"{found} GPUs report, and nobody knows how many should")
-        standing = CheckState.PASSED if found >= expected else CheckState.UNKNOWN
-        return CheckResult(self.name, standing, f"{found} of {expected} GPUs have reported since {since:%H:%M:%S}Z")
+            text = f"{reporting} GPUs report, the expected number is unknown"
+            return CheckResult(self.name, CheckState.UNKNOWN, text)
+        state = CheckState.PASSED if reporting >= expected else CheckState.UNKNOWN
+        return CheckResult(self.name, state, f"{reporting} of {expected} GPUs have reported since {since:%H:%M:%S}Z")
 
-    def _number(self, expr: str, now: datetime) -> int | None:
+    def _query_count(self, expr: str, now: datetime) -> int | None:
         return next((round(value) for value in self.engine.instant(expr, clock.to_ms(now)).latest().values()), None)
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionsClear:
-    records: ValidationJournal
+    journal: ValidationJournal
     name: str = "conditions_clear"
 
     def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:  # noqa: ARG002
-        found = (self.records.incident(id) for id in self.records.open_incidents_at(place))
-        lasting = [
+        open_incidents = (self.journal.incident(id) for id in self.journal.open_incidents_at(place))
+        active_faults = [
             member.text
-            for incident in found
+            for incident in open_incidents
             if incident is not None
             for member in incident.members
             if member.until is None and causes.lookup(member.cause).is_hardware
         ]
-        if lasting:
-            return CheckResult(self.name, CheckState.UNKNOWN, f"{len(lasting)} still last, such as: {lasting[0][:200]}")
-        return CheckResult(self.name, CheckState.PASSED, "no hardware fault lasts")
+        if active_faults:
+            text = f"{len(active_faults)} hardware faults are active, such as: {active_faults[0][:200]}"
+            return CheckResult(self.name, CheckState.UNKNOWN, text)
+        return CheckResult(self.name, CheckState.PASSED, "no hardware fault is active")
 
 
 @dataclass(frozen=True, slots=True)
 class NoNewXid:
-    records: ValidationJournal
-    quiet: timedelta = QUIET
+    journal: ValidationJournal
+    soak: timedelta = SOAK
     name: str = "no_new_xid"
 
     def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
-        found = self.records.events_at(place, since=since, until=now)
-        # What came at the very moment of the repair is what was repaired.
-        bad = [one for one in found if one.at > since and one.kind is events.EventKind.XID and _is_hardware(one)]
-        if bad:
-            return CheckResult(
-                self.name, CheckState.FAILED, f"Xid {bad[0].code} at {bad[0].at:%H:%M:%S}Z: {bad[0].text[:200]}"
-            )
-        waited, needed = (now - since).total_seconds(), self.quiet.total_seconds()
-        standing = CheckState.PASSED if waited >= needed else CheckState.UNKNOWN
-        return CheckResult(self.name, standing, f"none for {min(waited, needed):.0f} s of {needed:.0f} s")
+        for event in self.journal.events_at(place, since=since, until=now):
+            # An Xid at the time of the repair is the one that was repaired.
+            if event.at > since and event.kind is events.EventKind.XID and _is_hardware(event):
+                text = f"Xid {event.code} at {event.at:%H:%M:%S}Z: {event.text[:200]}"
+                return CheckResult(self.name, CheckState.FAILED, text)
+        soaked, needed = (now - since).total_seconds(), self.soak.total_seconds()
+        if soaked < needed:
+            text = f"Soaking: {soaked:.0f} of {needed:.0f} s without a new Xid"
+            return CheckResult(self.name, CheckState.UNKNOWN, text)
+        return CheckResult(self.name, CheckState.PASSED, f"{needed:.0f} s without a new Xid")
 
 
 def _is_hardware(event: events.Event) -> bool:

@@ -66,7 +66,7 @@ class World:
 
     def work(self, *, is_lost: bool = False) -> None:
         receipts = self.desk.ledger.read_receipts()
-        for envelope in self.outbox.waiting("main", "n1", now=NOON):
+        for envelope in self.outbox.pending_orders("main", "n1", now=NOON):
             receipts |= asyncio.run(self.desk.handle(envelope))
         for id, receipt in ({} if is_lost else receipts).items():
             self.outbox.accept_receipt(id, receipt, now=NOON)
@@ -74,7 +74,7 @@ class World:
 
     def step(self, name: str) -> None:
         if name == "give" and len(self.given) < 8:
-            wanted = OrderRequest("main", "n1", "scan", life=timedelta(hours=1))
+            wanted = OrderRequest("main", "n1", "scan", lifetime=timedelta(hours=1))
             self.given.append(self.outbox.issue(wanted, now=NOON, actor="law").order.id)
         elif name == "hub restarts":
             self.start_hub()

@@ -59,7 +59,7 @@ def test_a_cordon_is_marked_told_to_others_and_taken_off_again(cluster: Cluster)
     with driving(cluster) as driver:
         driver.perform(action(CORDON, "plain", cause="gpu_fell_off_bus"))
         seen = driver.observe(PLACE)
-        assert (seen.is_schedulable, seen.cordoned_by, seen.held_by) == (False, "watchkeeper:I-7/1-cordon", ())
+        assert (seen.is_schedulable, seen.cordoned_by, seen.maintained_by) == (False, "watchkeeper:I-7/1-cordon", ())
         assert taints(cluster) >= {"watchkeeper.dev/unhealthy", "example.com/mine"}
         assert own_condition(cluster) == ("True", "GpuFellOffBus")
         assert events(cluster) == ["WatchkeeperCordoned"]
@@ -75,9 +75,9 @@ def test_a_cordon_that_is_performed_again_changes_nothing(cluster: Cluster) -> N
     with driving(cluster) as driver:
         driver.perform(action(CORDON, "plain"))
         before = node(cluster, "plain")["metadata"]["annotations"]
-        assert driver.perform(action(CORDON, "plain")).text == "plain is cordoned by watchkeeper:I-7/1-cordon"
+        assert driver.perform(action(CORDON, "plain")).text == "plain is already cordoned by watchkeeper:I-7/1-cordon"
         driver.perform(action(UNCORDON, "plain"))
-        assert driver.perform(action(UNCORDON, "plain")).text == "plain has no cordon of ours"
+        assert driver.perform(action(UNCORDON, "plain")).text == "plain has no cordon of Watchkeeper's"
     assert "watchkeeper.dev/cordoned-at" in before
     assert len(events(cluster)) == 2
 
@@ -85,12 +85,12 @@ def test_a_cordon_that_is_performed_again_changes_nothing(cluster: Cluster) -> N
 def test_a_cordon_of_somebody_else_is_neither_taken_over_nor_undone(cluster: Cluster) -> None:
     cluster.cordon("plain")
     with driving(cluster) as driver:
-        with pytest.raises(ActionRefused, match="somebody else has cordoned it"):
+        with pytest.raises(ActionRefused, match="another user has cordoned it"):
             driver.perform(action(CORDON, "plain"))
-        with pytest.raises(ActionRefused, match="the cordon is not ours"):
+        with pytest.raises(ActionRefused, match="the cordon is not Watchkeeper's"):
             driver.perform(action(UNCORDON, "plain"))
         seen = driver.observe(PLACE)
-    assert (seen.is_schedulable, seen.cordoned_by, seen.held_by) == (False, None, ("somebody's cordon",))
+    assert (seen.is_schedulable, seen.cordoned_by, seen.maintained_by) == (False, None, ("another user's cordon",))
     assert own_condition(cluster) is None
 
 
@@ -117,7 +117,7 @@ def test_a_node_that_somebody_uncordons_under_our_hands_stays_uncordoned(cluster
 
 def test_a_node_in_the_hands_of_nvsentinel_is_left_alone(cluster: Cluster) -> None:
     patch(cluster, {"metadata": {"labels": {"dgxc.nvidia.com/nvsentinel-state": "quarantined"}}})
-    with driving(cluster) as driver, pytest.raises(ActionRefused, match="in the hands of NVSentinel"):
+    with driving(cluster) as driver, pytest.raises(ActionRefused, match="it is maintained by NVSentinel"):
         driver.perform(action(CORDON, "plain"))
     assert "unschedulable" not in node(cluster, "plain")["spec"]
 
@@ -137,7 +137,7 @@ def test_what_node_problem_detector_has_found_is_seen(cluster: Cluster) -> None:
     fine = {"type": "ReadonlyFilesystem", "status": "False"}
     cluster.ask("/api/v1/nodes/plain/status", method="PATCH", body={"status": {"conditions": [said, fine]}})
     with driving(cluster) as driver:
-        (found, *_) = driver.observe(PLACE).unhealthy
+        (found, *_) = driver.observe(PLACE).health_problems
     assert found == "node-problem-detector (condition KernelDeadlock=True: task docker:7 blocked)"
 
 
@@ -173,7 +173,7 @@ def test_expired_credentials_are_waited_for_and_read_again(cluster: Cluster, tmp
     with driving(cluster, token_file=token) as driver:
         done = driver.perform(action(CORDON, "plain"))
         assert not done.is_complete
-        assert "does not accept our credentials" in done.waits_for[0]
+        assert "rejected our credentials" in done.waits_for[0]
         with pytest.raises(ActionFailed, match="credentials"):
             driver.observe(PLACE)
         token.write_text(TOKEN)

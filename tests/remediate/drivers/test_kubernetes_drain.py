@@ -35,7 +35,7 @@ def test_a_drain_moves_pods_and_says_what_is_to_go(cluster: Cluster) -> None:
         assert len(driver.observe(Place("main", node=NODE)).workloads) == 3
         driver.perform(action(CORDON, NODE))
         first = driver.perform(action(DRAIN, NODE))
-        assert first.text == "evicted 3 pods, 3 to go"
+        assert first.text == "evicted 3 pods, 3 remaining"
         finished(driver, action(DRAIN, NODE))
         assert driver.observe(Place("main", node=NODE)).workloads == ()
 
@@ -69,10 +69,10 @@ def test_a_pod_that_never_ends_is_waited_for_with_its_reason(cluster: Cluster) -
     cluster.ask(path, method="PATCH", body={"metadata": {"finalizers": ["example.com/hold"]}})
     with driving(cluster) as driver:
         driver.perform(action(CORDON, NODE))
-        until(lambda: "should have ended" in "".join(driver.perform(action(DRAIN, NODE)).waits_for))
+        until(lambda: "should have terminated" in "".join(driver.perform(action(DRAIN, NODE)).waits_for))
         (why,) = driver.perform(action(DRAIN, NODE)).waits_for
-        assert why.startswith(f"pod default/{name}: it should have ended ")
-        assert why.endswith("its finalizers hold it: example.com/hold")
+        assert why.startswith(f"pod default/{name}: should have terminated ")
+        assert why.endswith("blocked by its finalizers example.com/hold")
         cluster.ask(
             path, method="PATCH", body={"metadata": {"$deleteFromPrimitiveList/finalizers": ["example.com/hold"]}}
         )
@@ -124,7 +124,7 @@ def test_a_drain_of_one_gpu_moves_its_holders_only(cluster: Cluster) -> None:
 
 def test_a_gpu_whose_holders_nobody_knows_is_not_drained(cluster: Cluster) -> None:
     add_pods(cluster, "web", NODE)
-    with driving(cluster) as driver, pytest.raises(ActionRefused, match="nobody knows which pods hold the GPU"):
+    with driving(cluster) as driver, pytest.raises(ActionRefused, match="the pods that hold the GPU are unknown"):
         driver.perform(action(DRAIN, NODE, gpu=GPU))
     assert len(running(cluster, NODE)) == 1
 

@@ -33,7 +33,7 @@ def pod(about: dict[str, Any] | None = None, spec: dict[str, Any] | None = None,
             DrainDecision.LEAVE,
             DrainDecision.LEAVE,
         ),
-        (pod({"annotations": {pods.MIRROR: "x"}}), DrainDecision.LEAVE, DrainDecision.LEAVE),
+        (pod({"annotations": {pods.MIRROR_ANNOTATION: "x"}}), DrainDecision.LEAVE, DrainDecision.LEAVE),
         (pod(phase="Succeeded"), DrainDecision.LEAVE, DrainDecision.LEAVE),
         (pod(OWNED, phase="Failed"), DrainDecision.LEAVE, DrainDecision.LEAVE),
         (pod(OWNED, {"volumes": [{"name": "scratch", "emptyDir": {}}]}), DrainDecision.WAIT, DrainDecision.EVICT),
@@ -46,7 +46,7 @@ def pod(about: dict[str, Any] | None = None, spec: dict[str, Any] | None = None,
     ],
 )
 def test_what_a_drain_does_with_a_pod(raw: pods.Raw, strict: DrainDecision, free: DrainDecision) -> None:
-    assert (pods.sort(raw, STRICT).fate, pods.sort(raw, FREE).fate) == (strict, free)
+    assert (pods.classify_pod(raw, STRICT).decision, pods.classify_pod(raw, FREE).decision) == (strict, free)
 
 
 @pytest.mark.parametrize(
@@ -64,29 +64,29 @@ def test_a_pod_that_tolerates_the_cordon_is_moved_once(
     created: str, tolerations: list[Any], fate: DrainDecision
 ) -> None:
     raw = pod({**OWNED, "creationTimestamp": created}, {"tolerations": tolerations})
-    assert pods.sort(raw, STRICT, since="2026-11-15T09:00:00Z").fate is fate
+    assert pods.classify_pod(raw, STRICT, since="2026-11-15T09:00:00Z").decision is fate
 
 
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"deletionTimestamp": "2026-11-15T09:00:30Z"}, "it ends, for which it has 30 s more"),
-        ({"deletionTimestamp": "2026-11-15T08:58:00Z"}, "ended 120 s ago, and its kubelet has not confirmed it"),
-        ({"deletionTimestamp": "2026-11-15T08:58:00Z", "finalizers": ["x/y"]}, "its finalizers hold it: x/y"),
-        ({"deletionTimestamp": "rubbish"}, "it ends"),
+        ({"deletionTimestamp": "2026-11-15T09:00:30Z"}, "terminating, 30 s of its grace period left"),
+        ({"deletionTimestamp": "2026-11-15T08:58:00Z"}, "terminated 120 s ago, not confirmed by its kubelet"),
+        ({"deletionTimestamp": "2026-11-15T08:58:00Z", "finalizers": ["x/y"]}, "blocked by its finalizers x/y"),
+        ({"deletionTimestamp": "rubbish"}, "terminating"),
     ],
 )
 def test_a_pod_that_ends_says_when_it_should_have(about: dict[str, Any], words: str) -> None:
-    assert pods.sort(pod(about), STRICT, at=NOW).waits.endswith(words)
+    assert pods.classify_pod(pod(about), STRICT, at=NOW).status_text.endswith(words)
 
 
 def test_the_budget_that_holds_a_pod_is_named() -> None:
     said = "The disruption budget web needs 1 healthy pods and has 1 currently"
     status = {"details": {"causes": [{"reason": "DisruptionBudget", "message": said}]}}
-    assert pods.budget_of(status) == said
+    assert pods.read_budget_message(status) == said
     several = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
-    assert pods.budget_of({"message": several}) == several
-    assert pods.budget_of({"message": "Too many requests, please try again later."}) is None
+    assert pods.read_budget_message({"message": several}) == several
+    assert pods.read_budget_message({"message": "Too many requests, please try again later."}) is None
 
 
 @pytest.mark.slow
@@ -101,4 +101,4 @@ def test_the_budget_that_holds_a_pod_is_named() -> None:
 )
 def test_a_pod_of_any_shape_is_sorted(rubbish: Any) -> None:
     raw = {"metadata": {"name": "x", "ownerReferences": rubbish}, "spec": rubbish, "status": rubbish}
-    assert pods.sort(raw, STRICT, at=NOW, since="2026-11-15T09:00:00Z").fate in DrainDecision
+    assert pods.classify_pod(raw, STRICT, at=NOW, since="2026-11-15T09:00:00Z").decision in DrainDecision

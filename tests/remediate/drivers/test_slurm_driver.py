@@ -53,13 +53,13 @@ def start(cluster: Cluster, *options: str) -> str:
 def test_a_drain_carries_our_reason_and_is_resumed(cluster: Cluster, driver: SlurmDriver) -> None:
     assert driver.perform(action(CORDON)).text == f"drained n1 with the reason {MARK}"
     seen = driver.observe(PLACE)
-    assert (seen.is_schedulable, seen.cordoned_by, seen.held_by) == (False, MARK, ())
+    assert (seen.is_schedulable, seen.cordoned_by, seen.maintained_by) == (False, MARK, ())
     assert driver.perform(action(CORDON)).text == f"n1 is already drained by {MARK}"
     assert driver.perform(action(DRAIN)).is_complete
     driver.perform(action(UNCORDON))
     until(lambda: driver.observe(PLACE).is_schedulable)
     assert driver.observe(PLACE).cordoned_by is None
-    assert driver.perform(action(UNCORDON)).text == "n1 has no drain of ours"
+    assert driver.perform(action(UNCORDON)).text == "n1 has no drain of Watchkeeper's"
     assert states(cluster) == ["idle"] * 3
 
 
@@ -67,7 +67,7 @@ def test_what_is_described_is_what_a_person_would_type(cluster: Cluster, driver:
     assert driver.describe(action(CORDON)) == f"scontrol update NodeName=n1 State=DRAIN Reason={MARK}"
     cluster.ask(*driver.describe(action(CORDON)).split())
     assert driver.observe(PLACE).cordoned_by == MARK
-    assert driver.describe(action(DRAIN, running_jobs="requeue")).endswith("scontrol requeue JOB for each of them")
+    assert driver.describe(action(DRAIN, running_jobs="requeue")).endswith("scontrol requeue JOB for each job")
 
 
 def test_a_running_job_is_waited_for_and_nothing_is_done_to_it(cluster: Cluster, driver: SlurmDriver) -> None:
@@ -85,7 +85,7 @@ def test_a_running_job_is_requeued_where_the_policy_says_so(cluster: Cluster, dr
     driver.perform(action(CORDON))
     wanted = action(DRAIN, running_jobs="requeue")
     waits = driver.perform(wanted).waits_for
-    assert any(one.startswith(f"job {fixed} of root: running, and cannot be requeued: ") for one in waits)
+    assert any(one.startswith(f"job {fixed} of root: running, cannot be requeued: ") for one in waits)
     until(lambda: "PENDING" in cluster.ask("squeue", "-h", "-j", job, "-o", "%T"))
     until(lambda: not any(f"job {job} " in one for one in driver.perform(wanted).waits_for))
     cluster.ask("scancel", fixed)
@@ -94,20 +94,20 @@ def test_a_running_job_is_requeued_where_the_policy_says_so(cluster: Cluster, dr
 
 def test_a_job_is_restarted_by_being_requeued_and_not_once_more(cluster: Cluster, driver: SlurmDriver) -> None:
     job = start(cluster)
-    assert driver.perform(action(RESTART, jobs=job)).text == "requeued 1 jobs, 1 to go"
+    assert driver.perform(action(RESTART, jobs=job)).text == "requeued 1 jobs, 1 remaining"
     again = action(RESTART, jobs=job, before="2020-01-01T00:00:00+00:00")
     assert driver.perform(again).is_complete
-    with pytest.raises(ActionRefused, match="nobody knows which jobs are meant"):
+    with pytest.raises(ActionRefused, match="the jobs of this step are unknown"):
         driver.perform(action(RESTART))
 
 
 def test_a_drain_of_somebody_else_is_neither_taken_over_nor_resumed(cluster: Cluster, driver: SlurmDriver) -> None:
     cluster.ask("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=disk swap, ticket 12")
     seen = driver.observe(PLACE)
-    assert (seen.cordoned_by, seen.held_by) == (None, ("root (disk swap, ticket 12)",))
-    with pytest.raises(ActionRefused, match="in the hands of root"):
+    assert (seen.cordoned_by, seen.maintained_by) == (None, ("root (disk swap, ticket 12)",))
+    with pytest.raises(ActionRefused, match="it is maintained by root"):
         driver.perform(action(CORDON))
-    with pytest.raises(ActionRefused, match="the drain is not ours"):
+    with pytest.raises(ActionRefused, match="the drain is not Watchkeeper's"):
         driver.perform(action(UNCORDON))
     assert "disk swap" in cluster.ask("scontrol", "show", "node", "n1")
 
@@ -117,7 +117,7 @@ def test_a_drain_that_somebody_else_takes_over_is_theirs(cluster: Cluster, drive
     with pytest.raises(ActionRefused, match="belongs to watchkeeper:I-7/1-cordon, not to I-70"):
         driver.perform(action(UNCORDON, incident="I-70"))
     cluster.ask("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=mine now")
-    with pytest.raises(ActionRefused, match="the drain is not ours"):
+    with pytest.raises(ActionRefused, match="the drain is not Watchkeeper's"):
         driver.perform(action(UNCORDON))
 
 
@@ -132,7 +132,7 @@ def test_a_node_that_somebody_resumes_is_not_drained_again(cluster: Cluster, dri
 
 def test_the_reason_of_a_node_that_is_down_is_kept_behind_our_mark(cluster: Cluster, driver: SlurmDriver) -> None:
     cluster.ask("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=fan failed")
-    assert driver.observe(PLACE).unhealthy == ("Slurm (down: fan failed)",)
+    assert driver.observe(PLACE).health_problems == ("Slurm (down: fan failed)",)
     driver.perform(action(CORDON))
     assert f"Reason={MARK} (was: fan failed)" in cluster.ask("scontrol", "show", "node", "n1")
     assert driver.observe(PLACE).cordoned_by == MARK
@@ -157,13 +157,13 @@ def test_a_controller_that_does_not_answer_is_waited_for(cluster: Cluster) -> No
     (cluster.folder / "away.conf").write_text(conf.replace("SlurmctldPort=", "SlurmctldPort=1\n#"))
     driver = SlurmDriver(environment={"SLURM_CONF": str(cluster.folder / "away.conf")}, timeout_seconds=1.0)
     done = driver.perform(action(CORDON))
-    assert (done.is_complete, done.text) == (False, "cordon has to wait")
+    assert (done.is_complete, done.text) == (False, "cordon is blocked")
     assert "no answer within 1 s" in done.waits_for[0] or "Unable to contact" in done.waits_for[0]
 
 
 def test_commands_that_are_not_there_are_said_with_the_way_out(cluster: Cluster) -> None:
     driver = SlurmDriver(cluster.folder / "nowhere", running_jobs=RunningJobs.WAIT)
-    with pytest.raises(ActionFailed, match=r"cannot be run: No such file.*remediate\.slurm_commands"):
+    with pytest.raises(ActionFailed, match=r"cannot run the command: No such file.*remediate\.slurm_commands"):
         driver.perform(action(CORDON))
 
 
@@ -171,7 +171,7 @@ def test_an_idle_job_is_told_and_then_held_for_its_owner(cluster: Cluster, drive
     job = start(cluster)
     warn, take = action(WARN, jobs=job, wait="1h"), action(RECLAIM, jobs=job)
     assert "Use it within 1h, or: scontrol update JobId=" in driver.describe(warn)
-    assert driver.perform(warn).text == f"told the owners of {job} of root"
+    assert driver.perform(warn).text == f"warned the owners of {job} of root"
     assert driver.describe(take) == f"scontrol requeuehold {job}"
     assert driver.perform(take).waits_for == (f"job {job} of root: running",)
     until(lambda: driver.perform(take).is_complete)
@@ -181,7 +181,7 @@ def test_an_idle_job_is_told_and_then_held_for_its_owner(cluster: Cluster, drive
 
 def test_a_job_that_cannot_wait_again_ends_only_where_the_policy_cancels(cluster: Cluster, driver: SlurmDriver) -> None:
     job = start(cluster, "--no-requeue")
-    with pytest.raises(ActionRefused, match=f"job {job} of root cannot be taken back"):
+    with pytest.raises(ActionRefused, match=f"job {job} of root cannot be reclaimed"):
         driver.perform(action(RECLAIM, jobs=job))
     take = action(RECLAIM, jobs=job, how="cancel")
     assert driver.describe(take) == f"scancel {job}"
@@ -192,7 +192,7 @@ def test_a_job_that_cannot_wait_again_ends_only_where_the_policy_cancels(cluster
 @pytest.mark.parametrize("kind", [ActionKind.WARN_OWNER, ActionKind.RECLAIM])
 def test_a_job_whose_comment_says_so_is_kept(cluster: Cluster, driver: SlurmDriver, kind: ActionKind) -> None:
     job = start(cluster, "--comment=watchkeeper.dev/keep")
-    with pytest.raises(ActionRefused, match=f"job {job} of root is to be kept"):
+    with pytest.raises(ActionRefused, match=f"job {job} of root is excluded from reclaiming"):
         driver.perform(action(kind, jobs=job, how="cancel"))
     assert driver.observe(PLACE).workloads == (job,)
 

@@ -85,7 +85,7 @@ def test_only_a_drain_of_ours_is_resumed() -> None:
         asked = driver(server)
         assert asked.perform(action(UNCORDON)).text == "resumed n1"
         assert json.loads(server.bodies[2]) == {"state": ["RESUME"]}
-        with pytest.raises(ActionRefused, match="the drain is not ours"):
+        with pytest.raises(ActionRefused, match="the drain is not Watchkeeper's"):
             asked.perform(action(UNCORDON))
         assert [call.partition(" ")[0] for call in calls(server)] == ["GET", "GET", "POST", "GET"]
 
@@ -114,14 +114,17 @@ def test_the_dry_run_shows_the_calls_and_makes_none() -> None:
     asked = SlurmRestDriver(rest=SlurmRestClient("http://127.0.0.1:1"))
     told = json.dumps({"state": ["DRAIN"], "reason": MARK})
     assert asked.describe(action(CORDON)) == f"POST /slurm/VERSION/node/n1 {told}"
-    assert asked.describe(action(UNCORDON)).endswith('{"state": ["RESUME"]}, if its reason is of I-7')
-    assert asked.describe(action(DRAIN)) == "GET /slurm/VERSION/jobs, until none is on n1"
+    assert asked.describe(action(UNCORDON)).endswith('{"state": ["RESUME"]}, only if its reason names I-7')
+    assert asked.describe(action(DRAIN)) == "GET /slurm/VERSION/jobs, until no job is on n1"
     assert "no call that requeues" in asked.describe(action(RESTART, jobs="17"))
 
 
 def test_an_interface_that_cannot_change_a_node_is_refused_with_its_version() -> None:
     old: Any = {"paths": {"/slurm/v0.0.38/node/{node_name}": {"get": {}}}}
-    with serving(Reply(body=old)) as server, pytest.raises(ActionRefused, match=r"it speaks v0\.0\.38; v0\.0\.39"):
+    with (
+        serving(Reply(body=old)) as server,
+        pytest.raises(ActionRefused, match=r"its API versions are v0\.0\.38, it needs v0\.0\.39"),
+    ):
         driver(server).perform(action(CORDON))
 
 
@@ -138,7 +141,7 @@ def test_a_slurmrestd_that_was_upgraded_is_asked_by_its_new_interface() -> None:
 def test_a_controller_or_server_that_is_away_is_waited_for(answer: Reply) -> None:
     with serving(INTERFACES, answer) as server:
         done = driver(server).perform(action(CORDON))
-    assert (done.is_complete, done.text) == (False, "cordon has to wait")
+    assert (done.is_complete, done.text) == (False, "cordon is blocked")
     assert done.waits_for
 
 
@@ -159,7 +162,7 @@ def test_a_node_that_slurm_does_not_know_does_not_exist(answer: Reply) -> None:
 def test_a_stop_lets_no_call_through_that_changes_anything() -> None:
     with serving(INTERFACES, node("IDLE")) as server:
         stopped = SlurmRestDriver(rest=SlurmRestClient(server.url), is_stopped=lambda: True)
-        assert stopped.perform(action(CORDON)).waits_for[0].startswith("n1: everything is stopped")
+        assert stopped.perform(action(CORDON)).waits_for[0].startswith("n1: repairs are halted")
         assert not any(call.startswith("POST") for call in calls(server))
 
 

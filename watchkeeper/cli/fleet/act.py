@@ -178,19 +178,17 @@ def test_policy(hub: Client, file: Path, reports: tuple[Path, ...], as_json: boo
     rules = policy.load(file)
     if reports:
         past = [_read_incident(report) for report in reports]
-        rehearsed = wire.to_plain(explanation.rehearse_alone(past, rules))
-        rehearsals = reading.read_answer(tuple[answers.Rehearsed, ...], rehearsed)
+        replayed = wire.to_plain(explanation.replay_reports(past, rules))
+        replays = reading.read_answer(tuple[answers.ReplayedIncident, ...], replayed)
     else:
-        rehearsals = hub.test_policy(file.read_text(encoding="utf-8"))
+        replays = hub.test_policy(file.read_text(encoding="utf-8"))
     if as_json:
-        options.print_json([rehearsal.plain for rehearsal in rehearsals])
+        options.print_json([replay.plain for replay in replays])
         return
-    rows = [
-        [plan.incident, plan.cause, plan.mode, _format_outcome(plan), " → ".join(plan.steps)] for plan in rehearsals
-    ]
+    rows = [[plan.incident, plan.cause, plan.mode, _format_outcome(plan), " → ".join(plan.steps)] for plan in replays]
     options.print_table(["incident", "cause", "mode", "result", "steps"], rows)
-    started = sum(plan.would_begin for plan in rehearsals)
-    click.echo(f"{started} of {len(rehearsals)} would start without approval.")
+    started = sum(plan.would_begin for plan in replays)
+    click.echo(f"{started} of {len(replays)} would start without approval.")
 
 
 def _read_incident(report: Path) -> incidents.Incident:
@@ -212,7 +210,7 @@ def describe(explained: answers.ExplainedRepair) -> list[str]:
     if repair is not None:
         why = "" if repair.said == explained.mode_why else f": {repair.said}"
         lines.append(f"repair    {repair.id} is {_format_state(repair.state)} since {times.utc(repair.since)}{why}")
-        lines += [f"waits     for {obstacle}" for obstacle in _obstacles(repair)]
+        lines += [f"waiting   {obstacle}" for obstacle in _obstacles(repair)]
     lines.append(f"plan      {explained.digest or 'no action on a machine'}; policy {explained.policy_key}")
     lines.append(f"mode      {explained.mode_why}")
     lines += [f"guard     {refusal.guard}: {refusal.text}" for refusal in explained.refusals]
@@ -246,7 +244,7 @@ def _format_detail(repair: answers.RepairView) -> str:
     if not obstacles:
         return repair.said[:100]
     more = f" (and {len(obstacles) - 1} more)" if len(obstacles) > 1 else ""
-    return f"waits for {obstacles[0][: 100 - len(more)]}{more}"
+    return obstacles[0][: 100 - len(more)] + more
 
 
 def _obstacles(repair: answers.RepairView) -> list[str]:
@@ -254,7 +252,7 @@ def _obstacles(repair: answers.RepairView) -> list[str]:
     if repair.state == "planned" and repair.mode == "ask":
         return [f"approval: `watchkeeper act approve {repair.incident}`"]
     if repair.state == "planned" and repair.mode == "suggest":
-        return ["a person to do it: the mode is suggest"]
+        return ["Manual: the mode is suggest"]
     return list(repair.waits_for)
 
 
@@ -262,12 +260,12 @@ def _format_state(state: str) -> str:
     return state.replace("_", " ")
 
 
-def _format_outcome(rehearsal: answers.Rehearsed) -> str:
-    if rehearsal.would_begin:
+def _format_outcome(replay: answers.ReplayedIncident) -> str:
+    if replay.would_begin:
         return "starts"
-    if rehearsal.refusal:
-        return f"refused by {rehearsal.refusal.partition(':')[0]}"
-    return "waits for approval" if rehearsal.mode == "ask" else "-"
+    if replay.refusal:
+        return f"refused by {replay.refusal.partition(':')[0]}"
+    return "waits for approval" if replay.mode == "ask" else "-"
 
 
 def _halt_lines(switch: answers.RepairSwitchView) -> list[str]:

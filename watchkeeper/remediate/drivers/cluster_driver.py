@@ -1,7 +1,7 @@
-"""What the drivers of clusters share: a table of calls, a cluster that is away, and the workloads that are meant.
+"""Share code among cluster drivers: dispatch by kind of action, unreachable clusters, workload names.
 
-A driver is one function for each kind of action, in a table; `perform` finds it, refuses what is not there, and makes
-of a cluster that cannot be asked at the moment something that is waited for.
+A driver has a table with one function for each kind of action. `perform` calls it, refuses kinds that are not in the
+table, and turns an unreachable cluster into an action that is not complete.
 """
 
 from __future__ import annotations
@@ -14,70 +14,76 @@ from watchkeeper.kit import durations
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.remediate.driver import ActionOutcome
 
-D = TypeVar("D")
-# How what is idle is taken back: kept for its owner, put back into the queue, or ended.
-RECLAIM_WAYS = ("scale_down", "requeue", "cancel")
-# An annotation of a pod, or a word in the comment of a Slurm job: it is kept, whatever it does.
-KEEP = "watchkeeper.dev/keep"
+DriverT = TypeVar("DriverT")
+# How idle workloads are reclaimed: scaled to zero, requeued, or ended.
+RECLAIM_METHODS = ("scale_down", "requeue", "cancel")
+# An annotation of a pod, or a word in the comment of a Slurm job, that excludes the workload from reclaiming.
+KEEP_MARK = "watchkeeper.dev/keep"
 
 
 class ClusterUnavailable(ActionFailed):
-    """The cluster cannot be asked at the moment; the same call may succeed later."""
+    """The cluster is unreachable or busy; the same call may succeed later."""
 
 
 def perform(
-    driver: D, action: Action, table: Mapping[ActionKind, Callable[[D, Action], ActionOutcome]], *, lacks: str
+    driver: DriverT,
+    action: Action,
+    calls: Mapping[ActionKind, Callable[[DriverT, Action], ActionOutcome]],
+    *,
+    unsupported: str,
 ) -> ActionOutcome:
     """Do it by the table; `lacks` says what this cluster has not, for an action that is not in it."""
-    if action.kind not in table:
+    if action.kind not in calls:
         raise ActionRefused(
-            lacks,
+            unsupported,
             where=action.place.node,
-            now="Nothing was touched",
-            remedy="The node's agent or a person has to do it",
+            now="Nothing was changed",
+            remedy="Do it manually, or set hub.order_key_file so that the node's agent does it",
         )
     try:
-        return table[action.kind](driver, action)
+        return calls[action.kind](driver, action)
     except ClusterUnavailable as error:
-        return ActionOutcome(f"{action.kind} has to wait", is_complete=False, waits_for=(str(error),))
+        return ActionOutcome(f"{action.kind} is blocked", is_complete=False, waits_for=(str(error),))
 
 
-def named(action: Action, sort: str, *, is_name: Callable[[str], bool], like: str, asks: str) -> list[str]:
-    """The pods or jobs that the action names, with commas between them; none is an answer, unknown is not."""
-    told = action.arguments.get(sort)
-    if told is None:
+def read_workload_names(
+    action: Action, argument: str, *, is_valid: Callable[[str], bool], example: str, source: str
+) -> list[str]:
+    """Return the pods or jobs that the action names. An empty list is valid; a missing one is refused."""
+    listed = action.arguments.get(argument)
+    if listed is None:
         raise ActionRefused(
-            f"nobody knows which {sort} {'hold the GPU' if action.place.gpu else 'are meant'}",
+            f"the {argument} {'that hold the GPU' if action.place.gpu else 'of this step'} are unknown",
             where=action.place.node,
-            now="Nothing was touched; the whole node is not drained for it",
-            remedy=f"Run the agent on the node, which asks {asks}, or drain the node",
+            now="Nothing was changed; the node is not drained instead",
+            remedy=f"Run the agent on the node, which reads them from {source}, or drain the node",
         )
-    names = [name.strip() for name in told.split(",") if name.strip()]
+    names = [name.strip() for name in listed.split(",") if name.strip()]
     for name in names:
-        if not is_name(name):
-            raise ActionRefused(f"`{name}` is not {like}", where=action.place.node)
+        if not is_valid(name):
+            raise ActionRefused(f"`{name}` is not {example}", where=action.place.node)
     return names
 
 
-def how_of(action: Action) -> str:
-    """The way in which a policy wants something taken back."""
-    how = action.arguments.get("how", RECLAIM_WAYS[0])
-    if how not in RECLAIM_WAYS:
-        raise ActionRefused(f"how is `{how}`, none of {', '.join(RECLAIM_WAYS)}", where=action.place.node)
-    return how
+def read_reclaim_method(action: Action) -> str:
+    """Return the policy's `how` of a reclaim."""
+    method = action.arguments.get("how", RECLAIM_METHODS[0])
+    if method not in RECLAIM_METHODS:
+        raise ActionRefused(f"how is `{method}`; use one of {', '.join(RECLAIM_METHODS)}", where=action.place.node)
+    return method
 
 
-def refuse_kept(workload: str, why: str) -> ActionRefused:
+def build_keep_refusal(workload: str, why: str) -> ActionRefused:
     return ActionRefused(
-        f"{workload} is to be kept: {why}",
+        f"{workload} is excluded from reclaiming: {why}",
         where=workload,
-        now="Nothing was touched",
-        remedy="Whoever marked it takes the mark off",
+        now="Nothing was changed",
+        remedy="To reclaim it, remove the mark",
     )
 
 
-def told(action: Action, keep: str) -> str:
-    """What the owner reads: why, until when, and how to keep it."""
-    waits = action.arguments.get("wait")
-    when = f" within {durations.format_seconds(durations.parse_seconds(waits))}" if waits else ""
-    return f"{action.why}. Use it{when}, or: {keep} ({action.mark})"
+def format_owner_warning(action: Action, keep_command: str) -> str:
+    """Return the warning for an owner: why, until when, and how to keep the workload."""
+    wait = action.arguments.get("wait")
+    deadline = f" within {durations.format_seconds(durations.parse_seconds(wait))}" if wait else ""
+    return f"{action.why}. Use the GPU{deadline}, or run: {keep_command} ({action.mark})"

@@ -1,7 +1,7 @@
-"""A cluster and its nodes as one driver: the scheduler moves work, the node's agent repairs the machine.
+"""Combine the drivers of a cluster and of its nodes: the scheduler moves workloads, the node's agent repairs the node.
 
-The hub makes one where it has a cluster and a key for work orders. The one thing they tell each other: an agent is
-told that its node is drained when the cluster says so, because a reboot ends whatever runs.
+The hub uses this if it has a cluster and a key for work orders. An order to reboot says whether the scheduler reports
+the node as drained, because a reboot ends all workloads.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from watchkeeper.kit import clock
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome, Driver, NodeObservation
-from watchkeeper.remediate.drivers.node import ORDERED, NodeAgentDriver
+from watchkeeper.remediate.drivers.node import ORDER_TEMPLATES, NodeAgentDriver
 from watchkeeper.remediate.orders import OrderQueue
 
-# The simulator has its own machines, and a dry run has none.
-WITH_NODES = frozenset({config.DriverName.KUBERNETES, config.DriverName.SLURM})
+# The simulator has no agents, and a dry run changes nothing.
+DRIVERS_WITH_AGENTS = frozenset({config.DriverName.KUBERNETES, config.DriverName.SLURM})
 
 
 def uses_node_agents(settings: config.Settings) -> bool:
-    """Whether agents are asked to do what the cluster cannot."""
-    return settings.hub.order_key_file is not None and settings.remediate.driver in WITH_NODES
+    """Whether agents perform the actions that the cluster has no call for."""
+    return settings.hub.order_key_file is not None and settings.remediate.driver in DRIVERS_WITH_AGENTS
 
 
-def with_node_agents(
-    cluster: Driver, settings: config.Settings, outbox: Callable[[], OrderQueue | None], *, time: clock.Clock
+def add_node_agents(
+    cluster: Driver, settings: config.Settings, order_queue: Callable[[], OrderQueue | None], *, time: clock.Clock
 ) -> Driver:
-    """The cluster's driver, with the agents of its nodes where the hub has a key for them."""
+    """Return the cluster's driver, combined with the node agents if the hub has a key for work orders."""
     if not uses_node_agents(settings):
         return cluster
-    return CompositeDriver(cluster, NodeAgentDriver(outbox, time))
+    return CompositeDriver(cluster, NodeAgentDriver(order_queue, time))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,20 @@ class CompositeDriver:
         return self.cluster.observe(place)
 
     def describe(self, action: Action) -> str:
-        return self._driver(action).describe(action)
+        return self._driver_for(action).describe(action)
 
     def perform(self, action: Action) -> ActionOutcome:
         if action.kind is ActionKind.REBOOT and self._is_drained(action.place):
             action = replace(action, arguments={**action.arguments, "drained": "yes"})
-        return self._driver(action).perform(action)
+        return self._driver_for(action).perform(action)
 
-    def _driver(self, action: Action) -> Driver:
-        return self.node if action.kind in ORDERED else self.cluster
+    def _driver_for(self, action: Action) -> Driver:
+        return self.node if action.kind in ORDER_TEMPLATES else self.cluster
 
     def _is_drained(self, place: Place) -> bool:
-        """The scheduler starts nothing there and has nothing there; one that cannot be asked has not said so."""
+        """Whether the node is unschedulable and has no workloads; False if the scheduler does not answer."""
         try:
-            seen = self.cluster.observe(place)
+            observed = self.cluster.observe(place)
         except ActionFailed:
             return False
-        return seen.exists and seen.is_schedulable is False and not seen.workloads
+        return observed.exists and observed.is_schedulable is False and not observed.workloads

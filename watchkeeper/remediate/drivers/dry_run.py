@@ -1,4 +1,4 @@
-"""The driver of a hub that was given no cluster: it says what would be done, and refuses to do it."""
+"""The driver of a hub without a cluster: it describes actions and refuses to perform them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 
-WORDS = {
+MANUAL_COMMANDS = {
     ActionKind.CORDON: "kubectl cordon {node}   (Slurm: scontrol update NodeName={node} State=DRAIN Reason={mark})",
     ActionKind.DRAIN: "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
     "   (Slurm: wait until {node} is DRAINED)",
@@ -20,28 +20,29 @@ WORDS = {
     ActionKind.CHECK_FABRIC: "on {node}: watchkeeper fabric sweep",
     ActionKind.VALIDATE: "on {node}: dcgmi diag -r 2",
     ActionKind.RESTART_APP: "restart the workload that used {place}",
-    ActionKind.INSPECT: "a person looks at {place}",
-    ActionKind.NOTIFY_OWNER: "tell the owner of the workload on {place}",
-    ActionKind.WARN_OWNER: "kubectl events of the idle pods on {place}   (Slurm: scontrol notify JOB)",
-    ActionKind.RECLAIM: "kubectl scale --replicas=0 what is idle on {place}   (Slurm: scontrol requeuehold JOB)",
-    ActionKind.HAND_OVER: "give {place} to the vendor, with `watchkeeper bundle` of {node}",
+    ActionKind.INSPECT: "Manual: inspect {place}",
+    ActionKind.NOTIFY_OWNER: "notify the owner of the workload on {place}",
+    ActionKind.WARN_OWNER: "create an event on the idle pods on {place}   (Slurm: scontrol notify JOB)",
+    ActionKind.RECLAIM: "kubectl scale --replicas=0 the controllers of the idle pods on {place}"
+    "   (Slurm: scontrol requeuehold JOB)",
+    ActionKind.HAND_OVER: "Manual: hand {place} over to the vendor, with `watchkeeper bundle` of {node}",
 }
 
 
-def describe_by_hand(action: Action) -> str:
-    """The command a person would type, or what a person has to do."""
+def describe_manual_command(action: Action) -> str:
+    """Return the command that a person would run, or the manual step."""
     place = action.place
-    return WORDS[action.kind].format(
+    return MANUAL_COMMANDS[action.kind].format(
         node=place.node or place.domain or place.cluster,
         gpu=place.gpu or "",
-        place=" ".join(part for part in (place.gpu, place.node or place.domain or place.cluster) if part),
+        place=" on ".join(part for part in (place.gpu, place.node or place.domain or place.cluster) if part),
         mark=action.mark,
         service=action.arguments.get("service", "the service"),
     )
 
 
 class DryRunDriver:
-    """Knows nothing about any node, and touches none."""
+    """Assumes that every node exists, and changes none."""
 
     name = "dry run"
 
@@ -49,12 +50,12 @@ class DryRunDriver:
         return NodeObservation(place, exists=True)
 
     def describe(self, action: Action) -> str:
-        return describe_by_hand(action)
+        return describe_manual_command(action)
 
     def perform(self, action: Action) -> ActionOutcome:
         raise ActionRefused(
-            f"{action.kind} was asked for, but this hub only describes",
+            f"this hub has no driver for {action.kind}; it only describes actions",
             where=action.place.node,
-            now="Nothing was touched",
-            remedy="Configure a driver under [remediate] to let it act",
+            now="Nothing was changed",
+            remedy="Set remediate.driver",
         )

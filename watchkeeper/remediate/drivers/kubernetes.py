@@ -1,9 +1,9 @@
-"""The driver of a Kubernetes cluster: cordon, drain by eviction, restart of pods, and uncordon of what we cordoned.
+"""Cordon, drain and uncordon the nodes of a Kubernetes cluster, and restart or reclaim pods.
 
-The state machine calls `perform` again and again; each call looks at the cluster first, so that a hub that was killed
-in between goes on where things are. Ownership is the annotation `watchkeeper.dev/cordoned-by`. A node that somebody
-else has cordoned, tainted or is working on is left alone; one that somebody else has uncordoned stays uncordoned. What
-the API server cannot do at the moment is something that is waited for; what it forbids is a failure.
+`repairs` calls `perform` repeatedly. Each call reads the cluster first, so that a hub that was killed continues from
+the current state. Ownership is the annotation `watchkeeper.dev/cordoned-by`. A node that another user or tool has
+cordoned, tainted or maintains is not changed; a node that another user has uncordoned stays uncordoned. A call that the
+API server cannot serve now is retried; a call that it forbids fails.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from watchkeeper.remediate.drivers import kubernetes_idle as idle
 from watchkeeper.remediate.drivers import kubernetes_node as nodes
 from watchkeeper.remediate.drivers import kubernetes_pods as pods
 from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
-from watchkeeper.remediate.drivers.dry_run import describe_by_hand
-from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse, good
+from watchkeeper.remediate.drivers.dry_run import describe_manual_command
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse, require_success
 from watchkeeper.remediate.drivers.kubernetes_pods import DrainDecision, EvictionRules, PodState
 from watchkeeper.remediate.drivers.kubernetes_reclaim import PodReclaimer
 
-# Kubelet and controllers write a node now and then; more conflicts in a row than this mean a fight.
-MOST_CONFLICTS = 5
-# Actions whose evictions are remembered, so that a pod's successor of the same name is not evicted as well.
-MOST_REMEMBERED = 256
-# A slow API server and a full node would otherwise keep a thread for minutes.
-MOST_PERFORM_SECONDS = 10.0
-STRICT = EvictionRules()
-UNKNOWN_VERSION = ("no kind", "no matches for kind", "could not find the requested resource")
+# Kubelet and controllers update a node now and then; more conflicts in a row mean that a client fights ours.
+MAX_CONFLICTS = 5
+# Actions whose evictions are remembered, so that a new pod of the same name is not evicted as well.
+MAX_TRACKED_ACTIONS = 256
+# Without this limit, a slow API server and a full node could occupy a thread for minutes.
+MAX_PERFORM_SECONDS = 10.0
+STRICT_RULES = EvictionRules()
+UNKNOWN_VERSION_TEXTS = ("no kind", "no matches for kind", "could not find the requested resource")
 
 
-def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = lambda: False) -> KubernetesDriver:
-    """The cluster under [remediate], else the one that [fleet] watches; SettingsError where neither names one."""
-    own, fleet = settings.remediate, settings.fleet
-    if own.kubeconfig is not None:
-        server = kubeconfig.load_kubeconfig(Path(own.kubeconfig), own.kubernetes_context)
+def build_driver(settings: config.Settings, *, is_stopped: Callable[[], bool] = lambda: False) -> KubernetesDriver:
+    """Return the driver of the cluster in [remediate], else in [fleet]; SettingsError if neither names one."""
+    remediate, fleet = settings.remediate, settings.fleet
+    if remediate.kubeconfig is not None:
+        server = kubeconfig.load_kubeconfig(Path(remediate.kubeconfig), remediate.kubernetes_context)
     elif fleet.kubeconfig is not None:
         server = kubeconfig.load_kubeconfig(Path(fleet.kubeconfig), fleet.kubernetes_context)
     elif fleet.kubernetes:
@@ -56,10 +56,12 @@ def of_settings(settings: config.Settings, *, is_stopped: Callable[[], bool] = l
         raise SettingsError(
             "the driver `kubernetes` needs a cluster",
             where="remediate.driver",
-            remedy="Set remediate.kubeconfig to a file, or fleet.kubernetes where the hub runs in the cluster",
+            remedy="Set remediate.kubeconfig to a file, or set fleet.kubernetes if the hub runs in the cluster",
         )
-    rules = EvictionRules(own.evict_unmanaged, own.delete_empty_dirs)
-    return KubernetesDriver(ApiClient(server, timeout_seconds=own.call_timeout_seconds), rules, is_stopped=is_stopped)
+    rules = EvictionRules(remediate.evict_unmanaged, remediate.delete_empty_dirs)
+    return KubernetesDriver(
+        ApiClient(server, timeout_seconds=remediate.call_timeout_seconds), rules, is_stopped=is_stopped
+    )
 
 
 class KubernetesDriver:
@@ -68,7 +70,7 @@ class KubernetesDriver:
     name = "kubernetes"
 
     def __init__(
-        self, client: ApiClient, rules: EvictionRules = STRICT, *, is_stopped: Callable[[], bool] = lambda: False
+        self, client: ApiClient, rules: EvictionRules = STRICT_RULES, *, is_stopped: Callable[[], bool] = lambda: False
     ) -> None:
         self.client = client
         self.rules = rules
@@ -76,265 +78,287 @@ class KubernetesDriver:
         self._eviction_version = pods.EVICTION_VERSIONS[0]
         self._evicted: dict[str, set[str]] = {}
         self._lock = threading.Lock()
-        self._idle_pods = PodReclaimer(client.send, self._change_by, self._evict_all, self._sorted)
+        self._reclaimer = PodReclaimer(client.send, self._send_change, self._evict_all, self._classify_pods)
 
     def close(self) -> None:
         self.client.close()
 
     def keep_connected(self) -> None:
-        """Keep a connection open: a new one takes a tenth of a second, and the first cordon should not wait for it."""
+        """Keep a connection open: a new one takes 0.1 s, too long before an urgent cordon."""
         with contextlib.suppress(ActionFailed):
             self.client.send(ApiCall("GET", "/version"))
 
     def observe(self, place: Place) -> NodeObservation:
-        node = self._find(place)
+        node = self._find_node(place)
         if node is None:
             return NodeObservation(place, exists=False)
         is_foreign = node.is_cordoned and node.mark is None
-        moved = [pod for pod in self._pods(place, node) if pod.fate is not DrainDecision.LEAVE]
+        evictable = [pod for pod in self._pods(place, node) if pod.decision is not DrainDecision.LEAVE]
         return NodeObservation(
             place,
             exists=True,
             is_schedulable=not node.is_cordoned,
             cordoned_by=node.mark,
-            workloads=tuple(str(pod) for pod in moved),
-            held_by=(*(("somebody's cordon",) if is_foreign else ()), *node.held_by),
-            unhealthy=node.unhealthy,
+            workloads=tuple(str(pod) for pod in evictable),
+            maintained_by=(*(("another user's cordon",) if is_foreign else ()), *node.maintained_by),
+            health_problems=node.health_problems,
             incarnation=node.uid or None,
         )
 
     def describe(self, action: Action) -> str:
-        """The calls in their order, without making any; what depends on the cluster is said in words."""
-        if action.kind not in PERFORMED:
-            return describe_by_hand(action)
-        return "; ".join(_described(action, self._eviction_version))
+        """Return the calls in order, without making any; parts that depend on the cluster are described."""
+        if action.kind not in SUPPORTED_ACTIONS:
+            return describe_manual_command(action)
+        return "; ".join(_describe_calls(action, self._eviction_version))
 
     def perform(self, action: Action) -> ActionOutcome:
         return cluster_driver.perform(
-            self, action, PERFORMED, lacks=f"the Kubernetes API has no call for {action.kind}"
+            self, action, SUPPORTED_ACTIONS, unsupported=f"the Kubernetes API has no call for {action.kind}"
         )
 
     def _cordon(self, action: Action) -> ActionOutcome:
-        def decide(node: nodes.NodeSnapshot) -> ApiCall | None:
+        def plan_patch(node: nodes.NodeSnapshot) -> ApiCall | None:
             if node.mark is None:
-                _refuse_held(node)
-                return nodes.cordon(node, action)
-            _refuse_foreign(node, action)
-            self._let_go_if_uncordoned(node, action)
+                _refuse_maintained(node)
+                return nodes.build_cordon(node, action)
+            _refuse_other_incident(node, action)
+            self._release_if_uncordoned(node, action)
             return None
 
-        node, is_changed = self._change(self._look(action), action, decide)
-        text = f"cordoned {node.name} as {action.mark}" if is_changed else f"{node.name} is cordoned by {node.mark}"
-        return ActionOutcome(text + self._tell(node, action, reason="WatchkeeperCordoned", is_unhealthy=True))
+        node, is_changed = self._patch_node(self._get_node(action), action, plan_patch)
+        text = (
+            f"cordoned {node.name} as {action.mark}"
+            if is_changed
+            else f"{node.name} is already cordoned by {node.mark}"
+        )
+        return ActionOutcome(text + self._report_on_node(node, action, reason="WatchkeeperCordoned", is_unhealthy=True))
 
     def _uncordon(self, action: Action) -> ActionOutcome:
-        held: tuple[str, ...] = ()
+        maintained_by: tuple[str, ...] = ()
 
-        def decide(node: nodes.NodeSnapshot) -> ApiCall | None:
-            nonlocal held
-            held = node.held_by
-            if node.mark is None and node.is_cordoned and not held:
-                raise _refusal(node, "the cordon is not ours", "Whoever set it takes it off")
-            _refuse_foreign(node, action)
-            return _taken_off(node) if node.mark is not None else None
+        def plan_patch(node: nodes.NodeSnapshot) -> ApiCall | None:
+            nonlocal maintained_by
+            maintained_by = node.maintained_by
+            if node.mark is None and node.is_cordoned and not maintained_by:
+                raise _build_refusal(node, "the cordon is not Watchkeeper's", "Its owner must uncordon the node")
+            _refuse_other_incident(node, action)
+            return _build_uncordon(node) if node.mark is not None else None
 
-        first = self._find(action.place)
-        if first is None:
-            return ActionOutcome(f"{action.place.node} has left the cluster, and our cordon with it")
-        node, is_changed = self._change(first, action, decide)
-        text = f"uncordoned {node.name}" if is_changed else f"{node.name} has no cordon of ours"
-        if is_changed and held:
-            text = f"took our mark off {node.name}, which stays cordoned for {', '.join(held)}"
-        return ActionOutcome(text + self._tell(node, action, reason="WatchkeeperUncordoned", is_unhealthy=False))
+        current = self._find_node(action.place)
+        if current is None:
+            return ActionOutcome(f"{action.place.node} has left the cluster: nothing to uncordon")
+        node, is_changed = self._patch_node(current, action, plan_patch)
+        text = f"uncordoned {node.name}" if is_changed else f"{node.name} has no cordon of Watchkeeper's"
+        if is_changed and maintained_by:
+            text = f"removed our annotation from {node.name}; it stays cordoned by {', '.join(maintained_by)}"
+        return ActionOutcome(
+            text + self._report_on_node(node, action, reason="WatchkeeperUncordoned", is_unhealthy=False)
+        )
 
-    def _change(
-        self, node: nodes.NodeSnapshot, action: Action, decide: Callable[[nodes.NodeSnapshot], ApiCall | None]
+    def _patch_node(
+        self, node: nodes.NodeSnapshot, action: Action, plan_patch: Callable[[nodes.NodeSnapshot], ApiCall | None]
     ) -> tuple[nodes.NodeSnapshot, bool]:
-        """Patch the version that was looked at, from a fresh look after each conflict; False: nothing was to change."""
-        for _ in range(MOST_CONFLICTS):
-            call = decide(node)
+        """Patch the version that was read, and read again after each conflict; False: nothing had to change."""
+        for _ in range(MAX_CONFLICTS):
+            call = plan_patch(node)
             if call is None:
                 return node, False
-            answer = self._change_by(call)
-            if answer.status != 409:
-                return nodes.read(good(answer, action.place).body, answer.at), True
-            node = self._look(action)
+            response = self._send_change(call)
+            if response.status != 409:
+                return nodes.parse_node(require_success(response, action.place).body, response.at), True
+            node = self._get_node(action)
         raise ClusterUnavailable(
-            f"somebody else changed the node between each look and each patch, {MOST_CONFLICTS} times",
+            f"another client changed the node between read and patch, {MAX_CONFLICTS} times",
             where=action.place.node,
-            remedy="It is tried again",
+            remedy="It is retried",
         )
 
     def _drain(self, action: Action) -> ActionOutcome:
-        node = self._look(action)
+        node = self._get_node(action)
         if action.place.gpu is not None:
             return self._drain_gpu(node, action)
-        # Any incident's cordon will do: which of ours a node is out for matters when it is given back.
+        # The cordon of any incident of ours is enough; only the uncordon needs that of this incident.
         if node.mark is None:
-            raise _refusal(node, "our cordon is gone: it was taken off, or the node is a new one", "Look at the node")
-        self._let_go_if_uncordoned(node, action)
-        done = self._evict_all(self._pods(action.place, node), action)
-        if not done.is_complete:
-            return done
-        found = self._pods(action.place, node, is_exact=True)
-        done = self._evict_all(found, action)
-        left = [str(pod) for pod in found if pod.is_back]
-        if left and done.is_complete:
-            return ActionOutcome(f"{done.text}; left, because they tolerate the cordon: {', '.join(left)}")
-        return done
+            raise _build_refusal(node, "our cordon is gone: it was removed, or the node was replaced", "Check the node")
+        self._release_if_uncordoned(node, action)
+        outcome = self._evict_all(self._pods(action.place, node), action)
+        if not outcome.is_complete:
+            return outcome
+        pod_states = self._pods(action.place, node, is_exact=True)
+        outcome = self._evict_all(pod_states, action)
+        returning = [str(pod) for pod in pod_states if pod.is_returning]
+        if returning and outcome.is_complete:
+            return ActionOutcome(
+                f"{outcome.text}; not evicted again, because they tolerate the cordon: {', '.join(returning)}"
+            )
+        return outcome
 
     def _drain_gpu(self, node: nodes.NodeSnapshot, action: Action) -> ActionOutcome:
-        """Only the pods that hold the sick GPU; who they are is the caller's knowledge, never a guess of ours."""
+        """Evict only the pods that hold the faulty GPU, which the action must name."""
         if node.mark is None:
-            _refuse_held(node)
-        self._let_go_if_uncordoned(node, action)
-        wanted = set(pods.named_by(action))
-        on_node = [raw for raw in self._raw_pods(action.place, is_exact=True) if pods.name_of(raw) in wanted]
-        return self._evict_all(self._sorted(on_node, node, action), action)
+            _refuse_maintained(node)
+        self._release_if_uncordoned(node, action)
+        pod_names = set(pods.read_pod_names(action))
+        on_node = [raw for raw in self._raw_pods(action.place, is_exact=True) if pods.full_name(raw) in pod_names]
+        return self._evict_all(self._classify_pods(on_node, node, action), action)
 
     def _restart_app(self, action: Action) -> ActionOutcome:
-        return self._evict_all(self._sorted(self._named(action)[0], None, action), action)
+        return self._evict_all(self._classify_pods(self._get_named_pods(action)[0], None, action), action)
 
-    def _named(self, action: Action) -> tuple[list[pods.Raw], datetime | None]:
-        """The pods that an action names and that still are there, and the API server's time."""
-        found, at = [], None
-        for name in pods.named_by(action):
-            answer = self.client.send(ApiCall("GET", pods.path(*name.split("/", 1))))
-            at = answer.at
-            if answer.status != 404:
-                found.append(good(answer, action.place).body)
-        return found, at
+    def _get_named_pods(self, action: Action) -> tuple[list[pods.Raw], datetime | None]:
+        """Return the pods that an action names and that still exist, and the API server's time."""
+        raw_pods, server_time = [], None
+        for name in pods.read_pod_names(action):
+            response = self.client.send(ApiCall("GET", pods.pod_path(*name.split("/", 1))))
+            server_time = response.at
+            if response.status != 404:
+                raw_pods.append(require_success(response, action.place).body)
+        return raw_pods, server_time
 
     def _warn_owner(self, action: Action) -> ActionOutcome:
-        return self._idle_pods.warn_owner(action, *self._named(action))
+        return self._reclaimer.warn_owner(action, *self._get_named_pods(action))
 
     def _reclaim(self, action: Action) -> ActionOutcome:
-        return self._idle_pods.reclaim(action, self._named(action)[0])
+        return self._reclaimer.reclaim(action, self._get_named_pods(action)[0])
 
-    def _sorted(self, raws: list[pods.Raw], node: nodes.NodeSnapshot | None, action: Action) -> list[PodState]:
-        """The pods that were meant, not the successors that a StatefulSet gives their names to."""
+    def _classify_pods(
+        self, raw_pods: list[pods.Raw], node: nodes.NodeSnapshot | None, action: Action
+    ) -> list[PodState]:
+        """Classify the pods of the plan, without newer pods that a StatefulSet gave the same names."""
         before = action.arguments.get("before")
-        known = self._remembered(action)
+        evicted = self._find_evictions(action)
         at = node.at if node is not None else None
-        meant = [
-            pods.sort(raw, self.rules, at=at)
-            for raw in raws
-            if not pods.is_after(facts.mapping(raw, "metadata"), before)
+        planned = [
+            pods.classify_pod(raw, self.rules, at=at)
+            for raw in raw_pods
+            if not pods.is_newer(facts.mapping(raw, "metadata"), before)
         ]
-        gone = {name for name, _ in (one.split(" ") for one in known)}
-        return [pod for pod in meant if str(pod) not in gone or f"{pod} {pod.uid}" in known]
+        evicted_names = {name for name, _ in (entry.split(" ") for entry in evicted)}
+        return [pod for pod in planned if str(pod) not in evicted_names or f"{pod} {pod.uid}" in evicted]
 
-    def _evict_all(self, found: list[PodState], action: Action) -> ActionOutcome:
-        waits = [pod.waits for pod in found if pod.fate in (DrainDecision.WAIT, DrainDecision.ENDING)]
-        evicted, until = 0, time.monotonic() + MOST_PERFORM_SECONDS
-        for pod in found:
-            if pod.fate is not DrainDecision.EVICT:
+    def _evict_all(self, pod_states: list[PodState], action: Action) -> ActionOutcome:
+        blockers = [pod.status_text for pod in pod_states if pod.decision in (DrainDecision.WAIT, DrainDecision.ENDING)]
+        evicted, until = 0, time.monotonic() + MAX_PERFORM_SECONDS
+        for pod in pod_states:
+            if pod.decision is not DrainDecision.EVICT:
                 continue
             try:
-                why = self._evict(pod, action) if time.monotonic() < until else "it is asked for by the next call"
+                blocker = self._evict(pod, action) if time.monotonic() < until else "evicted by the next call"
             except ClusterUnavailable as error:
-                # What was evicted so far ends meanwhile; the next call goes on with the rest.
-                return ActionOutcome(f"evicted {evicted} pods", is_complete=False, waits_for=(*waits, str(error)))
-            evicted += why is None
-            waits.append(f"pod {pod}: {why or 'it ends'}")
-        if not waits:
-            return ActionOutcome(ENDED[action.kind])
-        return ActionOutcome(f"evicted {evicted} pods, {len(waits)} to go", is_complete=False, waits_for=tuple(waits))
+                # The pods evicted so far terminate meanwhile; the next call continues with the rest.
+                return ActionOutcome(f"evicted {evicted} pods", is_complete=False, waits_for=(*blockers, str(error)))
+            evicted += blocker is None
+            blockers.append(f"pod {pod}: {blocker or 'terminating'}")
+        if not blockers:
+            return ActionOutcome(COMPLETED_TEXTS[action.kind])
+        return ActionOutcome(
+            f"evicted {evicted} pods, {len(blockers)} remaining", is_complete=False, waits_for=tuple(blockers)
+        )
 
     def _evict(self, pod: PodState, action: Action) -> str | None:
-        """None where the pod ends now or is gone; else what does not let it go."""
-        answer = self._send_eviction(pod)
-        if answer.status in (404, 409):
+        """Evict a pod; return what blocks the eviction, or None if the pod terminates or is gone."""
+        response = self._send_eviction(pod)
+        if response.status in (404, 409):
             return None
-        budget = pods.budget_of(answer.body) if answer.status in (429, 500) else None
-        if budget is not None:
-            return f"a disruption budget does not let it go: {budget}"
-        good(answer, action.place)
-        self._remember(action, f"{pod} {pod.uid}")
+        budget_message = pods.read_budget_message(response.body) if response.status in (429, 500) else None
+        if budget_message is not None:
+            return f"blocked by a disruption budget: {budget_message}"
+        require_success(response, action.place)
+        self._record_eviction(action, f"{pod} {pod.uid}")
         return None
 
     def _send_eviction(self, pod: PodState) -> ApiResponse:
-        """By the version of the API that worked last, else by whichever this server knows."""
+        """Send an eviction with the API version that worked last, else with the next one that the server supports."""
         for version in (self._eviction_version, *pods.EVICTION_VERSIONS):
-            call = pods.eviction(pod, version)
-            answer = self._change_by(call, is_throttle=lambda one: pods.budget_of(one.body) is None)
-            is_unknown = answer.status in (400, 404) and any(word in answer.message for word in UNKNOWN_VERSION)
+            call = pods.build_eviction(pod, version)
+            response = self._send_change(
+                call, is_throttle=lambda response: pods.read_budget_message(response.body) is None
+            )
+            is_unknown = response.status in (400, 404) and any(
+                text in response.message for text in UNKNOWN_VERSION_TEXTS
+            )
             if not is_unknown:
                 self._eviction_version = version
-                return answer
-        return answer
+                return response
+        return response
 
-    def _let_go_if_uncordoned(self, node: nodes.NodeSnapshot, action: Action) -> None:
-        """A person who uncordons under our hands is right: our taint goes too, and nothing is cordoned again."""
+    def _release_if_uncordoned(self, node: nodes.NodeSnapshot, action: Action) -> None:
+        """End the repair if another user has uncordoned the node: remove our taint, and do not cordon again."""
         if node.is_cordoned or node.mark is None:
             return
-        left, _ = self._change(node, action, lambda one: _taken_off(one) if one.mark == node.mark else None)
-        self._tell(left, action, reason="WatchkeeperLetGo", is_unhealthy=False)
+        released, _ = self._patch_node(
+            node, action, lambda current: _build_uncordon(current) if current.mark == node.mark else None
+        )
+        self._report_on_node(released, action, reason="WatchkeeperLetGo", is_unhealthy=False)
         raise ActionRefused(
-            "somebody has uncordoned it since we cordoned it",
+            "another user uncordoned the node during the repair",
             where=node.name,
-            now="It stays schedulable, and our mark and taint were taken off",
-            remedy="Ask them, or start a new repair",
+            now="The node stays schedulable; our annotation and taint were removed",
+            remedy="Ask that user, or start a new repair with `watchkeeper act again`",
         )
 
-    def _tell(self, node: nodes.NodeSnapshot, action: Action, *, reason: str, is_unhealthy: bool) -> str:
-        """Condition and event, for others to read. Without the right to write them, the rest counts all the same."""
-        untold = []
-        condition = nodes.condition(node, action, is_unhealthy=is_unhealthy)
-        event = nodes.event(node, action, reason=reason, is_warning=is_unhealthy)
-        for what, call in (("condition", condition), ("event", event)):
+    def _report_on_node(self, node: nodes.NodeSnapshot, action: Action, *, reason: str, is_unhealthy: bool) -> str:
+        """Write a condition and an event on the node for other tools; return a note if the permission is missing."""
+        denied = []
+        condition = nodes.build_condition(node, action, is_unhealthy=is_unhealthy)
+        event = nodes.build_event(node, action, reason=reason, is_warning=is_unhealthy)
+        for name, call in (("condition", condition), ("event", event)):
             if call is None:
                 continue
-            answer = self._change_by(call)
-            if answer.status == 403:
-                untold.append(what)
-            elif answer.status not in (404, 409):
-                good(answer, action.place)
-        return f" (without the right to write its {' and '.join(untold)})" if untold else ""
+            response = self._send_change(call)
+            if response.status == 403:
+                denied.append(name)
+            elif response.status not in (404, 409):
+                require_success(response, action.place)
+        return f" (no permission to write its {' and '.join(denied)})" if denied else ""
 
-    def _change_by(self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True) -> ApiResponse:
-        """A call that changes something, unless a person has stopped everything in the middle of an action."""
+    def _send_change(
+        self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True
+    ) -> ApiResponse:
+        """Send a call that changes something; ClusterUnavailable while repairs are halted."""
         if self._is_stopped():
             raise ClusterUnavailable(
-                "everything is stopped", where=self.client.server.url, remedy="`watchkeeper act resume` goes on"
+                "repairs are halted", where=self.client.server.url, remedy="`watchkeeper act resume` resumes them"
             )
         return self.client.send(call, is_throttle=is_throttle)
 
-    def _look(self, action: Action) -> nodes.NodeSnapshot:
-        node = self._find(action.place)
+    def _get_node(self, action: Action) -> nodes.NodeSnapshot:
+        node = self._find_node(action.place)
         if node is None:
             raise ActionFailed(
                 f"the cluster has no node {action.place.node}",
                 where=self.client.server.url,
-                now="Nothing was touched",
-                remedy="It has left the cluster, or has another name there",
+                now="Nothing was changed",
+                remedy="Check whether the node left the cluster or has another name there",
             )
         return node
 
-    def _find(self, place: Place) -> nodes.NodeSnapshot | None:
-        answer = self.client.send(ApiCall("GET", nodes.path(_node(place))))
-        return None if answer.status == 404 else nodes.read(good(answer, place).body, answer.at)
+    def _find_node(self, place: Place) -> nodes.NodeSnapshot | None:
+        response = self.client.send(ApiCall("GET", nodes.node_path(_require_node_name(place))))
+        return None if response.status == 404 else nodes.parse_node(require_success(response, place).body, response.at)
 
     def _pods(self, place: Place, node: nodes.NodeSnapshot, *, is_exact: bool = False) -> list[PodState]:
-        found = self._raw_pods(place, is_exact=is_exact)
-        return [pods.sort(raw, self.rules, at=node.at, since=node.cordoned_at) for raw in found]
+        raw_pods = self._raw_pods(place, is_exact=is_exact)
+        return [pods.classify_pod(raw, self.rules, at=node.at, since=node.cordoned_at) for raw in raw_pods]
 
     def _raw_pods(self, place: Place, *, is_exact: bool) -> list[pods.Raw]:
-        answer = good(self.client.send(ApiCall("GET", pods.on_node(_node(place), is_exact=is_exact))), place)
-        return [one for one in facts.items(answer.body, "items") if isinstance(one, dict)]
+        response = require_success(
+            self.client.send(ApiCall("GET", pods.node_pods_path(_require_node_name(place), is_exact=is_exact))), place
+        )
+        return [raw_pod for raw_pod in facts.items(response.body, "items") if isinstance(raw_pod, dict)]
 
-    def _remember(self, action: Action, evicted: str) -> None:
+    def _record_eviction(self, action: Action, evicted: str) -> None:
         with self._lock:
             self._evicted.setdefault(action.mark, set()).add(evicted)
-            while len(self._evicted) > MOST_REMEMBERED:
+            while len(self._evicted) > MAX_TRACKED_ACTIONS:
                 del self._evicted[next(iter(self._evicted))]
 
-    def _remembered(self, action: Action) -> frozenset[str]:
+    def _find_evictions(self, action: Action) -> frozenset[str]:
         with self._lock:
             return frozenset(self._evicted.get(action.mark, ()))
 
 
-PERFORMED: Mapping[ActionKind, Callable[[KubernetesDriver, Action], ActionOutcome]] = {
+SUPPORTED_ACTIONS: Mapping[ActionKind, Callable[[KubernetesDriver, Action], ActionOutcome]] = {
     ActionKind.CORDON: KubernetesDriver._cordon,
     ActionKind.UNCORDON: KubernetesDriver._uncordon,
     ActionKind.DRAIN: KubernetesDriver._drain,
@@ -343,72 +367,77 @@ PERFORMED: Mapping[ActionKind, Callable[[KubernetesDriver, Action], ActionOutcom
     ActionKind.RECLAIM: KubernetesDriver._reclaim,
 }
 
-# What a drain or a restart says when nothing is waited for any more.
-ENDED = {
-    ActionKind.DRAIN: "drained: no pod is left that a drain moves",
-    ActionKind.RESTART_APP: "the pods have ended, and their controllers start others",
+# The result of an action once all its pods have ended.
+COMPLETED_TEXTS = {
+    ActionKind.DRAIN: "drained: no evictable pod is left",
+    ActionKind.RESTART_APP: "the pods have ended; their controllers start new ones",
     ActionKind.RECLAIM: "the pods have ended",
 }
 
 
-def _described(action: Action, version: str) -> Iterator[str]:
+def _describe_calls(action: Action, version: str) -> Iterator[str]:
     if action.kind in RECLAIMS:
-        for name in pods.named_by(action):
+        for name in pods.read_pod_names(action):
             namespace, _, pod = name.partition("/")
-            yield idle.described(action, namespace, pod, version)
+            yield idle.describe_call(action, namespace, pod, version)
         return
     if action.kind is ActionKind.RESTART_APP or (action.kind is ActionKind.DRAIN and action.place.gpu is not None):
-        for name in pods.named_by(action):
+        for name in pods.read_pod_names(action):
             namespace, _, pod = name.partition("/")
-            yield str(pods.eviction(PodState(namespace, pod, "", DrainDecision.EVICT), version))
+            yield str(pods.build_eviction(PodState(namespace, pod, "", DrainDecision.EVICT), version))
         return
-    node = nodes.read({"metadata": {"name": _node(action.place)}}, None)
+    node = nodes.parse_node({"metadata": {"name": _require_node_name(action.place)}}, None)
     if action.kind is ActionKind.DRAIN:
-        yield f"GET {pods.on_node(node.name, is_exact=True)}"
-        yield f"POST /api/v1/namespaces/NAMESPACE/pods/POD/eviction ({version}) for each pod that may be moved"
+        yield f"GET {pods.node_pods_path(node.name, is_exact=True)}"
+        yield f"POST /api/v1/namespaces/NAMESPACE/pods/POD/eviction ({version}) for each pod that may be evicted"
         return
     is_cordon = action.kind is ActionKind.CORDON
     if is_cordon:
-        yield f"{nodes.cordon(node, action)} beside the taints of others"
+        yield f"{nodes.build_cordon(node, action)} and all other taints"
     else:
-        yield f"{nodes.uncordon(node)} without the taint {pods.TAINT}, if the mark is of {action.incident}"
-    yield f"PATCH {nodes.path(node.name)}/status with the condition {nodes.CONDITION}={is_cordon}"
-    yield f"POST {nodes.EVENTS} with reason {'WatchkeeperCordoned' if is_cordon else 'WatchkeeperUncordoned'}"
+        uncordon = nodes.build_uncordon(node)
+        yield f"{uncordon} without the taint {pods.TAINT}, only if the annotation names {action.incident}"
+    yield f"PATCH {nodes.node_path(node.name)}/status with the condition {nodes.CONDITION}={is_cordon}"
+    yield f"POST {nodes.EVENTS_PATH} with reason {'WatchkeeperCordoned' if is_cordon else 'WatchkeeperUncordoned'}"
 
 
-def _node(place: Place) -> str:
+def _require_node_name(place: Place) -> str:
     if place.node is None:
-        raise ActionRefused("there is no node to act on", where=str(place), now="Nothing was touched")
+        raise ActionRefused("the action names no node", where=str(place), now="Nothing was changed")
     return place.node
 
 
-def _taken_off(node: nodes.NodeSnapshot) -> ApiCall:
-    if node.is_settling:
+def _build_uncordon(node: nodes.NodeSnapshot) -> ApiCall:
+    if node.is_taint_pending:
         raise ClusterUnavailable(
-            f"somebody has uncordoned it, and the node controller has yet to take off {nodes.UNSCHEDULABLE['key']}",
+            f"the node was uncordoned, but the node controller has not removed {nodes.UNSCHEDULABLE['key']} yet",
             where=node.name,
-            now="It is schedulable; our taint goes after that, or it would be written back",
-            remedy="It is tried again",
+            now="It is schedulable; our taint is removed afterwards, otherwise the controller writes it back",
+            remedy="It is retried",
         )
-    return nodes.uncordon(node)
+    return nodes.build_uncordon(node)
 
 
-def _refuse_held(node: nodes.NodeSnapshot) -> None:
-    if node.held_by:
-        raise _refusal(node, f"it is in the hands of {', '.join(node.held_by)}", "Wait until they are done")
+def _refuse_maintained(node: nodes.NodeSnapshot) -> None:
+    if node.maintained_by:
+        raise _build_refusal(
+            node, f"it is maintained by {', '.join(node.maintained_by)}", "Wait until that is finished"
+        )
     if node.is_cordoned and node.mark is None:
-        raise _refusal(
+        raise _build_refusal(
             node,
-            "somebody else has cordoned it",
-            "Uncordon it to let Watchkeeper go on, or repair it by hand",
+            "another user has cordoned it",
+            "Uncordon it to let Watchkeeper continue, or repair it manually",
         )
 
 
-def _refuse_foreign(node: nodes.NodeSnapshot, action: Action) -> None:
-    if node.mark is not None and not node.is_ours(action):
-        raise _refusal(node, f"the cordon belongs to {node.mark}, not to {action.incident}", "Finish that one first")
+def _refuse_other_incident(node: nodes.NodeSnapshot, action: Action) -> None:
+    if node.mark is not None and not node.is_marked_for(action):
+        raise _build_refusal(
+            node, f"the cordon belongs to {node.mark}, not to {action.incident}", "Finish that repair first"
+        )
 
 
-def _refusal(node: nodes.NodeSnapshot, what: str, remedy: str) -> ActionRefused:
+def _build_refusal(node: nodes.NodeSnapshot, problem: str, remedy: str) -> ActionRefused:
     state = "cordoned" if node.is_cordoned else "schedulable"
-    return ActionRefused(what, where=node.name, now=f"It was left as it is, {state}", remedy=remedy)
+    return ActionRefused(problem, where=node.name, now=f"It was not changed and is {state}", remedy=remedy)

@@ -1,9 +1,9 @@
-"""Calls to a Kubernetes API server, on connections that stay open, each with a deadline for all of it.
+"""Call a Kubernetes API server over persistent connections, with one deadline per call.
 
-Everything that passes by itself is met here: a connection that was closed between two calls is replaced, a token or
-certificate that was renewed is read again, a busy server is asked again when it said so. What is left becomes `NotNow`,
-which the driver shows as something that is waited for. All calls of the driver may be repeated, because each of them
-states what is wanted: a version, an id, a name. Decision 0015 says why this is no library.
+This module handles temporary failures: it replaces closed connections, reads renewed tokens and certificates again, and
+retries a busy server after its Retry-After. Other failures raise `ClusterUnavailable`, which the driver shows as
+blocked. Every call of the driver may be repeated, because it names a version, an id or a name. Decision 0015 has the
+reasons for not using a library.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import quote
 
 from watchkeeper.errors import ActionFailed, CollectError
 from watchkeeper.model.fleet import Place
@@ -22,19 +23,21 @@ from watchkeeper.net import sync_http
 from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
 
-# A node has some 110 pods of 10 KiB; ten times that is not an answer about one node.
-MOST_ANSWER_BYTES = 16 * 1024 * 1024
-MOST_IDLE_LINES = 8
-# Credentials that were renewed, a server that is busy twice, and once more.
-MOST_TRIES = 4
+# A node has some 110 pods of 10 KiB; a response about one node is less than ten times that.
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+MAX_IDLE_CONNECTIONS = 8
+# The first call, one with renewed credentials, and two after a busy server.
+MAX_TRIES = 4
 JSON = "application/json"
-# Of what the API server says about itself, in its own words.
-LONGEST_MESSAGE = 300
+# Characters of a message of the API server.
+MAX_MESSAGE_LENGTH = 300
+# Kubernetes allows 1,024 characters in the message of an event.
+MAX_EVENT_MESSAGE_LENGTH = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """`at` is the API server's own time, the one that all its timestamps are in."""
+    """A response; `at` is the time of the API server's clock."""
 
     status: int
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +46,7 @@ class ApiResponse:
 
     @property
     def message(self) -> str:
-        return str(self.body.get("message") or f"HTTP {self.status}")[:LONGEST_MESSAGE]
+        return str(self.body.get("message") or f"HTTP {self.status}")[:MAX_MESSAGE_LENGTH]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,106 +57,138 @@ class ApiCall:
     content_type: str = JSON
 
     def __str__(self) -> str:
-        """As a person would write it down; the dry run shows it."""
-        shown = "" if self.body is None else " " + json.dumps(self.body, separators=(",", ":"), ensure_ascii=False)
-        return f"{self.method} {self.path}{shown}"
+        """Format the call for the dry run."""
+        body_text = "" if self.body is None else " " + json.dumps(self.body, separators=(",", ":"), ensure_ascii=False)
+        return f"{self.method} {self.path}{body_text}"
+
+
+def format_timestamp(at: datetime | None) -> str | None:
+    return None if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def build_object_event(
+    name: str, involved: Mapping[str, str], *, reason: str, message: str, is_warning: bool, at: datetime | None
+) -> ApiCall:
+    """Build the call that creates an Event about an object; the API server refuses a second one of the same name."""
+    namespace = involved.get("namespace", "default")
+    body = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": namespace},
+        "involvedObject": involved,
+        "reason": reason,
+        "message": message[:MAX_EVENT_MESSAGE_LENGTH],
+        "type": "Warning" if is_warning else "Normal",
+        "source": {"component": "watchkeeper"},
+        "reportingComponent": "watchkeeper",
+        "reportingInstance": "watchkeeper",
+        "firstTimestamp": format_timestamp(at),
+        "lastTimestamp": format_timestamp(at),
+        "count": 1,
+    }
+    return ApiCall("POST", f"/api/v1/namespaces/{quote(namespace, safe='')}/events", body)
 
 
 class ApiClient:
-    """Threads may call at the same time; each has a connection of its own for as long as the call takes."""
+    """Thread-safe; each call in progress has its own connection."""
 
     def __init__(
         self,
         server: kubeconfig.ApiServer,
         *,
         timeout_seconds: float = 5.0,
-        wait: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.server = server
         self.timeout_seconds = timeout_seconds
-        self._wait = wait
-        limits = sync_http.HttpLimits(total_seconds=timeout_seconds, answer_bytes=MOST_ANSWER_BYTES)
-        self._client = sync_http.HttpClient(server.url, limits=limits, access=server.access, max_idle=MOST_IDLE_LINES)
+        self._sleep = sleep
+        limits = sync_http.HttpLimits(total_seconds=timeout_seconds, answer_bytes=MAX_RESPONSE_BYTES)
+        self._client = sync_http.HttpClient(
+            server.url, limits=limits, access=server.access, max_idle=MAX_IDLE_CONNECTIONS
+        )
 
     def send(self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True) -> ApiResponse:
-        """The answer, whatever its status; NotNow where there is none. `is_throttle` tells a busy server's 429."""
-        until = time.monotonic() + self.timeout_seconds
-        needs_fresh = False
-        for _ in range(MOST_TRIES):
-            answer = self._ask(call, until=until, needs_fresh=needs_fresh)
-            if answer.status == 401 and not needs_fresh:
+        """Return the response of any status; ClusterUnavailable if there is none.
+
+        `is_throttle` tells whether a 429 or 503 comes from a busy server, so that it is retried.
+        """
+        deadline = time.monotonic() + self.timeout_seconds
+        use_new_connection = False
+        for _ in range(MAX_TRIES):
+            response = self._send_once(call, deadline=deadline, use_new_connection=use_new_connection)
+            if response.status == 401 and not use_new_connection:
                 # A new connection also shows a certificate that was renewed.
-                needs_fresh = True
-            elif answer.status == 401:
-                raise self._not_now(call, f"it does not accept our credentials: {answer.message}")
-            elif answer.status in (429, 503) and is_throttle(answer):
-                self._pause(call, answer, until=until)
+                use_new_connection = True
+            elif response.status == 401:
+                raise self._build_unavailable(call, f"it rejected our credentials: {response.message}")
+            elif response.status in (429, 503) and is_throttle(response):
+                self._wait_for_retry(call, response, deadline=deadline)
             else:
-                return answer
-        raise self._not_now(call, f"it was busy, {MOST_TRIES} times")
+                return response
+        raise self._build_unavailable(call, f"it was busy in {MAX_TRIES} tries")
 
     def close(self) -> None:
         self._client.close()
 
-    def _ask(self, call: ApiCall, *, until: float, needs_fresh: bool) -> ApiResponse:
+    def _send_once(self, call: ApiCall, *, deadline: float, use_new_connection: bool) -> ApiResponse:
         content = None if call.body is None else json.dumps(call.body).encode()
         try:
             headers = {"Accept": JSON, "Content-Type": call.content_type, **self.server.access.authorization_header()}
             request = sync_http.Request(call.method, call.path, content, headers)
-            return _answer(self._client.send(request, deadline=until, use_new_connection=needs_fresh))
+            return _parse_response(self._client.send(request, deadline=deadline, use_new_connection=use_new_connection))
         except sync_http.NoAnswer as error:
-            raise self._not_now(call, error.problem) from error
+            raise self._build_unavailable(call, error.problem) from error
         except CollectError as error:
-            raise self._not_now(call, str(error)) from error
+            raise self._build_unavailable(call, str(error)) from error
 
-    def _pause(self, call: ApiCall, answer: ApiResponse, *, until: float) -> None:
-        seconds = 1.0 if answer.retry_after_seconds is None else answer.retry_after_seconds
-        if seconds >= until - time.monotonic():
-            raise self._not_now(call, f"it is busy and asks for {seconds:g} s of patience: {answer.message}")
-        self._wait(seconds)
+    def _wait_for_retry(self, call: ApiCall, response: ApiResponse, *, deadline: float) -> None:
+        seconds = 1.0 if response.retry_after_seconds is None else response.retry_after_seconds
+        if seconds >= deadline - time.monotonic():
+            raise self._build_unavailable(call, f"it is busy, Retry-After {seconds:g} s: {response.message}")
+        self._sleep(seconds)
 
-    def _not_now(self, call: ApiCall, what: str) -> ClusterUnavailable:
+    def _build_unavailable(self, call: ApiCall, problem: str) -> ClusterUnavailable:
         return ClusterUnavailable(
-            f"the Kubernetes API server did not take {call.method} {call.path.partition('?')[0]}: {what}",
+            f"{call.method} {call.path.partition('?')[0]} to the Kubernetes API server failed: {problem}",
             where=self.server.url,
-            remedy="It is asked again",
+            remedy="It is retried",
         )
 
 
-def _answer(response: sync_http.Response) -> ApiResponse:
+def _parse_response(response: sync_http.Response) -> ApiResponse:
     try:
-        found = json.loads(response.body) if response.body else {}
+        body = json.loads(response.body) if response.body else {}
     except (ValueError, RecursionError):
-        # A proxy, or the throttle in front of the API, answers in plain text.
-        found = {"message": response.body[:LONGEST_MESSAGE].decode("utf-8", "replace").strip()}
-    patience = response.headers.get("retry-after", "")
+        # A proxy or rate limiter in front of the API server answers in plain text.
+        body = {"message": response.body[:MAX_MESSAGE_LENGTH].decode("utf-8", "replace").strip()}
+    retry_after = response.headers.get("retry-after", "")
     return ApiResponse(
         response.status,
-        found if isinstance(found, dict) else {},
-        at=_time(response.headers.get("date")),
-        retry_after_seconds=float(patience) if patience.isdigit() else None,
+        body if isinstance(body, dict) else {},
+        at=_parse_date(response.headers.get("date")),
+        retry_after_seconds=float(retry_after) if retry_after.isdigit() else None,
     )
 
 
-def _time(text: str | None) -> datetime | None:
+def _parse_date(text: str | None) -> datetime | None:
     try:
         return parsedate_to_datetime(text) if text else None
     except ValueError:
         return None
 
 
-def good(answer: ApiResponse, place: Place) -> ApiResponse:
-    """An answer that means yes; NotNow where the server is in trouble, ActionFailed where it means no."""
-    if answer.status < 300:
-        return answer
+def require_success(response: ApiResponse, place: Place) -> ApiResponse:
+    """Return a successful response; ClusterUnavailable if a retry may help, else ActionFailed."""
+    if response.status < 300:
+        return response
     where = place.node or str(place)
-    if answer.status >= 500 or answer.status == 409:
-        raise ClusterUnavailable(f"the Kubernetes API server cannot do it now: {answer.message}", where=where)
-    if answer.status == 403:
+    if response.status >= 500 or response.status == 409:
+        raise ClusterUnavailable(f"the Kubernetes API server failed: {response.message}", where=where)
+    if response.status == 403:
         raise ActionFailed(
-            answer.message,
+            response.message,
             where=where,
             now="Nothing was changed by this call",
-            remedy="docs/howto/repair-kubernetes.md has the rights that the hub needs",
+            remedy="Grant the permissions of docs/howto/repair-kubernetes.md",
         )
-    raise ActionFailed(f"the Kubernetes API server said no: {answer.message}", where=where)
+    raise ActionFailed(f"the Kubernetes API server refused: {response.message}", where=where)

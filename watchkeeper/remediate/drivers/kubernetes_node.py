@@ -1,11 +1,11 @@
-"""A Kubernetes node as the driver sees it, and what the driver writes on it. Pure: objects in, objects out.
+"""Parse Kubernetes nodes and build the calls that cordon and uncordon them. Pure.
 
-A cordon is one patch: unschedulable, our mark, the time, and a taint, all or nothing, and only on the version that was
-looked at. A condition and an event follow, for others to read. Whatever somebody else wrote stays as it is.
+A cordon is one patch with the resource version that was read: unschedulable, our mark, the time and a taint. A
+condition and an event follow, for other tools. Everything that others wrote is kept.
 
-The taint that goes with `unschedulable` is ours to write as well. Left to the node controller, it follows a moment
-later, and before Kubernetes 1.26 that writes the whole list of taints as it was read, which undoes what others wrote
-in between: ours is lost, or is back on a node that we have given back.
+The patch also writes the taint that belongs to `unschedulable`. The node controller would add it a moment later, and
+before Kubernetes 1.26 it writes the whole list of taints as it read it, which reverts changes made in between: our
+taint would be lost, or return on a node that we uncordoned.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ from watchkeeper.catalogue.node_signals import Meaning, SignalKind
 from watchkeeper.model.actions import Action
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import kubernetes_objects as objects
-from watchkeeper.remediate.drivers.kubernetes_client import ApiCall
+from watchkeeper.remediate.drivers.kubernetes_client import (
+    MAX_EVENT_MESSAGE_LENGTH,
+    ApiCall,
+    build_object_event,
+    format_timestamp,
+)
 from watchkeeper.remediate.drivers.kubernetes_pods import TAINT
 
 CORDONED_AT = "watchkeeper.dev/cordoned-at"
 CONDITION = "WatchkeeperUnhealthy"
-# What the scheduler looks at; the node controller keeps it in step with `spec.unschedulable`.
+# The taint that the scheduler reads; the node controller derives it from `spec.unschedulable`.
 UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-# The namespace of events about things that have none.
-EVENTS = "/api/v1/namespaces/default/events"
-# Kubernetes allows 1,024 characters in the message of an event.
-LONGEST_MESSAGE = 1000
+# Events about objects without a namespace are in this one.
+EVENTS_PATH = "/api/v1/namespaces/default/events"
 Raw = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """One look at a node; `at` is the API server's time of it."""
+    """A node as read at `at`, by the API server's clock."""
 
     name: str
     uid: str
@@ -51,136 +54,125 @@ class NodeSnapshot:
     cordoned_at: str | None
     taints: tuple[Raw, ...]
     conditions: tuple[Raw, ...]
-    held_by: tuple[str, ...]
-    unhealthy: tuple[str, ...]
+    maintained_by: tuple[str, ...]
+    health_problems: tuple[str, ...]
     at: datetime | None = None
 
     @property
-    def is_settling(self) -> bool:
-        """True from somebody's uncordon until the node controller has taken its own taint off."""
-        return not self.is_cordoned and any(one.get("key") == UNSCHEDULABLE["key"] for one in self.taints)
+    def is_taint_pending(self) -> bool:
+        """Whether the node was uncordoned and the node controller has not removed its taint yet."""
+        return not self.is_cordoned and any(taint.get("key") == UNSCHEDULABLE["key"] for taint in self.taints)
 
-    def is_ours(self, action: Action) -> bool:
-        """True for a mark of the same incident, whichever of its actions set it."""
+    def is_marked_for(self, action: Action) -> bool:
+        """Whether the mark is of the same incident; any of its actions may have set it."""
         return self.mark is not None and self.mark.startswith(f"watchkeeper:{action.incident}/")
 
 
-def read(raw: Raw, at: datetime | None) -> NodeSnapshot:
-    about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
-    annotations = facts.mapping(about, "annotations")
-    taints = tuple(one for one in facts.items(spec, "taints") if isinstance(one, dict))
-    conditions = tuple(one for one in facts.items(status, "conditions") if isinstance(one, dict))
-    found = list(_signals(about, taints, conditions))
+def parse_node(raw: Raw, at: datetime | None) -> NodeSnapshot:
+    metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
+    annotations = facts.mapping(metadata, "annotations")
+    taints = tuple(taint for taint in facts.items(spec, "taints") if isinstance(taint, dict))
+    conditions = tuple(condition for condition in facts.items(status, "conditions") if isinstance(condition, dict))
+    signals = list(_read_signals(metadata, taints, conditions))
     return NodeSnapshot(
-        facts.name_of(about),
-        uid=facts.text(about, "uid"),
-        version=facts.text(about, "resourceVersion"),
+        facts.name_of(metadata),
+        uid=facts.text(metadata, "uid"),
+        version=facts.text(metadata, "resourceVersion"),
         is_cordoned=spec.get("unschedulable") is True,
         mark=facts.text(annotations, objects.CORDONED_BY) or None,
         cordoned_at=facts.text(annotations, CORDONED_AT) or None,
         taints=taints,
         conditions=conditions,
-        held_by=tuple(text for means, text in found if means is Meaning.HELD),
-        unhealthy=tuple(text for means, text in found if means is Meaning.UNHEALTHY),
+        maintained_by=tuple(text for meaning, text in signals if meaning is Meaning.HELD),
+        health_problems=tuple(text for meaning, text in signals if meaning is Meaning.UNHEALTHY),
         at=at,
     )
 
 
-def _signals(about: Raw, taints: tuple[Raw, ...], conditions: tuple[Raw, ...]) -> Iterator[tuple[Meaning, str]]:
-    """What others have written on the node, each with what it means and whose it is."""
-    written = [
-        *((SignalKind.CONDITION, facts.text(one, "type"), facts.text(one, "status")) for one in conditions),
-        *((SignalKind.TAINT, facts.text(one, "key"), facts.text(one, "value")) for one in taints),
-        *((SignalKind.LABEL, name, str(value)) for name, value in facts.mapping(about, "labels").items()),
-        *((SignalKind.ANNOTATION, name, str(value)) for name, value in facts.mapping(about, "annotations").items()),
+def _read_signals(metadata: Raw, taints: tuple[Raw, ...], conditions: tuple[Raw, ...]) -> Iterator[tuple[Meaning, str]]:
+    """Return the signals of other tools on the node: what each means, and its text."""
+    entries = [
+        *(
+            (SignalKind.CONDITION, facts.text(condition, "type"), facts.text(condition, "status"))
+            for condition in conditions
+        ),
+        *((SignalKind.TAINT, facts.text(taint, "key"), facts.text(taint, "value")) for taint in taints),
+        *((SignalKind.LABEL, name, str(value)) for name, value in facts.mapping(metadata, "labels").items()),
+        *((SignalKind.ANNOTATION, name, str(value)) for name, value in facts.mapping(metadata, "annotations").items()),
     ]
-    messages = {facts.text(one, "type"): facts.text(one, "message", intern_it=False) for one in conditions}
-    for kind, name, value in written:
+    messages = {
+        facts.text(condition, "type"): facts.text(condition, "message", intern_it=False) for condition in conditions
+    }
+    for kind, name, value in entries:
         row = node_signals.find_signal(kind, name, value)
         if row is not None:
             message = f": {messages[name][:200]}" if kind is SignalKind.CONDITION and messages.get(name) else ""
             yield row.means, f"{row.whose} ({kind} {name}{f'={value}' if value else ''}{message})"
 
 
-def path(name: str) -> str:
+def node_path(name: str) -> str:
     return f"/api/v1/nodes/{quote(name, safe='')}"
 
 
-def cordon(node: NodeSnapshot, action: Action) -> ApiCall:
+def build_cordon(node: NodeSnapshot, action: Action) -> ApiCall:
     taint = {"key": TAINT, "value": _label_value(action.incident), "effect": "NoSchedule"}
-    others = _without(node.taints, TAINT, UNSCHEDULABLE["key"])
+    other_taints = _exclude_taints(node.taints, TAINT, UNSCHEDULABLE["key"])
     annotations: dict[str, Any] = {objects.CORDONED_BY: action.mark}
     if node.at is not None:
-        annotations[CORDONED_AT] = _written(node.at)
-    return _patch(node, annotations, {"unschedulable": True, "taints": [*others, UNSCHEDULABLE, taint]})
+        annotations[CORDONED_AT] = format_timestamp(node.at)
+    return _build_patch(node, annotations, {"unschedulable": True, "taints": [*other_taints, UNSCHEDULABLE, taint]})
 
 
-def uncordon(node: NodeSnapshot) -> ApiCall:
-    """Take off what is ours. A node that somebody else holds meanwhile stays unschedulable, and is theirs."""
-    spec: dict[str, Any] = {} if node.held_by else {"unschedulable": None}
-    gone = (TAINT,) if node.held_by else (TAINT, UNSCHEDULABLE["key"])
-    others = _without(node.taints, *gone)
-    if len(others) < len(node.taints):
-        spec["taints"] = others or None
-    return _patch(node, {objects.CORDONED_BY: None, CORDONED_AT: None}, spec)
+def build_uncordon(node: NodeSnapshot) -> ApiCall:
+    """Remove our own changes; a node that another tool maintains meanwhile stays unschedulable."""
+    spec: dict[str, Any] = {} if node.maintained_by else {"unschedulable": None}
+    own_keys = (TAINT,) if node.maintained_by else (TAINT, UNSCHEDULABLE["key"])
+    other_taints = _exclude_taints(node.taints, *own_keys)
+    if len(other_taints) < len(node.taints):
+        spec["taints"] = other_taints or None
+    return _build_patch(node, {objects.CORDONED_BY: None, CORDONED_AT: None}, spec)
 
 
-def _without(taints: tuple[Raw, ...], *keys: str) -> list[Raw]:
-    return [one for one in taints if one.get("key") not in keys]
+def _exclude_taints(taints: tuple[Raw, ...], *keys: str) -> list[Raw]:
+    return [taint for taint in taints if taint.get("key") not in keys]
 
 
-def _patch(node: NodeSnapshot, annotations: Raw, spec: Raw) -> ApiCall:
-    about: dict[str, Any] = {"annotations": annotations}
+def _build_patch(node: NodeSnapshot, annotations: Raw, spec: Raw) -> ApiCall:
+    metadata: dict[str, Any] = {"annotations": annotations}
     if node.version:
-        about["resourceVersion"] = node.version
-    return ApiCall("PATCH", path(node.name), {"metadata": about, "spec": spec}, MERGE_PATCH)
+        metadata["resourceVersion"] = node.version
+    return ApiCall("PATCH", node_path(node.name), {"metadata": metadata, "spec": spec}, MERGE_PATCH)
 
 
-def condition(node: NodeSnapshot, action: Action, *, is_unhealthy: bool) -> ApiCall | None:
-    """Our verdict where others look for it, as node-problem-detector writes its own; None where it stands already."""
+def build_condition(node: NodeSnapshot, action: Action, *, is_unhealthy: bool) -> ApiCall | None:
+    """Build our node condition, like those of node-problem-detector; None if the node has it already."""
     cause = action.arguments.get("cause", "")
-    wanted = {
+    condition_fields = {
         "type": CONDITION,
         "status": "True" if is_unhealthy else "False",
         "reason": (_camel_case(cause) or "Cordoned") if is_unhealthy else "Repaired",
-        "message": f"{action.why} ({action.mark})"[:LONGEST_MESSAGE],
+        "message": f"{action.why} ({action.mark})"[:MAX_EVENT_MESSAGE_LENGTH],
     }
-    before = next((one for one in node.conditions if one.get("type") == CONDITION), {})
-    if all(before.get(name) == value for name, value in wanted.items()):
+    previous = next((condition for condition in node.conditions if condition.get("type") == CONDITION), {})
+    if all(previous.get(name) == value for name, value in condition_fields.items()):
         return None
-    if before.get("status") == wanted["status"] and before.get("lastTransitionTime"):
-        since = before["lastTransitionTime"]
+    if previous.get("status") == condition_fields["status"] and previous.get("lastTransitionTime"):
+        since = previous["lastTransitionTime"]
     else:
-        since = _written(node.at)
-    whole = {**wanted, "lastHeartbeatTime": _written(node.at), "lastTransitionTime": since}
-    return ApiCall("PATCH", f"{path(node.name)}/status", {"status": {"conditions": [whole]}}, STRATEGIC_PATCH)
+        since = format_timestamp(node.at)
+    condition = {**condition_fields, "lastHeartbeatTime": format_timestamp(node.at), "lastTransitionTime": since}
+    return ApiCall("PATCH", f"{node_path(node.name)}/status", {"status": {"conditions": [condition]}}, STRATEGIC_PATCH)
 
 
-def event(node: NodeSnapshot, action: Action, *, reason: str, is_warning: bool = False) -> ApiCall:
-    """An event with a name of its action: the second one is refused by the API server, and that is fine."""
+def build_event(node: NodeSnapshot, action: Action, *, reason: str, is_warning: bool = False) -> ApiCall:
+    """Build an event on the node; its name contains the action, so the API server refuses a duplicate."""
     digest = hashlib.sha256(f"{action.mark} {reason}".encode()).hexdigest()[:16]
-    at = _written(node.at)
-    body = {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{node.name}.{digest}", "namespace": "default"},
-        # kubectl looks for events about a node under its name, as the kubelet writes them.
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.name},
-        "reason": reason,
-        "message": f"{action.why} ({action.mark})"[:LONGEST_MESSAGE],
-        "type": "Warning" if is_warning else "Normal",
-        "source": {"component": "watchkeeper"},
-        "reportingComponent": "watchkeeper",
-        "reportingInstance": "watchkeeper",
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        "count": 1,
-    }
-    return ApiCall("POST", EVENTS, body)
-
-
-def _written(at: datetime | None) -> str | None:
-    return None if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    # kubectl finds the events of a node under its name, as the kubelet writes them.
+    involved = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.name}
+    message = f"{action.why} ({action.mark})"
+    return build_object_event(
+        f"{node.name}.{digest}", involved, reason=reason, message=message, is_warning=is_warning, at=node.at
+    )
 
 
 def _label_value(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Which pods of a node a drain moves, which it leaves, and which it may not touch: the rules of `kubectl drain`.
+"""Decide which pods a drain evicts, ignores or waits for, by the rules of `kubectl drain`. Pure.
 
-Pure: the driver lists pods, asks `sort` about each, and evicts the ones that it may. A pod that may not be evicted is
-waited for, with the reason and the way out; it may end by itself.
+The driver lists pods, classifies each with `classify_pod`, and evicts those that it may. For a pod that it may not
+evict, the drain waits, with the reason and the setting that allows it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from watchkeeper.remediate.drivers import cluster_driver
 from watchkeeper.remediate.drivers.kubernetes_client import ApiCall
 
 TAINT = "watchkeeper.dev/unhealthy"
-MIRROR = "kubernetes.io/config.mirror"
-# Tried in this order; Eviction of policy/v1 came with Kubernetes 1.22, v1beta1 went with 1.25.
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+# Tried in this order; Kubernetes 1.22 added Eviction in policy/v1, and 1.25 removed v1beta1.
 EVICTION_VERSIONS = ("policy/v1", "policy/v1beta1")
 Raw = Mapping[str, Any]
 
 
 class DrainDecision(StrEnum):
-    """What a drain does with a pod."""
-
     LEAVE = "leave"
     EVICT = "evict"
     ENDING = "ending"
@@ -36,7 +34,7 @@ class DrainDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EvictionRules:
-    """What may be evicted although `kubectl drain` would ask for --force or --delete-emptydir-data."""
+    """Pods to evict for which `kubectl drain` requires --force or --delete-emptydir-data."""
 
     evict_unmanaged: bool = False
     delete_empty_dirs: bool = False
@@ -44,105 +42,109 @@ class EvictionRules:
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """One look at a pod. `why` is for people, where it is left or waited for."""
+    """A pod and what a drain does with it; `why` is the reason if it is not evicted."""
 
     namespace: str
     name: str
     uid: str
-    fate: DrainDecision
+    decision: DrainDecision
     why: str = ""
-    # It was moved, or came later, and the scheduler would send it here for ever.
-    is_back: bool = False
+    # It was created after the cordon and tolerates it: the scheduler would place it here again.
+    is_returning: bool = False
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
     @property
-    def waits(self) -> str:
+    def status_text(self) -> str:
         return f"pod {self}: {self.why}"
 
 
-def sort(raw: Raw, rules: EvictionRules, *, at: datetime | None = None, since: str | None = None) -> PodState:
-    """`since`: only pods of before that time are moved, as one list of `kubectl drain` would have them."""
-    about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
-    fate, why = _fate(about, spec, status, rules=rules, at=at)
+def classify_pod(raw: Raw, rules: EvictionRules, *, at: datetime | None = None, since: str | None = None) -> PodState:
+    """Classify a pod; one that was created after `since` and tolerates the cordon is ignored."""
+    metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
+    decision, why = _decide_drain(metadata, spec, status, rules=rules, at=at)
     # `kubectl drain` moves only what it found at its beginning.
-    is_back = fate in (DrainDecision.EVICT, DrainDecision.WAIT) and is_after(about, since) and _tolerates(spec, TAINT)
+    is_back = (
+        decision in (DrainDecision.EVICT, DrainDecision.WAIT) and is_newer(metadata, since) and _tolerates(spec, TAINT)
+    )
     if is_back:
-        fate, why = DrainDecision.LEAVE, "it came after the cordon, because it tolerates it"
-    return PodState(facts.text(about, "namespace"), facts.name_of(about), facts.text(about, "uid"), fate, why, is_back)
+        decision, why = DrainDecision.LEAVE, "it was created after the cordon and tolerates it"
+    return PodState(
+        facts.text(metadata, "namespace"), facts.name_of(metadata), facts.text(metadata, "uid"), decision, why, is_back
+    )
 
 
-def _fate(
-    about: Raw, spec: Raw, status: Raw, *, rules: EvictionRules, at: datetime | None
+def _decide_drain(
+    metadata: Raw, spec: Raw, status: Raw, *, rules: EvictionRules, at: datetime | None
 ) -> tuple[DrainDecision, str]:
-    controller = _controller(about)
+    controller = _controller_kind(metadata)
     if controller == "DaemonSet":
-        return DrainDecision.LEAVE, "its DaemonSet belongs to the node"
-    if MIRROR in facts.mapping(about, "annotations"):
-        return DrainDecision.LEAVE, "its kubelet starts it from a file"
+        return DrainDecision.LEAVE, "it belongs to a DaemonSet"
+    if MIRROR_ANNOTATION in facts.mapping(metadata, "annotations"):
+        return DrainDecision.LEAVE, "it is a static pod"
     if facts.text(status, "phase") in ("Succeeded", "Failed"):
         return DrainDecision.LEAVE, "it has ended"
-    if "deletionTimestamp" in about:
-        return DrainDecision.ENDING, _ending(about, at)
+    if "deletionTimestamp" in metadata:
+        return DrainDecision.ENDING, _describe_termination(metadata, at)
     if not controller and not rules.evict_unmanaged:
-        return DrainDecision.WAIT, "no controller would start it again; it may end, or set remediate.evict_unmanaged"
-    if not rules.delete_empty_dirs and (volume := _empty_dir(spec)):
+        return DrainDecision.WAIT, "it has no controller; wait until it ends, or set remediate.evict_unmanaged"
+    if not rules.delete_empty_dirs and (volume := _find_disk_volume(spec)):
         return (
             DrainDecision.WAIT,
-            f"its emptyDir `{volume}` would be lost; it may end, or set remediate.delete_empty_dirs",
+            f"its emptyDir `{volume}` would be lost; wait until it ends, or set remediate.delete_empty_dirs",
         )
     return DrainDecision.EVICT, ""
 
 
-def is_after(about: Raw, since: str | None) -> bool:
-    """True for an object that was created later; unknown times are not later."""
-    created, limit = facts.time(about.get("creationTimestamp")), facts.time(since)
+def is_newer(metadata: Raw, since: str | None) -> bool:
+    """Whether an object was created after `since`; False if a time is unknown."""
+    created, limit = facts.time(metadata.get("creationTimestamp")), facts.time(since)
     return created is not None and limit is not None and created > limit
 
 
-def name_of(raw: Raw) -> str:
-    about = facts.mapping(raw, "metadata")
-    return f"{facts.text(about, 'namespace')}/{facts.text(about, 'name')}"
+def full_name(raw: Raw) -> str:
+    metadata = facts.mapping(raw, "metadata")
+    return f"{facts.text(metadata, 'namespace')}/{facts.text(metadata, 'name')}"
 
 
-def named_by(action: Action) -> list[str]:
-    """The pods that the action names as namespace/name."""
-    return cluster_driver.named(
-        action, "pods", is_name=_is_name, like="a pod such as research/train-0", asks="its kubelet"
+def read_pod_names(action: Action) -> list[str]:
+    """Return the pods that the action names, as namespace/name."""
+    return cluster_driver.read_workload_names(
+        action, "pods", is_valid=_is_full_name, example="a pod such as research/train-0", source="the kubelet"
     )
 
 
-def _is_name(text: str) -> bool:
+def _is_full_name(text: str) -> bool:
     return text.count("/") == 1 and all(text.split("/"))
 
 
-def eviction(pod: PodState, version: str) -> ApiCall:
-    """Without a grace period of ours, so that the pod's own counts; only this very pod, not its successor."""
+def build_eviction(pod: PodState, version: str) -> ApiCall:
+    """Build an eviction with the pod's own grace period, only for the pod with this UID."""
     body = {
         "apiVersion": version,
         "kind": "Eviction",
         "metadata": {"name": pod.name, "namespace": pod.namespace},
         "deleteOptions": {"preconditions": {"uid": pod.uid}} if pod.uid else {},
     }
-    return ApiCall("POST", f"{path(pod.namespace, pod.name)}/eviction", body)
+    return ApiCall("POST", f"{pod_path(pod.namespace, pod.name)}/eviction", body)
 
 
-def path(namespace: str, name: str) -> str:
+def pod_path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
 
 
-def on_node(node: str, *, is_exact: bool) -> str:
-    """The pods of a node: as the API server's cache has them, where it finds them by node, or as they are for sure.
+def node_pods_path(node: str, *, is_exact: bool) -> str:
+    """Return the path that lists a node's pods: from the API server's cache, or exact.
 
-    The cache is some milliseconds behind; the sure answer makes servers before 1.31 go through every pod there is.
+    The cache is some milliseconds behind; for the exact list, servers before 1.31 read every pod of the cluster.
     """
     version = "" if is_exact else "&resourceVersion=0"
     return f"/api/v1/pods?fieldSelector={quote(f'spec.nodeName={node}', safe='')}{version}"
 
 
-def budget_of(body: Raw) -> str | None:
-    """Why a disruption budget said no, in the API server's words; None where the answer is about something else."""
+def read_budget_message(body: Raw) -> str | None:
+    """Return the API server's message about a disruption budget; None if the response is about something else."""
     # {"reason": "DisruptionBudget", "message": "The disruption budget web needs 1 healthy pods and has 1 currently"}
     for cause in map(facts.mapping, facts.items(facts.mapping(body, "details"), "causes")):
         if cause.get("reason") == "DisruptionBudget":
@@ -151,36 +153,36 @@ def budget_of(body: Raw) -> str | None:
     return message if "disruption budget" in message.lower() or "PodDisruptionBudget" in message else None
 
 
-def _controller(about: Raw) -> str:
-    for owner in map(facts.mapping, facts.items(about, "ownerReferences")):
+def _controller_kind(metadata: Raw) -> str:
+    for owner in map(facts.mapping, facts.items(metadata, "ownerReferences")):
         if owner.get("controller") is True:
             return facts.text(owner, "kind")
     return ""
 
 
-def _tolerates(spec: Raw, taint: str) -> bool:
-    """True where the scheduler may put it on a node with a NoSchedule taint of this key."""
+def _tolerates(spec: Raw, taint_key: str) -> bool:
+    """Whether the scheduler may place the pod on a node with a NoSchedule taint of this key."""
     return any(
-        one.get("key", taint) == taint and one.get("effect", "NoSchedule") == "NoSchedule"
-        for one in map(facts.mapping, facts.items(spec, "tolerations"))
+        toleration.get("key", taint_key) == taint_key and toleration.get("effect", "NoSchedule") == "NoSchedule"
+        for toleration in map(facts.mapping, facts.items(spec, "tolerations"))
     )
 
 
-def _empty_dir(spec: Raw) -> str | None:
-    """The first emptyDir on disk. One in memory is /dev/shm, which every training pod has and nobody misses."""
+def _find_disk_volume(spec: Raw) -> str | None:
+    """Return the first emptyDir on disk; one in memory is /dev/shm, which every training pod has and may lose."""
     for volume in map(facts.mapping, facts.items(spec, "volumes")):
         if "emptyDir" in volume and facts.mapping(volume, "emptyDir").get("medium") != "Memory":
             return facts.text(volume, "name")
     return None
 
 
-def _ending(about: Raw, at: datetime | None) -> str:
-    due = facts.time(about.get("deletionTimestamp"))
-    held = ", ".join(str(one) for one in facts.items(about, "finalizers"))
-    if due is None or at is None:
-        return "it ends"
-    left = due - at.timestamp()
-    if left >= 0:
-        return f"it ends, for which it has {left:.0f} s more"
-    why = f"its finalizers hold it: {held}" if held else "its kubelet has not confirmed it"
-    return f"it should have ended {-left:.0f} s ago, and {why}"
+def _describe_termination(metadata: Raw, at: datetime | None) -> str:
+    deletes_at = facts.time(metadata.get("deletionTimestamp"))
+    finalizers = ", ".join(str(finalizer) for finalizer in facts.items(metadata, "finalizers"))
+    if deletes_at is None or at is None:
+        return "terminating"
+    seconds_left = deletes_at - at.timestamp()
+    if seconds_left >= 0:
+        return f"terminating, {seconds_left:.0f} s of its grace period left"
+    blocker = f"blocked by its finalizers {finalizers}" if finalizers else "not confirmed by its kubelet"
+    return f"should have terminated {-seconds_left:.0f} s ago, {blocker}"

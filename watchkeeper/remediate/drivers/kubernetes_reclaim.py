@@ -1,7 +1,7 @@
-"""The calls that take idle pods back: tell their owner, scale what starts them to nothing, or end them.
+"""Reclaim idle pods: warn their owner, scale their controller to zero, or evict them.
 
-A part of the driver in `kubernetes`, which hands over its ways to ask and to change. A controller that has other pods,
-which nobody has found idle, is left alone; so is a pod that its owner has marked to be kept.
+Part of the driver in `kubernetes`, which passes its functions for calls. A controller with other pods that are not idle
+is not scaled, and a pod with the keep mark is not reclaimed.
 """
 
 from __future__ import annotations
@@ -17,109 +17,112 @@ from watchkeeper.remediate.driver import ActionOutcome
 from watchkeeper.remediate.drivers import cluster_driver
 from watchkeeper.remediate.drivers import kubernetes_idle as idle
 from watchkeeper.remediate.drivers import kubernetes_pods as pods
-from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiResponse, good
+from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiResponse, require_success
 
-# What is ended for good may lose what only it had.
-ANYTHING = pods.EvictionRules(evict_unmanaged=True, delete_empty_dirs=True)
-# Pod, ReplicaSet, Deployment: what stands above those is nobody's that we know.
-MOST_STARTERS = 3
+# `how = "cancel"` may evict pods without a controller, and delete their emptyDirs.
+EVICT_ALL = pods.EvictionRules(evict_unmanaged=True, delete_empty_dirs=True)
+# Pod, ReplicaSet, Deployment: no known owners above these.
+MAX_OWNERS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PodReclaimer:
-    """`send` asks, `change` changes unless everything is stopped, `sort` and `evict` are those of a drain."""
+    """`send` reads, `change` writes unless repairs are halted, `classify` and `evict` are those of a drain."""
 
     send: Callable[[ApiCall], ApiResponse]
     change: Callable[[ApiCall], ApiResponse]
     evict: Callable[[list[pods.PodState], Action], ActionOutcome]
-    sort: Callable[[list[pods.Raw], None, Action], list[pods.PodState]]
+    classify: Callable[[list[pods.Raw], None, Action], list[pods.PodState]]
 
-    def warn_owner(self, action: Action, found: Sequence[pods.Raw], at: datetime | None) -> ActionOutcome:
-        meant = [raw for raw in found if not idle.has_ended(raw)]
-        for raw in meant:
-            _refuse_kept(raw)
-        for raw in meant:
-            answer = self.change(idle.warning(raw, action, at=at))
-            if answer.status != 409:
-                good(answer, action.place)
+    def warn_owner(self, action: Action, raw_pods: Sequence[pods.Raw], at: datetime | None) -> ActionOutcome:
+        live = [raw for raw in raw_pods if not idle.has_ended(raw)]
+        for raw in live:
+            _refuse_keep_mark(raw)
+        for raw in live:
+            response = self.change(idle.build_warning_event(raw, action, at=at))
+            if response.status != 409:
+                require_success(response, action.place)
         return ActionOutcome(
-            f"told the owners of {', '.join(map(pods.name_of, meant)) or 'nothing: the pods are gone'}"
+            f"warned the owners of {', '.join(map(pods.full_name, live)) or 'no pods: all have ended'}"
         )
 
-    def reclaim(self, action: Action, found: Sequence[pods.Raw]) -> ActionOutcome:
-        how = cluster_driver.how_of(action)
-        meant = [raw for raw in found if not _is_another(raw, action)]
-        live = [raw for raw in meant if not idle.has_ended(raw)]
+    def reclaim(self, action: Action, raw_pods: Sequence[pods.Raw]) -> ActionOutcome:
+        method = cluster_driver.read_reclaim_method(action)
+        planned = [raw for raw in raw_pods if not _is_successor(raw, action)]
+        live = [raw for raw in planned if not idle.has_ended(raw)]
         for raw in live:
-            _refuse_kept(raw)
-        if how == "requeue":
-            return self.evict(self.sort(live, None, action), action)
-        starters = {pods.name_of(raw): self._starter(raw, action) for raw in live}
-        loose = [raw for raw in live if _path_of(starters[pods.name_of(raw)]) is None]
-        if loose and how != "cancel":
-            raise _unscalable(loose[0], starters[pods.name_of(loose[0])])
-        said = [
-            self._still(one, action, {pods.name_of(raw) for raw in live})
-            for one in dict.fromkeys(starters.values())
-            if one is not None and one.path is not None
+            _refuse_keep_mark(raw)
+        if method == "requeue":
+            return self.evict(self.classify(live, None, action), action)
+        controllers = {pods.full_name(raw): self._find_top_controller(raw, action) for raw in live}
+        unscalable = [raw for raw in live if _controller_path(controllers[pods.full_name(raw)]) is None]
+        if unscalable and method != "cancel":
+            raise _build_unscalable_refusal(unscalable[0], controllers[pods.full_name(unscalable[0])])
+        scale_texts = [
+            self._scale_down(controller, action, {pods.full_name(raw) for raw in live})
+            for controller in dict.fromkeys(controllers.values())
+            if controller is not None and controller.path is not None
         ]
-        done = self.evict([pods.sort(raw, ANYTHING) for raw in loose], action)
-        waits = (*done.waits_for, *(f"pod {pods.name_of(raw)}: it ends" for raw in live if raw not in loose))
-        text = "; ".join(one for one in said if one) or done.text
-        return ActionOutcome(text, is_complete=not waits, waits_for=waits)
+        outcome = self.evict([pods.classify_pod(raw, EVICT_ALL) for raw in unscalable], action)
+        blockers = (
+            *outcome.waits_for,
+            *(f"pod {pods.full_name(raw)}: terminating" for raw in live if raw not in unscalable),
+        )
+        text = "; ".join(scale_text for scale_text in scale_texts if scale_text) or outcome.text
+        return ActionOutcome(text, is_complete=not blockers, waits_for=blockers)
 
-    def _starter(self, raw: pods.Raw, action: Action) -> idle.OwnerController | None:
-        """What starts a pod again, at the top: a ReplicaSet is mostly a Deployment's."""
-        starter = idle.starter_of(raw)
-        for _ in range(MOST_STARTERS):
-            if starter is None or starter.path is None:
-                return starter
-            above = idle.starter_of(good(self.send(ApiCall("GET", starter.path)), action.place).body)
-            if above is None or above.path is None:
-                # What a CronJob or an operator made is scaled itself; its maker may make another.
-                return starter
-            starter = above
-        return starter
+    def _find_top_controller(self, raw: pods.Raw, action: Action) -> idle.PodController | None:
+        """Return the topmost controller of a pod: a ReplicaSet mostly belongs to a Deployment."""
+        controller = idle.find_controller(raw)
+        for _ in range(MAX_OWNERS):
+            if controller is None or controller.path is None:
+                return controller
+            owner = idle.find_controller(require_success(self.send(ApiCall("GET", controller.path)), action.place).body)
+            if owner is None or owner.path is None:
+                # An owner such as a CronJob or an operator cannot be scaled down; it may create another object.
+                return controller
+            controller = owner
+        return controller
 
-    def _still(self, starter: idle.OwnerController, action: Action, idle_pods: set[str]) -> str:
-        """Scale it to nothing, unless it has pods that nobody has found idle."""
-        assert starter.path is not None
-        raw = good(self.send(ApiCall("GET", starter.path)), action.place).body
-        if idle.is_still(starter, raw):
-            return f"{starter} starts no pods"
-        listed = good(self.send(ApiCall("GET", idle.siblings(starter, raw))), action.place).body
-        found = [one for one in facts.items(listed, "items") if isinstance(one, dict) and not idle.has_ended(one)]
-        if others := sorted({pods.name_of(one) for one in found} - idle_pods):
+    def _scale_down(self, controller: idle.PodController, action: Action, idle_pods: set[str]) -> str:
+        """Scale a controller to zero, unless it has pods that are not idle."""
+        assert controller.path is not None
+        raw = require_success(self.send(ApiCall("GET", controller.path)), action.place).body
+        if idle.is_scaled_down(controller, raw):
+            return f"{controller} is already scaled down"
+        listed = require_success(self.send(ApiCall("GET", idle.pods_path(controller, raw))), action.place).body
+        live = [pod for pod in facts.items(listed, "items") if isinstance(pod, dict) and not idle.has_ended(pod)]
+        if other_pods := sorted({pods.full_name(pod) for pod in live} - idle_pods):
             raise ActionRefused(
-                f"{starter} has {len(others)} pods that were not found idle, such as {others[0]}",
-                where=str(starter),
+                f"{controller} has {len(other_pods)} other pods that are not idle, such as {other_pods[0]}",
+                where=str(controller),
                 now="Nothing was scaled",
-                remedy='`how = "requeue"` in the policy evicts only the idle ones',
+                remedy='To evict only the idle pods, set `how = "requeue"` in the policy',
             )
-        answer = self.change(idle.stilled(starter, raw, action))
-        good(answer, action.place)
-        return f"{starter} starts no pods any more"
+        response = self.change(idle.build_scale_down(controller, raw, action))
+        require_success(response, action.place)
+        return f"scaled down {controller}"
 
 
-def _is_another(raw: pods.Raw, action: Action) -> bool:
-    """A successor under the same name, which was never warned."""
-    return pods.is_after(facts.mapping(raw, "metadata"), action.arguments.get("before"))
+def _is_successor(raw: pods.Raw, action: Action) -> bool:
+    """Whether the pod is newer than the incident: a successor with the same name, whose owner was not warned."""
+    return pods.is_newer(facts.mapping(raw, "metadata"), action.arguments.get("before"))
 
 
-def _path_of(starter: idle.OwnerController | None) -> str | None:
-    return None if starter is None else starter.path
+def _controller_path(controller: idle.PodController | None) -> str | None:
+    return None if controller is None else controller.path
 
 
-def _refuse_kept(raw: pods.Raw) -> None:
+def _refuse_keep_mark(raw: pods.Raw) -> None:
     if idle.is_kept(raw):
-        raise cluster_driver.refuse_kept(pods.name_of(raw), f"it is annotated with {cluster_driver.KEEP}")
+        raise cluster_driver.build_keep_refusal(pods.full_name(raw), f"it is annotated with {cluster_driver.KEEP_MARK}")
 
 
-def _unscalable(raw: pods.Raw, starter: idle.OwnerController | None) -> ActionRefused:
-    whose = "no controller" if starter is None else f"{starter}, which has no scale that we know"
+def _build_unscalable_refusal(raw: pods.Raw, controller: idle.PodController | None) -> ActionRefused:
+    started_by = "no controller" if controller is None else f"the controller {controller}, which cannot be scaled down"
     return ActionRefused(
-        f"{pods.name_of(raw)} is started by {whose}",
-        where=pods.name_of(raw),
-        now="Nothing was touched",
-        remedy='`how = "cancel"` in the policy ends it for good, `requeue` evicts it',
+        f"{pods.full_name(raw)} has {started_by}",
+        where=pods.full_name(raw),
+        now="Nothing was changed",
+        remedy='Set `how` in the policy: "cancel" ends the pod, "requeue" evicts it',
     )

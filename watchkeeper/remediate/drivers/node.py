@@ -1,8 +1,8 @@
-"""The driver of the nodes themselves: an action becomes a work order for the node's agent, and its receipt the answer.
+"""Perform actions on a node with work orders for its agent; the receipt is the result.
 
-The order's id is made of the action's and its incident's, so performing an action again finds the order that was
-given, also after a restart of the hub. Nothing waits here: an order that is not answered is an action that is not
-complete. What failed is ordered once more where that can help, under an id of its own; then no other try will.
+The id of an order consists of the ids of the incident and the action, so that performing an action again finds its
+order, also after a restart of the hub. Nothing blocks: an action whose order has no receipt is not complete. A failed
+order is issued again with a new id if the action allows several tries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from watchkeeper.model import orders
 from watchkeeper.model.actions import Action, ActionKind, Result
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
-from watchkeeper.remediate.drivers.dry_run import describe_by_hand
+from watchkeeper.remediate.drivers.dry_run import describe_manual_command
 from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 
 ACTOR = "repair"
@@ -26,7 +26,7 @@ ACTOR = "repair"
 
 @dataclass(frozen=True, slots=True)
 class OrderTemplate:
-    """What an action asks of an agent: the kind of order, the arguments it hands on, and how often it is tried."""
+    """The work order of a kind of action: its kind, the arguments that it passes on, and the number of tries."""
 
     kind: str
     arguments: tuple[str, ...] = ()
@@ -34,106 +34,110 @@ class OrderTemplate:
     tries: int = 2
 
 
-ORDERED: Mapping[ActionKind, OrderTemplate] = {
+ORDER_TEMPLATES: Mapping[ActionKind, OrderTemplate] = {
     ActionKind.RESET_GPU: OrderTemplate("reset_gpu", needs_gpu=True),
     ActionKind.LOWER_POWER: OrderTemplate("lower_power", ("percent", "watts", "restore"), needs_gpu=True),
     ActionKind.APPLY_MIG: OrderTemplate("apply_mig", ("layout",)),
     ActionKind.RESTART_SERVICE: OrderTemplate("restart_service", ("service",)),
-    # Whether a machine that did not come back restarted is for a person to see.
+    # A person must check a node that did not come back after a reboot.
     ActionKind.REBOOT: OrderTemplate("reboot", ("drained",), tries=1),
-    # The scan reads this node's end of each link; the other end is the fabric watch's.
+    # The scan reads the node's end of each link; the fabric watch reads the other end.
     ActionKind.CHECK_FABRIC: OrderTemplate("scan"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAgentDriver:
-    """`outbox` gives None on a hub without a key."""
+    """`order_queue` returns None on a hub without a key for work orders."""
 
-    outbox: Callable[[], OrderQueue | None]
+    order_queue: Callable[[], OrderQueue | None]
     time: clock.Clock
     name: str = "node"
 
     def observe(self, place: Place) -> NodeObservation:
-        """A node's agent says nothing about its schedule."""
+        """Assume that the node exists: an agent does not know whether it is schedulable."""
         return NodeObservation(place, exists=True)
 
     def describe(self, action: Action) -> str:
-        wanted = wanted_of(action)
-        told = "".join(f" {name}={text}" for name, text in wanted.arguments.items())
-        return f"work order {wanted.kind}{told} for the agent of {wanted.node} ({describe_by_hand(action)})"
+        request = build_request(action)
+        arguments = "".join(f" {name}={text}" for name, text in request.arguments.items())
+        return (
+            f"work order {request.kind}{arguments} for the agent of {request.node} ({describe_manual_command(action)})"
+        )
 
     def perform(self, action: Action) -> ActionOutcome:
-        outbox, wanted = self.outbox(), wanted_of(action)
-        if outbox is None:
+        queue, request = self.order_queue(), build_request(action)
+        if queue is None:
             raise ActionRefused(
                 f"{action.kind} needs work orders",
                 where=action.place.node,
-                now="Nothing was touched",
+                now="Nothing was changed",
                 remedy="Set hub.order_key_file, and give each agent its key",
             )
-        last: orders.Receipt | None = None
-        for number in range(1, ORDERED[action.kind].tries + 1):
+        last_receipt: orders.Receipt | None = None
+        for number in range(1, ORDER_TEMPLATES[action.kind].tries + 1):
             id = order_id(action, number)
-            tracked = outbox.find_order(id)
+            tracked = queue.find_order(id)
             if tracked is None or tracked.receipt is None:
-                return self._ask(outbox, replace(wanted, id=id), after=last if tracked is None else None)
-            last = tracked.receipt
-            if last.result in (Result.DONE, Result.ALREADY_SO):
-                return ActionOutcome(f"{action.place.node}: {last.text}")
-            if last.result is Result.REFUSED:
-                proof = "" if tracked.is_proven else " (without the seal of the node: is its key right?)"
-                raise ActionRefused(last.text + proof, where=action.place.node)
-        assert last is not None
-        raise _gave_up(action, last)
+                return self._issue(queue, replace(request, id=id), failed=last_receipt if tracked is None else None)
+            last_receipt = tracked.receipt
+            if last_receipt.result in (Result.DONE, Result.ALREADY_SO):
+                return ActionOutcome(f"{action.place.node}: {last_receipt.text}")
+            if last_receipt.result is Result.REFUSED:
+                proof = "" if tracked.is_proven else " (not signed by the node: check the agent's key)"
+                raise ActionRefused(last_receipt.text + proof, where=action.place.node)
+        assert last_receipt is not None
+        raise _build_exhausted_refusal(action, last_receipt)
 
-    def _ask(self, outbox: OrderQueue, wanted: OrderRequest, *, after: orders.Receipt | None) -> ActionOutcome:
-        """Give the order, or go on wanting it; ActionFailed tells of the one `after` which this one is given."""
+    def _issue(self, queue: OrderQueue, request: OrderRequest, *, failed: orders.Receipt | None) -> ActionOutcome:
+        """Issue or renew the order; ActionFailed reports the failed order that it repeats."""
         now = self.time.now()
-        tracked = outbox.issue(wanted, now=now, actor=ACTOR)
-        if after is not None:
-            raise ActionFailed(f"{after.text}. It is ordered once more", where=wanted.node)
-        state, where = tracked.state(now), f"the agent of {wanted.node}"
+        tracked = queue.issue(request, now=now, actor=ACTOR)
+        if failed is not None:
+            raise ActionFailed(f"{failed.text}. The order is issued again", where=request.node)
+        state, agent = tracked.state(now), f"the agent of {request.node}"
         if state is orders.OrderState.EXPIRED:
             raise ActionRefused(
-                f"{wanted.kind} was ordered at {tracked.order.issued_at:%H:%M:%S}Z and never answered",
-                where=wanted.node,
-                now="Whether it was done is not known",
-                remedy="Look at the agent's log there",
+                f"the work order {request.kind} of {tracked.order.issued_at:%H:%M:%S}Z expired without a receipt",
+                where=request.node,
+                now="It is unknown whether it was carried out",
+                remedy="Check the agent's log on the node",
             )
         if state is orders.OrderState.WAITING:
-            waits = f"{where} to fetch the order for {wanted.kind}, given at {tracked.order.issued_at:%H:%M:%S}Z"
+            blocker = f"{agent} has not fetched the order {request.kind} of {tracked.order.issued_at:%H:%M:%S}Z"
         else:
-            waits = f"{where}, which fetched the order for {wanted.kind} at {tracked.fetched_at:%H:%M:%S}Z"
-        return ActionOutcome(f"{wanted.kind} is ordered", is_complete=False, waits_for=(waits,))
+            blocker = f"{agent} is working on the order {request.kind}, fetched {tracked.fetched_at:%H:%M:%S}Z"
+        return ActionOutcome(f"work order {request.kind} issued", is_complete=False, waits_for=(blocker,))
 
 
 def order_id(action: Action, number: int) -> str:
-    """Of the same parts as the action's mark, without a slash: it is a part of an address when it is answered."""
+    """Return the order id: the parts of the action's mark without a slash, because it is part of a URL."""
     id = f"{action.incident}:{action.id}"
     return id if number == 1 else f"{id}~{number}"
 
 
-def wanted_of(action: Action) -> OrderRequest:
-    """The order that an action is; ActionRefused where it is none."""
-    row, place = ORDERED.get(action.kind), action.place
-    if row is None or place.node is None:
-        _refuse(action, f"{action.kind} is nothing that a node's agent does")
-    if row.needs_gpu and place.gpu is None:
-        _refuse(action, f"{action.kind} needs a GPU, and nobody knows which")
-    told = {name: action.arguments[name] for name in row.arguments if name in action.arguments}
-    if row.needs_gpu and place.gpu is not None:
-        told = {"gpu": place.gpu, **told}
-    # As long as the work may take, and some time to fetch it.
-    life = timedelta(seconds=orders.KINDS[row.kind].seconds) + orders.USUAL_LIFE
+def build_request(action: Action) -> OrderRequest:
+    """Build the work order of an action; ActionRefused if agents cannot perform the action."""
+    template, place = ORDER_TEMPLATES.get(action.kind), action.place
+    if template is None or place.node is None:
+        _refuse(action, f"the node's agent cannot perform {action.kind}")
+    if template.needs_gpu and place.gpu is None:
+        _refuse(action, f"{action.kind} needs a GPU, and the GPU is unknown")
+    arguments = {name: action.arguments[name] for name in template.arguments if name in action.arguments}
+    if template.needs_gpu and place.gpu is not None:
+        arguments = {"gpu": place.gpu, **arguments}
+    # The time limit of the work, plus time to fetch the order.
+    lifetime = timedelta(seconds=orders.KINDS[template.kind].seconds) + orders.USUAL_LIFE
     why = f"{action.incident}: {action.why}"
-    return OrderRequest(place.cluster, place.node, row.kind, told, why, life, order_id(action, 1))
+    return OrderRequest(place.cluster, place.node, template.kind, arguments, why, lifetime, order_id(action, 1))
 
 
-def _refuse(action: Action, what: str) -> NoReturn:
-    raise ActionRefused(what, where=action.place.node, now="Nothing was touched", remedy="A person has to do it")
+def _refuse(action: Action, problem: str) -> NoReturn:
+    raise ActionRefused(problem, where=action.place.node, now="Nothing was changed", remedy="Do it manually")
 
 
-def _gave_up(action: Action, last: orders.Receipt) -> ActionRefused:
-    tries = ORDERED[action.kind].tries
-    return ActionRefused(f"it failed {tries} of at most {tries} times: {last.text}", where=action.place.node)
+def _build_exhausted_refusal(action: Action, last_receipt: orders.Receipt) -> ActionRefused:
+    tries = ORDER_TEMPLATES[action.kind].tries
+    return ActionRefused(
+        f"{action.kind} failed {tries} times, the limit is {tries}: {last_receipt.text}", where=action.place.node
+    )

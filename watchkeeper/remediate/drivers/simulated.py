@@ -1,7 +1,6 @@
-"""The driver of the simulator's cluster: the calls it makes are the ones it describes.
+"""Change nodes of the simulator's cluster.
 
-Ownership is written with every call (`by`), and a cordon is only taken off when the mark on the node
-is of the same incident.
+Every call names its owner (`by`), and a cordon is removed only if the mark on the node is of the same incident.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.net import sync_http
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
-from watchkeeper.remediate.drivers.dry_run import describe_by_hand
+from watchkeeper.remediate.drivers.dry_run import describe_manual_command
 
-# The simulator answers from memory; a call that takes longer has met something else.
+# The simulator answers from memory, so a longer call does not reach the simulator.
 LIMITS = sync_http.HttpLimits(total_seconds=5.0, answer_bytes=1024 * 1024)
-VERBS = {
+CALL_NAMES = {
     ActionKind.CORDON: "cordon",
     ActionKind.UNCORDON: "uncordon",
     ActionKind.DRAIN: "drain",
@@ -40,85 +39,87 @@ class SimulatedDriver:
     name: str = "simulator"
 
     def observe(self, place: Place) -> NodeObservation:
-        status, answer = self._call("GET", _node_path(place))
+        status, body = self._call("GET", _node_path(place))
         if status == 404:
             return NodeObservation(place, exists=False)
         if status != 200:
-            raise self._failed("GET", _node_path(place), what=f"it answered {status}: {_reason(answer)}")
+            raise self._build_failure("GET", _node_path(place), problem=f"it answered {status}: {_reason(body)}")
         return NodeObservation(
             place=place,
-            exists=bool(answer.get("exists", True)),
-            is_schedulable=answer.get("schedulable"),
-            cordoned_by=answer.get("cordoned_by"),
-            workloads=tuple(answer.get("workloads", ())),
+            exists=bool(body.get("exists", True)),
+            is_schedulable=body.get("schedulable"),
+            cordoned_by=body.get("cordoned_by"),
+            workloads=tuple(body.get("workloads", ())),
         )
 
     def describe(self, action: Action) -> str:
-        if action.kind not in VERBS:
-            return describe_by_hand(action)
-        return f"POST {_path(action)} by {action.mark}"
+        if action.kind not in CALL_NAMES:
+            return describe_manual_command(action)
+        return f"POST {_action_path(action)} by {action.mark}"
 
     def perform(self, action: Action) -> ActionOutcome:
-        if action.kind not in VERBS:
+        if action.kind not in CALL_NAMES:
             raise ActionRefused(
                 f"the simulator has no call for {action.kind}",
                 where=action.place.node,
-                now="Nothing was touched",
-                remedy="A person has to do it",
+                now="Nothing was changed",
+                remedy="Do it manually",
             )
-        mark = self._own_mark(action) if action.kind is ActionKind.UNCORDON else action.mark
-        status, answer = self._call("POST", _path(action), body={"by": mark})
+        mark = self._find_own_mark(action) if action.kind is ActionKind.UNCORDON else action.mark
+        status, response_body = self._call("POST", _action_path(action), body={"by": mark})
         if status != 200:
-            raise self._failed("POST", _path(action), what=f"it answered {status}: {_reason(answer)}")
-        return ActionOutcome(f"POST {_path(action)} by {mark}: {answer.get('text', 'done')}")
+            raise self._build_failure(
+                "POST", _action_path(action), problem=f"it answered {status}: {_reason(response_body)}"
+            )
+        return ActionOutcome(f"POST {_action_path(action)} by {mark}: {response_body.get('text', 'done')}")
 
-    def _own_mark(self, action: Action) -> str:
-        """The mark of our cordon: an earlier action of the same incident set it."""
+    def _find_own_mark(self, action: Action) -> str:
+        """Return the mark of our cordon, which an earlier action of the same incident wrote."""
         owner = self.observe(action.place).cordoned_by
         if owner is not None and not owner.startswith(f"watchkeeper:{action.incident}/"):
             raise ActionRefused(
                 f"the cordon belongs to {owner}, not to {action.incident}",
                 where=action.place.node,
                 now="The node stays cordoned",
-                remedy="Whoever set it takes it off",
+                remedy="Finish that repair first, or let the owner uncordon the node",
             )
         return owner or action.mark
 
     def _call(self, method: str, path: str, *, body: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
-        sent = None if body is None else json.dumps(body).encode()
-        request = sync_http.Request(method, path, sent, {"Content-Type": "application/json"})
+        content = None if body is None else json.dumps(body).encode()
+        request = sync_http.Request(method, path, content, {"Content-Type": "application/json"})
         try:
-            answer = sync_http.HttpClient(self.url, limits=LIMITS).send(request)
-            return answer.status, _decode(answer.body)
+            response = sync_http.HttpClient(self.url, limits=LIMITS).send(request)
+            return response.status, _decode_object(response.body)
         except CollectError as error:
-            raise self._failed(method, path, what=error.problem) from error
+            raise self._build_failure(method, path, problem=error.problem) from error
 
-    def _failed(self, method: str, path: str, *, what: str) -> ActionFailed:
+    def _build_failure(self, method: str, path: str, *, problem: str) -> ActionFailed:
         return ActionFailed(
-            f"{method} {path} did not succeed: {what}",
+            f"{method} {path} failed: {problem}",
             where=self.url,
-            now="It is not known to have changed anything",
-            remedy="Check that the simulator runs, and try again",
+            now="It is unknown whether anything changed",
+            remedy="Check that the simulator is running",
         )
 
 
-def _path(action: Action) -> str:
+def _action_path(action: Action) -> str:
     gpu = f"/gpus/{quote(action.place.gpu or '', safe='')}" if action.kind in ON_GPU else ""
-    return f"{_node_path(action.place)}{gpu}/{VERBS[action.kind]}"
+    return f"{_node_path(action.place)}{gpu}/{CALL_NAMES[action.kind]}"
 
 
 def _node_path(place: Place) -> str:
     return f"/cluster/nodes/{quote(place.node or '', safe='')}"
 
 
-def _decode(content: bytes) -> dict[str, Any]:
+def _decode_object(content: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(content)
+        decoded = json.loads(content)
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+        decoded = None
+    if not isinstance(decoded, dict):
         raise CollectError(f"the answer is not a JSON object: {content[:80]!r}")
-    return answer
+    return decoded
 
 
 def _reason(answer: dict[str, Any]) -> str:

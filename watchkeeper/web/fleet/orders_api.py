@@ -136,7 +136,7 @@ class OrdersApi:
         check_node(request.state.caller, node)
         address = (request.query_params.get("cluster") or self._runtime.settings.fleet.cluster, node)
         seconds = read_number(request, "wait", default=0, least=0, limit=MAX_WAIT_SECONDS)
-        envelopes = queue.waiting(*address, now=self._runtime.clock.now())
+        envelopes = queue.pending_orders(*address, now=self._runtime.clock.now())
         if not envelopes and seconds:
             if polls.count >= MAX_POLLS:
                 raise _too_many_requests(f"{polls.count} agents wait for orders, the limit is {MAX_POLLS}")
@@ -145,7 +145,7 @@ class OrdersApi:
                 await polls.wait(address, seconds)
             finally:
                 self._polls_gauge.set(polls.count)
-            envelopes = queue.waiting(*address, now=self._runtime.clock.now())
+            envelopes = queue.pending_orders(*address, now=self._runtime.clock.now())
         return OrderEnvelopes(orders=envelopes)
 
     async def accept_receipt(self, request: Request) -> Response:

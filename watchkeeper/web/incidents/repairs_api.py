@@ -44,7 +44,7 @@ class RepairLog:
 
 @dataclass(frozen=True, slots=True)
 class PolicyTest:
-    incidents: list[explanation.Rehearsed]
+    incidents: list[explanation.ReplayedIncident]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +94,20 @@ class RepairsApi:
         id, digest = incident.id, incident_request.read_line(body, "digest")
         return await self._change_repair(
             request,
-            lambda actor: self._repairs.approvals.approve(id, digest, actor=actor, now=self._runtime.clock.now()),
+            lambda actor: self._repairs.control.approve(id, digest, actor=actor, now=self._runtime.clock.now()),
         )
 
     async def reject(self, request: Request) -> Response:
         incident, body = await incident_request.load_with_body(self._journal, request)
         id, why = incident.id, incident_request.read_line(body, "why")
         return await self._change_repair(
-            request, lambda actor: self._repairs.approvals.reject(id, why, actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.control.reject(id, why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def step_done(self, request: Request) -> Response:
         id = (await incident_request.load_incident(self._journal, request)).id
         return await self._change_repair(
-            request, lambda actor: self._repairs.approvals.step_done(id, actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.control.step_done(id, actor=actor, now=self._runtime.clock.now())
         )
 
     async def retry(self, request: Request) -> Response:
@@ -123,17 +123,17 @@ class RepairsApi:
     async def stop(self, request: Request) -> Response:
         why = incident_request.read_line(await read_json_object(request, incident_request.MAX_BODY_BYTES), "why")
         return await self._change_switch(
-            request, lambda actor: self._repairs.approvals.stop(why, actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.control.stop(why, actor=actor, now=self._runtime.clock.now())
         )
 
     async def resume(self, request: Request) -> Response:
         return await self._change_switch(
-            request, lambda actor: self._repairs.approvals.resume(actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.control.resume(actor=actor, now=self._runtime.clock.now())
         )
 
     async def reset(self, request: Request) -> Response:
         return await self._change_switch(
-            request, lambda actor: self._repairs.approvals.reset(actor=actor, now=self._runtime.clock.now())
+            request, lambda actor: self._repairs.control.reset(actor=actor, now=self._runtime.clock.now())
         )
 
     async def _change_switch(self, request: Request, change: Callable[[str], RepairSwitch]) -> Response:
@@ -153,7 +153,7 @@ class RepairsApi:
         if not isinstance(text, str):
             raise HTTPException(400, '`policy` is missing; send its TOML text in a body such as {"policy": "…"}')
         try:
-            tested_policy = policy.parse(text, where="policy", over=policy.load())
+            tested_policy = policy.parse(text, where="policy", base=policy.load())
         except SettingsError as error:
             raise HTTPException(400, str(error)) from error
         return PolicyTest(incidents=await self._repairs.run_now(lambda: self._repairs.simulate_policy(tested_policy)))

@@ -172,7 +172,7 @@ function RepairState({ repair, told }: { repair: Repair; told: Told }) {
       {repair.is_running && repair.waits_for.length > 0 && (
         <ul class="dim small" data-testid="repair-waits">
           {repair.waits_for.map((one) => (
-            <li key={one}>waits for {one}</li>
+            <li key={one}>{one}</li>
           ))}
         </ul>
       )}

@@ -15,8 +15,8 @@ from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import ActionOutcome
-from watchkeeper.remediate.ladder import ModeDecision
 from watchkeeper.remediate.policy import load, parse
+from watchkeeper.remediate.trust_rules import ModeDecision
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_nothing_is_called_before_a_person_says_yes(world: World) -> None:
     repair = asked(world)
     world.settle(10)
     assert (world.state(repair.incident), world.cluster.calls) == ("planned", [])
-    world.people.approve(repair.incident, repair.digest, actor="ada", now=world.now)
+    world.control.approve(repair.incident, repair.digest, actor="ada", now=world.now)
     world.settle(30)
     assert world.state(repair.incident) == "done"
     assert f"ada approved plan {repair.digest}" in world.story(repair.incident)
@@ -45,8 +45,8 @@ def test_nothing_is_called_before_a_person_says_yes(world: World) -> None:
 
 def test_a_yes_to_another_plan_is_no_yes(world: World) -> None:
     repair = asked(world)
-    with pytest.raises(InvalidTransition, match=f"the yes is for plan 123, the plan is {repair.digest}"):
-        world.people.approve(repair.incident, "123", actor="ada", now=world.now)
+    with pytest.raises(InvalidTransition, match=f"the approval is for plan 123, but the plan is now {repair.digest}"):
+        world.control.approve(repair.incident, "123", actor="ada", now=world.now)
 
 
 def test_a_plan_that_changes_needs_a_new_yes(tmp_path: Path) -> None:
@@ -54,10 +54,10 @@ def test_a_plan_that_changes_needs_a_new_yes(tmp_path: Path) -> None:
     incident = world.breaks("n1")
     first = world.take(incident)
     assert first is not None
-    world.people.approve(incident.id, first.digest, actor="ada", now=world.now)
+    world.control.approve(incident.id, first.digest, actor="ada", now=world.now)
     assert world.state(incident.id) == "approved"
     reset = '[cause.gpu_fell_off_bus]\nsteps = [{ action = "cordon", why = "x" }, { action = "inspect", why = "y" }]'
-    world.policy = parse(reset, where="mine.toml", over=load())
+    world.policy = parse(reset, where="mine.toml", base=load())
     world.take(incident)
     changed = world.repairs.find(incident.id)
     assert changed is not None
@@ -69,12 +69,14 @@ def test_a_plan_that_changes_needs_a_new_yes(tmp_path: Path) -> None:
 def test_a_yes_that_guards_hold_up_for_too_long_expires(tmp_path: Path) -> None:
     world = World(tmp_path, mode=Mode.ASK, limits=limits(pool_percent=0))
     repair = asked(world)
-    approved = world.people.approve(repair.incident, repair.digest, actor="ada", now=world.now)
-    assert approved.reason.startswith("Refused by pool share: 0 of 2 nodes of pool pool-1 are out, one more would be 1")
+    approved = world.control.approve(repair.incident, repair.digest, actor="ada", now=world.now)
+    assert approved.reason.startswith(
+        "Refused by pool share: 0 of 2 nodes of pool pool-1 are out of service, one more is 1"
+    )
     world.settle(3, seconds=1800)
     assert world.state(repair.incident) == "planned"
-    assert "Planned: The yes of ada has expired" in world.story(repair.incident)
-    again = world.people.approve(repair.incident, repair.digest, actor="bob", now=world.now)
+    assert "Planned: The approval by ada expired" in world.story(repair.incident)
+    again = world.control.approve(repair.incident, repair.digest, actor="bob", now=world.now)
     assert again.reason.startswith("Refused by pool share: "), "whoever says yes again hears why nothing happens"
     world.close()
 
@@ -83,14 +85,14 @@ def test_a_suggestion_is_carried_out_by_people(world: World) -> None:
     made = world.take(world.breaks("n1"), Mode.SUGGEST)
     assert made is not None
     with pytest.raises(InvalidTransition, match="the mode is suggest"):
-        world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+        world.control.approve(made.id, made.digest, actor="ada", now=world.now)
 
 
 def test_a_plan_that_begins_with_a_look_asks_although_the_mode_is_act(world: World) -> None:
     made = world.take(world.breaks("n1", "gpu_missing"), Mode.ACT)
     assert made is not None
     assert (made.mode, made.state) == ("ask", "planned")
-    world.people.approve(made.id, made.digest, actor="ada", now=world.now)
+    world.control.approve(made.id, made.digest, actor="ada", now=world.now)
     world.settle(5)
     assert world.cluster.ours() == ["n1"]
 
@@ -98,37 +100,37 @@ def test_a_plan_that_begins_with_a_look_asks_although_the_mode_is_act(world: Wor
 def test_a_no_before_the_reboot_undoes_the_cordon(world: World) -> None:
     world.cluster.troubles = Troubles(slow=1.0)
     repair = asked(world)
-    world.people.approve(repair.id, repair.digest, actor="ada", now=world.now)
+    world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
     world.settle(5)
     assert world.cluster.ours() == ["n1"]
-    world.people.reject(repair.incident, "the job must end first", actor="bob", now=world.now)
+    world.control.reject(repair.incident, "the job must end first", actor="bob", now=world.now)
     world.settle(5)
     assert (world.state(repair.incident), world.cluster.ours()) == ("rejected", [])
 
 
 def test_a_reboot_cannot_be_taken_back(world: World) -> None:
     repair = asked(world)
-    world.people.approve(repair.id, repair.digest, actor="ada", now=world.now)
+    world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
     world.settle(6)
-    with pytest.raises(InvalidTransition, match="it is validating, which cannot be taken back"):
-        world.people.reject(repair.incident, "oh", actor="bob", now=world.now)
+    with pytest.raises(InvalidTransition, match="the repair is validating and cannot be undone"):
+        world.control.reject(repair.incident, "oh", actor="bob", now=world.now)
 
 
 def test_a_rejected_repair_comes_back_only_when_a_person_wants_it(world: World) -> None:
     repair = asked(world)
-    world.people.reject(repair.incident, "no", actor="ada", now=world.now)
+    world.control.reject(repair.incident, "no", actor="ada", now=world.now)
     incident = world.journal.incident(repair.incident)
     assert incident is not None
     assert world.take(incident) is None
     want = world.wants(incident)
     assert want is not None
-    second = world.people.retry(want, actor="ada", now=world.now)
+    second = world.control.retry(want, actor="ada", now=world.now)
     assert (second.id, second.actions[0].mark) == ("INC-1.2", "watchkeeper:INC-1/2.1-cordon")
 
 
 def test_a_word_about_nothing_says_what_there_is(world: World) -> None:
-    with pytest.raises(HubError, match="there is no repair for INC-9"):
-        world.people.reject("INC-9", "x", actor="ada", now=world.now)
+    with pytest.raises(HubError, match="no repair for INC-9"):
+        world.control.reject("INC-9", "x", actor="ada", now=world.now)
 
 
 def test_the_breaker_stops_everything_until_a_person_closes_it(tmp_path: Path) -> None:
@@ -136,24 +138,24 @@ def test_the_breaker_stops_everything_until_a_person_closes_it(tmp_path: Path) -
     for node in range(6):
         asked(world, f"n{node}")
     world.settle(5)
-    assert world.repairs.switch.tripped_why == "4 nodes wanted a repair within 10 min, the limit is 3"
+    assert world.repairs.switch.tripped_why == "4 nodes requested a repair within 10m, the limit is 3"
     assert len(world.cluster.ours()) == 3
     world.restart()
     world.settle(5)
     assert world.repairs.switch.is_tripped
-    world.people.reset(actor="ada", now=world.now)
+    world.control.reset(actor="ada", now=world.now)
     world.settle(2)
     assert len(world.cluster.ours()) == 6
     world.close()
 
 
 def test_to_stop_twice_is_fine_and_to_resume_what_runs_is_not(world: World) -> None:
-    world.people.stop("a", actor="ada", now=world.now)
-    world.people.stop("b", actor="bob", now=world.now)
+    world.control.stop("a", actor="ada", now=world.now)
+    world.control.stop("b", actor="bob", now=world.now)
     assert world.repairs.switch.stopped_by == "bob"
-    world.people.resume(actor="ada", now=world.now)
-    with pytest.raises(InvalidTransition, match="nothing is stopped"):
-        world.people.resume(actor="ada", now=world.now)
+    world.control.resume(actor="ada", now=world.now)
+    with pytest.raises(InvalidTransition, match="repairs are not halted"):
+        world.control.resume(actor="ada", now=world.now)
 
 
 def test_settings_that_became_more_careful_end_what_waits_and_freeze_what_runs(tmp_path: Path) -> None:
@@ -162,14 +164,14 @@ def test_settings_that_became_more_careful_end_what_waits_and_freeze_what_runs(t
     running, waiting = asked(world, "n1"), asked(world, "n2")
     world.settle(5)
     calls = len(world.cluster.calls)
-    world.rung = ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
+    world.mode_decision = ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
     world.restart()
     world.settle(5)
     assert (world.state(running.id), world.state(waiting.incident)) == ("draining", "rolled_back")
     assert len(world.cluster.calls) == calls
     frozen = world.repairs.find(running.id)
     assert frozen is not None
-    assert frozen.waits_for == ("a person, or a higher mode: mode observe by remediate.mode",)
+    assert frozen.waits_for == ("Auto-repair: off (mode observe by remediate.mode)",)
     world.close()
 
 
@@ -177,7 +179,7 @@ def test_what_policy_approved_asks_again_when_the_mode_is_lowered_to_ask(tmp_pat
     world = World(tmp_path, limits=limits(pool_percent=0))
     repair = asked(world)
     assert world.state(repair.id) == "approved"
-    world.rung = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
+    world.mode_decision = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.step()
     changed = world.repairs.find(repair.id)
     assert changed is not None
@@ -192,12 +194,12 @@ def test_a_no_that_comes_while_a_frozen_repair_is_looked_at_is_not_lost(tmp_path
     world.settle(5)
     assert world.state(repair.id) == "draining"
 
-    def rung(one: Repair) -> ModeDecision:
+    def mode_decision(one: Repair) -> ModeDecision:
         if one.state == "draining":
-            world.people.reject(one.id, "not tonight", actor="ada", now=world.now)
+            world.control.reject(one.id, "not tonight", actor="ada", now=world.now)
         return ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
 
-    world.repairs._around = replace(world.repairs._around, current_mode=rung)
+    world.repairs._dependencies = replace(world.repairs._dependencies, current_mode=mode_decision)
     world.repairs.advance(repair.id, world.now)
     assert world.state(repair.id) == "restoring"
     world.close()
@@ -210,7 +212,7 @@ def test_a_yes_that_comes_during_a_call_is_kept(tmp_path: Path) -> None:
     def interrupted(action: Action) -> ActionOutcome:
         found = world.repairs.find(repair.id)
         if action.kind is ActionKind.DRAIN and found is not None and found.approved_by == "policy":
-            world.people.approve(repair.id, repair.digest, actor="ada", now=world.now)
+            world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
         return perform(action)
 
     world.cluster.perform = interrupted  # type: ignore[method-assign]

@@ -393,8 +393,8 @@ class ExplanationStep(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rehearsed(HubAnswer):
-    """What one incident of the past would have got."""
+class ReplayedIncident(HubAnswer):
+    """The plan of a past incident under another policy."""
 
     incident: str
     opened_at: datetime
@@ -952,7 +952,7 @@ class RepairView(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PolicyTest(HubAnswer):
-    incidents: tuple[Rehearsed, ...]
+    incidents: tuple[ReplayedIncident, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -348,8 +348,8 @@ export interface ExplanationStep {
   call: string;
   limit_seconds: number | null;
 }
-/** What one incident of the past would have got. */
-export interface Rehearsed {
+/** The plan of a past incident under another policy. */
+export interface ReplayedIncident {
   incident: string;
   opened_at: string;
   cause: string;
@@ -1073,7 +1073,7 @@ export interface RepairView {
   is_held: boolean;
 }
 export interface PolicyTest {
-  incidents: Rehearsed[];
+  incidents: ReplayedIncident[];
 }
 export interface RepairChanged {
   repair: RepairView;

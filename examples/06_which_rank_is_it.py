@@ -53,7 +53,7 @@ def ask_pages(folder):
             Sample(parser.labels[handle].with_labels(cluster="main"), at_ms, value) for handle, value in rows
         )
     asked = job.JobQuery("main", "four-ranks")
-    return job.explain(asked, job.read_job(engine, asked, now), now, happened=[], names=str)
+    return job.explain(asked, job.read_job(engine, asked, now), now, node_events=[], names=str)
 
 
 def main():

@@ -15,7 +15,7 @@ JOB = fleet.Place("main", domain="job=llm")
 POD = fleet.Place("main", domain="pod=ml/notebook")
 
 
-def say(engine: embedded.EmbeddedEngine, metric: str, value: float, /, *, at: float = 0.0, **named: str) -> None:
+def add_sample(engine: embedded.EmbeddedEngine, metric: str, value: float, /, *, at: float = 0.0, **named: str) -> None:
     pairs = {"__name__": metric, "cluster": "main", **named}
     engine.appender.append([samples.Sample(labels.Labels(pairs), clock.to_ms(NOON + timedelta(seconds=at)), value)])
 
@@ -27,11 +27,11 @@ def a_job(
     engine = an_engine()
     for rank, taken in seconds.items():
         named = {"job_name": "llm", "rank": str(rank)}
-        say(engine, "training_step_compute_seconds", taken, **named)
-        say(engine, "training_last_step_timestamp_seconds", NOON.timestamp() - age, **named)
-    say(engine, "training_world_size", world, job_name="llm")
+        add_sample(engine, "training_step_compute_seconds", taken, **named)
+        add_sample(engine, "training_last_step_timestamp_seconds", NOON.timestamp() - age, **named)
+    add_sample(engine, "training_world_size", world, job_name="llm")
     for at in (-240, -120, 0):
-        say(engine, "training_data_wait_seconds_total", 1000 + wait * at, at=at, job_name="llm")
+        add_sample(engine, "training_data_wait_seconds_total", 1000 + wait * at, at=at, job_name="llm")
     return engine
 
 
@@ -41,20 +41,20 @@ def about_job(cause: str, engine: embedded.EmbeddedEngine) -> diagnosis.Diagnosi
 
 
 def a_cluster(
-    free: Mapping[str, int], *, asks: int, taint: bool = False, tolerates: bool = True
+    free: Mapping[str, int], *, gpus: int, taint: bool = False, tolerates: bool = True
 ) -> embedded.EmbeddedEngine:
     """A pod that waits, and nodes of eight GPUs with so many free."""
     engine, pod = an_engine(), {"namespace": "ml", "pod": "notebook"}
-    say(engine, "kube_pod_status_phase", 1, phase="Pending", **pod)
-    say(engine, "kube_pod_container_resource_requests", asks, resource="nvidia_com_gpu", **pod)
+    add_sample(engine, "kube_pod_status_phase", 1, phase="Pending", **pod)
+    add_sample(engine, "kube_pod_container_resource_requests", gpus, resource="nvidia_com_gpu", **pod)
     if tolerates:
-        say(engine, "kube_pod_tolerations", 1, key="nvidia.com/gpu", effect="NoSchedule", **pod)
+        add_sample(engine, "kube_pod_tolerations", 1, key="nvidia.com/gpu", effect="NoSchedule", **pod)
     for node, count in free.items():
-        say(engine, "watchkeeper:kube_node_free_gpus:count", count, node=node)
+        add_sample(engine, "watchkeeper:kube_node_free_gpus:count", count, node=node)
         for what in ("allocatable", "capacity"):
-            say(engine, f"kube_node_status_{what}", 8, resource="nvidia_com_gpu", node=node)
+            add_sample(engine, f"kube_node_status_{what}", 8, resource="nvidia_com_gpu", node=node)
         if taint:
-            say(
+            add_sample(
                 engine, "kube_node_spec_taint", 1, node=node, key="nvidia.com/gpu", value="present", effect="NoSchedule"
             )
     return engine
@@ -65,8 +65,8 @@ def about_pod(engine: embedded.EmbeddedEngine, *, guess: str = "insufficient_gpu
 
 
 class CountingEngine(embedded.EmbeddedEngine):
-    asked = 0
+    query_count = 0
 
     def instant(self, expr: str, at_ms: int) -> engine.QueryResult:
-        self.asked += 1
+        self.query_count += 1
         return super().instant(expr, at_ms)

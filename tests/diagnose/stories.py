@@ -1,4 +1,4 @@
-"""A node of four GPUs in a real engine, with whatever the story changes, and the facts gathered about it."""
+"""A node with four GPUs in a real engine, with the changes of a test, and the facts gathered about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a diagnosis worth a new entry; journals of before `alike` say in words which incidents looked the same."""
+"""When a diagnosis gets a new journal entry; old journals have similar incidents as texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = "people: INC-1 looked like this and was pcie_degraded (ada: riser: was (
 
 
 @pytest.mark.parametrize(
-    ("found", "is_new"),
+    ("current", "is_new"),
     [
         (replace(BEFORE, at=NOON.replace(hour=13), checked_sources=("kernel log", "power")), False),
         (replace(BEFORE, findings=(replace(FINDING, confidence=0.98, why="in other words"),)), False),
@@ -29,11 +29,13 @@ WORDS = "people: INC-1 looked like this and was pcie_degraded (ada: riser: was (
         (replace(BEFORE, checked_sources=("kernel log", WORDS), similar=(ALIKE,)), True),
     ],
 )
-def test_other_causes_evidence_sureness_or_corrections_are_news(found: diagnosis.Diagnosis, is_new: bool) -> None:
-    assert diagnosis_changes.has_changed(found, BEFORE) is is_new
+def test_other_causes_evidence_confidence_or_corrections_are_a_change(
+    current: diagnosis.Diagnosis, is_new: bool
+) -> None:
+    assert diagnosis_changes.has_changed(current, BEFORE) is is_new
 
 
-def test_the_first_diagnosis_is_news_and_a_gpu_that_has_its_number_at_last() -> None:
+def test_the_first_diagnosis_and_a_gpu_index_instead_of_a_uuid_are_a_change() -> None:
     by_uuid = replace(BEFORE, findings=(replace(FINDING, title="GPU-1 on n1 fell off the bus"),))
     assert diagnosis_changes.has_changed(BEFORE, None)
     assert (diagnosis_changes.has_changed(BEFORE, by_uuid), diagnosis_changes.has_changed(by_uuid, BEFORE)) == (
@@ -42,7 +44,7 @@ def test_the_first_diagnosis_is_news_and_a_gpu_that_has_its_number_at_last() -> 
     )
 
 
-def test_a_diagnosis_of_a_journal_without_the_field_is_understood_by_its_words() -> None:
+def test_similar_incidents_are_parsed_from_texts_of_old_journals() -> None:
     old = replace(BEFORE, checked_sources=("kernel log", WORDS))
     assert diagnosis_changes.similar_incidents(old) == (ALIKE,)
     assert not diagnosis_changes.has_changed(replace(old, similar=(ALIKE,)), old)

@@ -1,4 +1,4 @@
-"""Events without a catalogue of their own: what each kind means, and that incidents and diagnoses agree on it."""
+"""The cause of each kind of event is the same for incidents and diagnoses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_kind_of_event_speaks_for_its_cause(kind: EventKind, cause: str | None
     assert evidence.cause_of(an_event(kind)) == cause
 
 
-def test_an_event_that_names_its_cause_is_believed() -> None:
+def test_an_event_that_names_its_cause_has_that_cause() -> None:
     fault = an_event(EventKind.DRIVER_FAULT, cause="driver_call_hung")
     assert evidence.cause_of(fault) == "driver_call_hung"
 
@@ -45,8 +45,8 @@ def test_an_incident_opens_under_the_cause_that_its_diagnosis_reads(kind: EventK
     named = {"cause": "driver_call_hung"} if kind in signals.NAMED_KINDS else {}
     event = an_event(kind, severity="uncorrected", **named)
     signal = signals.from_event(event)
-    said = None if signal is None or signal.cause == diagnosis.UNKNOWN_CAUSE else signal.cause
-    assert evidence.cause_of(event) == said
+    cause = None if signal is None or signal.cause == diagnosis.UNKNOWN_CAUSE else signal.cause
+    assert evidence.cause_of(event) == cause
 
 
 def test_a_firmware_event_is_found_as_evidence_of_its_cause() -> None:

@@ -34,16 +34,16 @@ def explain(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     log = folder / "log"
 
     def ask(*words: str, until: str) -> str:
-        said = ""
+        output = ""
 
-        def is_said() -> bool:
-            nonlocal said
+        def is_printed() -> bool:
+            nonlocal output
             command = [*WATCHKEEPER, "explain", *words, "--hub", f"http://127.0.0.1:{port}"]
-            said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-            return until in said
+            output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            return until in output
 
-        kubernetes_server.wait_until(is_said, f"`{until}`", log)
-        return said
+        kubernetes_server.wait_until(is_printed, f"`{until}`", log)
+        return output
 
     with servers.running(line, ready_url=f"http://127.0.0.1:{port}/-/ready", log=log):
         yield ask
@@ -53,18 +53,18 @@ def test_capacity_then_the_smallest_change(cluster: Cluster, explain: Ask) -> No
     for name in ("one", "two"):
         cluster.create_pod(name, gpus=6)
     cluster.create_pod("three", gpus=5)
-    said = explain("pod", "default/three", until="insufficient_gpu_capacity")
-    assert "ask for 2, or free 3 nvidia.com/gpu" in said
-    assert "has 2 of 8 nvidia.com/gpu free, 5 are asked for" in said
+    output = explain("pod", "default/three", until="insufficient_gpu_capacity")
+    assert "request 2, or free 3 nvidia.com/gpu" in output
+    assert "has 2 of 8 nvidia.com/gpu free, 5 requested" in output
     cluster.create_pod("four", gpus=4)
-    assert "4 nvidia.com/gpu are free, but 2 at most on one node" in explain("pod", "four", until="gpu_fragmentation")
+    assert "4 nvidia.com/gpu are free, but at most 2 on one node" in explain("pod", "four", until="gpu_fragmentation")
     for name in ("one", "two", "three", "four"):
         cluster.delete_pod(name)
 
 
 def test_a_selector_and_a_taint(cluster: Cluster, explain: Ask) -> None:
     cluster.create_pod("picky", gpus=1, nodeSelector={"gpu": "b300"})
-    assert "take gpu out of the selector" in explain("pod", "picky", until="node_selector_mismatch")
+    assert "remove gpu from the selector" in explain("pod", "picky", until="node_selector_mismatch")
     cluster.delete_pod("picky")
     taints = [{"key": "reserved", "value": "team-b", "effect": "NoSchedule"}]
     for node in ("hollow-0", "hollow-1"):
@@ -76,7 +76,7 @@ def test_a_selector_and_a_taint(cluster: Cluster, explain: Ask) -> None:
         cluster.ask(f"/api/v1/nodes/{node}", method="PATCH", body={"spec": {"taints": None}})
 
 
-def test_a_job_that_a_quota_holds_back(cluster: Cluster, explain: Ask) -> None:
+def test_a_job_that_exceeds_a_quota(cluster: Cluster, explain: Ask) -> None:
     cluster.create("/api/v1/namespaces", {"metadata": {"name": "team-q"}})
     hard = {"hard": {"requests.nvidia.com/gpu": "1"}}
     cluster.create("/api/v1/namespaces/team-q/resourcequotas", {"metadata": {"name": "gpus"}, "spec": hard})
@@ -85,8 +85,8 @@ def test_a_job_that_a_quota_holds_back(cluster: Cluster, explain: Ask) -> None:
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     job = {"metadata": {"name": "sweep"}, "spec": {"parallelism": 3, "completions": 3, "template": template}}
     cluster.create("/apis/batch/v1/namespaces/team-q/jobs", job)
-    said = explain("pod", "team-q/sweep", until="quota_exceeded")
-    assert "the others are not made" in said
+    output = explain("pod", "team-q/sweep", until="quota_exceeded")
+    assert "the others are not created" in output
 
 
 def test_a_pod_that_asks_for_no_gpu_on_a_gpu_node(cluster: Cluster, explain: Ask) -> None:
@@ -98,7 +98,7 @@ def test_a_pod_that_asks_for_no_gpu_on_a_gpu_node(cluster: Cluster, explain: Ask
 
 def test_a_node_that_was_cordoned(cluster: Cluster, explain: Ask) -> None:
     cluster.cordon("hollow-1")
-    said = explain("node", "hollow-1", until="is closed for work (Ready,SchedulingDisabled)")
-    assert "kubectl uncordon hollow-1" in said
+    output = explain("node", "hollow-1", until="accepts no workloads (Ready,SchedulingDisabled)")
+    assert "kubectl uncordon hollow-1" in output
     cluster.cordon("hollow-1", cordoned=False)
     explain("node", "hollow-1", until="8 of 8 GPUs do not report")

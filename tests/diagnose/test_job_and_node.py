@@ -1,4 +1,4 @@
-"""`explain job` and `explain node`: ranks, nodes, events and schedulers' words put together."""
+"""`explain job` and `explain node`: ranks, nodes, events and scheduler states."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.diagnose.scenes import CountingEngine, a_job, say
+from tests.diagnose.scenes import CountingEngine, a_job, add_sample
 from tests.diagnose.stories import NOON, an_engine, an_incident, facts_about, gpu, name, xid
 from watchkeeper.diagnose import job, node
-from watchkeeper.diagnose.explained import Explained, as_text
+from watchkeeper.diagnose.explanations import Explanation, as_text
 from watchkeeper.model import cluster, events, fleet, workloads
 from watchkeeper.query import embedded
 from watchkeeper.store.head import head
@@ -25,52 +25,52 @@ def explain(
     engine: embedded.EmbeddedEngine,
     parts: Sequence[workloads.ScheduledWorkload] = (),
     happened: Sequence[events.Event] = (),
-) -> Explained | None:
-    asked = job.JobQuery("main", "llm", parts)
-    looked = job.read_job(engine, asked, NOON)
-    if looked is None:
+) -> Explanation | None:
+    query = job.JobQuery("main", "llm", parts)
+    series = job.read_job(engine, query, NOON)
+    if series is None:
         return None
-    there = [one for node in looked.nodes for one in happened if node.encloses(one.place)]
-    return job.explain(asked, looked, NOON, happened=there, names=name)
+    node_events = [event for node in series.nodes for event in happened if node.encloses(event.place)]
+    return job.explain(query, series, NOON, node_events=node_events, names=name)
 
 
-def test_a_job_without_trouble_says_how_it_gets_on() -> None:
-    found = explain(a_job(dict.fromkeys(range(4), 1.0)))
-    assert found is not None
-    assert (found.cause, found.headline) == (
+def test_a_job_without_a_problem_shows_its_progress() -> None:
+    explanation = explain(a_job(dict.fromkeys(range(4), 1.0)))
+    assert explanation is not None
+    assert (explanation.cause, explanation.headline) == (
         None, "4 ranks on 0 nodes; the last step ended 1 s ago",
     )  # fmt: skip
-    assert "which GPUs it holds: no exporter names its pods or its Slurm id" in found.unseen
+    assert "GPUs of the job: no exporter reports its pods or its Slurm job id" in explanation.missing_data
 
 
-def test_a_missing_rank_and_the_event_that_took_it_are_told_together() -> None:
+def test_a_missing_rank_is_shown_with_the_event_that_caused_it() -> None:
     engine = a_job({0: 1.0, 1: 1.0, 2: 1.0}, age=120.0)
-    say(engine, "DCGM_FI_DEV_GPU_UTIL", 100, Hostname="n1", UUID="GPU-3", pod="llm-worker-0", gpu="3")
-    found = explain(engine, happened=[xid(79, gpu(3), -120)])
-    assert found is not None
-    text = "\n".join(as_text(found))
-    assert "missing: it says nothing any more" in text
+    add_sample(engine, "DCGM_FI_DEV_GPU_UTIL", 100, Hostname="n1", UUID="GPU-3", pod="llm-worker-0", gpu="3")
+    explanation = explain(engine, happened=[xid(79, gpu(3), -120)])
+    assert explanation is not None
+    text = "\n".join(as_text(explanation))
+    assert "missing: does not report" in text
     assert "GPU 3 on n1: NVRM: Xid (PCI:0000:5d:00): 79" in text
-    assert found.cause == "gpu_fell_off_bus"
+    assert explanation.cause == "gpu_fell_off_bus"
 
 
-def test_a_job_whose_parts_wait_says_what_to_ask_next() -> None:
+def test_a_job_with_pending_pods_names_the_next_command() -> None:
     waits = part("llm-1", state="pending", reason="Insufficient nvidia.com/gpu")
-    found = explain(an_engine(), [part("llm-0"), waits])
-    assert found is not None
-    assert found.headline == "1 of 2 parts wait: Insufficient nvidia.com/gpu"
-    assert found.steps == ("watchkeeper explain pod ml/llm-1",)
+    explanation = explain(an_engine(), [part("llm-0"), waits])
+    assert explanation is not None
+    assert explanation.headline == "1 of 2 workloads pending: Insufficient nvidia.com/gpu"
+    assert explanation.steps == ("watchkeeper explain pod ml/llm-1",)
 
 
-def test_nobody_knows_a_job_that_does_not_exist() -> None:
+def test_a_job_that_does_not_exist_has_no_explanation() -> None:
     assert explain(an_engine()) is None
 
 
 @pytest.mark.parametrize("label", ["training.kubeflow.org/job-name", "batch.kubernetes.io/job-name"])
 def test_pods_belong_to_their_job_by_label_owner_or_name(label: str) -> None:
-    known = [part("a", label=label), part("b", owner="Job/llm"), part("llm"), part("other")]
-    assert [one.workload.name for one in job.workloads_of_job("llm", known)] == ["a", "b", "llm"]
-    assert job.workloads_of_job("elsewhere/llm", known) == []
+    pods = [part("a", label=label), part("b", owner="Job/llm"), part("llm"), part("other")]
+    assert [pod.workload.name for pod in job.workloads_of_job("llm", pods)] == ["a", "b", "llm"]
+    assert job.workloads_of_job("elsewhere/llm", pods) == []
 
 
 def word(**more: object) -> cluster.ScheduledNode:
@@ -78,26 +78,28 @@ def word(**more: object) -> cluster.ScheduledNode:
     return cluster.ScheduledNode("main", "n1", "slurm", **plain)  # type: ignore[arg-type]
 
 
-def test_a_drained_node_says_by_whom_and_how_to_bring_it_back() -> None:
+def test_a_drained_node_shows_who_drained_it_and_how_to_resume_it() -> None:
     drained = word(state="drained", is_schedulable=False, reason="NHC: no GPU 3", unschedulable_by="ada")
-    found = node.explain(node.NodeSummary("n1", [drained], reporting=8, expected=8))
-    assert found.headline == "is closed for work (drained) by ada: NHC: no GPU 3"
-    assert found.change == "scontrol update NodeName=n1 State=RESUME, once the reason is gone"
+    explanation = node.explain(node.NodeSummary("n1", [drained], reporting=8, expected=8))
+    assert explanation.headline == "accepts no workloads (drained) by ada: NHC: no GPU 3"
+    assert explanation.change == "when the reason is fixed: scontrol update NodeName=n1 State=RESUME"
 
 
-def test_a_node_with_an_incident_is_that_incident_and_what_changed() -> None:
+def test_a_node_with_an_incident_shows_the_incident_and_changes() -> None:
     incident = an_incident("gpu_fell_off_bus", gpu(3), family="gpu_lost")
-    found = node.explain(node.NodeSummary("n1", [word()], incidents=[(incident, None)], changes=("n1 was booted",)))
-    assert (found.cause, found.lines[-1].text) == ("gpu_fell_off_bus", "n1 was booted")
+    explanation = node.explain(
+        node.NodeSummary("n1", [word()], incidents=[(incident, None)], changes=("n1 was booted",))
+    )
+    assert (explanation.cause, explanation.lines[-1].text) == ("gpu_fell_off_bus", "n1 was booted")
 
 
-def test_a_node_that_nobody_mentions_is_not_called_healthy() -> None:
-    assert node.explain(node.NodeSummary("n1")).headline == "nobody says anything about it now"
+def test_a_node_without_data_is_not_called_healthy() -> None:
+    assert node.explain(node.NodeSummary("n1")).headline == "no scheduler or exporter reports this node now"
 
 
 @pytest.mark.parametrize("domain", ["job=llm", "pod=ml/notebook", "rack=r1", "namespace=ml", "model=chat"])
-def test_evidence_of_every_kind_of_place_costs_at_most_twenty_questions(domain: str) -> None:
+def test_evidence_of_every_kind_of_place_takes_at_most_twenty_queries(domain: str) -> None:
     counting = CountingEngine(head.Head())
     incident = an_incident("training_slow", fleet.Place("main", domain=domain), family="training")
     facts_about(incident, engine=counting)
-    assert counting.asked <= 20
+    assert counting.query_count <= 20

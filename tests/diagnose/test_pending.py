@@ -1,4 +1,4 @@
-"""The tree of decisions about a pod that does not run, and the smallest change that it names."""
+"""The cause of a pending pod, and the smallest change."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def offer(name: str = "n1", *, free: int = 8, **more: Any) -> NodeOffer:
 
 
 def test_the_cheapest_change_wins_over_the_nearest_capacity() -> None:
-    found = judge_placement(PodRequest("ml/a", {GPU: 4}), [offer("full", free=1), offer("tainted", taints=(TAINT,))])
-    assert (found.cause, found.smallest_change) == (
+    verdict = judge_placement(PodRequest("ml/a", {GPU: 4}), [offer("full", free=1), offer("tainted", taints=(TAINT,))])
+    assert (verdict.cause, verdict.smallest_change) == (
         "untolerated_taint", "tainted: tolerate nvidia.com/gpu=present:NoSchedule",
     )  # fmt: skip
-    assert [(node.node, node.text) for node in found.nodes][1] == (
-        "full", "has 1 of 8 nvidia.com/gpu free, 4 are asked for",
+    assert [(node.node, node.text) for node in verdict.nodes][1] == (
+        "full", "has 1 of 8 nvidia.com/gpu free, 4 requested",
     )  # fmt: skip
 
 
 def test_a_selector_names_the_value_that_the_node_has() -> None:
     ask = PodRequest("ml/a", {GPU: 1}, selector={"gpu": "b200"})
-    found = judge_placement(ask, [offer(labels={"gpu": "h100"}), offer("n2", labels={})])
-    assert (found.cause, found.smallest_change) == ("node_selector_mismatch", "n1: change the selector to gpu=h100")
+    verdict = judge_placement(ask, [offer(labels={"gpu": "h100"}), offer("n2", labels={})])
+    assert (verdict.cause, verdict.smallest_change) == ("node_selector_mismatch", "n1: change the selector to gpu=h100")
 
 
 def test_scattered_gpus_are_fragmentation_and_too_few_are_not() -> None:
@@ -44,29 +44,29 @@ def test_scattered_gpus_are_fragmentation_and_too_few_are_not() -> None:
     )
 
 
-def test_a_slice_that_no_node_has_is_a_matter_of_layout() -> None:
+def test_a_mig_profile_that_no_node_has_is_a_misconfiguration() -> None:
     sliced = NodeOffer("n1", {"nvidia.com/mig-1g.10gb": 7}, {"nvidia.com/mig-1g.10gb": 7})
-    found = judge_placement(PodRequest("ml/a", {"nvidia.com/mig-3g.40gb": 1}), [sliced])
-    assert found.cause == "mig_misconfig"
-    assert "ask for nvidia.com/mig-1g.10gb, or change its MIG layout" in found.smallest_change
+    verdict = judge_placement(PodRequest("ml/a", {"nvidia.com/mig-3g.40gb": 1}), [sliced])
+    assert verdict.cause == "mig_misconfig"
+    assert "request nvidia.com/mig-1g.10gb, or change its MIG layout" in verdict.smallest_change
 
 
-def test_a_node_that_knows_gpus_and_offers_none_has_lost_its_device_plugin() -> None:
-    found = judge_placement(PodRequest("ml/a", {GPU: 1}), [NodeOffer("n1", {GPU: 8}, {GPU: 0})])
-    assert found.cause == "no_device_plugin"
+def test_a_node_with_no_allocatable_gpus_has_no_device_plugin() -> None:
+    verdict = judge_placement(PodRequest("ml/a", {GPU: 1}), [NodeOffer("n1", {GPU: 8}, {GPU: 0})])
+    assert verdict.cause == "no_device_plugin"
 
 
-def test_a_pod_without_a_request_is_told_so_before_any_node_is_looked_at() -> None:
+def test_a_pod_without_a_gpu_request_needs_no_node_check() -> None:
     assert judge_placement(PodRequest("ml/a"), [offer()]).cause == "missing_gpu_request"
 
 
-@given(free=st.lists(st.integers(0, 8), min_size=1, max_size=6), asks=st.integers(1, 20), taint=st.booleans())
-def test_a_pod_fits_exactly_when_no_cause_is_named(free: list[int], asks: int, taint: bool) -> None:
+@given(free=st.lists(st.integers(0, 8), min_size=1, max_size=6), requested=st.integers(1, 20), taint=st.booleans())
+def test_a_pod_fits_exactly_when_no_cause_is_named(free: list[int], requested: int, taint: bool) -> None:
     offers = [offer(f"n{at}", free=some, taints=(TAINT,) if taint else ()) for at, some in enumerate(free)]
-    found = judge_placement(PodRequest("ml/a", {GPU: asks}), offers)
-    fits = not taint and max(free) >= asks
-    assert (found.cause is None) == fits
-    assert bool(found.smallest_change) == (not fits)
+    verdict = judge_placement(PodRequest("ml/a", {GPU: requested}), offers)
+    fits = not taint and max(free) >= requested
+    assert (verdict.cause is None) == fits
+    assert bool(verdict.smallest_change) == (not fits)
 
 
 def listing(*items: dict[str, Any]) -> str:
@@ -86,23 +86,26 @@ def a_node(**status: Any) -> dict[str, Any]:
     return {"kind": "Node", "metadata": {"name": "n1"}, "spec": {"taints": [taint]}, "status": counts}
 
 
-def test_pasted_objects_go_through_the_same_tree() -> None:
-    found = pods.explain_pasted(listing(a_pod(), a_node()), "ml", "a")
-    assert found is not None
-    assert (found.cause, found.change) == ("untolerated_taint", "n1: tolerate gpu:NoSchedule")
+def test_pasted_objects_give_the_same_verdict() -> None:
+    explanation = pods.explain_pasted(listing(a_pod(), a_node()), "ml", "a")
+    assert explanation is not None
+    assert (explanation.cause, explanation.change) == ("untolerated_taint", "n1: tolerate gpu:NoSchedule")
 
 
-def test_a_pod_on_a_gpu_node_that_asks_for_none_is_found() -> None:
+def test_a_pod_on_a_gpu_node_without_a_gpu_request_is_found() -> None:
     pod = a_pod(nodeName="n1", containers=[{"name": "main"}])
-    found = pods.explain_pasted(listing(pod, a_node()), "ml", "a")
-    assert found is not None
-    assert (found.cause, found.headline) == ("missing_gpu_request", "runs on a GPU node and asks for no GPU")
+    explanation = pods.explain_pasted(listing(pod, a_node()), "ml", "a")
+    assert explanation is not None
+    assert (explanation.cause, explanation.headline) == (
+        "missing_gpu_request",
+        "runs on a GPU node and requests no GPU",
+    )
 
 
-def test_a_described_pod_is_explained_by_the_schedulers_own_words_and_says_what_is_missing() -> None:
+def test_a_described_pod_is_explained_by_the_schedulers_message() -> None:
     words = "0/3 nodes are available: 3 node(s) had untolerated taint {nvidia.com/gpu: present}."
-    found = pods.explain_pasted(f"Warning  FailedScheduling  2m  default-scheduler  {words}", "ml", "a")
-    assert found is not None
-    assert (found.cause, found.why) == ("untolerated_taint", words)
-    assert "paste `kubectl get pod,node -A -o json`" in found.unseen[0]
+    explanation = pods.explain_pasted(f"Warning  FailedScheduling  2m  default-scheduler  {words}", "ml", "a")
+    assert explanation is not None
+    assert (explanation.cause, explanation.why) == ("untolerated_taint", words)
+    assert "paste `kubectl get pod,node -A -o json`" in explanation.missing_data[0]
     assert pods.explain_pasted("nothing of the kind", "ml", "a") is None

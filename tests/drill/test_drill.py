@@ -81,7 +81,7 @@ def test_a_job_without_metrics_that_stalls_after_two_hours_opens_one_incident(tm
         diagnosis = watch.journal.diagnosis(incident.id)
         assert diagnosis is not None
         assert diagnosis.best is not None
-        assert diagnosis.best.evidence[0].text == "none of the 8 GPUs does anything"
+        assert diagnosis.best.evidence[0].text == "all 8 GPUs are idle"
         assert [open_incident.id for open_incident in watch.incidents() if open_incident.is_open] == [incident.id]
 
     asyncio.run(story())
@@ -102,8 +102,8 @@ def test_the_cause_of_a_rank_without_enough_cpu_is_a_straggler_with_busy_cpus(wa
         assert fault.job is not None
         starved = watch.simulation.layout.nodes[list(fault.job.members)[-1]].name
         assert diagnosis.best.cause == "nccl_timeout_straggler"
-        assert diagnosis.best.evidence[1].text.startswith(f"{starved} keeps 98% of its CPUs busy, the others ")
-        assert f"See what takes the CPUs of {starved}" in [step.do for step in diagnosis.best.actions]
+        assert diagnosis.best.evidence[1].text.startswith(f"{starved} keeps 98% of its CPUs busy, the other nodes ")
+        assert f"List the processes that use the CPUs of {starved}" in [step.do for step in diagnosis.best.actions]
 
     asyncio.run(story())
 

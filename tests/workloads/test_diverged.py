@@ -58,23 +58,23 @@ def diverged(
 def test_the_xid_and_the_slowed_clocks_of_its_ranks_are_evidence_and_another_gpu_s_are_not() -> None:
     said = diverged([xid("GPU-3", 31), xid("GPU-9", 31)], {REASONS: 64.0})
     assert said.count("Xid 31") == 1
-    assert any("clocks held down, reasons 0x40" in text for text in said)
+    assert any("throttled, clocks event reasons 0x40" in text for text in said)
 
 
 def test_memory_errors_alone_and_clocks_that_were_held_down_for_a_while_are_evidence() -> None:
     said = diverged([], {REASONS: 0.0, CORRECTED: 40.0}, before={REASONS: 32.0, CORRECTED: 0.0})
     assert any("corrected ECC errors within 11 min" in text for text in said)
-    assert any("clocks held down, reasons 0x20" in text for text in said)
+    assert any("throttled, clocks event reasons 0x20" in text for text in said)
     assert not any(text.startswith("none of") for text in said)
 
 
 def test_without_any_the_diagnosis_says_how_many_gpus_were_looked_at_and_what_is_not_exported() -> None:
     both = {REASONS: 0.0, CORRECTED: 7.0}
     assert diverged([], both, before=both)[-1] == (
-        "none of the 4 GPUs had an Xid, a memory error or slowed clocks within 11 min"
+        "none of the 4 GPUs had Xids, memory errors or throttling within 11 min"
     )
     assert diverged([])[-1] == (
-        "none of the 4 GPUs had an Xid within 11 min; no exporter would tell of a memory error or slowed clocks"
+        "none of the 4 GPUs had Xids within 11 min; no exporter reports memory errors or throttling"
     )
 
 
@@ -134,11 +134,11 @@ def test_a_nan_beside_errors_of_memory_or_braked_clocks_carries_them_and_beside_
 ) -> None:
     other, job = struck
     lost = [line for line in job.report() if line.startswith("  loss ")]
-    expected = {"ecc-storm": "corrected ECC errors within", "power-brake": "clocks held down, reasons 0x"}
+    expected = {"ecc-storm": "corrected ECC errors within", "power-brake": "throttled, clocks event reasons 0x"}
     if other is None:
         assert lost
         assert all("no hardware event on its GPUs near that time" in line for line in lost)
-        assert any("had an Xid, a memory error or slowed clocks within" in text for text in job.evidence())
+        assert any("had Xids, memory errors or throttling within" in text for text in job.evidence())
     else:
         assert any(expected[other] in line for line in lost)
         assert any(expected[other] in text for text in job.evidence())

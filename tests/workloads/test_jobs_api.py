@@ -118,7 +118,7 @@ def test_explaining_a_job_ends_with_its_report(site: Site) -> None:
 
 def test_a_slurm_job_is_explained_by_what_its_ranks_say_under_another_name(site: Site) -> None:
     told = site.ask("/api/explain/job/4711").json["explained"]
-    assert ("ranks", "3 of 4 compute about 1 s a step") in [(line["name"], line["text"]) for line in told["lines"]]
+    assert ("ranks", "3 of 4 compute about 1 s per step") in [(line["name"], line["text"]) for line in told["lines"]]
     assert (told["subject"], told["cause"]) == ("4711", "nccl_timeout_straggler")
 
 
@@ -162,7 +162,7 @@ def test_a_pod_that_waits_is_told_with_its_incident_wherever_somebody_asks() -> 
     for said in (by_pod, by_name, by_job):
         assert "Pod ml/big-0 waits for free GPUs (INC-4)" in said.output
         assert "cause     insufficient_gpu_capacity" in said.output
-        assert "do        Ask for fewer GPUs" in said.output
+        assert "action    Ask for fewer GPUs" in said.output
         assert said.exit_code == 1
 
 

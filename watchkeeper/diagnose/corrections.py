@@ -1,14 +1,14 @@
-"""What people know better: causes that they corrected, shown at incidents that look the same, and counted by cause.
+"""Causes that people corrected: shown for similar incidents and counted by cause.
 
-The pipeline keeps a `Lessons`, filled from the journal at the start and with every word of an operator after it.
-A correction of an incident is its first answer from then on; at others of the same guess it is said beside the answer.
+The pipeline keeps `Corrections`, filled from the journal at the start and with each new correction. A correction is the
+first finding of its incident; incidents that were diagnosed with the same cause show it next to their findings.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,15 +18,15 @@ from watchkeeper.model import diagnosis, incidents
 from watchkeeper.model.fleet import Place
 
 KIND = "cause"
-# What is said about others beside a diagnosis; more would be noise.
-MOST_SHOWN = 3
-# Of a long-lived fleet the newest words count.
-MOST_KEPT = 10_000
+# Corrections of similar incidents that a diagnosis shows.
+MAX_SHOWN = 3
+# The newest corrections are kept.
+MAX_CORRECTIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A person's word about an incident: `was` is what we had said, `cause` what it is; the same twice confirms."""
+    """A person's correction: `was` is the diagnosed cause, `cause` the actual one; equal causes confirm it."""
 
     incident: str
     at: datetime
@@ -45,11 +45,11 @@ class Correction:
 
     def summary(self) -> str:
         reason = f": {self.why}" if self.why else ""
-        return f"{self.cause} is right{reason}" if self.is_confirmation else f"{self.cause}, not {self.was}{reason}"
+        return f"{self.cause} is correct{reason}" if self.is_confirmation else f"{self.cause}, not {self.was}{reason}"
 
 
 def read_correction(incident: str, at: datetime, actor: str, *, body: Mapping[str, Any]) -> Correction:
-    """A journal entry of this kind; WireError for one that is not ours."""
+    """Read a correction from a journal entry; raises WireError if a key is missing."""
     try:
         parts = [str(body[name]) for name in ("was", "cause", "why", "place")]
     except KeyError as error:
@@ -58,17 +58,17 @@ def read_correction(incident: str, at: datetime, actor: str, *, body: Mapping[st
 
 
 class Corrections:
-    """The newest word about each incident, oldest first."""
+    """The newest correction of each incident, oldest first."""
 
     def __init__(self, corrections: Iterable[Correction] = ()) -> None:
         self._by_incident: dict[str, Correction] = {}
-        for one in corrections:
-            self.add(one)
+        for correction in corrections:
+            self.add(correction)
 
     def add(self, correction: Correction) -> None:
         self._by_incident.pop(correction.incident, None)
         self._by_incident[correction.incident] = correction
-        while len(self._by_incident) > MOST_KEPT:
+        while len(self._by_incident) > MAX_CORRECTIONS:
             del self._by_incident[next(iter(self._by_incident))]
 
     def all(self) -> list[Correction]:
@@ -77,69 +77,73 @@ class Corrections:
     def for_incident(self, incident: str) -> Correction | None:
         return self._by_incident.get(incident)
 
-    def original_cause(self, id: str, found: diagnosis.Diagnosis | None, incident: incidents.Incident | None) -> str:
-        """The cause that we gave an incident before anybody corrected it."""
-        if (before := self.for_incident(id)) is not None:
-            return before.was
-        guess = found.best.cause if found is not None and found.best is not None else incident and incident.cause
-        return guess or diagnosis.UNKNOWN_CAUSE
+    def original_cause(
+        self, id: str, incident_diagnosis: diagnosis.Diagnosis | None, incident: incidents.Incident | None
+    ) -> str:
+        """The diagnosed cause of an incident before any correction."""
+        if (correction := self.for_incident(id)) is not None:
+            return correction.was
+        best = incident_diagnosis.best if incident_diagnosis is not None else None
+        cause = best.cause if best is not None else incident and incident.cause
+        return cause or diagnosis.UNKNOWN_CAUSE
 
-    def similar_to(self, found: diagnosis.Diagnosis, incident: incidents.Incident) -> list[Correction]:
-        """Others that we had given the same cause and that turned out to be something else; the same node first."""
-        guess = found.best.cause if found.best is not None else incident.cause
-        fitting = [
-            one
-            for one in self._by_incident.values()
-            if one.incident != incident.id and not one.is_confirmation and one.was == guess
-        ]
+    def similar_to(self, incident_diagnosis: diagnosis.Diagnosis, incident: incidents.Incident) -> list[Correction]:
+        """Corrections of other incidents that were diagnosed with the same cause; those of the same node first."""
+        cause = incident_diagnosis.best.cause if incident_diagnosis.best is not None else incident.cause
+        others = [correction for correction in self._by_incident.values() if correction.incident != incident.id]
+        similar = [other for other in others if other.was == cause and not other.is_confirmation]
         node = incident.place.node
-        return sorted(fitting, key=lambda one: (_node(one.place) == node, one.at), reverse=True)[:MOST_SHOWN]
+        return sorted(similar, key=lambda other: (_node_name(other.place) == node, other.at), reverse=True)[:MAX_SHOWN]
 
 
 def apply_corrections(
-    found: diagnosis.Diagnosis, incident: incidents.Incident, lessons: Corrections
+    incident_diagnosis: diagnosis.Diagnosis, incident: incidents.Incident, corrections: Corrections
 ) -> diagnosis.Diagnosis:
-    """The diagnosis with what people said: about this incident as its first answer, about others beside it."""
-    alike = tuple(
-        diagnosis.SimilarIncident(one.incident, one.cause, one.actor, one.why)
-        for one in lessons.similar_to(found, incident)
+    """Add corrections to a diagnosis: of this incident as first finding, of similar incidents as texts."""
+    similar = tuple(
+        diagnosis.SimilarIncident(correction.incident, correction.cause, correction.actor, correction.why)
+        for correction in corrections.similar_to(incident_diagnosis, incident)
     )
-    words = (f"people: {one.incident} looked like this and was {one.cause} ({one.actor}: {one.why})" for one in alike)
-    own = lessons.for_incident(incident.id)
-    findings = found.findings
-    if own is not None:
-        kept = [finding for finding in findings if finding.cause != own.cause]
-        first = next((finding for finding in findings if finding.cause == own.cause), None)
-        findings = (_by_a_person(own, incident, first), *kept)
+    texts = (
+        f"people: {each.incident} looked like this and was {each.cause} ({each.actor}: {each.why})" for each in similar
+    )
+    own_correction = corrections.for_incident(incident.id)
+    findings = incident_diagnosis.findings
+    if own_correction is not None:
+        others = [finding for finding in findings if finding.cause != own_correction.cause]
+        previous = next((finding for finding in findings if finding.cause == own_correction.cause), None)
+        findings = (_corrected_finding(own_correction, incident, previous), *others)
     return diagnosis.Diagnosis(
-        found.incident,
-        found.at,
+        incident_diagnosis.incident,
+        incident_diagnosis.at,
         findings,
-        (*found.checked_sources, *words),
-        found.distinguishing_check if own is None else "",
-        alike,
+        (*incident_diagnosis.checked_sources, *texts),
+        incident_diagnosis.distinguishing_check if own_correction is None else "",
+        similar,
     )
 
 
-def _by_a_person(said: Correction, incident: incidents.Incident, ours: diagnosis.Finding | None) -> diagnosis.Finding:
-    row = causes.lookup(said.cause)
-    heard = diagnosis.Evidence(said.actor, said.summary(), at=said.at, place=incident.place)
+def _corrected_finding(
+    correction: Correction, incident: incidents.Incident, previous: diagnosis.Finding | None
+) -> diagnosis.Finding:
+    row = causes.lookup(correction.cause)
+    evidence = diagnosis.Evidence(correction.actor, correction.summary(), at=correction.at, place=incident.place)
     name = incident.place.node or str(incident.place)
-    return diagnosis.Finding(
-        cause=said.cause,
+    base = previous or diagnosis.Finding(
+        cause=correction.cause,
         confidence=1.0,
-        place=incident.place if ours is None else ours.place,
-        title=row.headline(name) if ours is None else ours.title,
-        why=row.why if ours is None else ours.why,
-        evidence=(heard, *(() if ours is None else ours.evidence)),
-        actions=(diagnosis.DiagnosisStep(row.advice(name)),) if ours is None else ours.actions,
-        ruled_out=() if ours is None else ours.ruled_out,
+        place=incident.place,
+        title=row.headline(name),
+        why=row.why,
+        evidence=(),
+        actions=(diagnosis.DiagnosisStep(row.advice(name)),),
     )
+    return replace(base, confidence=1.0, evidence=(evidence, *base.evidence))
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How often a cause that we named was right, where a person said; `right_share` is None where nobody did."""
+    """How often a diagnosed cause was correct, as judged by people; `right_share` is None without a judgement."""
 
     cause: str
     diagnosed: int
@@ -150,26 +154,19 @@ class Accuracy:
 
 
 def measure_accuracy(diagnosed: Mapping[str, int], corrections: Sequence[Correction]) -> list[Accuracy]:
-    """`diagnosed` counts incidents by the cause that we named; the most judged cause first."""
-    lines = []
-    for cause in sorted({*diagnosed, *(one.was for one in corrections)}):
-        about = [one for one in corrections if one.was == cause]
-        right = sum(one.is_confirmation for one in about)
-        others = Counter(one.cause for one in about if not one.is_confirmation)
-        lines.append(
-            Accuracy(
-                cause,
-                diagnosed.get(cause, 0),
-                len(about),
-                right,
-                right / len(about) if about else None,
-                tuple(name for name, _ in others.most_common(3)),
-            )
-        )
-    return sorted(lines, key=lambda line: (-line.judged, -line.diagnosed, line.cause))
+    """Accuracy by cause, the most judged first; `diagnosed` is the number of incidents by diagnosed cause."""
+    rows = []
+    for cause in sorted({*diagnosed, *(correction.was for correction in corrections)}):
+        judged = [correction for correction in corrections if correction.was == cause]
+        confirmed = sum(correction.is_confirmation for correction in judged)
+        actual_causes = Counter(correction.cause for correction in judged if not correction.is_confirmation)
+        share = confirmed / len(judged) if judged else None
+        instead = tuple(name for name, _ in actual_causes.most_common(3))
+        rows.append(Accuracy(cause, diagnosed.get(cause, 0), len(judged), confirmed, share, instead))
+    return sorted(rows, key=lambda row: (-row.judged, -row.diagnosed, row.cause))
 
 
-def _node(place: str) -> str | None:
+def _node_name(place: str) -> str | None:
     try:
         return Place.parse(place).node
     except ValueError:

@@ -1,6 +1,6 @@
-"""Whether a diagnosis says something new: looked at again, an incident mostly says the same.
+"""Decide whether a new diagnosis differs from the previous one, which it mostly does not.
 
-The pipeline asks before it keeps one, so that a timeline is for what changed. All functions are pure.
+The pipeline stores only diagnoses that differ, so that a timeline contains only changes. All functions are pure.
 """
 
 from __future__ import annotations
@@ -9,33 +9,34 @@ import re
 
 from watchkeeper.model import diagnosis
 
-_WRITTEN = re.compile(r"people: (\S+) looked like this and was (\S+) \(([^:]*): (.*)\)", re.DOTALL)
+SIMILAR_TEXT = re.compile(r"people: (\S+) looked like this and was (\S+) \(([^:]*): (.*)\)", re.DOTALL)
 
 
-def has_changed(found: diagnosis.Diagnosis, before: diagnosis.Diagnosis | None) -> bool:
-    """Other causes, places, sureness or words of people than before, or a GPU that has its number at last."""
-    if before is None:
+def has_changed(current: diagnosis.Diagnosis, previous: diagnosis.Diagnosis | None) -> bool:
+    """Whether causes, places, confidence or corrections differ, or a GPU has its index instead of its UUID."""
+    if previous is None:
         return True
-    return _gist(found) != _gist(before) or (_is_by_uuid(before) and not _is_by_uuid(found))
+    return _comparable(current) != _comparable(previous) or (_has_uuid_title(previous) and not _has_uuid_title(current))
 
 
-def similar_incidents(found: diagnosis.Diagnosis) -> tuple[diagnosis.SimilarIncident, ...]:
-    return found.similar or _alike_in_texts(found.checked_sources)
+def similar_incidents(current: diagnosis.Diagnosis) -> tuple[diagnosis.SimilarIncident, ...]:
+    return current.similar or _parse_similar(current.checked_sources)
 
 
-def _alike_in_texts(texts: tuple[str, ...]) -> tuple[diagnosis.SimilarIncident, ...]:
-    """Compatibility: journals of before `Diagnosis.similar` have the words of people in `checked_sources` only."""
-    read = (_WRITTEN.fullmatch(text) for text in texts)
-    return tuple(diagnosis.SimilarIncident(*match.groups()) for match in read if match is not None)
+def _parse_similar(texts: tuple[str, ...]) -> tuple[diagnosis.SimilarIncident, ...]:
+    """Compatibility: diagnoses without `Diagnosis.similar` have corrections as texts in `checked_sources`."""
+    matches = (SIMILAR_TEXT.fullmatch(text) for text in texts)
+    return tuple(diagnosis.SimilarIncident(*match.groups()) for match in matches if match is not None)
 
 
-def _gist(found: diagnosis.Diagnosis) -> object:
-    """What a person would call the same diagnosis: the same causes at the same places, as sure as before."""
-    return similar_incidents(found), [
-        (one.cause, one.place, round(one.confidence, 1), len(one.evidence)) for one in found.findings
+def _comparable(current: diagnosis.Diagnosis) -> object:
+    """The parts that must be equal for two diagnoses to count as the same."""
+    return similar_incidents(current), [
+        (finding.cause, finding.place, round(finding.confidence, 1), len(finding.evidence))
+        for finding in current.findings
     ]
 
 
-def _is_by_uuid(found: diagnosis.Diagnosis) -> bool:
-    """True where a GPU is called by its UUID, because no page had told its number yet."""
-    return any(one.place.is_named_in(one.title) for one in found.findings)
+def _has_uuid_title(current: diagnosis.Diagnosis) -> bool:
+    """Whether a title has the UUID of a GPU, because its index was not known yet."""
+    return any(finding.place.is_named_in(finding.title) for finding in current.findings)

@@ -1,7 +1,7 @@
-"""Facts: everything about an incident that a check may look at, gathered once.
+"""Gather the facts of an incident once, for all checks.
 
-The hub calls `gather` with the journal's events, the alerts that fire and an Engine; `explain.diagnose`
-hands the Facts to every check. What could not be seen is kept as a fact too: missing is never healthy.
+The hub calls `gather_facts` with the journal's events, the firing alerts and an engine; `explain.diagnose` passes the
+facts to every check. Data that could not be read is a fact too: missing is never healthy.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as default
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from watchkeeper.catalogue import causes, event_causes, xid
 from watchkeeper.diagnose import place_context
@@ -19,19 +20,20 @@ from watchkeeper.model.alerts import Alert
 from watchkeeper.model.events import Event, EventKind
 from watchkeeper.query import engine as engines
 
-# A cause shows itself shortly before its incident, its consequences shortly after.
-AROUND = timedelta(minutes=10)
-# An incident that is older keeps its first evidence in the journal; series are asked about this far back.
-LONGEST_WINDOW = timedelta(hours=1)
-# Logs of machines whose clocks differ by more than this cannot be put in order.
-MOST_SKEW = timedelta(seconds=5)
-# Without these fields a GPU that waits in a kernel cannot be told from one that computes.
+T = TypeVar("T")
+# The cause of an incident happens shortly before it, its consequences shortly after.
+EVENT_WINDOW = timedelta(minutes=10)
+# Series are queried this far back; the journal keeps the first evidence of older incidents.
+MAX_WINDOW = timedelta(hours=1)
+# If the clocks of nodes differ by more than this, the order of their events is uncertain.
+MAX_CLOCK_SKEW = timedelta(seconds=5)
+# Without these fields, a GPU that waits in a kernel looks like one that computes.
 PROFILING = ("DCGM_FI_PROF_SM_ACTIVE",)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuField:
-    """One series that is asked about, and how to write its number for a person."""
+    """A metric of a GPU, with its name and unit for texts."""
 
     metric: str
     label: str
@@ -63,7 +65,10 @@ EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
 
 @dataclass(frozen=True, slots=True)
 class IncidentFacts:
-    """`readings` are the last values by metric and GPU; `reporting` are the GPUs that report now, None if unknown."""
+    """The facts of one incident.
+
+    `readings` are the last values by metric and GPU; `reporting` are the GPUs that report now, None if unknown.
+    """
 
     incident: incidents.Incident
     at: datetime
@@ -73,7 +78,7 @@ class IncidentFacts:
     readings: Mapping[str, Mapping[str, float]] | None = None
     reporting: frozenset[str] | None = None
     expected_gpus: int | None = None
-    # Series of what lies around the place: its rack, its job's ranks and GPUs, its pod, what changed.
+    # Series of the rack, of the job's ranks and GPUs or of the pod, and recent changes.
     context: place_context.PlaceContext = default(default_factory=place_context.PlaceContext)
     missing_data: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
@@ -94,31 +99,31 @@ class IncidentFacts:
         return fleet.Place(self.place.cluster, node=self.place.node, gpu=uuid)
 
     def readings_by_gpu(self, field: GpuField) -> Mapping[str, float]:
-        """The last value of each GPU of the node that has one."""
+        """The last value by GPU UUID, without GPUs that have none."""
         return (self.readings or {}).get(field.metric, {})
 
     def reading(self, field: GpuField, gpu: str | None = None) -> float | None:
-        """The last value of a GPU, the incident's own if none is named."""
+        """The last value of a GPU; of the incident's GPU by default."""
         return self.readings_by_gpu(field).get(gpu or self.place.gpu or "")
 
-    def events_with_cause(self, *named: str, place: fleet.Place | None = None) -> list[Event]:
-        """Events whose cause is one of these, at or inside the place (the incident's own if none is named)."""
-        inside = place or self.place
-        return [event for event in self.events if cause_of(event) in named and inside.encloses(event.place)]
+    def events_with_cause(self, *cause_ids: str, place: fleet.Place | None = None) -> list[Event]:
+        """Events with one of these causes at or inside the place; the incident's place by default."""
+        outer = place or self.place
+        return [event for event in self.events if cause_of(event) in cause_ids and outer.encloses(event.place)]
 
-    def members_with_cause(self, *named: str) -> list[incidents.Member]:
-        return [member for member in self.incident.members if member.cause in named]
+    def members_with_cause(self, *cause_ids: str) -> list[incidents.Member]:
+        return [member for member in self.incident.members if member.cause in cause_ids]
 
 
 def cause_of(event: Event) -> str | None:
-    """What the catalogue, or the event itself, says that it means; None for kinds that name no fault."""
+    """The cause of an event from the catalogue or from the event itself; None for kinds that are no fault."""
     if event.kind is EventKind.XID and event.code is not None:
         return xid.lookup(event.code).cause
-    named = event.fields.get("cause", "")
-    if named:
-        return causes.lookup(named).cause
-    said = event_causes.cause_of(event.kind)
-    return None if said == diagnosis.UNKNOWN_CAUSE else said
+    cause_id = event.fields.get("cause", "")
+    if cause_id:
+        return causes.lookup(cause_id).cause
+    kind_cause = event_causes.cause_of(event.kind)
+    return None if kind_cause == diagnosis.UNKNOWN_CAUSE else kind_cause
 
 
 def is_hardware_fault(event: Event) -> bool:
@@ -127,12 +132,11 @@ def is_hardware_fault(event: Event) -> bool:
 
 
 def event_evidence(event: Event) -> diagnosis.Evidence:
-    """The kernel's own words."""
     return diagnosis.Evidence(f"kernel log of {event.place.node}", event.text, at=event.at, place=event.place)
 
 
 def reading_evidence(facts: IncidentFacts, field: GpuField, gpu: str | None = None) -> diagnosis.Evidence | None:
-    """A series with its value, as evidence; None when it was not seen."""
+    """A reading as evidence; None without a reading."""
     uuid, value = gpu or facts.place.gpu, facts.reading(field, gpu)
     if uuid is None or value is None:
         return None
@@ -145,8 +149,8 @@ def member_evidence(member: incidents.Member) -> diagnosis.Evidence:
     return diagnosis.Evidence(source, member.text, at=member.since, place=member.place)
 
 
-def without_none(*evidence: diagnosis.Evidence | None) -> tuple[diagnosis.Evidence, ...]:
-    return tuple(item for item in evidence if item is not None)
+def without_none(*items: T | None) -> tuple[T, ...]:
+    return tuple(item for item in items if item is not None)
 
 
 def gather_facts(
@@ -158,77 +162,77 @@ def gather_facts(
     firing: Iterable[Alert] = (),
     names: Callable[[fleet.Place], str] = str,
 ) -> IncidentFacts:
-    """Look at everything once: at most 20 questions to the engine, one to the journal."""
+    """Gather all facts once, with at most 20 queries to the engine and one to the journal."""
     first = min((member.since for member in incident.members), default=incident.opened_at)
-    since, until = first - AROUND, min(now, first + AROUND)
+    since, until = first - EVENT_WINDOW, min(now, first + EVENT_WINDOW)
     node = fleet.Place(incident.place.cluster, node=incident.place.node, domain=incident.place.domain)
-    found = tuple(events_at(node, since, until)) if since <= until else ()
+    node_events = tuple(events_at(node, since, until)) if since <= until else ()
     refs = {member.ref for member in incident.members}
-    looked = [f"kernel log of {names(node)}, {since:%H:%M} to {until:%H:%M} UTC: {len(found)} events"]
-    window = min(max(now - first, timedelta(0)) + AROUND, LONGEST_WINDOW)
-    questions = place_context.PlaceQueries(engine, incident.place, clock.to_ms(now), window=window)
-    around = place_context.gather_context(questions)
-    unseen = [*_skew(found)]
+    sources = [f"kernel log of {names(node)}, {since:%H:%M} to {until:%H:%M} UTC: {len(node_events)} events"]
+    window = min(max(now - first, timedelta(0)) + EVENT_WINDOW, MAX_WINDOW)
+    queries = place_context.PlaceQueries(engine, incident.place, clock.to_ms(now), window=window)
+    context = place_context.gather_context(queries)
+    missing_data = [*_clock_skew(node_events)]
     if incident.place.node is None:
-        nodes = {name for row, _ in around.rows(UTILISATION.metric) if (name := row.get("Hostname"))}
-        # Node by node: in a storm the events of the whole cluster are ten thousands, and most are of others.
+        nodes = {name for row, _ in context.rows(UTILISATION.metric) if (name := row.get("Hostname"))}
+        # Node by node: in a storm the cluster has tens of thousands of events, most of them on other nodes.
         places = [fleet.Place(incident.place.cluster, node=name) for name in sorted(nodes)]
-        inside = [event for place in places for event in events_at(place, since, until)]
-        found = tuple(sorted(inside, key=lambda event: event.at)) or found
-        unseen += questions.failures
-        if not around.series_count:
-            unseen.append(f"series: {names(incident.place)} is no single node, and nothing tells about it")
-        looked.append(f"{around.series_count} series around {names(incident.place)}, {questions.query_count} questions")
+        place_events = [event for place in places for event in events_at(place, since, until)]
+        node_events = tuple(sorted(place_events, key=lambda event: event.at)) or node_events
+        missing_data += queries.failures
+        if not context.series_count:
+            missing_data.append(f"no series for {names(incident.place)}")
+        sources.append(f"{context.series_count} series about {names(incident.place)}, {queries.query_count} queries")
         return IncidentFacts(
-            incident, now, names, found, context=around, sources=tuple(looked), missing_data=tuple(unseen)
+            incident, now, names, node_events, context=context, sources=tuple(sources), missing_data=tuple(missing_data)
         )  # fmt: skip
-    readings = questions.readings_by_gpu([field.metric for field in FIELDS])
-    reporting = questions.reporting_gpus(TEMPERATURE.metric)
-    expected = questions.expected_gpus(EXPECTED_GPUS)
-    unseen += [*questions.failures, *_missing(incident.place, readings, names=names)]
-    unseen += (
+    readings = queries.readings_by_gpu([field.metric for field in FIELDS])
+    reporting = queries.reporting_gpus(TEMPERATURE.metric)
+    expected = queries.expected_gpus(EXPECTED_GPUS)
+    missing_data += [*queries.failures, *_missing_series(incident.place, readings, names=names)]
+    missing_data += (
         []
-        if around.peer_temperatures is not None
-        else [f"no rack or leaf of {names(node)}: nothing to compare it with"]
+        if context.peer_temperatures is not None
+        else [f"no rack or leaf for {names(node)}, so no neighbours to compare with"]
     )
     if expected is None:
-        unseen.append(f"no {EXPECTED_GPUS} for {names(node)}: nobody said how many GPUs it should have")
-    looked.append(f"{sum(bool(values) for values in readings.values())} of {len(FIELDS)} series of {names(node)}")
+        missing_data.append(f"no {EXPECTED_GPUS} for {names(node)}: the expected number of GPUs is unknown")
+    sources.append(f"{sum(bool(values) for values in readings.values())} of {len(FIELDS)} series of {names(node)}")
     return IncidentFacts(
         incident=incident,
         at=now,
         names=names,
-        events=found,
+        events=node_events,
         alerts=tuple(alert for alert in firing if str(alert.labels) in refs),
         readings=readings,
         reporting=reporting,
         expected_gpus=expected,
-        context=around,
-        missing_data=tuple(unseen),
-        sources=tuple(looked),
+        context=context,
+        missing_data=tuple(missing_data),
+        sources=tuple(sources),
     )
 
 
-def _missing(
+def _missing_series(
     place: fleet.Place, readings: Mapping[str, Mapping[str, float]], *, names: Callable[[fleet.Place], str]
 ) -> list[str]:
-    """One line for each series that this GPU, or the whole node, does not have; one in all if it has none."""
-    is_there = {metric: place.gpu in values if place.gpu else bool(values) for metric, values in readings.items()}
-    if not any(is_there.values()):
-        return [f"not one of the {len(is_there)} series of {names(place)}"]
-    gaps = [f"no {metric} for {names(place)}" for metric, there in is_there.items() if not there]
-    if any(not is_there[metric] for metric in PROFILING):
-        gaps.append("no profiling fields (DCGM_FI_PROF_*): 100 % utilisation may be work or waiting")
+    """A text for each missing series of this GPU or node; a single text if all are missing."""
+    is_present = {metric: place.gpu in values if place.gpu else bool(values) for metric, values in readings.items()}
+    if not any(is_present.values()):
+        return [f"none of the {len(is_present)} series of {names(place)}"]
+    gaps = [f"no {metric} for {names(place)}" for metric, has_samples in is_present.items() if not has_samples]
+    if any(not is_present[metric] for metric in PROFILING):
+        gaps.append("no profiling fields (DCGM_FI_PROF_*): 100 % utilisation may be work or a wait in a kernel")
     return gaps
 
 
-def _skew(events: Sequence[Event]) -> list[str]:
-    """A line for each node whose clock is not ours: an event cannot be received before it happened."""
+def _clock_skew(events: Sequence[Event]) -> list[str]:
+    """A text for each node whose clock is ahead of the hub's, because events arrived before their time."""
     ahead: dict[str, timedelta] = {}
     for event in events:
-        if event.received_at is not None and event.place.node and event.at - event.received_at > MOST_SKEW:
-            ahead[event.place.node] = max(ahead.get(event.place.node, MOST_SKEW), event.at - event.received_at)
+        if event.received_at is not None and event.place.node and event.at - event.received_at > MAX_CLOCK_SKEW:
+            ahead[event.place.node] = max(ahead.get(event.place.node, MAX_CLOCK_SKEW), event.at - event.received_at)
     return [
-        f"the clock of {node} is {by.total_seconds():.0f} s ahead of ours: the order of events is uncertain"
-        for node, by in ahead.items()
+        f"the clock of {node} is {lead.total_seconds():.0f} s ahead of the hub's: the order of events is uncertain"
+        for node, lead in ahead.items()
     ]

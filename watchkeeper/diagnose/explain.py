@@ -1,9 +1,8 @@
-"""From facts to a diagnosis: every check once, the catalogue for the rest, ranked.
+"""Turn facts into a diagnosis: run every check once, add the catalogue's finding, rank them.
 
-The hub calls `diagnose` when an incident opens or changes, keeps the Diagnosis in the journal and
-hands its best finding to remediate. An incident is about one family of causes: what else is wrong at its
-place has an incident of its own and is only mentioned, unless it is what brought this one about. Guards and
-logs of the checks live here, not in the checks.
+The hub calls `diagnose` when an incident opens or changes, stores the Diagnosis in the journal and passes its best
+finding to remediate. An incident is about one family of causes. Other faults at its place have their own incidents and
+are only mentioned, unless they caused this one. Guards and logs of the checks are here, not in the checks.
 """
 
 from __future__ import annotations
@@ -26,105 +25,107 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CheckResults:
-    """`silent` names the checks that broke; a check that broke has not said that all is well."""
+    """`failures` are texts about checks that failed; a failed check does not mean that all is well."""
 
     findings: tuple[Finding, ...]
     failures: tuple[str, ...]
 
 
 def run_checks(facts: IncidentFacts, checks: Iterable[Check] = CHECKS) -> CheckResults:
-    findings, silent = [], []
+    findings, failures = [], []
     for check in checks:
         try:
-            found = check(facts)
-        # Deliberately wide: one broken check must not cost the answers of the others.
+            finding = check(facts)
+        # Deliberately everything: one failed check must not cost the findings of the others.
         except Exception as error:
             name = getattr(check, "__name__", str(check))
-            log.exception("Check failed", extra=fields(check=name, incident=facts.incident.id))
-            silent.append(f"check {name} gave no answer: {type(error).__name__}: {error}")
+            log.exception("check failed", extra=fields(check=name, incident=facts.incident.id))
+            failures.append(f"check {name} failed: {type(error).__name__}: {error}")
             continue
-        if found is not None:
-            findings.append(found)
-    return CheckResults(tuple(findings), tuple(silent))
+        if finding is not None:
+            findings.append(finding)
+    return CheckResults(tuple(findings), tuple(failures))
 
 
 def diagnose(facts: IncidentFacts, now: datetime, *, checks: Iterable[Check] = CHECKS) -> Diagnosis:
-    """Ranked findings, never empty: the last answer is `unknown`, with what to collect next."""
-    answers = run_checks(facts, checks)
-    findings = [finding for finding in answers.findings if _is_about(facts, finding)]
-    findings += _closer_looks(facts, answers.findings, findings)
-    others = [finding for finding in answers.findings if finding not in findings]
+    """Return ranked findings, never empty: without a finding the cause is `unknown`, with what to collect next."""
+    results = run_checks(facts, checks)
+    findings = [finding for finding in results.findings if _is_about(facts, finding)]
+    findings += _better_rivals(facts, results.findings, findings)
+    others = [finding for finding in results.findings if finding not in findings]
     if facts.incident.cause not in {finding.cause for finding in findings}:
-        spare = from_catalogue(facts)
-        # A check that looked closer and found a better cause makes the incident's first guess obsolete.
-        if spare is not None and not any(finding.confidence > spare.confidence for finding in findings):
-            findings.append(spare)
+        catalogue_finding = from_catalogue(facts)
+        # A finding with higher confidence replaces the cause that the incident opened with.
+        if catalogue_finding is not None and not any(
+            finding.confidence > catalogue_finding.confidence for finding in findings
+        ):
+            findings.append(catalogue_finding)
     if not findings:
         findings.append(unknown(facts))
-    also = (f"also here: {finding.title} ({finding.cause})" for finding in others)
-    changed = (f"changed: {change}" for change in facts.context.changes)
-    ranked = rank_findings(tuple(_as_sure_as_seen(facts, finding) for finding in findings))
-    looked_at = (
+    also_here = (f"also here: {finding.title} ({finding.cause})" for finding in others)
+    changes = (f"changed: {change}" for change in facts.context.changes)
+    ranked = rank_findings(tuple(_adjust_confidence(facts, finding) for finding in findings))
+    checked_sources = (
         *facts.sources,
-        *changed,
-        *also,
-        *(f"not seen: {gap}" for gap in facts.missing_data),
-        *answers.failures,
+        *changes,
+        *also_here,
+        *(f"missing data: {gap}" for gap in facts.missing_data),
+        *results.failures,
     )
-    return Diagnosis(facts.incident.id, now, ranked, looked_at, discriminating_check(ranked))
+    return Diagnosis(facts.incident.id, now, ranked, checked_sources, distinguishing_check(ranked))
 
 
-def _closer_looks(facts: IncidentFacts, answers: Iterable[Finding], own: list[Finding]) -> list[Finding]:
-    """Findings of a family that the incident's cause is mistaken for, where they are surer than its own family's."""
-    least = max((finding.confidence for finding in own), default=0.0)
-    mistaken = {row.rival for row in rivals.rivals_of(facts.incident.cause)}
-    near = [
+def _better_rivals(facts: IncidentFacts, all_findings: Iterable[Finding], own: list[Finding]) -> list[Finding]:
+    """Findings for causes that are often confused with the incident's cause, if they have higher confidence."""
+    own_confidence = max((finding.confidence for finding in own), default=0.0)
+    rival_causes = {row.rival for row in rivals.rivals_of(facts.incident.cause)}
+    candidates = [
         finding
-        for finding in answers
-        if finding.cause in mistaken and finding not in own and finding.confidence > least
+        for finding in all_findings
+        if finding.cause in rival_causes and finding not in own and finding.confidence > own_confidence
     ]
-    return [finding for finding in near if not _is_unrelated(facts, finding)]
+    return [finding for finding in candidates if not _is_unrelated(facts, finding)]
 
 
 def _is_unrelated(facts: IncidentFacts, finding: Finding) -> bool:
-    """Of two machines' faults neither is mistaken for the other; a workload has no machine of its own."""
+    """Whether the finding is about another node, so that the causes cannot be confused."""
     place = facts.incident.place
     return place.node is not None and not (finding.place.encloses(place) or place.encloses(finding.place))
 
 
-# Of a GPU that is hardly seen nobody may be as sure as of one that is.
-SURE_WHEN_BLIND = 0.8
+# Confidence is multiplied by this when most readings of a GPU are missing.
+MISSING_DATA_FACTOR = 0.8
 
 
-def _as_sure_as_seen(facts: IncidentFacts, finding: Finding) -> Finding:
-    """Less sure where more than half of the series are missing, or clocks disagree; a kernel line stands for itself."""
-    gaps = sum(gap.startswith(("no DCGM_", "not one of")) for gap in facts.missing_data)
-    is_blind = gaps > len(FIELDS) // 2 or any(gap.startswith("not one of") for gap in facts.missing_data)
-    has_line = any(item.source.startswith("kernel log") for item in finding.evidence)
+def _adjust_confidence(facts: IncidentFacts, finding: Finding) -> Finding:
+    """Reduce confidence if clocks disagree, or if most series are missing and no kernel log line is evidence."""
+    missing_series = sum(gap.startswith(("no DCGM_", "none of")) for gap in facts.missing_data)
+    lacks_data = missing_series > len(FIELDS) // 2 or any(gap.startswith("none of") for gap in facts.missing_data)
+    has_kernel_log = any(item.source.startswith("kernel log") for item in finding.evidence)
     has_skew = any(gap.startswith("the clock of") for gap in facts.missing_data)
-    if (is_blind and not has_line) or has_skew:
-        return replace(finding, confidence=round(finding.confidence * SURE_WHEN_BLIND, 3))
+    if (lacks_data and not has_kernel_log) or has_skew:
+        return replace(finding, confidence=round(finding.confidence * MISSING_DATA_FACTOR, 3))
     return finding
 
 
-def discriminating_check(ranked: tuple[Finding, ...]) -> str:
-    """What would tell the best answer from the next: another finding, or the rival that nothing has ruled out."""
+def distinguishing_check(ranked: tuple[Finding, ...]) -> str:
+    """The command that rules out the next likely cause: another finding, or a rival that is not ruled out."""
     if not ranked:
         return ""
     best = ranked[0]
-    dropped = {ruled.cause for ruled in best.ruled_out}
+    ruled_out = {ruled.cause for ruled in best.ruled_out}
     others = [finding.cause for finding in ranked[1:] if finding.cause != best.cause]
     rows = [rivals.rival_between(best.cause, other) for other in others]
-    rows += [row for row in rivals.rivals_of(best.cause) if row.rival not in dropped]
+    rows += [row for row in rivals.rivals_of(best.cause) if row.rival not in ruled_out]
     row = next((row for row in rows if row is not None), None)
     if row is None:
         return ""
     other = row.rival if row.cause == best.cause else row.cause
-    return f"{best.cause} or {other}? {row.tell_apart}: {row.command}"
+    return f"To rule out {other}, run: {row.command} ({row.tell_apart})"
 
 
 def _is_about(facts: IncidentFacts, finding: Finding) -> bool:
-    """True for a finding of the incident's own family, or of a grave fault that explains what gives way to it."""
+    """Whether the finding is of the incident's family, or a fault that explains the incident."""
     incident, row = facts.incident, causes.lookup(finding.cause)
     if row.family == incident.family:
         return finding.place.encloses(incident.place) or incident.place.encloses(finding.place)
@@ -132,7 +133,7 @@ def _is_about(facts: IncidentFacts, finding: Finding) -> bool:
 
 
 def supersedes(finding: Finding, incident: Incident) -> bool:
-    """True when the finding is another fault of the same or a larger place, and the incident its consequence."""
+    """Whether the finding is another fault at the same or a larger place that caused the incident."""
     row, own = causes.lookup(finding.cause), causes.lookup(incident.cause)
     is_consequence = own.is_secondary and row.explains_others and row.family != incident.family
     return is_consequence and finding.place.encloses(incident.place)

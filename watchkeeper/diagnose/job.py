@@ -1,7 +1,8 @@
-"""What a job does and why it does not get on: ranks, nodes, GPUs and links, hardware events in its time, and the cause.
+"""Explain a job: its ranks, nodes, GPUs, links and hardware events, and why it makes no progress.
 
-A job is diagnosed with the same checks as an incident of a job, whether or not an alert fires: `look` reads the series
-of its ranks and GPUs, `explain` makes the facts of them and of what happened on its nodes. `web/explain_api` asks.
+A job is diagnosed with the same checks as an incident of a job, whether or not an alert fires: `read_job` queries the
+series of its ranks and GPUs, `explain` runs the checks on them and on the events of its nodes. `web/explain_api` calls
+both.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from watchkeeper.diagnose import explain as explaining
 from watchkeeper.diagnose import place_context
 from watchkeeper.diagnose.checks import training
 from watchkeeper.diagnose.evidence import IncidentFacts, cause_of
-from watchkeeper.diagnose.explained import Explained, ExplainedLine, step_text
+from watchkeeper.diagnose.explanations import Explanation, ExplanationLine, step_text
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events, fleet, incidents, workloads
 from watchkeeper.query import engine as engines
 from watchkeeper.query import gpu_errors
 
-# Whoever makes the pods of a job writes its name into one of these labels.
+# The controller that creates the pods of a job writes the job name into one of these labels.
 NAME_LABELS = (
     "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name", "job-name", "jobset.sigs.k8s.io/jobset-name",
     "ray.io/cluster", "leaderworkerset.sigs.k8s.io/name", "volcano.sh/job-name", "pytorch-job-name",
 )  # fmt: skip
-AROUND = timedelta(hours=1)
-MILDEST = "training_slow"
+LOOKBACK = timedelta(hours=1)
+DEFAULT_CAUSE = "training_slow"
 IDLE_SM_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class JobQuery:
-    """A job by the name that a person typed, what its schedulers know of it, and the name that its ranks give it."""
+    """A job by the name that the user entered, its workloads in schedulers, and its name in rank metrics."""
 
     cluster: str
     name: str
@@ -47,7 +48,7 @@ class JobQuery:
 
 @dataclass(frozen=True, slots=True)
 class JobSeries:
-    """What the series say of a job, the nodes that it is on, and what could not be asked."""
+    """The series of a job, its nodes, and failed queries."""
 
     place: fleet.Place
     context: place_context.PlaceContext
@@ -55,34 +56,34 @@ class JobSeries:
     failures: tuple[str, ...]
 
 
-def workloads_of_job(name: str, known: Iterable[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
-    """The pods of a job by their labels or owner, or a Slurm job by its id; `namespace/name` narrows it."""
+def workloads_of_job(name: str, candidates: Iterable[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
+    """The pods of a job by label or owner, or a Slurm job by id; `namespace/name` limits it to a namespace."""
     namespace, slash, short = name.partition("/")
-    wanted = short if slash else name
+    job_name = short if slash else name
     return [
         part
-        for part in known
+        for part in candidates
         if (not slash or part.workload.namespace == namespace)
         and (
-            part.workload.name == wanted
-            or part.owner.rpartition("/")[2] == wanted
-            or any(part.labels.get(label) == wanted for label in NAME_LABELS)
+            part.workload.name == job_name
+            or part.owner.rpartition("/")[2] == job_name
+            or any(part.labels.get(label) == job_name for label in NAME_LABELS)
         )
     ]
 
 
 def read_job(engine: engines.InstantEngine, query: JobQuery, now: datetime) -> JobSeries | None:
-    """None where neither a scheduler nor a series knows the job."""
+    """The series of a job; None if no scheduler and no series has it."""
     short = query.rank_job_name or query.name.rpartition("/")[2]
     place = fleet.Place(query.cluster, domain=f"job={short}")
-    questions = place_context.PlaceQueries(engine, place, clock.to_ms(now), window=AROUND)
-    around = place_context.gather_context(questions)
-    is_told = any(name.startswith("training_") for name in around.series) or around.rows("DCGM_FI_DEV_GPU_UTIL")
-    if not is_told and not query.scheduled:
+    queries = place_context.PlaceQueries(engine, place, clock.to_ms(now), window=LOOKBACK)
+    context = place_context.gather_context(queries)
+    has_series = any(name.startswith("training_") for name in context.series) or context.rows("DCGM_FI_DEV_GPU_UTIL")
+    if not has_series and not query.scheduled:
         return None
-    nodes = sorted(_nodes(around) | {node for part in query.scheduled for node in part.nodes})
+    nodes = sorted(_gpu_nodes(context) | {node for part in query.scheduled for node in part.nodes})
     places = tuple(fleet.Place(query.cluster, node=node) for node in nodes)
-    return JobSeries(place, around, places, tuple(questions.failures))
+    return JobSeries(place, context, places, tuple(queries.failures))
 
 
 def explain(
@@ -90,136 +91,136 @@ def explain(
     series: JobSeries,
     now: datetime,
     *,
-    happened: Sequence[events.Event],
+    node_events: Sequence[events.Event],
     names: Callable[[fleet.Place], str],
-) -> Explained:
-    """`happened` are the events of its nodes, node by node, from `AROUND` ago until now."""
-    happened = tuple(event for event in happened if cause_of(event) is not None)
+) -> Explanation:
+    """Explain a job; `node_events` are the events on its nodes within LOOKBACK."""
+    node_events = tuple(event for event in node_events if cause_of(event) is not None)
     nodes = [node.node or "" for node in series.nodes]
-    asked_about = _as_incident(series.place, now, _told_cause(series.context))
-    facts = IncidentFacts(asked_about, now, names, happened, context=series.context, missing_data=series.failures)
-    answers = [finding for finding in explaining.run_checks(facts).findings if finding.cause != "unknown"]
-    ranked = sorted(answers, key=lambda finding: -finding.confidence)
-    lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *_event_lines(happened, names), *_waits(query))
-    unseen = (*facts.missing_data, *_gaps(facts))
+    job_incident = _as_incident(series.place, now, _firing_cause(series.context))
+    facts = IncidentFacts(job_incident, now, names, node_events, context=series.context, missing_data=series.failures)
+    findings = [finding for finding in explaining.run_checks(facts).findings if finding.cause != "unknown"]
+    ranked = sorted(findings, key=lambda finding: -finding.confidence)
+    lines = (*_rank_lines(facts), *_node_lines(facts, nodes), *_event_lines(node_events, names), *_pending_lines(query))
+    missing_data = (*facts.missing_data, *_missing_series(facts))
     if ranked:
         best = ranked[0]
         why = " ".join([best.why, "; ".join(item.text for item in best.evidence[:2])])
-        apart = explaining.discriminating_check(tuple(ranked))
-        steps = (*map(step_text, best.actions), *((f"To be sure: {apart}",) if apart else ()))
-        return Explained(query.name, best.title, best.cause, why, lines, "", steps, unseen)
+        check = explaining.distinguishing_check(tuple(ranked))
+        steps = (*map(step_text, best.actions), *((check,) if check else ()))
+        return Explanation(query.name, best.title, best.cause, why, lines, "", steps, missing_data)
     if query.pending_workloads:
         part = query.pending_workloads[0]
         headline = (
-            f"{len(query.pending_workloads)} of {len(query.scheduled)} parts wait: {part.reason or 'no reason given'}"
+            f"{len(query.pending_workloads)} of {len(query.scheduled)} workloads pending: {part.reason or 'no reason'}"
         )
         step = f"watchkeeper explain pod {part.workload}" if part.workload.namespace else "scontrol show job"
-        return Explained(query.name, headline, None, part.detail, lines, "", (step,), unseen)
-    return Explained(query.name, _pace(facts, nodes), None, "", lines, "", (), unseen)
+        return Explanation(query.name, headline, None, part.detail, lines, "", (step,), missing_data)
+    return Explanation(query.name, _progress_text(facts, nodes), None, "", lines, "", (), missing_data)
 
 
-def _told_cause(around: place_context.PlaceContext) -> str:
-    """What an alert about the job says that fires; without one the mildest that a job may have."""
-    told = {labels.get("cause", "") for labels, _ in around.rows(place_context.FIRING, alertstate="firing")}
+def _firing_cause(context: place_context.PlaceContext) -> str:
+    """The cause of a firing alert about the job, otherwise DEFAULT_CAUSE."""
+    firing_causes = {labels.get("cause", "") for labels, _ in context.rows(place_context.FIRING, alertstate="firing")}
     return next(
-        (row.cause for row in causes.all_causes() if row.cause in told and row.family in training.FAMILIES), MILDEST
+        (row.cause for row in causes.all_causes() if row.cause in firing_causes and row.family in training.FAMILIES),
+        DEFAULT_CAUSE,
     )
 
 
 def _as_incident(place: fleet.Place, now: datetime, cause: str) -> incidents.Incident:
-    """What the checks ask of an incident: that it is about a job."""
+    """An incident about the job, which the checks need."""
     return incidents.Incident(
         incidents.IncidentId("none"), place, "", alerts.Severity.INFO, incidents.IncidentState.OPEN, now,
         cause, causes.lookup(cause).family, (),
     )  # fmt: skip
 
 
-def _nodes(around: place_context.PlaceContext) -> set[str]:
-    return {labels.get("Hostname", "") for labels, _ in around.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
+def _gpu_nodes(context: place_context.PlaceContext) -> set[str]:
+    return {labels.get("Hostname", "") for labels, _ in context.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
 
 
-def _pace(facts: IncidentFacts, nodes: Sequence[str]) -> str:
+def _progress_text(facts: IncidentFacts, nodes: Sequence[str]) -> str:
     age, world = training.step_age_seconds(facts), facts.context.max_value(training.WORLD)
     ranks = "" if world is None else f"{world:g} ranks on "
-    where = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-    step = "no rank tells about its steps" if age is None else f"the last step ended {age:.0f} s ago"
-    return f"{ranks}{where}; {step}"
+    nodes_text = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    step = "no rank reports its steps" if age is None else f"the last step ended {age:.0f} s ago"
+    return f"{ranks}{nodes_text}; {step}"
 
 
-def _rank_lines(facts: IncidentFacts) -> list[ExplainedLine]:
-    """Ranks that stand out; thousands that do not are one line."""
-    gone, seconds = training.missing_ranks(facts), training.compute_seconds(facts)
-    lines = [ExplainedLine(f"rank {rank}", "missing: it says nothing any more") for rank in gone[:8]]
+def _rank_lines(facts: IncidentFacts) -> list[ExplanationLine]:
+    """A line for each missing or slow rank; all others share one line."""
+    missing, seconds = training.missing_ranks(facts), training.compute_seconds(facts)
+    lines = [ExplanationLine(f"rank {rank}", "missing: does not report") for rank in missing[:8]]
     if seconds:
         ordered = sorted(seconds.values())
-        middle = ordered[len(ordered) // 2]
+        median = ordered[len(ordered) // 2]
         late = [rank for rank in training.late_ranks(facts) if rank in seconds]
         for rank in late[-8:]:
             gpu = training.gpu_of_rank(facts, int(rank)) if rank.isdigit() else None
             where = f" on {facts.names(gpu)}" if gpu is not None else ""
             lines.append(
-                ExplainedLine(
-                    f"rank {rank}", f"slow: {seconds[rank]:.2g} s a step, the middle is {middle:.2g} s{where}"
-                )
+                ExplanationLine(f"rank {rank}", f"slow: {seconds[rank]:.2g} s per step, median {median:.2g} s{where}")
             )
         lines.append(
-            ExplainedLine("ranks", f"{len(seconds) - len(late)} of {len(seconds)} compute about {middle:.2g} s a step")
+            ExplanationLine(
+                "ranks", f"{len(seconds) - len(late)} of {len(seconds)} compute about {median:.2g} s per step"
+            )
         )
-    share = facts.context.max_value(training.WAIT)
+    share = facts.context.max_value(place_context.WAIT_SHARE)
     return (
-        lines
-        if share is None
-        else [*lines, ExplainedLine("input", f"{share:.0%} of the time passes in waiting for it")]
+        lines if share is None else [*lines, ExplanationLine("input", f"ranks wait for input {share:.0%} of the time")]
     )
 
 
-def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplainedLine]:
+def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplanationLine]:
     lines = []
     for node in nodes:
-        here = [(labels, value) for labels, value in facts.context.rows("DCGM_FI_DEV_GPU_UTIL", Hostname=node)]
+        gpus = [(labels, value) for labels, value in facts.context.rows("DCGM_FI_DEV_GPU_UTIL", Hostname=node)]
         clocks = [value for _, value in facts.context.rows("DCGM_FI_DEV_SM_CLOCK", Hostname=node)]
         busy = [value for _, value in facts.context.rows("DCGM_FI_PROF_SM_ACTIVE", Hostname=node)]
-        slowed = [
+        throttled = [
             labels.get("gpu", "?")
             for labels, value in facts.context.rows(gpu_errors.CLOCK_REASONS, Hostname=node)
             if gpu_errors.is_throttled(value)
         ]
-        read = facts.context.rows(place_context.READ_NOW, Hostname=node)
-        parts = [f"{len(here)} GPUs" if here else "GPUs not seen"]
-        parts += [f"{len(here) - len(read)} of them no longer read"] if len(read) < len(here) else []
+        reporting = facts.context.rows(place_context.REPORTING_GPUS, Hostname=node)
+        parts = [f"{len(gpus)} GPUs" if gpus else "GPUs unknown"]
+        parts += [f"{len(gpus) - len(reporting)} not reporting"] if len(reporting) < len(gpus) else []
         parts += [f"clock {min(clocks):.0f} to {max(clocks):.0f} MHz"] if clocks else []
         parts += [f"{sum(value < IDLE_SM_SHARE for value in busy)} idle"] if busy else []
-        parts += [f"slowed down: GPU {', '.join(slowed[:8])}"] if slowed else []
-        lines.append(ExplainedLine(node, ", ".join(parts)))
-    ports = facts.context.rows("ib_errors_per_second")
+        parts += [f"throttled: GPU {', '.join(throttled[:8])}"] if throttled else []
+        lines.append(ExplanationLine(node, ", ".join(parts)))
+    ports = facts.context.rows(place_context.PORT_ERRORS)
     return lines + [
-        ExplainedLine(
-            labels.get("instance", "?").rsplit(":", 1)[0], f"port {labels.get('device', '?')} is down or loses symbols"
+        ExplanationLine(
+            labels.get("instance", "?").rsplit(":", 1)[0],
+            f"port {labels.get('device', '?')} is down or has symbol errors",
         )
         for labels, _ in ports[:8]
     ]
 
 
-def _event_lines(happened: Sequence[events.Event], names: Callable[[fleet.Place], str]) -> list[ExplainedLine]:
+def _event_lines(node_events: Sequence[events.Event], names: Callable[[fleet.Place], str]) -> list[ExplanationLine]:
     return [
-        ExplainedLine(f"{event.at:%H:%M:%S} UTC", f"{names(event.place)}: {event.text[:120]}")
-        for event in happened[-8:]
+        ExplanationLine(f"{event.at:%H:%M:%S} UTC", f"{names(event.place)}: {event.text[:120]}")
+        for event in node_events[-8:]
     ]
 
 
-def _waits(asked: JobQuery) -> list[ExplainedLine]:
+def _pending_lines(query: JobQuery) -> list[ExplanationLine]:
     return [
-        ExplainedLine(str(part.workload), f"waits: {part.reason or 'no reason given'}")
-        for part in asked.pending_workloads[:8]
+        ExplanationLine(str(part.workload), f"pending: {part.reason or 'no reason'}")
+        for part in query.pending_workloads[:8]
     ]
 
 
-def _gaps(facts: IncidentFacts) -> list[str]:
+def _missing_series(facts: IncidentFacts) -> list[str]:
     gaps = []
     if not facts.context.rows(training.LAST_STEP):
-        gaps.append("the ranks' own series (training_*): only the scheduler and the GPUs speak")
+        gaps.append("no rank metrics (training_*): steps and ranks are unknown")
     if not facts.context.rows("DCGM_FI_DEV_GPU_UTIL"):
-        gaps.append("which GPUs it holds: no exporter names its pods or its Slurm id")
+        gaps.append("GPUs of the job: no exporter reports its pods or its Slurm job id")
     if facts.context.rows("DCGM_FI_DEV_GPU_UTIL") and not facts.context.rows("DCGM_FI_PROF_SM_ACTIVE"):
-        gaps.append("profiling fields (DCGM_FI_PROF_*): 100 % utilisation may be work or waiting")
+        gaps.append("no profiling fields (DCGM_FI_PROF_*): 100 % utilisation may be work or a wait in a kernel")
     return gaps

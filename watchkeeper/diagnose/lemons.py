@@ -1,9 +1,9 @@
-"""Lemon nodes: which machines break more often than chance would have it, and which are on their way there.
+"""Rank lemon nodes: nodes that fail more often than chance explains, or whose error counters increase.
 
-`rank` is pure. From the journal's history each node has a count of hardware incidents in a time at risk; a node with
-few hours in the fleet is drawn towards the fleet's own rate (a gamma prior of one average node-month), so that one
-fault of a new node does not make it the worst. Trends of its counters come on top as reasons, each with its factor.
-`web/lemons_api` asks for it; `watchkeeper lemons` prints it.
+`rank_lemons` is pure. Each node has a number of hardware incidents in its time in the fleet. The rate of a node with
+little time is shifted towards the rate of the fleet (a gamma prior of one average node-month), so that one fault of a
+new node does not make it the worst. Each counter trend multiplies the rate by a factor and is a reason.
+`web/causes_api` calls this; `watchkeeper lemons` prints it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from datetime import datetime, timedelta
 from watchkeeper.catalogue import causes
 from watchkeeper.model import fleet, incidents
 
-# A prior worth this many unit-months at the fleet's own rate: enough to calm a unit that has just come.
+# The prior has the weight of this many node-months at the fleet's rate, which matters only for new nodes.
 PRIOR_MONTHS = 1.0
 MONTH = timedelta(days=30)
-# Below this chance of so many faults by luck, with the whole fleet looked at, a unit is called a lemon.
-SURPRISING = 0.05
-# What a trend is worth beside a history: each multiplies the hazard.
+# A node is a lemon if the chance of its faults, corrected for the size of the fleet, is below this.
+MAX_CHANCE = 0.05
+# Each trend multiplies the hazard by its factor.
 TREND_FACTORS = {
     "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": 1.5,
     "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": 1.5,
@@ -30,12 +30,12 @@ TREND_FACTORS = {
     "node_infiniband_symbol_error_total": 1.3,
     "DCGM_FI_DEV_SM_CLOCK": 1.3,
 }
-MOST_REASONS = 6
+MAX_REASONS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """Faults of one unit in the months that it was at risk; `causes` counts them by cause."""
+class FaultHistory:
+    """The hardware faults of a node in `months`; `causes` counts them by cause."""
 
     name: str
     months: float
@@ -45,8 +45,8 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
-    """A counter of a unit that grows, or a clock that lags; `text` says by how much."""
+class CounterTrend:
+    """An error counter of a node that increases, or a low clock; `text` has the amount."""
 
     name: str
     metric: str
@@ -55,9 +55,9 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Lemon:
-    """`hazard` is expected faults a month; `times_fleet` against the fleet; `chance` of so many faults by luck.
+    """`hazard` is expected faults per month, `times_fleet` its ratio to the fleet's rate.
 
-    `is_lemon`: that chance is small even though the whole fleet was looked at.
+    `chance` is the probability of this many faults by chance; `is_lemon` if it is small for a fleet of this size.
     """
 
     name: str
@@ -69,59 +69,62 @@ class Lemon:
     reasons: tuple[str, ...]
 
 
-def histories(
+def fault_histories(
     incidents_in_window: Iterable[incidents.Incident], nodes: Iterable[fleet.Place], *, since: datetime, now: datetime
-) -> list[History]:
-    """Hardware faults of each node; an incident that came back counts each time, one of the application never."""
-    found: dict[str, dict[str, int]] = {place.node: {} for place in nodes if place.node is not None}
+) -> list[FaultHistory]:
+    """Hardware faults of each node; each reopening of an incident counts, application faults do not."""
+    counts_by_node: dict[str, dict[str, int]] = {place.node: {} for place in nodes if place.node is not None}
     last: dict[str, datetime] = {}
     for incident in incidents_in_window:
         node = incident.place.node
         if node is None or incident.opened_at < since or not causes.lookup(incident.cause).is_hardware:
             continue
-        counts = found.setdefault(node, {})
+        counts = counts_by_node.setdefault(node, {})
         counts[incident.cause] = counts.get(incident.cause, 0) + 1 + incident.reopened
         last[node] = max(incident.opened_at, last.get(node, incident.opened_at))
     months = max((now - since) / MONTH, 1 / 30)
-    return [History(name, months, sum(counts.values()), counts, last.get(name)) for name, counts in found.items()]
+    return [
+        FaultHistory(name, months, sum(counts.values()), counts, last.get(name))
+        for name, counts in counts_by_node.items()
+    ]
 
 
-def rank_lemons(units: Sequence[History], trends: Iterable[Trend] = ()) -> list[Lemon]:
-    """The most hazardous first; units without a fault or a trend are left out."""
+def rank_lemons(units: Sequence[FaultHistory], trends: Iterable[CounterTrend] = ()) -> list[Lemon]:
+    """Rank nodes by hazard, the highest first; nodes without a fault or a trend are omitted."""
     total = sum(unit.months for unit in units)
     if not total:
         return []
     rate = sum(unit.faults for unit in units) / total
-    by_name: dict[str, list[Trend]] = {}
+    by_name: dict[str, list[CounterTrend]] = {}
     for trend in trends:
         by_name.setdefault(trend.name, []).append(trend)
-    found = [
-        _judge(unit, rate, len(units), trends=by_name.get(unit.name, []))
+    lemons = [
+        _score(unit, rate, len(units), trends=by_name.get(unit.name, []))
         for unit in units
         if unit.faults or unit.name in by_name
     ]
-    return sorted(found, key=lambda one: (-one.hazard, one.name))
+    return sorted(lemons, key=lambda lemon: (-lemon.hazard, lemon.name))
 
 
-def _judge(unit: History, rate: float, units: int, *, trends: Sequence[Trend]) -> Lemon:
+def _score(unit: FaultHistory, rate: float, units: int, *, trends: Sequence[CounterTrend]) -> Lemon:
     prior = rate * PRIOR_MONTHS
     hazard = (unit.faults + prior) / (unit.months + PRIOR_MONTHS)
     factor = math.prod(TREND_FACTORS.get(metric, 1.2) for metric in {trend.metric for trend in trends})
-    chance = chance_of(unit.faults, rate * unit.months)
+    chance = chance_of_faults(unit.faults, rate * unit.months)
     reasons = [f"{count}× {cause}" for cause, count in sorted(unit.causes.items(), key=lambda item: -item[1])]
     reasons += [trend.text for trend in trends]
     if unit.last_at is not None:
         reasons.append(f"last {unit.last_at:%Y-%m-%d}")
-    # With n units looked at, the luckless one of them is no surprise: Bonferroni's correction.
-    is_lemon = unit.faults > 1 and chance * units < SURPRISING
+    # With n nodes, one unlucky node is expected: Bonferroni correction.
+    is_lemon = unit.faults > 1 and chance * units < MAX_CHANCE
     times = hazard * factor / rate if rate else factor
     return Lemon(
-        unit.name, hazard * factor, times, unit.faults, min(1.0, chance), is_lemon, tuple(reasons[:MOST_REASONS])
+        unit.name, hazard * factor, times, unit.faults, min(1.0, chance), is_lemon, tuple(reasons[:MAX_REASONS])
     )  # fmt: skip
 
 
-def chance_of(faults: int, expected: float) -> float:
-    """How likely so many faults or more are where `expected` are usual (Poisson); 1 where no time was at risk."""
+def chance_of_faults(faults: int, expected: float) -> float:
+    """The probability of at least this many faults if `expected` are expected (Poisson); 1 without time at risk."""
     if faults <= 0 or expected <= 0:
         return 1.0
     below, term = 0.0, math.exp(-expected)
@@ -131,7 +134,7 @@ def chance_of(faults: int, expected: float) -> float:
     return max(0.0, 1.0 - below)
 
 
-# Growth over a week that is no noise; the clock of a busy GPU against the middle of its model in the fleet.
+# Increases over a week above noise; the clock of a busy GPU compared with the median of its GPU model.
 TREND_WINDOW = "7d"
 TREND_EXPRS = {
     "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": "sum by (Hostname) (increase(DCGM_FI_DEV_ECC_SBE_AGG_TOTAL[{w}])) > 100",
@@ -152,13 +155,13 @@ TREND_EXPRS = {
         "avg_over_time(DCGM_FI_DEV_SM_CLOCK[1h]) and DCGM_FI_DEV_GPU_UTIL > 80)"
     ),
 }
-TREND_WORDS = {
+TREND_TEXTS = {
     "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL": "{value:.0f} corrected memory errors in {w}",
     "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": "{value:.0f} rows remapped after corrected errors in {w}",
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "{value:.0f} rows remapped after uncorrectable errors in {w}",
     "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "{value:.0f} PCIe replays in {w}",
     "node_infiniband_symbol_error_total": "{value:.0f} InfiniBand symbol errors in {w}",
-    "DCGM_FI_DEV_SM_CLOCK": "{value:.0f} MHz under load, its model's middle is a sixth higher or more",
+    "DCGM_FI_DEV_SM_CLOCK": "{value:.0f} MHz under load, at least 15 % below the median of its GPU model",
 }
 
 
@@ -166,5 +169,5 @@ def trend_queries(window: str = TREND_WINDOW) -> dict[str, str]:
     return {metric: expr.replace("{w}", window) for metric, expr in TREND_EXPRS.items()}
 
 
-def make_trend(name: str, metric: str, value: float, *, window: str = TREND_WINDOW) -> Trend:
-    return Trend(name, metric, TREND_WORDS[metric].format(value=value, w=window))
+def make_trend(name: str, metric: str, value: float, *, window: str = TREND_WINDOW) -> CounterTrend:
+    return CounterTrend(name, metric, TREND_TEXTS[metric].format(value=value, w=window))

@@ -1,20 +1,20 @@
-"""What is so about one node: its schedulers' words, its GPUs, what is wrong, what changed, and whether it takes work.
+"""Explain a node: its state in schedulers, its GPUs, incidents and changes, and whether it accepts workloads.
 
-`web/explain_api` gives what the hub knows; nothing is asked here.
+`web/explain_api` passes what the hub knows; this module queries nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from watchkeeper.diagnose.explained import Explained, ExplainedLine, step_text
+from watchkeeper.diagnose.explanations import Explanation, ExplanationLine, step_text
 from watchkeeper.model import alerts, cluster, diagnosis, incidents
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSummary:
-    """Everything about one node. `reporting` and `expected` GPUs are None where nobody says."""
+    """What the hub knows about a node; `reporting` and `expected` are counts of GPUs, None if unknown."""
 
     name: str
     scheduler_nodes: Sequence[cluster.ScheduledNode] = ()
@@ -26,78 +26,72 @@ class NodeSummary:
     missing_data: tuple[str, ...] = ()
 
 
-def explain(known: NodeSummary) -> Explained:
-    """The gravest open incident is the answer; without one, whatever keeps work away."""
-    worst = max(known.incidents, key=lambda one: (one[0].severity.rank, -one[0].opened_at.timestamp()), default=None)
-    lines = (*_word_lines(known), *_gpu_lines(known), *_trouble_lines(known), *_change_lines(known))
-    closed = _why_closed(known)
-    if worst is not None and worst[0].severity is not alerts.Severity.INFO:
-        incident, finding = worst
-        steps = tuple(map(step_text, finding.actions[:3])) if finding is not None else ()
-        why = finding.why if finding is not None else "not diagnosed yet"
-        headline = f"{incident.title} ({incident.id})" + (f"; {closed}" if closed else "")
-        return Explained(known.name, headline, incident.cause, why, lines, "", steps, known.missing_data)
-    if closed:
-        return Explained(known.name, closed, None, "", lines, _change(known), (), known.missing_data)
-    if not known.scheduler_nodes and known.reporting is None:
-        return Explained(known.name, "nobody says anything about it now", None, "", lines, "", (), known.missing_data)
-    return Explained(
-        known.name,
-        "nothing is wrong with it" + (", and it takes work" if known.scheduler_nodes else " that can be seen"),
-        None,
-        "",
-        lines,
-        "",
-        (),
-        known.missing_data,
-    )
+def explain(summary: NodeSummary) -> Explanation:
+    """Explain a node by its most severe open incident, otherwise by why it accepts no workloads."""
+    lines = (*_scheduler_lines(summary), *_gpu_lines(summary), *_incident_lines(summary), *_change_lines(summary))
+    base = Explanation(summary.name, "", lines=lines, missing_data=summary.missing_data)
+    blocker = _blocker(summary)
+    by_severity = sorted(summary.incidents, key=lambda pair: (-pair[0].severity.rank, pair[0].opened_at))
+    for incident, finding in by_severity[:1]:
+        if incident.severity is not alerts.Severity.INFO:
+            return replace(
+                base,
+                headline=f"{incident.title} ({incident.id})" + (f"; {blocker}" if blocker else ""),
+                cause=incident.cause,
+                why=finding.why if finding is not None else "not diagnosed yet",
+                steps=tuple(map(step_text, finding.actions[:3])) if finding is not None else (),
+            )
+    if blocker:
+        return replace(base, headline=blocker, change=_return_command(summary))
+    if not summary.scheduler_nodes and summary.reporting is None:
+        return replace(base, headline="no scheduler or exporter reports this node now")
+    return replace(base, headline="no problem detected" + (", accepts workloads" if summary.scheduler_nodes else ""))
 
 
-def _why_closed(known: NodeSummary) -> str:
-    for word in known.scheduler_nodes:
-        by = f" by {word.unschedulable_by}" if word.unschedulable_by else ""
-        reason = f": {word.reason}" if word.reason else ""
-        if word.is_ready is False:
-            return f"is {word.state} for {word.source}{reason}"
-        if not word.is_schedulable:
-            return f"is closed for work ({word.state}){by}{reason}"
-        if word.gpus and word.allocatable_gpus == 0:
-            return f"has {word.gpus} GPUs and offers none: its device plugin is gone or finds them all unhealthy"
-    missing = (known.expected or 0) - (known.reporting or 0)
-    if known.expected is not None and known.reporting is not None and missing > 0:
-        return f"{missing} of {known.expected} GPUs do not report"
+def _blocker(summary: NodeSummary) -> str:
+    """Why the node accepts no workloads; empty if it does."""
+    for node in summary.scheduler_nodes:
+        by = f" by {node.unschedulable_by}" if node.unschedulable_by else ""
+        reason = f": {node.reason}" if node.reason else ""
+        if node.is_ready is False:
+            return f"is {node.state} in {node.source}{reason}"
+        if not node.is_schedulable:
+            return f"accepts no workloads ({node.state}){by}{reason}"
+        if node.gpus and node.allocatable_gpus == 0:
+            return f"has {node.gpus} GPUs, 0 allocatable: its device plugin is down or reports all GPUs as unhealthy"
+    missing = (summary.expected or 0) - (summary.reporting or 0)
+    if summary.expected is not None and summary.reporting is not None and missing > 0:
+        return f"{missing} of {summary.expected} GPUs do not report"
     return ""
 
 
-def _change(known: NodeSummary) -> str:
-    for word in known.scheduler_nodes:
-        if word.is_ready is not False and not word.is_schedulable:
-            if word.source == "kubernetes":
-                return f"kubectl uncordon {known.name}, once the reason is gone"
-            return f"scontrol update NodeName={known.name} State=RESUME, once the reason is gone"
+def _return_command(summary: NodeSummary) -> str:
+    for node in summary.scheduler_nodes:
+        if node.is_ready is not False and not node.is_schedulable:
+            if node.source == "kubernetes":
+                return f"when the reason is fixed: kubectl uncordon {summary.name}"
+            return f"when the reason is fixed: scontrol update NodeName={summary.name} State=RESUME"
     return ""
 
 
-def _word_lines(known: NodeSummary) -> list[ExplainedLine]:
+def _scheduler_lines(summary: NodeSummary) -> list[ExplanationLine]:
     lines = []
-    for word in known.scheduler_nodes:
-        gpus = "GPUs unknown" if word.gpus is None else f"{word.allocatable_gpus} of {word.gpus} GPUs offered"
-        taints = f", taints {', '.join(word.taints)}" if word.taints else ""
-        lines.append(
-            ExplainedLine(word.source, f"{word.state}, {gpus}{taints}" + (f", {word.reason}" if word.reason else ""))
-        )
+    for node in summary.scheduler_nodes:
+        gpus = "GPUs unknown" if node.gpus is None else f"{node.allocatable_gpus} of {node.gpus} GPUs allocatable"
+        taints = f"taints {', '.join(node.taints)}" if node.taints else ""
+        lines.append(ExplanationLine(node.source, ", ".join(filter(None, [node.state, gpus, taints, node.reason]))))
     return lines
 
 
-def _gpu_lines(known: NodeSummary) -> list[ExplainedLine]:
-    expected = "" if known.expected is None else f" of {known.expected}"
-    lines = [] if known.reporting is None else [ExplainedLine("gpus", f"{known.reporting}{expected} report")]
-    return lines + [ExplainedLine("held", f"{count} by {name}") for name, count in known.holders]
+def _gpu_lines(summary: NodeSummary) -> list[ExplanationLine]:
+    expected = "" if summary.expected is None else f" of {summary.expected}"
+    lines = [] if summary.reporting is None else [ExplanationLine("gpus", f"{summary.reporting}{expected} report")]
+    return lines + [ExplanationLine("allocated", f"{count} to {name}") for name, count in summary.holders]
 
 
-def _trouble_lines(known: NodeSummary) -> list[ExplainedLine]:
-    return [ExplainedLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in known.incidents]
+def _incident_lines(summary: NodeSummary) -> list[ExplanationLine]:
+    return [ExplanationLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in summary.incidents]
 
 
-def _change_lines(known: NodeSummary) -> list[ExplainedLine]:
-    return [ExplainedLine("changed", change) for change in known.changes]
+def _change_lines(summary: NodeSummary) -> list[ExplanationLine]:
+    return [ExplanationLine("changed", change) for change in summary.changes]

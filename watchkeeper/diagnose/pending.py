@@ -1,8 +1,7 @@
-"""Why a pod does not run: each node's reasons, the cause that follows, and the smallest change that would help.
+"""Decide why a pod is pending: the reasons of each node, the cause, and the smallest change that would help.
 
-Pure, over `Ask` and `Offer`. They are made from the objects of a watched API server, from pasted `kubectl get -o
-json` (both by `readers.clusters.kubernetes_objects`), or from the series of kube-state-metrics; the tree of decisions
-is the same.
+Pure, over `PodRequest` and `NodeOffer`. They come from the objects of a watched API server, from pasted `kubectl get -o
+json` (both by `readers.clusters.kubernetes_objects`), or from series of kube-state-metrics.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from enum import StrEnum
 from watchkeeper.readers.clusters import kubernetes_objects as objects
 
 GPU = "nvidia.com/gpu"
-GENERAL = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
-KEEPS_OUT = ("NoSchedule", "NoExecute")
+WHOLE_GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 
 
-class Reason(StrEnum):
-    """Why one node does not take the pod; the order is that in which they are worth telling."""
+class RefusalReason(StrEnum):
+    """Why a pod does not fit on a node, the most useful reason first."""
 
     SELECTOR = "selector"
     TAINT = "taint"
@@ -31,32 +30,32 @@ class Reason(StrEnum):
     FULL = "full"
 
 
-CAUSE_OF = {
-    Reason.SELECTOR: "node_selector_mismatch",
-    Reason.TAINT: "untolerated_taint",
-    Reason.NO_PLUGIN: "no_device_plugin",
-    Reason.OTHER_RESOURCE: "mig_misconfig",
-    Reason.NOT_READY: "insufficient_gpu_capacity",
-    Reason.CORDONED: "insufficient_gpu_capacity",
-    Reason.TOO_SMALL: "insufficient_gpu_capacity",
-    Reason.FULL: "insufficient_gpu_capacity",
+CAUSE_BY_REASON = {
+    RefusalReason.SELECTOR: "node_selector_mismatch",
+    RefusalReason.TAINT: "untolerated_taint",
+    RefusalReason.NO_PLUGIN: "no_device_plugin",
+    RefusalReason.OTHER_RESOURCE: "mig_misconfig",
+    RefusalReason.NOT_READY: "insufficient_gpu_capacity",
+    RefusalReason.CORDONED: "insufficient_gpu_capacity",
+    RefusalReason.TOO_SMALL: "insufficient_gpu_capacity",
+    RefusalReason.FULL: "insufficient_gpu_capacity",
 }
-# What a change costs: a line in a manifest, a word to an operator, somebody else's GPUs, another machine.
+# The cost of a change: a line in a manifest, a request to an operator, GPUs of another workload, another node.
 COST = {
-    Reason.TAINT: 1,
-    Reason.SELECTOR: 1,
-    Reason.OTHER_RESOURCE: 3,
-    Reason.CORDONED: 4,
-    Reason.FULL: 6,
-    Reason.NO_PLUGIN: 7,
-    Reason.NOT_READY: 8,
-    Reason.TOO_SMALL: 9,
+    RefusalReason.TAINT: 1,
+    RefusalReason.SELECTOR: 1,
+    RefusalReason.OTHER_RESOURCE: 3,
+    RefusalReason.CORDONED: 4,
+    RefusalReason.FULL: 6,
+    RefusalReason.NO_PLUGIN: 7,
+    RefusalReason.NOT_READY: 8,
+    RefusalReason.TOO_SMALL: 9,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
-    """What a pod asks for; `gpus` by resource name, empty for none."""
+    """What a pod requests; `gpus` by resource name, empty for none."""
 
     name: str
     gpus: Mapping[str, int] = field(default_factory=dict)
@@ -68,7 +67,7 @@ class PodRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """What a node has, offers and has given away, by resource name."""
+    """The capacity, allocatable and used GPUs of a node, by resource name."""
 
     name: str
     capacity: Mapping[str, int] = field(default_factory=dict)
@@ -85,14 +84,14 @@ class NodeOffer:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRefusal:
-    reason: Reason
+    reason: RefusalReason
     text: str
     change: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """`refusals` empty: the pod would fit here."""
+    """Why the pod does not fit on a node; without refusals it fits."""
 
     node: str
     refusals: tuple[PlacementRefusal, ...]
@@ -103,12 +102,12 @@ class NodeVerdict:
 
     @property
     def text(self) -> str:
-        return "; ".join(refusal.text for refusal in self.refusals) or "would take it"
+        return "; ".join(refusal.text for refusal in self.refusals) or "has capacity"
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementVerdict:
-    """`cause` None: nothing keeps it from running here; `smallest_change` is empty then."""
+    """`cause` is None and `smallest_change` is empty if the pod fits on a node."""
 
     cause: str | None
     why: str
@@ -117,7 +116,7 @@ class PlacementVerdict:
     notes: tuple[str, ...] = ()
 
     def count_reasons(self) -> list[tuple[str, int]]:
-        """The reasons with how many nodes have them, most first."""
+        """Reasons with the number of nodes that have them, the most frequent first."""
         counts: dict[str, int] = {}
         for node in self.nodes:
             for refusal in node.refusals:
@@ -125,48 +124,50 @@ class PlacementVerdict:
         return sorted(counts.items(), key=lambda item: -item[1])
 
 
-def judge_placement(ask: PodRequest, offers: Sequence[NodeOffer]) -> PlacementVerdict:
-    """The cause of the node that is nearest to taking the pod."""
-    notes = tuple(_quota_notes(ask))
-    if not ask.gpus:
+def judge_placement(request: PodRequest, offers: Sequence[NodeOffer]) -> PlacementVerdict:
+    """The cause and the smallest change, from the node where the smallest change is enough."""
+    notes = tuple(_quota_notes(request))
+    if not request.gpus:
         return PlacementVerdict(
             "missing_gpu_request",
-            f"{ask.name} asks for no GPU, so it gets none and computes on the CPU",
+            f"{request.name} requests no GPU, so it runs on the CPU",
             f"add `{GPU}: 1` to the limits of its container",
             notes=notes,
         )
-    nodes = tuple(sorted((judge_node(ask, offer) for offer in offers), key=lambda one: (one.cost, one.node)))
+    nodes = tuple(sorted((judge_node(request, offer) for offer in offers), key=lambda node: (node.cost, node.node)))
     if not nodes:
         return PlacementVerdict(
             "insufficient_gpu_capacity", "the cluster has no GPU node", "add a GPU node", notes=notes
         )
     nearest = nodes[0]
     if not nearest.refusals:
-        why = f"{nearest.node} has room for it; the scheduler has not come to it yet"
+        why = f"{nearest.node} has capacity; the scheduler has not placed the pod yet"
         return PlacementVerdict(None, why, "", nodes, notes)
     change = f"{nearest.node}: {', and '.join(refusal.change for refusal in nearest.refusals)}"
-    cause, why = _cause(ask, nodes, offers)
+    cause, why = _cause(request, nodes, offers)
     return PlacementVerdict(cause, why, change, nodes, notes)
 
 
-def judge_node(ask: PodRequest, offer: NodeOffer) -> NodeVerdict:
-    found = [*_rules(ask, offer)]
-    for resource, count in sorted(ask.gpus.items()):
-        refusal = _room(resource, count, offer)
-        found += [refusal] if refusal is not None else []
-    return NodeVerdict(offer.name, tuple(found))
+def judge_node(request: PodRequest, offer: NodeOffer) -> NodeVerdict:
+    refusals = [*_rule_refusals(request, offer)]
+    for resource, count in sorted(request.gpus.items()):
+        refusal = _capacity_refusal(resource, count, offer)
+        refusals += [refusal] if refusal is not None else []
+    return NodeVerdict(offer.name, tuple(refusals))
 
 
 def tolerates(tolerations: Iterable[objects.Taint], taint: objects.Taint) -> bool:
-    """A toleration without a key tolerates all, one without a value every value, one without an effect every effect."""
+    """Whether a toleration matches the taint; an empty key, value or effect matches all."""
     return any(
-        one.key in ("", taint.key) and one.value in ("", taint.value) and one.effect in ("", taint.effect)
-        for one in tolerations
+        toleration.key in ("", taint.key)
+        and toleration.value in ("", taint.value)
+        and toleration.effect in ("", taint.effect)
+        for toleration in tolerations
     )
 
 
 def request_of_pod(pod: objects.KubernetesPod, quotas: Iterable[objects.Quota] = (), *, claimed: int = 0) -> PodRequest:
-    """`claimed` are GPUs of claims, which count as whole ones."""
+    """The request of a pod; `claimed` GPUs of resource claims count as whole GPUs."""
     gpus: dict[str, int] = {}
     for container in pod.containers:
         for resource, count in container.gpus:
@@ -178,13 +179,13 @@ def request_of_pod(pod: objects.KubernetesPod, quotas: Iterable[objects.Quota] =
 
 
 def node_offers(nodes: Iterable[objects.KubernetesNode], pods: Iterable[objects.KubernetesPod]) -> list[NodeOffer]:
-    """GPU nodes with what their pods hold."""
+    """The GPU nodes, with the GPUs that their pods use."""
     used: dict[str, dict[str, int]] = {}
     for pod in pods:
-        held = used.setdefault(pod.node, {}) if pod.node else {}
+        used_here = used.setdefault(pod.node, {}) if pod.node else {}
         for container in pod.containers:
             for resource, count in container.gpus:
-                held[resource] = held.get(resource, 0) + count
+                used_here[resource] = used_here.get(resource, 0) + count
     return [
         NodeOffer(
             node.name, dict(node.capacity), dict(node.allocatable), used.get(node.name, {}),
@@ -195,75 +196,79 @@ def node_offers(nodes: Iterable[objects.KubernetesNode], pods: Iterable[objects.
     ]  # fmt: skip
 
 
-def _rules(ask: PodRequest, offer: NodeOffer) -> Iterable[PlacementRefusal]:
-    for key, value in sorted(ask.selector.items()):
-        has = offer.labels.get(key)
-        if has != value:
-            text = f"has no label {key}" if has is None else f"has {key}={has}, not {value}"
-            change = f"change the selector to {key}={has}" if has is not None else f"take {key} out of the selector"
-            yield PlacementRefusal(Reason.SELECTOR, text, change)
+def _rule_refusals(request: PodRequest, offer: NodeOffer) -> Iterable[PlacementRefusal]:
+    for key, value in sorted(request.selector.items()):
+        actual = offer.labels.get(key)
+        if actual != value:
+            text = f"has no label {key}" if actual is None else f"has {key}={actual}, not {value}"
+            change = (
+                f"change the selector to {key}={actual}" if actual is not None else f"remove {key} from the selector"
+            )
+            yield PlacementRefusal(RefusalReason.SELECTOR, text, change)
     for taint in offer.taints:
-        if taint.effect in KEEPS_OUT and not offer.is_cordoned and not tolerates(ask.tolerations, taint):
-            written = f"{taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
-            yield PlacementRefusal(Reason.TAINT, f"has the taint {written}", f"tolerate {written}")
+        if taint.effect in BLOCKING_EFFECTS and not offer.is_cordoned and not tolerates(request.tolerations, taint):
+            taint_text = f"{taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
+            yield PlacementRefusal(RefusalReason.TAINT, f"has the taint {taint_text}", f"tolerate {taint_text}")
     if offer.is_cordoned:
-        yield PlacementRefusal(Reason.CORDONED, "is cordoned", "uncordon it")
+        yield PlacementRefusal(RefusalReason.CORDONED, "is cordoned", "uncordon it")
     if offer.is_ready is not True:
-        yield PlacementRefusal(Reason.NOT_READY, "is not ready", "bring it back")
+        yield PlacementRefusal(RefusalReason.NOT_READY, "is not ready", "make it ready")
 
 
-def _room(resource: str, count: int, offer: NodeOffer) -> PlacementRefusal | None:
-    has, offered, free = offer.capacity.get(resource, 0), offer.allocatable.get(resource, 0), offer.free(resource)
+def _capacity_refusal(resource: str, count: int, offer: NodeOffer) -> PlacementRefusal | None:
+    capacity, offered, free = offer.capacity.get(resource, 0), offer.allocatable.get(resource, 0), offer.free(resource)
     if free >= count:
         return None
-    if not has and not offered:
-        others = sorted(name for name, some in offer.allocatable.items() if some)
+    if not capacity and not offered:
+        others = sorted(name for name, amount in offer.allocatable.items() if amount)
         if not others:
-            text = f"offers no {resource}: its device plugin has found nothing"
-            return PlacementRefusal(Reason.NO_PLUGIN, text, "bring its device plugin back")
-        if resource in GENERAL and all(name in GENERAL for name in others):
+            text = f"has no {resource}: its device plugin reports none"
+            return PlacementRefusal(RefusalReason.NO_PLUGIN, text, "fix its device plugin")
+        if resource in WHOLE_GPU_RESOURCES and all(name in WHOLE_GPU_RESOURCES for name in others):
             return PlacementRefusal(
-                Reason.OTHER_RESOURCE, f"offers {', '.join(others)}, not {resource}", f"ask for {others[0]}"
+                RefusalReason.OTHER_RESOURCE, f"has {', '.join(others)}, not {resource}", f"request {others[0]}"
             )
-        change = f"ask for {others[0]}, or change its MIG layout"
-        return PlacementRefusal(Reason.OTHER_RESOURCE, f"offers {', '.join(others)}, not {resource}", change)
-    if has and not offered:
-        text = f"knows {has} {resource} and offers none: its device plugin is gone or finds them all unhealthy"
-        return PlacementRefusal(Reason.NO_PLUGIN, text, "bring its device plugin back")
+        change = f"request {others[0]}, or change its MIG layout"
+        return PlacementRefusal(RefusalReason.OTHER_RESOURCE, f"has {', '.join(others)}, not {resource}", change)
+    if capacity and not offered:
+        text = f"has {capacity} {resource}, 0 allocatable: its device plugin is not running or reports all as unhealthy"
+        return PlacementRefusal(RefusalReason.NO_PLUGIN, text, "fix its device plugin")
     if offered < count:
         return PlacementRefusal(
-            Reason.TOO_SMALL, f"has {offered} {resource}, {count} are asked for", f"ask for {offered}"
+            RefusalReason.TOO_SMALL, f"has {offered} {resource}, {count} requested", f"request {offered}"
         )
-    change = f"ask for {free}, or free {count - free} {resource}" if free else f"free {count} {resource}"
-    return PlacementRefusal(Reason.FULL, f"has {free} of {offered} {resource} free, {count} are asked for", change)
+    change = f"request {free}, or free {count - free} {resource}" if free else f"free {count} {resource}"
+    return PlacementRefusal(RefusalReason.FULL, f"has {free} of {offered} {resource} free, {count} requested", change)
 
 
-def _cause(ask: PodRequest, nodes: Sequence[NodeVerdict], offers: Sequence[NodeOffer]) -> tuple[str, str]:
-    """From the reasons of the nodes that are nearest to taking it, the first that is worth telling."""
+def _cause(request: PodRequest, nodes: Sequence[NodeVerdict], offers: Sequence[NodeOffer]) -> tuple[str, str]:
+    """The cause and its text, from the most useful reason of the nodes with the smallest change."""
     nearest = [node for node in nodes if node.cost == nodes[0].cost]
     kinds = {refusal.reason for refusal in nearest[0].refusals}
-    first = next(reason for reason in Reason if reason in kinds)
-    share = f"{len(nearest)} of {len(nodes)} GPU nodes are nearest to taking it; {nearest[0].node} {nearest[0].text}"
-    if first is Reason.FULL:
-        resource, count = max(ask.gpus.items(), key=lambda item: item[1])
-        free = {offer.name: offer.free(resource) for offer in offers if _is_open_to(ask, offer)}
+    first = next(reason for reason in RefusalReason if reason in kinds)
+    text = f"closest of {len(nodes)} GPU nodes ({len(nearest)} alike): {nearest[0].node} {nearest[0].text}"
+    if first is RefusalReason.FULL:
+        resource, count = max(request.gpus.items(), key=lambda item: item[1])
+        free = {offer.name: offer.free(resource) for offer in offers if _is_eligible(request, offer)}
         total = sum(free.values())
         if total >= count:
-            most = max(free.values())
+            largest = max(free.values())
             return (
                 "gpu_fragmentation",
-                f"{total} {resource} are free, but {most} at most on one node; {count} are asked for",
+                f"{total} {resource} are free, but at most {largest} on one node; {count} requested",
             )
-        return CAUSE_OF[first], f"{total} {resource} are free on the nodes that it may use, {count} are asked for"
-    return CAUSE_OF[first], share
+        return CAUSE_BY_REASON[
+            first
+        ], f"{total} {resource} are free on the nodes that the pod may use, {count} requested"
+    return CAUSE_BY_REASON[first], text
 
 
-def _is_open_to(ask: PodRequest, offer: NodeOffer) -> bool:
-    return not any(True for _ in _rules(ask, offer))
+def _is_eligible(request: PodRequest, offer: NodeOffer) -> bool:
+    return not any(True for _ in _rule_refusals(request, offer))
 
 
-def _quota_notes(ask: PodRequest) -> Iterable[str]:
-    for resource, hard, used in ask.quotas:
+def _quota_notes(request: PodRequest) -> Iterable[str]:
+    for resource, hard, used in request.quotas:
         if hard is not None and used is not None:
-            full = "used up" if used >= hard else f"{hard - used} left"
-            yield f"quota of its namespace: {used} of {hard} {resource}, {full}"
+            left = f"{hard - used} left" if used < hard else "none left"
+            yield f"namespace quota: {used} of {hard} {resource} used, {left}"

@@ -1,7 +1,7 @@
-"""Why a pod is where it is, from the objects of its cluster: watched by the hub, or pasted from kubectl.
+"""Explain a pod from the objects of its cluster, which the hub watches or a user pastes from kubectl.
 
-`web/explain_api` gives the objects of the watch, `cli/explain` those of a file. The decision about nodes is
-`pending.judge`; what is added here is the life of the pod around it: no request, a quota, a start that fails, an end.
+`web/explain_api` passes the watched objects, `cli/explain` those of a file. `pending.judge_placement` decides about the
+nodes; this module adds missing requests, quotas, failed starts and exits.
 """
 
 from __future__ import annotations
@@ -12,37 +12,38 @@ from dataclasses import dataclass, field
 
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import pending
-from watchkeeper.diagnose.explained import Explained, ExplainedLine
+from watchkeeper.diagnose.explanations import Explanation, ExplanationLine
 from watchkeeper.readers.clusters import kubernetes_objects as objects
 from watchkeeper.readers.clusters import kubernetes_text
 
 # pods "train-x2x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: …, limited: …
-QUOTA_WORDS = "exceeded quota"
-# What a scheduler's refusal means; the first that is found in its sentence.
-WORDS = (
+QUOTA_TEXT = "exceeded quota"
+# The cause by a phrase in the scheduler's message; the first match counts.
+SCHEDULER_CAUSES = (
     ("didn't match Pod's node affinity/selector", "node_selector_mismatch"),
     ("didn't match node selector", "node_selector_mismatch"),
     ("untolerated taint", "untolerated_taint"),
     ("that the pod didn't tolerate", "untolerated_taint"),
-    (QUOTA_WORDS, "quota_exceeded"),
+    (QUOTA_TEXT, "quota_exceeded"),
     ("Insufficient nvidia.com/", "insufficient_gpu_capacity"),
 )
-REFUSED = re.compile(r"0/\d+ nodes are available: [^\n]+")
-# What a warning about a pod that has its node means.
-STARTS = (
+UNSCHEDULABLE = re.compile(r"0/\d+ nodes are available: [^\n]+")
+# The cause by a phrase in a warning about a pod that is bound to a node.
+START_CAUSES = (
     ("no runtime for", "container_runtime_missing"),
     ("nvidia-container-cli", "container_runtime_missing"),
     ("could not select device driver", "container_runtime_missing"),
     ("Allocate failed", "no_device_plugin"),
     ("UnexpectedAdmissionError", "no_device_plugin"),
 )
-ENDS = {"OOMKilled": "host_oom"}
-EXITS = {135: "shm_too_small", 137: "host_oom"}
+EXIT_REASON_CAUSES = {"OOMKilled": "host_oom"}
+NO_NODES = "no nodes: paste `kubectl get pod,node -A -o json` to see the reason for each node"
+EXIT_CODE_CAUSES = {135: "shm_too_small", 137: "host_oom"}
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterObjects:
-    """What is known of the cluster; `warned` is the last warning about an object by kind, namespace and name."""
+    """The objects of a cluster; `last_warning` returns the last warning about an object by kind, namespace and name."""
 
     nodes: Sequence[objects.KubernetesNode] = ()
     pods: Sequence[objects.KubernetesPod] = ()
@@ -53,155 +54,159 @@ class ClusterObjects:
     problems: tuple[str, ...] = field(default=())
 
 
-def explain(namespace: str, name: str, cluster: ClusterObjects) -> Explained | None:
-    """None where neither a pod nor a job of that name is known."""
-    subject = f"{namespace}/{name}"
-    pod = next((one for one in cluster.pods if (one.namespace, one.name) == (namespace, name)), None)
+def explain(namespace: str, name: str, cluster: ClusterObjects) -> Explanation | None:
+    """Explain a pod or job; None if there is neither with this name."""
+    key = (namespace, name)
+    pod = next((pod for pod in cluster.pods if (pod.namespace, pod.name) == key), None)
     if pod is not None:
-        return _pod(pod, cluster)
-    job = next((one for one in cluster.jobs if (one.namespace, one.name) == (namespace, name)), None)
-    if job is None:
-        return None
-    warned = cluster.last_warning("Job", namespace, name)
-    missing = job.parallelism - job.active
-    if warned is None or missing <= 0:
-        return Explained(subject, f"is a job with {job.active} of {job.parallelism} pods", unseen=cluster.problems)
-    cause = _by_words(warned.message, WORDS)
-    lines = tuple(
-        ExplainedLine(quota.name, _written(quota)) for quota in cluster.quotas if quota.namespace == namespace
-    )
-    return Explained(
+        return _explain_pod(pod, cluster)
+    job = next((job for job in cluster.jobs if (job.namespace, job.name) == key), None)
+    return None if job is None else _explain_job(job, cluster)
+
+
+def _explain_job(job: objects.KubernetesJob, cluster: ClusterObjects) -> Explanation:
+    subject, pods = f"{job.namespace}/{job.name}", f"{job.active} of {job.parallelism} pods"
+    warning = cluster.last_warning("Job", job.namespace, job.name)
+    if warning is None or job.active >= job.parallelism:
+        return Explanation(subject, f"job with {pods}", missing_data=cluster.problems)
+    quotas = [quota for quota in cluster.quotas if quota.namespace == job.namespace]
+    cause = _match_cause(warning.message, SCHEDULER_CAUSES)
+    return _with_advice(
         subject,
-        f"has {job.active} of {job.parallelism} pods: the others are not made",
+        f"has {pods}: the others are not created",
         cause,
-        warned.message,
-        lines,
-        _quota_change(cluster.quotas, namespace, wanted=job.gpus) if cause == "quota_exceeded" else "",
-        steps(cause, subject),
-        cluster.problems,
+        warning.message,
+        lines=[ExplanationLine(quota.name, _quota_text(quota)) for quota in quotas],
+        change=_quota_change(quotas, requested=job.gpus) if cause == "quota_exceeded" else "",
+        missing_data=cluster.problems,
     )
 
 
-def _line_with(words: str, text: str) -> str | None:
-    """The first line with these words; without a pattern, which would take for ever over one long line of JSON."""
-    at = text.find(words)
+def _with_advice(
+    subject: str,
+    headline: str,
+    cause: str | None,
+    why: str,
+    *,
+    lines: Sequence[ExplanationLine] = (),
+    change: str = "",
+    missing_data: Sequence[str] = (),
+) -> Explanation:
+    """An explanation with the catalogue's advice for the cause."""
+    steps = next_steps(cause, subject)
+    return Explanation(subject, headline, cause, why, tuple(lines), change, steps, tuple(missing_data))
+
+
+def _find_line(phrase: str, text: str) -> str | None:
+    """The first line that contains the phrase; not by a pattern, which is slow on one long line of JSON."""
+    at = text.find(phrase)
     if at < 0:
         return None
     end = text.find("\n", at)
     return text[text.rfind("\n", 0, at) + 1 : len(text) if end < 0 else end].strip()
 
 
-def explain_pasted(text: str, namespace: str, name: str) -> Explained | None:
-    """From `kubectl get pod,node -o json|yaml`, or from any text that holds the scheduler's own sentence."""
+def explain_pasted(text: str, namespace: str, name: str) -> Explanation | None:
+    """Explain a pod from `kubectl get pod,node -o json|yaml`, or from any text with the scheduler's message."""
     raw = list(kubernetes_text.read_objects(text, is_yaml=not text.lstrip().startswith("{")))
-    kinds = {kind: [item for item in raw if item["kind"] == kind] for kind in ("Pod", "Node", "ResourceQuota", "Job")}
-    pods = [objects.read_pod(item) for item in kinds["Pod"]]
-    wanted = next((pod for pod in pods if (pod.namespace or namespace, pod.name) == (namespace, name)), None)
-    if wanted is not None:
+    pods, nodes, quotas = ([item for item in raw if item["kind"] == kind] for kind in ("Pod", "Node", "ResourceQuota"))
+    read_pods = [objects.read_pod(item) for item in pods]
+    pod = next((pod for pod in read_pods if (pod.namespace or namespace, pod.name) == (namespace, name)), None)
+    if pod is not None:
         cluster = ClusterObjects(
-            [objects.read_node(item) for item in kinds["Node"]],
-            pods,
-            [objects.read_quota(item) for item in kinds["ResourceQuota"]],
-            problems=()
-            if kinds["Node"]
-            else ("the nodes: paste `kubectl get pod,node -A -o json` for their own reasons",),
+            [objects.read_node(item) for item in nodes],
+            read_pods,
+            [objects.read_quota(item) for item in quotas],
+            problems=() if nodes else (NO_NODES,),
         )
-        return _pod(wanted, cluster)
-    said = REFUSED.search(text)
-    sentence = said[0].strip() if said else _line_with(QUOTA_WORDS, text)
-    if sentence is None:
-        return None
-    cause = _by_words(sentence, WORDS)
-    gaps = ("the nodes: paste `kubectl get pod,node -A -o json` for their own reasons",)
-    subject = f"{namespace}/{name}"
-    return Explained(
-        subject, "waits, by the scheduler's own words", cause, sentence, (), "", steps(cause, subject), gaps
+        return _explain_pod(pod, cluster)
+    match = UNSCHEDULABLE.search(text)
+    message = match[0].strip() if match else _find_line(QUOTA_TEXT, text)
+    return None if message is None else _explain_message(f"{namespace}/{name}", message, (NO_NODES,))
+
+
+def _explain_message(subject: str, message: str, missing_data: Sequence[str]) -> Explanation:
+    """Explain a pending pod by the scheduler's message alone."""
+    cause = _match_cause(message, SCHEDULER_CAUSES)
+    return _with_advice(subject, "pending, from the scheduler's message", cause, message, missing_data=missing_data)
+
+
+def _explain_pod(pod: objects.KubernetesPod, cluster: ClusterObjects) -> Explanation:
+    subject, problems = f"{pod.namespace}/{pod.name}", cluster.problems
+    request = pending.request_of_pod(pod, cluster.quotas, claimed=cluster.claimed_gpus(pod))
+    if not pod.node:
+        return _explain_pending(subject, pod, request, cluster)
+    has_runtime_class = pod.runtime_class.startswith("nvidia")
+    if not request.gpus and (
+        has_runtime_class or any(node.name == pod.node and node.has_gpus for node in cluster.nodes)
+    ):
+        verdict = pending.judge_placement(request, ())
+        fact = "uses the NVIDIA runtime class" if has_runtime_class else "runs on a GPU node"
+        headline, change = f"{fact} and requests no GPU", verdict.smallest_change
+        return _with_advice(subject, headline, verdict.cause, verdict.why, change=change, missing_data=problems)
+    warning = cluster.last_warning("Pod", pod.namespace, pod.name)
+    if pod.phase == "Pending" and warning is not None:
+        cause = _match_cause(f"{warning.reason} {warning.message}", START_CAUSES)
+        headline, why = f"has its GPUs on {pod.node} but does not start", f"{warning.reason}: {warning.message}"
+        return _with_advice(subject, headline, cause, why, missing_data=problems)
+    gpus = ", ".join(f"{count} {resource}" for resource, count in request.gpus.items()) or "no GPU"
+    last_exit = _last_exit(pod)
+    if last_exit is not None:
+        return _with_advice(
+            subject, f"runs on {pod.node} with {gpus}, failed before", *last_exit, missing_data=problems
+        )
+    return Explanation(subject, f"runs on {pod.node} with {gpus}", missing_data=problems)
+
+
+def _explain_pending(
+    subject: str, pod: objects.KubernetesPod, request: pending.PodRequest, cluster: ClusterObjects
+) -> Explanation:
+    if not request.gpus:
+        return Explanation(subject, "pending, requests no GPU", None, pod.message, missing_data=cluster.problems)
+    if not cluster.nodes:
+        return _explain_message(subject, pod.message, cluster.problems)
+    verdict = pending.judge_placement(request, pending.node_offers(cluster.nodes, cluster.pods))
+    missing_data = [*cluster.problems]
+    if verdict.cause is None and pod.message:
+        missing_data.append("affinity, volumes, CPU and memory are not checked: read the scheduler's message")
+    gpus = ", ".join(f"{count} {resource}" for resource, count in sorted(request.gpus.items()))
+    nodes = [ExplanationLine(node.node, node.text) for node in verdict.nodes]
+    return _with_advice(
+        subject,
+        f"pending, requests {gpus}",
+        verdict.cause or _match_cause(pod.message, SCHEDULER_CAUSES),
+        f"{verdict.why}. Scheduler: {pod.message}" if pod.message else verdict.why,
+        lines=[*nodes, *(ExplanationLine("quota", note) for note in verdict.notes)],
+        change=verdict.smallest_change,
+        missing_data=missing_data,
     )
 
 
-def _pod(pod: objects.KubernetesPod, cluster: ClusterObjects) -> Explained:
-    subject = f"{pod.namespace}/{pod.name}"
-    ask = pending.request_of_pod(pod, cluster.quotas, claimed=cluster.claimed_gpus(pod))
-    if not pod.node:
-        return _waiting(subject, pod, ask, cluster)
-    gpu_nodes = {node.name for node in cluster.nodes if node.has_gpus}
-    if not ask.gpus and (pod.runtime_class.startswith("nvidia") or pod.node in gpu_nodes):
-        found = pending.judge_placement(ask, ())
-        sure = "uses the NVIDIA runtime class" if pod.runtime_class.startswith("nvidia") else "runs on a GPU node"
-        return Explained(
-            subject, f"{sure} and asks for no GPU", found.cause, found.why, (), found.smallest_change,
-            steps(found.cause, subject), cluster.problems,
-        )  # fmt: skip
-    ended = _ended(pod)
-    warned = cluster.last_warning("Pod", pod.namespace, pod.name)
-    if pod.phase == "Pending" and warned is not None:
-        cause = _by_words(f"{warned.reason} {warned.message}", STARTS)
-        why = f"{warned.reason}: {warned.message}"
-        return Explained(
-            subject, f"has its GPUs on {pod.node} and does not start", cause, why, (), "", steps(cause, subject),
-            cluster.problems,
-        )  # fmt: skip
-    asked = ", ".join(f"{count} {resource}" for resource, count in ask.gpus.items()) or "no GPU"
-    if ended is not None:
-        return Explained(
-            subject, f"runs on {pod.node} with {asked}, and ended before", ended[0], ended[1], (), "",
-            steps(ended[0], subject), cluster.problems,
-        )  # fmt: skip
-    return Explained(subject, f"runs on {pod.node} with {asked}", unseen=cluster.problems)
-
-
-def _waiting(subject: str, pod: objects.KubernetesPod, ask: pending.PodRequest, cluster: ClusterObjects) -> Explained:
-    offers = pending.node_offers(cluster.nodes, cluster.pods)
-    if not ask.gpus:
-        headline = "waits, and asks for no GPU"
-        return Explained(subject, headline, None, pod.message, unseen=cluster.problems)
-    if not cluster.nodes:
-        cause = _by_words(pod.message, WORDS)
-        return Explained(
-            subject, "waits, by the scheduler's own words", cause, pod.message, (), "", steps(cause, subject),
-            cluster.problems,
-        )  # fmt: skip
-    found = pending.judge_placement(ask, offers)
-    cause = found.cause or _by_words(pod.message, WORDS)
-    asked = ", ".join(f"{count} {resource}" for resource, count in sorted(ask.gpus.items()))
-    lines = tuple(ExplainedLine(node.node, node.text) for node in found.nodes)
-    gaps = [*cluster.problems]
-    if found.cause is None and pod.message:
-        gaps.append("rules beside GPUs, labels and taints (affinity, volumes, CPU, memory): read the scheduler's words")
-    why = found.why if not pod.message else f"{found.why}. The scheduler says: {pod.message}"
-    notes = tuple(ExplainedLine("quota", note) for note in found.notes)
-    return Explained(
-        subject, f"waits for {asked}", cause, why, (*lines, *notes), found.smallest_change, steps(cause, subject),
-        tuple(gaps),
-    )  # fmt: skip
-
-
-def _ended(pod: objects.KubernetesPod) -> tuple[str, str] | None:
+def _last_exit(pod: objects.KubernetesPod) -> tuple[str, str] | None:
     for container in pod.containers:
-        cause = ENDS.get(container.last_reason) or EXITS.get(container.last_exit_code or 0)
+        cause = EXIT_REASON_CAUSES.get(container.last_reason) or EXIT_CODE_CAUSES.get(container.last_exit_code or 0)
         if cause is not None:
-            said = f"{container.last_reason or 'exit'} {container.last_exit_code}, {container.restarts} restarts"
-            return cause, f"container {container.name} ended with {said}"
+            exit_text = f"{container.last_reason or 'exit'} {container.last_exit_code}, {container.restarts} restarts"
+            return cause, f"container {container.name} exited with {exit_text}"
     return None
 
 
-def _by_words(text: str, table: Iterable[tuple[str, str]]) -> str | None:
-    return next((cause for words, cause in table if words in text), None)
+def _match_cause(text: str, table: Iterable[tuple[str, str]]) -> str | None:
+    return next((cause for phrase, cause in table if phrase in text), None)
 
 
-def _quota_change(quotas: Iterable[objects.Quota], namespace: str, *, wanted: int) -> str:
+def _quota_change(quotas: Iterable[objects.Quota], *, requested: int) -> str:
     for quota in quotas:
-        for resource, hard, used in quota.lines if quota.namespace == namespace else ():
-            if hard is not None and used is not None and used + wanted > hard:
-                return (
-                    f"raise {resource} of quota {quota.name} from {hard} to {used + wanted}, or wait for {used} to end"
-                )
+        for resource, hard, used in quota.lines:
+            if hard is not None and used is not None and used + requested > hard:
+                limit = f"{resource} of quota {quota.name} from {hard} to {used + requested}"
+                return f"raise {limit}, or wait until other workloads end"
     return ""
 
 
-def _written(quota: objects.Quota) -> str:
+def _quota_text(quota: objects.Quota) -> str:
     return ", ".join(f"{used} of {hard} {resource} used" for resource, hard, used in quota.lines)
 
 
-def steps(cause: str | None, subject: str) -> tuple[str, ...]:
+def next_steps(cause: str | None, subject: str) -> tuple[str, ...]:
     return () if cause is None else (causes.lookup(cause).advice(subject),)

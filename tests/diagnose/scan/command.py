@@ -1,4 +1,4 @@
-"""The command `scan` in a process of its own."""
+"""Run the command `scan` in a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 def scan(environment: dict[str, str], root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A scan of a machine that consists of an empty kernel log and a little memory."""
+    """A scan of a node with an empty kernel log and little memory."""
     (root / "proc").mkdir(exist_ok=True)
     (root / "proc/meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
     (root / "kmsg").touch()

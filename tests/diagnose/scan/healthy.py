@@ -1,4 +1,4 @@
-"""Facts about a machine without a fault, and kernel lines that say otherwise."""
+"""Facts about a healthy node, and kernel lines with faults."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ ON_BUS = pci_sysfs.PciDevice("0000:10:00", pci_sysfs.DeviceKind.GPU)
 
 
 def worst(facts: ScanFacts, check: str) -> ScanVerdict:
-    found = [result.verdict for result in examine(facts).results if result.check == check]
-    return max(found, key=lambda verdict: verdict.rank)
+    results = [result.verdict for result in examine(facts).results if result.check == check]
+    return max(results, key=lambda verdict: verdict.rank)
 
 
-def test_a_node_with_nothing_wrong_is_healthy() -> None:
+def test_a_node_without_faults_is_healthy() -> None:
     assert examine(FACTS).verdict is ScanVerdict.HEALTHY
 
 
@@ -45,12 +45,12 @@ def test_a_node_with_nothing_wrong_is_healthy() -> None:
         ("watchkeeper_gpu_recovery_action", 0, ScanVerdict.HEALTHY),
     ],
 )
-def test_a_number_beyond_its_limit_decides(family: str, value: float, verdict: ScanVerdict) -> None:
+def test_a_value_beyond_its_limit_sets_the_verdict(family: str, value: float, verdict: ScanVerdict) -> None:
     gpu = replace(GPU, values={**HEALTHY_NUMBERS, family: value})
     assert examine(replace(FACTS, gpus=(gpu,))).verdict is verdict
 
 
-def test_one_kind_of_retired_page_alone_is_not_counted_as_all() -> None:
+def test_one_kind_of_retired_pages_alone_has_no_verdict() -> None:
     pages = {"DCGM_FI_DEV_RETIRED_SBE": 60.0, "DCGM_FI_DEV_RETIRED_DBE": 3.0}
     assert gpu_checks.retired_pages(replace(GPU, values=pages), 0) is not None
     assert worst(replace(FACTS, gpus=(replace(GPU, values=HEALTHY_NUMBERS | pages),)), "retired_pages") == "unhealthy"
@@ -60,8 +60,8 @@ def test_one_kind_of_retired_page_alone_is_not_counted_as_all() -> None:
 @pytest.mark.parametrize(
     ("grown", "seconds", "verdict"), [(31, 2, "healthy"), (32, 2, "degraded"), (60, 120, "healthy")]
 )
-def test_replays_are_held_against_what_a_minute_allows(grown: float, seconds: float, verdict: str) -> None:
-    result = gpu_checks.pcie_replays(replace(GPU, grown={"DCGM_FI_DEV_PCIE_REPLAY_COUNTER": grown}), seconds)
+def test_replays_are_compared_with_the_limit_per_minute(grown: float, seconds: float, verdict: str) -> None:
+    result = gpu_checks.pcie_replays(replace(GPU, increases={"DCGM_FI_DEV_PCIE_REPLAY_COUNTER": grown}), seconds)
     assert result is not None
     assert result.verdict == verdict
 
@@ -71,7 +71,7 @@ def test_a_gpu_without_a_temperature_is_unknown_and_never_healthy() -> None:
     assert gpu_checks.temperature_known(replace(GPU, values={}), 0).verdict is ScanVerdict.UNKNOWN
 
 
-def test_a_machine_without_gpus_or_driver_cannot_be_told() -> None:
+def test_a_node_without_gpus_and_driver_is_unknown() -> None:
     fault = ScanFault("driver_not_loaded", "NVML reports LIBRARY_NOT_FOUND")
     assert examine(ScanFacts(NODE, faults=(fault,), kernel=())).verdict is ScanVerdict.UNKNOWN
     assert examine(ScanFacts(NODE, kernel=())).verdict is ScanVerdict.UNKNOWN
@@ -95,10 +95,10 @@ def test_xids_count_as_dcgm_counts_them_but_an_application_fault_is_no_hardware(
     assert worst(facts, "xids") == verdict
 
 
-def test_an_unreadable_kernel_log_is_said_and_not_taken_for_silence() -> None:
+def test_an_unreadable_kernel_log_is_unknown_and_not_healthy() -> None:
     report = examine(replace(FACTS, kernel=None, kernel_problem="Operation not permitted"))
     assert report.verdict is ScanVerdict.UNKNOWN
-    assert "Operation not permitted" in report.problems[0].looked_at
+    assert "Operation not permitted" in report.problems[0].detail
 
 
 def test_switches_need_a_running_fabric_manager() -> None:
@@ -128,7 +128,7 @@ def test_switches_need_a_running_fabric_manager() -> None:
         ),
     ],
 )
-def test_the_machine_around_the_gpus_is_judged_too(node: NodeFacts, check: str, verdict: str) -> None:
+def test_the_rest_of_the_node_is_checked_too(node: NodeFacts, check: str, verdict: str) -> None:
     assert worst(replace(FACTS, node=node), check) == verdict
 
 
@@ -138,7 +138,7 @@ def test_a_stalled_mount_is_unhealthy() -> None:
     assert worst(replace(FACTS, node=node), "stalled_mounts") == "unhealthy"
 
 
-def test_trouble_that_is_sure_outranks_what_nobody_can_tell() -> None:
+def test_an_unhealthy_result_outranks_an_unknown_one() -> None:
     results = [
         ScanResult("a", "MEM", verdict, "")
         for verdict in (ScanVerdict.UNKNOWN, ScanVerdict.DEGRADED, ScanVerdict.HEALTHY)
@@ -147,7 +147,7 @@ def test_trouble_that_is_sure_outranks_what_nobody_can_tell() -> None:
     assert ScanReport(()).verdict is ScanVerdict.UNKNOWN
 
 
-def test_a_disabled_check_is_left_out() -> None:
+def test_a_disabled_check_does_not_run() -> None:
     assert "disks" in check_names()
     full = replace(FACTS, node=replace(NODE, disks=(host.Space("/", 100, 0),)))
     assert examine(full, disabled={"disks"}).verdict is ScanVerdict.HEALTHY

@@ -1,4 +1,4 @@
-"""Some of a node's GPUs: what a scan of them leaves out, and what it may not."""
+"""A scan of selected GPUs: which facts it removes and which it keeps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fake(library: Path, tmp_path: Path) -> driver.FakeNvml:
     return made
 
 
-def test_what_is_only_about_other_gpus_is_left_out() -> None:
+def test_facts_about_other_gpus_are_removed() -> None:
     facts = select_gpus(replace(FACTS, faults=(LOST, DRIVERLESS)), parse_selection(["0"]))
     assert [gpu.uuid for gpu in facts.gpus] == ["GPU-1"]
     assert [device.pci for device in facts.node.pci] == ["0000:10:00", SWITCH.pci]
@@ -71,7 +71,7 @@ def test_a_group_stands_for_its_gpus_in_every_command(fake: driver.FakeNvml, tmp
     assert run(fake.environment, "gpus", "group", "delete", "first").returncode == 0
 
 
-def test_a_slice_has_a_line_of_its_own(fake: driver.FakeNvml) -> None:
+def test_a_mig_instance_has_its_own_line(fake: driver.FakeNvml) -> None:
     fake.tell(0, MigMode=1, slices=1)
     fake.tell(0, "slice0.id", 5)
     fake.tell(0, "slice0.UUID", "MIG-8a11")
@@ -93,6 +93,8 @@ def test_a_slice_has_a_line_of_its_own(fake: driver.FakeNvml) -> None:
         (("gpus", "group", "delete", "nope"), 2, "there is no group nope"),
     ],
 )
-def test_what_is_not_there_is_named(fake: driver.FakeNvml, arguments: tuple[str, ...], code: int, words: str) -> None:
+def test_an_unknown_selection_is_named(
+    fake: driver.FakeNvml, arguments: tuple[str, ...], code: int, words: str
+) -> None:
     ran = run(fake.environment, *arguments)
     assert (ran.returncode, words in ran.stderr) == (code, True), ran.stderr

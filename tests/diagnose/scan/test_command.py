@@ -14,7 +14,7 @@ from watchkeeper.cli.node.scan import EXIT_CODES, Caller
 from watchkeeper.diagnose.scan.verdicts import ScanVerdict
 
 
-def test_a_healthy_node_ends_with_0_and_says_what_was_looked_at(fake: driver.FakeNvml, tmp_path: Path) -> None:
+def test_a_healthy_node_exits_with_0_and_lists_details(fake: driver.FakeNvml, tmp_path: Path) -> None:
     ran = scan(fake.environment, tmp_path, "--json")
     answer = json.loads(ran.stdout)
     assert (ran.returncode, answer["verdict"], len(answer["gpus"])) == (0, "healthy", 2)
@@ -32,7 +32,7 @@ def test_a_lost_gpu_ends_with_1_and_is_named(fake: driver.FakeNvml, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_without_a_driver_nobody_can_tell(tmp_path: Path) -> None:
+def test_without_a_driver_the_verdict_is_unknown(tmp_path: Path) -> None:
     bare = {**os.environ, "LD_LIBRARY_PATH": ""}
     assert scan(bare, tmp_path).returncode == 3
     assert scan(bare, tmp_path, "--slurm-prolog").returncode == 0
@@ -58,7 +58,7 @@ def test_slurm_drains_only_for_a_sure_fault_and_only_when_told(fake: driver.Fake
 
 
 @pytest.mark.parametrize("caller", Caller)
-def test_only_a_person_and_a_probe_are_told_of_the_unknown_by_failure(caller: Caller) -> None:
+def test_only_for_a_person_and_a_probe_unknown_is_a_failure(caller: Caller) -> None:
     codes = EXIT_CODES[caller]
     assert codes[ScanVerdict.HEALTHY] == 0
     if caller in (Caller.SLURM_PROLOG, Caller.SLURM_EPILOG, Caller.SLURM_HEALTH):
@@ -85,13 +85,13 @@ def test_dmon_prints_as_many_rounds_as_asked_and_na_for_what_is_not_there(fake: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "code"), [(("gpus",), 1), (("dmon", "-c", "1"), 0), (("top", "--once"), 1)], ids=["gpus", "dmon", "top"]
+    ("arguments", "code"),
+    [(("gpus",), 1), (("dmon", "-c", "1"), 0), (("top", "--once"), 1)],
+    ids=["gpus", "dmon", "top"],
 )
-def test_a_gpu_that_is_lost_is_not_left_out_without_a_word(
-    fake: driver.FakeNvml, asked: tuple[str, ...], code: int
-) -> None:
+def test_a_lost_gpu_is_reported_on_stderr(fake: driver.FakeNvml, arguments: tuple[str, ...], code: int) -> None:
     fake.tell(1, all=driver.GPU_IS_LOST)
-    ran = run(fake.environment, *asked)
+    ran = run(fake.environment, *arguments)
     assert (ran.returncode, "gpu_fell_off_bus: " in ran.stderr) == (code, True)
 
 

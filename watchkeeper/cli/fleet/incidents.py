@@ -220,7 +220,7 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
             f"  action    {step.do}" + (f"   $ {step.command}" if step.command else "") for step in finding.actions
         ]
     if diagnosis is not None and diagnosis.distinguishing_check:
-        lines += ["", f"To confirm: {diagnosis.distinguishing_check}"]
+        lines += ["", diagnosis.distinguishing_check]
     if plan:
         lines += [
             "",

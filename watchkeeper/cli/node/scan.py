@@ -166,7 +166,7 @@ def as_plain(report: examine.ScanReport, facts: verdicts.ScanFacts) -> dict[str,
 
 
 def one_line(report: examine.ScanReport) -> str:
-    first = report.problems[0].looked_at if report.problems else f"{len(report.results)} checks"
+    first = report.problems[0].detail if report.problems else f"{len(report.results)} checks"
     return f"{report.verdict}: {first}".replace("\n", " ")
 
 
@@ -176,7 +176,7 @@ def _print(report: examine.ScanReport, *, is_brief: bool) -> None:
     )
     for result in report.problems if is_brief else report.results:
         where = f" {result.gpu}" if result.gpu else ""
-        click.echo(f"  {result.verdict:<10} {result.system:<8} {result.check:<20} {result.looked_at}{where}")
+        click.echo(f"  {result.verdict:<10} {result.system:<8} {result.check:<20} {result.detail}{where}")
 
 
 def _drain(reason: str) -> bool:

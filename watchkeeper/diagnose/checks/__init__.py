@@ -1,7 +1,7 @@
-"""One function per cause: `facts -> Finding | None`, where None means "nothing speaks for it".
+"""One function per cause: `facts -> Finding | None`; None means that no evidence supports the cause.
 
-Comes in: Facts. Goes out: a Finding with evidence, steps and what was ruled out. Never here: switches,
-timing, logs or guards, which `explain.run_checks` owns once for all; questions to an engine; actions.
+In: IncidentFacts. Out: a Finding with evidence, next steps and the causes that it rules out. Never here: switches,
+timing, logs or guards, which are in `explain.run_checks`; queries to an engine; actions.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,6 @@ from watchkeeper.diagnose.checks.exits import out_of_memory
 from watchkeeper.diagnose.checks.lost_gpu import fell_off_bus, gpu_missing
 from watchkeeper.diagnose.checks.memory import ecc_uncorrectable
 from watchkeeper.diagnose.checks.pod_placement import waiting_pod
-from watchkeeper.diagnose.checks.silent_node import silent_node
 from watchkeeper.diagnose.checks.slowdown import power_brake, power_cap, thermal_throttle
 from watchkeeper.diagnose.checks.straggler_gpu import late_gpu
 from watchkeeper.diagnose.checks.training import (
@@ -25,6 +24,7 @@ from watchkeeper.diagnose.checks.training import (
     starved,
     straggler,
 )
+from watchkeeper.diagnose.checks.unreachable_node import unreachable_node
 from watchkeeper.diagnose.checks.waste import gpu_idle_waste
 from watchkeeper.diagnose.evidence import IncidentFacts
 from watchkeeper.model.diagnosis import Finding
@@ -33,5 +33,5 @@ Check = Callable[[IncidentFacts], Finding | None]
 CHECKS: tuple[Check, ...] = (
     fell_off_bus, gpu_missing, ecc_uncorrectable, app_illegal_access, cooling_failure, thermal_throttle,
     power_brake, power_cap, rank_died, hung, straggler, late_gpu, starved, slow_gpu, slow_fabric, broken_gpu, diverged,
-    out_of_memory, silent_node, waiting_pod, gpu_idle_waste,
+    out_of_memory, unreachable_node, waiting_pod, gpu_idle_waste,
 )  # fmt: skip

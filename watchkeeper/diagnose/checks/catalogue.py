@@ -1,4 +1,4 @@
-"""The answer for everything without a check of its own: what the catalogue says about it, or what to collect."""
+"""Findings for causes without their own check: the entry of the catalogue, or what to collect next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from watchkeeper.model.incidents import MemberKind
 
 
 def from_catalogue(facts: IncidentFacts) -> Finding | None:
-    """The incident's cause in the catalogue's words; None when it has no known cause."""
+    """A finding from the catalogue for the incident's cause; None if the cause is unknown."""
     cause = facts.incident.cause
     members = facts.members_with_cause(cause)
     if cause == UNKNOWN_CAUSE or not members:
@@ -28,28 +28,26 @@ def from_catalogue(facts: IncidentFacts) -> Finding | None:
 
 
 def unknown(facts: IncidentFacts) -> Finding:
-    """Nobody knows yet: what was seen, what the catalogue says about the codes, and what to collect next."""
-    codes = [event for event in facts.events if event.kind is EventKind.XID and facts.place.encloses(event.place)]
+    """A finding for an unknown cause: the meaning of its Xids, and what to collect next."""
+    xid_events = [event for event in facts.events if event.kind is EventKind.XID and facts.place.encloses(event.place)]
     return make_finding(
         facts,
         UNKNOWN_CAUSE,
         place=facts.place,
-        confidence=0.3 if codes else 0.1,
-        why=_meanings(codes),
-        evidence=tuple(event_evidence(event) for event in codes[:10])
+        confidence=0.3 if xid_events else 0.1,
+        why=_xid_meanings(xid_events),
+        evidence=tuple(event_evidence(event) for event in xid_events[:10])
         or tuple(member_evidence(member) for member in facts.incident.members[:10]),
         steps=(
-            DiagnosisStep(
-                "Keep the kernel log of the time around it", "journalctl -k --since '1 hour ago' > kernel.log"
-            ),
-            DiagnosisStep("Keep the driver's own report", "nvidia-bug-report.sh"),
-            *(DiagnosisStep(f"Make visible: {gap}") for gap in facts.missing_data[:5]),
+            DiagnosisStep("Save the kernel log", "journalctl -k --since '1 hour ago' > kernel.log"),
+            DiagnosisStep("Save the bug report of the driver", "nvidia-bug-report.sh"),
+            *(DiagnosisStep(f"Provide missing data: {gap}") for gap in facts.missing_data[:5]),
         ),
     )
 
 
-def _meanings(codes: list[Event]) -> str | None:
-    """What NVIDIA says about each code, once."""
-    rows = [xid.lookup(code) for code in dict.fromkeys(event.code for event in codes if event.code is not None)]
+def _xid_meanings(xid_events: list[Event]) -> str | None:
+    """NVIDIA's description of each Xid, without duplicates."""
+    rows = [xid.lookup(code) for code in dict.fromkeys(event.code for event in xid_events if event.code is not None)]
     texts = [f"Xid {row.code}: {row.name}. {row.likely_cause or row.note}".strip() for row in rows]
     return " ".join(texts[:3]) or None

@@ -1,4 +1,4 @@
-"""Programs that ran out of some memory: the GPU's, the host's, or /dev/shm. How they ended tells which."""
+"""Find which memory a program ran out of, GPU memory, node memory or /dev/shm, from how it exited."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ def out_of_memory(facts: IncidentFacts) -> Finding | None:
     killed = [event for event in facts.events if event.kind is EventKind.OOM_KILL]
     ooms = facts.context.max_value("training_cuda_ooms_total")
     if code == BUS_ERROR:
-        return _said(facts, "shm_too_small", f"the container ended with exit code {BUS_ERROR}, a bus error", ooms=ooms)
+        return _memory_finding(
+            facts, "shm_too_small", f"the container exited with code {BUS_ERROR} (bus error)", ooms=ooms
+        )
     if is_oom or code == KILLED or killed:
-        text = killed[0].text if killed else "Kubernetes shows OOMKilled as the reason of the last exit"
-        return _said(facts, "host_oom", text, ooms=ooms)
+        text = killed[0].text if killed else "Kubernetes reports OOMKilled for the last exit"
+        return _memory_finding(facts, "host_oom", text, ooms=ooms)
     if ooms:
-        return _said(facts, "cuda_oom", f"CUDA refused memory {ooms:g} times to this job", ooms=ooms)
+        return _memory_finding(facts, "cuda_oom", f"CUDA refused memory to this job {ooms:g} times", ooms=ooms)
     return None
 
 
-def _said(facts: IncidentFacts, cause: str, text: str, *, ooms: float | None) -> Finding:
-    against = {
-        "cuda_oom": "no CUDA out-of-memory was counted" if ooms == 0 else None,
-        "host_oom": "neither the kernel nor Kubernetes speaks of a killed process" if cause != "host_oom" else None,
-        "shm_too_small": f"no container ended with a bus error ({BUS_ERROR})" if cause != "shm_too_small" else None,
+def _memory_finding(facts: IncidentFacts, cause: str, text: str, *, ooms: float | None) -> Finding:
+    reasons = {
+        "cuda_oom": "no CUDA out-of-memory error was counted" if ooms == 0 else None,
+        "host_oom": "neither the kernel nor Kubernetes reports a killed process" if cause != "host_oom" else None,
+        "shm_too_small": f"no container exited with a bus error ({BUS_ERROR})" if cause != "shm_too_small" else None,
     }
     return make_finding(
         facts,
@@ -43,5 +45,5 @@ def _said(facts: IncidentFacts, cause: str, text: str, *, ooms: float | None) ->
             Evidence("exit", text, at=facts.at, place=facts.place),
             *(member_evidence(member) for member in facts.incident.members[:3]),
         ),
-        ruled_out=tuple(RuledOut(other, why) for other, why in against.items() if why is not None and other != cause),
+        ruled_out=tuple(RuledOut(other, why) for other, why in reasons.items() if why is not None and other != cause),
     )

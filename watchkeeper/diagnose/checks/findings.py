@@ -1,4 +1,4 @@
-"""How a finding is put into words: title, why and the closing step come from packs/causes.csv."""
+"""Create findings: title, explanation and first step come from packs/causes.csv."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def make_finding(
     ruled_out: tuple[RuledOut, ...] = (),
     why: str | None = None,
 ) -> Finding:
-    """A finding about a shipped cause; the catalogue's advice is its first step, the check's own steps follow."""
+    """A finding for a cause of the catalogue: its advice is the first step, before the steps of the check."""
     row = causes.lookup(cause)
     name = facts.names(place)
-    # A job's trouble may be a node's: then it is the node that is called by its name.
+    # The cause of a job's incident may be at a node: then the title names that node.
     node = facts.names(Place(place.cluster, node=place.node)) if place.node else facts.node_name
     return Finding(
         cause=row.cause,

@@ -1,4 +1,4 @@
-"""GPU memory that ECC could not repair."""
+"""Find uncorrectable ECC errors of GPU memory."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ CAUSE = "ecc_uncorrectable"
 
 
 def ecc_uncorrectable(facts: IncidentFacts) -> Finding | None:
-    """An uncorrectable error in the log (Xid 48, 94, 95, 140 …) or in the counter since the last reset."""
-    lines, told = facts.events_with_cause(CAUSE), facts.members_with_cause(CAUSE)
-    if not lines and not told:
+    """An uncorrectable error in the kernel log (Xid 48, 94, 95, 140 …) or in the counter since the last reset."""
+    log_events, members = facts.events_with_cause(CAUSE), facts.members_with_cause(CAUSE)
+    if not log_events and not members:
         return None
-    place = lines[0].place if lines else told[0].place
+    place = log_events[0].place if log_events else members[0].place
     uuid = place.gpu or ""
     counted = facts.reading(DOUBLE_BIT, uuid)
     return make_finding(
         facts,
         CAUSE,
         place=place,
-        confidence=0.97 if lines and counted else 0.93 if lines else 0.85,
+        confidence=0.97 if log_events and counted else 0.93 if log_events else 0.85,
         evidence=without_none(
-            *(event_evidence(event) for event in lines),
+            *(event_evidence(event) for event in log_events),
             *(
                 event_evidence(event)
                 for event in facts.events_with_cause("row_remap_pending", "row_remap_failure", place=place)
             ),
-            *(member_evidence(member) for member in told if not lines),
+            *(member_evidence(member) for member in members if not log_events),
             reading_evidence(facts, DOUBLE_BIT, uuid),
             reading_evidence(facts, REMAP_PENDING, uuid),
             reading_evidence(facts, REMAP_FAILURE, uuid),
         ),
         steps=(
-            DiagnosisStep("Reset the GPU, once nothing runs on it", f"nvidia-smi --gpu-reset -i {uuid}", Risk.WORKLOAD),
+            DiagnosisStep("Reset the GPU when no process uses it", f"nvidia-smi --gpu-reset -i {uuid}", Risk.WORKLOAD),
             DiagnosisStep(
-                "See whether the row was remapped and no failure is flagged", f"nvidia-smi -q -d ROW_REMAPPER -i {uuid}"
+                "Check that the row was remapped without a failure", f"nvidia-smi -q -d ROW_REMAPPER -i {uuid}"
             ),
-            DiagnosisStep("Test the memory before giving the node back", "dcgmi diag -r 2", Risk.WORKLOAD),
+            DiagnosisStep("Test the memory before you return the node to service", "dcgmi diag -r 2", Risk.WORKLOAD),
         ),
-        ruled_out=exclusions.against(
-            exclusions.application(facts, place), exclusions.heat(facts, uuid), exclusions.remap_failure(facts, uuid)
+        ruled_out=without_none(
+            exclusions.rule_out_application(facts, place),
+            exclusions.rule_out_heat(facts, uuid),
+            exclusions.rule_out_remap_failure(facts, uuid),
         ),
     )

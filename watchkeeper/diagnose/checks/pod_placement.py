@@ -1,4 +1,4 @@
-"""Pods that wait: the tree of `diagnose.pending`, over what kube-state-metrics' series say."""
+"""Find why a pod is pending, with `diagnose.pending` over series of kube-state-metrics."""
 
 from __future__ import annotations
 
@@ -19,92 +19,92 @@ MIG = re.compile(r"^nvidia_com_mig_(\d+g)_(\d+gb)$")
 
 
 def waiting_pod(facts: IncidentFacts) -> Finding | None:
-    """The cause that follows from each node's own reasons; None where the series are not there."""
+    """A pod is pending: the cause from the reasons of each node; None without kube-state-metrics."""
     if facts.incident.family != FAMILY or not facts.context.rows("kube_pod_status_phase"):
         return None
-    ask, offers = asked(facts.context, facts.names(facts.place)), offered(facts.context)
+    request, offers = pod_request(facts.context, facts.names(facts.place)), node_offers(facts.context)
     is_running = facts.context.max_value("kube_pod_status_phase", phase="Running") == 1
-    if (is_running and ask.gpus) or not offers:
+    if (is_running and request.gpus) or not offers:
         return None
-    found = pending.judge_placement(ask, offers)
-    if found.cause is None:
+    verdict = pending.judge_placement(request, offers)
+    if verdict.cause is None:
         return None
-    lines = [f"{node.node} {node.text}" for node in found.nodes[:4]]
+    lines = [f"{node.node} {node.text}" for node in verdict.nodes[:4]]
     return make_finding(
         facts,
-        found.cause,
+        verdict.cause,
         place=facts.place,
         confidence=0.9,
         evidence=(
             *(Evidence("kube-state-metrics", line, at=facts.at, place=facts.place) for line in lines),
             *(member_evidence(member) for member in facts.incident.members[:2]),
         ),
-        why=f"{found.why[0].upper()}{found.why[1:]}.",
-        steps=(DiagnosisStep(f"The smallest change: {found.smallest_change}"),),
-        ruled_out=_ruled_out(found),
+        why=f"{verdict.why[0].upper()}{verdict.why[1:]}.",
+        steps=(DiagnosisStep(f"Smallest change: {verdict.smallest_change}"),),
+        ruled_out=_ruled_out(verdict),
     )
 
 
-def asked(around: PlaceContext, name: str) -> pending.PodRequest:
+def pod_request(context: PlaceContext, name: str) -> pending.PodRequest:
     gpus: dict[str, int] = {}
-    for labels, value in around.rows(REQUESTS):
+    for labels, value in context.rows(REQUESTS):
         resource = resource_name(labels.get("resource", ""))
         if resource is not None:
             gpus[resource] = gpus.get(resource, 0) + round(value)
     tolerations = tuple(
         Taint(labels.get("key", ""), labels.get("value", ""), labels.get("effect", ""))
-        for labels, _ in around.rows("kube_pod_tolerations")
+        for labels, _ in context.rows("kube_pod_tolerations")
     )
     prefix = "nodeselector_"
     selector = {
         f"label_{key.removeprefix(prefix)}": value
-        for labels, _ in around.rows("kube_pod_nodeselectors")
+        for labels, _ in context.rows("kube_pod_nodeselectors")
         for key, value in labels.items()
         if key.startswith(prefix)
     }
     return pending.PodRequest(name, gpus, tolerations, selector)
 
 
-def offered(around: PlaceContext) -> list[pending.NodeOffer]:
+def node_offers(context: PlaceContext) -> list[pending.NodeOffer]:
     sizes: dict[str, dict[str, dict[str, int]]] = {"capacity": {}, "allocatable": {}}
-    for what, nodes in sizes.items():
-        for labels, value in around.rows(f"kube_node_status_{what}"):
+    for kind, nodes in sizes.items():
+        for labels, value in context.rows(f"kube_node_status_{kind}"):
             resource = resource_name(labels.get("resource", ""))
             if resource is not None:
                 nodes.setdefault(labels.get("node", ""), {})[resource] = round(value)
-    free = {labels.get("node", ""): round(value) for labels, value in around.rows(FREE)}
+    free = {labels.get("node", ""): round(value) for labels, value in context.rows(FREE)}
     taints: dict[str, list[Taint]] = {}
-    for labels, _ in around.rows("kube_node_spec_taint"):
+    for labels, _ in context.rows("kube_node_spec_taint"):
         taint = Taint(labels.get("key", ""), labels.get("value", ""), labels.get("effect", ""))
         taints.setdefault(labels.get("node", ""), []).append(taint)
-    named = {labels.get("node", ""): labels for labels, _ in around.rows("kube_node_labels")}
+    labels_by_node = {labels.get("node", ""): labels for labels, _ in context.rows("kube_node_labels")}
     return [
         pending.NodeOffer(
             node,
             sizes["capacity"].get(node, {}),
             allocatable,
-            # The rule that counts free GPUs leaves out nodes that are cordoned or not ready.
-            {resource: max(0, some - free.get(node, 0)) for resource, some in allocatable.items()},
+            # The rule that counts free GPUs excludes nodes that are cordoned or not ready.
+            {resource: max(0, count - free.get(node, 0)) for resource, count in allocatable.items()},
             tuple(taints.get(node, ())),
-            named.get(node, {}),
+            labels_by_node.get(node, {}),
         )
         for node, allocatable in sorted(sizes["allocatable"].items())
     ]
 
 
 def resource_name(text: str) -> str | None:
-    """As the API server writes it; kube-state-metrics turns every sign into an underscore."""
-    found = MIG.match(text)
-    if found is not None:
-        return f"nvidia.com/mig-{found[1]}.{found[2]}"
+    """The name of the API server; kube-state-metrics replaces special characters by underscores."""
+    match = MIG.match(text)
+    if match is not None:
+        return f"nvidia.com/mig-{match[1]}.{match[2]}"
     return {"nvidia_com_gpu": "nvidia.com/gpu", "nvidia_com_gpu_shared": "nvidia.com/gpu.shared"}.get(text)
 
 
-def _ruled_out(found: pending.PlacementVerdict) -> tuple[RuledOut, ...]:
-    have = {pending.CAUSE_OF[refusal.reason] for node in found.nodes for refusal in node.refusals}
-    silent = {
-        "untolerated_taint": "no node has a taint that it does not tolerate",
-        "node_selector_mismatch": "every node has the labels that it selects",
-        "no_device_plugin": "every GPU node offers its GPUs",
+def _ruled_out(verdict: pending.PlacementVerdict) -> tuple[RuledOut, ...]:
+    present = {pending.CAUSE_BY_REASON[refusal.reason] for node in verdict.nodes for refusal in node.refusals}
+    absent = {
+        "untolerated_taint": "the pod tolerates the taints of all nodes",
+        "node_selector_mismatch": "all nodes have the labels of the node selector",
+        "no_device_plugin": "all GPU nodes have allocatable GPUs",
     }
-    return tuple(RuledOut(cause, why) for cause, why in silent.items() if found.nodes and cause not in have)
+    return tuple(RuledOut(cause, why) for cause, why in absent.items() if verdict.nodes and cause not in present)

@@ -1,6 +1,6 @@
-"""GPUs that run slower than they could: by heat, by the chassis' power brake, or by their power limit.
+"""Find why a GPU is slowed down: heat, the power brake of the chassis, or the power limit.
 
-The three look alike from outside; the reasons that the driver gives for its clocks tell them apart.
+The clocks event reasons of the driver distinguish the three.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FAMILIES = ("cooling", "power")
 
 
 def thermal_throttle(facts: IncidentFacts) -> Finding | None:
-    """One GPU at its limit, or with a thermal reason for its clocks; two are their node's trouble."""
+    """One GPU is at its temperature limit or slowed down by heat; two or more mean a fault of the node."""
     uuid, hot = facts.place.gpu, hot_gpus(facts)
     if facts.incident.family not in FAMILIES or uuid not in hot or len(hot) > 1:
         return None
-    has_reason = bool(reasons(facts, uuid) & clock_reasons.THERMAL)
+    has_reason = bool(clock_reason_bits(facts, uuid) & clock_reasons.THERMAL)
     return make_finding(
         facts,
         "thermal_throttle",
@@ -41,46 +41,48 @@ def thermal_throttle(facts: IncidentFacts) -> Finding | None:
             *(member_evidence(member) for member in facts.members_with_cause("thermal_throttle")),
         ),
         steps=(
-            DiagnosisStep(
-                "Compare it with its neighbours under the same load", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"
-            ),
+            DiagnosisStep("Compare it with other GPUs under the same load", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),
         ),
-        ruled_out=exclusions.against(exclusions.power_brake(facts), _others_are_cool(facts, uuid)),
+        ruled_out=without_none(exclusions.rule_out_power_brake(facts), _rule_out_cooling(facts, uuid)),
     )
 
 
 def power_brake(facts: IncidentFacts) -> Finding | None:
-    """The chassis demands less power: a hardware signal, with its own bit."""
+    """The chassis requests less power: a hardware signal with its own clocks event reason."""
     braked = sorted(
-        uuid for uuid in facts.readings_by_gpu(CLOCK_REASONS) if reasons(facts, uuid) & clock_reasons.POWER_BRAKE
+        uuid
+        for uuid in facts.readings_by_gpu(CLOCK_REASONS)
+        if clock_reason_bits(facts, uuid) & clock_reasons.POWER_BRAKE
     )
-    told = facts.members_with_cause("power_brake")
+    members = facts.members_with_cause("power_brake")
     if facts.incident.family not in FAMILIES or not braked:
         return None
     return make_finding(
         facts,
         "power_brake",
         place=facts.node,
-        confidence=0.95 if told else 0.8,
+        confidence=0.95 if members else 0.8,
         evidence=without_none(
             *(reading_evidence(facts, CLOCK_REASONS, uuid) for uuid in braked[:4]),
             *(reading_evidence(facts, POWER, uuid) for uuid in braked[:2]),
             *(reading_evidence(facts, TEMPERATURE, uuid) for uuid in braked[:2]),
-            *(member_evidence(member) for member in told),
+            *(member_evidence(member) for member in members),
         ),
-        steps=(
-            DiagnosisStep("Read the power supplies from the machine's controller", "ipmitool sdr type 'Power Supply'"),
-        ),
-        ruled_out=exclusions.against(exclusions.heat(facts, braked[0]), _no_cap(facts)),
+        steps=(DiagnosisStep("Read the power supplies from the BMC", "ipmitool sdr type 'Power Supply'"),),
+        ruled_out=without_none(exclusions.rule_out_heat(facts, braked[0]), _rule_out_power_cap(facts)),
     )
 
 
 def power_cap(facts: IncidentFacts) -> Finding | None:
-    """Held at the configured power limit, with neither heat nor brake."""
+    """The GPU is at its configured power limit, without heat or power brake."""
     uuid = facts.place.gpu
-    if facts.incident.family not in FAMILIES or uuid is None or not reasons(facts, uuid) & clock_reasons.POWER_CAP:
+    if (
+        facts.incident.family not in FAMILIES
+        or uuid is None
+        or not clock_reason_bits(facts, uuid) & clock_reasons.POWER_CAP
+    ):
         return None
-    if reasons(facts, uuid) & (clock_reasons.THERMAL | clock_reasons.POWER_BRAKE) or uuid in hot_gpus(facts):
+    if clock_reason_bits(facts, uuid) & (clock_reasons.THERMAL | clock_reasons.POWER_BRAKE) or uuid in hot_gpus(facts):
         return None
     return make_finding(
         facts,
@@ -92,13 +94,13 @@ def power_cap(facts: IncidentFacts) -> Finding | None:
             reading_evidence(facts, POWER, uuid),
             reading_evidence(facts, TEMPERATURE, uuid),
         ),
-        steps=(DiagnosisStep("Compare the limit in force with the default", "nvidia-smi -q -d POWER"),),
-        ruled_out=exclusions.against(exclusions.heat(facts, uuid), exclusions.power_brake(facts)),
+        steps=(DiagnosisStep("Compare the current power limit with the default", "nvidia-smi -q -d POWER"),),
+        ruled_out=without_none(exclusions.rule_out_heat(facts, uuid), exclusions.rule_out_power_brake(facts)),
     )
 
 
-def reasons(facts: IncidentFacts, uuid: str) -> int:
-    """The bits that say why the clocks are what they are; none where the field is not there or blank."""
+def clock_reason_bits(facts: IncidentFacts, uuid: str) -> int:
+    """The clocks event reasons of a GPU as bits; 0 without a reading or with a blank value."""
     value = facts.readings_by_gpu(CLOCK_REASONS).get(uuid, 0.0)
     return int(value) if 0 <= value < 2**32 else 0
 
@@ -107,20 +109,20 @@ def hot_gpus(facts: IncidentFacts) -> list[str]:
     return [
         uuid
         for uuid, celsius in facts.readings_by_gpu(TEMPERATURE).items()
-        if celsius >= exclusions.limit_celsius(facts, uuid) or reasons(facts, uuid) & clock_reasons.THERMAL
+        if celsius >= exclusions.limit_celsius(facts, uuid) or clock_reason_bits(facts, uuid) & clock_reasons.THERMAL
     ]
 
 
-def _others_are_cool(facts: IncidentFacts, uuid: str) -> RuledOut | None:
+def _rule_out_cooling(facts: IncidentFacts, uuid: str) -> RuledOut | None:
     others = [celsius for other, celsius in facts.readings_by_gpu(TEMPERATURE).items() if other != uuid]
     if not others:
         return None
     return RuledOut(
-        "cooling_failure", f"the other {len(others)} GPUs of {facts.node_name} read {max(others):g} °C at most"
+        "cooling_failure", f"the other {len(others)} GPUs of {facts.node_name} are at most {max(others):g} °C"
     )
 
 
-def _no_cap(facts: IncidentFacts) -> RuledOut | None:
-    if any(reasons(facts, uuid) & clock_reasons.POWER_CAP for uuid in facts.readings_by_gpu(CLOCK_REASONS)):
+def _rule_out_power_cap(facts: IncidentFacts) -> RuledOut | None:
+    if any(clock_reason_bits(facts, uuid) & clock_reasons.POWER_CAP for uuid in facts.readings_by_gpu(CLOCK_REASONS)):
         return None
     return RuledOut("power_cap", f"no GPU of {facts.node_name} has the power limit bit 0x4 in {CLOCK_REASONS.metric}")

@@ -1,6 +1,6 @@
-"""Jobs that stall, slow down or diverge: a rank that died or is late, input that does not come, a link, a hot GPU.
+"""Find why a job stalls, slows down or diverges: a dead or slow rank, missing input, a link, a hot or broken GPU.
 
-Everything is read from what the ranks say about themselves and from the GPUs that the job holds.
+The checks read the metrics of the ranks and of the GPUs that the job holds.
 """
 
 from __future__ import annotations
@@ -8,16 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from watchkeeper.diagnose.checks import exclusions
 from watchkeeper.diagnose.checks.findings import make_finding
-from watchkeeper.diagnose.evidence import IncidentFacts, cause_of, event_evidence, is_hardware_fault, member_evidence
+from watchkeeper.diagnose.evidence import (
+    IncidentFacts,
+    cause_of,
+    event_evidence,
+    is_hardware_fault,
+    member_evidence,
+    without_none,
+)
 from watchkeeper.diagnose.place_context import (
+    CLOCK_REASONS,
     CPU_SHARE,
-    GREW,
+    MEMORY_ERRORS,
+    PORT_ERRORS,
     RANK_PLACES,
-    REASONS,
     TRAFFIC,
     USUAL_WATTS,
+    WAIT_SHARE,
 )
 from watchkeeper.model import clock_reasons, jobs
 from watchkeeper.model.diagnosis import DiagnosisStep, Evidence, Finding, RuledOut
@@ -26,85 +34,81 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_errors
 
 FAMILIES = ("nccl", "training")
-LAST_STEP, COMPUTE, WORLD = (
-    "training_last_step_timestamp_seconds",
-    "training_step_compute_seconds",
-    "training_world_size",
-)
-WAIT = "data_wait_share"
+LAST_STEP, COMPUTE = "training_last_step_timestamp_seconds", "training_step_compute_seconds"
+WORLD = "training_world_size"
 STALLED = "training_stalled"
 UTILISATION, SM_ACTIVE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_SM_ACTIVE"
 POWER, POWER_LIMIT = "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"
-OVER = {"nvlink": "NVLink", "pcie": "PCIe", "infiniband": "InfiniBand"}
-# Of two GPUs of which one spins nobody knows who is odd.
-LEAST_GANG = 3
-# What packs/rules/training.yaml says of ranks that compute longer than the quicker quarter: by how much, over minutes.
-SLOW = "watchkeeper:training_rank_slow:ratio"
-# Where that rule is not run, one look has to do: half as much again as the middle rank is no chance.
+LINK_NAMES = {"nvlink": "NVLink", "pcie": "PCIe", "infiniband": "InfiniBand"}
+# With two GPUs, it is unknown which of them is the outlier.
+MIN_GANG = 3
+# From packs/rules/training.yaml: how much longer a rank computes than the fastest quarter, over minutes.
+SLOW_RATIO = "watchkeeper:training_rank_slow:ratio"
+# Without that rule: a rank that computes 1.5 times as long as the median is a straggler.
 LATE_FACTOR = 1.5
-# As in packs/rules/training.yaml: a fifth of the time without input.
+# As in packs/rules/training.yaml.
 STARVED_SHARE = 0.2
-# A rank's page is read every few seconds; steps of large models take as long.
+# The metrics of a rank are scraped every few seconds; steps of large models take as long.
 STALE_STEP_SECONDS = 15.0
 
 
 def rank_died(facts: IncidentFacts) -> Finding | None:
-    """Fewer ranks report than the job has, and the others finish no step."""
-    gone, age = missing_ranks(facts), step_age_seconds(facts)
-    if facts.incident.family not in FAMILIES or not gone or age is None or age < STALE_STEP_SECONDS:
+    """Fewer ranks report than the job has, and the others complete no step."""
+    missing, age = missing_ranks(facts), step_age_seconds(facts)
+    if facts.incident.family not in FAMILIES or not missing or age is None or age < STALE_STEP_SECONDS:
         return None
-    ranks = _listed(gone)
-    there = len({labels.get("rank") for labels, _ in facts.context.rows(LAST_STEP)})
-    falls = "fall" if len(gone) > 1 else "falls"
-    said = f"{ranks} {falls} silent; the other {there} finished their last step {age:.0f} s ago"
+    ranks = _ranks_text(missing)
+    reporting = len({labels.get("rank") for labels, _ in facts.context.rows(LAST_STEP)})
+    text = f"{ranks} stopped reporting; the other {reporting} completed their last step {age:.0f} s ago"
     return make_finding(
         facts,
         "nccl_rank_died",
         place=facts.place,
         confidence=0.93,
-        evidence=(_seen(facts, LAST_STEP, said), *_told(facts)),
-        why=f"{ranks.capitalize()} ended, and all others wait in a collective.",
-        steps=(DiagnosisStep(f"Read the log of {ranks} from its end backwards; what the others say only follows"),),
-        ruled_out=exclusions.against(_fed(facts), _even(facts)),
+        evidence=(_evidence(facts, LAST_STEP, text), *_member_evidence(facts)),
+        why=f"{ranks.capitalize()} died; all other ranks wait in a collective.",
+        steps=(DiagnosisStep(f"Read the end of the log of {ranks}; errors of the other ranks are consequences"),),
+        ruled_out=without_none(_rule_out_starvation(facts), _rule_out_straggler(facts)),
     )
 
 
 def hung(facts: IncidentFacts) -> Finding | None:
-    """What the GPUs of a job that does not get on show side by side, and the one that does not as the others do."""
-    gang = [(labels, state) for labels, state in _states(facts) if state is not jobs.RankState.UNKNOWN]
-    if facts.incident.cause != STALLED or facts.place.node is not None or len(gang) < LEAST_GANG:
+    """The job makes no progress: compare its GPUs and name the one that differs."""
+    gpu_states = [(labels, state) for labels, state in _gpu_states(facts) if state is not jobs.RankState.UNKNOWN]
+    if facts.incident.cause != STALLED or facts.place.node is not None or len(gpu_states) < MIN_GANG:
         return None
-    said, odd = _side_by_side(gang)
-    if not said:
+    text, outlier = _compare_gpus(gpu_states)
+    if not text:
         return None
-    node = _odd_node(facts) if odd is None else None
-    place = _place(facts, odd) if odd is not None else node.place if node is not None else None
+    outlier_node = _outlier_node(facts) if outlier is None else None
+    place = _place(facts, outlier) if outlier is not None else outlier_node.place if outlier_node is not None else None
     name = facts.names(place) if place is not None else "each node"
-    waiting = {labels.get("UUID", "") for labels, state in gang if state is jobs.RankState.WAITS}
-    shows, why = "", "The ranks do alike, so none of them can be named by its GPU."
-    if odd is not None:
-        percent = max(value for labels, value in facts.context.rows(UTILISATION) if labels == odd)
-        shows = f"; {name} shows {percent:.0f} % and does not"
-        why = f"All others wait for the rank on {name}{', which never came' if len(waiting) > 1 else ''}."
+    waiting_uuids = {labels.get("UUID", "") for labels, state in gpu_states if state is jobs.RankState.WAITS}
+    outlier_text, why = "", "All GPUs of the job are alike, so they do not show which rank is the cause."
+    if outlier is not None:
+        percent = max(value for labels, value in facts.context.rows(UTILISATION) if labels == outlier)
+        outlier_text = f"; {name} differs with {percent:.0f} % utilisation"
+        reason = ", which did not enter the collective" if len(waiting_uuids) > 1 else ""
+        why = f"All other ranks wait for the rank on {name}{reason}."
     return make_finding(
         facts,
         STALLED,
         place=facts.place,
-        confidence=0.85 if odd is not None else 0.75,
+        confidence=0.85 if outlier is not None else 0.75,
         evidence=(
-            _seen(facts, UTILISATION, f"{said}{shows}"),
-            *_draw(facts, waiting),
-            *_still_links(facts),
-            *(() if node is None else (node,)),
-            *_told(facts),
+            _evidence(facts, UTILISATION, f"{text}{outlier_text}"),
+            *_power_evidence(facts, waiting_uuids),
+            *_link_evidence(facts),
+            *(() if outlier_node is None else (outlier_node,)),
+            *_member_evidence(facts),
         ),
         why=why,
-        steps=(DiagnosisStep(f"See where the program of {name} stands", "py-spy dump --pid PID"),),
-        ruled_out=exclusions.against(_fed(facts), _whole(facts)),
+        steps=(DiagnosisStep(f"Dump the stack of the process on {name}", "py-spy dump --pid PID"),),
+        ruled_out=without_none(_rule_out_starvation(facts), _rule_out_dead_rank(facts)),
     )
 
 
-def _states(facts: IncidentFacts) -> list[tuple[Labels, jobs.RankState]]:
+def _gpu_states(facts: IncidentFacts) -> list[tuple[Labels, jobs.RankState]]:
     def by_gpu(field: str) -> dict[str, float]:
         return {labels.get("UUID", ""): value for labels, value in facts.context.rows(field)}
 
@@ -117,64 +121,62 @@ def _states(facts: IncidentFacts) -> list[tuple[Labels, jobs.RankState]]:
     ]
 
 
-def _side_by_side(gang: Sequence[tuple[Labels, jobs.RankState]]) -> tuple[str, Labels | None]:
-    """What most of them do, and the one that does not; empty where they do not look like a job that is stuck."""
+def _compare_gpus(gpu_states: Sequence[tuple[Labels, jobs.RankState]]) -> tuple[str, Labels | None]:
+    """A text about what most GPUs do, and the GPU that differs; empty if this is no pattern of a hung job."""
     spin, idle, work = (
-        [labels for labels, state in gang if state is wanted]
-        for wanted in (jobs.RankState.WAITS, jobs.RankState.IDLE, jobs.RankState.WORKS)
+        [labels for labels, state in gpu_states if state is expected]
+        for expected in (jobs.RankState.WAITS, jobs.RankState.IDLE, jobs.RankState.WORKS)
     )
-    count, few = len(gang), max(1, len(gang) // 4)
+    count, max_outliers = len(gpu_states), max(1, len(gpu_states) // 4)
     if len(spin) == count:
-        return f"all {count} GPUs spin in a collective", None
+        return f"all {count} GPUs wait in a collective", None
     if len(idle) == count:
-        return f"none of the {count} GPUs does anything", None
-    if len(idle) + len(work) <= few:
-        return f"{len(spin)} of {count} GPUs spin in a collective", (idle or work)[0]
+        return f"all {count} GPUs are idle", None
+    if len(idle) + len(work) <= max_outliers:
+        return f"{len(spin)} of {count} GPUs wait in a collective", (idle or work)[0]
     if len(spin) + len(work) == 1:
-        return f"{len(idle)} of {count} GPUs do nothing", (spin or work)[0]
+        return f"{len(idle)} of {count} GPUs are idle", (spin or work)[0]
     return "", None
 
 
-def _still_links(facts: IncidentFacts) -> tuple[Evidence, ...]:
-    """That nothing moves between the GPUs, where links are measured."""
-    told = {labels.get("over", ""): value for labels, value in facts.context.rows(TRAFFIC)}
-    if not told or max(told.values()) >= jobs.MOVES_BYTES:
+def _link_evidence(facts: IncidentFacts) -> tuple[Evidence, ...]:
+    """Evidence that there is no traffic between the GPUs, if it is measured."""
+    bytes_by_link = {labels.get("over", ""): value for labels, value in facts.context.rows(TRAFFIC)}
+    if not bytes_by_link or max(bytes_by_link.values()) >= jobs.MOVES_BYTES:
         return ()
-    parts = ", ".join(f"{OVER.get(over, over)} {value / 1e6:.0f} MB/s" for over, value in sorted(told.items()))
-    return (_seen(facts, TRAFFIC, f"nothing moves between them: at most {parts}"),)
+    parts = (f"{LINK_NAMES.get(link, link)} {value / 1e6:.0f} MB/s" for link, value in sorted(bytes_by_link.items()))
+    return (_evidence(facts, TRAFFIC, f"no traffic between the GPUs: at most {', '.join(parts)}"),)
 
 
-def _odd_node(facts: IncidentFacts) -> Evidence | None:
-    """A node whose CPUs do something else than those of the others."""
-    cpus = _cpus(facts)
-    odd = jobs.find_outlier_node(cpus, least=jobs.ODD_CPU_SHARE)
-    if odd is None:
-        return None
-    said = f"{odd} keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
-    return Evidence(_cpu_source(facts), said, at=facts.at, place=Place(facts.place.cluster, node=odd))
+def _outlier_node(facts: IncidentFacts) -> Evidence | None:
+    """Evidence of a node whose CPU use differs from the other nodes."""
+    cpus = _cpu_shares(facts)
+    outlier = jobs.find_outlier_node(cpus, least=jobs.ODD_CPU_SHARE)
+    return None if outlier is None else _cpu_evidence(facts, outlier, cpus[outlier], others=median(cpus.values()))
 
 
-def _short_of_cpu(facts: IncidentFacts, node: str) -> Evidence | None:
-    """That the CPUs of a node are taken, where those of the job's other nodes have room."""
-    cpus = _cpus(facts)
+def _cpu_shortage(facts: IncidentFacts, node: str) -> Evidence | None:
+    """Evidence that a node has no free CPUs while the other nodes of the job have."""
+    cpus = _cpu_shares(facts)
     if not jobs.is_short_of_cpu(node, cpus):
         return None
     others = median(share for name, share in cpus.items() if name != node)
-    said = f"{node} keeps {cpus[node]:.0%} of its CPUs busy, the others {others:.0%}"
-    return Evidence(_cpu_source(facts), said, at=facts.at, place=Place(facts.place.cluster, node=node))
+    return _cpu_evidence(facts, node, cpus[node], others=others)
 
 
-def _cpu_source(facts: IncidentFacts) -> str:
+def _cpu_evidence(facts: IncidentFacts, node: str, share: float, *, others: float) -> Evidence:
     is_load = any(labels.get("Hostname") for labels, _ in facts.context.rows(CPU_SHARE))
-    return "watchkeeper_host_load" if is_load else "node_cpu_seconds_total"
+    source = "watchkeeper_host_load" if is_load else "node_cpu_seconds_total"
+    text = f"{node} keeps {share:.0%} of its CPUs busy, the other nodes {others:.0%}"
+    return Evidence(source, text, at=facts.at, place=Place(facts.place.cluster, node=node))
 
 
-def _cpus(facts: IncidentFacts) -> dict[str, float]:
+def _cpu_shares(facts: IncidentFacts) -> dict[str, float]:
     return {labels.get("instance", "").partition(":")[0]: value for labels, value in facts.context.rows(CPU_SHARE)}
 
 
 def straggler(facts: IncidentFacts) -> Finding | None:
-    """One rank, or a few, compute much longer than the middle one before they wait."""
+    """One or a few ranks compute much longer per step than the median rank."""
     seconds = compute_seconds(facts)
     if facts.incident.family not in FAMILIES or len(seconds) < 2 or missing_ranks(facts):
         return None
@@ -182,17 +184,15 @@ def straggler(facts: IncidentFacts) -> Finding | None:
     if not late or len(late) > max(1, len(seconds) // 4):
         return None
     worst = late[-1]
-    said = (
-        f"rank {worst} computes {seconds.get(worst, 0.0):.3g} s a step, "
-        f"the middle of {len(seconds)} ranks {median(seconds.values()):.3g} s"
-    )
+    middle = f"the median of {len(seconds)} ranks is {median(seconds.values()):.3g} s"
+    text = f"rank {worst} computes {seconds.get(worst, 0.0):.3g} s per step, {middle}"
     gpu = gpu_of_rank(facts, int(worst))
     node = gpu.node or "" if gpu is not None else ""
-    cpu = _short_of_cpu(facts, node)
-    look = (
-        DiagnosisStep("Compare clocks and temperature of its GPU with its neighbours'", "nvidia-smi -q -d PERFORMANCE")
+    cpu = _cpu_shortage(facts, node)
+    comparison = (
+        DiagnosisStep("Compare clocks and temperature of its GPU with the other GPUs", "nvidia-smi -q -d PERFORMANCE")
         if cpu is None
-        else DiagnosisStep(f"See what takes the CPUs of {node}", jobs.WHO_TAKES_CPUS)
+        else DiagnosisStep(f"List the processes that use the CPUs of {node}", jobs.WHO_TAKES_CPUS)
     )
     return make_finding(
         facts,
@@ -200,128 +200,129 @@ def straggler(facts: IncidentFacts) -> Finding | None:
         place=facts.place,
         confidence=0.92,
         evidence=(
-            _seen(facts, COMPUTE, said),
+            _evidence(facts, COMPUTE, text),
             *(() if cpu is None else (cpu,)),
             *_gpu_evidence(facts, gpu),
-            *_told(facts),
+            *_member_evidence(facts),
         ),
-        why=f"Late at every collective: {_listed(late)}{', short of CPU' if cpu else ''}. All others wait.",
-        steps=(DiagnosisStep(f"Look at rank {worst}" + (f", which runs on {facts.names(gpu)}" if gpu else "")), look),
-        ruled_out=exclusions.against(
-            _fed(facts),
-            RuledOut("ib_link_degraded", f"the other {len(seconds) - len(late)} ranks keep pace; a fabric slows all"),
+        why=f"Late at every collective: {_ranks_text(late)}{', short of CPU' if cpu else ''}. All other ranks wait.",
+        steps=(DiagnosisStep(f"Check rank {worst}" + (f" on {facts.names(gpu)}" if gpu else "")), comparison),
+        ruled_out=without_none(
+            _rule_out_starvation(facts),
+            RuledOut("ib_link_degraded", f"{len(seconds) - len(late)} ranks are not slow; a slow fabric slows all"),
         ),
-    )  # fmt: skip
+    )
 
 
 def diverged(facts: IncidentFacts) -> Finding | None:
-    """A loss or gradient that went wrong, with what the GPUs of its ranks did around then; nothing is an answer too."""
+    """The loss or gradient diverged: show faults of the job's GPUs at that time, or that there were none."""
     if facts.incident.cause != "training_diverged" or facts.place.node is not None:
         return None
-    held = {labels.get("UUID", "") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
-    theirs = [event for event in facts.events if event.place.gpu in held]
-    seen = (*(event_evidence(event) for event in theirs[:4]), *_memory_errors(facts, held), *_held_down(facts, held))
-    is_clean = not seen
-    if is_clean and held:
-        seen = (_seen(facts, "kernel logs and DCGM", _nothing_wrong(facts, held)),)
-    steps = (
-        DiagnosisStep("Rule out one bad GPU before the next run: compare the ranks' results", "watchkeeper diag -r 2"),
+    job_uuids = {labels.get("UUID", "") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")} - {""}
+    job_events = [event for event in facts.events if event.place.gpu in job_uuids]
+    gpu_evidence = (
+        *(event_evidence(event) for event in job_events[:4]),
+        *_memory_error_evidence(facts, job_uuids),
+        *_throttle_evidence(facts, job_uuids),
     )
+    is_clean = not gpu_evidence
+    if is_clean and job_uuids:
+        gpu_evidence = (_evidence(facts, "kernel logs and DCGM", _no_fault_text(facts, job_uuids)),)
+    steps = (DiagnosisStep("Test the GPUs for wrong results before the next run", "watchkeeper diag -r 2"),)
     return make_finding(
         facts,
         "training_diverged",
         place=facts.place,
-        confidence=0.8 if seen else 0.7,
-        evidence=(*_told(facts), *seen),
+        confidence=0.8 if gpu_evidence else 0.7,
+        evidence=(*_member_evidence(facts), *gpu_evidence),
         steps=() if is_clean else steps,
     )
 
 
 def starved(facts: IncidentFacts) -> Finding | None:
-    """A fifth of the time or more passes without input."""
-    share = facts.context.max_value(WAIT)
+    """Ranks wait for input a fifth of the time or more."""
+    share = facts.context.max_value(WAIT_SHARE)
     if facts.incident.family not in FAMILIES or share is None or share < STARVED_SHARE:
         return None
-    said = f"{share:.0%} of the time passes in waiting for input"
+    text = f"ranks wait for input {share:.0%} of the time"
     return make_finding(
         facts,
         "data_loader_starved",
         place=facts.place,
         confidence=0.91,
-        evidence=(_seen(facts, "training_data_wait_seconds_total", said), *_told(facts)),
-        steps=(DiagnosisStep("See what the loader's workers do", "py-spy dump --pid PID"),),
-        ruled_out=exclusions.against(_even(facts), _whole(facts)),
+        evidence=(_evidence(facts, "training_data_wait_seconds_total", text), *_member_evidence(facts)),
+        steps=(DiagnosisStep("Dump the stacks of the data loader workers", "py-spy dump --pid PID"),),
+        ruled_out=without_none(_rule_out_straggler(facts), _rule_out_dead_rank(facts)),
     )
 
 
 def slow_gpu(facts: IncidentFacts) -> Finding | None:
-    """One GPU of the job is held back by heat or power, and a gang runs as fast as its slowest."""
-    slowed = [
-        (labels, value)
-        for labels, value in facts.context.rows(gpu_errors.CLOCK_REASONS)
-        if gpu_errors.is_throttled(value)
-    ]
-    if facts.incident.family not in FAMILIES or not slowed:
+    """A GPU of the job is slowed down by heat or power, which slows down the whole job."""
+    rows = facts.context.rows(gpu_errors.CLOCK_REASONS)
+    throttled = [(labels, value) for labels, value in rows if gpu_errors.is_throttled(value)]
+    if facts.incident.family not in FAMILIES or not throttled:
         return None
-    labels, value = slowed[0]
+    labels, value = throttled[0]
     place = _place(facts, labels)
     is_braked = bool(int(value) & clock_reasons.POWER_BRAKE)
-    said = (
-        f"{facts.names(place)} has the clocks event reasons 0x{int(value):x}; {len(slowed)} of the job's GPUs have one"
-    )
-    cause = "power_brake" if is_braked else "thermal_throttle" if len(slowed) == 1 else "cooling_failure"
+    count = f"{len(throttled)} of the job's GPUs are throttled"
+    text = f"{facts.names(place)}: clocks event reasons 0x{int(value):x}; {count}"
+    cause = "power_brake" if is_braked else "thermal_throttle" if len(throttled) == 1 else "cooling_failure"
     node = Place(place.cluster, node=place.node)
     return make_finding(
         facts,
         cause,
         place=place if cause == "thermal_throttle" else node,
         confidence=0.8,
-        evidence=(_seen(facts, gpu_errors.CLOCK_REASONS, said), *_told(facts)),
-        ruled_out=exclusions.against(_fed(facts)),
+        evidence=(_evidence(facts, gpu_errors.CLOCK_REASONS, text), *_member_evidence(facts)),
+        ruled_out=without_none(_rule_out_starvation(facts)),
     )
 
 
 def broken_gpu(facts: IncidentFacts) -> Finding | None:
-    """A GPU of the job broke: the kernel of its node said so, and a gang does not outlive one of its GPUs."""
-    grave = [event for event in facts.events if is_hardware_fault(event)]
-    if facts.incident.family not in FAMILIES or facts.place.node is not None or not grave:
+    """The kernel log of a node of the job has a hardware fault of a GPU, which stops the whole job."""
+    faults = [event for event in facts.events if is_hardware_fault(event)]
+    if facts.incident.family not in FAMILIES or facts.place.node is not None or not faults:
         return None
-    held = {labels.get("UUID") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")}
-    first = min(grave, key=lambda event: event.at)
-    is_ours = first.place.gpu in held
+    job_uuids = {labels.get("UUID") for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")}
+    first = min(faults, key=lambda event: event.at)
+    is_held = first.place.gpu in job_uuids
     return make_finding(
         facts,
         cause_of(first) or "unknown",
         place=first.place,
-        confidence=0.95 if is_ours else 0.75,
-        evidence=(*(event_evidence(event) for event in grave[:4]), *_told(facts)),
-        why=f"{facts.names(first.place)}, {'which the job holds' if is_ours else 'on a node of the job'}, broke first.",
-        ruled_out=exclusions.against(_fed(facts)),
+        confidence=0.95 if is_held else 0.75,
+        evidence=(*(event_evidence(event) for event in faults[:4]), *_member_evidence(facts)),
+        why=f"{facts.names(first.place)}, {'held by the job' if is_held else 'on a node of the job'}, failed first.",
+        ruled_out=without_none(_rule_out_starvation(facts)),
     )
 
 
 def slow_fabric(facts: IncidentFacts) -> Finding | None:
-    """A port of the job's nodes is down or loses symbols, and no single rank is late."""
-    ports = facts.context.rows("ib_errors_per_second")
+    """A port of the job's nodes is down or has symbol errors, and no rank is missing."""
+    ports = facts.context.rows(PORT_ERRORS)
     if facts.incident.family not in FAMILIES or not ports or missing_ranks(facts):
         return None
     labels, value = ports[0]
     node = labels.get("instance", "").rsplit(":", 1)[0]
-    said = f"port {labels.get('device', '?')}/{labels.get('port', '?')} of {node} is down or loses symbols ({value:g})"
+    port = f"{labels.get('device', '?')}/{labels.get('port', '?')}"
+    text = f"port {port} of {node} is down or has symbol errors ({value:g})"
     return make_finding(
         facts,
         "ib_link_degraded",
         place=Place(facts.place.cluster, node=node) if node else facts.place,
         confidence=0.84,
-        evidence=(_seen(facts, "node_infiniband_symbol_error_total", said), *_told(facts)),
-        ruled_out=exclusions.against(_even(facts), _fed(facts), _whole(facts)),
+        evidence=(_evidence(facts, "node_infiniband_symbol_error_total", text), *_member_evidence(facts)),
+        ruled_out=without_none(_rule_out_straggler(facts), _rule_out_starvation(facts), _rule_out_dead_rank(facts)),
     )
 
 
 def missing_ranks(facts: IncidentFacts) -> list[str]:
     world = facts.context.max_value(WORLD)
-    there = {labels.get("rank") for labels, _ in facts.context.rows(LAST_STEP)}
-    return [] if world is None or not there else [str(rank) for rank in range(round(world)) if str(rank) not in there]
+    reporting = {labels.get("rank") for labels, _ in facts.context.rows(LAST_STEP)}
+    if world is None or not reporting:
+        return []
+    return [str(rank) for rank in range(round(world)) if str(rank) not in reporting]
 
 
 def compute_seconds(facts: IncidentFacts) -> dict[str, float]:
@@ -329,8 +330,8 @@ def compute_seconds(facts: IncidentFacts) -> dict[str, float]:
 
 
 def late_ranks(facts: IncidentFacts) -> list[str]:
-    """Ranks that the others wait for, the latest last."""
-    slow = {labels.get("rank", "0"): value for labels, value in facts.context.rows(SLOW)}
+    """The ranks that the others wait for, the slowest last."""
+    slow = {labels.get("rank", "0"): value for labels, value in facts.context.rows(SLOW_RATIO)}
     if not slow:
         seconds = compute_seconds(facts)
         middle = median(seconds.values()) if seconds else 0.0
@@ -344,63 +345,54 @@ def step_age_seconds(facts: IncidentFacts) -> float | None:
 
 
 def gpu_of_rank(facts: IncidentFacts, rank: int) -> Place | None:
-    """Where a rank runs, by its own word; else by the order of the job's GPUs, and None where not all are seen."""
-    told = [labels for labels, _ in facts.context.rows(RANK_PLACES, rank=str(rank)) if labels.get("Hostname")]
-    if told:
-        return _place(facts, told[-1])
+    """The GPU of a rank, as it reports or by the order of the job's GPUs; None if GPUs are missing."""
+    placed = [labels for labels, _ in facts.context.rows(RANK_PLACES, rank=str(rank)) if labels.get("Hostname")]
+    if placed:
+        return _place(facts, placed[-1])
     rows = {labels.get("UUID", ""): labels for labels, _ in facts.context.rows("DCGM_FI_DEV_GPU_UTIL")}
     world = facts.context.max_value(WORLD)
     if world is None or len(rows) != round(world):
         return None
-    ordered = sorted(
-        rows.values(),
-        key=lambda row: jobs.rank_sort_key(row.get("pod", ""), row.get("Hostname", ""), row.get("gpu", "")),
-    )
+
+    def sort_key(labels: Labels) -> tuple[int, str, str, int]:
+        return jobs.rank_sort_key(labels.get("pod", ""), labels.get("Hostname", ""), labels.get("gpu", ""))
+
+    ordered = sorted(rows.values(), key=sort_key)
     return _place(facts, ordered[rank]) if rank < len(ordered) else None
 
 
-def _nothing_wrong(facts: IncidentFacts, held: set[str]) -> str:
-    """What was looked at in vain, and what nobody exports."""
-    around = facts.context
-    told = {"a memory error": around.rows(GREW), "slowed clocks": around.rows(REASONS)}
-    is_told = {what: any(labels.get("UUID", "") in held for labels, _ in rows) for what, rows in told.items()}
-    looked = ["an Xid", *(what for what, there in is_told.items() if there)]
-    gaps = [what for what, there in is_told.items() if not there]
-    unknown = f"; no exporter would tell of {' or '.join(gaps)}" if gaps else ""
-    had = " or ".join(part for part in (", ".join(looked[:-1]), looked[-1]) if part)
-    return f"none of the {len(held)} GPUs had {had} within {around.window_minutes} min{unknown}"
+def _no_fault_text(facts: IncidentFacts, job_uuids: set[str]) -> str:
+    """A text about the checks without a fault, and about the faults that no exporter reports."""
+    context = facts.context
+    rows_by_fault = {"memory errors": context.rows(MEMORY_ERRORS), "throttling": context.rows(CLOCK_REASONS)}
+    checked, unchecked = ["Xids"], list[str]()
+    for fault, rows in rows_by_fault.items():
+        is_exported = any(labels.get("UUID", "") in job_uuids for labels, _ in rows)
+        (checked if is_exported else unchecked).append(fault)
+    unknown = f"; no exporter reports {' or '.join(unchecked)}" if unchecked else ""
+    faults = " or ".join(part for part in (", ".join(checked[:-1]), checked[-1]) if part)
+    return f"none of the {len(job_uuids)} GPUs had {faults} within {context.window_minutes} min{unknown}"
 
 
-def _memory_errors(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]:
-    grew = [
-        (_place(facts, labels), labels.get("field", ""), value)
-        for labels, value in facts.context.rows(GREW)
-        if labels.get("UUID", "") in held and value > 0
-    ]
-    return tuple(_grown(facts, place, field, count=value) for place, field, value in grew[:4])
+def _memory_error_evidence(facts: IncidentFacts, job_uuids: set[str]) -> tuple[Evidence, ...]:
+    evidence = []
+    for labels, count in facts.context.rows(MEMORY_ERRORS):
+        if labels.get("UUID", "") in job_uuids and count > 0:
+            place, field = _place(facts, labels), labels.get("field", "")
+            _, error_name = gpu_errors.MEMORY_ERRORS[field]
+            text = f"{facts.names(place)}: {count:.0f} {error_name} within {facts.context.window_minutes} min"
+            evidence.append(Evidence(field, text, at=facts.at, place=place))
+    return tuple(evidence[:4])
 
 
-def _grown(facts: IncidentFacts, place: Place, field: str, *, count: float) -> Evidence:
-    _, what = gpu_errors.MEMORY_ERRORS[field]
-    said = f"{facts.names(place)}: {count:.0f} {what} within {facts.context.window_minutes} min"
-    return Evidence(field, said, at=facts.at, place=place)
-
-
-def _held_down(facts: IncidentFacts, held: set[str]) -> tuple[Evidence, ...]:
-    slowed = [
-        (_place(facts, labels), int(value))
-        for labels, value in facts.context.rows(REASONS)
-        if labels.get("UUID", "") in held and gpu_errors.is_throttled(value)
-    ]
-    return tuple(
-        Evidence(
-            gpu_errors.CLOCK_REASONS,
-            f"{facts.names(place)}: clocks held down, reasons 0x{value:x}",
-            at=facts.at,
-            place=place,
-        )
-        for place, value in slowed[:4]
-    )
+def _throttle_evidence(facts: IncidentFacts, job_uuids: set[str]) -> tuple[Evidence, ...]:
+    evidence = []
+    for labels, value in facts.context.rows(CLOCK_REASONS):
+        if labels.get("UUID", "") in job_uuids and gpu_errors.is_throttled(value):
+            place = _place(facts, labels)
+            text = f"{facts.names(place)}: throttled, clocks event reasons 0x{int(value):x}"
+            evidence.append(Evidence(gpu_errors.CLOCK_REASONS, text, at=facts.at, place=place))
+    return tuple(evidence[:4])
 
 
 def _place(facts: IncidentFacts, labels: Labels) -> Place:
@@ -408,52 +400,48 @@ def _place(facts: IncidentFacts, labels: Labels) -> Place:
 
 
 def _gpu_evidence(facts: IncidentFacts, gpu: Place | None) -> tuple[Evidence, ...]:
-    if gpu is None:
+    clock = facts.context.max_value("DCGM_FI_DEV_SM_CLOCK", UUID=gpu.gpu or "") if gpu is not None else None
+    if gpu is None or clock is None:
         return ()
-    clock = facts.context.max_value("DCGM_FI_DEV_SM_CLOCK", UUID=gpu.gpu or "")
-    return (
-        () if clock is None else (_seen(facts, "DCGM_FI_DEV_SM_CLOCK", f"{facts.names(gpu)}: SM clock {clock:g} MHz"),)
-    )
+    return (_evidence(facts, "DCGM_FI_DEV_SM_CLOCK", f"{facts.names(gpu)}: SM clock {clock:g} MHz"),)
 
 
-def _draw(facts: IncidentFacts, spinning: set[str]) -> tuple[Evidence, ...]:
-    """What GPUs that only wait draw: far less than their work would."""
-    watts = [value for labels, value in facts.context.rows(POWER) if labels.get("UUID", "") in spinning]
+def _power_evidence(facts: IncidentFacts, uuids: set[str]) -> tuple[Evidence, ...]:
+    """Evidence of the power of waiting GPUs: far less than under load."""
+    watts = [value for labels, value in facts.context.rows(POWER) if labels.get("UUID", "") in uuids]
     limit = facts.context.max_value(POWER_LIMIT)
-    of = f", of {limit:.0f} that they may" if limit else ""
-    return (_seen(facts, POWER, f"those that spin draw {min(watts):.0f} to {max(watts):.0f} W{of}"),) if watts else ()
+    of = f", the limit is {limit:.0f} W" if limit else ""
+    return (_evidence(facts, POWER, f"waiting GPUs draw {min(watts):.0f} to {max(watts):.0f} W{of}"),) if watts else ()
 
 
-def _seen(facts: IncidentFacts, source: str, text: str) -> Evidence:
+def _evidence(facts: IncidentFacts, source: str, text: str) -> Evidence:
     return Evidence(source, text, at=facts.at, place=facts.place)
 
 
-def _told(facts: IncidentFacts) -> tuple[Evidence, ...]:
+def _member_evidence(facts: IncidentFacts) -> tuple[Evidence, ...]:
     return tuple(member_evidence(member) for member in facts.incident.members[:4])
 
 
-def _fed(facts: IncidentFacts) -> RuledOut | None:
-    share = facts.context.max_value(WAIT)
+def _rule_out_starvation(facts: IncidentFacts) -> RuledOut | None:
+    share = facts.context.max_value(WAIT_SHARE)
     if share is None or share >= STARVED_SHARE:
         return None
-    return RuledOut(
-        "data_loader_starved", f"{share:.0%} of the time passes in waiting for input, below {STARVED_SHARE:.0%}"
-    )
+    return RuledOut("data_loader_starved", f"ranks wait for input {share:.0%} of the time, below {STARVED_SHARE:.0%}")
 
 
-def _even(facts: IncidentFacts) -> RuledOut | None:
+def _rule_out_straggler(facts: IncidentFacts) -> RuledOut | None:
     seconds = compute_seconds(facts)
     if len(seconds) < 2 or late_ranks(facts):
         return None
-    return RuledOut("nccl_timeout_straggler", f"all {len(seconds)} ranks compute about equally long")
+    return RuledOut("nccl_timeout_straggler", f"all {len(seconds)} ranks compute about the same time")
 
 
-def _whole(facts: IncidentFacts) -> RuledOut | None:
+def _rule_out_dead_rank(facts: IncidentFacts) -> RuledOut | None:
     if facts.context.max_value(WORLD) is None or missing_ranks(facts):
         return None
     return RuledOut("nccl_rank_died", f"all {facts.context.max_value(WORLD):g} ranks report")
 
 
-def _listed(ranks: list[str]) -> str:
+def _ranks_text(ranks: list[str]) -> str:
     more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:4])}{more}"

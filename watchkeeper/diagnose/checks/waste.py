@@ -1,4 +1,4 @@
-"""GPUs that someone holds and nobody uses."""
+"""Find GPUs that are allocated and idle."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from watchkeeper.diagnose.evidence import (
 from watchkeeper.model.diagnosis import DiagnosisStep, Finding, RuledOut
 
 CAUSE = "gpu_idle_waste"
-# As in packs/rules/usage.yaml: below one part in a hundred no kernel of a real workload runs.
+# As in packs/rules/usage.yaml: below 1 % SM activity no kernel of a real workload runs.
 IDLE_SM_SHARE = 0.01
-# A job may hold hundreds; each is a signal of the incident.
-MOST_TOLD = 8
+# A job may hold hundreds of GPUs; each is a signal of the incident.
+MAX_LISTED = 8
 
 
 def gpu_idle_waste(facts: IncidentFacts) -> Finding | None:
-    """Memory is held, and no kernel runs."""
-    told = facts.members_with_cause(CAUSE)
-    if not told:
+    """A GPU is allocated to a workload and no kernel runs on it."""
+    members = facts.members_with_cause(CAUSE)
+    if not members:
         return None
     busy = facts.reading(SM_ACTIVE)
     is_idle = busy is not None and busy < IDLE_SM_SHARE
-    holders = ", ".join(facts.incident.workloads[:MOST_TOLD]) or "the owner"
-    what = "the GPU is" if len(told) == 1 else f"the {len(told)} GPUs are"
+    holders = ", ".join(facts.incident.workloads[:MAX_LISTED]) or "the owner"
+    subject = "the GPU" if len(members) == 1 else f"the {len(members)} GPUs"
     return make_finding(
         facts,
         CAUSE,
@@ -42,18 +42,16 @@ def gpu_idle_waste(facts: IncidentFacts) -> Finding | None:
             reading_evidence(facts, UTILISATION),
             reading_evidence(facts, MEMORY_USED),
             reading_evidence(facts, POWER),
-            *(member_evidence(member) for member in told[:MOST_TOLD]),
+            *(member_evidence(member) for member in members[:MAX_LISTED]),
         ),
-        steps=(DiagnosisStep(f"Ask {holders} whether {what} still needed"),),
-        ruled_out=exclusions.against(_stuck_in_a_collective(facts), exclusions.hardware(facts, facts.place)),
+        steps=(DiagnosisStep(f"Ask {holders} whether they still need {subject}"),),
+        ruled_out=without_none(_rule_out_nccl_wait(facts), exclusions.rule_out_hardware(facts, facts.place)),
     )
 
 
-def _stuck_in_a_collective(facts: IncidentFacts) -> RuledOut | None:
+def _rule_out_nccl_wait(facts: IncidentFacts) -> RuledOut | None:
     # A rank that waits in NCCL spins in a kernel: the driver counts that as 100 % utilisation.
     utilisation = facts.reading(UTILISATION)
     if utilisation is None or utilisation >= 1:
         return None
-    return RuledOut(
-        "nccl_timeout_straggler", f"utilisation reads {utilisation:g} %; a rank that waits in NCCL shows 100 %"
-    )
+    return RuledOut("nccl_timeout_straggler", f"utilisation is {utilisation:g} %; a rank that waits in NCCL has 100 %")

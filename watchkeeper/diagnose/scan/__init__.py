@@ -1,6 +1,6 @@
-"""One-shot health of a node: facts in, one verdict for each check out.
+"""Scan the health of a node once: facts in, a verdict for each check out.
 
-Comes in: what was read of the node's GPUs, host and kernel log. Goes out: verdicts with what was looked at, under the
-names of DCGM's health systems. A check is one function; limits are packs/health_limits.csv. Never here: a
-reading, a clock, an exit code, and "healthy" where nothing was seen.
+In: readings of the node's GPUs, its system and its kernel log. Out: verdicts with their details, under the names of
+DCGM's health systems. A check is one function; the limits are in packs/health_limits.csv. Never here: reading
+devices, a clock, an exit code, or "healthy" without data.
 """

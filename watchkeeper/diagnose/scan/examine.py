@@ -1,6 +1,6 @@
-"""All checks over one node's facts.
+"""Run all checks of a scan on the facts of a node.
 
-`watchkeeper scan` calls `examine` and turns the report into words and an exit code.
+`watchkeeper scan` calls `examine`, prints the report and sets the exit code.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from watchkeeper.diagnose.scan.verdicts import ScanFacts, ScanResult, ScanVerdic
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """The results, worst first, and the verdict of all: the worst of them, unknown if nothing was seen."""
+    """The results, the worst first; the overall verdict is the worst one, or unknown without results."""
 
     results: tuple[ScanResult, ...]
 
     @property
     def verdict(self) -> ScanVerdict:
-        return max((result.verdict for result in self.results), key=lambda one: one.rank, default=ScanVerdict.UNKNOWN)
+        return max(
+            (result.verdict for result in self.results), key=lambda verdict: verdict.rank, default=ScanVerdict.UNKNOWN
+        )
 
     @property
     def problems(self) -> tuple[ScanResult, ...]:
@@ -32,11 +34,11 @@ def check_names() -> list[str]:
 
 
 def examine(facts: ScanFacts, *, disabled: Collection[str] = ()) -> ScanReport:
-    """Every enabled check once; switches live here, not in the checks."""
-    found = [result for check in node_checks.CHECKS if check.__name__ not in disabled for result in check(facts)]
+    """Run every enabled check once; the checks themselves do not know which are disabled."""
+    results = [result for check in node_checks.CHECKS if check.__name__ not in disabled for result in check(facts)]
     for gpu in facts.gpus:
         for gpu_check in gpu_checks.CHECKS:
             if gpu_check.__name__ not in disabled:
                 result = gpu_check(gpu, facts.watched_seconds)
-                found += [] if result is None else [replace(result, gpu=gpu.uuid)]
-    return ScanReport(tuple(sorted(found, key=lambda result: -result.verdict.rank)))
+                results += [] if result is None else [replace(result, gpu=gpu.uuid)]
+    return ScanReport(tuple(sorted(results, key=lambda result: -result.verdict.rank)))

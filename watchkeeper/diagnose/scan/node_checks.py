@@ -1,4 +1,4 @@
-"""The checks of the whole node: `ScanFacts → results`, an empty list where the node does not have the thing."""
+"""The checks of the whole node: `ScanFacts → results`, empty if the node does not have the feature."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from watchkeeper.readers.node import pci_sysfs
 
 Check = Callable[[ScanFacts], list[ScanResult]]
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
-# Without a driver or a GPU there is nothing to be sick: nobody can tell, and that is what is said.
-CANNOT_TELL = frozenset({"driver_not_loaded", "unknown"})
+# Without a driver and without a GPU on the bus, the health of GPUs is unknown.
+UNKNOWN_CAUSES = frozenset({"driver_not_loaded", "unknown"})
 
 
 def gpus_readable(facts: ScanFacts) -> list[ScanResult]:
-    """Every named fault of reading, and whether there was anything to read at all."""
+    """Faults that occurred while GPUs were read, and whether there are GPUs."""
     on_bus = sum(device.kind is pci_sysfs.DeviceKind.GPU for device in facts.node.pci)
-    found = []
+    results = []
     for fault in facts.faults:
-        is_untold = fault.cause in CANNOT_TELL and on_bus == 0 and fault.gpu is None
-        verdict = ScanVerdict.UNKNOWN if is_untold else ScanVerdict.UNHEALTHY
-        words = f"{fault.evidence} ({causes.lookup(fault.cause).cause})"
-        found.append(ScanResult("gpus_readable", "DRIVER", verdict, words, gpu=fault.gpu))
-    if not found and not facts.gpus:
-        found.append(ScanResult("gpus_readable", "DRIVER", ScanVerdict.UNKNOWN, "no GPU was found"))
-    return found or [ScanResult("gpus_readable", "DRIVER", ScanVerdict.HEALTHY, f"{len(facts.gpus)} GPUs answer")]
+        is_unknown = fault.cause in UNKNOWN_CAUSES and on_bus == 0 and fault.gpu is None
+        verdict = ScanVerdict.UNKNOWN if is_unknown else ScanVerdict.UNHEALTHY
+        detail = f"{fault.evidence} ({causes.lookup(fault.cause).cause})"
+        results.append(ScanResult("gpus_readable", "DRIVER", verdict, detail, gpu=fault.gpu))
+    if not results and not facts.gpus:
+        results.append(ScanResult("gpus_readable", "DRIVER", ScanVerdict.UNKNOWN, "no GPU found"))
+    return results or [ScanResult("gpus_readable", "DRIVER", ScanVerdict.HEALTHY, f"{len(facts.gpus)} GPUs answer")]
 
 
 def gpus_present(facts: ScanFacts) -> list[ScanResult]:
-    """GPUs that answer, against those on the PCI bus and those that somebody says there should be."""
+    """Compare the GPUs that answer with those on the PCI bus and the expected number."""
     count = len(facts.gpus)
     on_bus = sum(device.kind is pci_sysfs.DeviceKind.GPU for device in facts.node.pci)
-    wanted = max(on_bus, facts.expected_gpus or 0)
-    if wanted == 0:
+    expected = max(on_bus, facts.expected_gpus or 0)
+    if expected == 0:
         return []
-    told = "" if facts.expected_gpus is None else f", {facts.expected_gpus} are expected"
-    words = f"{count} GPUs answer, {on_bus} are on the PCI bus{told}"
+    expected_text = "" if facts.expected_gpus is None else f", {facts.expected_gpus} expected"
+    detail = f"{count} GPUs answer, {on_bus} on the PCI bus{expected_text}"
     return [
-        ScanResult("gpus_present", "PCIE", ScanVerdict.HEALTHY if count >= wanted else ScanVerdict.UNHEALTHY, words)
+        ScanResult("gpus_present", "PCIE", ScanVerdict.HEALTHY if count >= expected else ScanVerdict.UNHEALTHY, detail)
     ]
 
 
 def xids(facts: ScanFacts) -> list[ScanResult]:
-    """Xids that DCGM's health check watches; those before a GPU's last reset are over."""
+    """Xids that DCGM's health check watches, since the last reset of each GPU."""
     if facts.kernel is None:
-        words = f"the kernel log could not be read: {facts.kernel_problem}"
-        return [ScanResult("xids", "DRIVER", ScanVerdict.UNKNOWN, words)]
+        detail = f"the kernel log could not be read: {facts.kernel_problem}"
+        return [ScanResult("xids", "DRIVER", ScanVerdict.UNKNOWN, detail)]
     latest: dict[tuple[str | None, int], str] = {}
     for fact in facts.kernel:
         if fact.kind is events.EventKind.GPU_RESET:
@@ -55,32 +55,32 @@ def xids(facts: ScanFacts) -> list[ScanResult]:
         elif fact.kind is events.EventKind.XID and fact.code is not None and fact.code in xid_verdicts():
             latest[fact.pci, fact.code] = fact.text
     uuid_at = {gpu.pci: gpu.uuid for gpu in facts.gpus}
-    found = []
+    results = []
     for (pci, code), text in latest.items():
         system, verdict = xid_verdicts()[code]
-        found.append(ScanResult("xids", system, verdict, text, gpu=uuid_at.get(pci)))
-    words = f"{len(facts.kernel)} messages about hardware in the kernel log, none of these an Xid that counts"
-    return found or [ScanResult("xids", "DRIVER", ScanVerdict.HEALTHY, words)]
+        results.append(ScanResult("xids", system, verdict, text, gpu=uuid_at.get(pci)))
+    detail = f"{len(facts.kernel)} hardware messages in the kernel log, none is an Xid that DCGM watches"
+    return results or [ScanResult("xids", "DRIVER", ScanVerdict.HEALTHY, detail)]
 
 
 def switch_errors(facts: ScanFacts) -> list[ScanResult]:
-    """SXids: fatal ones fail, others warn, as in DCGM."""
+    """SXids of NVSwitches: fatal ones are unhealthy, others degraded, as in DCGM."""
     sxids = [fact for fact in facts.kernel or () if fact.kind is events.EventKind.SXID]
-    found = []
+    results = []
     for fact in sxids[-10:]:
         fatal = fact.fields.get("severity", "").lower() == "fatal"
         verdict = ScanVerdict.UNHEALTHY if fatal else ScanVerdict.DEGRADED
-        found.append(ScanResult("switch_errors", "NVSWITCH", verdict, fact.text))
-    return found
+        results.append(ScanResult("switch_errors", "NVSWITCH", verdict, fact.text))
+    return results
 
 
 def fabric_running(facts: ScanFacts) -> list[ScanResult]:
-    """Machines with NVSwitches cannot start CUDA without it."""
+    """Nodes with NVSwitches cannot start CUDA without Fabric Manager."""
     if not any(device.kind is pci_sysfs.DeviceKind.SWITCH for device in facts.node.pci):
         return []
     if facts.node.units is None:
-        words = "there are NVSwitches, and systemd could not be asked about Fabric Manager"
-        return [ScanResult("fabric_running", "NVLINK", ScanVerdict.UNKNOWN, words)]
+        detail = "the node has NVSwitches, but systemd did not report the state of Fabric Manager"
+        return [ScanResult("fabric_running", "NVLINK", ScanVerdict.UNKNOWN, detail)]
     unit = next((unit for unit in facts.node.units if unit.name == FABRIC_MANAGER), None)
     if unit is None:
         return [ScanResult("fabric_running", "NVLINK", ScanVerdict.UNHEALTHY, f"{FABRIC_MANAGER} is not installed")]
@@ -89,7 +89,7 @@ def fabric_running(facts: ScanFacts) -> list[ScanResult]:
 
 
 def units(facts: ScanFacts) -> list[ScanResult]:
-    """Enabled units for GPUs that have failed."""
+    """Failed systemd units for GPUs."""
     return [
         ScanResult("units", "DRIVER", ScanVerdict.DEGRADED, f"{unit.name} is {unit.active} ({unit.sub})")
         for unit in facts.node.units or ()
@@ -101,23 +101,21 @@ def next_boot(facts: ScanFacts) -> list[ScanResult]:
     boot = facts.node.next_boot
     if boot is None or boot.has_nvidia is None or facts.node.driver is None:
         return []
-    words = (
-        f"kernel {boot.release}, which the next boot would start, has {'an' if boot.has_nvidia else 'no'} NVIDIA module"
-    )
-    return [ScanResult("next_boot", "DRIVER", ScanVerdict.HEALTHY if boot.has_nvidia else ScanVerdict.DEGRADED, words)]
+    detail = f"kernel {boot.release}, which the next boot starts, has {'an' if boot.has_nvidia else 'no'} NVIDIA driver"
+    return [ScanResult("next_boot", "DRIVER", ScanVerdict.HEALTHY if boot.has_nvidia else ScanVerdict.DEGRADED, detail)]
 
 
 def disks(facts: ScanFacts) -> list[ScanResult]:
-    found = []
+    results = []
     for disk in facts.node.disks:
         used = disk.used_ratio
         if used is not None:
             row = limits()["disk_full" if used >= limits()["disk_full"].limit else "disk_used"]
             verdict = row.verdict if used >= row.limit else ScanVerdict.HEALTHY
-            found.append(
+            results.append(
                 ScanResult("disks", "HOST", verdict, f"{disk.path} is {used:.0%} full, the limit is {row.limit:.0%}")
             )
-    return found
+    return results
 
 
 def stalled_mounts(facts: ScanFacts) -> list[ScanResult]:
@@ -125,17 +123,17 @@ def stalled_mounts(facts: ScanFacts) -> list[ScanResult]:
     if not facts.node.remote_mounts:
         return []
     names = ", ".join(mount.path for mount in stalled)
-    words = f"{names} does not answer" if stalled else f"{len(facts.node.remote_mounts)} remote filesystems answer"
-    return [ScanResult("stalled_mounts", "HOST", ScanVerdict.UNHEALTHY if stalled else ScanVerdict.HEALTHY, words)]
+    detail = f"no answer from {names}" if stalled else f"{len(facts.node.remote_mounts)} remote filesystems answer"
+    return [ScanResult("stalled_mounts", "HOST", ScanVerdict.UNHEALTHY if stalled else ScanVerdict.HEALTHY, detail)]
 
 
 def memory(facts: ScanFacts) -> list[ScanResult]:
-    read = facts.node.memory
-    if read is None or read.total_bytes <= 0:
+    host_memory = facts.node.memory
+    if host_memory is None or host_memory.total_bytes <= 0:
         return [ScanResult("memory", "HOST", ScanVerdict.UNKNOWN, "/proc/meminfo could not be read")]
-    row, share = limits()["memory_available"], read.available_bytes / read.total_bytes
-    words = f"{share:.0%} of {read.total_bytes / 2**30:.0f} GiB available, the limit is {row.limit:.0%}"
-    return [ScanResult("memory", "HOST", row.verdict if share < row.limit else ScanVerdict.HEALTHY, words)]
+    row, share = limits()["memory_available"], host_memory.available_bytes / host_memory.total_bytes
+    detail = f"{share:.0%} of {host_memory.total_bytes / 2**30:.0f} GiB available, the limit is {row.limit:.0%}"
+    return [ScanResult("memory", "HOST", row.verdict if share < row.limit else ScanVerdict.HEALTHY, detail)]
 
 
 def shared_memory(facts: ScanFacts) -> list[ScanResult]:
@@ -143,34 +141,39 @@ def shared_memory(facts: ScanFacts) -> list[ScanResult]:
     if space is None:
         return []
     row = limits()["shared_memory"]
-    words = f"Shared memory has {space.size_bytes / 2**30:.1f} GiB, at least {row.limit / 2**30:.0f} GiB is wanted"
+    detail = f"shared memory has {space.size_bytes / 2**30:.1f} GiB, the minimum is {row.limit / 2**30:.0f} GiB"
     return [
-        ScanResult("shared_memory", "HOST", row.verdict if space.size_bytes < row.limit else ScanVerdict.HEALTHY, words)
+        ScanResult(
+            "shared_memory", "HOST", row.verdict if space.size_bytes < row.limit else ScanVerdict.HEALTHY, detail
+        )
     ]
 
 
 def clock(facts: ScanFacts) -> list[ScanResult]:
-    """A clock that nothing keeps right is only noted: virtual machines leave it to their host."""
+    """The clock offset; without a known offset there is no result, because virtual machines follow their host."""
     state = facts.node.clock
     if state is None or state.offset_seconds is None:
         return []
     row, off = limits()["clock_offset"], abs(state.offset_seconds)
-    words = f"the clock is {off:.3f} s off ({state.source}), the limit is {row.limit:g} s"
-    return [ScanResult("clock", "HOST", row.verdict if off >= row.limit else ScanVerdict.HEALTHY, words)]
+    detail = f"the clock is {off:.3f} s off ({state.source}), the limit is {row.limit:g} s"
+    return [ScanResult("clock", "HOST", row.verdict if off >= row.limit else ScanVerdict.HEALTHY, detail)]
 
 
 def sensors(facts: ScanFacts) -> list[ScanResult]:
-    """Fans, temperatures and power supplies that raise their own alarm."""
+    """Fans, temperatures and power supplies whose sensor reports an alarm."""
     alarmed = [sensor for sensor in facts.node.sensors if sensor.is_alarmed]
     if not facts.node.sensors:
         return []
     if not alarmed:
-        return [ScanResult("sensors", "HOST", ScanVerdict.HEALTHY, f"{len(facts.node.sensors)} sensors, none alarmed")]
+        return [ScanResult("sensors", "HOST", ScanVerdict.HEALTHY, f"{len(facts.node.sensors)} sensors, no alarm")]
     return [
         ScanResult(
-            "sensors", "HOST", ScanVerdict.DEGRADED, f"{one.kind} {one.label} of {one.chip} is alarmed at {one.value:g}"
+            "sensors",
+            "HOST",
+            ScanVerdict.DEGRADED,
+            f"{sensor.kind} {sensor.label} of {sensor.chip} reports an alarm at {sensor.value:g}",
         )
-        for one in alarmed
+        for sensor in alarmed
     ]
 
 

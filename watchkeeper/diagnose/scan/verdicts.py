@@ -1,4 +1,4 @@
-"""The words of a scan: verdicts, facts and limits. Checks speak them, `examine` and the command line read them."""
+"""Verdicts, facts and limits of a scan, for the checks, `examine` and the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from watchkeeper.catalogue import pack
 from watchkeeper.readers.logs import kernel_log
 from watchkeeper.readers.node.node import NodeFacts
 
-# DCGM's health systems, and ours for the machine around the GPUs.
+# DCGM's health systems, and HOST for the rest of the node.
 SYSTEMS = frozenset({"PCIE", "NVLINK", "MEM", "INFOROM", "THERMAL", "POWER", "DRIVER", "NVSWITCH", "HOST"})
 
 
@@ -28,7 +28,7 @@ class ScanVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScanLimit:
-    """One row of packs/health_limits.csv: from this number on the verdict is another one."""
+    """A row of packs/health_limits.csv: `verdict` applies at or beyond the limit."""
 
     check: str
     system: str
@@ -40,25 +40,25 @@ class ScanLimit:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What one check found. `looked_at` is what the verdict rests on; `gpu` None is the node."""
+    """The verdict of a check and the values behind it; `gpu` is None for the whole node."""
 
     check: str
     system: str
     verdict: ScanVerdict
-    looked_at: str
+    detail: str = field(metadata={"json_key": "looked_at"})
     gpu: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU: its numbers by family, and how much its counters grew while it was watched."""
+    """Readings of a GPU by metric family, and the increases of its counters during the scan."""
 
     uuid: str
     index: int
     pci: str | None
     values: Mapping[str, float | Mapping[str, float]]
-    grown: Mapping[str, float] = field(default_factory=dict)
-    # UUID of each MIG slice to its instance.
+    increases: Mapping[str, float] = field(default_factory=dict)
+    # MIG instance id by UUID.
     slices: Mapping[str, int] = field(default_factory=dict)
 
     def value(self, family: str) -> float | None:
@@ -72,7 +72,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class ScanFault:
-    """Something the reader of GPUs names, such as driver_not_loaded; `gpu` None is the node."""
+    """A fault that occurred while GPUs were read, such as driver_not_loaded; `gpu` is None for the whole node."""
 
     cause: str
     evidence: str
@@ -81,7 +81,7 @@ class ScanFault:
 
 @dataclass(frozen=True, slots=True)
 class ScanFacts:
-    """Everything a scan judges. `kernel` None: the log could not be read, `kernel_problem` says why."""
+    """The input of a scan; `kernel` is None if the kernel log could not be read, for the reason in `kernel_problem`."""
 
     node: NodeFacts
     gpus: tuple[GpuFacts, ...] = ()
@@ -99,17 +99,17 @@ def limits() -> Mapping[str, ScanLimit]:
 
 @cache
 def xid_verdicts() -> Mapping[int, tuple[str, ScanVerdict]]:
-    """System and verdict of the Xids that DCGM's health check watches."""
+    """Health system and verdict of the Xids that DCGM's health check watches."""
     return dict(pack.load("health_xids.csv", _read_xid))
 
 
-def judge(name: str, value: float | None, *, looked_at: str) -> ScanResult | None:
-    """The row's verdict for a number at or above its limit, healthy below it; None where there is no number."""
+def judge(name: str, value: float | None, *, detail: str) -> ScanResult | None:
+    """Return the verdict of the limit if the value is at or above it, otherwise healthy; None without a value."""
     if value is None:
         return None
     row = limits()[name]
     verdict = row.verdict if value >= row.limit else ScanVerdict.HEALTHY
-    return ScanResult(name, row.system, verdict, looked_at)
+    return ScanResult(name, row.system, verdict, detail)
 
 
 def _read_limit(cells: Mapping[str, str]) -> ScanLimit:

@@ -15,9 +15,9 @@ from starlette.requests import Request
 
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.kubernetes import kubernetes_source
-from watchkeeper.diagnose import explained, job, node, pending, place_context, pod
+from watchkeeper.diagnose import explanations, job, node, pending, place_context, pod
 from watchkeeper.diagnose.checks import pod_placement
-from watchkeeper.diagnose.explained import Explained
+from watchkeeper.diagnose.explanations import Explanation
 from watchkeeper.diagnose.job import JobQuery
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
@@ -38,7 +38,7 @@ IncidentAndFinding = tuple[incidents.Incident, diagnosis.Finding | None]
 
 @dataclass(frozen=True, slots=True)
 class ExplainAnswer:
-    explained: Explained
+    explained: Explanation
     text: str
 
 
@@ -63,12 +63,12 @@ class ExplainApi:
         namespace = _check_name(namespace)
         explanation = await asyncio.to_thread(self._explain_pod, namespace, name)
         related = await self._pod_incidents([f"{namespace}/{name}"])
-        explanation = explained.with_incidents(explanation, f"{namespace}/{name}", related)
+        explanation = explanations.with_incidents(explanation, f"{namespace}/{name}", related)
         if explanation is None:
             raise HTTPException(404, f"no pod or job {namespace}/{name} found")
         return _to_answer(explanation)
 
-    def _explain_pod(self, namespace: str, name: str) -> explained.Explained | None:
+    def _explain_pod(self, namespace: str, name: str) -> explanations.Explanation | None:
         """Explain a pod from its cluster's API server, else from kube-state-metrics."""
         for source in self._kubernetes_sources():
             if (explanation := pod.explain(namespace, name, _cluster_objects(source))) is not None:
@@ -146,14 +146,14 @@ class ExplainApi:
         query = job.JobQuery(pods[0].cluster if pods else own_cluster, name, pods, "" if line is None else line.name)
         explanation = await self._explain_job(query)
         if report is not None and explanation is None:
-            explanation = explained.Explained(name, report.why)
+            explanation = explanations.Explanation(name, report.why)
         elif (
             report is not None and explanation is not None and explanation.cause is None and not query.pending_workloads
         ):
             explanation = replace(explanation, headline=f"{explanation.headline}; {report.why}")
         names = [str(scheduled_pod.workload) for scheduled_pod in pods]
         related = await self._pod_incidents(names, () if line is None else line.incidents)
-        explanation = explained.with_incidents(explanation, name, related)
+        explanation = explanations.with_incidents(explanation, name, related)
         if explanation is None:
             raise HTTPException(404, f"no job {name} found: no scheduler, rank or GPU reports it")
         return _to_answer(explanation)
@@ -165,9 +165,9 @@ class ExplainApi:
         *,
         expected_gpus: int | None,
         related: list[IncidentAndFinding],
-    ) -> explained.Explained:
+    ) -> explanations.Explanation:
         now = clock.to_ms(self.runtime.clock.now())
-        place_queries = place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
+        place_queries = place_context.PlaceQueries(self.queries.engine, place, now, window=job.LOOKBACK)
         context = place_context.gather_context(place_queries)
         reporting = place_queries.reporting_gpus("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
@@ -191,25 +191,25 @@ class ExplainApi:
             )
         )
 
-    def _explain_from_series(self, namespace: str, name: str) -> explained.Explained | None:
+    def _explain_from_series(self, namespace: str, name: str) -> explanations.Explanation | None:
         """Explain a pod from kube-state-metrics, for clusters whose API server is not watched."""
         place = fleet.Place(self.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
         now = clock.to_ms(self.runtime.clock.now())
-        place_queries = place_context.PlaceQueries(self.queries.engine, place, now, window=job.AROUND)
+        place_queries = place_context.PlaceQueries(self.queries.engine, place, now, window=job.LOOKBACK)
         context = place_context.gather_context(place_queries)
         if not context.rows("kube_pod_info") and not context.rows("kube_pod_status_phase"):
             return None
         subject = f"{namespace}/{name}"
-        request = pod_placement.asked(context, subject)
+        request = pod_placement.pod_request(context, subject)
         node_name = next(filter(None, (labels.get("node") for labels, _ in context.rows("kube_pod_info"))), None)
         if node_name and request.gpus:
-            return explained.Explained(subject, f"runs on {node_name} with {sum(request.gpus.values())} GPUs")
-        placement = pending.judge_placement(request, pod_placement.offered(context))
-        lines = tuple(explained.ExplainedLine(verdict.node, verdict.text) for verdict in placement.nodes)
+            return explanations.Explanation(subject, f"runs on {node_name} with {sum(request.gpus.values())} GPUs")
+        placement = pending.judge_placement(request, pod_placement.node_offers(context))
+        lines = tuple(explanations.ExplanationLine(verdict.node, verdict.text) for verdict in placement.nodes)
         gaps = ("the API server; this explanation uses kube-state-metrics",)
         headline = f"runs on {node_name} and requests no GPU" if node_name else "is pending"
-        steps = pod.steps(placement.cause, subject)
-        return explained.Explained(
+        steps = pod.next_steps(placement.cause, subject)
+        return explanations.Explanation(
             subject, headline, placement.cause, placement.why, lines, placement.smallest_change, steps, gaps
         )
 
@@ -226,16 +226,16 @@ class ExplainApi:
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self.clusters is None else self.clusters.views()
 
-    async def _explain_job(self, query: JobQuery) -> explained.Explained | None:
+    async def _explain_job(self, query: JobQuery) -> explanations.Explanation | None:
         now = self.runtime.clock.now()
         job_facts = await asyncio.to_thread(job.read_job, self.queries.engine, query, now)
         if job_facts is None:
             return None
-        since, nodes = now - job.AROUND, job_facts.nodes
+        since, nodes = now - job.LOOKBACK, job_facts.nodes
         events = await self.journal.read(
             lambda: [event for node in nodes for event in self.journal.events_at(node, since, now)], is_long=True
         )
-        return await asyncio.to_thread(job.explain, query, job_facts, now, happened=events, names=self.fleet.place_name)
+        return await asyncio.to_thread(job.explain, query, job_facts, now, node_events=events, names=self.fleet.place_name)
 
 
 def _cluster_objects(source: kubernetes_source.KubernetesSource) -> pod.ClusterObjects:
@@ -257,8 +257,8 @@ def _check_name(text: str) -> str:
     return text
 
 
-def _to_answer(explanation: explained.Explained) -> ExplainAnswer:
-    return ExplainAnswer(explanation, "\n".join(explained.as_text(explanation)))
+def _to_answer(explanation: explanations.Explanation) -> ExplainAnswer:
+    return ExplainAnswer(explanation, "\n".join(explanations.as_text(explanation)))
 
 
 def endpoints(api: ExplainApi) -> list[Endpoint]:

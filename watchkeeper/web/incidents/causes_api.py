@@ -122,7 +122,7 @@ class CausesApi:
         now, since = self._runtime.clock.now(), self._window_start(days)
         nodes = [node.place for node in self._fleet.nodes()]
         recent = self._journal.incidents(open_only=False, limit=MAX_INCIDENTS, opened_since=since)
-        histories = lemons.histories(recent, nodes, since=since, now=now)
+        histories = lemons.fault_histories(recent, nodes, since=since, now=now)
         trends, unmeasured = [], []
         for metric, expr in lemons.trend_queries().items():
             try:

@@ -87,7 +87,7 @@ export function Why({ findings, looked, apart }: { findings: Finding[]; looked: 
       )}
       {apart && (
         <p class="dim small apart">
-          <b>To rule out</b> {apart}
+          {apart}
         </p>
       )}
       {findings.length > 0 && looked.length > 0 && <p class="dim small">Checked: {looked.join(", ")}.</p>}

@@ -1,0 +1,81 @@
+"""The result of `watchkeeper explain pod|node|job`, with the same fields for all three.
+
+`pod`, `node` and `job` create it; `web/explain_api` and the command line print it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from watchkeeper.catalogue import causes
+from watchkeeper.kit import wire
+from watchkeeper.model import diagnosis, incidents
+
+
+@dataclass(frozen=True, slots=True)
+class ExplanationLine:
+    """A name and a text about it, such as a node and why the pod does not fit on it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`cause` is None if nothing is wrong or the cause is unknown; `headline` says which."""
+
+    subject: str
+    headline: str
+    cause: str | None = None
+    why: str = ""
+    lines: tuple[ExplanationLine, ...] = ()
+    change: str = ""
+    steps: tuple[str, ...] = ()
+    missing_data: tuple[str, ...] = wire.json_key("unseen", default=())
+
+
+def with_incidents(
+    explanation: Explanation | None,
+    subject: str,
+    open_incidents: Sequence[tuple[incidents.Incident, diagnosis.Finding | None]],
+) -> Explanation | None:
+    """Add the open incidents of the subject; the most severe one becomes the cause if no other cause is as severe."""
+    ordered = sorted(open_incidents, key=lambda pair: -pair[0].severity.rank)
+    lines = tuple(ExplanationLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in ordered)
+    if not ordered:
+        return explanation
+    incident, finding = ordered[0]
+    if explanation is not None and explanation.cause is not None and _is_as_severe(explanation.cause, incident):
+        return replace(explanation, lines=(*lines, *explanation.lines))
+    base = explanation or Explanation(subject, "", missing_data=("no scheduler or exporter reports the workload now",))
+    return replace(
+        base,
+        headline="; ".join(filter(None, [base.headline, f"{incident.title} ({incident.id})"])),
+        cause=incident.cause,
+        why=finding.why if finding is not None else "not diagnosed yet",
+        lines=(*lines, *base.lines),
+        steps=tuple(map(step_text, finding.actions[:3])) if finding is not None else (),
+    )
+
+
+def step_text(step: diagnosis.DiagnosisStep) -> str:
+    return f"{step.do}   $ {step.command}" if step.command else step.do
+
+
+def _is_as_severe(cause: str, incident: incidents.Incident) -> bool:
+    return causes.lookup(cause).severity.rank >= incident.severity.rank
+
+
+def as_text(explanation: Explanation, *, max_lines: int = 40) -> list[str]:
+    """Lines for a terminal, the headline first."""
+    output = [f"{explanation.subject}: {explanation.headline}"]
+    output += [f"  cause     {explanation.cause}"] if explanation.cause else []
+    output += [f"  why       {explanation.why}"] if explanation.why else []
+    output += [f"  change    {explanation.change}"] if explanation.change else []
+    output += [f"  action    {step}" for step in explanation.steps]
+    width = max((len(line.name) for line in explanation.lines[:max_lines]), default=0)
+    output += [f"    {line.name:<{width}}  {line.text}" for line in explanation.lines[:max_lines]]
+    if len(explanation.lines) > max_lines:
+        output.append(f"    and {len(explanation.lines) - max_lines} more")
+    return output + [f"  no data   {gap}" for gap in explanation.missing_data]

@@ -118,7 +118,9 @@ def test_the_slow_gpu_of_a_job_without_rank_metrics_is_named_with_its_low_clock(
         add_sample(engine, "DCGM_FI_DEV_GPU_UTIL", 99.0, **named)
         add_sample(engine, "DCGM_FI_DEV_SM_CLOCK", clock if index == 3 else 1980.0, **named)
         share = 0.25 if index == 3 else 0.0
-        add_sample(engine, "watchkeeper:job_gpu_busier:ratio", share, job_name="llm", Hostname="n1", UUID=f"GPU-{index}")
+        add_sample(
+            engine, "watchkeeper:job_gpu_busier:ratio", share, job_name="llm", Hostname="n1", UUID=f"GPU-{index}"
+        )
     finding = best(about_job("nccl_timeout_straggler", engine))
     assert (finding.cause, finding.confidence) == ("nccl_timeout_straggler", sure)
     texts = [item.text for item in finding.evidence]
@@ -178,7 +180,9 @@ def test_a_straggler_that_reports_its_gpu_shows_the_clock() -> None:
 def test_a_port_with_symbol_errors_slows_all_ranks() -> None:
     engine = a_job(dict.fromkeys(range(4), 1.0))
     for at in (-120, 0):
-        add_sample(engine, "node_infiniband_symbol_error_total", 9000 + 75 * at, at=at, instance="n1:9100", device="mlx5_0")
+        add_sample(
+            engine, "node_infiniband_symbol_error_total", 9000 + 75 * at, at=at, instance="n1:9100", device="mlx5_0"
+        )
     add_sample(engine, "DCGM_FI_DEV_GPU_UTIL", 100, Hostname="n1", UUID="GPU-9", pod="llm-worker-0")
     diagnosis = about_job("training_slow", engine)
     assert (best(diagnosis).cause, best(diagnosis).place) == ("ib_link_degraded", NODE)

@@ -9,7 +9,7 @@ import pytest
 from tests.diagnose.scenes import CountingEngine, a_job, add_sample
 from tests.diagnose.stories import NOON, an_engine, an_incident, facts_about, gpu, name, xid
 from watchkeeper.diagnose import job, node
-from watchkeeper.diagnose.explanations import Explanation, as_text
+from watchkeeper.diagnose.explain_result import ExplainResult, as_text
 from watchkeeper.model import cluster, events, fleet, workloads
 from watchkeeper.query import embedded
 from watchkeeper.store.head import head
@@ -25,7 +25,7 @@ def explain(
     engine: embedded.EmbeddedEngine,
     parts: Sequence[workloads.ScheduledWorkload] = (),
     happened: Sequence[events.Event] = (),
-) -> Explanation | None:
+) -> ExplainResult | None:
     query = job.JobQuery("main", "llm", parts)
     series = job.read_job(engine, query, NOON)
     if series is None:

@@ -16,7 +16,7 @@ from watchkeeper.diagnose import explain as explaining
 from watchkeeper.diagnose import place_context
 from watchkeeper.diagnose.checks import training
 from watchkeeper.diagnose.evidence import IncidentFacts, cause_of
-from watchkeeper.diagnose.explanations import Explanation, ExplanationLine, step_text
+from watchkeeper.diagnose.explain_result import ExplainLine, ExplainResult, step_text
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events, fleet, incidents, workloads
 from watchkeeper.query import engine as engines
@@ -93,7 +93,7 @@ def explain(
     *,
     node_events: Sequence[events.Event],
     names: Callable[[fleet.Place], str],
-) -> Explanation:
+) -> ExplainResult:
     """Explain a job; `node_events` are the events on its nodes within LOOKBACK."""
     node_events = tuple(event for event in node_events if cause_of(event) is not None)
     nodes = [node.node or "" for node in series.nodes]
@@ -108,15 +108,15 @@ def explain(
         why = " ".join([best.why, "; ".join(item.text for item in best.evidence[:2])])
         check = explaining.distinguishing_check(tuple(ranked))
         steps = (*map(step_text, best.actions), *((check,) if check else ()))
-        return Explanation(query.name, best.title, best.cause, why, lines, "", steps, missing_data)
+        return ExplainResult(query.name, best.title, best.cause, why, lines, "", steps, missing_data)
     if query.pending_workloads:
         part = query.pending_workloads[0]
         headline = (
             f"{len(query.pending_workloads)} of {len(query.scheduled)} workloads pending: {part.reason or 'no reason'}"
         )
         step = f"watchkeeper explain pod {part.workload}" if part.workload.namespace else "scontrol show job"
-        return Explanation(query.name, headline, None, part.detail, lines, "", (step,), missing_data)
-    return Explanation(query.name, _progress_text(facts, nodes), None, "", lines, "", (), missing_data)
+        return ExplainResult(query.name, headline, None, part.detail, lines, "", (step,), missing_data)
+    return ExplainResult(query.name, _progress_text(facts, nodes), None, "", lines, "", (), missing_data)
 
 
 def _firing_cause(context: place_context.PlaceContext) -> str:
@@ -148,10 +148,10 @@ def _progress_text(facts: IncidentFacts, nodes: Sequence[str]) -> str:
     return f"{ranks}{nodes_text}; {step}"
 
 
-def _rank_lines(facts: IncidentFacts) -> list[ExplanationLine]:
+def _rank_lines(facts: IncidentFacts) -> list[ExplainLine]:
     """A line for each missing or slow rank; all others share one line."""
     missing, seconds = training.missing_ranks(facts), training.compute_seconds(facts)
-    lines = [ExplanationLine(f"rank {rank}", "missing: does not report") for rank in missing[:8]]
+    lines = [ExplainLine(f"rank {rank}", "missing: does not report") for rank in missing[:8]]
     if seconds:
         ordered = sorted(seconds.values())
         median = ordered[len(ordered) // 2]
@@ -160,20 +160,16 @@ def _rank_lines(facts: IncidentFacts) -> list[ExplanationLine]:
             gpu = training.gpu_of_rank(facts, int(rank)) if rank.isdigit() else None
             where = f" on {facts.names(gpu)}" if gpu is not None else ""
             lines.append(
-                ExplanationLine(f"rank {rank}", f"slow: {seconds[rank]:.2g} s per step, median {median:.2g} s{where}")
+                ExplainLine(f"rank {rank}", f"slow: {seconds[rank]:.2g} s per step, median {median:.2g} s{where}")
             )
         lines.append(
-            ExplanationLine(
-                "ranks", f"{len(seconds) - len(late)} of {len(seconds)} compute about {median:.2g} s per step"
-            )
+            ExplainLine("ranks", f"{len(seconds) - len(late)} of {len(seconds)} compute about {median:.2g} s per step")
         )
     share = facts.context.max_value(place_context.WAIT_SHARE)
-    return (
-        lines if share is None else [*lines, ExplanationLine("input", f"ranks wait for input {share:.0%} of the time")]
-    )
+    return lines if share is None else [*lines, ExplainLine("input", f"ranks wait for input {share:.0%} of the time")]
 
 
-def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplanationLine]:
+def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplainLine]:
     lines = []
     for node in nodes:
         gpus = [(labels, value) for labels, value in facts.context.rows("DCGM_FI_DEV_GPU_UTIL", Hostname=node)]
@@ -190,10 +186,10 @@ def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplanationL
         parts += [f"clock {min(clocks):.0f} to {max(clocks):.0f} MHz"] if clocks else []
         parts += [f"{sum(value < IDLE_SM_SHARE for value in busy)} idle"] if busy else []
         parts += [f"throttled: GPU {', '.join(throttled[:8])}"] if throttled else []
-        lines.append(ExplanationLine(node, ", ".join(parts)))
+        lines.append(ExplainLine(node, ", ".join(parts)))
     ports = facts.context.rows(place_context.PORT_ERRORS)
     return lines + [
-        ExplanationLine(
+        ExplainLine(
             labels.get("instance", "?").rsplit(":", 1)[0],
             f"port {labels.get('device', '?')} is down or has symbol errors",
         )
@@ -201,16 +197,16 @@ def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplanationL
     ]
 
 
-def _event_lines(node_events: Sequence[events.Event], names: Callable[[fleet.Place], str]) -> list[ExplanationLine]:
+def _event_lines(node_events: Sequence[events.Event], names: Callable[[fleet.Place], str]) -> list[ExplainLine]:
     return [
-        ExplanationLine(f"{event.at:%H:%M:%S} UTC", f"{names(event.place)}: {event.text[:120]}")
+        ExplainLine(f"{event.at:%H:%M:%S} UTC", f"{names(event.place)}: {event.text[:120]}")
         for event in node_events[-8:]
     ]
 
 
-def _pending_lines(query: JobQuery) -> list[ExplanationLine]:
+def _pending_lines(query: JobQuery) -> list[ExplainLine]:
     return [
-        ExplanationLine(str(part.workload), f"pending: {part.reason or 'no reason'}")
+        ExplainLine(str(part.workload), f"pending: {part.reason or 'no reason'}")
         for part in query.pending_workloads[:8]
     ]
 

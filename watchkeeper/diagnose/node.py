@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from watchkeeper.diagnose.explanations import Explanation, ExplanationLine, step_text
+from watchkeeper.diagnose.explain_result import ExplainLine, ExplainResult, step_text
 from watchkeeper.model import alerts, cluster, diagnosis, incidents
 
 
@@ -26,10 +26,10 @@ class NodeSummary:
     missing_data: tuple[str, ...] = ()
 
 
-def explain(summary: NodeSummary) -> Explanation:
+def explain(summary: NodeSummary) -> ExplainResult:
     """Explain a node by its most severe open incident, otherwise by why it accepts no workloads."""
     lines = (*_scheduler_lines(summary), *_gpu_lines(summary), *_incident_lines(summary), *_change_lines(summary))
-    base = Explanation(summary.name, "", lines=lines, missing_data=summary.missing_data)
+    base = ExplainResult(summary.name, "", lines=lines, missing_data=summary.missing_data)
     blocker = _blocker(summary)
     by_severity = sorted(summary.incidents, key=lambda pair: (-pair[0].severity.rank, pair[0].opened_at))
     for incident, finding in by_severity[:1]:
@@ -74,24 +74,24 @@ def _return_command(summary: NodeSummary) -> str:
     return ""
 
 
-def _scheduler_lines(summary: NodeSummary) -> list[ExplanationLine]:
+def _scheduler_lines(summary: NodeSummary) -> list[ExplainLine]:
     lines = []
     for node in summary.scheduler_nodes:
         gpus = "GPUs unknown" if node.gpus is None else f"{node.allocatable_gpus} of {node.gpus} GPUs allocatable"
         taints = f"taints {', '.join(node.taints)}" if node.taints else ""
-        lines.append(ExplanationLine(node.source, ", ".join(filter(None, [node.state, gpus, taints, node.reason]))))
+        lines.append(ExplainLine(node.source, ", ".join(filter(None, [node.state, gpus, taints, node.reason]))))
     return lines
 
 
-def _gpu_lines(summary: NodeSummary) -> list[ExplanationLine]:
+def _gpu_lines(summary: NodeSummary) -> list[ExplainLine]:
     expected = "" if summary.expected is None else f" of {summary.expected}"
-    lines = [] if summary.reporting is None else [ExplanationLine("gpus", f"{summary.reporting}{expected} report")]
-    return lines + [ExplanationLine("allocated", f"{count} to {name}") for name, count in summary.holders]
+    lines = [] if summary.reporting is None else [ExplainLine("gpus", f"{summary.reporting}{expected} report")]
+    return lines + [ExplainLine("allocated", f"{count} to {name}") for name, count in summary.holders]
 
 
-def _incident_lines(summary: NodeSummary) -> list[ExplanationLine]:
-    return [ExplanationLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in summary.incidents]
+def _incident_lines(summary: NodeSummary) -> list[ExplainLine]:
+    return [ExplainLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in summary.incidents]
 
 
-def _change_lines(summary: NodeSummary) -> list[ExplanationLine]:
-    return [ExplanationLine("changed", change) for change in summary.changes]
+def _change_lines(summary: NodeSummary) -> list[ExplainLine]:
+    return [ExplainLine("changed", change) for change in summary.changes]

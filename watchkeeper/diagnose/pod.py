@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from watchkeeper.catalogue import causes
 from watchkeeper.diagnose import pending
-from watchkeeper.diagnose.explanations import Explanation, ExplanationLine
+from watchkeeper.diagnose.explain_result import ExplainLine, ExplainResult
 from watchkeeper.readers.clusters import kubernetes_objects as objects
 from watchkeeper.readers.clusters import kubernetes_text
 
@@ -54,7 +54,7 @@ class ClusterObjects:
     problems: tuple[str, ...] = field(default=())
 
 
-def explain(namespace: str, name: str, cluster: ClusterObjects) -> Explanation | None:
+def explain(namespace: str, name: str, cluster: ClusterObjects) -> ExplainResult | None:
     """Explain a pod or job; None if there is neither with this name."""
     key = (namespace, name)
     pod = next((pod for pod in cluster.pods if (pod.namespace, pod.name) == key), None)
@@ -64,11 +64,11 @@ def explain(namespace: str, name: str, cluster: ClusterObjects) -> Explanation |
     return None if job is None else _explain_job(job, cluster)
 
 
-def _explain_job(job: objects.KubernetesJob, cluster: ClusterObjects) -> Explanation:
+def _explain_job(job: objects.KubernetesJob, cluster: ClusterObjects) -> ExplainResult:
     subject, pods = f"{job.namespace}/{job.name}", f"{job.active} of {job.parallelism} pods"
     warning = cluster.last_warning("Job", job.namespace, job.name)
     if warning is None or job.active >= job.parallelism:
-        return Explanation(subject, f"job with {pods}", missing_data=cluster.problems)
+        return ExplainResult(subject, f"job with {pods}", missing_data=cluster.problems)
     quotas = [quota for quota in cluster.quotas if quota.namespace == job.namespace]
     cause = _match_cause(warning.message, SCHEDULER_CAUSES)
     return _with_advice(
@@ -76,7 +76,7 @@ def _explain_job(job: objects.KubernetesJob, cluster: ClusterObjects) -> Explana
         f"has {pods}: the others are not created",
         cause,
         warning.message,
-        lines=[ExplanationLine(quota.name, _quota_text(quota)) for quota in quotas],
+        lines=[ExplainLine(quota.name, _quota_text(quota)) for quota in quotas],
         change=_quota_change(quotas, requested=job.gpus) if cause == "quota_exceeded" else "",
         missing_data=cluster.problems,
     )
@@ -88,13 +88,13 @@ def _with_advice(
     cause: str | None,
     why: str,
     *,
-    lines: Sequence[ExplanationLine] = (),
+    lines: Sequence[ExplainLine] = (),
     change: str = "",
     missing_data: Sequence[str] = (),
-) -> Explanation:
+) -> ExplainResult:
     """An explanation with the catalogue's advice for the cause."""
     steps = next_steps(cause, subject)
-    return Explanation(subject, headline, cause, why, tuple(lines), change, steps, tuple(missing_data))
+    return ExplainResult(subject, headline, cause, why, tuple(lines), change, steps, tuple(missing_data))
 
 
 def _find_line(phrase: str, text: str) -> str | None:
@@ -106,7 +106,7 @@ def _find_line(phrase: str, text: str) -> str | None:
     return text[text.rfind("\n", 0, at) + 1 : len(text) if end < 0 else end].strip()
 
 
-def explain_pasted(text: str, namespace: str, name: str) -> Explanation | None:
+def explain_pasted(text: str, namespace: str, name: str) -> ExplainResult | None:
     """Explain a pod from `kubectl get pod,node -o json|yaml`, or from any text with the scheduler's message."""
     raw = list(kubernetes_text.read_objects(text, is_yaml=not text.lstrip().startswith("{")))
     pods, nodes, quotas = ([item for item in raw if item["kind"] == kind] for kind in ("Pod", "Node", "ResourceQuota"))
@@ -125,13 +125,13 @@ def explain_pasted(text: str, namespace: str, name: str) -> Explanation | None:
     return None if message is None else _explain_message(f"{namespace}/{name}", message, (NO_NODES,))
 
 
-def _explain_message(subject: str, message: str, missing_data: Sequence[str]) -> Explanation:
+def _explain_message(subject: str, message: str, missing_data: Sequence[str]) -> ExplainResult:
     """Explain a pending pod by the scheduler's message alone."""
     cause = _match_cause(message, SCHEDULER_CAUSES)
     return _with_advice(subject, "pending, from the scheduler's message", cause, message, missing_data=missing_data)
 
 
-def _explain_pod(pod: objects.KubernetesPod, cluster: ClusterObjects) -> Explanation:
+def _explain_pod(pod: objects.KubernetesPod, cluster: ClusterObjects) -> ExplainResult:
     subject, problems = f"{pod.namespace}/{pod.name}", cluster.problems
     request = pending.request_of_pod(pod, cluster.quotas, claimed=cluster.claimed_gpus(pod))
     if not pod.node:
@@ -155,14 +155,14 @@ def _explain_pod(pod: objects.KubernetesPod, cluster: ClusterObjects) -> Explana
         return _with_advice(
             subject, f"runs on {pod.node} with {gpus}, failed before", *last_exit, missing_data=problems
         )
-    return Explanation(subject, f"runs on {pod.node} with {gpus}", missing_data=problems)
+    return ExplainResult(subject, f"runs on {pod.node} with {gpus}", missing_data=problems)
 
 
 def _explain_pending(
     subject: str, pod: objects.KubernetesPod, request: pending.PodRequest, cluster: ClusterObjects
-) -> Explanation:
+) -> ExplainResult:
     if not request.gpus:
-        return Explanation(subject, "pending, requests no GPU", None, pod.message, missing_data=cluster.problems)
+        return ExplainResult(subject, "pending, requests no GPU", None, pod.message, missing_data=cluster.problems)
     if not cluster.nodes:
         return _explain_message(subject, pod.message, cluster.problems)
     verdict = pending.judge_placement(request, pending.node_offers(cluster.nodes, cluster.pods))
@@ -170,13 +170,13 @@ def _explain_pending(
     if verdict.cause is None and pod.message:
         missing_data.append("affinity, volumes, CPU and memory are not checked: read the scheduler's message")
     gpus = ", ".join(f"{count} {resource}" for resource, count in sorted(request.gpus.items()))
-    nodes = [ExplanationLine(node.node, node.text) for node in verdict.nodes]
+    nodes = [ExplainLine(node.node, node.text) for node in verdict.nodes]
     return _with_advice(
         subject,
         f"pending, requests {gpus}",
         verdict.cause or _match_cause(pod.message, SCHEDULER_CAUSES),
         f"{verdict.why}. Scheduler: {pod.message}" if pod.message else verdict.why,
-        lines=[*nodes, *(ExplanationLine("quota", note) for note in verdict.notes)],
+        lines=[*nodes, *(ExplainLine("quota", note) for note in verdict.notes)],
         change=verdict.smallest_change,
         missing_data=missing_data,
     )

@@ -270,7 +270,7 @@ class RepairLoop:
             return None
         return self._proposal(incident, incident_plan.cause, [receipt.action for receipt in incident_plan.receipts])
 
-    def explain(self, incident: Incident) -> explanations.Explanation:
+    def explain(self, incident: Incident) -> explanation.Explanation:
         """Why this plan, in which mode, and which guards refuse it now."""
         incident_plan, now = self._now.parts.journal.plan(incident.id), self._clock.now()
         repair = self.repairs.find(incident.id)
@@ -286,7 +286,7 @@ class RepairLoop:
         limits = {} if requested is None else requested.limit_seconds
         mode = mode_decision if requested is None else requested.allowed
         refusals = [] if requested is None else self.repairs.refusals(progress.new_repair(requested, 1, now), now)
-        return explanations.Explanation(
+        return explanation.Explanation(
             incident=incident.id,
             cause=cause,
             policy_key=self._now.parts.policy.entry(cause, self._pool(incident.place))[0],
@@ -297,7 +297,7 @@ class RepairLoop:
             if receipts
             else "there is no plan yet",
             steps=tuple(
-                explanations.ExplanationStep(step.kind, str(step.place), step.why, receipt.text, limits.get(step.id))
+                explanation.ExplanationStep(step.kind, str(step.place), step.why, receipt.text, limits.get(step.id))
                 for step, receipt in zip(steps, receipts, strict=True)
             ),
             refusals=tuple(refusals),

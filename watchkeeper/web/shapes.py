@@ -112,7 +112,7 @@ RepairSwitchView = Annotated[
     RepairSwitch, ResponseVariant("repairs.RepairSwitchView", added={"is_stopped": bool, "is_tripped": bool})
 ]
 ExplainedRepair = Annotated[
-    explanations.Explanation,
+    explanation.Explanation,
     ResponseVariant("explanation.ExplainedRepair", added={"repair": RepairView | None, "switch": RepairSwitchView}),
 ]
 SloStatus = Annotated[

@@ -14,7 +14,7 @@ from watchkeeper.cli.fleet import accuracy as accuracy_command
 from watchkeeper.cli.fleet import explain as explain_command
 from watchkeeper.cli.fleet import incidents as incidents_command
 from watchkeeper.cli.fleet import lemons as lemons_command
-from watchkeeper.diagnose import explanations
+from watchkeeper.diagnose import explain_result
 from watchkeeper.model.diagnosis import DiagnosisStep, Finding
 
 
@@ -49,18 +49,20 @@ def test_a_known_node_is_explained(site: Site, hub: SmallHub) -> None:
 @pytest.mark.parametrize(("cause", "answer"), [("ib_link_degraded", "gpu_fell_off_bus"), ("node_down", "node_down")])
 def test_an_incident_that_is_graver_than_what_was_found_is_the_answer(hub: SmallHub, cause: str, answer: str) -> None:
     incident = next(iter(hub.journal.kept.values()))
-    found = explanations.Explanation("ml/a", "waits", cause, "because", (explanations.ExplanationLine("n1", "8 GPUs"),))
-    told = explanations.with_incidents(found, "ml/a", [(incident, None)])
+    found = explain_result.ExplainResult(
+        "ml/a", "waits", cause, "because", (explain_result.ExplainLine("n1", "8 GPUs"),)
+    )
+    told = explain_result.with_incidents(found, "ml/a", [(incident, None)])
     assert told is not None
     assert (told.cause, [line.name for line in told.lines]) == (answer, ["INC-1", "n1"])
-    assert explanations.with_incidents(found, "ml/a", []) is found
+    assert explain_result.with_incidents(found, "ml/a", []) is found
 
 
 def test_a_step_is_told_with_its_command(hub: SmallHub) -> None:
     incident = next(iter(hub.journal.kept.values()))
     steps = (DiagnosisStep("Reboot it"), DiagnosisStep("See whether the card is on the bus", "lspci -d 10de:"))
     finding = Finding("gpu_fell_off_bus", 0.9, incident.place, "t", "w", (), steps)
-    told = explanations.with_incidents(None, "n1", [(incident, finding)])
+    told = explain_result.with_incidents(None, "n1", [(incident, finding)])
     assert told is not None
     assert told.steps == ("Reboot it", "See whether the card is on the bus   $ lspci -d 10de:")
 

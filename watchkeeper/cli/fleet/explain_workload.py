@@ -12,7 +12,7 @@ from watchkeeper.cli import options
 from watchkeeper.cli.fleet import jobs
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
-from watchkeeper.diagnose import explanations
+from watchkeeper.diagnose import explain_result
 from watchkeeper.diagnose import pod as pods
 from watchkeeper.errors import HubError
 from watchkeeper.kit import wire
@@ -50,7 +50,7 @@ def pod(hub: Client, name: str, file: TextIO | None, as_json: bool) -> None:
             f"the text has no pod {namespace}/{short} and no scheduler message. "
             "Paste `kubectl get pod,node -A -o json` or `kubectl describe pod`"
         )
-    _print_explanation(wire.to_plain(explanation), explanations.as_text(explanation), as_json=as_json)
+    _print_explanation(wire.to_plain(explanation), explain_result.as_text(explanation), as_json=as_json)
 
 
 @click.command("node")

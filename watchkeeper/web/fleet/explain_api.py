@@ -15,9 +15,9 @@ from starlette.requests import Request
 
 from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.kubernetes import kubernetes_source
-from watchkeeper.diagnose import explanations, job, node, pending, place_context, pod
+from watchkeeper.diagnose import explain_result, job, node, pending, place_context, pod
 from watchkeeper.diagnose.checks import pod_placement
-from watchkeeper.diagnose.explanations import Explanation
+from watchkeeper.diagnose.explain_result import ExplainResult
 from watchkeeper.diagnose.job import JobQuery
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
@@ -38,7 +38,7 @@ IncidentAndFinding = tuple[incidents.Incident, diagnosis.Finding | None]
 
 @dataclass(frozen=True, slots=True)
 class ExplainAnswer:
-    explained: Explanation
+    explained: ExplainResult
     text: str
 
 
@@ -63,12 +63,12 @@ class ExplainApi:
         namespace = _check_name(namespace)
         explanation = await asyncio.to_thread(self._explain_pod, namespace, name)
         related = await self._pod_incidents([f"{namespace}/{name}"])
-        explanation = explanations.with_incidents(explanation, f"{namespace}/{name}", related)
+        explanation = explain_result.with_incidents(explanation, f"{namespace}/{name}", related)
         if explanation is None:
             raise HTTPException(404, f"no pod or job {namespace}/{name} found")
         return _to_answer(explanation)
 
-    def _explain_pod(self, namespace: str, name: str) -> explanations.Explanation | None:
+    def _explain_pod(self, namespace: str, name: str) -> explain_result.ExplainResult | None:
         """Explain a pod from its cluster's API server, else from kube-state-metrics."""
         for source in self._kubernetes_sources():
             if (explanation := pod.explain(namespace, name, _cluster_objects(source))) is not None:
@@ -146,14 +146,14 @@ class ExplainApi:
         query = job.JobQuery(pods[0].cluster if pods else own_cluster, name, pods, "" if line is None else line.name)
         explanation = await self._explain_job(query)
         if report is not None and explanation is None:
-            explanation = explanations.Explanation(name, report.why)
+            explanation = explain_result.ExplainResult(name, report.why)
         elif (
             report is not None and explanation is not None and explanation.cause is None and not query.pending_workloads
         ):
             explanation = replace(explanation, headline=f"{explanation.headline}; {report.why}")
         names = [str(scheduled_pod.workload) for scheduled_pod in pods]
         related = await self._pod_incidents(names, () if line is None else line.incidents)
-        explanation = explanations.with_incidents(explanation, name, related)
+        explanation = explain_result.with_incidents(explanation, name, related)
         if explanation is None:
             raise HTTPException(404, f"no job {name} found: no scheduler, rank or GPU reports it")
         return _to_answer(explanation)
@@ -165,7 +165,7 @@ class ExplainApi:
         *,
         expected_gpus: int | None,
         related: list[IncidentAndFinding],
-    ) -> explanations.Explanation:
+    ) -> explain_result.ExplainResult:
         now = clock.to_ms(self.runtime.clock.now())
         place_queries = place_context.PlaceQueries(self.queries.engine, place, now, window=job.LOOKBACK)
         context = place_context.gather_context(place_queries)
@@ -191,7 +191,7 @@ class ExplainApi:
             )
         )
 
-    def _explain_from_series(self, namespace: str, name: str) -> explanations.Explanation | None:
+    def _explain_from_series(self, namespace: str, name: str) -> explain_result.ExplainResult | None:
         """Explain a pod from kube-state-metrics, for clusters whose API server is not watched."""
         place = fleet.Place(self.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
         now = clock.to_ms(self.runtime.clock.now())
@@ -203,13 +203,13 @@ class ExplainApi:
         request = pod_placement.pod_request(context, subject)
         node_name = next(filter(None, (labels.get("node") for labels, _ in context.rows("kube_pod_info"))), None)
         if node_name and request.gpus:
-            return explanations.Explanation(subject, f"runs on {node_name} with {sum(request.gpus.values())} GPUs")
+            return explain_result.ExplainResult(subject, f"runs on {node_name} with {sum(request.gpus.values())} GPUs")
         placement = pending.judge_placement(request, pod_placement.node_offers(context))
-        lines = tuple(explanations.ExplanationLine(verdict.node, verdict.text) for verdict in placement.nodes)
+        lines = tuple(explain_result.ExplainLine(verdict.node, verdict.text) for verdict in placement.nodes)
         gaps = ("the API server; this explanation uses kube-state-metrics",)
         headline = f"runs on {node_name} and requests no GPU" if node_name else "is pending"
         steps = pod.next_steps(placement.cause, subject)
-        return explanations.Explanation(
+        return explain_result.ExplainResult(
             subject, headline, placement.cause, placement.why, lines, placement.smallest_change, steps, gaps
         )
 
@@ -226,7 +226,7 @@ class ExplainApi:
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self.clusters is None else self.clusters.views()
 
-    async def _explain_job(self, query: JobQuery) -> explanations.Explanation | None:
+    async def _explain_job(self, query: JobQuery) -> explain_result.ExplainResult | None:
         now = self.runtime.clock.now()
         job_facts = await asyncio.to_thread(job.read_job, self.queries.engine, query, now)
         if job_facts is None:
@@ -235,7 +235,9 @@ class ExplainApi:
         events = await self.journal.read(
             lambda: [event for node in nodes for event in self.journal.events_at(node, since, now)], is_long=True
         )
-        return await asyncio.to_thread(job.explain, query, job_facts, now, node_events=events, names=self.fleet.place_name)
+        return await asyncio.to_thread(
+            job.explain, query, job_facts, now, node_events=events, names=self.fleet.place_name
+        )
 
 
 def _cluster_objects(source: kubernetes_source.KubernetesSource) -> pod.ClusterObjects:
@@ -257,8 +259,8 @@ def _check_name(text: str) -> str:
     return text
 
 
-def _to_answer(explanation: explanations.Explanation) -> ExplainAnswer:
-    return ExplainAnswer(explanation, "\n".join(explanations.as_text(explanation)))
+def _to_answer(explanation: explain_result.ExplainResult) -> ExplainAnswer:
+    return ExplainAnswer(explanation, "\n".join(explain_result.as_text(explanation)))
 
 
 def endpoints(api: ExplainApi) -> list[Endpoint]:

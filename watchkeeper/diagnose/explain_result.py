@@ -14,7 +14,7 @@ from watchkeeper.model import diagnosis, incidents
 
 
 @dataclass(frozen=True, slots=True)
-class ExplanationLine:
+class ExplainLine:
     """A name and a text about it, such as a node and why the pod does not fit on it."""
 
     name: str
@@ -22,33 +22,35 @@ class ExplanationLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class ExplainResult:
     """`cause` is None if nothing is wrong or the cause is unknown; `headline` says which."""
 
     subject: str
     headline: str
     cause: str | None = None
     why: str = ""
-    lines: tuple[ExplanationLine, ...] = ()
+    lines: tuple[ExplainLine, ...] = ()
     change: str = ""
     steps: tuple[str, ...] = ()
     missing_data: tuple[str, ...] = wire.json_key("unseen", default=())
 
 
 def with_incidents(
-    explanation: Explanation | None,
+    explanation: ExplainResult | None,
     subject: str,
     open_incidents: Sequence[tuple[incidents.Incident, diagnosis.Finding | None]],
-) -> Explanation | None:
+) -> ExplainResult | None:
     """Add the open incidents of the subject; the most severe one becomes the cause if no other cause is as severe."""
     ordered = sorted(open_incidents, key=lambda pair: -pair[0].severity.rank)
-    lines = tuple(ExplanationLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in ordered)
+    lines = tuple(ExplainLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in ordered)
     if not ordered:
         return explanation
     incident, finding = ordered[0]
     if explanation is not None and explanation.cause is not None and _is_as_severe(explanation.cause, incident):
         return replace(explanation, lines=(*lines, *explanation.lines))
-    base = explanation or Explanation(subject, "", missing_data=("no scheduler or exporter reports the workload now",))
+    base = explanation or ExplainResult(
+        subject, "", missing_data=("no scheduler or exporter reports the workload now",)
+    )
     return replace(
         base,
         headline="; ".join(filter(None, [base.headline, f"{incident.title} ({incident.id})"])),
@@ -67,7 +69,7 @@ def _is_as_severe(cause: str, incident: incidents.Incident) -> bool:
     return causes.lookup(cause).severity.rank >= incident.severity.rank
 
 
-def as_text(explanation: Explanation, *, max_lines: int = 40) -> list[str]:
+def as_text(explanation: ExplainResult, *, max_lines: int = 40) -> list[str]:
     """Lines for a terminal, the headline first."""
     output = [f"{explanation.subject}: {explanation.headline}"]
     output += [f"  cause     {explanation.cause}"] if explanation.cause else []

@@ -219,7 +219,7 @@ class Who(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Accuracy(HubAnswer):
-    """How often a cause that we named was right, where a person said; `right_share` is None where nobody did."""
+    """How often a diagnosed cause was correct, as judged by people; `right_share` is None without a judgement."""
 
     cause: str
     diagnosed: int
@@ -231,7 +231,7 @@ class Accuracy(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Correction(HubAnswer):
-    """A person's word about an incident: `was` is what we had said, `cause` what it is; the same twice confirms."""
+    """A person's correction: `was` is the diagnosed cause, `cause` the actual one; equal causes confirm it."""
 
     incident: str
     at: datetime
@@ -340,30 +340,30 @@ class DrillVerdict(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExplainAnswer(HubAnswer):
-    explained: Explained
+    explained: ExplainResult
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Explained(HubAnswer):
-    """`cause` None: nothing is wrong with it, or nobody can say; `headline` says which of the two."""
+class ExplainLine(HubAnswer):
+    """A name and a text about it, such as a node and why the pod does not fit on it."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExplainResult(HubAnswer):
+    """`cause` is None if nothing is wrong or the cause is unknown; `headline` says which."""
 
     subject: str
     headline: str
     cause: str | None
     why: str
-    lines: tuple[ExplainedLine, ...]
+    lines: tuple[ExplainLine, ...]
     change: str
     steps: tuple[str, ...]
     unseen: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExplainedLine(HubAnswer):
-    """One thing and what is so about it: a node and why it refuses, a rank and what it does."""
-
-    name: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -798,7 +798,7 @@ class JournalPage(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lemon(HubAnswer):
-    """`hazard` is expected faults a month; `times_fleet` against the fleet; `chance` of so many faults by luck. `is_lemon`: that chance is small even though the whole fleet was looked at."""
+    """`hazard` is expected faults per month, `times_fleet` its ratio to the fleet's rate. `chance` is the probability of this many faults by chance; `is_lemon` if it is small for a fleet of this size."""
 
     name: str
     hazard: float

@@ -168,7 +168,7 @@ export interface Who {
   workloads: WorkloadAndGpus[];
   left_out: number;
 }
-/** How often a cause that we named was right, where a person said; `right_share` is None where nobody did. */
+/** How often a diagnosed cause was correct, as judged by people; `right_share` is None without a judgement. */
 export interface Accuracy {
   cause: string;
   diagnosed: number;
@@ -177,7 +177,7 @@ export interface Accuracy {
   right_share: number | null;
   instead: string[];
 }
-/** A person's word about an incident: `was` is what we had said, `cause` what it is; the same twice confirms. */
+/** A person's correction: `was` is the diagnosed cause, `cause` the actual one; equal causes confirm it. */
 export interface Correction {
   incident: string;
   at: string;
@@ -308,24 +308,24 @@ export interface DrillVerdict {
   resolved_at: string | null;
 }
 export interface ExplainAnswer {
-  explained: Explained;
+  explained: ExplainResult;
   text: string;
 }
-/** `cause` None: nothing is wrong with it, or nobody can say; `headline` says which of the two. */
-export interface Explained {
+/** A name and a text about it, such as a node and why the pod does not fit on it. */
+export interface ExplainLine {
+  name: string;
+  text: string;
+}
+/** `cause` is None if nothing is wrong or the cause is unknown; `headline` says which. */
+export interface ExplainResult {
   subject: string;
   headline: string;
   cause: string | null;
   why: string;
-  lines: ExplainedLine[];
+  lines: ExplainLine[];
   change: string;
   steps: string[];
   unseen: string[];
-}
-/** One thing and what is so about it: a node and why it refuses, a rank and what it does. */
-export interface ExplainedLine {
-  name: string;
-  text: string;
 }
 /** Explanation(incident: 'str', cause: 'str', policy_key: 'str', mode: 'trust.Mode', mode_why: 'str', digest: 'str | None', why_not: 'str', steps: 'tuple[ExplanationStep, ...]', refusals: 'tuple[guards.GuardRefusal, ...]', repair: 'repairs.Repair | None') */
 export interface ExplainedRepair {
@@ -889,7 +889,7 @@ export interface JournalPage {
   looked_back_to: number;
   kinds: Record<string, number>;
 }
-/** `hazard` is expected faults a month; `times_fleet` against the fleet; `chance` of so many faults by luck. `is_lemon`: that chance is small even though the whole fleet was looked at. */
+/** `hazard` is expected faults per month, `times_fleet` its ratio to the fleet's rate. `chance` is the probability of this many faults by chance; `is_lemon` if it is small for a fleet of this size. */
 export interface Lemon {
   name: string;
   hazard: number;

@@ -60,24 +60,16 @@ class Gate:
 
     def find_caller(self, connection: HTTPConnection) -> Caller | None:
         now, proxy_user = self._clock.now(), connection.scope.get(PROXY_USER_KEY)
-        caller = self._auth_files.current(now).caller(
-            connection.headers, connection.cookies, now=now, proxy_user=proxy_user
-        )
-        if (
-            caller is not None
-            and caller.proof is Proof.COOKIE
-            and self._auth_files.is_ended_session(connection.cookies[COOKIE])
-        ):
-            return None
-        return caller
+        access, cookies = self._auth_files.current(now), connection.cookies
+        caller = access.caller(connection.headers, cookies, now=now, proxy_user=proxy_user)
+        is_cookie = caller is not None and caller.proof is Proof.COOKIE
+        return None if is_cookie and self._auth_files.is_ended_session(cookies[COOKIE]) else caller
 
     def may_connect(self, socket: WebSocket, role: Role) -> bool:
         """Whether a WebSocket may connect; browsers do not restrict its origin, so it is checked even for reads."""
-        caller = self.find_caller(socket)
-        is_browser = "origin" in socket.headers or "sec-fetch-site" in socket.headers
-        return (
-            caller is not None and caller.has_role(role) and (not is_browser or is_same_origin("GET", socket.headers))
-        )
+        caller, headers = self.find_caller(socket), socket.headers
+        is_foreign = ("origin" in headers or "sec-fetch-site" in headers) and not is_same_origin("GET", headers)
+        return caller is not None and caller.has_role(role) and not is_foreign
 
     def build_application(
         self,
@@ -88,15 +80,7 @@ class Gate:
     ) -> Starlette:
         """An application with these endpoints behind the gate; `others` are routes with their own checks."""
         routes = [Route(row.path, self._guard(row), methods=list(row.methods)) for row in table]
-        application = Starlette(
-            routes=[*routes, *others],
-            lifespan=lifespan,
-            exception_handlers={
-                HTTPException: answer_http_error,
-                WatchkeeperError: answer_watchkeeper_error,
-                Exception: answer_unexpected_error,
-            },
-        )
+        application = Starlette(routes=[*routes, *others], lifespan=lifespan, exception_handlers=ERROR_HANDLERS)
         access, proxy = self._auth_files.access, self._auth_files.proxy
         application.add_middleware(SecurityMiddleware, needs_loopback_name=access.is_open, proxy=proxy)
         return application
@@ -123,14 +107,9 @@ class Gate:
             raise HTTPException(401, "login required: send a bearer token, or sign in", {"WWW-Authenticate": "Bearer"})
         if not caller.has_role(endpoint.role):
             raise HTTPException(403, f"{caller.name} has the role {caller.role}; this needs the role {endpoint.role}")
-        if (
-            endpoint.changes
-            and caller.proof is not Proof.BEARER
-            and not is_same_origin(request.method, request.headers)
-        ):
-            raise HTTPException(
-                403, "this request does not come from the console. Send JSON and no Origin of another site"
-            )
+        needs_same_origin = endpoint.changes and caller.proof is not Proof.BEARER
+        if needs_same_origin and not is_same_origin(request.method, request.headers):
+            raise HTTPException(403, "this request is not from the console. Send JSON, and no Origin of another site")
         return caller
 
 
@@ -185,3 +164,10 @@ async def answer_watchkeeper_error(request: Request, error: Exception) -> Respon
 async def answer_unexpected_error(request: Request, error: Exception) -> Response:
     log.error("request failed", exc_info=error, extra=fields(path=request.url.path))
     return error_response(request.url.path, status=500, problem="internal error; see the hub's log")
+
+
+ERROR_HANDLERS = {
+    HTTPException: answer_http_error,
+    WatchkeeperError: answer_watchkeeper_error,
+    Exception: answer_unexpected_error,
+}

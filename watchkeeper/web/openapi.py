@@ -193,9 +193,7 @@ def _content(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[st
 def _response_schema(response_type: TypeSpec, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
     if is_prometheus:
         answer = {"$ref": PREFIX + "PrometheusAnswer"}
-        return (
-            {"allOf": [answer, _object({"data": schemas.of(response_type)})]} if response_type is not None else answer
-        )
+        return answer if response_type is None else {"allOf": [answer, _object({"data": schemas.of(response_type)})]}
     if isinstance(response_type, Unwrapped):
         return schemas.of(response_type.kind)
     envelope = _object(OK_PROPERTIES)

@@ -149,3 +149,7 @@ FROM = QueryParam("from", "Start, as RFC 3339 or Unix seconds. Default: one day 
 TO = QueryParam("to", "End, as RFC 3339 or Unix seconds. Default: now.")
 BY = QueryParam("by", "Group by these dimensions, such as team, user, job, node or model. Default: `team`.", list[str])
 OF = QueryParam("of", "Return only the lines with this value of a dimension, such as `team=vision`.", list[str])
+
+
+def limit_param(default: int, limit: int) -> QueryParam:
+    return QueryParam("limit", f"Return at most this many rows, 1 to {limit:,}. Default: {default}.", int)

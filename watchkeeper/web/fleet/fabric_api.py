@@ -24,6 +24,7 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import workloads
 from watchkeeper.model.labels import Labels
+from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number, read_number
 from watchkeeper.web.fleet import fleet_layout, holders, topology
@@ -49,6 +50,7 @@ from watchkeeper.web.fleet.fabric_map import (
     SwitchKey,
     list_ports,
 )
+from watchkeeper.web.fleet.fleet_layout import natural_sort_key
 from watchkeeper.web.fleet.topology import HealthState
 from watchkeeper.web.fleet.topology_api import RATE_EXPR, STATE_EXPR
 from watchkeeper.web.fleet.who import IncidentSummary
@@ -114,9 +116,8 @@ class FabricApi:
             and all(term in _search_text(view) for term in terms)
         ]
         matches.sort(key=lambda view: view.sort_key)
-        return FabricLinkList(
-            clock.from_ms(snapshot.at_ms), len(matches), [describe_link(view) for view in matches[:limit]]
-        )
+        links = [describe_link(view) for view in matches[:limit]]
+        return FabricLinkList(clock.from_ms(snapshot.at_ms), len(matches), links)
 
     async def port(self, request: Request) -> LinkDetail:
         """One link with its counters, their meaning, and the queries of its charts."""
@@ -124,7 +125,7 @@ class FabricApi:
         view = next((link for link in snapshot.views if link.id == id), None)
         if view is None:
             raise HTTPException(404, f"no link has the id {id[:80]}")
-        counters = [_describe_counter(name, value) for name, value in sorted(view.counter_growth.items())]
+        counters = [_describe_counter(name, value) for name, value in sorted(view.growth.items())]
         open_incidents = await self._journal.read(self._journal.incidents)
         related = [incident for incident in open_incidents if self._affects_link(view, incident.place)]
         return LinkDetail(
@@ -224,7 +225,7 @@ class _FabricQueries:
         for counter in HOST_COUNTERS:
             metric = _metric_name(counter)
             for labels, value in (await self.latest(f"increase({metric}[{window}])")).items():
-                _host_reading(readings, labels).counter_growth[counter] = value
+                _host_reading(readings, labels).growth[counter] = value
         for labels, value in (await self.latest(f"rate({_metric_name(WAIT_COUNTER)}[5m])")).items():
             _host_reading(readings, labels).wait_per_second = value
         for metric in ("node_infiniband_port_data_transmitted_bytes_total", _metric_name("PortRcvData")):
@@ -240,7 +241,7 @@ class _FabricQueries:
             if counter == WAIT_COUNTER:
                 reading.wait_per_second = value / durations.parse_seconds(window)
             else:
-                reading.counter_growth[counter] = value
+                reading.growth[counter] = value
         for labels, value in (await self.latest("rate(watchkeeper_fabric_port_data_bytes_total[5m])")).items():
             reading = readings[_switch_key(labels)]
             reading.bytes_per_second = max(value, reading.bytes_per_second or 0.0)
@@ -296,16 +297,10 @@ def _group_rows(views: Iterable[PortView], switches: Mapping[str, topology.Topol
     for view in views:
         rows[view.row].append(view)
     fabric_rows = []
-    for name in sorted(rows, key=lambda row_name: (row_name is None, fleet_layout.natural_sort_key(row_name or ""))):
+    for name in sorted(rows, key=lambda name: (name is None, natural_sort_key(name or ""))):
         switch = switches.get(name or "")
         ports = rows[name]
-        ports.sort(
-            key=lambda view: (
-                view.kind != "trunk",
-                fleet_layout.natural_sort_key(view.peer),
-                fleet_layout.natural_sort_key(view.device),
-            )
-        )
+        ports.sort(key=lambda port: (port.kind != "trunk", natural_sort_key(port.peer), natural_sort_key(port.device)))
         fabric_rows.append(
             FabricRow(
                 name=name,
@@ -346,7 +341,7 @@ def describe_link(view: PortView) -> FabricLink:
         is_congested=view.is_congested,
         wait_per_second=view.wait_per_second,
         wait_ratio=view.wait_ratio,
-        discards=view.counter_growth.get(DISCARD_COUNTER),
+        discards=view.growth.get(DISCARD_COUNTER),
         jobs=list(view.jobs),
     )
 
@@ -426,7 +421,7 @@ def endpoints(api: FabricApi) -> list[Endpoint]:
                 QueryParam("job", "Return only links of nodes on which this job runs."),
                 QueryParam("of", "Return only links whose text contains all these words."),
                 QueryParam("trouble", "1: return only links that are down, slow, congested or have errors."),
-                QueryParam("limit", f"Return at most this many links, 1 to {MAX_LINKS}. Default: 200.", int),
+                shapes.limit_param(200, MAX_LINKS),
             ),
         ),
         Endpoint(

@@ -22,7 +22,7 @@ MAX_ERRORS_PER_HOUR = 120.0
 # One of these errors is already too many while a job runs.
 SEVERE_COUNTERS = ("LinkDownedCounter", "LocalLinkIntegrityErrors", "ExcessiveBufferOverrunErrors")
 # Not errors of a cable: data waited or was dropped because the receiver's buffer was full.
-WAIT_COUNTER, DISCARD_COUNTER = "PortXmitWait", "PortXmitDiscards"
+WAIT_COUNTER, DISCARD_COUNTER = CONGESTION_COUNTERS = "PortXmitWait", "PortXmitDiscards"
 # A port is congested if it waits this many times longer than the median of its kind.
 CONGESTION_RATIO = 8.0
 # Ticks per second that ports of an idle fabric wait; with a smaller median the ratio would mean nothing.
@@ -38,7 +38,7 @@ class PortReading:
     """The counters of one end: bytes per second in the busier direction, and the growth of each counter."""
 
     bytes_per_second: float | None = None
-    counter_growth: dict[str, float] = field(default_factory=dict)
+    growth: dict[str, float] = field(default_factory=dict)
     wait_per_second: float | None = None
 
 
@@ -62,7 +62,7 @@ class PortView:
     has_errors: bool = False
     wait_per_second: float | None = None
     wait_ratio: float | None = None
-    counter_growth: Mapping[str, float] = field(default_factory=dict)
+    growth: Mapping[str, float] = field(default_factory=dict)
     jobs: tuple[str, ...] = ()
 
     @property
@@ -98,14 +98,13 @@ def list_ports(sources: FabricSources) -> list[PortView]:
     watch = sources.watch
     links = fabric_links(watch)
     known_links = () if watch is None else watch.known_fabric.links
-    down_since = {
-        (link.peer, link.adapter, link.peer_port): link.down_since_ms for link in known_links if link.down_since_ms
-    }
+    down = [link for link in known_links if link.down_since_ms]
+    down_since = {(link.peer, link.adapter, link.peer_port): link.down_since_ms for link in down}
     views = [] if watch is None else list(_list_trunks(watch, sources))
     for node in sorted(sources.rows.keys() | links.keys(), key=natural_sort_key):
         for link in links.get(node) or sources.host_links.get(node, ()):
-            down_since_ms = down_since.get((node, link.device, link.port))
-            views.append(_host_port(node, link, sources, down_since_ms=down_since_ms))
+            since = down_since.get((node, link.device, link.port))
+            views.append(_host_port(node, link, sources, down_since_ms=since))
     return _with_wait_ratios(views)
 
 
@@ -138,7 +137,7 @@ def _list_trunks(watch: fabric_watch.FabricWatch, sources: FabricSources) -> Ite
     for link in watch.known_fabric.links:
         if link.adapter:
             leaves_of[link.peer].add(link.switch)
-    jobs_by_leaf = jobs_by_crossed_leaf(leaves_of, sources.jobs)
+    jobs_by_leaf = jobs_by_trunk_leaf(leaves_of, sources.jobs)
     trunks = (link for link in watch.known_fabric.links if not link.adapter)
     for link in sorted(trunks, key=lambda link: (natural_sort_key(link.switch), link.port)):
         leaf_end, other_end = (link.switch, link.port), (link.peer, link.peer_port)
@@ -160,10 +159,8 @@ def _list_trunks(watch: fabric_watch.FabricWatch, sources: FabricSources) -> Ite
             down_since_ms=link.down_since_ms,
             jobs=tuple(jobs_by_leaf.get(leaf_end[0], ()))[:MAX_JOBS],
         )
-        reading = _merge_ends(
-            sources.switch_readings.get(leaf_end, PortReading()), sources.switch_readings.get(other_end, PortReading())
-        )
-        yield _with_reading(view, reading, sources.window_hours)
+        leaf_reading, other_reading = (sources.switch_readings.get(end, PortReading()) for end in (leaf_end, other_end))
+        yield _with_reading(view, _merge_ends(leaf_reading, other_reading), sources.window_hours)
 
 
 def _trunk_state(
@@ -178,7 +175,7 @@ def _trunk_state(
     return HealthState.HEALTHY, ""
 
 
-def jobs_by_crossed_leaf(
+def jobs_by_trunk_leaf(
     leaves_of: Mapping[str, Iterable[str]], jobs: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
     """Leaf → jobs that also have a node without a port on this leaf, so their traffic crosses its trunks."""
@@ -197,12 +194,12 @@ def jobs_by_crossed_leaf(
 
 def _merge_ends(first: PortReading, second: PortReading) -> PortReading:
     """The counters of a cable: for each counter, the larger value of its two ends."""
-    counter_growth = {
-        name: max(first.counter_growth.get(name, 0.0), second.counter_growth.get(name, 0.0))
-        for name in first.counter_growth.keys() | second.counter_growth.keys()
+    growth = {
+        name: max(first.growth.get(name, 0.0), second.growth.get(name, 0.0))
+        for name in first.growth.keys() | second.growth.keys()
     }
     traffic = _larger(first.bytes_per_second, second.bytes_per_second)
-    return PortReading(traffic, counter_growth, _larger(first.wait_per_second, second.wait_per_second))
+    return PortReading(traffic, growth, _larger(first.wait_per_second, second.wait_per_second))
 
 
 def _larger(first: float | None, second: float | None) -> float | None:
@@ -210,22 +207,16 @@ def _larger(first: float | None, second: float | None) -> float | None:
 
 
 def _with_reading(view: PortView, reading: PortReading, hours: float) -> PortView:
-    error_counts = {
-        name: value for name, value in reading.counter_growth.items() if name not in (WAIT_COUNTER, DISCARD_COUNTER)
-    }
+    error_counts = {name: value for name, value in reading.growth.items() if name not in CONGESTION_COUNTERS}
     errors = sum(error_counts.values()) if error_counts else None
     has_severe_errors = any(error_counts.get(name, 0.0) >= 1 for name in SEVERE_COUNTERS)
     load = None
     if view.gbps and reading.bytes_per_second is not None:
         load = min(1.0, reading.bytes_per_second * 8e-9 / view.gbps)
     has_errors = has_severe_errors or (errors or 0.0) / hours > MAX_ERRORS_PER_HOUR
+    wait = reading.wait_per_second
     return replace(
-        view,
-        load=load,
-        errors=errors,
-        has_errors=has_errors,
-        wait_per_second=reading.wait_per_second,
-        counter_growth=dict(reading.counter_growth),
+        view, load=load, errors=errors, has_errors=has_errors, wait_per_second=wait, growth=dict(reading.growth)
     )
 
 
@@ -236,8 +227,8 @@ def _with_wait_ratios(views: Sequence[PortView]) -> list[PortView]:
         waits = [view.wait_per_second for view in views if view.kind == kind and view.wait_per_second is not None]
         median_waits[kind] = median(waits) if waits else 0.0
     return [
-        view
-        if view.wait_per_second is None
-        else replace(view, wait_ratio=view.wait_per_second / max(median_waits[view.kind], MIN_WAIT_PER_SECOND))
+        replace(view, wait_ratio=view.wait_per_second / max(median_waits[view.kind], MIN_WAIT_PER_SECOND))
+        if view.wait_per_second is not None
+        else view
         for view in views
     ]

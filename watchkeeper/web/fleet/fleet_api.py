@@ -147,16 +147,7 @@ class FleetApi:
             dollars_per_gpu_hour=self._runtime.settings.cost.dollars_per_gpu_hour,
             docs_url=self._runtime.settings.render.docs_url,
             rules={"owner": self._runtime.settings.rules.owner, **slo_api.reload_outcome(self._rules.last_reload)},
-            colours={
-                name: {
-                    "title": colour.title,
-                    "unit": colour.unit,
-                    "low": colour.low,
-                    "high": colour.high,
-                    "metric": colour.metric,
-                }
-                for name, colour in frames.COLOURS.items()
-            },
+            colours={name: _describe_colour(colour) for name, colour in frames.COLOURS.items()},
         )
 
     async def fleet(self, request: Request) -> Response:
@@ -331,6 +322,10 @@ def check_event(event: events.Event) -> list[str]:
     return problems
 
 
+def _describe_colour(colour: frames.MapColour) -> dict[str, Any]:
+    return {name: getattr(colour, name) for name in ("title", "unit", "low", "high", "metric")}
+
+
 # Deliberately one long table: a row for each endpoint, with its OpenAPI description.
 def endpoints(api: FleetApi) -> list[Endpoint]:
     get, post = ("GET",), ("POST",)
@@ -376,7 +371,7 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             summary="List incidents, newest first",
             params=(
                 QueryParam("open", "0: return resolved incidents too. Default: 1."),
-                QueryParam("limit", f"Return at most this many incidents, 1 to {MAX_INCIDENTS}. Default: 200.", int),
+                shapes.limit_param(200, MAX_INCIDENTS),
             ),
             response=IncidentList,
         ),

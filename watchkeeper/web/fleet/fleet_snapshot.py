@@ -132,8 +132,8 @@ class FleetSnapshots:
     async def build(self, layout: fleet_layout.FleetLayout) -> FleetSnapshot:
         now = self._runtime.clock.now().timestamp()
         gpu_holders = await holders.load_holders(self._queries)
-        previous_nodes = () if self._newest is None else self._newest.nodes
-        snapshot = await asyncio.to_thread(make_snapshot, layout, gpu_holders, now=now, previous_nodes=previous_nodes)
+        previous = () if self._newest is None else self._newest.nodes
+        snapshot = await asyncio.to_thread(make_snapshot, layout, gpu_holders, now=now, previous=previous)
         self._newest = snapshot
         self._editions.pop(snapshot.edition, None)
         self._editions[snapshot.edition] = snapshot.nodes
@@ -143,34 +143,24 @@ class FleetSnapshots:
 
     async def _load_long_body(self, snapshot: FleetSnapshot) -> bytes:
         if self._long_body[0] != snapshot.edition:
-            self._long_body = (
-                snapshot.edition,
-                await asyncio.to_thread(compress_snapshot, snapshot, snapshot.workloads),
-            )
+            body = await asyncio.to_thread(compress_snapshot, snapshot, snapshot.workloads)
+            self._long_body = snapshot.edition, body
         return self._long_body[1]
 
 
 def make_snapshot(
-    layout: fleet_layout.FleetLayout,
-    gpu_holders: holders.GpuHolders,
-    *,
-    now: float,
-    previous_nodes: Sequence[bytes] = (),
+    layout: fleet_layout.FleetLayout, gpu_holders: holders.GpuHolders, *, now: float, previous: Sequence[bytes] = ()
 ) -> FleetSnapshot:
     """Build the response; a GPU with several holders shows the first, and without a team, its namespace or user."""
-    first_holders = {
-        uuid: gpu_holder_list[0]
-        for uuid, gpu_holder_list in gpu_holders.by_gpu.items()
-        if gpu_holder_list and uuid in layout.slot_by_uuid
-    }
-    workloads = {uuid: holder.workload_name for uuid, holder in first_holders.items()}
-    teams = {holder.workload_name: holder.team or holder.namespace or holder.user for holder in first_holders.values()}
+    first = {uuid: held[0] for uuid, held in gpu_holders.by_gpu.items() if held and uuid in layout.slot_by_uuid}
+    workloads = {uuid: holder.workload_name for uuid, holder in first.items()}
+    teams = {holder.workload_name: holder.team or holder.namespace or holder.user for holder in first.values()}
     # Equal nodes of two editions share memory.
-    known_nodes = {node: node for node in previous_nodes}
-    nodes = tuple(known_nodes.get(node, node) for node in map(orjson.dumps, layout.to_plain(workloads)))
+    shared_nodes = {node: node for node in previous}
+    nodes = tuple(shared_nodes.get(node, node) for node in map(orjson.dumps, layout.to_plain(workloads)))
     has_holders = gpu_holders.problem is None
-    head_text = orjson.dumps([layout.version, has_holders, teams], option=orjson.OPT_SORT_KEYS)
-    digest = hashlib.blake2s(head_text, digest_size=8)
+    header = orjson.dumps([layout.version, has_holders, teams], option=orjson.OPT_SORT_KEYS)
+    digest = hashlib.blake2s(header, digest_size=8)
     for node in nodes:
         digest.update(node)
     snapshot = FleetSnapshot(now, layout.version, nodes, workloads if has_holders else None, teams, digest.hexdigest())
@@ -185,10 +175,8 @@ def write_changes(since: str, before: Sequence[bytes] | None, snapshot: FleetSna
     """A message for a page with edition `since`, whose nodes were `before`."""
     if before is None:
         return orjson.dumps({"kind": "fleet", "edition": snapshot.edition}).decode()
-    head = {"kind": "fleet", "since": since}
-    return _join_json(
-        head, snapshot, changed_nodes(before, snapshot.nodes), {} if snapshot.has_holders else None
-    ).decode()
+    nodes = changed_nodes(before, snapshot.nodes)
+    return _join_json({"kind": "fleet", "since": since}, snapshot, nodes, {} if snapshot.has_holders else None).decode()
 
 
 def changed_nodes(before: Sequence[bytes], after: Sequence[bytes]) -> Iterator[bytes]:

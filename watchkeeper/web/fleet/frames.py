@@ -52,20 +52,18 @@ def _ratio_colour(title: str, metric: str) -> MapColour:
     return MapColour(title, "%", 0, 100, f"100 * {metric}", metric)
 
 
-def _metric_colour(
-    title: str, unit: str, metric: str, *, low: float | None = 0, high: float | None = None
-) -> MapColour:
+def _colour(title: str, unit: str, metric: str, *, low: float | None = 0, high: float | None = None) -> MapColour:
     return MapColour(title, unit, low, high, metric, metric)
 
 
 COLOURS: Mapping[str, MapColour] = {
     "sm_active": _ratio_colour("SM active", "DCGM_FI_PROF_SM_ACTIVE"),
-    "gpu_util": _metric_colour("GPU_UTIL", "%", "DCGM_FI_DEV_GPU_UTIL", high=100),
+    "gpu_util": _colour("GPU_UTIL", "%", "DCGM_FI_DEV_GPU_UTIL", high=100),
     "tensor": _ratio_colour("Tensor active", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
     "dram": _ratio_colour("Memory bandwidth", "DCGM_FI_PROF_DRAM_ACTIVE"),
-    "power": _metric_colour("Power", "W", "DCGM_FI_DEV_POWER_USAGE", high=700),
-    "temperature": _metric_colour("Temperature", "°C", "DCGM_FI_DEV_GPU_TEMP", low=30, high=90),
-    "hbm_temperature": _metric_colour("Memory temperature", "°C", "DCGM_FI_DEV_MEMORY_TEMP", low=30, high=95),
+    "power": _colour("Power", "W", "DCGM_FI_DEV_POWER_USAGE", high=700),
+    "temperature": _colour("Temperature", "°C", "DCGM_FI_DEV_GPU_TEMP", low=30, high=90),
+    "hbm_temperature": _colour("Memory temperature", "°C", "DCGM_FI_DEV_MEMORY_TEMP", low=30, high=95),
     "memory": MapColour(
         "Memory used",
         "%",
@@ -74,7 +72,7 @@ COLOURS: Mapping[str, MapColour] = {
         "100 * DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)",
         "DCGM_FI_DEV_FB_USED",
     ),
-    "clock": _metric_colour("SM clock", "MHz", "DCGM_FI_DEV_SM_CLOCK", low=None),
+    "clock": _colour("SM clock", "MHz", "DCGM_FI_DEV_SM_CLOCK", low=None),
     "nvlink": MapColour(
         "NVLink, both ways",
         "B/s",
@@ -91,8 +89,8 @@ COLOURS: Mapping[str, MapColour] = {
         "DCGM_FI_PROF_PCIE_TX_BYTES + DCGM_FI_PROF_PCIE_RX_BYTES",
         "DCGM_FI_PROF_PCIE_TX_BYTES",
     ),
-    "pcie_replays": _metric_colour("PCIe replays", "", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"),
-    "ecc_corrected": _metric_colour("Corrected memory errors", "", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"),
+    "pcie_replays": _colour("PCIe replays", "", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"),
+    "ecc_corrected": _colour("Corrected memory errors", "", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"),
 }
 # Any other metric name is allowed too, with a scale from its readings: `node_load1`, but no expression.
 METRIC_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]{2,119}", re.ASCII)
@@ -179,6 +177,7 @@ def draw_picture(
     reasons = np.nan_to_num(values_by_slot(layout, readings.throttle)).astype(np.int64)
     states[(reasons & THROTTLE_BITS != 0) & (states != GpuMapState.SILENT)] = GpuMapState.THROTTLED
     mark_open_incidents(layout, states, open_incidents)
+    idle_slots = np.flatnonzero(states == GpuMapState.HELD_IDLE).tolist()
     summary = {
         "gpus": len(states),
         "working_percent": percent(work),
@@ -187,13 +186,7 @@ def draw_picture(
         "allocated_percent": None if readings.gpu_util is None else percent(is_held[~silent]),
         "held": None if readings.gpu_util is None else len(holders),
         "teams": len({owner.split("/")[0] for owner in holders.values() if "/" in owner}),
-        "idle_teams": len(
-            {
-                holders[slot].split("/")[0]
-                for slot in np.flatnonzero(states == GpuMapState.HELD_IDLE).tolist()
-                if slot in holders
-            }
-        ),
+        "idle_teams": len({holders[slot].split("/")[0] for slot in idle_slots if slot in holders}),
         "free": None if readings.gpu_util is None else count_free(states, holders),
         "power_watts": None if np.isnan(power).all() else float(np.nansum(power)),
         "nodes": len(layout.nodes),
@@ -284,11 +277,8 @@ def incident_state(incident: incidents.Incident) -> GpuMapState | None:
 def _incident_slots(layout: FleetLayout, incident: incidents.Incident) -> Iterable[int]:
     if incident.place.gpu is not None:
         # Idle GPUs of one job are one incident, and some of them may be active again.
-        idle = (
-            {member.place.gpu for member in incident.members if member.until is None}
-            if incident.cause == IDLE_CAUSE
-            else ()
-        )
+        is_idle = incident.cause == IDLE_CAUSE
+        idle = {member.place.gpu for member in incident.members if is_idle and member.until is None}
         return [layout.slot_by_uuid[gpu] for gpu in idle or (incident.place.gpu,) if gpu in layout.slot_by_uuid]
     # A lost GPU without a UUID is one of the silent slots of its node, which are shown already.
     if incident.place.node is None or incident.family == LOST_FAMILY:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -140,25 +141,15 @@ class JobsApi:
         now = clock.to_ms(self._runtime.clock.now())
         advice, problems = await asyncio.to_thread(replicas.advise_now, self._queries.engine, now, budgets)
         model, cluster = params.get("model"), params.get("cluster")
-        matches = [
-            model_advice
-            for model_advice in advice
-            if model in (None, model_advice.model) and cluster in (None, model_advice.cluster)
-        ]
+        matches = [row for row in advice if model in (None, row.model) and cluster in (None, row.cluster)]
         if model is None:
             return ReplicaList(replicas=matches, past=None, problems=problems)
         if not matches:
             raise HTTPException(404, f"no replica of {model[:100]} reports request metrics")
         window = _parse_window(params.get("window", "1d"), now)
         try:
-            past = await asyncio.to_thread(
-                replicas.replay_model,
-                self._queries.engine,
-                window,
-                budgets,
-                cluster=matches[0].cluster,
-                model=matches[0].model,
-            )
+            replay = partial(replicas.replay_model, cluster=matches[0].cluster, model=matches[0].model)
+            past = await asyncio.to_thread(replay, self._queries.engine, window, budgets)
         except WatchkeeperError as error:
             raise HTTPException(400, str(error)) from error
         return ReplicaList(replicas=matches, past=past, problems=problems)
@@ -244,9 +235,7 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
                 QueryParam("state", "Return only jobs in this state.", jobs.JobState),
                 QueryParam("team", f"Return only jobs of this team; `{UNMAPPED}`: jobs without a team."),
                 shapes.CLUSTER,
-                QueryParam(
-                    "limit", f"Return at most this many jobs, 1 to {MAX_JOBS:,}. Default: {DEFAULT_LIMIT}.", int
-                ),
+                shapes.limit_param(DEFAULT_LIMIT, MAX_JOBS),
             ),
         ),
         Endpoint(

@@ -47,24 +47,21 @@ def build_node_list(sources: NodeListSources) -> list[NodeLine]:
     incidents_by_place: dict[fleet.Place, list[str]] = defaultdict(list)
     for incident in sources.open_incidents:
         incidents_by_place[incident.place.whole_node].append(incident.id)
-    gone_since_ms = {(node.cluster, node.name): since for node, since in sources.fleet.gone_nodes()}
-    listed = [*sources.fleet.nodes(), *(node for node, _ in sources.fleet.gone_nodes())]
+    gone = {(node.cluster, node.name): (node, since) for node, since in sources.fleet.gone_nodes()}
     lines = []
-    for node in listed:
+    for node in (*sources.fleet.nodes(), *(node for node, _ in gone.values())):
         key = (node.cluster, node.name)
-        node_facts = _NodeFacts(
-            node, gpus_by_node[key], targets_by_node[key], gone_since_ms.get(key), workloads_by_node.get(key, ())
-        )
         places = (node.place, fleet.Place(signals.UNNAMED_CLUSTER, node=node.name), *node.failure_domains())
-        incident_ids = [id for place in places for id in incidents_by_place.get(place, ())]
-        lines.append(
-            _build_line(
-                node_facts,
-                statuses_by_node.get(key, ()),
-                gpu_holders=sources.gpu_holders,
-                incident_ids=list(dict.fromkeys(incident_ids)),
-            )
+        node_facts = _NodeFacts(
+            node,
+            gpus_by_node[key],
+            targets_by_node[key],
+            gone_since_ms=gone[key][1] if key in gone else None,
+            workloads=workloads_by_node.get(key, ()),
+            statuses=statuses_by_node.get(key, ()),
+            incident_ids=tuple(dict.fromkeys(id for place in places for id in incidents_by_place.get(place, ()))),
         )
+        lines.append(_build_line(node_facts, sources.gpu_holders))
     return sorted(lines, key=lambda line: (line.state is NodeState.GONE, natural_sort_key(line.name), line.cluster))
 
 
@@ -75,23 +72,17 @@ class _NodeFacts:
     targets: Sequence[scrape.TargetState]
     gone_since_ms: int | None
     workloads: Sequence[str] = ()
+    statuses: tuple[SchedulerStatus, ...] = ()
+    incident_ids: tuple[str, ...] = ()
 
 
-def _build_line(
-    node_facts: _NodeFacts,
-    statuses: tuple[SchedulerStatus, ...],
-    *,
-    gpu_holders: holders.GpuHolders,
-    incident_ids: Sequence[str],
-) -> NodeLine:
+def _build_line(node_facts: _NodeFacts, gpu_holders: holders.GpuHolders) -> NodeLine:
     node = node_facts.node
     present = [gpu for gpu in node_facts.gpus if gpu.gone_since_ms is None]
     state, why = judge_node(node_facts)
     last_seen_ms = max((gpu.last_seen_ms for gpu in node_facts.gpus), default=None)
-    workload_names = {
-        holder.workload_name: None for gpu in present for holder in gpu_holders.by_gpu.get(gpu.gpu.uuid, ())
-    }
-    workload_names |= dict.fromkeys(node_facts.workloads)
+    present_holders = (holder for gpu in present for holder in gpu_holders.by_gpu.get(gpu.gpu.uuid, ()))
+    workload_names = dict.fromkeys([*(holder.workload_name for holder in present_holders), *node_facts.workloads])
     return NodeLine(
         node.cluster,
         node.name,
@@ -104,9 +95,9 @@ def _build_line(
         unmapped=tuple(inventory.missing_facts(node)),
         gpus_seen=len(present),
         gpus_expected=node.expected_gpus,
-        scheduler=statuses,
+        scheduler=node_facts.statuses,
         holders=tuple(workload_names),
-        incidents=tuple(incident_ids),
+        incidents=node_facts.incident_ids,
         last_seen=None if last_seen_ms is None else clock.from_ms(last_seen_ms),
         sources=node.source,
     )

@@ -258,7 +258,7 @@ def endpoints(api: OrdersApi) -> list[Endpoint]:
             Role.VIEWER,
             api.list_recent,
             summary="List the newest work orders with their receipts",
-            params=(QueryParam("limit", f"Return at most this many orders, 1 to {MAX_LISTED}. Default: 100.", int),),
+            params=(shapes.limit_param(100, MAX_LISTED),),
             response=OrderList,
         ),
         Endpoint(

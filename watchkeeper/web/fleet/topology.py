@@ -129,7 +129,7 @@ class TopologySources:
 
 def build_topology(sources: TopologySources, selection: TopologyFilter = TopologyFilter()) -> list[TopologyRack]:  # noqa: B008 - frozen and empty
     """Build the selected racks in natural order; nodes without a rack come last."""
-    by_gpu, by_node, by_domain = _group_incidents(sources.open_incidents)
+    by_place = _group_incidents(sources.open_incidents)
     leaf_of = {} if sources.watch is None else sources.watch.leaf_by_node()
     links = fabric_links(sources.watch)
     racks: dict[str | None, dict[str | None, list[TopologyNode]]] = defaultdict(lambda: defaultdict(list))
@@ -138,8 +138,8 @@ def build_topology(sources: TopologySources, selection: TopologyFilter = Topolog
         leaf = node.domains.get("leaf") or leaf_of.get(node.name)
         if _is_selected(selection, rack=rack, leaf=leaf, node=node.name):
             node_links = links.get(node.name) or sources.host_links.get(node.name, ())
-            racks[rack][leaf].append(_build_node(node, sources, grouped_incidents=(by_gpu, by_node), links=node_links))
-    return [_build_rack(name, leaves, by_domain) for name, leaves in sorted(racks.items(), key=_named_first)]
+            racks[rack][leaf].append(_build_node(node, sources, by_place=by_place, links=node_links))
+    return [_build_rack(name, leaves, by_place) for name, leaves in sorted(racks.items(), key=_named_first)]
 
 
 def count_unmapped(layout: FleetLayout, racks: Iterable[TopologyRack]) -> dict[str, int]:
@@ -155,24 +155,15 @@ def _is_selected(selection: TopologyFilter, *, rack: str | None, leaf: str | Non
 IncidentsByPlace = Mapping[str, Sequence[incidents.Incident]]
 
 
-def _group_incidents(
-    open_incidents: Iterable[incidents.Incident],
-) -> tuple[IncidentsByPlace, IncidentsByPlace, IncidentsByPlace]:
-    """Group incidents by GPU, by `cluster/node` and by failure domain; info incidents do not change a state."""
-    by_gpu: dict[str, list[incidents.Incident]] = defaultdict(list)
-    by_node: dict[str, list[incidents.Incident]] = defaultdict(list)
-    by_domain: dict[str, list[incidents.Incident]] = defaultdict(list)
+def _group_incidents(open_incidents: Iterable[incidents.Incident]) -> IncidentsByPlace:
+    """Group incidents by GPU, `cluster/node` or failure domain; info incidents do not change a state."""
+    by_place: dict[str, list[incidents.Incident]] = defaultdict(list)
     for incident in open_incidents:
         place = incident.place
-        if incident.severity is alerts.Severity.INFO:
-            continue
-        if place.gpu is not None:
-            by_gpu[place.gpu].append(incident)
-        elif place.node is not None:
-            by_node[f"{place.cluster}/{place.node}"].append(incident)
-        elif place.domain is not None:
-            by_domain[place.domain].append(incident)
-    return by_gpu, by_node, by_domain
+        if incident.severity is not alerts.Severity.INFO:
+            node_or_domain = place.domain or "" if place.node is None else f"{place.cluster}/{place.node}"
+            by_place[node_or_domain if place.gpu is None else place.gpu].append(incident)
+    return by_place
 
 
 def _incident_state(place_incidents: Iterable[incidents.Incident]) -> HealthState:
@@ -180,20 +171,13 @@ def _incident_state(place_incidents: Iterable[incidents.Incident]) -> HealthStat
 
 
 def _build_node(
-    node: fleet.Node,
-    sources: TopologySources,
-    *,
-    grouped_incidents: tuple[IncidentsByPlace, IncidentsByPlace],
-    links: Sequence[TopologyLink],
+    node: fleet.Node, sources: TopologySources, *, by_place: IncidentsByPlace, links: Sequence[TopologyLink]
 ) -> TopologyNode:
-    by_gpu, by_node = grouped_incidents
     is_silent = (node.cluster, node.name) in sources.silent
-    gpus = tuple(
-        _build_gpu(sources, slot, by_gpu, is_silent=is_silent)
-        for slot in sources.layout.slots_by_node[node.cluster, node.name]
-    )
+    slots = sources.layout.slots_by_node[node.cluster, node.name]
+    gpus = tuple(_build_gpu(sources, slot, by_place, is_silent=is_silent) for slot in slots)
     places = (f"{node.cluster}/{node.name}", f"{signals.UNNAMED_CLUSTER}/{node.name}")
-    node_incidents = [incident for place in dict.fromkeys(places) for incident in by_node.get(place, ())]
+    node_incidents = [incident for place in dict.fromkeys(places) for incident in by_place.get(place, ())]
     has_unknown_gpus = not gpus and node.expected_gpus != 0
     state = worst_state(
         [
@@ -209,11 +193,11 @@ def _build_node(
     return TopologyNode(node.name, node.pool, state, node.expected_gpus, gpus, tuple(links), tuple(why))
 
 
-def _build_gpu(sources: TopologySources, slot: int, by_gpu: IncidentsByPlace, *, is_silent: bool) -> TopologyGpu:
+def _build_gpu(sources: TopologySources, slot: int, by_place: IncidentsByPlace, *, is_silent: bool) -> TopologyGpu:
     gpu = sources.layout.slots[slot].gpu
     if gpu is None:
         return TopologyGpu(None, None, HealthState.MISSING, "expected, but never reported")
-    gpu_incidents = by_gpu.get(gpu.uuid, ())
+    gpu_incidents = by_place.get(gpu.uuid, ())
     state = worst_state([_incident_state(gpu_incidents), HealthState.SILENT if is_silent else HealthState.HEALTHY])
     why = "; ".join(incident.title for incident in gpu_incidents)
     if gpu.uuid in sources.gone and not gpu_incidents:
@@ -222,16 +206,16 @@ def _build_gpu(sources: TopologySources, slot: int, by_gpu: IncidentsByPlace, *,
 
 
 def _build_rack(
-    name: str | None, leaves: Mapping[str | None, list[TopologyNode]], by_domain: IncidentsByPlace
+    name: str | None, leaves: Mapping[str | None, list[TopologyNode]], by_place: IncidentsByPlace
 ) -> TopologyRack:
     views = []
     for leaf, nodes in sorted(leaves.items(), key=_named_first):
-        domain_incidents = by_domain.get(f"leaf={leaf}", ())
-        state = worst_state([_incident_state(domain_incidents), *(node.state for node in nodes)])
-        views.append(TopologyLeaf(leaf, state, tuple(nodes), tuple(incident.title for incident in domain_incidents)))
-    domain_incidents = by_domain.get(f"rack={name}", ())
-    state = worst_state([_incident_state(domain_incidents), *(view.state for view in views)])
-    return TopologyRack(name, state, tuple(views), tuple(incident.title for incident in domain_incidents))
+        leaf_incidents = by_place.get(f"leaf={leaf}", ())
+        state = worst_state([_incident_state(leaf_incidents), *(node.state for node in nodes)])
+        views.append(TopologyLeaf(leaf, state, tuple(nodes), tuple(incident.title for incident in leaf_incidents)))
+    rack_incidents = by_place.get(f"rack={name}", ())
+    state = worst_state([_incident_state(rack_incidents), *(view.state for view in views)])
+    return TopologyRack(name, state, tuple(views), tuple(incident.title for incident in rack_incidents))
 
 
 def _named_first(item: tuple[str | None, object]) -> tuple[bool, tuple[tuple[int, str], ...]]:

@@ -6,9 +6,11 @@ A name may be a GPU (UUID, a prefix of it, or `node/3`), a node, a pod (`namespa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 
 from watchkeeper.clusters import inventory
 from watchkeeper.hub.services import FleetProtocol, GpuView
@@ -98,10 +100,10 @@ class HolderSources:
     node_inventory: inventory.NodeInventory | None = None
 
     def find_owner(
-        self, scheduled: workloads.ScheduledWorkload | None, workload_holders: Sequence[holders.GpuHolder]
+        self, scheduled: workloads.ScheduledWorkload | None, held: Sequence[holders.GpuHolder]
     ) -> inventory.Owner:
-        if workload_holders:
-            return inventory.Owner(workload_holders[0].team, workload_holders[0].project)
+        if held:
+            return inventory.Owner(held[0].team, held[0].project)
         if scheduled is None or self.node_inventory is None:
             return inventory.Owner("")
         return self.node_inventory.owner(scheduled)
@@ -116,10 +118,8 @@ def find_holders(name: str, sources: HolderSources) -> HolderMatches:
     lines = [line for line in sources.lines if line.name == name or (line.cluster, line.name) in aliases]
     if lines:
         return HolderMatches(nodes=tuple(_describe_node(line, sources) for line in lines))
-    matches = sorted(
-        _find_workloads(name, sources),
-        key=lambda workload: (natural_sort_key(workload.namespace), natural_sort_key(workload.name), workload.cluster),
-    )
+    matches = _find_workloads(name, sources)
+    matches.sort(key=lambda match: (natural_sort_key(match.namespace), natural_sort_key(match.name), match.cluster))
     return HolderMatches(workloads=tuple(matches[:MAX_WORKLOADS]), omitted=max(0, len(matches) - MAX_WORKLOADS))
 
 
@@ -131,25 +131,20 @@ def _matches_gpu(name: str, gpu: GpuView) -> bool:
     return bool(slash) and index.isdigit() and node == gpu.node and gpu.gpu.index == int(index)
 
 
-def _describe_gpu(inventory_gpu: GpuView, sources: HolderSources) -> GpuAndHolders:
-    uuid = inventory_gpu.gpu.uuid
-    gpu_holders = sources.gpu_holders.by_gpu.get(uuid, ())
-    reason = (
-        ""
-        if gpu_holders
-        else sources.gpu_holders.problem or sources.gpu_holders.reasons.get(uuid) or "its exporter reports no holder"
-    )
-    related = [incident for incident in sources.open_incidents if _affects_gpu(incident, inventory_gpu)]
+def _describe_gpu(gpu: GpuView, sources: HolderSources) -> GpuAndHolders:
+    uuid, all_holders = gpu.gpu.uuid, sources.gpu_holders
+    held = all_holders.by_gpu.get(uuid, ())
+    reason = all_holders.problem or all_holders.reasons.get(uuid) or "its exporter reports no holder"
     return GpuAndHolders(
         uuid,
-        inventory_gpu.gpu.index,
-        inventory_gpu.gpu.model,
-        inventory_gpu.cluster,
-        inventory_gpu.node,
-        is_gone=inventory_gpu.gone_since_ms is not None,
-        holders=gpu_holders,
-        reason=reason,
-        incidents=_summarise_incidents(related),
+        gpu.gpu.index,
+        gpu.gpu.model,
+        gpu.cluster,
+        gpu.node,
+        is_gone=gpu.gone_since_ms is not None,
+        holders=held,
+        reason="" if held else reason,
+        incidents=_summarise(incident for incident in sources.open_incidents if _affects_gpu(incident, gpu)),
     )
 
 
@@ -164,93 +159,75 @@ WorkloadKey = tuple[str, str, str, str]
 
 def _find_workloads(name: str, sources: HolderSources) -> list[WorkloadAndGpus]:
     """Workloads with this name, from schedulers and from the holders of GPUs."""
-    holders_by_workload: dict[WorkloadKey, list[holders.GpuHolder]] = {}
-    for gpu_holders in sources.gpu_holders.by_gpu.values():
-        for holder in gpu_holders:
-            holders_by_workload.setdefault((holder.cluster, holder.kind, holder.namespace, holder.name), []).append(
-                holder
-            )
-    scheduled: dict[WorkloadKey, workloads.ScheduledWorkload] = {
-        (
-            scheduled_workload.cluster,
-            scheduled_workload.workload.kind.value,
-            scheduled_workload.workload.namespace,
-            scheduled_workload.workload.name,
-        ): scheduled_workload
-        for view in sources.views
-        for scheduled_workload in view.workloads
-    }
-    gpus_by_uuid = {gpu.gpu.uuid: gpu for gpu in sources.fleet.gpus()}
+    held: dict[WorkloadKey, list[holders.GpuHolder]] = defaultdict(list)
+    for holder in chain.from_iterable(sources.gpu_holders.by_gpu.values()):
+        held[holder.cluster, holder.kind, holder.namespace, holder.name].append(holder)
+    scheduled = {_scheduled_key(workload): workload for view in sources.views for workload in view.workloads}
+    gpus = {gpu.gpu.uuid: gpu for gpu in sources.fleet.gpus()}
     return [
-        _describe_workload(
-            key, scheduled.get(key), holders_by_workload.get(key, []), gpus_by_uuid=gpus_by_uuid, sources=sources
-        )
-        for key in dict.fromkeys([*scheduled, *holders_by_workload])
-        if _matches_workload(name, scheduled.get(key), holders_by_workload.get(key, []), key=key, sources=sources)
+        _describe_workload(key, scheduled.get(key), held[key], gpus=gpus, sources=sources)
+        for key in dict.fromkeys([*scheduled, *held])
+        if name in _workload_names(key, scheduled.get(key), held[key], sources=sources)
     ]
 
 
-def _matches_workload(
-    searched_name: str,
-    scheduled: workloads.ScheduledWorkload | None,
-    workload_holders: Sequence[holders.GpuHolder],
-    *,
+def _scheduled_key(scheduled: workloads.ScheduledWorkload) -> WorkloadKey:
+    workload = scheduled.workload
+    return scheduled.cluster, workload.kind.value, workload.namespace, workload.name
+
+
+def _workload_names(
     key: WorkloadKey,
+    scheduled: workloads.ScheduledWorkload | None,
+    held: Sequence[holders.GpuHolder],
+    *,
     sources: HolderSources,
-) -> bool:
+) -> set[str]:
+    """All names by which a workload is found: its own, and those of its user, team, project and account."""
     _, _, namespace, name = key
     names = {name, f"{namespace}/{name}", namespace, f"slurm/{name}"}
     if scheduled is not None:
         names |= {scheduled.account, scheduled.owner, scheduled.workload.user, scheduled.labels.get("array_job", "")}
-    owner = sources.find_owner(scheduled, workload_holders)
-    names |= {owner.team, owner.project, *(holder.user for holder in workload_holders)}
-    return searched_name in names - {""}
+    owner = sources.find_owner(scheduled, held)
+    return names | {owner.team, owner.project, *(holder.user for holder in held)}
 
 
 def _describe_workload(
     key: WorkloadKey,
     scheduled: workloads.ScheduledWorkload | None,
-    workload_holders: Sequence[holders.GpuHolder],
+    held: Sequence[holders.GpuHolder],
     *,
-    gpus_by_uuid: dict[str, GpuView],
+    gpus: Mapping[str, GpuView],
     sources: HolderSources,
 ) -> WorkloadAndGpus:
     cluster_name, kind, namespace, name = key
-    gpus = [
-        _describe_gpu(gpus_by_uuid[uuid], sources)
-        for uuid in dict.fromkeys(holder.uuid for holder in workload_holders)
-        if uuid in gpus_by_uuid
-    ]
-    gpus.sort(key=lambda gpu: (gpu.node, gpu.index or 0))
-    first = workload_holders[0] if workload_holders else None
-    owner = sources.find_owner(scheduled, workload_holders)
-    nodes = dict.fromkeys([*(scheduled.nodes if scheduled is not None else ()), *(gpu.node for gpu in gpus)])
-    workload_name = workloads.workload_name(namespace, name)
-    summaries = {summary: None for gpu in gpus for summary in gpu.incidents}
-    summaries |= dict.fromkeys(
-        _summarise_incidents(incident for incident in sources.open_incidents if workload_name in incident.workloads)
+    uuids = dict.fromkeys(holder.uuid for holder in held if holder.uuid in gpus)
+    own_gpus = sorted(
+        (_describe_gpu(gpus[uuid], sources) for uuid in uuids), key=lambda gpu: (gpu.node, gpu.index or 0)
     )
+    owner = sources.find_owner(scheduled, held)
+    full_name = workloads.workload_name(namespace, name)
+    incidents_of_gpus = dict.fromkeys(summary for gpu in own_gpus for summary in gpu.incidents)
+    own_incidents = _summarise(incident for incident in sources.open_incidents if full_name in incident.workloads)
     started = None if scheduled is None else scheduled.started_at or scheduled.requested_at
+    scheduled_user = "" if scheduled is None else scheduled.workload.user or scheduled.owner
     return WorkloadAndGpus(
         kind,
         name,
         namespace,
         cluster_name,
-        state=scheduled.state.value if scheduled is not None else workloads.WorkloadState.RUNNING.value,
-        user=(scheduled.workload.user or scheduled.owner if scheduled is not None else "")
-        or (first.user if first else ""),
+        state=(workloads.WorkloadState.RUNNING if scheduled is None else scheduled.state).value,
+        user=scheduled_user or (held[0].user if held else ""),
         team=owner.team,
         project=owner.project,
-        account=scheduled.account if scheduled is not None else "",
-        queue=scheduled.queue if scheduled is not None else "",
-        gpus_asked=scheduled.gpus if scheduled is not None else None,
-        nodes=tuple(nodes),
-        gpus=tuple(gpus),
-        reason=": ".join(part for part in (scheduled.reason, scheduled.detail) if part)
-        if scheduled is not None
-        else "",
+        account="" if scheduled is None else scheduled.account,
+        queue="" if scheduled is None else scheduled.queue,
+        gpus_asked=None if scheduled is None else scheduled.gpus,
+        nodes=tuple(dict.fromkeys([*(() if scheduled is None else scheduled.nodes), *(gpu.node for gpu in own_gpus)])),
+        gpus=tuple(own_gpus),
+        reason="" if scheduled is None else ": ".join(filter(None, (scheduled.reason, scheduled.detail))),
         since=None if started is None else clock.from_ms(started * 1000),
-        incidents=tuple(summaries),
+        incidents=tuple(incidents_of_gpus | dict.fromkeys(own_incidents)),
     )
 
 
@@ -260,5 +237,5 @@ def _affects_gpu(incident: incidents.Incident, gpu: GpuView) -> bool:
     return is_here or any(member.place.gpu == uuid for member in incident.members)
 
 
-def _summarise_incidents(related: Iterable[incidents.Incident]) -> tuple[IncidentSummary, ...]:
+def _summarise(related: Iterable[incidents.Incident]) -> tuple[IncidentSummary, ...]:
     return tuple(IncidentSummary(incident.id, incident.severity.value, incident.title) for incident in related)

@@ -106,7 +106,7 @@ def test_monitoring_that_is_no_prometheus_cannot_be_judged(content: str, capsys:
 def test_what_an_older_hub_does_not_say_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     code, words = said(["incidents"], 200, b'{"ok": true, "incidents": []}', capsys)
     assert code == main.EXIT_UNKNOWN
-    assert "has no `degraded`: the hub is older than this command" in words
+    assert "has no `degraded`: the hub is older than this client" in words
 
 
 def test_nothing_is_done_where_nobody_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def site() -> Iterator[Site]:
         yield running
 
 
-def test_an_incident_comes_as_a_value_with_its_diagnosis_and_plan(site: Site) -> None:
+def test_an_incident_has_its_diagnosis_and_plan(site: Site) -> None:
     client = Client(site.url)
     (card,) = client.incidents()
     assert (card.id, card.severity, card.confidence) == ("INC-1", alerts.Severity.CRITICAL, 0.97)
@@ -40,7 +40,7 @@ def test_an_incident_comes_as_a_value_with_its_diagnosis_and_plan(site: Site) ->
     assert detail.timeline[0].kind == "incident.opened"
 
 
-def test_what_a_person_does_to_an_incident_comes_back_as_the_changed_one(site: Site) -> None:
+def test_a_change_of_an_incident_returns_the_changed_incident(site: Site) -> None:
     client = Client(site.url)
     assert client.acknowledge("INC-1").incident.state == "acknowledged"
     client.note("INC-1", text="a new riser is on its way")
@@ -51,32 +51,32 @@ def test_what_a_person_does_to_an_incident_comes_back_as_the_changed_one(site: S
 
 def test_the_fleet_has_every_node_and_gpu(site: Site) -> None:
     client = Client(site.url)
-    found = client.fleet()
-    assert sum(len(node.gpus) for node in found.nodes) == 32
-    assert [node.name for node in client.nodes()] == [node.name for node in found.nodes]
-    gpu = found.nodes[0].gpus[0]
+    inventory = client.fleet()
+    assert sum(len(node.gpus) for node in inventory.nodes) == 32
+    assert [node.name for node in client.nodes()] == [node.name for node in inventory.nodes]
+    gpu = inventory.nodes[0].gpus[0]
     assert gpu is not None
-    assert found.workloads is not None
-    assert gpu.workload == found.workloads[gpu.uuid]
-    assert client.gpu(gpu.uuid).node.name == found.nodes[0].name
+    assert inventory.workloads is not None
+    assert gpu.workload == inventory.workloads[gpu.uuid]
+    assert client.gpu(gpu.uuid).node.name == inventory.nodes[0].name
 
 
-def test_a_silence_begins_and_ends(site: Site) -> None:
+def test_a_silence_starts_and_ends(site: Site) -> None:
     client = Client(site.url)
     made = client.silence(['node="gpu-r01-02"'], reason="riser", duration="2h")
     assert made.matchers == ('node="gpu-r01-02"',)
-    assert made.id in [one.id for one in client.silences()]
+    assert made.id in [silence.id for silence in client.silences()]
     client.end_silence(made.id)
 
 
-def test_a_question_in_promql_comes_as_series(site: Site) -> None:
-    found = Client(site.url).query("DCGM_FI_DEV_GPU_UTIL", limit=4)
-    assert len(found.series) == 4
-    assert found.series[0].newest is not None
-    assert found.warnings
+def test_a_query_returns_series(site: Site) -> None:
+    result = Client(site.url).query("DCGM_FI_DEV_GPU_UTIL", limit=4)
+    assert len(result.series) == 4
+    assert result.series[0].newest is not None
+    assert result.warnings
 
 
-def test_what_the_hub_refuses_is_an_error_in_its_words(site: Site) -> None:
+def test_a_refusal_of_the_hub_is_an_error_with_its_text(site: Site) -> None:
     with pytest.raises(HubError, match="incident INC-9 not found") as caught:
         Client(site.url).incident("INC-9")
     assert caught.value.status == 404
@@ -96,21 +96,21 @@ class Newer(http.server.BaseHTTPRequestHandler):
         """Nothing: a test is quiet."""
 
 
-def test_a_hub_of_another_version_is_named_as_such() -> None:
+def test_a_hub_with_another_api_version_is_an_error() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Newer) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        with pytest.raises(HubError, match="speaks version 2 of its API, this client version 1"):
+        with pytest.raises(HubError, match="has API version 2, this client has API version 1"):
             Client(f"http://127.0.0.1:{server.server_port}").incidents()
         thread.join()
 
 
 @given(st.dictionaries(st.text().filter(lambda name: name not in ("uuid", "index", "pci", "model")), st.integers()))
-def test_what_a_newer_hub_adds_is_passed_over(added: dict[str, int]) -> None:
+def test_fields_of_a_newer_hub_are_ignored(added: dict[str, int]) -> None:
     gpu = fleet.Gpu("GPU-1", 3)
     assert read_answer(fleet.Gpu, {**added, **wire.to_plain(gpu)}) == gpu
 
 
-def test_what_an_answer_lacks_is_said_and_not_guessed() -> None:
-    with pytest.raises(HubError, match="the hub's answer has no `uuid`: the hub is older than this command"):
+def test_a_missing_required_field_is_an_error() -> None:
+    with pytest.raises(HubError, match="the hub's answer has no `uuid`: the hub is older than this client"):
         read_answer(fleet.Gpu, {"index": 3})

@@ -1,5 +1,4 @@
 """A typed HTTP client of the hub, for the command line and other programs.
 
-Comes in: an address and a token. Goes out: model values. Never here: anything but the standard library
-and model/.
+In: a URL and a token. Out: dataclasses of model/ and `client.answers`. Never here: third-party packages.
 """

@@ -1,4 +1,4 @@
-"""Where a hub is unless told otherwise; apart from `client.hub`, which an agent that only names it need not load."""
+"""The default URL of a hub; separate from `client.hub`, so that an agent need not load the client."""
 
 from __future__ import annotations
 

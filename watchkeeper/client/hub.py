@@ -1,11 +1,11 @@
-"""A hub as Python values: one method per question, which the command line, `top`, MCP and other programs ask.
+"""Call the HTTP API of a hub: one method per endpoint, for the command line, `top`, MCP and other programs.
 
     from watchkeeper.client.hub import Client
     for card in Client("http://127.0.0.1:9480").incidents():
         print(card.id, card.severity, card.title, card.next_step)
 
-Answers are the dataclasses of model/ and of `client.answers`; times are aware UTC, unknown is None. `plain` of an
-answer is the JSON as it came. A hub that cannot be reached or says no raises HubError with what to do about it.
+Answers are dataclasses of model/ and of `client.answers`; times are aware UTC, unknown values are None. `plain` of an
+answer is its unchanged JSON. If the hub is unreachable or refuses a request, HubError says what to do.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from watchkeeper.model.notices import Notice
 from watchkeeper.net import sync_http
 from watchkeeper.net.access import NO_ACCESS, Access
 
-# A query may scan hours of a large fleet; anything longer is the server's fault, not patience.
+# Enough for a query over hours of a large fleet.
 TIMEOUT_SECONDS = 30.0
-PIECE_BYTES = 64 * 1024
+CHUNK_BYTES = 64 * 1024
 JSON = "application/json"
 T = TypeVar("T")
 
 
 class Client:
-    """One hub at one address, with an optional bearer token, and certificates where it speaks TLS."""
+    """A hub at a URL, with an optional bearer token and TLS certificates."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Client:
         access: Access = NO_ACCESS,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise HubError(f"`{url}` is not an address", remedy="Write it like http://127.0.0.1:9480")
+            raise HubError(f"`{url}` is not an http or https URL", remedy="Use a URL such as http://127.0.0.1:9480")
         self.url = url.rstrip("/")
         self._token = token
         self._timeout_seconds = timeout_seconds
@@ -61,121 +61,123 @@ class Client:
         return self._get(answers.Status, "/api/status")
 
     def fleet(self) -> answers.FleetInventory:
-        """The inventory in the order of the map, and who holds which GPU now."""
+        """The inventory in the order of the map, with the current holder of each GPU."""
         return self._get(answers.FleetInventory, "/api/fleet")
 
     def list_nodes(self, *, state: str | None = None, pool: str | None = None) -> answers.NodeList:
-        """Every node with its states, GPUs and holders; `total` counts those that the filters left out too."""
+        """Nodes with their states, GPUs and holders; `total` counts the nodes before filtering."""
         return self._get(answers.NodeList, "/api/nodes", state=state, pool=pool)
 
     def nodes(self, *, state: str | None = None, pool: str | None = None) -> tuple[NodeLine, ...]:
         return self.list_nodes(state=state, pool=pool).nodes
 
     def gpu(self, uuid: str) -> answers.GpuDetail:
-        """One GPU: its node, who holds it, what happened to it."""
-        return self._get(answers.GpuDetail, f"/api/gpu/{_quoted(uuid)}")
+        """A GPU with its node, its holders and its events."""
+        return self._get(answers.GpuDetail, f"/api/gpu/{_quote(uuid)}")
 
     def who(self, name: str) -> answers.Who:
-        """Who holds a GPU or node, and what a job, pod, user or team holds."""
+        """The holders of a GPU or node, or the GPUs that a job, pod, user or team holds."""
         return self._get(answers.Who, "/api/who", name=name)
 
     def explain(self, kind: str, name: str) -> answers.ExplainAnswer:
-        """Why a pod (`namespace/name`), a node or a job is as it is; `text` for people."""
+        """Explain the state of a pod (`namespace/name`), node or job; `text` is for people."""
         return self._get(answers.ExplainAnswer, f"/api/explain/{kind}/{urllib.parse.quote(name)}")
 
     def topology(
         self, *, rack: str | None = None, leaf: str | None = None, node: str | None = None
     ) -> answers.Topology:
-        """Racks, leaves, nodes, GPUs and links with their states; all of them, or those that are named."""
+        """Racks, leaves, nodes, GPUs and links with their states, filtered by the arguments."""
         return self._get(answers.Topology, "/api/topology", rack=rack, leaf=leaf, node=node)
 
     def push_sweep(self, sweep: dict[str, Any]) -> answers.SweepAccepted:
-        """Hand over a sweep of the InfiniBand fabric; see docs/howto/fabric.md."""
+        """Send a sweep of the InfiniBand fabric; see docs/howto/fabric.md."""
         return self._post(answers.SweepAccepted, "/api/fabric", sweep)
 
     def incidents(self, *, all: bool = False) -> tuple[answers.IncidentCard, ...]:
-        """Open incidents, newest first; with `all`, resolved ones too."""
+        """Open incidents, newest first; `all` includes resolved ones."""
         return self._get(answers.IncidentList, "/api/incidents", open="0" if all else "1").incidents
 
     def incident(self, id: str) -> answers.FullIncidentDetail:
-        """One incident with its diagnosis, plan and timeline."""
-        return self._get(answers.FullIncidentDetail, _of(id))
+        """An incident with its diagnosis, plan and timeline."""
+        return self._get(answers.FullIncidentDetail, _incident_path(id))
 
     def acknowledge(self, id: str) -> answers.IncidentDetail:
-        return self._post(answers.IncidentDetail, _of(id, "acknowledge"))
+        return self._post(answers.IncidentDetail, _incident_path(id, "acknowledge"))
 
     def resolve(self, id: str, *, why: str) -> answers.IncidentDetail:
-        return self._post(answers.IncidentDetail, _of(id, "resolve"), {"why": why})
+        return self._post(answers.IncidentDetail, _incident_path(id, "resolve"), {"why": why})
 
     def note(self, id: str, *, text: str) -> answers.IncidentDetail:
-        return self._post(answers.IncidentDetail, _of(id, "note"), {"text": text})
+        return self._post(answers.IncidentDetail, _incident_path(id, "note"), {"text": text})
 
     def assign(self, id: str, *, to: str) -> Incident:
-        return self._post(answers.IncidentAssigned, _of(id, "assign"), {"to": to}).incident
+        return self._post(answers.IncidentAssigned, _incident_path(id, "assign"), {"to": to}).incident
 
     def correct(self, id: str, cause: str, *, why: str = "") -> answers.CauseCorrected:
-        """Say what an incident was, or with the same cause that the hub was right."""
-        return self._post(answers.CauseCorrected, _of(id, "cause"), {"cause": cause, "why": why})
+        """Correct the cause of an incident, or confirm it by passing the same cause."""
+        return self._post(answers.CauseCorrected, _incident_path(id, "cause"), {"cause": cause, "why": why})
 
     def silence_incident(self, id: str, *, duration: str, reason: str) -> answers.SilenceView:
-        """Silence everything at the place of an incident."""
-        return self._post(answers.SilenceChanged, _of(id, "silence"), {"for": duration, "reason": reason}).silence
+        """Silence all incidents at the place of this incident; `duration` such as 2h."""
+        return self._post(
+            answers.SilenceChanged, _incident_path(id, "silence"), {"for": duration, "reason": reason}
+        ).silence
 
     def report(self, id: str) -> dict[str, Any]:
-        """The whole story of an incident, as it is written into files."""
-        return self.request("GET", f"{_of(id, 'report')}?format=json")
+        """The report of an incident: timeline, diagnosis, repairs and impact."""
+        return self.request("GET", f"{_incident_path(id, 'report')}?format=json")
 
     def report_text(self, id: str) -> str:
-        """The same as Markdown."""
-        with self._open("GET", _of(id, "report"), accept="text/markdown") as answer:
+        """The report of an incident as Markdown."""
+        with self._open_response("GET", _incident_path(id, "report"), accept="text/markdown") as answer:
             return answer.read().decode(errors="replace")
 
     def notices(self, id: str) -> tuple[Notice, ...]:
-        """Who was told about an incident, when, and what they answered."""
-        return self._get(answers.NoticeList, _of(id, "notices")).notices
+        """The notifications of an incident: receiver, time and result."""
+        return self._get(answers.NoticeList, _incident_path(id, "notices")).notices
 
     def digest(self, *, days: int = 7) -> answers.DigestText:
-        """A review of the incidents of some days, with `text` for people."""
+        """A summary of the incidents of the last days; `text` is for people."""
         return self._get(answers.DigestText, "/api/digest", days=days)
 
     def list_silences(self) -> answers.SilenceList:
-        """Those that are, will be, or were in force within the last day; `problem` says why some are unknown."""
+        """Active, scheduled, and recently expired silences; `problem` is set if some could not be read."""
         return self._get(answers.SilenceList, "/api/silences")
 
     def silences(self) -> tuple[answers.ListedSilence, ...]:
         return self.list_silences().silences
 
     def silence(
-        self, matchers: Sequence[str], *, reason: str, duration: str | None = None, **when: Any
+        self, matchers: Sequence[str], *, reason: str, duration: str | None = None, **options: Any
     ) -> answers.SilenceView:
-        """Silence what fits all matchers, such as node="gpu-r01-01", for a time such as 2h.
+        """Silence incidents that match all matchers, such as node="gpu-r01-01", for a duration such as 2h.
 
-        `when` has `starts_at`, `ends_at` and `maintenance`.
+        Options are `starts_at`, `ends_at` and `maintenance`.
         """
-        asked = {"matchers": list(matchers), "reason": reason, "for": duration, **when}
-        body = {name: value for name, value in asked.items() if value is not None}
+        fields = {"matchers": list(matchers), "reason": reason, "for": duration, **options}
+        body = {name: value for name, value in fields.items() if value is not None}
         return self._post(answers.SilenceChanged, "/api/silences", body).silence
 
     def end_silence(self, id: str) -> answers.SilenceView:
-        return self._read(answers.SilenceChanged, self.request("DELETE", f"/api/silences/{_quoted(id)}")).silence
+        return self._read(answers.SilenceChanged, self.request("DELETE", f"/api/silences/{_quote(id)}")).silence
 
     def repairs(self, *, all: bool = False) -> answers.RepairList:
-        """Repairs that wait, run or hold a node, with `switch`; with `all`, the newest that ended too."""
+        """Repairs that wait, run or keep a node cordoned, and the repair switch; `all` includes ended repairs."""
         return self._get(answers.RepairList, "/api/repairs", all="1" if all else "0")
 
     def repair(self, incident: str) -> answers.ExplainedRepair:
-        """Why an incident has this plan and this mode, who would object now, and how far its repair is."""
-        return self._get(answers.ExplainedRepair, _of(incident, "repair"))
+        """Explain the repair of an incident: plan, mode, refusals and progress."""
+        return self._get(answers.ExplainedRepair, _incident_path(incident, "repair"))
 
     def approve(self, incident: str, *, digest: str) -> answers.RepairView:
-        """Approve the plan that has this digest, and no other."""
+        """Approve the repair plan with this digest."""
         return self._repair(incident, "approve", digest=digest)
 
     def reject(self, incident: str, *, why: str) -> answers.RepairView:
         return self._repair(incident, "reject", why=why)
 
     def finish_step(self, incident: str) -> answers.RepairView:
-        """Say that the step that only a person can do is done."""
+        """Confirm that a manual step is done."""
         return self._repair(incident, "step-done")
 
     def retry_repair(self, incident: str) -> answers.RepairView:
@@ -191,164 +193,167 @@ class Client:
         return self._post(answers.SwitchChanged, "/api/repairs/reset").switch
 
     def repair_log(self, *, limit: int = 1000) -> tuple[answers.JournalEntry, ...]:
-        """The audit of repairs, oldest first: who, what, why, and what came of it."""
+        """The audit log of repairs, oldest first."""
         return self._get(answers.RepairLog, "/api/repairs/log", limit=limit).entries
 
     def test_policy(self, text: str) -> tuple[answers.ReplayedIncident, ...]:
-        """Which plan each incident of the past would have got under a policy, and what guards would have said."""
+        """Simulate a policy on past incidents: the plan of each, and the refusals of guards."""
         return self._post(answers.PolicyTest, "/api/repairs/test", {"policy": text}).incidents
 
     def create_order(
         self, node: str, kind: str, arguments: dict[str, str], *, cluster: str | None = None
     ) -> answers.OrderStatus:
-        """Have something harmless done by a node's agent; the answer has the order and its state."""
+        """Issue a harmless work order to the agent of a node."""
         body = {"node": node, "kind": kind, "arguments": arguments, "cluster": cluster}
         return self._post(answers.OrderStatus, "/api/orders", body)
 
     def order(self, id: str) -> answers.OrderStatus:
-        """One work order, its state, and its receipt once there is one."""
-        return self._get(answers.OrderStatus, f"/api/orders/{_quoted(id)}")
+        """A work order with its state, and its receipt once it has one."""
+        return self._get(answers.OrderStatus, f"/api/orders/{_quote(id)}")
 
     def bundle(
         self, *, incident: str | None = None, node: str | None = None, cluster: str | None = None, hides_names: bool
     ) -> bytes:
-        """Evidence about an incident or a node, as a tar.gz; see docs/howto/bundle.md."""
-        form = _form(
+        """The evidence about an incident or a node as a tar.gz; see docs/howto/bundle.md."""
+        query_string = _query_string(
             {"incident": incident, "node": node, "cluster": cluster, "hide_names": "1" if hides_names else None}
         )
-        with self._open("GET", f"/api/bundle{form}", accept="application/gzip") as answer:
+        with self._open_response("GET", f"/api/bundle{query_string}", accept="application/gzip") as answer:
             return answer.read()
 
     def recording(
         self, *, start: str, end: str, matches: Sequence[str] = (), progress: Callable[[int], None] | None = None
     ) -> Iterator[bytes]:
-        """A recording of a time window, piece by piece as the hub writes it; see docs/howto/history.md."""
-        form = _form({"from": start, "to": end, "match[]": list(matches)})
-        with self._open("GET", f"/api/recording{form}", accept="application/gzip") as answer:
-            done = 0
-            while piece := answer.read(PIECE_BYTES):
-                done += len(piece)
+        """Stream a recording of a time window in chunks; see docs/howto/history.md."""
+        query_string = _query_string({"from": start, "to": end, "match[]": list(matches)})
+        with self._open_response("GET", f"/api/recording{query_string}", accept="application/gzip") as answer:
+            received_bytes = 0
+            while chunk := answer.read(CHUNK_BYTES):
+                received_bytes += len(chunk)
                 if progress is not None:
-                    progress(done)
-                yield piece
+                    progress(received_bytes)
+                yield chunk
 
     def accuracy(self) -> tuple[answers.Accuracy, ...]:
-        """For each cause how often it was named, judged by a person, and right."""
+        """For each cause: how often it was diagnosed, reviewed by a person, and correct."""
         return self._get(answers.CauseAccuracy, "/api/accuracy").accuracy
 
     def drill_accuracy(self) -> tuple[answers.CauseScore, ...]:
-        """For each cause how often it was named rightly in drills, the worst first."""
+        """The accuracy of diagnoses in drills for each cause, lowest first."""
         return self._get(answers.DrillAccuracy, "/api/drills/accuracy").drills
 
     def submit_drill_score(self, score: dict[str, Any]) -> answers.DrillAccuracy:
-        """Hand over the score of a game day, as `watchkeeper drill --json` prints it."""
+        """Save the score of a game day, as `watchkeeper drill --json` prints it."""
         return self._post(answers.DrillAccuracy, "/api/drills/score", score)
 
     def lemons(self, *, days: int = 90) -> answers.LemonList:
-        """Nodes by how often they break against the fleet, and by counters that grow; the most hazardous first."""
+        """Nodes that fail more often than the fleet, or whose error counters grow; highest failure rate first."""
         return self._get(answers.LemonList, "/api/lemons", days=days)
 
-    def jobs(self, **asked: str | int | None) -> answers.JobList:
-        """The gravest first, by `state`, `team`, `cluster` and `limit`; `total` counts all that fit."""
-        return self._get(answers.JobList, "/api/jobs", **asked)
+    def jobs(self, **params: str | int | None) -> answers.JobList:
+        """Jobs, most severe first; filters are `state`, `team`, `cluster` and `limit`; `total` counts all matches."""
+        return self._get(answers.JobList, "/api/jobs", **params)
 
     def job(self, id: str, *, cluster: str | None = None) -> JobReport:
-        """One job in full: efficiency, goodput, ranks side by side; the id may hold a slash."""
+        """The report of a job: efficiency, goodput and ranks; the id may contain a slash."""
         return self._get(JobReport, f"/api/jobs/{urllib.parse.quote(id)}", cluster=cluster)
 
-    def replicas(self, **asked: str | None) -> answers.ReplicaList:
-        """How many replicas each model needs; with `model` and `window`, what following that would have done."""
-        return self._get(answers.ReplicaList, "/api/replicas", **asked)
+    def replicas(self, **params: str | None) -> answers.ReplicaList:
+        """Replicas that each model needs; `model` and `window` add a simulation of the advice on past load."""
+        return self._get(answers.ReplicaList, "/api/replicas", **params)
 
-    def usage(self, **asked: Any) -> answers.UsageReport:
-        """GPU-hours by `by`, only `of`, from `since` to `until`; see docs/howto/cost.md."""
-        return self._get(answers.UsageReport, "/api/usage", **_window(asked))
+    def usage(self, **params: Any) -> answers.UsageReport:
+        """GPU-hours from `since` to `until`, grouped by `by` and filtered by `of`; see docs/howto/cost.md."""
+        return self._get(answers.UsageReport, "/api/usage", **_rename_window(params))
 
-    def cost(self, **asked: Any) -> answers.CostReport:
-        return self._get(answers.CostReport, "/api/cost", **_window(asked))
+    def cost(self, **params: Any) -> answers.CostReport:
+        """The cost of GPU-hours; parameters as of `usage`, and `policy`."""
+        return self._get(answers.CostReport, "/api/cost", **_rename_window(params))
 
-    def waste(self, **asked: Any) -> answers.WasteReport:
-        """GPUs that are held and not used, with who holds them and what that costs."""
-        return self._get(answers.WasteReport, "/api/cost/waste", **_window(asked))
+    def waste(self, **params: Any) -> answers.WasteReport:
+        """GPU-hours allocated and idle, by owner, with their cost."""
+        return self._get(answers.WasteReport, "/api/cost/waste", **_rename_window(params))
 
-    def budgets(self, **asked: Any) -> answers.BudgetReport:
-        """What is left of the budgets of a `month`, by `zone` and `policy`."""
-        return self._get(answers.BudgetReport, "/api/cost/budgets", **asked)
+    def budgets(self, **params: Any) -> answers.BudgetReport:
+        """The budgets of teams in a `month`; further parameters are `zone` and `policy`."""
+        return self._get(answers.BudgetReport, "/api/cost/budgets", **params)
 
-    def statements(self, **asked: Any) -> Iterator[answers.Statement]:
-        """Each team's statement of a `month`: its money and an HTML page; by `zone`, `policy`, `team` and `of`."""
-        with self._open("GET", f"/api/cost/statements{_form(asked)}", accept="application/x-ndjson") as answer:
+    def statements(self, **params: Any) -> Iterator[answers.Statement]:
+        """The chargeback statements of a `month`; further parameters are `zone`, `policy`, `team` and `of`."""
+        with self._open_response(
+            "GET", f"/api/cost/statements{_query_string(params)}", accept="application/x-ndjson"
+        ) as answer:
             for line in answer:
-                yield self._read(answers.Statement, self._parsed(line))
+                yield self._read(answers.Statement, self._parse_json(line))
 
-    def capacity_now(self, **asked: str | None) -> answers.CapacityNow:
-        """What is free, held and stranded now, who waits, and what would fit better; see docs/howto/capacity.md."""
-        return self._get(answers.CapacityNow, "/api/capacity/now", **asked)
+    def capacity_now(self, **params: str | None) -> answers.CapacityNow:
+        """Free and fragmented GPUs, queue waits and rightsizing advice now; see docs/howto/capacity.md."""
+        return self._get(answers.CapacityNow, "/api/capacity/now", **params)
 
     def free_capacity(self, *, cluster: str | None = None) -> FleetCapacity:
         return self.capacity_now(cluster=cluster).standing
 
-    def forecast(self, **asked: str | None) -> answers.CapacityForecast:
-        """When the fleet is full: `sentence`, `forecast`, or a `reason` for none; see docs/howto/capacity.md."""
-        return self._get(answers.CapacityForecast, "/api/capacity/forecast", **asked)
+    def forecast(self, **params: str | None) -> answers.CapacityForecast:
+        """The forecast of demand and a `sentence` about it, or a `reason` for none; see docs/howto/capacity.md."""
+        return self._get(answers.CapacityForecast, "/api/capacity/forecast", **params)
 
-    def whatif(self, **asked: Any) -> answers.WhatIf:
-        """Jobs replayed on the hub's fleet after a change: its own of a `window`, or `jobs` as text."""
-        body = {name: told for name, told in asked.items() if told}
+    def whatif(self, **params: Any) -> answers.WhatIf:
+        """Replay jobs on the fleet with changes: those the hub recorded in a `window`, or `jobs` as text."""
+        body = {name: value for name, value in params.items() if value}
         return self._post(answers.WhatIf, "/api/capacity/whatif", body)
 
     def slos(self) -> tuple[answers.SloStatus, ...]:
-        """Every service level objective: indicator, error budget left, burn rates; None where nothing is known."""
+        """All SLOs with indicator, remaining error budget and burn rates; unknown values are None."""
         return self._get(answers.SloList, "/api/slos").slos
 
     def reload_rules(self) -> answers.ReloadOutcome:
-        """Let the hub read its rule files again; HubError with every problem if they cannot be used."""
+        """Reload the rule files of the hub; HubError lists all problems if they are invalid."""
         return self._post(answers.ReloadOutcome, "/-/reload")
 
     def faults(self) -> tuple[answers.SimulatedFault, ...]:
-        """What is broken on purpose in the simulated fleet behind this hub; HubError where the fleet is real."""
-        return self._read(tuple[answers.SimulatedFault, ...], self._answer("GET", "/api/sim/faults"))
+        """The injected faults of the simulated fleet; HubError if the fleet is real."""
+        return self._read(tuple[answers.SimulatedFault, ...], self._request_json("GET", "/api/sim/faults"))
 
     def inject(self, body: dict[str, Any]) -> answers.SimulatedFault:
-        return self._read(answers.SimulatedFault, self._answer("POST", "/api/sim/faults", body))
+        return self._read(answers.SimulatedFault, self._request_json("POST", "/api/sim/faults", body))
 
     def end_fault(self, id: str) -> answers.SimulatedFault:
-        return self._read(answers.SimulatedFault, self._answer("DELETE", f"/api/sim/faults/{id}"))
+        return self._read(answers.SimulatedFault, self._request_json("DELETE", f"/api/sim/faults/{id}"))
 
     def rules(self) -> list[dict[str, Any]]:
-        """Rule groups with their rules and alerts, as Prometheus shows them."""
+        """Rule groups with their rules and alerts, in Prometheus' format."""
         groups: list[dict[str, Any]] = self.prometheus("rules")["groups"]
         return groups
 
     def query(self, expr: str, *, at: datetime | None = None, limit: int | None = None) -> promql.QueryResult:
-        """PromQL at one time; `limit` cuts the series, and the warnings then say so."""
+        """Run an instant query; a result truncated at `limit` series has a warning."""
         return promql.parse_result(self.query_data(expr, at=None if at is None else wire.format_time(at), limit=limit))
 
     def query_range(self, expr: str, *, start: datetime, end: datetime, step: str) -> promql.QueryResult:
-        span = {"start": wire.format_time(start), "end": wire.format_time(end), "step": step}
-        return promql.parse_result(self.query_range_data(expr, **span))
+        window = {"start": wire.format_time(start), "end": wire.format_time(end), "step": step}
+        return promql.parse_result(self.query_range_data(expr, **window))
 
     def query_data(self, expr: str, *, at: str | None = None, limit: int | None = None) -> answers.QueryData:
-        """The same as Prometheus answers it; `plain` has its warnings and infos."""
-        return self._queried("query", query=expr, time=at, limit=limit)
+        """Run an instant query and return Prometheus' format; `plain` has warnings and infos."""
+        return self._query("query", query=expr, time=at, limit=limit)
 
     def query_range_data(self, expr: str, *, start: str, end: str, step: str) -> answers.QueryData:
-        return self._queried("query_range", query=expr, start=start, end=end, step=step)
+        return self._query("query_range", query=expr, start=start, end=end, step=step)
 
-    def prometheus(self, endpoint: str, **asked: Any) -> dict[str, Any]:
-        """The `data` object of an endpoint under /api/v1, with warnings and infos where there are any."""
-        body = self.request("GET", f"/api/v1/{endpoint}{_form(asked)}")
-        data = read_answer(dict[str, Any], body.get("data"), step=".data", where=self.url)
+    def prometheus(self, endpoint: str, **params: Any) -> dict[str, Any]:
+        """The `data` object of an endpoint under /api/v1, with its warnings and infos if any."""
+        body = self.request("GET", f"/api/v1/{endpoint}{_query_string(params)}")
+        data = read_answer(dict[str, Any], body.get("data"), path=".data", where=self.url)
         return {**data, **{key: body[key] for key in ("warnings", "infos") if body.get(key)}}
 
-    def _queried(self, endpoint: str, **asked: Any) -> answers.QueryData:
-        return read_answer(answers.QueryData, self.prometheus(endpoint, **asked), step=".data", where=self.url)
+    def _query(self, endpoint: str, **params: Any) -> answers.QueryData:
+        return read_answer(answers.QueryData, self.prometheus(endpoint, **params), path=".data", where=self.url)
 
-    def _repair(self, incident: str, word: str, **body: Any) -> answers.RepairView:
-        return self._post(answers.RepairChanged, _of(incident, word), body).repair
+    def _repair(self, incident: str, action: str, **body: Any) -> answers.RepairView:
+        return self._post(answers.RepairChanged, _incident_path(incident, action), body).repair
 
-    def _get(self, kind: type[T], path: str, **asked: Any) -> T:
-        return self._read(kind, self.request("GET", path + _form(asked)))
+    def _get(self, kind: type[T], path: str, **params: Any) -> T:
+        return self._read(kind, self.request("GET", path + _query_string(params)))
 
     def _post(self, kind: type[T], path: str, body: dict[str, Any] | None = None) -> T:
         return self._read(kind, self.request("POST", path, body or {}))
@@ -357,28 +362,28 @@ class Client:
         return read_answer(kind, plain, where=self.url)
 
     def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """An answer as it comes, for what this class has no method for."""
-        found = self._answer(method, path, body)
-        # The fleet API says `ok`, Prometheus' API `status`: whoever says neither has not done what it was asked.
-        if not isinstance(found, dict) or (found.get("ok") is not True and found.get("status") != "success"):
+        """Call an endpoint that has no method here, and return its JSON."""
+        answer = self._request_json(method, path, body)
+        # Watchkeeper's API answers with `ok`, Prometheus' API with `status`; any other server with neither.
+        if not isinstance(answer, dict) or (answer.get("ok") is not True and answer.get("status") != "success"):
             raise HubError(f"the answer has neither `ok` nor `status`: {NOT_A_HUB}", where=self.url)
-        return found
+        return answer
 
-    def _answer(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        with self._open(method, path, body) as answer:
-            return self._parsed(answer.read())
+    def _request_json(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        with self._open_response(method, path, body) as answer:
+            return self._parse_json(answer.read())
 
-    def _parsed(self, content: bytes) -> Any:
+    def _parse_json(self, content: bytes) -> Any:
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
             raise HubError(f"the answer is not JSON: {NOT_A_HUB}", where=self.url) from error
 
     @contextlib.contextmanager
-    def _open(
+    def _open_response(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, accept: str = JSON
     ) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a request, while it is read; whatever goes wrong with it is a HubError."""
+        """Send a request and yield the response; every failure becomes a HubError."""
         headers = {"Accept": accept}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -392,51 +397,51 @@ class Client:
             with sync_http.open_with_redirects(self.url + path, request, limits=limits, access=self._access) as answer:
                 self._check_version(answer.headers.get(api_version.HEADER))
                 if not 200 <= answer.status < 300:
-                    raise self._refusal(answer)
-                self._check_kind(answer.headers.get_content_type(), accept)
+                    raise self._to_hub_error(answer)
+                self._check_content_type(answer.headers.get_content_type(), accept)
                 yield answer
         except (sync_http.NoAnswer, sync_http.InvalidAddress) as error:
-            remedy = "Start one with `watchkeeper up`, or name another with --hub URL"
+            remedy = "Start a hub with `watchkeeper up`, or set its URL with --hub"
             raise HubError(f"no hub answers ({error.problem})", where=self.url, remedy=remedy) from error
 
-    def _check_version(self, said: str | None) -> None:
-        """HubError where the hub speaks another version of the API; one that says nothing is of the time before."""
-        if said is not None and said != str(api_version.API_VERSION):
-            problem = f"this hub speaks version {said[:20]} of its API, this client version {api_version.API_VERSION}"
-            raise HubError(problem, where=self.url, remedy="Install the Watchkeeper that the hub runs, here as well")
+    def _check_version(self, version: str | None) -> None:
+        """Raise HubError if the hub has another version of the API; old hubs send no version."""
+        if version is not None and version != str(api_version.API_VERSION):
+            problem = f"the hub has API version {version[:20]}, this client has API version {api_version.API_VERSION}"
+            raise HubError(problem, where=self.url, remedy="Install the same version of Watchkeeper as on the hub")
 
-    def _check_kind(self, given: str, wanted: str) -> None:
-        """HubError for a page where a file was asked for: it must not be kept, or shown, as a hub's; JSON is read."""
-        if wanted not in (JSON, given):
-            raise HubError(f"the answer is {given[:80]} and not {wanted}: {NOT_A_HUB}", where=self.url)
+    def _check_content_type(self, content_type: str, expected: str) -> None:
+        """Raise HubError for another content type than expected; JSON is checked by parsing."""
+        if expected not in (JSON, content_type):
+            raise HubError(f"the content type is {content_type[:80]}, expected {expected}: {NOT_A_HUB}", where=self.url)
 
-    def _refusal(self, refused: http.client.HTTPResponse) -> HubError:
-        """What the hub said; words that are not a hub's have no `status`, as no hub has answered."""
+    def _to_hub_error(self, response: http.client.HTTPResponse) -> HubError:
+        """The error of a refused request; `status` is None unless a hub sent the answer."""
         try:
-            answer = json.loads(refused.read())
-            problem = "\n".join([str(answer["error"]), *(str(one) for one in answer.get("errors", ()))])
+            answer = json.loads(response.read())
+            problem = "\n".join([str(answer["error"]), *(str(error_text) for error_text in answer.get("errors", ()))])
         except (ValueError, KeyError, TypeError):
-            problem = f"answered {refused.status} {refused.reason}, not in a hub's words: {NOT_A_HUB}"
+            problem = f"answered {response.status} {response.reason}, not in the format of a hub: {NOT_A_HUB}"
             return HubError(problem, where=self.url)
-        remedy = "Give a token with --token or WATCHKEEPER_TOKEN" if refused.status == 401 else None
-        return HubError(problem, status=refused.status, where=self.url, remedy=remedy)
+        remedy = "Set a token with --token or WATCHKEEPER_TOKEN" if response.status == 401 else None
+        return HubError(problem, status=response.status, where=self.url, remedy=remedy)
 
 
-def _of(incident: str, word: str = "") -> str:
-    """The path of an incident, or of something about it."""
-    return f"/api/incidents/{urllib.parse.quote(incident)}" + (f"/{word}" if word else "")
+def _incident_path(incident: str, action: str = "") -> str:
+    """The path of an incident, or of an action on it."""
+    return f"/api/incidents/{urllib.parse.quote(incident)}" + (f"/{action}" if action else "")
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return urllib.parse.quote(name, safe="")
 
 
-def _form(asked: Mapping[str, Any]) -> str:
-    """The query of a path; what is None is not asked."""
-    form = {name: value for name, value in asked.items() if value is not None}
-    return f"?{urllib.parse.urlencode(form, doseq=True)}" if form else ""
+def _query_string(params: Mapping[str, Any]) -> str:
+    """The query string of a path; parameters that are None are omitted."""
+    pairs = {name: value for name, value in params.items() if value is not None}
+    return f"?{urllib.parse.urlencode(pairs, doseq=True)}" if pairs else ""
 
 
-def _window(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_window(params: Mapping[str, Any]) -> dict[str, Any]:
     names = {"since": "from", "until": "to"}
-    return {names.get(name, name): value for name, value in asked.items()}
+    return {names.get(name, name): value for name, value in params.items()}

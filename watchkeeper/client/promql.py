@@ -1,4 +1,4 @@
-"""An answer to PromQL as series of numbers; `client.hub` makes it of what Prometheus' API answers."""
+"""Parse PromQL results of Prometheus' API into series of numbers, for `client.hub`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from watchkeeper.client import answers
 
 
 @dataclass(frozen=True, slots=True)
-class QueryPoints:
-    """One line of an answer: its labels, and (seconds since 1970, value) pairs."""
+class QuerySeriesPoints:
+    """The labels of a series, and its points as (Unix seconds, value)."""
 
     labels: Mapping[str, str]
     points: tuple[tuple[float, float], ...]
@@ -22,24 +22,25 @@ class QueryPoints:
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What was asked for; a scalar is one series without labels."""
+    """The result of a query; a scalar is one series without labels."""
 
-    series: tuple[QueryPoints, ...]
+    series: tuple[QuerySeriesPoints, ...]
     warnings: tuple[str, ...] = field(default=())
 
 
-def parse_result(found: answers.QueryData) -> QueryResult:
-    """A vector, a matrix, or one value without labels."""
-    warnings = tuple(found.plain.get("warnings", ()))
-    made = []
-    for row in found.result:
+def parse_result(data: answers.QueryData) -> QueryResult:
+    warnings = tuple(data.plain.get("warnings", ()))
+    series = []
+    for row in data.result:
         if not isinstance(row, answers.QuerySeries):
-            # A scalar or a string is one pair, of which this is the time.
-            return QueryResult((QueryPoints({}, _points([found.plain["result"]])),), warnings)
-        # A native histogram is no number: such a series has no points here.
-        made.append(QueryPoints(row.metric or {}, _points(row.values or ([row.value] if row.value else ()))))
-    return QueryResult(tuple(made), warnings)
+            # A scalar or a string is a single (time, value) pair.
+            return QueryResult((QuerySeriesPoints({}, _parse_points([data.plain["result"]])),), warnings)
+        # A native histogram is not a number: such a series has no points here.
+        series.append(
+            QuerySeriesPoints(row.metric or {}, _parse_points(row.values or ([row.value] if row.value else ())))
+        )
+    return QueryResult(tuple(series), warnings)
 
 
-def _points(pairs: Sequence[tuple[float, str]]) -> tuple[tuple[float, float], ...]:
+def _parse_points(pairs: Sequence[tuple[float, str]]) -> tuple[tuple[float, float], ...]:
     return tuple((float(at), float(value)) for at, value in pairs)

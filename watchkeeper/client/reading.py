@@ -1,8 +1,8 @@
-"""From a hub's answer to a value: what is there must be of its kind, what is new is passed over.
+"""Decode a hub's JSON into dataclasses: types must match, unknown fields are ignored.
 
-Within a version of the API things are only added: a client that is older than its hub does not know a field or a
-word, and one that is newer misses a field. So a field that an `Answer` lacks is told when somebody asks for it, and a
-word that an enum does not have stays a text. `client.hub` reads every answer through here.
+Within a version of the API, fields and enum values are only added: an old client does not know some of a new hub, and a
+new client misses some of an old hub. So a missing field of a `HubAnswer` raises HubError only when it is read, and an
+unknown enum value stays a string. `client.hub` decodes every answer with this module.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from watchkeeper.kit import wire
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
-NOT_A_HUB = "is this a Watchkeeper hub, or something in front of one?"
-# JSON's kinds as Python reads them: a boolean is no number.
-LEAVES: dict[Any, tuple[tuple[type, ...], str]] = {
+NOT_A_HUB = "is this a Watchkeeper hub, or a proxy in front of one?"
+# The Python types that each field type accepts; a boolean is not a number.
+LEAF_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     str: ((str,), "text"),
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
@@ -33,12 +33,12 @@ LEAVES: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 class HubAnswer:
-    """What a hub answered; `plain` is the same as it came, with what this client has no name for."""
+    """Base class of generated answers; `plain` is the unchanged JSON with all its fields."""
 
     __slots__ = ("plain",)
     plain: dict[str, Any]
 
-    # Hidden from mypy, for which a field that no class has is an error.
+    # Hidden from mypy, so that it still reports unknown attributes.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -49,29 +49,29 @@ class HubAnswer:
 
 @dataclasses.dataclass(slots=True)
 class TypeMismatch(Exception):
-    """Something is of another kind than it should be; `steps` lead to it, the last one first."""
+    """A value has the wrong type; `reversed_path` leads to it, innermost part first."""
 
     expected: str
     value: Any
-    steps: list[str] = dataclasses.field(default_factory=list)
+    reversed_path: list[str] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
-        place = "".join(reversed(self.steps)).lstrip(".")
-        named = f"`{place}` of the answer" if place else "the answer"
-        return f"{named} should be {self.expected} and is {quote(self.value)}"
+        place = "".join(reversed(self.reversed_path)).lstrip(".")
+        subject = f"`{place}` of the answer" if place else "the answer"
+        return f"{subject} should be {self.expected} and is {quote(self.value)}"
 
 
 def missing_field(name: str) -> HubError:
-    problem = f"the hub's answer has no `{name}`: the hub is older than this command, or is none"
+    problem = f"the hub's answer has no `{name}`: the hub is older than this client, or this is not a hub"
     return HubError(problem, remedy="Install the same version of Watchkeeper on both sides")
 
 
-def read_answer(kind: type[T], plain: Any, *, step: str = "", where: str | None = None) -> T:
-    """A value of `kind`; HubError names the place of what is of another kind, which `step` leads to."""
+def read_answer(kind: type[T], plain: Any, *, path: str = "", where: str | None = None) -> T:
+    """Decode into `kind`, or raise HubError with the path of the value that has the wrong type."""
     try:
         return typing.cast(T, _reader(typing.cast(Any, kind))(plain))
     except TypeMismatch as problem:
-        problem.steps.append(step)
+        problem.reversed_path.append(path)
         raise HubError(f"{problem}: {NOT_A_HUB}", where=where) from problem
 
 
@@ -82,35 +82,35 @@ def _reader(kind: Any) -> Reader:
     if kind in (Any, object):
         return lambda plain: plain
     if origin in (typing.Union, types.UnionType):
-        return _choice(args)
+        return _union_reader(args)
     if origin is tuple and args[-1] is not Ellipsis:
-        return _pair(args)
+        return _pair_reader(args)
     if origin in (list, tuple, frozenset, Sequence):
-        return _list(args[0], frozenset if origin is frozenset else tuple)
+        return _list_reader(args[0], frozenset if origin is frozenset else tuple)
     if origin in (dict, Mapping):
-        return _mapping(args[1])
-    if kind in LEAVES or kind is datetime or issubclass(kind, Enum):
-        return _leaf(kind)
-    # A type may hold itself, so its fields are looked at when the first value comes.
-    return _answer(kind) if issubclass(kind, HubAnswer) else _record(kind)
+        return _mapping_reader(args[1])
+    if kind in LEAF_TYPES or kind is datetime or issubclass(kind, Enum):
+        return _leaf_reader(kind)
+    # A type may contain itself, so its fields are resolved when the first value is read.
+    return _answer_reader(kind) if issubclass(kind, HubAnswer) else _model_reader(kind)
 
 
-def _leaf(kind: Any) -> Reader:
+def _leaf_reader(kind: Any) -> Reader:
     if kind is datetime:
-        return _time
-    if kind not in LEAVES:
-        return lambda plain: _word(kind, plain)
-    kinds, called = LEAVES[kind]
+        return _read_time
+    if kind not in LEAF_TYPES:
+        return lambda plain: _read_enum(kind, plain)
+    types_of_leaf, type_name = LEAF_TYPES[kind]
 
     def read_leaf(plain: Any) -> Any:
-        if not isinstance(plain, kinds) or (type(plain) is bool and kind is not bool):
-            raise TypeMismatch(called, plain)
+        if not isinstance(plain, types_of_leaf) or (type(plain) is bool and kind is not bool):
+            raise TypeMismatch(type_name, plain)
         return plain
 
     return read_leaf
 
 
-def _time(plain: Any) -> datetime:
+def _read_time(plain: Any) -> datetime:
     if not isinstance(plain, str):
         raise TypeMismatch("text", plain)
     try:
@@ -119,7 +119,7 @@ def _time(plain: Any) -> datetime:
         raise TypeMismatch("a time", plain) from error
 
 
-def _word(kind: type[Enum], plain: Any) -> Any:
+def _read_enum(kind: type[Enum], plain: Any) -> Any:
     try:
         return kind(plain)
     except ValueError as error:
@@ -129,7 +129,7 @@ def _word(kind: type[Enum], plain: Any) -> Any:
         return plain
 
 
-def _choice(args: tuple[Any, ...]) -> Reader:
+def _union_reader(args: tuple[Any, ...]) -> Reader:
     readers = [_reader(arg) for arg in args if arg is not type(None)]
     may_be_null = len(readers) < len(args)
 
@@ -147,7 +147,7 @@ def _choice(args: tuple[Any, ...]) -> Reader:
     return read_choice
 
 
-def _pair(args: tuple[Any, ...]) -> Reader:
+def _pair_reader(args: tuple[Any, ...]) -> Reader:
     readers = [_reader(arg) for arg in args]
 
     def read_pair(plain: Any) -> Any:
@@ -155,72 +155,74 @@ def _pair(args: tuple[Any, ...]) -> Reader:
             raise TypeMismatch("a list", plain)
         if len(plain) != len(readers):
             raise TypeMismatch(f"a list of {len(readers)}", plain)
-        return tuple(_inside(readers[at], one, f"[{at}]") for at, one in enumerate(plain))
+        return tuple(_read_at(readers[at], item, f"[{at}]") for at, item in enumerate(plain))
 
     return read_pair
 
 
-def _list(kind: Any, made: type[tuple[Any, ...]] | type[frozenset[Any]]) -> Reader:
+def _list_reader(kind: Any, container: type[tuple[Any, ...]] | type[frozenset[Any]]) -> Reader:
     reader = _reader(kind)
 
     def read_list(plain: Any) -> Any:
         if not isinstance(plain, list):
             raise TypeMismatch("a list", plain)
-        return made([_inside(reader, one, f"[{at}]") for at, one in enumerate(plain)])
+        return container([_read_at(reader, item, f"[{at}]") for at, item in enumerate(plain)])
 
     return read_list
 
 
-def _mapping(kind: Any) -> Reader:
+def _mapping_reader(kind: Any) -> Reader:
     reader = _reader(kind)
 
     def read_mapping(plain: Any) -> Any:
-        return {name: _inside(reader, one, f".{name}") for name, one in _object(plain).items()}
+        return {name: _read_at(reader, item, f".{name}") for name, item in _expect_object(plain).items()}
 
     return read_mapping
 
 
-def _record(kind: Any) -> Reader:
-    """One of model/: all of it must be there, or have a default."""
+def _model_reader(kind: Any) -> Reader:
+    """A reader of a dataclass of model/: every field without a default is required."""
 
     def read_record(plain: Any) -> Any:
-        fields, names = _fields(kind), wire.field_names(kind)
+        readers, field_names = _field_readers(kind), wire.field_names(kind)
         values = {
-            name: _inside(fields[name][0], one, f".{name}") for name, one in _object(plain).items() if name in fields
+            name: _read_at(readers[name][0], item, f".{name}")
+            for name, item in _expect_object(plain).items()
+            if name in readers
         }
-        for name, (_, is_needed) in fields.items():
-            if is_needed and name not in values:
+        for name, (_, is_required) in readers.items():
+            if is_required and name not in values:
                 raise missing_field(name)
         try:
-            return kind(**{names[key]: value for key, value in values.items()})
+            return kind(**{field_names[key]: value for key, value in values.items()})
         except ValueError as error:
             raise TypeMismatch(f"a {kind.__name__} ({error})", plain) from error
 
     return read_record
 
 
-def _answer(kind: Any) -> Reader:
-    """A generated one: what is missing is told when it is asked for."""
+def _answer_reader(kind: Any) -> Reader:
+    """A reader of a generated answer: a missing field raises HubError when it is read."""
 
     def read_answer(plain: Any) -> Any:
-        made = object.__new__(kind)
-        object.__setattr__(made, "plain", plain)
-        given = _object(plain)
-        for name, (reader, is_needed) in _fields(kind).items():
-            # `from` is a field of some answers and a word of Python.
-            named = name.removesuffix("_")
-            if named in given:
-                object.__setattr__(made, name, _inside(reader, given[named], f".{named}"))
-            elif not is_needed:
-                object.__setattr__(made, name, None)
-        return made
+        answer = object.__new__(kind)
+        object.__setattr__(answer, "plain", plain)
+        values = _expect_object(plain)
+        for name, (reader, is_required) in _field_readers(kind).items():
+            # `from` is a field of some answers, and a keyword of Python.
+            json_key = name.removesuffix("_")
+            if json_key in values:
+                object.__setattr__(answer, name, _read_at(reader, values[json_key], f".{json_key}"))
+            elif not is_required:
+                object.__setattr__(answer, name, None)
+        return answer
 
     return read_answer
 
 
 @cache
-def _fields(kind: Any) -> dict[str, tuple[Reader, bool]]:
-    """For each field how it is read, and whether it has no default."""
+def _field_readers(kind: Any) -> dict[str, tuple[Reader, bool]]:
+    """The reader of each field, and whether the field is required."""
     types_by_key, names = wire.field_types(kind), wire.field_names(kind)
     required = {
         field.name
@@ -230,15 +232,15 @@ def _fields(kind: Any) -> dict[str, tuple[Reader, bool]]:
     return {key: (_reader(type_), names[key] in required) for key, type_ in types_by_key.items()}
 
 
-def _object(plain: Any) -> Mapping[str, Any]:
+def _expect_object(plain: Any) -> Mapping[str, Any]:
     if not isinstance(plain, dict):
         raise TypeMismatch("an object", plain)
     return plain
 
 
-def _inside(reader: Reader, plain: Any, step: str) -> Any:
+def _read_at(reader: Reader, plain: Any, path_part: str) -> Any:
     try:
         return reader(plain)
     except TypeMismatch as problem:
-        problem.steps.append(step)
+        problem.reversed_path.append(path_part)
         raise

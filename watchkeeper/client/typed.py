@@ -1,4 +1,4 @@
-"""The client under the name that programs import it by: `from watchkeeper.client.typed import Client`."""
+"""The public import path of the client: `from watchkeeper.client.typed import Client`."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ async def nothing(_: Request) -> Response:
     return Response()
 
 
-PANEL = Endpoint(("GET",), "/api/v1/query_range", Role.VIEWER, nothing)
-PAGE = Endpoint(("GET",), "/api/incidents", Role.VIEWER, nothing)
-CHANGE = Endpoint(("POST",), "/api/incidents/{id}/acknowledge", Role.OPERATOR, nothing, changes=True)
-PUSH = Endpoint(("POST",), "/api/events", Role.AGENT, nothing, changes=True)
+PANEL = Endpoint("/api/v1/query_range", nothing)
+PAGE = Endpoint("/api/incidents", nothing)
+CHANGE = Endpoint.post("/api/incidents/{id}/acknowledge", nothing)
+PUSH = Endpoint.post("/api/events", nothing, role=Role.AGENT)
 
 
 def test_panels_go_first_then_pages_and_changes_and_pushes_never() -> None:

@@ -238,22 +238,15 @@ def hub_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
         raise HTTPException(426, "live updates need a WebSocket connection", {"Upgrade": "websocket"})
 
     return [
-        Endpoint(("GET",), "/-/healthy", None, healthy, summary="Liveness of the hub", media_type="text/plain"),
+        Endpoint("/-/healthy", healthy, "Liveness of the hub", role=None, media_type="text/plain"),
         Endpoint(
-            ("GET",),
             "/-/ready",
-            None,
             ready,
-            summary="Readiness of the hub; 503 with the reason if it is not ready",
+            "Readiness of the hub; 503 with the reason if it is not ready",
+            role=None,
             media_type="text/plain",
         ),
-        Endpoint(("GET",), "/metrics", Role.VIEWER, metrics, summary="The hub's own metrics", media_type="text/plain"),
-        Endpoint(
-            ("GET",),
-            "/api/whoami",
-            Role.VIEWER,
-            whoami,
-            summary="Name and role of the caller",
-        ),
-        Endpoint(("GET",), LIVE_PATH, Role.VIEWER, require_upgrade, summary=LIVE_SUMMARY),
+        Endpoint("/metrics", metrics, "The hub's own metrics", media_type="text/plain"),
+        Endpoint("/api/whoami", whoami, "Name and role of the caller"),
+        Endpoint(LIVE_PATH, require_upgrade, LIVE_SUMMARY),
     ]

@@ -33,6 +33,7 @@ class DataclassInstance(Protocol):
 RequestHandler = Callable[[Request], Awaitable[Response]]
 # A dataclass or a TypedDict is written as its fields, beside `ok`.
 EndpointHandler = Callable[[Request], Awaitable[Response | DataclassInstance | Mapping[str, object]]]
+POST = ("POST",)
 PROMETHEUS_PREFIX = "/api/v1/"
 # `wire` writes times and dataclasses, not orjson.
 JSON_OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -82,16 +83,30 @@ class Endpoint:
     that is not JSON. `response` is the type of the response, if the signature of `handler` does not declare it.
     """
 
-    methods: tuple[str, ...]
     path: str
-    role: Role | None
     handler: EndpointHandler
-    changes: bool = False
     summary: str = ""
+    role: Role | None = Role.VIEWER
+    methods: tuple[str, ...] = ("GET",)
+    changes: bool = False
     params: tuple[QueryParam, ...] = ()
     body: TypeSpec = None
     response: TypeSpec = None
     media_type: str = "application/json"
+
+    @classmethod
+    def post(
+        cls,
+        path: str,
+        handler: EndpointHandler,
+        summary: str = "",
+        *,
+        role: Role | None = Role.OPERATOR,
+        body: TypeSpec = None,
+        response: TypeSpec = None,
+    ) -> Endpoint:
+        """An endpoint that changes state with POST."""
+        return cls(path, handler, summary, role=role, methods=POST, changes=True, body=body, response=response)
 
     @property
     def response_type(self) -> TypeSpec:

@@ -31,7 +31,6 @@ from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.query import engine
 from watchkeeper.scrape import status_series
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint
 from watchkeeper.web.fleet import fleet_layout, fleet_snapshot, frames
 from watchkeeper.web.incidents.cards import IncidentCards
@@ -177,7 +176,7 @@ class LiveUpdates:
 
     def endpoints(self) -> list[Endpoint]:
         summary = "The newest frame of the fleet map, in the format of /api/live; 204 if there is none yet"
-        return [Endpoint(("GET",), "/api/picture", Role.VIEWER, self.serve_frame, summary=summary, media_type=BINARY)]
+        return [Endpoint("/api/picture", self.serve_frame, summary, media_type=BINARY)]
 
     def _age_seconds(self) -> float:
         return self._runtime.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)

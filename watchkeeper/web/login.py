@@ -21,7 +21,7 @@ from watchkeeper.web.auth import users
 from watchkeeper.web.auth.auth import COOKIE, SESSION_LIFETIME, Token, User, is_same_origin
 from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.login_limit import LoginLimit
-from watchkeeper.web.endpoint import Endpoint, ok_response, read_body
+from watchkeeper.web.endpoint import POST, Endpoint, ok_response, read_body
 
 log = logging.getLogger(__name__)
 
@@ -122,14 +122,14 @@ def endpoints(runtime: Runtime, auth_files: AuthFiles) -> list[Endpoint]:
     api = LoginApi(runtime, auth_files)
     return [
         Endpoint(
-            ("POST",),
             "/api/login",
-            None,
             api.login,
-            summary="Sign in from the console with a name and a password, or with a token; sets a session cookie",
+            "Sign in from the console with a name and a password, or with a token; sets a session cookie",
+            role=None,
+            methods=POST,
             body=dict[str, str],
         ),
-        Endpoint(("POST",), "/api/logout", None, api.logout, summary="Sign out of the console", response={}),
+        Endpoint("/api/logout", api.logout, "Sign out of the console", role=None, methods=POST, response={}),
     ]
 
 

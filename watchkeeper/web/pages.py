@@ -75,11 +75,10 @@ def compressed_file(path: Path) -> bytes:
 
 def endpoints() -> list[Endpoint]:
     pages = [
-        Endpoint(("GET",), path, None, serve_page, summary="A page of the console", media_type="text/html")
-        for path in CONSOLE_PATHS
+        Endpoint(path, serve_page, "A page of the console", role=None, media_type="text/html") for path in CONSOLE_PATHS
     ]
     summary = "A script, style or image of the console"
     return [
         *pages,
-        Endpoint(("GET",), "/assets/{name}", None, serve_asset, summary=summary, media_type="application/octet-stream"),
+        Endpoint("/assets/{name}", serve_asset, summary, role=None, media_type="application/octet-stream"),
     ]

@@ -35,7 +35,6 @@ from watchkeeper.model.fleet_capacity import FleetCapacity
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.accounting import workload_use
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response
 from watchkeeper.web.fleet import holders
 from watchkeeper.workloads import pending_pods
@@ -320,29 +319,23 @@ def _read_target(text: str) -> float:
 def endpoints(api: CapacityApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/capacity/forecast",
-            Role.VIEWER,
             api.forecast,
-            summary="Forecast of demand with prediction interval, backtest and advice, and when the fleet is full; "
+            "Forecast of demand with prediction interval, backtest and advice, and when the fleet is full; "
             "`reason` explains a missing forecast",
             params=FORECAST_PARAMS,
             response=report_shapes.CapacityForecast,
         ),
         Endpoint(
-            ("GET",),
             "/api/capacity/now",
-            Role.VIEWER,
             api.now,
-            summary="Current capacity: free and fragmented GPUs, queue waits, and rightsizing advice",
+            "Current capacity: free and fragmented GPUs, queue waits, and rightsizing advice",
             params=(WINDOW_PARAM, shapes.CLUSTER),
         ),
         Endpoint(
-            ("GET",),
             "/api/capacity/advice",
-            Role.VIEWER,
             api.advice,
-            summary="Scaling advice, for programs",
+            "Scaling advice, for programs",
             params=(*FORECAST_PARAMS, WINDOW_PARAM),
             response=CapacityAdvice,
         ),

@@ -40,7 +40,6 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import wire
 from watchkeeper.web import report_shapes, shapes
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, Unwrapped, ok_response
 from watchkeeper.web.prometheus import prometheus_form as form
 
@@ -253,46 +252,36 @@ def _read_zone(request: Request) -> ZoneInfo:
 def endpoints(api: UsageApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/usage",
-            Role.VIEWER,
             api.usage_report,
-            summary="GPU-hours by owner: allocated, used and wasted; also free, lost and unknown ones",
+            "GPU-hours by owner: allocated, used and wasted; also free, lost and unknown ones",
             params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
             response=report_shapes.UsageReport,
         ),
         Endpoint(
-            ("GET",),
             "/api/cost",
-            Role.VIEWER,
             api.cost_report,
-            summary="Cost of GPU-hours by owner, at the prices of the price book",
+            "Cost of GPU-hours by owner, at the prices of the price book",
             params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_PARAM),
             response=report_shapes.CostReport,
         ),
         Endpoint(
-            ("GET",),
             "/api/cost/waste",
-            Role.VIEWER,
             api.waste_report,
-            summary="Waste: GPU-hours allocated and idle, by owner, with their cost",
+            "Waste: GPU-hours allocated and idle, by owner, with their cost",
             params=(shapes.FROM, shapes.TO, shapes.OF),
         ),
         Endpoint(
-            ("GET",),
             "/api/cost/budgets",
-            Role.VIEWER,
             api.budget_report,
-            summary="Budgets of a month by team: spent, remaining and expected at its end",
+            "Budgets of a month by team: spent, remaining and expected at its end",
             params=(*MONTH_PARAMS, POLICY_PARAM),
             response=BudgetReport,
         ),
         Endpoint(
-            ("GET",),
             "/api/cost/statements",
-            Role.VIEWER,
             api.statements,
-            summary="Chargeback statements of a month as JSON Lines: team, amount, currency and an HTML page",
+            "Chargeback statements of a month as JSON Lines: team, amount, currency and an HTML page",
             params=(
                 *MONTH_PARAMS,
                 POLICY_PARAM,

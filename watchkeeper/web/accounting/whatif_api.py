@@ -178,13 +178,11 @@ def _read_policy(body: dict[str, Any]) -> replay.QueuePolicy:
 
 def endpoints(api: WhatIfApi) -> list[Endpoint]:
     return [
-        Endpoint(
-            ("POST",),
+        Endpoint.post(
             "/api/capacity/whatif",
-            Role.VIEWER,
             api.compare,
-            changes=True,
-            summary="Replay recorded jobs on this fleet with and without changes: queue waits and utilisation of both",
+            "Replay recorded jobs on this fleet with and without changes: queue waits and utilisation of both",
+            role=Role.VIEWER,
             body=WhatIfBody,
         )
     ]

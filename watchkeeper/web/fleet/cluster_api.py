@@ -24,7 +24,6 @@ from watchkeeper.kit import wire
 from watchkeeper.model import cluster
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeState
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam
 from watchkeeper.web.fleet import holders, node_list, who
 
@@ -140,22 +139,18 @@ class ClusterApi:
 def endpoints(api: ClusterApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/nodes",
-            Role.VIEWER,
             api.nodes,
-            summary="List all nodes with their states, GPUs and holders",
+            "List all nodes with their states, GPUs and holders",
             params=(
                 QueryParam("state", "Return only nodes in this state of Watchkeeper or of the scheduler."),
                 QueryParam("pool", "Return only nodes of this pool."),
             ),
         ),
         Endpoint(
-            ("GET",),
             "/api/who",
-            Role.VIEWER,
             api.who,
-            summary="Find the holders of a GPU or node, or the GPUs of a job, pod, user or team",
+            "Find the holders of a GPU or node, or the GPUs of a job, pod, user or team",
             params=(
                 QueryParam("name", "A GPU (UUID or `node/index`), node, pod, job, user or team.", is_required=True),
             ),

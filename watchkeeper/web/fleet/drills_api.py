@@ -30,7 +30,6 @@ from watchkeeper.hub.simulator import SimulatorProxy
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, read_json_object
 
 log = logging.getLogger(__name__)
@@ -317,26 +316,17 @@ def _load_game_day(path: Path) -> GameDay:
 def endpoints(api: DrillsApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
-            "/api/drills/accuracy",
-            Role.VIEWER,
-            api.accuracy,
-            summary="Accuracy of diagnoses in drills for each cause, the lowest first",
+            "/api/drills/accuracy", api.accuracy, "Accuracy of diagnoses in drills for each cause, the lowest first"
         ),
-        Endpoint(
-            ("POST",),
+        Endpoint.post(
             "/api/drills/score",
-            Role.OPERATOR,
             api.submit_score,
-            changes=True,
-            summary="Save the score of a game day, as `watchkeeper drill --json` prints it",
+            "Save the score of a game day, as `watchkeeper drill --json` prints it",
             body={"scenarios": list[dict[str, Any]]},
         ),
         Endpoint(
-            ("GET",),
             "/api/drills",
-            Role.VIEWER,
             api.drills,
-            summary="List injected faults with the hub's diagnoses and the score; 404 without a simulated fleet",
+            "List injected faults with the hub's diagnoses and the score; 404 without a simulated fleet",
         ),
     ]

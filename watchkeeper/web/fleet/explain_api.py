@@ -26,7 +26,6 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.model.fleet import Place
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint
 from watchkeeper.web.fleet import jobs_api
 from watchkeeper.workloads import pending_pods
@@ -265,7 +264,7 @@ def _to_answer(explanation: explain_result.ExplainResult) -> ExplainAnswer:
 
 def endpoints(api: ExplainApi) -> list[Endpoint]:
     return [
-        Endpoint(("GET",), path, Role.VIEWER, answer, summary=f"Explain the state of a {subject}")
+        Endpoint(path, answer, f"Explain the state of a {subject}")
         for path, answer, subject in (
             ("/api/explain/pod/{name}", api.pod, "pod; the hub finds its namespace"),
             ("/api/explain/pod/{namespace}/{name}", api.pod, "pod"),

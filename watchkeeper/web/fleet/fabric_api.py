@@ -25,7 +25,6 @@ from watchkeeper.kit import clock, durations
 from watchkeeper.model import workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.web import shapes
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number, read_number
 from watchkeeper.web.fleet import fleet_layout, holders, topology
 from watchkeeper.web.fleet.fabric_answers import (
@@ -402,19 +401,15 @@ WINDOW_PARAM = QueryParam("window", f"Count errors over this window: {', '.join(
 def endpoints(api: FabricApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/fabric/map",
-            Role.VIEWER,
             api.map,
-            summary="Map of the fabric by leaf or rack: the link, utilisation, errors and congestion of each port",
+            "Map of the fabric by leaf or rack: the link, utilisation, errors and congestion of each port",
             params=(WINDOW_PARAM,),
         ),
         Endpoint(
-            ("GET",),
             "/api/fabric/links",
-            Role.VIEWER,
             api.links,
-            summary="List links with their errors, congestion and jobs, the worst first",
+            "List links with their errors, congestion and jobs, the worst first",
             params=(
                 WINDOW_PARAM,
                 QueryParam("row", "Return only links of this leaf or rack."),
@@ -425,11 +420,9 @@ def endpoints(api: FabricApi) -> list[Endpoint]:
             ),
         ),
         Endpoint(
-            ("GET",),
             "/api/fabric/port",
-            Role.VIEWER,
             api.port,
-            summary="One link: its counters with their meaning, its incidents, and the PromQL of its charts",
+            "One link: its counters with their meaning, its incidents, and the PromQL of its charts",
             params=(WINDOW_PARAM, QueryParam("id", "Id of the link, as in the map or the list.", is_required=True)),
         ),
     ]

@@ -328,22 +328,17 @@ def _describe_colour(colour: frames.MapColour) -> dict[str, Any]:
 
 # Deliberately one long table: a row for each endpoint, with its OpenAPI description.
 def endpoints(api: FleetApi) -> list[Endpoint]:
-    get, post = ("GET",), ("POST",)
     return [
         Endpoint(
-            get,
             "/api/status",
-            Role.VIEWER,
             api.status,
-            summary="Status of the hub: version, cluster, mode, rules, and the colours of the fleet map",
+            "Status of the hub: version, cluster, mode, rules, and the colours of the fleet map",
             response=Status,
         ),
         Endpoint(
-            get,
             "/api/fleet",
-            Role.VIEWER,
             api.fleet,
-            summary="The inventory in the order of the fleet map, with the holder of each GPU",
+            "The inventory in the order of the fleet map, with the holder of each GPU",
             params=(
                 QueryParam(
                     "max_age",
@@ -356,19 +351,15 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             response=FleetInventory,
         ),
         Endpoint(
-            get,
             "/api/gpu/{uuid}",
-            Role.VIEWER,
             api.gpu,
-            summary="One GPU with its node, holder, labels, events and incidents",
+            "One GPU with its node, holder, labels, events and incidents",
             response=GpuDetail,
         ),
         Endpoint(
-            get,
             "/api/incidents",
-            Role.VIEWER,
             api.incidents,
-            summary="List incidents, newest first",
+            "List incidents, newest first",
             params=(
                 QueryParam("open", "0: return resolved incidents too. Default: 1."),
                 shapes.limit_param(200, MAX_INCIDENTS),
@@ -376,94 +367,72 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
             response=IncidentList,
         ),
         Endpoint(
-            get,
             "/api/incidents/{id}",
-            Role.VIEWER,
             api.incident,
-            summary="One incident with its diagnosis, plan, timeline and blast radius",
+            "One incident with its diagnosis, plan, timeline and blast radius",
             response=shapes.FullIncidentDetail,
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/incidents/{id}/acknowledge",
-            Role.OPERATOR,
             api.acknowledge,
-            changes=True,
-            summary="Acknowledge an incident: you work on it",
+            "Acknowledge an incident: you work on it",
             response=shapes.IncidentDetail,
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/incidents/{id}/resolve",
-            Role.OPERATOR,
             api.resolve,
-            changes=True,
-            summary="Resolve an incident, with a reason",
+            "Resolve an incident, with a reason",
             body={"why": str},
             response=shapes.IncidentDetail,
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/incidents/{id}/note",
-            Role.OPERATOR,
             api.note,
-            changes=True,
-            summary="Add a note to the timeline of an incident",
+            "Add a note to the timeline of an incident",
             body={"text": str},
             response=shapes.IncidentDetail,
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/events",
-            Role.AGENT,
             api.events,
-            changes=True,
-            summary="Store a batch of events of an agent; 200 means that it is on disk",
+            "Store a batch of events of an agent; 200 means that it is on disk",
+            role=Role.AGENT,
             body=list[events.Event],
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/nodes",
-            Role.AGENT,
             api.nodes,
-            changes=True,
-            summary="Register the node of an agent",
+            "Register the node of an agent",
+            role=Role.AGENT,
             body=fleet.NodeRegistration,
             response={},
         ),
         Endpoint(
-            get,
             "/api/sim/scenarios",
-            Role.VIEWER,
             api.simulator,
-            summary="List the faults that you can inject into the simulated fleet; 404 without a simulated fleet",
+            "List the faults that you can inject into the simulated fleet; 404 without a simulated fleet",
             response=Unwrapped(list[dict[str, Any]]),
         ),
         Endpoint(
-            get,
             "/api/sim/faults",
-            Role.VIEWER,
             api.simulator,
-            summary="List the active faults of the simulated fleet",
+            "List the active faults of the simulated fleet",
             response=Unwrapped(list[shapes.SimulatedFault]),
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/sim/faults",
-            Role.OPERATOR,
             api.simulator,
-            changes=True,
-            summary="Inject a fault into the simulated fleet",
+            "Inject a fault into the simulated fleet",
             body={"scenario": str},
             response=Unwrapped(shapes.SimulatedFault),
         ),
         Endpoint(
-            ("DELETE",),
             "/api/sim/faults/{id}",
-            Role.OPERATOR,
             api.simulator,
+            "Remove a fault from the simulated fleet",
+            role=Role.OPERATOR,
+            methods=("DELETE",),
             changes=True,
-            summary="Remove a fault from the simulated fleet",
             response=Unwrapped(shapes.SimulatedFault),
         ),
     ]

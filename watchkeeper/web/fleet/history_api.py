@@ -20,7 +20,6 @@ from watchkeeper.hub import services
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, read_number
 
 DEFAULT_DAYS, MAX_DAYS = 90, 366
@@ -122,11 +121,9 @@ def count_events(newest: Sequence[events.Event]) -> list[EventCount]:
 def endpoints(api: HistoryApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/history",
-            Role.VIEWER,
             api.history,
-            summary="List the events of a node or GPU, newest first, with the meaning of each Xid",
+            "List the events of a node or GPU, newest first, with the meaning of each Xid",
             params=(
                 QueryParam("node", "Name of the node.", is_required=True),
                 QueryParam("gpu", "Return only events of the GPU with this UUID."),

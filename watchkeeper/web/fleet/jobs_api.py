@@ -34,7 +34,6 @@ from watchkeeper.model.jobs import JobLine
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.render import keda
 from watchkeeper.web import shapes
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, read_number
 from watchkeeper.workloads import board, identity, replicas, report
 from watchkeeper.workloads.replicas import ReplicasAdvice, ReplicasReplay
@@ -226,11 +225,9 @@ def _parse_window(text: str, now_ms: int) -> QueryRange:
 def endpoints(api: JobsApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/jobs",
-            Role.VIEWER,
             api.list_jobs,
-            summary="List jobs, the most severe state first, then by number of GPUs",
+            "List jobs, the most severe state first, then by number of GPUs",
             params=(
                 QueryParam("state", "Return only jobs in this state.", jobs.JobState),
                 QueryParam("team", f"Return only jobs of this team; `{UNMAPPED}`: jobs without a team."),
@@ -239,20 +236,16 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
             ),
         ),
         Endpoint(
-            ("GET",),
             "/api/jobs/{id:path}",
-            Role.VIEWER,
             api.get_job,
-            summary="One job with its efficiency, goodput, ranks and hardware events; the id may contain a slash",
+            "One job with its efficiency, goodput, ranks and hardware events; the id may contain a slash",
             params=(shapes.CLUSTER,),
             response=jobs.JobReport,
         ),
         Endpoint(
-            ("GET",),
             "/api/replicas",
-            Role.VIEWER,
             api.replicas,
-            summary="Recommended number of replicas of each model",
+            "Recommended number of replicas of each model",
             params=(
                 QueryParam("model", "Return only this model, and replay its requests over `window`."),
                 shapes.CLUSTER,

@@ -228,54 +228,43 @@ def _order_not_found(id: str) -> HTTPException:
 
 
 def endpoints(api: OrdersApi) -> list[Endpoint]:
-    get, post = ("GET",), ("POST",)
     return [
         Endpoint(
-            get,
             "/api/orders",
-            Role.AGENT,
             api.fetch_orders,
-            summary="Fetch the pending work orders of a node, or wait for one",
+            "Fetch the pending work orders of a node, or wait for one",
+            role=Role.AGENT,
             params=(
                 QueryParam("node", "Name of the node.", is_required=True),
                 QueryParam("cluster", "Cluster of the node. Default: the hub's own cluster."),
                 QueryParam("wait", f"Wait this many seconds for an order, 0 to {MAX_WAIT_SECONDS}. Default: 0.", int),
             ),
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/orders",
-            Role.OPERATOR,
             api.issue_order,
-            changes=True,
-            summary="Issue a harmless work order to the agent of a node",
+            "Issue a harmless work order to the agent of a node",
             body=NewOrderBody,
             response=shapes.OrderStatus,
         ),
         Endpoint(
-            get,
             "/api/orders/recent",
-            Role.VIEWER,
             api.list_recent,
-            summary="List the newest work orders with their receipts",
+            "List the newest work orders with their receipts",
             params=(shapes.limit_param(100, MAX_LISTED),),
             response=OrderList,
         ),
         Endpoint(
-            get,
             "/api/orders/{id}",
-            Role.VIEWER,
             api.get_order,
-            summary="One work order with its state and its receipt",
+            "One work order with its state and its receipt",
             response=shapes.OrderStatus,
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/orders/{id}/receipt",
-            Role.AGENT,
             api.accept_receipt,
-            changes=True,
-            summary="Store the receipt of a work order; 200 means that it is on disk",
+            "Store the receipt of a work order; 200 means that it is on disk",
+            role=Role.AGENT,
             body=orders.Envelope,
             response={},
         ),

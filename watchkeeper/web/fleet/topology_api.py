@@ -155,20 +155,16 @@ class TopologyApi:
 def endpoints(api: TopologyApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/topology",
-            Role.VIEWER,
             api.tree,
-            summary="Racks, leaves, nodes, GPUs and links with their states",
+            "Racks, leaves, nodes, GPUs and links with their states",
             params=tuple(QueryParam(name, f"Return only this {name}.") for name in ("rack", "leaf", "node")),
         ),
-        Endpoint(
-            ("POST",),
+        Endpoint.post(
             "/api/fabric",
-            Role.AGENT,
             api.accept_sweep,
-            changes=True,
-            summary="Store a sweep of the InfiniBand fabric that another host made",
+            "Store a sweep of the InfiniBand fabric that another host made",
+            role=Role.AGENT,
             body=fabric.Fabric,
         ),
     ]

@@ -66,11 +66,10 @@ def endpoints(api: BundleApi) -> list[Endpoint]:
     )
     return [
         Endpoint(
-            ("GET",),
             "/api/bundle",
-            Role.OPERATOR,
             api.download,
-            summary="Download the evidence about an incident or a node as a tar.gz",
+            "Download the evidence about an incident or a node as a tar.gz",
+            role=Role.OPERATOR,
             params=params,
             media_type="application/gzip",
         ),

@@ -23,7 +23,6 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.web import shapes
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number
 from watchkeeper.web.incidents import incident_request
 from watchkeeper.web.incidents.cards import IncidentCards
@@ -139,29 +138,22 @@ class CausesApi:
 
 def endpoints(api: CausesApi) -> list[Endpoint]:
     return [
-        Endpoint(
-            ("POST",),
+        Endpoint.post(
             "/api/incidents/{id}/cause",
-            Role.OPERATOR,
             api.correct,
-            changes=True,
-            summary="Correct the cause of an incident, or confirm it by sending the same cause",
+            "Correct the cause of an incident, or confirm it by sending the same cause",
             body={"cause": str, "why": str},
             response=CauseCorrected,
         ),
         Endpoint(
-            ("GET",),
             "/api/accuracy",
-            Role.VIEWER,
             api.accuracy,
-            summary="For each cause: how often it was diagnosed, reviewed by a person, and correct",
+            "For each cause: how often it was diagnosed, reviewed by a person, and correct",
         ),
         Endpoint(
-            ("GET",),
             "/api/lemons",
-            Role.VIEWER,
             api.lemon_nodes,
-            summary="Nodes that fail more often than the fleet, highest failure rate first",
+            "Nodes that fail more often than the fleet, highest failure rate first",
             params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}. Default: 90.", int),),
         ),
     ]

@@ -24,7 +24,6 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import clock, wire
 from watchkeeper.store.journal import journal_search
 from watchkeeper.store.journal.chain import JournalEntry
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
 from watchkeeper.web.prometheus import prometheus_form as form
 
@@ -196,29 +195,23 @@ FILTERS = (
 def endpoints(api: JournalApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/journal",
-            Role.VIEWER,
             api.entries,
-            summary="Audit log, newest first: who did what to which subject",
+            "Audit log, newest first: who did what to which subject",
             params=FILTERS,
             response=JournalPage,
         ),
         Endpoint(
-            ("GET",),
             "/api/journal/verify",
-            Role.VIEWER,
             api.verify,
-            summary="Verify the hash chain of the audit log: whether any entry was changed",
+            "Verify the hash chain of the audit log: whether any entry was changed",
             params=(QueryParam("again", "1: verify now; do not use the cached result."),),
             response=ChainVerdict,
         ),
         Endpoint(
-            ("GET",),
             "/api/journal.jsonl",
-            Role.VIEWER,
             api.export,
-            summary="Download the audit log as JSON Lines, with the hashes of its chain",
+            "Download the audit log as JSON Lines, with the hashes of its chain",
             params=FILTERS,
             media_type="application/x-ndjson",
         ),

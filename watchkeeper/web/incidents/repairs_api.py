@@ -23,7 +23,6 @@ from watchkeeper.model.repairs import Repair, RepairSwitch
 from watchkeeper.remediate import explanation, policy
 from watchkeeper.store.journal import chain
 from watchkeeper.web import shapes
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number, read_json_object
 from watchkeeper.web.incidents import incident_request
 
@@ -177,106 +176,51 @@ def _switch_view(switch: RepairSwitch) -> dict[str, Any]:
 
 # Deliberately one table: a row for each endpoint, with its description in the API reference.
 def endpoints(api: RepairsApi) -> list[Endpoint]:
-    get, post = ("GET",), ("POST",)
     return [
         Endpoint(
-            get,
             "/api/repairs",
-            Role.VIEWER,
             api.list_repairs,
-            summary="List repairs that are waiting, are running or keep a node cordoned",
+            "List repairs that are waiting, are running or keep a node cordoned",
             params=(QueryParam("all", f"1: include the newest {MAX_PAST_REPAIRS} ended repairs."),),
             response=RepairList,
         ),
         Endpoint(
-            get,
             "/api/repairs/log",
-            Role.VIEWER,
             api.audit_log,
-            summary="Audit log of repairs, oldest first",
+            "Audit log of repairs, oldest first",
             params=(QueryParam("limit", f"Number of newest entries, at most {MAX_ENTRIES:,}. Default: 1000.", int),),
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/repairs/test",
-            Role.OPERATOR,
             api.test_policy,
-            changes=True,
-            summary="Test a policy: the plan of every past incident under it",
+            "Test a policy: the plan of every past incident under it",
             body={"policy": str},
         ),
+        Endpoint.post("/api/repairs/stop", api.stop, "Halt all repairs now", body={"why": str}, response=SwitchChanged),
+        Endpoint.post("/api/repairs/resume", api.resume, "Resume repairs after a halt", response=SwitchChanged),
+        Endpoint.post("/api/repairs/reset", api.reset, "Reset the circuit breaker", response=SwitchChanged),
         Endpoint(
-            post,
-            "/api/repairs/stop",
-            Role.OPERATOR,
-            api.stop,
-            changes=True,
-            summary="Halt all repairs now",
-            body={"why": str},
-            response=SwitchChanged,
-        ),
-        Endpoint(
-            post,
-            "/api/repairs/resume",
-            Role.OPERATOR,
-            api.resume,
-            changes=True,
-            summary="Resume repairs after a halt",
-            response=SwitchChanged,
-        ),
-        Endpoint(
-            post,
-            "/api/repairs/reset",
-            Role.OPERATOR,
-            api.reset,
-            changes=True,
-            summary="Reset the circuit breaker",
-            response=SwitchChanged,
-        ),
-        Endpoint(
-            get,
             "/api/incidents/{id}/repair",
-            Role.VIEWER,
             api.explain,
-            summary="Explain the repair of an incident: plan, mode, refusals and progress",
+            "Explain the repair of an incident: plan, mode, refusals and progress",
             response=shapes.ExplainedRepair,
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/incidents/{id}/approve",
-            Role.OPERATOR,
             api.approve,
-            changes=True,
-            summary="Approve the repair plan with this digest",
-            response=RepairChanged,
+            "Approve the repair plan with this digest",
             body={"digest": str},
+            response=RepairChanged,
         ),
-        Endpoint(
-            post,
+        Endpoint.post(
             "/api/incidents/{id}/reject",
-            Role.OPERATOR,
             api.reject,
-            changes=True,
-            summary="Reject the repair plan of an incident, with the reason",
-            response=RepairChanged,
+            "Reject the repair plan of an incident, with the reason",
             body={"why": str},
-        ),
-        Endpoint(
-            post,
-            "/api/incidents/{id}/step-done",
-            Role.OPERATOR,
-            api.step_done,
-            changes=True,
-            summary="Confirm that a manual step is done",
             response=RepairChanged,
         ),
-        Endpoint(
-            post,
-            "/api/incidents/{id}/again",
-            Role.OPERATOR,
-            api.retry,
-            changes=True,
-            summary="Retry a failed repair",
-            response=RepairChanged,
+        Endpoint.post(
+            "/api/incidents/{id}/step-done", api.step_done, "Confirm that a manual step is done", response=RepairChanged
         ),
+        Endpoint.post("/api/incidents/{id}/again", api.retry, "Retry a failed repair", response=RepairChanged),
     ]

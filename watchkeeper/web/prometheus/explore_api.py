@@ -21,7 +21,6 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.query.promql import functions
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
 
 MAX_COMPLETIONS = 40
@@ -189,11 +188,9 @@ def _signature(name: str) -> str:
 def endpoints(api: ExploreApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/explore/complete",
-            Role.VIEWER,
             api.complete,
-            summary="Completions at the cursor of a PromQL expression",
+            "Completions at the cursor of a PromQL expression",
             params=(
                 QueryParam("query", "The PromQL expression.", is_required=True),
                 QueryParam("at", "Position of the cursor in characters. Default: the end of the expression.", int),

@@ -26,6 +26,7 @@ from watchkeeper.query import engine
 from watchkeeper.query.promql import printer
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import (
+    POST,
     PROMETHEUS_PREFIX,
     Endpoint,
     RequestHandler,
@@ -183,21 +184,19 @@ def endpoints(
         *(_endpoint(get, path, _async_page(page)) for path, page in pages.table()),
     ]
     federate = Endpoint(
-        get,
         "/federate",
-        Role.VIEWER,
         _with_prometheus_errors(sample_exchange.federate),
-        summary=prometheus_params.FEDERATE_SUMMARY,
+        prometheus_params.FEDERATE_SUMMARY,
         params=(prometheus_params.MATCH,),
         media_type="text/plain",
     )
     write = Endpoint(
-        ("POST",),
         PROMETHEUS_PREFIX + "write",
-        Role.AGENT,
         sample_exchange.write,
+        prometheus_params.WRITE_SUMMARY,
+        role=Role.AGENT,
+        methods=POST,
         changes=True,
-        summary=prometheus_params.WRITE_SUMMARY,
         media_type="text/plain",
     )
     return [*table, federate, write]
@@ -206,12 +205,7 @@ def endpoints(
 def _endpoint(methods: tuple[str, ...], path: str, handler: Callable[..., Any]) -> Endpoint:
     summary, query_params = prometheus_params.SUMMARIES[path]
     return Endpoint(
-        methods,
-        PROMETHEUS_PREFIX + path,
-        Role.VIEWER,
-        _with_prometheus_errors(handler),
-        summary=summary,
-        params=query_params,
+        PROMETHEUS_PREFIX + path, _with_prometheus_errors(handler), summary, methods=methods, params=query_params
     )
 
 

@@ -22,7 +22,6 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.store import recording
-from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam
 from watchkeeper.web.prometheus import prometheus_form as form
 
@@ -155,11 +154,9 @@ def endpoints(api: RecordingApi) -> list[Endpoint]:
     )
     return [
         Endpoint(
-            ("GET",),
             "/api/recording",
-            Role.VIEWER,
             api.record,
-            summary="Record samples, events and incidents of a time window into one file; see howto/history.md",
+            "Record samples, events and incidents of a time window into one file; see howto/history.md",
             params=params,
             media_type="application/gzip",
         ),

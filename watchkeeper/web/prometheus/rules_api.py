@@ -224,20 +224,16 @@ def _read_window(body: dict[str, Any], now: datetime) -> replay.ReplayWindow:
 def endpoints(api: RulesApi) -> list[Endpoint]:
     return [
         Endpoint(
-            ("GET",),
             "/api/rules",
-            Role.VIEWER,
             api.rules,
-            summary="List alerting rules with their state and health, and pending and firing alerts",
+            "List alerting rules with their state and health, and pending and firing alerts",
             response=RuleList,
         ),
-        Endpoint(
-            ("POST",),
+        Endpoint.post(
             "/api/rules/replay",
-            Role.VIEWER,
             api.replay,
-            changes=True,
-            summary="Replay rules on stored samples to see when they would have fired; stores and sends nothing",
+            "Replay rules on stored samples to see when they would have fired; stores and sends nothing",
+            role=Role.VIEWER,
             body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},
             response=RuleReplay,
         ),

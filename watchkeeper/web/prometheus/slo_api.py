@@ -79,21 +79,12 @@ def reload_outcome(outcome: reload.Reload) -> dict[str, Any]:
 
 def endpoints(api: SloApi) -> list[Endpoint]:
     return [
-        Endpoint(
-            ("GET",),
-            "/api/slos",
-            Role.VIEWER,
-            api.slos,
-            summary="List SLOs with their remaining error budget and burn rates",
-            response=SloList,
-        ),
-        Endpoint(
-            ("POST",),
+        Endpoint("/api/slos", api.slos, "List SLOs with their remaining error budget and burn rates", response=SloList),
+        Endpoint.post(
             "/-/reload",
-            Role.ADMIN,
             api.reload,
-            changes=True,
-            summary="Reload the rule files; 422 with all problems if they are invalid",
+            "Reload the rule files; 422 with all problems if they are invalid",
+            role=Role.ADMIN,
             response=shapes.ReloadOutcome,
         ),
     ]

@@ -80,9 +80,11 @@ def classes(seconds: float, folder: Path, *, chosen: str) -> dict[str, Any]:
     importlib.import_module(f"bench.gpu.profile_{chosen}")
     path = folder / f"{chosen}.csv"
     truth = profile_record.run_all(seconds, path, [])
-    read = recording.read(path)
+    read = recording.read_recording(path)
     basic = [
-        replace(track, numbers={name: cells for name, cells in track.numbers.items() if name not in columns.GPM})
+        replace(
+            track, numbers={name: cells for name, cells in track.numbers.items() if name not in columns.GPM_METRICS}
+        )
         for track in read.tracks
     ]
     return {

@@ -1,7 +1,7 @@
-"""Recordings of workloads whose bottleneck is known, made from what a GPU does in each half millisecond.
+"""Synthetic recordings of workloads with a known bottleneck.
 
-A `Load` is what the units do while work is there, and how long it is there and away. `record` averages that over the
-sampling interval, as GPM does, so the same load can be looked at ten times or once a second.
+A `Load` says how busy the units are during work, and how long work and pauses last. `record` averages this over the
+sampling interval, as GPM does, so that the same load can be sampled ten times or once a second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIB_PER_GB = 1e9 / 2**20
 
 @dataclass(frozen=True)
 class Load:
-    """Percent and MiB/s while on; `off` is what is left in between."""
+    """Percent and MiB/s during work; zero during pauses."""
 
     truth: str
     on: Mapping[str, float] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def record(
     since: float = 0.0,
     label: str | None = None,
 ) -> GpuTrack:
-    """The load for a while, with two percent of noise on every number."""
+    """Record the load for this time, with two percent of noise on every number."""
     chance = random.Random(seed)
     period = load.on_seconds + load.off_seconds
     numbers: dict[str, list[float | None]] = {}
@@ -166,7 +166,7 @@ def _on_share(start: float, end: float, *, load: Load, period: float) -> float:
 
 
 def joined(*tracks: GpuTrack) -> GpuTrack:
-    """One after the other."""
+    """One track with the rows of all, in order."""
     names = {name for track in tracks for name in track.numbers}
     labels = [label for track in tracks for label in (track.labels or [""] * len(track))]
     return GpuTrack(

@@ -1,4 +1,4 @@
-"""Recordings without labels: where one workload ends and the next begins."""
+"""Recordings without labels: where one workload ends and the next starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEADY = sorted(set(loads.LOADS) - {"nothing", "checkpoints", "tiny_request_each
 
 
 def one_after_another(*names: str, pause: float = 0.0) -> GpuTrack:
-    """Six seconds of each, with nothing between two for a while."""
+    """Six seconds of each, with a pause after each."""
     tracks, at = [], 0.0
     for seed, name in enumerate(names):
         for load, seconds in ((loads.LOADS[name], 6.0), (loads.LOADS["nothing"], pause)):
@@ -33,13 +33,13 @@ def classes(track: GpuTrack) -> list[str]:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.7, 1.5])
-def test_workloads_one_after_another_are_told_apart_whatever_the_pause_between(pause: float) -> None:
+def test_consecutive_workloads_are_separate_segments_with_any_pause_between(pause: float) -> None:
     names = ("products", "copies_on_the_gpu", "fp32_products", "pinned_copies", "training")
     assert classes(one_after_another(*names, pause=pause)) == [loads.LOADS[name].truth for name in names]
 
 
-def test_two_programs_of_one_class_with_a_pause_between_are_no_stall() -> None:
-    """Four training runs of different models: each shows numbers of its own."""
+def test_programs_of_one_class_with_pauses_between_are_not_a_stall() -> None:
+    """Four training runs of different models, with different values."""
     sizes = [loads.Load("compute_bound", {**loads.WIDE, "any_tensor_util": share}) for share in (92, 70, 85, 62)]
     tracks = [loads.record(load, since=7.0 * place, seconds=6.0, seed=place) for place, load in enumerate(sizes)]
     gaps = [loads.record(loads.LOADS["nothing"], since=7.0 * place + 6, seconds=1.0) for place in range(4)]
@@ -47,7 +47,7 @@ def test_two_programs_of_one_class_with_a_pause_between_are_no_stall() -> None:
     assert set(classes(loads.joined(*mixed))) == {"compute_bound"}
 
 
-def test_a_pause_of_its_own_length_is_a_segment_and_a_short_one_is_none() -> None:
+def test_a_long_pause_is_a_segment() -> None:
     tracks = [
         loads.record(loads.LOADS["products"], seconds=8),
         loads.record(loads.LOADS["nothing"], seconds=8, since=8),
@@ -58,9 +58,9 @@ def test_a_pause_of_its_own_length_is_a_segment_and_a_short_one_is_none() -> Non
 
 @given(st.lists(st.sampled_from(STEADY), min_size=1, max_size=4), st.sampled_from([0.0, 0.5, 3.0, 9.0]))
 @examples(40)
-def test_pieces_are_in_order_and_share_no_row(names: list[str], pause: float) -> None:
+def test_segments_are_in_order_and_share_no_row(names: list[str], pause: float) -> None:
     track = one_after_another(*names, pause=pause)
-    pieces = changes.pieces(track, CEILING)
+    pieces = changes.find_segments(track, CEILING)
     rows = [row for piece in pieces for row in piece]
     assert rows == sorted(set(rows))
     assert set(rows) <= set(range(len(track)))
@@ -69,12 +69,12 @@ def test_pieces_are_in_order_and_share_no_row(names: list[str], pause: float) ->
 
 @given(st.sampled_from(sorted(loads.LOADS)), st.integers(0, 99))
 @examples(40)
-def test_one_workload_alone_is_never_cut(name: str, seed: int) -> None:
+def test_a_single_workload_is_never_split(name: str, seed: int) -> None:
     track = loads.record(loads.LOADS[name], seconds=20.0, seed=seed)
-    assert len(changes.pieces(track, CEILING)) == 1
+    assert len(changes.find_segments(track, CEILING)) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_a_few_rows_are_one_piece(rows: int) -> None:
-    track = loads.record(loads.LOADS["products"]).part(range(rows))
-    assert changes.pieces(replace(track, labels=None), CEILING) == [range(rows)]
+def test_a_few_rows_are_one_segment(rows: int) -> None:
+    track = loads.record(loads.LOADS["products"]).select_rows(range(rows))
+    assert changes.find_segments(replace(track, labels=None), CEILING) == [range(rows)]

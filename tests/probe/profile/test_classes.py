@@ -1,4 +1,4 @@
-"""What a workload is bound by, from recordings whose truth is known by how they were made."""
+"""Classes of workloads, from recordings with a known bottleneck."""
 
 from __future__ import annotations
 
@@ -46,45 +46,45 @@ def judge(track: GpuTrack) -> segments.Segment:
 
 @pytest.mark.parametrize("name", loads.LOADS)
 @pytest.mark.parametrize("interval", [0.05, 0.1, 0.15])
-def test_a_workload_gets_the_class_it_was_made_for(name: str, interval: float) -> None:
+def test_a_synthetic_workload_gets_its_class(name: str, interval: float) -> None:
     load = loads.LOADS[name]
-    found = judge(loads.record(load, interval=interval, label=name))
-    assert (found.verdict.bound, found.verdict.confidence >= 0.6) == (load.truth, True), found.verdict
+    segment = judge(loads.record(load, interval=interval, label=name))
+    assert (segment.verdict.bound, segment.verdict.confidence >= 0.6) == (load.truth, True), segment.verdict
 
 
 @pytest.mark.parametrize("name", sorted(set(loads.LOADS) - {"checkpoints"}))
-def test_one_sample_a_second_is_enough_for_what_is_steady(name: str) -> None:
+def test_one_sample_a_second_is_enough_for_steady_workloads(name: str) -> None:
     load = loads.LOADS[name]
     assert judge(loads.record(load, seconds=20, interval=1.0, label=name)).verdict.bound == load.truth
 
 
 @pytest.mark.skipif(not TRACE.exists(), reason="the shared recording is not here")
 def test_every_label_of_the_recorded_h200_is_right() -> None:
-    judged = segments.judge_recording(recording.read(TRACE))
+    judged = segments.judge_recording(recording.read_recording(TRACE))
     assert {segment.label: segment.verdict.bound.value for segment in judged.segments} == TRUTH
     assert judged.model_is_known
-    assert judged.left_out == 119
+    assert judged.unassigned_rows == 119
 
 
 @pytest.mark.skipif(not TRACE.exists(), reason="the shared recording is not here")
-def test_without_gpm_the_recorded_h200_is_judged_the_same_and_less_surely() -> None:
-    read = recording.read(TRACE)
-    basic = Recording((loads.without(read.tracks[0], *columns.GPM),))
+def test_without_gpm_the_recorded_h200_has_the_same_classes_with_less_confidence() -> None:
+    read = recording.read_recording(TRACE)
+    basic = Recording((loads.without(read.tracks[0], *columns.GPM_METRICS),))
     sure = {segment.label: segment.verdict.confidence for segment in segments.judge_recording(read).segments}
     for segment in segments.judge_recording(basic).segments:
         assert segment.verdict.bound == TRUTH[segment.label]
         assert segment.verdict.confidence < sure[segment.label]
-        assert any("no GPM" in text for text in segment.verdict.unsure)
+        assert any("no GPM" in text for text in segment.verdict.doubts)
 
 
 @given(
     st.sampled_from(sorted(loads.LOADS)),
-    st.sets(st.sampled_from(sorted(columns.NUMBERS)), max_size=20),
+    st.sets(st.sampled_from(sorted(columns.NUMBER_COLUMNS)), max_size=20),
     st.integers(3, 40),
 )
 @examples(60)
-def test_whatever_is_missing_a_class_is_given_and_never_more_surely(name: str, missing: set[str], rows: int) -> None:
-    track = loads.record(loads.LOADS[name], seconds=4.0).part(range(rows))
+def test_missing_columns_never_raise_the_confidence_of_a_class(name: str, missing: set[str], rows: int) -> None:
+    track = loads.record(loads.LOADS[name], seconds=4.0).select_rows(range(rows))
     whole = judge(track).verdict
     part = judge(loads.without(track, *(missing - {"graphics_util", "gpu_util"}))).verdict
     assert isinstance(part.bound, Bound)
@@ -96,52 +96,52 @@ def test_whatever_is_missing_a_class_is_given_and_never_more_surely(name: str, m
 @examples(30)
 def test_without_gpm_confidence_falls(name: str, seed: int) -> None:
     track = loads.record(loads.LOADS[name], seconds=6.0, seed=seed)
-    assert judge(loads.without(track, *columns.GPM)).verdict.confidence < judge(track).verdict.confidence
+    assert judge(loads.without(track, *columns.GPM_METRICS)).verdict.confidence < judge(track).verdict.confidence
 
 
-def test_gpu_util_of_99_percent_during_copies_is_not_work() -> None:
-    found = judge(loads.record(loads.LOADS["pinned_copies"], label="copies"))
-    assert found.features.gpu_util is not None
-    assert (found.features.gpu_util > 0.95, found.verdict.bound) == (True, Bound.PCIE)
+def test_gpu_util_of_99_percent_during_copies_is_pcie_bound() -> None:
+    segment = judge(loads.record(loads.LOADS["pinned_copies"], label="copies"))
+    assert segment.features.gpu_util is not None
+    assert (segment.features.gpu_util > 0.95, segment.verdict.bound) == (True, Bound.PCIE)
 
 
-def test_the_power_cap_at_full_load_is_no_doubt() -> None:
-    found = judge(loads.record(loads.LOADS["products"], label="products"))
-    assert (found.features.power_capped, found.verdict.unsure) == (1.0, ())
+def test_the_power_cap_at_full_load_does_not_lower_the_confidence() -> None:
+    segment = judge(loads.record(loads.LOADS["products"], label="products"))
+    assert (segment.features.power_capped, segment.verdict.doubts) == (1.0, ())
 
 
-def test_without_labels_a_recording_is_cut_where_the_work_changes() -> None:
+def test_without_labels_a_recording_is_split_where_the_work_changes() -> None:
     parts = ["nothing", "products", "copies_on_the_gpu", "pinned_copies", "tiny_kernels"]
     tracks = [loads.record(loads.LOADS[name], since=8.0 * place) for place, name in enumerate(parts)]
-    found = segments.judge_recording(Recording((loads.joined(*tracks),))).segments
-    assert [segment.verdict.bound.value for segment in found] == [loads.LOADS[name].truth for name in parts]
-    assert [round(segment.since / 8) for segment in found] == [0, 1, 2, 3, 4]
+    split = segments.judge_recording(Recording((loads.joined(*tracks),))).segments
+    assert [segment.verdict.bound.value for segment in split] == [loads.LOADS[name].truth for name in parts]
+    assert [round(segment.since / 8) for segment in split] == [0, 1, 2, 3, 4]
 
 
-def test_work_that_stops_again_and_again_is_one_segment_and_not_many() -> None:
+def test_work_with_repeated_stops_is_one_segment() -> None:
     slow = loads.Load("stalls_input_or_io", loads.WIDE, on_seconds=2.5, off_seconds=2.5, watts=692)
-    found = segments.judge_recording(Recording((loads.record(slow, seconds=42),))).segments
-    assert [segment.verdict.bound.value for segment in found] == ["stalls_input_or_io"]
+    split = segments.judge_recording(Recording((loads.record(slow, seconds=42),))).segments
+    assert [segment.verdict.bound.value for segment in split] == ["stalls_input_or_io"]
 
 
-def test_rows_of_one_label_that_lie_apart_are_one_segment() -> None:
-    one, gap, two = (
+def test_separate_rows_of_one_label_are_one_segment() -> None:
+    first, gap, second = (
         loads.record(loads.LOADS[name], since=at, label=label)
         for name, at, label in (("products", 0, "a"), ("nothing", 8, "gap"), ("products", 16, "a"))
     )
-    judged = segments.judge_recording(Recording((loads.joined(one, gap, two),)))
+    judged = segments.judge_recording(Recording((loads.joined(first, gap, second),)))
     assert [(segment.label, segment.verdict.bound, segment.samples) for segment in judged.segments] == [
         ("a", Bound.COMPUTE, 160)
     ]
-    assert judged.left_out == 80
+    assert judged.unassigned_rows == 80
 
 
-def test_a_label_without_a_single_reading_is_no_segment_and_never_idle() -> None:
+def test_a_label_without_readings_is_no_segment_and_never_idle() -> None:
     work = loads.record(loads.LOADS["products"], label="work")
     blind = loads.record(loads.LOADS["products"], since=8, label="blind")
     numbers = {name: [None] * len(blind) for name in blind.numbers}
     judged = segments.judge_recording(Recording((loads.joined(work, replace(blind, numbers=numbers)),)))
-    assert ([segment.label for segment in judged.segments], judged.left_out) == (["work"], len(blind))
+    assert ([segment.label for segment in judged.segments], judged.unassigned_rows) == (["work"], len(blind))
 
 
 def test_each_gpu_has_its_own_segments() -> None:
@@ -159,14 +159,14 @@ def test_each_gpu_has_its_own_segments() -> None:
 
 
 @pytest.mark.parametrize("name", ["products", "copies_on_the_gpu", "tiny_kernels", "slow_loader", "pinned_copies"])
-def test_sm_util_without_graphics_util_still_tells_work_from_waiting(name: str) -> None:
+def test_sm_util_without_graphics_util_still_separates_work_from_waiting(name: str) -> None:
     track = loads.record(loads.LOADS[name], label=name)
-    found = judge(loads.without(track, "graphics_util"))
-    assert found.verdict.bound == loads.LOADS[name].truth
-    assert found.verdict.confidence < judge(track).verdict.confidence
+    segment = judge(loads.without(track, "graphics_util"))
+    assert segment.verdict.bound == loads.LOADS[name].truth
+    assert segment.verdict.confidence < judge(track).verdict.confidence
 
 
-def test_sm_util_alone_is_not_called_idle_while_it_works() -> None:
+def test_a_recording_with_only_sm_util_is_not_idle_during_work() -> None:
     track = loads.record(loads.LOADS["products"], label="work")
     alone = loads.without(track, *(name for name in track.numbers if name != "sm_util"))
     assert judge(alone).verdict.bound not in (Bound.IDLE, Bound.UNDERUTILIZED, Bound.DATA_STARVED)

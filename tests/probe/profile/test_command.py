@@ -1,4 +1,4 @@
-"""`watchkeeper profile` as a program: over fake GPUs, without any, and with a driver that hangs."""
+"""`watchkeeper profile` as a program: with fake GPUs, without GPUs, and with a driver that hangs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BUSY = {"graphics_util": 98, "sm_util": 95, "any_tensor_util": 85, "dram_bw_util
 
 @pytest.fixture
 def busy(fake: driver.FakeNvml) -> driver.FakeNvml:
-    """Two GPUs, of which the first multiplies and the second does nothing."""
+    """Two GPUs: the first computes matrix products, the second is idle."""
     fake.tell(0, PowerUsage=690000)
     fake.tell(0, "UtilizationRates.gpu", 99)
     for name, value in BUSY.items():
-        fake.tell(0, f"Gpm.{columns.GPM[name]}", value)
+        fake.tell(0, f"Gpm.{columns.GPM_METRICS[name]}", value)
     return fake
 
 
@@ -43,15 +43,15 @@ def sleeper(seconds: float, code: int = 0) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def await_rows(running: recorder.Recorder, wanted: dict[str, int]) -> None:
-    """Until each of these GPUs has so many rows."""
+def await_rows(running: recorder.Recorder, min_rows: dict[str, int]) -> None:
+    """Wait until each of these GPUs has this many rows."""
 
     def has_rows() -> bool:
-        assert running.look_after() is None
+        assert running.check_health() is None
         rows = {track.gpu: len(track) for track in running.finish().tracks}
-        return all(rows.get(gpu, 0) >= count for gpu, count in wanted.items())
+        return all(rows.get(gpu, 0) >= count for gpu, count in min_rows.items())
 
-    until(has_rows, what=f"rows {wanted}", interval_seconds=0.02)
+    until(has_rows, what=f"rows {min_rows}", interval_seconds=0.02)
 
 
 @pytest.mark.slow
@@ -61,14 +61,14 @@ def test_a_workload_keeps_output_and_exit_code_and_the_report_follows(busy: driv
     assert "BOUND BY TENSOR CORES (compute_bound)" in ran.stderr
     assert "TFLOP/s" in ran.stderr
     saved = next((tmp_path / "out").glob("recording.*"))
-    track = recording.read(saved).tracks[0]
+    track = recording.read_recording(saved).tracks[0]
     assert len(track) >= 10
     assert track.has("rss_mib")
     assert "<svg" in (tmp_path / "out/report.html").read_text()
 
 
 @pytest.mark.slow
-def test_json_stands_alone_on_the_standard_output(busy: driver.FakeNvml, tmp_path: Path) -> None:
+def test_standard_output_has_only_the_json(busy: driver.FakeNvml, tmp_path: Path) -> None:
     ran = run(busy.environment, "--json", "--output", "out", "--", *sleeper(2), cwd=tmp_path)
     answer = json.loads(ran.stdout)
     assert (answer["class"], [gpu["gpu"] for gpu in answer["gpus"]]) == ("compute_bound", ["0"])
@@ -85,14 +85,14 @@ def test_ctrl_c_ends_the_workload_and_still_reports(busy: driver.FakeNvml, tmp_p
         assert running.stdout is not None
         assert running.stdout.readline() == b"at work\n"
         running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=60)
+        _, stderr = running.communicate(timeout=60)
     # Python ends with SIGINT when it is interrupted.
     assert running.returncode == 128 + signal.SIGINT
-    assert b"compute_bound" in said
+    assert b"compute_bound" in stderr
 
 
 @pytest.mark.slow
-def test_a_program_that_runs_already_is_recorded_for_a_while(busy: driver.FakeNvml, tmp_path: Path) -> None:
+def test_a_running_program_is_recorded_for_a_time(busy: driver.FakeNvml, tmp_path: Path) -> None:
     with subprocess.Popen(sleeper(60), stdout=subprocess.DEVNULL) as job:
         ran = run(busy.environment, "--pid", str(job.pid), "--for", "2s", "--json", "--output", "o", cwd=tmp_path)
         assert job.poll() is None
@@ -104,7 +104,7 @@ def test_a_program_that_runs_already_is_recorded_for_a_while(busy: driver.FakeNv
 
 
 @pytest.mark.slow
-def test_without_gpm_it_says_how_much_less_sure_it_is(busy: driver.FakeNvml, tmp_path: Path) -> None:
+def test_without_gpm_the_confidence_is_lower(busy: driver.FakeNvml, tmp_path: Path) -> None:
     busy.tell(driver.EVERY, gpm=0)
     ran = run(busy.environment, "--for", "2s", "--json", "--output", "o", cwd=tmp_path)
     answer = json.loads(ran.stdout)
@@ -113,35 +113,35 @@ def test_without_gpm_it_says_how_much_less_sure_it_is(busy: driver.FakeNvml, tmp
 
 
 @pytest.mark.slow
-def test_a_driver_that_hangs_is_said_and_the_workload_goes_on(
+def test_a_hanging_driver_is_reported_and_the_workload_continues(
     busy: driver.FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LD_LIBRARY_PATH", "FAKE_NVML_CONTROL"):
         monkeypatch.setenv(name, busy.environment[name])
-    monkeypatch.setattr(recorder, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(recorder, "READ_TIMEOUT_SECONDS", 1.0)
 
     def hang(_: float, running: recorder.Recorder) -> None:
         if any(len(track) >= 3 for track in running.finish().tracks):
             busy.tell(driver.EVERY, all=driver.HANG)
-            monkeypatch.setattr(recorder, "HELLO_SECONDS", 1.0)
+            monkeypatch.setattr(recorder, "OPEN_TIMEOUT_SECONDS", 1.0)
 
     may_end = tmp_path / "may-end"
     waiting = f"import os, sys, time\nwhile not os.path.exists({str(may_end)!r}): time.sleep(0.02)\nsys.exit(5)"
     recorded = runner.run(runner.RecordingRequest(command=[sys.executable, "-c", waiting]), hang)
-    assert "the driver has not answered" in recorded.problems[0]
+    assert "the driver gave no answer" in recorded.problems[0]
     assert recorded.exit_code is None
     assert len(recorded.recording.tracks[0]) >= 3
     may_end.touch()
-    assert runner.wait(recorded) == 5
+    assert runner.wait_for_exit(recorded) == 5
 
 
 @pytest.mark.slow
-def test_one_gpu_that_hangs_is_named_and_the_others_are_recorded_on(
+def test_a_hanging_gpu_is_named_and_recording_of_the_others_continues(
     busy: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LD_LIBRARY_PATH", "FAKE_NVML_CONTROL"):
         monkeypatch.setenv(name, busy.environment[name])
-    monkeypatch.setattr(recorder, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(recorder, "READ_TIMEOUT_SECONDS", 1.0)
     with recorder.Recorder(0.1) as running:
         await_rows(running, {"0": 3, "1": 3})
         busy.tell(0, PowerUsage=driver.HANG)
@@ -150,11 +150,11 @@ def test_one_gpu_that_hangs_is_named_and_the_others_are_recorded_on(
         recorded = running.finish()
     (note,) = recorded.notes
     assert re.fullmatch(
-        r"GPU 0 has not answered for \d+ s, the limit is 1 s: a call hangs; the others were recorded on", note
+        r"GPU 0 gave no answer for \d+ s, the limit is 1 s: a call hangs; recording of the others continued", note
     )
 
 
-def test_a_recorder_that_was_killed_is_said_and_what_it_had_is_kept(
+def test_a_killed_recorder_is_reported_and_its_rows_are_kept(
     busy: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LD_LIBRARY_PATH", "FAKE_NVML_CONTROL"):
@@ -164,12 +164,12 @@ def test_a_recorder_that_was_killed_is_said_and_what_it_had_is_kept(
         assert running._child is not None
         running._child.kill()
         running._child.wait()
-        running.watch(os.getpid())
-        assert "the recorder ended early" in (running.look_after() or "")
+        running.record_processes(os.getpid())
+        assert "the recorder exited early" in (running.check_health() or "")
     assert running.finish().tracks
 
 
-def test_a_gpu_that_is_lost_from_the_start_does_not_hide_the_other(
+def test_a_gpu_that_is_lost_from_the_start_does_not_affect_the_other(
     busy: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LD_LIBRARY_PATH", "FAKE_NVML_CONTROL"):
@@ -183,14 +183,14 @@ def test_a_gpu_that_is_lost_from_the_start_does_not_hide_the_other(
 
 
 @pytest.mark.slow
-def test_a_gpu_cut_by_mig_that_tells_nothing_is_not_called_idle(fake: driver.FakeNvml, tmp_path: Path) -> None:
+def test_a_mig_gpu_without_counters_is_not_reported_as_idle(fake: driver.FakeNvml, tmp_path: Path) -> None:
     fake.tell(driver.EVERY, UtilizationRates=driver.NOT_SUPPORTED, gpm=0)
     ran = run(fake.environment, "--for", "1s", "--output", "out", cwd=tmp_path)
-    assert "tells neither gpu_util nor GPM's counters" in ran.stderr
+    assert "reports neither gpu_util nor GPM counters" in ran.stderr
     assert "idle" not in ran.stderr
 
 
-def test_without_a_gpu_it_says_so_and_ends_with_3(tmp_path: Path) -> None:
+def test_without_a_gpu_it_exits_with_3_and_a_reason(tmp_path: Path) -> None:
     bare = {**os.environ, "LD_LIBRARY_PATH": ""}
     ran = run(bare, "--", "true", cwd=tmp_path)
     assert ran.returncode == 3
@@ -199,7 +199,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_3(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "usage"),
     [
         ((), "what is to be recorded?"),
         (("--",), "no program after `--`"),
@@ -209,30 +209,30 @@ def test_without_a_gpu_it_says_so_and_ends_with_3(tmp_path: Path) -> None:
         (("-i", "x", "--for", "1s"), "write indices such as 0"),
     ],
 )
-def test_wrong_use_ends_with_2_and_says_what_to_write(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_wrong_use_exits_with_2_and_the_correct_usage(words: tuple[str, ...], usage: str, tmp_path: Path) -> None:
     ran = run(dict(os.environ), *words, cwd=tmp_path)
-    assert (ran.returncode, said in ran.stderr) == (2, True), ran.stderr
+    assert (ran.returncode, usage in ran.stderr) == (2, True), ran.stderr
 
 
-def test_a_program_that_is_not_there_is_named(busy: driver.FakeNvml, tmp_path: Path) -> None:
+def test_a_missing_program_is_named(busy: driver.FakeNvml, tmp_path: Path) -> None:
     ran = run(busy.environment, "--", "no-such-program", cwd=tmp_path)
     assert ran.returncode == 1
     assert "no-such-program cannot be started: No such file or directory" in ran.stderr
 
 
-def test_classify_prints_the_promised_json(tmp_path: Path) -> None:
+def test_classify_prints_the_documented_json(tmp_path: Path) -> None:
     tracks = [
         loads.record(loads.LOADS[name], since=8.0 * at, label=name) for at, name in enumerate(("products", "nothing"))
     ]
     recording.write_csv(Recording((loads.joined(*tracks),)), tmp_path / "two.csv")
     ran = run(dict(os.environ), "classify", "two.csv", "--json", cwd=tmp_path)
-    found = json.loads(ran.stdout)["segments"]
-    assert [(part["label"], part["class"]) for part in found] == [("products", "compute_bound"), ("nothing", "idle")]
-    assert {"label", "class", "confidence", "why"} <= set(found[0])
+    parts = json.loads(ran.stdout)["segments"]
+    assert [(part["label"], part["class"]) for part in parts] == [("products", "compute_bound"), ("nothing", "idle")]
+    assert {"label", "class", "confidence", "why"} <= set(parts[0])
     assert "compute_bound" in run(dict(os.environ), "classify", "two.csv", cwd=tmp_path).stdout
 
 
-def test_classify_of_a_broken_file_ends_with_1_and_the_line(tmp_path: Path) -> None:
+def test_classify_of_an_invalid_file_exits_with_1_and_names_the_line(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("t,gpu_util\n1,a\n")
     ran = run(dict(os.environ), "classify", "bad.csv", cwd=tmp_path)
     assert (ran.returncode, "line 2: gpu_util 'a' is not a number" in ran.stderr) == (1, True)

@@ -1,4 +1,4 @@
-"""What is said about a recording: the class, what to do, how much it could give, and what has changed."""
+"""Reports of recordings: class, advice, possible gain, and comparison."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ def recorded(*names: str, seconds: float = 30.0, seed: int = 1) -> Recording:
     return Recording(tuple(tracks), model="NVIDIA H200")
 
 
-def test_every_class_has_words_and_a_profiler_command() -> None:
+def test_every_class_has_advice_and_a_profiler_command() -> None:
     assert set(advice.bottleneck_advice()) == {bound.value for bound in Bound}
     for bound in Bound:
-        assert "python train.py" in advice.tool(bound, ["python", "train.py"]) or bound is Bound.IDLE
+        assert "python train.py" in advice.profiler_command(bound, ["python", "train.py"]) or bound is Bound.IDLE
 
 
-def test_a_starved_gpu_could_be_as_much_faster_as_it_waits() -> None:
+def test_the_gain_of_a_starved_gpu_follows_from_its_waiting_time() -> None:
     built = report.build_report(recorded("slow_loader"))
     assert built.main.verdict.bound is Bound.DATA_STARVED
     # A tenth of the time is work.
     assert built.gain.at_most == pytest.approx(10, rel=0.1)
-    assert "DataLoader" in built.words.first_change
+    assert "DataLoader" in built.bottleneck.first_change
 
 
-def test_fp32_products_would_gain_what_tensor_cores_are_faster() -> None:
+def test_the_gain_of_fp32_products_is_the_speedup_of_tensor_cores() -> None:
     built = report.build_report(recorded("fp32_products"))
     # packs/gpu_expectations.csv: 799 against 51 TFLOP/s; 96 % of the time is on the pipe.
     assert built.gain.at_most == pytest.approx(10, rel=0.15)
 
 
-def test_achieved_rates_are_near_what_was_measured_on_an_h200() -> None:
+def test_achieved_rates_match_measurements_on_an_h200() -> None:
     track = loads.record(loads.LOADS["products"])
     clocked = replace(report.build_report(Recording((track,))).main.features, tensor=0.931, sm_clock=1470.0, dram=0.876)
     model = limits.find_model("NVIDIA H200")
     assert model is not None
-    found = advice.achieved(clocked, model)
+    rates = advice.achieved_rates(clocked, model)
     # 799 TFLOP/s and 4,200 GB/s were measured with these counters.
-    assert found.tensor_tflops == pytest.approx(799, rel=0.1)
-    assert found.memory_gb == pytest.approx(4200, rel=0.02)
+    assert rates.tensor_tflops == pytest.approx(799, rel=0.1)
+    assert rates.memory_gb == pytest.approx(4200, rel=0.02)
 
 
-def test_start_up_is_not_what_a_workload_is_bound_by() -> None:
+def test_start_up_is_excluded_from_the_class() -> None:
     quiet = loads.record(loads.LOADS["nothing"], seconds=30)
     work = loads.record(loads.LOADS["copies_on_the_gpu"], seconds=10, since=30)
     built = report.build_report(Recording((loads.joined(quiet, work),), model="NVIDIA H200"))
     assert built.main.verdict.bound is Bound.MEMORY
     assert built.start_up_seconds == pytest.approx(30, abs=1.5)
-    assert any("began after 3" in note for note in built.notes)
+    assert any("started after 3" in note for note in built.notes)
 
 
 def test_uneven_gpus_are_named_with_both_numbers() -> None:
@@ -71,37 +71,37 @@ def test_uneven_gpus_are_named_with_both_numbers() -> None:
     assert "GPU 0 is active 98 % of the time and GPU 1 10 %" in built.imbalance
 
 
-def test_even_gpus_are_not_called_uneven() -> None:
+def test_evenly_loaded_gpus_have_no_imbalance() -> None:
     assert report.build_report(recorded("products", "products")).imbalance is None
 
 
-def test_only_the_gpus_of_the_workload_are_judged() -> None:
-    built = report.build_report(recorded("nothing", "products", "tiny_kernels"), used={"2"})
+def test_only_the_gpus_of_the_workload_are_in_the_report() -> None:
+    built = report.build_report(recorded("nothing", "products", "tiny_kernels"), used_gpus={"2"})
     assert [gpu.gpu for gpu in built.gpus] == ["2"]
     assert [gpu.gpu for gpu in report.build_report(recorded("nothing", "products")).gpus] == ["1"]
 
 
 def test_the_same_workload_again_is_the_same_within_noise() -> None:
     built = report.build_report(recorded("training", seed=5), baseline=recorded("training", seed=9))
-    assert {row.change.value for row in built.compared} == {"same"}
+    assert {row.change.value for row in built.compared_columns} == {"same"}
     assert built.baseline_bound == "mixed"
 
 
-def test_what_got_worse_beyond_noise_is_said_with_both_numbers() -> None:
+def test_a_value_that_is_worse_beyond_noise_has_both_numbers() -> None:
     built = report.build_report(recorded("slow_loader"), baseline=recorded("products"))
-    worse = {row.column: row for row in built.compared if row.change.value == "worse"}
+    worse = {row.column: row for row in built.compared_columns if row.change.value == "worse"}
     assert {"graphics_util", "sm_util", "any_tensor_util"} <= set(worse)
     assert (worse["sm_util"].before or 0) > 90 > 15 > (worse["sm_util"].now or 0)
-    assert any("which was compute_bound" in line for line in report_text.lines(built))
+    assert any("which was compute_bound" in line for line in report_text.report_lines(built))
 
 
-def test_json_of_a_report_is_json_and_says_what_it_is_sure_of() -> None:
+def test_the_json_of_a_report_has_class_and_confidence() -> None:
     plain = json.loads(json.dumps(report.report_as_json(report.build_report(recorded("tiny_kernels")))))
     assert (plain["class"], plain["confidence"] > 0.6, plain["baseline"]) == ("launch_bound", True, None)
     assert plain["gpus"][0]["segments"][0]["class"] == "launch_bound"
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_is_given() -> None:
+def test_the_page_is_self_contained_and_escapes_its_input() -> None:
     taken = recorded("training", "slow_loader")
     built = report.build_report(taken, baseline=recorded("training"))
     page = report_page.render_page(built, taken, title="python <train>.py")
@@ -111,28 +111,28 @@ def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_is_given() ->
     assert "prefers-color-scheme: dark" in page
 
 
-def test_a_long_recording_is_drawn_with_a_bounded_number_of_points() -> None:
+def test_a_chart_of_a_long_recording_has_a_limited_number_of_points() -> None:
     taken = recorded("training", seconds=400)
     page = report_page.render_page(report.build_report(taken), taken, title="long")
     longest = max(len(points.split()) for points in re.findall(r'points="([^"]*)"', page))
     assert longest <= report_page.POINTS
 
 
-def test_a_recorder_that_has_too_many_rows_keeps_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "MOST_ROWS", 100)
+def test_a_recorder_with_too_many_rows_drops_every_second_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "MAX_ROWS", 100)
     running = recorder.Recorder(0.1)
     running.facts = {0: {"model": "NVIDIA H200"}}
     for row in range(1000):
-        running._take({"gpu": 0, "t": row / 10, "values": {"gpu_util": 1}})
+        running._add_row({"gpu": 0, "t": row / 10, "values": {"gpu_util": 1}})
     track = running.finish().tracks[0]
     assert 50 <= len(track) <= 101
     assert track.times[-1] > 95
-    assert "rows: only each" in running.notes[0]
+    assert "rows: only every" in running.notes[0]
 
 
-def test_a_thread_that_is_always_busy_is_named_as_what_the_gpu_waits_for() -> None:
+def test_a_thread_that_is_always_busy_is_noted_as_the_limit() -> None:
     track = loads.record(loads.LOADS["tiny_kernels"], seconds=20)
-    for busiest, words in ((98.0, "busy 98 % of the time: the GPU waits for that thread"), (3.0, "(the busiest 3 %)")):
+    for busiest, words in ((98.0, "busy 98 % of the time: the GPU waits for this thread"), (3.0, "(at most 3 %)")):
         numbers = {**track.numbers, "busiest_thread": [busiest if row % 5 == 0 else None for row in range(len(track))]}
         built = report.build_report(Recording((GpuTrack("0", track.times, numbers),), model="NVIDIA H200"))
         assert any(words in note for note in built.notes)

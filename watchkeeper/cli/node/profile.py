@@ -67,7 +67,7 @@ def _model(name: str | None) -> limits.GpuCeilings | None:
         return None
     found = limits.find_model(name)
     if found is None:
-        known = ", ".join(model.name for model in limits.models())
+        known = ", ".join(model.name for model in limits.gpu_models())
         raise click.UsageError(f"--model {name}: known models are {known}")
     return found
 
@@ -119,15 +119,15 @@ def command(
         raise click.UsageError("either a workload after `--` or --pid")
     if words is None and pid is None and seconds is None:
         raise click.UsageError("what is to be recorded? `-- CMD`, `--pid PID`, or `--for 60s` for whatever runs here")
-    earlier = None if baseline is None else recording.read(baseline)
+    earlier = None if baseline is None else recording.read_recording(baseline)
     wish = runner.RecordingRequest(1 / rate, words, pid, seconds, _indices(gpus), not as_json)
     try:
         recorded = runner.run(wish, RecordingStatus(Progress()))
-    except recorder.NoGpuToRecord as error:
+    except recorder.NoGpuError as error:
         click.echo(f"watchkeeper: {error}", err=True)
         sys.exit(CANNOT_TELL)
     _tell(recorded, words, kind=kind, earlier=earlier, output=output, as_json=as_json)
-    sys.exit(runner.wait(recorded))
+    sys.exit(runner.wait_for_exit(recorded))
 
 
 class RecordingStatus:
@@ -167,15 +167,15 @@ def _tell(
         notes = "; ".join(recorded.recording.notes) or "it ended before anything was recorded"
         click.echo(f"watchkeeper: nothing to judge: {notes}", err=True)
         return
-    used = {str(index) for index in recorded.used}
-    built = report.build_report(recorded.recording, used=used, kind=kind, command=words, baseline=earlier)
+    used = {str(index) for index in recorded.used_gpus}
+    built = report.build_report(recorded.recording, used_gpus=used, kind=kind, command=words, baseline=earlier)
     folder = output or Path(time.strftime("profile-%Y%m%d-%H%M%S"))
     files = _write(built, recorded.recording, folder=folder, words=words)
     if as_json:
         print_json({**report.report_as_json(built), "files": [str(file) for file in files]})
         return
     click.echo("", err=True)
-    for line in report_text.lines(built):
+    for line in report_text.report_lines(built):
         click.echo(line, err=True)
     form = "Parquet" if files[0].suffix == ".parquet" else "CSV, because pyarrow is not installed"
     click.echo(f"Recording ({form}): {files[0]}\nPage: {files[1]}", err=True)
@@ -221,7 +221,7 @@ def classify(file: Path, model_name: str | None, as_json: bool) -> None:
     """
     model = _model(model_name)
     is_stdin = str(file) == "-"
-    read = recording.read_text(sys.stdin.read(), where="stdin") if is_stdin else recording.read(file)
+    read = recording.read_text(sys.stdin.read(), where="stdin") if is_stdin else recording.read_recording(file)
     judged = segments.judge_recording(read, model)
     if as_json:
         print_json(as_plain(read, judged))
@@ -238,7 +238,7 @@ def as_plain(read: recording.Recording, judged: segments.JudgedRecording) -> dic
         "segments": [report.segment_as_json(segment, start) for segment in judged.segments],
         "model": judged.model.name,
         "model_is_assumed": not judged.model_is_known,
-        "samples_between_segments": judged.left_out,
+        "samples_between_segments": judged.unassigned_rows,
         "notes": list(read.notes),
     }
 
@@ -257,13 +257,13 @@ def _print(judged: segments.JudgedRecording, *, is_many: bool) -> None:
     ]
     print_table([*(["GPU"] if is_many else []), "SEGMENT", "CLASS", "SURE", "WHY"], rows)
     for segment in judged.segments:
-        for text in segment.verdict.unsure:
+        for text in segment.verdict.doubts:
             if "halves" in text:
                 click.echo(f"{segment.label}: {text}")
     for text in dict.fromkeys(
-        text for segment in judged.segments for text in segment.verdict.unsure if "halves" not in text
+        text for segment in judged.segments for text in segment.verdict.doubts if "halves" not in text
     ):
         click.echo(f"less sure: {text}")
     assumed = "" if judged.model_is_known else " (assumed: the file does not say; --model NAME)"
-    between = f" {judged.left_out} rows lie between segments." if judged.left_out else ""
+    between = f" {judged.unassigned_rows} rows lie between segments." if judged.unassigned_rows else ""
     click.echo(f"Ceilings of {judged.model.name}{assumed}.{between}")

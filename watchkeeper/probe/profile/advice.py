@@ -1,15 +1,14 @@
-"""What to change first about a bottleneck, how much that could give at most, and what was achieved: pure values.
+"""Advice for a bottleneck: what to change first, the largest possible gain, achieved rates, and expected ranges.
 
-The words are packs/bottlenecks.csv and packs/profile_expectations.csv, the numbers come from the features of the
-segment that was judged. A gain is Amdahl's: the share of the time that the change takes away at best. `report` puts it
-together.
+Texts are in packs/bottlenecks.csv and packs/profile_expectations.csv; numbers come from the features of a segment. A
+gain follows Amdahl's law: it assumes that the change removes all of the time that it can. `report` calls this module.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from watchkeeper.catalogue import pack
@@ -19,8 +18,8 @@ from watchkeeper.probe.profile.limits import GpuCeilings, limits
 from watchkeeper.probe.profile.verdict import Bound
 
 TERA, GIGA, MEGA = 1e12, 1e9, 1e6
-# More than this is a way of saying that nearly all of the time is waiting.
-MOST_GAIN = 100.0
+# A larger gain only means that the GPU waits nearly all of the time.
+MAX_GAIN = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +29,13 @@ class BottleneckAdvice:
     title: str
     meaning: str
     first_change: str
-    then: str
+    next_change: str
     tool: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedGain:
-    """`at_most` times as fast if the change takes away all that it can; None where the counters cannot tell."""
+    """The largest possible gain: `at_most` times as fast, or None if the counters do not show it."""
 
     at_most: float | None
     why: str
@@ -45,7 +44,7 @@ class ExpectedGain:
 
 @dataclass(frozen=True, slots=True)
 class AchievedRates:
-    """Estimates from shares of pipes, clocks and the model's figures; None where a counter or figure is missing."""
+    """Estimated rates from pipe shares, clocks and the GPU model; None where a counter or figure is missing."""
 
     tensor_tflops: float | None
     fp32_tflops: float | None
@@ -65,17 +64,17 @@ class GpuRates:
 
 @dataclass(frozen=True, slots=True)
 class MetricExpectation:
-    """A range that a kind of workload should be in, and what it means not to be."""
+    """The expected range of a metric for a kind of workload; `remark` explains a value outside of it."""
 
     metric: str
     low: float
     high: float
-    seen: float | None
+    value: float | None = field(metadata={"json_key": "seen"})
     remark: str
 
     @property
     def is_met(self) -> bool | None:
-        return None if self.seen is None else self.low <= self.seen <= self.high
+        return None if self.value is None else self.low <= self.value <= self.high
 
 
 @cache
@@ -91,7 +90,7 @@ def bottleneck_advice() -> Mapping[str, BottleneckAdvice]:
 
 
 @cache
-def rates() -> Mapping[str, GpuRates]:
+def gpu_rates() -> Mapping[str, GpuRates]:
     rows = pack.load(
         "gpu_rates.csv",
         lambda cells: (
@@ -108,98 +107,101 @@ def rates() -> Mapping[str, GpuRates]:
     return dict(rows)
 
 
-def achieved(features: Features, model: GpuCeilings) -> AchievedRates:
-    """A pipe's share of its time × what it does in a clock × the clock that was recorded."""
-    rate, clock = rates().get(model.name), features.sm_clock
+def achieved_rates(features: Features, model: GpuCeilings) -> AchievedRates:
+    """Share of each pipe × its work per clock × the recorded clock."""
+    rate, clock = gpu_rates().get(model.name), features.sm_clock
     pcie = [value for value in (features.pcie_in_mib, features.pcie_out_mib) if value is not None]
-    carried = round(max(pcie) * 2**20 / GIGA, 2) if pcie else None
+    pcie_gb = round(max(pcie) * 2**20 / GIGA, 2) if pcie else None
     if rate is None:
-        return AchievedRates(None, None, None, None, carried)
+        return AchievedRates(None, None, None, None, pcie_gb)
 
     def tflops(share: float | None, flop: float) -> float | None:
         if share is None or clock is None:
             return None
         return round(share * rate.sms * flop * clock * MEGA / TERA, 2)
 
-    memory = None if features.dram is None else round(features.dram * rate.memory_gb, 1)
-    double = features.tensor_fp64 or 0.0
-    tensor = None if features.tensor is None else max(0.0, features.tensor - double)
-    # Tensor cores do twice as many fp64 operations in a clock as the fp64 pipe (A100, H100 data sheets).
-    fp64 = None if features.fp64 is None else features.fp64 + 2 * double
+    memory_gb = None if features.dram is None else round(features.dram * rate.memory_gb, 1)
+    tensor_fp64 = features.tensor_fp64 or 0.0
+    tensor = None if features.tensor is None else max(0.0, features.tensor - tensor_fp64)
+    # Tensor cores do twice as many fp64 operations per clock as the fp64 pipe (A100, H100 data sheets).
+    fp64 = None if features.fp64 is None else features.fp64 + 2 * tensor_fp64
     return AchievedRates(
         tflops(tensor, rate.tensor_flop),
         tflops(features.fp32, rate.fp32_flop),
         tflops(fp64, rate.fp64_flop),
-        memory,
-        carried,
+        memory_gb,
+        pcie_gb,
     )
 
 
-def gain(bound: Bound, features: Features, model: GpuCeilings) -> ExpectedGain:
-    """How much the first change of a class could give at most."""
+def expected_gain(bound: Bound, features: Features, model: GpuCeilings) -> ExpectedGain:
+    """The largest possible gain of the first change for this class."""
     busy = features.graphics if features.graphics is not None else features.rhythm.mean
     match bound:
         case Bound.DATA_STARVED | Bound.STALLS | Bound.LAUNCH:
-            what = "launches take no time" if bound is Bound.LAUNCH else "the GPU never waits"
-            return _times(busy, f"the GPU itself works {100 * busy:.0f} % of the time; that is left if {what}")
+            condition = "launches take no time" if bound is Bound.LAUNCH else "the GPU never waits"
+            reason = f"the GPU works {100 * busy:.0f} % of the time; only this remains if {condition}"
+            return _gain_from_share(busy, reason)
         case Bound.UNDERUTILIZED:
             share = features.sm if features.sm is not None else busy
-            found = _times(share, f"SMs are active {100 * share:.1f} % of the time")
-            return replace(found, unit="times as much work")
+            gain_of_share = _gain_from_share(share, f"SMs are active {100 * share:.1f} % of the time")
+            return replace(gain_of_share, unit="times as much work")
         case Bound.PCIE:
             link = features.pcie or 0.0
             if link < limits()["pcie_dominant"]:
-                return _times(link, f"copies run at {100 * link:.0f} % of the link; pinned memory reaches all of it")
-            return _times(1 / (1 + busy), f"copies fully behind kernels that take {100 * busy:.0f} % of the time")
+                reason = f"copies use {100 * link:.0f} % of the link; with pinned memory they use all of it"
+                return _gain_from_share(link, reason)
+            reason = f"if copies overlap fully with kernels, which take {100 * busy:.0f} % of the time"
+            return _gain_from_share(1 / (1 + busy), reason)
         case Bound.COMPUTE_NO_TENSOR:
-            return _with_tensor_cores(features, model)
+            return _gain_with_tensor_cores(features, model)
         case Bound.COMPUTE:
             share = (features.tensor or 0.0) / limits()["tensor_practical"]
-            return (
-                _times(share, "up to the practical ceiling of the tensor cores in this precision") if share else UNKNOWN
-            )
+            reason = "if tensor cores reach their practical ceiling in this precision"
+            return _gain_from_share(share, reason) if share else UNKNOWN
         case Bound.MEMORY:
             share = (features.dram or 0.0) / limits()["dram_practical"]
             if share >= limits()["weak_dominant"]:
-                return _times(share, "up to the memory's practical ceiling; fewer bytes give more, in proportion")
+                return _gain_from_share(share, "if memory reaches its practical ceiling; moving fewer bytes gives more")
             return UNKNOWN
         case _:
             return UNKNOWN
 
 
-UNKNOWN = ExpectedGain(None, "the counters cannot tell; the command below can")
+UNKNOWN = ExpectedGain(None, "not visible in the counters; run the command below")
 
 
-def _times(share: float, why: str) -> ExpectedGain:
-    return ExpectedGain(round(min(MOST_GAIN, 1 / max(share, 1 / MOST_GAIN)), 2) if share < 1 else 1.0, why)
+def _gain_from_share(share: float, reason: str) -> ExpectedGain:
+    return ExpectedGain(round(min(MAX_GAIN, 1 / max(share, 1 / MAX_GAIN)), 2) if share < 1 else 1.0, reason)
 
 
-def _with_tensor_cores(features: Features, model: GpuCeilings) -> ExpectedGain:
-    """Amdahl: the share of time on the fp32 pipe becomes as much faster as products are on tensor cores."""
-    expected = expectations.expectations_by_test(model.name)
-    fast, slow = expected.get("matmul_bf16"), expected.get("matmul_fp32")
-    pipe = min(1.0, (features.fp32 or 0.0) / limits()["fp32_practical"])
-    if fast is None or slow is None or pipe < limits()["weak_dominant"]:
+def _gain_with_tensor_cores(features: Features, model: GpuCeilings) -> ExpectedGain:
+    """The gain if all fp32 work becomes as fast as matrix products on tensor cores."""
+    matmul_rates = expectations.expectations_by_test(model.name)
+    fast, slow = matmul_rates.get("matmul_bf16"), matmul_rates.get("matmul_fp32")
+    fp32_share = min(1.0, (features.fp32 or 0.0) / limits()["fp32_practical"])
+    if fast is None or slow is None or fp32_share < limits()["weak_dominant"]:
         return UNKNOWN
     ratio = fast.expected / slow.expected
-    speedup = 1 / ((1 - pipe) + pipe / ratio)
-    why = (
-        f"products are {ratio:.0f} times as fast in bf16 on tensor cores; they take {100 * pipe:.0f} % of the time here"
+    speedup = 1 / ((1 - fp32_share) + fp32_share / ratio)
+    reason = (
+        f"matrix products are {ratio:.0f} times as fast in bf16 on tensor cores; here they take up to "
+        f"{100 * fp32_share:.0f} % of the time"
     )
-    return ExpectedGain(round(min(MOST_GAIN, speedup), 2), f"{why}, if all of it is products")
+    return ExpectedGain(round(min(MAX_GAIN, speedup), 2), reason)
 
 
-def tool(bound: Bound, command: Sequence[str] | None) -> str:
-    """The profiler's command line for this class, with the workload's own."""
+def profiler_command(bound: Bound, command: Sequence[str] | None) -> str:
+    """The profiler command for this class, with the command of the workload."""
     return bottleneck_advice()[bound.value].tool.replace("CMD", shlex.join(command) if command else "CMD")
 
 
-def expected(
+def metric_expectations(
     kind: str, features: Features, *, limit_watts: float, spread: float | None, memory_used: float | None
 ) -> tuple[MetricExpectation, ...]:
-    """What this kind of workload should look like, beside what it does."""
+    """The expected ranges for this kind of workload, with the recorded values."""
     power = None if features.power_watts is None else features.power_watts / limit_watts
-    seen: Mapping[str, float | None] = {
+    values: Mapping[str, float | None] = {
         "gpu_util": features.gpu_util,
         "tensor": features.tensor,
         "power": power,
@@ -207,11 +209,11 @@ def expected(
         "pcie": features.pcie,
         "spread": spread,
     }
-    found = []
+    rows = []
     for row in pack.load("profile_expectations.csv", dict):
         if row["kind"] == kind:
-            value, low, high = seen[row["metric"]], float(row["low"]), float(row["high"])
+            value, low, high = values[row["metric"]], float(row["low"]), float(row["high"])
             remark = row["below"] if value is not None and value < low else row["above"]
-            is_off = value is not None and not low <= value <= high
-            found.append(MetricExpectation(row["metric"], low, high, value, remark if is_off else ""))
-    return tuple(found)
+            is_outside = value is not None and not low <= value <= high
+            rows.append(MetricExpectation(row["metric"], low, high, value, remark if is_outside else ""))
+    return tuple(rows)

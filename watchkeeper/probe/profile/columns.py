@@ -1,8 +1,8 @@
-"""The columns of a recording: what each is called, where it comes from, and in which unit.
+"""The columns of a recording: names, sources and units.
 
-Names and units are those of the H200 recordings that the classifier was held against, so that a recording of any tool
-that writes them can be judged. `recorder_child` fills them, `recording` reads and writes them, `features` judges them.
-A cell that was not read is empty, never 0.
+The classifier was developed with H200 recordings of these columns; recordings of any tool with these columns can be
+classified. `recorder_child` fills them, `recording` reads and writes them, `features` uses them. A cell that was not
+read is empty, never 0.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 TIME = "t"
 LABEL = "label"
 GPU = "gpu"
-# Other names under which people keep the GPU of a row.
-GPU_WORDS = (GPU, "uuid", "gpu_uuid", "gpu_index", "device")
-# Rows between two workloads: they belong to neither.
+# Column names that may hold the GPU of a row.
+GPU_COLUMNS = (GPU, "uuid", "gpu_uuid", "gpu_index", "device")
+# The label of rows between two workloads.
 TRANSITION = "gap"
 
 # NVML: percent, MiB, °C, W, MHz, bit mask, mJ, KiB/s.
-BASIC = (
+NVML_COLUMNS = (
     "gpu_util",
     "mem_copy_util",
     "fb_used_mib",
@@ -32,7 +32,7 @@ BASIC = (
     "pcie_rx_kbs",
 )
 # GPM metric ids of nvml.h: shares in percent, rates in MiB/s.
-GPM: Mapping[str, int] = {
+GPM_METRICS: Mapping[str, int] = {
     "any_tensor_util": 5,
     "dfma_tensor_util": 6,
     "dram_bw_util": 10,
@@ -50,9 +50,9 @@ GPM: Mapping[str, int] = {
     "nvlink_total_rx_per_sec": 60,
     "nvlink_total_tx_per_sec": 61,
 }
-# The programs of the workload, from /proc: cores in use, percent of one core, KiB/s, MiB. The network is that of the
-# whole network namespace, because /proc does not count it for each program.
-HOST = (
+# The processes of the workload, from /proc: cores in use, percent of one core, KiB/s, MiB. Network counters are those
+# of the whole network namespace, because /proc has none for each process.
+HOST_COLUMNS = (
     "cpu_cores",
     "busiest_thread",
     "disk_wait",
@@ -62,10 +62,10 @@ HOST = (
     "net_tx_kbs",
     "rss_mib",
 )
-NUMBERS = (*BASIC, *GPM, *HOST)
-# Without one of these there is nothing to judge.
-ANY_OF = ("gpu_util", "graphics_util", "sm_util")
-PERCENTS = frozenset(
-    {"gpu_util", "mem_copy_util"} | {name for name in GPM if name.endswith("_util") or name == "sm_occupancy"}
+NUMBER_COLUMNS = (*NVML_COLUMNS, *GPM_METRICS, *HOST_COLUMNS)
+# A recording needs at least one of these.
+ACTIVITY_COLUMNS = ("gpu_util", "graphics_util", "sm_util")
+PERCENT_COLUMNS = frozenset(
+    {"gpu_util", "mem_copy_util"} | {name for name in GPM_METRICS if name.endswith("_util") or name == "sm_occupancy"}
 )
 KIB_PER_MIB = 1024

@@ -1,8 +1,8 @@
-"""Two recordings of what should be the same workload: what is better or worse beyond their own noise.
+"""Compare two recordings of the same workload: what is better or worse beyond noise.
 
-`report` calls it with the main segment of each. A number differs when its means lie further apart than their standard
-errors allow (Welch, three of them) and by more than a hundredth of its scale; blocks of rows, not rows, are compared,
-because neighbouring rows are alike.
+`report` calls it with the main segment of each. A column differs if its means differ by more than three standard errors
+(Welch) and by more than a hundredth of its scale. The standard error is that of blocks of rows, because neighbouring
+rows are correlated.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from enum import StrEnum
 from watchkeeper.probe.profile.recording import GpuTrack, present_values
 
 BLOCKS = 8
-LEAST_ROWS = 2 * BLOCKS
-ERRORS_APART = 3.0
-LEAST_CHANGE = 0.01
+MIN_ROWS = 2 * BLOCKS
+NOISE_FACTOR = 3.0
+MIN_CHANGE = 0.01
 
 
 class Difference(StrEnum):
@@ -30,8 +30,8 @@ class Difference(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedNumber:
-    """One number then and now; `noise` is how far apart the means could lie by chance."""
+class ComparedColumn:
+    """The means of one column, before and now; `noise` is a difference that can be chance."""
 
     column: str
     unit: str
@@ -41,8 +41,8 @@ class ComparedNumber:
     change: Difference
 
 
-# Column, unit, what counts as one whole, and whether more is better: None where it depends.
-LOOKED_AT: tuple[tuple[str, str, float, bool | None], ...] = (
+# Column, unit, scale, and whether more is better (None if it depends).
+COMPARED_COLUMNS: tuple[tuple[str, str, float, bool | None], ...] = (
     ("graphics_util", "%", 100, True),
     ("sm_util", "%", 100, True),
     ("any_tensor_util", "%", 100, True),
@@ -57,34 +57,34 @@ LOOKED_AT: tuple[tuple[str, str, float, bool | None], ...] = (
 )
 
 
-def compare(before: GpuTrack, now: GpuTrack) -> tuple[ComparedNumber, ...]:
-    """Each number that both recordings have."""
-    found = []
-    for column, unit, whole, is_more_better in LOOKED_AT:
+def compare(before: GpuTrack, now: GpuTrack) -> tuple[ComparedColumn, ...]:
+    """Compare each column that both recordings have."""
+    compared = []
+    for column, unit, scale, is_more_better in COMPARED_COLUMNS:
         old, new = present_values(before.numbers.get(column, ())), present_values(now.numbers.get(column, ()))
         if old and new:
-            found.append(_compared(column, unit, old=old, new=new, whole=whole, is_more_better=is_more_better))
-    return tuple(found)
+            compared.append(_compare_column(column, unit, old=old, new=new, scale=scale, is_more_better=is_more_better))
+    return tuple(compared)
 
 
-def _compared(
-    column: str, unit: str, *, old: Sequence[float], new: Sequence[float], whole: float, is_more_better: bool | None
-) -> ComparedNumber:
+def _compare_column(
+    column: str, unit: str, *, old: Sequence[float], new: Sequence[float], scale: float, is_more_better: bool | None
+) -> ComparedColumn:
     before, now = statistics.fmean(old), statistics.fmean(new)
-    if min(len(old), len(new)) < LEAST_ROWS:
-        return ComparedNumber(column, unit, before, now, None, Difference.UNKNOWN)
-    noise = ERRORS_APART * math.sqrt(_error(old) ** 2 + _error(new) ** 2)
+    if min(len(old), len(new)) < MIN_ROWS:
+        return ComparedColumn(column, unit, before, now, None, Difference.UNKNOWN)
+    noise = NOISE_FACTOR * math.sqrt(_standard_error(old) ** 2 + _standard_error(new) ** 2)
     difference = now - before
-    if abs(difference) <= max(noise, LEAST_CHANGE * whole):
-        return ComparedNumber(column, unit, before, now, noise, Difference.SAME)
+    if abs(difference) <= max(noise, MIN_CHANGE * scale):
+        return ComparedColumn(column, unit, before, now, noise, Difference.SAME)
     if is_more_better is None:
-        return ComparedNumber(column, unit, before, now, noise, Difference.DIFFERENT)
+        return ComparedColumn(column, unit, before, now, noise, Difference.DIFFERENT)
     is_better = (difference > 0) == is_more_better
-    return ComparedNumber(column, unit, before, now, noise, Difference.BETTER if is_better else Difference.WORSE)
+    return ComparedColumn(column, unit, before, now, noise, Difference.BETTER if is_better else Difference.WORSE)
 
 
-def _error(values: Sequence[float]) -> float:
-    """The standard error of a mean, from blocks of neighbours."""
+def _standard_error(values: Sequence[float]) -> float:
+    """The standard error of a mean, from blocks of neighbouring rows."""
     size = len(values) // BLOCKS
     means = [statistics.fmean(values[at * size : (at + 1) * size]) for at in range(BLOCKS)]
     return statistics.stdev(means) / math.sqrt(BLOCKS)

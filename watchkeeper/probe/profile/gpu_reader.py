@@ -1,7 +1,7 @@
-"""The GPUs of this node, read row by row as a recording keeps them.
+"""Read one row of a recording from a GPU.
 
-`recorder_child` opens one and asks for every GPU at each tick. Cheap numbers are read each time; what costs the driver
-milliseconds (energy 4 ms, each PCIe direction 21 ms on an H200) once a second, and PCIe not at all where GPM gives it.
+`recorder_child` opens a reader for each GPU and reads it at each tick. Slow calls (energy 4 ms, each PCIe direction
+21 ms on an H200) run only once a second, and PCIe calls only without GPM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SM_CLOCK, MEM_CLOCK, PCIE_TX, PCIE_RX = 1, 2, 0, 1
 
 
 class ColumnSource(NamedTuple):
-    """A column, and which part of the answer fills it."""
+    """A column, and the part of the result that fills it."""
 
     column: str
     part: str = ""
@@ -28,10 +28,10 @@ class ColumnSource(NamedTuple):
 
 
 class NvmlRead(NamedTuple):
-    """One NVML call of `readers.nvml.calls`, and the columns it fills."""
+    """One NVML call of `readers.nvml.calls`, and the columns that it fills."""
 
     call: str
-    fills: tuple[ColumnSource, ...]
+    sources: tuple[ColumnSource, ...]
     argument: int | None = None
 
 
@@ -53,7 +53,7 @@ WITHOUT_GPM = (
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What does not change while a recording lasts; None is what the driver does not tell."""
+    """Facts of a GPU that do not change during a recording; None if the driver does not report them."""
 
     index: int
     uuid: str
@@ -65,38 +65,38 @@ class GpuFacts:
 
 
 class GpuReader:
-    """One GPU. A call that it does not support is not made again."""
+    """Reads one GPU; unsupported calls are not repeated."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml = nvml
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
         self._unsupported: set[NvmlRead] = set()
-        self._ids = {number: name for name, number in columns.GPM.items()}
-        self._gpm, why = self._open_gpm()
+        self._metric_names = {number: name for name, number in columns.GPM_METRICS.items()}
+        self._gpm, reason = self._open_gpm()
         self.facts = GpuFacts(
             index,
             _text(nvml.nvmlDeviceGetUUID(self._handle)),
             _text(nvml.nvmlDeviceGetName(self._handle)),
-            self._once(NvmlRead("power_enforced", (ColumnSource("limit", scale=0.001),))),
-            self._once(NvmlRead("memory", (ColumnSource("total", "total", 1 / MIB),))),
+            self._read_once(NvmlRead("power_enforced", (ColumnSource("limit", scale=0.001),))),
+            self._read_once(NvmlRead("memory", (ColumnSource("total", "total", 1 / MIB),))),
             self._gpm is not None,
-            why,
+            reason,
         )
 
     def read(self, *, is_slow: bool) -> dict[str, float]:
-        """The numbers of now; GPM's cover the time since the last call."""
-        found: dict[str, float] = {}
-        slow = SLOW if self._gpm is not None else (*SLOW, *WITHOUT_GPM)
-        for ask in (*FAST, *slow) if is_slow else FAST:
-            self._put(ask, found)
+        """The current values; those of GPM cover the time since the last call."""
+        values: dict[str, float] = {}
+        slow_reads = SLOW if self._gpm is not None else (*SLOW, *WITHOUT_GPM)
+        for nvml_read in (*FAST, *slow_reads) if is_slow else FAST:
+            self._read_into(nvml_read, values)
         if self._gpm is not None:
-            # nsys, ncu and DCGM may take the counters away for a while; those cells stay empty.
+            # nsys, ncu and DCGM may use the counters for a while; those cells stay empty.
             with suppress(self._nvml.NVMLError):
-                found |= {self._ids[number]: value for number, value in self._gpm.read().items()}
-        return found
+                values |= {self._metric_names[number]: value for number, value in self._gpm.read().items()}
+        return values
 
     def pids(self) -> list[int]:
-        """Programs with a context on this GPU; empty also where the driver does not tell."""
+        """Processes with a context on this GPU; also empty if the driver does not report them."""
         try:
             return [entry.pid for entry in self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(self._handle)]
         except (self._nvml.NVMLError, AttributeError):
@@ -105,52 +105,52 @@ class GpuReader:
     def _open_gpm(self) -> tuple[gpm.Gpm | None, str]:
         try:
             if not gpm.is_supported(self._nvml, self._handle):
-                return None, "this GPU has no GPM counters (they came with Hopper)"
-            opened = gpm.Gpm(self._nvml, self._handle, sorted(self._ids))
-            opened.read()
+                return None, "no GPM counters on this GPU (they need Hopper or later)"
+            sampler = gpm.Gpm(self._nvml, self._handle, sorted(self._metric_names))
+            sampler.read()
         except (self._nvml.NVMLError, AttributeError) as error:
             return None, f"GPM counters cannot be read: {error}"
-        return opened, ""
+        return sampler, ""
 
-    def _once(self, ask: NvmlRead) -> float | None:
-        found: dict[str, float] = {}
-        self._put(ask, found)
-        return next(iter(found.values()), None)
+    def _read_once(self, nvml_read: NvmlRead) -> float | None:
+        values: dict[str, float] = {}
+        self._read_into(nvml_read, values)
+        return next(iter(values.values()), None)
 
-    def _put(self, ask: NvmlRead, found: dict[str, float]) -> None:
-        if ask in self._unsupported:
+    def _read_into(self, nvml_read: NvmlRead, values: dict[str, float]) -> None:
+        if nvml_read in self._unsupported:
             return
-        row = calls.CALLS[ask.call]
+        call = calls.CALLS[nvml_read.call]
         try:
-            if row.by_part is not None:
-                assert ask.argument is not None
-                answer: calls.Answer = row.by_part(self._nvml, self._handle, ask.argument)
+            if call.by_part is not None:
+                assert nvml_read.argument is not None
+                result: calls.Answer = call.by_part(self._nvml, self._handle, nvml_read.argument)
             else:
-                assert row.ask is not None
-                answer = row.ask(self._nvml, self._handle)
+                assert call.ask is not None
+                result = call.ask(self._nvml, self._handle)
         except (calls.Unsupported, AttributeError):
-            self._unsupported.add(ask)
+            self._unsupported.add(nvml_read)
             return
         except self._nvml.NVMLError as error:
             if isinstance(error, self._nvml.NVMLError_NotSupported):
-                self._unsupported.add(ask)
+                self._unsupported.add(nvml_read)
             return
-        for fill in ask.fills:
-            number = answer[fill.part] if isinstance(answer, Mapping) else answer
-            found[fill.column] = number if fill.scale == 1 else round(number * fill.scale, 3)
+        for source in nvml_read.sources:
+            number = result[source.part] if isinstance(result, Mapping) else result
+            values[source.column] = number if source.scale == 1 else round(number * source.scale, 3)
 
 
 class OpenedGpus(NamedTuple):
-    """`lost` says by index what the driver said of a GPU that cannot be read."""
+    """Readers of all GPUs; `lost` has the driver's error for each index that cannot be read."""
 
     gpus: list[GpuReader]
     lost: dict[int, str]
 
 
-def open_gpus(chosen: Sequence[int] | None, opening: Callable[[int, Sequence[int]], None]) -> OpenedGpus:
-    """NVML opened in this process, and its GPUs; NvmlBroken where there is none.
+def open_gpus(indices: Sequence[int] | None, on_open: Callable[[int, Sequence[int]], None]) -> OpenedGpus:
+    """Open NVML and its GPUs; NvmlBroken if there is none.
 
-    `opening` hears each index, and all of them, before the driver is asked about it: that call may hang.
+    `on_open` gets each index, and all indices, before its GPU is opened, because that call may hang.
     """
     nvml = session.load()
     try:
@@ -158,17 +158,17 @@ def open_gpus(chosen: Sequence[int] | None, opening: Callable[[int, Sequence[int
         count = int(nvml.nvmlDeviceGetCount())
     except nvml.NVMLError as error:
         raise session.NvmlBroken(str(error.value), str(error)) from error
-    wanted = range(count) if chosen is None else [index for index in chosen if index < count]
-    found = OpenedGpus([], {})
-    for index in wanted:
-        opening(index, wanted)
+    present = range(count) if indices is None else [index for index in indices if index < count]
+    opened = OpenedGpus([], {})
+    for index in present:
+        on_open(index, present)
         try:
-            found.gpus.append(GpuReader(nvml, index))
+            opened.gpus.append(GpuReader(nvml, index))
         except nvml.NVMLError as error:
-            found.lost[index] = str(error)
-    if found.lost and not found.gpus:
-        raise session.NvmlBroken("GPU_IS_LOST", "; ".join(f"GPU {index}: {why}" for index, why in found.lost.items()))
-    return found
+            opened.lost[index] = str(error)
+    if opened.lost and not opened.gpus:
+        raise session.NvmlBroken("GPU_IS_LOST", "; ".join(f"GPU {index}: {why}" for index, why in opened.lost.items()))
+    return opened
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""The numbers that the classifier goes by, from packs/bottleneck_limits.csv, and the ceilings of GPU models.
+"""Limits of the classifier (packs/bottleneck_limits.csv) and ceilings of GPU models (packs/gpu_models.csv).
 
-`features` turns readings into shares of a model's ceilings, `classify` compares the shares with the limits. Each number
-has its reason beside it in the table.
+`features` converts readings into shares of ceilings, and `classify` compares the shares with the limits. The tables
+have a reason for each number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MIB_PER_GB = 1e9 / 2**20
 
 @dataclass(frozen=True, slots=True)
 class GpuCeilings:
-    """What one GPU model can do at most; None where it has no such part."""
+    """The maximum rates of a GPU model; None if it lacks the part."""
 
     name: str
     memory_mib: float
@@ -36,25 +36,25 @@ def limits() -> Mapping[str, float]:
 
 
 @cache
-def models() -> tuple[GpuCeilings, ...]:
-    return pack.load("gpu_models.csv", _model)
+def gpu_models() -> tuple[GpuCeilings, ...]:
+    return pack.load("gpu_models.csv", _parse_model)
 
 
 def find_model(name: str) -> GpuCeilings | None:
-    return next((model for model in models() if model.name.lower() == name.lower()), None)
+    return next((model for model in gpu_models() if model.name.lower() == name.lower()), None)
 
 
 def guess_model(memory_mhz: float | None) -> GpuCeilings | None:
-    """The model whose memory runs at this clock: it hardly moves with load and differs between models."""
-    return next((model for model in models() if memory_mhz is not None and model.memory_mhz == memory_mhz), None)
+    """The model with this memory clock, which is almost constant under load and differs between models."""
+    return next((model for model in gpu_models() if memory_mhz is not None and model.memory_mhz == memory_mhz), None)
 
 
 def default_model() -> GpuCeilings:
-    """Where nobody says which GPU it was: the first of the table."""
-    return models()[0]
+    """The model to assume if it is unknown: the first of the table."""
+    return gpu_models()[0]
 
 
-def _model(cells: Mapping[str, str]) -> GpuCeilings:
+def _parse_model(cells: Mapping[str, str]) -> GpuCeilings:
     return GpuCeilings(
         cells["model"],
         float(cells["memory_mib"]),

@@ -1,8 +1,8 @@
-"""The other end of `recorder_child`: starts it, gathers its rows, and goes on without a GPU that no longer answers.
+"""Run `recorder_child`, collect its rows, and continue without a GPU that stops answering.
 
-`profile_run` opens one around a workload. A call that hangs takes the child with it, so the next child asks the other
-GPUs only. Rows are bounded: when there are too many, every second one is dropped and
-the rate halves, so a recording of any length fits in memory. `finish` gives the recording.
+`runner` opens a Recorder around a workload. A driver call that hangs blocks the child, so a new child records only the
+other GPUs. Rows are limited: at the limit, every second row is dropped and the rate is halved, so that a recording of
+any length fits in memory. `finish` returns the recording.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from watchkeeper.errors import CollectError
 from watchkeeper.probe.profile import columns
 from watchkeeper.probe.profile.recording import GpuTrack, Recording
 
-# One GPU at ten rows a second for almost three hours; about 200 MiB.
-MOST_ROWS = 100_000
-# Loading the driver's library on a node whose GPUs are asleep takes seconds, without persistence mode more.
-HELLO_SECONDS = 30.0
-# NVML calls of a healthy GPU take milliseconds; after this long the driver hangs.
-SILENT_SECONDS = 10.0
-PACKAGES = Path(__file__).resolve().parents[3]
+# One GPU at ten rows a second for almost three hours, about 200 MiB.
+MAX_ROWS = 100_000
+# Opening NVML takes seconds, and longer without persistence mode.
+OPEN_TIMEOUT_SECONDS = 30.0
+# NVML calls of a healthy GPU take milliseconds.
+READ_TIMEOUT_SECONDS = 10.0
+PACKAGE_ROOT = Path(__file__).resolve().parents[3]
 
 
-class NoGpuToRecord(CollectError):
-    """There is nothing to record here; `reason` is NVML's own code or word."""
+class NoGpuError(CollectError):
+    """No GPU can be recorded; `reason` is the name of the NVML error, HUNG, NONE or ENDED."""
 
     def __init__(self, reason: str, problem: str) -> None:
         super().__init__(
             f"no GPU can be recorded on this node: {problem}",
-            now="The driver's library did not answer, or there is no GPU",
-            remedy="`watchkeeper gpus` and `watchkeeper scan` say more; a recording of another node can be judged with "
+            now="Nothing was recorded",
+            remedy="Check the driver with `watchkeeper scan`. To classify a recording of another node, run "
             "`watchkeeper profile classify FILE`",
         )
         self.reason = reason
 
 
 class Recorder:
-    """A running recorder; use it as a context, so that its child ends with it."""
+    """A recorder with its child process; use it as a context manager, which stops the child."""
 
     def __init__(self, interval: float, gpus: Sequence[int] = ()) -> None:
         self._interval = interval
@@ -54,45 +54,45 @@ class Recorder:
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._rows: dict[int, list[tuple[float, dict[str, float]]]] = {}
-        self._stride = 1
-        self._seen = 0
-        self._used: set[int] = set()
+        self._keep_every = 1
+        self._row_count = 0
+        self._used_gpus: set[int] = set()
         self._pid: int | None = None
-        self._hello = threading.Event()
-        self._broken: tuple[str, str] | None = None
+        self._is_open = threading.Event()
+        self._start_error: tuple[str, str] | None = None
         self._opening: tuple[int, tuple[int, ...]] | None = None
-        self._silent: dict[int, str] = {}
-        self._last: tuple[float, int | None] = (0.0, None)
+        self._unreadable: dict[int, str] = {}
+        self._last_row: tuple[float, int | None] = (0.0, None)
         self.facts: dict[int, Mapping[str, Any]] = {}
 
     def __enter__(self) -> Self:
         self._start(self._gpus)
-        while not self._hello.wait(HELLO_SECONDS):
-            index, others = self._opening or (None, ())
-            rest = [gpu for gpu in others if gpu != index and gpu not in self._silent]
-            self._leave()
-            if index is None or not rest:
-                raise NoGpuToRecord("HUNG", f"the driver did not answer within {HELLO_SECONDS:.0f} s")
-            self._silent[index] = f"did not answer within {HELLO_SECONDS:.0f} s when it was opened"
-            self._start(rest)
-        if self._broken is not None or not self.facts:
-            self._leave()
-            raise NoGpuToRecord(*(self._broken or ("NONE", "the driver knows no GPU of that number")))
+        while not self._is_open.wait(OPEN_TIMEOUT_SECONDS):
+            index, opened_with = self._opening or (None, ())
+            remaining = [gpu for gpu in opened_with if gpu != index and gpu not in self._unreadable]
+            self._stop_child()
+            if index is None or not remaining:
+                raise NoGpuError("HUNG", f"the driver did not answer within {OPEN_TIMEOUT_SECONDS:.0f} s")
+            self._unreadable[index] = f"could not be opened: no answer within {OPEN_TIMEOUT_SECONDS:.0f} s"
+            self._start(remaining)
+        if self._start_error is not None or not self.facts:
+            self._stop_child()
+            raise NoGpuError(*(self._start_error or ("NONE", "the driver has no GPU with this index")))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
+        self._stop_child()
 
     def _start(self, gpus: Sequence[int]) -> None:
-        words = ["-m", "watchkeeper.probe.profile.recorder_child", f"{self._interval:g}", *map(str, gpus)]
-        path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH", ""))))
-        self._hello.clear()
-        self._last = (time.monotonic(), None)
-        # A session of its own: Ctrl-C is for the workload, and the recording goes on until we say so.
+        arguments = ["-m", "watchkeeper.probe.profile.recorder_child", f"{self._interval:g}", *map(str, gpus)]
+        path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", ""))))
+        self._is_open.clear()
+        self._last_row = (time.monotonic(), None)
+        # A separate session: Ctrl-C is for the workload, and the recording continues until we stop it.
         self._child = subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -102,95 +102,97 @@ class Recorder:
         self._reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
         self._reader.start()
 
-    def _leave(self, patience_seconds: float = 2.0) -> None:
+    def _stop_child(self, timeout_seconds: float = 2.0) -> None:
         child, self._child = self._child, None
         if child is None:
             return
         assert child.stdin is not None
         assert child.stdout is not None
         with suppress(BrokenPipeError):
-            # What `watch` could not say is said once more when it is closed.
+            # Closing flushes what a failed write left in the buffer.
             child.stdin.close()
         try:
-            child.wait(patience_seconds)
+            child.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
-            # Stuck in the driver: a signal may not reach it, and nobody waits for it.
+            # The child is blocked in the driver and may not even react to SIGKILL: do not wait for it.
             child.kill()
         self._reader.join(2.0)
         if not self._reader.is_alive():
             child.stdout.close()
             child.wait()
 
-    def watch(self, pid: int) -> None:
-        """From now on the programs under this pid are recorded too."""
+    def record_processes(self, pid: int) -> None:
+        """Start to record this process and its descendants."""
         self._pid = pid
         assert self._child is not None
         assert self._child.stdin is not None
-        # One that has ended does not hear it: `look_after` says so.
+        # If the child has exited, `check_health` reports it.
         with suppress(BrokenPipeError):
             self._child.stdin.write(f"{pid}\n".encode())
             self._child.stdin.flush()
 
-    def look_after(self) -> str | None:
-        """Go on without a GPU that hangs; what ends the recording, in words, or None while it goes on."""
-        if self._broken is not None:
-            return self._broken[1]
+    def check_health(self) -> str | None:
+        """Replace the child if a GPU hangs; returns the reason if the recording has to end, else None."""
+        if self._start_error is not None:
+            return self._start_error[1]
         if self._child is not None and self._child.poll() is not None:
-            return "the recorder ended early: the driver was unloaded, or it ran out of memory"
-        at, gpu = self._last
-        silent = time.monotonic() - at
-        # A new child opens the driver first.
-        limit = SILENT_SECONDS if gpu is not None else max(SILENT_SECONDS, HELLO_SECONDS)
-        if silent <= limit:
+            return "the recorder exited early: the driver was unloaded, or it ran out of memory"
+        at, gpu = self._last_row
+        silent_seconds = time.monotonic() - at
+        # A new child first opens NVML.
+        limit = READ_TIMEOUT_SECONDS if gpu is not None else max(READ_TIMEOUT_SECONDS, OPEN_TIMEOUT_SECONDS)
+        if silent_seconds <= limit:
             return None
-        words = f"has not answered for {silent:.0f} s, the limit is {limit:.0f} s: a call hangs"
-        order = [index for index in self.facts if index not in self._silent]
-        if len(order) < 2:
-            return f"the driver {words}"
-        # A row of each GPU in turn: the next one is it.
-        hung = order[0] if gpu is None else order[(order.index(gpu) + 1) % len(order)]
-        self._silent[hung] = words
-        self._leave(0.0)
-        self._start([index for index in order if index != hung])
+        problem = f"gave no answer for {silent_seconds:.0f} s, the limit is {limit:.0f} s: a call hangs"
+        readable = [index for index in self.facts if index not in self._unreadable]
+        if len(readable) < 2:
+            return f"the driver {problem}"
+        # GPUs are read in order, so the GPU after the last row hangs.
+        hung = readable[0] if gpu is None else readable[(readable.index(gpu) + 1) % len(readable)]
+        self._unreadable[hung] = problem
+        self._stop_child(0.0)
+        self._start([index for index in readable if index != hung])
         if self._pid is not None:
-            self.watch(self._pid)
+            self.record_processes(self._pid)
         return None
 
     def recent(self, seconds: float) -> Recording:
-        """The last seconds, for whoever shows how it goes."""
+        """The last seconds of the recording, for a progress display."""
         with self._lock:
             newest = max((rows[-1][0] for rows in self._rows.values() if rows), default=0.0)
-            kept = {gpu: [row for row in rows[-2000:] if row[0] > newest - seconds] for gpu, rows in self._rows.items()}
-        return self._recording(kept)
+            since = newest - seconds
+            recent = {gpu: [row for row in rows[-2000:] if row[0] > since] for gpu, rows in self._rows.items()}
+        return self._recording(recent)
 
     def finish(self) -> Recording:
-        """Everything that was recorded."""
+        """The whole recording."""
         with self._lock:
-            kept = {gpu: list(rows) for gpu, rows in self._rows.items()}
-        return self._recording(kept)
+            all_rows = {gpu: list(rows) for gpu, rows in self._rows.items()}
+        return self._recording(all_rows)
 
     @property
-    def used(self) -> frozenset[int]:
-        """GPUs on which the workload had a context; empty where the driver does not tell, as inside containers."""
-        return frozenset(self._used)
+    def used_gpus(self) -> frozenset[int]:
+        """GPUs on which the workload had a context; empty if the driver does not report this, as in containers."""
+        return frozenset(self._used_gpus)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        hung = [f"GPU {gpu} {why}; the others were recorded on" for gpu, why in self._silent.items()]
-        if self._stride > 1:
-            hung.append(f"more than {MOST_ROWS:,} rows: only each {self._stride}th was kept")
-        return tuple(hung)
+        notes = [f"GPU {gpu} {why}; recording of the others continued" for gpu, why in self._unreadable.items()]
+        if self._keep_every > 1:
+            notes.append(f"more than {MAX_ROWS:,} rows: only every {self._keep_every}th row was kept")
+        return tuple(notes)
 
-    def _recording(self, kept: Mapping[int, list[tuple[float, dict[str, float]]]]) -> Recording:
+    def _recording(self, rows_by_gpu: Mapping[int, list[tuple[float, dict[str, float]]]]) -> Recording:
         tracks = []
-        for gpu, rows in sorted(kept.items()):
-            names = [name for name in columns.NUMBERS if any(name in values for _, values in rows)]
+        for gpu, rows in sorted(rows_by_gpu.items()):
+            names = [name for name in columns.NUMBER_COLUMNS if any(name in values for _, values in rows)]
             if rows:
                 numbers = {name: [values.get(name) for _, values in rows] for name in names}
                 tracks.append(GpuTrack(str(gpu), [at for at, _ in rows], numbers))
-        silent = [track.gpu for track in tracks if not track.tells_work()]
-        notes = [f"GPU {gpu} tells neither gpu_util nor GPM's counters, as with MIG: not judged" for gpu in silent]
-        tracks = [track for track in tracks if track.gpu not in silent]
+        unreadable = [track.gpu for track in tracks if not track.has_activity()]
+        reason = "reports neither gpu_util nor GPM counters, as with MIG: not classified"
+        notes = [f"GPU {gpu} {reason}" for gpu in unreadable]
+        tracks = [track for track in tracks if track.gpu not in unreadable]
         model = next((str(facts["model"]) for facts in self.facts.values()), None)
         facts = {str(gpu): facts for gpu, facts in self.facts.items()}
         return Recording(tuple(tracks), (*self.notes, *notes), model, facts)
@@ -200,31 +202,31 @@ class Recorder:
         for line in child.stdout:
             message = json.loads(line)
             if "row" in message:
-                self._take(message["row"])
+                self._add_row(message["row"])
             elif "opening" in message:
                 self._opening = (message["opening"], tuple(message["of"]))
-            elif "hello" in message:
-                self.facts |= {int(gpu["index"]): gpu for gpu in message["hello"]}
-                self._silent |= {int(gpu): f"cannot be read: {why}" for gpu, why in message["lost"].items()}
-                self._hello.set()
-            elif "broken" in message:
-                self._broken = (message["broken"], message["text"])
-                self._hello.set()
-        if child is self._child and not self._hello.is_set():
-            self._broken = ("ENDED", "the recorder ended before it could open the driver")
-            self._hello.set()
+            elif "gpus" in message:
+                self.facts |= {int(gpu["index"]): gpu for gpu in message["gpus"]}
+                self._unreadable |= {int(gpu): f"cannot be read: {why}" for gpu, why in message["lost"].items()}
+                self._is_open.set()
+            elif "error" in message:
+                self._start_error = (message["error"], message["text"])
+                self._is_open.set()
+        if child is self._child and not self._is_open.is_set():
+            self._start_error = ("ENDED", "the recorder exited before it could open NVML")
+            self._is_open.set()
 
-    def _take(self, row: dict[str, Any]) -> None:
+    def _add_row(self, row: dict[str, Any]) -> None:
         gpu = int(row["gpu"])
         with self._lock:
-            self._last = (time.monotonic(), gpu)
+            self._last_row = (time.monotonic(), gpu)
             if row.get("is_used"):
-                self._used.add(gpu)
+                self._used_gpus.add(gpu)
             rows = self._rows.setdefault(gpu, [])
-            self._seen += 1
-            if (self._seen // max(1, len(self.facts))) % self._stride == 0:
+            self._row_count += 1
+            if (self._row_count // max(1, len(self.facts))) % self._keep_every == 0:
                 rows.append((row["t"], row["values"]))
-            if sum(map(len, self._rows.values())) > MOST_ROWS:
-                self._stride *= 2
-                for kept in self._rows.values():
-                    del kept[1::2]
+            if sum(map(len, self._rows.values())) > MAX_ROWS:
+                self._keep_every *= 2
+                for gpu_rows in self._rows.values():
+                    del gpu_rows[1::2]

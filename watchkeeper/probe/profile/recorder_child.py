@@ -1,11 +1,11 @@
-"""The recorder: a child that reads GPUs and the workload's programs at a fixed rate, so that neither a driver call that
-hangs nor Python's lock touches whoever watches.
+"""Child process that reads GPUs and the processes of the workload at a fixed rate.
 
     python -m watchkeeper.probe.profile.recorder_child INTERVAL_SECONDS [INDEX…]
 
-Out, one JSON line each: `opening` before each GPU, `hello` with the GPUs or `broken` with the reason, then `row` for
-each GPU and tick, always in the same order, so that a call that hangs can be laid to a GPU. In: one line with the pid
-of the workload, when there is one; the end of the input ends the recorder. `recorder` is the other end.
+It is a separate process, so that a hanging driver call or Python's lock does not affect the command. Output, as JSON
+lines: `opening` before each GPU, `gpus` with all GPUs or `error` with the reason, then a `row` for each GPU and tick,
+always in the same order, so that a hanging call can be attributed to a GPU. Input: one line with the pid of the
+workload. The process exits at the end of its input. `recorder` runs it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTPUT = 1
 
 
 class ParentPipe:
-    """What the parent has said so far: a pid, or the end."""
+    """Reads pids from the parent and notices the end of the input."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -37,12 +37,12 @@ class ParentPipe:
         self.is_closed = False
 
     def wait(self, seconds: float) -> int | None:
-        """Sleep for so long unless the parent says something; a pid if it has."""
+        """Wait for this time or until input arrives; returns a pid if one was received."""
         if not select.select([self._fd], [], [], max(0.0, seconds))[0]:
             return None
-        piece = os.read(self._fd, 4096)
-        self.is_closed = not piece
-        self._text += piece
+        received = os.read(self._fd, 4096)
+        self.is_closed = not received
+        self._text += received
         line, newline, rest = self._text.partition(b"\n")
         if not newline:
             return None
@@ -51,27 +51,27 @@ class ParentPipe:
 
 
 class RowSampler:
-    """A row of every GPU at each tick."""
+    """Reads a row of every GPU at each tick."""
 
-    def __init__(self, gpus: list[gpu_reader.GpuReader], own_clock: clock.Clock) -> None:
+    def __init__(self, gpus: list[gpu_reader.GpuReader], wall_clock: clock.Clock) -> None:
         self._gpus = gpus
-        self._clock = own_clock
+        self._clock = wall_clock
         self._tree: process_tree.ProcessTree | None = None
-        self._slow_at = self._host_at = float("-inf")
+        self._slow_read_at = self._host_read_at = float("-inf")
 
-    def watch(self, pid: int) -> None:
+    def set_process(self, pid: int) -> None:
         self._tree = process_tree.ProcessTree(pid)
-        self._host_at = float("-inf")
+        self._host_read_at = float("-inf")
 
-    def rows(self, now: float) -> list[dict[str, Any]]:
-        is_slow, is_host = now - self._slow_at >= SLOW_SECONDS, now - self._host_at >= HOST_SECONDS
-        host = dict(self._tree.read(now)) if self._tree is not None and is_host else {}
-        pids = set(self._tree.pids()) if self._tree is not None and is_slow else set()
-        self._slow_at = now if is_slow else self._slow_at
-        self._host_at = now if is_host else self._host_at
-        found = []
+    def read_rows(self, now: float) -> list[dict[str, Any]]:
+        is_slow_due, is_host_due = now - self._slow_read_at >= SLOW_SECONDS, now - self._host_read_at >= HOST_SECONDS
+        host = dict(self._tree.read(now)) if self._tree is not None and is_host_due else {}
+        pids = set(self._tree.pids()) if self._tree is not None and is_slow_due else set()
+        self._slow_read_at = now if is_slow_due else self._slow_read_at
+        self._host_read_at = now if is_host_due else self._host_read_at
+        rows = []
         for gpu in self._gpus:
-            values = {name: round(value, 3) for name, value in gpu.read(is_slow=is_slow).items()}
+            values = {name: round(value, 3) for name, value in gpu.read(is_slow=is_slow_due).items()}
             row: dict[str, Any] = {
                 "t": round(self._clock.now().timestamp(), 3),
                 "gpu": gpu.facts.index,
@@ -79,26 +79,26 @@ class RowSampler:
             }
             if pids:
                 row["is_used"] = bool(pids.intersection(gpu.pids()))
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
 
-def serve(interval: float, chosen: list[int] | None) -> None:
-    inbox = ParentPipe(sys.stdin.fileno())
+def record(interval: float, indices: list[int] | None) -> None:
+    parent = ParentPipe(sys.stdin.fileno())
     try:
-        opened = gpu_reader.open_gpus(chosen, lambda gpu, wanted: _send({"opening": gpu, "of": list(wanted)}))
+        opened = gpu_reader.open_gpus(indices, lambda gpu, indices: _send({"opening": gpu, "of": list(indices)}))
     except session.NvmlBroken as error:
-        _send({"broken": error.reason, "text": str(error)})
+        _send({"error": error.reason, "text": str(error)})
         return
-    _send({"hello": [asdict(gpu.facts) for gpu in opened.gpus], "lost": opened.lost})
-    ticks, due = RowSampler(opened.gpus, clock.ScaledClock()), time.monotonic()
-    while not inbox.is_closed:
-        due = max(due + interval, time.monotonic())
-        while not inbox.is_closed and (left := due - time.monotonic()) > 0:
-            pid = inbox.wait(left)
+    _send({"gpus": [asdict(gpu.facts) for gpu in opened.gpus], "lost": opened.lost})
+    sampler, next_tick = RowSampler(opened.gpus, clock.ScaledClock()), time.monotonic()
+    while not parent.is_closed:
+        next_tick = max(next_tick + interval, time.monotonic())
+        while not parent.is_closed and (remaining_seconds := next_tick - time.monotonic()) > 0:
+            pid = parent.wait(remaining_seconds)
             if pid is not None:
-                ticks.watch(pid)
-        for row in ticks.rows(time.monotonic()):
+                sampler.set_process(pid)
+        for row in sampler.read_rows(time.monotonic()):
             _send({"row": row})
 
 
@@ -110,8 +110,8 @@ def _send(message: dict[str, Any]) -> None:
 
 def main() -> None:
     with suppress(BrokenPipeError, KeyboardInterrupt):
-        serve(float(sys.argv[1]), [int(word) for word in sys.argv[2:]] or None)
-    # Not sys.exit: closing NVML may hang, and the kernel cleans up as well.
+        record(float(sys.argv[1]), [int(word) for word in sys.argv[2:]] or None)
+    # Not sys.exit: closing NVML may hang, and the kernel cleans up anyway.
     os._exit(0)
 
 

@@ -1,8 +1,8 @@
-"""A recording: rows of numbers in time, for one GPU or several, with or without labels of what ran.
+"""Read and write recordings: rows of numbers over time for one or more GPUs, with or without labels.
 
-`read` takes CSV (or Parquet) of any tool that uses the names in `columns`; `write_csv` and `write_parquet` keep what
-`recorder` saw. What is wrong with a file is said with its line: single bad rows are left out and noted, a file that is
-mostly bad is refused. A cell that is empty, NaN or out of its range is unknown, never 0.
+`read_recording` reads CSV or Parquet of any tool with the names in `columns`; `write_csv` and `write_parquet` write the
+rows of `recorder`. Problems are reported with their line: invalid rows are dropped and noted, and a file with too many
+of them is refused. A cell that is empty, NaN or out of range is unknown, never 0.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any
 from watchkeeper.errors import WatchkeeperError, quote
 from watchkeeper.probe.profile import columns
 
-# One GPU at 10 Hz for eleven hours; each row takes about 1 KiB while it is judged.
-MOST_ROWS = 400_000
-MOST_KNOWN_CELLS = 200_000
-# Above this share of unreadable rows it is the wrong file, not a damaged one.
-MOST_BAD_SHARE = 0.1
-MOST_NOTES = 8
+# One GPU at 10 Hz for eleven hours; a row takes about 1 KiB of memory.
+MAX_ROWS = 400_000
+MAX_CACHED_CELLS = 200_000
+# A larger share of invalid rows means a wrong file, not a damaged one.
+MAX_BAD_SHARE = 0.1
+MAX_NOTES = 8
 UNKNOWN_WORDS = frozenset({"", "nan", "none", "null", "n/a", "na", "-", "[n/a]", "[not supported]", "not supported"})
-# Counters round up: 100.4 % was seen.
+# Counters round up, to 100.4 % for example.
 PERCENT_LIMIT = 101.0
 
 
 class RecordingError(WatchkeeperError):
-    """A file is no recording that can be judged; `where` is the file and, where there is one, the line."""
+    """A file is not a valid recording; `where` is the file, with the line if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTrack:
-    """One GPU's rows in the order of time. `numbers` has a list for each column that the file has."""
+    """The rows of one GPU in time order; `numbers` has a list for each column of the recording."""
 
     gpu: str
     times: Sequence[float]
@@ -50,21 +50,23 @@ class GpuTrack:
     def has(self, column: str) -> bool:
         return any(value is not None for value in self.numbers.get(column, ()))
 
-    def tells_work(self, rows: Sequence[int] | None = None) -> bool:
-        """Whether any of these rows, or of all, says if the GPU worked; a slice of MIG, for one, says nothing."""
-        wanted = range(len(self)) if rows is None else rows
-        told = [values for name in columns.ANY_OF if (values := self.numbers.get(name)) is not None]
-        return any(values[row] is not None for row in wanted for values in told)
+    def has_activity(self, rows: Sequence[int] | None = None) -> bool:
+        """Whether these rows (default: all) have any activity value; a MIG instance, for example, has none."""
+        selected = range(len(self)) if rows is None else rows
+        present = [self.numbers[name] for name in columns.ACTIVITY_COLUMNS if name in self.numbers]
+        return any(values[row] is not None for row in selected for values in present)
 
-    def part(self, rows: Sequence[int]) -> GpuTrack:
-        """Some rows, in ascending order."""
-        take: Callable[[Sequence[Any]], Sequence[Any]] = _taker(rows)
-        numbers = {name: take(values) for name, values in self.numbers.items()}
-        return GpuTrack(self.gpu, take(self.times), numbers, None if self.labels is None else take(self.labels))
+    def select_rows(self, rows: Sequence[int]) -> GpuTrack:
+        """The track with only these rows, which are in ascending order."""
+        take_rows: Callable[[Sequence[Any]], Sequence[Any]] = _row_getter(rows)
+        numbers = {name: take_rows(values) for name, values in self.numbers.items()}
+        return GpuTrack(
+            self.gpu, take_rows(self.times), numbers, None if self.labels is None else take_rows(self.labels)
+        )
 
 
-def _taker(rows: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A slice where rows follow each other, which is most often so; both ways run without a step of Python for each."""
+def _row_getter(rows: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that selects rows: a slice if they are consecutive, which is usual, else an itemgetter."""
     if not rows or rows[-1] - rows[0] + 1 == len(rows):
         low, high = (rows[0], rows[-1] + 1) if rows else (0, 0)
         return lambda values: values[low:high]
@@ -73,7 +75,7 @@ def _taker(rows: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Tracks by GPU; `notes` say what was left out or put right, each with its line."""
+    """One track for each GPU; `notes` lists dropped and corrected rows with their lines."""
 
     tracks: tuple[GpuTrack, ...]
     notes: tuple[str, ...] = ()
@@ -85,8 +87,8 @@ class Recording:
         return max((track.times[-1] - track.times[0] for track in self.tracks), default=0.0)
 
 
-def read(path: Path) -> Recording:
-    """The recording in a file; RecordingError says what is wrong with it."""
+def read_recording(path: Path) -> Recording:
+    """Read a CSV or Parquet file; RecordingError if it is not a valid recording."""
     if path.suffix == ".parquet":
         return _read_parquet(path)
     try:
@@ -100,12 +102,14 @@ def read(path: Path) -> Recording:
 
 def read_text(text: str, *, where: str) -> Recording:
     if not text.strip():
-        raise RecordingError("the file is empty", where=where, remedy=f"The first line names columns: {_wanted()}")
+        raise RecordingError(
+            "the file is empty", where=where, remedy=f"The first line lists columns: {_expected_columns()}"
+        )
     header = text.lstrip().partition("\n")[0]
     delimiter = max(",;\t", key=header.count)
     reader = csv.reader(io.StringIO(text), delimiter=delimiter)
     names = next(cells for cells in reader if any(cell.strip() for cell in cells))
-    table = _Table([name.strip().lower() for name in names], where)
+    table = _RowTable([name.strip().lower() for name in names], where)
     try:
         for cells in reader:
             if cells and any(cell.strip() for cell in cells):
@@ -125,224 +129,231 @@ def _read_parquet(path: Path) -> Recording:
             remedy="Install pyarrow, or give the recording as CSV",
         ) from error
     try:
-        found = parquet.read_table(path)
+        parquet_table = parquet.read_table(path)
     except (OSError, ValueError) as error:
-        raise RecordingError(f"this is no Parquet file that can be read: {error}", where=str(path)) from error
-    table = _Table([name.lower() for name in found.column_names], str(path))
-    for number, row in enumerate(zip(*(column.to_pylist() for column in found.columns), strict=True), start=1):
+        raise RecordingError(f"not a valid Parquet file: {error}", where=str(path)) from error
+    table = _RowTable([name.lower() for name in parquet_table.column_names], str(path))
+    for number, row in enumerate(zip(*(column.to_pylist() for column in parquet_table.columns), strict=True), start=1):
         table.add(["" if value is None else str(value) for value in row], number)
     return table.finish()
 
 
-class _Table:
-    """Rows as they come, sorted by GPU at the end."""
+class _RowTable:
+    """Collects rows and sorts them by GPU and time at the end."""
 
     def __init__(self, names: list[str], where: str) -> None:
         self._names = names
         self._where = where
         self._notes: list[str] = []
-        self._more_notes = 0
-        self._bad: list[str] = []
-        self._odd: dict[str, int] = {}
+        self._omitted_notes = 0
+        self._bad_rows: list[str] = []
+        self._out_of_range: dict[str, int] = {}
         self._rows: dict[str, list[tuple[float, str, list[float | None]]]] = {}
         self._count = 0
         self._check_header()
-        self._time = names.index(columns.TIME)
-        self._label = names.index(columns.LABEL) if columns.LABEL in names else None
-        self._gpu = next((names.index(word) for word in columns.GPU_WORDS if word in names), None)
-        self._numbers = [(at, name) for at, name in enumerate(names) if name in columns.NUMBERS]
-        places = [at for at, _ in self._numbers]
-        # itemgetter of one place gives the cell itself, of a slice a list.
-        one = slice(places[0], places[0] + 1)
-        picked: Any = operator.itemgetter(*places) if len(places) > 1 else operator.itemgetter(one)
-        self._pick: Callable[[list[str]], Sequence[str]] = picked
-        self._known = _Cells()
+        self._time_position = names.index(columns.TIME)
+        self._label_position = names.index(columns.LABEL) if columns.LABEL in names else None
+        self._gpu_position = next((names.index(word) for word in columns.GPU_COLUMNS if word in names), None)
+        self._number_columns = [(at, name) for at, name in enumerate(names) if name in columns.NUMBER_COLUMNS]
+        positions = [at for at, _ in self._number_columns]
+        # itemgetter returns a single cell for one position, but a list for a slice.
+        first_cell = slice(positions[0], positions[0] + 1)
+        cell_getter: Any = operator.itemgetter(*positions) if len(positions) > 1 else operator.itemgetter(first_cell)
+        self._get_cells: Callable[[list[str]], Sequence[str]] = cell_getter
+        self._parsed_cells = _CellCache()
 
     def _check_header(self) -> None:
-        doubled = sorted({name for name in self._names if name and self._names.count(name) > 1})
-        shown = ", ".join(self._names[:12])[:200]
-        if doubled:
-            raise RecordingError(f"column {doubled[0]} stands twice in the header", where=f"{self._where}:1")
+        repeated = sorted({name for name in self._names if name and self._names.count(name) > 1})
+        listed = ", ".join(self._names[:12])[:200]
+        if repeated:
+            raise RecordingError(f"column {repeated[0]} is twice in the header", where=f"{self._where}:1")
         if columns.TIME not in self._names:
             raise RecordingError(
-                f"there is no column `{columns.TIME}` (time in seconds)",
+                f"no column `{columns.TIME}` (time in seconds)",
                 where=f"{self._where}:1",
-                now=f"The columns are {shown}",
-                remedy=f"A recording has {_wanted()}",
+                now=f"The columns are {listed}",
+                remedy=f"A recording has {_expected_columns()}",
             )
-        if not any(name in self._names for name in columns.ANY_OF):
+        if not any(name in self._names for name in columns.ACTIVITY_COLUMNS):
             raise RecordingError(
-                f"none of the columns {', '.join(columns.ANY_OF)} is there, so nothing says whether the GPU works",
+                f"no column {', '.join(columns.ACTIVITY_COLUMNS)}: at least one is needed",
                 where=f"{self._where}:1",
-                now=f"The columns are {shown}",
-                remedy=f"A recording has {_wanted()}",
+                now=f"The columns are {listed}",
+                remedy=f"A recording has {_expected_columns()}",
             )
 
     def add(self, cells: list[str], line: int) -> None:
         self._count += 1
-        if self._count > MOST_ROWS:
+        if self._count > MAX_ROWS:
             raise RecordingError(
-                f"more than {MOST_ROWS:,} rows",
+                f"more than {MAX_ROWS:,} rows",
                 where=f"{self._where}:{line}",
-                remedy="Give a shorter piece, or one row a second instead of ten",
+                remedy="Use a shorter recording, or one row a second",
             )
         try:
             if len(cells) < len(self._names):
-                raise ValueError(f"{len(cells)} cells where the header has {len(self._names)}: half a row")
-            at = _time(cells[self._time])
-            values = self._read(cells)
+                raise ValueError(f"{len(cells)} cells, the header has {len(self._names)}")
+            at = _parse_time(cells[self._time_position])
+            values = self._parse_numbers(cells)
         except ValueError as error:
-            self._bad.append(f"line {line}: {error}")
+            self._bad_rows.append(f"line {line}: {error}")
             return
-        gpu = "0" if self._gpu is None else cells[self._gpu].strip() or "0"
+        gpu = "0" if self._gpu_position is None else cells[self._gpu_position].strip() or "0"
         rows = self._rows.setdefault(gpu, [])
         if rows and at < rows[-1][0]:
-            self._note(f"line {line}: {at:.3f} is earlier than the row before it; rows were put in order")
-        rows.append((at, "" if self._label is None else cells[self._label].strip(), values))
+            self._note(f"line {line}: {at:.3f} is earlier than the row before; rows were sorted")
+        rows.append((at, "" if self._label_position is None else cells[self._label_position].strip(), values))
 
-    def _read(self, cells: list[str]) -> list[float | None]:
-        if len(self._known) > MOST_KNOWN_CELLS:
-            self._known.clear()
+    def _parse_numbers(self, cells: list[str]) -> list[float | None]:
+        if len(self._parsed_cells) > MAX_CACHED_CELLS:
+            self._parsed_cells.clear()
         try:
-            return [*map(self._known.__getitem__, self._pick(cells))]
+            return [*map(self._parsed_cells.__getitem__, self._get_cells(cells))]
         except ValueError as error:
-            bad = next(name for place, name in self._numbers if _is_no_number(cells[place]))
-            raise ValueError(f"{bad} {error}") from error
+            bad_column = next(name for place, name in self._number_columns if _is_invalid_number(cells[place]))
+            raise ValueError(f"{bad_column} {error}") from error
 
     def _note(self, text: str) -> None:
-        if len(self._notes) < MOST_NOTES:
+        if len(self._notes) < MAX_NOTES:
             self._notes.append(text)
         else:
-            self._more_notes += 1
+            self._omitted_notes += 1
 
     def finish(self) -> Recording:
-        if len(self._bad) > MOST_BAD_SHARE * self._count or not self._rows:
-            problem = self._bad[0] if self._bad else "there is no row below the header"
-            count = f"{len(self._bad)} of {self._count} rows cannot be read" if self._bad else None
-            raise RecordingError(problem, where=self._where, now=count, remedy=f"A recording has {_wanted()}")
-        notes = [f"left out: {text}" for text in self._bad[:MOST_NOTES]]
-        if len(self._bad) > MOST_NOTES:
-            notes.append(f"left out: {len(self._bad) - MOST_NOTES} rows more")
+        if len(self._bad_rows) > MAX_BAD_SHARE * self._count or not self._rows:
+            problem = self._bad_rows[0] if self._bad_rows else "no row after the header"
+            count = f"{len(self._bad_rows)} of {self._count} rows are invalid" if self._bad_rows else None
+            raise RecordingError(problem, where=self._where, now=count, remedy=f"A recording has {_expected_columns()}")
+        notes = [f"dropped: {text}" for text in self._bad_rows[:MAX_NOTES]]
+        if len(self._bad_rows) > MAX_NOTES:
+            notes.append(f"dropped: {len(self._bad_rows) - MAX_NOTES} more rows")
         notes += self._notes
-        if self._more_notes:
-            notes.append(f"{self._more_notes} rows more were out of order")
+        if self._omitted_notes:
+            notes.append(f"{self._omitted_notes} more rows were out of order")
         tracks = tuple(self._track(gpu, rows, notes) for gpu, rows in sorted(self._rows.items()))
         notes += [
-            f"{count} values of {name} are no percentage and count as unknown" for name, count in self._odd.items()
+            f"{count} values of {name} are out of range for a percentage; they are unknown"
+            for name, count in self._out_of_range.items()
         ]
-        silent = [track.gpu for track in tracks if not track.tells_work()]
-        if len(silent) == len(tracks):
-            problem = f"{', '.join(columns.ANY_OF)} have no value in any row, so nothing says whether the GPU works"
-            raise RecordingError(problem, where=self._where, remedy=f"A recording has {_wanted()}")
-        notes += [f"gpu {gpu}: left out, because nothing says whether it works" for gpu in silent]
-        return Recording(tuple(track for track in tracks if track.gpu not in silent), tuple(notes))
+        without_activity = [track.gpu for track in tracks if not track.has_activity()]
+        if len(without_activity) == len(tracks):
+            problem = f"{', '.join(columns.ACTIVITY_COLUMNS)} have no values: the activity of the GPU is unknown"
+            raise RecordingError(problem, where=self._where, remedy=f"A recording has {_expected_columns()}")
+        notes += [f"gpu {gpu}: dropped, no activity values" for gpu in without_activity]
+        return Recording(tuple(track for track in tracks if track.gpu not in without_activity), tuple(notes))
 
     def _track(self, gpu: str, rows: list[tuple[float, str, list[float | None]]], notes: list[str]) -> GpuTrack:
         rows.sort(key=lambda row: row[0])
-        kept = [row for row, after in zip(rows, [*rows[1:], None], strict=True) if after is None or row[0] != after[0]]
-        if len(kept) < len(rows):
+        kept_rows = [
+            row for row, after in zip(rows, [*rows[1:], None], strict=True) if after is None or row[0] != after[0]
+        ]
+        if len(kept_rows) < len(rows):
             notes.append(
-                f"gpu {gpu}: {len(rows) - len(kept)} rows have the time of another one; the last of each counts"
+                f"gpu {gpu}: {len(rows) - len(kept_rows)} rows have duplicate times; the last row of each time was kept"
             )
-        whole = zip(*(row[2] for row in kept), strict=True)
-        numbers = {name: self._checked(name, column) for (_, name), column in zip(self._numbers, whole, strict=True)}
-        labels = None if self._label is None else [row[1] for row in kept]
+        all_columns = zip(*(row[2] for row in kept_rows), strict=True)
+        numbers = {
+            name: self._drop_out_of_range(name, column)
+            for (_, name), column in zip(self._number_columns, all_columns, strict=True)
+        }
+        labels = None if self._label_position is None else [row[1] for row in kept_rows]
         if labels is not None and not any(labels):
             labels = None
-        return GpuTrack(gpu, [row[0] for row in kept], numbers, labels)
+        return GpuTrack(gpu, [row[0] for row in kept_rows], numbers, labels)
 
-    def _checked(self, name: str, column: Sequence[float | None]) -> Sequence[float | None]:
-        """The column without what cannot be: a percentage below 0 or well above 100."""
+    def _drop_out_of_range(self, name: str, column: Sequence[float | None]) -> Sequence[float | None]:
+        """The column without impossible percentages."""
         present = present_values(column)
-        if name not in columns.PERCENTS or not present or (min(present) >= 0 and max(present) <= PERCENT_LIMIT):
+        if name not in columns.PERCENT_COLUMNS or not present or (min(present) >= 0 and max(present) <= PERCENT_LIMIT):
             return column
-        kept = [value if value is not None and 0 <= value <= PERCENT_LIMIT else None for value in column]
-        self._odd[name] = self._odd.get(name, 0) + len(present) - len(present_values(kept))
-        return kept
+        valid_values = [value if value is not None and 0 <= value <= PERCENT_LIMIT else None for value in column]
+        self._out_of_range[name] = self._out_of_range.get(name, 0) + len(present) - len(present_values(valid_values))
+        return valid_values
 
 
-class _Cells(dict[str, float | None]):
-    """What each text means. Counters repeat themselves: of 2.5 million cells some 10,000 are different."""
+class _CellCache(dict[str, float | None]):
+    """Parsed cells by text: of 2.5 million cells, about 10,000 are different."""
 
     def __missing__(self, text: str) -> float | None:
-        value = self[text] = _number(text)
+        value = self[text] = _parse_number(text)
         return value
 
 
-def _is_no_number(text: str) -> bool:
+def _is_invalid_number(text: str) -> bool:
     try:
-        _number(text)
+        _parse_number(text)
     except ValueError:
         return True
     return False
 
 
-def _wanted() -> str:
-    return "t, gpu_util, mem_copy_util, power_w and, where the GPU gives them, sm_util, dram_bw_util, any_tensor_util …"
+def _expected_columns() -> str:
+    return "t, gpu_util, mem_copy_util, power_w and, with GPM, sm_util, dram_bw_util, any_tensor_util …"
 
 
-def _time(text: str) -> float:
+def _parse_time(text: str) -> float:
     try:
         at = float(text)
     except ValueError:
         try:
             at = datetime.fromisoformat(text.strip()).timestamp()
         except ValueError as error:
-            raise ValueError(f"t {quote(text)} is neither seconds nor a time such as 2026-11-15T09:00:00Z") from error
+            raise ValueError(f"t {quote(text)} is not seconds or a time such as 2026-11-15T09:00:00Z") from error
     if not math.isfinite(at):
-        raise ValueError(f"t {quote(text)} is no time")
+        raise ValueError(f"t {quote(text)} is not finite")
     return at
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     if text.strip().lower() in UNKNOWN_WORDS:
         return None
     try:
-        # NVML's bit mask is written as 0x4 by some.
+        # Some tools write NVML's bit mask as 0x4.
         value = float(int(text, 16)) if text.strip().lower().startswith("0x") else float(text)
     except ValueError as error:
         raise ValueError(f"{quote(text)} is not a number") from error
     return value if math.isfinite(value) else None
 
 
-def rows(recording: Recording) -> Iterator[tuple[list[str], list[Any]]]:
-    """Names and cells of every row, for whoever writes them."""
-    known = [name for name in columns.NUMBERS if any(name in track.numbers for track in recording.tracks)]
+def iterate_rows(recording: Recording) -> Iterator[tuple[list[str], list[Any]]]:
+    """Header and cells of every row, in time order."""
+    recorded = set().union(*(track.numbers for track in recording.tracks))
+    names_present = [name for name in columns.NUMBER_COLUMNS if name in recorded]
     has_labels = any(track.labels is not None for track in recording.tracks)
-    names = [columns.TIME, columns.GPU, *([columns.LABEL] if has_labels else []), *known]
+    header = [columns.TIME, columns.GPU, *([columns.LABEL] if has_labels else []), *names_present]
     order = sorted(
-        (track.times[row], at, row) for at, track in enumerate(recording.tracks) for row in range(len(track))
+        (at, index, row) for index, track in enumerate(recording.tracks) for row, at in enumerate(track.times)
     )
     for _, at, row in order:
         track = recording.tracks[at]
         label = [track.labels[row] if track.labels is not None else ""] if has_labels else []
-        numbers = [track.numbers[name][row] if name in track.numbers else None for name in known]
-        yield names, [track.times[row], track.gpu, *label, *numbers]
+        numbers = [track.numbers[name][row] if name in track.numbers else None for name in names_present]
+        yield header, [track.times[row], track.gpu, *label, *numbers]
 
 
 def write_csv(recording: Recording, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        for at, (names, cells) in enumerate(rows(recording)):
+        for at, (names, cells) in enumerate(iterate_rows(recording)):
             if at == 0:
                 writer.writerow(names)
             writer.writerow(["" if cell is None else cell for cell in cells])
 
 
 def write_parquet(recording: Recording, path: Path) -> None:
-    """Needs pyarrow; ImportError where it is absent."""
+    """Write Parquet; ImportError without pyarrow."""
     import pyarrow
     from pyarrow import parquet
 
     table: dict[str, list[Any]] = {}
-    for names, cells in rows(recording):
+    for names, cells in iterate_rows(recording):
         for name, cell in zip(names, cells, strict=True):
             table.setdefault(name, []).append(cell)
     parquet.write_table(pyarrow.table(table), path, compression="zstd")
 
 
 def save(recording: Recording, folder: Path) -> Path:
-    """The recording in `folder`: Parquet where pyarrow is installed, CSV otherwise."""
+    """Write the recording to `folder`: as Parquet if pyarrow is installed, else as CSV."""
     path = folder / "recording.parquet"
     try:
         write_parquet(recording, path)

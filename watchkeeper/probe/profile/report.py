@@ -1,7 +1,7 @@
-"""A recording becomes a report: what the workload is bound by, evidence, what to do, and how it compares.
+"""Build a report from a recording: what bounds the workload, evidence, advice, and a comparison.
 
-`build` is pure: recording, model and an optional earlier recording in, a `Report` out. `report_text` and `report_page`
-turn it into words and into a page; `as_plain` is the documented JSON of `watchkeeper profile --json`.
+`build_report` is pure: a recording and an optional baseline in, a ProfileReport out. `report_text` and `report_page`
+render it; `report_as_json` is the documented output of `watchkeeper profile --json`.
 """
 
 from __future__ import annotations
@@ -9,30 +9,31 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from watchkeeper.kit import wire
 from watchkeeper.probe.profile import advice, compare, limits, segments
 from watchkeeper.probe.profile.features import Features
 from watchkeeper.probe.profile.recording import GpuTrack, Recording, present_values
 from watchkeeper.probe.profile.verdict import Bound
 
-# Words in a command that say what kind of workload it is.
+# Words in a command that suggest inference.
 SERVING = re.compile(r"serv|infer|predict|generate|vllm|triton|sglang|ollama|llama", re.IGNORECASE)
-# Below this confidence the counters cannot tell, and a profiler should.
-ASK_PROFILER = 0.6
+# With less confidence, the report recommends a profiler.
+PROFILER_CONFIDENCE = 0.6
 # Seed 004: GPUs of one job are alike within five points.
 IMBALANCE = 0.05
-# Percent of a core from which a thread is the limit, and threads in uninterruptible sleep from which the disk is.
+# From this percentage of a core, a thread is the limit; from this many waiting threads, the disk is.
 BUSY_THREAD = 85.0
 DISK_WAIT = 0.2
-# Shorter start-ups are nothing to speak of.
-LONG_START_UP = 2.0
+# Shorter start-ups are not mentioned.
+MIN_START_UP_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """One GPU: its segments in time, and the one that stands for the workload."""
+    """One GPU: its segments over time, and the main segment of the workload."""
 
     gpu: str
     timeline: tuple[segments.Segment, ...]
@@ -43,7 +44,7 @@ class GpuReport:
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """Everything that is said about a recording; `kind_is_assumed` where nobody said which workload it is."""
+    """The content of a report; `kind_is_assumed` if the kind of workload was guessed."""
 
     model: limits.GpuCeilings
     model_is_known: bool
@@ -53,14 +54,14 @@ class ProfileReport:
     kind: str
     kind_is_assumed: bool
     gpus: tuple[GpuReport, ...]
-    words: advice.BottleneckAdvice
+    bottleneck: advice.BottleneckAdvice
     gain: advice.ExpectedGain
     expected: tuple[advice.MetricExpectation, ...]
     tool: str
     spread: float | None
     imbalance: str | None
     host: Mapping[str, float]
-    compared: tuple[compare.ComparedNumber, ...]
+    compared_columns: tuple[compare.ComparedColumn, ...]
     baseline_bound: str | None
     notes: tuple[str, ...]
 
@@ -72,56 +73,57 @@ class ProfileReport:
 def build_report(
     recording: Recording,
     *,
-    used: Iterable[str] = (),
+    used_gpus: Iterable[str] = (),
     kind: str | None = None,
     command: Sequence[str] | None = None,
     baseline: Recording | None = None,
 ) -> ProfileReport:
-    """The report; the GPU that worked most comes first."""
-    named = limits.find_model(recording.model) if recording.model else None
-    model, is_known = segments.model_of(recording, named)
-    tracks = [segments.working(track, model) for track in _meant(recording, model, set(used))]
+    """Build the report; the most active GPU is first."""
+    found_model = limits.find_model(recording.model) if recording.model else None
+    model, is_known = segments.choose_model(recording, found_model)
+    tracks = [segments.trim_to_work(track, model) for track in _select_tracks(recording, model, set(used_gpus))]
     judged = segments.judge_recording(replace(recording, tracks=tuple(tracks)), model)
-    gpus = sorted((_gpu(track, judged, recording) for track in tracks), key=lambda gpu: -gpu.main.features.rhythm.mean)
+    gpus = [_report_gpu(track, judged, recording) for track in tracks]
+    gpus.sort(key=lambda gpu: -gpu.main.features.rhythm.mean)
     started = min(track.times[0] for track in recording.tracks)
-    start_up = min(track.times[0] for track in tracks) - started
+    start_up_seconds = min(track.times[0] for track in tracks) - started
     main = gpus[0].main
     bound, features = main.verdict.bound, main.features
-    spread = _spread(gpus)
-    chosen = kind or _kind(command, len(gpus))
+    spread = _activity_spread(gpus)
+    workload_kind = kind or _guess_kind(command, len(gpus))
     return ProfileReport(
         model=model,
-        model_is_known=is_known and (recording.model is None or named is not None),
+        model_is_known=is_known and (recording.model is None or found_model is not None),
         seconds=recording.seconds,
         started=started,
-        start_up_seconds=round(start_up, 1),
-        kind=chosen,
+        start_up_seconds=round(start_up_seconds, 1),
+        kind=workload_kind,
         kind_is_assumed=kind is None,
         gpus=tuple(gpus),
-        words=advice.bottleneck_advice()[bound.value],
-        gain=advice.gain(bound, features, model),
-        expected=advice.expected(
-            chosen,
+        bottleneck=advice.bottleneck_advice()[bound.value],
+        gain=advice.expected_gain(bound, features, model),
+        expected=advice.metric_expectations(
+            workload_kind,
             features,
             limit_watts=_limit_watts(recording, gpus[0].gpu, model),
             spread=spread,
             memory_used=gpus[0].memory_used,
         ),
-        tool=advice.tool(bound, command),
+        tool=advice.profiler_command(bound, command),
         spread=spread,
-        imbalance=_imbalance(gpus, spread),
-        host=_host(recording),
-        compared=_compared(recording, gpus[0], baseline=baseline, model=model),
-        baseline_bound=_baseline_bound(baseline, model),
-        notes=(*recording.notes, *_notes(recording, main, start_up=start_up)),
+        imbalance=_describe_imbalance(gpus, spread),
+        host=_host_means(recording),
+        compared_columns=_compare_with_baseline(recording, gpus[0], baseline=baseline, model=model),
+        baseline_bound=_find_baseline_bound(baseline, model),
+        notes=(*recording.notes, *_create_notes(recording, main, start_up_seconds=start_up_seconds)),
     )
 
 
-def _meant(recording: Recording, model: limits.GpuCeilings, used: set[str]) -> list[GpuTrack]:
-    """The GPUs of the workload: those it has a context on, else those that did anything, else all."""
-    chosen = [track for track in recording.tracks if track.gpu in used]
-    if chosen:
-        return chosen
+def _select_tracks(recording: Recording, model: limits.GpuCeilings, used_gpus: set[str]) -> list[GpuTrack]:
+    """The GPUs of the workload: those with its context, else those with activity, else all."""
+    used_tracks = [track for track in recording.tracks if track.gpu in used_gpus]
+    if used_tracks:
+        return used_tracks
     active = [
         track
         for track in recording.tracks
@@ -130,62 +132,62 @@ def _meant(recording: Recording, model: limits.GpuCeilings, used: set[str]) -> l
     return active or list(recording.tracks)
 
 
-def _gpu(track: GpuTrack, judged: segments.JudgedRecording, recording: Recording) -> GpuReport:
-    timeline = tuple(segment for segment in judged.segments if segment.gpu == track.gpu)
+def _report_gpu(track: GpuTrack, judged_recording: segments.JudgedRecording, recording: Recording) -> GpuReport:
+    timeline = tuple(segment for segment in judged_recording.segments if segment.gpu == track.gpu)
     main = main_segment(timeline)
-    total = recording.facts.get(track.gpu, {}).get("memory_mib") or judged.model.memory_mib
-    used = present_values(track.numbers.get("fb_used_mib", ()))
+    memory_mib = recording.facts.get(track.gpu, {}).get("memory_mib") or judged_recording.model.memory_mib
+    used_mib = present_values(track.numbers.get("fb_used_mib", ()))
     return GpuReport(
         track.gpu,
         timeline,
         main,
-        advice.achieved(main.features, judged.model),
-        max(used) / total if used and total else None,
+        advice.achieved_rates(main.features, judged_recording.model),
+        max(used_mib) / memory_mib if used_mib and memory_mib else None,
     )
 
 
 def main_segment(timeline: Sequence[segments.Segment]) -> segments.Segment:
-    """The class that took most of the time in which anything ran, by its longest segment."""
+    """The longest segment of the class that took most of the active time."""
     working = [segment for segment in timeline if segment.verdict.bound is not Bound.IDLE] or list(timeline)
-    lasted: dict[Bound, float] = {}
+    seconds_by_bound: dict[Bound, float] = {}
     for segment in working:
         bound = segment.verdict.bound
-        lasted[bound] = lasted.get(bound, 0.0) + segment.until - segment.since
-    most = max(lasted, key=lambda bound: lasted[bound])
+        seconds_by_bound[bound] = seconds_by_bound.get(bound, 0.0) + segment.until - segment.since
+    main_bound = max(seconds_by_bound, key=lambda bound: seconds_by_bound[bound])
     return max(
-        (segment for segment in working if segment.verdict.bound is most),
+        (segment for segment in working if segment.verdict.bound is main_bound),
         key=lambda segment: segment.until - segment.since,
     )
 
 
 def _limit_watts(recording: Recording, gpu: str, model: limits.GpuCeilings) -> float:
-    told = recording.facts.get(gpu, {}).get("power_limit_w")
-    return float(told) if told else model.power_watts
+    limit_watts = recording.facts.get(gpu, {}).get("power_limit_w")
+    return float(limit_watts) if limit_watts else model.power_watts
 
 
-def _spread(gpus: Sequence[GpuReport]) -> float | None:
+def _activity_spread(gpus: Sequence[GpuReport]) -> float | None:
     levels = [gpu.main.features.rhythm.mean for gpu in gpus]
     return max(levels) - min(levels) if len(levels) > 1 else None
 
 
-def _imbalance(gpus: Sequence[GpuReport], spread: float | None) -> str | None:
+def _describe_imbalance(gpus: Sequence[GpuReport], spread: float | None) -> str | None:
     if spread is None or spread <= IMBALANCE:
         return None
     most, least = gpus[0], gpus[-1]
     return (
         f"GPU {most.gpu} is active {100 * most.main.features.rhythm.mean:.0f} % of the time and GPU {least.gpu} "
-        f"{100 * least.main.features.rhythm.mean:.0f} %: {100 * spread:.0f} points apart, within {100 * IMBALANCE:.0f} "
-        f"is even. Where GPUs wait for each other, the one that is active most is the one that the others wait for"
+        f"{100 * least.main.features.rhythm.mean:.0f} %: {100 * spread:.0f} points apart, the limit is "
+        f"{100 * IMBALANCE:.0f}. If GPUs wait for each other, they wait for the most active one"
     )
 
 
-def _kind(command: Sequence[str] | None, gpus: int) -> str:
-    if gpus > 1:
+def _guess_kind(command: Sequence[str] | None, gpu_count: int) -> str:
+    if gpu_count > 1:
         return "multi_gpu"
     return "inference" if command and SERVING.search(" ".join(command)) else "training"
 
 
-def _host(recording: Recording) -> dict[str, float]:
+def _host_means(recording: Recording) -> dict[str, float]:
     track = recording.tracks[0]
     names = ("cpu_cores", "busiest_thread", "disk_wait", "read_kbs", "write_kbs", "net_rx_kbs", "net_tx_kbs", "rss_mib")
     return {
@@ -195,63 +197,63 @@ def _host(recording: Recording) -> dict[str, float]:
     }
 
 
-def _compared(
+def _compare_with_baseline(
     recording: Recording, gpu: GpuReport, *, baseline: Recording | None, model: limits.GpuCeilings
-) -> tuple[compare.ComparedNumber, ...]:
+) -> tuple[compare.ComparedColumn, ...]:
     if baseline is None:
         return ()
-    now = next(track for track in recording.tracks if track.gpu == gpu.gpu)
-    old, segment = _main_of(baseline, model)
-    return compare.compare(_rows(old, segment), _rows(now, gpu.main))
+    current = next(track for track in recording.tracks if track.gpu == gpu.gpu)
+    earlier, segment = _main_track(baseline, model)
+    return compare.compare(_segment_rows(earlier, segment), _segment_rows(current, gpu.main))
 
 
-def _main_of(baseline: Recording, model: limits.GpuCeilings) -> tuple[GpuTrack, segments.Segment]:
-    """The GPU of an earlier recording that worked most, and the segment that stands for it."""
+def _main_track(baseline: Recording, model: limits.GpuCeilings) -> tuple[GpuTrack, segments.Segment]:
+    """The most active GPU of an earlier recording, and its main segment."""
     track = max(baseline.tracks, key=lambda track: segments.judge_whole(track, model).features.rhythm.mean)
-    track = segments.working(track, model)
-    judged = segments.judge_recording(replace(baseline, tracks=(track,)), model)
-    return track, main_segment(judged.segments)
+    track = segments.trim_to_work(track, model)
+    judged_recording = segments.judge_recording(replace(baseline, tracks=(track,)), model)
+    return track, main_segment(judged_recording.segments)
 
 
-def _rows(track: GpuTrack, segment: segments.Segment) -> GpuTrack:
-    return track.part([row for row, at in enumerate(track.times) if segment.since <= at <= segment.until])
+def _segment_rows(track: GpuTrack, segment: segments.Segment) -> GpuTrack:
+    return track.select_rows([row for row, at in enumerate(track.times) if segment.since <= at <= segment.until])
 
 
-def _baseline_bound(baseline: Recording | None, model: limits.GpuCeilings) -> str | None:
+def _find_baseline_bound(baseline: Recording | None, model: limits.GpuCeilings) -> str | None:
     if baseline is None:
         return None
-    return _main_of(baseline, model)[1].verdict.bound.value
+    return _main_track(baseline, model)[1].verdict.bound.value
 
 
-def _notes(recording: Recording, main: segments.Segment, *, start_up: float) -> Iterable[str]:
-    if start_up >= LONG_START_UP:
-        yield f"work on the GPU began after {start_up:.0f} s: imports and loading; that part is not judged"
+def _create_notes(recording: Recording, main: segments.Segment, *, start_up_seconds: float) -> Iterable[str]:
+    if start_up_seconds >= MIN_START_UP_SECONDS:
+        yield f"GPU work started after {start_up_seconds:.0f} s; the time before (imports, loading) is excluded"
     for gpu, facts in recording.facts.items():
         if not facts.get("has_gpm", True):
-            yield f"GPU {gpu}: {facts['why_no_gpm']}; the verdict is less sure"
+            yield f"GPU {gpu}: {facts['why_no_gpm']}; the confidence is lower"
     if recording.model is not None and limits.find_model(recording.model) is None:
-        against = limits.default_model().name
-        yield f"{recording.model} is not in the table of models: shares of PCIe and power are against {against}"
+        model_name = limits.default_model().name
+        yield f"{recording.model} is an unknown GPU model: shares of PCIe and power refer to {model_name}"
     if (main.features.power_capped or 0.0) > 0.5:
-        yield "the power cap held the clocks (mask 0x4): normal at full load, no fault"
+        yield "the power cap reduced the clocks (mask 0x4): normal at full load"
     if (main.features.thermally_slowed or 0.0) > 0.05:
-        yield "heat slowed the clocks (mask 0x20 or 0x40): look at the cooling, `watchkeeper scan` says more"
+        yield "thermal slowdown reduced the clocks (mask 0x20 or 0x40): check the cooling, then run `watchkeeper scan`"
     yield from _host_notes(main.features, main.verdict.bound)
     if main.until - main.since < 10:
-        yield f"only {main.until - main.since:.0f} s of this kind of work were recorded; half a minute says more"
+        yield f"only {main.until - main.since:.0f} s of this work were recorded; record at least 30 s"
 
 
 def _host_notes(features: Features, bound: Bound) -> Iterable[str]:
-    """What the programs of the workload did meanwhile, where it says why the GPU waits."""
+    """Notes on the processes of the workload, for classes in which the GPU waits."""
     if bound not in (Bound.DATA_STARVED, Bound.STALLS, Bound.LAUNCH, Bound.UNDERUTILIZED):
         return
-    busiest, waiting = features.busiest_thread, features.disk_wait
-    if busiest is not None and busiest >= BUSY_THREAD:
-        yield f"one thread of the workload is busy {busiest:.0f} % of the time: the GPU waits for that thread"
-    elif busiest is not None and busiest < BUSY_THREAD / 2:
-        yield f"no thread of the workload is busy (the busiest {busiest:.0f} %): it waits for something else"
-    if waiting is not None and waiting >= DISK_WAIT:
-        yield f"{waiting:.1f} of its threads wait for a disk or a network file system on average"
+    busiest_percent, waiting_threads = features.busiest_thread, features.disk_wait
+    if busiest_percent is not None and busiest_percent >= BUSY_THREAD:
+        yield f"one thread of the workload is busy {busiest_percent:.0f} % of the time: the GPU waits for this thread"
+    elif busiest_percent is not None and busiest_percent < BUSY_THREAD / 2:
+        yield f"no thread of the workload is busy (at most {busiest_percent:.0f} %): it waits for something else"
+    if waiting_threads is not None and waiting_threads >= DISK_WAIT:
+        yield f"on average {waiting_threads:.1f} threads wait for a disk or a network file system"
 
 
 def report_as_json(report: ProfileReport) -> dict[str, Any]:
@@ -261,51 +263,51 @@ def report_as_json(report: ProfileReport) -> dict[str, Any]:
         "class": main.verdict.bound.value,
         "confidence": main.verdict.confidence,
         "why": main.verdict.why,
-        "unsure": list(main.verdict.unsure),
+        "unsure": list(main.verdict.doubts),
         "model": report.model.name,
         "model_is_assumed": not report.model_is_known,
         "seconds": round(report.seconds, 1),
         "start_up_seconds": report.start_up_seconds,
         "kind": report.kind,
         "kind_is_assumed": report.kind_is_assumed,
-        "first_change": report.words.first_change,
-        "then": report.words.then,
-        "gain": asdict(report.gain),
+        "first_change": report.bottleneck.first_change,
+        "then": report.bottleneck.next_change,
+        "gain": wire.to_plain(report.gain),
         "tool": report.tool,
-        "evidence": {name: value for name, value in asdict(main.features).items() if value is not None},
-        "expected": [{**asdict(row), "is_met": row.is_met} for row in report.expected],
-        "gpus": [_gpu_plain(gpu, report.started) for gpu in report.gpus],
+        "evidence": {name: value for name, value in wire.to_plain(main.features).items() if value is not None},
+        "expected": [{**wire.to_plain(row), "is_met": row.is_met} for row in report.expected],
+        "gpus": [_gpu_as_json(gpu, report.started) for gpu in report.gpus],
         "spread": report.spread,
         "imbalance": report.imbalance,
         "host": dict(report.host),
         "baseline": None
         if report.baseline_bound is None
-        else {"class": report.baseline_bound, "compared": [asdict(row) for row in report.compared]},
+        else {"class": report.baseline_bound, "compared": wire.to_plain(report.compared_columns)},
         "notes": list(report.notes),
     }
 
 
-def _gpu_plain(gpu: GpuReport, start: float) -> dict[str, Any]:
+def _gpu_as_json(gpu: GpuReport, started: float) -> dict[str, Any]:
     return {
         "gpu": gpu.gpu,
         "class": gpu.main.verdict.bound.value,
-        "achieved_estimates": asdict(gpu.achieved),
+        "achieved_estimates": wire.to_plain(gpu.achieved),
         "memory_used": gpu.memory_used,
-        "segments": [segment_as_json(segment, start) for segment in gpu.timeline],
+        "segments": [segment_as_json(segment, started) for segment in gpu.timeline],
     }
 
 
-def segment_as_json(segment: segments.Segment, start: float) -> dict[str, Any]:
-    """One segment; `class` and its fellows are what `profile classify --json` promises."""
+def segment_as_json(segment: segments.Segment, started: float) -> dict[str, Any]:
+    """One segment, as in `profile classify --json`; keys are added, never renamed."""
     verdict = segment.verdict
     return {
         "label": segment.label,
         "class": verdict.bound.value,
         "confidence": verdict.confidence,
         "why": verdict.why,
-        "unsure": list(verdict.unsure),
+        "unsure": list(verdict.doubts),
         "gpu": segment.gpu,
-        "since_seconds": round(segment.since - start, 3),
-        "until_seconds": round(segment.until - start, 3),
+        "since_seconds": round(segment.since - started, 3),
+        "until_seconds": round(segment.until - started, 3),
         "samples": segment.samples,
     }

@@ -1,7 +1,7 @@
-"""A report as one HTML file that needs nothing else: words, tables and charts, dark or light as the reader has it.
+"""Render a report as a self-contained HTML file: texts, tables and charts, in dark and light mode.
 
-`cli.node.profile` writes it beside the recording. Charts are means over at most `POINTS` stretches of time, so that
-an hour is as small as a minute.
+`cli.node.profile` writes it next to the recording. Charts have at most `POINTS` averaged points, so that the size does
+not depend on the length.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from watchkeeper.probe.profile.recording import GpuTrack, Recording, present_values
 from watchkeeper.probe.profile.report import ProfileReport
-from watchkeeper.probe.profile.report_text import NAMES, gain
+from watchkeeper.probe.profile.report_text import METRIC_NAMES, gain_text
 
 POINTS = 480
 WIDTH, HEIGHT, LEFT, TOP = 900, 170, 52, 10
-BAND = 14
+STRIP_HEIGHT = 14
 
 
 class ChartLine(NamedTuple):
@@ -32,13 +32,13 @@ CHARTS: tuple[tuple[str, str, tuple[ChartLine, ...]], ...] = (
         "Share of time",
         "%",
         (
-            ChartLine("graphics_util", "kernels run"),
+            ChartLine("graphics_util", "kernels"),
             ChartLine("sm_util", "SMs"),
             ChartLine("any_tensor_util", "tensor cores"),
             ChartLine("dram_bw_util", "memory"),
         ),
     ),
-    ("As nvidia-smi shows it", "%", (ChartLine("gpu_util", "gpu_util"), ChartLine("mem_copy_util", "mem_copy_util"))),
+    ("nvidia-smi values", "%", (ChartLine("gpu_util", "gpu_util"), ChartLine("mem_copy_util", "mem_copy_util"))),
     ("Power", "W", (ChartLine("power_w", "power"),)),
     (
         "PCIe",
@@ -62,15 +62,15 @@ CHARTS: tuple[tuple[str, str, tuple[ChartLine, ...]], ...] = (
 
 
 def render_page(report: ProfileReport, recording: Recording, *, title: str) -> str:
-    """The whole file."""
+    """The HTML text of the report."""
     template = (resources.files("watchkeeper.packs") / "profile_report.html").read_text(encoding="utf-8")
     parts = {
         "TITLE": escape(title),
-        "HEAD": _head(report),
-        "ADVICE": _advice(report),
-        "EXPECTED": _expected(report),
-        "GPUS": "".join(_gpu(report, recording, place) for place in range(len(report.gpus))),
-        "COMPARED": _compared(report),
+        "HEAD": _render_verdict(report),
+        "ADVICE": _render_advice(report),
+        "EXPECTED": _render_expected(report),
+        "GPUS": "".join(_render_gpu(report, recording, position) for position in range(len(report.gpus))),
+        "COMPARED": _render_comparison(report),
         "NOTES": "".join(f"<li>{escape(note)}</li>" for note in report.notes) or "<li>none</li>",
     }
     for name, text in parts.items():
@@ -78,127 +78,128 @@ def render_page(report: ProfileReport, recording: Recording, *, title: str) -> s
     return template
 
 
-def _head(report: ProfileReport) -> str:
+def _render_verdict(report: ProfileReport) -> str:
     verdict = report.main.verdict
-    doubts = "".join(f"<p class=doubt>Less sure: {escape(text)}</p>" for text in verdict.unsure)
+    doubts = "".join(f"<p class=doubt>Lower confidence: {escape(text)}</p>" for text in verdict.doubts)
     return (
-        f"<p class=class>{escape(verdict.bound.value)}</p><h1>{escape(report.words.title.capitalize())}</h1>"
-        f"<p>{escape(report.words.meaning)}.</p><p class=why>{escape(verdict.why)}.</p>{doubts}"
+        f"<p class=class>{escape(verdict.bound.value)}</p><h1>{escape(report.bottleneck.title.capitalize())}</h1>"
+        f"<p>{escape(report.bottleneck.meaning)}.</p><p class=why>{escape(verdict.why)}.</p>{doubts}"
         f"<dl><div><dt>Confidence</dt><dd>{verdict.confidence:.2f}</dd></div>"
         f"<div><dt>Recorded</dt><dd>{report.seconds:.0f} s</dd></div>"
         f"<div><dt>GPUs</dt><dd>{len(report.gpus)} × {escape(report.model.name)}</dd></div></dl>"
     )
 
 
-def _advice(report: ProfileReport) -> str:
+def _render_advice(report: ProfileReport) -> str:
     rows = (
-        ("Change first", report.words.first_change),
-        ("Could give at most", gain(report)),
-        ("Then", report.words.then),
+        ("Change first", report.bottleneck.first_change),
+        ("Largest possible gain", gain_text(report)),
+        ("Next", report.bottleneck.next_change),
     )
-    listed = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows)
-    return f"<table>{listed}<tr><th>To see where</th><td><code>{escape(report.tool)}</code></td></tr></table>"
+    table_rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+    return f"<table>{table_rows}<tr><th>Profile it</th><td><code>{escape(report.tool)}</code></td></tr></table>"
 
 
-def _expected(report: ProfileReport) -> str:
+def _render_expected(report: ProfileReport) -> str:
     rows = []
     for row in report.expected:
-        seen = "unknown" if row.seen is None else f"{100 * row.seen:.0f} %"
+        value = "unknown" if row.value is None else f"{100 * row.value:.0f} %"
         state = "unknown" if row.is_met is None else "ok" if row.is_met else "off"
         rows.append(
-            f"<tr><th>{NAMES[row.metric]}</th><td class={state}>{seen}</td>"
+            f"<tr><th>{METRIC_NAMES[row.metric]}</th><td class={state}>{value}</td>"
             f"<td>{100 * row.low:.0f} to {100 * row.high:.0f} %</td><td>{escape(row.remark)}</td></tr>"
         )
     assumed = " (assumed)" if report.kind_is_assumed else ""
-    head = f"<h2>What {escape(report.kind.replace('_', '-'))}{assumed} should look like</h2>"
-    return f"{head}<table><tr><th></th><th>seen</th><th>expected</th><th></th></tr>{''.join(rows)}</table>"
+    heading = f"<h2>Expected values for {escape(report.kind.replace('_', '-'))}{assumed}</h2>"
+    return f"{heading}<table><tr><th></th><th>measured</th><th>expected</th><th></th></tr>{''.join(rows)}</table>"
 
 
-def _gpu(report: ProfileReport, recording: Recording, place: int) -> str:
-    gpu = report.gpus[place]
-    track = next(found for found in recording.tracks if found.gpu == gpu.gpu)
-    rate = gpu.achieved
+def _render_gpu(report: ProfileReport, recording: Recording, position: int) -> str:
+    gpu = report.gpus[position]
+    track = next(candidate for candidate in recording.tracks if candidate.gpu == gpu.gpu)
+    achieved = gpu.achieved
     rates = (
-        ("TFLOP/s, tensor cores if 16-bit", rate.tensor_tflops),
-        ("TFLOP/s fp32", rate.fp32_tflops),
-        ("TFLOP/s fp64", rate.fp64_tflops),
-        ("GB/s memory", rate.memory_gb),
-        ("GB/s PCIe", rate.pcie_gb),
+        ("TFLOP/s, tensor cores if 16-bit", achieved.tensor_tflops),
+        ("TFLOP/s fp32", achieved.fp32_tflops),
+        ("TFLOP/s fp64", achieved.fp64_tflops),
+        ("GB/s memory", achieved.memory_gb),
+        ("GB/s PCIe", achieved.pcie_gb),
     )
     tiles = "".join(f"<div><dt>{unit}</dt><dd>{value:,.1f}</dd></div>" for unit, value in rates if value is not None)
-    charts = "".join(_chart(track, name, unit=unit, lines=lines) for name, unit, lines in CHARTS)
-    name = recording.facts.get(gpu.gpu, {}).get("uuid", "")
-    estimates = f"<p class=small>Estimates: share of each unit × its figure for {escape(report.model.name)}.</p>"
+    charts = "".join(_render_chart(track, name, unit=unit, lines=lines) for name, unit, lines in CHARTS)
+    uuid = recording.facts.get(gpu.gpu, {}).get("uuid", "")
+    estimates = f"<p class=small>Estimates: share of each unit × its rate on {escape(report.model.name)}.</p>"
     return (
-        f"<section><h2>GPU {escape(gpu.gpu)} <small>{escape(str(name))}</small></h2>{_bands(report, place)}"
-        f"<dl>{tiles}</dl>{estimates}{charts}</section>"
+        f"<section><h2>GPU {escape(gpu.gpu)} <small>{escape(str(uuid))}</small></h2>"
+        f"{_render_timeline(report, position)}<dl>{tiles}</dl>{estimates}{charts}</section>"
     )
 
 
-def _bands(report: ProfileReport, place: int) -> str:
-    """The classes over time, as a strip above the charts."""
-    timeline, start = report.gpus[place].timeline, report.started
+def _render_timeline(report: ProfileReport, position: int) -> str:
+    """The classes over time, as a coloured strip above the charts."""
+    timeline, start = report.gpus[position].timeline, report.started
     end = start + report.seconds
     scale = (WIDTH - LEFT) / max(1e-6, end - start)
-    boxes, names = [], dict.fromkeys(segment.verdict.bound.value for segment in timeline)
+    rectangles, names = [], dict.fromkeys(segment.verdict.bound.value for segment in timeline)
     for segment in timeline:
         x, width = LEFT + (segment.since - start) * scale, max(1.0, (segment.until - segment.since) * scale)
         bound = segment.verdict.bound.value
-        told = f"{bound}, {segment.since - start:.1f} to {segment.until - start:.1f} s: {segment.verdict.why}"
-        place_of = f'x="{x:.1f}" y="0" width="{width:.1f}" height="{BAND}"'
-        boxes.append(f'<rect class="{bound}" {place_of}><title>{escape(told)}</title></rect>')
+        tooltip = f"{bound}, {segment.since - start:.1f} to {segment.until - start:.1f} s: {segment.verdict.why}"
+        attributes = f'x="{x:.1f}" y="0" width="{width:.1f}" height="{STRIP_HEIGHT}"'
+        rectangles.append(f'<rect class="{bound}" {attributes}><title>{escape(tooltip)}</title></rect>')
     legend = "".join(f'<span><i class="{name}"></i>{name}</span>' for name in names)
-    strip = f'<svg viewBox="0 0 {WIDTH} {BAND}" role="img" aria-label="classes over time">{"".join(boxes)}</svg>'
+    size = f'viewBox="0 0 {WIDTH} {STRIP_HEIGHT}"'
+    strip = f'<svg {size} role="img" aria-label="classes over time">{"".join(rectangles)}</svg>'
     return f"{strip}<p class=legend>{legend}</p>"
 
 
-def _chart(track: GpuTrack, name: str, *, unit: str, lines: Sequence[ChartLine]) -> str:
-    """One chart, or nothing where the recording has none of its columns."""
+def _render_chart(track: GpuTrack, name: str, *, unit: str, lines: Sequence[ChartLine]) -> str:
+    """One chart, or an empty text if the recording has none of its columns."""
     present = [line for line in lines if track.has(line.column)]
     if not present:
         return ""
-    series = [_points(track, line) for line in present]
+    series = [_average_points(track, line) for line in present]
     highest = max((value for points in series for _, value in points), default=0.0)
-    top = 100.0 if unit == "%" else _round_up(highest)
+    y_max = 100.0 if unit == "%" else _round_up(highest)
     start, end = track.times[0], track.times[-1]
-    x_scale, y_scale = (WIDTH - LEFT) / max(1e-6, end - start), (HEIGHT - TOP) / top
-    drawn = []
+    x_scale, y_scale = (WIDTH - LEFT) / max(1e-6, end - start), (HEIGHT - TOP) / y_max
+    polylines = []
     for number, points in enumerate(series):
         path = " ".join(f"{LEFT + (at - start) * x_scale:.1f},{HEIGHT - value * y_scale:.1f}" for at, value in points)
-        drawn.append(f'<polyline class="line{number}" points="{path}"/>')
-    grid = "".join(_grid_line(part * top, HEIGHT - part * top * y_scale) for part in (0, 0.5, 1))
+        polylines.append(f'<polyline class="line{number}" points="{path}"/>')
+    grid = "".join(_grid_line(part * y_max, HEIGHT - part * y_max * y_scale) for part in (0, 0.5, 1))
     ticks = "".join(
-        _text(LEFT + part * (WIDTH - LEFT), HEIGHT + 16, anchor=anchor, text=f"{part * (end - start):.0f} s")
+        _svg_text(LEFT + part * (WIDTH - LEFT), HEIGHT + 16, anchor=anchor, text=f"{part * (end - start):.0f} s")
         for part, anchor in ((0, "start"), (0.5, "middle"), (1, "end"))
     )
     legend = "".join(f'<span><i class="line{at}"></i>{escape(line.name)}</span>' for at, line in enumerate(present))
     caption = f"<figcaption>{escape(name)} <small>{unit}</small><span class=legend>{legend}</span></figcaption>"
-    box = f'viewBox="0 0 {WIDTH} {HEIGHT + 22}" role="img" aria-label="{escape(name)}"'
-    return f"<figure>{caption}<svg {box}>{grid}{''.join(drawn)}{ticks}</svg></figure>"
+    attributes = f'viewBox="0 0 {WIDTH} {HEIGHT + 22}" role="img" aria-label="{escape(name)}"'
+    return f"<figure>{caption}<svg {attributes}>{grid}{''.join(polylines)}{ticks}</svg></figure>"
 
 
 def _grid_line(value: float, y: float) -> str:
     line = f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    return line + _text(LEFT - 6, y + 4, anchor="end", text=f"{value:g}")
+    return line + _svg_text(LEFT - 6, y + 4, anchor="end", text=f"{value:g}")
 
 
-def _text(x: float, y: float, *, anchor: str, text: str) -> str:
+def _svg_text(x: float, y: float, *, anchor: str, text: str) -> str:
     return f'<text x="{x:.0f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
-def _points(track: GpuTrack, line: ChartLine) -> list[tuple[float, float]]:
+def _average_points(track: GpuTrack, line: ChartLine) -> list[tuple[float, float]]:
     values = track.numbers[line.column]
-    size = max(1, -(-len(track) // POINTS))
-    found = []
-    for at in range(0, len(track), size):
-        told = present_values(values[at : at + size])
-        if told:
-            found.append((track.times[at], statistics.fmean(told) * line.scale))
-    return found
+    rows_per_point = max(1, -(-len(track) // POINTS))
+    points = []
+    for at in range(0, len(track), rows_per_point):
+        bin_values = present_values(values[at : at + rows_per_point])
+        if bin_values:
+            points.append((track.times[at], statistics.fmean(bin_values) * line.scale))
+    return points
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 5 and their tens: a scale that people can read."""
+    """The next larger value of 1, 2, 5, 10, 20, 50 …"""
     step = 1e-3
     while True:
         for factor in (1, 2, 5):
@@ -207,14 +208,14 @@ def _round_up(value: float) -> float:
         step *= 10
 
 
-def _compared(report: ProfileReport) -> str:
+def _render_comparison(report: ProfileReport) -> str:
     if report.baseline_bound is None:
         return ""
     rows = "".join(
         f"<tr><th>{escape(row.column)}</th><td>{row.before:,.1f}</td><td>{row.now:,.1f} {row.unit}</td>"
         f"<td class={row.change.value}>{row.change.value}</td></tr>"
-        for row in report.compared
+        for row in report.compared_columns
         if row.before is not None and row.now is not None
     )
-    head = f"<h2>Against the baseline <small>{escape(report.baseline_bound)}</small></h2>"
-    return f"{head}<table><tr><th></th><th>before</th><th>now</th><th>beyond noise</th></tr>{rows}</table>"
+    heading = f"<h2>Comparison with the baseline <small>{escape(report.baseline_bound)}</small></h2>"
+    return f"{heading}<table><tr><th></th><th>before</th><th>now</th><th>beyond noise</th></tr>{rows}</table>"

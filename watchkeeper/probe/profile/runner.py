@@ -1,7 +1,7 @@
-"""A workload under the recorder: started here, or found by its pid, or simply whatever the GPUs do for a while.
+"""Record a workload: start a command, attach to a pid, or record the GPUs for a time.
 
-`cli.node.profile` calls `run`. The workload keeps its standard input and output, gets the signals that are sent to
-us, and is never ended because a recording is over; its exit status is ours. What was recorded goes to `report`.
+`cli.node.profile` calls `run`. The workload keeps its standard input and output and gets the signals that this process
+receives. It continues when a recording ends, and its exit status becomes ours. The recording goes to `report`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.probe.profile.recorder import Recorder
 from watchkeeper.probe.profile.recording import Recording
 
-# How long a workload may take to clean up after Ctrl-C before it is asked, and then made, to end.
-PATIENCE_SECONDS = 10.0
-LOOK_SECONDS = 0.2
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# Time to clean up after Ctrl-C, before SIGTERM and again before SIGKILL.
+TERMINATE_SECONDS = 10.0
+POLL_SECONDS = 0.2
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class WorkloadNotStarted(WatchkeeperError):
@@ -33,7 +33,7 @@ class WorkloadNotStarted(WatchkeeperError):
 
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
-    """What to record. `command` and `pid` None: the GPUs of this node, whoever uses them."""
+    """What to record; without `command` and `pid`, all GPUs of this node."""
 
     interval_seconds: float = 0.1
     command: Sequence[str] | None = None
@@ -45,20 +45,20 @@ class RecordingRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedWorkload:
-    """`exit_code` is the workload's own, None where there was none to wait for."""
+    """The result of a recording; `exit_code` is that of the workload, None if there was no command."""
 
     recording: Recording
-    used: frozenset[int]
+    used_gpus: frozenset[int]
     exit_code: int | None
     problems: tuple[str, ...]
     child: subprocess.Popen[bytes] | None = None
 
 
-Show = Callable[[float, Recorder], None]
+ShowProgress = Callable[[float, Recorder], None]
 
 
 class SignalForwarder:
-    """Signals that came to us: what ends the recording, and what is handed on."""
+    """Handles signals: Ctrl-C ends the recording, and signals are forwarded to the workload."""
 
     def __init__(self) -> None:
         self.interrupts = 0
@@ -66,7 +66,7 @@ class SignalForwarder:
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.interrupts += 1
-        # A terminal sends Ctrl-C to the workload by itself; a second copy would break its clean-up.
+        # A terminal already sends Ctrl-C to the workload; a second one would interrupt its cleanup.
         if self.child is not None and not sys.stdin.isatty():
             self.send(number)
 
@@ -82,96 +82,96 @@ class SignalForwarder:
 
 
 @contextmanager
-def signals(stop: SignalForwarder) -> Iterator[None]:
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, stop.interrupt)}
-    before |= {number: signal.signal(number, stop.forward) for number in FORWARDED}
+def handle_signals(forwarder: SignalForwarder) -> Iterator[None]:
+    previous = {signal.SIGINT: signal.signal(signal.SIGINT, forwarder.interrupt)}
+    previous |= {number: signal.signal(number, forwarder.forward) for number in FORWARDED_SIGNALS}
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
 
 
-def run(wish: RecordingRequest, show: Show) -> RecordedWorkload:
-    """Record until the workload ends, its time is over, or somebody presses Ctrl-C."""
-    if wish.pid is not None and not is_running(wish.pid):
-        raise WorkloadNotStarted(f"--pid {wish.pid}: no such program runs here", remedy="`ps` lists programs")
-    stop, problems = SignalForwarder(), []
-    with signals(stop), Recorder(wish.interval_seconds, wish.gpus) as recorder:
-        child = None if wish.command is None else start(wish)
-        stop.child = child
-        pid = child.pid if child is not None else wish.pid
+def run(request: RecordingRequest, show_progress: ShowProgress) -> RecordedWorkload:
+    """Record until the workload ends, the time is over, or the user presses Ctrl-C."""
+    if request.pid is not None and not is_running(request.pid):
+        raise WorkloadNotStarted(f"--pid {request.pid}: no such process", remedy="List processes with `ps`")
+    forwarder, problems = SignalForwarder(), []
+    with handle_signals(forwarder), Recorder(request.interval_seconds, request.gpus) as recorder:
+        child = None if request.command is None else start_workload(request)
+        forwarder.child = child
+        pid = child.pid if child is not None else request.pid
         if pid is not None:
-            recorder.watch(pid)
-        since = time.monotonic()
-        while not _is_over(wish, stop, child=child, seconds=time.monotonic() - since):
-            time.sleep(LOOK_SECONDS)
-            problem = recorder.look_after()
+            recorder.record_processes(pid)
+        started_at = time.monotonic()
+        while not _is_finished(request, forwarder, child=child, seconds=time.monotonic() - started_at):
+            time.sleep(POLL_SECONDS)
+            problem = recorder.check_health()
             if problem is not None:
                 problems.append(problem)
                 break
-            show(time.monotonic() - since, recorder)
-        if child is not None and stop.interrupts:
-            _end(child, stop)
-        recording, used = recorder.finish(), recorder.used
+            show_progress(time.monotonic() - started_at, recorder)
+        if child is not None and forwarder.interrupts:
+            _terminate(child, forwarder)
+        recording, used = recorder.finish(), recorder.used_gpus
     code = None if child is None else child.poll()
     return RecordedWorkload(recording, used, exit_status(code), tuple(problems), child)
 
 
-def start(wish: RecordingRequest) -> subprocess.Popen[bytes]:
-    assert wish.command
+def start_workload(request: RecordingRequest) -> subprocess.Popen[bytes]:
+    assert request.command
     try:
-        # With JSON on our standard output the workload's own goes to standard error.
-        return subprocess.Popen(wish.command, stdout=None if wish.keeps_stdout else sys.stderr.fileno())
+        # If JSON goes to standard output, the workload's output goes to standard error.
+        return subprocess.Popen(request.command, stdout=None if request.keeps_stdout else sys.stderr.fileno())
     except OSError as error:
         raise WorkloadNotStarted(
-            f"{wish.command[0]} cannot be started: {error.strerror}",
-            remedy="Write the program and its options after --",
+            f"{request.command[0]} cannot be started: {error.strerror}",
+            remedy="Write the command and its options after --",
         ) from error
 
 
-def wait(recorded: RecordedWorkload) -> int:
-    """The workload's exit status; where the recording was over before it, its end is awaited."""
+def wait_for_exit(recorded: RecordedWorkload) -> int:
+    """The exit status of the workload, after waiting for it if the recording ended first."""
     child = recorded.child
     if child is None:
         return 0
-    stop = SignalForwarder()
-    stop.child = child
-    with signals(stop):
+    forwarder = SignalForwarder()
+    forwarder.child = child
+    with handle_signals(forwarder):
         while child.poll() is None:
-            time.sleep(LOOK_SECONDS)
-            if stop.interrupts:
-                _end(child, stop)
+            time.sleep(POLL_SECONDS)
+            if forwarder.interrupts:
+                _terminate(child, forwarder)
     return exit_status(child.returncode) or 0
 
 
-def _is_over(
-    wish: RecordingRequest, stop: SignalForwarder, *, child: subprocess.Popen[bytes] | None, seconds: float
+def _is_finished(
+    request: RecordingRequest, forwarder: SignalForwarder, *, child: subprocess.Popen[bytes] | None, seconds: float
 ) -> bool:
-    if stop.interrupts or (child is not None and child.poll() is not None):
+    if forwarder.interrupts or (child is not None and child.poll() is not None):
         return True
-    if wish.for_seconds is not None and seconds >= wish.for_seconds:
+    if request.for_seconds is not None and seconds >= request.for_seconds:
         return True
-    return child is None and wish.pid is not None and not is_running(wish.pid)
+    return child is None and request.pid is not None and not is_running(request.pid)
 
 
-def _end(child: subprocess.Popen[bytes], stop: SignalForwarder) -> None:
-    """The workload has been interrupted: give it time, then ask, then make it end."""
-    asked = stop.interrupts
+def _terminate(child: subprocess.Popen[bytes], forwarder: SignalForwarder) -> None:
+    """Wait for an interrupted workload, then send SIGTERM, then SIGKILL; another Ctrl-C skips the wait."""
+    interrupts = forwarder.interrupts
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         if number is not None:
             child.send_signal(number)
-        until = time.monotonic() + PATIENCE_SECONDS
-        while child.poll() is None and time.monotonic() < until and stop.interrupts == asked:
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        while child.poll() is None and time.monotonic() < deadline and forwarder.interrupts == interrupts:
             time.sleep(0.02)
-        asked = stop.interrupts
+        interrupts = forwarder.interrupts
         if child.poll() is not None:
             return
     child.wait()
 
 
 def exit_status(code: int | None) -> int | None:
-    """As a shell gives it: 128 and the number of the signal that ended a program."""
+    """The exit status as in a shell: 128 plus the signal number if a signal ended the process."""
     return code if code is None or code >= 0 else 128 - code
 
 

@@ -1,6 +1,6 @@
-"""The classes that a workload can be of, a verdict, and how its numbers are written.
+"""The classes of workloads, the verdict, and the format of its numbers.
 
-`classify` and `classify_basic` make verdicts; everything that prints or compares them takes the names from here.
+`classify` and `classify_basic` create verdicts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Bound(StrEnum):
-    """What a workload is bound by; the names are those of the command's JSON."""
+    """What a workload is bound by; the values are those of the JSON output."""
 
     IDLE = "idle"
     UNDERUTILIZED = "underutilized"
@@ -27,24 +27,22 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadVerdict:
-    """`why` holds the numbers that decided; `unsure` says what lowers the confidence."""
+    """A class with confidence; `why` has the deciding numbers, `doubts` what lowers the confidence."""
 
     bound: Bound
     confidence: float
     why: str
-    unsure: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 def confidence_beyond(value: float, limit: float) -> float:
-    """Confidence from how far a value is beyond its limit: 0.6 at the limit, 0.95 at twice it."""
+    """Confidence by the distance of a value from its limit: 0.6 at the limit, 0.95 at twice the limit."""
     return min(0.95, 0.6 + 0.35 * max(0.0, value / limit - 1.0)) if limit > 0 else 0.95
 
 
-def percent(share: float) -> str:
-    """Rounded, but never to 0 what is not: the least work of a GPU is some thousandths of a percent."""
+def percent(share: float | None) -> str:
+    """A rounded percentage; values above 0 do not round to 0, because little work is thousandths of a percent."""
+    if share is None:
+        return "unknown"
     digits = 0 if share >= 0.095 else 1 if share >= 0.0005 or share == 0 else 3
     return f"{100 * share:.{digits}f} %"
-
-
-def known(share: float | None) -> str:
-    return "unknown" if share is None else percent(share)

@@ -105,12 +105,12 @@ async def delivered(connection: http.Connection, url: str, content: bytes) -> in
     tries = 0
     while True:
         tries += 1
-        pause = push.PAUSES.delay_seconds(tries)
+        pause = push.RETRY_BACKOFF.delay_seconds(tries)
         try:
             answer = await connection.send(http.HttpRequest(url, "POST", {"Content-Type": "application/json"}, content))
             verdict, wait = push.classify_response(answer, pause)
         except CollectError:
-            verdict, wait = push.PushResult.LATER, pause
+            verdict, wait = push.PushResult.RETRY, pause
         if verdict is push.PushResult.DELIVERED:
             return tries
         if verdict is push.PushResult.REFUSED:

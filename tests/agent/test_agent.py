@@ -95,7 +95,7 @@ def test_an_agent_that_may_not_read_the_kernel_log_says_so_and_goes_on(
         stop, registry = asyncio.Event(), Registry()
         listening = replace(settings(root, "http://127.0.0.1:9"), listen=agent_server.ListenSettings(port=0))
         running = asyncio.create_task(agent.run(listening, ScaledClock(), stop, registry=registry))
-        await until_async(lambda: "The kernel log is not followed" in caplog.text)
+        await until_async(lambda: "kernel log unreadable" in caplog.text)
         assert registry.metrics["watchkeeper_agent_kernel_log_readable"].values == {(): 0}
         assert not running.done()
         stop.set()
@@ -113,7 +113,7 @@ def test_an_agent_without_room_for_its_spool_does_not_start(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("hub", ["hub:9480", "ftp://hub", "http://", ""])
 def test_a_hub_that_is_no_address_is_refused_at_the_start(tmp_path: Path, hub: str) -> None:
-    with pytest.raises(SettingsError, match="is not an http or https address"):
+    with pytest.raises(SettingsError, match="is not an http or https URL"):
         asyncio.run(agent.run(settings(machine(tmp_path), hub), ScaledClock(), asyncio.Event()))
 
 
@@ -130,7 +130,7 @@ def test_a_kernel_log_that_breaks_while_it_is_read_does_not_end_the_agent(
         running = asyncio.create_task(
             agent.run(settings(root, "http://127.0.0.1:9"), ScaledClock(), stop, registry=registry)
         )
-        await until_async(lambda: "The kernel log is not followed" in caplog.text)
+        await until_async(lambda: "kernel log unreadable" in caplog.text)
         assert not running.done()
         stop.set()
         await running

@@ -53,7 +53,7 @@ def test_numbers_of_a_host_that_stopped_answering_are_not_repeated(
     async def story() -> None:
         async with running(machine(tmp_path), machine_of(1)) as node:
             await node.until_page(lambda text: "\nwatchkeeper_host_" in text)
-            monkeypatch.setattr(agent, "HOST_KEPT_SECONDS", 0.0)
+            monkeypatch.setattr(agent, "HOST_STALE_SECONDS", 0.0)
             page = await node.until_page(lambda text: "DCGM_FI_DEV_GPU_TEMP{" in text)
             assert "\nwatchkeeper_host_" not in page
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.waiting import until_async
 from watchkeeper.agent import agent_server
-from watchkeeper.agent.agent_server import Credentials, HttpPage, ListenSettings, Route, load_credentials, serving
+from watchkeeper.agent.agent_server import Credentials, HttpPage, ListenSettings, Route, load_credentials, serve
 from watchkeeper.errors import SettingsError, StartRefused
 
 ROUTES = {
@@ -54,7 +54,7 @@ def get(path: str, **headers: str) -> bytes:
 
 def ask(listen: ListenSettings, *requests: bytes) -> list[bytes]:
     async def story() -> list[bytes]:
-        async with serving(listen, ROUTES) as address:
+        async with serve(listen, ROUTES) as address:
             return [await say(address, request) for request in requests]
 
     return asyncio.run(story())
@@ -68,7 +68,7 @@ def test_a_long_page_is_packed_for_those_who_take_it() -> None:
     long = b"up 1\n" * 4000
 
     async def story() -> list[bytes]:
-        async with serving(LOCAL, {"/metrics": Route(lambda: HttpPage(long))}) as address:
+        async with serve(LOCAL, {"/metrics": Route(lambda: HttpPage(long))}) as address:
             requests = get("/metrics"), get("/metrics", **{"Accept-Encoding": "gzip"})
             return [await say(address, request) for request in requests]
 
@@ -104,24 +104,24 @@ def test_a_token_or_a_password_opens_the_page_and_health_needs_none(tmp_path: Pa
 @pytest.mark.parametrize("content", ["", "# only a comment\n"])
 def test_a_file_without_a_secret_is_refused_and_never_means_open(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokens").write_text(content)
-    with pytest.raises(SettingsError, match="there is no secret"):
+    with pytest.raises(SettingsError, match="has no secret"):
         load_credentials(tmp_path / "tokens", None)
 
 
 def test_an_address_for_everyone_needs_a_guard_or_an_explicit_yes() -> None:
-    with pytest.raises(StartRefused, match="everyone who reaches this address"):
+    with pytest.raises(StartRefused, match="anyone who can reach this address"):
         ListenSettings("0.0.0.0").check()
-    ListenSettings("0.0.0.0", is_open=True).check()
+    ListenSettings("0.0.0.0", allows_anonymous=True).check()
     ListenSettings("0.0.0.0", credentials=Credentials(frozenset({b"x"}))).check()
     ListenSettings("::1").check()
 
 
 def test_a_taken_port_is_a_clear_error() -> None:
     async def story() -> None:
-        async with serving(LOCAL, ROUTES) as address:
+        async with serve(LOCAL, ROUTES) as address:
             taken = ListenSettings(port=urlsplit(address).port or 0)
-            with pytest.raises(StartRefused, match="another program listens there") as refused:
-                async with serving(taken, ROUTES):
+            with pytest.raises(StartRefused, match="another program listens on this address") as refused:
+                async with serve(taken, ROUTES):
                     pass
             assert "--listen" in str(refused.value)
 
@@ -132,10 +132,10 @@ def test_a_unix_socket_is_served_and_a_left_over_one_is_replaced(tmp_path: Path)
     listen = ListenSettings(socket=tmp_path / "s")
 
     async def story() -> None:
-        async with serving(listen, ROUTES) as address:
+        async with serve(listen, ROUTES) as address:
             assert status(await say(address, get("/metrics"))) == 200
-            with pytest.raises(StartRefused, match="another program listens there"):
-                async with serving(listen, ROUTES):
+            with pytest.raises(StartRefused, match="another program listens on this address"):
+                async with serve(listen, ROUTES):
                     pass
 
     asyncio.run(story())
@@ -161,7 +161,7 @@ async def is_answered(address: str) -> bool:
 
 def with_patience(seconds: float, story: Callable[[str], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with serving(LOCAL, ROUTES) as address:
+        async with serve(LOCAL, ROUTES) as address:
             async with asyncio.timeout(seconds):
                 await story(address)
 
@@ -241,7 +241,7 @@ def test_a_client_that_does_not_begin_with_tls_is_cut_off(tmp_path: Path, monkey
     monkeypatch.setattr(agent_server, "REQUEST_SECONDS", 0.05)
 
     async def story() -> None:
-        async with serving(certificate(tmp_path), ROUTES) as address, asyncio.timeout(30):
+        async with serve(certificate(tmp_path), ROUTES) as address, asyncio.timeout(30):
             parts = urlsplit(address)
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             assert await reader.read() == b""
@@ -256,7 +256,7 @@ def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:
     trust.check_hostname = False
 
     async def story() -> None:
-        async with serving(listen, ROUTES) as address:
+        async with serve(listen, ROUTES) as address:
             assert address.startswith("https://")
             assert status(await say(address, get("/metrics"), trust)) == 200
 

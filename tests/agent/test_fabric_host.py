@@ -62,11 +62,11 @@ def page_of(machine: Path, *, seconds: float = 30.0, **programs: str) -> FabricP
         write(machine / "bin", {name: f"#!/bin/sh\n{script}"})
         (machine / "bin" / name).chmod(0o755)
     ask = commands.CommandRunner(seconds, environment={**os.environ, "PATH": f"{machine}/bin:/usr/bin:/bin"})
-    return FabricPage(Roots(machine / "proc", machine / "sys", machine), "n1", ask, seconds=seconds)
+    return FabricPage(Roots(machine / "proc", machine / "sys", machine), "n1", ask, timeout_seconds=seconds)
 
 
 def lines(page: FabricPage, now: float = 0.0) -> dict[str, str]:
-    found = (line.rsplit(" ", 1) for line in page.text(now).decode().splitlines() if not line.startswith("#"))
+    found = (line.rsplit(" ", 1) for line in page.render(now).decode().splitlines() if not line.startswith("#"))
     return {name.replace(',Hostname="n1"', "").replace('Hostname="n1"', ""): value for name, value in found}
 
 

@@ -18,7 +18,7 @@ from tests.support.running_agent import running
 from tests.support.waiting import until_async
 from watchkeeper.agent.control import ControlSettings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Snapshot
-from watchkeeper.agent.log_context import AgentContext
+from watchkeeper.agent.log_context import GpuContextFilter
 from watchkeeper.kit import logs
 
 GPUS = tuple(
@@ -36,7 +36,7 @@ GPUS = tuple(
 
 def states(**named: object) -> list[dict[str, object]] | None:
     made = logging.makeLogRecord(logs.fields(**named))
-    AgentContext(lambda: Snapshot(GPUS)).filter(made)
+    GpuContextFilter(lambda: Snapshot(GPUS)).filter(made)
     found: list[dict[str, object]] | None = made.fields.get("gpu_states")
     return found
 
@@ -57,7 +57,7 @@ def test_a_line_about_the_node_has_all_of_them_and_any_other_line_none() -> None
 
 
 def test_a_record_without_fields_passes_as_it_is() -> None:
-    assert AgentContext(lambda: Snapshot(GPUS)).filter(logging.makeLogRecord({"msg": "x"}))
+    assert GpuContextFilter(lambda: Snapshot(GPUS)).filter(logging.makeLogRecord({"msg": "x"}))
 
 
 @pytest.mark.slow

@@ -54,8 +54,8 @@ def test_a_pause_holds_from_its_file_to_its_end(node: Watched, caplog: pytest.Lo
     assert node.watch.update(after(60), 3600.0) is None
     assert (node.number("paused"), node.file.read()) == (0, None)
     assert node.watch.update(after(61), 3660.0) is None
-    assert [record.message for record in caplog.records] == ["Profiling is paused", "Profiling is resumed"]
-    assert caplog.records[1].fields["why"] == "the pause of 1h is over"  # type: ignore[attr-defined]
+    assert [record.message for record in caplog.records] == ["profiling paused", "profiling resumed"]
+    assert caplog.records[1].fields["reason"] == "the pause of 1h is over"  # type: ignore[attr-defined]
 
 
 def test_a_pause_that_is_taken_back_ends_at_once(node: Watched, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,7 +65,7 @@ def test_a_pause_that_is_taken_back_ends_at_once(node: Watched, caplog: pytest.L
     assert node.file.clear()
     assert node.watch.update(after(2), 120.0) is None
     assert not node.file.clear()
-    assert caplog.records[-1].fields["why"] == "it was asked for"  # type: ignore[attr-defined]
+    assert caplog.records[-1].fields["reason"] == "requested"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("jump_hours", [-48, 48])
@@ -89,7 +89,7 @@ def test_a_file_that_is_no_pause_is_said_once_and_pauses_nothing(
 ) -> None:
     node.file.path.write_text(content)
     assert [node.watch.update(NOON, at) for at in (0.0, 1.0)] == [None, None]
-    assert caplog.text.count("not understood") == 1
+    assert caplog.text.count("profiling pause unreadable") == 1
 
 
 def test_a_pause_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:

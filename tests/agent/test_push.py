@@ -42,18 +42,18 @@ def numbers(body: bytes) -> list[int]:
 def first_batch(spool: Spool) -> list[int]:
     async def story() -> list[int]:
         batch = await spool.next_batch()
-        spool.done(batch)
+        spool.confirm(batch)
         return numbers(batch.body)
 
     return asyncio.run(story())
 
 
 def test_events_come_out_in_order_and_survive_a_restart(tmp_path: Path) -> None:
-    before = Spool(tmp_path, lost=lost())
+    before = Spool(tmp_path, dropped_counter=lost())
     for number in (1, 2):
         before.append(event(number))
     before.close()
-    after = Spool(tmp_path, lost=lost())
+    after = Spool(tmp_path, dropped_counter=lost())
     after.append(event(3))
     assert (first_batch(after), first_batch(after)) == ([1, 2], [3])
     assert (after.used_bytes, list(tmp_path.glob("*.jsonl"))) == (0, [])
@@ -61,20 +61,20 @@ def test_events_come_out_in_order_and_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_line_that_a_crash_tore_is_counted_and_the_others_come_out(tmp_path: Path) -> None:
-    before = Spool(tmp_path, lost=lost())
+    before = Spool(tmp_path, dropped_counter=lost())
     before.append(event(1))
     before.close()
     (file,) = tmp_path.glob("*.jsonl")
     with file.open("ab") as tear:
         tear.write(b'{"id": "sim/n1')
     missing = lost()
-    assert first_batch(Spool(tmp_path, lost=missing)) == [1]
+    assert first_batch(Spool(tmp_path, dropped_counter=missing)) == [1]
     assert missing.get() == 1
 
 
 def test_an_event_that_no_push_could_carry_is_counted_and_the_others_come_out(tmp_path: Path) -> None:
     missing = lost()
-    spool = Spool(tmp_path, lost=missing)
+    spool = Spool(tmp_path, dropped_counter=missing)
     spool.append(event(1, "x" * 1_000_000))
     spool.append(event(2))
     assert (first_batch(spool), missing.get()) == ([2], 1)
@@ -82,7 +82,7 @@ def test_an_event_that_no_push_could_carry_is_counted_and_the_others_come_out(tm
 
 
 def test_a_batch_never_holds_more_than_the_hub_takes(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, lost=lost())
+    spool = Spool(tmp_path, dropped_counter=lost())
     for number in range(1001):
         spool.append(event(number))
     assert (len(first_batch(spool)), len(first_batch(spool))) == (1000, 1)
@@ -97,18 +97,19 @@ def test_a_full_spool_drops_the_oldest_and_says_both_numbers(
 ) -> None:
     monkeypatch.setattr(spool_module, "BATCH_EVENTS", 10)
     missing = lost()
-    spool = Spool(tmp_path, lost=missing, max_bytes=5000)
+    spool = Spool(tmp_path, dropped_counter=missing, max_bytes=5000)
     for number in range(40):
         spool.append(event(number))
     assert spool.used_bytes <= 5000
     assert missing.get() == 20
     assert first_batch(spool) == list(range(20, 30))
-    assert "the limit is 5000" in str(caplog.records[0].__dict__["fields"]["why"])
+    assert caplog.records[0].message == "spool full, events dropped"
+    assert caplog.records[0].__dict__["fields"]["limit_bytes"] == 5000
     spool.close()
 
 
 def without_a_disk(folder: Path, missing: Metric) -> Spool:
-    spool = Spool(folder / "spool", lost=missing)
+    spool = Spool(folder / "spool", dropped_counter=missing)
     for path in (folder / "spool/rejected", folder / "spool"):
         path.rmdir()
     (folder / "spool").write_text("")
@@ -125,7 +126,7 @@ def test_what_the_disk_does_not_take_waits_in_memory_and_is_told(
     assert spool.used_bytes > 0
     assert first_batch(spool) == [1, 2]
     assert (spool.used_bytes, missing.get()) == (0, 0)
-    assert caplog.text.count("events wait in memory") == 1
+    assert caplog.text.count("events kept in memory") == 1
     (tmp_path / "spool").unlink()
     spool.append(event(3))
     assert [file.name for file in (tmp_path / "spool").iterdir()] == ["000000000001.jsonl"]
@@ -139,14 +140,15 @@ def test_memory_takes_one_batch_and_counts_what_it_loses(tmp_path: Path, caplog:
     for number in range(1002):
         spool.append(event(number))
     assert (missing.get(), first_batch(spool)) == (2, list(range(1000)))
-    assert "1000 events wait in memory, the limits are 1000" in str(caplog.records[-1].__dict__["fields"]["why"])
+    fields = caplog.records[-1].__dict__["fields"]
+    assert (fields["events_in_memory"], fields["limit_events"]) == (1000, 1000)
 
 
 def test_a_batch_that_cannot_be_deleted_is_not_sent_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, **_: bool) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    spool = Spool(tmp_path, lost=lost())
+    spool = Spool(tmp_path, dropped_counter=lost())
     spool.append(event(1))
     monkeypatch.setattr(Path, "unlink", refuse)
     assert first_batch(spool) == [1]
@@ -160,7 +162,7 @@ def test_a_read_only_disk_at_the_start_does_not_stop_the_agent(tmp_path: Path, m
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    spool = Spool(tmp_path / "spool", lost=lost())
+    spool = Spool(tmp_path / "spool", dropped_counter=lost())
     spool.append(event(1))
     assert first_batch(spool) == [1]
 
@@ -171,12 +173,12 @@ def test_a_read_only_disk_at_the_start_does_not_stop_the_agent(tmp_path: Path, m
         (200, {}, PushResult.DELIVERED, 0.0),
         (400, {}, PushResult.REFUSED, 0.0),
         (413, {}, PushResult.REFUSED, 0.0),
-        (401, {}, PushResult.LATER, 4.0),
-        (429, {"retry-after": "7"}, PushResult.LATER, 7.0),
-        (503, {"retry-after": "99999"}, PushResult.LATER, 300.0),
-        (503, {"retry-after": "soon"}, PushResult.LATER, 4.0),
-        (500, {}, PushResult.BROKEN, 4.0),
-        (502, {}, PushResult.LATER, 4.0),
+        (401, {}, PushResult.RETRY, 4.0),
+        (429, {"retry-after": "7"}, PushResult.RETRY, 7.0),
+        (503, {"retry-after": "99999"}, PushResult.RETRY, 300.0),
+        (503, {"retry-after": "soon"}, PushResult.RETRY, 4.0),
+        (500, {}, PushResult.SERVER_ERROR, 4.0),
+        (502, {}, PushResult.RETRY, 4.0),
     ],
 )
 def test_each_answer_of_the_hub_has_one_meaning(
@@ -193,7 +195,11 @@ def push(tmp_path: Path, answers: list[bytes], story: Callable[..., object]) -> 
 
     async def told() -> None:
         async with serve(answer) as server:
-            spool, clock, pushed = Spool(tmp_path, lost=lost()), ManualClock(START), Metric("pushed", "counter", "")
+            spool, clock, pushed = (
+                Spool(tmp_path, dropped_counter=lost()),
+                ManualClock(START),
+                Metric("pushed", "counter", ""),
+            )
             pusher = asyncio.create_task(
                 push_forever(spool, HubEndpoint(server.origin, "secret"), time=clock, pushed=pushed)
             )
@@ -267,7 +273,7 @@ def push_to_a_hub_that_breaks(tmp_path: Path, breaks: Callable[[list[int]], bool
 
     async def told() -> None:
         async with serve(answer) as server:
-            spool, clock = Spool(tmp_path, lost=lost()), ManualClock(START)
+            spool, clock = Spool(tmp_path, dropped_counter=lost()), ManualClock(START)
             for number in range(events):
                 spool.append(event(number))
             hub, pushed = HubEndpoint(server.origin), Metric("pushed", "counter", "")

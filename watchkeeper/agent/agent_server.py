@@ -1,11 +1,11 @@
-"""The agent's small HTTP server: three pages to read, nothing to command.
+"""The agent's HTTP server, with three read-only pages.
 
-    GET /metrics      the snapshot of GPUs, host and the agent itself; guarded where the world can reach it
+    GET /metrics      metrics of GPUs, host and agent; needs credentials if the network can reach it
     GET /-/healthy    200 while the agent runs
-    GET /-/ready      200 once the first snapshot is there, else 503 and why
+    GET /-/ready      200 once the GPUs have been read, else 503 and the reason
 
-Standard library only. Requests are bounded in size, a slow client is cut off, and the number of connections is
-limited, so that nobody who can reach the port can keep the agent from watching. `agent.py` gives it the pages.
+Standard library only. The size and duration of requests and the number of connections are limited, so that no client
+can block the agent. `agent.py` renders the pages.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.net import compression, listening
@@ -33,12 +34,12 @@ PORT = 9400
 # A scrape's request has a few hundred bytes.
 MAX_HEAD_BYTES = 8 * 1024
 REQUEST_SECONDS = 5.0
-ANSWER_SECONDS = 10.0
+RESPONSE_SECONDS = 10.0
 # Prometheus keeps a connection open between scrapes, up to a minute apart.
 IDLE_SECONDS = 90.0
-# A few servers that scrape and a person; the rest waits outside.
+# Enough for several Prometheus servers and a person; more connections are closed.
 MAX_CONNECTIONS = 32
-HASHED = "sha256:"
+HASH_PREFIX = "sha256:"
 TEXT = "text/plain; charset=utf-8"
 PAGE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -48,56 +49,57 @@ class HttpPage:
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = TEXT
-    is_packed: bool = False
+    is_gzipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`is_guarded` pages need a proof wherever there is one to give."""
+    """A page; `needs_credentials`: clients must authenticate if credentials are configured."""
 
-    make: Callable[[], HttpPage]
+    render: Callable[[], HttpPage]
     needs_credentials: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """SHA-256 of what a client may send as Authorization; none at all means that everyone may read."""
+    """SHA-256 digests of the Authorization values that are accepted; empty: anyone may read."""
 
     digests: frozenset[bytes] = frozenset()
 
     def allows(self, authorization: str) -> bool:
         if not self.digests:
             return True
-        scheme, _, proof = authorization.partition(" ")
-        said = _digest(_plain(scheme.lower(), proof.strip()))
-        # Each one is compared, so that the time tells nothing.
-        return any([hmac.compare_digest(said, digest) for digest in self.digests])  # noqa: C419
+        scheme, _, secret = authorization.partition(" ")
+        digest = _digest(_decode_basic(scheme.lower(), secret.strip()))
+        # Compare with every digest, so that the duration reveals nothing.
+        return any([hmac.compare_digest(digest, allowed_digest) for allowed_digest in self.digests])  # noqa: C419
 
 
 @dataclass(frozen=True, slots=True)
 class ListenSettings:
-    """Where to listen. `is_open` says that `/metrics` may be read by everyone who reaches the address."""
+    """Where to listen; `allows_anonymous`: anyone who can reach the address may read `/metrics`."""
 
     host: str = "127.0.0.1"
     port: int = PORT
     socket: Path | None = None
     credentials: Credentials = field(default_factory=Credentials)
-    is_open: bool = False
+    allows_anonymous: bool = False
     certificate: Path | None = None
     key: Path | None = None
 
     def check(self) -> None:
-        """Refuse to show the node to the network by accident."""
-        if self.socket is None and not self.credentials.digests and not self.is_open and not is_loopback(self.host):
+        """Refuse to expose the page to the network without credentials."""
+        is_local = self.socket is not None or is_loopback(self.host)
+        if not (is_local or self.credentials.digests or self.allows_anonymous):
             raise StartRefused(
-                "everyone who reaches this address could read /metrics",
+                "anyone who can reach this address could read /metrics",
                 where=f"listen address {self.host}",
-                remedy="Give --token-file or --basic-auth-file, or allow it with --open-metrics",
+                remedy="Set --token-file or --basic-auth-file, or allow it with --open-metrics",
             )
         if (self.certificate is None) != (self.key is None):
-            raise StartRefused("TLS needs a certificate and its key", remedy="Give both --tls-cert and --tls-key")
+            raise StartRefused("TLS needs a certificate and its key", remedy="Set both --tls-cert and --tls-key")
 
-    def tls(self) -> ssl.SSLContext | None:
+    def load_tls(self) -> ssl.SSLContext | None:
         if self.certificate is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -109,110 +111,107 @@ class ListenSettings:
 
 
 def load_credentials(token_file: Path | None, basic_file: Path | None) -> Credentials:
-    """Tokens, one a line, and `user:password` lines; `sha256:` and a hash may stand for either secret."""
-    found: set[bytes] = set()
+    """Read tokens, one per line, and `user:password` lines; `sha256:` and a hash may replace either secret."""
+    digests: set[bytes] = set()
     for path, scheme in ((token_file, "bearer"), (basic_file, "basic")):
         if path is not None:
-            found |= {_guard(scheme, line, path) for line in _lines(path)}
-    return Credentials(frozenset(found))
+            digests |= {_digest_line(scheme, line, path) for line in _read_secrets(path)}
+    return Credentials(frozenset(digests))
 
 
-def _lines(path: Path) -> list[str]:
+def _read_secrets(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError(f"the file of secrets cannot be read: {why}", where=str(path)) from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(f"the secrets file cannot be read: {reason}", where=str(path)) from error
     lines = [line.strip() for line in text.splitlines()]
-    found = [line for line in lines if line and not line.startswith("#")]
-    if not found:
-        raise SettingsError("there is no secret in the file", where=str(path))
-    return found
+    secrets = [line for line in lines if line and not line.startswith("#")]
+    if not secrets:
+        raise SettingsError("the secrets file has no secret", where=str(path))
+    return secrets
 
 
-def _guard(scheme: str, line: str, path: Path) -> bytes:
+def _digest_line(scheme: str, line: str, path: Path) -> bytes:
     if scheme == "basic" and ":" not in line:
-        raise SettingsError("a line must be user:password", where=str(path))
-    if scheme == "basic" and line.partition(":")[2].startswith(HASHED):
+        raise SettingsError("each line must be user:password", where=str(path))
+    if scheme == "basic" and line.partition(":")[2].startswith(HASH_PREFIX):
         # The hash is of the whole `user:password`.
         line = line.partition(":")[2]
-    if not line.startswith(HASHED):
-        return _digest(_plain(scheme, line) if scheme == "bearer" else f"basic {line}")
+    if not line.startswith(HASH_PREFIX):
+        return _digest(_decode_basic(scheme, line) if scheme == "bearer" else f"basic {line}")
     try:
-        inner = bytes.fromhex(line.removeprefix(HASHED))
+        digest = bytes.fromhex(line.removeprefix(HASH_PREFIX))
     except ValueError as error:
-        raise SettingsError("after sha256: a hash in hexadecimal is needed", where=str(path)) from error
-    return hashlib.sha256(scheme.encode() + inner).digest()
+        raise SettingsError("sha256: must be followed by a hexadecimal hash", where=str(path)) from error
+    return hashlib.sha256(scheme.encode() + digest).digest()
 
 
-def _digest(proof: str) -> bytes:
-    """Two rounds, so that a file may hold the hash of the secret alone."""
-    scheme, _, secret = proof.partition(" ")
+def _digest(authorization: str) -> bytes:
+    """Hash twice, so that the file needs only the hash of the secret."""
+    scheme, _, secret = authorization.partition(" ")
     return hashlib.sha256(scheme.encode() + hashlib.sha256(secret.encode()).digest()).digest()
 
 
-def _plain(scheme: str, proof: str) -> str:
+def _decode_basic(scheme: str, secret: str) -> str:
     if scheme != "basic":
-        return f"{scheme} {proof}"
+        return f"{scheme} {secret}"
     try:
-        return f"basic {base64.b64decode(proof, validate=True).decode()}"
+        return f"basic {base64.b64decode(secret, validate=True).decode()}"
     except (binascii.Error, ValueError):
         return "basic "
 
 
 @contextlib.asynccontextmanager
-async def serving(listen: ListenSettings, routes: Mapping[str, Route]) -> AsyncIterator[str]:
-    """Serve while the block runs; gives the address. StartRefused if it cannot be had."""
+async def serve(listen: ListenSettings, routes: Mapping[str, Route]) -> AsyncIterator[str]:
+    """Serve while the block runs, and yield the address; StartRefused if the server cannot listen."""
     listen.check()
-    tls = listen.tls()
-    talk = _Connections(routes, listen.credentials)
-    # Whoever has not spoken TLS yet is not among the connections that are counted, and must not stay for long.
-    patience = None if tls is None else REQUEST_SECONDS
+    tls = listen.load_tls()
+    connections = _Connections(routes, listen.credentials)
+    # Clients in the TLS handshake are not counted as connections, so the handshake needs a timeout.
+    handshake_seconds = None if tls is None else REQUEST_SECONDS
+    options: dict[str, Any] = {"limit": MAX_HEAD_BYTES, "ssl": tls, "ssl_handshake_timeout": handshake_seconds}
     try:
         if listen.socket is not None:
-            _remove_stale(listen.socket)
-            server = await asyncio.start_unix_server(
-                talk.meet, listen.socket, limit=MAX_HEAD_BYTES, ssl=tls, ssl_handshake_timeout=patience
-            )
+            _remove_stale_socket(listen.socket)
+            server = await asyncio.start_unix_server(connections.accept, listen.socket, **options)
             address = f"unix:{listen.socket}"
         else:
-            server = await asyncio.start_server(
-                talk.meet, listen.host, listen.port, limit=MAX_HEAD_BYTES, ssl=tls, ssl_handshake_timeout=patience
-            )
+            server = await asyncio.start_server(connections.accept, listen.host, listen.port, **options)
             port = server.sockets[0].getsockname()[1]
-            shown = f"[{listen.host}]" if ":" in listen.host else listen.host
-            address = f"{'http' if tls is None else 'https'}://{shown}:{port}"
+            host = f"[{listen.host}]" if ":" in listen.host else listen.host
+            address = f"{'http' if tls is None else 'https'}://{host}:{port}"
     except OSError as error:
-        raise _refusal(listen, error) from error
+        raise _build_listen_error(listen, error) from error
     try:
         yield address
     finally:
         await listening.close_server(server)
-        await talk.end()
+        await connections.close()
         if listen.socket is not None:
             listen.socket.unlink(missing_ok=True)
 
 
-def _refusal(listen: ListenSettings, error: OSError) -> StartRefused:
+def _build_listen_error(listen: ListenSettings, error: OSError) -> StartRefused:
     where = str(listen.socket) if listen.socket is not None else f"{listen.host}:{listen.port}"
     if error.errno == errno.EADDRINUSE:
         return StartRefused(
-            "another program listens there",
+            "another program listens on this address",
             where=where,
             remedy="Stop it, or choose another path with --socket"
             if listen.socket is not None
-            else "Stop it (dcgm-exporter uses 9400 as well), or choose another port with --listen",
+            else "Stop it (dcgm-exporter uses 9400 too), or choose another port with --listen",
         )
-    return StartRefused(f"cannot listen there: {error.strerror or error}", where=where)
+    return StartRefused(f"cannot listen on this address: {error.strerror or error}", where=where)
 
 
-def _remove_stale(path: Path) -> None:
-    """A socket that nobody answers on is left over from a process that was killed; anything else stays."""
+def _remove_stale_socket(path: Path) -> None:
+    """Remove the socket of a process that was killed; a socket in use or another file stays."""
     import socket
 
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise StartRefused("something else than a socket is there", where=str(path))
+            raise StartRefused("the path exists and is not a socket", where=str(path))
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -226,112 +225,114 @@ def _remove_stale(path: Path) -> None:
 
 
 class _Connections:
-    """The conversations of one server."""
+    """The open connections of one server."""
 
-    def __init__(self, routes: Mapping[str, Route], guards: Credentials) -> None:
+    def __init__(self, routes: Mapping[str, Route], credentials: Credentials) -> None:
         self._routes = routes
-        self._guards = guards
-        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._is_over = False
+        self._credentials = credentials
+        self._writers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._is_closed = False
 
-    # Not a coroutine: one that is cancelled before its first step would leave its connection open.
-    def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_over:
+    # Not a coroutine: if one is cancelled before its first step, its connection stays open.
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_closed:
             writer.transport.abort()
             return
         task = asyncio.create_task(self._serve(reader, writer))
-        self._open[task] = writer
-        task.add_done_callback(self._open.pop)
+        self._writers[task] = writer
+        task.add_done_callback(self._writers.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # One too many is closed without a word: an answer to an unread request would be lost anyway.
-            # A first request comes at once; whoever only holds a place among the few must not keep it.
-            patience = REQUEST_SECONDS
-            while len(self._open) <= MAX_CONNECTIONS and await self._one(reader, writer, patience):
-                patience = IDLE_SECONDS
+            # Above the limit, a connection is closed without a response, which the client could not read anyway.
+            # The first request must come at once: an idle client must not occupy a connection.
+            timeout_seconds = REQUEST_SECONDS
+            while len(self._writers) <= MAX_CONNECTIONS and await self._serve_request(reader, writer, timeout_seconds):
+                timeout_seconds = IDLE_SECONDS
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
-            # Not close: a client that reads nothing would keep what is left for it.
+            # Not close(): for a client that does not read, the remaining data would stay in memory.
             writer.transport.abort()
 
-    async def end(self) -> None:
-        self._is_over = True
-        for task, writer in self._open.items():
+    async def close(self) -> None:
+        self._is_closed = True
+        for task, writer in self._writers.items():
             task.cancel()
             writer.transport.abort()
-        await asyncio.gather(*self._open, return_exceptions=True)
-        # One more turn, in which the aborted transports let go of their sockets.
+        await asyncio.gather(*self._writers, return_exceptions=True)
+        # Run the event loop once, so that the aborted transports close their sockets.
         await asyncio.sleep(0)
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience_seconds: float) -> bool:
-        """One request and its answer; False when the connection is over."""
-        async with asyncio.timeout(patience_seconds):
-            first = await reader.read(1)
-        if not first:
+    async def _serve_request(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timeout_seconds: float
+    ) -> bool:
+        """Read one request and respond; False if the connection must be closed."""
+        async with asyncio.timeout(timeout_seconds):
+            first_byte = await reader.read(1)
+        if not first_byte:
             return False
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
-                head = first + await reader.readuntil(b"\r\n\r\n")
+                head = first_byte + await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            words = f"the request has more than {MAX_HEAD_BYTES} bytes"
-            await _send(writer, _said(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, words), keep=False)
+            problem = f"the request has more than {MAX_HEAD_BYTES} bytes"
+            await _send(writer, _text_page(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, problem), keep_alive=False)
             return False
         lines = head.decode("latin-1").split("\r\n")
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         parts = lines[0].split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            await _send(writer, _said(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1"), keep=False)
+            await _send(writer, _text_page(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request"), keep_alive=False)
             return False
         method, target, version = parts
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        keep = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close" and not has_body
-        page = self._answer(method, target.partition("?")[0], headers.get("authorization", ""))
-        page = _packed(page, headers.get("accept-encoding", ""))
-        await _send(writer, page, keep=keep, is_head=method == "HEAD")
-        return keep
+        keep_alive = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close" and not has_body
+        page = self._build_page(method, target.partition("?")[0], headers.get("authorization", ""))
+        page = _compress(page, headers.get("accept-encoding", ""))
+        await _send(writer, page, keep_alive=keep_alive, is_head=method == "HEAD")
+        return keep_alive
 
-    def _answer(self, method: str, path: str, authorization: str) -> HttpPage:
+    def _build_page(self, method: str, path: str, authorization: str) -> HttpPage:
         route = self._routes.get(path)
         if route is None:
-            return _said(HTTPStatus.NOT_FOUND, f"known: {', '.join(self._routes)}")
+            return _text_page(HTTPStatus.NOT_FOUND, f"not found; pages: {', '.join(self._routes)}")
         if method not in ("GET", "HEAD"):
-            return _said(HTTPStatus.METHOD_NOT_ALLOWED, "this agent takes no commands; only GET")
-        if route.needs_credentials and not self._guards.allows(authorization):
-            return _said(HTTPStatus.UNAUTHORIZED, "a token, or user and password, is needed")
-        return route.make()
+            return _text_page(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed")
+        if route.needs_credentials and not self._credentials.allows(authorization):
+            return _text_page(HTTPStatus.UNAUTHORIZED, "a token, or a user and password, is required")
+        return route.render()
 
 
-def _said(status: HTTPStatus, words: str) -> HttpPage:
-    return HttpPage(f"{words}\n".encode(), status)
+def _text_page(status: HTTPStatus, text: str) -> HttpPage:
+    return HttpPage(f"{text}\n".encode(), status)
 
 
-def _packed(page: HttpPage, accepted: str) -> HttpPage:
-    """As gzip, where the reader takes it and the page is worth it."""
+def _compress(page: HttpPage, accepted: str) -> HttpPage:
+    """Compress a page if the client accepts gzip and the page is large enough."""
     if len(page.body) < compression.MIN_BYTES or not compression.accepts_gzip(accepted):
         return page
-    return replace(page, body=compression.gzip_body(page.body), is_packed=True)
+    return replace(page, body=compression.gzip_body(page.body), is_gzipped=True)
 
 
-async def _send(writer: asyncio.StreamWriter, page: HttpPage, *, keep: bool, is_head: bool = False) -> None:
+async def _send(writer: asyncio.StreamWriter, page: HttpPage, *, keep_alive: bool, is_head: bool = False) -> None:
     lines = [
         f"HTTP/1.1 {page.status.value} {page.status.phrase}",
         f"Content-Type: {page.content_type}",
         f"Content-Length: {len(page.body)}",
-        f"Connection: {'keep-alive' if keep else 'close'}",
+        f"Connection: {'keep-alive' if keep_alive else 'close'}",
     ]
-    if page.is_packed:
+    if page.is_gzipped:
         lines.append("Content-Encoding: gzip")
     if page.status is HTTPStatus.UNAUTHORIZED:
         lines.append('WWW-Authenticate: Basic realm="watchkeeper"')
     if page.status is HTTPStatus.METHOD_NOT_ALLOWED:
         lines.append("Allow: GET, HEAD")
     writer.write("\r\n".join([*lines, "", ""]).encode() + (b"" if is_head else page.body))
-    async with asyncio.timeout(ANSWER_SECONDS):
+    async with asyncio.timeout(RESPONSE_SECONDS):
         await writer.drain()
-    if not keep:
-        # All of it must be out before the connection is torn down.
-        async with asyncio.timeout(ANSWER_SECONDS):
+    if not keep_alive:
+        # Send everything before the connection is closed.
+        async with asyncio.timeout(RESPONSE_SECONDS):
             writer.close()
             await writer.wait_closed()

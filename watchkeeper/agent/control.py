@@ -1,7 +1,7 @@
-"""What may be asked of this node's agent, and how: by files in its state directory, and by orders that it fetches.
+"""Controls the agent of this node: by a file in its state directory, and by work orders that it fetches.
 
-`agent.py` makes one `Control` and runs its loops beside the others: the watch for a pause of profiling and, with a key,
-the work orders of the hub. Nothing here listens.
+`agent.py` builds one `Control` and runs its loops beside the others: the check for a pause of profiling and, with a
+key, the work orders of the hub. Nothing here listens on a port.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from watchkeeper.kit import clock, own_metrics
 if TYPE_CHECKING:
     from watchkeeper.agent.orders import order_context, orders
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 # A round of sixteen GPUs ends within a second or two.
-REST_SECONDS, REST_LOOK_SECONDS = 10.0, 0.05
+RELEASE_TIMEOUT_SECONDS, RELEASE_POLL_SECONDS = 10.0, 0.05
 ORDERS = "orders"
 
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """`node` None: no key, so no orders are fetched. `scan_options` is how an ordered scan looks at this node."""
+    """`identity` None: without a key, no orders are fetched. `scan_options` are the options of an ordered scan."""
 
-    node: orders.AgentIdentity | None = None
+    identity: orders.AgentIdentity | None = None
     logs_gpu_context: bool = False
     scan_options: tuple[str, ...] = ()
-    # None: those that are usual.
+    # None: the default tools.
     tools: order_context.NodeTools | None = None
     roots: node_facts.Roots = field(default_factory=node_facts.Roots)
 
@@ -43,7 +43,7 @@ class ControlSettings:
 class PausableSampler(Protocol):
     def pause_profiling(self, is_paused: bool) -> None: ...
 
-    def release_gpus(self, is_resting: bool) -> None: ...
+    def release_gpus(self, is_released: bool) -> None: ...
 
     @property
     def has_released_gpus(self) -> bool: ...
@@ -59,65 +59,67 @@ class Control:
         self._directory = directory
         self._time = time
         self._pause_file = profiling.PauseFile(directory)
-        self._pause = profiling.PauseWatch(self._pause_file, registry)
-        self._orders = registry.counter(
-            "watchkeeper_agent_orders_total", "Work orders that were done or refused, by kind and result"
+        self._pause_watch = profiling.PauseWatch(self._pause_file, registry)
+        self._order_counter = registry.counter(
+            "watchkeeper_agent_orders_total", "Work orders that were run or refused, by kind and result"
         )
 
     def apply_pause(self, sampler: PausableSampler | None) -> None:
-        """Hand on whether profiling is paused now."""
-        pause = self._pause.update(self._time.now(), system_time.monotonic())
+        """Pause or resume the profiling of the sampler."""
+        pause = self._pause_watch.update(self._time.now(), system_time.monotonic())
         if sampler is not None:
             sampler.pause_profiling(pause is not None)
 
-    def gpu_context_in_logs(self, sampler: Callable[[], PausableSampler | None]) -> AbstractContextManager[None]:
-        """The GPUs' context in the logs, while the block runs, where it is wanted."""
+    def add_gpu_context_to_logs(self, sampler: Callable[[], PausableSampler | None]) -> AbstractContextManager[None]:
+        """Add GPU context to log records while the block runs, if that is enabled."""
         if not self._settings.logs_gpu_context:
             return nullcontext()
 
         def snapshot() -> Snapshot:
-            reading = sampler()
-            return Snapshot() if reading is None else reading.snapshot()
+            current_sampler = sampler()
+            return Snapshot() if current_sampler is None else current_sampler.snapshot()
 
         from watchkeeper.agent import log_context
 
-        return log_context.in_logs(snapshot)
+        return log_context.add_gpu_context(snapshot)
 
     @property
-    def takes_orders(self) -> bool:
-        return self._settings.node is not None
+    def accepts_orders(self) -> bool:
+        return self._settings.identity is not None
 
     async def follow_orders(self, hub: push.HubEndpoint, sampler: Callable[[], PausableSampler | None]) -> None:
-        """For ever; only where `takes_orders`."""
-        # Imported here: a node that takes no orders saves a MiB.
+        """Fetch and run work orders forever; call it only if `accepts_orders`."""
+        # Imported here: a node that accepts no orders saves a MiB.
         from watchkeeper.agent.orders import order_context, order_ledger, orders
 
-        assert self._settings.node is not None
+        identity = self._settings.identity
+        assert identity is not None
         ledger = order_ledger.OrderLedger(self._directory / ORDERS, now=self._time.now())
-        bench = order_context.OrderContext(
+        context = order_context.OrderContext(
             self._pause_file,
             self._settings.scan_options,
             tools=self._settings.tools or order_context.NodeTools(),
             roots=self._settings.roots,
             gpus_released=lambda: gpus_released(sampler()),
         )
-        desk = orders.OrderWorker(self._settings.node, ledger, bench, time=self._time, counter=self._orders)
-        await orders.follow_orders(hub, desk, time=self._time)
+        worker = orders.OrderWorker(identity, ledger, context, time=self._time, counter=self._order_counter)
+        await orders.follow_orders(hub, worker, time=self._time)
 
 
 @asynccontextmanager
 async def gpus_released(sampler: PausableSampler | None) -> AsyncIterator[None]:
-    """The agent's own reader has no GPU open while the block runs; CollectError if it does not let go."""
+    """Close the agent's GPUs while the block runs; CollectError if its reader process does not close them in time."""
     if sampler is None:
         yield
         return
     sampler.release_gpus(True)
     try:
-        until = system_time.monotonic() + REST_SECONDS
+        deadline = system_time.monotonic() + RELEASE_TIMEOUT_SECONDS
         while not sampler.has_released_gpus:
-            if system_time.monotonic() > until:
-                raise CollectError(f"the agent's own reader has not let go of the GPUs within {REST_SECONDS:g} s")
-            await asyncio.sleep(REST_LOOK_SECONDS)
+            if system_time.monotonic() > deadline:
+                timeout = f"{RELEASE_TIMEOUT_SECONDS:g} s"
+                raise CollectError(f"the agent's reader process did not close the GPUs within {timeout}")
+            await asyncio.sleep(RELEASE_POLL_SECONDS)
         yield
     finally:
         sampler.release_gpus(False)

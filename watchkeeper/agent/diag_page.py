@@ -1,38 +1,37 @@
-"""The newest results of `watchkeeper diag` on this node: a small file that it writes, as series of the agent's page.
+"""Renders the newest results of `watchkeeper diag` on this node for the agent's page.
 
-So a GPU's decline over months is in the store. Each result carries the time of its run: a number that is half a year
-old says so, and one that is older than a year is no longer shown.
+`watchkeeper diag` writes the results to a small file. As series, they show how a GPU changes over months. Each result
+has the time of its run; results that are older than a year are omitted.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from watchkeeper.agent import page_text
 from watchkeeper.errors import CollectError, WireError
-from watchkeeper.kit import files, logs, own_metrics, wire
+from watchkeeper.kit import files, logs, wire
 from watchkeeper.model import diag
 
 log = logging.getLogger(__name__)
 
 FAMILIES = {
     "watchkeeper_diag_result": "Verdict of the newest run of a test: 0 passed, 1 warned, 2 failed",
-    "watchkeeper_diag_measured": "What the newest run of a test measured, in the unit of its label",
-    "watchkeeper_diag_expected": "What a healthy GPU of this model reaches in a test, in the unit of its label",
-    "watchkeeper_diag_last_run_timestamp_seconds": "When the newest run of a test began",
+    "watchkeeper_diag_measured": "Value that the newest run of a test measured, in the unit of its label",
+    "watchkeeper_diag_expected": "Value that a healthy GPU of this model reaches in a test, in the unit of its label",
+    "watchkeeper_diag_last_run_timestamp_seconds": "Start time of the newest run of a test",
 }
-NUMBERS = {diag.DiagVerdict.PASS: 0.0, diag.DiagVerdict.WARN: 1.0, diag.DiagVerdict.FAIL: 2.0}
-LONGEST = timedelta(days=365)
-
-Row = tuple[str, Mapping[str, str], float]
+VERDICT_VALUES = {diag.DiagVerdict.PASS: 0.0, diag.DiagVerdict.WARN: 1.0, diag.DiagVerdict.FAIL: 2.0}
+MAX_AGE = timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True)
 class ResultFile:
-    """The file both sides know, in the agent's state directory."""
+    """The results file in the agent's state directory: `watchkeeper diag` writes it, the agent reads it."""
 
     directory: Path
 
@@ -41,7 +40,7 @@ class ResultFile:
         return self.directory / diag.FILE
 
     def read(self) -> diag.LatestResults:
-        """Nothing where there is no file; CollectError if it cannot be read or is something else."""
+        """Read the results; empty without a file, CollectError if the file cannot be read or is invalid."""
         try:
             with self.path.open("rb") as file:
                 return wire.loads(diag.LatestResults, file.read(diag.MOST_BYTES))
@@ -50,72 +49,66 @@ class ResultFile:
         except OSError as error:
             raise CollectError(f"cannot be read: {error.strerror}", where=str(self.path)) from error
         except WireError as error:
-            raise CollectError(f"is not a file of results: {str(error)[:200]}", where=str(self.path)) from error
+            raise CollectError(f"is not a valid results file: {str(error)[:200]}", where=str(self.path)) from error
 
     def add(self, report: diag.DiagReport) -> None:
-        """Add a run; a file that is broken is replaced, since what it held is lost anyway."""
+        """Add the results of a run; a file that cannot be read is replaced."""
         try:
-            known = self.read()
+            results = self.read()
         except CollectError as error:
-            log.warning("Earlier diagnostic results are given up", extra=logs.fields(error=str(error)))
-            known = diag.LatestResults()
+            log.warning("earlier diagnostic results dropped", extra=logs.fields(error=str(error)))
+            results = diag.LatestResults()
         try:
-            files.write_atomically(self.path, wire.dumps(diag.merge_report(known, report)).encode())
+            files.write_atomically(self.path, wire.dumps(diag.merge_report(results, report)).encode())
         except OSError as error:
             raise CollectError(
                 f"cannot be written: {error.strerror}",
                 where=str(self.path),
-                remedy="Run as root or as the agent's user, and name the agent's directory with --spool",
+                remedy="Run as root or as the agent's user, and set --spool to the agent's directory",
             ) from error
 
 
-def render(kept: diag.LatestResults, hostname: str, now: datetime) -> str:
-    lines: dict[str, list[str]] = {}
-    for family, named, value in _rows(kept, now):
-        pairs = {**named, "Hostname": hostname}
-        inside = ",".join(f'{name}="{own_metrics.escape(text)}"' for name, text in pairs.items())
-        lines.setdefault(family, []).append(f"{family}{{{inside}}} {repr(value).removesuffix('.0')}\n")
-    heads = {family: f"# HELP {family} {help}.\n# TYPE {family} gauge\n" for family, help in FAMILIES.items()}
-    return "".join(heads[family] + "".join(lines[family]) for family in FAMILIES if family in lines)
+def render(results: diag.LatestResults, hostname: str, now: datetime) -> str:
+    return page_text.render_families(_build_rows(results, now), FAMILIES, hostname)
 
 
-def _rows(kept: diag.LatestResults, now: datetime) -> Iterator[Row]:
-    for entry in kept.results[: diag.MOST_KEPT]:
+def _build_rows(results: diag.LatestResults, now: datetime) -> Iterator[page_text.Row]:
+    for entry in results.results[: diag.MOST_KEPT]:
         result = entry.result
-        if now - entry.at > LONGEST or result.verdict not in NUMBERS:
+        if now - entry.at > MAX_AGE or result.verdict not in VERDICT_VALUES:
             continue
-        named = {"test": result.test, **({} if result.gpu is None else {"UUID": result.gpu})}
-        yield "watchkeeper_diag_result", named, NUMBERS[result.verdict]
+        labels = {"test": result.test, **({} if result.gpu is None else {"UUID": result.gpu})}
+        yield "watchkeeper_diag_result", labels, VERDICT_VALUES[result.verdict]
         if result.measured is not None:
-            yield "watchkeeper_diag_measured", {**named, "unit": result.unit}, float(result.measured)
+            yield "watchkeeper_diag_measured", {**labels, "unit": result.unit}, float(result.measured)
         if result.expected is not None:
-            yield "watchkeeper_diag_expected", {**named, "unit": result.unit}, float(result.expected)
-        yield "watchkeeper_diag_last_run_timestamp_seconds", named, round(entry.at.timestamp(), 3)
+            yield "watchkeeper_diag_expected", {**labels, "unit": result.unit}, float(result.expected)
+        yield "watchkeeper_diag_last_run_timestamp_seconds", labels, round(entry.at.timestamp(), 3)
 
 
 class DiagPage:
-    """The agent's part: reads the file when it has changed, and says once what is wrong with it."""
+    """The diagnostic results on the agent's page; the file is read when it changes, and a problem is logged once."""
 
     def __init__(self, directory: Path, hostname: str) -> None:
         self._file = ResultFile(directory)
         self._hostname = hostname
-        self._seen: files.FileStamp | None = None
-        self._kept = diag.LatestResults()
+        self._stamp: files.FileStamp | None = None
+        self._results = diag.LatestResults()
         self._text = b""
 
     def refresh(self, now: datetime) -> None:
-        """Look at the file; what cannot be read is not shown."""
+        """Read the file if it has changed; results that cannot be read are not shown."""
         stamp = files.read_stamp(self._file.path)
         if stamp is None:
-            self._seen, self._kept, self._text = None, diag.LatestResults(), b""
+            self._stamp, self._results, self._text = None, diag.LatestResults(), b""
             return
-        if stamp != self._seen:
-            self._seen, self._kept = stamp, diag.LatestResults()
+        if stamp != self._stamp:
+            self._stamp, self._results = stamp, diag.LatestResults()
             try:
-                self._kept = self._file.read()
+                self._results = self._file.read()
             except CollectError as error:
-                log.warning("Diagnostic results are not shown", extra=logs.fields(error=str(error)))
-        self._text = render(self._kept, self._hostname, now).encode()
+                log.warning("diagnostic results unreadable", extra=logs.fields(error=str(error)))
+        self._text = render(self._results, self._hostname, now).encode()
 
     def page(self) -> bytes:
         return self._text

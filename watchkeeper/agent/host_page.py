@@ -1,41 +1,41 @@
-"""The node's facts as `watchkeeper_host_*` families, in the text that stands under the GPUs' on the agent's page.
+"""Renders the node's facts as `watchkeeper_host_*` families for the agent's page.
 
-What is unknown is absent. The agent renders it anew whenever it has read the facts.
+Unknown values are omitted. The agent renders the text each time it has read the facts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from watchkeeper.kit import own_metrics
+from watchkeeper.agent import page_text
 from watchkeeper.readers.node.node import NodeFacts
 
-# Family, help. What ends in _total is a counter, everything else a gauge.
+# Family: help.
 FAMILIES = {
-    "watchkeeper_host_cpus": "Processors of the machine",
-    "watchkeeper_host_load": "Load average over a number of minutes",
-    "watchkeeper_host_memory_bytes": "Memory of the machine, in all and available",
-    "watchkeeper_host_shared_memory_bytes": "Size of /dev/shm, in all and free",
-    "watchkeeper_host_disk_bytes": "Size of a local filesystem, in all and free for users",
+    "watchkeeper_host_cpus": "CPUs of the node",
+    "watchkeeper_host_load": "Load average over 1, 5 and 15 minutes",
+    "watchkeeper_host_memory_bytes": "Memory of the node, total and available",
+    "watchkeeper_host_shared_memory_bytes": "Size of /dev/shm, total and free",
+    "watchkeeper_host_disk_bytes": "Size of a local filesystem, total and free for users",
     "watchkeeper_host_mount_stalled": "1 if a remote filesystem does not answer, 0 if it does",
-    "watchkeeper_host_nfs_operations_total": "Operations that were asked of an NFS server",
-    "watchkeeper_host_nfs_retransmissions_total": "Operations that were sent to an NFS server more than once",
+    "watchkeeper_host_nfs_operations_total": "Operations that were requested from an NFS server",
+    "watchkeeper_host_nfs_retransmissions_total": "Operations that were retransmitted to an NFS server",
     "watchkeeper_host_nfs_timeouts_total": "Operations that an NFS server did not answer before the major timeout",
-    "watchkeeper_host_nfs_seconds_total": "Time that operations on an NFS server took, all together",
-    "watchkeeper_host_uptime_seconds": "Time since the machine started",
-    "watchkeeper_host_version_info": "1; the versions of kernel and loaded NVIDIA driver are labels",
-    "watchkeeper_host_next_boot_has_driver": "1 if the newest installed kernel has an NVIDIA module, 0 if not",
+    "watchkeeper_host_nfs_seconds_total": "Total time of the operations on an NFS server",
+    "watchkeeper_host_uptime_seconds": "Time since the node booted",
+    "watchkeeper_host_version_info": "1; labels have the versions of the kernel and the loaded NVIDIA driver",
+    "watchkeeper_host_next_boot_has_driver": "1 if the newest installed kernel has an NVIDIA driver module, 0 if not",
     "watchkeeper_host_unit_running": "1 if an installed systemd unit for GPUs is active, 0 if not",
     "watchkeeper_host_fan_rpm": "Speed of a fan of the chassis or a power supply",
-    "watchkeeper_host_fan_percent": "Speed of a fan as a share of its highest, where the chassis gives no RPM",
-    "watchkeeper_host_temperature_celsius": "Temperature that a sensor of the machine reports",
-    "watchkeeper_host_power_watts": "Power that a sensor of the machine reports",
-    "watchkeeper_host_power_supply_ok": "1 if a power supply says that it works, 0 if not",
-    "watchkeeper_host_sensor_alarm": "1 if a sensor raises its own alarm or is at fault, 0 if not",
-    "watchkeeper_host_pci_devices": "NVIDIA devices on the PCI bus, whether the driver answers or not",
-    "watchkeeper_host_clock_synchronised": "1 if something keeps the clock right, 0 if not",
-    "watchkeeper_host_clock_offset_seconds": "Distance of the clock from the time source",
-    "watchkeeper_host_clock_bound_seconds": "The clock is not further off than this",
+    "watchkeeper_host_fan_percent": "Speed of a fan in percent of its maximum, if the chassis reports no RPM",
+    "watchkeeper_host_temperature_celsius": "Temperature that a sensor of the node reports",
+    "watchkeeper_host_power_watts": "Power that a sensor of the node reports",
+    "watchkeeper_host_power_supply_ok": "1 if a power supply reports that it works, 0 if not",
+    "watchkeeper_host_sensor_alarm": "1 if a sensor reports an alarm or a fault, 0 if not",
+    "watchkeeper_host_pci_devices": "NVIDIA devices on the PCI bus, whether or not the driver answers",
+    "watchkeeper_host_clock_synchronised": "1 if the clock is synchronised, 0 if not",
+    "watchkeeper_host_clock_offset_seconds": "Difference between the clock and its time source",
+    "watchkeeper_host_clock_bound_seconds": "Upper bound of the clock's error",
 }
 SENSOR_FAMILIES = {
     "fan": "watchkeeper_host_fan_rpm",
@@ -45,26 +45,15 @@ SENSOR_FAMILIES = {
     "power": "watchkeeper_host_power_watts",
 }
 
-Row = tuple[str, dict[str, str], float | None]
+OptionalRow = tuple[str, dict[str, str], float | None]
 
 
 def render(facts: NodeFacts, hostname: str) -> str:
-    lines: dict[str, list[str]] = {}
-    for short, named, value in _rows(facts):
-        if value is not None:
-            pairs = {**named, "Hostname": hostname}
-            inside = ",".join(f'{name}="{own_metrics.escape(text)}"' for name, text in pairs.items())
-            number = repr(float(value)).removesuffix(".0")
-            lines.setdefault(short, []).append(f"{short}{{{inside}}} {number}\n")
-    parts = []
-    for name, help in FAMILIES.items():
-        if name in lines:
-            kind = "counter" if name.endswith("_total") else "gauge"
-            parts += [f"# HELP {name} {help}.\n# TYPE {name} {kind}\n", *lines[name]]
-    return "".join(parts)
+    rows = ((name, labels, value) for name, labels, value in _build_rows(facts) if value is not None)
+    return page_text.render_families(rows, FAMILIES, hostname)
 
 
-def _rows(facts: NodeFacts) -> Iterator[Row]:
+def _build_rows(facts: NodeFacts) -> Iterator[OptionalRow]:
     yield "watchkeeper_host_cpus", {}, facts.cpus
     for minutes, value in zip(("1", "5", "15"), facts.load or (), strict=False):
         yield "watchkeeper_host_load", {"minutes": minutes}, value
@@ -93,19 +82,19 @@ def _rows(facts: NodeFacts) -> Iterator[Row]:
         yield "watchkeeper_host_next_boot_has_driver", kernel, facts.next_boot.has_nvidia
     for unit in facts.units or ():
         yield "watchkeeper_host_unit_running", {"unit": unit.name, "state": unit.active}, unit.is_running
-    yield from _sensor_rows(facts)
+    yield from _build_sensor_rows(facts)
 
 
-def _sensor_rows(facts: NodeFacts) -> Iterator[Row]:
+def _build_sensor_rows(facts: NodeFacts) -> Iterator[OptionalRow]:
     for sensor in facts.sensors:
-        where = {"chip": sensor.chip, "sensor": sensor.label}
-        yield SENSOR_FAMILIES[sensor.kind], where, sensor.value
-        yield "watchkeeper_host_sensor_alarm", where, sensor.is_alarmed
+        labels = {"chip": sensor.chip, "sensor": sensor.label}
+        yield SENSOR_FAMILIES[sensor.kind], labels, sensor.value
+        yield "watchkeeper_host_sensor_alarm", labels, sensor.is_alarmed
     kinds = [device.kind for device in facts.pci]
     for kind in dict.fromkeys(kinds):
         yield "watchkeeper_host_pci_devices", {"kind": kind}, kinds.count(kind)
     if facts.clock is not None:
-        source = {"source": facts.clock.source}
-        yield "watchkeeper_host_clock_synchronised", source, facts.clock.is_synchronised
-        yield "watchkeeper_host_clock_offset_seconds", source, facts.clock.offset_seconds
-        yield "watchkeeper_host_clock_bound_seconds", source, facts.clock.bound_seconds
+        clock_labels = {"source": facts.clock.source}
+        yield "watchkeeper_host_clock_synchronised", clock_labels, facts.clock.is_synchronised
+        yield "watchkeeper_host_clock_offset_seconds", clock_labels, facts.clock.offset_seconds
+        yield "watchkeeper_host_clock_bound_seconds", clock_labels, facts.clock.bound_seconds

@@ -1,8 +1,8 @@
-"""Pausing the profiling counters of this node's GPUs, so that nsys and ncu can have them.
+"""Pauses the profiling counters of this node's GPUs, so that nsys and ncu can use them.
 
 A pause is a small file in the agent's state directory, written by `watchkeeper agent profiling pause` on the node or by
-a work order; the agent looks for it each second and takes no command over its port. A pause ends by itself. While it
-lasts the DCGM_FI_PROF_* series are absent.
+a work order; the agent checks it every second and accepts no commands on its port. A pause ends automatically. While it
+lasts, the DCGM_FI_PROF_* series are absent.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 FILE = "profiling_pause.json"
 DEFAULT_PAUSE = timedelta(hours=1)
 MAX_PAUSE = timedelta(hours=24)
-MOST_BYTES = 4096
+MAX_FILE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Since when, until when at most, and who asked."""
+    """A pause: its start, its latest end, and who requested it."""
 
     since: datetime
     until: datetime
@@ -33,12 +33,12 @@ class Pause:
 
     def __post_init__(self) -> None:
         if not timedelta(0) < self.until - self.since <= MAX_PAUSE:
-            raise ValueError(f"a pause of {self.until - self.since} is not between 0 and {MAX_PAUSE}")
+            raise ValueError(f"a pause must be longer than 0 and at most {MAX_PAUSE}, not {self.until - self.since}")
 
 
 @dataclass(frozen=True, slots=True)
 class PauseFile:
-    """The file both sides know; the agent's directory decides who may write it."""
+    """The pause file; the permissions of the agent's directory decide who may write it."""
 
     directory: Path
 
@@ -47,29 +47,29 @@ class PauseFile:
         return self.directory / FILE
 
     def read(self) -> Pause | None:
-        """The pause that is written there, over or not; CollectError if something else is."""
+        """The pause in the file, even if it is over; None without a file, CollectError if the file is invalid."""
         try:
             with self.path.open("rb") as file:
-                content = file.read(MOST_BYTES)
+                content = file.read(MAX_FILE_BYTES)
             return wire.loads(Pause, content)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise CollectError(f"cannot be read: {error.strerror}", where=str(self.path)) from error
         except WireError as error:
-            raise CollectError(f"is not a pause: {error}", where=str(self.path)) from error
+            raise CollectError(f"is not a valid pause: {error}", where=str(self.path)) from error
 
     def write(self, pause: Pause) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
             files.write_atomically(self.path, wire.dumps(pause).encode())
-            # Root's umask must not hide the pause from an agent that is another user.
+            # Root's umask must not hide the pause from an agent that runs as another user.
             self.path.chmod(0o644)
         except OSError as error:
             raise CollectError(
                 f"cannot be written: {error.strerror}",
                 where=str(self.path),
-                remedy="Run as root or as the agent's user, and name the agent's directory with --spool",
+                remedy="Run as root or as the agent's user, and set --spool to the agent's directory",
             ) from error
 
     def clear(self) -> bool:
@@ -84,55 +84,56 @@ class PauseFile:
 
 
 class PauseWatch:
-    """Says whether profiling is paused now. A pause never lasts longer than it was asked for, even if clocks jump."""
+    """Decides whether profiling is paused. A pause never lasts longer than requested, even if the clock jumps."""
 
     def __init__(self, file: PauseFile, registry: own_metrics.Registry) -> None:
         self._file = file
         self._pause: Pause | None = None
-        self._ends = 0.0
-        self._said = ""
+        self._ends_at = 0.0
+        self._logged_problem = ""
         self._is_paused = registry.gauge(
-            "watchkeeper_agent_profiling_paused", "1 while the profiling counters are left to other tools"
+            "watchkeeper_agent_profiling_paused", "1 while the profiling counters are released to other tools"
         )
         self._paused_seconds = registry.gauge(
-            "watchkeeper_agent_profiling_paused_seconds", "For how long the counters have been left to other tools"
+            "watchkeeper_agent_profiling_paused_seconds",
+            "Time since the profiling counters were released to other tools",
         )
 
     def update(self, now: datetime, monotonic: float) -> Pause | None:
-        """The pause that holds; what begins and ends is said once."""
+        """The active pause; its start and its end are logged."""
         pause = self._read()
         if pause is not None and pause != self._pause:
-            left = min(pause.until - now, pause.until - pause.since).total_seconds()
-            self._ends = monotonic + left
-            if left > 0:
-                log.info("Profiling is paused", extra=logs.fields(by=pause.by, seconds=round(left)))
-        elif pause is None and self._pause is not None and monotonic < self._ends:
-            log.info("Profiling is resumed", extra=logs.fields(why="it was asked for"))
+            seconds_left = min(pause.until - now, pause.until - pause.since).total_seconds()
+            self._ends_at = monotonic + seconds_left
+            if seconds_left > 0:
+                log.info("profiling paused", extra=logs.fields(by=pause.by, seconds=round(seconds_left)))
+        elif pause is None and self._pause is not None and monotonic < self._ends_at:
+            log.info("profiling resumed", extra=logs.fields(reason="requested"))
         self._pause = pause
-        if pause is not None and monotonic >= self._ends:
-            self._end(pause)
+        if pause is not None and monotonic >= self._ends_at:
+            self._end_pause(pause)
             pause = None
         self._is_paused.set(float(pause is not None))
         self._paused_seconds.set(0.0 if pause is None else max(0.0, (now - pause.since).total_seconds()))
         return pause
 
-    def _end(self, pause: Pause) -> None:
-        lasted = durations.format_seconds(round((pause.until - pause.since).total_seconds()))
+    def _end_pause(self, pause: Pause) -> None:
+        duration = durations.format_seconds(round((pause.until - pause.since).total_seconds()))
         try:
             self._file.clear()
-            log.info("Profiling is resumed", extra=logs.fields(why=f"the pause of {lasted} is over"))
+            log.info("profiling resumed", extra=logs.fields(reason=f"the pause of {duration} is over"))
             self._pause = None
         except CollectError as error:
-            self._complain(str(error))
+            self._log_problem(str(error))
 
     def _read(self) -> Pause | None:
         try:
             return self._file.read()
         except CollectError as error:
-            self._complain(str(error))
+            self._log_problem(str(error))
             return None
 
-    def _complain(self, problem: str) -> None:
-        if problem != self._said:
-            self._said = problem
-            log.warning("The pause of profiling is not understood", extra=logs.fields(error=problem))
+    def _log_problem(self, problem: str) -> None:
+        if problem != self._logged_problem:
+            self._logged_problem = problem
+            log.warning("profiling pause unreadable", extra=logs.fields(error=problem))

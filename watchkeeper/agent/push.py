@@ -1,8 +1,8 @@
-"""Bringing spooled events to the hub: in order, a batch at a time, until the hub says it has them.
+"""Pushes spooled events to the hub: in order, one batch at a time, until the hub confirms them.
 
-`after_answer` decides what an answer means and is pure; `push_forever` does it. The agent runs it beside
-the follower, and both only meet in the spool. An event at which the hub breaks is narrowed down to and set
-aside, but only once the hub has taken others: a hub that takes nothing loses nothing.
+`classify_response` decides what a response means and is pure; `push_forever` acts on it. The agent runs it beside the
+kernel log loop; they share only the spool. If the hub fails on an event, its batch is halved until the event is alone,
+and then rejected, but only if the hub has confirmed others meanwhile: a hub that confirms nothing causes no loss.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from watchkeeper.net.access import NO_ACCESS, Access
 
 log = logging.getLogger(__name__)
 
-PAUSES = backoff.Backoff(1.0, 60.0)
-# A hub that asks for more patience than this has made a mistake.
-LONGEST_RETRY_AFTER_SECONDS = 300.0
-# Half a minute of the same batch, with growing pauses: a hub that only restarts is back by then.
-TRIES = 5
+RETRY_BACKOFF = backoff.Backoff(1.0, 60.0)
+# A hub that requests a longer delay has made a mistake.
+MAX_RETRY_AFTER_SECONDS = 300.0
+# About half a minute with the backoff: a hub that restarts is back by then.
+MAX_TRIES = 5
 
 
 class PushResult(StrEnum):
-    """What the hub's answer means for the batch."""
+    """What the hub's response means for the batch."""
 
     DELIVERED = "delivered"
     REFUSED = "refused"
-    LATER = "later"
-    BROKEN = "broken"
+    RETRY = "retry"
+    SERVER_ERROR = "server_error"
 
 
 @dataclass(frozen=True, slots=True)
 class HubEndpoint:
-    """Where events go. `token` None is a hub on this machine, which asks for none; `access` has certificates."""
+    """The hub; `token` None: a hub on this node, which needs none. `access` has the certificates."""
 
     url: str
     token: str | None = None
@@ -47,58 +47,58 @@ class HubEndpoint:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those of a request with JSON in it."""
-        proof = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
-        return {"Content-Type": "application/json", **proof}
+        """The headers of a request with a JSON body."""
+        authorization = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        return {"Content-Type": "application/json", **authorization}
 
 
-def classify_response(response: http.HttpResponse, pause_seconds: float) -> tuple[PushResult, float]:
+def classify_response(response: http.HttpResponse, backoff_seconds: float) -> tuple[PushResult, float]:
     """What to do with the batch, and how long to wait before the next request."""
     if response.status == 200:
         return PushResult.DELIVERED, 0.0
-    # Malformed or too large: the same bytes will be refused for ever and must not block what follows.
+    # Malformed or too large: the same bytes are always refused and must not block later events.
     if response.status in (400, 413, 422):
         return PushResult.REFUSED, 0.0
-    asked = response.headers.get("retry-after", "")
-    if response.status in (429, 503) and asked.isascii() and asked.isdigit():
-        return PushResult.LATER, min(float(asked), LONGEST_RETRY_AFTER_SECONDS)
-    # The hub failed over this request; whether any other would fare better, the next ones show.
+    retry_after = response.headers.get("retry-after", "")
+    if response.status in (429, 503) and retry_after.isascii() and retry_after.isdigit():
+        return PushResult.RETRY, min(float(retry_after), MAX_RETRY_AFTER_SECONDS)
+    # The hub failed on this request; the next requests show whether it fails on all.
     if response.status == 500:
-        return PushResult.BROKEN, pause_seconds
-    return PushResult.LATER, pause_seconds
+        return PushResult.SERVER_ERROR, backoff_seconds
+    return PushResult.RETRY, backoff_seconds
 
 
 @dataclass(slots=True)
 class SuspectBatches:
-    """Batches at which the hub broke: how often in a row, and how many events it had taken when it first did."""
+    """Batches on which the hub failed: how often, and how many events were delivered before the first failure."""
 
     spool: Spool
-    delivered: int = 0
-    broken: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    delivered_events: int = 0
+    failures: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
-    def report_delivery(self, batch: EventBatch) -> None:
-        self.delivered += batch.count
-        self.broken.pop(batch.path, None)
+    def record_delivery(self, batch: EventBatch) -> None:
+        self.delivered_events += batch.count
+        self.failures.pop(batch.path, None)
         if not self.spool.used_bytes:
-            self.broken.clear()
+            self.failures.clear()
 
-    def report_failure(self, batch: EventBatch) -> bool:
-        """The hub broke at this batch once more; True when it is set aside, because others were taken meanwhile."""
-        tries, since = self.broken.pop(batch.path, (0, self.delivered))
-        if tries + 1 < TRIES:
-            self.broken[batch.path] = (tries + 1, since)
+    def record_failure(self, batch: EventBatch) -> bool:
+        """Record that the hub failed on a batch; True if it was rejected, because others were delivered since."""
+        tries, delivered_before = self.failures.pop(batch.path, (0, self.delivered_events))
+        if tries + 1 < MAX_TRIES:
+            self.failures[batch.path] = (tries + 1, delivered_before)
             return False
-        if batch.count == 1 and self.delivered > since:
+        if batch.count == 1 and self.delivered_events > delivered_before:
             self.spool.reject(batch)
             return True
-        for part in self.spool.requeue_halves(batch):
-            # A part of a batch that had its tries needs one to be divided again; a single event has all of them.
-            self.broken[part] = (TRIES - 1 if batch.count > 2 else 0, since)
+        for half in self.spool.requeue_halves(batch):
+            # A half is divided again after one failure; a single event gets all tries.
+            self.failures[half] = (MAX_TRIES - 1 if batch.count > 2 else 0, delivered_before)
         return False
 
 
 async def push_forever(spool: Spool, hub: HubEndpoint, *, time: clock.Clock, pushed: own_metrics.Metric) -> None:
-    """Deliver batches as they come; `pushed` counts the events the hub has confirmed."""
+    """Push batches forever; `pushed` counts the events that the hub has confirmed."""
     connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
     address = f"{hub.url.rstrip('/')}/api/events"
     failures = 0
@@ -106,28 +106,28 @@ async def push_forever(spool: Spool, hub: HubEndpoint, *, time: clock.Clock, pus
     try:
         while True:
             batch = await spool.next_batch()
-            pause = PAUSES.delay_seconds(failures + 1)
+            backoff_seconds = RETRY_BACKOFF.delay_seconds(failures + 1)
             try:
-                response = await connection.send(
-                    http.HttpRequest(address, "POST", headers=hub.headers, body=batch.body)
-                )
-                verdict, wait = classify_response(response, pause)
+                request = http.HttpRequest(address, "POST", headers=hub.headers, body=batch.body)
+                response = await connection.send(request)
+                result, delay_seconds = classify_response(response, backoff_seconds)
                 problem = response.error_summary
             except CollectError as error:
-                verdict, wait, problem = PushResult.LATER, pause, str(error)
-            if verdict is PushResult.DELIVERED:
-                spool.done(batch)
-                suspects.report_delivery(batch)
+                result, delay_seconds, problem = PushResult.RETRY, backoff_seconds, str(error)
+            if result is PushResult.DELIVERED:
+                spool.confirm(batch)
+                suspects.record_delivery(batch)
                 pushed.add(batch.count)
                 failures = 0
-            elif verdict is PushResult.REFUSED:
+            elif result is PushResult.REFUSED:
                 spool.reject(batch)
-                log.error("The hub refuses events", extra=logs.fields(hub=hub.url, count=batch.count, error=problem))
+                log_fields = logs.fields(hub=hub.url, count=batch.count, error=problem)
+                log.error("push refused, events dropped", extra=log_fields)
             else:
-                if verdict is PushResult.BROKEN and suspects.report_failure(batch):
-                    log.error("The hub breaks at an event", extra=logs.fields(hub=hub.url, error=problem))
-                log.warning("Events wait", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=wait))
-                await time.sleep(wait)
+                if result is PushResult.SERVER_ERROR and suspects.record_failure(batch):
+                    log.error("hub failed on an event, event dropped", extra=logs.fields(hub=hub.url, error=problem))
+                log.warning("push failed", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=delay_seconds))
+                await time.sleep(delay_seconds)
                 failures += 1
     finally:
         await connection.aclose()

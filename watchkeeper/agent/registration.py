@@ -1,8 +1,8 @@
-"""A node makes itself known to the hub: `POST /api/nodes` when it starts, when something changes, and now and then.
+"""Registers the node with the hub: `POST /api/nodes` at the start, after a change, and every few minutes.
 
-The body is a `NodeRegistration` in kit.wire form, at most 64 KiB. The hub takes it as what the node should have and,
-if the node says on which port its /metrics can be read without a secret, as a target. The address is not in the body:
-the hub uses the one the request came from, so that no agent can send it elsewhere.
+The body is a `NodeRegistration` in kit.wire format, at most 64 KiB. The hub takes the node's expected GPUs from it and,
+if it has the port of a /metrics page that needs no credentials, a target. The body has no address: the hub uses the
+address that the request came from, so that an agent cannot redirect it.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ from watchkeeper.net import http
 log = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 300.0
-PAUSES = backoff.Backoff(5.0, 60.0)
-# How often is looked whether there is something new to say.
-LOOK_SECONDS = 5.0
+RETRY_BACKOFF = backoff.Backoff(5.0, 60.0)
+# How often the registration is checked for a change.
+POLL_SECONDS = 5.0
 
 
 async def register_forever(
-    hub: push.HubEndpoint, current: Callable[[], fleet.NodeRegistration], *, time: clock.Clock
+    hub: push.HubEndpoint, build_registration: Callable[[], fleet.NodeRegistration], *, time: clock.Clock
 ) -> None:
-    """Send what is so, again whenever it differs, and every few minutes in case the hub has restarted."""
+    """Register the node, again after each change, and every few minutes in case the hub has restarted."""
     connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
     address = f"{hub.url.rstrip('/')}/api/nodes"
     sent: fleet.NodeRegistration | None = None
     failures = 0
     try:
         while True:
-            registration = current()
+            registration = build_registration()
             body = wire.dumps(registration).encode()
             problem = await _send(connection, http.HttpRequest(address, "POST", hub.headers, body))
             if problem is None:
                 if sent is None:
-                    log.info("Node registered", extra=logs.fields(hub=hub.url, gpus=len(registration.gpus)))
+                    log.info("node registered", extra=logs.fields(hub=hub.url, gpus=len(registration.gpus)))
                 sent, failures = registration, 0
-                await _until_new(current, sent, time=time)
+                await _wait_for_change(build_registration, sent, time=time)
             else:
                 failures += 1
-                pause = PAUSES.delay_seconds(failures)
-                log.warning("Node not registered", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=pause))
+                pause = RETRY_BACKOFF.delay_seconds(failures)
+                log_fields = logs.fields(hub=hub.url, error=problem, retry_seconds=pause)
+                log.warning("node registration failed", extra=log_fields)
                 await time.sleep(pause)
     finally:
         await connection.aclose()
 
 
 async def _send(connection: http.Connection, request: http.HttpRequest) -> str | None:
-    """Why it did not work, or None if it did."""
+    """Send a request; returns the problem, or None if it succeeded."""
     try:
         response = await connection.send(request)
     except CollectError as error:
@@ -60,10 +61,10 @@ async def _send(connection: http.Connection, request: http.HttpRequest) -> str |
     return None if response.status == 200 else response.error_summary
 
 
-async def _until_new(
-    current: Callable[[], fleet.NodeRegistration], sent: fleet.NodeRegistration, *, time: clock.Clock
+async def _wait_for_change(
+    build_registration: Callable[[], fleet.NodeRegistration], sent: fleet.NodeRegistration, *, time: clock.Clock
 ) -> None:
-    waited = 0.0
-    while waited < REPEAT_SECONDS and current() == sent:
-        await time.sleep(LOOK_SECONDS)
-        waited += LOOK_SECONDS
+    waited_seconds = 0.0
+    while waited_seconds < REPEAT_SECONDS and build_registration() == sent:
+        await time.sleep(POLL_SECONDS)
+        waited_seconds += POLL_SECONDS

@@ -1,11 +1,10 @@
-"""Events on disk until the hub has them.
+"""Stores events on disk until the hub confirms them.
 
-A spool is a directory of numbered files; each file is one batch, as many events as one push may carry.
-Appending writes one line and never waits; the pusher takes the oldest file, and deletes it once the hub
-has answered. The size is bounded: when it is full the oldest batch goes, counted and logged. A process
-that dies loses nothing it appended. Nothing is synced: a machine that loses power may lose what its
-kernel had not written back yet, about the last half minute, unless the hub already had it. A disk that is
-full, broken or read-only is news itself, so what cannot be written waits in memory: one batch, behind the files.
+A spool is a directory of numbered files; each file is one batch of as many events as one push may carry. Appending
+writes one line and never waits; the pusher reads the oldest file and deletes it once the hub has confirmed it. The size
+is limited: when the spool is full, the oldest batch is dropped, counted and logged. A process that is killed loses no
+event that it appended. Writes are not synced: a power failure may lose the events of the last half minute that the hub
+has not received. If the disk is full, broken or read-only, events wait in memory: one batch, after the files.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from watchkeeper.model import events
 
 log = logging.getLogger(__name__)
 
-# The hub takes 1,000 events and 1 MiB in one request; brackets and commas need a little room.
+# The hub accepts 1,000 events and 1 MiB in one request; brackets and commas need some of it.
 BATCH_EVENTS = 1000
 BATCH_BYTES = 1_000_000
-# 64 MiB are some 100,000 events: days of a hub outage on a node in trouble.
+# 64 MiB are about 100,000 events: days of a hub outage on a faulty node.
 MAX_BYTES = 64 * 1024 * 1024
-# A disk in trouble; any other error at the start is a wrong path or a wrong owner, which a person must put right.
-DISK_TROUBLE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-# Stands for a batch that is in no file; nothing can be there.
-MEMORY = Path("/dev/null/memory")
+# Errors of a faulty disk; any other error at the start is a wrong path or owner, which a person must fix.
+DISK_ERRORS = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+# The path of the batch in memory; no file can have it.
+MEMORY_BATCH = Path("/dev/null/memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,194 +45,195 @@ class EventBatch:
 
 
 class Spool:
-    """Append at one end, push from the other. One process owns the directory."""
+    """A queue of events on disk; one process owns the directory."""
 
-    def __init__(self, directory: Path, *, lost: own_metrics.Metric, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, directory: Path, *, dropped_counter: own_metrics.Metric, max_bytes: int = MAX_BYTES) -> None:
         self._directory = directory
         self._max_bytes = max_bytes
-        self._lost = lost
-        self._open = -1
-        self._open_events = 0
+        self._dropped_counter = dropped_counter
+        self._descriptor = -1
+        self._open_file_events = 0
         self._unwritten: list[bytes] = []
-        self._is_disk_well = True
-        self._waiting = asyncio.Event()
+        self._is_disk_writable = True
+        self._has_events = asyncio.Event()
         self._rejected = directory / "rejected"
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o750)
             self._rejected.mkdir(exist_ok=True, mode=0o750)
             self._sizes = {path: path.stat().st_size for path in sorted(directory.glob("*.jsonl"))}
         except OSError as error:
-            if error.errno not in DISK_TROUBLE:
+            if error.errno not in DISK_ERRORS:
                 raise StartRefused(f"the spool cannot be used: {error.strerror}", where=str(directory)) from error
             self._sizes = {}
-            self._say_trouble(error)
-        last = max((int(path.stem) for path in self._sizes if path.stem.isdigit()), default=0)
-        # What was open when the last process ended stays as it is: its last line may be torn.
-        self._number = last + 1
+            self._log_write_failure(error)
+        last_number = max((int(path.stem) for path in self._sizes if path.stem.isdigit()), default=0)
+        # Never append to a file of an earlier process: its last line may be incomplete.
+        self._number = last_number + 1
         if self._sizes:
-            self._waiting.set()
+            self._has_events.set()
 
     @property
     def used_bytes(self) -> int:
         return sum(self._sizes.values()) + self._unwritten_bytes
 
     def append(self, event: events.Event) -> None:
-        """Keep one event; what cannot be kept is counted and logged, because the follower must go on."""
+        """Store one event; an event that cannot be stored is counted and logged, and raises no error."""
         line = wire.dumps(event).encode() + b"\n"
         if len(line) > BATCH_BYTES:
-            self._lose(1, f"an event of {len(line)} bytes is above the limit of {BATCH_BYTES}")
+            self._drop(1, "event too large, dropped", bytes=len(line), limit_bytes=BATCH_BYTES)
             return
         try:
-            path = self._current(len(line))
-            if os.write(self._open, line) < len(line):
-                # A torn line must be the last of its file, where reading expects it, or better not be there at all.
-                os.ftruncate(self._open, self._sizes[path])
-                self._seal()
+            path = self._open_file(len(line))
+            if os.write(self._descriptor, line) < len(line):
+                # Remove the incomplete line, or close the file: reading accepts an incomplete line only at the end.
+                os.ftruncate(self._descriptor, self._sizes[path])
+                self._close_file()
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._remember(line, error)
+            self._keep_in_memory(line, error)
             return
-        self._is_disk_well = True
+        self._is_disk_writable = True
         self._sizes[path] += len(line)
-        self._open_events += 1
-        self._make_room()
-        self._waiting.set()
+        self._open_file_events += 1
+        self._drop_oldest()
+        self._has_events.set()
 
     async def next_batch(self) -> EventBatch:
-        """The oldest batch, as soon as there is one; it stays until `done`."""
+        """Wait for the oldest batch; it stays in the spool until `confirm`."""
         while True:
-            await self._waiting.wait()
+            await self._has_events.wait()
             while self._sizes:
                 path = next(iter(self._sizes))
-                if path == self._path and self._open >= 0:
-                    self._seal()
+                if path == self._current_path and self._descriptor >= 0:
+                    self._close_file()
                 batch = self._read(path)
                 if batch.count:
                     return batch
-                self.done(batch)
+                self.confirm(batch)
             if self._unwritten:
-                return EventBatch(MEMORY, b"[" + b",".join(self._unwritten) + b"]", len(self._unwritten))
-            self._waiting.clear()
+                return EventBatch(MEMORY_BATCH, b"[" + b",".join(self._unwritten) + b"]", len(self._unwritten))
+            self._has_events.clear()
 
-    def done(self, batch: EventBatch) -> None:
-        """The hub has the batch: forget it."""
-        if batch.path == MEMORY:
+    def confirm(self, batch: EventBatch) -> None:
+        """Delete a batch that the hub has confirmed."""
+        if batch.path == MEMORY_BATCH:
             del self._unwritten[: batch.count]
             return
-        # What cannot be deleted is sent once more by the next process, and the hub recognises it.
+        # A file that cannot be deleted is sent again by the next process, and the hub recognises its events.
         with suppress(OSError):
             batch.path.unlink(missing_ok=True)
         self._sizes.pop(batch.path, None)
 
     def reject(self, batch: EventBatch) -> None:
-        """Set aside a batch that the hub will never take, so that the ones behind it can go; one is kept to look at."""
+        """Drop a batch that the hub will never accept, so that later ones can be sent; the last one is kept on disk."""
         with suppress(OSError):
             for older in self._rejected.iterdir():
                 older.unlink(missing_ok=True)
             batch.path.rename(self._rejected / batch.path.name)
-        self._lost.add(batch.count)
-        self.done(batch)
+        self._dropped_counter.add(batch.count)
+        self.confirm(batch)
 
     def requeue_halves(self, batch: EventBatch) -> list[Path]:
-        """Put a batch behind all others, as two halves where it has two events or more; returns where they are now.
+        """Move a batch after all others, as two halves if it has several events; returns their paths.
 
-        A crash on the way leaves events twice, which the hub recognises, and none of them lost.
+        A crash in between duplicates events, which the hub recognises, and loses none.
         """
         try:
             lines = [line for line in batch.path.read_bytes().split(b"\n") if line and _is_json(line)]
             middle = len(lines) // 2
-            placed = [self._add(part) for part in (lines[:middle], lines[middle:]) if part]
+            paths = [self._write_file(part) for part in (lines[:middle], lines[middle:]) if part]
         except OSError as error:
-            log.warning("A batch cannot be put off", extra=logs.fields(batch=batch.path.name, error=error))
+            log.warning("batch requeue failed", extra=logs.fields(batch=batch.path.name, error=error))
             return []
-        self.done(batch)
-        self._waiting.set()
-        return placed
+        self.confirm(batch)
+        self._has_events.set()
+        return paths
 
     def close(self) -> None:
-        if self._open >= 0:
-            self._seal()
+        if self._descriptor >= 0:
+            self._close_file()
 
     @property
     def _unwritten_bytes(self) -> int:
         return sum(map(len, self._unwritten))
 
-    def _remember(self, line: bytes, error: OSError) -> None:
-        """Keep an event that the disk did not take, in memory; one too many is lost."""
+    def _keep_in_memory(self, line: bytes, error: OSError) -> None:
+        """Keep an event in memory because it could not be written; above the limit, it is dropped."""
         if len(self._unwritten) >= BATCH_EVENTS or self._unwritten_bytes + len(line) > BATCH_BYTES:
-            kept = (
-                f"{len(self._unwritten)} events wait in memory, the limits are {BATCH_EVENTS} and {BATCH_BYTES} bytes"
-            )
-            self._lose(1, f"the spool cannot be written: {error.strerror}; {kept}")
+            in_memory = {"events_in_memory": len(self._unwritten), "bytes_in_memory": self._unwritten_bytes}
+            limits = {"limit_events": BATCH_EVENTS, "limit_bytes": BATCH_BYTES}
+            self._drop(1, "spool write failed, event dropped", error=error.strerror, **in_memory, **limits)
             return
-        if self._is_disk_well:
-            self._say_trouble(error)
+        if self._is_disk_writable:
+            self._log_write_failure(error)
         self._unwritten.append(line.rstrip(b"\n"))
-        self._waiting.set()
+        self._has_events.set()
 
-    def _say_trouble(self, error: OSError) -> None:
-        self._is_disk_well = False
-        where = {"spool": str(self._directory), "error": error.strerror}
-        log.error("The spool cannot be written; events wait in memory", extra=logs.fields(**where))
+    def _log_write_failure(self, error: OSError) -> None:
+        self._is_disk_writable = False
+        log_fields = logs.fields(spool=str(self._directory), error=error.strerror)
+        log.error("spool write failed, events kept in memory", extra=log_fields)
 
     @property
-    def _path(self) -> Path:
+    def _current_path(self) -> Path:
         return self._directory / f"{self._number:012d}.jsonl"
 
-    def _current(self, more: int) -> Path:
-        """The open file, a new one when this line would make it larger than a batch."""
-        if self._open >= 0 and (self._open_events >= BATCH_EVENTS or self._sizes[self._path] + more > BATCH_BYTES):
-            self._seal()
-        if self._open < 0:
-            # It may not have been there at the start, on a disk that has come back since.
+    def _open_file(self, line_bytes: int) -> Path:
+        """Open the current file, or the next one if this line would exceed the size of a batch."""
+        if self._descriptor >= 0:
+            is_too_large = self._sizes[self._current_path] + line_bytes > BATCH_BYTES
+            if is_too_large or self._open_file_events >= BATCH_EVENTS:
+                self._close_file()
+        if self._descriptor < 0:
+            # It may be missing if the disk was not available at the start.
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o750)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._open = os.open(self._path, flags, 0o640)
-            self._open_events = 0
-            self._sizes[self._path] = 0
-        return self._path
+            self._descriptor = os.open(self._current_path, flags, 0o640)
+            self._open_file_events = 0
+            self._sizes[self._current_path] = 0
+        return self._current_path
 
-    def _add(self, lines: list[bytes]) -> Path:
-        """Write a file of its own behind all others."""
-        if self._open >= 0:
-            self._seal()
-        path, text = self._path, b"\n".join(lines) + b"\n"
-        path.write_bytes(text)
-        self._sizes[path] = len(text)
+    def _write_file(self, lines: list[bytes]) -> Path:
+        """Write a new file after all others."""
+        if self._descriptor >= 0:
+            self._close_file()
+        path, content = self._current_path, b"\n".join(lines) + b"\n"
+        path.write_bytes(content)
+        self._sizes[path] = len(content)
         self._number += 1
         return path
 
-    def _seal(self) -> None:
-        os.close(self._open)
-        self._open = -1
+    def _close_file(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
         self._number += 1
 
     def _read(self, path: Path) -> EventBatch:
         try:
             lines = path.read_bytes().split(b"\n")
         except OSError as error:
-            self._lose(0, f"{path.name} cannot be read: {error.strerror}")
+            self._drop(0, "spool file unreadable", file=path.name, error=error.strerror)
             return EventBatch(path, b"", 0)
-        whole = [line for line in lines if line and _is_json(line)]
-        torn = sum(1 for line in lines if line) - len(whole)
-        if torn:
-            self._lose(torn, f"{path.name} has lines that were not written to their end")
-        return EventBatch(path, b"[" + b",".join(whole) + b"]", len(whole))
+        complete = [line for line in lines if line and _is_json(line)]
+        torn_count = sum(1 for line in lines if line) - len(complete)
+        if torn_count:
+            self._drop(torn_count, "incomplete events dropped", file=path.name)
+        return EventBatch(path, b"[" + b",".join(complete) + b"]", len(complete))
 
-    def _make_room(self) -> None:
+    def _drop_oldest(self) -> None:
         while self.used_bytes > self._max_bytes and len(self._sizes) > 1:
-            used, oldest = self.used_bytes, next(iter(self._sizes))
+            used_bytes, oldest = self.used_bytes, next(iter(self._sizes))
             try:
                 count = oldest.read_bytes().count(b"\n")
                 oldest.unlink()
             except OSError:
                 count = 0
             del self._sizes[oldest]
-            self._lose(count, f"the spool has {used} bytes, the limit is {self._max_bytes}; the oldest events go first")
+            self._drop(count, "spool full, events dropped", bytes=used_bytes, limit_bytes=self._max_bytes)
 
-    def _lose(self, count: int, why: str) -> None:
-        self._lost.add(count)
-        log.error("Events were lost", extra=logs.fields(count=count, why=why))
+    def _drop(self, count: int, message: str, **log_fields: object) -> None:
+        self._dropped_counter.add(count)
+        log.error(message, extra=logs.fields(count=count, **log_fields))
 
 
 def _is_json(line: bytes) -> bool:

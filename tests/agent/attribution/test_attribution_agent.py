@@ -58,7 +58,7 @@ def test_a_job_file_labels_every_family_and_a_shared_gpu_is_split_to_its_whole(
     fake.tell(1, "UtilizationRates.gpu", 83)
 
     async def story() -> str:
-        async with running(root, fake, holders=HolderSettings(HolderDisplay.BOTH, jobs)) as node:
+        async with running(root, fake, holder_settings=HolderSettings(HolderDisplay.BOTH, jobs)) as node:
             return await node.until_page(lambda text: "hpc_job=" in text and "workload_share{" in text)
 
     page = asyncio.run(story())

@@ -117,9 +117,9 @@ def test_the_agent_ends_although_a_file_of_the_machine_never_answers(tmp_path: P
     arguments = [sys.executable, "-m", "watchkeeper.cli.main", "agent", *options, *looking_at]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
-        assert "Agent started" in child.stderr.readline()
+        assert "agent started" in child.stderr.readline()
         with (tmp_path / "proc/loadavg").open("w"):
             # The reading thread is there now, and is kept by this end.
             child.terminate()
             assert child.wait(60) == 0
-        assert "Agent stopped" in child.stderr.read()
+        assert "agent stopped" in child.stderr.read()

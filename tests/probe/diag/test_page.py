@@ -84,7 +84,7 @@ def test_the_page_follows_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixt
     for _ in range(3):
         page.refresh(NOON)
     assert page.page() == b""
-    assert [record.message for record in caplog.records] == ["Diagnostic results are not shown"]
+    assert [record.message for record in caplog.records] == ["diagnostic results unreadable"]
     file.add(report(NVML))
     assert [entry.result for entry in file.read().results] == [NVML]
 

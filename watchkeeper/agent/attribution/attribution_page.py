@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
-from watchkeeper.kit import own_metrics
+from watchkeeper.agent.page_text import format_labels
 from watchkeeper.model.workloads import Attribution, Holding, Workload, WorkloadKind
 
 WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
@@ -107,5 +107,4 @@ def _build_slice_labels(holding: Holding, profiles: Mapping[str, str]) -> dict[s
 
 
 def _format_line(name: str, labels: Mapping[str, str], value: float) -> str:
-    label_text = ",".join(f'{label}="{own_metrics.escape(text)}"' for label, text in labels.items())
-    return f"{name}{{{label_text}}} {value:g}\n"
+    return f"{name}{{{format_labels(labels)}}} {value:g}\n"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, MigInstanceSample, Snapshot, Value
+from watchkeeper.agent.page_text import format_labels
 from watchkeeper.catalogue import xid
-from watchkeeper.kit import own_metrics
 from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
 # dcgm-exporter's label value for no Xid.
@@ -133,7 +133,7 @@ class GpuPage:
         for part, number in value.items():
             part_labels = label_text.get((name, part))
             if part_labels is None:
-                part_labels = label_text[name, part] = _format_labels(
+                part_labels = label_text[name, part] = format_labels(
                     dict(zip(family.labels, part.split("."), strict=True))
                 )
             parts.append(f"{name}{{{row.labels},{part_labels}}} {number}\n")
@@ -165,11 +165,7 @@ class GpuPage:
         for family in self._label_families:
             if (text := identity.get(f"text.{family.part}")) is not None:
                 pairs[family.name] = text
-        return _format_labels({**pairs, **holder})
-
-
-def _format_labels(pairs: Mapping[str, str]) -> str:
-    return ",".join(f'{name}="{own_metrics.escape(value)}"' for name, value in pairs.items())
+        return format_labels({**pairs, **holder})
 
 
 def _write_last_xid(parts: list[str], family: NvmlFamily, rows: Sequence[PageRow]) -> None:
@@ -179,7 +175,7 @@ def _write_last_xid(parts: list[str], family: NvmlFamily, rows: Sequence[PageRow
         code = row.sample.last_xid
         if row.is_mig_instance or code is None:
             continue
-        error = _format_labels({"err_code": str(code), "err_msg": xid.lookup(code).name if code else NO_XID})
+        error = format_labels({"err_code": str(code), "err_msg": xid.lookup(code).name if code else NO_XID})
         lines.append(f"{family.name}{{{row.labels},{error}}} {code}\n")
     if lines:
         parts += [family.head, *lines]
@@ -188,7 +184,7 @@ def _write_last_xid(parts: list[str], family: NvmlFamily, rows: Sequence[PageRow
 def _write_counts(parts: list[str], rows: Sequence[PageRow]) -> None:
     xids = [f'{XIDS}{{{row.labels},xid="{code}"}} {count}\n' for row in rows for code, count in row.sample.xids.items()]
     errors = [
-        f"{READ_ERRORS}{{{row.labels},{_format_labels({'call': call, 'error': error})}}} {count}\n"
+        f"{READ_ERRORS}{{{row.labels},{format_labels({'call': call, 'error': error})}}} {count}\n"
         for row in rows
         for (call, error), count in row.sample.errors.items()
     ]
@@ -202,4 +198,4 @@ def _write_faults(parts: list[str], faults: Sequence[tuple[str, str | None]], ho
     parts.append(HEADERS[FAULT])
     for cause, uuid in dict.fromkeys(faults):
         where = {} if uuid is None else {"UUID": uuid}
-        parts.append(f"{FAULT}{{{_format_labels({'cause': cause, **where, 'Hostname': hostname})}}} 1\n")
+        parts.append(f"{FAULT}{{{format_labels({'cause': cause, **where, 'Hostname': hostname})}}} 1\n")

@@ -160,7 +160,7 @@ def settings_from(
         interval_seconds=interval,
         reads_gpus=not no_gpus,
         listen=listen,
-        holders=node_holders.HolderSettings(attribution_page.HolderDisplay(shown), job_files, slurm_node),
+        holder_settings=node_holders.HolderSettings(attribution_page.HolderDisplay(shown), job_files, slurm_node),
         **same,
     )
 

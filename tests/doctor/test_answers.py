@@ -31,7 +31,7 @@ def test_the_command_to_drain_is_the_scheduler_s_own(beside: str, command: str) 
         ("NVRM: Xid (PCI:0000:3b:00): 63, pid=7, Row Remapper: New row marked", "GPU 0000:3b:00 has a memory row"),
         ("nvml: GPU is lost", "A GPU of this system fell off the bus"),
         ("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB", "This job ran out of GPU memory"),
-        ("n7   NotReady   <none>   17h   v1.31.1", "n7 does not answer"),
+        ("n7   NotReady   <none>   17h   v1.31.1", "n7 is down"),
     ],
 )
 def test_a_title_says_what_kind_of_thing_failed_where_no_line_names_it(text: str, title: str) -> None:

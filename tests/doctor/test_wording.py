@@ -29,7 +29,7 @@ TWO_NODES = "".join(
         (SWITCH, "NVLink of NVSwitch 3 reports errors"),
         (PORT * 3, "PCIe link of port 0000:00:03.1 of gpu07 is degraded"),
         (NOTICED, "A rank of this job died"),
-        (KILLED, "The job on gpu11 was killed for want of host memory"),
+        (KILLED, "The job on gpu11 was OOM-killed: out of host memory"),
         (DOWN, "NCCL of this job lost an InfiniBand link: mlx5_7 port 1"),
         (MEMORY, "The job on GPU 7 of gpu02 ran out of GPU memory"),
         (TWO_NODES, "NCCL of this job lost an InfiniBand link"),

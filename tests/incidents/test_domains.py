@@ -10,7 +10,7 @@ from watchkeeper.model.incidents import IncidentState
 def test_a_rack_that_loses_power_is_one_incident(rack: Racked) -> None:
     rack.incidents.apply_alerts([alert("node_down", place, 0) for place in NODES], later(0))
     assert rack.open() == [("INC-1", RACK, "node_down")]
-    assert rack.incidents.open_incidents()[0].title == "Rack r1 does not answer"
+    assert rack.incidents.open_incidents()[0].title == "Rack r1 is down"
 
 
 def test_nodes_that_follow_later_join_the_rack(rack: Racked) -> None:

@@ -122,7 +122,7 @@ def test_a_full_incident_lets_ended_signals_go_before_living_ones(room: Room) ->
 def test_a_machine_keeps_its_name_at_the_start_of_a_title(room: Room) -> None:
     room.hear(alert("node_down", node("gpu-r01-05"), 0), alert("gpu_missing", node("gpu-r01-06"), 0))
     titles = [incident.title for incident in room.incidents.open_incidents()]
-    assert titles[0] == "gpu-r01-05 does not answer"
+    assert titles[0] == "gpu-r01-05 is down"
     assert titles[1].startswith("A GPU of gpu-r01-06")
 
 

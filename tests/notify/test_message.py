@@ -82,8 +82,8 @@ def test_a_receiver_that_was_down_hears_of_an_incident_in_order_and_that_it_is_o
             titles.append(compose(batch).title)
             mail.box.mark_sent(batch, "200", later(at))
     assert titles == [
-        "[CRITICAL] resolved meanwhile: The GPU exporter of n1 does not answer (INC-1)",
-        "[RESOLVED] The GPU exporter of n1 does not answer (INC-1)",
+        "[CRITICAL] resolved meanwhile: The GPU exporter of n1 is down (INC-1)",
+        "[RESOLVED] The GPU exporter of n1 is down (INC-1)",
     ]
 
 
@@ -95,4 +95,4 @@ def test_an_end_that_is_told_when_the_incident_is_back_says_so(mail: Mail) -> No
     assert ended is not None
     mail.box.mark_failed(ended, "answered 503", later(130))
     mail.room.hear(alert("agent_down", node(), 140))
-    assert compose(mail.take(200)).title == "[RESOLVED] open again: The GPU exporter of n1 does not answer (INC-1)"
+    assert compose(mail.take(200)).title == "[RESOLVED] open again: The GPU exporter of n1 is down (INC-1)"

@@ -102,8 +102,8 @@ def test_nodes_that_turn_out_to_be_a_rack_are_told_as_such(rack: Room) -> None:
     assert batch is not None
     composed = message.compose_message(batch, message.MessageContext())
     assert RACK in [notice.place for notice in batch.incidents]
-    assert "scope widened: Rack r1 does not answer" in composed.body
-    assert "[PART OF INC-1] n2 does not answer (INC-2)" in composed.body
+    assert "scope widened: Rack r1 is down" in composed.body
+    assert "[PART OF INC-1] n2 is down (INC-2)" in composed.body
     assert "Not resolved: merged into INC-1" in composed.body
     mail.box.mark_sent(batch, "200", later(21))
     assert mail.deliver(40) == []

@@ -232,7 +232,7 @@ def test_a_step_for_people_waits_for_them_and_the_cordon_for_the_end_of_the_inci
     world.settle(10)
     waiting = world.repairs.find(id)
     assert waiting is not None
-    assert waiting.waits_for == ("Manual: inspect GPU-1 on n1 (Fans, air baffles or coolant need a person)",)
+    assert waiting.waits_for == ("Manual: inspect GPU-1 on n1 (Fans, air baffles or coolant may have failed)",)
     world.control.step_done(id, actor="ada", now=world.now)
     world.settle(10)
     assert (world.state(id), world.cluster.ours()) == ("acting", ["n1"])

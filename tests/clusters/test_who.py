@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.web import stories
 from tests.web.kept_services import START
 from tests.web.running import Site, serving
-from tests.web.small_fleet import Seen
+from tests.web.small_fleet import FleetGpu
 from tests.web.small_hub import SmallHub
 from watchkeeper.cli.main import main, watchkeeper
 from watchkeeper.clusters.inventory import NodeInventory
@@ -85,7 +85,7 @@ def run(site: Site, *arguments: str) -> tuple[int, str]:
 
 
 def test_the_exit_code_says_whether_all_is_well(site: Site, hub: SmallHub) -> None:
-    hub.fleet.seen[0] = Seen(HELD_NODE, hub.fleet.seen[0].gpu, gone_since_ms=5)
+    hub.fleet.fleet_gpus[0] = FleetGpu(HELD_NODE, hub.fleet.fleet_gpus[0].gpu, gone_since_ms=5)
     main(["nodes", "--state", "up", "--hub", site.url])
     with pytest.raises(SystemExit) as left:
         main(["nodes", "--state", "short", "--hub", site.url])
@@ -93,13 +93,13 @@ def test_the_exit_code_says_whether_all_is_well(site: Site, hub: SmallHub) -> No
 
 
 def pod_of(hub: SmallHub, node: str) -> str:
-    seen = next(one for one in hub.fleet.seen if one.node == node)
+    seen = next(one for one in hub.fleet.fleet_gpus if one.node == node)
     labels = hub.engine._labels(seen)
     return f"{labels['namespace']}/{labels['pod']}"
 
 
 def test_the_list_shows_what_each_node_has_who_holds_it_and_what_its_scheduler_says(site: Site, hub: SmallHub) -> None:
-    hub.fleet.seen[0] = Seen(HELD_NODE, hub.fleet.seen[0].gpu, gone_since_ms=5)
+    hub.fleet.fleet_gpus[0] = FleetGpu(HELD_NODE, hub.fleet.fleet_gpus[0].gpu, gone_since_ms=5)
     code, text = run(site, "nodes")
     line = next(row for row in text.splitlines() if row.startswith(HELD_NODE))
     assert code == 1

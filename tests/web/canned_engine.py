@@ -1,4 +1,4 @@
-"""An engine with a steady answer to every question: a number per GPU, chosen by the metric that the question names."""
+"""An engine with a fixed result for every query: a value per GPU, chosen by the metric of the query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.web.small_fleet import Seen, SmallFleet
+from tests.web.small_fleet import FleetGpu, SmallFleet
 from watchkeeper.errors import QueryError
 from watchkeeper.hub import samples
 from watchkeeper.kit import clock
@@ -57,10 +57,11 @@ class CannedEngine:
             return answer(list(kept), [at_ms], np.array(list(kept.values())))
         if "CLOCKS_EVENT" in expr or ("watchkeeper_gpu_" in expr and "DCGM_" not in expr):
             return answer([], [at_ms], np.zeros((0, 1)))
-        rows = [seen for seen in self._fleet.seen if seen.gpu.uuid not in self._readings.silent]
+        rows = [gpu_view for gpu_view in self._fleet.fleet_gpus if gpu_view.gpu.uuid not in self._readings.silent]
         if 'UUID="' in expr:
-            rows = [seen for seen in rows if seen.gpu.uuid in expr]
-        return answer([self._labels(seen) for seen in rows], [at_ms], np.array([[self._value(s, expr)] for s in rows]))
+            rows = [gpu_view for gpu_view in rows if gpu_view.gpu.uuid in expr]
+        values = np.array([[self._value(row, expr)] for row in rows])
+        return answer([self._labels(row) for row in rows], [at_ms], values)
 
     def range(self, expr: str, span: engine.QueryRange) -> engine.QueryResult:
         size = next((size for name, size in METRICS.items() if name in expr), 93.0)
@@ -74,7 +75,10 @@ class CannedEngine:
         return engine.QueryResult(engine.ResultType.MATRIX, frame)
 
     def series(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
-        return [self._labels(seen).with_labels(__name__="DCGM_FI_DEV_GPU_TEMP") for seen in self._fleet.seen[:4]]
+        return [
+            self._labels(gpu_view).with_labels(__name__="DCGM_FI_DEV_GPU_TEMP")
+            for gpu_view in self._fleet.fleet_gpus[:4]
+        ]
 
     def label_names(self, matchers: Sequence[Sequence[engine.Matcher]], start_ms: int, end_ms: int) -> list[str]:
         return sorted({name for labels in self.series(matchers, start_ms, end_ms) for name in labels})
@@ -101,18 +105,18 @@ class CannedEngine:
     def limits(self) -> engine.QueryLimits:
         return engine.QueryLimits()
 
-    def _labels(self, seen: Seen) -> Labels:
-        named = {"UUID": seen.gpu.uuid, "gpu": str(seen.gpu.index), "Hostname": seen.node}
-        job = zlib.crc32(seen.node.encode()) % 16
+    def _labels(self, gpu_view: FleetGpu) -> Labels:
+        named = {"UUID": gpu_view.gpu.uuid, "gpu": str(gpu_view.gpu.index), "Hostname": gpu_view.node}
+        job = zlib.crc32(gpu_view.node.encode()) % 16
         if job < 15:
-            pod = self._readings.moved.get(seen.gpu.uuid, f"train-{job}")
+            pod = self._readings.moved.get(gpu_view.gpu.uuid, f"train-{job}")
             named |= {"namespace": ("research", "vision", "speech")[job % 3], "pod": pod}
         return Labels(named)
 
-    def _value(self, seen: Seen, expr: str) -> float:
+    def _value(self, gpu_view: FleetGpu, expr: str) -> float:
         size = next((size for name, size in METRICS.items() if name in expr), 1.0)
-        spread = zlib.crc32(f"{seen.node}".encode()) % 100 / 100
-        own = zlib.crc32(seen.gpu.uuid.encode()) % 100 / 100
+        spread = zlib.crc32(f"{gpu_view.node}".encode()) % 100 / 100
+        own = zlib.crc32(gpu_view.gpu.uuid.encode()) % 100 / 100
         if "SM_ACTIVE" in expr or "TENSOR" in expr:
             share = 0.0 if spread < 0.08 else min(1.0, 0.35 + 0.6 * spread + 0.06 * own)
             return share * (100 if expr.startswith("100 * ") else 1)

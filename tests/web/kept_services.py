@@ -1,4 +1,4 @@
-"""The services that a hub keeps in its journal, kept in memory: each as small as its protocol in `hub.services`."""
+"""The services of a hub, in memory: each as small as its protocol in `hub.services`."""
 
 from __future__ import annotations
 
@@ -66,11 +66,13 @@ class KeptJournal:
         if self.unanswered:
             self.unanswered -= 1
             raise StoreError("the journal refused: the server is away")
-        kept = [one for one in self.kept.values() if opened_since is None or one.opened_at >= opened_since]
+        kept = [
+            incident for incident in self.kept.values() if opened_since is None or incident.opened_at >= opened_since
+        ]
         return [incident for incident in kept if incident.is_open or not open_only][:limit]
 
     def first_opened_at(self) -> datetime | None:
-        return min((one.opened_at for one in self.kept.values()), default=None)
+        return min((incident.opened_at for incident in self.kept.values()), default=None)
 
     def incident(self, id: str) -> Incident | None:
         return self.kept.get(id)
@@ -100,7 +102,7 @@ class KeptIncidents:
 
     journal: KeptJournal
     clock: clock.Clock
-    said: list[corrections.Correction] = field(default_factory=list)
+    kept_corrections: list[corrections.Correction] = field(default_factory=list)
     foreign: list[alerts.Alert] = field(default_factory=list)
     cannot_write: StoreError | None = None
 
@@ -129,12 +131,12 @@ class KeptIncidents:
 
     async def correct(self, id: str, actor: str, cause: str, why: str) -> corrections.Correction:
         kept = self.journal.kept[id]
-        said = corrections.Correction(id, self.clock.now(), actor, kept.cause, cause, why, str(kept.place))
-        self.said.append(said)
-        return said
+        correction = corrections.Correction(id, self.clock.now(), actor, kept.cause, cause, why, str(kept.place))
+        self.kept_corrections.append(correction)
+        return correction
 
     def corrections(self) -> list[corrections.Correction]:
-        return self.said
+        return self.kept_corrections
 
     def _keep(self, incident: Incident, actor: str, kind: str, body: Any) -> Incident:
         return self.journal.keep(incident, Entry(self.clock.now(), actor, kind, body))
@@ -147,9 +149,9 @@ class KeptSilences:
     silenced: list[Silence] = field(default_factory=list)
     problem: str = ""
 
-    async def silence(self, wish: silence_store.SilenceRequest) -> Silence:
+    async def silence(self, request: silence_store.SilenceRequest) -> Silence:
         try:
-            made = Silence("S-1", wish.matchers, wish.author, wish.reason, wish.starts_at, wish.ends_at)
+            made = Silence("S-1", request.matchers, request.author, request.reason, request.starts_at, request.ends_at)
         except ValueError as error:
             raise InvalidTransition(str(error)) from error
         self.silenced.append(made)
@@ -157,12 +159,12 @@ class KeptSilences:
         return made
 
     async def expire_silence(self, id: str, actor: str) -> Silence:
-        found = next((one for one in self.silenced if one.id == id), None)
-        if found is None:
+        silence = next((silence for silence in self.silenced if silence.id == id), None)
+        if silence is None:
             raise InvalidTransition("there is no such silence", where=id)
-        self.silenced.remove(found)
+        self.silenced.remove(silence)
         self.changes.send("incidents")
-        return replace(found, ended_by=actor)
+        return replace(silence, ended_by=actor)
 
     def silences(self) -> list[Silence]:
         return self.silenced
@@ -200,7 +202,7 @@ class GivenRules:
 
 @dataclass
 class NoTargets:
-    """Nothing is read, and whoever wants to register is welcome."""
+    """Scrapes nothing, and accepts every registration."""
 
     registered: list[fleet.NodeRegistration] = field(default_factory=list)
 

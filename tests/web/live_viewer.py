@@ -1,4 +1,4 @@
-"""Somebody who watches the live stream."""
+"""A client of the live updates."""
 
 from __future__ import annotations
 

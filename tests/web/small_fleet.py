@@ -1,4 +1,4 @@
-"""A small fleet of racks, nodes and GPUs that a test changes at will: `services.FleetView` and nothing more."""
+"""A small fleet of racks, nodes and GPUs that a test can change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from watchkeeper.model.labels import Labels
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FleetGpu:
     node: str
     gpu: fleet.Gpu
     gone_since_ms: int | None = None
@@ -25,21 +25,21 @@ class SmallFleet:
             for rack in range(1, racks + 1)
             for row in range(1, per_rack + 1)
         ]
-        self.seen = [
-            Seen(node.name, fleet.Gpu(f"GPU-{node.name[4:]}-{index}", index, f"0000:{index:02x}:00", "NVIDIA H200"))
+        self.fleet_gpus = [
+            FleetGpu(node.name, fleet.Gpu(f"GPU-{node.name[4:]}-{index}", index, f"0000:{index:02x}:00", "NVIDIA H200"))
             for node in self._nodes
             for index in range(8)
         ]
 
     @property
     def revision(self) -> int:
-        return hash((tuple((node.cluster, node.name) for node in self._nodes), tuple(self.seen)))
+        return hash((tuple((node.cluster, node.name) for node in self._nodes), tuple(self.fleet_gpus)))
 
     def nodes(self) -> list[fleet.Node]:
         return list(self._nodes)
 
-    def gpus(self) -> Sequence[Seen]:
-        return self.seen
+    def gpus(self) -> Sequence[FleetGpu]:
+        return self.fleet_gpus
 
     def gone_nodes(self) -> list[tuple[fleet.Node, int]]:
         return []
@@ -48,8 +48,8 @@ class SmallFleet:
         return []
 
     def expected_gpu_count(self, place: fleet.Place) -> int:
-        return 1 if place.gpu else sum(seen.node == place.node for seen in self.seen)
+        return 1 if place.gpu else sum(fleet_gpu.node == place.node for fleet_gpu in self.fleet_gpus)
 
     def place_name(self, place: fleet.Place) -> str:
-        index = next((seen.gpu.index for seen in self.seen if seen.gpu.uuid == place.gpu), None)
+        index = next((fleet_gpu.gpu.index for fleet_gpu in self.fleet_gpus if fleet_gpu.gpu.uuid == place.gpu), None)
         return place.node or place.cluster if index is None else f"GPU {index} on {place.node}"

@@ -1,4 +1,4 @@
-"""The services of a small hub: a fleet, canned readings, and incidents that a test opens at will."""
+"""The services of a small hub: a fleet, fixed readings, and incidents that a test opens."""
 
 from __future__ import annotations
 

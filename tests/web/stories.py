@@ -1,4 +1,4 @@
-"""Incidents as the hub would tell them, for the fake hub."""
+"""Incidents for the small hub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ STEPS = (
 
 def lose_gpu(hub: SmallHub, *, id: str = "INC-1", node: str = "gpu-r01-02", index: int = 3) -> incidents.Incident:
     """A GPU falls off the bus: incident, diagnosis and plan, as the hub would have them."""
-    uuid = next(seen.gpu.uuid for seen in hub.fleet.seen if seen.node == node and seen.gpu.index == index)
+    uuid = next(
+        fleet_gpu.gpu.uuid
+        for fleet_gpu in hub.fleet.fleet_gpus
+        if fleet_gpu.node == node and fleet_gpu.gpu.index == index
+    )
     place, at = fleet.Place("main", node=node, gpu=uuid), hub.clock.now() - timedelta(minutes=4)
     member = incidents.Member(
         incidents.MemberKind.EVENT, f"e-{id}", place, "gpu_fell_off_bus", at, KERNEL_LINE, alerts.Severity.CRITICAL
@@ -74,7 +78,7 @@ def lose_rack(hub: SmallHub, *, rack: str = "r01", id: str = "INC-9") -> inciden
 
 
 def diagnose(incident: incidents.Incident) -> diagnosis.Diagnosis:
-    seen = tuple(
+    signals = tuple(
         diagnosis.Evidence("kernel", text, incident.opened_at + timedelta(milliseconds=ms), incident.place)
         for ms, text in ((0, KERNEL_LINE), (4, "pcieport 0000:5c:01.0: AER: Uncorrected (Fatal) error received"))
     )
@@ -84,7 +88,7 @@ def diagnose(incident: incidents.Incident) -> diagnosis.Diagnosis:
         incident.place,
         "PCIe link lost",
         "Xid 79 in the kernel log; its readings end 40 ms later; the other 7 GPUs of the node answer.",
-        seen,
+        signals,
         (diagnosis.DiagnosisStep("Cordon and drain the node, then reboot it"),),
         (
             diagnosis.RuledOut("app_illegal_access", "no Xid 13, 31 or 43 on this node in 24 h"),

@@ -1,4 +1,4 @@
-"""Every route against every kind of caller, and the guards against other people's web pages."""
+"""Every route with every role, and the checks against pages of other sites."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def all_rows() -> list[tuple[str, str, Role | None]]:
 
 
 @pytest.mark.parametrize(("method", "path", "role"), all_rows())
-def test_a_route_opens_to_its_roles_and_to_nobody_else(
-    guarded: Site, method: str, path: str, role: Role | None
-) -> None:
+def test_a_route_allows_only_its_roles(guarded: Site, method: str, path: str, role: Role | None) -> None:
     filled = re.sub(r"\{[^}]*\}", "x", path)
     body = {} if method != "GET" else None
     if role is None:
@@ -58,7 +56,7 @@ def test_a_route_opens_to_its_roles_and_to_nobody_else(
         assert (status in TURNED_AWAY) == (caller not in ROLES_WITH_ACCESS[role]), f"{caller} at {filled}: {status}"
 
 
-def test_an_agent_may_push_what_it_knows_fetch_its_orders_and_nothing_else() -> None:
+def test_an_agent_may_only_push_and_fetch_its_orders() -> None:
     opened = {(method, path) for method, path, role in all_rows() if role and Role.AGENT in ROLES_WITH_ACCESS[role]}
     assert opened == {
         *(("POST", path) for path in ("/api/events", "/api/nodes", "/api/v1/write", "/api/orders/{id}/receipt")),
@@ -74,8 +72,8 @@ def test_every_http_route_of_the_application_is_in_the_table() -> None:
     assert {route.path for route in app.routes} == {row.path for row in app.state.endpoints} | {"/api/live"}
 
 
-def test_a_wrong_token_is_told_from_a_missing_right(guarded: Site) -> None:
-    wrong = guarded.ask("/api/status", headers={"Authorization": "Bearer nobody"})
+def test_a_wrong_token_is_401_and_a_missing_role_is_403(guarded: Site) -> None:
+    wrong = guarded.ask("/api/status", headers={"Authorization": "Bearer unknown"})
     assert (wrong.status, wrong.json["ok"], wrong.json["status"]) == (401, False, 401)
     low = guarded.ask(
         "/api/incidents/INC-1/acknowledge",
@@ -93,8 +91,8 @@ def test_signing_in_sets_a_cookie_that_scripts_cannot_read(guarded: Site) -> Non
     cookie = reply.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "samesite=strict" in cookie.lower()
-    seen = guarded.ask("/api/whoami", headers={"Cookie": cookie.split(";")[0]})
-    assert seen.json == {"ok": True, "name": "viewer", "role": "viewer", "needs_sign_in": True}
+    whoami = guarded.ask("/api/whoami", headers={"Cookie": cookie.split(";")[0]})
+    assert whoami.json == {"ok": True, "name": "viewer", "role": "viewer", "needs_sign_in": True}
 
 
 def test_a_session_ends_with_its_time_and_with_its_token() -> None:
@@ -114,7 +112,7 @@ def test_a_rebound_name_is_refused_without_tokens(local: Site, host: str) -> Non
 
 
 @pytest.mark.parametrize("host", ["localhost:9480", "127.0.0.1", "[::1]:9480", "LOCALHOST"])
-def test_loopback_names_are_welcome_without_tokens(local: Site, host: str) -> None:
+def test_loopback_names_are_accepted_without_tokens(local: Site, host: str) -> None:
     assert local.ask("/api/status", headers={"Host": host}).status == 200
 
 
@@ -156,7 +154,7 @@ def test_a_token_file_is_read_with_plain_and_hashed_tokens(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("mode", "is_said"), [(0o644, True), (0o640, False)])
-def test_tokens_that_everyone_on_the_machine_may_read_are_said(
+def test_a_token_file_readable_by_other_users_is_a_warning(
     tmp_path: Path, mode: int, is_said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "tokens"
@@ -170,7 +168,7 @@ def test_tokens_that_everyone_on_the_machine_may_read_are_said(
     assert not caplog.text
 
 
-def test_a_wrong_token_file_names_every_line(tmp_path: Path) -> None:
+def test_an_invalid_token_file_reports_every_line(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("ann admin short\nbob king x\nonly-two words\n")
     with pytest.raises(SettingsError) as raised:

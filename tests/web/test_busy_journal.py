@@ -1,4 +1,4 @@
-"""A journal that does not answer for a while: pages wait for it, and nobody else does."""
+"""A busy journal: its pages wait for it, and all other requests do not."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from watchkeeper.web.endpoint import Endpoint
 
 # Long for a test that fails, and much longer than fifty answers of a loop that is free.
 HELD_SECONDS, FREE_SECONDS = 40.0, 20.0
-ASKED = {
+QUERIES = {
     "/api/who": "name=n1",
     "/api/history": "node=n1",
     "/api/bundle": "incident=INC-1",
     "/api/recording": "from=1767225600&to=1767226600",
 }
 NAMES = {"{id}": "INC-1", "{uuid}": "GPU-0", "{name}": "n1", "{namespace}": "default"}
-SAID = {"why": "seen", "text": "seen", "to": "ann", "digest": "0", "cause": "unknown", "reason": "seen", "for": "1h"}
+BODY = {"why": "seen", "text": "seen", "to": "ann", "digest": "0", "cause": "unknown", "reason": "seen", "for": "1h"}
 
 
 def ask(url: str, method: str = "GET") -> int:
-    body = json.dumps(SAID).encode() if method == "POST" else None
+    body = json.dumps(BODY).encode() if method == "POST" else None
     request = urllib.request.Request(url, data=body, method=method, headers={"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=4 * HELD_SECONDS) as answer:
@@ -51,16 +51,16 @@ def ask(url: str, method: str = "GET") -> int:
 
 def questions(table: list[Endpoint]) -> list[tuple[str, str]]:
     """Everything that can be read, and everything that can be done to an incident, as paths and methods."""
-    found = []
+    requests = []
     for endpoint in table:
         path = endpoint.path
         for mark, name in NAMES.items():
             path = path.replace(mark, name)
         is_read = endpoint.methods == ("GET",) and path.startswith("/api/") and path != LIVE_PATH
         if is_read or endpoint.path.startswith("/api/incidents/{id}/"):
-            query = ASKED.get(path)
-            found.append((path + (f"?{query}" if query else ""), endpoint.methods[0]))
-    return found
+            query = QUERIES.get(path)
+            requests.append((path + (f"?{query}" if query else ""), endpoint.methods[0]))
+    return requests
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Hub, str, list[Endpoint]]
 
 
 class Held:
-    """A journal that somebody writes to for as long as the story wants."""
+    """A journal that is locked until the test releases it."""
 
     def __init__(self) -> None:
         self.is_held, self.let_go = threading.Event(), threading.Event()
@@ -91,22 +91,22 @@ class Held:
 
 
 @pytest.mark.slow
-def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: Path) -> None:
+def test_no_request_blocks_the_event_loop_while_the_journal_is_busy(tmp_path: Path) -> None:
     held = Held()
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
         async with running(tmp_path) as (hub, url, table):
-            asked = questions(table)
-            with ThreadPoolExecutor(len(asked) + 2) as people:
+            requests = questions(table)
+            with ThreadPoolExecutor(len(requests) + 2) as people:
                 holder = loop.run_in_executor(people, held.hold, hub)
                 await asyncio.to_thread(held.is_held.wait)
-                waiting = [loop.run_in_executor(people, ask, url + path, method) for path, method in asked]
+                waiting = [loop.run_in_executor(people, ask, url + path, method) for path, method in requests]
                 began = time.monotonic()
                 healthy = [await loop.run_in_executor(people, ask, f"{url}/-/healthy") for _ in range(50)]
                 took = time.monotonic() - began
                 held.let_go.set()
-                answers = dict(zip(asked, await asyncio.gather(*waiting), strict=True))
+                answers = dict(zip(requests, await asyncio.gather(*waiting), strict=True))
                 await holder
         assert (set(healthy), took < FREE_SECONDS) == ({200}, True)
         assert [about for about, status in answers.items() if status >= 500] == []
@@ -116,20 +116,20 @@ def test_nothing_that_is_asked_keeps_the_loop_waiting_for_the_journal(tmp_path: 
 
 
 @pytest.mark.slow
-def test_whoever_wants_something_explained_while_the_journal_is_held_takes_no_thread_from_others(
+def test_explain_requests_during_a_busy_journal_do_not_use_all_threads(
     tmp_path: Path,
 ) -> None:
     held = Held()
     # More of each than there are threads for everything that is not the journal.
-    asked = ["/api/explain/pod/n1", "/api/explain/pod/ml/n1", "/api/jobs", "/api/explain/job/n1"] * 40
+    paths = ["/api/explain/pod/n1", "/api/explain/pod/ml/n1", "/api/jobs", "/api/explain/job/n1"] * 40
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
         async with running(tmp_path) as (hub, url, _):
-            with ThreadPoolExecutor(len(asked) + 2) as people:
+            with ThreadPoolExecutor(len(paths) + 2) as people:
                 holder = loop.run_in_executor(people, held.hold, hub)
                 await loop.run_in_executor(people, held.is_held.wait)
-                waiting = [loop.run_in_executor(people, ask, url + path) for path in asked]
+                waiting = [loop.run_in_executor(people, ask, url + path) for path in paths]
                 began = time.monotonic()
                 labels = [await loop.run_in_executor(people, ask, f"{url}/api/v1/labels") for _ in range(50)]
                 took = time.monotonic() - began

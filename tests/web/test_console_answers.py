@@ -1,4 +1,4 @@
-"""What the console's pages begin with: the fleet for many at once, any metric as colour, and what happened before."""
+"""The first requests of the console: the fleet, a metric as colour, and the history of a GPU."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_the_fleet_is_compressed_and_not_sent_twice(site: Site) -> None:
     assert site.ask("/api/fleet").json == content
 
 
-def test_a_fleet_that_changed_is_answered_at_once(site: Site) -> None:
+def test_a_changed_fleet_is_never_served_from_the_cache(site: Site) -> None:
     before = site.ask("/api/fleet").json["version"]
-    site.call(site.hub.fleet.seen.pop)
+    site.call(site.hub.fleet.fleet_gpus.pop)
     assert site.ask("/api/fleet").json["version"] != before
 
 
-def test_any_metric_name_is_a_colour_and_an_expression_is_none() -> None:
+def test_any_metric_name_is_a_colour_but_no_expression() -> None:
     free = frames.find_colour("node_load1")
     assert free is not None
     assert (free.expr, free.low, free.high) == ("node_load1", None, None)
@@ -57,27 +57,27 @@ def test_any_metric_name_is_a_colour_and_an_expression_is_none() -> None:
 
 def test_a_reading_of_a_node_colours_all_its_gpus() -> None:
     stock = fleet_layout.current_layout(SmallHub(racks=1, per_rack=2).fleet)
-    told = answer([Labels({"instance": "gpu-r01-02:9100"})], [0], np.array([[4.0]]))
-    values = frames.values_by_slot_or_node(stock, told)
+    result = answer([Labels({"instance": "gpu-r01-02:9100"})], [0], np.array([[4.0]]))
+    values = frames.values_by_slot_or_node(stock, result)
     assert np.isnan(values[:8]).all()
     assert values[8:].tolist() == [4.0] * 8
 
 
-def test_the_history_of_a_gpu_counts_and_explains_its_xids(site: Site) -> None:
+def test_the_history_of_a_gpu_counts_and_describes_its_xids(site: Site) -> None:
     place = fleet.Place("main", node=NODE, gpu=UUID)
     for code, days in ((79, 11), (31, 40), (31, 41), (48, 200)):
         at = site.hub.clock.now() - timedelta(days=days)
         site.hub.journal.taken.append(
             events.Event(f"e{code}-{days}", events.EventKind.XID, code, place, at, f"Xid {code}")
         )
-    found = site.ask(f"/api/history?node={NODE}&gpu={UUID}").json
-    assert [(one["code"], one["events"]) for one in found["counts"]] == [(31, 2), (79, 1)]
-    assert found["events"][0]["meaning"] == "GPU fell off the bus"
+    history = site.ask(f"/api/history?node={NODE}&gpu={UUID}").json
+    assert [(row["code"], row["events"]) for row in history["counts"]] == [(31, 2), (79, 1)]
+    assert history["events"][0]["meaning"] == "GPU fell off the bus"
     assert site.ask(f"/api/history?node={NODE}&days=365").json["total"] == 4
     assert site.ask(f"/api/history?node={NODE}&gpu=GPU-other").json["total"] == 0
 
 
-def test_a_history_without_a_node_or_with_odd_days_is_refused(site: Site) -> None:
+def test_a_history_without_a_node_or_with_invalid_days_is_refused(site: Site) -> None:
     assert site.ask("/api/history").status == 400
     assert "from 1 to 366" in site.ask(f"/api/history?node={NODE}&days=0").json["error"]
 

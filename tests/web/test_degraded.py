@@ -1,4 +1,4 @@
-"""What does not work is said wherever people look for trouble: the status, `incidents`, `top`, and assistants."""
+"""A degraded hub says so in the status, in `incidents`, in `top`, and to assistants."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from watchkeeper.cli.fleet.top_rows import TopView
 from watchkeeper.cli.mcp import mcp_tools
 from watchkeeper.client.typed import Client
 
-SAID = "silences: Alertmanager does not answer"
+PROBLEM = "silences: Alertmanager does not answer"
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
     with serving(SmallHub()) as running:
-        running.hub.silences.problem = SAID
+        running.hub.silences.problem = PROBLEM
         yield running
 
 
-def test_a_list_of_incidents_says_that_the_hub_may_not_see_all(site: Site) -> None:
-    found = CliRunner().invoke(incidents.command, ["--json", "--hub", site.url])
-    assert found.stderr == f"degraded: {SAID}\n"
-    assert isinstance(json.loads(found.stdout), list)
+def test_a_list_of_incidents_says_that_the_hub_is_degraded(site: Site) -> None:
+    result = CliRunner().invoke(incidents.command, ["--json", "--hub", site.url])
+    assert result.stderr == f"degraded: {PROBLEM}\n"
+    assert isinstance(json.loads(result.stdout), list)
     site.hub.silences.problem = ""
     assert CliRunner().invoke(incidents.command, ["--hub", site.url]).stderr == ""
 
 
-def test_top_has_it_in_its_head(site: Site) -> None:
-    assert f"degraded: {SAID}" in top_sources.HubSource(Client(site.url)).read(TopView()).notes
+def test_top_shows_degraded_in_its_header(site: Site) -> None:
+    assert f"degraded: {PROBLEM}" in top_sources.HubSource(Client(site.url)).read(TopView()).notes
 
 
-def test_an_assistant_that_asks_for_the_fleet_hears_it(site: Site) -> None:
-    told = json.loads(mcp_tools.ReadTools(Client(site.url)).fleet({}))
-    assert told["hub"]["degraded"] == [SAID]
+def test_an_assistant_sees_that_the_hub_is_degraded(site: Site) -> None:
+    fleet = json.loads(mcp_tools.ReadTools(Client(site.url)).fleet({}))
+    assert fleet["hub"]["degraded"] == [PROBLEM]

@@ -1,4 +1,4 @@
-"""What a careless agent, a broken proxy or a stranger may send, and what must come of it."""
+"""Invalid and hostile requests of agents, proxies and strangers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_event_that_would_break_a_table_or_a_page_is_refused(
     assert site.ask("/api/events", method="POST", body=[event(1)]).status == 200
 
 
-def test_pushes_that_never_finish_do_not_keep_others_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pushes_that_never_finish_do_not_block_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_api, "MAX_PUSHES", 64)
     lines = ["POST /api/events HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", "Content-Length: 1000"]
     head = "\r\n".join([*lines, "", "["]).encode()
@@ -63,7 +63,7 @@ def test_pushes_that_never_finish_do_not_keep_others_out(site: Site, monkeypatch
 @pytest.mark.parametrize(
     "cookie", ["ann.\u00b2\u00b2.x", "ann.99999999999.\u00e9", "ann." + "9" * 5000 + ".x", "..", ""]
 )
-def test_a_forged_cookie_is_a_401_and_nothing_worse(cookie: str) -> None:
+def test_a_forged_cookie_is_a_401(cookie: str) -> None:
     with serving(SmallHub(), TOKENS) as site:
         sent = {"Cookie": f"{auth.COOKIE}={cookie}".encode().decode("latin-1")}
         assert site.ask("/api/status", headers=sent).status == 401
@@ -75,18 +75,18 @@ def test_an_impossible_asset_name_is_not_found(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize("limit", ["%C2%B2", "0", "-1", "9" * 5000, "1001"])
-def test_a_limit_that_is_no_number_in_range_is_refused_with_both_numbers(site: Site, limit: str) -> None:
+def test_a_limit_out_of_range_is_refused_with_both_bounds(site: Site, limit: str) -> None:
     answer = site.ask(f"/api/incidents?limit={limit}")
     assert answer.status == 400
     assert "1 to 1000" in answer.json["error"]
 
 
-def test_nobody_is_signed_out_by_another_sites_page(site: Site) -> None:
+def test_another_sites_page_cannot_sign_users_out(site: Site) -> None:
     foreign = {"Origin": "http://elsewhere.example", "Sec-Fetch-Site": "cross-site"}
     assert site.ask("/api/logout", method="POST", headers=foreign).status == 403
 
 
-def test_a_known_error_is_logged_as_one_sentence_without_a_traceback() -> None:
+def test_an_expected_error_is_logged_without_a_traceback() -> None:
     record = logging.LogRecord("x", logging.ERROR, __file__, 1, "A loop failed", (), exc_info=None)
     record.exc_info = False  # type: ignore[assignment]  # what `exc_info=not known` leaves behind
     assert logs.TextFormat().format(record).endswith("error   A loop failed")
@@ -103,6 +103,6 @@ def test_a_known_error_is_logged_as_one_sentence_without_a_traceback() -> None:
         (silences.parse_matcher, "a=" + " " * 60_000 + "x"),
     ],
 )
-def test_a_text_that_is_made_to_be_slow_is_not(read: Callable[[str], object], text: str) -> None:
+def test_a_text_built_to_be_slow_is_parsed_fast(read: Callable[[str], object], text: str) -> None:
     with contextlib.suppress(templates.TemplateError, ValueError):
         read(text)

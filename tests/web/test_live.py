@@ -1,4 +1,4 @@
-"""Live updates over a real WebSocket: a fault reaches the screen at once, and nobody is slowed down."""
+"""Live updates over a real WebSocket: a fault is sent immediately, and a slow viewer does not delay others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def next_frame(socket: ClientConnection) -> dict[str, Any]:
     return header(message)
 
 
-def test_a_viewer_gets_incidents_and_a_picture_at_once(site: Site) -> None:
+def test_a_viewer_gets_incidents_and_a_frame_immediately(site: Site) -> None:
     with viewer(site) as socket:
         assert next_incidents(socket)["open"] == []
         frame = next_frame(socket)
@@ -53,7 +53,7 @@ def test_a_viewer_gets_incidents_and_a_picture_at_once(site: Site) -> None:
     assert frame["version"] == site.ask("/api/fleet").json["version"]
 
 
-def test_a_fault_is_on_the_screen_at_once_and_not_with_the_next_picture_that_is_due(site: Site) -> None:
+def test_a_fault_is_sent_before_the_next_frame_is_due(site: Site) -> None:
     with viewer(site) as socket:
         next_incidents(socket)
         next_frame(socket)
@@ -82,21 +82,19 @@ def test_each_viewer_chooses_its_colour(site: Site) -> None:
 def test_a_fleet_that_grows_gets_another_version(site: Site) -> None:
     with viewer(site) as socket:
         before = next_frame(socket)
-        site.call(site.hub.fleet.seen.pop)
+        site.call(site.hub.fleet.fleet_gpus.pop)
         site.call(site.hub.changes.send, "fleet")
         after = next_frame(socket)
     assert (before["version"] != after["version"], after["summary"]["silent"]) == (True, 1)
 
 
-def test_an_engine_that_fails_makes_the_picture_unknown(site: Site) -> None:
+def test_a_failed_query_makes_the_map_unknown(site: Site) -> None:
     site.hub.queries.failing = True
     with viewer(site) as socket:
         assert next_frame(socket)["summary"]["unknown"] == 32
 
 
-def test_viewers_are_told_again_when_a_journal_that_was_away_answers(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_live_updates_continue_after_the_journal_recovers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "RETRY_SECONDS", 0.05)
     with viewer(site) as socket:
         next_incidents(socket)
@@ -108,7 +106,7 @@ def test_viewers_are_told_again_when_a_journal_that_was_away_answers(
             pass
 
 
-def test_a_viewer_who_comes_while_something_changes_is_left_with_the_newer_list() -> None:
+def test_a_viewer_that_connects_during_a_change_keeps_the_newer_list() -> None:
     class Slow(KeptJournal):
         """The first answer comes after the second one."""
 
@@ -132,14 +130,14 @@ def test_a_viewer_who_comes_while_something_changes_is_left_with_the_newer_list(
         assert len(next_incidents(socket)["open"]) == 1
 
 
-def test_another_sites_page_gets_no_socket(site: Site) -> None:
+def test_another_sites_page_cannot_connect(site: Site) -> None:
     with pytest.raises(InvalidStatus):
         viewer(site, Origin="http://evil.example")
     with viewer(site, Origin=site.url) as socket:
         assert next_incidents(socket)["open"] == []
 
 
-def test_a_socket_needs_a_token_where_there_are_tokens() -> None:
+def test_a_socket_needs_a_token_if_tokens_are_configured() -> None:
     with serving(SmallHub(), TOKENS) as site:
         for headers in ({}, {"Authorization": f"Bearer {SECRETS[Role.AGENT]}"}):
             with pytest.raises(InvalidStatus):
@@ -149,16 +147,17 @@ def test_a_socket_needs_a_token_where_there_are_tokens() -> None:
 
 
 @pytest.mark.slow
-def test_a_viewer_whose_token_is_taken_away_is_shown_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_viewer_whose_token_is_removed_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "ACCESS_CHECK_SECONDS", 0.05)
     file = tmp_path / "tokens"
     line = f"ann viewer {SECRETS[Role.VIEWER]}\n"
     file.write_text(f"bob admin {SECRETS[Role.ADMIN]}\n{line}")
-    doors = AuthFiles(tokens_file=file)
-    doors.load()
-    with serving(SmallHub(), doors) as site, viewer(site, Authorization=f"Bearer {SECRETS[Role.VIEWER]}") as socket:
+    auth_files = AuthFiles(tokens_file=file)
+    auth_files.load()
+    with (
+        serving(SmallHub(), auth_files) as site,
+        viewer(site, Authorization=f"Bearer {SECRETS[Role.VIEWER]}") as socket,
+    ):
         next_incidents(socket)
         file.write_text(file.read_text().replace(line, ""))
         with contextlib.suppress(ConnectionClosed):
@@ -173,7 +172,7 @@ def test_the_server_stops_quickly_with_open_sockets() -> None:
         next_incidents(later.enter_context(viewer(site)))
 
 
-def test_whoever_comes_first_is_shown_the_picture_that_was_made_while_nobody_looked() -> None:
+def test_the_first_viewer_gets_the_frame_drawn_without_viewers() -> None:
     with serving(SmallHub(), interval_seconds=0.05) as site:
         await_that(lambda: 'frames_total{colour="sm_active"} 1' in site.call(site.hub.metrics.render))
         site.hub.queries.failing = True
@@ -183,31 +182,31 @@ def test_whoever_comes_first_is_shown_the_picture_that_was_made_while_nobody_loo
             assert next_frame(socket)["summary"]["unknown"] == 32
 
 
-def test_a_picture_that_waits_is_of_the_inventory_that_a_page_opens_with_also_while_the_fleet_grows(site: Site) -> None:
+def test_the_ready_frame_matches_the_inventory_while_the_fleet_grows(site: Site) -> None:
     def is_drawn() -> bool:
         site.call(site.hub.changes.send, "fleet")
         return site.ask("/api/picture").status == 200
 
     await_that(is_drawn)
-    site.call(site.hub.fleet.seen.pop)
+    site.call(site.hub.fleet.fleet_gpus.pop)
     picture = header(site.ask("/api/picture").body)["version"]
     assert site.ask("/api/fleet?max_age=120").json["version"] == picture
     assert site.ask("/api/fleet").json["version"] != picture
 
 
-def test_the_inventory_of_a_new_picture_is_ready_when_the_picture_comes(site: Site) -> None:
+def test_the_snapshot_of_a_new_frame_is_ready_before_the_frame(site: Site) -> None:
     with viewer(site) as socket:
         next_frame(socket)
-        site.call(site.hub.fleet.seen.pop)
+        site.call(site.hub.fleet.fleet_gpus.pop)
         site.call(site.hub.changes.send, "fleet")
         after = next_frame(socket)["version"]
         assert site.ask("/api/fleet?max_age=120").json["version"] == after
 
 
-def test_a_fleet_that_nobody_looks_at_is_drawn_once_a_minute_or_when_it_has_changed() -> None:
+def test_without_viewers_a_frame_is_drawn_every_minute_or_after_a_change() -> None:
     with serving(SmallHub(), interval_seconds=0.02) as site:
         await_that(lambda: 'frames_total{colour="sm_active"} 1' in site.call(site.hub.metrics.render))
-        site.call(site.hub.fleet.seen.pop)
+        site.call(site.hub.fleet.fleet_gpus.pop)
         await_that(lambda: 'frames_total{colour="sm_active"} 2' in site.call(site.hub.metrics.render))
         for _ in range(20):
             site.call(site.hub.changes.send, "incidents")

@@ -1,4 +1,4 @@
-"""The API's document against the routes that there are, against OpenAPI, and against what a running hub answers."""
+"""The OpenAPI document against the routes, the OpenAPI specification, and the responses of a running hub."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_document_is_openapi() -> None:
     openapi_spec_validator.validate(json.loads(json.dumps(DOCUMENT)))
 
 
-def test_every_route_is_in_the_document_and_the_document_has_no_other() -> None:
+def test_the_document_has_exactly_the_routes() -> None:
     there = {
         (method, openapi.plain_path(route.path))
         for route in APP.routes
@@ -52,7 +52,7 @@ def test_every_route_is_in_the_document_and_the_document_has_no_other() -> None:
     assert sockets <= set(DOCUMENT["paths"])
 
 
-def test_every_operation_says_what_it_is_for_and_who_may_call_it() -> None:
+def test_every_operation_has_a_summary_and_a_role() -> None:
     roles = {*Role, openapi.OPEN}
     for method, path, operation in operations():
         assert operation["summary"], f"{method} {path} has no words"
@@ -61,10 +61,10 @@ def test_every_operation_says_what_it_is_for_and_who_may_call_it() -> None:
 
 
 def test_a_role_in_the_document_is_the_role_at_the_gate() -> None:
-    said = {(method, path): operation["x-watchkeeper-role"] for method, path, operation in operations()}
+    roles = {(method, path): operation["x-watchkeeper-role"] for method, path, operation in operations()}
     for row in APP.state.endpoints:
         for method in row.methods:
-            assert said[method, openapi.plain_path(row.path)] == (row.role or openapi.OPEN)
+            assert roles[method, openapi.plain_path(row.path)] == (row.role or openapi.OPEN)
 
 
 def test_every_answer_names_the_version_of_the_api() -> None:
@@ -75,7 +75,7 @@ def test_every_answer_names_the_version_of_the_api() -> None:
 
 
 @pytest.mark.slow
-def test_a_running_hub_answers_as_the_document_says(tmp_path: Path) -> None:
+def test_a_running_hub_responds_as_the_document_says(tmp_path: Path) -> None:
     with product.up(tmp_path) as hub:
         product.await_that(hub.scraped)
         document = hub.get(openapi.PATH)
@@ -109,11 +109,11 @@ def problems(status: int, answer: Any, operation: dict[str, Any], *, document: d
         return [str(answer)[:200]]
     schema = operation["responses"]["200" if status == 200 else "default"]["content"][JSON]["schema"]
     whole = {**schema, "components": document["components"]}
-    found = [error.message[:200] for error in jsonschema.Draft202012Validator(whole).iter_errors(answer)]
-    said = {name for part in schema.get("allOf", [schema]) for name in fields(part, document)} - {"ok"}
-    # What is said at all is said completely: a field that nobody wrote down is one that nobody may rely on.
-    unsaid: set[str] = set(answer) - said - {"ok"} if said else set()
-    return found + [f"not in the document: {name}" for name in sorted(unsaid)]
+    problems = [error.message[:200] for error in jsonschema.Draft202012Validator(whole).iter_errors(answer)]
+    documented = {name for part in schema.get("allOf", [schema]) for name in fields(part, document)} - {"ok"}
+    # A documented response is complete: clients cannot rely on an undocumented field.
+    unsaid: set[str] = set(answer) - documented - {"ok"} if documented else set()
+    return problems + [f"not in the document: {name}" for name in sorted(unsaid)]
 
 
 def fields(schema: dict[str, Any], document: dict[str, Any]) -> list[str]:
@@ -130,31 +130,31 @@ class Extra(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class Example:
     """A thing."""
 
     name: str
     colours: tuple[Colour, ...] = ()
-    inner: Thing | None = None
+    inner: Example | None = None
 
 
-def test_a_schema_accepts_what_the_wire_writes_and_refuses_the_rest() -> None:
+def test_a_schema_accepts_only_what_wire_writes() -> None:
     schemas = Schemas()
-    whole = {**schemas.of(list[Thing]), "components": {"schemas": schemas.components}}
+    whole = {**schemas.of(list[Example]), "components": {"schemas": schemas.components}}
     check = jsonschema.Draft202012Validator(whole)
-    assert check.is_valid(wire.to_plain([Thing("a", (Colour.RED,), Thing("b"))]))
+    assert check.is_valid(wire.to_plain([Example("a", (Colour.RED,), Example("b"))]))
     assert not check.is_valid([{"name": "a", "colours": ["blue"], "inner": None}])
     assert not check.is_valid([{"name": "a"}])
 
 
-def test_what_an_answer_adds_to_a_value_and_leaves_out_is_in_its_schema() -> None:
+def test_a_variant_adds_and_omits_fields_in_its_schema() -> None:
     schemas = Schemas()
-    schemas.of(Annotated[Thing, ResponseVariant("ShownThing", added={"extra": Extra}, omitted=("inner",))])
+    schemas.of(Annotated[Example, ResponseVariant("ShownThing", added={"extra": Extra}, omitted=("inner",))])
     assert set(schemas.components["ShownThing"]["properties"]) == {"name", "colours", "extra"}
 
 
-def test_two_types_of_one_name_are_refused() -> None:
+def test_two_types_with_one_name_are_refused() -> None:
     schemas = Schemas()
-    schemas.of(Annotated[Thing, ResponseVariant("Same")])
+    schemas.of(Annotated[Example, ResponseVariant("Same")])
     with pytest.raises(TypeError, match="two types have the component name Same"):
-        schemas.of(Annotated[Thing, ResponseVariant("Same", added={"a": int})])
+        schemas.of(Annotated[Example, ResponseVariant("Same", added={"a": int})])

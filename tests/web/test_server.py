@@ -1,4 +1,4 @@
-"""Health, pages, headers, and ports that are taken."""
+"""Health, pages, headers, and ports in use."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_answer_carries_the_security_headers(site: Site, path: str) -> Non
 
 
 @pytest.mark.parametrize("path", ["/", "/incidents", "/incidents/INC-1", "/gpu/GPU-1"])
-def test_console_paths_give_the_page_and_never_cache_it(built: Path, site: Site, path: str) -> None:
+def test_console_paths_serve_the_page_without_caching(built: Path, site: Site, path: str) -> None:
     reply = site.ask(path)
     assert (reply.status, b"console" in reply.body) == (200, True)
     assert reply.headers["cache-control"] == "no-cache"
@@ -79,7 +79,7 @@ def test_an_unbuilt_console_says_how_to_build_it(site: Site, tmp_path: Path, mon
     assert (reply.status, b"npm --prefix console run build" in reply.body) == (503, True)
 
 
-def test_a_taken_port_says_who_has_it(site: Site) -> None:
+def test_a_port_in_use_names_the_process(site: Site) -> None:
     with pytest.raises(StartRefused) as raised:
         server.listen("127.0.0.1", site.port)
     assert f"process {os.getpid()}" in str(raised.value)

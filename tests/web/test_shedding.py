@@ -1,4 +1,4 @@
-"""Under load panels are refused first, pages later, and what agents and people change is not refused here at all."""
+"""Under load panels are refused first, then pages; changes and pushes are never refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHANGE = Endpoint.post("/api/incidents/{id}/acknowledge", nothing)
 PUSH = Endpoint.post("/api/events", nothing, role=Role.AGENT)
 
 
-def test_panels_go_first_then_pages_and_changes_and_pushes_never() -> None:
+def test_panels_are_refused_before_pages_and_changes_never() -> None:
     load = LoadShedder(own_metrics.Registry())
     for _ in range(MAX_PANEL_REQUESTS):
         assert load.start_request(PANEL)
@@ -49,14 +49,14 @@ def test_panels_go_first_then_pages_and_changes_and_pushes_never() -> None:
     assert not load.start_request(PUSH)
 
 
-def test_what_was_answered_makes_room() -> None:
+def test_a_finished_request_frees_its_place() -> None:
     load = LoadShedder(own_metrics.Registry())
     for _ in range(2 * MAX_PAGE_REQUESTS):
         assert load.start_request(PANEL)
         load.end_request()
 
 
-def test_when_many_wait_few_are_worked_on_at_once_and_all_come_to_their_turn() -> None:
+def test_under_load_few_requests_run_at_once_and_all_finish() -> None:
     load, at_work, most = LoadShedder(own_metrics.Registry()), 0, 0
 
     async def question() -> None:
@@ -78,7 +78,7 @@ def test_when_many_wait_few_are_worked_on_at_once_and_all_come_to_their_turn() -
     assert MAX_CONCURRENT <= most <= MANY_REQUESTS
 
 
-def test_when_many_wait_none_begins_while_rules_are_evaluated() -> None:
+def test_under_load_no_request_starts_while_rules_are_evaluated() -> None:
     busy = [True, True, True, False]
     load = LoadShedder(own_metrics.Registry(), lambda: busy.pop(0))
 
@@ -94,7 +94,7 @@ def test_when_many_wait_none_begins_while_rules_are_evaluated() -> None:
 
 
 @pytest.mark.slow
-def test_rules_that_are_at_work_all_the_time_do_not_keep_everybody_waiting() -> None:
+def test_requests_do_not_wait_for_constant_rule_evaluation() -> None:
     load = LoadShedder(own_metrics.Registry(), lambda: True)
 
     async def story() -> None:
@@ -106,7 +106,7 @@ def test_rules_that_are_at_work_all_the_time_do_not_keep_everybody_waiting() -> 
     asyncio.run(story())
 
 
-def test_long_work_has_a_few_places_and_one_more_is_refused_with_both_numbers() -> None:
+def test_long_calculations_above_the_limit_are_refused_with_both_numbers() -> None:
     places = ConcurrencyLimit("rule replays", limit=2)
     with places, places, pytest.raises(HTTPException, match=r"2 rule replays .* the limit is 2") as refused, places:
         pass

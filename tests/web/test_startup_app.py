@@ -1,4 +1,4 @@
-"""While a hub starts: questions are answered, everything else waits for the whole application and is not refused."""
+"""While a hub starts, queries are answered, and other requests wait for the full application."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ QUESTION = "/api/v1/query?query=up"
 class SlowQueries(CannedQueries):
     """Answers when it is let."""
 
-    def __init__(self, asked: engine.Engine, time: clock.Clock) -> None:
-        super().__init__(asked, time)
+    def __init__(self, inner: engine.Engine, time: clock.Clock) -> None:
+        super().__init__(inner, time)
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
 
     async def instant(self, expr: str, at_ms: int | None = None) -> engine.QueryResult:
@@ -43,12 +43,14 @@ class SlowHub(SmallHub):
 
 
 @contextlib.asynccontextmanager
-async def opened(hub: SmallHub, known: auth.Auth | None = None) -> AsyncIterator[tuple[startup_app.StartupApp, Site]]:
+async def open_hub(
+    hub: SmallHub, access: auth.Auth | None = None
+) -> AsyncIterator[tuple[startup_app.StartupApp, Site]]:
     """A server that has begun, on a hub that is not whole yet."""
     listener, offered = server.listen("127.0.0.1", 0), hub.services
     first, stop, is_up = (
         startup_app.StartupApp(
-            offered.runtime, offered.queries, auth_files=auth_reload.AuthFiles(known or auth.Auth())
+            offered.runtime, offered.queries, auth_files=auth_reload.AuthFiles(access or auth.Auth())
         ),
         asyncio.Event(),
         asyncio.Event(),
@@ -61,57 +63,57 @@ async def opened(hub: SmallHub, known: auth.Auth | None = None) -> AsyncIterator
         await served
 
 
-def asked(site: Site, path: str, headers: dict[str, str] | None = None) -> asyncio.Task[Reply]:
+def send_request(site: Site, path: str, headers: dict[str, str] | None = None) -> asyncio.Task[Reply]:
     return asyncio.create_task(asyncio.to_thread(site.ask, path, headers=headers))
 
 
-def test_questions_are_answered_before_the_hub_is_whole() -> None:
+def test_queries_are_answered_during_startup() -> None:
     async def run() -> None:
-        async with opened(SmallHub()) as (_, site):
-            reply = await asked(site, QUESTION)
+        async with open_hub(SmallHub()) as (_, site):
+            reply = await send_request(site, QUESTION)
             assert (reply.status, reply.json["status"]) == (200, "success")
             assert "content-security-policy" in reply.headers
-            span = await asked(site, "/api/v1/query_range?query=up&start=0&end=60&step=15")
+            span = await send_request(site, "/api/v1/query_range?query=up&start=0&end=60&step=15")
             assert span.status == 200
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("path", ["/-/ready", "/api/v1/labels", "/api/status", "/"])
-def test_everything_else_waits_and_is_not_refused(path: str) -> None:
+def test_other_requests_wait_for_the_full_application(path: str) -> None:
     async def run() -> None:
         hub = SmallHub()
-        async with opened(hub) as (first, site):
-            waiting = asked(site, path)
+        async with open_hub(hub) as (first, site):
+            waiting = send_request(site, path)
             # Answered behind it: it has been read.
-            assert (await asked(site, QUESTION)).status == 200
+            assert (await send_request(site, QUESTION)).status == 200
             await asyncio.wait({waiting}, timeout=0.2)
             assert not waiting.done()
             first.set_application(app.create_app(hub.services, auth.Auth()))
             assert (await waiting).status == 200
-            assert (await asked(site, QUESTION)).status == 200
+            assert (await send_request(site, QUESTION)).status == 200
 
     asyncio.run(run())
 
 
-def test_who_may_not_come_in_may_not_ask_early() -> None:
+def test_startup_queries_need_a_login_too() -> None:
     async def run() -> None:
         token = auth.Token("grafana", auth.Role.VIEWER, hashlib.sha256(b"secret").digest())
-        async with opened(SmallHub(), auth.Auth((token,))) as (_, site):
-            assert (await asked(site, QUESTION)).status == 401
-            assert (await asked(site, QUESTION, {"Authorization": "Bearer secret"})).status == 200
+        async with open_hub(SmallHub(), auth.Auth((token,))) as (_, site):
+            assert (await send_request(site, QUESTION)).status == 401
+            assert (await send_request(site, QUESTION, {"Authorization": "Bearer secret"})).status == 200
 
     asyncio.run(run())
 
 
-def test_what_is_left_to_do_steps_aside_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_startup_yields_to_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_app, "MAX_YIELD_SECONDS", ANSWER_SECONDS)
 
     async def run() -> None:
         hub = SlowHub()
-        async with opened(hub) as (first, site):
+        async with open_hub(hub) as (first, site):
             await first.yield_to_requests()
-            reply = asked(site, QUESTION)
+            reply = send_request(site, QUESTION)
             await hub.queries.is_asked.wait()
             stepping = asyncio.create_task(first.yield_to_requests())
             await asyncio.wait({stepping}, timeout=0.1)
@@ -123,13 +125,13 @@ def test_what_is_left_to_do_steps_aside_for_those_who_ask(monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
-def test_those_who_ask_all_the_time_do_not_keep_the_hub_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steady_queries_do_not_block_the_startup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_app, "MAX_YIELD_SECONDS", 0.2)
 
     async def run() -> None:
         hub = SlowHub()
-        async with opened(hub) as (first, site):
-            reply = asked(site, QUESTION)
+        async with open_hub(hub) as (first, site):
+            reply = send_request(site, QUESTION)
             await hub.queries.is_asked.wait()
             began = time.monotonic()
             for _ in range(3):
@@ -141,10 +143,10 @@ def test_those_who_ask_all_the_time_do_not_keep_the_hub_from_starting(monkeypatc
     asyncio.run(run())
 
 
-def test_whoever_waits_for_a_hub_that_cannot_start_is_told_so_and_keeps_nobody_from_ending() -> None:
+def test_requests_get_an_error_if_the_hub_fails_to_start() -> None:
     async def run() -> None:
-        async with opened(SmallHub()) as (first, site):
-            waiting = [asked(site, path) for path in ("/api/incidents", "/")]
+        async with open_hub(SmallHub()) as (first, site):
+            waiting = [send_request(site, path) for path in ("/api/incidents", "/")]
             await until_async(lambda: first._is_started._waiters)  # type: ignore[attr-defined]
             first.fail_startup()
             replies = await asyncio.gather(*waiting)

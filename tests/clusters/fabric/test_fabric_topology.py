@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.support.clusters.fabrics import fabric_of, leaf, without_device, without_link
 from tests.web import stories
 from tests.web.running import Site, serving
-from tests.web.small_fleet import Seen
+from tests.web.small_fleet import FleetGpu
 from tests.web.small_hub import SmallHub
 from watchkeeper.cli.fleet import topology as command
 from watchkeeper.client import answers, reading
@@ -131,8 +131,8 @@ def test_ten_thousand_gpus_are_readable() -> None:
 
 def test_a_gpu_that_never_came_and_one_that_went_are_told_apart() -> None:
     hub = SmallHub(racks=1, per_rack=1)
-    seen = hub.fleet.seen
-    hub.fleet.seen = [*seen[:6], Seen(seen[6].node, seen[6].gpu, gone_since_ms=1)]
+    seen = hub.fleet.fleet_gpus
+    hub.fleet.fleet_gpus = [*seen[:6], FleetGpu(seen[6].node, seen[6].gpu, gone_since_ms=1)]
     gone = frozenset({seen[6].gpu.uuid})
     ((rack),) = topology.build_topology(topology.TopologySources(fleet_layout.current_layout(hub.fleet), [], gone=gone))
     states = [gpu.state for gpu in rack.leaves[0].nodes[0].gpus]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from tests.web.small_fleet import Seen
+from tests.web.small_fleet import FleetGpu
 from tests.web.small_hub import SmallHub
 from watchkeeper.model import fleet
 
 
 def lose_node(hub: SmallHub) -> None:
     gone = hub.fleet._nodes.pop(1)
-    hub.fleet.seen = [seen for seen in hub.fleet.seen if seen.node != gone.name]
+    hub.fleet.fleet_gpus = [seen for seen in hub.fleet.fleet_gpus if seen.node != gone.name]
 
 
 def gain_node(hub: SmallHub) -> None:
     hub.fleet._nodes.append(fleet.Node("main", "gpu-r01-10", "h200", domains={"rack": "r01"}))
-    hub.fleet.seen.append(Seen("gpu-r01-10", fleet.Gpu("GPU-new", 0)))
+    hub.fleet.fleet_gpus.append(FleetGpu("gpu-r01-10", fleet.Gpu("GPU-new", 0)))
 
 
 def move_rack(hub: SmallHub) -> None:

@@ -83,8 +83,8 @@ def site() -> Iterator[Site]:
 def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_not_free() -> None:
     hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
     now_ms = clock.to_ms(START)
-    reporting = [replace(gpu, last_seen_ms=now_ms) for gpu in hub.fleet.seen]
-    hub.fleet.seen = [replace(reporting[0], gone_since_ms=now_ms), *reporting[1:8], *hub.fleet.seen[8:]]
+    reporting = [replace(gpu, last_seen_ms=now_ms) for gpu in hub.fleet.fleet_gpus]
+    hub.fleet.fleet_gpus = [replace(reporting[0], gone_since_ms=now_ms), *reporting[1:8], *hub.fleet.fleet_gpus[8:]]
     with serving(hub) as running:
         capacity = running.ask("/api/capacity/now?window=1h").json["standing"]
     assert (capacity["gpus"], capacity["in_service_gpus"]) == (16, 7)
@@ -94,8 +94,13 @@ def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_no
 
 def test_of_a_node_whose_scheduler_counts_slices_the_gpus_that_report_are_counted() -> None:
     hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
-    hub.fleet.seen = [replace(gpu, last_seen_ms=clock.to_ms(START)) for gpu in hub.fleet.seen]
-    node_fields = {"cluster": hub.fleet.seen[0].cluster, "source": "kubernetes", "is_ready": True, "gpu_part": 1 / 7}
+    hub.fleet.fleet_gpus = [replace(gpu, last_seen_ms=clock.to_ms(START)) for gpu in hub.fleet.fleet_gpus]
+    node_fields = {
+        "cluster": hub.fleet.fleet_gpus[0].cluster,
+        "source": "kubernetes",
+        "is_ready": True,
+        "gpu_part": 1 / 7,
+    }
     names = ("gpu-r01-01", "gpu-r01-02", "gpu-r01-03")
     nodes = [
         cluster.ScheduledNode(name=name, state="Ready", is_schedulable=name != names[1], gpus=56, **node_fields)  # type: ignore[arg-type]

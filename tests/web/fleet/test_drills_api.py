@@ -1,4 +1,4 @@
-"""Drills over a real socket: each fault of the simulator beside what the hub has made of it, and the score."""
+"""Drills over a real socket: the verdict of each fault, and the score."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def site() -> Iterator[Site]:
         yield running
 
 
-def test_a_fault_that_nobody_has_found_has_no_verdict(site: Site) -> None:
+def test_a_fault_without_an_incident_has_no_verdict(site: Site) -> None:
     answer = site.ask("/api/drills").json
     assert answer["drills"][0]["verdict"]["incident"] is None
     assert answer["score"] == {"drills": 1, "detected": 0, "right": 0, "median_seconds": None, "slowest_seconds": None}
 
 
 @pytest.mark.parametrize("answer", [b"", b"{", b"7", b'{"ok":true}', b'[{"id":"f1"}]', b'[{"id":"f1","truth":null}]'])
-def test_what_is_no_list_of_faults_is_said_and_nothing_breaks(site: Site, answer: bytes) -> None:
+def test_an_invalid_list_of_faults_is_an_error(site: Site, answer: bytes) -> None:
     site.hub.simulator.faults = answer
-    said = site.ask("/api/drills")
-    assert said.status == 503
-    assert "the simulator did not return a list of faults" in said.json["error"]
+    reply = site.ask("/api/drills")
+    assert reply.status == 503
+    assert "the simulator did not return a list of faults" in reply.json["error"]
 
 
-def test_a_fault_that_was_found_is_judged_by_cause_place_and_severity(site: Site) -> None:
+def test_a_detected_fault_is_judged_by_cause_place_and_severity(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     lost = site.hub.journal.kept["INC-1"]
     site.hub.journal.kept["INC-1"] = replace(lost, opened_at=max(lost.opened_at, START))
@@ -56,7 +56,7 @@ def test_a_fault_that_was_found_is_judged_by_cause_place_and_severity(site: Site
     assert answer["score"]["right"] == 1
 
 
-def test_an_incident_of_before_or_of_another_gpu_is_no_answer(site: Site) -> None:
+def test_an_earlier_incident_or_one_of_another_gpu_does_not_match(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     other = {**FAULT, "uuid": "GPU-r02-02-1", "node": "gpu-r02-02", "at": wire.format_time(START)}
     site.hub.simulator.faults = orjson.dumps([other])
@@ -70,7 +70,7 @@ def test_a_drill_that_has_ended_stays_in_the_list(site: Site) -> None:
     assert (drill["id"], drill["ended_at"] is not None) == ("f1", True)
 
 
-def test_drills_are_counted_by_cause_once_they_are_judged(site: Site) -> None:
+def test_drills_with_a_verdict_are_counted_by_cause(site: Site) -> None:
     assert site.ask("/api/drills/accuracy").json["drills"] == []
     site.call(stories.lose_gpu, site.hub)
     lost = site.hub.journal.kept["INC-1"]
@@ -85,17 +85,17 @@ def score_of(*scenarios: tuple[str, str | None]) -> dict[str, object]:
     return {"scenarios": named, "false_pages": 0}
 
 
-def test_the_score_of_a_game_day_is_kept_for_a_real_fleet_too(tmp_path: Path) -> None:
+def test_the_score_of_a_game_day_is_saved_for_a_real_fleet_too(tmp_path: Path) -> None:
     settings = Settings()
     kept = SmallHub(settings=replace(settings, hub=replace(settings.hub, data=str(tmp_path))))
-    told = score_of(("node_down", "node_down"), ("node_down", "agent_down"), ("power_brake", None))
+    body = score_of(("node_down", "node_down"), ("node_down", "agent_down"), ("power_brake", None))
     with serving(kept) as site:
-        assert site.ask("/api/drills/score", method="POST", body=told).status == 200
+        assert site.ask("/api/drills/score", method="POST", body=body).status == 200
     again = SmallHub(settings=kept.settings)
     with serving(again) as site:
         answer = site.ask("/api/drills/accuracy").json
         shown = CliRunner().invoke(accuracy.command, ["--hub", site.url]).output
-    assert [(one["cause"], one["right"], one["drills"], one["instead"]) for one in answer["drills"]] == [
+    assert [(row["cause"], row["right"], row["drills"], row["instead"]) for row in answer["drills"]] == [
         ("power_brake", 0, 1, []),
         ("node_down", 1, 2, ["agent_down"]),
     ]
@@ -105,11 +105,11 @@ def test_the_score_of_a_game_day_is_kept_for_a_real_fleet_too(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("body", [{}, {"scenarios": [1]}, {"scenarios": [{"cause": "gremlins"}]}, {"scenarios": [{}]}])
-def test_what_is_no_score_is_refused(site: Site, body: dict[str, object]) -> None:
+def test_an_invalid_score_is_refused(site: Site, body: dict[str, object]) -> None:
     assert site.ask("/api/drills/score", method="POST", body=body).status == 400
 
 
-def test_a_score_that_is_damaged_is_none(tmp_path: Path) -> None:
+def test_a_damaged_score_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "drills.json").write_text("[1, 2")
     settings = Settings()
     with serving(SmallHub(settings=replace(settings, hub=replace(settings.hub, data=str(tmp_path))))) as site:

@@ -31,40 +31,40 @@ def site(hub: SmallHub) -> Iterator[Site]:
         yield running
 
 
-def test_what_nobody_knows_is_not_found_and_says_so(site: Site) -> None:
+def test_an_unknown_name_is_a_404(site: Site) -> None:
     for path in ("pod/ml/a", "node/nowhere", "job/nothing", "job/ml/nothing"):
         reply = site.ask(f"/api/explain/{path}")
         assert reply.status == 404
         assert " found" in reply.json["error"]
 
 
-def test_a_known_node_is_explained(site: Site, hub: SmallHub) -> None:
+def test_a_node_is_explained(site: Site, hub: SmallHub) -> None:
     node = next(iter(hub.fleet.nodes()))
-    found = site.ask(f"/api/explain/node/{node.name}").json
-    assert found["explained"]["subject"] in found["text"]
+    answer = site.ask(f"/api/explain/node/{node.name}").json
+    assert answer["explained"]["subject"] in answer["text"]
     result = CliRunner().invoke(explain_command.command, ["node", node.name, "--hub", site.url])
-    assert found["explained"]["headline"] in result.output
+    assert answer["explained"]["headline"] in result.output
 
 
 @pytest.mark.parametrize(("cause", "answer"), [("ib_link_degraded", "gpu_fell_off_bus"), ("node_down", "node_down")])
-def test_an_incident_that_is_graver_than_what_was_found_is_the_answer(hub: SmallHub, cause: str, answer: str) -> None:
+def test_an_incident_more_severe_than_the_finding_is_the_explanation(hub: SmallHub, cause: str, answer: str) -> None:
     incident = next(iter(hub.journal.kept.values()))
-    found = explain_result.ExplainResult(
+    explanation = explain_result.ExplainResult(
         "ml/a", "waits", cause, "because", (explain_result.ExplainLine("n1", "8 GPUs"),)
     )
-    told = explain_result.with_incidents(found, "ml/a", [(incident, None)])
-    assert told is not None
-    assert (told.cause, [line.name for line in told.lines]) == (answer, ["INC-1", "n1"])
-    assert explain_result.with_incidents(found, "ml/a", []) is found
+    with_incident = explain_result.with_incidents(explanation, "ml/a", [(incident, None)])
+    assert with_incident is not None
+    assert (with_incident.cause, [line.name for line in with_incident.lines]) == (answer, ["INC-1", "n1"])
+    assert explain_result.with_incidents(explanation, "ml/a", []) is explanation
 
 
-def test_a_step_is_told_with_its_command(hub: SmallHub) -> None:
+def test_a_step_includes_its_command(hub: SmallHub) -> None:
     incident = next(iter(hub.journal.kept.values()))
     steps = (DiagnosisStep("Reboot it"), DiagnosisStep("See whether the card is on the bus", "lspci -d 10de:"))
     finding = Finding("gpu_fell_off_bus", 0.9, incident.place, "t", "w", (), steps)
-    told = explain_result.with_incidents(None, "n1", [(incident, finding)])
-    assert told is not None
-    assert told.steps == ("Reboot it", "See whether the card is on the bus   $ lspci -d 10de:")
+    with_incident = explain_result.with_incidents(None, "n1", [(incident, finding)])
+    assert with_incident is not None
+    assert with_incident.steps == ("Reboot it", "See whether the card is on the bus   $ lspci -d 10de:")
 
 
 def test_a_cause_is_corrected_counted_and_shown(site: Site, hub: SmallHub) -> None:
@@ -73,7 +73,7 @@ def test_a_cause_is_corrected_counted_and_shown(site: Site, hub: SmallHub) -> No
         incidents_command.command, ["cause", id, "pcie_degraded", "--why", "riser", "--hub", site.url]
     )
     assert result.output == f"{id}: pcie_degraded, not {kept.cause}.\n"
-    (line,) = [one for one in site.ask("/api/accuracy").json["accuracy"] if one["cause"] == kept.cause]
+    (line,) = [row for row in site.ask("/api/accuracy").json["accuracy"] if row["cause"] == kept.cause]
     assert (line["judged"], line["right"], line["instead"]) == (1, 0, ["pcie_degraded"])
     shown = CliRunner().invoke(accuracy_command.command, ["--hub", site.url]).output
     assert "pcie_degraded" in shown

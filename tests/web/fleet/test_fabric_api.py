@@ -1,4 +1,4 @@
-"""The fabric over a real socket: links from a sweep or from hosts, their errors and waiting, and the jobs on them."""
+"""The fabric over a real socket: links from a sweep or from hosts, with errors, congestion and jobs."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def site() -> Iterator[Site]:
         yield running
 
 
-def test_a_fleet_without_a_fabric_has_no_links_and_says_so(site: Site) -> None:
+def test_a_fleet_without_a_fabric_has_no_links(site: Site) -> None:
     answer = site.ask("/api/fabric/map").json
     assert (answer["source"], answer["counts"]["links"], answer["rows"]) == (None, 0, [])
 
 
-def test_hosts_tell_of_their_ports_while_switches_stay_unknown(site: Site) -> None:
+def test_ports_of_hosts_are_listed_without_a_sweep(site: Site) -> None:
     host_ports(site.hub, "mlx5_0", "mlx5_1")
     answer = site.ask("/api/fabric/map").json
     assert (answer["source"], answer["spines"]) == ("hosts", [])
     assert [row["name"] for row in answer["rows"]] == ["r01"]
     assert [cell[0] for cell in answer["rows"][0]["cells"]] == ["gpu-r01-01/mlx5_0/1", "gpu-r01-01/mlx5_1/1"]
-    # Nobody has counted: that is not the same as no errors.
+    # Without counters the number of errors is unknown, not 0.
     assert answer["rows"][0]["cells"][0][4:] == [None, None, None]
     assert answer["counts"]["uncounted"] == 2
     # Three of four nodes say nothing: of them no link is known to be up.
     assert answer["counts"]["mute_nodes"] == 3
 
 
-def test_a_port_with_many_errors_is_marked_and_comes_first_with_its_job(site: Site) -> None:
+def test_a_port_with_many_errors_comes_first_with_its_job(site: Site) -> None:
     host_ports(site.hub, "mlx5_0", "mlx5_1")
     site.hub.count("node_infiniband_symbol_error_total", HOST | {"device": "mlx5_1"}, per_minute=10)
     site.hub.count("node_infiniband_symbol_error_total", HOST | {"device": "mlx5_0"}, per_minute=0)
@@ -53,7 +53,7 @@ def test_a_port_with_many_errors_is_marked_and_comes_first_with_its_job(site: Si
     assert site.ask("/api/fabric/links?of=mlx5_0").json["total"] == 1
 
 
-def test_load_is_the_share_of_the_rate_that_the_busier_way_takes(site: Site) -> None:
+def test_utilisation_is_that_of_the_busier_direction(site: Site) -> None:
     host_ports(site.hub, "mlx5_0")
     for way, rate in (("transmitted", 5e9), ("received", 20e9)):
         metric = f"node_infiniband_port_data_{way}_bytes_total"
@@ -62,7 +62,7 @@ def test_load_is_the_share_of_the_rate_that_the_busier_way_takes(site: Site) -> 
     assert load == pytest.approx(0.4, rel=0.05)
 
 
-def test_a_sweep_gives_rows_of_leaves_with_their_trunks_first_and_the_spines(site: Site) -> None:
+def test_a_sweep_makes_rows_of_leaves_with_trunks_first(site: Site) -> None:
     site.call(swept, site.hub)
     answer = site.ask("/api/fabric/map").json
     assert answer["source"] == "sweep"
@@ -72,7 +72,7 @@ def test_a_sweep_gives_rows_of_leaves_with_their_trunks_first_and_the_spines(sit
     assert [cell[0] for cell in first["cells"]] == ["leaf-0/9", "n0/mlx5_0/1", "n2/mlx5_0/1"]
 
 
-def test_a_dark_trunk_is_down_since_the_sweep_that_missed_it(site: Site) -> None:
+def test_a_missing_trunk_is_down_since_the_sweep_without_it(site: Site) -> None:
     site.call(swept, site.hub, dark=(leaf(1), 9))
     link = site.ask("/api/fabric/links?row=spine-0").json["links"][0]
     assert (link["id"], link["state"], link["why"]) == ("leaf-1/9", "down", "the link was up before and is down")
@@ -80,12 +80,12 @@ def test_a_dark_trunk_is_down_since_the_sweep_that_missed_it(site: Site) -> None
     assert site.ask("/api/fabric/map").json["counts"]["down"] == 1
 
 
-def test_one_link_has_its_counters_with_their_meaning_and_lines_to_draw(site: Site) -> None:
+def test_a_link_has_counters_with_meaning_and_chart_queries(site: Site) -> None:
     host_ports(site.hub, "mlx5_0")
     site.hub.count("node_infiniband_link_downed_total", HOST | {"device": "mlx5_0"}, per_minute=0.1)
     answer = site.ask("/api/fabric/port?id=gpu-r01-01/mlx5_0/1").json
     assert answer["link"]["errs"], "a link that goes down once is one too many"
-    downed = next(one for one in answer["counters"] if one["name"] == "LinkDownedCounter")
+    downed = next(counter for counter in answer["counters"] if counter["name"] == "LinkDownedCounter")
     assert "went down" in downed["meaning"]
     assert 'Hostname="gpu-r01-01"' in answer["series"]["traffic"]
 
@@ -94,11 +94,11 @@ def test_one_link_has_its_counters_with_their_meaning_and_lines_to_draw(site: Si
     ("path", "status"),
     [("map?window=9w", 400), ("links?limit=0", 400), ("links?limit=5000", 400), ("port?id=nothing", 404)],
 )
-def test_what_is_asked_wrongly_is_refused(site: Site, path: str, status: int) -> None:
+def test_invalid_parameters_are_refused(site: Site, path: str, status: int) -> None:
     assert site.ask(f"/api/fabric/{path}").status == status
 
 
-def test_a_job_crosses_a_leaf_only_where_a_node_of_it_has_no_port_there() -> None:
+def test_a_job_crosses_a_leaf_only_if_one_of_its_nodes_has_no_port_there() -> None:
     jobs = {"a": ["far"], "b": ["far", "near"], "c": ["near"]}
     leaves = {"a": {"leaf-1"}, "b": {"leaf-2"}, "c": {"leaf-2"}}
     assert fabric_map.jobs_by_trunk_leaf(leaves, jobs) == {"leaf-1": ["far"], "leaf-2": ["far"]}
@@ -106,10 +106,10 @@ def test_a_job_crosses_a_leaf_only_where_a_node_of_it_has_no_port_there() -> Non
     assert fabric_map.jobs_by_trunk_leaf(rails, jobs) == {}
 
 
-def test_what_waits_far_longer_than_its_peers_is_marked() -> None:
+def test_a_port_that_waits_much_longer_than_its_peers_is_congested() -> None:
     readings = {("n", f"mlx5_{at}", 1): fabric_map.PortReading(wait_per_second=5000.0) for at in range(5)}
     readings["n", "mlx5_4", 1] = fabric_map.PortReading(wait_per_second=100_000.0)
-    told = {"n": [fabric_map.TopologyLink(f"mlx5_{at}", 1, HealthState.HEALTHY, 400.0) for at in range(6)]}
-    views = fabric_map.list_ports(fabric_map.FabricSources(None, told, readings, {}, {"n": None}, {}))
+    host_links = {"n": [fabric_map.TopologyLink(f"mlx5_{at}", 1, HealthState.HEALTHY, 400.0) for at in range(6)]}
+    views = fabric_map.list_ports(fabric_map.FabricSources(None, host_links, readings, {}, {"n": None}, {}))
     assert [view.is_congested for view in views] == [False, False, False, False, True, False]
     assert views[5].wait_ratio is None

@@ -29,7 +29,7 @@ def site() -> Iterator[Site]:
         yield running
 
 
-def test_the_status_says_who_watches_what(site: Site) -> None:
+def test_the_status_has_cluster_mode_and_rules(site: Site) -> None:
     status = site.ask("/api/status").json
     assert (status["ok"], status["cluster"], status["mode"], status["simulated"]) == (True, "main", "observe", True)
     assert "sm_active" in status["colours"]
@@ -43,7 +43,7 @@ def test_the_inventory_lists_nodes_by_rack_with_their_holders(site: Site) -> Non
     assert stock["workloads"]["GPU-r01-01-0"].count("/") == 1
 
 
-def test_a_page_that_opens_takes_what_is_ready_and_others_what_is_true_now() -> None:
+def test_a_page_that_opens_accepts_an_older_snapshot() -> None:
     time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
     with serving(SmallHub(clock=time)) as site:
         assert site.ask("/api/fleet").json["workloads"]
@@ -54,12 +54,12 @@ def test_a_page_that_opens_takes_what_is_ready_and_others_what_is_true_now() -> 
         assert site.ask("/api/fleet?max_age=121").status == 400
 
 
-def test_holders_are_unknown_when_the_engine_cannot_say(site: Site) -> None:
+def test_holders_are_unknown_if_the_queries_fail(site: Site) -> None:
     site.hub.queries.failing = True
     assert site.ask("/api/fleet").json["workloads"] is None
 
 
-def test_an_incident_is_told_with_cause_plan_and_timeline(site: Site) -> None:
+def test_an_incident_has_cause_plan_and_timeline(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     card = site.ask("/api/incidents").json["incidents"][0]
     assert (card["id"], card["confidence"], card["place_name"]) == ("INC-1", 0.97, "GPU 3 on gpu-r01-02")
@@ -70,20 +70,20 @@ def test_an_incident_is_told_with_cause_plan_and_timeline(site: Site) -> None:
     assert detail["timeline"][0]["kind"] == "incident.opened"
 
 
-def test_list_and_page_call_an_incident_by_what_its_diagnosis_found(site: Site) -> None:
+def test_list_and_page_show_the_diagnosed_cause(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
-    found = site.hub.journal.diagnoses["INC-1"]
-    better = replace(found.findings[0], cause="driver_not_loaded", title="gpu-r01-02 has no driver")
-    site.hub.journal.diagnoses["INC-1"] = replace(found, findings=(better,))
+    diagnosis = site.hub.journal.diagnoses["INC-1"]
+    better = replace(diagnosis.findings[0], cause="driver_not_loaded", title="gpu-r01-02 has no driver")
+    site.hub.journal.diagnoses["INC-1"] = replace(diagnosis, findings=(better,))
     card, page = site.ask("/api/incidents").json["incidents"][0], site.ask("/api/incidents/INC-1").json
-    names = [(one["cause"], one["title"]) for one in (card, page["incident"])]
+    names = [(incident["cause"], incident["title"]) for incident in (card, page["incident"])]
     assert names == [("driver_not_loaded", "gpu-r01-02 has no driver")] * 2
     assert page["runbook"].endswith("driver-not-loaded.md")
-    site.hub.journal.diagnoses["INC-1"] = replace(found, findings=(replace(better, cause="unknown"),))
+    site.hub.journal.diagnoses["INC-1"] = replace(diagnosis, findings=(replace(better, cause="unknown"),))
     assert site.ask("/api/incidents").json["incidents"][0]["cause"] == "gpu_fell_off_bus"
 
 
-def test_people_acknowledge_note_and_resolve(site: Site) -> None:
+def test_an_operator_acknowledges_notes_and_resolves(site: Site) -> None:
     site.call(stories.lose_gpu, site.hub)
     assert site.ask("/api/incidents/INC-1/acknowledge", method="POST", body={}).json["incident"]["assignee"] == "local"
     again = site.ask("/api/incidents/INC-1/acknowledge", method="POST", body={})
@@ -98,12 +98,12 @@ def test_people_acknowledge_note_and_resolve(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/incidents/INC-7", "/api/gpu/GPU-7", "/api/nothing", "/nothing"])
-def test_what_is_not_there_is_said_in_our_shape(site: Site, path: str) -> None:
+def test_a_404_has_the_format_of_the_fleet_api(site: Site, path: str) -> None:
     reply = site.ask(path)
     assert (reply.status, reply.json["ok"], reply.json["status"]) == (404, False, 404)
 
 
-def test_pushed_events_reach_the_hub_whole(site: Site) -> None:
+def test_pushed_events_arrive_unchanged(site: Site) -> None:
     reply = site.ask("/api/events", method="POST", body=[event(1), event(2)])
     assert reply.json == {"ok": True, "kept": 2}
     assert [taken.id for taken in site.hub.journal.taken] == ["e1", "e2"]
@@ -119,16 +119,14 @@ def test_pushed_events_reach_the_hub_whole(site: Site) -> None:
         ("[" + " " * 1024 * 1024 + "]", 413, "1,048,578 bytes or more, the limit is 1,048,576"),
     ],
 )
-def test_a_batch_that_cannot_be_taken_is_refused_with_both_numbers(
-    site: Site, body: str, status: int, words: str
-) -> None:
+def test_an_invalid_batch_is_refused_with_both_numbers(site: Site, body: str, status: int, words: str) -> None:
     reply = site.ask("/api/events", method="POST", body=body, headers={"Content-Type": "application/json"})
     assert reply.status == status
     assert words in reply.json["error"]
     assert site.hub.journal.taken == []
 
 
-def test_a_sender_that_goes_away_in_the_middle_is_no_error_of_the_hub(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_is_not_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
     with serving(SmallHub()) as running:
         with socket.create_connection(("127.0.0.1", running.port)) as sender:
             head = (
@@ -144,7 +142,7 @@ def test_a_sender_that_goes_away_in_the_middle_is_no_error_of_the_hub(caplog: py
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_full_intake_asks_agents_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_pushes_are_refused_with_retry_after(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_api, "MAX_PUSHES", 0)
     reply = site.ask("/api/events", method="POST", body=[event(1)])
     assert (reply.status, reply.headers["retry-after"]) == (429, "2")
@@ -152,14 +150,14 @@ def test_a_full_intake_asks_agents_to_come_back(site: Site, monkeypatch: pytest.
     assert "the limits are 0 pushes, 67,108,864 bytes and 3 s" in reply.json["error"]
 
 
-def test_pushes_that_are_too_large_together_are_asked_to_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pushes_that_are_too_large_together_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_api, "MAX_PUSHED_BYTES", 300)
     assert site.ask("/api/events", method="POST", body=[event(1)]).status == 200
     assert site.ask("/api/events", method="POST", body=[event(2), event(3), event(4)]).status == 429
 
 
 class SlowIncidents(KeptIncidents):
-    """Commits nothing until it is let go on."""
+    """Commits nothing until `may_commit` is set."""
 
     has_begun, may_commit = threading.Event(), threading.Event()
 
@@ -169,7 +167,7 @@ class SlowIncidents(KeptIncidents):
         return await super().ingest_events(batch)
 
 
-def test_nobody_waits_behind_a_push_that_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_is_refused_while_an_older_one_waits_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_api, "MAX_PUSH_WAIT_SECONDS", 0.0)
     hub = SmallHub()
     hub.incidents = slow = SlowIncidents(hub.journal, hub.clock)
@@ -183,7 +181,7 @@ def test_nobody_waits_behind_a_push_that_waits_for_long(monkeypatch: pytest.Monk
     assert "1 pushes of" in second.json["error"]
 
 
-def test_a_gpu_is_shown_with_what_happened_to_it(site: Site) -> None:
+def test_a_gpu_has_its_events_and_incidents(site: Site) -> None:
     incident = site.call(stories.lose_gpu, site.hub)
     gpu = site.ask(f"/api/gpu/{incident.place.gpu}").json
     assert (gpu["gpu"]["index"], gpu["node"]["name"], gpu["labels"]) == (3, "gpu-r01-02", None)
@@ -191,24 +189,26 @@ def test_a_gpu_is_shown_with_what_happened_to_it(site: Site) -> None:
     assert site.ask("/api/gpu/GPU-r01-01-0").json["labels"]["Hostname"] == "gpu-r01-01"
 
 
-def test_a_gpu_that_broke_before_it_ever_reported_is_shown_by_what_is_told_of_it(site: Site) -> None:
+def test_a_gpu_that_failed_before_its_first_scrape_is_shown(site: Site) -> None:
     incident = site.call(stories.lose_gpu, site.hub)
-    site.hub.fleet.seen = [seen for seen in site.hub.fleet.seen if seen.gpu.uuid != incident.place.gpu]
+    site.hub.fleet.fleet_gpus = [
+        fleet_gpu for fleet_gpu in site.hub.fleet.fleet_gpus if fleet_gpu.gpu.uuid != incident.place.gpu
+    ]
     answer = site.ask(f"/api/gpu/{incident.place.gpu}")
     assert (answer.status, answer.json["node"]["name"], answer.json["labels"]) == (200, "gpu-r01-02", None)
     assert answer.json["gpu"] == {"uuid": incident.place.gpu, "index": None, "pci": None, "model": None}
     assert [card["id"] for card in answer.json["incidents"]] == ["INC-1"]
 
 
-def test_what_strikes_a_rack_is_told_of_its_nodes_and_gpus_and_of_no_others(site: Site) -> None:
+def test_an_incident_of_a_rack_is_shown_only_for_its_gpus(site: Site) -> None:
     site.call(stories.lose_rack, site.hub)
-    told = {one["name"]: one["incidents"] for one in site.ask("/api/nodes").json["nodes"]}
-    assert (told["gpu-r01-01"], told["gpu-r02-01"]) == (["INC-9"], [])
+    incidents_by_node = {node["name"]: node["incidents"] for node in site.ask("/api/nodes").json["nodes"]}
+    assert (incidents_by_node["gpu-r01-01"], incidents_by_node["gpu-r02-01"]) == (["INC-9"], [])
     assert [card["id"] for card in site.ask("/api/gpu/GPU-r01-01-0").json["incidents"]] == ["INC-9"]
     assert site.ask("/api/gpu/GPU-r02-01-0").json["incidents"] == []
 
 
-def test_a_drill_goes_through_to_the_simulator(site: Site) -> None:
+def test_a_drill_request_is_forwarded_to_the_simulator(site: Site) -> None:
     assert site.ask("/api/sim/scenarios").json[0]["name"] == "xid-79"
     site.ask("/api/sim/faults", method="POST", body={"scenario": "xid-79"})
     assert site.ask("/api/sim/faults/f1", method="DELETE").status == 200
@@ -221,7 +221,7 @@ def test_a_real_fleet_has_no_drills() -> None:
     assert (reply.status, "this hub has no simulator" in reply.json["error"]) == (404, True)
 
 
-def test_an_event_survives_the_way_over_the_wire() -> None:
+def test_an_event_survives_encoding_and_decoding() -> None:
     body = wire.dumps([wire.from_plain(events.Event, event(1))]).encode()
     assert wire.to_plain(fleet_api.read_events(body)) == [event(1)]
     assert asyncio.run(SmallHub().incidents.ingest_events(fleet_api.read_events(body))) == 1

@@ -1,4 +1,4 @@
-"""What the heat map shows: order, numbers, and states from worst to best."""
+"""Frames of the fleet map: order, values, and states from worst to best."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.web import stories
 from tests.web.canned_engine import answer
-from tests.web.small_fleet import Seen
+from tests.web.small_fleet import FleetGpu
 from tests.web.small_hub import SmallHub
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
@@ -20,7 +20,9 @@ from watchkeeper.web.fleet.frames import FrameReadings, GpuMapState
 
 def reading(hub: SmallHub, value: float, *, held: bool = False, but: str = "") -> object:
     owner = {"namespace": "ml", "pod": "train"} if held else {}
-    labels = [Labels({"UUID": seen.gpu.uuid} | owner) for seen in hub.fleet.seen if seen.gpu.uuid != but]
+    labels = [
+        Labels({"UUID": fleet_gpu.gpu.uuid} | owner) for fleet_gpu in hub.fleet.fleet_gpus if fleet_gpu.gpu.uuid != but
+    ]
     return answer(labels, [0], np.full((len(labels), 1), value))
 
 
@@ -29,7 +31,7 @@ def draw(hub: SmallHub, **readings: object) -> frames.FramePicture:
     return frames.draw_picture(fleet_layout.current_layout(hub.fleet), FrameReadings(**steady), hub.journal.incidents())  # type: ignore[arg-type]
 
 
-def test_racks_and_nodes_are_counted_as_people_count() -> None:
+def test_racks_and_nodes_are_sorted_naturally() -> None:
     hub = SmallHub(racks=0)
     hub.fleet._nodes = [fleet.Node("main", f"n{n}", domains={"rack": f"r{n}"}) for n in (10, 2, 1)]
     assert [node.name for node in fleet_layout.current_layout(hub.fleet).nodes] == ["n1", "n2", "n10"]
@@ -37,7 +39,7 @@ def test_racks_and_nodes_are_counted_as_people_count() -> None:
 
 def test_an_expected_gpu_that_never_reported_is_drawn_silent() -> None:
     hub = SmallHub(racks=1, per_rack=1)
-    del hub.fleet.seen[5]
+    del hub.fleet.fleet_gpus[5]
     stock = fleet_layout.current_layout(hub.fleet)
     assert [slot.gpu is None for slot in stock.slots] == [False] * 7 + [True]
     picture = draw(hub, colour=reading(hub, 70.0))
@@ -45,29 +47,29 @@ def test_an_expected_gpu_that_never_reported_is_drawn_silent() -> None:
     assert np.isnan(picture.values[7])
 
 
-def test_two_clusters_with_a_node_of_one_name_have_two_nodes() -> None:
+def test_nodes_with_one_name_in_two_clusters_are_separate() -> None:
     hub = SmallHub(racks=1, per_rack=1)
     name = hub.fleet._nodes[0].name
     hub.fleet._nodes.append(fleet.Node("west", name, expected_gpus=2))
     stock = fleet_layout.current_layout(hub.fleet)
     assert [len(node["gpus"]) for node in stock.to_plain()] == [8, 2]
     assert (stock.slots_of("main", name), stock.slots_of("west", name)) == (tuple(range(8)), (8, 9))
-    assert stock.slots_of("default", name) == (), "nobody knows which of the two is meant"
+    assert stock.slots_of("default", name) == (), "the name is ambiguous without a cluster"
 
 
-def test_an_exchanged_gpu_leaves_its_slot_to_its_successor() -> None:
+def test_a_replaced_gpu_leaves_its_slot_to_its_replacement() -> None:
     hub = SmallHub(racks=1, per_rack=1)
-    old = hub.fleet.seen[0]
-    hub.fleet.seen[0] = replace(old, gone_since_ms=1000)
+    old = hub.fleet.fleet_gpus[0]
+    hub.fleet.fleet_gpus[0] = replace(old, gone_since_ms=1000)
     assert old.gpu.uuid in fleet_layout.current_layout(hub.fleet).slot_by_uuid
-    hub.fleet.seen.append(Seen(old.node, fleet.Gpu("GPU-new", 0)))
+    hub.fleet.fleet_gpus.append(FleetGpu(old.node, fleet.Gpu("GPU-new", 0)))
     stock = fleet_layout.current_layout(hub.fleet)
     assert (old.gpu.uuid in stock.slot_by_uuid, "GPU-new" in stock.slot_by_uuid, len(stock.slots)) == (False, True, 8)
 
 
 def test_zero_is_a_reading_and_missing_is_not() -> None:
     hub = SmallHub(racks=1, per_rack=1)
-    gone = hub.fleet.seen[2].gpu.uuid
+    gone = hub.fleet.fleet_gpus[2].gpu.uuid
     picture = draw(
         hub, colour=reading(hub, 0.0, but=gone), work=reading(hub, 0.0, but=gone), power=reading(hub, 70.0, but=gone)
     )
@@ -77,7 +79,7 @@ def test_zero_is_a_reading_and_missing_is_not() -> None:
     assert picture.summary["silent"] == 1
 
 
-def test_a_held_gpu_without_work_is_held_idle() -> None:
+def test_an_allocated_gpu_without_activity_is_held_idle() -> None:
     hub = SmallHub(racks=1, per_rack=1)
     assert set(draw(hub, work=reading(hub, 0.01), gpu_util=reading(hub, 0, held=True)).states) == {
         GpuMapState.HELD_IDLE
@@ -88,7 +90,7 @@ def test_a_held_gpu_without_work_is_held_idle() -> None:
 
 def test_the_allocated_share_is_of_the_gpus_that_report() -> None:
     hub = SmallHub(racks=1, per_rack=1)
-    uuids = [seen.gpu.uuid for seen in hub.fleet.seen]
+    uuids = [fleet_gpu.gpu.uuid for fleet_gpu in hub.fleet.fleet_gpus]
     power = reading(hub, 70.0, but=uuids[2])
     all_held = draw(hub, power=power, gpu_util=reading(hub, 90.0, held=True, but=uuids[2]))
     assert (all_held.summary["allocated_percent"], all_held.summary["held"]) == (100.0, 7)
@@ -96,7 +98,7 @@ def test_the_allocated_share_is_of_the_gpus_that_report() -> None:
     assert draw(hub, power=power, gpu_util=None).summary["allocated_percent"] is None
 
 
-def test_only_heat_and_brakes_count_as_throttled() -> None:
+def test_only_thermal_and_power_brake_reasons_count_as_throttled() -> None:
     hub = SmallHub(racks=1, per_rack=1)
     assert set(draw(hub, throttle=reading(hub, 0x4)).states) == {GpuMapState.OK}
     assert set(draw(hub, throttle=reading(hub, 0x40)).states) == {GpuMapState.THROTTLED}
@@ -111,7 +113,7 @@ def test_an_open_incident_is_drawn_over_the_readings() -> None:
     assert (picture.summary["down"], picture.summary["throttled"]) == (1, 8)
 
 
-def test_without_any_answer_everything_is_unknown() -> None:
+def test_without_query_results_everything_is_unknown() -> None:
     hub = SmallHub(racks=1, per_rack=1)
     picture = draw(hub, work=None, power=None)
     assert set(picture.states) == {GpuMapState.UNKNOWN}
@@ -119,7 +121,7 @@ def test_without_any_answer_everything_is_unknown() -> None:
     assert picture.summary["power_watts"] is None
 
 
-def test_a_packed_frame_has_header_values_and_states_in_line() -> None:
+def test_a_packed_frame_has_header_values_and_states() -> None:
     picture = frames.FramePicture(
         np.array([1.5, np.nan], dtype=np.float32), np.array([0, 4], dtype=np.uint8), {"gpus": 2}
     )
@@ -133,9 +135,9 @@ def test_a_packed_frame_has_header_values_and_states_in_line() -> None:
     assert packed[-2:] == b"\x00\x04"
 
 
-def test_an_average_that_outlives_its_readings_does_not_make_a_gpu_healthy() -> None:
+def test_an_average_without_current_readings_does_not_make_a_gpu_healthy() -> None:
     hub = SmallHub(racks=1, per_rack=1)
-    gone = hub.fleet.seen[2].gpu.uuid
+    gone = hub.fleet.fleet_gpus[2].gpu.uuid
     picture = draw(hub, power=reading(hub, 500.0, but=gone), gpu_util=reading(hub, 90.0, but=gone))
     assert (picture.states[2], picture.summary["ok"], picture.summary["silent"]) == (GpuMapState.SILENT, 7, 1)
     alone = draw(hub, power=None, gpu_util=None)

@@ -1,4 +1,4 @@
-"""Work orders over HTTP: long polls that cost nothing while they wait, receipts after commit, bound tokens."""
+"""Work orders over HTTP: long polls without threads, receipts after the commit, and node tokens."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_order_goes_to_its_node_and_its_receipt_comes_back(site: Site) -> Non
     assert site.ask("/api/orders?node=n1").json["orders"] == []
 
 
-def test_a_poll_that_waits_is_answered_at_once_when_there_is_an_order(site: Site) -> None:
+def test_a_waiting_poll_returns_when_an_order_is_issued(site: Site) -> None:
     with ThreadPoolExecutor(1) as others:
         waiting = others.submit(site.ask, "/api/orders?node=n1&wait=60")
         until(lambda: polls(site) == 1)
@@ -76,11 +76,11 @@ def test_a_poll_that_waits_is_answered_at_once_when_there_is_an_order(site: Site
 
 
 @pytest.mark.slow
-def test_a_poll_whose_time_is_over_is_answered_with_nothing(site: Site) -> None:
+def test_a_poll_returns_empty_after_its_time(site: Site) -> None:
     assert site.ask("/api/orders?node=n1&wait=1").json == {"ok": True, "orders": []}
 
 
-def test_a_node_that_asks_again_ends_its_earlier_poll(site: Site) -> None:
+def test_a_new_poll_of_a_node_ends_its_earlier_poll(site: Site) -> None:
     with ThreadPoolExecutor(2) as others:
         first = others.submit(site.ask, "/api/orders?node=n1&wait=60")
         until(lambda: polls(site) == 1)
@@ -90,7 +90,7 @@ def test_a_node_that_asks_again_ends_its_earlier_poll(site: Site) -> None:
         assert len(second.result(30).json["orders"]) == 1
 
 
-def test_a_hub_that_stops_answers_everyone_who_waits(site: Site) -> None:
+def test_a_hub_that_stops_answers_all_polls(site: Site) -> None:
     with ThreadPoolExecutor(1) as others:
         waiting = others.submit(site.ask, "/api/orders?node=n1&wait=60")
         until(lambda: polls(site) == 1)
@@ -99,14 +99,14 @@ def test_a_hub_that_stops_answers_everyone_who_waits(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_agents_that_wait_hold_no_thread(site: Site) -> None:
+def test_a_thousand_waiting_agents_use_no_thread(site: Site) -> None:
     async def ask(node: str) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         writer.write(f"GET /api/orders?node={node}&wait=60 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-        found = await reader.readuntil(b"]}")
+        response = await reader.readuntil(b"]}")
         writer.close()
         await writer.wait_closed()
-        return found
+        return response
 
     async def story() -> None:
         await asyncio.to_thread(site.ask, "/api/orders?node=n1")
@@ -133,7 +133,7 @@ def test_a_thousand_agents_that_wait_hold_no_thread(site: Site) -> None:
         ("/api/orders/recent?limit=0", "from 1 to 1000"),
     ],
 )
-def test_a_wrong_question_is_answered_with_what_would_be_right(site: Site, path: str, words: str) -> None:
+def test_an_invalid_request_gets_the_valid_range(site: Site, path: str, words: str) -> None:
     reply = site.ask(path)
     assert (reply.status, words in reply.json["error"]) == (400, True)
 
@@ -148,19 +148,19 @@ def test_a_wrong_question_is_answered_with_what_would_be_right(site: Site, path:
         ({"node": "n1", "kind": "profiling_pause", "arguments": {"seconds": 5}}, "expected text, found 5"),
     ],
 )
-def test_what_cannot_be_ordered_is_said(site: Site, body: dict[str, object], words: str) -> None:
+def test_an_invalid_order_is_refused_with_its_reason(site: Site, body: dict[str, object], words: str) -> None:
     reply = site.ask("/api/orders", method="POST", body=body)
     assert (reply.status, words in reply.json["error"]) == (400, True), reply.body
 
 
-def test_what_touches_a_machine_cannot_be_ordered_by_hand(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_that_changes_a_node_cannot_be_issued_by_hand(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(orders.KINDS, "reboot", orders.OrderKind(is_harmless=False, seconds=60))  # type: ignore[arg-type]
     assert give(site, kind="reboot").json["error"] == "reboot changes the node: only a repair plan may issue it"
-    wanted = OrderRequest("main", "n1", "reboot")
-    assert site.hub.orders.issue(wanted, now=site.hub.clock.now(), actor="plan").order.kind == "reboot"
+    request = OrderRequest("main", "n1", "reboot")
+    assert site.hub.orders.issue(request, now=site.hub.clock.now(), actor="plan").order.kind == "reboot"
 
 
-def test_a_receipt_that_proves_nothing_is_refused(site: Site) -> None:
+def test_a_receipt_without_proof_is_refused(site: Site) -> None:
     id = give(site).json["order"]["id"]
     assert answer(site, id, node="n2").status == 422
     assert answer(site, "WO-unknown").status == 404
@@ -168,14 +168,14 @@ def test_a_receipt_that_proves_nothing_is_refused(site: Site) -> None:
     assert site.ask(f"/api/orders/{id}").json["receipt"] is None
 
 
-def test_too_many_polls_are_sent_away_with_both_numbers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_polls_are_refused_with_both_numbers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders_api, "MAX_POLLS", 0)
     reply = site.ask("/api/orders?node=n1&wait=5")
     assert (reply.status, reply.headers["retry-after"]) == (429, "2")
     assert "0 agents wait for orders, the limit is 0" in reply.json["error"]
 
 
-def test_a_hub_without_a_key_says_how_to_get_orders() -> None:
+def test_a_hub_without_an_order_key_names_the_setting() -> None:
     with serving(SmallHub()) as site:
         for reply in (site.ask("/api/orders?node=n1"), give(site), answer(site, "WO-1")):
             assert (reply.status, "set `order_key_file` in" in reply.json["error"]) == (409, True)
@@ -185,7 +185,7 @@ def bound(pattern: str | None) -> Auth:
     return Auth((Token("rack 1", Role.AGENT, hashlib.sha256(SECRET.encode()).digest(), pattern),))
 
 
-def test_a_bound_token_speaks_for_its_nodes_only(tmp_path: Path) -> None:
+def test_a_node_token_is_valid_only_for_its_nodes(tmp_path: Path) -> None:
     hub = SmallHub()
     headers = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
     event = {"id": "e", "kind": "xid", "code": 79, "place": {"cluster": "main", "node": "r2-n1"}, "text": ""}

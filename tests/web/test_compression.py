@@ -1,4 +1,4 @@
-"""Long answers travel as gzip for readers who take it; short ones and streams as they are."""
+"""Long responses are compressed for clients that accept gzip; short ones and streams are not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def site() -> Iterator[Site]:
         "/api/openapi.json",
     ],
 )
-def test_a_long_answer_is_packed_for_those_who_take_it_and_the_same_for_others(site: Site, path: str) -> None:
+def test_a_long_response_is_compressed_if_the_client_accepts_gzip(site: Site, path: str) -> None:
     plain, small = site.ask(path), site.ask(path, headers=GZIP)
     assert plain.status == small.status == 200
     assert "content-encoding" not in plain.headers
@@ -42,12 +42,12 @@ def test_a_long_answer_is_packed_for_those_who_take_it_and_the_same_for_others(s
     assert small.headers["content-length"] == str(len(small.body))
 
 
-def test_a_short_answer_and_a_refusal_are_not_packed(site: Site) -> None:
+def test_short_responses_and_errors_are_not_compressed(site: Site) -> None:
     for path in ("/api/v1/status/buildinfo", "/api/v1/query?query=", "/api/whoami"):
         assert "content-encoding" not in site.ask(path, headers=GZIP).headers
 
 
-def test_what_is_federated_is_packed(site: Site) -> None:
+def test_federate_is_compressed(site: Site) -> None:
     reply = site.ask("/federate?match[]=DCGM_FI_DEV_GPU_TEMP", headers=GZIP)
     assert reply.headers["content-encoding"] == "gzip"
     assert gzip.decompress(reply.body).startswith(b"# TYPE ")
@@ -60,7 +60,7 @@ def test_what_is_federated_is_packed(site: Site) -> None:
         *(("", False), ("identity", False), ("gzip;q=0", False), ("br, gzip; q=0.000", False), ("x-gzipped", False)),
     ],
 )
-def test_who_takes_gzip_says_so(accepted: str, is_taken: bool) -> None:
+def test_accept_encoding_is_parsed(accepted: str, is_taken: bool) -> None:
     assert compression.accepts_gzip(accepted) is is_taken
 
 
@@ -72,6 +72,6 @@ def test_who_takes_gzip_says_so(accepted: str, is_taken: bool) -> None:
         Response(LONG, media_type="text/plain", headers={"Content-Encoding": "br"}),
     ],
 )
-def test_streams_and_what_is_packed_already_go_out_as_they_are(answer: Response) -> None:
+def test_streams_and_compressed_responses_are_not_changed(answer: Response) -> None:
     before = list(answer.raw_headers)
     assert asyncio.run(endpoint.compress_response(answer, "gzip")).raw_headers == before

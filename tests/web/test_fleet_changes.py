@@ -1,4 +1,4 @@
-"""What has changed in the fleet comes over the live socket: a viewer that follows it has what /api/fleet says."""
+"""Changes of the fleet come over the WebSocket: a viewer that applies them has the same as /api/fleet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = "/api/fleet?workloads=0"
 
 
 class Follower:
-    """What the console does: it has one edition of the fleet, and takes over what it is told has changed."""
+    """A viewer that applies changes to its edition of the fleet, as the console does."""
 
     def __init__(self, site: Site, socket: ClientConnection) -> None:
         self.fleet: dict[str, Any] = site.ask(WHOLE).json
@@ -37,28 +37,28 @@ class Follower:
 
     def news(self) -> dict[str, Any]:
         """The next message about the fleet; it stands before the picture that it belongs to."""
-        told = None
-        while told is None or told["kind"] != "fleet":
+        changes = None
+        while changes is None or changes["kind"] != "fleet":
             message = self._socket.recv(PATIENCE_SECONDS)
-            told = json.loads(message) if isinstance(message, str) else None
+            changes = json.loads(message) if isinstance(message, str) else None
             self._site.call(self._site.hub.changes.send, "fleet")
         while isinstance(message := self._socket.recv(PATIENCE_SECONDS), str):
             pass
-        assert header(message)["version"] == told.get("version", self.fleet["version"])
-        return told
+        assert header(message)["version"] == changes.get("version", self.fleet["version"])
+        return changes
 
     def follow(self) -> list[Any]:
         """Take over the next change, and answer with what was sent of nodes."""
-        told = self.news()
-        assert (told.pop("kind"), told.pop("since")) == ("fleet", self.fleet["edition"])
-        parts, before = told["nodes"], self.fleet["nodes"]
-        nodes = [one for part in parts for one in (before[slice(*part)] if isinstance(part, list) else [part])]
-        self.fleet = {"ok": True, **told, "nodes": nodes}
+        changes = self.news()
+        assert (changes.pop("kind"), changes.pop("since")) == ("fleet", self.fleet["edition"])
+        parts, before = changes["nodes"], self.fleet["nodes"]
+        nodes = [node for part in parts for node in (before[slice(*part)] if isinstance(part, list) else [part])]
+        self.fleet = {"ok": True, **changes, "nodes": nodes}
         return list(parts)
 
 
 def lose_gpu(hub: SmallHub) -> None:
-    hub.fleet.seen.pop(9)
+    hub.fleet.fleet_gpus.pop(9)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,7 @@ def lose_gpu(hub: SmallHub) -> None:
         (move_rack, [[1, 4], "gpu-r01-01"]),
     ],
 )
-def test_only_nodes_that_have_changed_are_sent_and_the_follower_has_the_fleet(
-    change: Callable[[SmallHub], None], sent: list[Any]
-) -> None:
+def test_only_changed_nodes_are_sent(change: Callable[[SmallHub], None], sent: list[Any]) -> None:
     with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         site.call(change, site.hub)
@@ -81,7 +79,7 @@ def test_only_nodes_that_have_changed_are_sent_and_the_follower_has_the_fleet(
         assert page.fleet == site.ask(WHOLE).json
 
 
-def test_a_gpu_that_changed_its_holder_is_told_within_a_minute_though_the_map_is_the_same() -> None:
+def test_a_changed_holder_is_sent_within_a_minute() -> None:
     time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
     with serving(SmallHub(clock=time), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
@@ -94,7 +92,7 @@ def test_a_gpu_that_changed_its_holder_is_told_within_a_minute_though_the_map_is
         assert (page.fleet["version"], page.fleet) == (version, site.ask(WHOLE).json)
 
 
-def test_holders_that_nobody_can_tell_any_more_are_unknown_to_a_follower_too() -> None:
+def test_holders_become_unknown_in_the_changes_too() -> None:
     with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         assert page.fleet["workloads"] == {}
@@ -106,7 +104,7 @@ def test_holders_that_nobody_can_tell_any_more_are_unknown_to_a_follower_too() -
 
 
 @pytest.mark.slow
-def test_a_follower_of_an_edition_that_nobody_knows_is_told_so_until_it_has_another() -> None:
+def test_a_viewer_with_an_unknown_edition_gets_no_nodes() -> None:
     with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         page.say("from before the restart")
@@ -114,13 +112,13 @@ def test_a_follower_of_an_edition_that_nobody_knows_is_told_so_until_it_has_anot
             assert page.news() == {"kind": "fleet", "edition": page.fleet["edition"]}
         page.say(page.fleet["edition"])
         site.call(lose_gpu, site.hub)
-        while "since" not in (told := page.news()):
+        while "since" not in (changes := page.news()):
             pass
-        assert told["since"] == page.fleet["edition"]
+        assert changes["since"] == page.fleet["edition"]
 
 
 @pytest.mark.slow
-def test_a_follower_that_missed_some_editions_is_told_everything_since_its_own() -> None:
+def test_a_viewer_gets_all_changes_since_its_edition() -> None:
     with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         own = page.fleet
@@ -135,7 +133,7 @@ def test_a_follower_that_missed_some_editions_is_told_everything_since_its_own()
 
 
 @pytest.mark.slow
-def test_a_viewer_that_does_not_say_what_it_has_is_sent_pictures_only() -> None:
+def test_a_viewer_without_an_edition_gets_only_frames() -> None:
     with serving(SmallHub(), interval_seconds=60) as site, viewer(site) as socket:
         kinds = set()
         for _ in range(3):
@@ -146,7 +144,7 @@ def test_a_viewer_that_does_not_say_what_it_has_is_sent_pictures_only() -> None:
         assert kinds == {"incidents"}
 
 
-def test_the_long_answer_names_holders_by_uuid_and_the_short_one_with_each_gpu() -> None:
+def test_holders_are_listed_by_uuid_or_in_each_gpu() -> None:
     with serving(SmallHub(), interval_seconds=60) as site:
         long, short = site.ask("/api/fleet").json, site.ask(WHOLE).json
     assert long["workloads"] == {
@@ -156,7 +154,7 @@ def test_the_long_answer_names_holders_by_uuid_and_the_short_one_with_each_gpu()
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e"])), st.lists(st.sampled_from([b"a", b"b", b"c", b"x"])))
-def test_runs_and_new_nodes_make_the_fleet_of_now_whatever_it_was(before: list[bytes], after: list[bytes]) -> None:
+def test_ranges_and_changed_nodes_rebuild_the_fleet(before: list[bytes], after: list[bytes]) -> None:
     parts = [
         json.loads(part) if part.startswith(b"[") else [part] for part in fleet_snapshot.changed_nodes(before, after)
     ]

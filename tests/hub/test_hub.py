@@ -73,23 +73,23 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
             return any(entry.kind in ("plan", "noted") for entry in hub.services.journal.timeline("INC-1"))
 
         await until_async(is_planned)
-        told = [entry.text for entry in hub.services.journal.timeline("INC-1")]
+        texts = [entry.text for entry in hub.services.journal.timeline("INC-1")]
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         hub.close()
-        return told
+        return texts
 
     return asyncio.run(story())
 
 
 def test_a_diagnosis_that_fails_once_is_made_again(tmp_path: Path) -> None:
-    told = diagnose_with(tmp_path, Stubborn(failures=1))
-    assert told[1] == "GPU-0 on n1 fell off the bus"
+    texts = diagnose_with(tmp_path, Stubborn(failures=1))
+    assert texts[1] == "GPU-0 on n1 fell off the bus"
 
 
 def test_a_diagnosis_that_keeps_failing_is_said_to_be_missing(tmp_path: Path) -> None:
-    told = diagnose_with(tmp_path, Stubborn(failures=MAX_ATTEMPTS))
-    assert told[1:] == ["Diagnosis failed 3 times. Last error: ConnectionResetError: gone away"]
+    texts = diagnose_with(tmp_path, Stubborn(failures=MAX_ATTEMPTS))
+    assert texts[1:] == ["Diagnosis failed 3 times. Last error: ConnectionResetError: gone away"]
 
 
 def test_a_gpu_that_breaks_before_its_first_page_is_called_as_its_node_has_registered_it(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_gpu_that_breaks_before_its_first_page_is_called_as_its_node_has_regis
         hub = opened(settings.Settings(hub=settings.HubSettings(data=str(tmp_path / "kept"))), time=ManualClock(NOON))
         hub.fleet.register_node(NodeRegistration("sim", "n1", gpus=(Gpu("GPU-3", index=3), Gpu("GPU-4"))), "127.0.0.1")
         await hub.incidents.ingest_events([xid(79, gpu(3), 0), xid(79, gpu(4), 0)])
-        told = [incident.title for incident in hub.current.stages.journal.incidents(open_only=True, limit=9)]
-        assert sorted(told) == ["GPU 3 on n1 fell off the bus", "GPU-4 on n1 fell off the bus"]
+        titles = [incident.title for incident in hub.current.stages.journal.incidents(open_only=True, limit=9)]
+        assert sorted(titles) == ["GPU 3 on n1 fell off the bus", "GPU-4 on n1 fell off the bus"]
         hub.close()
 
     asyncio.run(story())
@@ -130,10 +130,10 @@ def test_what_a_fleet_is_stays_known_while_the_journal_is_away(tmp_path: Path) -
         hub.fleet.fleet.set_expected_nodes([Node("main", "n1", "h200", expected_gpus=8)], to_ms(time.now()))
         hub.current.stages.journal._connection.execute("ALTER TABLE incident RENAME TO unreadable")
         await hub.own_series.append()
-        known = await hub.services.queries.instant(
+        result = await hub.services.queries.instant(
             '{__name__=~"watchkeeper_node_.+|watchkeeper_hub_.+"}', to_ms(time.now())
         )
-        assert {"n1", ""} <= {labels.get("Hostname", "") for labels in known.frame.labels}
+        assert {"n1", ""} <= {labels.get("Hostname", "") for labels in result.frame.labels}
         hub.close()
 
     asyncio.run(story())

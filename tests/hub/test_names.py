@@ -42,10 +42,10 @@ def test_its_diagnosis_is_renamed_with_it(line: Line) -> None:
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
     (renamed,) = line.pipeline.tick(later(30))
     line.pipeline.diagnose(renamed, later(31))
-    found = line.journal.diagnosis("INC-1")
-    assert found is not None
-    assert found.best is not None
-    assert found.best.title == BY_NAME
+    diagnosis = line.journal.diagnosis("INC-1")
+    assert diagnosis is not None
+    assert diagnosis.best is not None
+    assert diagnosis.best.title == BY_NAME
 
 
 def test_a_diagnosis_does_not_go_back_to_the_uuid_after_a_restart(line: Line) -> None:
@@ -54,10 +54,10 @@ def test_a_diagnosis_does_not_go_back_to_the_uuid_after_a_restart(line: Line) ->
     line.pipeline.diagnose(line.pipeline.incidents.open_incidents()[0], later(1))
     line.restart(10, keeps_samples=True)
     line.pipeline.diagnose(line.pipeline.incidents.open_incidents()[0], later(11))
-    found = line.journal.diagnosis("INC-1")
-    assert found is not None
-    assert found.best is not None
-    assert found.best.title == BY_NAME
+    diagnosis = line.journal.diagnosis("INC-1")
+    assert diagnosis is not None
+    assert diagnosis.best is not None
+    assert diagnosis.best.title == BY_NAME
 
 
 def test_what_is_heard_of_it_under_its_name_joins_what_was_opened_under_its_uuid(line: Line) -> None:

@@ -24,22 +24,22 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 def happen(line: Line, *places: fleet.Place) -> None:
     kind = events.EventKind.FABRIC_DOWN
-    line.journal.save_events([events.Event(f"e/{one}", kind, None, one, NOON, "dark") for one in places], NOON)
+    line.journal.save_events([events.Event(f"e/{place}", kind, None, place, NOON, "dark") for place in places], NOON)
 
 
 def test_only_what_happened_to_the_rack_itself_is_read(line: Line) -> None:
     happen(line, RACK, LEAF, *(fleet.Place("main", node=f"n{at}") for at in range(50)))
-    found = line.journal.events_at(RACK, since=NOON, until=later(60))
-    assert [event.place for event in found] == [RACK]
+    stored = line.journal.events_at(RACK, since=NOON, until=later(60))
+    assert [event.place for event in stored] == [RACK]
     assert len(line.journal.events_at(fleet.Place("main"), since=NOON, until=later(60))) == 52
 
 
 def test_a_diagnosis_of_a_rack_never_asks_for_the_whole_cluster(line: Line) -> None:
-    asked: list[fleet.Place] = []
+    queried_places: list[fleet.Place] = []
     events_at = line.journal.events_at
 
     def noting(place: fleet.Place, **more: object) -> list[events.Event]:
-        asked.append(place)
+        queried_places.append(place)
         return events_at(place, **more)  # type: ignore[arg-type]
 
     line.journal.events_at = noting  # type: ignore[method-assign,assignment]
@@ -48,4 +48,4 @@ def test_a_diagnosis_of_a_rack_never_asks_for_the_whole_cluster(line: Line) -> N
         IncidentId("INC-1"), RACK, "", Severity.CRITICAL, IncidentState.OPEN, NOON, "node_down", "node_down", (member,)
     )
     line.pipeline.diagnose(incident, later(30))
-    assert asked == [RACK]
+    assert queried_places == [RACK]

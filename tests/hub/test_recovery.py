@@ -106,6 +106,9 @@ def test_a_fault_after_the_reset_of_a_machine_whose_clock_is_behind_is_a_new_one
     assert len(line.recover(471)) == 1
     line.pipeline.ingest_events([xid(79, gpu(0), 380)], later(490))
     live = [
-        member for one in line.pipeline.incidents.open_incidents() for member in one.members if member.until is None
+        member
+        for incident in line.pipeline.incidents.open_incidents()
+        for member in incident.members
+        if member.until is None
     ]
     assert [member.since for member in live] == [later(380)]

@@ -1,4 +1,4 @@
-"""A hub that is killed again and again: its alerts end, and none ends because nobody looked."""
+"""A hub that is killed repeatedly: its alerts resolve, and none resolves because of missing evaluations."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_alert_that_is_kept_firing_ends_in_time_though_the_hub_is_restarted_e
         line.restart(start, KEEPING, keeps_samples=True)
         live(line, start + 15, start + 45, celsius=50.0)
         assert states(line) == [AlertState.FIRING]
-    # Five minutes after the 60th second, and four times the 30 s in which nobody looked.
+    # Five minutes after the 60th second, and four times the 30 s without evaluation.
     live(line, 330, 465, celsius=50.0)
     assert states(line) == [AlertState.FIRING]
     live(line, 480, 480, celsius=50.0)

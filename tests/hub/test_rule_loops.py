@@ -1,4 +1,4 @@
-"""Rules change while the hub runs: what stayed the same goes on, what is gone ends, what is broken changes nothing."""
+"""Rules change while the hub runs: unchanged ones continue, removed ones end, invalid files change nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Running:
         self.file.write_text(text)
         rules = settings.RulesSettings(files=(str(self.file),), **chosen)  # type: ignore[arg-type]
         self.line, self.clock, self.metrics = Line(folder), ManualClock(NOON), own_metrics.Registry()
-        self.said: list[tuple[str, str]] = []
+        self.delivered: list[tuple[str, str]] = []
         self.failed: list[str] = []
         self.loops = rule_loops.RuleLoops(
             settings.Settings(rules=rules),
@@ -54,7 +54,7 @@ class Running:
         self.line.pipeline.change_rules(self.loops.rules, NOON)
 
     async def hear(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
-        self.said += [(alert.name, alert.state.value) for alert in changed]
+        self.delivered += [(alert.name, alert.state.value) for alert in changed]
         self.line.pipeline.ingest_alerts(changed, now)
 
     def write(self, text: str, *, second: int) -> None:
@@ -101,7 +101,7 @@ def test_what_waits_and_fires_goes_on_through_a_reload(tmp_path: Path) -> None:
         assert running.states() == [("Hot", "pending", 15.0)]
         await running.run_for(30)
         assert running.states() == [("Hot", "firing", 15.0)]
-        assert running.said == [("Hot", "firing")]
+        assert running.delivered == [("Hot", "firing")]
         running.close()
 
     asyncio.run(story())
@@ -112,12 +112,12 @@ def test_the_alerts_of_a_rule_that_is_gone_end_and_so_do_their_series(tmp_path: 
         running = Running(tmp_path)
         await running.run_for(60)
         running.write(COLD, second=1)
-        found = await running.loops.reload()
-        assert (found.is_successful, found.rules) == (True, 1)
-        assert running.said == [("Hot", "firing"), ("Hot", "resolved")]
+        outcome = await running.loops.reload()
+        assert (outcome.is_successful, outcome.rules) == (True, 1)
+        assert running.delivered == [("Hot", "firing"), ("Hot", "resolved")]
         assert running.states() == []
-        asked = running.line.engine.instant("ALERTS", round(later(61).timestamp() * 1000))
-        assert asked.frame.labels == []
+        result = running.line.engine.instant("ALERTS", round(later(61).timestamp() * 1000))
+        assert result.frame.labels == []
         running.close()
 
     asyncio.run(story())
@@ -130,12 +130,12 @@ def test_a_broken_file_says_every_problem_and_the_last_good_rules_stay(
         running = Running(tmp_path)
         await running.run_for(15)
         running.write(HOT.replace("> 90", ">").replace("30s", "soon"), second=1)
-        found = await running.loops.reload()
-        assert [problem.split(": ")[0] for problem in found.problems] == [f"{running.file}:7", f"{running.file}:8"]
-        assert (found.rules, found.in_force_since) == (1, NOON)
+        outcome = await running.loops.reload()
+        assert [problem.split(": ")[0] for problem in outcome.problems] == [f"{running.file}:7", f"{running.file}:8"]
+        assert (outcome.rules, outcome.in_force_since) == (1, NOON)
         assert running.metrics.gauge("watchkeeper_rules_last_reload_successful", "").get() == 0
         await running.run_for(45)
-        assert running.said == [("Hot", "firing")]
+        assert running.delivered == [("Hot", "firing")]
         running.close()
 
     asyncio.run(story())
@@ -191,12 +191,12 @@ def test_own_objectives_become_rules_and_are_read_again_with_them(tmp_path: Path
         goals = tmp_path / "slo.yaml"
         goals.write_text(OBJECTIVE)
         running = Running(tmp_path, slos=str(goals))
-        assert [one.name for one in running.loops.slos] == ["chat"]
+        assert [objective.name for objective in running.loops.slos] == ["chat"]
         assert len(running.loops.rules.rules) == 1 + 12
         goals.write_text(OBJECTIVE.replace("0.99", "99"))
-        found = await running.loops.reload()
-        assert found.problems[0].startswith(f"{goals}:3: slos[0]")
-        assert [one.objective for one in running.loops.slos] == [0.99]
+        outcome = await running.loops.reload()
+        assert outcome.problems[0].startswith(f"{goals}:3: slos[0]")
+        assert [objective.objective for objective in running.loops.slos] == [0.99]
         running.close()
 
     asyncio.run(story())
@@ -208,15 +208,15 @@ def unused(chosen: settings.Settings) -> rule_loops.RuleLoops:
     def missing(*_: object) -> NoReturn:
         raise AssertionError("nothing is evaluated")
 
-    around = rule_loops.RuleLoopDependencies(missing, missing, lambda: False, missing)
-    return rule_loops.RuleLoops(chosen, around, time=ManualClock(NOON), metrics=own_metrics.Registry())
+    dependencies = rule_loops.RuleLoopDependencies(missing, missing, lambda: False, missing)
+    return rule_loops.RuleLoops(chosen, dependencies, time=ManualClock(NOON), metrics=own_metrics.Registry())
 
 
 def test_there_is_nothing_to_reload_where_a_server_owns_the_rules() -> None:
     rules = settings.RulesSettings(owner=settings.RuleOwner.SERVER, server_url="http://127.0.0.1:1")
     chosen = dataclasses.replace(settings.Settings(), rules=rules)
     loops = unused(chosen)
-    with pytest.raises(HubError, match="belong to a server") as refused:
+    with pytest.raises(HubError, match="are on a server") as refused:
         asyncio.run(loops.reload())
     assert refused.value.status == 409
     loops.close()
@@ -224,7 +224,7 @@ def test_there_is_nothing_to_reload_where_a_server_owns_the_rules() -> None:
 
 def test_the_shipped_rules_and_objectives_are_in_force_where_nothing_is_configured() -> None:
     loops = unused(settings.Settings())
-    assert {"inference-availability", "inference-latency"} == {one.name for one in loops.slos}
+    assert {"inference-availability", "inference-latency"} == {objective.name for objective in loops.slos}
     assert loops.last_reload.rules > 100
     loops.close()
 
@@ -240,17 +240,17 @@ async def busy_for(running: Running, minutes: int) -> None:
     """The engine takes so long about the turn of the first minute; then comes the next one."""
     for at in range(0, 60 * (minutes + 3), 15):
         running.line.read("DCGM_FI_DEV_GPU_TEMP", 50.0 + at // 60, at + 1)
-    engine, asked, gate = running.line.engine, threading.Event(), threading.Event()
+    engine, was_queried, gate = running.line.engine, threading.Event(), threading.Event()
     at_once = engine.instant
 
     def slowly(expr: str, at_ms: int) -> QueryResult:
-        asked.set()
+        was_queried.set()
         gate.wait(60)
         return at_once(expr, at_ms)
 
     engine.instant = slowly  # type: ignore[method-assign]
     task = asyncio.ensure_future(for_ever(running.loops.loops()[0]))
-    await until(running, 60, asked.is_set)
+    await until(running, 60, was_queried.is_set)
     await running.clock.advance(60.0 * minutes)
     gate.set()
     await until(running, 60, lambda: later(60) in evaluated(running))
@@ -282,10 +282,10 @@ def has_evaluated(running: Running, second: int) -> bool:
 
 def recorded(running: Running, minutes: int) -> list[float]:
     """The seconds after noon at which the series has a sample."""
-    asked = running.line.engine.instant(
+    result = running.line.engine.instant(
         f"timestamp(gpu:celsius)[{minutes}m:1s]", round(later(60 * minutes).timestamp() * 1000)
     )
-    return sorted({value - NOON.timestamp() for _, _, values in asked.frame.rows() for value in values})
+    return sorted({value - NOON.timestamp() for _, _, values in result.frame.rows() for value in values})
 
 
 def counted(running: Running, name: str) -> float:
@@ -297,8 +297,8 @@ def test_minutes_that_a_busy_hub_missed_are_recorded_at_their_own_time(tmp_path:
     async def story() -> None:
         running = Running(tmp_path, MINUTES)
         await busy_for(running, minutes)
-        wanted = [60.0, *(60.0 * at for at in range(2 + lost, minutes + 3))]
-        assert recorded(running, minutes + 3) == wanted
+        expected = [60.0, *(60.0 * at for at in range(2 + lost, minutes + 3))]
+        assert recorded(running, minutes + 3) == expected
         assert counted(running, "watchkeeper_rules_missed_evaluations_total") == minutes
         assert counted(running, "watchkeeper_rules_backfilled_evaluations_total") == minutes - lost
         running.close()
@@ -310,19 +310,19 @@ def test_a_minute_that_ends_while_others_are_evaluated_has_its_turn_with_the_nex
     async def story() -> None:
         running = Running(tmp_path, HOT + MINUTES.split("groups:\n")[1].lstrip())
         running.line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 1)
-        engine, asked, gate = running.line.engine, threading.Event(), threading.Event()
+        engine, was_queried, gate = running.line.engine, threading.Event(), threading.Event()
         at_once = engine.instant
 
         def slowly(expr: str, at_ms: int) -> QueryResult:
             if at_ms == round(later(45).timestamp() * 1000):
-                asked.set()
+                was_queried.set()
                 gate.wait(60)
             return at_once(expr, at_ms)
 
         engine.instant = slowly  # type: ignore[method-assign]
         task = asyncio.ensure_future(for_ever(running.loops.loops()[0]))
         await until(running, 30, lambda: has_evaluated(running, 30))
-        await until(running, 45, asked.is_set)
+        await until(running, 45, was_queried.is_set)
         await running.clock.advance(25)
         gate.set()
         await until(running, 70, lambda: has_evaluated(running, 45))
@@ -366,7 +366,7 @@ def test_groups_that_are_due_do_not_wait_for_an_event_loop_that_is_busy(tmp_path
         engine.instant = instant  # type: ignore[method-assign]
         await running.run_for(15)
         assert waited == [True]
-        assert sorted(running.said) == [(f"A{at}", "firing") for at in range(9)]
+        assert sorted(running.delivered) == [(f"A{at}", "firing") for at in range(9)]
         running.close()
 
     asyncio.run(story())
@@ -385,9 +385,9 @@ def test_a_journal_that_takes_long_about_alerts_does_not_make_the_next_turn_late
         task = asyncio.ensure_future(for_ever(running.loops.loops()[0]))
         for second in (60, 120, 180):
             await until(running, second, partial(has_evaluated, running, second))
-        assert (running.said, running.loops.pending_deliveries) == ([], 1)
+        assert (running.delivered, running.loops.pending_deliveries) == ([], 1)
         gate.set()
-        await until(running, 180, lambda: running.said == [("Hot", "firing")])
+        await until(running, 180, lambda: running.delivered == [("Hot", "firing")])
         assert counted(running, "watchkeeper_rules_missed_evaluations_total") == 0
         task.cancel()
         running.close()

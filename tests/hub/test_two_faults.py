@@ -25,14 +25,14 @@ async def live_through(names: tuple[str, str], folder: Path, *, node: str | None
         right: set[str] = set()
         for _ in range(0, PATIENCE_SECONDS, LOOK_SECONDS):
             await watch.advance(LOOK_SECONDS)
-            found = [(one.place, watch.journal.diagnosis(one.id)) for one in watch.incidents()]
+            diagnoses = [(incident.place, watch.journal.diagnosis(incident.id)) for incident in watch.incidents()]
             for fault in faults:
                 place, truth = simulation.fault_place(fault), fault.scenario.truth
                 right |= {
                     fault.scenario.name
-                    for at, one in found
-                    if one is not None and one.best is not None and one.best.cause == truth.cause
-                    and place in (at, one.best.place)
+                    for at, diagnosis in diagnoses
+                    if diagnosis is not None and diagnosis.best is not None and diagnosis.best.cause == truth.cause
+                    and place in (at, diagnosis.best.place)
                 }  # fmt: skip
             if len(right) == len(names):
                 break

@@ -20,42 +20,42 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 def count_questions(line: Line, *, failing: int = 0) -> list[str]:
     """From now on every question is noted, and the first ones fail."""
-    asked: list[str] = []
+    queries: list[str] = []
     instant = line.engine.instant
 
     def noting(expr: str, at_ms: int) -> engines.QueryResult:
-        asked.append(expr)
-        if len(asked) <= failing:
+        queries.append(expr)
+        if len(queries) <= failing:
             raise OSError("the server is away")
         return instant(expr, at_ms)
 
     line.engine.instant = noting  # type: ignore[method-assign]
-    return asked
+    return queries
 
 
 def test_a_place_is_asked_about_once_in_fifteen_seconds(line: Line) -> None:
-    asked = count_questions(line)
+    queries = count_questions(line)
     line.pipeline.tick(later(0))
     for index in (0, 0, 0, 1):
         line.pipeline.holders.workloads_at(gpu(index))
-    assert len(asked) == 2
+    assert len(queries) == 2
     line.pipeline.tick(later(14))
     line.pipeline.holders.workloads_at(gpu(0))
-    assert len(asked) == 2
+    assert len(queries) == 2
     line.pipeline.tick(later(15))
     line.pipeline.holders.workloads_at(gpu(0))
-    assert len(asked) == 3
+    assert len(queries) == 3
 
 
 def test_an_answer_that_did_not_come_is_not_remembered(line: Line) -> None:
-    asked = count_questions(line, failing=1)
+    queries = count_questions(line, failing=1)
     assert not any(line.pipeline.holders.workloads_at(gpu(0)) for _ in range(3))
-    assert len(asked) == 2
+    assert len(queries) == 2
 
 
 def test_as_many_places_are_remembered_as_the_limit_says(line: Line) -> None:
     line.pipeline.holders._cache._max_places = 3
-    asked = count_questions(line)
+    queries = count_questions(line)
     for index in (0, 1, 2, 3, 3, 0):
         line.pipeline.holders.workloads_at(gpu(index))
-    assert len(asked) == 5
+    assert len(queries) == 5

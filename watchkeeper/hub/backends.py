@@ -1,4 +1,4 @@
-"""The query engine and the repair driver that the settings choose. The hub builds them when it is created."""
+"""Build the query engine and the repair driver that the settings choose; called when the hub is created."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from watchkeeper.store.head import head
 
 
 def build_engine(settings: config.Settings) -> engine.Engine:
-    """The engine over samples in this process, or in a server with the Prometheus API."""
+    """The engine for samples in this process, or on a server with the Prometheus API."""
     if settings.query.engine is config.QueryEngine.EMBEDDED:
-        # `StoreMaintenance.open` replaces this head by the store of the data directory.
+        # `StoreMaintenance.open` replaces this head with the store in the data directory.
         return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series))
-    listed = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
-    reads = settings.fleet.scrape and (listed or settings.fleet.reads_pods)
-    if reads and settings.query.write_url is None:
+    has_target_lists = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
+    scrapes = settings.fleet.scrape and (has_target_lists or settings.fleet.reads_pods)
+    if scrapes and settings.query.write_url is None:
         raise SettingsError(
             "targets are scraped, but `query.write_url` is not set, so samples cannot be written",
             where="query.write_url",

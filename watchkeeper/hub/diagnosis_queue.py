@@ -1,7 +1,7 @@
-"""Incidents that wait for a diagnosis: one at a time, the most severe first, each in its newest state.
+"""Queue incidents for diagnosis: one at a time, the most severe first, each in its newest state.
 
-The hub adds every incident that changed and runs `work` as a loop. While many events arrive, a diagnosis waits for
-them, but not for ever. A failed diagnosis is retried after the others; the last failure goes to the timeline.
+The hub adds every changed incident and runs `diagnose_waiting` as a loop. While many events arrive, a diagnosis waits
+for them, up to a limit. A failed diagnosis is retried after the others; the last failure goes to the timeline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_WAITS, WAIT_SECONDS = 50, 0.01
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisDependencies:
-    """What the queue needs of the hub."""
+    """What the queue needs from the hub."""
 
     incident: Callable[[str], Awaitable[Incident | None]]
     is_busy: Callable[[], bool]
@@ -30,7 +30,7 @@ class DiagnosisDependencies:
 class DiagnosisQueue:
     def __init__(self, dependencies: DiagnosisDependencies) -> None:
         self._dependencies = dependencies
-        # The severity of each, and how often its diagnosis has failed since it changed.
+        # Severity and number of failed diagnoses since the last change, by incident.
         self._waiting: dict[str, tuple[int, int]] = {}
         self._not_empty = asyncio.Event()
 
@@ -39,8 +39,8 @@ class DiagnosisQueue:
         if self._waiting:
             self._not_empty.set()
 
-    async def work(self) -> None:
-        """Wait for incidents that changed, and diagnose them."""
+    async def diagnose_waiting(self) -> None:
+        """Wait for changed incidents, and diagnose all of them."""
         await self._not_empty.wait()
         while self._waiting:
             await self._wait_for_events()
@@ -62,13 +62,13 @@ class DiagnosisQueue:
             await asyncio.sleep(WAIT_SECONDS)
 
     async def _retry_later(self, id: str, failures: int, error: Exception) -> None:
-        """Queue the incident behind the others, or write on its timeline that it has no diagnosis until it changes."""
+        """Queue the incident after the others, or note the failure on its timeline after the last attempt."""
         if failures < MAX_ATTEMPTS:
             self._waiting.setdefault(id, (0, failures))
             return
-        last = f"{type(error).__name__}: {str(error)[:300]}"
+        last_error = f"{type(error).__name__}: {str(error)[:300]}"
         try:
-            await self._dependencies.note(id, f"Diagnosis failed {failures} times. Last error: {last}")
+            await self._dependencies.note(id, f"Diagnosis failed {failures} times. Last error: {last_error}")
         except StoreError:
-            # The journal itself may be what failed: keep the incident in the queue.
+            # The journal itself may have failed: keep the incident in the queue.
             self._waiting.setdefault(id, (0, failures))

@@ -1,7 +1,7 @@
 """The state of the fleet: which nodes and GPUs exist, who holds them, and which targets are scraped.
 
-It comes from discovery, schedulers, agents and the switch fabric; each hub has its own, leader or not. The hub runs
-`loops`; rules and pages read `fleet`, `clusters` and `fabric`.
+Sources are discovery, schedulers, agents and the switch fabric; each hub collects its own state, leader or not. The hub
+runs `loops`; rules and pages read `fleet`, `clusters` and `fabric`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class FleetState:
         self.fleet = fleet.ScrapedInventory()
         self._registered = registrations.NodeRegistrations()
         self.clusters = clusters.of_settings(settings.fleet, time=runtime.clock, metrics=runtime.metrics)
-        kept = Path(settings.hub.data) / "fabric.json"
-        self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=kept)
+        fabric_file = Path(settings.hub.data) / "fabric.json"
+        self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=fabric_file)
         self._scraper = scrape.Scraper(
             scrape.ScrapeSettings(
                 interval_seconds=settings.fleet.scrape_interval_seconds,
@@ -46,11 +46,11 @@ class FleetState:
             inventory=self.fleet,
             metrics=runtime.metrics,
         )
-        existing = settings.fleet.prometheus_config
+        prometheus_config = settings.fleet.prometheus_config
         self._discovery = discovery.Discovery(
             [*settings.fleet.sd_files, *settings.fleet.sd_urls],
             defaults=discovery.DiscoveryDefaults(cluster=settings.fleet.cluster),
-            config=None if existing is None else Path(existing),
+            config=None if prometheus_config is None else Path(prometheus_config),
         )
         self._problems: list[str] = []
         self._dropped: tuple[discovery.DroppedTarget, ...] = ()
@@ -66,18 +66,18 @@ class FleetState:
         await self._scraper.close()
 
     async def _discover(self, is_leading: Callable[[], bool]) -> None:
-        listed = await self._discovery.refresh(self._clock.now())
-        agents = self._registered.discovered_nodes(listed, now=self._clock.now())
-        scan = await self.clusters.discover(listed, agents, leaves=self.fabric.leaf_by_node())
+        discovered = await self._discovery.refresh(self._clock.now())
+        agents = self._registered.discovered_nodes(discovered, now=self._clock.now())
+        scan = await self.clusters.discover(discovered, agents, leaves=self.fabric.leaf_by_node())
         problems = [*self._discovery.problems(), *self.clusters.problems()]
         for problem in problems:
             if problem not in self._problems:
                 log.warning("discovery failed", extra=fields(problem=problem))
         self._problems, self._dropped = problems, scan.dropped
         self.fleet.set_expected_nodes(scan.nodes, clock.to_ms(self._clock.now()))
-        # Each hub scrapes into its own store; only the leader writes to a server.
-        writes = self._samples.are_stored_here or is_leading()
-        await self._scraper.set_targets(scan.targets if writes and self._settings.scrape else ())
+        # Every hub scrapes into its own store; only the leader writes to a server.
+        may_write = self._samples.are_stored_here or is_leading()
+        await self._scraper.set_targets(scan.targets if may_write and self._settings.scrape else ())
         self.not_ready_reason = None
         if not self._settings.scrape:
             at_ms = clock.to_ms(self._clock.now())
@@ -85,14 +85,14 @@ class FleetState:
             queried_gpus.record_gpus(self.fleet, answer.frame.labels, self._settings.cluster, at_ms=at_ms)
 
     def register_node(self, registration: fleet_model.NodeRegistration, peer: str) -> None:
-        """Register a node and its GPUs; `peer` is the address of the request. CollectError if it is not allowed."""
+        """Register a node and its GPUs; `peer` is the address of the request. CollectError if it is refused."""
         self._registered.register(registration, peer, now=self._clock.now())
         for gpu in registration.gpus:
             if gpu.index is not None:
                 self.fleet.record_gpu_index(gpu.uuid, str(gpu.index))
 
     def record_gpu_indices(self, batch: Iterable[events.Event]) -> None:
-        """An event of a GPU contains its index, maybe before the first scrape does."""
+        """Record GPU indices from events, which can arrive before the first scrape."""
         for event in batch:
             if event.place.gpu is not None and "gpu" in event.fields:
                 self.fleet.record_gpu_index(event.place.gpu, event.fields["gpu"])
@@ -107,7 +107,7 @@ class FleetState:
         return self._problems
 
     def has_scraped_every_target(self) -> bool:
-        """Each was scraped or failed at least once."""
+        """Whether each target was scraped or failed at least once."""
         return all(state.last_scrape_ms is not None for state in self._scraper.states())
 
     def domains_of(self, cluster: str, name: str) -> Mapping[str, str]:

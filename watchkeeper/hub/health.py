@@ -1,6 +1,6 @@
 """Whether a hub is ready, and which parts are degraded, for /-/ready and /api/status.
 
-The hub passes the services that know; a recording waits for nothing and has no problems.
+The hub passes checks of its services; a replayed recording has none.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from itertools import chain
 
 class HubHealth:
     def __init__(
-        self, waits_for: Iterable[Callable[[], str | None]] = (), problems: Iterable[Callable[[], Iterable[str]]] = ()
+        self,
+        readiness_checks: Iterable[Callable[[], str | None]] = (),
+        problems: Iterable[Callable[[], Iterable[str]]] = (),
     ) -> None:
-        self._waits_for, self._problems = tuple(waits_for), tuple(problems)
+        self._readiness_checks, self._problems = tuple(readiness_checks), tuple(problems)
 
     @property
     def is_ready(self) -> bool:
@@ -21,8 +23,8 @@ class HubHealth:
 
     @property
     def not_ready_reason(self) -> str | None:
-        return next((reason for get_reason in self._waits_for if (reason := get_reason())), None)
+        return next((reason for get_reason in self._readiness_checks if (reason := get_reason())), None)
 
     def problems(self) -> list[str]:
-        """What does not work now, one sentence each; empty if all is well."""
+        """The degraded parts, one sentence each; empty if none is."""
         return list(chain.from_iterable(get_problems() for get_problems in self._problems))

@@ -1,7 +1,7 @@
-"""The hub: its services, how they are connected, and its loops.
+"""Create the services of the hub, connect them, and run their loops.
 
-Read `Hub.run` for the loops and `pipeline.Pipeline` for the way to an incident. Incidents come from pushed events and
-from rules over scraped samples. Every loop survives its own failures (`loops`). `web` and `cli` use `Hub.services`.
+`Hub.run` starts the loops, and `pipeline.Pipeline` creates incidents: from pushed events, and from rules over scraped
+samples. Every loop survives its own failures (`loops`). `web` and `cli` use `Hub.services`.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from watchkeeper.store.journal import journal as journals
 
 
 class Hub:
-    """One fleet: `open` restores the state from the journal, `run` monitors until `stop` is set, `close` releases all.
+    """The hub of a fleet: `open` restores the state from the journal, `run` monitors, `close` releases everything.
 
-    The constructor raises a WatchkeeperError if settings, or files that they name, are wrong.
+    The constructor raises a WatchkeeperError if settings, or files that they name, are invalid.
     """
 
     def __init__(
         self, samples: Samples, *, simulator_url: str | None = None, driver: drivers.Driver | None = None
     ) -> None:
-        """`driver` replaces the driver that the settings choose."""
+        """`driver` overrides the driver of the settings."""
         self.runtime = runtime = samples.runtime
         self.samples, settings, time, metrics = samples, runtime.settings, runtime.clock, runtime.metrics
         self.current = stages.CurrentStages()
         self.loops = LoopRunner(runtime)
-        self.lead = leadership.Leadership(settings, metrics=metrics)
+        self.leadership = leadership.Leadership(settings, metrics=metrics)
         self.fleet = fleet_state.FleetState(runtime, samples)
         self._thread = journal_thread.JournalThread()
         self._reader = journal_reader.JournalReader(self.current, self.fleet.fleet, cluster=settings.fleet.cluster)
@@ -87,15 +87,15 @@ class Hub:
             current=self.current,
             journal_thread=self._thread,
         )
-        self._health = self._health_of(silences)
-        self.services = self._services(silences, simulator_url)
+        self._health = self._build_health(silences)
+        self.services = self._build_services(silences, simulator_url)
 
     def open(self) -> None:
-        """Restore the state from the journal; the samples must be open. A failed open releases everything."""
+        """Restore the state from the journal; the samples must be open. A failure releases everything."""
         closing = self.samples.closing
-        closing.callback(self.lead.close)
+        closing.callback(self.leadership.close)
         try:
-            self._join(self.lead.open())
+            self._build_stages(self.leadership.open())
         except (OSError, WatchkeeperError):
             self.close()
             raise
@@ -108,8 +108,8 @@ class Hub:
         """Release everything, the samples last."""
         self.samples.close()
 
-    def _join(self, journal: journals.Journal) -> None:
-        """Build all stages on a journal; their state is what the journal contains, and nothing else."""
+    def _build_stages(self, journal: journals.Journal) -> None:
+        """Build all stages on a journal; their state comes only from this journal."""
         settings, now = self.runtime.settings, self.runtime.clock.now()
         order_queue, previous_orders = (
             orders.open_order_queue(journal, settings.hub.order_key_file, now=now),
@@ -126,20 +126,20 @@ class Hub:
                 policy=self._policy,
                 driver=self._driver,
                 trust_rules=self.repairs.trust_rules,
-                under_repair=self.repairs.acting_on,
+                under_repair=self.repairs.incidents_under_repair,
                 newest_ms=self.samples.newest_ms,
             ),
             now=now,
         )
         self.rules.restore_server_alerts(journal.alerts())
-        self.repairs.join(self._repair_parts(journal))
+        self.repairs.bind_journal(self._repair_dependencies(journal))
         notifier = delivery.Notifier(settings.notify, self._notifier_dependencies(journal), now=now)
         sources = evidence.EvidenceSources(journal, self.samples.engine, self.fleet.fleet, self.runtime.version)
         self.current.replace(stages.Stages(journal, new_pipeline, notifier, sources, order_queue))
 
-    def _health_of(self, silences: silence_service.SilenceService) -> health.HubHealth:
+    def _build_health(self, silences: silence_service.SilenceService) -> health.HubHealth:
         return health.HubHealth(
-            [lambda: self.lead.not_leading_reason, lambda: self.fleet.not_ready_reason],
+            [lambda: self.leadership.not_leading_reason, lambda: self.fleet.not_ready_reason],
             [
                 self.loops.problems,
                 self.fleet.problems,
@@ -148,7 +148,7 @@ class Hub:
             ],
         )
 
-    def _services(self, silences: silence_service.SilenceService, simulator_url: str | None) -> services.Services:
+    def _build_services(self, silences: silence_service.SilenceService, simulator_url: str | None) -> services.Services:
         return services.Services(
             self.runtime,
             self._health,
@@ -174,7 +174,7 @@ class Hub:
         return rule_loops.RuleLoopDependencies(
             lambda: self.current.stages.pipeline,
             lambda changed, now: self.incidents.ingest_alerts(changed, now),  # noqa: PLW0108 (created later)
-            # A rule that is evaluated before every target was scraped would take missing for healthy.
+            # A rule that runs before every target was scraped would treat missing samples as healthy.
             lambda: self._health.is_ready and self.fleet.has_scraped_every_target(),
             self.loops.report_failure,
         )
@@ -186,12 +186,12 @@ class Hub:
             journal, lookup, context, self.runtime.metrics, self.fleet.fleet.place_name
         )
 
-    def _repair_parts(self, journal: journals.Journal) -> repair_loop.RepairLoopDependencies:
+    def _repair_dependencies(self, journal: journals.Journal) -> repair_loop.RepairLoopDependencies:
         settings = self.runtime.settings
         return repair_loop.RepairLoopDependencies(
             journal,
             self.samples.engine,
-            self.lead.fence_driver(self._driver),
+            self.leadership.fence_driver(self._driver),
             self._policy,
             self.fleet.fleet,
             self.fleet.clusters,
@@ -205,14 +205,14 @@ class Hub:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Monitor the fleet until `stop` is set."""
-        always = [
-            *self.fleet.loops(is_leading=lambda: self.lead.is_leading),
-            self.own_series.loop(may_write=lambda: self.lead.is_leading or self.samples.are_stored_here),
+        permanent_loops = [
+            *self.fleet.loops(is_leading=lambda: self.leadership.is_leading),
+            self.own_series.loop(may_write=lambda: self.leadership.is_leading or self.samples.are_stored_here),
             *self.samples.loops(self.loops.failures),
         ]
-        tasks = [asyncio.create_task(self.loops.repeat(loop)) for loop in always]
+        tasks = [asyncio.create_task(self.loops.repeat(loop)) for loop in permanent_loops]
         try:
-            await self.lead.run(leadership.LeadershipCallbacks(self._join, self._leading_loops), stop)
+            await self.leadership.run(leadership.LeadershipCallbacks(self._build_stages, self._leading_loops), stop)
         finally:
             if (order_queue := self._orders()) is not None:
                 order_queue.close()
@@ -222,6 +222,6 @@ class Hub:
             await self.fleet.close()
 
     def _leading_loops(self) -> list[Coroutine[Any, Any, None]]:
-        """The loops that only the leader runs: those that write to the journal or change a node."""
+        """The loops of the leader: those that write to the journal or change a node."""
         loops = [*self.incidents.loops(), *self.rules.loops(), *self.repairs.loops()]
         return [self.loops.repeat(loop) for loop in loops]

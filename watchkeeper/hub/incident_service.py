@@ -1,6 +1,6 @@
-"""Incidents while the hub runs: events and alerts open them, people change them, each is diagnosed and notified.
+"""Open, change, diagnose and notify incidents while the hub runs.
 
-All work on incidents runs on the journal thread, and each change is announced to open pages. The stages are read from
+All changes of incidents run on the journal thread, and open pages are notified of each. The stages are read from
 `CurrentStages` at each call, because another journal replaces them.
 """
 
@@ -48,7 +48,7 @@ class IncidentService:
         self._runtime, self._clock, self._current = runtime, runtime.clock, current
         self._thread, self._reader, self._fleet = journal_thread, reader, fleet
         self._rules, self._repairs, self._loops = rules, repairs, loops
-        # The number of events of each kind, for the series that rules use.
+        # Event counts by kind, for series that rules use.
         self.event_counts = status_series.EventCounts()
         self._clock_jump = clock_jump.ClockJumpGuard(TRIM_SECONDS)
         self._queue = diagnosis_queue.DiagnosisQueue(
@@ -61,28 +61,28 @@ class IncidentService:
         )
         counter = runtime.metrics.counter
         self._events = counter("watchkeeper_hub_events_total", "New events, by kind")
-        self._repeats = counter("watchkeeper_hub_repeated_events_total", "Pushed events that the hub had already")
+        self._repeats = counter("watchkeeper_hub_repeated_events_total", "Pushed events that the hub already had")
 
     def loops(self) -> list[Loop]:
         """The loops of the leader."""
         return [
             Loop("incidents", self._tick, TICK_SECONDS),
-            Loop("diagnosis", self._queue.work, 0.0),
+            Loop("diagnosis", self._queue.diagnose_waiting, 0.0),
             Loop("recovery", self._check_recovery, RECOVERY_SECONDS),
             Loop("trimming", self._trim, TRIM_SECONDS),
             Loop("heartbeat", self._send_heartbeat, heartbeat.BEAT_SECONDS),
             Loop("fabric", self._refresh_fabric, self._runtime.settings.fabric.interval_seconds),
-            *(Loop(name, body, 0.0) for name, body in self._delivery.loops(self._clock, self._thread.run)),
+            *(Loop(name, body, 0.0) for name, body in self._notifier.loops(self._clock, self._thread.run)),
         ]
 
     @property
-    def _delivery(self) -> delivery.Notifier:
-        return self._current.stages.delivery
+    def _notifier(self) -> delivery.Notifier:
+        return self._current.stages.notifier
 
     # Events and alerts
 
     async def ingest_events(self, batch: Sequence[events.Event]) -> int:
-        """Store pushed events and open their incidents; returns how many were new, after the commit."""
+        """Store pushed events and open their incidents; return the number of new events, after the commit."""
         now = self._clock.now()
         self._fleet.record_gpu_indices(batch)
         applied = await self._thread.run(lambda: self._current.stages.pipeline.ingest_events(batch, now))
@@ -95,14 +95,14 @@ class IncidentService:
         return len(applied.events)
 
     async def ingest_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
-        """Apply changed alerts in batches, so that events run in between; returns after they are stored."""
+        """Apply changed alerts in batches, so that events are handled between them; return after they are stored."""
         pipeline = self._current.stages.pipeline
         await self._change(lambda: pipeline.ingest_alert_batch(now, changed))
         while pipeline.has_undelivered_alerts:
             await self._change(lambda: pipeline.ingest_alert_batch(now))
 
     async def ingest_external_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
-        """Apply alerts of other rules, from Alertmanager's webhook; returns after they are stored."""
+        """Apply alerts from Alertmanager's webhook; return after they are stored."""
         await self.ingest_alerts(pushed, self._clock.now())
 
     # Changes by people
@@ -137,7 +137,7 @@ class IncidentService:
         return correction
 
     def corrections(self) -> list[corrections.Correction]:
-        return self._current.stages.pipeline.lessons.all()
+        return self._current.stages.pipeline.corrections.all()
 
     def dropped_signals(self) -> int:
         """Signals dropped because an incident or the tracker was at its limit."""
@@ -149,13 +149,13 @@ class IncidentService:
         def work() -> list[Incident]:
             now, pipeline = self._clock.now(), self._current.stages.pipeline
             changed = pipeline.tick(now, self._rules.server_alerts.values())
-            self._delivery.update(pipeline.incidents.recent(), now)
+            self._notifier.update(pipeline.incidents.recent(), now)
             return changed
 
         await self._change(work)
 
     async def _check_recovery(self) -> None:
-        """Create events for repaired GPUs: only their samples show it."""
+        """Create events for GPUs that work again, which only their samples show."""
         pipeline = self._current.stages.pipeline
         broken = await self._thread.run(pipeline.incidents.broken_gpus)
         now = self._clock.now()
@@ -169,7 +169,7 @@ class IncidentService:
             await self.ingest_events(changed)
 
     async def _send_heartbeat(self) -> None:
-        """Send the heartbeat if the journal answers and the vital loops work; its absence is the alert."""
+        """Send the heartbeat if the journal and the vital loops work; the receiver alerts on its absence."""
         await self._thread.run(self._current.stages.journal.count_open)
         if not self._loops.failures.has_any(heartbeat.VITAL, now=self._clock.now()):
             await asyncio.to_thread(heartbeat.send_heartbeat, self._runtime.settings, self._clock.now())

@@ -1,4 +1,4 @@
-"""Reads the journal for pages, in threads of their own: a page may wait for a disk, the event loop may not.
+"""Read the journal for pages in separate threads, so that the event loop never waits for a disk.
 
 Every result comes from the journal that the stages use now. `read` runs a function away from the event loop.
 """
@@ -18,8 +18,8 @@ from watchkeeper.store.journal import chain, journal, journal_readers
 
 T = TypeVar("T")
 
-# Pages show every open incident; a fleet with more has one large fault.
-MOST_INCIDENTS = 10_000
+# Enough for every open incident; a fleet with more has one large fault.
+MAX_INCIDENTS = 10_000
 
 
 class JournalReader:
@@ -38,7 +38,7 @@ class JournalReader:
         self._threads.close()
 
     def incidents(
-        self, *, open_only: bool = True, limit: int = MOST_INCIDENTS, opened_since: datetime | None = None
+        self, *, open_only: bool = True, limit: int = MAX_INCIDENTS, opened_since: datetime | None = None
     ) -> list[Incident]:
         return self._journal.incidents(open_only=open_only, limit=limit, opened_since=opened_since)
 
@@ -69,4 +69,4 @@ class JournalReader:
         by_cluster = [
             self._journal.events_at(fleet_model.Place(cluster), since=since, until=until) for cluster in clusters
         ]
-        return sorted((event for events_there in by_cluster for event in events_there), key=lambda event: event.at)
+        return sorted((event for cluster_events in by_cluster for event in cluster_events), key=lambda event: event.at)

@@ -1,6 +1,6 @@
-"""The one thread that writes incidents and the journal: no locks above it, and no fsync on the event loop.
+"""Run all writes of incidents and the journal on one thread, which avoids locks and fsync on the event loop.
 
-Incidents are changed, notifications delivered and the journal trimmed here; pages read in other threads.
+Incidents, deliveries of notifications and trimming run here; pages read in other threads.
 """
 
 from __future__ import annotations

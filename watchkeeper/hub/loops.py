@@ -1,6 +1,6 @@
-"""Loops that survive their own failures: each failure is logged, counted, and shown until the loop works again.
+"""Run loops that survive failures: each failure is logged, counted, and shown until the loop works again.
 
-Services list their loops as `Loop`; the hub runs every one of them with `LoopRunner.repeat`.
+Services return their loops as `Loop`; the hub runs each with `LoopRunner.repeat`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LoopRunner:
         )
 
     async def repeat(self, loop: Loop) -> None:
-        """Run a loop's body for ever; a failure is logged, counted, and followed by a pause."""
+        """Run a loop's body repeatedly; after a failure, log, count and pause."""
         while True:
             try:
                 await loop.body()
@@ -50,9 +50,9 @@ class LoopRunner:
     def report_failure(self, name: str, error: Exception) -> None:
         self._failures.add(loop=name)
         self.failures.record(name, str(error) or type(error).__name__, now=self._clock.now())
-        is_ours = isinstance(error, WatchkeeperError)
+        is_expected = isinstance(error, WatchkeeperError)
         log.error(
-            "hub loop failed, retrying", extra=fields(loop=name, error=error), exc_info=None if is_ours else error
+            "hub loop failed, retrying", extra=fields(loop=name, error=error), exc_info=None if is_expected else error
         )
 
     def problems(self) -> list[str]:

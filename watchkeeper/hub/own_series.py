@@ -1,6 +1,6 @@
-"""Series that the hub writes itself: nodes, holders of GPUs, counts of events, and its own metrics.
+"""Write the hub's own series: nodes, holders of GPUs, counts of events, and the metrics of the hub.
 
-Rules and pages join with them. The hub runs `append` once each scrape interval.
+Rules and pages join other series with them. The hub runs `append` once each scrape interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.scrape import fleet, status_series
 
-# Where Prometheus scrapes the agents itself, their own series exist already.
+# If Prometheus scrapes the agents itself, it has these series already.
 HOLDER_EXPR = f'{status_series.WORKLOAD_SOURCES} unless on (UUID) {status_series.WORKLOAD_INFO}{{instance!=""}}'
 
 
@@ -46,15 +46,15 @@ class OwnSeries:
         self._open_incidents = gauge("watchkeeper_hub_open_incidents", "Incidents that are not resolved, by severity")
 
     def loop(self, *, may_write: Callable[[], bool]) -> Loop:
-        async def turn() -> None:
+        async def append_if_allowed() -> None:
             if may_write():
                 await self.append()
 
-        return Loop("standing series", turn, self._runtime.settings.fleet.scrape_interval_seconds)
+        return Loop("own series", append_if_allowed, self._runtime.settings.fleet.scrape_interval_seconds)
 
     async def append(self) -> None:
         at_ms, query = clock.to_ms(self._runtime.clock.now()), self._samples.queries.instant
-        # The other series do not need the journal; the loops that use it report its failure.
+        # The other series do not need the journal; other loops report its failure.
         with contextlib.suppress(WatchkeeperError):
             for severity, count in (await self._thread.run(self._current.stages.journal.count_open)).items():
                 self._open_incidents.set(count, severity=severity)
@@ -62,7 +62,7 @@ class OwnSeries:
         clusters = self._fleet.clusters
         holders = status_series.workload_series((await query(HOLDER_EXPR, at_ms)).frame.labels)
         results = {expr: (await query(expr, at_ms)).frame.labels for expr in clusters.required_queries()}
-        # A large cluster has 40,000 series, which take a second when they are first created.
+        # A large cluster has 40,000 series; creating them takes a second.
         cluster_samples = await asyncio.to_thread(clusters.samples, results, at_ms)
         samples = fleet.inventory_samples(self._fleet.fleet, at_ms) + cluster_samples
         series: Mapping[str, Callable[[], Mapping[Labels, float]]] = {
@@ -72,8 +72,8 @@ class OwnSeries:
             "own": lambda: status_series.own_metric_series(self._runtime.metrics, job="watchkeeper", instance="hub"),
         }
         for name, compute in series.items():
-            # Other tasks wait for one of them, not for all.
+            # Other tasks can run between these.
             await asyncio.sleep(0)
             samples += self._status_series[name].samples(compute(), at_ms)
         # A remote engine writes over the network.
-        await asyncio.to_thread(lambda: self._samples.engine.appender.append(samples, group_key="standing series"))
+        await asyncio.to_thread(lambda: self._samples.engine.appender.append(samples, group_key="own series"))

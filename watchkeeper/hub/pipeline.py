@@ -1,7 +1,7 @@
-"""The stages from samples to plans, connected without a clock, a loop or a thread.
+"""Connect the stages from samples to repair plans, without a clock, a loop or a thread.
 
-Read it from top to bottom: rules make alerts, alerts and events make incidents, an incident gets a diagnosis and a
-plan. The hub calls it from its loops; a drill calls it as fast as possible. `now` is a parameter.
+Rules make alerts, alerts and events make incidents, and an incident gets a diagnosis and a plan. The hub calls the
+pipeline from its loops; a drill calls it as fast as possible. `now` is a parameter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
 
-# A tenth of a second of work.
+# Takes about a tenth of a second.
 ALERT_BATCH = 200
 # Events of one place that a diagnosis reads: twenty minutes of a node that reports twice a second.
 MAX_EVENTS = 2_000
@@ -48,7 +48,7 @@ class PipelineDependencies:
     trust_rules: trust_rules.TrustRules
     # Incidents with a running repair on a node; called without a lock, on the journal thread.
     under_repair: Callable[[fleet_model.Place], Collection[str]] = lambda _: ()
-    # The newest sample before this start: until then the previous hub was running.
+    # The time of the newest sample before this start, when the previous hub was still running.
     newest_ms: int | None = None
 
 
@@ -62,7 +62,7 @@ def dry_run_dependencies(
 
 
 class Pipeline:
-    """One thread may call `evaluate`, one `diagnose`, and one everything else; they may be three threads."""
+    """Not thread-safe, except that `evaluate`, `diagnose` and all other methods may run on one thread each."""
 
     def __init__(self, parts: PipelineDependencies, *, now: datetime) -> None:
         self._parts = parts
@@ -85,16 +85,16 @@ class Pipeline:
         # Alerts that changed and are not in the journal yet, each in its newest state.
         self._undelivered: dict[labels.Labels, alerts.Alert] = {}
         self._external = external_alerts.ExternalAlerts(parts.journal.alerts(), now=now)
-        self.lessons = corrections.Corrections(
+        self.corrections = corrections.Corrections(
             corrections.read_correction(entry.subject, entry.at, entry.actor, body=entry.body)
             for entry in parts.journal.entries_of(corrections.KIND)
         )
         self._ended_series: Sequence[samples.Sample] = ()
-        self._started, self._evaluated_groups = now, set[str]()
+        self._started_at, self._evaluated_groups = now, set[str]()
         self._first_evaluation: datetime | None = None
         self._ages: dict[str, Mapping[labels.Labels, float]] = {}
         self.rule_state: evaluate.RuleStates = {}
-        # Without loaded rules, a server evaluates them and reports which alerts are resolved.
+        # Without loaded rules, a server evaluates rules and reports resolved alerts.
         if parts.rules.groups:
             self._restore_alerts(now)
 
@@ -112,32 +112,32 @@ class Pipeline:
         """
         before = {group.key for group in self._rules.groups}
         self.rule_state, ended, resolved = evaluate.retire_rules(self.rule_state, rules, now=now)
-        # The state before a restart does not apply to a group that was added later.
+        # State from before a restart does not apply to groups that were added later.
         self._evaluated_groups = (self._evaluated_groups & before) | ({group.key for group in rules.groups} - before)
         self._rules = rules
         self._ended_series = (*self._ended_series, *ended)
-        self._end_series()
+        self._append_stale_markers()
         return list(resolved)
 
-    def _end_series(self) -> None:
+    def _append_stale_markers(self) -> None:
         """Append stale markers for the series of removed rules; if that fails, the next evaluation retries."""
         if self._ended_series:
             try:
                 self._parts.engine.appender.append(self._ended_series)
             except WatchkeeperError as error:
-                log.warning("ending series of removed rules failed, retrying", extra=fields(error=error))
+                log.warning("appending stale markers failed, retrying", extra=fields(error=error))
                 return
             self._ended_series = ()
 
     def evaluate(self, group: rulefile.RuleGroup, now: datetime) -> list[alerts.Alert]:
-        """Evaluate the rules in order, each after the samples of the one before; returns the alerts that changed.
+        """Evaluate the rules of a group in order, each after the samples of the previous one; return changed alerts.
 
         A group that a reload has removed is skipped.
         """
         changed: list[alerts.Alert] = []
         if not any(group is known_group for known_group in self._rules.groups):
             return changed
-        self._end_series()
+        self._append_stale_markers()
         self._first_evaluation = self._first_evaluation or now
         is_first = group.key not in self._evaluated_groups
         if is_first:
@@ -153,7 +153,7 @@ class Pipeline:
                 states[result.key] = result.state
                 changed += result.changes
         finally:
-            # The state of a rule with appended samples is kept even if the next rule fails.
+            # Keep the state of rules with appended samples even if a later rule fails.
             self.rule_state = {**self.rule_state, **states}
         if is_first:
             self._evaluated_groups.add(group.key)
@@ -161,20 +161,22 @@ class Pipeline:
         return changed
 
     def _series_before_restart(self, key: str, *, now: datetime) -> Iterable[labels.Labels]:
-        """The series of a rule from before a restart that are not ended; empty for a remote engine."""
+        """The series of a rule from before a restart without a stale marker; empty for a remote engine."""
         engine = self._parts.engine
         since_ms = clock.to_ms(now) - engine.limits().lookback_ms
         return engine.appender.active_series(_group_key(key), since_ms).values()
 
     def _delay_resolves(self, group: rulefile.RuleGroup, now: datetime) -> None:
-        """Before a group's first evaluation: alerts from before this start do not resolve at once."""
+        """Before the first evaluation of a group: delay the resolution of alerts from before this start."""
         keys = [evaluate.rule_key(group, rule) for rule in group.rules]
         if not any(self.rule_state[key].alerts for key in keys):
             return
         try:
             since = evaluate.evaluated_since(self._parts.engine, now)
         except WatchkeeperError as error:
-            log.warning("resolve delay of alerts unknown, starting again", extra=fields(group=group.name, error=error))
+            log.warning(
+                "restoring resolve delay failed, alerts may resolve early", extra=fields(group=group.name, error=error)
+            )
             return
         if since is not None:
             watch = evaluate.EvaluationCoverage(self._first_evaluation or now, since)
@@ -204,9 +206,12 @@ class Pipeline:
         """The series of alerts with this name from before the restart; empty if the query fails."""
         try:
             if name not in self._ages:
-                self._ages[name] = evaluate.ages_before_restart(name, self._parts.engine, self._started)
+                self._ages[name] = evaluate.ages_before_restart(name, self._parts.engine, self._started_at)
         except WatchkeeperError as error:
-            log.warning("alert ages unknown, starting again", extra=fields(group=group.name, series=name, error=error))
+            log.warning(
+                "restoring alert ages failed, ages start at zero",
+                extra=fields(group=group.name, series=name, error=error),
+            )
         return self._ages.get(name, {})
 
     def active_alerts(self) -> list[alerts.Alert]:
@@ -225,7 +230,7 @@ class Pipeline:
         return bool(self._undelivered)
 
     def ingest_alert_batch(self, now: datetime, changed: Iterable[alerts.Alert] = ()) -> list[Incident]:
-        """Queue changed alerts and apply one batch, so that events need not wait for all of a storm."""
+        """Queue changed alerts and apply one batch, so that events do not wait for all of them."""
         self._now = now
         self._undelivered.update((alert.labels, alert) for alert in changed)
         batch = list(islice(self._undelivered.values(), ALERT_BATCH))
@@ -233,7 +238,7 @@ class Pipeline:
             changed_incidents = self.incidents.apply_alerts(batch, now)
         except StoreError:
             raise
-        # Deliberately everything else: one unexpected alert must not block all others for ever.
+        # Deliberately everything else: one unexpected alert must not block the others.
         except Exception:
             log.exception("applying alerts failed, applying one by one", extra=fields(alerts=len(batch)))
             return list(self._ingest_one_by_one(batch, now))
@@ -265,7 +270,7 @@ class Pipeline:
         return updated + self.incidents.tick(now, chain(self.active_alerts(), self._external.firing(), external_alerts))
 
     def recoveries(self, broken: Sequence[recovery.BrokenGpu], now: datetime) -> list[events.Event]:
-        """Events for those of these GPUs that work again."""
+        """Recovery events for the broken GPUs that work again."""
         return recovery.recovery_events(broken, engine=self._parts.engine, presence=self._presence, now=now)
 
     def _presence(self, place: fleet_model.Place) -> tuple[datetime, datetime] | None:
@@ -275,7 +280,7 @@ class Pipeline:
         return clock.from_ms(gpu.steady_since_ms), clock.from_ms(gpu.last_seen_ms)
 
     def diagnose(self, incident: Incident, now: datetime) -> diagnosis.Finding | None:
-        """Diagnose, plan and store both; returns the finding if it should change the incident's cause."""
+        """Store a diagnosis and a plan; return the best finding if it should replace the incident's cause."""
         parts = self._parts
         facts = evidence.gather_facts(
             incident,
@@ -287,27 +292,29 @@ class Pipeline:
             firing=self.active_alerts(),
             names=parts.fleet.place_name,
         )
-        new_diagnosis = corrections.apply_corrections(explain.diagnose(facts, now), incident, self.lessons)
-        draft = self._draft(incident, new_diagnosis.best)
+        new_diagnosis = corrections.apply_corrections(explain.diagnose(facts, now), incident, self.corrections)
+        draft = self._draft_plan(incident, new_diagnosis.best)
         proposal = plan.dry_run(draft, parts.driver, now=now)
-        rivals = self._plans_to_reboot(proposal)
-        proposal = shared_steps.with_shared_incidents(proposal, [rival.incident for rival in rivals])
+        sharing_plans = self._plans_to_reboot(proposal)
+        proposal = shared_steps.with_shared_incidents(
+            proposal, [sharing_plan.incident for sharing_plan in sharing_plans]
+        )
         with parts.journal.transaction():
             if diagnosis_changes.has_changed(new_diagnosis, parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(new_diagnosis)
             if not shared_steps.have_same_steps(proposal, parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)
-            for rival in rivals:
-                if not shared_steps.is_shared_with(rival, incident.id):
-                    parts.journal.save_plan(shared_steps.with_shared_incidents(rival, [incident.id]))
+            for sharing_plan in sharing_plans:
+                if not shared_steps.is_shared_with(sharing_plan, incident.id):
+                    parts.journal.save_plan(shared_steps.with_shared_incidents(sharing_plan, [incident.id]))
         return (
             new_diagnosis.best
             if new_diagnosis.best is not None and explain.supersedes(new_diagnosis.best, incident)
             else None
         )
 
-    def _draft(self, incident: Incident, finding: diagnosis.Finding | None) -> plan.PlanDraft:
-        """The policy's steps for this pool, in the mode that the trust rules set for this cause and pool."""
+    def _draft_plan(self, incident: Incident, finding: diagnosis.Finding | None) -> plan.PlanDraft:
+        """The plan of the policy for this cause and pool, in the mode of the trust rules."""
         parts = self._parts
         place, cause = (finding.place, finding.cause) if finding is not None else (incident.place, incident.cause)
         node = None if place.node is None else parts.fleet.node(place.node, place.cluster)
@@ -318,22 +325,22 @@ class Pipeline:
         )
 
     def correct(self, id: str, actor: str, *, cause: str, why: str, now: datetime) -> corrections.Correction:
-        """Store a person's cause, or their confirmation; similar incidents get it as their first finding."""
-        current, incident = self._parts.journal.diagnosis(id), self._parts.journal.incident(id)
-        original = self.lessons.original_cause(id, current, incident)
+        """Store a cause that a person corrected or confirmed; similar incidents get it as their first finding."""
+        current_diagnosis, incident = self._parts.journal.diagnosis(id), self._parts.journal.incident(id)
+        original = self.corrections.original_cause(id, current_diagnosis, incident)
         place = "" if incident is None else str(incident.place)
         correction = corrections.Correction(id, now, actor, original, cause, why, place)
         self.incidents.record_correction(id, actor, body=correction.as_body(), now=now)
-        self.lessons.add(correction)
+        self.corrections.add(correction)
         return correction
 
     def apply_finding(self, incident: Incident, finding: diagnosis.Finding, now: datetime) -> list[Incident]:
-        """The incident is the consequence of another fault: change its cause and title."""
+        """Change the cause and title of an incident to those of a finding."""
         self._now = now
         return self.incidents.explain(incident.id, finding.cause, now)
 
     def _plans_to_reboot(self, proposal: actions.Plan) -> list[actions.Plan]:
-        """The plans of other open incidents that reboot a node which this plan reboots too."""
+        """The plans of other open incidents that reboot the same node as this plan."""
         nodes = shared_steps.rebooted_nodes(proposal)
         if not nodes:
             return []
@@ -343,5 +350,5 @@ class Pipeline:
 
 
 def _group_key(key: str) -> str:
-    """The key under which the appender groups the samples of a rule: they are appended together."""
+    """The key by which the appender groups the samples of a rule."""
     return f"rule {zlib.crc32(key.encode()):08x}"

@@ -1,9 +1,9 @@
-"""The rules while the hub runs: which are loaded, when each group is evaluated, and how they are reloaded.
+"""Load, evaluate and reload rules while the hub runs.
 
-The hub creates one `RuleLoops` and runs its loops; the pipeline is read at each use, since another journal brings
-another. Rules are evaluated and replaced in one thread, so a reload happens between two evaluations. All due groups are
-evaluated in one call on that thread: a busy event loop needs up to a second for each turn, and a turn after each group
-would delay the last group by seconds. Where a server owns the rules, its alerts are followed and nothing is reloaded.
+The hub creates one `RuleLoops` and runs its loops; the pipeline is read at each use, because another journal brings a
+new one. Rules are evaluated and replaced on one thread, so a reload happens between two evaluations. All due groups are
+evaluated in one call on that thread: a busy event loop can take a second to resume a task, which after each group would
+delay the last group by seconds. If a server owns the rules, the hub follows its alerts and reloads nothing.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ T = TypeVar("T")
 PACKS = Path(__file__).parents[1] / "packs"
 SHIPPED_RULES = PACKS / "rules"
 SHIPPED_SLOS = PACKS / "slo.yaml"
-# How often rule files are checked for a change; also the latest start of a new group.
+# How often rule files are checked for changes; also the longest wait for a new group.
 FILE_CHECK_SECONDS = 30.0
-# Multiples of two intervals for the same time may differ in their last bit.
+# Multiples of two intervals for the same time can differ by rounding.
 SAME_SECONDS = 0.001
-# Missed evaluations of a group that are caught up; older ones are lost, and counted.
+# Missed evaluations of a group that are run later; older ones are skipped and counted.
 MAX_CAUGHT_UP = 15
-# Changed alerts of this many evaluations may wait for the journal; beyond that, evaluation waits too.
+# Evaluations whose changed alerts may wait for the journal; beyond that, evaluation waits too.
 MAX_PENDING_DELIVERIES = 500
 
 Deliver = Callable[[Sequence[alerts.Alert], datetime], Awaitable[None]]
@@ -61,7 +61,7 @@ class RuleLoopDependencies:
 
 @dataclass(frozen=True, slots=True)
 class DueEvaluation:
-    """One evaluation of a group: now, or a late one at the time that was missed."""
+    """An evaluation of a group at its time; `is_late` if it was missed then."""
 
     group: rulefile.RuleGroup
     at: datetime
@@ -69,7 +69,7 @@ class DueEvaluation:
 
 
 class RuleLoops:
-    """Loads, evaluates and reloads rules. RuleFileProblems if the first load fails."""
+    """Loads, evaluates and reloads rules; raises RuleFileProblems if the first load fails."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RuleLoops:
             "Missed evaluations of recording rules that were run later, at their own time",
         )
         self._deliveries: set[asyncio.Task[None]] = set()
-        # The interval of each group, and the number of the interval in which it was evaluated last.
+        # By group: its interval, and the number of the interval of its last evaluation.
         self._last_numbers: dict[str, tuple[float, int]] = {}
         self._file_stamps: Mapping[str, files.FileStamp | None] = {}
         self._loaded = reloads.LoadedRules() if self.follows_server else self._read()
@@ -118,7 +118,7 @@ class RuleLoops:
         return self._loaded.slos
 
     def restore_server_alerts(self, stored: Iterable[alerts.Alert]) -> None:
-        """Continue with another journal: the alerts of a server are those stored in it."""
+        """Restore the alerts of a rule server from the journal."""
         if self.follows_server:
             self.server_alerts = {alert.labels: alert for alert in stored}
 
@@ -138,10 +138,12 @@ class RuleLoops:
         return [(group, self._dependencies.pipeline().rule_state) for group in self.rules.groups]
 
     def alert_causes(self) -> Mapping[str, str]:
-        """The cause label of each loaded alerting rule, by alert name."""
+        """The cause label of the loaded alerting rules, by alert name."""
         rules = (rule for group in self.rules.groups for rule in group.rules)
-        own = (rule for rule in rules if isinstance(rule, rulefile.AlertingRule) and "cause" in rule.labels)
-        return {rule.name: rule.labels["cause"].text for rule in own}
+        rules_with_cause = (
+            rule for rule in rules if isinstance(rule, rulefile.AlertingRule) and "cause" in rule.labels
+        )
+        return {rule.name: rule.labels["cause"].text for rule in rules_with_cause}
 
     # Evaluate
 
@@ -149,18 +151,17 @@ class RuleLoops:
         try:
             await self._evaluate_due()
         except asyncio.CancelledError:
-            # The hub stops, or lost leadership: drop alerts that are not delivered yet.
+            # The hub stops or lost leadership: drop undelivered alerts.
             for task in self._deliveries:
                 task.cancel()
-            # A follower evaluates no rules, and its series must not say that it does.
+            # A follower evaluates no rules, so it must not export durations.
             self._duration.values.clear()
             raise
 
     async def _evaluate_due(self) -> None:
-        """Wait for the next full interval of any group, then evaluate every group that is due.
+        """Wait for the next full interval of any group, then evaluate all due groups.
 
-        Not only those whose interval ends now: on a busy hub, a group that became due during an evaluation would
-        never run.
+        This includes groups that became due during the previous evaluation: on a busy hub they would never run else.
         """
         now = self._clock.now().timestamp()
         for group in self.rules.groups:
@@ -172,13 +173,13 @@ class RuleLoops:
         if due - now > FILE_CHECK_SECONDS:
             return
         if not self._dependencies.may_evaluate():
-            # The leader has evaluated meanwhile; nothing was missed.
+            # Another hub evaluated meanwhile, so nothing was missed.
             self._last_numbers.clear()
             return
         await self._evaluate([due for group in self.rules.groups for due in self._due_evaluations(group)])
 
     def _start_group(self, group: rulefile.RuleGroup, now: float) -> None:
-        """A new group, or a group with a new interval, waits for the next full interval."""
+        """Make a new group, or a group with a new interval, wait for the next full interval."""
         interval = self._interval(group)
         if self._last_numbers.get(group.key, (None, 0))[0] != interval:
             self._last_numbers[group.key] = (interval, self._interval_number(interval, now))
@@ -196,27 +197,29 @@ class RuleLoops:
     def _due_evaluations(self, group: rulefile.RuleGroup) -> list[DueEvaluation]:
         """The evaluations of a group that are due: missed ones of recording rules, and the current one.
 
-        Prometheus counts missed evaluations and skips them. Here a missing minute is usage that is not billed, so the
-        newest are evaluated at their own time. An alert cannot fire in the past, so groups with alerts skip them.
+        Prometheus counts and skips missed evaluations. Here a missing minute is usage that is not billed, so the newest
+        missed ones are evaluated for their own time. Groups with alerts skip them: an alert cannot fire in the past.
         """
         now = self._clock.now()
         self._start_group(group, now.timestamp())
         interval, last = self._last_numbers[group.key]
-        this = self._interval_number(interval, now.timestamp())
-        # Not `<=`: after the clock was set back, rules continue at once.
-        if this == last:
+        current_number = self._interval_number(interval, now.timestamp())
+        # Deliberately not `<=`: after the clock was set back, evaluation continues immediately.
+        if current_number == last:
             return []
-        self._last_numbers[group.key] = (interval, this)
-        missed = range(last + 1, this)
+        self._last_numbers[group.key] = (interval, current_number)
+        missed = range(last + 1, current_number)
         if missed:
             self._missed.add(len(missed), group=group.name)
         if any(isinstance(rule, rulefile.AlertingRule) for rule in group.rules):
             return [DueEvaluation(group, now)]
-        times = [datetime.fromtimestamp(turn * interval, UTC) for turn in (*missed[-MAX_CAUGHT_UP:], this)]
+        times = [
+            datetime.fromtimestamp(number * interval, UTC) for number in (*missed[-MAX_CAUGHT_UP:], current_number)
+        ]
         return [DueEvaluation(group, at, is_late=at != times[-1]) for at in times]
 
     async def _evaluate(self, evaluations: Sequence[DueEvaluation]) -> None:
-        """Run these evaluations in order; changed alerts are delivered while the next ones run."""
+        """Run evaluations in order; changed alerts are delivered while the next ones run."""
         while len(self._deliveries) > MAX_PENDING_DELIVERIES:
             await asyncio.wait(self._deliveries, return_when=asyncio.FIRST_COMPLETED)
         is_cancelled, report = threading.Event(), asyncio.get_running_loop().call_soon_threadsafe
@@ -228,7 +231,7 @@ class RuleLoops:
     def _run_evaluations(
         self, evaluations: Sequence[DueEvaluation], is_cancelled: threading.Event, report: Callable[..., object]
     ) -> None:
-        """Runs on the rule thread; a group's failure is reported and the next group is evaluated."""
+        """Run evaluations on the rule thread; a failure is reported and does not stop the next group."""
         for due in evaluations:
             started = perf_counter()
             try:
@@ -251,7 +254,7 @@ class RuleLoops:
             task.add_done_callback(self._deliveries.discard)
 
     async def _deliver(self, due: DueEvaluation, changed: Sequence[alerts.Alert]) -> None:
-        """Send changed alerts to the incidents; the journal thread keeps them in the order of the evaluations."""
+        """Deliver changed alerts to the incidents; the journal thread keeps the order of evaluations."""
         try:
             await self._dependencies.deliver(changed, due.at)
         except Exception as error:  # Deliberately everything: no caller awaits this task.
@@ -259,7 +262,7 @@ class RuleLoops:
 
     @property
     def pending_deliveries(self) -> int:
-        """Evaluations whose changed alerts have not reached the incidents yet."""
+        """The number of evaluations whose changed alerts are not delivered yet."""
         return len(self._deliveries)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -272,7 +275,7 @@ class RuleLoops:
     # Reload
 
     def reload_soon(self) -> None:
-        """For a signal handler, which cannot await the result: it is in the log."""
+        """Reload in the background and log the result, for a signal handler."""
         task = asyncio.get_running_loop().create_task(self._reload_in_background())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -284,14 +287,14 @@ class RuleLoops:
             self._dependencies.report_failure("rule reload", error)
 
     async def reload(self) -> reloads.Reload:
-        """Load all files, or keep the loaded rules and report every problem."""
+        """Reload all files; if any is invalid, keep the loaded rules and report every problem."""
         if self.follows_server:
-            problem = 'the rules belong to a server (`rules.owner = "server"`), so the hub has nothing to reload'
+            problem = 'the rules are on a server (`rules.owner = "server"`); the hub has no rules to reload'
             raise HubError(problem, status=409, remedy="Reload the rules on that server")
         async with self._reloading:
             try:
                 loaded = await asyncio.to_thread(self._read)
-            # Deliberately everything: whatever is wrong with the files, the loaded rules stay.
+            # Deliberately everything: the loaded rules stay active after any failure.
             except Exception as error:
                 self.last_reload = self._report_outcome(self._outcome(self._clock.now(), problems=_problems(error)))
                 return self.last_reload
@@ -307,12 +310,12 @@ class RuleLoops:
             return outcome
 
     async def _reload_if_changed(self) -> None:
-        """Reload if a file was changed, added or removed; an unchanged broken file is not read again."""
+        """Reload if a file was changed, added or removed; an unchanged invalid file is not read again."""
         if await asyncio.to_thread(lambda: self._stamp() != self._file_stamps):
             await self.reload()
 
     def _read(self) -> reloads.LoadedRules:
-        # Before reading: a change during the read is noticed at the next check.
+        # Before reading, so that a change during the read is noticed at the next check.
         self._file_stamps = self._stamp()
         return reloads.read_sources(rule_sources(self._settings))
 
@@ -343,7 +346,7 @@ class RuleLoops:
     # Follow
 
     async def _follow_server(self, server: remote_http.ServerClient) -> None:
-        """Follow the alerts of the server that owns the rules; alerts that it does not report now stay unchanged."""
+        """Follow the alerts of the server that owns the rules; if reading fails, they stay unchanged."""
         now = self._clock.now()
         reading = await asyncio.to_thread(server_rules.read_rules, server, now)
         for problem in [reading.unknown_reason] if reading.unknown_reason else reading.problems:
@@ -353,7 +356,7 @@ class RuleLoops:
         if followed.changes:
             await self._dependencies.deliver(followed.changes, now)
 
-    # The last method: below it `alerts` would not be the module
+    # The last method, because it hides the module `alerts` below it
 
     def alerts(self) -> list[alerts.Alert]:
         """Pending and firing alerts of the loaded rules, or of the server that owns the rules."""

@@ -1,6 +1,7 @@
-"""What all services of a hub share: settings, clock, own metrics, and notifications of changes for open pages.
+"""What all services of a hub share: settings, clock, own metrics, and change notifications for open pages.
 
-`cli` and `drill` create one for each hub; a replayed recording has one too. It is the first parameter of services.
+`cli` and `drill` create a `Runtime` for each hub; a replayed recording has one too. It is the first parameter of
+services.
 """
 
 from __future__ import annotations

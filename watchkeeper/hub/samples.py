@@ -1,7 +1,7 @@
-"""Samples: the query engine, the threads that use it, and the maintenance of its store.
+"""Own the query engine, its query threads, and the maintenance of its store.
 
-The first service that a hub opens: queries of pages work from then on. Others use `Queries`; a replayed recording has
-one over its own engine.
+The hub opens this service first, so that pages can query. Other services use `Queries`; a replayed recording has one
+with its own engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUERY_THREADS = 4
 
 
 class Queries:
-    """Queries of users, in threads of their own: neither the WAL's fsync nor a rule waits for them."""
+    """Runs queries of users in separate threads, so that neither the fsync of the WAL nor rules wait for them."""
 
     def __init__(self, backend: engine.Engine, time: clock.Clock) -> None:
         self.engine, self._clock = backend, time
@@ -58,19 +58,19 @@ class Samples:
         self.runtime = runtime
         self.engine = backends.build_engine(runtime.settings)
         self.queries = Queries(self.engine, runtime.clock)
-        self._upkeep = store_maintenance.StoreMaintenance(
+        self._maintenance = store_maintenance.StoreMaintenance(
             runtime.settings, self.engine, time=runtime.clock, metrics=runtime.metrics
         )
         self._directory = files.DataDirectory(Path(runtime.settings.hub.data))
-        # What uses samples is closed before them.
+        # Callbacks that close the users of samples before the samples.
         self.closing = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Claim the data directory and read the samples in it; StartRefused or StoreError if that fails."""
+        """Lock the data directory and open its samples; StartRefused or StoreError if that fails."""
         self._directory.claim()
         self.closing.callback(self._directory.release)
         try:
-            self._upkeep.open()
+            self._maintenance.open()
         except (OSError, WatchkeeperError):
             self.close()
             raise
@@ -83,14 +83,14 @@ class Samples:
     @property
     def are_stored_here(self) -> bool:
         """Whether samples are stored in this process and not on a server."""
-        return self._upkeep.is_ours
+        return self._maintenance.is_embedded
 
     @property
     def newest_ms(self) -> int | None:
-        return self._upkeep.newest_ms
+        return self._maintenance.newest_ms
 
     def problems(self) -> Iterable[str]:
-        return self._upkeep.problems()
+        return self._maintenance.problems()
 
     def loops(self, failures: recent_failures.RecentFailures) -> list[Loop]:
-        return self._upkeep.loops(failures)
+        return self._maintenance.loops(failures)

@@ -1,7 +1,7 @@
-"""What a hub offers to its console and its API: one service for each subject.
+"""The services that a hub offers to its console and API, as protocols.
 
-`hub.py` fills a `Services` with its own; a replayed recording fills one with services over a file, and both implement
-these protocols. `web.app` gives each part of the API the services that it uses.
+The hub and a replayed recording both implement these protocols and fill a `Services`. `web.app` passes each part of the
+API the services that it uses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class JournalProtocol(Protocol):
-    """The past; `read` runs a function that uses the other methods away from the event loop."""
+    """Reads of the journal; `read` runs a function that calls the other methods away from the event loop."""
 
     async def read(self, work: Callable[[], T], *, is_long: bool = False) -> T: ...
 
@@ -70,7 +70,7 @@ class JournalProtocol(Protocol):
 
 
 class IncidentsProtocol(Protocol):
-    """Everything that opens or changes an incident."""
+    """Operations that open or change incidents."""
 
     async def ingest_events(self, batch: Sequence[Event]) -> int: ...
 
@@ -90,7 +90,7 @@ class IncidentsProtocol(Protocol):
 
 
 class SilencesProtocol(Protocol):
-    """Silences: which incidents send no notifications."""
+    """Silences, and which incidents they mute."""
 
     async def silence(self, request: SilenceRequest) -> Silence: ...
 
@@ -123,7 +123,7 @@ class RulesProtocol(Protocol):
 
 
 class GpuView(Protocol):
-    """A GPU that has reported at least once; `gone_since_ms` is None while it still does."""
+    """A GPU that has reported at least once; `gone_since_ms` is None while it still reports."""
 
     @property
     def node(self) -> str: ...
@@ -157,7 +157,7 @@ class FleetProtocol(Protocol):
 
 
 class TargetsProtocol(Protocol):
-    """What is scraped, and how nodes register."""
+    """Scrape targets, and the registration of nodes."""
 
     def targets(self) -> Sequence[TargetState]: ...
 
@@ -177,11 +177,11 @@ class Services:
     rules: RulesProtocol
     fleet: FleetProtocol
     targets: TargetsProtocol
-    # None for a recording, or for a fleet without it.
+    # None for a replayed recording, or for a fleet without this part.
     clusters: Clusters | None = None
     fabric: FabricWatch | None = None
     simulator: SimulatorProxy | None = None
     repairs: RepairLoop | None = None
-    # Another journal brings others: read at each use.
+    # These change with the journal: call them at each use.
     orders: Callable[[], OrderQueue | None] = lambda: None
     evidence: Callable[[], EvidenceSources | None] = lambda: None

@@ -1,4 +1,4 @@
-"""Silences while the hub runs: in the journal, or in the Alertmanager that routes."""
+"""Create, list and expire silences, in the journal or in the Alertmanager that sends the notifications."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class SilenceService:
         self._current, self._thread = current, journal_thread
 
     @property
-    def _delivery(self) -> delivery.Notifier:
-        return self._current.stages.delivery
+    def _notifier(self) -> delivery.Notifier:
+        return self._current.stages.notifier
 
     async def silence(self, request: silence_store.SilenceRequest) -> Silence:
-        silence = await self._delivery.silence(request, self._clock, self._thread.run)
+        silence = await self._notifier.silence(request, self._clock, self._thread.run)
         self._changes.send("incidents")
         return silence
 
     async def expire_silence(self, id: str, actor: str) -> Silence:
-        ended = await self._delivery.end_silence(id, actor, time=self._clock, on_journal_thread=self._thread.run)
+        ended = await self._notifier.end_silence(id, actor, time=self._clock, on_journal_thread=self._thread.run)
         self._changes.send("incidents")
         return ended
 
     def silences(self) -> list[Silence]:
-        return self._delivery.list_silences(self._clock.now())
+        return self._notifier.list_silences(self._clock.now())
 
     def silences_problem(self) -> str:
-        """Why some silences are unknown; empty if all are known."""
-        return self._delivery.silences_problem(self._clock.now())
+        """Why some silences could not be read; empty if all were read."""
+        return self._notifier.silences_problem(self._clock.now())
 
     def silenced_by(self, incident: Incident) -> Silence | None:
-        return self._delivery.silenced_by(incident, self._clock.now())
+        return self._notifier.silenced_by(incident, self._clock.now())

@@ -1,4 +1,4 @@
-"""Forwards requests of the console to the simulated fleet behind a hub."""
+"""Forward requests of the console to the simulated fleet of a hub."""
 
 from __future__ import annotations
 

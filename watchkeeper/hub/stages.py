@@ -1,7 +1,7 @@
-"""The stages that were built on one journal, held in one place and replaced as a whole.
+"""Hold the stages that were built on the current journal, and replace them together.
 
-Where several hubs share a journal, each change of the leader opens another journal. Services hold `CurrentStages` and
-ask it at each use, so none of them keeps state of the previous journal.
+When several hubs share a journal, each change of the leader opens another journal. Services read the stages from
+`CurrentStages` at each use, so none of them keeps state of the previous journal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from watchkeeper.store.journal import journal as journals
 class Stages:
     journal: journals.Journal
     pipeline: pipeline.Pipeline
-    delivery: delivery.Notifier
+    notifier: delivery.Notifier
     evidence: evidence.EvidenceSources
     # None if the hub has no key for work orders.
     orders: orders.OrderQueue | None

@@ -1,7 +1,7 @@
-"""Maintenance of the sample store: sync each second, blocks, and recorded usage in a ledger.
+"""Maintain the sample store: sync the WAL each second, compact blocks, and copy recorded usage into a ledger.
 
-`Samples` creates one, opens it before the stages, and the hub runs its loops. Where a server stores the samples, only
-the ledger remains.
+`Samples` opens this before the stages, and the hub runs its loops. If a server stores the samples, only the ledger is
+maintained.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StoreMaintenance:
             local.head = self._samples
 
     @property
-    def is_ours(self) -> bool:
+    def is_embedded(self) -> bool:
         """Whether samples are stored in this process and not on a server."""
         return self._samples is not None
 
@@ -61,15 +61,15 @@ class StoreMaintenance:
         return None if self._samples is None else self._samples.newest_ms
 
     def problems(self) -> Iterator[str]:
-        """Samples ahead of the clock and a full store, one sentence each."""
+        """Samples ahead of the clock, and a full store, one sentence each."""
         if self._samples is None:
             return
         if ahead := clock_check.describe_problem(self._samples, self._now_ms()):
             yield ahead
-        if len(self._samples) >= (most := self._settings.query.max_series):
+        if len(self._samples) >= (max_series := self._settings.query.max_series):
             yield (
-                f"samples: the store is full: {len(self._samples):,} series, the limit is {most:,}. New series are"
-                " dropped, and targets with dropped series are neither up nor down. Raise `query.max_series` (about"
+                f"samples: the store is full: {len(self._samples):,} series, the limit is {max_series:,}. New series"
+                " are dropped, and targets with dropped series are neither up nor down. Raise `query.max_series` (about"
                 " 2.3 KiB of memory for each series), or drop labels that change often"
             )
 
@@ -78,26 +78,28 @@ class StoreMaintenance:
             await self._sync(failures)
 
         return [
-            Loop("usage", self._keep_usage, LEDGER_SECONDS),
+            Loop("usage", self._update_ledger, LEDGER_SECONDS),
             Loop("samples", sync, 0.0),
-            Loop("blocks", self._keep_blocks, durable.UPKEEP_SECONDS),
+            Loop("blocks", self._maintain_blocks, durable.UPKEEP_SECONDS),
         ]
 
     async def _sync(self, failures: recent_failures.RecentFailures) -> None:
-        """Write samples to disk each second of real time, also when a simulated clock runs faster."""
+        """Sync samples to disk each second of real time, also with a fast simulated clock."""
         await asyncio.sleep(SYNC_SECONDS)
         if self._samples is not None:
             now = self._clock.now()
             if problem := await asyncio.to_thread(self._clock_check.sync, self._samples, clock.to_ms(now)):
                 failures.record("clock", problem, now=now)
 
-    async def _keep_usage(self) -> None:
+    async def _update_ledger(self) -> None:
         """Copy recorded usage into the ledger, which is kept longer than the samples."""
-        book = ledger.UsageLedger(Path(self._settings.hub.data) / "usage")
-        await asyncio.to_thread(usage_reader.update_ledger, self._engine, book, now=self._clock.now().timestamp())
+        usage_ledger = ledger.UsageLedger(Path(self._settings.hub.data) / "usage")
+        await asyncio.to_thread(
+            usage_reader.update_ledger, self._engine, usage_ledger, now=self._clock.now().timestamp()
+        )
         await asyncio.to_thread(self._budgets.update, self._engine, self._clock.now())
 
-    async def _keep_blocks(self) -> None:
+    async def _maintain_blocks(self) -> None:
         if self._samples is not None:
             await asyncio.to_thread(self._samples.maintain, self._now_ms())
             status = self._samples.status()

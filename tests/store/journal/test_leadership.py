@@ -53,7 +53,7 @@ def test_the_second_hub_follows_until_the_first_one_lets_go(first: Leadership, u
         with pytest.raises(NotLeader, match="9480"):
             following.save_events([xid(2)], NOON)
         first.close()
-        second._turn()
+        second._renew_or_acquire()
         assert second._newest is not None
         assert len(second._newest.save_events([xid(2)], NOON)) == 1
         with pytest.raises(NotLeader, match="epoch 1 is over"):
@@ -70,10 +70,10 @@ def test_nothing_is_called_once_the_lease_may_be_over(first: Leadership) -> None
         # Where the call is made, this driver says no.
         with pytest.raises(ActionRefused):
             cluster.perform(action)
-        first._led_until = 0.0
-        with pytest.raises(ActionFailed, match=r"the lease of this hub has expired\. Nothing was called"):
+        first._lease_until = 0.0
+        with pytest.raises(ActionFailed, match=r"the lease of this hub has expired\. No action was sent"):
             cluster.perform(action)
-        first._turn()
+        first._renew_or_acquire()
         with pytest.raises(ActionRefused):
             cluster.perform(action)
         first._epoch += 1
@@ -83,9 +83,9 @@ def test_nothing_is_called_once_the_lease_may_be_over(first: Leadership) -> None
 
 def test_a_leader_whose_loop_hangs_is_not_renewed(first: Leadership) -> None:
     with closing(first.open()):
-        first._led_until, first._heard_at = 7.0, first._heard_at - 1_000_000
-        first._try_turn()
-        assert first._led_until == 7.0
+        first._lease_until, first._loop_answered_at = 7.0, first._loop_answered_at - 1_000_000
+        first._try_to_renew()
+        assert first._lease_until == 7.0
 
 
 def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path) -> None:
@@ -110,8 +110,8 @@ def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path
             await running
             second.open().close()
             assert second.is_leading
-            assert first._joined is not None
-            first._joined.close()
+            assert first._stages_journal is not None
+            first._stages_journal.close()
         for hub in (first, second):
             hub.close()
 

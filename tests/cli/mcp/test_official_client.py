@@ -105,13 +105,13 @@ def test_what_goes_wrong_is_told_to_the_model_in_words(site: Site) -> None:
 
 def test_only_with_leave_may_an_assistant_change_something(site: Site) -> None:
     async def refused(client: mcp.Client) -> None:
-        with pytest.raises(mcp.MCPError, match="there is no tool acknowledge"):
+        with pytest.raises(mcp.MCPError, match="unknown tool acknowledge"):
             await client.call_tool("acknowledge", {"id": "INC-1"})
 
     async def allowed(client: mcp.Client) -> None:
         assert {tool.name for tool in (await client.list_tools()).tools} == READING | ACTING
         result = await client.call_tool("note", {"id": "INC-1", "text": "the riser is on its way"})
-        assert result.content[0].text == "Noted at INC-1."  # type: ignore[union-attr]
+        assert result.content[0].text == "Note added to INC-1."  # type: ignore[union-attr]
 
     talk(site, refused)
     talk(site, allowed, "--allow-actions")

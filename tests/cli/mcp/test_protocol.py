@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from watchkeeper.cli.mcp import mcp_protocol
 from watchkeeper.cli.mcp.mcp_protocol import META, McpServer, McpTool, serve
-from watchkeeper.cli.mcp.mcp_tools import bounded
+from watchkeeper.cli.mcp.mcp_tools import truncated_json
 
 ECHO = McpTool("echo", "Says it again.", lambda given: str(given["text"]), {"text": {"type": "string"}}, ("text",))
 SERVER = McpServer([ECHO], [], version="1", instructions="Ask.")
@@ -70,7 +70,7 @@ def test_a_notification_and_an_empty_line_have_no_answer() -> None:
 
 
 def test_a_line_that_is_too_long_is_refused_once_and_the_next_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_protocol, "MOST_LINE_BYTES", 100)
+    monkeypatch.setattr(mcp_protocol, "MAX_LINE_BYTES", 100)
     sink = io.BytesIO()
     ping = b'{"jsonrpc":"2.0","id":7,"method":"ping"}\n'
     serve(SERVER, io.BytesIO(b"x" * 950 + b"\n" + ping), sink)
@@ -81,7 +81,7 @@ def test_a_line_that_is_too_long_is_refused_once_and_the_next_is_heard(monkeypat
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [({}, "is missing"), ({"text": 1}, "of type string"), ({"text": "a", "more": 1}, "`more` is unknown")],
+    [({}, "is missing"), ({"text": 1}, "of type string"), ({"text": "a", "more": 1}, "unknown argument `more`")],
 )
 def test_wrong_arguments_are_an_answer_that_a_model_can_act_on(given: dict[str, Any], words: str) -> None:
     result = ask("tools/call", name="echo", arguments=given)["result"]
@@ -97,7 +97,7 @@ def test_no_line_ends_the_server(line: bytes) -> None:
 
 @given(st.lists(st.text(max_size=30), max_size=60), st.lists(st.integers(), max_size=60))
 def test_a_long_answer_is_cut_and_says_how_much_is_left_out(texts: list[str], numbers: list[int]) -> None:
-    said = bounded({"texts": texts, "numbers": numbers}, 300)
+    said = truncated_json({"texts": texts, "numbers": numbers}, 300)
     found = json.loads(said)
     assert len(said) <= 300
     left = found.get("left_out", {})

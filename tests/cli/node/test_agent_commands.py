@@ -41,7 +41,7 @@ def test_systemd_takes_the_unit_as_it_is_printed(tmp_path: Path) -> None:
     command.chmod(0o755)
     text = ran("agent", "unit").stdout
     unit = tmp_path / agent_control.UNIT
-    unit.write_text(text.replace(agent_control.own_path(), str(command)))
+    unit.write_text(text.replace(agent_control.find_own_path(), str(command)))
     line = [str(analyze), "verify", "--man=no", str(unit)]
     verified = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
@@ -60,7 +60,7 @@ def test_the_unit_leaves_little_open(tmp_path: Path) -> None:
 
 def test_the_unit_names_the_installed_command_and_no_placeholder() -> None:
     text = ran("agent", "unit").stdout
-    assert f"ExecStart={agent_control.own_path()} agent " in text
+    assert f"ExecStart={agent_control.find_own_path()} agent " in text
     assert "@" not in text.replace("@system-service", "")
 
 
@@ -91,11 +91,11 @@ def test_a_key_that_protects_nothing_is_refused(tmp_path: Path, content: str, mo
 def test_profiling_is_paused_shown_and_resumed_on_this_node(tmp_path: Path) -> None:
     where = ["--spool", str(tmp_path)]
     assert ran("agent", "profiling", "resume", *where).stdout == "Profiling was not paused.\n"
-    assert "Profiling is paused until" in ran("agent", "profiling", "pause", "--for", "30m", *where).stdout
+    assert "Profiling paused until" in ran("agent", "profiling", "pause", "--for", "30m", *where).stdout
     shown = json.loads(ran("agent", "profiling", "show", "--json", *where).stdout)
     assert (shown["is_paused"], set(shown["pause"])) == (True, {"since", "until", "by"})
     assert "Paused by" in ran("agent", "profiling", "show", *where).stdout
-    assert "goes on" in ran("agent", "profiling", "resume", *where).stdout
+    assert "Profiling resumed" in ran("agent", "profiling", "resume", *where).stdout
     assert ran("agent", "profiling", "show", *where).stdout == "Profiling is not paused.\n"
 
 

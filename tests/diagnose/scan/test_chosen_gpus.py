@@ -58,7 +58,7 @@ def test_without_any_gpu_a_chosen_one_stays_unknown() -> None:
 @pytest.mark.slow
 def test_a_group_stands_for_its_gpus_in_every_command(fake: driver.FakeNvml, tmp_path: Path) -> None:
     made = run(fake.environment, "gpus", "group", "create", "first", "10:00.0")
-    assert (made.returncode, made.stdout) == (0, f"first: 10:00.0, kept in {tmp_path / 'groups.json'}\n")
+    assert (made.returncode, made.stdout) == (0, f"first: 10:00.0, saved in {tmp_path / 'groups.json'}\n")
     listed = run(fake.environment, "gpus", "group", "list", "--json")
     assert json.loads(listed.stdout) == {"groups": {"first": ["10:00.0"]}}
     gpus = json.loads(run(fake.environment, "gpus", "-g", "first", "--json").stdout)
@@ -85,12 +85,12 @@ def test_a_mig_instance_has_its_own_line(fake: driver.FakeNvml) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("dmon", "-i", "7"), 2, "there is no GPU 7 on this node"),
+        (("dmon", "-i", "7"), 2, "no GPU 7 on this node"),
         (("dmon", "-i", "x"), 2, "`x` does not select a GPU"),
         (("dmon", "-g", "nope"), 2, "group `nope` does not exist"),
-        (("scan", "-g", "a", "-i", "1"), 2, "either some GPUs or a group"),
-        (("gpus", "-i", "7"), 1, "GPU 7 is not there."),
-        (("gpus", "group", "delete", "nope"), 2, "there is no group nope"),
+        (("scan", "-g", "a", "-i", "1"), 2, "use either -i or -g"),
+        (("gpus", "-i", "7"), 1, "This node has no GPU 7."),
+        (("gpus", "group", "delete", "nope"), 2, "no group nope"),
     ],
 )
 def test_an_unknown_selection_is_named(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.cli.node.diag_fabric import PORT, as_plain, meeting
+from watchkeeper.cli.node.diag_fabric import PORT, as_plain, find_rendezvous
 from watchkeeper.model.diag import DiagVerdict
 from watchkeeper.probe.fabric import launcher
 from watchkeeper.probe.fabric.pairwise import Pair, Rank, Reduction, judge_fabric, schedule_rounds
@@ -140,21 +140,21 @@ def test_without_torch_the_fabric_cannot_be_judged(tmp_path: Path) -> None:
 
 def test_node_rank_and_master_come_from_slurm_or_options() -> None:
     slurm = {"SLURM_NODEID": "2", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "gpu-[05-08]"}
-    assert meeting(slurm, nodes=None, node_rank=None, master=None) == (4, 2, "gpu-05", PORT)
-    assert meeting({}, nodes=2, node_rank=1, master="a:77") == (2, 1, "a", 77)
-    assert meeting({}, nodes=None, node_rank=None, master=None) == (1, 0, "127.0.0.1", 0)
+    assert find_rendezvous(slurm, nodes=None, node_rank=None, master=None) == (4, 2, "gpu-05", PORT)
+    assert find_rendezvous({}, nodes=2, node_rank=1, master="a:77") == (2, 1, "a", 77)
+    assert find_rendezvous({}, nodes=None, node_rank=None, master=None) == (1, 0, "127.0.0.1", 0)
 
 
 def test_a_job_step_joins_at_the_first_node_of_the_step() -> None:
     job = {"SLURM_JOB_NUM_NODES": "8", "SLURM_JOB_NODELIST": "gpu-[01-08]", "SLURM_NODEID": "1"}
     step = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu-[05,07]"}
-    assert meeting(job | step, nodes=None, node_rank=None, master=None) == (2, 1, "gpu-05", PORT)
+    assert find_rendezvous(job | step, nodes=None, node_rank=None, master=None) == (2, 1, "gpu-05", PORT)
 
 
 @pytest.mark.parametrize(("nodes", "rank", "master"), [(2, 0, None), (2, 2, "a"), (2, 0, "a:b")])
 def test_an_invalid_node_rank_or_master_is_wrong_use(nodes: int, rank: int, master: str | None) -> None:
     with pytest.raises(click.UsageError):
-        meeting({}, nodes=nodes, node_rank=rank, master=master)
+        find_rendezvous({}, nodes=nodes, node_rank=rank, master=master)
 
 
 def test_a_slowed_pair_is_found_over_gloo() -> None:

@@ -90,7 +90,7 @@ def test_a_job_that_does_not_run_and_nodes_of_another_job_are_refused(cluster: s
     gone = preflight(cluster.environment, "--slurm-job", "99999")
     assert (gone.returncode, "job 99999" in gone.stderr) == (1, True)
     stranger = preflight(cluster.environment, "--slurm-job", job, "--nodes", "n1,n7")
-    assert (stranger.returncode, "n7 is not among the 3 nodes" in stranger.stderr) == (2, True)
+    assert (stranger.returncode, "n7 is not one of the 3 nodes" in stranger.stderr) == (2, True)
 
 
 def _slurm(cluster: slurm_cluster.Cluster) -> dict[str, str]:
@@ -127,7 +127,7 @@ def test_a_label_selector_selects_nodes_and_an_unreachable_hub_is_never_a_go(tmp
     ran = preflight(environment, "--selector", "gpu=h200", "--json", "--hub", "http://127.0.0.1:9")
     assert (ran.returncode, words(ran)) == (3, {"k1": "cannot tell", "k2": "cannot tell"})
     none = preflight(tool(tmp_path, "kubectl", f"echo '{items()}'"), "--selector", "gpu=none")
-    assert (none.returncode, "0 nodes are named" in none.stderr) == (2, True)
+    assert (none.returncode, "0 nodes selected" in none.stderr) == (2, True)
 
 
 def test_the_error_of_kubectl_is_shown(tmp_path: Path) -> None:

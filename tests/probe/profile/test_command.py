@@ -201,7 +201,7 @@ def test_without_a_gpu_it_exits_with_3_and_a_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "usage"),
     [
-        ((), "what is to be recorded?"),
+        ((), "nothing to record"),
         (("--",), "no program after `--`"),
         (("python", "train.py"), "watchkeeper profile -- python train.py"),
         (("--pid", "1", "--", "true"), "either a workload after `--` or --pid"),

@@ -62,10 +62,10 @@ def test_a_bundle_is_saved_privately_and_missing_files_are_listed(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name one of --incident ID, --node NAME and --local"),
-        (["--local", "--node", "n1"], "name one of --incident ID"),
+        ([], "give one of --incident ID, --node NAME and --local"),
+        (["--local", "--node", "n1"], "give one of --incident ID"),
         (["--node", "n1", "--bug-report"], "--bug-report runs on this machine: it needs --local"),
-        (["--local", "--ask-node"], "--ask-node goes through a hub"),
+        (["--local", "--ask-node"], "--ask-node needs a hub"),
     ],
 )
 def test_invalid_options_are_refused(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -82,7 +82,7 @@ def test_a_local_bundle_lists_missing_files(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "b.tar.gz"
     ran = CliRunner().invoke(command, ["--local", "--bug-report", "-o", str(path)])
     assert ran.exit_code == 0, ran.output
-    assert "missing nvidia-bug-report.log: nvidia-bug-report.sh is not on this machine" in ran.output
+    assert "missing nvidia-bug-report.log: nvidia-bug-report.sh is not installed" in ran.output
     files = evidence_file.read(path.read_bytes())
     assert files["nvidia-smi_-q.txt"] == b"Serial Number : 1650 -q token=[hidden]\n"
     assert "scan.json" in files

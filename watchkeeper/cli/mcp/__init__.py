@@ -1,4 +1,4 @@
-"""`watchkeeper mcp`: a hub's answers for assistants, over the Model Context Protocol.
+"""`watchkeeper mcp`: serve a hub to AI assistants over the Model Context Protocol.
 
-Comes in: requests on standard input. Goes out: answers on standard output. Never here: a change to the fleet.
+In: requests on standard input. Out: responses on standard output. Never here: a change to the fleet.
 """

@@ -1,7 +1,7 @@
-"""What an assistant may ask about a fleet: each tool is one question to the hub, answered as JSON of bounded size.
+"""The tools of `watchkeeper mcp`: each reads from the hub and answers with JSON of limited size.
 
-`cli.mcp.mcp` puts the tools into a `mcp_protocol.Server`. An answer that is too long loses rows from its longest
-lists, and `left_out` says how many, so that the assistant can ask for less instead of guessing.
+`cli.mcp.mcp` passes the tools to `mcp_protocol.McpServer`. In an answer that is too long, the longest lists are
+truncated and `left_out` counts the omitted rows, so that the assistant can ask for less.
 """
 
 from __future__ import annotations
@@ -21,88 +21,95 @@ from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
 from watchkeeper.kit import durations, wire
 
-# About 12,000 words: a good part of what a model reads at once, and not all of it.
-MOST_CHARACTERS = 60_000
-MOST_SERIES, MOST_POINTS = 100, 200
-MOST_ROWS = 500
-PASTED_CHARACTERS = 4_000_000
-TEXT: dict[str, Any] = {"type": "string"}
+# About 12,000 words: a large part of a model's context, but not all of it.
+MAX_CHARACTERS = 60_000
+MAX_SERIES, MAX_POINTS = 100, 200
+MAX_ROWS = 500
+MAX_PASTED_CHARACTERS = 4_000_000
+INCIDENT_ID = "id of the incident, for example INC-1"
 
 
 def tools(hub: Client, *, may_act: bool) -> list[McpTool]:
-    asked = ReadTools(hub)
-    found = [*_about_fleet(asked), *_about_trouble(asked), *_about_use(asked)]
-    return [*found, *_actions(ActionTools(hub))] if may_act else found
+    reads = ReadTools(hub)
+    read_only = [*_fleet_tools(reads), *_incident_tools(reads), *_workload_tools(reads)]
+    return [*read_only, *_action_tools(ActionTools(hub))] if may_act else read_only
 
 
 def resources() -> list[McpResource]:
     return [
-        McpResource(f"watchkeeper://runbooks/{name}", name, title, partial(runbooks.text, name))
+        McpResource(f"watchkeeper://runbooks/{name}", name, title, partial(runbooks.read_runbook, name))
         for name, title in runbooks.titles().items()
     ]
 
 
-def _about_fleet(asked: ReadTools) -> Iterator[McpTool]:
+def _fleet_tools(reads: ReadTools) -> Iterator[McpTool]:
     yield McpTool(
-        "fleet_overview", "The fleet in numbers: nodes by state, GPUs, open incidents, free room.", asked.fleet
+        "fleet_overview",
+        "Summarise the fleet: nodes by state, GPUs, open incidents, nodes with problems, free capacity.",
+        reads.fleet,
     )
-    words = "One node: its state, what its scheduler says, its GPUs with their holders, and why it is as it is."
-    yield McpTool("node", words, asked.node, {"name": _text("the node's name")}, ("name",))
-    words = "One GPU by UUID or as node/3: where it is, who holds it, its incidents and its newest readings."
-    yield McpTool("gpu", words, asked.gpu, {"name": _text("a UUID, or node/index")}, ("name",))
-    words = "PromQL over the hub's samples, now or over a range; at most 100 series of 200 points."
+    description = "Show one node: state, scheduler state, GPUs with their holders, and an explanation of its state."
+    yield McpTool("node", description, reads.node, {"name": _text_argument("name of the node")}, ("name",))
+    description = "Show one GPU: node, holder, open incidents and newest readings."
+    yield McpTool("gpu", description, reads.gpu, {"name": _text_argument("UUID, or NODE/INDEX")}, ("name",))
+    description = "Run a PromQL query, instant or range; returns at most 100 series of 200 points."
     arguments = {
-        "expr": _text("a PromQL expression"),
-        "since": _text("for a range: how far back, such as 1h; without it the answer is for now"),
-        "step": _text("for a range: the distance of points, such as 5m"),
+        "expr": _text_argument("PromQL expression"),
+        "since": _text_argument("length of a range query that ends now, for example 1h; omit for an instant query"),
+        "step": _text_argument("step of the range query, for example 5m"),
     }
-    yield McpTool("query", words, asked.query, arguments, ("expr",))
+    yield McpTool("query", description, reads.query, arguments, ("expr",))
 
 
-def _about_trouble(asked: ReadTools) -> Iterator[McpTool]:
-    arguments = {"all": {"type": "boolean", "description": "resolved ones too"}, "limit": _number("how many")}
-    words = "Incidents, newest first, with cause, place, why and the next step."
-    yield McpTool("incidents", words, asked.incidents, arguments)
-    words = "One incident in full: ranked causes with evidence, what was ruled out, blast radius, timeline, plan."
-    yield McpTool("incident", words, asked.incident, {"id": _text("such as INC-1")}, ("id",))
-    words = "What is wrong in a pasted log or command output: kernel log, nvidia-smi, NCCL, training, kubectl, Slurm."
-    yield McpTool("doctor", words, asked.doctor, {"text": _text("the log or output as it is")}, ("text",))
-    words = "How to confirm, fix and prevent a cause, as Markdown."
-    yield McpTool("runbook", words, asked.runbook, {"cause": _text("a cause such as gpu_fell_off_bus")}, ("cause",))
+def _incident_tools(reads: ReadTools) -> Iterator[McpTool]:
+    arguments = {"all": {"type": "boolean", "description": "include resolved incidents"}, "limit": _limit_argument()}
+    description = "List incidents, newest first, with cause, place, reason and next step."
+    yield McpTool("incidents", description, reads.incidents, arguments)
+    description = "Show one incident: ranked causes, evidence, excluded causes, blast radius, timeline, repair plan."
+    yield McpTool("incident", description, reads.incident, {"id": _text_argument(INCIDENT_ID)}, ("id",))
+    description = "Diagnose a pasted log or output: kernel log, nvidia-smi, NCCL, training, kubectl, Slurm."
+    yield McpTool("doctor", description, reads.doctor, {"text": _text_argument("log or output, unchanged")}, ("text",))
+    description = "Return the runbook of a cause as Markdown: how to confirm, fix and prevent it."
+    arguments = {"cause": _text_argument("cause id, for example gpu_fell_off_bus")}
+    yield McpTool("runbook", description, reads.runbook, arguments, ("cause",))
 
 
-def _about_use(asked: ReadTools) -> Iterator[McpTool]:
-    chosen = {
-        "state": _text("only jobs in this state"),
-        "team": _text("only of this team"),
-        "limit": _number("how many"),
+def _workload_tools(reads: ReadTools) -> Iterator[McpTool]:
+    filters = {
+        "state": _text_argument("return only jobs in this state"),
+        "team": _text_argument("return only jobs of this team"),
+        "limit": _limit_argument(),
     }
-    yield McpTool("jobs", "Jobs, the gravest first: efficiency, bound by, goodput, straggler.", asked.jobs, chosen)
-    words = "One job in full: used against held, what would help, ranks side by side, hardware events."
-    yield McpTool("job", words, asked.job, {"id": _text("a Slurm id, namespace/name, or a name")}, ("id",))
+    description = "List jobs, most severe problems first: efficiency, bottleneck, goodput, straggler."
+    yield McpTool("jobs", description, reads.jobs, filters)
+    description = "Show one job: GPU use, how to improve it, ranks, hardware events."
+    yield McpTool("job", description, reads.job, {"id": _text_argument("Slurm id, namespace/name, or name")}, ("id",))
     window = {
-        "by": _text("dimensions such as team, user, job, node or model; team unless given"),
-        "since": _text("how far back, such as 7d; 1d unless given"),
+        "by": _text_argument("group by team (default), user, job, node, model, …"),
+        "since": _text_argument("length of the report, which ends now, for example 7d; default 1d"),
     }
-    yield McpTool("usage", "GPU-hours: held, used, wasted, idle, lost, unknown.", asked.usage, window)
-    yield McpTool("cost", "What it cost, by the hub's price book.", asked.cost, window)
-    words = "Room now, and when the fleet is full: a forecast with its interval, and advice."
-    yield McpTool("capacity", words, asked.capacity, {"horizon": _text("how far to look, such as 4w; 7d unless given")})
+    description = "Report GPU-hours: allocated, used, wasted, idle, lost, unknown."
+    yield McpTool("usage", description, reads.usage, window)
+    yield McpTool("cost", "Report cost by the hub's price book.", reads.cost, window)
+    description = "Show free capacity now, and forecast when the fleet is full, with an interval and advice."
+    arguments = {"horizon": _text_argument("how far ahead to forecast, for example 4w; default 7d")}
+    yield McpTool("capacity", description, reads.capacity, arguments)
 
 
-def _actions(acts: ActionTools) -> Iterator[McpTool]:
-    id = {"id": _text("such as INC-1")}
-    yield McpTool("acknowledge", "Say that somebody works on an incident.", acts.acknowledge, id, ("id",), changes=True)
-    arguments = {**id, "text": _text("the note")}
-    words = "Write a note into the timeline of an incident."
-    yield McpTool("note", words, acts.note, arguments, ("id", "text"), changes=True)
-    arguments = {**id, "digest": _text("the digest of the plan, as the tool `incident` shows it under repair")}
-    words = "Approve the plan of an incident, so that machines are touched. Only when a person has said so."
-    yield McpTool("approve", words, acts.approve, arguments, ("id", "digest"), changes=True)
+def _action_tools(actions: ActionTools) -> Iterator[McpTool]:
+    id = {"id": _text_argument(INCIDENT_ID)}
+    description = "Acknowledge an incident: confirm that a person works on it."
+    yield McpTool("acknowledge", description, actions.acknowledge, id, ("id",), changes_fleet=True)
+    arguments = {**id, "text": _text_argument("text of the note")}
+    description = "Add a note to the timeline of an incident."
+    yield McpTool("note", description, actions.note, arguments, ("id", "text"), changes_fleet=True)
+    arguments = {**id, "digest": _text_argument("digest of the plan, from `repair` in the tool `incident`")}
+    description = "Approve the repair plan of an incident, which changes machines. Use only if a person told you to."
+    yield McpTool("approve", description, actions.approve, arguments, ("id", "digest"), changes_fleet=True)
 
 
 class ReadTools:
-    """Each method takes the arguments of its tool and answers with text."""
+    """The read-only tools; each method takes the arguments of its tool and returns text."""
 
     def __init__(self, hub: Client) -> None:
         self._hub = hub
@@ -110,15 +117,15 @@ class ReadTools:
     def fleet(self, _: dict[str, Any]) -> str:
         nodes, cards = self._hub.nodes(), self._hub.incidents()
         status = self._hub.status()
-        return bounded(
+        return truncated_json(
             {
-                "hub": _part(status, "cluster", "version", "mode", "now", "simulated", "degraded"),
+                "hub": _select_keys(status, "cluster", "version", "mode", "now", "simulated", "degraded"),
                 "nodes_by_state": Counter(node.state for node in nodes),
                 "gpus_seen": sum(node.gpus_seen for node in nodes),
                 "gpus_expected": sum(node.gpus_expected or 0 for node in nodes),
                 "standing": self._hub.free_capacity(),
                 "open_incidents_by_severity": Counter(card.severity for card in cards),
-                "open_incidents": [_brief(card) for card in cards],
+                "open_incidents": [_summarise_incident(card) for card in cards],
                 "nodes_in_trouble": [
                     {"name": node.name, "state": node.state, "why": node.why, "holders": node.holders}
                     for node in nodes
@@ -127,11 +134,11 @@ class ReadTools:
             }
         )
 
-    def node(self, given: dict[str, Any]) -> str:
-        found = self._hub.who(given["name"])
-        if not found.nodes:
-            raise HubError(f"no node is called {given['name'][:60]}", remedy="fleet_overview and query name nodes")
-        return bounded({"nodes": found.plain["nodes"], "explained": self._explained("node", given["name"])})
+    def node(self, arguments: dict[str, Any]) -> str:
+        answer = self._hub.who(arguments["name"])
+        if not answer.nodes:
+            raise HubError(f"no node {arguments['name'][:60]}", remedy="Find names with fleet_overview or query")
+        return truncated_json({"nodes": answer.plain["nodes"], "explained": self._explained("node", arguments["name"])})
 
     def _explained(self, kind: str, name: str) -> str:
         try:
@@ -139,126 +146,136 @@ class ReadTools:
         except HubError as error:
             return f"unknown: {error}"
 
-    def gpu(self, given: dict[str, Any]) -> str:
-        found = self._hub.who(given["name"]).gpus
-        if not found:
-            raise HubError(f"no GPU is called {given['name'][:60]}", remedy="Write a UUID, or node/index")
-        uuids = "|".join(gpu.uuid for gpu in found[:8])
-        readings = self._hub.query(f'{{__name__=~"DCGM_FI_DEV_.*",UUID=~"{uuids}"}}', limit=MOST_ROWS).series
-        return bounded(
+    def gpu(self, arguments: dict[str, Any]) -> str:
+        gpus = self._hub.who(arguments["name"]).gpus
+        if not gpus:
+            raise HubError(f"no GPU {arguments['name'][:60]}", remedy="Give a UUID, or NODE/INDEX")
+        uuids = "|".join(gpu.uuid for gpu in gpus[:8])
+        readings = self._hub.query(f'{{__name__=~"DCGM_FI_DEV_.*",UUID=~"{uuids}"}}', limit=MAX_ROWS).series
+        return truncated_json(
             {
-                "gpus": [gpu.plain for gpu in found],
-                "readings": {f"{one.labels.get('__name__')} {one.labels.get('UUID')}": one.newest for one in readings},
+                "gpus": [gpu.plain for gpu in gpus],
+                "readings": {
+                    f"{series.labels.get('__name__')} {series.labels.get('UUID')}": series.newest for series in readings
+                },
             }
         )
 
-    def query(self, given: dict[str, Any]) -> str:
-        if "since" not in given:
-            found = self._hub.query(given["expr"], limit=MOST_SERIES)
+    def query(self, arguments: dict[str, Any]) -> str:
+        if "since" not in arguments:
+            result = self._hub.query(arguments["expr"], limit=MAX_SERIES)
         else:
-            found = self._range(given)
-        series = [{"labels": dict(one.labels), "points": one.points[-MOST_POINTS:]} for one in found.series]
-        return bounded(
-            {"series": series[:MOST_SERIES], "series_shown": min(len(series), MOST_SERIES), "warnings": found.warnings}
+            result = self._query_range(arguments)
+        series = [{"labels": dict(entry.labels), "points": entry.points[-MAX_POINTS:]} for entry in result.series]
+        return truncated_json(
+            {"series": series[:MAX_SERIES], "series_shown": min(len(series), MAX_SERIES), "warnings": result.warnings}
         )
 
-    def _range(self, given: dict[str, Any]) -> promql.QueryResult:
-        seconds, end = _seconds(given["since"]), self._hub.status().now
-        # As many points as may be shown, unless a coarser step was asked for.
-        finest = max(1, round(seconds / MOST_POINTS))
-        step = max(finest, round(_seconds(given["step"]))) if "step" in given else finest
-        return self._hub.query_range(given["expr"], start=end - timedelta(seconds=seconds), end=end, step=f"{step}s")
-
-    def incidents(self, given: dict[str, Any]) -> str:
-        cards = self._hub.incidents(all=given.get("all", False))
-        shown = cards[: max(0, given.get("limit", MOST_ROWS))]
-        return bounded({"incidents": [_brief(card) for card in shown], "found": len(cards)})
-
-    def incident(self, given: dict[str, Any]) -> str:
-        found = self._hub.incident(given["id"])
-        repair = self._hub.repair(given["id"])
-        cause = found.incident.cause
-        return bounded(
-            {**found.plain, "repair": repair.plain, "runbook": f"watchkeeper://runbooks/{runbooks.of_cause(cause)}"}
+    def _query_range(self, arguments: dict[str, Any]) -> promql.QueryResult:
+        seconds, end = _parse_seconds(arguments["since"]), self._hub.status().now
+        # The finest step that stays within the limit of points, unless a coarser one is requested.
+        finest_step = max(1, round(seconds / MAX_POINTS))
+        step = max(finest_step, round(_parse_seconds(arguments["step"]))) if "step" in arguments else finest_step
+        return self._hub.query_range(
+            arguments["expr"], start=end - timedelta(seconds=seconds), end=end, step=f"{step}s"
         )
 
-    def doctor(self, given: dict[str, Any]) -> str:
+    def incidents(self, arguments: dict[str, Any]) -> str:
+        cards = self._hub.incidents(all=arguments.get("all", False))
+        shown = cards[: max(0, arguments.get("limit", MAX_ROWS))]
+        return truncated_json({"incidents": [_summarise_incident(card) for card in shown], "found": len(cards)})
+
+    def incident(self, arguments: dict[str, Any]) -> str:
+        answer = self._hub.incident(arguments["id"])
+        repair = self._hub.repair(arguments["id"])
+        cause = answer.incident.cause
+        return truncated_json(
+            {
+                **answer.plain,
+                "repair": repair.plain,
+                "runbook": f"watchkeeper://runbooks/{runbooks.find_runbook(cause)}",
+            }
+        )
+
+    def doctor(self, arguments: dict[str, Any]) -> str:
         from watchkeeper.doctor import examine, report
         from watchkeeper.readers import bundles
 
-        text = given["text"]
-        if len(text) > PASTED_CHARACTERS:
-            raise HubError(f"the text has {len(text):,} characters, the limit is {PASTED_CHARACTERS:,}")
+        text = arguments["text"]
+        if len(text) > MAX_PASTED_CHARACTERS:
+            raise HubError(f"the text has {len(text):,} characters, the limit is {MAX_PASTED_CHARACTERS:,}")
         answer = examine.examine(bundles.open_stream("pasted", io.BytesIO(text.encode())))
-        return bounded(report.as_plain(answer))
+        return truncated_json(report.as_plain(answer))
 
-    def runbook(self, given: dict[str, Any]) -> str:
-        return runbooks.text(runbooks.of_cause(given["cause"]))
+    def runbook(self, arguments: dict[str, Any]) -> str:
+        return runbooks.read_runbook(runbooks.find_runbook(arguments["cause"]))
 
-    def jobs(self, given: dict[str, Any]) -> str:
-        return bounded(_part(self._hub.jobs(**{"limit": 50, **given}), "jobs", "total", "problems"))
+    def jobs(self, arguments: dict[str, Any]) -> str:
+        return truncated_json(_select_keys(self._hub.jobs(**{"limit": 50, **arguments}), "jobs", "total", "problems"))
 
-    def job(self, given: dict[str, Any]) -> str:
-        return bounded(self._hub.job(given["id"]))
+    def job(self, arguments: dict[str, Any]) -> str:
+        return truncated_json(self._hub.job(arguments["id"]))
 
-    def usage(self, given: dict[str, Any]) -> str:
-        found = self._hub.usage(**self._window(given))
-        return bounded(_part(found, "since", "until", "by", "lines", "total", "notes"))
+    def usage(self, arguments: dict[str, Any]) -> str:
+        report = self._hub.usage(**self._window(arguments))
+        return truncated_json(_select_keys(report, "since", "until", "by", "lines", "total", "notes"))
 
-    def cost(self, given: dict[str, Any]) -> str:
-        found = self._hub.cost(**self._window(given))
-        return bounded(_part(found, "since", "until", "by", "currency", "lines", "money", "notes"))
+    def cost(self, arguments: dict[str, Any]) -> str:
+        report = self._hub.cost(**self._window(arguments))
+        return truncated_json(_select_keys(report, "since", "until", "by", "currency", "lines", "money", "notes"))
 
-    def _window(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _window(self, arguments: dict[str, Any]) -> dict[str, Any]:
         now = self._hub.status().now
-        since = now - timedelta(seconds=_seconds(given.get("since", "1d")))
-        return {"by": given.get("by", "team"), "since": wire.format_time(since)}
+        since = now - timedelta(seconds=_parse_seconds(arguments.get("since", "1d")))
+        return {"by": arguments.get("by", "team"), "since": wire.format_time(since)}
 
-    def capacity(self, given: dict[str, Any]) -> str:
-        said: dict[str, Any] = {"standing": self._hub.free_capacity()}
+    def capacity(self, arguments: dict[str, Any]) -> str:
+        answer: dict[str, Any] = {"standing": self._hub.free_capacity()}
         try:
-            made = self._hub.forecast(horizon=given.get("horizon", "7d"))
+            forecast = self._hub.forecast(horizon=arguments.get("horizon", "7d"))
         except HubError as error:
-            # A young hub knows its room and has nothing to forecast from.
-            return bounded({**said, "forecast": None, "why_not": str(error)})
-        return bounded({**said, **{name: value for name, value in made.plain.items() if name not in ("ok", "history")}})
+            # A new hub knows its free capacity but has too little history for a forecast.
+            return truncated_json({**answer, "forecast": None, "why_not": str(error)})
+        return truncated_json(
+            {**answer, **{name: value for name, value in forecast.plain.items() if name not in ("ok", "history")}}
+        )
 
 
 class ActionTools:
-    """What changes something; the hub's token says whether it may."""
+    """The tools that make changes; the role of the token limits them."""
 
     def __init__(self, hub: Client) -> None:
         self._hub = hub
 
-    def acknowledge(self, given: dict[str, Any]) -> str:
-        return f"{given['id']} is {self._hub.acknowledge(given['id']).incident.state}."
+    def acknowledge(self, arguments: dict[str, Any]) -> str:
+        return f"{arguments['id']} is {self._hub.acknowledge(arguments['id']).incident.state}."
 
-    def note(self, given: dict[str, Any]) -> str:
-        self._hub.note(given["id"], text=given["text"])
-        return f"Noted at {given['id']}."
+    def note(self, arguments: dict[str, Any]) -> str:
+        self._hub.note(arguments["id"], text=arguments["text"])
+        return f"Note added to {arguments['id']}."
 
-    def approve(self, given: dict[str, Any]) -> str:
-        repair = self._hub.approve(given["id"], digest=given["digest"])
-        return f"{given['id']}: the plan is approved by {repair.approved_by}; it is {repair.state}: {repair.said}"
+    def approve(self, arguments: dict[str, Any]) -> str:
+        repair = self._hub.approve(arguments["id"], digest=arguments["digest"])
+        return f"{arguments['id']}: plan approved by {repair.approved_by}; the repair is {repair.state}: {repair.said}"
 
 
-def bounded(value: Any, most: int = MOST_CHARACTERS) -> str:
-    """JSON of at most so many characters; the longest lists are cut, and `left_out` says by how many rows."""
+def truncated_json(value: Any, max_characters: int = MAX_CHARACTERS) -> str:
+    """JSON of limited length: the longest lists are truncated, and `left_out` counts the omitted rows."""
     plain: dict[str, Any] = json.loads(json.dumps(wire.to_plain(value)))
-    left_out: dict[str, int] = {}
-    while len(text := json.dumps(plain, ensure_ascii=False)) > most:
-        path, longest = max(_lists(plain), key=lambda found: len(json.dumps(found[1])), default=("", []))
+    omitted: dict[str, int] = {}
+    while len(text := json.dumps(plain, ensure_ascii=False)) > max_characters:
+        path, longest = max(_lists(plain), key=lambda entry: len(json.dumps(entry[1])), default=("", []))
         if not longest:
-            return json.dumps({"problem": f"the answer has {len(text):,} characters, the limit is {most:,}"})
-        kept = len(longest) // 2
-        left_out[path] = left_out.get(path, 0) + len(longest) - kept
-        del longest[kept:]
-        plain["left_out"] = left_out
+            return json.dumps({"problem": f"the answer has {len(text):,} characters, the limit is {max_characters:,}"})
+        kept_rows = len(longest) // 2
+        omitted[path] = omitted.get(path, 0) + len(longest) - kept_rows
+        del longest[kept_rows:]
+        plain["left_out"] = omitted
     return text
 
 
 def _lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Every list with rows, by its dotted path."""
+    """All non-empty lists in a value, with their dotted paths."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _lists(item, f"{path}.{name}".lstrip("."))
@@ -268,25 +285,25 @@ def _lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
             yield from _lists(item, f"{path}[{at}]")
 
 
-def _brief(card: answers.IncidentCard) -> dict[str, Any]:
+def _summarise_incident(card: answers.IncidentCard) -> dict[str, Any]:
     names = ("id", "title", "severity", "state", "cause", "place_name", "opened_at", "why", "next_step", "workloads")
     return {name: wire.to_plain(getattr(card, name)) for name in names}
 
 
-def _part(answer: reading.HubAnswer, *names: str) -> dict[str, Any]:
+def _select_keys(answer: reading.HubAnswer, *names: str) -> dict[str, Any]:
     return {name: answer.plain[name] for name in names}
 
 
-def _text(words: str) -> dict[str, Any]:
-    return {**TEXT, "description": words}
+def _text_argument(description: str) -> dict[str, Any]:
+    return {"type": "string", "description": description}
 
 
-def _number(words: str) -> dict[str, Any]:
-    return {"type": "integer", "description": words, "minimum": 1, "maximum": MOST_ROWS}
+def _limit_argument() -> dict[str, Any]:
+    return {"type": "integer", "description": "maximum number of rows", "minimum": 1, "maximum": MAX_ROWS}
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         return durations.parse_seconds(text)
     except ValueError as error:
-        raise HubError(f"`{text[:40]}` is no length of time: {error}", remedy="Write it like 1h or 7d") from error
+        raise HubError(f"`{text[:40]}` is not a duration: {error}", remedy="Write for example 1h or 7d") from error

@@ -1,6 +1,6 @@
-"""The runbooks of the documentation as texts: what `watchkeeper mcp` gives out.
+"""The runbooks of the documentation as texts, for `watchkeeper mcp`.
 
-A wheel has them in packs/runbooks (pyproject.toml puts them there); in a checkout they are where people edit them.
+A wheel has them in packs/runbooks (see pyproject.toml), a checkout in docs/runbooks.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import watchkeeper
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import PackError
 
-HERE = Path(watchkeeper.__file__).parent
-PLACES = (HERE / "packs" / "runbooks", HERE.parent / "docs" / "runbooks")
+PACKAGE_FOLDER = Path(watchkeeper.__file__).parent
+FOLDERS = (PACKAGE_FOLDER / "packs" / "runbooks", PACKAGE_FOLDER.parent / "docs" / "runbooks")
 
 
 @cache
 def titles() -> dict[str, str]:
-    """The name of every runbook, with what it is about; empty where none are installed."""
+    """Names of all runbooks with what each is about; empty if none are installed."""
     rows = {row.runbook: row.why for row in causes.all_causes()}
-    return {name: words for name, words in sorted(rows.items()) if _path(name) is not None}
+    return {name: title for name, title in sorted(rows.items()) if _find_path(name) is not None}
 
 
-def of_cause(cause: str) -> str:
-    """The runbook of a cause; that of `unknown` for one that nobody has written about."""
+def find_runbook(cause: str) -> str:
+    """The runbook of a cause; the runbook of `unknown` if the cause has none."""
     return causes.lookup(cause).runbook
 
 
-def text(name: str) -> str:
-    path = _path(name) if name in titles() else None
+def read_runbook(name: str) -> str:
+    path = _find_path(name) if name in titles() else None
     if path is None:
-        raise PackError(f"there is no runbook {name[:60]}", remedy="The causes of incidents have one each")
+        raise PackError(f"no runbook {name[:60]}", remedy="Use the cause of an incident")
     return path.read_text(encoding="utf-8")
 
 
-def _path(name: str) -> Path | None:
-    return next((place / f"{name}.md" for place in PLACES if (place / f"{name}.md").is_file()), None)
+def _find_path(name: str) -> Path | None:
+    return next((folder / f"{name}.md" for folder in FOLDERS if (folder / f"{name}.md").is_file()), None)

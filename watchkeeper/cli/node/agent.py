@@ -1,4 +1,4 @@
-"""`watchkeeper agent`: a GPU node's side."""
+"""`watchkeeper agent`: run the agent of a GPU node."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from watchkeeper.kit import clock, logs
 from watchkeeper.net import access
 
 PATH = click.Path(path_type=Path)
-# Everything is closed by then; a file of a program that hangs in the driver may keep a reading thread for ever.
-LEAVE_SECONDS = 2.0
+# Everything is closed by then, but a thread that reads a file of a hung driver may never end.
+EXIT_AFTER_SECONDS = 2.0
 
 
 # Deliberately long: one entry for each option, and nothing else.
@@ -32,79 +32,98 @@ LEAVE_SECONDS = 2.0
     default=DEFAULT_URL,
     show_default=True,
     envvar="WATCHKEEPER_HUB",
-    help="Where events are pushed to.",
+    help="URL of the hub that receives events.",
 )
-@click.option("--no-hub", is_flag=True, help="Tell no hub; serve /metrics only, as dcgm-exporter does.")
+@click.option("--no-hub", is_flag=True, help="Use no hub: only serve /metrics, as dcgm-exporter does.")
 @click.option(
-    "--token", metavar="TOKEN", envvar="WATCHKEEPER_TOKEN", help="Agent token; better given as WATCHKEEPER_TOKEN."
+    "--token",
+    metavar="TOKEN",
+    envvar="WATCHKEEPER_TOKEN",
+    help="Agent token for the hub; prefer the environment variable WATCHKEEPER_TOKEN.",
 )
-@click.option("--hub-ca", type=PATH, envvar="WATCHKEEPER_HUB_CA", help="Certificates to believe the hub by.")
+@click.option("--hub-ca", type=PATH, envvar="WATCHKEEPER_HUB_CA", help="CA certificates that verify the hub.")
 @click.option(
-    "--hub-cert", type=PATH, envvar="WATCHKEEPER_HUB_CERT", help="Our certificate, for a hub that asks for one."
+    "--hub-cert", type=PATH, envvar="WATCHKEEPER_HUB_CERT", help="Client certificate, for a hub that requires one."
 )
-@click.option("--hub-key", type=PATH, envvar="WATCHKEEPER_HUB_KEY", help="Its key, where it is in a file of its own.")
-@click.option("--cluster", default="main", help="The cluster this node belongs to.")
+@click.option(
+    "--hub-key", type=PATH, envvar="WATCHKEEPER_HUB_KEY", help="Private key of --hub-cert, if in a separate file."
+)
+@click.option("--cluster", default="main", help="Cluster of this node.")
 @click.option(
     "--node",
     default=os.uname().nodename,
     show_default="host name",
-    help="The name under which the hub knows this node.",
+    help="Name of this node on the hub.",
 )
-@click.option("--expected-gpus", type=click.IntRange(0, 1024), help="GPUs this node should have; told to the hub.")
+@click.option(
+    "--expected-gpus", type=click.IntRange(0, 1024), help="Number of GPUs this node should have; sent to the hub."
+)
 @click.option(
     "--listen",
     "address",
     metavar="HOST:PORT",
     default=f"127.0.0.1:{agent_server.PORT}",
     show_default=True,
-    help="Where /metrics is served; `none` serves nothing.",
+    help="Address that serves /metrics; `none` serves nothing.",
 )
-@click.option("--socket", type=PATH, help="Serve on this Unix socket instead.")
-@click.option("--token-file", type=PATH, help="Bearer tokens that may read /metrics, one a line.")
-@click.option("--basic-auth-file", "basic_file", type=PATH, help="`user:password` lines that may read /metrics.")
-@click.option("--open-metrics", "is_open", is_flag=True, help="Let everyone who reaches the address read /metrics.")
-@click.option("--tls-cert", "certificate", type=PATH, help="Certificate for HTTPS.")
-@click.option("--tls-key", "key", type=PATH, help="Its key.")
-@click.option("--counters", type=PATH, help="A counters file of dcgm-exporter: which fields to show.")
+@click.option("--socket", type=PATH, help="Serve /metrics on this Unix socket instead of --listen.")
+@click.option("--token-file", type=PATH, help="File of bearer tokens that may read /metrics, one per line.")
+@click.option(
+    "--basic-auth-file", "basic_file", type=PATH, help="File of `user:password` lines that may read /metrics."
+)
+@click.option(
+    "--open-metrics", "is_open", is_flag=True, help="Serve /metrics without authentication on any --listen address."
+)
+@click.option("--tls-cert", "certificate", type=PATH, help="Certificate for serving HTTPS.")
+@click.option("--tls-key", "key", type=PATH, help="Private key of --tls-cert.")
+@click.option("--counters", type=PATH, help="Counters file of dcgm-exporter that selects the exported fields.")
 @click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, help="Seconds between readings of a GPU.")
 @click.option(
     "--attribution",
-    "shown",
+    "holder_display",
     type=click.Choice([each.value for each in attribution_page.HolderDisplay]),
     default=attribution_page.HolderDisplay.BOTH.value,
-    help="Show who holds a GPU as labels of dcgm-exporter, as an information series, or both.",
+    help="Export the holder of a GPU as dcgm-exporter's labels, as an info series, or both.",
 )
-@click.option("--hpc-job-mapping-dir", "job_files", type=PATH, help="Job files of a Slurm prolog, one for each GPU.")
-@click.option("--slurm-node", metavar="NAME", show_default="--node", help="Slurm's name of this node.")
-@click.option("--no-gpus", is_flag=True, help="Do not read GPUs: another exporter does.")
+@click.option(
+    "--hpc-job-mapping-dir", "job_files", type=PATH, help="Folder of job files that a Slurm prolog writes, one per GPU."
+)
+@click.option("--slurm-node", metavar="NAME", show_default="--node", help="Name of this node in Slurm.")
+@click.option("--no-gpus", is_flag=True, help="Do not read GPUs, because another exporter does.")
 @click.option(
     "--spool",
     "spool_directory",
     type=PATH,
     default=Path("/var/lib/watchkeeper/spool"),
     show_default=True,
-    help="Where events wait while the hub is away.",
+    help="Folder for events until the hub confirms them.",
 )
-@click.option("--kmsg", type=PATH, default=Path("/dev/kmsg"), show_default=True, help="The kernel log to follow.")
+@click.option(
+    "--kmsg", type=PATH, default=Path("/dev/kmsg"), show_default=True, help="Kernel log that --kernel-log kmsg follows."
+)
 @click.option(
     "--kernel-log",
     metavar="kmsg|journald|FILE",
     default="kmsg",
     show_default=True,
-    help="Where kernel lines come from: /dev/kmsg, systemd's journal, or a file that syslog writes.",
+    help="Source of kernel messages: /dev/kmsg, systemd's journal, or a file that syslog writes.",
 )
 @click.option(
-    "--host-root", type=PATH, default=Path("/"), show_default=True, help="Where the node's root is mounted, in a pod."
+    "--host-root",
+    type=PATH,
+    default=Path("/"),
+    show_default=True,
+    help="Where the node's root file system is mounted, for an agent in a pod.",
 )
-@click.option("--metrics-file", type=PATH, help="Also write the agent's own metrics here, for node_exporter.")
+@click.option("--metrics-file", type=PATH, help="Also write the agent's own metrics to this file, for node_exporter.")
 @chassis_options.with_chassis_options
 @agent_control.with_control
-@click.option("--log-json", is_flag=True, help="Log as JSON.")
+@click.option("--log-json", is_flag=True, help="Write the log as JSON.")
 def command(log_json: bool, **options: Any) -> None:
-    """Read this node's GPUs, kernel log and host; serve /metrics and push events to the hub.
+    """Run the agent of a GPU node: read GPUs, kernel log and host; serve /metrics; push events to the hub.
 
-    Events are kept on disk while the hub is away, and are pushed in order when it is back. The agent
-    accepts no commands. It serves on loopback unless it is told who may read:
+    Events are spooled on disk while the hub is unreachable, and are pushed in order later. The agent accepts no inbound
+    commands. It serves on loopback only, unless you set who may read /metrics:
 
     \b
     watchkeeper agent --no-hub
@@ -118,11 +137,11 @@ def command(log_json: bool, **options: Any) -> None:
 
 
 async def run(settings: agent.AgentSettings, stop: asyncio.Event) -> None:
-    """Run until told to stop, and then leave: Python would wait for a thread that sits in the kernel, for ever."""
+    """Run until `stop`, then exit even if a thread hangs in the kernel: Python would wait for it forever."""
     await agent.run(settings, clock.ScaledClock(), stop)
-    late = threading.Timer(LEAVE_SECONDS, os._exit, (0,))
-    late.daemon = True
-    late.start()
+    exit_timer = threading.Timer(EXIT_AFTER_SECONDS, os._exit, (0,))
+    exit_timer.daemon = True
+    exit_timer.start()
 
 
 def settings_from(
@@ -139,20 +158,20 @@ def settings_from(
     is_open: bool,
     certificate: Path | None,
     key: Path | None,
-    shown: str,
+    holder_display: str,
     job_files: Path | None,
     slurm_node: str | None,
     hub_ca: Path | None,
     hub_cert: Path | None,
     hub_key: Path | None,
-    **same: Any,
+    **agent_options: Any,
 ) -> agent.AgentSettings:
-    """The agent's settings; what has the same name on both sides is handed over as it is."""
+    """Build the agent's settings from the options; `agent_options` have the names of settings."""
     listen = None
     if address != "none" or socket is not None:
-        host, port = read_address(address) if address != "none" else ("127.0.0.1", 0)
-        guards = agent_server.load_credentials(token_file, basic_file)
-        listen = agent_server.ListenSettings(host, port, socket, guards, is_open, certificate, key)
+        host, port = parse_address(address) if address != "none" else ("127.0.0.1", 0)
+        credentials = agent_server.load_credentials(token_file, basic_file)
+        listen = agent_server.ListenSettings(host, port, socket, credentials, is_open, certificate, key)
     return agent.AgentSettings(
         hub_url=None if no_hub else hub_url,
         hub_access=access.Access(ca_file=str(hub_ca or ""), cert_file=str(hub_cert or ""), key_file=str(hub_key or "")),
@@ -160,14 +179,16 @@ def settings_from(
         interval_seconds=interval,
         reads_gpus=not no_gpus,
         listen=listen,
-        holder_settings=node_holders.HolderSettings(attribution_page.HolderDisplay(shown), job_files, slurm_node),
-        **same,
+        holder_settings=node_holders.HolderSettings(
+            attribution_page.HolderDisplay(holder_display), job_files, slurm_node
+        ),
+        **agent_options,
     )
 
 
-def read_address(text: str) -> tuple[str, int]:
-    """`0.0.0.0:9400`, `:9400`, `[::1]:9400`."""
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse `0.0.0.0:9400`, `:9400` or `[::1]:9400` into host and port."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise click.UsageError(f"--listen {text}: HOST:PORT is needed, such as 127.0.0.1:{agent_server.PORT}")
+        raise click.UsageError(f"--listen {text} is not HOST:PORT, for example 127.0.0.1:{agent_server.PORT}")
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104

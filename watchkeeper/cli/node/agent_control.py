@@ -1,4 +1,4 @@
-"""What `watchkeeper agent` has beside running: options for orders and logs, and its commands for keys and systemd."""
+"""Options of `watchkeeper agent` for work orders and logs, and its subcommands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from watchkeeper.cli import groups
 from watchkeeper.kit import secret_file
 from watchkeeper.model import orders
 
-NOTHING = "none"
+NO_ORDERS = "none"
 UNIT = "watchkeeper-agent.service"
 PROGRAMS = {"nvidia-smi": "nvidia_smi", "systemctl": "systemctl", "nvidia-mig-parted": "mig_parted"}
 PATH = click.Path(path_type=Path)
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 class AgentCommands(groups.FullHelpGroup):
-    """The commands beside running, each imported on use: a running agent has no need of a client of the hub."""
+    """The subcommands, imported when used: a running agent does not need the hub's client."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -45,7 +45,7 @@ class AgentCommands(groups.FullHelpGroup):
         return command
 
 
-# What an order may use of this node, beside its kind.
+# What work orders may use on this node.
 TOOL_OPTIONS = (
     click.option(
         "--allow-unit",
@@ -54,22 +54,22 @@ TOOL_OPTIONS = (
         metavar="UNIT",
         default=order_context.UNITS,
         show_default=True,
-        help="A service that `restart_service` may restart; repeatable, and then only those.",
+        help="Service that the order `restart_service` may restart; repeatable, replaces the default list.",
     ),
     click.option(
         "--mig-config",
         type=PATH,
         default=order_context.MIG_CONFIG,
         show_default=True,
-        help="The layouts that `apply_mig` may apply, a file of nvidia-mig-parted.",
+        help="nvidia-mig-parted file with the layouts that the order `apply_mig` may apply.",
     ),
-    click.option("--mig-layout", metavar="NAME", help="The layout of that file which this node has."),
+    click.option("--mig-layout", metavar="NAME", help="Layout in --mig-config that this node should have."),
     click.option(
         "--tool",
         "tools",
         multiple=True,
         metavar="NAME=PATH",
-        help=f"Where a program lies that orders run, where not on PATH: {', '.join(PROGRAMS)}.",
+        help=f"Path of a program that orders run, if it is not on PATH; NAME is one of {', '.join(PROGRAMS)}.",
     ),
 )
 
@@ -81,53 +81,53 @@ def _with_tools(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `agent.control`, and hand them to the agent's command as one `control`."""
+    """Add the options for work orders and logs, and pass them to the command as `control`."""
 
     @click.option(
         "--order-key",
         type=PATH,
         envvar="WATCHKEEPER_ORDER_KEY",
-        help="File of this node's key for work orders; without it the agent fetches none.",
+        help="File with this node's key for work orders; without it, the agent accepts no orders.",
     )
     @click.option(
         "--allow-order",
         "allowed",
         multiple=True,
-        type=click.Choice([*orders.KINDS, NOTHING]),
+        type=click.Choice([*orders.KINDS, NO_ORDERS]),
         default=orders.HARMLESS,
         show_default=True,
-        help="A kind of order that this node takes; repeatable, and then only those.",
+        help="Kind of work order that this node accepts; repeatable, replaces the default list.",
     )
     @_with_tools
     @click.option(
-        "--log-gpu-context", is_flag=True, help="Log as JSON, with the state of the GPUs that a line is about."
+        "--log-gpu-context", is_flag=True, help="Write the log as JSON, with the state of the GPUs in each message."
     )
     @functools.wraps(command)
     def wrapper(
-        *given: Any, order_key: Path | None, allowed: tuple[str, ...], log_gpu_context: bool, **options: Any
+        *args: Any, order_key: Path | None, allowed: tuple[str, ...], log_gpu_context: bool, **options: Any
     ) -> Any:
-        tools = _tools(options)
+        tools = _pop_tools(options)
         node = None
         if order_key is not None and click.get_current_context().invoked_subcommand is None:
             from watchkeeper.agent.orders import orders as work_orders
 
-            key, kinds = secret_file.read_key_file(order_key), frozenset(allowed) - {NOTHING}
+            key, kinds = secret_file.read_key_file(order_key), frozenset(allowed) - {NO_ORDERS}
             node = work_orders.AgentIdentity(options["cluster"], options["node"], key, kinds)
         root = options["host_root"]
         roots = node_facts.Roots(root / "proc", root / "sys", root)
-        wanted = control.ControlSettings(node, log_gpu_context, scan_options(options), tools, roots)
-        return command(*given, control=wanted, **options)
+        settings = control.ControlSettings(node, log_gpu_context, scan_options(options), tools, roots)
+        return command(*args, control=settings, **options)
 
     return wrapper
 
 
-def _tools(options: dict[str, Any]) -> order_context.NodeTools:
-    """Takes what is only about orders out of the options."""
+def _pop_tools(options: dict[str, Any]) -> order_context.NodeTools:
+    """Remove the options that are only about work orders, and return them as tools."""
     programs = {}
     for text in options.pop("tools"):
         name, equals, path = text.partition("=")
         if not equals or not path or name not in PROGRAMS:
-            raise click.UsageError(f"--tool {text[:60]}: NAME=PATH is needed, with one of {', '.join(PROGRAMS)}")
+            raise click.UsageError(f"--tool {text[:60]} is not NAME=PATH, where NAME is one of {', '.join(PROGRAMS)}")
         programs[PROGRAMS[name]] = path
     return order_context.NodeTools(
         **programs,
@@ -138,10 +138,10 @@ def _tools(options: dict[str, Any]) -> order_context.NodeTools:
 
 
 def scan_options(options: dict[str, Any]) -> tuple[str, ...]:
-    """How an ordered scan looks at the same machine as this agent."""
+    """Options of a scan that is run by a work order: the same paths and GPU count as this agent."""
     expected = options["expected_gpus"]
-    counted = () if expected is None else ("--expected-gpus", str(expected))
-    return ("--host-root", str(options["host_root"]), "--kmsg", str(options["kmsg"]), *counted)
+    expected_options = () if expected is None else ("--expected-gpus", str(expected))
+    return ("--host-root", str(options["host_root"]), "--kmsg", str(options["kmsg"]), *expected_options)
 
 
 @click.command("unit")
@@ -153,23 +153,23 @@ def unit() -> None:
     sudo systemctl enable --now watchkeeper-agent
     """
     text = resources.files("watchkeeper").joinpath("packs", "systemd", UNIT).read_text(encoding="utf-8")
-    click.echo(text.replace("@WATCHKEEPER@", own_path()), nl=False)
+    click.echo(text.replace("@WATCHKEEPER@", find_own_path()), nl=False)
 
 
-def own_path() -> str:
-    """Where the installed command is: a unit has no PATH of a person."""
-    beside = Path(sys.executable).with_name("watchkeeper")
-    return str(beside) if beside.exists() else shutil.which("watchkeeper") or "/usr/bin/watchkeeper"
+def find_own_path() -> str:
+    """The path of the installed command: a systemd unit does not have a user's PATH."""
+    sibling = Path(sys.executable).with_name("watchkeeper")
+    return str(sibling) if sibling.exists() else shutil.which("watchkeeper") or "/usr/bin/watchkeeper"
 
 
 @click.command("order-key")
 @click.argument("hub_key", metavar="HUB_KEY_FILE", type=PATH)
-@click.option("--node", required=True, help="The node whose agent gets the key.")
-@click.option("--cluster", default="main", show_default=True, help="Its cluster.")
+@click.option("--node", required=True, help="Node that gets the key.")
+@click.option("--cluster", default="main", show_default=True, help="Cluster of the node.")
 def order_key(hub_key: Path, node: str, cluster: str) -> None:
-    """Print one node's key for work orders, derived from the hub's.
+    """Print the key of one node for work orders, derived from the hub's key.
 
-    Run it where the hub's [hub] order_key_file is; what it prints goes into the file of --order-key on that node. It
-    opens the orders of that node only.
+    Run it on the hub, with its [hub] order_key_file. Write the output to the --order-key file of that node. The key is
+    valid for orders to that node only.
     """
     click.echo(orders.node_key(secret_file.read_key_file(hub_key), cluster, node).decode())

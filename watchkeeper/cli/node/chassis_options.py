@@ -1,4 +1,4 @@
-"""Options of `watchkeeper agent` about the chassis: whether and how its baseboard controller is asked."""
+"""Options of `watchkeeper agent` for reading the baseboard management controller (BMC)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ PATH = click.Path(path_type=Path)
 
 
 def with_chassis_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `agent.chassis`, and hand them to the agent's command as one `chassis`."""
+    """Add the options for the BMC, and pass them to the command as `chassis`."""
 
-    @click.option("--redfish-url", metavar="URL", help="The baseboard controller, for fans and power supplies.")
-    @click.option("--redfish-credentials", "secret", type=PATH, help="File with one line `user:password` for it.")
-    @click.option("--redfish-ca", "ca_file", type=PATH, help="Certificates to believe it by, in place of the system's.")
-    @click.option("--redfish-insecure", "is_insecure", is_flag=True, help="Do not check its certificate.")
-    @click.option("--no-ipmi", is_flag=True, help="Do not ask the controller with ipmitool, though it is there.")
+    @click.option("--redfish-url", metavar="URL", help="Redfish URL of the BMC, to read fans and power supplies.")
+    @click.option(
+        "--redfish-credentials", "secret", type=PATH, help="File with one line `user:password` for --redfish-url."
+    )
+    @click.option(
+        "--redfish-ca", "ca_file", type=PATH, help="CA certificates that verify the BMC, instead of the system's."
+    )
+    @click.option("--redfish-insecure", "is_insecure", is_flag=True, help="Do not verify the certificate of the BMC.")
+    @click.option("--no-ipmi", is_flag=True, help="Do not read the BMC with ipmitool.")
     @functools.wraps(command)
     def wrapper(
-        *given: Any,
+        *args: Any,
         redfish_url: str | None,
         secret: Path | None,
         ca_file: Path | None,
@@ -33,6 +37,6 @@ def with_chassis_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         access = chassis.load_access(secret, ca_file, is_insecure=is_insecure)
-        return command(*given, chassis=chassis.ChassisSettings(redfish_url, access, reads_ipmi=not no_ipmi), **options)
+        return command(*args, chassis=chassis.ChassisSettings(redfish_url, access, reads_ipmi=not no_ipmi), **options)
 
     return wrapper

@@ -1,4 +1,4 @@
-"""`watchkeeper fabric`: the InfiniBand fabric as this host sees it, once or on an interval, for people or for a hub."""
+"""`watchkeeper fabric`: sweep the InfiniBand fabric from this node, once or repeatedly; print or push the result."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from watchkeeper.errors import CollectError, HubError
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import fabric
 
-SHOWN_PORTS = 50
-CANNOT_TELL = 3
+MAX_PORTS = 50
+EXIT_UNKNOWN = 3
 
 
 @click.group("fabric", cls=groups.FullHelpGroup)
 def command() -> None:
-    """Look at the InfiniBand fabric from this host; only reads."""
+    """Read the InfiniBand fabric from this node; changes nothing."""
 
 
 @command.command("sweep")
-@click.option("--adapter", metavar="NAME", help="Adapter to look from, such as mlx5_0.  [default: first active one]")
-@click.option("--port", type=int, help="Port of that adapter.")
+@click.option("--adapter", metavar="NAME", help="Adapter to use, for example mlx5_0.  [default: first active]")
+@click.option("--port", type=int, help="Port of --adapter.")
 @click.option("--names", type=click.Path(exists=True, path_type=Path), help="File of switch names by GUID.")
-@click.option("--timeout", default="30s", help="How long each program may take.")
-@click.option("--push", is_flag=True, help="Hand the sweep to the hub instead of printing it.")
-@click.option("--every", metavar="TIME", help="Go on, with a sweep each such time (`60s`); with --push.")
+@click.option("--timeout", default="30s", help="Timeout of each infiniband-diags program.")
+@click.option("--push", is_flag=True, help="Push the sweep to the hub instead of printing it.")
+@click.option("--every", metavar="TIME", help="With --push: repeat the sweep at this interval, for example 60s.")
 @options.as_json
 @options.with_hub
 @click.pass_context
@@ -46,43 +46,43 @@ def sweep(
     every: str | None,
     as_json: bool,
 ) -> None:
-    """Walk the fabric with infiniband-diags: switches, links, rates, errors, and which host is on which leaf.
+    """Sweep the fabric with infiniband-diags: switches, links, rates, errors, and the leaf of each host.
 
-    Needs root and the package infiniband-diags. Exits with 0 when nothing is wrong, 1 when a link is slow or counts
-    errors, and 3 when the fabric could not be read.
+    Needs root and the package infiniband-diags. Exit codes: 0 no problem, 1 a link is slow or has errors, 3 the fabric
+    cannot be read.
     """
     if every and not push:
-        raise click.UsageError("--every goes on until it is stopped, which makes sense with --push only")
-    wanted = fabric_sweep.SweepSettings(_seconds(timeout), adapter, port, names)
+        raise click.UsageError("--every repeats until it is stopped: it needs --push")
+    settings = fabric_sweep.SweepSettings(_parse_seconds(timeout), adapter, port, names)
     if every:
-        _push_forever(hub, wanted, pause_seconds=_seconds(every))
+        _push_repeatedly(hub, settings, pause_seconds=_parse_seconds(every))
     try:
-        found = fabric_sweep.sweep(wanted, at_ms=_now_ms())
+        snapshot = fabric_sweep.sweep(settings, at_ms=_now_ms())
     except CollectError as error:
         click.echo(f"watchkeeper: {error}", err=True)
-        ctx.exit(CANNOT_TELL)
+        ctx.exit(EXIT_UNKNOWN)
     if push:
-        _push(hub, found)
+        _push(hub, snapshot)
         return
-    layout = fabric.FabricTopology(found)
+    topology = fabric.FabricTopology(snapshot)
     if as_json:
-        options.print_json({**wire.to_plain(found), "leaf_of": layout.leaf_by_node()})
+        options.print_json({**wire.to_plain(snapshot), "leaf_of": topology.leaf_by_node()})
     else:
-        for line in describe(layout):
+        for line in describe(topology):
             click.echo(line)
-    ctx.exit(1 if layout.slow_ports or any(_errors(port) for port in found.ports) else 0)
+    ctx.exit(1 if topology.slow_ports or any(_error_counters(port) for port in snapshot.ports) else 0)
 
 
-def _push(hub: Client, found: fabric.Fabric) -> None:
-    answer = hub.push_sweep(wire.to_plain(found))
-    click.echo(f"{len(found.ports):,} ports in {found.seconds:g} s handed over, {answer.changes} changes")
+def _push(hub: Client, snapshot: fabric.Fabric) -> None:
+    answer = hub.push_sweep(wire.to_plain(snapshot))
+    click.echo(f"pushed {len(snapshot.ports):,} ports, swept in {snapshot.seconds:g} s; {answer.changes} changes")
 
 
-def _push_forever(hub: Client, wanted: fabric_sweep.SweepSettings, *, pause_seconds: float) -> NoReturn:
-    """What goes wrong once is said, and tried again at the next turn."""
+def _push_repeatedly(hub: Client, settings: fabric_sweep.SweepSettings, *, pause_seconds: float) -> NoReturn:
+    """Sweep and push at an interval; a failure is printed and retried at the next interval."""
     while True:
         try:
-            _push(hub, fabric_sweep.sweep(wanted, at_ms=_now_ms()))
+            _push(hub, fabric_sweep.sweep(settings, at_ms=_now_ms()))
         except (CollectError, HubError) as error:
             click.echo(f"watchkeeper: {error}", err=True)
         time.sleep(pause_seconds)
@@ -92,35 +92,35 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         return durations.parse_seconds(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
 
-def describe(layout: fabric.FabricTopology) -> Iterator[str]:
-    """The sweep as lines of text, trouble first."""
-    found = layout.fabric
-    switches, hosts = layout.switches(), {link.node for link in layout.host_links()}
-    links = sum(1 for _ in layout.links())
-    yield f"{len(switches)} switches, {len(hosts)} hosts, {links} links; swept in {found.seconds:g} s"
-    for problem in (*found.problems, *found.unread):
+def describe(topology: fabric.FabricTopology) -> Iterator[str]:
+    """The sweep as lines of text, problems first."""
+    snapshot = topology.fabric
+    switches, hosts = topology.switches(), {link.node for link in topology.host_links()}
+    links = sum(1 for _ in topology.links())
+    yield f"{len(switches)} switches, {len(hosts)} hosts, {links} links; swept in {snapshot.seconds:g} s"
+    for problem in (*snapshot.problems, *snapshot.unread):
         yield f"incomplete: {problem}"
-    for name in layout.shared_names():
-        yield f"several switches are called {name or '(no name)'}; their GUIDs tell them apart"
-    if layout.unnamed_hosts():
-        yield f"{len(layout.unnamed_hosts())} adapters have no host name yet: nobody can say which node they are in"
-    bad = [port for port in found.ports if port.key in layout.slow_ports or _errors(port)]
-    for port in bad[:SHOWN_PORTS]:
-        rate = f"slow: {port.gbps:g} Gb/s ({port.lanes}x {port.speed})" if port.key in layout.slow_ports else ""
-        errors = ", ".join(f"{name} {value}" for name, value in _errors(port).items())
-        there = "" if port.peer is None else f" to {layout.device_name(port.peer[0])} port {port.peer[1]}"
-        yield f"  {layout.device_name(port.guid)} port {port.number}{there}: {'; '.join(filter(None, (rate, errors)))}"
-    if len(bad) > SHOWN_PORTS:
-        yield f"  and {len(bad) - SHOWN_PORTS} more ports; --json has them all"
+    for name in topology.shared_names():
+        yield f"several switches have the name {name or '(no name)'}; only their GUIDs differ"
+    if topology.unnamed_hosts():
+        yield f"{len(topology.unnamed_hosts())} adapters have no host name yet: their nodes are unknown"
+    problem_ports = [port for port in snapshot.ports if port.key in topology.slow_ports or _error_counters(port)]
+    for port in problem_ports[:MAX_PORTS]:
+        rate = f"slow: {port.gbps:g} Gb/s ({port.lanes}x {port.speed})" if port.key in topology.slow_ports else ""
+        errors = ", ".join(f"{name} {value}" for name, value in _error_counters(port).items())
+        peer = "" if port.peer is None else f" to {topology.device_name(port.peer[0])} port {port.peer[1]}"
+        yield f"  {topology.device_name(port.guid)} port {port.number}{peer}: {'; '.join(filter(None, (rate, errors)))}"
+    if len(problem_ports) > MAX_PORTS:
+        yield f"  and {len(problem_ports) - MAX_PORTS} more ports; list all with --json"
     leaves: dict[str, list[str]] = {}
-    for node, leaf in layout.leaf_by_node().items():
+    for node, leaf in topology.leaf_by_node().items():
         leaves.setdefault(leaf, []).append(node)
     for leaf, nodes in sorted(leaves.items(), key=lambda item: fabric.natural_sort_key(item[0])):
         nodes.sort(key=fabric.natural_sort_key)
@@ -128,7 +128,7 @@ def describe(layout: fabric.FabricTopology) -> Iterator[str]:
         yield f"leaf {leaf}: {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}, {', '.join(nodes[:4])}{more}"
 
 
-def _errors(port: fabric.FabricPort) -> dict[str, int]:
-    """Counters that speak of a fault; waiting and traffic are no errors."""
+def _error_counters(port: fabric.FabricPort) -> dict[str, int]:
+    """Counters of errors that are not 0; traffic and wait counters are not errors."""
     ignored = ("Data", "Pkts", "Wait")
     return {name: value for name, value in (port.counters or {}).items() if value and not name.endswith(ignored)}

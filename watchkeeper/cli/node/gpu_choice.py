@@ -1,4 +1,4 @@
-"""`-i GPUS` and `-g GROUP`: which of this node's GPUs a command is about."""
+"""The options `-i GPUS` and `-g GROUP`, which select GPUs of this node."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from watchkeeper.model import fleet, gpu_selectors
 
 
 def with_gpus(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add both options, and hand the command `chosen`: a Selection, or None for every GPU."""
+    """Add both options, and pass the command a `selection`, None for all GPUs."""
 
     @click.option(
         "-i",
         "--gpus",
-        "words",
+        "gpus_text",
         metavar="GPUS",
-        help="Indices, 0-3, UUIDs, PCI addresses, 0/1 or MIG-… for a slice; with commas. All by default.",
+        help="Use only these GPUs: 0,2-3, UUIDs or PCI addresses; MIG instances as 0/1 or MIG-…  [default: all]",
     )
-    @click.option("-g", "--group", metavar="NAME", help="A group of `watchkeeper gpus group`.")
+    @click.option("-g", "--group", metavar="NAME", help="Use only the GPUs of this group of `watchkeeper gpus group`.")
     @functools.wraps(command)
-    def wrapper(*given: Any, words: str | None, group: str | None, **options: Any) -> Any:
-        return command(*given, chosen=choose(words, group), **options)
+    def wrapper(*args: Any, gpus_text: str | None, group: str | None, **options: Any) -> Any:
+        return command(*args, selection=parse_choice(gpus_text, group), **options)
 
     return wrapper
 
 
-def choose(words: str | None, group: str | None) -> gpu_selectors.GpuSelection | None:
-    if words is not None and group is not None:
-        raise click.UsageError("-i and -g: either some GPUs or a group of them")
+def parse_choice(gpus_text: str | None, group: str | None) -> gpu_selectors.GpuSelection | None:
+    if gpus_text is not None and group is not None:
+        raise click.UsageError("use either -i or -g")
     if group is not None:
         return gpu_groups.find_group(group, gpu_groups.find_user_file())
-    if words is None:
+    if gpus_text is None:
         return None
     try:
-        return gpu_selectors.parse_selection([words])
+        return gpu_selectors.parse_selection([gpus_text])
     except ValueError as error:
-        raise click.UsageError(f"-i {words[:60]}: {error}") from error
+        raise click.UsageError(f"-i {gpus_text[:60]}: {error}") from error
 
 
-def named(gpu: GpuSample) -> gpu_selectors.SelectableGpu:
+def selectable_gpu(gpu: GpuSample) -> gpu_selectors.SelectableGpu:
     slices = {part.uuid: part.id for part in gpu.mig_instances if part.uuid}
     return gpu_selectors.SelectableGpu(
         gpu.index, gpu.identity["uuid"], fleet.normalise_pci(gpu.identity["pci"]), slices

@@ -1,4 +1,4 @@
-"""`watchkeeper gpus`: which GPUs this node has, as the driver and the PCI bus know them, and how near they are."""
+"""`watchkeeper gpus`: list the GPUs of the driver and of the PCI bus, and how they are connected."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from watchkeeper.model import fleet, gpu_selectors
 from watchkeeper.readers.node import pci_sysfs
 from watchkeeper.readers.nvml import choice
 
-CANNOT_TELL = 3
+EXIT_UNKNOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGpuRow:
-    """One GPU; `is_answering` False: it is on the bus, and the driver does not give it to us."""
+    """One GPU; `is_answering` is False if it is on the PCI bus but the driver does not report it."""
 
     pci: str
     index: int | None
@@ -33,7 +33,7 @@ class NodeGpuRow:
     numa_node: int | None
     nvlinks: int | None
     is_answering: bool
-    # UUID of each MIG slice to its instance.
+    # UUID of each MIG instance to its id.
     slices: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -41,11 +41,11 @@ class NodeGpuRow:
 @as_json
 @with_gpus
 @click.option("--sysfs", type=click.Path(path_type=Path), default=Path("/sys"), hidden=True)
-def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.GpuSelection | None) -> None:
+def command(as_json: bool, sysfs: Path, selection: gpu_selectors.GpuSelection | None) -> None:
     """List the GPUs of this node and how they are connected.
 
-    The matrix uses the words of `nvidia-smi topo`: PIX one PCIe switch, PXB several, PHB a host bridge, NODE the
-    same NUMA node, SYS another one. Exit codes: 0, 1 if a GPU does not answer or is lost, 3 if nothing is known.
+    The matrix uses the terms of `nvidia-smi topo`: PIX one PCIe switch, PXB several, PHB a host bridge, NODE the same
+    NUMA node, SYS another NUMA node. Exit codes: 0 all GPUs answer, 1 a GPU does not answer or is lost, 3 no GPU.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -55,32 +55,32 @@ def command(as_json: bool, sysfs: Path, chosen: gpu_selectors.GpuSelection | Non
         scan_readings.ReadingOptions(choice.choose_families()), clock.ScaledClock()
     ) as sampler:
         gpus, faults = sampler.snapshot().gpus, sampler.faults()
-    found, absent = rows(gpus, devices), []
-    if chosen is not None:
-        absent = chosen.unmatched_texts(map(_named, found))
-        found = [row for row in found if chosen.includes(_named(row))]
-        devices = [device for device in devices if device.pci in {row.pci for row in found}]
+    gpu_rows, unmatched = build_rows(gpus, devices), []
+    if selection is not None:
+        unmatched = selection.unmatched_texts(map(_selectable_gpu, gpu_rows))
+        gpu_rows = [row for row in gpu_rows if selection.includes(_selectable_gpu(row))]
+        devices = [device for device in devices if device.pci in {row.pci for row in gpu_rows}]
     if as_json:
-        print_json({"gpus": [_plain(row) for row in found], "distance": distances(devices)})
+        print_json({"gpus": [_row_as_json(row) for row in gpu_rows], "distance": distances(devices)})
     else:
-        _print(found, devices)
+        _print_rows(gpu_rows, devices)
     for fault in faults:
         click.echo(f"{fault.cause}: {fault.evidence}", err=True)
-    for word in absent:
-        click.echo(f"GPU {word} is not there.", err=True)
-    if not found and not absent:
-        click.echo("No GPU is known, neither to the driver nor on the PCI bus.", err=True)
-        sys.exit(CANNOT_TELL)
-    # A GPU that is lost has no row where the bus does not show it either.
-    is_lost = chosen is None and bool(faults)
-    sys.exit(1 if absent or is_lost or not all(row.is_answering for row in found) else 0)
+    for word in unmatched:
+        click.echo(f"This node has no GPU {word}.", err=True)
+    if not gpu_rows and not unmatched:
+        click.echo("No GPU: neither the driver nor the PCI bus reports one.", err=True)
+        sys.exit(EXIT_UNKNOWN)
+    # A lost GPU that is not on the bus has no row.
+    is_lost = selection is None and bool(faults)
+    sys.exit(1 if unmatched or is_lost or not all(row.is_answering for row in gpu_rows) else 0)
 
 
 @command.group("group")
 def group() -> None:
-    """Named groups of this node's GPUs, for -g of scan, gpus and dmon.
+    """Manage named groups of this node's GPUs, for -g of scan, gpus, diag and dmon.
 
-    Root's groups are everyone's, in /etc/watchkeeper/gpu_groups.json; others keep their own.
+    Groups that root creates are for all users, in /etc/watchkeeper/gpu_groups.json; other users have their own.
     """
 
 
@@ -88,83 +88,84 @@ def group() -> None:
 @click.argument("name")
 @click.argument("gpus", nargs=-1, required=True, metavar="GPU…")
 def create(name: str, gpus: tuple[str, ...]) -> None:
-    """Name some GPUs: indices, 0-3, UUIDs, PCI addresses, or 0/1 and MIG-… for slices."""
-    own = gpu_groups.find_user_file()
-    own.create(name, gpus)
-    click.echo(f"{name}: {' '.join(own.load()[name])}, kept in {own.path}")
+    """Create the group NAME of GPUs: indices, 0-3, UUIDs or PCI addresses; MIG instances as 0/1 or MIG-…"""
+    user_groups = gpu_groups.find_user_file()
+    user_groups.create(name, gpus)
+    click.echo(f"{name}: {' '.join(user_groups.load()[name])}, saved in {user_groups.path}")
 
 
 @group.command("list")
 @as_json
 def list_groups(as_json: bool) -> None:
-    """Show every group and its GPUs."""
-    known = gpu_groups.load_all_groups(gpu_groups.find_user_file())
+    """List all groups and their GPUs."""
+    groups_by_name = gpu_groups.load_all_groups(gpu_groups.find_user_file())
     if as_json:
-        print_json({"groups": known})
-    elif known:
-        print_table(("group", "gpus"), [(name, " ".join(words)) for name, words in sorted(known.items())])
+        print_json({"groups": groups_by_name})
+    elif groups_by_name:
+        print_table(("group", "gpus"), [(name, " ".join(words)) for name, words in sorted(groups_by_name.items())])
     else:
-        click.echo("There are no groups. `watchkeeper gpus group create NAME GPU…` makes one.")
+        click.echo("No groups. Create one with `watchkeeper gpus group create NAME GPU…`.")
 
 
 @group.command("delete")
 @click.argument("name")
 def delete(name: str) -> None:
-    """Forget a group."""
-    own = gpu_groups.find_user_file()
-    if not own.delete(name):
-        raise click.UsageError(f"there is no group {name[:70]} in {own.path}")
-    click.echo(f"{name} is deleted.")
+    """Delete a group."""
+    user_groups = gpu_groups.find_user_file()
+    if not user_groups.delete(name):
+        raise click.UsageError(f"no group {name[:70]} in {user_groups.path}")
+    click.echo(f"Group {name} deleted.")
 
 
-def rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) -> list[NodeGpuRow]:
-    """What answers, by index, and then what is only on the bus."""
+def build_rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) -> list[NodeGpuRow]:
+    """Rows of GPUs that the driver reports, by index, then of GPUs that are only on the bus."""
     by_pci = {device.pci: device for device in devices}
-    found = []
+    gpu_rows = []
     for gpu in gpus:
         pci = fleet.normalise_pci(gpu.identity["pci"])
         device = by_pci.pop(pci, None)
         errors = gpu.values.get("watchkeeper_gpu_nvlink_errors_total")
         links = len({part.partition(".")[0] for part in errors}) if isinstance(errors, Mapping) else None
         numa = None if device is None else device.numa_node
-        answers, slices = bool(gpu.values), {part.uuid: part.id for part in gpu.mig_instances if part.uuid}
-        found.append(
-            NodeGpuRow(pci, gpu.index, gpu.identity["uuid"], gpu.identity["model"], numa, links, answers, slices)
+        is_answering, slices = bool(gpu.values), {part.uuid: part.id for part in gpu.mig_instances if part.uuid}
+        gpu_rows.append(
+            NodeGpuRow(pci, gpu.index, gpu.identity["uuid"], gpu.identity["model"], numa, links, is_answering, slices)
         )
-    found += [NodeGpuRow(device.pci, None, None, None, device.numa_node, None, False) for device in by_pci.values()]
-    return found
+    gpu_rows += [NodeGpuRow(device.pci, None, None, None, device.numa_node, None, False) for device in by_pci.values()]
+    return gpu_rows
 
 
 def distances(devices: list[pci_sysfs.PciDevice]) -> dict[str, dict[str, str]]:
     return {
-        one.pci: {other.pci: pci_sysfs.distance(one, other) for other in devices if other is not one} for one in devices
+        device.pci: {other.pci: pci_sysfs.distance(device, other) for other in devices if other is not device}
+        for device in devices
     }
 
 
-def _named(row: NodeGpuRow) -> gpu_selectors.SelectableGpu:
+def _selectable_gpu(row: NodeGpuRow) -> gpu_selectors.SelectableGpu:
     return gpu_selectors.SelectableGpu(row.index, row.uuid, row.pci, row.slices)
 
 
-def _plain(row: NodeGpuRow) -> dict[str, object]:
+def _row_as_json(row: NodeGpuRow) -> dict[str, object]:
     return {name: getattr(row, name) for name in NodeGpuRow.__slots__}
 
 
-def _print(found: list[NodeGpuRow], devices: list[pci_sysfs.PciDevice]) -> None:
-    def said(value: object) -> str:
+def _print_rows(gpu_rows: list[NodeGpuRow], devices: list[pci_sysfs.PciDevice]) -> None:
+    def format_cell(value: object) -> str:
         return "?" if value is None else str(value)
 
     header = ("gpu", "uuid", "pci", "model", "numa", "nvlinks", "driver")
     lines = [
         (
-            *(said(value) for value in (row.index, row.uuid, row.pci, row.model, row.numa_node, row.nvlinks)),
+            *(format_cell(value) for value in (row.index, row.uuid, row.pci, row.model, row.numa_node, row.nvlinks)),
             "answers" if row.is_answering else "does not answer",
         )
-        for row in found
+        for row in gpu_rows
     ]
     print_table(header, lines)
     if len(devices) > 1:
         table = distances(devices)
         click.echo()
         print_table(
-            ("", *table), [(one, *("X" if one == other else table[one][other] for other in table)) for one in table]
+            ("", *table), [(pci, *("X" if pci == other else table[pci][other] for other in table)) for pci in table]
         )

@@ -1,7 +1,6 @@
-"""`watchkeeper preflight`: go or no-go for a job's nodes, by `diag -r 1` on each and by the links between them.
+"""`watchkeeper preflight`: decide go or no-go for the nodes of a job, with `diag -r 1` on each and a link test.
 
-It finds the nodes, chooses a way to them, lets `probe.preflight.preflight` judge, and prints. Nothing on a node is
-changed.
+It selects nodes and transport, and `probe.preflight` judges. Nothing on a node is changed.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from watchkeeper.probe.preflight import judge, transports
 from watchkeeper.readers.clusters import hostlist
 
 EXIT_CODES = {judge.PreflightVerdict.GO: 0, judge.PreflightVerdict.NO_GO: 1, judge.PreflightVerdict.CANNOT_TELL: 3}
-# More nodes than one hub is meant for are a slip of the pen.
-MOST_NODES = 20_000
-# What an agent does when it is ordered this is the same.
-DIAG, ORDER = ("diag", "-r", "1", "--json", "--no-keep"), "diag_software"
-FABRIC = ("diag", "fabric", "--json")
+# More nodes are a mistake: they exceed the size of a fleet.
+MAX_NODES = 20_000
+# The work order runs the same tests as the command.
+DIAG_COMMAND, ORDER_KIND = ("diag", "-r", "1", "--json", "--no-keep"), "diag_software"
+FABRIC_COMMAND = ("diag", "fabric", "--json")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkOrderAccess:
-    """By the hub: each node's agent does it. Links are beyond an agent, because all nodes must meet at once."""
+    """Runs commands by work orders of the hub. It cannot test links: all nodes would have to start at once."""
 
     hub: Client
     cluster: str | None
@@ -43,33 +42,39 @@ class WorkOrderAccess:
 
     def run_on_node(self, node: str, arguments: Sequence[str]) -> judge.CommandOutput:  # noqa: ARG002
         try:
-            _, receipt = agent_order.give_and_wait(self.hub, node, ORDER, arguments={}, cluster=self.cluster)
+            _, receipt = agent_order.send_and_wait(self.hub, node, ORDER_KIND, arguments={}, cluster=self.cluster)
         except HubError as error:
             return judge.CommandOutput(None, str(error))
-        if receipt.result not in agent_order.DONE or not receipt.output:
+        if receipt.result not in agent_order.SUCCESS_RESULTS or not receipt.output:
             return judge.CommandOutput(None, f"its agent: {receipt.result}: {receipt.text}")
         return judge.CommandOutput(receipt.output)
 
     def run_on_all(self, nodes: Sequence[str], arguments: Sequence[str]) -> judge.CommandOutput:  # noqa: ARG002
-        why = "work orders cannot try links; run it inside an allocation or with --ssh, or leave them out"
-        return judge.CommandOutput(None, f"{why} with --no-bandwidth")
+        problem = "work orders cannot test links; run inside an allocation, or use --ssh or --no-bandwidth"
+        return judge.CommandOutput(None, problem)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSelection:
-    """The nodes, and the Slurm job that they belong to, if there is one."""
+    """The nodes, and their Slurm job if there is one."""
 
     nodes: Sequence[str]
     job: str | None
 
 
 def with_nodes(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that name nodes; the command gets them as `asked`."""
+    """Add the options that select nodes, and pass the command a `selection`."""
 
-    @click.option("--nodes", metavar="LIST", help="Nodes by name, also in Slurm's short form: gpu-[01-16],gpu-20.")
-    @click.option("--slurm-job", metavar="ID", help="Nodes of a job that runs.  [default: the allocation we are in]")
-    @click.option("--selector", metavar="LABELS", help="Kubernetes nodes with these labels, as `kubectl get nodes -l`.")
-    @click.option("--context", metavar="NAME", help="kubectl's context for --selector.")
+    @click.option("--nodes", metavar="LIST", help="Check these nodes; names or Slurm's short form gpu-[01-16],gpu-20.")
+    @click.option(
+        "--slurm-job",
+        metavar="ID",
+        help="Check the nodes of this running Slurm job.  [default: the current allocation]",
+    )
+    @click.option(
+        "--selector", metavar="LABELS", help="Check Kubernetes nodes with these labels, as in `kubectl get nodes -l`."
+    )
+    @click.option("--context", metavar="NAME", help="kubectl context for --selector.")
     @functools.wraps(body)
     def wrapper(
         *args: Any,
@@ -80,42 +85,44 @@ def with_nodes(body: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         if selector is not None and (nodes or slurm_job) is not None:
-            raise click.UsageError("--selector does not go with --nodes or --slurm-job")
-        return body(*args, asked=_nodes(nodes, slurm_job, selector=selector, context=context), **kwargs)
+            raise click.UsageError("--selector cannot be combined with --nodes or --slurm-job")
+        return body(*args, selection=_select_nodes(nodes, slurm_job, selector=selector, context=context), **kwargs)
 
     return wrapper
 
 
 def with_links(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Options about links; the command gets the words that try them as `links`, None: they are left out."""
+    """Add the options of the link test, and pass its command line as `links`, None to skip the test."""
 
-    @click.option("--bandwidth/--no-bandwidth", default=True, help="Try the links between the nodes, pair by pair.")
-    @click.option("--python", metavar="PATH", help="The interpreter with torch on the nodes, for the links.")
+    @click.option("--bandwidth/--no-bandwidth", default=True, help="Test the links between the nodes, pair by pair.")
+    @click.option("--python", metavar="PATH", help="Python interpreter with torch on the nodes, for the link test.")
     @click.option(
-        "--expected", type=click.FloatRange(0, min_open=True), help="GB/s bus bandwidth that all-reduce must reach."
+        "--expected", type=click.FloatRange(0, min_open=True), help="Minimum bus bandwidth of all-reduce, in GB/s."
     )
     @functools.wraps(body)
     def wrapper(*args: Any, bandwidth: bool, python: str | None, expected: float | None, **kwargs: Any) -> Any:
-        words = [*FABRIC]
-        words += [] if python is None else [f"--python={python}"]
-        words += [] if expected is None else [f"--expected={expected:g}"]
-        return body(*args, links=words if bandwidth else None, **kwargs)
+        fabric_command = [*FABRIC_COMMAND]
+        fabric_command += [] if python is None else [f"--python={python}"]
+        fabric_command += [] if expected is None else [f"--expected={expected:g}"]
+        return body(*args, links=fabric_command if bandwidth else None, **kwargs)
 
     return wrapper
 
 
 @click.command("preflight")
 @with_nodes
-@click.option("--ssh", "by_ssh", is_flag=True, help="Reach the nodes by ssh, as you.")
-@click.option("--command", "program", default="watchkeeper", help="How srun and ssh call watchkeeper on the nodes.")
+@click.option("--ssh", "by_ssh", is_flag=True, help="Run the checks on the nodes through ssh.")
+@click.option("--command", "program", default="watchkeeper", help="Command that srun and ssh run on the nodes.")
 @with_links
-@click.option("--expected-gpus", type=click.IntRange(0, 1024), help="How many GPUs each node should have.")
-@click.option("--timeout", "seconds", type=click.FloatRange(1, 3600), default=180.0, help="Seconds for each command.")
-@click.option("--cluster", metavar="NAME", help="The nodes' cluster, if it is not the hub's own.")
+@click.option("--expected-gpus", type=click.IntRange(0, 1024), help="Number of GPUs each node should have.")
+@click.option(
+    "--timeout", "seconds", type=click.FloatRange(1, 3600), default=180.0, help="Timeout of each command, in seconds."
+)
+@click.option("--cluster", metavar="NAME", help="Cluster of the nodes, if it is not the hub's own.")
 @as_json
 @with_hub
 def command(
-    asked: NodeSelection,
+    selection: NodeSelection,
     by_ssh: bool,
     program: str,
     links: Sequence[str] | None,
@@ -125,91 +132,95 @@ def command(
     as_json: bool,
     hub: Client,
 ) -> None:
-    """Go or no-go before a job starts: diag -r 1 on every node, then the bandwidth of every pair.
+    """Decide go or no-go before a job starts: diag -r 1 on every node, then the bandwidth of every pair.
 
-    The nodes are those of --nodes, --slurm-job or --selector, or of the allocation that this runs in. They are reached
-    by srun where there is a job, by ssh with --ssh, otherwise by work orders of the hub. Exit codes: 0 go, 1 no-go,
-    2 wrong use, 3 cannot tell: a node that does not answer is never a go.
+    Checks the nodes of --nodes, --slurm-job or --selector, or of the current Slurm allocation. Uses srun for a Slurm
+    job, ssh with --ssh, else work orders of the hub. Exit codes: 0 go, 1 no-go, 2 usage error, 3 unknown: a node that
+    does not answer is never go.
     """
     logs.configure(level="critical")
-    programs, words = transports.RunningCommands(), shlex.split(program)
-    way: transports.Transport = WorkOrderAccess(hub, cluster)
+    programs, program_words = transports.RunningCommands(), shlex.split(program)
+    transport: transports.Transport = WorkOrderAccess(hub, cluster)
     if by_ssh:
-        way = transports.Ssh(words, seconds, programs)
-    elif asked.job is not None:
-        way = transports.Srun(asked.job, words, seconds, programs)
+        transport = transports.Ssh(program_words, seconds, programs)
+    elif selection.job is not None:
+        transport = transports.Srun(selection.job, program_words, seconds, programs)
     try:
-        found = check(way, asked.nodes, expected_gpus=expected_gpus, links=links)
+        report = run_checks(transport, selection.nodes, expected_gpus=expected_gpus, links=links)
     except KeyboardInterrupt:
         programs.terminate_all()
-        click.echo("\nStopped: nothing runs on the nodes any more, as far as they can be reached.", err=True)
-        # Not sys.exit: it would wait for threads that wait for nodes.
+        click.echo("\nStopped the checks on all nodes that can be reached.", err=True)
+        # sys.exit would wait for threads that wait for nodes.
         os._exit(130)
     if as_json:
-        print_json(as_plain(found, way.name))
+        print_json(as_plain(report, transport.name))
     else:
-        show(found, way.name)
-    sys.exit(EXIT_CODES[found.verdict])
+        print_report(report, transport.name)
+    sys.exit(EXIT_CODES[report.verdict])
 
 
-def _nodes(listed: str | None, job: str | None, *, selector: str | None, context: str | None) -> NodeSelection:
-    """Of an allocation only those that --nodes names."""
+def _select_nodes(listed: str | None, job: str | None, *, selector: str | None, context: str | None) -> NodeSelection:
+    """Select nodes from the options or the current allocation; --nodes restricts an allocation."""
     try:
-        named = None if listed is None else list(dict.fromkeys(hostlist.expand(listed)))
+        listed_nodes = None if listed is None else list(dict.fromkeys(hostlist.expand(listed)))
     except hostlist.BadHostlist as error:
         raise click.UsageError(f"--nodes: {error}") from error
-    names: list[str] = named or []
+    names: list[str] = listed_nodes or []
     if selector is not None:
         names, job = transports.labelled_nodes(selector, context), None
     elif job is not None or "SLURM_JOB_ID" in os.environ:
-        job, own = transports.slurm_nodes(job, os.environ)
-        strangers = [name for name in names if name not in own]
-        if strangers:
-            raise click.UsageError(f"--nodes: {strangers[0]} is not among the {len(own)} nodes of job {job}")
-        names = own if named is None else names
-    elif named is None:
-        raise click.UsageError("which nodes? --nodes, --slurm-job, --selector, or run it inside a Slurm allocation")
-    if not 0 < len(names) <= MOST_NODES:
-        raise click.UsageError(f"{len(names)} nodes are named, possible are 1 to {MOST_NODES:,}")
+        job, job_nodes = transports.slurm_nodes(job, os.environ)
+        foreign_nodes = [name for name in names if name not in job_nodes]
+        if foreign_nodes:
+            raise click.UsageError(f"--nodes: {foreign_nodes[0]} is not one of the {len(job_nodes)} nodes of job {job}")
+        names = job_nodes if listed_nodes is None else names
+    elif listed_nodes is None:
+        raise click.UsageError("no nodes: use --nodes, --slurm-job or --selector, or run inside a Slurm allocation")
+    if not 0 < len(names) <= MAX_NODES:
+        raise click.UsageError(f"{len(names)} nodes selected; must be 1 to {MAX_NODES:,}")
     return NodeSelection(names, job)
 
 
-def check(
-    way: transports.Transport, nodes: Sequence[str], *, expected_gpus: int | None = None, links: Sequence[str] | None
+def run_checks(
+    transport: transports.Transport,
+    nodes: Sequence[str],
+    *,
+    expected_gpus: int | None = None,
+    links: Sequence[str] | None,
 ) -> judge.PreflightReport:
-    """All nodes; then, among those that may go, the links, if there is more than one GPU to try them with."""
+    """Check all nodes, then the links between the nodes that are go, if these have more than one GPU."""
     progress, done = Progress(), 0
 
-    def tell(node: str) -> None:
+    def update(node: str) -> None:
         nonlocal done
         done += 1
         progress.update(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
 
-    answers = transports.run_on_each(way, nodes, DIAG, report_node=tell)
-    found = judge.judge_nodes(answers, expected_gpus=expected_gpus)
-    well = [checked.name for checked in found if checked.verdict is judge.PreflightVerdict.GO]
-    gpus = sum(checked.gpus or 0 for checked in found if checked.verdict is judge.PreflightVerdict.GO)
-    tried = None
+    answers = transports.run_on_each(transport, nodes, DIAG_COMMAND, report_node=update)
+    nodes_checked = judge.judge_nodes(answers, expected_gpus=expected_gpus)
+    ready_nodes = [checked.name for checked in nodes_checked if checked.verdict is judge.PreflightVerdict.GO]
+    gpus = sum(checked.gpus or 0 for checked in nodes_checked if checked.verdict is judge.PreflightVerdict.GO)
+    links_checked = None
     if links is not None and gpus > 1:
-        progress.update(f"links between {len(well)} nodes")
-        tried = judge.judge_links(way.run_on_all(well, links))
+        progress.update(f"links between {len(ready_nodes)} nodes")
+        links_checked = judge.judge_links(transport.run_on_all(ready_nodes, links))
     progress.clear()
-    return judge.PreflightReport(found, tried)
+    return judge.PreflightReport(nodes_checked, links_checked)
 
 
-def as_plain(found: judge.PreflightReport, way: str) -> dict[str, object]:
+def as_plain(report: judge.PreflightReport, transport_name: str) -> dict[str, object]:
     """The documented shape of `preflight --json`; keys are added, never renamed."""
     return {
-        "verdict": found.verdict.value,
-        "by": way,
-        "nodes": wire.to_plain(found.nodes),
-        "links": None if found.links is None else wire.to_plain(found.links),
+        "verdict": report.verdict.value,
+        "by": transport_name,
+        "nodes": wire.to_plain(report.nodes),
+        "links": None if report.links is None else wire.to_plain(report.links),
     }
 
 
-def show(found: judge.PreflightReport, way: str) -> None:
+def print_report(report: judge.PreflightReport, transport_name: str) -> None:
     order = list(judge.PreflightVerdict)
-    rows = sorted(found.nodes, key=lambda checked: -order.index(checked.verdict))
+    rows = sorted(report.nodes, key=lambda checked: -order.index(checked.verdict))
     cells = [
         [
             checked.name,
@@ -217,9 +228,11 @@ def show(found: judge.PreflightReport, way: str) -> None:
             "" if checked.gpus is None else str(checked.gpus),
             "; ".join([*checked.reasons, *(f"warning: {text}" for text in checked.warnings)]),
         ]
-        for checked in (*rows, *([found.links] if found.links is not None else []))
+        for checked in (*rows, *([report.links] if report.links is not None else []))
     ]
     print_table(["NODE", "VERDICT", "GPUS", "WHY"], cells)
-    counts = ", ".join(f"{sum(node.verdict is word for node in found.nodes)} {word.value}" for word in order)
-    links = "links were not tried" if found.links is None else f"links: {found.links.verdict.value}"
-    click.echo(f"{found.verdict.value.capitalize()}: {len(found.nodes)} nodes by {way}: {counts}; {links}.")
+    counts = ", ".join(f"{sum(node.verdict is verdict for node in report.nodes)} {verdict.value}" for verdict in order)
+    links = "links not tested" if report.links is None else f"links: {report.links.verdict.value}"
+    click.echo(
+        f"{report.verdict.value.capitalize()}: {len(report.nodes)} nodes by {transport_name}: {counts}; {links}."
+    )

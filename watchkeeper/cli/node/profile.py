@@ -1,4 +1,4 @@
-"""`watchkeeper profile`: record a workload and say what it is bound by; `profile classify` judges a recording."""
+"""`watchkeeper profile`: record a workload and find its bottleneck; `profile classify` reads a recording."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from watchkeeper.cli import groups
-from watchkeeper.cli.options import print_json, print_table
+from watchkeeper.cli.options import as_json, print_json, print_table
 from watchkeeper.cli.progress import Progress
 from watchkeeper.kit import durations
 from watchkeeper.probe.profile import (
@@ -26,20 +26,20 @@ from watchkeeper.probe.profile import (
     segments,
 )
 
-CANNOT_TELL = 3
-# The class that is shown while a workload runs is that of the last seconds.
-SHOWN_SECONDS = 5.0
-COMMAND = "watchkeeper.profile.command"
+EXIT_UNKNOWN = 3
+# The bottleneck on the progress line is that of the last seconds.
+RECENT_SECONDS = 5.0
+WORKLOAD_KEY = "watchkeeper.profile.command"
 
 
 class ProfileGroup(groups.FullHelpGroup):
-    """Everything after `--` is the workload, whatever it is called."""
+    """Everything after `--` is the command line of the workload."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
-            at = args.index("--")
-            ctx.meta[COMMAND] = args[at + 1 :]
-            args = args[:at]
+            separator = args.index("--")
+            ctx.meta[WORKLOAD_KEY] = args[separator + 1 :]
+            args = args[:separator]
         return super().parse_args(ctx, args)
 
     def resolve_command(
@@ -62,29 +62,43 @@ class DurationType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(str(error), param, ctx)
 
 
-def _model(name: str | None) -> limits.GpuCeilings | None:
+def _find_model(name: str | None) -> limits.GpuCeilings | None:
     if name is None:
         return None
-    found = limits.find_model(name)
-    if found is None:
-        known = ", ".join(model.name for model in limits.gpu_models())
-        raise click.UsageError(f"--model {name}: known models are {known}")
-    return found
+    model = limits.find_model(name)
+    if model is None:
+        known_models = ", ".join(model.name for model in limits.gpu_models())
+        raise click.UsageError(f"--model {name}: unknown model; known models are {known_models}")
+    return model
 
 
 @click.group("profile", cls=ProfileGroup, invoke_without_command=True, subcommand_metavar="[-- CMD… | classify FILE]")
-@click.option("--pid", type=click.IntRange(1), help="A program that runs already, with all that it has started.")
-@click.option("--for", "seconds", type=DurationType(), metavar="TIME", help="Record so long, such as 60s; CMD goes on.")
-@click.option("--rate", type=click.FloatRange(0.1, 10), default=10.0, help="Samples a second.")
-@click.option("-i", "--gpus", metavar="GPUS", help="Indices, such as 0,2-3. All by default.")
-@click.option("--kind", type=click.Choice(["training", "inference", "multi_gpu"]), help="What to expect of it.")
+@click.option("--pid", type=click.IntRange(1), help="Record this running process and its child processes.")
+@click.option(
+    "--for",
+    "seconds",
+    type=DurationType(),
+    metavar="TIME",
+    help="Record this long, for example 60s; CMD keeps running.",
+)
+@click.option("--rate", type=click.FloatRange(0.1, 10), default=10.0, help="Samples per second.")
+@click.option("-i", "--gpus", metavar="GPUS", help="Record only these GPUs, for example 0,2-3.  [default: all]")
+@click.option(
+    "--kind",
+    type=click.Choice(["training", "inference", "multi_gpu"]),
+    help="Kind of workload, to judge the result by.",
+)
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="An earlier recording (CSV or Parquet) to compare with.",
+    help="Earlier recording (CSV or Parquet) to compare with.",
 )
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False), help="Where recording and report go.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; what CMD prints then goes to the standard error.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for recording and report.  [default: profile-DATE-TIME]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the output of CMD then goes to standard error.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -97,66 +111,66 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Record GPUs while a workload runs, then say what it is bound by and what to change first.
+    """Record GPUs while a workload runs, then report its bottleneck and what to change first.
 
-    watchkeeper profile -- python train.py     a program, which keeps its input, output, signals and exit code
+    watchkeeper profile -- python train.py     run a program; it keeps its input, output, signals and exit code
 
-    watchkeeper profile --pid 4711 --for 60s   a program that runs already
+    watchkeeper profile --pid 4711 --for 60s   record a running program
 
-    watchkeeper profile --for 60s              whatever this node's GPUs do
+    watchkeeper profile --for 60s              record all workloads on this node's GPUs
 
-    The report goes to the standard error, recording and page into a folder. Nothing on the GPU is changed. Exit code:
-    that of CMD; 3 where there is no GPU to record.
+    The report goes to standard error; recording and report page go to a folder. Nothing on the GPU is changed. Exit
+    code: that of CMD; 3 if there is no GPU to record.
     """
-    words = ctx.meta.get(COMMAND)
+    workload = ctx.meta.get(WORKLOAD_KEY)
     if ctx.invoked_subcommand is not None:
-        if words is not None:
-            raise click.UsageError("either `classify FILE` or a workload after `--`")
+        if workload is not None:
+            raise click.UsageError("use either `classify FILE` or a workload after `--`")
         return
-    if words == []:
-        raise click.UsageError("there is no program after `--`")
-    if words is not None and pid is not None:
-        raise click.UsageError("either a workload after `--` or --pid")
-    if words is None and pid is None and seconds is None:
-        raise click.UsageError("what is to be recorded? `-- CMD`, `--pid PID`, or `--for 60s` for whatever runs here")
-    earlier = None if baseline is None else recording.read_recording(baseline)
-    wish = runner.RecordingRequest(1 / rate, words, pid, seconds, _indices(gpus), not as_json)
+    if workload == []:
+        raise click.UsageError("no program after `--`")
+    if workload is not None and pid is not None:
+        raise click.UsageError("use either a workload after `--` or --pid")
+    if workload is None and pid is None and seconds is None:
+        raise click.UsageError("nothing to record: use `-- CMD`, `--pid PID`, or `--for 60s` for all workloads here")
+    baseline_recording = None if baseline is None else recording.read_recording(baseline)
+    request = runner.RecordingRequest(1 / rate, workload, pid, seconds, _parse_indices(gpus), not as_json)
     try:
-        recorded = runner.run(wish, RecordingStatus(Progress()))
+        recorded = runner.run(request, RecordingStatus(Progress()))
     except recorder.NoGpuError as error:
         click.echo(f"watchkeeper: {error}", err=True)
-        sys.exit(CANNOT_TELL)
-    _tell(recorded, words, kind=kind, earlier=earlier, output=output, as_json=as_json)
+        sys.exit(EXIT_UNKNOWN)
+    _print_report(recorded, workload, kind=kind, baseline_recording=baseline_recording, output=output, as_json=as_json)
     sys.exit(runner.wait_for_exit(recorded))
 
 
 class RecordingStatus:
-    """One line while it runs: how long, and what it looks like now."""
+    """The progress line of a recording: elapsed time and current bottleneck."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._told_at = -1.0
-        self._now = "…"
+        self._updated_at = -1.0
+        self._bound = "…"
 
     def __call__(self, seconds: float, running: recorder.Recorder) -> None:
-        if seconds - self._told_at < 1.0:
+        if seconds - self._updated_at < 1.0:
             return
-        self._told_at = seconds
-        recent = running.recent(SHOWN_SECONDS)
+        self._updated_at = seconds
+        recent = running.recent(RECENT_SECONDS)
         tracks = [track for track in recent.tracks if len(track) >= 5]
         if tracks:
             model = (limits.find_model(recent.model) if recent.model else None) or limits.default_model()
             judged = [segments.judge_whole(track, model) for track in tracks]
-            self._now = max(judged, key=lambda found: found.features.rhythm.mean).verdict.bound.value
-        self._progress.update(f"recording {seconds:5.0f} s   {self._now}")
+            self._bound = max(judged, key=lambda segment: segment.features.rhythm.mean).verdict.bound.value
+        self._progress.update(f"recording {seconds:5.0f} s   {self._bound}")
 
 
-def _tell(
+def _print_report(
     recorded: runner.RecordedWorkload,
-    words: list[str] | None,
+    workload: list[str] | None,
     *,
     kind: str | None,
-    earlier: recording.Recording | None,
+    baseline_recording: recording.Recording | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -164,86 +178,90 @@ def _tell(
     for problem in recorded.problems:
         click.echo(f"watchkeeper: {problem}", err=True)
     if not any(len(track) for track in recorded.recording.tracks):
-        notes = "; ".join(recorded.recording.notes) or "it ended before anything was recorded"
-        click.echo(f"watchkeeper: nothing to judge: {notes}", err=True)
+        notes = "; ".join(recorded.recording.notes) or "the workload ended before the first sample"
+        click.echo(f"watchkeeper: no data: {notes}", err=True)
         return
-    used = {str(index) for index in recorded.used_gpus}
-    built = report.build_report(recorded.recording, used_gpus=used, kind=kind, command=words, baseline=earlier)
+    used_gpus = {str(index) for index in recorded.used_gpus}
+    profile_report = report.build_report(
+        recorded.recording, used_gpus=used_gpus, kind=kind, command=workload, baseline=baseline_recording
+    )
     folder = output or Path(time.strftime("profile-%Y%m%d-%H%M%S"))
-    files = _write(built, recorded.recording, folder=folder, words=words)
+    files = _write_files(profile_report, recorded.recording, folder=folder, workload=workload)
     if as_json:
-        print_json({**report.report_as_json(built), "files": [str(file) for file in files]})
+        print_json({**report.report_as_json(profile_report), "files": [str(file) for file in files]})
         return
     click.echo("", err=True)
-    for line in report_text.report_lines(built):
+    for line in report_text.report_lines(profile_report):
         click.echo(line, err=True)
-    form = "Parquet" if files[0].suffix == ".parquet" else "CSV, because pyarrow is not installed"
-    click.echo(f"Recording ({form}): {files[0]}\nPage: {files[1]}", err=True)
+    file_format = "Parquet" if files[0].suffix == ".parquet" else "CSV, because pyarrow is not installed"
+    click.echo(f"Recording ({file_format}): {files[0]}\nReport: {files[1]}", err=True)
 
 
-def _write(
-    built: report.ProfileReport, recorded: recording.Recording, *, folder: Path, words: list[str] | None
+def _write_files(
+    profile_report: report.ProfileReport, recorded: recording.Recording, *, folder: Path, workload: list[str] | None
 ) -> tuple[Path, Path, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         saved = recording.save(recorded, folder)
-        title = f"{shlex.join(words) if words else 'profile'} · {time.strftime('%Y-%m-%d %H:%M')}"
-        page, plain = folder / "report.html", folder / "report.json"
-        page.write_text(report_page.render_page(built, recorded, title=title), encoding="utf-8")
-        plain.write_text(json.dumps(report.report_as_json(built), indent=2, ensure_ascii=False), encoding="utf-8")
+        title = f"{shlex.join(workload) if workload else 'profile'} · {time.strftime('%Y-%m-%d %H:%M')}"
+        page, json_file = folder / "report.html", folder / "report.json"
+        page.write_text(report_page.render_page(profile_report, recorded, title=title), encoding="utf-8")
+        json_file.write_text(
+            json.dumps(report.report_as_json(profile_report), indent=2, ensure_ascii=False), encoding="utf-8"
+        )
     except OSError as error:
         raise click.ClickException(
-            f"{folder}: cannot be written: {error.strerror}; --output names another folder"
+            f"{folder}: cannot be written: {error.strerror}; choose another folder with --output"
         ) from error
-    return saved, page, plain
+    return saved, page, json_file
 
 
-def _indices(text: str | None) -> list[int]:
+def _parse_indices(text: str | None) -> list[int]:
     if text is None:
         return []
-    found: list[int] = []
+    indices: list[int] = []
     for word in text.split(","):
         low, dash, high = word.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
             raise click.UsageError(f"-i {text}: write indices such as 0 or 0,2-3")
-        found += range(int(low), int(high or low) + 1)
-    return found
+        indices += range(int(low), int(high or low) + 1)
+    return indices
 
 
 @command.command("classify")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True))
-@click.option("--model", "model_name", metavar="NAME", help="GPU model, if the memory clock does not tell.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable shape.")
+@click.option("--model", "model_name", metavar="NAME", help="GPU model, if the memory clock does not identify it.")
+@as_json
 def classify(file: Path, model_name: str | None, as_json: bool) -> None:
-    """Judge a recording: what each segment of FILE (CSV or Parquet, - for stdin) is bound by.
+    """Find the bottleneck of each segment of the recording FILE (CSV or Parquet, - for stdin).
 
-    Each label is a segment, rows labelled `gap` belong to none; without labels the file is cut where numbers change.
+    Each label is a segment; rows labelled `gap` belong to none. Without labels, segments end where values change.
     """
-    model = _model(model_name)
+    model = _find_model(model_name)
     is_stdin = str(file) == "-"
-    read = recording.read_text(sys.stdin.read(), where="stdin") if is_stdin else recording.read_recording(file)
-    judged = segments.judge_recording(read, model)
+    recorded = recording.read_text(sys.stdin.read(), where="stdin") if is_stdin else recording.read_recording(file)
+    judged = segments.judge_recording(recorded, model)
     if as_json:
-        print_json(as_plain(read, judged))
+        print_json(as_plain(recorded, judged))
         return
-    for note in read.notes:
+    for note in recorded.notes:
         click.echo(f"note: {note}", err=True)
-    _print(judged, is_many=len(read.tracks) > 1)
+    _print_segments(judged, is_many=len(recorded.tracks) > 1)
 
 
-def as_plain(read: recording.Recording, judged: segments.JudgedRecording) -> dict[str, Any]:
+def as_plain(recorded: recording.Recording, judged: segments.JudgedRecording) -> dict[str, Any]:
     """The documented shape of `profile classify --json`; keys are added, never renamed."""
-    start = min(track.times[0] for track in read.tracks)
+    start = min(track.times[0] for track in recorded.tracks)
     return {
         "segments": [report.segment_as_json(segment, start) for segment in judged.segments],
         "model": judged.model.name,
         "model_is_assumed": not judged.model_is_known,
         "samples_between_segments": judged.unassigned_rows,
-        "notes": list(read.notes),
+        "notes": list(recorded.notes),
     }
 
 
-def _print(judged: segments.JudgedRecording, *, is_many: bool) -> None:
+def _print_segments(judged: segments.JudgedRecording, *, is_many: bool) -> None:
     rows = [
         [
             *([segment.gpu] if is_many else []),
@@ -255,7 +273,7 @@ def _print(judged: segments.JudgedRecording, *, is_many: bool) -> None:
         for segment in judged.segments
         for verdict in (segment.verdict,)
     ]
-    print_table([*(["GPU"] if is_many else []), "SEGMENT", "CLASS", "SURE", "WHY"], rows)
+    print_table([*(["GPU"] if is_many else []), "SEGMENT", "CLASS", "CONFIDENCE", "REASON"], rows)
     for segment in judged.segments:
         for text in segment.verdict.doubts:
             if "halves" in text:
@@ -263,7 +281,7 @@ def _print(judged: segments.JudgedRecording, *, is_many: bool) -> None:
     for text in dict.fromkeys(
         text for segment in judged.segments for text in segment.verdict.doubts if "halves" not in text
     ):
-        click.echo(f"less sure: {text}")
-    assumed = "" if judged.model_is_known else " (assumed: the file does not say; --model NAME)"
-    between = f" {judged.unassigned_rows} rows lie between segments." if judged.unassigned_rows else ""
+        click.echo(f"less certain: {text}")
+    assumed = "" if judged.model_is_known else " (assumed: the file names no model; set it with --model NAME)"
+    between = f" {judged.unassigned_rows} rows are between segments." if judged.unassigned_rows else ""
     click.echo(f"Ceilings of {judged.model.name}{assumed}.{between}")

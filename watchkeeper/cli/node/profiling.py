@@ -1,6 +1,6 @@
-"""`watchkeeper agent profiling`: leave the profiling counters to nsys and ncu for a while, as `dcgmi profile --pause`.
+"""`watchkeeper agent profiling`: pause the agent's profiling counters for nsys and ncu, as `dcgmi profile --pause`.
 
-On the node itself it writes or removes the file that the agent watches; with `--node` it asks the hub for a work order.
+On this node it writes or removes the file that the agent watches; with `--node` it sends a work order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import getpass
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +27,24 @@ SPOOL = Path("/var/lib/watchkeeper/spool")
 
 @click.group("profiling", cls=groups.FullHelpGroup)
 def command() -> None:
-    """Leave this node's profiling counters to nsys or ncu, and take them up again.
+    """Pause and resume the profiling counters of a node, so that nsys or ncu can use them.
 
-    While they are paused the DCGM_FI_PROF_* series are absent, and watchkeeper_agent_profiling_paused is 1.
+    While paused, the DCGM_FI_PROF_* series are absent and watchkeeper_agent_profiling_paused is 1.
     """
 
 
-def _where(body: Callable[..., Any]) -> Callable[..., Any]:
+def _with_node_options(body: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--node", metavar="NAME", help="Another node: the hub orders it from that node's agent."),
-        click.option("--cluster", metavar="NAME", help="That node's cluster, if it is not the hub's own."),
+        click.option(
+            "--node", metavar="NAME", help="Send a work order to this node through the hub.  [default: this node]"
+        ),
+        click.option("--cluster", metavar="NAME", help="Cluster of --node, if it is not the hub's own."),
         click.option(
             "--spool",
             type=click.Path(path_type=Path),
             default=SPOOL,
             show_default=True,
-            help="This node's agent's --spool.",
+            help="Folder of the agent's --spool on this node.",
         ),
         with_hub,
     ):
@@ -52,51 +54,58 @@ def _where(body: Callable[..., Any]) -> Callable[..., Any]:
 
 @command.command("pause")
 @click.option(
-    "--for", "length", metavar="DURATION", default="1h", show_default=True, help="After this it resumes by itself."
+    "--for", "length", metavar="DURATION", default="1h", show_default=True, help="Resume automatically after this time."
 )
-@_where
+@_with_node_options
 def pause(length: str, node: str | None, cluster: str | None, spool: Path, hub: Client) -> None:
-    """Stop sampling the profiling counters, for an hour unless told otherwise."""
-    lasts = read_length(length)
+    """Pause sampling of the profiling counters for some time."""
+    duration = parse_pause_length(length)
     if node is not None:
-        seconds = str(int(lasts.total_seconds()))
-        _order(hub, node, "profiling_pause", {"seconds": seconds, "by": _me()}, cluster=cluster)
+        seconds = str(int(duration.total_seconds()))
+        _send_order(hub, node, "profiling_pause", {"seconds": seconds, "by": _user_name()}, cluster=cluster)
         return
     now = clock.ScaledClock().now()
-    profiling.PauseFile(spool).write(profiling.Pause(now, now + lasts, _me()))
-    click.echo(f"Profiling is paused until {(now + lasts).astimezone():%H:%M:%S}; the agent notices within a second.")
+    profiling.PauseFile(spool).write(profiling.Pause(now, now + duration, _user_name()))
+    click.echo(f"Profiling paused until {(now + duration).astimezone():%H:%M:%S}; the agent applies it within 1 s.")
 
 
 @command.command("resume")
-@_where
+@_with_node_options
 def resume(node: str | None, cluster: str | None, spool: Path, hub: Client) -> None:
-    """Sample the profiling counters again."""
+    """Resume sampling of the profiling counters."""
     if node is not None:
-        _order(hub, node, "profiling_resume", {}, cluster=cluster)
+        _send_order(hub, node, "profiling_resume", {}, cluster=cluster)
     elif profiling.PauseFile(spool).clear():
-        click.echo("Profiling goes on; the agent notices within a second.")
+        click.echo("Profiling resumed; the agent applies it within 1 s.")
     else:
         click.echo("Profiling was not paused.")
 
 
 @command.command("show")
 @as_json
-@click.option("--spool", type=click.Path(path_type=Path), default=SPOOL, show_default=True, help="The agent's --spool.")
+@click.option(
+    "--spool",
+    type=click.Path(path_type=Path),
+    default=SPOOL,
+    show_default=True,
+    help="Folder of the agent's --spool on this node.",
+)
 def show(as_json: bool, spool: Path) -> None:
-    """Say whether profiling is paused on this node, since when, and by whom."""
+    """Show whether profiling is paused on this node, since when, until when, and by which user."""
     now = clock.ScaledClock().now()
-    found = profiling.PauseFile(spool).read()
-    holds = found if found is not None and now < found.until else None
+    pause = profiling.PauseFile(spool).read()
+    active_pause = pause if pause is not None and now < pause.until else None
     if as_json:
-        print_json({"is_paused": holds is not None, "pause": wire.to_plain(holds)})
-    elif holds is None:
+        print_json({"is_paused": active_pause is not None, "pause": wire.to_plain(active_pause)})
+    elif active_pause is None:
         click.echo("Profiling is not paused.")
     else:
-        click.echo(f"Paused by {holds.by} since {_local(holds.since)}, until {_local(holds.until)}.")
+        since, until = (f"{at.astimezone():%Y-%m-%d %H:%M:%S}" for at in (active_pause.since, active_pause.until))
+        click.echo(f"Paused by {active_pause.by} since {since}, until {until}.")
 
 
-def read_length(text: str) -> timedelta:
-    """How long a pause lasts; UsageError with both numbers if that is no length for one."""
+def parse_pause_length(text: str) -> timedelta:
+    """Parse the length of a pause; UsageError if it is out of range."""
     try:
         length = timedelta(seconds=durations.parse_seconds(text))
     except ValueError as error:
@@ -108,18 +117,14 @@ def read_length(text: str) -> timedelta:
     return length
 
 
-def _order(hub: Client, node: str, kind: str, arguments: dict[str, str], *, cluster: str | None) -> None:
-    """Have it done by another node's agent, and say what came of it."""
-    _, receipt = agent_order.give_and_wait(hub, node, kind, arguments=arguments, cluster=cluster)
-    click.echo(agent_order.said(node, receipt))
-    sys.exit(0 if receipt.result in agent_order.DONE else 1)
+def _send_order(hub: Client, node: str, kind: str, arguments: dict[str, str], *, cluster: str | None) -> None:
+    """Send a work order to the agent of a node, and print the receipt."""
+    _, receipt = agent_order.send_and_wait(hub, node, kind, arguments=arguments, cluster=cluster)
+    click.echo(agent_order.format_receipt(node, receipt))
+    sys.exit(0 if receipt.result in agent_order.SUCCESS_RESULTS else 1)
 
 
-def _me() -> str:
+def _user_name() -> str:
     with suppress(OSError, KeyError):
         return getpass.getuser()
-    return "somebody"
-
-
-def _local(at: datetime) -> str:
-    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+    return "unknown user"

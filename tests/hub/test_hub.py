@@ -1,4 +1,4 @@
-"""The hub's own promises: a diagnosis that fails is tried again, and said to be missing when it keeps failing."""
+"""The hub as a whole: a failed diagnosis is retried, and noted on the timeline after the last attempt."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from watchkeeper.hub.diagnosis_queue import MAX_ATTEMPTS
 from watchkeeper.kit.clock import ManualClock, ScaledClock, to_ms
 from watchkeeper.model.actions import Action
 from watchkeeper.model.fleet import Gpu, Node, NodeRegistration
+from watchkeeper.notify import heartbeat
 from watchkeeper.remediate.drivers import dry_run
 
 
@@ -67,7 +68,7 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
         loop = asyncio.create_task(hub.loops.repeat(diagnosing))
         await hub.incidents.ingest_events([xid(79, gpu(0), 0)])
 
-        # The diagnosis runs in a thread of its own, which knows nothing of this clock.
+        # The diagnosis runs in a thread, which this clock does not control.
         async def is_planned() -> bool:
             await time.advance(1)
             return any(entry.kind in ("plan", "noted") for entry in hub.services.journal.timeline("INC-1"))
@@ -123,7 +124,7 @@ def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> Non
     asyncio.run(story())
 
 
-def test_what_a_fleet_is_stays_known_while_the_journal_is_away(tmp_path: Path) -> None:
+def test_the_inventory_stays_known_while_the_journal_is_unavailable(tmp_path: Path) -> None:
     async def story() -> None:
         time = ManualClock(NOON)
         hub = opened(settings.Settings(hub=settings.HubSettings(data=str(tmp_path / "kept"))), time=time)
@@ -139,15 +140,32 @@ def test_what_a_fleet_is_stays_known_while_the_journal_is_away(tmp_path: Path) -
     asyncio.run(story())
 
 
+def test_every_loop_that_the_heartbeat_needs_exists(tmp_path: Path) -> None:
+    async def story() -> None:
+        hub = opened(settings.Settings(hub=settings.HubSettings(data=str(tmp_path / "kept"))), time=ManualClock(NOON))
+        loops = [
+            *hub.fleet.loops(is_leading=lambda: True),
+            hub.own_series.loop(may_write=lambda: True),
+            *hub.samples.loops(hub.loops.failures),
+            *hub.incidents.loops(),
+            *hub.rules.loops(),
+        ]
+        # "rule server" exists only where a server owns the rules.
+        assert {loop.name.split()[0] for loop in loops} >= heartbeat.VITAL - {"rule"}
+        hub.close()
+
+    asyncio.run(story())
+
+
 @pytest.mark.slow
-def test_an_alertmanager_is_told_although_the_journal_could_not_be_read_at_first(tmp_path: Path) -> None:
+def test_an_alertmanager_gets_an_alert_although_the_journal_could_not_be_read_at_first(tmp_path: Path) -> None:
     async def story(url: str, web: Web) -> None:
         notify = settings.NotifySettings(via=settings.NotifyVia.ALERTMANAGER, alertmanager_urls=(url,))
         hub = opened(settings.Settings(settings.HubSettings(data=str(tmp_path)), notify=notify), time=ScaledClock())
         journal = hub.current.stages.journal
 
         def rename_table(old: str, new: str) -> None:
-            # In a transaction of its own: inside that of a loop's thread, its failure would undo the rename.
+            # In a separate transaction: inside that of a loop's thread, its failure would undo the rename.
             with journal.transaction():
                 journal._connection.execute(f"ALTER TABLE {old} RENAME TO {new}")
 

@@ -23,7 +23,7 @@ NAME = "Watchdog"
 
 
 # Loops that must work for a heartbeat, by the first word of their names.
-VITAL = frozenset({"incidents", "rules", "rule", "samples", "standing", "discovery"})
+VITAL = frozenset({"incidents", "rules", "rule", "samples", "own", "discovery"})
 
 
 def send_heartbeat(settings: config.Settings, now: datetime) -> None:

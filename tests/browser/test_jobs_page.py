@@ -87,7 +87,7 @@ def test_a_list_does_not_say_that_a_hung_job_has_no_straggler(page: Page, demo: 
 
 def test_a_rank_that_all_others_stand_still_for_is_not_some_percent_behind(page: Page, demo: Product) -> None:
     largest(demo)
-    slow = {"rank": 3, "node": "n1", "gpu": "3", "uuid": "GPU-3", "score": None, "why": "says nothing any more"}
+    slow = {"rank": 3, "node": "n1", "gpu": "3", "uuid": "GPU-3", "score": None, "why": "stopped exporting metrics"}
 
     def hung(route: Route) -> None:
         answer = route.fetch()

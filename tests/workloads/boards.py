@@ -60,9 +60,9 @@ def engine(
     return made
 
 
-def asked(found: board.Board, id: str, happened: Iterable[events.Event] = ()) -> report.JobReportInputs:
-    key = next(key for key in found.keys if key.id == id)
-    name, facts, is_suspect = found.keys[key], found.facts[key], key in found.suspects
+def asked(found: board.JobBoard, id: str, happened: Iterable[events.Event] = ()) -> report.JobReportInputs:
+    key = next(key for key in found.training_names if key.id == id)
+    name, facts, is_suspect = found.training_names[key], found.facts[key], key in found.suspects
     return report.JobReportInputs(
         found.find_line(key), key, name, facts, is_suspect, (), tuple(happened), str, evidence.cause_of
     )

@@ -21,7 +21,7 @@ BOOK = prices.PriceBook(prices=(prices.Price("H100", prices.PriceKind.ON_DEMAND,
 def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
     since = (NOW - timedelta(hours=3)).timestamp()
     key = identity.JobKey("c", jobs.JobKind.SLURM, "", "4711")
-    found = board.make_board(engine(SERIES), NOW, board.BoardInputs(book=BOOK, first_seen={key: since}))
+    found = board.make_board(engine(SERIES), NOW, board.BoardInputs(price_book=BOOK, first_seen={key: since}))
     line = next(line for line in found.lines if line.id == "4711")
     assert (line.kind, line.name, line.team, line.user, line.gpus, line.nodes) == (
         "slurm", "pretrain", "vision", "ada", 4, 1,
@@ -35,19 +35,19 @@ def test_a_slurm_job_is_one_line_with_the_name_that_its_ranks_give_it() -> None:
 def test_a_price_that_has_not_begun_is_none_of_a_job() -> None:
     later = prices.Price("H100", prices.PriceKind.ON_DEMAND, 9.0, begins=(NOW + timedelta(days=3)).timestamp())
     book = prices.PriceBook(prices=(*BOOK.prices, later))
-    found = board.make_board(engine(SERIES), NOW + timedelta(seconds=89), board.BoardInputs(book=book))
+    found = board.make_board(engine(SERIES), NOW + timedelta(seconds=89), board.BoardInputs(price_book=book))
     assert next(line for line in found.lines if line.id == "4711").cost == jobs.Money(0.2, "USD")
 
 
 def test_a_job_of_this_minute_has_hours_and_cost_so_far() -> None:
-    found = board.make_board(engine(SERIES), NOW + timedelta(seconds=89), board.BoardInputs(book=BOOK))
+    found = board.make_board(engine(SERIES), NOW + timedelta(seconds=89), board.BoardInputs(price_book=BOOK))
     line = next(line for line in found.lines if line.id == "4711")
     assert (line.gpu_hours, line.cost) == (0.1, jobs.Money(0.2, "USD"))
     assert line.counted_since == NOW - timedelta(seconds=1)
 
 
 def test_a_job_that_only_its_own_series_name_is_plain_and_the_gravest_comes_first() -> None:
-    found = board.make_board(engine(SERIES), NOW, board.BoardInputs(incidents={"alone": ("INC-3",)}))
+    found = board.make_board(engine(SERIES), NOW, board.BoardInputs(incidents_by_job={"alone": ("INC-3",)}))
     assert [(line.id, line.kind.value, line.state.value) for line in found.lines] == [
         ("alone", "plain", "stalled"), ("web/chat", "kubernetes", "idle"), ("4711", "slurm", "running"),
     ]  # fmt: skip
@@ -56,7 +56,7 @@ def test_a_job_that_only_its_own_series_name_is_plain_and_the_gravest_comes_firs
 
 def test_a_job_whose_steps_the_rules_have_not_looked_at_yet_is_still_one_line() -> None:
     late = {name: value for name, value in SERIES.items() if "last_step_age" not in name}
-    found = board.make_board(engine(late), NOW, board.BoardInputs(book=BOOK))
+    found = board.make_board(engine(late), NOW, board.BoardInputs(price_book=BOOK))
     assert sorted((line.id, line.kind.value) for line in found.lines) == [
         ("4711", "slurm"), ("alone", "plain"), ("web/chat", "kubernetes"),
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_job_that_worked_this_hour_and_does_nothing_for_a_quarter_of_it_is_idl
         found = board.make_board(made, NOW, board.BoardInputs())
         line = next(line for line in found.lines if line.id == "web/chat")
         assert (line.state.value, line.bound_by.value) == (state, bound)
-        key = next(key for key in found.keys if key.id == "web/chat")
+        key = next(key for key in found.training_names if key.id == "web/chat")
         fixes = [fix.do for fix in efficiency.assess_efficiency(found.facts[key], 3600.0).fixes]
         assert any("batch" in fix for fix in fixes) is (state == "running")
 
@@ -115,12 +115,12 @@ def test_a_pod_that_waits_is_known_by_kube_state_metrics_and_never_twice() -> No
     }
     pod = workloads.Workload(workloads.WorkloadKind.POD, "big-worker-0", "ml")
     known = workloads.ScheduledWorkload("c", pod, workloads.WorkloadState.PENDING, gpus=8, reason="Unschedulable")
-    for scheduled, why in (((), "no reason is given"), ((known,), "Unschedulable")):
+    for scheduled, why in (((), "no reason reported"), ((known,), "Unschedulable")):
         source = engine(told)
         found = board.make_board(source, NOW, board.BoardInputs(scheduled=scheduled))
         assert [(line.id, line.state.value, line.gpus) for line in found.lines] == [("ml/big", "pending", 16)]
         made = report.make_report(
-            source, NOW, replace(asked(found, "ml/big"), parts=found.parts[next(iter(found.keys))])
+            source, NOW, replace(asked(found, "ml/big"), parts=found.parts[next(iter(found.training_names))])
         )
         assert made.why == f"its 2 parts wait for 16 GPUs: {why}"
         assert [fix.command for fix in made.efficiency.fixes] == ["watchkeeper explain pod ml/big-worker-0"]
@@ -161,7 +161,7 @@ def test_without_node_exporter_the_load_of_our_agent_tells_which_rank_is_short_o
         "rank 2 on n2 computes 20% longer than the others at each step: "
         "the CPUs of its node are 100% busy, those of the others 25%"
     )
-    assert made.efficiency.fixes[0].do == "See what takes the CPUs of n2, and end it or give the job its own"
+    assert made.efficiency.fixes[0].do == "See what uses the CPUs of n2, and end it or reserve CPUs for the job"
     assert [(one.held, one.used) for one in made.efficiency.uses if one.what == "CPU"] == [(384.0, 168.0)]
     assert made.notes == ()
 
@@ -232,7 +232,7 @@ def test_a_hung_job_whose_ranks_all_look_alike_is_not_bound_by_communication() -
     assert line == made.job
     assert (line.state, line.straggler, line.bound_by) == (jobs.JobState.HUNG, None, jobs.BoundBy.UNKNOWN)
     assert made.efficiency.bound_by is line.bound_by
-    assert [fix.do for fix in made.efficiency.fixes] == ["See where the program of each rank stands"]
+    assert [fix.do for fix in made.efficiency.fixes] == ["Compare the stack of each rank"]
 
 
 def gone(*ranks: int, nodes: Mapping[int, str], seconds: int = 60) -> embedded.EmbeddedEngine:
@@ -255,9 +255,9 @@ def test_a_gpu_that_no_longer_reports_is_whom_a_stalled_job_waits_for() -> None:
     source = gone(2, nodes=dict.fromkeys(range(4), "n1"))
     found = board.make_board(source, NOW, board.BoardInputs())
     made = report.make_report(source, NOW, asked(found, "4711"))
-    assert made.why == "rank 2 on n1 has a GPU that no longer reports, and the others wait (3 waiting, 1 missing)"
+    assert made.why == "rank 2 on n1 has a GPU that stopped reporting, and the others wait (3 waiting, 1 missing)"
     assert next(line for line in found.lines if line.id == "4711").straggler == made.job.straggler
-    assert made.efficiency.fixes[0].do == "Read the end of the log of rank 2 on n1, and the kernel log of its node"
+    assert made.efficiency.fixes[0].do == "Read the last log lines of rank 2 on n1, and the kernel log of its node"
 
 
 def test_a_job_that_stands_still_for_hours_still_names_the_gpu_that_went_first() -> None:
@@ -272,7 +272,7 @@ def test_gpus_of_a_node_that_is_gone_are_not_at_work() -> None:
     source = gone(2, 3, nodes={0: "n1", 1: "n1", 2: "n2", 3: "n2"})
     made = report.make_report(source, NOW, asked(board.make_board(source, NOW, board.BoardInputs()), "4711"))
     assert made.why == (
-        "rank 2 on n2 has a GPU that no longer reports, nor do 1 more of its node, and the others wait"
+        "rank 2 on n2 has a GPU that stopped reporting (and 1 more of its node), and the others wait"
         " (2 waiting, 2 missing)"
     )
 
@@ -287,12 +287,12 @@ def test_gpus_that_heat_slows_down_bind_the_job_in_the_list_and_on_its_page() ->
     made = report.make_report(source, NOW, asked(found, "4711"))
     assert next(line for line in found.lines if line.id == "4711").bound_by is jobs.BoundBy.POWER_OR_HEAT
     assert (made.job.bound_by, made.efficiency.bound_by) == (jobs.BoundBy.POWER_OR_HEAT, jobs.BoundBy.POWER_OR_HEAT)
-    assert made.efficiency.fixes[0].why == "2 of its GPUs are slowed down"
+    assert made.efficiency.fixes[0].why == "2 of its GPUs are throttled"
 
 
 def test_more_jobs_in_trouble_than_are_looked_at_are_all_listed() -> None:
     stuck: dict[str, float] = {}
-    for at in range(2 * board.MOST_LOOKS):
+    for at in range(2 * board.MAX_INSPECTED_JOBS):
         own = f'cluster="c",workload_kind="slurm_job",job_name="{at}"'
         stuck |= {
             f"watchkeeper:job_gpus:sum{{{own}}}": 4.0,
@@ -300,8 +300,10 @@ def test_more_jobs_in_trouble_than_are_looked_at_are_all_listed() -> None:
         }
     found = board.make_board(engine(stuck), NOW, board.BoardInputs())
     assert {line.state for line in found.lines} == {jobs.JobState.HUNG}
-    assert len(found.lines) == 2 * board.MOST_LOOKS
-    assert found.problems[0].startswith(f"{board.MOST_LOOKS} more jobs are in trouble than are looked at closely")
+    assert len(found.lines) == 2 * board.MAX_INSPECTED_JOBS
+    assert found.problems[0].startswith(
+        f"the ranks of {board.MAX_INSPECTED_JOBS} more jobs with problems were not inspected"
+    )
 
 
 def test_a_nan_carries_the_xid_of_its_rank_and_not_that_of_another_job_s_gpu() -> None:
@@ -333,7 +335,7 @@ def test_jobs_whose_gpus_the_rules_have_not_put_together_yet_say_why_little_is_k
     found = board.make_board(
         engine({'training_world_size{cluster="c",job_name="pretrain"}': 4}), NOW, board.BoardInputs()
     )
-    assert ([line.gpus for line in found.lines], found.problems) == ([4], (board.NOT_YET,))
+    assert ([line.gpus for line in found.lines], found.problems) == ([4], (board.NO_HOLDERS_YET,))
 
 
 def test_a_question_that_is_refused_is_said_and_the_others_are_answered() -> None:
@@ -345,12 +347,12 @@ def test_a_question_that_is_refused_is_said_and_the_others_are_answered() -> Non
     }
     found = board.make_board(engine(SERIES, twice), NOW, board.BoardInputs())
     assert len(found.lines) == 3
-    assert [problem.partition(" ")[0] for problem in found.problems] == ["slow"]
+    assert [problem.partition(" of ")[0] for problem in found.problems] == ["the query for slow ranks"]
 
 
 @pytest.mark.parametrize(("text", "is_it"), [("4711", True), ("web/4711", False), ("4712", False)])
 def test_a_job_answers_to_its_id(text: str, is_it: bool) -> None:
-    assert identity.JobKey("c", jobs.JobKind.SLURM, "", "4711").answers_to(text, None) is is_it
+    assert identity.JobKey("c", jobs.JobKind.SLURM, "", "4711").matches(text, None) is is_it
 
 
 def test_what_one_job_exports_amiss_costs_no_other_its_line() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from watchkeeper.model.jobs import BoundBy, Straggler
-from watchkeeper.workloads.efficiency import JobFacts, assess_efficiency, bound_by
+from watchkeeper.workloads.efficiency import JobFacts, assess_efficiency, find_bottleneck
 
 SLOW = Straggler(5, "n1", "5", "GPU-5", 0.1, "computes 10% longer than the others at each step")
 BUSY = {"active": 0.85, "tensor": 0.6, "dram": 0.4, "utilisation": 0.98, "memory": 0.8}
@@ -24,14 +24,14 @@ BUSY = {"active": 0.85, "tensor": 0.6, "dram": 0.4, "utilisation": 0.98, "memory
         (JobFacts(8, {"active": 0.5, "tensor": 0.2, "dram": 0.2, "utilisation": 0.6}), BoundBy.UNKNOWN),
         # The program says that it does not wait for input.
         (JobFacts(1, {"active": 0.1, "tensor": 0.05, "utilisation": 0.2}, input_wait=0.02), BoundBy.UNKNOWN),
-        (JobFacts(8, BUSY, slowed_gpus=1), BoundBy.POWER_OR_HEAT),
+        (JobFacts(8, BUSY, throttled_gpus=1), BoundBy.POWER_OR_HEAT),
         (JobFacts(8, {"active": 0.0, "utilisation": 0.0}), BoundBy.NOTHING),
         (JobFacts(8, {"active": 0.5}), BoundBy.UNKNOWN),
         (JobFacts(8), BoundBy.UNKNOWN),
     ],
 )
 def test_the_first_thing_that_explains_it_is_named(facts: JobFacts, bound: BoundBy) -> None:
-    assert bound_by(facts) is bound
+    assert find_bottleneck(facts) is bound
 
 
 def test_a_report_says_used_against_held_and_the_exact_fix() -> None:
@@ -44,7 +44,7 @@ def test_a_report_says_used_against_held_and_the_exact_fix() -> None:
         ("CPU", None, None, None),
     ]
     assert found.fixes[0].command.startswith("DataLoader(num_workers=")
-    assert "75% of the GPUs' memory is free" in found.fixes[1].do
+    assert "75% of the GPU memory is free" in found.fixes[1].do
     assert "input wait 50%" in found.why
 
 
@@ -57,19 +57,19 @@ def test_what_is_not_measured_is_said_and_never_zero() -> None:
 
 def test_idle_gpus_of_a_program_that_says_nothing_are_not_blamed_on_its_data_loader() -> None:
     found = assess_efficiency(JobFacts(1, {"active": 0.2, "tensor": 0.05, "utilisation": 0.3}), 3600)
-    assert found.why.startswith("its GPUs have nothing to do for most of the time: SMs 20%")
-    assert found.fixes[0].do == "See what the program waits for: requests, input, or work of its CPUs"
+    assert found.why.startswith("GPUs are idle most of the time: SMs 20%")
+    assert found.fixes[0].do == "See what the program waits for: requests, input, or its CPUs"
 
 
 def test_of_a_rank_that_is_gone_the_log_is_read_because_there_is_no_program_to_look_into() -> None:
-    gone = Straggler(7, "n1", "7", "GPU-7", None, "says nothing any more, and the others wait", is_gone=True)
+    gone = Straggler(7, "n1", "7", "GPU-7", None, "stopped exporting metrics, and the others wait", is_gone=True)
     fix = assess_efficiency(JobFacts(8, {"active": 0.1, "utilisation": 0.87}, straggler=gone), 3600).fixes[0]
-    assert fix.do == "Read the end of the log of rank 7 on n1, and the kernel log of its node"
+    assert fix.do == "Read the last log lines of rank 7 on n1, and the kernel log of its node"
     assert "py-spy" not in fix.command
 
 
 def test_a_job_that_hangs_for_a_gpu_is_told_to_look_into_its_program() -> None:
     hang = Straggler(None, "n1", "7", "GPU-7", None, "is idle while 7 of 8 GPUs spin in a collective")
     fix = assess_efficiency(JobFacts(8, {"active": 0.1, "utilisation": 0.87}, straggler=hang), 3600).fixes[0]
-    assert fix.do == "See where the program of GPU 7 on n1 stands"
-    assert (fix.why, fix.command) == ("the job would go on", "py-spy dump --pid PID")
+    assert fix.do == "See which call blocks GPU 7 on n1"
+    assert (fix.why, fix.command) == ("unblocks the job", "py-spy dump --pid PID")

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from watchkeeper.model.jobs import Goodput, LostReason
-from watchkeeper.workloads.goodput import ProgressPoint, UsualPace, account_time
+from watchkeeper.workloads.goodput import LearnedPace, ProgressPoint, account_time
 
-USUAL = UsualPace(2.0, 60.0, 90.0)
+USUAL = LearnedPace(2.0, 60.0, 90.0)
 
 
 def points(*values: float | None, every: float = 60.0) -> list[ProgressPoint]:
@@ -38,7 +38,7 @@ def test_a_process_that_was_gone_and_began_anew_is_a_failure_and_a_restart() -> 
 
 def test_the_first_minutes_after_a_rank_died_are_a_failure_and_no_checkpoint() -> None:
     died = [ProgressPoint(at * 15.0, 30.0 * min(at, 4), lacks_ranks=at > 5) for at in range(13)]
-    found = account_time(died, UsualPace(0.5, None, None))
+    found = account_time(died, LearnedPace(0.5, None, None))
     assert lost(found) == {"failure": 120.0}
 
 
@@ -79,7 +79,7 @@ def test_a_stretch_that_goes_on_is_a_pause_only_where_the_job_says_so() -> None:
 def test_a_step_that_is_longer_than_the_time_between_two_looks_loses_nothing() -> None:
     """Steps of a minute, looked at every 15 s: three of four looks see no step end."""
     told = [ProgressPoint(at * 15.0, float(at // 4)) for at in range(41)]
-    found = account_time(told, UsualPace(60.0, 60.0, 150.0))
+    found = account_time(told, LearnedPace(60.0, 60.0, 150.0))
     assert (found.share, found.steps, lost(found)) == (1.0, 10, {})
 
 
@@ -95,7 +95,7 @@ def test_waiting_in_the_queue_is_part_of_the_wall_time() -> None:
 def test_without_a_word_about_steps_nothing_is_claimed() -> None:
     found = account_time(points(None, None), USUAL)
     assert (found.share, found.productive_seconds, found.lost) == (None, None, ())
-    assert account_time(points(0, 30), UsualPace(None, None, None)).share is None
+    assert account_time(points(0, 30), LearnedPace(None, None, None)).share is None
 
 
 @given(st.lists(st.none() | st.floats(0, 50), min_size=1, max_size=40), st.floats(0.1, 100))
@@ -104,7 +104,7 @@ def test_what_was_productive_and_what_was_lost_sum_to_the_wall_time(made: list[f
     for one in made:
         total += one or 0.0
         values.append(total if one is not None else None)  # type: ignore[arg-type]
-    found = account_time(points(*values), UsualPace(step, None, None))
+    found = account_time(points(*values), LearnedPace(step, None, None))
     if found.productive_seconds is not None:
         assert found.productive_seconds + sum(lost(found).values()) == pytest.approx(found.wall_seconds)
         assert set(lost(found)) <= set(LostReason)

@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime, timedelta
 
 from watchkeeper.model.jobs import HardwareEvent
-from watchkeeper.workloads.losses import LossAnomaly, find_anomalies, merge_anomalies, with_hardware_events
+from watchkeeper.workloads.losses import LossAnomaly, add_hardware_events, find_anomalies, merge_anomalies
 
 AT = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
@@ -21,7 +21,7 @@ def xid(minutes: float) -> HardwareEvent:
 
 def test_a_loss_that_stops_being_a_number_is_one_event_however_long_it_lasts() -> None:
     [one] = find_anomalies(points(2.0, 1.9, math.nan, math.nan, math.nan), [])
-    assert (one.at, one.what) == (AT + timedelta(minutes=2), "loss is not a number")
+    assert (one.at, one.text) == (AT + timedelta(minutes=2), "loss is not a number")
 
 
 def test_a_gradient_that_leaps_to_ten_times_its_middle_is_an_event() -> None:
@@ -31,12 +31,12 @@ def test_a_gradient_that_leaps_to_ten_times_its_middle_is_an_event() -> None:
 
 
 def test_hardware_events_of_ten_minutes_before_are_joined_and_older_ones_are_not() -> None:
-    joined = with_hardware_events(LossAnomaly(AT, "loss is not a number"), [xid(-30), xid(-8), xid(1), xid(5)])
+    joined = add_hardware_events(LossAnomaly(AT, "loss is not a number"), [xid(-30), xid(-8), xid(1), xid(5)])
     assert [event.at - AT for event in joined.hardware] == [timedelta(minutes=-8), timedelta(minutes=1)]
 
 
 def test_a_loss_without_hardware_events_says_so_by_an_empty_list() -> None:
-    assert with_hardware_events(LossAnomaly(AT, "loss is infinite"), []).hardware == ()
+    assert add_hardware_events(LossAnomaly(AT, "loss is infinite"), []).hardware == ()
 
 
 def test_what_the_job_told_is_not_repeated_by_what_its_series_show() -> None:

@@ -67,7 +67,7 @@ def test_a_rank_that_says_nothing_is_missing_and_the_one_they_wait_for() -> None
 
 
 def test_replicas_of_a_service_do_not_wait_for_each_other() -> None:
-    assert compare_ranks(gang(WORKS, IDLES, WORKS, WORKS), in_step=False)[1] is None
+    assert compare_ranks(gang(WORKS, IDLES, WORKS, WORKS), is_synchronous=False)[1] is None
 
 
 def test_without_profiling_fields_busy_is_neither_work_nor_waiting() -> None:
@@ -96,7 +96,7 @@ def test_without_profiling_fields_watts_tell_who_waits_and_for_whom(known: dict[
     assert (nobody, {one.state for one in at_work}) == (None, {RankState.WORKS})
 
 
-@pytest.mark.parametrize(("look", "does"), [(WORKS, "works on"), (SPINS, "waits in a collective")])
+@pytest.mark.parametrize(("look", "does"), [(WORKS, "still computes"), (SPINS, "waits in a collective")])
 def test_the_only_one_that_does_something_is_named_where_the_job_is_stuck(look: tuple[float, float], does: str) -> None:
     seen = gang(IDLES, IDLES, look, IDLES)
     assert compare_ranks(seen)[1] is None
@@ -141,7 +141,7 @@ def test_a_mute_rank_that_gets_its_work_late_is_idle_while_the_others_spin() -> 
     slow = compare_ranks(on_three_nodes(seen, taken=0.98, others=0.24))[1]
     assert slow is not None
     assert (slow.uuid, slow.score, slow.is_short_of_cpu) == ("GPU-11", pytest.approx(0.5), True)
-    assert slow.why.startswith("has nothing to do while the others wait for it, which makes each step 50% longer")
+    assert slow.why.startswith("is idle while the others wait for it, which makes each step 50% longer")
 
 
 def test_a_node_that_does_not_tell_is_not_a_node_that_does_nothing() -> None:

@@ -23,11 +23,11 @@ from watchkeeper.render.yaml_text import YamlPart
 from watchkeeper.rules import reload, slo
 from watchkeeper.workloads.replicas import (
     CALM_SECONDS,
-    LARGEST,
-    MOST_GROWTH,
+    MAX_GROWTH,
+    MAX_REPLICAS,
+    MAX_WAITING_PER_REPLICA,
+    MIN_REPLICAS,
     SHRINK_EVERY_SECONDS,
-    SMALLEST,
-    WAITING_PER_REPLICA,
 )
 
 SERVICE = re.compile(r"(?P<namespace>[a-z0-9-]+)/(?P<name>[a-z0-9.-]+)=(?P<model>[^\s\"{}]+)")
@@ -103,9 +103,9 @@ def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str)
         ScalingSignal(
             "waiting",
             f"sum(inference_requests_waiting{{{about}}})",
-            f"{WAITING_PER_REPLICA:g}",
+            f"{MAX_WAITING_PER_REPLICA:g}",
             True,
-            f"Requests that wait, {WAITING_PER_REPLICA:g} for each replica at most.",
+            f"Requests that wait, {MAX_WAITING_PER_REPLICA:g} for each replica at most.",
         ),
         # Without it a quiet queue would take all replicas but one away, and the next request would bring them back.
         ScalingSignal(
@@ -123,7 +123,7 @@ def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str)
         found.append(
             ScalingSignal(
                 f"burn-{one.name}",
-                f'clamp_max(max({slo.RATIO}5m{{slo="{one.name}", {about}}}) / {one.budget:.6g}, {MOST_GROWTH:g})',
+                f'clamp_max(max({slo.RATIO}5m{{slo="{one.name}", {about}}}) / {one.budget:.6g}, {MAX_GROWTH:g})',
                 "1",
                 False,
                 f"More than {one.budget:.4g} of the requests take over {late['seconds']} s: half as many again.",
@@ -158,12 +158,12 @@ def _scaled(service: ScaledService, objectives: Sequence[slo.Slo], settings: con
     parts = [_trigger(one, server, settings) for one in signals(service, objectives, settings.fleet.cluster)]
     spec = {
         "scaleTargetRef": {"kind": "Deployment", "name": service.name},
-        "minReplicaCount": SMALLEST,
-        "maxReplicaCount": LARGEST,
+        "minReplicaCount": MIN_REPLICAS,
+        "maxReplicaCount": MAX_REPLICAS,
         "pollingInterval": 15,
         "cooldownPeriod": 600,
         # Where the server does not answer, replicas stay as they are: nobody knows is not nobody waits.
-        "fallback": {"failureThreshold": 3, "replicas": SMALLEST, "behavior": "currentReplicasIfHigher"},
+        "fallback": {"failureThreshold": 3, "replicas": MIN_REPLICAS, "behavior": "currentReplicasIfHigher"},
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": UP, "scaleDown": DOWN}}},
     }
     head = {
@@ -227,8 +227,8 @@ def _plain(service: ScaledService, objectives: Sequence[slo.Slo], settings: conf
         "metadata": {"name": service.name, "namespace": service.namespace},
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.name},
-            "minReplicas": SMALLEST,
-            "maxReplicas": LARGEST,
+            "minReplicas": MIN_REPLICAS,
+            "maxReplicas": MAX_REPLICAS,
             "metrics": metrics,
             "behavior": {"scaleUp": UP, "scaleDown": DOWN},
         },

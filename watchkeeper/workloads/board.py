@@ -1,7 +1,8 @@
-"""Every job in one line, from a fixed number of questions whatever the number of GPUs, and some about jobs in trouble.
+"""Build the list of jobs with a fixed number of queries, and some more for jobs with a problem.
 
-packs/rules/jobs.yaml and training.yaml have already put GPUs and ranks together by job, once a minute; here their
-answers meet what schedulers say, prices and incidents. `web/jobs_api` asks, and `report` begins with the same line.
+packs/rules/jobs.yaml and training.yaml aggregate GPUs and ranks by job once a minute; this module joins their series
+with the workloads of schedulers, prices and incidents. `web.fleet.jobs_api` calls it; `report` starts with a line of
+the list.
 """
 
 from __future__ import annotations
@@ -18,48 +19,48 @@ from watchkeeper.model import clock_reasons, jobs, workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import gpu_errors
 from watchkeeper.query.engine import Engine
-from watchkeeper.workloads import efficiency, identity, job_inspection, pending_pods
+from watchkeeper.workloads import efficiency, identity, job_inspection, pending_pods, ranks
 from watchkeeper.workloads.identity import JobKey
 from watchkeeper.workloads.job_queries import JobQueries
 
-# What is asked for every list. A name that starts with `h_` is about the last hour.
-QUESTIONS: Mapping[str, str] = {
+# The queries of every list; `usage` and `goodput` cover the last hour.
+QUERIES: Mapping[str, str] = {
     "gpus": "watchkeeper:job_gpus:sum",
     "nodes": "watchkeeper:job_nodes:count",
-    "seen": "timestamp(watchkeeper:job_nodes:count)",
-    # Means of an hour, because a job that exchanges gradients this minute is not bound by that.
-    "h_uses": (
+    "recorded_at": "timestamp(watchkeeper:job_nodes:count)",
+    # Means of an hour: exchanging gradients for a minute does not mean that the job is bound by it.
+    "usage": (
         'avg_over_time(watchkeeper:job_use:ratio{of!="memory"}[1h]) or watchkeeper:job_use:ratio{of="memory"}'
     ),
-    "held_down": f"{gpu_errors.CLOCK_REASONS} >= {clock_reasons.SW_THERMAL}",
+    "throttle_reasons": f"{gpu_errors.CLOCK_REASONS} >= {clock_reasons.SW_THERMAL}",
     "idle": "watchkeeper:job_idle:seconds",
-    "trainings": "watchkeeper:job_training:group",
-    "ages": "watchkeeper:training_last_step_age:seconds",
-    "worlds": "max by (cluster, job_name) (training_world_size)",
+    "training_names": "watchkeeper:job_training:group",
+    "step_ages": "watchkeeper:training_last_step_age:seconds",
+    "world_sizes": "max by (cluster, job_name) (training_world_size)",
     "training_nodes": (
         "count by (cluster, job_name) (group by (cluster, job_name, Hostname) (training_rank_info))"
     ),
-    "h_goodput": "avg_over_time(watchkeeper:training_productive:ratio[1h])",
+    "goodput": "avg_over_time(watchkeeper:training_productive:ratio[1h])",
     "paused": "max by (cluster, job_name) (training_paused) == 1",
-    "waits": "max by (cluster, job_name) (rate(training_data_wait_seconds_total[5m]))",
-    "slow": (
+    "input_waits": "max by (cluster, job_name) (rate(training_data_wait_seconds_total[5m]))",
+    "slow_ranks": (
         "watchkeeper:training_rank_slow:ratio * on (cluster, job_name, rank) group_left (Hostname, gpu, UUID) "
         "max by (cluster, job_name, rank, Hostname, gpu, UUID) (training_rank_info)"
         " or watchkeeper:training_rank_slow:ratio"
         " or avg_over_time(watchkeeper:job_gpu_busier:ratio[15m]) > 0.1"
     ),
-    "waiting": pending_pods.QUESTION,
+    "pending": pending_pods.QUERY,
     "alerts": 'ALERTS{alertstate="firing",job_name!=""}',
 }  # fmt: skip
-# Which jobs hold GPUs; asked about those few whose clocks are held down.
-SLOWED = 'count by (cluster, workload_kind, namespace, job_name) (watchkeeper:job_gpu:share{{UUID=~"{}"}})'
-# When a job was first seen: hours of a week, and minutes of the newest hour. Kept for a while by whoever asks.
-FIRST_SEEN = (
+# The jobs of the few GPUs that are throttled.
+THROTTLED_QUERY = 'count by (cluster, workload_kind, namespace, job_name) (watchkeeper:job_gpu:share{{UUID=~"{}"}})'
+# When a job was first recorded: hours of a week, and minutes of the newest hour. Callers cache the result.
+FIRST_SEEN_QUERIES = (
     "min_over_time(timestamp(watchkeeper:job_nodes:count)[7d:1h])",
     "min_over_time(timestamp(watchkeeper:job_nodes:count)[1h:1m])",
 )
-# Which state an alert means; packs/rules decides when it fires. The order of JobState decides between several.
-STATES = {
+# The state that an alert implies; of several, the first in JobState is used.
+STATE_OF_ALERT = {
     "TrainingJobStalled": jobs.JobState.STALLED,
     "TrainingRankDied": jobs.JobState.HUNG,
     "JobHung": jobs.JobState.HUNG,
@@ -72,271 +73,291 @@ STATES = {
     "TrainingThroughputDrop": jobs.JobState.SLOW,
     "TrainingInputStarved": jobs.JobState.SLOW,
 }
-# What the rank or GPU does that such an alert is about.
-DOES = {
-    "TrainingRankSlow": "computes {:.0%} longer than the others at each step",
-    "JobRankSlow": "keeps its SMs busy {:.0%} longer than the others, which wait for it",
-}
+# The text about the straggler of an alert.
+STRAGGLER_TEXTS = {"TrainingRankSlow": ranks.SLOW_STEP_TEXT, "JobRankSlow": ranks.BUSY_SMS_TEXT}
 # As in packs/rules/jobs.yaml: longer than compiling, evaluation, checkpoints and most data loading take.
-STILL_SECONDS = 900.0
-# At so many jobs of a list, the gravest, a closer look is taken: some ten questions each.
-MOST_LOOKS, MOST_SLOWED = 16, 1000
-NOT_YET = "no GPU is put to a job yet, which rules do once a minute: use, team, GPU-hours and cost are unknown"
-ORDER = {state: at for at, state in enumerate(jobs.JobState)}
-BY_TRAINING = ("ages", "worlds", "training_nodes", "h_goodput", "waits", "paused")
+IDLE_LIMIT_SECONDS = 900.0
+# The ranks of at most this many jobs, the most severe, are inspected: some ten queries each.
+MAX_INSPECTED_JOBS, MAX_THROTTLED_GPUS = 16, 1000
+NO_HOLDERS_YET = (
+    "no GPU is assigned to a job yet (the rules run every minute): use, team, GPU-hours and cost are unknown"
+)
+SEVERITY_ORDER = {state: at for at, state in enumerate(jobs.JobState)}
+TRAINING_QUERIES = ("step_ages", "world_sizes", "training_nodes", "goodput", "input_waits", "paused")
 Rows = Mapping[Labels, float]
-Training = tuple[str, str]
+TrainingKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class BoardInputs:
-    """What is known beside the series: schedulers, the price book, and open incidents by the name of a job."""
+    """The inputs beside series: workloads of schedulers, the price book, and open incidents by job name."""
 
     scheduled: Sequence[workloads.ScheduledWorkload] = ()
-    book: prices.PriceBook | None = None
-    incidents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    price_book: prices.PriceBook | None = None
+    incidents_by_job: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     first_seen: Mapping[JobKey, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
-    """All jobs, the gravest state first; `problems` are questions that were refused."""
+class JobBoard:
+    """All jobs, the most severe state first; `problems` has the failed queries."""
 
     lines: tuple[jobs.JobLine, ...]
-    keys: Mapping[JobKey, str]
+    training_names: Mapping[JobKey, str]
     problems: tuple[str, ...] = ()
-    # What each is judged by, and those at whose ranks it is worth to look.
+    # The measurements of each job; `suspects` are the jobs whose ranks are inspected.
     facts: Mapping[JobKey, efficiency.JobFacts] = field(default_factory=dict)
-    # Pods or the Slurm job, as schedulers know them.
+    # The pods or the Slurm job, as their scheduler reports them.
     parts: Mapping[JobKey, Sequence[workloads.ScheduledWorkload]] = field(default_factory=dict)
     suspects: frozenset[JobKey] = frozenset()
 
     def find_line(self, key: JobKey) -> jobs.JobLine:
-        return next(one for one in self.lines if (one.cluster, one.kind, one.id) == (key.cluster, key.kind, key.id))
+        return next(
+            line for line in self.lines if (line.cluster, line.kind, line.id) == (key.cluster, key.kind, key.id)
+        )
 
 
-def make_board(engine: Engine, now: datetime, around: BoardInputs) -> Board:
+def make_board(engine: Engine, now: datetime, inputs: BoardInputs) -> JobBoard:
     at_ms, problems = round(now.timestamp() * 1000), []
-    told: dict[str, Rows] = {}
-    for name, expr in QUESTIONS.items():
+    rows_by_query: dict[str, Rows] = {}
+    for name, expr in QUERIES.items():
         try:
-            told[name] = engine.instant(expr, at_ms).latest()
+            rows_by_query[name] = engine.instant(expr, at_ms).latest()
         except WatchkeeperError as error:
-            told[name] = {}
-            problems.append(f"{name} of jobs could not be asked: {error}")
-    if told["worlds"] and not told["gpus"] and not problems:
-        problems.append(NOT_YET)
-    told["slowed"] = _slowed(engine, at_ms, told["held_down"], problems)
-    return _looked_at(engine, now, _BoardBuilder(told, around, now).board(tuple(problems)))
+            rows_by_query[name] = {}
+            problems.append(f"the query for {name.replace('_', ' ')} of jobs failed: {error}")
+    if rows_by_query["world_sizes"] and not rows_by_query["gpus"] and not problems:
+        problems.append(NO_HOLDERS_YET)
+    rows_by_query["throttled_gpus"] = _count_throttled_gpus(engine, at_ms, rows_by_query["throttle_reasons"], problems)
+    return _inspect_suspects(engine, now, _BoardBuilder(rows_by_query, inputs, now).build(tuple(problems)))
 
 
-def _slowed(engine: Engine, at_ms: int, reasons: Rows, problems: list[str]) -> Rows:
-    """How many GPUs of each job are slowed down by heat or the power brake."""
-    gpus = [labels.get("UUID", "") for labels, value in reasons.items() if gpu_errors.is_throttled(value)]
-    if not gpus:
+def _count_throttled_gpus(engine: Engine, at_ms: int, reasons: Rows, problems: list[str]) -> Rows:
+    """Return how many GPUs of each job are throttled by heat or the power brake."""
+    throttled = [labels.get("UUID", "") for labels, value in reasons.items() if gpu_errors.is_throttled(value)]
+    if not throttled:
         return {}
     try:
-        return engine.instant(SLOWED.format("|".join(map(own_metrics.escape, gpus[:MOST_SLOWED]))), at_ms).latest()
+        return engine.instant(
+            THROTTLED_QUERY.format("|".join(map(own_metrics.escape, throttled[:MAX_THROTTLED_GPUS]))), at_ms
+        ).latest()
     except WatchkeeperError as error:
-        problems.append(f"slowed GPUs of jobs could not be asked: {error}")
+        problems.append(f"the query for throttled GPUs of jobs failed: {error}")
         return {}
 
 
-def _looked_at(engine: Engine, now: datetime, found: Board) -> Board:
-    """The same with what the ranks of suspects show, so that a list says what the page of the job says."""
-    known = {(line.cluster, line.kind, line.id): line for line in found.lines}
-    lines, facts = {key: known[key.cluster, key.kind, key.id] for key in found.suspects}, dict(found.facts)
-    problems = list(found.problems)
-    for key in sorted(lines, key=lambda one: _gravest_first(lines[one]))[:MOST_LOOKS]:
-        questions = JobQueries(engine, now, key, training=found.keys[key])
-        look = job_inspection.inspect_job(questions, lines[key])
-        lines[key], facts[key] = job_inspection.refine_line(lines[key], facts[key], look)
-        problems += [problem for problem in questions.refused if problem not in problems]
-    if (left := len(lines) - MOST_LOOKS) > 0:
-        problems.append(f"{left} more jobs are in trouble than are looked at closely: the page of one may say more")
-    known |= {(line.cluster, line.kind, line.id): line for line in lines.values()}
-    ordered = tuple(sorted(known.values(), key=_gravest_first))
-    return replace(found, lines=ordered, facts=facts, problems=tuple(problems))
+def _inspect_suspects(engine: Engine, now: datetime, board: JobBoard) -> JobBoard:
+    """Refine the lines of suspects by their ranks, so that the list agrees with the page of the job."""
+    lines_by_id = {(line.cluster, line.kind, line.id): line for line in board.lines}
+    lines, facts = {key: lines_by_id[key.cluster, key.kind, key.id] for key in board.suspects}, dict(board.facts)
+    problems = list(board.problems)
+    for key in sorted(lines, key=lambda suspect: _severity_key(lines[suspect]))[:MAX_INSPECTED_JOBS]:
+        queries = JobQueries(engine, now, key, training=board.training_names[key])
+        inspection = job_inspection.inspect_job(queries, lines[key])
+        lines[key], facts[key] = job_inspection.refine_line(lines[key], facts[key], inspection)
+        problems += [problem for problem in queries.problems if problem not in problems]
+    if (skipped := len(lines) - MAX_INSPECTED_JOBS) > 0:
+        problems.append(f"the ranks of {skipped} more jobs with problems were not inspected: open the page of the job")
+    lines_by_id |= {(line.cluster, line.kind, line.id): line for line in lines.values()}
+    ordered = tuple(sorted(lines_by_id.values(), key=_severity_key))
+    return replace(board, lines=ordered, facts=facts, problems=tuple(problems))
 
 
-def _gravest_first(line: jobs.JobLine) -> tuple[int, int, str]:
-    return ORDER[line.state], -line.gpus, line.id
+def _severity_key(line: jobs.JobLine) -> tuple[int, int, str]:
+    return SEVERITY_ORDER[line.state], -line.gpus, line.id
 
 
-def first_seen(engine: Engine, now: datetime) -> dict[JobKey, float]:
-    """When each job that runs was first seen within a week."""
-    found: dict[JobKey, float] = {}
-    for expr in FIRST_SEEN:
+def find_first_seen(engine: Engine, now: datetime) -> dict[JobKey, float]:
+    """Return when each running job was first recorded within a week."""
+    first_seen: dict[JobKey, float] = {}
+    for expr in FIRST_SEEN_QUERIES:
         for labels, value in engine.instant(expr, round(now.timestamp() * 1000)).latest().items():
-            key = identity.job_of_labels(labels)
-            found[key] = min(value, found.get(key, value))
-    return found
+            key = identity.job_from_labels(labels)
+            first_seen[key] = min(value, first_seen.get(key, value))
+    return first_seen
 
 
 class _BoardBuilder:
-    """One list in the making: rows by job."""
+    """Groups the rows of all queries by job, and builds the list from them."""
 
-    def __init__(self, told: Mapping[str, Rows], around: BoardInputs, now: datetime) -> None:
-        self._around, self._now = around, now
-        self._gpus = _by_key(told["gpus"])
+    def __init__(self, rows: Mapping[str, Rows], inputs: BoardInputs, now: datetime) -> None:
+        self._inputs, self._now = inputs, now
+        self._gpus = _group_by_job(rows["gpus"])
         self._uses: dict[JobKey, dict[str, float]] = {}
-        for labels, value in told["h_uses"].items():
-            self._uses.setdefault(identity.job_of_labels(labels), {})[labels.get("of", "")] = value
+        for labels, value in rows["usage"].items():
+            self._uses.setdefault(identity.job_from_labels(labels), {})[labels.get("of", "")] = value
         self._parts: dict[JobKey, list[workloads.ScheduledWorkload]] = {}
-        for part in [*around.scheduled, *pending_pods.read_pending_pods(told["waiting"], around.scheduled)]:
+        for part in [*inputs.scheduled, *pending_pods.read_pending_pods(rows["pending"], inputs.scheduled)]:
             if part.state is not workloads.WorkloadState.ENDED and part.gpus:
-                self._parts.setdefault(identity.job_of_workload(part), []).append(part)
-        self._by_job = {name: _by_training(told[name]) for name in BY_TRAINING}
-        self._ages = self._by_job["ages"]
-        self._nodes_of = {identity.job_of_labels(labels): value for labels, value in told["nodes"].items()}
-        self._seen = {identity.job_of_labels(labels): value for labels, value in told["seen"].items()}
-        self._slowed = {identity.job_of_labels(labels): round(value) for labels, value in told["slowed"].items()}
+                self._parts.setdefault(identity.job_from_workload(part), []).append(part)
+        self._by_training = {name: _map_by_training(rows[name]) for name in TRAINING_QUERIES}
+        self._last_step_ages = self._by_training["step_ages"]
+        self._node_counts = _map_by_job(rows["nodes"])
+        self._recorded_at = _map_by_job(rows["recorded_at"])
+        self._throttled_gpus = _map_by_job(rows["throttled_gpus"])
+        self._idle_seconds = _map_by_job(rows["idle"])
         self._facts: dict[JobKey, efficiency.JobFacts] = {}
-        self._idle = {identity.job_of_labels(labels): value for labels, value in told["idle"].items()}
-        self._names = {identity.job_of_labels(labels): labels.get("training_job", "") for labels in told["trainings"]}
-        self._alerts: dict[Training, list[str]] = {}
-        for labels in told["alerts"]:
-            self._alerts.setdefault(_training(labels), []).append(labels.get("alertname", ""))
-        self._slow: dict[Training, tuple[Labels, float]] = {}
-        for labels, value in told["slow"].items():
-            if value > self._slow.get(_training(labels), (labels, 0.0))[1]:
-                self._slow[_training(labels)] = (labels, value)
+        self._training_names = {
+            identity.job_from_labels(labels): labels.get("training_job", "") for labels in rows["training_names"]
+        }
+        self._alerts: dict[TrainingKey, list[str]] = {}
+        for labels in rows["alerts"]:
+            self._alerts.setdefault(_training_key(labels), []).append(labels.get("alertname", ""))
+        self._slow_ranks: dict[TrainingKey, tuple[Labels, float]] = {}
+        for labels, value in rows["slow_ranks"].items():
+            if value > self._slow_ranks.get(_training_key(labels), (labels, 0.0))[1]:
+                self._slow_ranks[_training_key(labels)] = (labels, value)
 
-    def board(self, problems: tuple[str, ...]) -> Board:
-        keys = {key: self._training_of(key) for key in {*self._gpus, *self._parts}}
-        taken = {(key.cluster, name) for key, name in keys.items() if name}
-        alone = {*self._by_job["worlds"], *self._ages} - taken
-        keys |= {JobKey(cluster, jobs.JobKind.PLAIN, "", name): name for cluster, name in alone}
-        lines = {key: self._line(key, training) for key, training in keys.items()}
-        suspects = {key for key, line in lines.items() if self._is_suspect(line, (key.cluster, keys[key] or key.name))}
-        ordered = tuple(sorted(lines.values(), key=_gravest_first))
-        return Board(ordered, keys, problems, self._facts, self._parts, frozenset(suspects))
-
-    def _is_suspect(self, line: jobs.JobLine, own: Training) -> bool:
-        """Whether alerts or its ranks' own steps speak of trouble, so that its ranks may tell who makes it.
-
-        Without them GPUs that differ are no reason to call a job slow: packs/rules/jobs.yaml says why.
-        """
-        steps = own in self._slow and "rank" in self._slow[own][0]
-        return line.state in (*job_inspection.STUCK, jobs.JobState.SLOW) or (
-            steps and line.state is jobs.JobState.RUNNING
+    def build(self, problems: tuple[str, ...]) -> JobBoard:
+        training_names = {key: self._find_training_name(key) for key in {*self._gpus, *self._parts}}
+        assigned = {(key.cluster, name) for key, name in training_names.items() if name}
+        unassigned = {*self._by_training["world_sizes"], *self._last_step_ages} - assigned
+        training_names |= {JobKey(cluster, jobs.JobKind.PLAIN, "", name): name for cluster, name in unassigned}
+        lines = {key: self._build_line(key, training) for key, training in training_names.items()}
+        suspects = frozenset(
+            key for key, line in lines.items() if self._is_suspect(line, (key.cluster, training_names[key] or key.name))
         )
+        ordered = tuple(sorted(lines.values(), key=_severity_key))
+        return JobBoard(ordered, training_names, problems, self._facts, self._parts, suspects)
 
-    def _training_of(self, key: JobKey) -> str:
-        """The name under which the job tells about itself; its own where nothing else is known, empty for none."""
-        name = self._names.get(key) or key.name
-        # Rules may be late with the age of its last step; how many ranks it has it tells itself.
-        is_told = any((key.cluster, name) in told for told in (self._ages, self._by_job["worlds"]))
-        return name if is_told else ""
+    def _is_suspect(self, line: jobs.JobLine, training_key: TrainingKey) -> bool:
+        """Whether alerts or the ranks' step times show a problem, so that the ranks may show its source.
 
-    def _line(self, key: JobKey, training: str) -> jobs.JobLine:
+        GPUs that differ are not enough to call a job slow: packs/rules/jobs.yaml has the reasons.
+        """
+        if line.state is jobs.JobState.RUNNING:
+            return training_key in self._slow_ranks and "rank" in self._slow_ranks[training_key][0]
+        return line.state in (*job_inspection.STUCK, jobs.JobState.SLOW)
+
+    def _find_training_name(self, key: JobKey) -> str:
+        """Return the name in the job's own training series; empty if it exports none."""
+        name = self._training_names.get(key) or key.name
+        # The age of the last step comes from a rule and may be late; the world size comes from the job itself.
+        has_series = any(
+            (key.cluster, name) in rows for rows in (self._last_step_ages, self._by_training["world_sizes"])
+        )
+        return name if has_series else ""
+
+    def _build_line(self, key: JobKey, training: str) -> jobs.JobLine:
         rows, parts = self._gpus.get(key, []), self._parts.get(key, [])
-        own = (key.cluster, training or key.name)
-        gpus = sum(value for _, value in rows) or self._by_job["worlds"].get(own, 0.0)
+        training_key = (key.cluster, training or key.name)
+        gpus = sum(value for _, value in rows) or self._by_training["world_sizes"].get(training_key, 0.0)
         running = [part for part in parts if part.state is workloads.WorkloadState.RUNNING]
         if not rows and parts:
             gpus = float(sum(part.gpus for part in parts))
         started = min((part.started_at for part in running if part.started_at), default=None)
-        # A job of this minute is not among those whose past was asked for: it is known since the rules saw it.
-        since = started if started is not None else self._around.first_seen.get(key, self._seen.get(key))
-        hours = None if since is None else max(0.0, self._now.timestamp() - since) / 3600 * gpus
-        straggler = self._straggler(own)
+        # A job of this minute is not in `first_seen` yet: use the time when the rules recorded it.
+        first_seen = started if started is not None else self._inputs.first_seen.get(key, self._recorded_at.get(key))
+        gpu_hours = None if first_seen is None else max(0.0, self._now.timestamp() - first_seen) / 3600 * gpus
+        straggler = self._find_straggler(training_key)
         uses = self._uses.get(key, {})
-        state = self._state(key, own, uses)
-        # Seconds without a step; for one that tells of none, without any kernel, which one that spins has.
-        age = self._ages.get(own, self._idle.get(key) if state is jobs.JobState.STALLED else None)
-        is_still = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and age is not None
+        state = self._decide_state(key, training_key, uses)
+        # Seconds without a step; for a job that exports no steps, without a kernel.
+        idle_seconds = self._last_step_ages.get(
+            training_key, self._idle_seconds.get(key) if state is jobs.JobState.STALLED else None
+        )
+        is_stalled = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and idle_seconds is not None
         facts = efficiency.JobFacts(
-            gpus, uses, self._value("waits", own), straggler, self._slowed.get(key, 0), state in job_inspection.STUCK,
-            is_idle=state is jobs.JobState.IDLE,
+            gpus, uses, self._value("input_waits", training_key), straggler, round(self._throttled_gpus.get(key, 0.0)),
+            is_stuck=state in job_inspection.STUCK, is_idle=state is jobs.JobState.IDLE,
         )  # fmt: skip
         self._facts[key] = facts
         return jobs.JobLine(
             key.id, key.kind, key.cluster, training or key.name, key.namespace,
-            _first((labels.get("user", "") for labels, _ in rows), (part.workload.user for part in parts)),
-            _first((labels.get("team", "") for labels, _ in rows), (part.account for part in parts)),
-            state, self._nodes(key, own, running), round(gpus),
+            _first_nonempty((labels.get("user", "") for labels, _ in rows), (part.workload.user for part in parts)),
+            _first_nonempty((labels.get("team", "") for labels, _ in rows), (part.account for part in parts)),
+            state, self._count_nodes(key, training_key, running), round(gpus),
             None if started is None else datetime.fromtimestamp(started, UTC),
-            None if hours is None else round(hours, 2), uses.get("active"), uses.get("memory"),
-            efficiency.bound_by(facts), self._value("h_goodput", own),
-            clock.from_unix_seconds(self._now.timestamp() - (age or 0.0)) if is_still else None,
-            straggler, self._cost(rows, hours), self._incidents(key, training),
-            None if since is None else datetime.fromtimestamp(since, UTC),
+            None if gpu_hours is None else round(gpu_hours, 2), uses.get("active"), uses.get("memory"),
+            efficiency.find_bottleneck(facts), self._value("goodput", training_key),
+            clock.from_unix_seconds(self._now.timestamp() - (idle_seconds or 0.0)) if is_stalled else None,
+            straggler, self._cost(rows, gpu_hours), self._find_incidents(key, training),
+            None if first_seen is None else datetime.fromtimestamp(first_seen, UTC),
         )  # fmt: skip
 
-    def _state(self, key: JobKey, own: Training, uses: Mapping[str, float]) -> jobs.JobState:
-        told = [STATES[name] for name in self._alerts.get(own, ()) if name in STATES]
-        if told:
-            return min(told, key=ORDER.__getitem__)
+    def _decide_state(self, key: JobKey, training_key: TrainingKey, uses: Mapping[str, float]) -> jobs.JobState:
+        states = [STATE_OF_ALERT[name] for name in self._alerts.get(training_key, ()) if name in STATE_OF_ALERT]
+        if states:
+            return min(states, key=SEVERITY_ORDER.__getitem__)
         if key not in self._gpus and self._parts.get(key):
-            is_waiting = all(part.state is workloads.WorkloadState.PENDING for part in self._parts[key])
-            return jobs.JobState.PENDING if is_waiting else jobs.JobState.UNKNOWN
-        if own in self._ages:
-            return jobs.JobState.PAUSED if own in self._by_job["paused"] else jobs.JobState.RUNNING
+            is_pending = all(part.state is workloads.WorkloadState.PENDING for part in self._parts[key])
+            return jobs.JobState.PENDING if is_pending else jobs.JobState.UNKNOWN
+        if training_key in self._last_step_ages:
+            return jobs.JobState.PAUSED if training_key in self._by_training["paused"] else jobs.JobState.RUNNING
         if not uses:
             return jobs.JobState.UNKNOWN
-        # The mean of an hour hides for most of an hour that nothing runs any more.
-        is_idle = uses.get("active", 1.0) < efficiency.IDLE or self._idle.get(key, 0.0) >= STILL_SECONDS
+        # The mean of an hour falls only slowly after the last kernel.
+        is_idle = (
+            uses.get("active", 1.0) < efficiency.IDLE_SHARE or self._idle_seconds.get(key, 0.0) >= IDLE_LIMIT_SECONDS
+        )
         return jobs.JobState.IDLE if is_idle else jobs.JobState.RUNNING
 
-    def _straggler(self, own: Training) -> jobs.Straggler | None:
-        does = next((DOES[name] for name in self._alerts.get(own, ()) if name in DOES), None)
-        if own not in self._slow or does is None:
+    def _find_straggler(self, training_key: TrainingKey) -> jobs.Straggler | None:
+        alerts = self._alerts.get(training_key, ())
+        text = next((STRAGGLER_TEXTS[name] for name in alerts if name in STRAGGLER_TEXTS), None)
+        if training_key not in self._slow_ranks or text is None:
             return None
-        labels, score = self._slow[own]
+        labels, score = self._slow_ranks[training_key]
         return jobs.Straggler(
-            identity.rank_of(labels),
+            identity.read_rank(labels),
             labels.get("Hostname", ""),
             labels.get("gpu", ""),
             labels.get("UUID", ""),
             score,
-            does.format(score),
+            text.format(score),
         )
 
-    def _nodes(self, key: JobKey, own: Training, running: Sequence[workloads.ScheduledWorkload]) -> int:
-        seen = self._nodes_of.get(key)
-        if seen is None:
-            seen = self._value("training_nodes", own)
-        return round(seen) if seen is not None else len({node for part in running for node in part.nodes})
+    def _count_nodes(
+        self, key: JobKey, training_key: TrainingKey, running: Sequence[workloads.ScheduledWorkload]
+    ) -> int:
+        node_count = self._node_counts.get(key)
+        if node_count is None:
+            node_count = self._value("training_nodes", training_key)
+        return round(node_count) if node_count is not None else len({node for part in running for node in part.nodes})
 
-    def _value(self, name: str, own: Training) -> float | None:
-        return self._by_job[name].get(own)
+    def _value(self, name: str, training_key: TrainingKey) -> float | None:
+        return self._by_training[name].get(training_key)
 
-    def _cost(self, rows: Iterable[tuple[Labels, float]], hours: float | None) -> jobs.Money | None:
-        book = self._around.book
-        held = list(rows)
-        gpus = sum(value for _, value in held)
-        if book is None or hours is None or not gpus:
+    def _cost(self, rows: Iterable[tuple[Labels, float]], gpu_hours: float | None) -> jobs.Money | None:
+        price_book = self._inputs.price_book
+        gpu_rows = list(rows)
+        gpus = sum(value for _, value in gpu_rows)
+        if price_book is None or gpu_hours is None or not gpus:
             return None
         now = self._now.timestamp()
         rates = [
-            (book.rate(labels.get("modelName", ""), labels.get("pool", ""), at=now), value) for labels, value in held
+            (price_book.rate(labels.get("modelName", ""), labels.get("pool", ""), at=now), value)
+            for labels, value in gpu_rows
         ]
         if any(rate is None for rate, _ in rates):
-            return jobs.Money(None, book.currency)
+            return jobs.Money(None, price_book.currency)
         hourly = sum(rate.per_gpu_hour * value for rate, value in rates if rate is not None)
-        return jobs.Money(round(hourly * hours / gpus, 2), book.currency)
+        return jobs.Money(round(hourly * gpu_hours / gpus, 2), price_book.currency)
 
-    def _incidents(self, key: JobKey, training: str) -> tuple[str, ...]:
+    def _find_incidents(self, key: JobKey, training: str) -> tuple[str, ...]:
         names = {training, key.name, key.id} - {""}
-        return tuple(sorted({one for name in names for one in self._around.incidents.get(name, ())}))
+        return tuple(sorted({incident for name in names for incident in self._inputs.incidents_by_job.get(name, ())}))
 
 
-def _by_key(rows: Rows) -> dict[JobKey, list[tuple[Labels, float]]]:
-    found: dict[JobKey, list[tuple[Labels, float]]] = {}
+def _map_by_job(rows: Rows) -> dict[JobKey, float]:
+    return {identity.job_from_labels(labels): value for labels, value in rows.items()}
+
+
+def _group_by_job(rows: Rows) -> dict[JobKey, list[tuple[Labels, float]]]:
+    grouped: dict[JobKey, list[tuple[Labels, float]]] = {}
     for labels, value in rows.items():
-        found.setdefault(identity.job_of_labels(labels), []).append((labels, value))
-    return found
+        grouped.setdefault(identity.job_from_labels(labels), []).append((labels, value))
+    return grouped
 
 
-def _by_training(rows: Rows) -> dict[Training, float]:
-    # Programs write these themselves, and may write anything.
-    return {_training(labels): value for labels, value in rows.items() if math.isfinite(value)}
+def _map_by_training(rows: Rows) -> dict[TrainingKey, float]:
+    # Programs export these themselves, so a value may be NaN or infinite.
+    return {_training_key(labels): value for labels, value in rows.items() if math.isfinite(value)}
 
 
-def _training(labels: Labels) -> Training:
+def _training_key(labels: Labels) -> TrainingKey:
     return labels.get("cluster", ""), labels.get("job_name", "")
 
 
-def _first(*several: Iterable[str]) -> str:
-    return next((text for some in several for text in some if text), "")
+def _first_nonempty(*sources: Iterable[str]) -> str:
+    return next((text for texts in sources for text in texts if text), "")

@@ -1,10 +1,9 @@
-"""Goodput: how much of the wall time of a job became steps, and what took the rest.
+"""Account for the goodput of a job: the share of its wall time that made progress, and the reasons of the rest.
 
-Steps count at their usual length, learned from the job itself, so a slower stretch loses what it is slower. A stretch
-without a step is a failure while the process or a rank was gone, a restart until the next step after that, a stall
-where an alert said so or it was longer than any usual pause, and a pause where the job went on by itself. One that goes
-on may become either: it is unknown until then, unless the job says that it pauses. `report` asks for the points of a
-job and calls `account`.
+A step counts with its learned normal duration, so the excess of slower steps is lost time. A gap without a step is a
+failure while the process or a rank is missing, a restart from then until the next step, a stall if an alert fires or
+the gap is longer than any normal pause, and a pause if steps resume. A gap that still lasts is unknown, unless the job
+reports a pause. `report` reads the points of a job and calls `account_time`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 
 from watchkeeper.model.jobs import Goodput, LostReason, LostTime
 
-# As in packs/rules/training.yaml, where nothing is learned yet.
+# The limit before one is learned, as in packs/rules/training.yaml.
 UNKNOWN_LIMIT_SECONDS = 600.0
 ORDER = (
     LostReason.STALL,
@@ -29,20 +28,20 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class ProgressPoint:
-    """What a job said at a time; `steps` None: its process said nothing."""
+    """The progress of a job at one time; `steps` None: its process exported nothing."""
 
     at: float
     steps: float | None
     restarts: float | None = None
-    # Fewer ranks speak than it has and no step is made; an alert says that it stands still; it says that it pauses.
+    # Ranks are missing and no step is made; a stall alert fires; the job reports a pause.
     lacks_ranks: bool = False
     is_stalled: bool = False
     is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class UsualPace:
-    """What is usual for a job; None: not learned yet."""
+class LearnedPace:
+    """The learned step time, longest pause and stall limit of a job; None: not learned yet."""
 
     step_seconds: float | None
     longest_pause_seconds: float | None
@@ -50,83 +49,87 @@ class UsualPace:
 
 
 @dataclass(slots=True)
-class _Tally:
-    usual: float
-    limit: float
+class _TimeTally:
+    step_seconds: float
+    limit_seconds: float
     productive: float = 0.0
     steps: float = 0.0
     lost: dict[LostReason, float] = field(default_factory=lambda: dict.fromkeys(LostReason, 0.0))
-    # The stretch without a step that goes on, and what is known of it: None may still become a stall or a pause.
-    still: float = 0.0
-    reason: LostReason | None = None
+    # The current gap without a step, and its reason; None may still become a stall or a pause.
+    gap_seconds: float = 0.0
+    gap_reason: LostReason | None = None
 
-    def moved(self, seconds: float, steps: float) -> None:
-        # A step that takes longer than the time between two points was under way while nothing seemed to move.
-        whole = self.still + seconds
-        worked = min(steps * self.usual, whole)
-        stood = self.still > 0
-        self.productive += worked
+    def add_progress(self, seconds: float, steps: float) -> None:
+        # A step longer than the time between two points was in progress during the gap.
+        available = self.gap_seconds + seconds
+        productive = min(steps * self.step_seconds, available)
+        had_gap = self.gap_seconds > 0
+        self.productive += productive
         self.steps += steps
-        self.still = whole - worked
-        self.end(went_on=stood)
+        self.gap_seconds = available - productive
+        self.close_gap(is_resumed=had_gap)
 
-    def stood(self, seconds: float, point: ProgressPoint) -> None:
+    def add_gap(self, seconds: float, point: ProgressPoint) -> None:
         if point.lacks_ranks:
-            self.broke(seconds, LostReason.FAILURE)
+            self.add_failure(seconds, LostReason.FAILURE)
             return
-        if self.reason is LostReason.FAILURE:
-            self.end(then=LostReason.RESTART)
-        elif self.reason is LostReason.RESTART and point.is_stalled:
-            self.end(then=LostReason.STALL)
-        self.still += seconds
-        if self.reason in (None, LostReason.PAUSE):
-            self.reason = LostReason.STALL if point.is_stalled else LostReason.PAUSE if point.is_paused else None
+        if self.gap_reason is LostReason.FAILURE:
+            self.close_gap(next_reason=LostReason.RESTART)
+        elif self.gap_reason is LostReason.RESTART and point.is_stalled:
+            self.close_gap(next_reason=LostReason.STALL)
+        self.gap_seconds += seconds
+        if self.gap_reason in (None, LostReason.PAUSE):
+            self.gap_reason = LostReason.STALL if point.is_stalled else LostReason.PAUSE if point.is_paused else None
 
-    def broke(self, seconds: float, reason: LostReason) -> None:
-        """What went before was the same failure, unless it had been a stall already."""
-        if self.reason in (None, LostReason.PAUSE):
-            self.reason = LostReason.FAILURE
-        self.end(then=reason)
-        self.still = seconds
+    def add_failure(self, seconds: float, reason: LostReason) -> None:
+        """Start a gap of a failure or restart; an open gap before it is the same failure, unless it is a stall."""
+        if self.gap_reason in (None, LostReason.PAUSE):
+            self.gap_reason = LostReason.FAILURE
+        self.close_gap(next_reason=reason)
+        self.gap_seconds = seconds
 
-    def end(self, *, went_on: bool = False, then: LostReason | None = None) -> None:
-        reason = self.reason
+    def close_gap(self, *, is_resumed: bool = False, next_reason: LostReason | None = None) -> None:
+        reason = self.gap_reason
         if reason is None:
-            is_pause = went_on and self.still > self.usual
+            is_pause = is_resumed and self.gap_seconds > self.step_seconds
             reason = (
-                LostReason.STALL if self.still > self.limit else LostReason.PAUSE if is_pause else LostReason.UNKNOWN
+                LostReason.STALL
+                if self.gap_seconds > self.limit_seconds
+                else LostReason.PAUSE
+                if is_pause
+                else LostReason.UNKNOWN
             )
-        self.lost[reason] += self.still
-        self.still, self.reason = 0.0, then
+        self.lost[reason] += self.gap_seconds
+        self.gap_seconds, self.gap_reason = 0.0, next_reason
 
 
-def account_time(points: Sequence[ProgressPoint], usual: UsualPace, *, queue_seconds: float | None = None) -> Goodput:
-    """Where the time from the first point to the last went; without a word about steps only the wall is known."""
+def account_time(points: Sequence[ProgressPoint], pace: LearnedPace, *, queue_seconds: float | None = None) -> Goodput:
+    """Account for the time from the first point to the last; without steps, only the wall time is known."""
     wall = (points[-1].at - points[0].at if points else 0.0) + (queue_seconds or 0.0)
-    told = [point for point in points if point.steps is not None]
-    step = usual.step_seconds
-    if len(told) < 2 or step is None:
+    reported = [point for point in points if point.steps is not None]
+    step_seconds = pace.step_seconds
+    if len(reported) < 2 or step_seconds is None:
         lost = tuple(LostTime(LostReason.QUEUE, queue_seconds) for _ in (1,) if queue_seconds)
-        return Goodput(wall, None, None, None, step, usual.longest_pause_seconds, lost)
-    tally = _Tally(step, usual.limit_seconds or UNKNOWN_LIMIT_SECONDS)
-    before = told[0]
+        return Goodput(wall, None, None, None, step_seconds, pace.longest_pause_seconds, lost)
+    tally = _TimeTally(step_seconds, pace.limit_seconds or UNKNOWN_LIMIT_SECONDS)
+    previous = reported[0]
     for earlier, point in itertools.pairwise(points):
         seconds = point.at - earlier.at
         if point.steps is None:
-            tally.broke(seconds, LostReason.FAILURE)
+            tally.add_failure(seconds, LostReason.FAILURE)
             continue
-        began_anew = before.steps is not None and point.steps < before.steps
-        began_anew = began_anew or (point.restarts or 0) > (before.restarts or 0)
-        made = point.steps - (before.steps or 0.0)
-        if began_anew:
-            tally.broke(seconds, LostReason.RESTART)
-        elif made > 0:
-            tally.moved(seconds, made)
+        is_restarted = previous.steps is not None and point.steps < previous.steps
+        is_restarted = is_restarted or (point.restarts or 0) > (previous.restarts or 0)
+        new_steps = point.steps - (previous.steps or 0.0)
+        if is_restarted:
+            tally.add_failure(seconds, LostReason.RESTART)
+        elif new_steps > 0:
+            tally.add_progress(seconds, new_steps)
         else:
-            tally.stood(seconds, point)
-        before = point
-    tally.end()
+            tally.add_gap(seconds, point)
+        previous = point
+    tally.close_gap()
     tally.lost[LostReason.QUEUE] = queue_seconds or 0.0
-    found = tuple(LostTime(reason, tally.lost[reason]) for reason in ORDER if tally.lost[reason] > 0)
+    lost = tuple(LostTime(reason, tally.lost[reason]) for reason in ORDER if tally.lost[reason] > 0)
     share = tally.productive / wall if wall > 0 else None
-    return Goodput(wall, tally.productive, share, tally.steps, step, usual.longest_pause_seconds, found)
+    return Goodput(wall, tally.productive, share, tally.steps, step_seconds, pace.longest_pause_seconds, lost)

@@ -1,7 +1,7 @@
-"""Which job a workload belongs to: a Slurm job is its id, pods of a job differ in what controllers append to names.
+"""Find the job of a workload: a Slurm job by its id, pods by their name without the suffix of their controller.
 
-`packs/rules/jobs.yaml` cuts names of pods by the patterns of `model.jobs`, because most questions about jobs are asked
-in PromQL; a test holds the two together. `board` uses them for pods that wait, which no series names.
+`packs/rules/jobs.yaml` uses the same patterns of `model.jobs` in PromQL, and a test compares the two. `board` uses this
+module for pending pods, which have no series.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from watchkeeper.model import jobs, workloads
 from watchkeeper.model.labels import Labels
 
 job_name = jobs.job_name
-KINDS = {
+KIND_OF_LABEL = {
     workloads.WorkloadKind.POD.value: jobs.JobKind.KUBERNETES,
     workloads.WorkloadKind.SLURM_JOB.value: jobs.JobKind.SLURM,
 }
@@ -21,7 +21,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobKey:
-    """A job of a cluster; `name` is a Slurm id, the common name of pods, or what a program calls itself."""
+    """A job of a cluster; `name` is a Slurm id, the common name of its pods, or the name that a program exports."""
 
     cluster: str
     kind: jobs.JobKind
@@ -30,39 +30,46 @@ class JobKey:
 
     @property
     def id(self) -> str:
-        """What people type, and what stands in an address."""
+        """The id in commands and URLs."""
         return workloads.workload_name(self.namespace, self.name)
 
-    def answers_to(self, text: str, cluster: str | None) -> bool:
+    def matches(self, text: str, cluster: str | None) -> bool:
         return text in (self.id, self.name) and cluster in (None, self.cluster)
 
     @property
     def selector(self) -> str:
-        """The labels of the series of packs/rules/jobs.yaml, for PromQL."""
-        word = next((word for word, kind in KINDS.items() if kind is self.kind), workloads.WorkloadKind.PROGRAM.value)
-        named = {"cluster": self.cluster, "workload_kind": word, "namespace": self.namespace, "job_name": self.name}
-        return ",".join(f'{label}="{own_metrics.escape(value)}"' for label, value in named.items())
+        """The PromQL matchers of the job's series in packs/rules/jobs.yaml."""
+        kind_label = next(
+            (word for word, kind in KIND_OF_LABEL.items() if kind is self.kind), workloads.WorkloadKind.PROGRAM.value
+        )
+        matchers = {
+            "cluster": self.cluster,
+            "workload_kind": kind_label,
+            "namespace": self.namespace,
+            "job_name": self.name,
+        }
+        return ",".join(f'{label}="{own_metrics.escape(value)}"' for label, value in matchers.items())
 
 
-def job_of_labels(labels: Labels) -> JobKey:
-    """The job that a series of packs/rules/jobs.yaml is about."""
+def job_from_labels(labels: Labels) -> JobKey:
+    """Return the job of a series of packs/rules/jobs.yaml."""
     return JobKey(
         labels.get("cluster", ""),
-        KINDS.get(labels.get("workload_kind", ""), jobs.JobKind.PLAIN),
+        KIND_OF_LABEL.get(labels.get("workload_kind", ""), jobs.JobKind.PLAIN),
         labels.get("namespace", ""),
         labels.get("job_name", ""),
     )
 
 
-def job_of_workload(part: workloads.ScheduledWorkload) -> JobKey:
-    kind = KINDS.get(part.workload.kind.value, jobs.JobKind.PLAIN)
+def job_from_workload(part: workloads.ScheduledWorkload) -> JobKey:
+    kind = KIND_OF_LABEL.get(part.workload.kind.value, jobs.JobKind.PLAIN)
     name = part.workload.name
     return JobKey(
         part.cluster, kind, part.workload.namespace, job_name(name) if kind is jobs.JobKind.KUBERNETES else name
     )
 
 
-def rank_of(labels: Labels) -> int | None:
-    """The rank that a series of a training job is about."""
+def read_rank(labels: Labels) -> int | None:
+    """Return the rank of a series of a training job; None if the label is missing or invalid."""
     text = labels.get("rank", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else None

@@ -1,7 +1,7 @@
-"""A closer look at one job: its ranks side by side, and what they say about its state and whom the others wait for.
+"""Inspect the ranks of one job, and refine its state and its straggler.
 
-`board` looks so at jobs that alerts or slow ranks speak of, `report` at the one that is asked for: a list and a page
-say the same because both take it from here. Which rank does what is decided in `ranks`.
+`board` inspects jobs with alerts or slow ranks, `report` the requested job, so that list and page agree. `ranks`
+decides what each rank does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.workloads import efficiency, identity, ranks
 from watchkeeper.workloads.job_queries import JobQueries, Rows
 
-# Several times the largest jobs that there are; a page that says more is wrong.
-LARGEST_WORLD = 100_000
+# Several times the largest known jobs; a larger value is an error of the exporter.
+MAX_WORLD_SIZE = 100_000
 STUCK = (jobs.JobState.HUNG, jobs.JobState.STALLED)
 
 
 @dataclass(frozen=True, slots=True)
 class JobInspection:
-    """The ranks of a job as they were seen and side by side, and the one that the others wait for."""
+    """The metrics and the compared ranks of a job, and the rank that the others wait for."""
 
     readings: Sequence[ranks.RankReading]
     nodes: set[str]
@@ -30,48 +30,50 @@ class JobInspection:
     straggler: jobs.Straggler | None
 
 
-def inspect_job(questions: JobQueries, line: jobs.JobLine) -> JobInspection:
+def inspect_job(queries: JobQueries, line: jobs.JobLine) -> JobInspection:
     is_stuck = line.state in STUCK
-    seen, nodes = _seen(questions, is_stuck=is_stuck, stood_still=line.stalled_since)
-    in_step = bool(questions.training) or line.gpus <= 1 or is_stuck or _may_be_in_step(seen)
-    return JobInspection(seen, nodes, *ranks.compare_ranks(seen, in_step=in_step, is_stuck=is_stuck))
+    readings, nodes = _read_ranks(queries, is_stuck=is_stuck, stalled_since=line.stalled_since)
+    is_synchronous = bool(queries.training) or line.gpus <= 1 or is_stuck or _looks_synchronous(readings)
+    return JobInspection(
+        readings, nodes, *ranks.compare_ranks(readings, is_synchronous=is_synchronous, is_stuck=is_stuck)
+    )
 
 
 def refine_line(
-    line: jobs.JobLine, facts: efficiency.JobFacts, found: JobInspection
+    line: jobs.JobLine, facts: efficiency.JobFacts, inspection: JobInspection
 ) -> tuple[jobs.JobLine, efficiency.JobFacts]:
-    """The line of a job that something is wrong with, and what it is judged by, with what its ranks show."""
-    state, straggler = line.state, found.straggler or line.straggler
-    if state is jobs.JobState.STALLED and len(found.ranks) > 1 and ranks.group_state(found.ranks) == "hung":
+    """Return the line and the facts of a job with a problem, refined by what its ranks show."""
+    state, straggler = line.state, inspection.straggler or line.straggler
+    if state is jobs.JobState.STALLED and len(inspection.ranks) > 1 and ranks.group_state(inspection.ranks) == "hung":
         state = jobs.JobState.HUNG
     elif state is jobs.JobState.RUNNING and straggler is not None and straggler.score is not None:
         state = jobs.JobState.SLOW
     facts = replace(facts, straggler=straggler)
-    return replace(line, state=state, straggler=straggler, bound_by=efficiency.bound_by(facts)), facts
+    return replace(line, state=state, straggler=straggler, bound_by=efficiency.find_bottleneck(facts)), facts
 
 
-def _seen(
-    questions: JobQueries, *, is_stuck: bool, stood_still: datetime | None
+def _read_ranks(
+    queries: JobQueries, *, is_stuck: bool, stalled_since: datetime | None
 ) -> tuple[list[ranks.RankReading], set[str]]:
-    """Every GPU or rank of the job with its numbers, and the job's nodes."""
-    held, world = questions.held_gpus(), _world(questions.series("training_world_size"))
-    # After a restart with fewer ranks the last ones are gone for good.
-    told = {
+    """Return the metrics of every GPU or rank of the job, and the job's nodes."""
+    allocated, world_size = queries.allocated_gpus(), _read_world_size(queries.series("training_world_size"))
+    # After a restart with fewer ranks, the series of the last ones are outdated.
+    rank_info = {
         labels: value
-        for labels, value in questions.ranks().items()
-        if not world or (identity.rank_of(labels) or 0) < world
+        for labels, value in queries.rank_info().items()
+        if not world_size or (identity.read_rank(labels) or 0) < world_size
     }
-    places = {labels.get("UUID", ""): labels for labels in [*held, *told] if labels.get("UUID")}
-    nodes = {labels.get("Hostname", "") for labels in [*held, *told]} - {""}
-    gpus = _gpus(questions, places, nodes, stood_still=stood_still, is_stuck=is_stuck)
-    around, usual = _around(questions, nodes), questions.usual_watts()
-    steps = {identity.rank_of(labels): value for labels, value in questions.compute().items()}
-    alive = {identity.rank_of(labels) for labels in questions.series("training_last_step_timestamp_seconds")}
-    rank_of = _ranks_of(places, told, gpus.indexes, world=world)
-    found: list[ranks.RankReading] = []
-    for uuid, labels in places.items():
-        rank, node, numbers = rank_of.get(uuid), labels.get("Hostname", ""), gpus.numbers.get(uuid, {})
-        found.append(
+    labels_by_uuid = {labels.get("UUID", ""): labels for labels in [*allocated, *rank_info] if labels.get("UUID")}
+    nodes = {labels.get("Hostname", "") for labels in [*allocated, *rank_info]} - {""}
+    gpus = _read_gpus(queries, labels_by_uuid, nodes, stalled_since=stalled_since, is_stuck=is_stuck)
+    node_activity, usual_watts = _read_node_activity(queries, nodes), queries.usual_watts()
+    steps = {identity.read_rank(labels): value for labels, value in queries.step_compute_seconds().items()}
+    alive = {identity.read_rank(labels) for labels in queries.series("training_last_step_timestamp_seconds")}
+    rank_by_uuid = _assign_ranks(labels_by_uuid, rank_info, gpus.indexes, world_size=world_size)
+    readings: list[ranks.RankReading] = []
+    for uuid, labels in labels_by_uuid.items():
+        rank, node, numbers = rank_by_uuid.get(uuid), labels.get("Hostname", ""), gpus.numbers.get(uuid, {})
+        readings.append(
             ranks.RankReading(
                 rank,
                 node,
@@ -84,95 +86,108 @@ def _seen(
                 is_missing=bool(alive) and rank is not None and rank not in alive,
                 is_silent=uuid in gpus.silent,
                 limit_watts=numbers.get("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
-                usual_watts=usual,
-                link_bytes=around.links.get(uuid),
-                cpu_share=around.cpus.get(node),
-                network_bytes=around.network.get(node),
+                usual_watts=usual_watts,
+                link_bytes=node_activity.links.get(uuid),
+                cpu_share=node_activity.cpus.get(node),
+                network_bytes=node_activity.network.get(node),
             )
         )
-    placed = {one.rank for one in found}
-    expected = {*range(world), *(rank for rank in alive if rank is not None)} if alive else set()
-    found += [
+    placed_ranks = {reading.rank for reading in readings}
+    expected_ranks = {*range(world_size), *(rank for rank in alive if rank is not None)} if alive else set()
+    readings += [
         ranks.RankReading(rank, step_seconds=steps.get(rank), is_missing=rank not in alive)
-        for rank in expected - placed
+        for rank in expected_ranks - placed_ranks
     ]
-    return found, nodes
+    return readings, nodes
 
 
 @dataclass(frozen=True, slots=True)
 class _GpuReadings:
-    """The numbers of each GPU by metric, its index on the node, and the GPUs that have stopped to report."""
+    """The metrics of each GPU, its index on the node, and the GPUs that stopped reporting."""
 
     numbers: Mapping[str, Mapping[str, float]]
     indexes: Mapping[str, str]
     silent: Set[str]
 
 
-def _gpus(
-    questions: JobQueries,
-    places: Mapping[str, Labels],
+def _read_gpus(
+    queries: JobQueries,
+    labels_by_uuid: Mapping[str, Labels],
     nodes: set[str],
     *,
-    stood_still: datetime | None,
+    stalled_since: datetime | None,
     is_stuck: bool,
 ) -> _GpuReadings:
-    numbers: dict[str, dict[str, float]] = {}
+    readings_by_uuid: dict[str, dict[str, float]] = {}
     indexes: dict[str, str] = {}
-    for labels, value in (questions.gpus(nodes, is_stuck=is_stuck) if nodes else {}).items():
+    for labels, value in (queries.gpu_means(nodes, is_stuck=is_stuck) if nodes else {}).items():
         uuid = labels.get("UUID", "")
-        if uuid in places:
-            numbers.setdefault(uuid, {})[labels.get("field", "")] = value
+        if uuid in labels_by_uuid:
+            readings_by_uuid.setdefault(uuid, {})[labels.get("field", "")] = value
             indexes[uuid] = labels.get("gpu", "")
-    is_blind = is_stuck and nodes and len(numbers) < len(places)
-    before = {labels.get("UUID", "") for labels in questions.read_before(nodes, stood_still)} if is_blind else set()
-    return _GpuReadings(numbers, indexes, before - numbers.keys())
+    has_gaps = is_stuck and nodes and len(readings_by_uuid) < len(labels_by_uuid)
+    earlier = (
+        {labels.get("UUID", "") for labels in queries.gpus_before_stall(nodes, stalled_since)} if has_gaps else set()
+    )
+    return _GpuReadings(readings_by_uuid, indexes, earlier - readings_by_uuid.keys())
 
 
-def _world(told: Rows) -> int:
-    """How many ranks the job says that it has; 0 where it does not say, or says what no job has."""
-    largest = max(told.values(), default=0.0)
-    return round(largest) if 0 <= largest <= LARGEST_WORLD else 0
+def _read_world_size(rows: Rows) -> int:
+    """Return the number of ranks that the job exports; 0 if it exports none or an impossible number."""
+    world_size = max(rows.values(), default=0.0)
+    return round(world_size) if 0 <= world_size <= MAX_WORLD_SIZE else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeActivity:
-    """Bytes over the links of each GPU, and CPUs and network of each node, where they are measured."""
+    """Bytes per second over the links of each GPU, and CPU use and network traffic of each node."""
 
     links: Mapping[str, float]
     cpus: Mapping[str, float]
     network: Mapping[str, float]
 
 
-def _around(questions: JobQueries, nodes: set[str]) -> _NodeActivity:
+def _read_node_activity(queries: JobQueries, nodes: set[str]) -> _NodeActivity:
     if not nodes:
         return _NodeActivity({}, {}, {})
-    cpus, network = questions.by_node(nodes)
+    cpus, network = queries.node_activity(nodes)
     return _NodeActivity(
-        {labels.get("UUID", ""): value for labels, value in questions.links(nodes).items()},
+        {labels.get("UUID", ""): value for labels, value in queries.link_bytes(nodes).items()},
         {labels.get("instance", "").partition(":")[0]: value for labels, value in cpus.items()},
         {labels.get("instance", "").partition(":")[0]: value for labels, value in network.items()},
     )
 
 
-def _ranks_of(places: Mapping[str, Labels], told: Rows, indexes: Mapping[str, str], *, world: int) -> dict[str, int]:
-    """Which rank runs on which GPU: by its own word, else by their order where there is one GPU for each rank."""
-    known = {labels.get("UUID", ""): rank for labels in told if (rank := identity.rank_of(labels)) is not None}
-    if known or world != len(places):
-        # The GPU of a rank that no longer speaks is the one that is left.
-        left, free = set(range(world)) - set(known.values()), [uuid for uuid in places if uuid not in known]
-        return {**known, free[0]: left.pop()} if len(left) == len(free) == 1 else known
+def _assign_ranks(
+    labels_by_uuid: Mapping[str, Labels], rank_info: Rows, indexes: Mapping[str, str], *, world_size: int
+) -> dict[str, int]:
+    """Return the rank of each GPU: from its series, else by order if there is one GPU for each rank."""
+    rank_by_uuid = {
+        labels.get("UUID", ""): rank for labels in rank_info if (rank := identity.read_rank(labels)) is not None
+    }
+    if rank_by_uuid or world_size != len(labels_by_uuid):
+        # The GPU of a rank that stopped exporting is the only one left.
+        unassigned_ranks, unassigned_gpus = (
+            set(range(world_size)) - set(rank_by_uuid.values()),
+            [uuid for uuid in labels_by_uuid if uuid not in rank_by_uuid],
+        )
+        return (
+            {**rank_by_uuid, unassigned_gpus[0]: unassigned_ranks.pop()}
+            if len(unassigned_ranks) == len(unassigned_gpus) == 1
+            else rank_by_uuid
+        )
     ordered = sorted(
-        places,
+        labels_by_uuid,
         key=lambda uuid: jobs.rank_sort_key(
-            places[uuid].get("workload", ""), places[uuid].get("Hostname", ""), indexes.get(uuid, "")
+            labels_by_uuid[uuid].get("workload", ""), labels_by_uuid[uuid].get("Hostname", ""), indexes.get(uuid, "")
         ),
     )
     return {uuid: rank for rank, uuid in enumerate(ordered)}
 
 
-def _may_be_in_step(seen: Sequence[ranks.RankReading]) -> bool:
-    """Without a word of its own: GPUs that are alike busy, or of which some wait in a collective, train together."""
-    if sum(one.state is not jobs.RankState.UNKNOWN for one in seen) < ranks.LEAST_GANG:
+def _looks_synchronous(readings: Sequence[ranks.RankReading]) -> bool:
+    """Whether the GPUs of a job without training series look synchronous: most are at full utilisation."""
+    if sum(reading.state is not jobs.RankState.UNKNOWN for reading in readings) < ranks.MIN_GANG_SIZE:
         return False
-    waits = sum((one.utilisation_percent or 0.0) >= jobs.SPINS_PERCENT for one in seen)
-    return waits > len(seen) / 2
+    spinning = sum((reading.utilisation_percent or 0.0) >= jobs.SPINS_PERCENT for reading in readings)
+    return spinning > len(readings) / 2

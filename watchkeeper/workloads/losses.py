@@ -1,8 +1,8 @@
-"""Losses and gradients that went wrong, each with what the GPUs of its ranks did around then.
+"""Find anomalies of loss and gradients, each with the hardware events of the job's GPUs at that time.
 
-A loss that is not a number has two sorts of cause: the model, or a GPU that computed wrongly, lost memory or was slowed
-down. The hardware is the cheaper one to rule out, so each event carries the Xid, ECC and throttle events of its ranks'
-GPUs, and says so where there was none. `report` asks for the points of a job and calls `find` and `join`.
+A loss that is not a number is caused by the model, or by a GPU that computed wrongly, had memory errors or was
+throttled. Hardware is easier to exclude, so each anomaly lists the Xid, ECC and throttle events of the ranks' GPUs.
+`report` reads the points of a job and calls this module.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from statistics import median
 
 from watchkeeper.model.jobs import HardwareEvent, LossEvent
 
-# A bad number shows within a few steps of its cause; a GPU that fails may be heard of somewhat later.
-BEFORE, AFTER = timedelta(minutes=10), timedelta(minutes=2)
-# Gradients of healthy runs stay within a few times their middle; clipping takes care of three or four.
-SPIKE, LEAST_POINTS = 10.0, 8
-MOST = 16
+# An anomaly follows its cause within a few steps; a GPU fault may be reported somewhat later.
+BEFORE_ANOMALY, AFTER_ANOMALY = timedelta(minutes=10), timedelta(minutes=2)
+# Gradient norms of healthy runs stay within a few times their median; clipping handles three or four times.
+SPIKE_FACTOR, MIN_POINTS = 10.0, 8
+MAX_ANOMALIES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LossAnomaly:
     at: datetime
-    what: str
+    text: str
     value: float | None = None
 
 
@@ -33,47 +33,51 @@ Points = Sequence[tuple[float, float]]
 
 
 def find_anomalies(loss: Points, grad_norm: Points) -> list[LossAnomaly]:
-    """When a loss stopped being a number, and when a gradient leapt; the beginning of each, not its length."""
-    found = [*_not_finite(loss, "loss"), *_not_finite(grad_norm, "gradient norm"), *_spikes(grad_norm)]
-    return sorted(found, key=lambda one: one.at)
+    """Return when the loss or gradient norm became NaN or infinite, and when the gradient norm spiked."""
+    anomalies = [
+        *_find_not_finite(loss, "loss"),
+        *_find_not_finite(grad_norm, "gradient norm"),
+        *_find_spikes(grad_norm),
+    ]
+    return sorted(anomalies, key=lambda anomaly: anomaly.at)
 
 
-def merge_anomalies(told: Iterable[LossAnomaly], seen: Iterable[LossAnomaly]) -> list[LossAnomaly]:
-    """What the job itself told, exactly in time, and what its series show beyond that; the newest few."""
-    kept = list(told)
-    kept += [one for one in seen if all(abs(one.at - other.at) > BEFORE for other in kept)]
-    return sorted(kept, key=lambda one: one.at)[-MOST:]
+def merge_anomalies(reported: Iterable[LossAnomaly], detected: Iterable[LossAnomaly]) -> list[LossAnomaly]:
+    """Merge the anomalies that the job reported, with exact times, and those in its series; the newest few."""
+    merged = list(reported)
+    merged += [anomaly for anomaly in detected if all(abs(anomaly.at - other.at) > BEFORE_ANOMALY for other in merged)]
+    return sorted(merged, key=lambda anomaly: anomaly.at)[-MAX_ANOMALIES:]
 
 
-def with_hardware_events(
-    one: LossAnomaly, hardware: Sequence[HardwareEvent], counted: Sequence[HardwareEvent] = ()
+def add_hardware_events(
+    anomaly: LossAnomaly, hardware: Sequence[HardwareEvent], counter_events: Sequence[HardwareEvent] = ()
 ) -> LossEvent:
-    """With the events of the job's own GPUs shortly before and after, and what their counters say about that time."""
-    near = [event for event in hardware if one.at - BEFORE <= event.at <= one.at + AFTER]
-    return LossEvent(one.at, one.what, one.value, (*near, *counted))
+    """Add the events of the job's GPUs shortly before and after an anomaly, and those from their counters."""
+    nearby = [event for event in hardware if anomaly.at - BEFORE_ANOMALY <= event.at <= anomaly.at + AFTER_ANOMALY]
+    return LossEvent(anomaly.at, anomaly.text, anomaly.value, (*nearby, *counter_events))
 
 
-def _not_finite(points: Points, what: str) -> Iterable[LossAnomaly]:
-    was_fine = True
+def _find_not_finite(points: Points, name: str) -> Iterable[LossAnomaly]:
+    was_finite = True
     for at, value in points:
-        is_fine = math.isfinite(value)
-        if was_fine and not is_fine:
-            yield LossAnomaly(_time(at), f"{what} is {'not a number' if math.isnan(value) else 'infinite'}")
-        was_fine = is_fine
+        is_finite = math.isfinite(value)
+        if was_finite and not is_finite:
+            yield LossAnomaly(_to_datetime(at), f"{name} is {'not a number' if math.isnan(value) else 'infinite'}")
+        was_finite = is_finite
 
 
-def _spikes(points: Points) -> Iterable[LossAnomaly]:
+def _find_spikes(points: Points) -> Iterable[LossAnomaly]:
     finite = [(at, value) for at, value in points if math.isfinite(value)]
-    if len(finite) < LEAST_POINTS:
+    if len(finite) < MIN_POINTS:
         return
-    usual = median(value for _, value in finite)
-    was_fine = True
+    typical = median(value for _, value in finite)
+    was_normal = True
     for at, value in finite:
-        is_fine = value <= SPIKE * usual
-        if was_fine and not is_fine:
-            yield LossAnomaly(_time(at), f"gradient norm leapt to {value:.3g}, usually {usual:.3g}", value)
-        was_fine = is_fine
+        is_normal = value <= SPIKE_FACTOR * typical
+        if was_normal and not is_normal:
+            yield LossAnomaly(_to_datetime(at), f"gradient norm rose to {value:.3g}, median {typical:.3g}", value)
+        was_normal = is_normal
 
 
-def _time(seconds: float) -> datetime:
+def _to_datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)

@@ -1,7 +1,7 @@
-"""Pods that wait for GPUs, where only kube-state-metrics tells of them: some hubs ask no API server.
+"""Read pods that wait for GPUs from kube-state-metrics, for hubs without access to the API server.
 
-`board` lists them as jobs that wait, and `web/explain_api` counts them to the parts of a job. What a scheduler says
-itself is worth more, so a pod that one knows is left out.
+`board` lists them as pending jobs, and `web.fleet.explain_api` as parts of a job. Pods that a scheduler also reports
+are skipped.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from watchkeeper.model import workloads
 from watchkeeper.model.labels import Labels
 
 # packs/rules/platform.yaml
-QUESTION = "watchkeeper:pending_gpu_pods:requests"
+QUERY = "watchkeeper:pending_gpu_pods:requests"
 
 
 def read_pending_pods(
-    told: Mapping[Labels, float], known: Iterable[workloads.ScheduledWorkload]
+    requests: Mapping[Labels, float], scheduled: Iterable[workloads.ScheduledWorkload]
 ) -> list[workloads.ScheduledWorkload]:
-    names = {(part.cluster, part.workload.namespace, part.workload.name) for part in known}
+    names = {(part.cluster, part.workload.namespace, part.workload.name) for part in scheduled}
     return [
         workloads.ScheduledWorkload(
             cluster,
@@ -27,7 +27,7 @@ def read_pending_pods(
             workloads.WorkloadState.PENDING,
             round(gpus),
         )
-        for labels, gpus in told.items()
+        for labels, gpus in requests.items()
         for cluster, namespace, pod in [(labels.get("cluster", ""), labels.get("namespace", ""), labels.get("pod", ""))]
         if pod and math.isfinite(gpus) and gpus >= 1 and (cluster, namespace, pod) not in names
     ]

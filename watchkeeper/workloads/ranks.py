@@ -1,11 +1,11 @@
-"""The ranks of one job side by side: who waits, who works, who is slow, idle or gone, and whom the others wait for.
+"""Compare the ranks of a job: which wait, work, are slow, idle or missing, and which rank the others wait for.
 
-Ranks in step finish together, so a slow one does not show in its progress but in how long it computes before it waits.
-Where ranks do not tell that, their GPUs do: a GPU that waits in a collective spins in one small kernel (utilisation
-100 %, SMs almost idle, or, where those are not measured, little power), so the one that does not spin while most others
-do is the one that they wait for. CPUs of its node beside those of the others may tell why it is late; of a job that is
-stuck and whose GPUs look alike, CPUs and links of its nodes may tell who. `report` calls `beside`; the limits are those
-of packs/rules/training.yaml and of `model.jobs`.
+Synchronous ranks finish each step together, so a slow rank does not show in its progress but in how long it computes
+before it waits. If ranks do not export that, their GPUs show it: a GPU that waits in a collective spins in one small
+kernel (utilisation 100 %, SMs almost idle, or, without that metric, low power), so the others wait for the one that
+does not spin. The CPUs of its node, compared with those of the other nodes, may show why it is late. If a job is stuck
+and its GPUs look the same, CPUs and links of its nodes may show the source. `job_inspection` calls this module; the
+limits are those of packs/rules/training.yaml and `model.jobs`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from statistics import median, quantiles
 from watchkeeper.model import jobs
 from watchkeeper.model.jobs import SPINS_PERCENT, SPINS_SM, GpuActivity, Rank, RankState, Straggler
 
-# As in packs/rules/training.yaml: a rank that is slower than the quicker quarter.
+# As in packs/rules/training.yaml: so much slower than the fastest quarter.
 SLOW_SHARE = 0.07
-# Means of minutes of healthy GPUs in step scatter by one or two hundredths; four times that is no chance.
-SCATTERS = 4.0
-LEAST_GANG = 3
+# Means of minutes of healthy synchronous GPUs scatter by one or two hundredths; four times that is significant.
+SCATTER_FACTOR = 4.0
+MIN_GANG_SIZE = 3
+SLOW_STEP_TEXT = "computes {:.0%} longer than the others at each step"
+BUSY_SMS_TEXT = "keeps its SMs busy {:.0%} longer than the others, which wait for it"
+LATE_WORK_TEXT = "is idle while the others wait for it, which makes each step {:.0%} longer"
 
 
 @dataclass(frozen=True, slots=True)
 class RankReading:
-    """What is known of one rank, means of some minutes; `rank` None: the job does not number its GPUs."""
+    """Metrics of one rank, as means of some minutes; `rank` None: the job does not number its GPUs."""
 
     rank: int | None
     node: str = ""
@@ -37,178 +40,182 @@ class RankReading:
     power_watts: float | None = None
     step_seconds: float | None = None
     is_missing: bool = False
-    # Its GPU was read before and is not any more.
+    # Its GPU reported before and has stopped.
     is_silent: bool = False
     limit_watts: float | None = None
     usual_watts: float | None = None
     link_bytes: float | None = None
-    # Of its node: the share of CPUs at work, and what goes out over InfiniBand in a second.
+    # Of its node: the share of busy CPUs, and bytes sent over InfiniBand per second.
     cpu_share: float | None = None
     network_bytes: float | None = None
 
     @property
     def state(self) -> RankState:
-        shows = GpuActivity(
+        activity = GpuActivity(
             self.utilisation_percent, self.sm_active, self.power_watts, self.limit_watts, self.usual_watts
         )
-        return RankState.MISSING if self.is_missing or self.is_silent else shows.state
+        return RankState.MISSING if self.is_missing or self.is_silent else activity.state
 
 
 def compare_ranks(
-    seen: Sequence[RankReading], *, in_step: bool = True, is_stuck: bool = False
+    readings: Sequence[RankReading], *, is_synchronous: bool = True, is_stuck: bool = False
 ) -> tuple[tuple[Rank, ...], Straggler | None]:
-    """Every rank with its state and score, and the one that the others wait for.
+    """Return every rank with its state and score, and the one that the others wait for.
 
-    `in_step` False: replicas of a service, which do not wait for each other. `is_stuck`: an alert says that the job
-    does not get on, so a rank that works alone, a usual moment of a healthy job, is worth naming.
+    Replicas of a service are not synchronous: they do not wait for each other. `is_stuck`: an alert fires for the job,
+    so that a rank that works alone, which is normal for a moment, is named.
     """
-    shown = [_alone(one) for one in seen]
-    if not in_step or len(shown) < 2:
-        return tuple(shown), None
-    gone = _gone(seen, shown)
-    if gone is not None:
-        return tuple(shown), gone
-    hang = _not_waiting(shown) or (_odd_one(shown) or _odd_node(seen) if is_stuck else None)
-    if hang is not None:
-        return tuple(shown), _with_cpus(hang, seen)
-    scores, why = _by_steps(seen) if any(one.step_seconds is not None for one in seen) else _by_gpus(seen)
-    ranked = [_scored(one, scores.get(at)) for at, one in enumerate(shown)]
-    slow = [one for one in ranked if one.state is RankState.SLOW]
-    # A quarter that is slower alike is a part of the model, such as a stage of a pipeline.
+    compared = [_make_rank(reading) for reading in readings]
+    if not is_synchronous or len(compared) < 2:
+        return tuple(compared), None
+    missing = _find_missing(readings)
+    if missing is not None:
+        return tuple(compared), missing
+    culprit = _find_not_spinning(compared) or (
+        _find_only_active(compared) or _find_outlier_node(readings) if is_stuck else None
+    )
+    if culprit is not None:
+        return tuple(compared), _add_cpu_reason(culprit, readings)
+    has_steps = any(reading.step_seconds is not None for reading in readings)
+    scores, text = _score_by_steps(readings) if has_steps else _score_by_gpus(readings)
+    ranked = [_apply_score(rank, scores.get(at)) for at, rank in enumerate(compared)]
+    slow = [rank for rank in ranked if rank.state is RankState.SLOW]
+    # If more than a quarter is slow, it is a part of the model, such as a pipeline stage.
     if not slow or len(slow) > max(1, len(ranked) // 4):
-        return tuple(replace(one, state=RankState.WORKS) if one in slow else one for one in ranked), None
-    worst = max(slow, key=lambda one: one.score or 0.0)
-    named = _named(worst, worst.score or 0.0, why.format(worst.score or 0.0))
-    return tuple(ranked), _with_cpus(named, seen)
+        return tuple(replace(rank, state=RankState.WORKS) if rank in slow else rank for rank in ranked), None
+    slowest = max(slow, key=lambda rank: rank.score or 0.0)
+    straggler = _make_straggler(slowest, slowest.score or 0.0, text.format(slowest.score or 0.0))
+    return tuple(ranked), _add_cpu_reason(straggler, readings)
 
 
-def group_state(shown: Sequence[Rank]) -> str:
-    """`hung` where most ranks spin and none works, `idle` where none does anything, else empty."""
-    known = [one for one in shown if one.state is not RankState.UNKNOWN]
-    if not known or any(one.state in (RankState.WORKS, RankState.SLOW) for one in known):
+def group_state(compared: Sequence[Rank]) -> str:
+    """Return `hung` if most ranks spin and none works, `idle` if all are idle, else empty."""
+    measured = [rank for rank in compared if rank.state is not RankState.UNKNOWN]
+    if not measured or any(rank.state in (RankState.WORKS, RankState.SLOW) for rank in measured):
         return ""
-    waiting = sum(one.state is RankState.WAITS for one in known)
-    return "hung" if len(known) > 1 and waiting > len(known) / 2 else "idle" if not waiting else ""
+    waiting = sum(rank.state is RankState.WAITS for rank in measured)
+    return "hung" if len(measured) > 1 and waiting > len(measured) / 2 else "idle" if not waiting else ""
 
 
-def _alone(one: RankReading) -> Rank:
+def _make_rank(reading: RankReading) -> Rank:
     return Rank(
-        one.rank,
-        one.node,
-        one.gpu,
-        one.uuid,
-        one.sm_active,
-        one.utilisation_percent,
-        one.power_watts,
-        one.step_seconds,
+        reading.rank,
+        reading.node,
+        reading.gpu,
+        reading.uuid,
+        reading.sm_active,
+        reading.utilisation_percent,
+        reading.power_watts,
+        reading.step_seconds,
         None,
-        one.state,
-        one.link_bytes,
+        reading.state,
+        reading.link_bytes,
     )
 
 
-def _gone(seen: Sequence[RankReading], shown: Sequence[Rank]) -> Straggler | None:
-    """The first of those that say nothing any more, with how many there are; where all are gone nobody waits."""
-    missing = [one for one, rank in zip(seen, shown, strict=True) if rank.state is RankState.MISSING]
-    if not missing or len(missing) == len(shown):
+def _find_missing(readings: Sequence[RankReading]) -> Straggler | None:
+    """Return the first missing rank, with the number of others; None if all are missing, because no rank waits."""
+    missing = [reading for reading in readings if reading.state is RankState.MISSING]
+    if not missing or len(missing) == len(readings):
         return None
-    first = min(missing, key=lambda one: (one.rank is None, one.rank or 0, one.node, one.gpu))
-    says = "says nothing any more" if first.is_missing else "has a GPU that no longer reports"
-    others = {one.node for one in missing} - {first.node}
-    where = "" if others else " of its node"
-    more = f", nor do {len(missing) - 1} more{where}" if len(missing) > 1 else ""
-    why = f"{says}{more}, and the others wait"
+    first = min(missing, key=lambda reading: (reading.rank is None, reading.rank or 0, reading.node, reading.gpu))
+    symptom = "stopped exporting metrics" if first.is_missing else "has a GPU that stopped reporting"
+    place = "" if {reading.node for reading in missing} - {first.node} else " of its node"
+    more = f" (and {len(missing) - 1} more{place})" if len(missing) > 1 else ""
+    why = f"{symptom}{more}, and the others wait"
     return Straggler(first.rank, first.node, first.gpu, first.uuid, None, why, is_gone=True)
 
 
-def _not_waiting(shown: Sequence[Rank]) -> Straggler | None:
-    """The one that does not spin while the others do: idle, or lost in work of its own."""
-    others = [one for one in shown if one.state in (RankState.IDLE, RankState.WORKS)]
-    waiting = sum(one.state is RankState.WAITS for one in shown)
-    if not others or waiting < len(shown) / 2 or len(others) > max(1, len(shown) // 4):
+def _find_not_spinning(compared: Sequence[Rank]) -> Straggler | None:
+    """Return the rank that does not spin while the others do: it is idle, or still computes."""
+    others = [rank for rank in compared if rank.state in (RankState.IDLE, RankState.WORKS)]
+    waiting = sum(rank.state is RankState.WAITS for rank in compared)
+    if not others or waiting < len(compared) / 2 or len(others) > max(1, len(compared) // 4):
         return None
-    culprit = min(others, key=lambda one: one.state is not RankState.IDLE)
-    does = "is idle" if culprit.state is RankState.IDLE else "works on"
-    return _named(culprit, None, f"{does} while {waiting} of {len(shown)} GPUs spin in a collective")
+    culprit = min(others, key=lambda rank: rank.state is not RankState.IDLE)
+    activity = "is idle" if culprit.state is RankState.IDLE else "still computes"
+    return _make_straggler(culprit, None, f"{activity} while {waiting} of {len(compared)} GPUs spin in a collective")
 
 
-def _odd_one(shown: Sequence[Rank]) -> Straggler | None:
-    """The one that does something while all others are idle: they wait for it without a kernel, as in a barrier."""
-    odd = [one for one in shown if one.state in (RankState.WAITS, RankState.WORKS)]
-    idle = sum(one.state is RankState.IDLE for one in shown)
-    if len(odd) != 1 or idle < max(LEAST_GANG - 1, len(shown) - 1):
+def _find_only_active(compared: Sequence[Rank]) -> Straggler | None:
+    """Return the only active rank while all others are idle: they wait for it without a kernel, as in a barrier."""
+    active = [rank for rank in compared if rank.state in (RankState.WAITS, RankState.WORKS)]
+    idle = sum(rank.state is RankState.IDLE for rank in compared)
+    if len(active) != 1 or idle < max(MIN_GANG_SIZE - 1, len(compared) - 1):
         return None
-    does = "works on" if odd[0].state is RankState.WORKS else "waits in a collective"
-    return _named(odd[0], None, f"{does} while {idle} of {len(shown)} GPUs are idle")
+    activity = "still computes" if active[0].state is RankState.WORKS else "waits in a collective"
+    return _make_straggler(active[0], None, f"{activity} while {idle} of {len(compared)} GPUs are idle")
 
 
-def _odd_node(seen: Sequence[RankReading]) -> Straggler | None:
-    """The one node whose CPUs or links do something else than those of all others."""
-    nodes, cpus = {one.node for one in seen} - {""}, _cpus(seen)
-    sent = {one.node: one.network_bytes for one in seen if one.node and one.network_bytes is not None}
-    if len(cpus) == len(nodes) and (odd := jobs.find_outlier_node(cpus, least=jobs.ODD_CPU_SHARE)) is not None:
-        why = f"keeps {cpus[odd]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
-        return Straggler(None, odd, "", "", None, why)
-    if len(sent) == len(nodes) and (odd := jobs.find_outlier_node(sent, least=jobs.ODD_LINK_BYTES)) is not None:
-        middle = median(sent.values()) / 1e6
-        why = f"sends {sent[odd] / 1e6:.0f} MB/s over InfiniBand, the others {middle:.0f} MB/s"
-        return Straggler(None, odd, "", "", None, why)
+def _find_outlier_node(readings: Sequence[RankReading]) -> Straggler | None:
+    """Return the node whose CPU use or InfiniBand traffic differs from that of all others."""
+    nodes, cpus = {reading.node for reading in readings} - {""}, _cpu_shares(readings)
+    sent = {reading.node: reading.network_bytes for reading in readings if reading.network_bytes is not None}
+    sent.pop("", None)
+    outlier = jobs.find_outlier_node(cpus, least=jobs.ODD_CPU_SHARE) if len(cpus) == len(nodes) else None
+    if outlier is not None:
+        why = f"keeps {cpus[outlier]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
+        return Straggler(None, outlier, "", "", None, why)
+    outlier = jobs.find_outlier_node(sent, least=jobs.ODD_LINK_BYTES) if len(sent) == len(nodes) else None
+    if outlier is not None:
+        typical = median(sent.values()) / 1e6
+        why = f"sends {sent[outlier] / 1e6:.0f} MB/s over InfiniBand, the others {typical:.0f} MB/s"
+        return Straggler(None, outlier, "", "", None, why)
     return None
 
 
-def _cpus(seen: Sequence[RankReading]) -> dict[str, float]:
-    return {one.node: one.cpu_share for one in seen if one.node and one.cpu_share is not None}
+def _cpu_shares(readings: Sequence[RankReading]) -> dict[str, float]:
+    return {reading.node: reading.cpu_share for reading in readings if reading.node and reading.cpu_share is not None}
 
 
-def _with_cpus(one: Straggler, seen: Sequence[RankReading]) -> Straggler:
-    """The same with the reason, where the CPUs of its node are taken and those of the other nodes are not."""
-    cpus = _cpus(seen)
-    if not jobs.is_short_of_cpu(one.node, cpus):
-        return one
-    others = median(share for node, share in cpus.items() if node != one.node)
-    why = f"{one.why}: the CPUs of its node are {cpus[one.node]:.0%} busy, those of the others {others:.0%}"
-    return replace(one, why=why, is_short_of_cpu=True)
+def _add_cpu_reason(straggler: Straggler, readings: Sequence[RankReading]) -> Straggler:
+    """Add the reason if only the CPUs of the straggler's node are busy."""
+    cpus = _cpu_shares(readings)
+    if not jobs.is_short_of_cpu(straggler.node, cpus):
+        return straggler
+    others = median(share for node, share in cpus.items() if node != straggler.node)
+    cpu_text = f"the CPUs of its node are {cpus[straggler.node]:.0%} busy, those of the others {others:.0%}"
+    return replace(straggler, why=f"{straggler.why}: {cpu_text}", is_short_of_cpu=True)
 
 
-def _by_steps(seen: Sequence[RankReading]) -> tuple[Mapping[int, float], str]:
-    told = {at: one.step_seconds for at, one in enumerate(seen) if one.step_seconds is not None}
-    if len(told) < 2:
+def _score_by_steps(readings: Sequence[RankReading]) -> tuple[Mapping[int, float], str]:
+    step_seconds = {at: reading.step_seconds for at, reading in enumerate(readings) if reading.step_seconds is not None}
+    if len(step_seconds) < 2:
         return {}, ""
-    quick = quantiles(told.values(), n=4, method="inclusive")[0]
-    scores = {at: value / quick - 1 for at, value in told.items()} if quick > 0 else {}
-    return scores, "computes {:.0%} longer than the others at each step"
+    fast_quartile = quantiles(step_seconds.values(), n=4, method="inclusive")[0]
+    scores = {at: value / fast_quartile - 1 for at, value in step_seconds.items()} if fast_quartile > 0 else {}
+    return scores, SLOW_STEP_TEXT
 
 
-def _by_gpus(seen: Sequence[RankReading]) -> tuple[Mapping[int, float], str]:
-    """GPUs in step do the same work, so one that is busier than the others never waits for anybody.
+def _score_by_gpus(readings: Sequence[RankReading]) -> tuple[Mapping[int, float], str]:
+    """Score by GPU activity: synchronous GPUs do the same work, so one that is busier than the others never waits.
 
-    Where none is, one that has nothing to do while the others spin gets its work late: from its CPUs or its input.
+    If none is busier, one that is idle while the others spin gets its work late, from its CPUs or its input.
     """
-    active = {at: one.sm_active for at, one in enumerate(seen) if one.sm_active is not None}
-    if len(active) < LEAST_GANG or median(active.values()) < SPINS_SM:
+    active = {at: reading.sm_active for at, reading in enumerate(readings) if reading.sm_active is not None}
+    if len(active) < MIN_GANG_SIZE or median(active.values()) < SPINS_SM:
         return {}, ""
-    busier = _above(active)
-    used = {at: one.utilisation_percent for at, one in enumerate(seen) if one.utilisation_percent}
-    if max(busier.values()) <= SLOW_SHARE and len(used) == len(seen) and median(used.values()) >= SPINS_PERCENT:
-        return _above({at: 1 / value for at, value in used.items()}), (
-            "has nothing to do while the others wait for it, which makes each step {:.0%} longer"
-        )
-    return busier, "keeps its SMs busy {:.0%} longer than the others, which wait for it"
+    scores = _score_above_median(active)
+    percents = {at: reading.utilisation_percent for at, reading in enumerate(readings) if reading.utilisation_percent}
+    most_spin = len(percents) == len(readings) and median(percents.values()) >= SPINS_PERCENT
+    if max(scores.values()) <= SLOW_SHARE and most_spin:
+        return _score_above_median({at: 1 / percent for at, percent in percents.items()}), LATE_WORK_TEXT
+    return scores, BUSY_SMS_TEXT
 
 
-def _above(told: Mapping[int, float]) -> dict[int, float]:
-    """By which share each is above the middle one; what is within the scatter of all of them counts as not slow."""
-    middle = median(told.values())
-    scatter = median(abs(value - middle) for value in told.values())
-    limit = max(SLOW_SHARE, SCATTERS * scatter / middle)
-    scores = {at: value / middle - 1 for at, value in told.items()}
+def _score_above_median(values_by_index: Mapping[int, float]) -> dict[int, float]:
+    """Return by which share each value is above the median; a value within the scatter does not count as slow."""
+    typical = median(values_by_index.values())
+    scatter = median(abs(value - typical) for value in values_by_index.values())
+    limit = max(SLOW_SHARE, SCATTER_FACTOR * scatter / typical)
+    scores = {at: value / typical - 1 for at, value in values_by_index.items()}
     return {at: score if score > limit else min(score, SLOW_SHARE) for at, score in scores.items()}
 
 
-def _scored(one: Rank, score: float | None) -> Rank:
+def _apply_score(rank: Rank, score: float | None) -> Rank:
     is_slow = score is not None and score > SLOW_SHARE
-    return replace(one, score=score, state=RankState.SLOW if is_slow else one.state)
+    return replace(rank, score=score, state=RankState.SLOW if is_slow else rank.state)
 
 
-def _named(one: Rank, score: float | None, why: str) -> Straggler:
-    return Straggler(one.rank, one.node, one.gpu, one.uuid, score, why)
+def _make_straggler(rank: Rank, score: float | None, why: str) -> Straggler:
+    return Straggler(rank.rank, rank.node, rank.gpu, rank.uuid, score, why)

@@ -1,7 +1,7 @@
-"""One job in full: its line, efficiency, goodput, ranks side by side, hardware events and losses in its time.
+"""Build the report of one job: its line, efficiency, goodput, ranks, hardware events and loss anomalies.
 
-`web/jobs_api` and `explain job` ask; the answers come through `questions`, the decisions are in `closer`, `goodput`,
-`efficiency` and `losses`, and here they meet.
+`web.fleet.jobs_api` calls it for a page and for `explain job`. `job_queries` reads the series; `job_inspection`,
+`goodput`, `efficiency` and `losses` decide.
 """
 
 from __future__ import annotations
@@ -20,68 +20,72 @@ from watchkeeper.workloads.identity import JobKey
 from watchkeeper.workloads.job_queries import JobQueries, Rows
 
 HOUR_SECONDS = 3600.0
-LONGEST = timedelta(hours=24)
-MOST_RANKS, MOST_EVENTS = 4096, 200
-# What nobody can say about a loss that went wrong where its GPUs do not export it.
-UNTOLD = {
-    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "memory errors of its GPUs (DCGM_FI_DEV_ECC_*): they may explain its loss",
-    gpu_errors.CLOCK_REASONS: f"why clocks of its GPUs were slow ({gpu_errors.CLOCK_REASONS}): it may explain its loss",
+MAX_WINDOW = timedelta(hours=24)
+MAX_RANKS, MAX_EVENTS = 4096, 200
+# Missing data about a loss anomaly, by the metric that the GPUs do not export.
+MISSING_TEXTS = {
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "memory errors of its GPUs (DCGM_FI_DEV_ECC_*), which may explain the loss",
+    gpu_errors.CLOCK_REASONS: f"throttle reasons of its GPUs ({gpu_errors.CLOCK_REASONS}), which may explain the loss",
 }
-# How several of a state are counted in a sentence.
-DOES = {
+# The text of each rank state.
+STATE_TEXTS = {
     **{state: state.value for state in jobs.RankState},
-    jobs.RankState.WORKS: "at work",
+    jobs.RankState.WORKS: "working",
     jobs.RankState.WAITS: "waiting",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class JobReportInputs:
-    """One job of a board, and what the hub knows of its hardware."""
+    """A job of the list, and the hub's events about its hardware."""
 
     line: jobs.JobLine
     key: JobKey
     training: str
-    # What the list judged it by, and whether a closer look may change that.
+    # Its measurements in the list, and whether its ranks may refine them.
     facts: efficiency.JobFacts
     is_suspect: bool
     parts: Sequence[workloads.ScheduledWorkload]
-    # Of the window that `since` tells, of any cluster and node.
-    happened: Sequence[events.Event]
-    place_name: Callable[[fleet.Place], str]
-    cause_of: Callable[[events.Event], str | None]
+    # Events since `window_start`, of all clusters and nodes.
+    node_events: Sequence[events.Event]
+    format_place: Callable[[fleet.Place], str]
+    find_cause: Callable[[events.Event], str | None]
     first_seen: float | None = None
 
 
-def make_report(engine: Engine, now: datetime, asked: JobReportInputs) -> jobs.JobReport:
-    questions = JobQueries(engine, now, asked.key, training=asked.training)
-    look = job_inspection.inspect_job(questions, asked.line)
-    seen, nodes, beside = look.readings, look.nodes, look.ranks
-    line, facts = asked.line, asked.facts
-    if asked.is_suspect:
-        line, facts = job_inspection.refine_line(line, facts, look)
-    waits = _command(asked) if line.state is jobs.JobState.PENDING else None
-    began = window_start(asked.line, asked.first_seen, now)
-    facts = _held(questions, facts, nodes, {one.uuid for one in seen}) if nodes else facts
-    hardware = _hardware(asked, nodes=nodes, rank_of={one.uuid: one.rank for one in seen})
-    lost, untold = _losses(questions, asked, began, seen=seen, hardware=hardware)
-    runs = (_link(labels.get("run_url", "")) for labels in questions.series("training_run_info"))
+def make_report(engine: Engine, now: datetime, inputs: JobReportInputs) -> jobs.JobReport:
+    queries = JobQueries(engine, now, inputs.key, training=inputs.training)
+    inspection = job_inspection.inspect_job(queries, inputs.line)
+    readings, nodes, compared = inspection.readings, inspection.nodes, inspection.ranks
+    line, facts = inputs.line, inputs.facts
+    if inputs.is_suspect:
+        line, facts = job_inspection.refine_line(line, facts, inspection)
+    command = _explain_command(inputs) if line.state is jobs.JobState.PENDING else None
+    since = window_start(inputs.line, inputs.first_seen, now)
+    facts = _add_capacity(queries, facts, nodes, {reading.uuid for reading in readings}) if nodes else facts
+    hardware = _collect_hardware_events(
+        inputs, nodes=nodes, rank_by_uuid={reading.uuid: reading.rank for reading in readings}
+    )
+    loss_events, missing = _collect_loss_events(queries, inputs, since, readings=readings, hardware=hardware)
+    run_urls = (_safe_url(labels.get("run_url", "")) for labels in queries.series("training_run_info"))
     return jobs.JobReport(
         line,
-        _why(line, look) if waits is None else _waits(asked),
-        efficiency.assess_efficiency(facts, HOUR_SECONDS) if waits is None else efficiency.pending_efficiency(waits),
-        _goodput(questions, asked, began, now),
-        tuple(sorted(beside, key=_rank_first)[:MOST_RANKS]),
-        max(0, len(beside) - MOST_RANKS),
-        tuple(hardware[-MOST_EVENTS:]),
-        lost,
-        next(filter(None, runs), None),
-        (*questions.refused, *untold),
+        _explain(line, inspection) if command is None else _explain_pending(inputs),
+        efficiency.assess_efficiency(facts, HOUR_SECONDS)
+        if command is None
+        else efficiency.pending_efficiency(command),
+        _account_goodput(queries, inputs, since, now),
+        tuple(sorted(compared, key=_rank_sort_key)[:MAX_RANKS]),
+        max(0, len(compared) - MAX_RANKS),
+        tuple(hardware[-MAX_EVENTS:]),
+        loss_events,
+        next(filter(None, run_urls), None),
+        (*queries.problems, *missing),
     )
 
 
-def _link(text: str) -> str | None:
-    """An address that a person may click: whoever writes a job's page chose it, and a browser runs what others say."""
+def _safe_url(text: str) -> str | None:
+    """Return a URL that is safe to click, else None: a job exports it, and a browser would run a script URL."""
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -89,94 +93,96 @@ def _link(text: str) -> str | None:
     return text if parts.scheme in ("http", "https") and parts.netloc and text.isprintable() else None
 
 
-def _rank_first(one: jobs.Rank) -> tuple[bool, int, str, str]:
-    return one.rank is None, one.rank or 0, one.node, one.gpu
+def _rank_sort_key(rank: jobs.Rank) -> tuple[bool, int, str, str]:
+    return rank.rank is None, rank.rank or 0, rank.node, rank.gpu
 
 
-def _why(line: jobs.JobLine, look: job_inspection.JobInspection) -> str:
-    states = [one.state for one in look.ranks]
-    counted = ", ".join(f"{states.count(state)} {DOES[state]}" for state in jobs.RankState if state in states)
-    slow = line.straggler or look.straggler
-    if slow is not None:
-        return f"{jobs.straggler_name(slow)} {slow.why} ({counted})"
-    return f"ranks: {counted}" if counted else "no GPU or rank of it is seen"
+def _explain(line: jobs.JobLine, inspection: job_inspection.JobInspection) -> str:
+    states = [rank.state for rank in inspection.ranks]
+    counts = ", ".join(f"{states.count(state)} {STATE_TEXTS[state]}" for state in jobs.RankState if state in states)
+    straggler = line.straggler or inspection.straggler
+    if straggler is not None:
+        return f"{jobs.straggler_name(straggler)} {straggler.why} ({counts})"
+    return f"ranks: {counts}" if counts else "no samples of its GPUs or ranks"
 
 
-def _waits(asked: JobReportInputs) -> str:
-    reasons = {part.reason for part in asked.parts} - {""}
-    parts = "it waits" if len(asked.parts) == 1 else f"its {len(asked.parts)} parts wait"
-    gpus = "a GPU" if asked.line.gpus == 1 else f"{asked.line.gpus} GPUs"
-    return f"{parts} for {gpus}: {', '.join(sorted(reasons)) or 'no reason is given'}"
+def _explain_pending(inputs: JobReportInputs) -> str:
+    reasons = {part.reason for part in inputs.parts} - {""}
+    subject = "waits" if len(inputs.parts) == 1 else f"its {len(inputs.parts)} parts wait"
+    gpus = "a GPU" if inputs.line.gpus == 1 else f"{inputs.line.gpus} GPUs"
+    return f"{subject} for {gpus}: {', '.join(sorted(reasons)) or 'no reason reported'}"
 
 
-def _command(asked: JobReportInputs) -> str:
-    first = min((part.workload for part in asked.parts), key=str)
+def _explain_command(inputs: JobReportInputs) -> str:
+    first = min((part.workload for part in inputs.parts), key=str)
     return f"watchkeeper explain pod {first}" if first.namespace else f"scontrol show job {first.name}"
 
 
 def window_start(line: jobs.JobLine, first_seen: float | None, now: datetime) -> datetime:
-    """The begin of its window: when it started or was first seen, a day at most; an hour where nobody knows."""
-    known = line.started_at
-    if known is None and first_seen is not None:
-        known = datetime.fromtimestamp(first_seen, UTC)
-    return max(known, now - LONGEST) if known is not None else now - timedelta(hours=1)
+    """Return the start of the report's window: the job's start, at most a day ago; an hour ago if unknown."""
+    started_at = line.started_at
+    if started_at is None and first_seen is not None:
+        started_at = datetime.fromtimestamp(first_seen, UTC)
+    return max(started_at, now - MAX_WINDOW) if started_at is not None else now - timedelta(hours=1)
 
 
-def _held(questions: JobQueries, facts: efficiency.JobFacts, nodes: set[str], own: set[str]) -> efficiency.JobFacts:
-    """With the memory of its GPUs and the CPUs of its nodes, which a list does not show."""
-    memory = [value for labels, value in questions.memory(nodes).items() if labels.get("UUID") in own]
-    cpus, busy = questions.cpus(nodes)
+def _add_capacity(
+    queries: JobQueries, facts: efficiency.JobFacts, nodes: set[str], gpu_uuids: set[str]
+) -> efficiency.JobFacts:
+    """Add the memory of the job's GPUs and the CPUs of its nodes, which the list does not read."""
+    memory = [value for labels, value in queries.gpu_memory(nodes).items() if labels.get("UUID") in gpu_uuids]
+    cpus, busy = queries.cpu_cores(nodes)
     return replace(facts, memory_bytes=sum(memory) * 1024 * 1024 if memory else None, cpus=cpus, cpus_used=busy)
 
 
-def _goodput(questions: JobQueries, asked: JobReportInputs, since: datetime, now: datetime) -> jobs.Goodput:
-    steps = questions.timeline("training_iterations_total", since)
-    restarts = dict(questions.values_over("training_restarts_total", since))
-    missing = dict(questions.values_over("watchkeeper:training_ranks_missing:count", since))
-    stalled = dict(questions.values_over("ALERTS", since, where='alertname="TrainingJobStalled",alertstate="firing"'))
-    paused = dict(questions.values_over("training_paused", since))
+def _account_goodput(queries: JobQueries, inputs: JobReportInputs, since: datetime, now: datetime) -> jobs.Goodput:
+    steps = queries.timeline("training_iterations_total", since)
+    restarts = dict(queries.values_over("training_restarts_total", since))
+    missing = dict(queries.values_over("watchkeeper:training_ranks_missing:count", since))
+    stalled = dict(queries.values_over("ALERTS", since, matchers='alertname="TrainingJobStalled",alertstate="firing"'))
+    paused = dict(queries.values_over("training_paused", since))
     points = [
         goodput.ProgressPoint(at, value, restarts.get(at), at in missing, at in stalled, paused.get(at) == 1)
         for at, value in steps
     ]
-    # What lies before its first word is no failure: nobody saw it.
+    # The time before the first sample is not a failure, but unknown.
     while points and points[0].steps is None:
         del points[0]
     if not points:
         points = [goodput.ProgressPoint(since.timestamp(), None), goodput.ProgressPoint(now.timestamp(), None)]
-    usual = goodput.UsualPace(
-        questions.learned_value("watchkeeper:training_step:seconds"),
-        questions.learned_value("watchkeeper:training_longest_pause:max1d"),
-        questions.learned_value("watchkeeper:training_stall_limit:seconds"),
+    pace = goodput.LearnedPace(
+        queries.learned_value("watchkeeper:training_step:seconds"),
+        queries.learned_value("watchkeeper:training_longest_pause:max1d"),
+        queries.learned_value("watchkeeper:training_stall_limit:seconds"),
     )
-    asked_at = min((part.requested_at for part in asked.parts if part.requested_at), default=None)
-    began_at = min((part.started_at for part in asked.parts if part.started_at), default=None)
-    queue = None if asked_at is None or began_at is None else max(0.0, began_at - asked_at)
-    return goodput.account_time(points, usual, queue_seconds=queue)
+    requested_at = min((part.requested_at for part in inputs.parts if part.requested_at), default=None)
+    started_at = min((part.started_at for part in inputs.parts if part.started_at), default=None)
+    queue_seconds = None if requested_at is None or started_at is None else max(0.0, started_at - requested_at)
+    return goodput.account_time(points, pace, queue_seconds=queue_seconds)
 
 
-def _hardware(
-    asked: JobReportInputs, *, nodes: set[str], rank_of: Mapping[str, int | None]
+def _collect_hardware_events(
+    inputs: JobReportInputs, *, nodes: set[str], rank_by_uuid: Mapping[str, int | None]
 ) -> list[jobs.HardwareEvent]:
     return [
         jobs.HardwareEvent(
             event.at,
-            asked.place_name(event.place),
+            inputs.format_place(event.place),
             event.kind.value,
             str(event.code or ""),
-            asked.cause_of(event),
+            inputs.find_cause(event),
             event.text[:200],
-            rank_of.get(event.place.gpu or ""),
+            rank_by_uuid.get(event.place.gpu or ""),
         )
-        for event in asked.happened
-        if event.place.cluster == asked.key.cluster
+        for event in inputs.node_events
+        if event.place.cluster == inputs.key.cluster
         and event.place.node in nodes
-        and (asked.cause_of(event) is not None or event.kind is events.EventKind.GPU_RESET)
+        and (inputs.find_cause(event) is not None or event.kind is events.EventKind.GPU_RESET)
     ]
 
 
-def _told_losses(rows: Rows) -> list[losses.LossAnomaly]:
-    """What watchkeeper.instrument counts: when a loss or gradient last became bad, by kind."""
+def _read_reported_anomalies(rows: Rows) -> list[losses.LossAnomaly]:
+    """Return the anomalies that watchkeeper.instrument exports: the last time of each kind."""
     return [
         losses.LossAnomaly(at, labels.get("kind", "event").replace("_", " "))
         for labels, value in rows.items()
@@ -184,47 +190,61 @@ def _told_losses(rows: Rows) -> list[losses.LossAnomaly]:
     ]
 
 
-def _losses(
-    questions: JobQueries,
-    asked: JobReportInputs,
+def _collect_loss_events(
+    queries: JobQueries,
+    inputs: JobReportInputs,
     since: datetime,
     *,
-    seen: Sequence[ranks.RankReading],
+    readings: Sequence[ranks.RankReading],
     hardware: Sequence[jobs.HardwareEvent],
 ) -> tuple[tuple[jobs.LossEvent, ...], list[str]]:
-    """What went wrong with loss and gradients, with what its GPUs did around then; and what of that nobody exports."""
-    wrong = losses.merge_anomalies(
-        _told_losses(questions.series("training_event_timestamp_seconds")),
+    """Return anomalies of loss and gradients with the hardware events around them, and the missing data."""
+    anomalies = losses.merge_anomalies(
+        _read_reported_anomalies(queries.series("training_event_timestamp_seconds")),
         losses.find_anomalies(
-            questions.values_over("training_loss", since), questions.values_over("training_grad_norm", since)
+            queries.values_over("training_loss", since), queries.values_over("training_grad_norm", since)
         ),
     )
-    gpus = {one.uuid: one for one in seen if one.uuid}
-    nodes = {one.node for one in gpus.values()} - {""}
-    own = [one for one in hardware if one.rank is not None]
-    found, told = [], set()
-    for one in wrong:
-        rows = questions.trouble(nodes, one.at) if nodes else {}
-        theirs = {labels: value for labels, value in rows.items() if labels.get("UUID", "") in gpus}
-        told |= {labels.get("field", "") for labels in theirs}
-        found.append(losses.with_hardware_events(one, own, _trouble(theirs, one.at, gpus, names=asked.place_name)))
-    untold = [what for field, what in UNTOLD.items() if found and field not in told]
-    return tuple(found), untold
+    readings_by_uuid = {reading.uuid: reading for reading in readings if reading.uuid}
+    nodes = {reading.node for reading in readings_by_uuid.values()} - {""}
+    rank_events = [event for event in hardware if event.rank is not None]
+    loss_events, exported_fields = [], set()
+    for anomaly in anomalies:
+        rows = queries.gpu_faults(nodes, anomaly.at) if nodes else {}
+        own_rows = {labels: value for labels, value in rows.items() if labels.get("UUID", "") in readings_by_uuid}
+        exported_fields |= {labels.get("field", "") for labels in own_rows}
+        loss_events.append(
+            losses.add_hardware_events(
+                anomaly,
+                rank_events,
+                _build_counter_events(own_rows, anomaly.at, readings_by_uuid, format_place=inputs.format_place),
+            )
+        )
+    missing = [what for field, what in MISSING_TEXTS.items() if loss_events and field not in exported_fields]
+    return tuple(loss_events), missing
 
 
-def _trouble(
-    told: Rows, at: datetime, gpus: Mapping[str, ranks.RankReading], *, names: Callable[[fleet.Place], str]
+def _build_counter_events(
+    rows: Rows,
+    at: datetime,
+    readings_by_uuid: Mapping[str, ranks.RankReading],
+    *,
+    format_place: Callable[[fleet.Place], str],
 ) -> list[jobs.HardwareEvent]:
-    """Memory errors and slowed clocks of its GPUs around a time, as events: counters have no moment of their own."""
-    found = []
-    for labels, value in told.items():
-        one, field = gpus[labels.get("UUID", "")], labels.get("field", "")
-        place = names(fleet.Place(labels.get("cluster", ""), node=one.node, gpu=one.uuid))
+    """Return memory errors and throttling of GPUs around a time as events with that time, as counters have none."""
+    counter_events = []
+    for labels, value in rows.items():
+        reading, field = readings_by_uuid[labels.get("UUID", "")], labels.get("field", "")
+        place = format_place(fleet.Place(labels.get("cluster", ""), node=reading.node, gpu=reading.uuid))
         if field in gpu_errors.MEMORY_ERRORS and value > 0:
             cause, what = gpu_errors.MEMORY_ERRORS[field]
-            found.append(jobs.HardwareEvent(at, place, "ecc", "", cause, f"{value:.0f} {what} within 15 min", one.rank))
+            counter_events.append(
+                jobs.HardwareEvent(at, place, "ecc", "", cause, f"{value:.0f} {what} within 15 min", reading.rank)
+            )
         elif field == gpu_errors.CLOCK_REASONS and gpu_errors.is_throttled(value):
             cause = "power_brake" if int(value) & clock_reasons.POWER_BRAKE else "thermal_throttle"
-            text = f"clocks held down, reasons 0x{int(value):x}"
-            found.append(jobs.HardwareEvent(at, place, "throttle", f"0x{int(value):x}", cause, text, one.rank))
-    return found
+            text = f"throttled, reasons 0x{int(value):x}"
+            counter_events.append(
+                jobs.HardwareEvent(at, place, "throttle", f"0x{int(value):x}", cause, text, reading.rank)
+            )
+    return counter_events

@@ -240,7 +240,7 @@ class CapacityApi:
     async def _load_requests(self, cluster_name: str | None) -> list[fleet_capacity.WaitingRequest]:
         """The requests for GPUs of schedulers, and the pending pods of kube-state-metrics."""
         try:
-            pending = (await self._queries.instant(pending_pods.QUESTION, self._now_ms())).latest()
+            pending = (await self._queries.instant(pending_pods.QUERY, self._now_ms())).latest()
         except QueryError as error:
             raise HTTPException(400, str(error)) from error
         scheduled = [work for view in self._views() for work in view.workloads]

@@ -214,7 +214,7 @@ class ExplainApi:
 
     def _pending_workloads(self, scheduled: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
-            series = self.queries.engine.instant(pending_pods.QUESTION, clock.to_ms(self.runtime.clock.now())).latest()
+            series = self.queries.engine.instant(pending_pods.QUERY, clock.to_ms(self.runtime.clock.now())).latest()
             return pending_pods.read_pending_pods(series, scheduled)
         return []
 

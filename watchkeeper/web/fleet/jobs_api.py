@@ -76,7 +76,7 @@ class JobsApi:
         self._rules, self._fleet = rules, fleet
         self._clusters = clusters
         self._lock = asyncio.Lock()
-        self._board: tuple[float, board.Board] | None = None
+        self._board: tuple[float, board.JobBoard] | None = None
         self._first_seen: tuple[float, Mapping[identity.JobKey, float]] | None = None
 
     async def list_jobs(self, request: Request) -> JobList:
@@ -94,7 +94,7 @@ class JobsApi:
             and cluster in (None, line.cluster)
         ]
         # In the first minute no owners are loaded, so jobs without a team are not counted as unmapped.
-        are_owners_loaded = board.NOT_YET not in job_board.problems
+        are_owners_loaded = board.NO_HOLDERS_YET not in job_board.problems
         unmapped_jobs = [line for line in matches if are_owners_loaded and _team_or_unmapped(line) == UNMAPPED]
         unmapped = {"jobs": len(unmapped_jobs), "gpus": sum(line.gpus for line in unmapped_jobs)}
         return JobList(jobs=matches[:limit], total=len(matches), unmapped=unmapped, problems=job_board.problems)
@@ -111,7 +111,9 @@ class JobsApi:
     async def report(self, id: str, cluster: str | None = None) -> jobs.JobReport | None:
         """The report of a job, or None if no scheduler, rank or GPU reports it; `explain_api` uses it too."""
         job_board = await self._load_board()
-        keys = [key for key in job_board.keys if key.answers_to(id, cluster) or job_board.keys[key] == id]
+        keys = [
+            key for key in job_board.training_names if key.matches(id, cluster) or job_board.training_names[key] == id
+        ]
         if not keys:
             return None
         # An exact id is preferred to a name that several jobs share.
@@ -123,7 +125,7 @@ class JobsApi:
         inputs = report.JobReportInputs(
             line,
             key,
-            job_board.keys[key],
+            job_board.training_names[key],
             job_board.facts[key],
             key in job_board.suspects,
             job_board.parts.get(key, ()),
@@ -153,7 +155,7 @@ class JobsApi:
             raise HTTPException(400, str(error)) from error
         return ReplicaList(replicas=matches, past=past, problems=problems)
 
-    async def _load_board(self) -> board.Board:
+    async def _load_board(self) -> board.JobBoard:
         now = self._runtime.clock.now()
         async with self._lock:
             if self._board is None or not 0 <= now.timestamp() - self._board[0] < CACHE_SECONDS:
@@ -161,12 +163,12 @@ class JobsApi:
                 self._board = now.timestamp(), await asyncio.to_thread(self._build_board, incidents_by_job)
             return self._board[1]
 
-    def _build_board(self, incidents_by_job: Mapping[str, tuple[str, ...]]) -> board.Board:
+    def _build_board(self, incidents_by_job: Mapping[str, tuple[str, ...]]) -> board.JobBoard:
         now = self._runtime.clock.now()
         problems: list[str] = []
         if self._first_seen is None or not 0 <= now.timestamp() - self._first_seen[0] < FIRST_SEEN_CACHE_SECONDS:
             try:
-                self._first_seen = now.timestamp(), board.first_seen(self._queries.engine, now)
+                self._first_seen = now.timestamp(), board.find_first_seen(self._queries.engine, now)
             except WatchkeeperError as error:
                 problems.append(f"the start times of jobs could not be queried: {error}")
         price_book = None

@@ -999,7 +999,7 @@ class Failure(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicasAdvice(HubAnswer):
-    """How many replicas would do now; `wanted` None: too little is known to say."""
+    """The desired number of replicas now; None if too few metrics exist."""
 
     cluster: str
     model: str
@@ -1012,7 +1012,7 @@ class ReplicasAdvice(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicasReplay(HubAnswer):
-    """What following the advice would have done, over the part of the window in which the model was seen. `crowded_seconds` is the time with more waiting for each replica than the target, `late_seconds` the time in which more requests were late than the latency objective allows (None: no objective of it is measured); both as it was and as it would have been. `changes` and `had_changes` count changes of the number of replicas."""
+    """The effect of following the advice, over the observed part of the window. `crowded_seconds` is the time with more waiting requests per replica than the target, `late_seconds` the time with more late requests than the latency objective allows (None: no objective is measured), each as recorded and as advised. The changes are those of the number of replicas."""
 
     cluster: str
     model: str

@@ -1103,7 +1103,7 @@ export interface Failure {
   rule: string;
   problem: string;
 }
-/** How many replicas would do now; `wanted` None: too little is known to say. */
+/** The desired number of replicas now; None if too few metrics exist. */
 export interface ReplicasAdvice {
   cluster: string;
   model: string;
@@ -1113,7 +1113,7 @@ export interface ReplicasAdvice {
   waiting: number | null;
   burn: number | null;
 }
-/** What following the advice would have done, over the part of the window in which the model was seen. `crowded_seconds` is the time with more waiting for each replica than the target, `late_seconds` the time in which more requests were late than the latency objective allows (None: no objective of it is measured); both as it was and as it would have been. `changes` and `had_changes` count changes of the number of replicas. */
+/** The effect of following the advice, over the observed part of the window. `crowded_seconds` is the time with more waiting requests per replica than the target, `late_seconds` the time with more late requests than the latency objective allows (None: no objective is measured), each as recorded and as advised. The changes are those of the number of replicas. */
 export interface ReplicasReplay {
   cluster: string;
   model: string;

@@ -58,18 +58,18 @@ def _read_ranks(
     """Return the metrics of every GPU or rank of the job, and the job's nodes."""
     allocated, world_size = queries.allocated_gpus(), _read_world_size(queries.series("training_world_size"))
     # After a restart with fewer ranks, the series of the last ones are outdated.
-    rank_info = {
+    rank_series = {
         labels: value
-        for labels, value in queries.rank_info().items()
+        for labels, value in queries.rank_series().items()
         if not world_size or (identity.read_rank(labels) or 0) < world_size
     }
-    labels_by_uuid = {labels.get("UUID", ""): labels for labels in [*allocated, *rank_info] if labels.get("UUID")}
-    nodes = {labels.get("Hostname", "") for labels in [*allocated, *rank_info]} - {""}
+    labels_by_uuid = {labels.get("UUID", ""): labels for labels in [*allocated, *rank_series] if labels.get("UUID")}
+    nodes = {labels.get("Hostname", "") for labels in [*allocated, *rank_series]} - {""}
     gpus = _read_gpus(queries, labels_by_uuid, nodes, stalled_since=stalled_since, is_stuck=is_stuck)
     node_activity, usual_watts = _read_node_activity(queries, nodes), queries.usual_watts()
     steps = {identity.read_rank(labels): value for labels, value in queries.step_compute_seconds().items()}
     alive = {identity.read_rank(labels) for labels in queries.series("training_last_step_timestamp_seconds")}
-    rank_by_uuid = _assign_ranks(labels_by_uuid, rank_info, gpus.indexes, world_size=world_size)
+    rank_by_uuid = _assign_ranks(labels_by_uuid, rank_series, gpus.indexes, world_size=world_size)
     readings: list[ranks.RankReading] = []
     for uuid, labels in labels_by_uuid.items():
         rank, node, numbers = rank_by_uuid.get(uuid), labels.get("Hostname", ""), gpus.numbers.get(uuid, {})
@@ -159,11 +159,11 @@ def _read_node_activity(queries: JobQueries, nodes: set[str]) -> _NodeActivity:
 
 
 def _assign_ranks(
-    labels_by_uuid: Mapping[str, Labels], rank_info: Rows, indexes: Mapping[str, str], *, world_size: int
+    labels_by_uuid: Mapping[str, Labels], rank_series: Rows, indexes: Mapping[str, str], *, world_size: int
 ) -> dict[str, int]:
     """Return the rank of each GPU: from its series, else by order if there is one GPU for each rank."""
     rank_by_uuid = {
-        labels.get("UUID", ""): rank for labels in rank_info if (rank := identity.read_rank(labels)) is not None
+        labels.get("UUID", ""): rank for labels in rank_series if (rank := identity.read_rank(labels)) is not None
     }
     if rank_by_uuid or world_size != len(labels_by_uuid):
         # The GPU of a rank that stopped exporting is the only one left.

@@ -76,7 +76,7 @@ class JobQueries:
             return self._query(f"group by (UUID) (last_over_time({utilisation}[30m]))")
         return self._query(utilisation, at_ms=round(stalled_since.timestamp() * 1000))
 
-    def rank_info(self) -> Rows:
+    def rank_series(self) -> Rows:
         """Return node and GPU of each rank; of missing ranks, those of the last half hour."""
         if not self.training:
             return {}

@@ -169,7 +169,7 @@ def test_the_lines_of_a_chart_stand_in_the_order_of_their_names(page: Page, demo
 
 
 def test_a_rack_that_says_nothing_is_named_in_the_map(page: Page, site: Site) -> None:
-    site.hub.readings.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen if seen.node.startswith("gpu-r02"))
+    site.hub.readings.silent.update(row.gpu.uuid for row in site.hub.fleet.fleet_gpus if row.node.startswith("gpu-r02"))
     open_fleet(page, site)
     expect(page.get_by_test_id("heatmap")).to_have_attribute(
         "aria-label", re.compile(r"Problems: r02 32 not reporting\.")
@@ -264,7 +264,7 @@ def test_names_of_any_length_stay_inside_the_window(page: Page, site: Site, widt
 
 
 def test_of_a_fleet_that_says_nothing_nobody_knows_what_is_held(page: Page, site: Site) -> None:
-    site.hub.readings.silent.update(seen.gpu.uuid for seen in site.hub.fleet.seen)
+    site.hub.readings.silent.update(row.gpu.uuid for row in site.hub.fleet.fleet_gpus)
     open_fleet(page, site)
     expect(page.get_by_test_id("tile-idle")).to_contain_text("unknown")
     expect(page.get_by_test_id("tile-full")).to_contain_text("unknown")

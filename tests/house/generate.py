@@ -208,25 +208,25 @@ def causes_page() -> str:
 
 
 def api_page() -> str:
-    """Every endpoint, from the document that a hub serves of itself."""
+    """Every endpoint, from the OpenAPI document of the hub."""
     document = generate_api.document()
     by_tag: dict[str, list[str]] = {}
     for path, ways in document["paths"].items():
-        # GET and POST of one row differ in nothing that a reader of the table sees.
+        # GET and POST of one path become one row if they have the same description.
         alike: dict[str, list[str]] = {}
         for method, operation in ways.items():
             alike.setdefault(f"{_tag(operation)}\n{_api_row(operation)}", []).append(method.upper())
         for told, methods in alike.items():
             tag, _, rest = told.partition("\n")
             by_tag.setdefault(tag, []).append(f"| `{path}` | {', '.join(methods)} | {rest}")
-    head = "\n| Path | Methods | Role | Parameters | What |\n|---|---|---|---|---|\n"
+    head = "\n| Path | Methods | Role | Parameters | Description |\n|---|---|---|---|---|\n"
     pages = ", ".join(re.findall(r"^\| (`[^`]+`)", "\n".join(by_tag.pop("console")), re.MULTILINE))
     parts = [f"## {tag}\n{head}" + "\n".join(rows) + "\n" for tag, rows in sorted(by_tag.items())]
-    parts.append(f"## console\n\nPages, open to everyone because they hold no readings: {pages}.\n")
-    law = f"{document['info']['description']} A body is a JSON object with the fields that are named."
+    parts.append(f"## console\n\nPages, which need no login because they contain no data: {pages}.\n")
+    law = f"{document['info']['description']} A body is a JSON object with the listed fields."
     more = (
-        f"Version {document['info']['version']}. The same for programs, with the shapes of all answers: `GET "
-        f"{openapi.PATH}` (OpenAPI 3.1). How to ask: [the API](../howto/api.md).\n"
+        f"Version {document['info']['version']}. For programs, `GET {openapi.PATH}` returns the same as OpenAPI 3.1 "
+        "with the types of all responses. Examples: [the API](../howto/api.md).\n"
     )
     return "\n".join([HEAD.format(title="HTTP API", law=law), more, *parts])
 
@@ -248,7 +248,7 @@ def _api_row(operation: dict[str, Any]) -> str:
 
 
 def _api_parameter(parameter: dict[str, Any]) -> str:
-    return f"`{parameter['name']}`{' (needed)' if parameter['required'] else ''}: {parameter['description']}"
+    return f"`{parameter['name']}`{' (required)' if parameter['required'] else ''}: {parameter['description']}"
 
 
 def modules_page() -> str:

@@ -1,7 +1,7 @@
 """Build the web application: one table of endpoints behind the gate.
 
-`create_app` passes each part of the API the services that it uses, from a hub or from a recording. All endpoints are
-behind a `gate.Gate`, which authenticates and authorises each request. `server.serve` runs the application.
+`create_app` passes the services of a hub or a recording to each part of the API. All endpoints are behind a
+`gate.Gate`, which authenticates and authorises each request. `server.serve` runs the application.
 """
 
 from __future__ import annotations
@@ -72,35 +72,26 @@ class Whoami:
     needs_sign_in: bool
 
 
-def create_app(services: Services, auth: Auth | AuthFiles, *, live_interval_seconds: float | None = None) -> Starlette:
+def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: float | None = None) -> Starlette:
     """Build the application; without `live_interval_seconds`, live frames come every scrape interval."""
-    runtime, queries, journal, fleet = services.runtime, services.queries, services.journal, services.fleet
+    runtime, queries, journal, fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
     auth_files = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
-    gate = Gate(runtime, auth_files, is_evaluating=lambda: services.rules.is_evaluating)
-    incident_cards = cards.IncidentCards(journal, services.silences, fleet=fleet)
-    reports = incident_reports.IncidentReports(
-        runtime, queries, journal=journal, fleet=fleet, clusters=services.clusters
-    )
-    snapshots = fleet_snapshot.FleetSnapshots(runtime, queries, fleet=fleet)
-    live = LiveUpdates(
-        runtime,
-        queries,
-        journal=journal,
-        fleet=fleet,
-        cards=incident_cards,
-        snapshots=snapshots,
-        interval_seconds=live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds,
-    )
-    capacity = capacity_api.CapacityApi(runtime, queries, fleet=fleet, clusters=services.clusters)
-    advice = advice_hook.AdviceWebhook(runtime, services.health, make=capacity.advise)
+    gate = Gate(runtime, auth_files, is_evaluating=lambda: hub.rules.is_evaluating)
+    incident_cards = cards.IncidentCards(journal, hub.silences, fleet=fleet)
+    reports = incident_reports.IncidentReports(runtime, queries, journal=journal, fleet=fleet, clusters=hub.clusters)
+    snapshots = fleet_snapshot.FleetSnapshots(hub)
+    interval_seconds = live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds
+    live = LiveUpdates(hub, cards=incident_cards, snapshots=snapshots, interval_seconds=interval_seconds)
+    capacity = capacity_api.CapacityApi(runtime, queries, fleet=fleet, clusters=hub.clusters)
+    advice = advice_hook.AdviceWebhook(runtime, hub.health, make=capacity.advise)
     table = [
-        *hub_endpoints(runtime, services.health),
+        *hub_endpoints(runtime, hub.health),
         *login.endpoints(runtime, auth_files),
-        *_query_endpoints(services),
-        *_fleet_endpoints(services, incident_cards, reports=reports, snapshots=snapshots),
-        *_incident_endpoints(services, incident_cards, reports=reports),
+        *_query_endpoints(hub),
+        *_fleet_endpoints(hub, incident_cards, reports=reports, snapshots=snapshots),
+        *_incident_endpoints(hub, incident_cards, reports=reports),
         *capacity_api.endpoints(capacity),
-        *whatif_api.endpoints(whatif_api.WhatIfApi(runtime, queries, fleet=fleet, clusters=services.clusters)),
+        *whatif_api.endpoints(whatif_api.WhatIfApi(runtime, queries, fleet=fleet, clusters=hub.clusters)),
         *usage_api.endpoints(usage_api.UsageApi(runtime, queries)),
         *live.endpoints(),
         *pages.endpoints(),
@@ -123,16 +114,16 @@ def create_app(services: Services, auth: Auth | AuthFiles, *, live_interval_seco
     return app
 
 
-def _query_endpoints(services: Services) -> list[Endpoint]:
+def _query_endpoints(hub: Services) -> list[Endpoint]:
     """Queries, recordings, SLOs and rules."""
-    runtime, queries, journal, rules = services.runtime, services.queries, services.journal, services.rules
+    runtime, queries, journal, rules = hub.runtime, hub.queries, hub.journal, hub.rules
     return [
         *prometheus_api.endpoints(
             prometheus_api.PrometheusApi(runtime, queries),
-            prometheus_status.StatusPages(runtime, queries, rules=rules, targets=services.targets),
+            prometheus_status.StatusPages(runtime, queries, rules=rules, targets=hub.targets),
             prometheus_exchange.SampleExchange(runtime, queries),
         ),
-        *recording_api.endpoints(recording_api.RecordingApi(runtime, queries, journal=journal, fleet=services.fleet)),
+        *recording_api.endpoints(recording_api.RecordingApi(runtime, queries, journal=journal, fleet=hub.fleet)),
         *slo_api.endpoints(slo_api.SloApi(runtime, queries, journal=journal, rules=rules)),
         *explore_api.endpoints(explore_api.ExploreApi(runtime, queries)),
         *rules_api.endpoints(rules_api.RulesApi(runtime, queries, rules=rules)),
@@ -140,78 +131,49 @@ def _query_endpoints(services: Services) -> list[Endpoint]:
 
 
 def _incident_endpoints(
-    services: Services, incident_cards: cards.IncidentCards, *, reports: incident_reports.IncidentReports
+    hub: Services, incident_cards: cards.IncidentCards, *, reports: incident_reports.IncidentReports
 ) -> list[Endpoint]:
-    runtime, journal, incidents = services.runtime, services.journal, services.incidents
+    runtime, journal, incidents = hub.runtime, hub.journal, hub.incidents
     return [
         *incident_api.endpoints(
             incident_api.IncidentApi(
-                runtime, journal, incidents=incidents, silences=services.silences, rules=services.rules, reports=reports
+                runtime, journal, incidents=incidents, silences=hub.silences, rules=hub.rules, reports=reports
             )
         ),
-        *repairs_api.endpoints(repairs_api.RepairsApi(runtime, journal, repairs=services.repairs)),
-        *bundle_api.endpoints(bundle_api.BundleApi(runtime, services.evidence)),
+        *repairs_api.endpoints(repairs_api.RepairsApi(runtime, journal, repairs=hub.repairs)),
+        *bundle_api.endpoints(bundle_api.BundleApi(runtime, hub.evidence)),
         *causes_api.endpoints(
             causes_api.CausesApi(
                 runtime,
-                services.queries,
+                hub.queries,
                 journal=journal,
                 incidents=incidents,
-                fleet=services.fleet,
+                fleet=hub.fleet,
                 cards=incident_cards,
             )
         ),
-        *journal_api.endpoints(journal_api.JournalApi(runtime, journal, repairs=services.repairs)),
+        *journal_api.endpoints(journal_api.JournalApi(runtime, journal, repairs=hub.repairs)),
     ]
 
 
 def _fleet_endpoints(
-    services: Services,
+    hub: Services,
     incident_cards: cards.IncidentCards,
     *,
     reports: incident_reports.IncidentReports,
     snapshots: fleet_snapshot.FleetSnapshots,
 ) -> list[Endpoint]:
     """Nodes, GPUs, links, schedulers, jobs and work orders."""
-    runtime, queries, journal, fleet = services.runtime, services.queries, services.journal, services.fleet
-    targets, clusters, fabric = services.targets, services.clusters, services.fabric
-    jobs = jobs_api.JobsApi(runtime, queries, journal=journal, rules=services.rules, fleet=fleet, clusters=clusters)
+    jobs = jobs_api.JobsApi(hub)
     return [
-        *fleet_api.endpoints(
-            fleet_api.FleetApi(
-                runtime,
-                queries,
-                journal=journal,
-                incidents=services.incidents,
-                rules=services.rules,
-                fleet=fleet,
-                targets=targets,
-                simulator=services.simulator,
-                health=services.health,
-                cards=incident_cards,
-                reports=reports,
-                snapshots=snapshots,
-            )
-        ),
-        *history_api.endpoints(history_api.HistoryApi(runtime, journal, fleet=fleet)),
-        *topology_api.endpoints(
-            topology_api.TopologyApi(
-                runtime,
-                queries,
-                journal=journal,
-                incidents=services.incidents,
-                fleet=fleet,
-                targets=targets,
-                fabric=fabric,
-            )
-        ),
-        *fabric_api.endpoints(fabric_api.FabricApi(runtime, queries, journal=journal, fleet=fleet, fabric=fabric)),
-        *cluster_api.endpoints(
-            cluster_api.ClusterApi(runtime, queries, journal=journal, fleet=fleet, targets=targets, clusters=clusters)
-        ),
-        *explain_api.endpoints(explain_api.ExplainApi(runtime, queries, journal, fleet, clusters, jobs)),
-        *orders_api.endpoints(orders_api.OrdersApi(runtime, journal, orders=services.orders)),
-        *drills_api.endpoints(drills_api.DrillsApi(runtime, journal, simulator=services.simulator)),
+        *fleet_api.endpoints(fleet_api.FleetApi(hub, cards=incident_cards, reports=reports, snapshots=snapshots)),
+        *history_api.endpoints(history_api.HistoryApi(hub)),
+        *topology_api.endpoints(topology_api.TopologyApi(hub)),
+        *fabric_api.endpoints(fabric_api.FabricApi(hub)),
+        *cluster_api.endpoints(cluster_api.ClusterApi(hub)),
+        *explain_api.endpoints(explain_api.ExplainApi(hub, jobs)),
+        *orders_api.endpoints(orders_api.OrdersApi(hub)),
+        *drills_api.endpoints(drills_api.DrillsApi(hub)),
         *jobs_api.endpoints(jobs),
     ]
 

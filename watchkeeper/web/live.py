@@ -25,8 +25,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.query import engine
@@ -102,23 +100,20 @@ class LiveUpdates:
 
     def __init__(
         self,
-        runtime: Runtime,
-        queries: Queries,
+        hub: services.Services,
         *,
-        journal: services.JournalProtocol,
-        fleet: services.FleetProtocol,
         cards: IncidentCards,
         snapshots: fleet_snapshot.FleetSnapshots,
         interval_seconds: float,
     ) -> None:
-        self._runtime, self._queries, self._journal, self._fleet = runtime, queries, journal, fleet
+        self._runtime, self._queries, self._journal, self._fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
         self._cards, self._snapshots, self._interval_seconds = cards, snapshots, interval_seconds
         self._viewers: set[Mailbox] = set()
         self._newest: tuple[float, LiveFrame] | None = None
         self._drawn_version = ""
         self._wake = asyncio.Event()
-        self._gauge = runtime.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
-        self._frames = runtime.metrics.counter(
+        self._gauge = hub.runtime.metrics.gauge("watchkeeper_web_viewers", "Browsers with a live connection")
+        self._frames = hub.runtime.metrics.counter(
             "watchkeeper_web_frames_total", "Frames of the fleet map that were drawn, by colour"
         )
 

@@ -15,11 +15,8 @@ from itertools import chain
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.inventory import UNMAPPED
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import wire
 from watchkeeper.model import cluster
 from watchkeeper.model.incidents import Incident
@@ -60,18 +57,9 @@ class Who:
 
 
 class ClusterApi:
-    def __init__(
-        self,
-        runtime: Runtime,
-        queries: Queries,
-        *,
-        journal: services.JournalProtocol,
-        fleet: services.FleetProtocol,
-        targets: services.TargetsProtocol,
-        clusters: Clusters | None,
-    ) -> None:
-        self._runtime, self._queries, self._journal = runtime, queries, journal
-        self._fleet, self._targets, self._clusters = fleet, targets, clusters
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
+        self._fleet, self._targets, self._clusters = hub.fleet, hub.targets, hub.clusters
 
     async def nodes(self, request: Request) -> NodeList:
         pool = request.query_params.get("pool")

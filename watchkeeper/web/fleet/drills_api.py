@@ -25,8 +25,6 @@ from starlette.requests import Request
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import WatchkeeperError, error_reason
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.simulator import SimulatorProxy
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
@@ -126,15 +124,13 @@ class DrillAccuracy:
 
 
 class DrillsApi:
-    def __init__(
-        self, runtime: Runtime, journal: services.JournalProtocol, *, simulator: SimulatorProxy | None
-    ) -> None:
-        self._runtime, self._journal, self._simulator = runtime, journal, simulator
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._journal, self._simulator = hub.runtime, hub.journal, hub.simulator
         self._drills: OrderedDict[str, Drill] = OrderedDict()
-        self._gauge = runtime.metrics.gauge(
+        self._gauge = hub.runtime.metrics.gauge(
             "watchkeeper_drill_causes", "Drills by correct cause and verdict of the diagnosis (right, wrong, missed)"
         )
-        self._path = Path(runtime.settings.hub.data) / "drills.json"
+        self._path = Path(hub.runtime.settings.hub.data) / "drills.json"
         self._game_day = _load_game_day(self._path)
         self._score_causes([])
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.clusters.kubernetes import kubernetes_source
 from watchkeeper.diagnose import explain_result, job, node, pending, place_context, pod
 from watchkeeper.diagnose.checks import pod_placement
@@ -21,8 +20,6 @@ from watchkeeper.diagnose.explain_result import ExplainResult
 from watchkeeper.diagnose.job import JobQuery
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.model.fleet import Place
@@ -43,11 +40,7 @@ class ExplainAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ExplainApi:
-    runtime: Runtime
-    queries: Queries
-    journal: services.JournalProtocol
-    fleet: services.FleetProtocol
-    clusters: Clusters | None
+    hub: services.Services
     jobs: jobs_api.JobsApi
 
     async def pod(self, request: Request) -> ExplainAnswer:
@@ -75,7 +68,9 @@ class ExplainApi:
         return self._explain_from_series(namespace, name)
 
     async def _open_incidents(self) -> list[incidents.Incident]:
-        return list(await self.journal.read(lambda: self.journal.incidents(open_only=True, limit=MAX_INCIDENTS)))
+        return list(
+            await self.hub.journal.read(lambda: self.hub.journal.incidents(open_only=True, limit=MAX_INCIDENTS))
+        )
 
     async def _pod_incidents(self, pods: Iterable[str], incident_ids: Iterable[str] = ()) -> list[IncidentAndFinding]:
         """Open incidents with these ids, about these pods, or that affect them."""
@@ -94,10 +89,10 @@ class ExplainApi:
         related = [incident for incident in await self._open_incidents() if is_related(incident)]
 
         def read_findings() -> list[IncidentAndFinding]:
-            diagnosed = ((incident, self.journal.diagnosis(incident.id)) for incident in related)
+            diagnosed = ((incident, self.hub.journal.diagnosis(incident.id)) for incident in related)
             return [(incident, None if result is None else result.best) for incident, result in diagnosed]
 
-        return await self.journal.read(read_findings)
+        return await self.hub.journal.read(read_findings)
 
     def _find_namespaces(self, name: str, open_incidents: Iterable[incidents.Incident]) -> list[str]:
         """Namespaces with a pod or job of this name, from clusters, kube-state-metrics and open incidents."""
@@ -107,7 +102,7 @@ class ExplainApi:
         selector = f'__name__=~"kube_pod_info|kube_pod_status_phase",pod="{own_metrics.escape(name)}"'
         expr = f"group by (namespace) ({{{selector}}})"
         with contextlib.suppress(WatchkeeperError):
-            series = self.queries.engine.instant(expr, clock.to_ms(self.runtime.clock.now())).latest()
+            series = self.hub.queries.engine.instant(expr, clock.to_ms(self.hub.runtime.clock.now())).latest()
             namespaces |= {labels.get("namespace", "") for labels in series}
         for incident in open_incidents:
             kind, _, full_name = (incident.place.domain or "").partition("=")
@@ -117,7 +112,7 @@ class ExplainApi:
 
     async def node(self, request: Request) -> ExplainAnswer:
         name = _check_name(request.path_params["name"])
-        expected = next((node for node in self.fleet.nodes() if name in (node.name, *node.aliases)), None)
+        expected = next((node for node in self.hub.fleet.nodes() if name in (node.name, *node.aliases)), None)
         names = {name} if expected is None else {expected.name, *expected.aliases}
         scheduled_nodes = [node for view in self._views() for node in view.nodes if node.name in names]
         if expected is None and not scheduled_nodes:
@@ -141,7 +136,7 @@ class ExplainApi:
         report = await self.jobs.report(name)
         line = None if report is None else report.job
         pods = job.workloads_of_job(name, scheduled)
-        own_cluster = self.runtime.settings.fleet.cluster if line is None else line.cluster
+        own_cluster = self.hub.runtime.settings.fleet.cluster if line is None else line.cluster
         query = job.JobQuery(pods[0].cluster if pods else own_cluster, name, pods, "" if line is None else line.name)
         explanation = await self._explain_job(query)
         if report is not None and explanation is None:
@@ -165,8 +160,8 @@ class ExplainApi:
         expected_gpus: int | None,
         related: list[IncidentAndFinding],
     ) -> explain_result.ExplainResult:
-        now = clock.to_ms(self.runtime.clock.now())
-        place_queries = place_context.PlaceQueries(self.queries.engine, place, now, window=job.LOOKBACK)
+        now = clock.to_ms(self.hub.runtime.clock.now())
+        place_queries = place_context.PlaceQueries(self.hub.queries.engine, place, now, window=job.LOOKBACK)
         context = place_context.gather_context(place_queries)
         reporting = place_queries.reporting_gpus("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
@@ -179,7 +174,7 @@ class ExplainApi:
         problems = [view.problem for view in self._views() if view.problem]
         return node.explain(
             node.NodeSummary(
-                self.fleet.place_name(place),
+                self.hub.fleet.place_name(place),
                 scheduled_nodes,
                 sorted(gpus_by_workload.items()),
                 None if reporting is None else len(reporting),
@@ -192,9 +187,9 @@ class ExplainApi:
 
     def _explain_from_series(self, namespace: str, name: str) -> explain_result.ExplainResult | None:
         """Explain a pod from kube-state-metrics, for clusters whose API server is not watched."""
-        place = fleet.Place(self.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
-        now = clock.to_ms(self.runtime.clock.now())
-        place_queries = place_context.PlaceQueries(self.queries.engine, place, now, window=job.LOOKBACK)
+        place = fleet.Place(self.hub.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
+        now = clock.to_ms(self.hub.runtime.clock.now())
+        place_queries = place_context.PlaceQueries(self.hub.queries.engine, place, now, window=job.LOOKBACK)
         context = place_context.gather_context(place_queries)
         if not context.rows("kube_pod_info") and not context.rows("kube_pod_status_phase"):
             return None
@@ -214,28 +209,30 @@ class ExplainApi:
 
     def _pending_workloads(self, scheduled: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
-            series = self.queries.engine.instant(pending_pods.QUERY, clock.to_ms(self.runtime.clock.now())).latest()
+            series = self.hub.queries.engine.instant(
+                pending_pods.QUERY, clock.to_ms(self.hub.runtime.clock.now())
+            ).latest()
             return pending_pods.read_pending_pods(series, scheduled)
         return []
 
     def _kubernetes_sources(self) -> list[kubernetes_source.KubernetesSource]:
-        schedulers = () if self.clusters is None else self.clusters.schedulers
+        schedulers = () if self.hub.clusters is None else self.hub.clusters.schedulers
         return [scheduler for scheduler in schedulers if isinstance(scheduler, kubernetes_source.KubernetesSource)]
 
     def _views(self) -> list[cluster.ClusterView]:
-        return [] if self.clusters is None else self.clusters.views()
+        return [] if self.hub.clusters is None else self.hub.clusters.views()
 
     async def _explain_job(self, query: JobQuery) -> explain_result.ExplainResult | None:
-        now = self.runtime.clock.now()
-        job_facts = await asyncio.to_thread(job.read_job, self.queries.engine, query, now)
+        now = self.hub.runtime.clock.now()
+        job_facts = await asyncio.to_thread(job.read_job, self.hub.queries.engine, query, now)
         if job_facts is None:
             return None
         since, nodes = now - job.LOOKBACK, job_facts.nodes
-        events = await self.journal.read(
-            lambda: [event for node in nodes for event in self.journal.events_at(node, since, now)], is_long=True
+        events = await self.hub.journal.read(
+            lambda: [event for node in nodes for event in self.hub.journal.events_at(node, since, now)], is_long=True
         )
         return await asyncio.to_thread(
-            job.explain, query, job_facts, now, node_events=events, names=self.fleet.place_name
+            job.explain, query, job_facts, now, node_events=events, names=self.hub.fleet.place_name
         )
 
 

@@ -16,10 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from watchkeeper.catalogue import infiniband, tables
-from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import workloads
@@ -83,17 +81,9 @@ class FabricSnapshot:
 
 
 class FabricApi:
-    def __init__(
-        self,
-        runtime: Runtime,
-        queries: Queries,
-        *,
-        journal: services.JournalProtocol,
-        fleet: services.FleetProtocol,
-        fabric: FabricWatch | None,
-    ) -> None:
-        self._runtime, self._queries, self._journal = runtime, queries, journal
-        self._fleet, self._fabric = fleet, fabric
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
+        self._fleet, self._fabric = hub.fleet, hub.fabric
         self._lock = asyncio.Lock()
         self._snapshots: dict[str, FabricSnapshot] = {}
 

@@ -21,10 +21,6 @@ from starlette.responses import Response
 
 from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.hub import services
-from watchkeeper.hub.health import HubHealth
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
-from watchkeeper.hub.simulator import SimulatorProxy
 from watchkeeper.kit import clock, own_metrics, wire
 from watchkeeper.model import events, fleet
 from watchkeeper.model.fleet import Node, Place
@@ -109,28 +105,20 @@ class EventsAccepted:
 class FleetApi:
     def __init__(
         self,
-        runtime: Runtime,
-        queries: Queries,
+        hub: services.Services,
         *,
-        journal: services.JournalProtocol,
-        incidents: services.IncidentsProtocol,
-        rules: services.RulesProtocol,
-        fleet: services.FleetProtocol,
-        targets: services.TargetsProtocol,
-        simulator: SimulatorProxy | None,
-        health: HubHealth,
         cards: IncidentCards,
         reports: IncidentReports,
         snapshots: fleet_snapshot.FleetSnapshots,
     ) -> None:
-        self._runtime, self._queries, self._journal = runtime, queries, journal
-        self._incidents, self._rules, self._fleet = incidents, rules, fleet
-        self._targets, self._simulator, self._health = targets, simulator, health
+        self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
+        self._incidents, self._rules, self._fleet = hub.incidents, hub.rules, hub.fleet
+        self._targets, self._simulator, self._health = hub.targets, hub.simulator, hub.health
         self._cards, self._reports, self._snapshots = cards, reports, snapshots
         # The start time and size of each push that waits for its commit, the oldest first.
         self._pushes: dict[object, tuple[float, int]] = {}
         self._retries = itertools.cycle(RETRY_AFTER_SECONDS)
-        self._refused = runtime.metrics.counter(
+        self._refused = hub.runtime.metrics.counter(
             "watchkeeper_web_pushes_refused_total", "Event pushes refused with status 429"
         )
 

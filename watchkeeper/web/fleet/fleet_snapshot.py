@@ -21,8 +21,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.net import compression
 from watchkeeper.web.endpoint import read_number
 from watchkeeper.web.fleet import fleet_layout, holders
@@ -55,8 +53,8 @@ class FleetSnapshot:
 
 
 class FleetSnapshots:
-    def __init__(self, runtime: Runtime, queries: Queries, *, fleet: services.FleetProtocol) -> None:
-        self._runtime, self._queries, self._fleet = runtime, queries, fleet
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._fleet = hub.runtime, hub.queries, hub.fleet
         self._lock = asyncio.Lock()
         self._cached: FleetSnapshot | None = None
         self._renewal: asyncio.Task[None] | None = None

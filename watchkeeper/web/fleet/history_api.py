@@ -17,7 +17,6 @@ from starlette.requests import Request
 
 from watchkeeper.catalogue import xid
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet
 from watchkeeper.web.endpoint import Endpoint, QueryParam, read_number
@@ -59,8 +58,8 @@ class EventHistory:
 
 
 class HistoryApi:
-    def __init__(self, runtime: Runtime, journal: services.JournalProtocol, *, fleet: services.FleetProtocol) -> None:
-        self._runtime, self._journal, self._fleet = runtime, journal, fleet
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._journal, self._fleet = hub.runtime, hub.journal, hub.fleet
 
     async def history(self, request: Request) -> EventHistory:
         params = request.query_params

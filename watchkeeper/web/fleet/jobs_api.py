@@ -21,12 +21,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.catalogue import prices
-from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.diagnose import evidence
 from watchkeeper.errors import PackError, WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import jobs, workloads
 from watchkeeper.model.fleet import UNMAPPED
@@ -62,19 +59,9 @@ class ReplicaList:
 
 
 class JobsApi:
-    def __init__(
-        self,
-        runtime: Runtime,
-        queries: Queries,
-        *,
-        journal: services.JournalProtocol,
-        rules: services.RulesProtocol,
-        fleet: services.FleetProtocol,
-        clusters: Clusters | None,
-    ) -> None:
-        self._runtime, self._queries, self._journal = runtime, queries, journal
-        self._rules, self._fleet = rules, fleet
-        self._clusters = clusters
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
+        self._rules, self._fleet, self._clusters = hub.rules, hub.fleet, hub.clusters
         self._lock = asyncio.Lock()
         self._board: tuple[float, board.JobBoard] | None = None
         self._first_seen: tuple[float, Mapping[identity.JobKey, float]] | None = None

@@ -11,7 +11,7 @@ A waiting poll is one future and one timer. It uses no thread and no disk, so th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -22,7 +22,6 @@ from starlette.responses import Response
 
 from watchkeeper.errors import ActionRefused, WireError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model import orders
 from watchkeeper.remediate.orders import Address, OrderQueue, OrderRequest
@@ -111,13 +110,11 @@ def _finish(future: asyncio.Future[None]) -> None:
 
 
 class OrdersApi:
-    def __init__(
-        self, runtime: Runtime, journal: services.JournalProtocol, *, orders: Callable[[], OrderQueue | None]
-    ) -> None:
-        self._runtime, self._journal, self._orders = runtime, journal, orders
-        self.polls = None if (queue := orders()) is None else OrderPolls(queue)
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._journal, self._orders = hub.runtime, hub.journal, hub.orders
+        self.polls = None if (queue := hub.orders()) is None else OrderPolls(queue)
         self._receipts_in_progress = 0
-        self._polls_gauge = runtime.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders")
+        self._polls_gauge = hub.runtime.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders")
 
     @property
     def _queue(self) -> OrderQueue:

@@ -13,11 +13,8 @@ from datetime import datetime
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
 from watchkeeper.errors import WatchkeeperError, WireError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, wire
 from watchkeeper.model import fabric
 from watchkeeper.scrape import target_loop
@@ -49,20 +46,9 @@ class SweepAccepted:
 
 
 class TopologyApi:
-    def __init__(
-        self,
-        runtime: Runtime,
-        queries: Queries,
-        *,
-        journal: services.JournalProtocol,
-        incidents: services.IncidentsProtocol,
-        fleet: services.FleetProtocol,
-        targets: services.TargetsProtocol,
-        fabric: FabricWatch | None,
-    ) -> None:
-        self._runtime, self._queries, self._journal = runtime, queries, journal
-        self._incidents, self._fleet, self._targets = incidents, fleet, targets
-        self._fabric = fabric
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
+        self._incidents, self._fleet, self._targets, self._fabric = hub.incidents, hub.fleet, hub.targets, hub.fabric
 
     async def tree(self, request: Request) -> Topology:
         filters = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}

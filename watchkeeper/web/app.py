@@ -144,12 +144,7 @@ def _incident_endpoints(
         *bundle_api.endpoints(bundle_api.BundleApi(runtime, hub.evidence)),
         *causes_api.endpoints(
             causes_api.CausesApi(
-                runtime,
-                hub.queries,
-                journal=journal,
-                incidents=incidents,
-                fleet=hub.fleet,
-                cards=incident_cards,
+                runtime, hub.queries, journal=journal, incidents=incidents, fleet=hub.fleet, cards=incident_cards
             )
         ),
         *journal_api.endpoints(journal_api.JournalApi(runtime, journal, repairs=hub.repairs)),

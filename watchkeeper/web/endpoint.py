@@ -12,16 +12,19 @@ import inspect
 import typing
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from watchkeeper.errors import WireError
 from watchkeeper.kit import wire
 from watchkeeper.net import compression
 from watchkeeper.web.auth.auth import Caller, Role
+
+T = TypeVar("T")
 
 
 class DataclassInstance(Protocol):
@@ -221,3 +224,11 @@ async def read_json_object(request: Request, limit_bytes: int) -> dict[str, Any]
     if not isinstance(body, dict):
         raise HTTPException(400, "the body must be a JSON object")
     return body
+
+
+async def read_record(request: Request, kind: type[T], limit_bytes: int) -> T:
+    """Read the body as a dataclass, or raise 400 with all problems."""
+    try:
+        return wire.loads(kind, await read_body(request, limit_bytes))
+    except WireError as error:
+        raise HTTPException(400, str(error)) from error

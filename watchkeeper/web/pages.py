@@ -78,7 +78,4 @@ def endpoints() -> list[Endpoint]:
         Endpoint(path, serve_page, "A page of the console", role=None, media_type="text/html") for path in CONSOLE_PATHS
     ]
     summary = "A script, style or image of the console"
-    return [
-        *pages,
-        Endpoint("/assets/{name}", serve_asset, summary, role=None, media_type="application/octet-stream"),
-    ]
+    return [*pages, Endpoint("/assets/{name}", serve_asset, summary, role=None, media_type="application/octet-stream")]

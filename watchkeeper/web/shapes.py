@@ -104,8 +104,7 @@ ListedSilence = Annotated[
 RepairView = Annotated[
     Repair,
     ResponseVariant(
-        "repairs.RepairView",
-        added={"action": str | None, "incidents": list[str], "is_running": bool, "is_held": bool},
+        "repairs.RepairView", added={"action": str | None, "incidents": list[str], "is_running": bool, "is_held": bool}
     ),
 ]
 RepairSwitchView = Annotated[

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,9 +21,10 @@ from watchkeeper.diagnose.explain_result import ExplainResult
 from watchkeeper.diagnose.job import JobQuery
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit import own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.model.fleet import Place
+from watchkeeper.model.labels import Labels
 from watchkeeper.web.endpoint import Endpoint
 from watchkeeper.web.fleet import jobs_api
 from watchkeeper.workloads import pending_pods
@@ -68,25 +70,21 @@ class ExplainApi:
         return self._explain_from_series(namespace, name)
 
     async def _open_incidents(self) -> list[incidents.Incident]:
-        return list(
-            await self.hub.journal.read(lambda: self.hub.journal.incidents(open_only=True, limit=MAX_INCIDENTS))
-        )
+        journal = self.hub.journal
+        return await journal.read(lambda: journal.incidents(open_only=True, limit=MAX_INCIDENTS))
 
     async def _pod_incidents(self, pods: Iterable[str], incident_ids: Iterable[str] = ()) -> list[IncidentAndFinding]:
         """Open incidents with these ids, about these pods, or that affect them."""
         names, ids = set(pods), set(incident_ids)
         places = {f"pod={name}" for name in names}
-        return await self._incidents_with_findings(
-            lambda incident: (
-                incident.id in ids or incident.place.domain in places or bool(names & set(incident.workloads))
-            )
-        )
 
-    async def _incidents_with_findings(
-        self, is_related: Callable[[incidents.Incident], bool]
-    ) -> list[IncidentAndFinding]:
-        """The related open incidents, each with its best finding."""
-        related = [incident for incident in await self._open_incidents() if is_related(incident)]
+        def is_related(incident: incidents.Incident) -> bool:
+            return incident.id in ids or incident.place.domain in places or bool(names & set(incident.workloads))
+
+        return await self._with_findings(filter(is_related, await self._open_incidents()))
+
+    async def _with_findings(self, related: Iterable[incidents.Incident]) -> list[IncidentAndFinding]:
+        """These incidents, each with its best finding."""
 
         def read_findings() -> list[IncidentAndFinding]:
             diagnosed = ((incident, self.hub.journal.diagnosis(incident.id)) for incident in related)
@@ -102,7 +100,7 @@ class ExplainApi:
         selector = f'__name__=~"kube_pod_info|kube_pod_status_phase",pod="{own_metrics.escape(name)}"'
         expr = f"group by (namespace) ({{{selector}}})"
         with contextlib.suppress(WatchkeeperError):
-            series = self.hub.queries.engine.instant(expr, clock.to_ms(self.hub.runtime.clock.now())).latest()
+            series = self._query(expr)
             namespaces |= {labels.get("namespace", "") for labels in series}
         for incident in open_incidents:
             kind, _, full_name = (incident.place.domain or "").partition("=")
@@ -118,15 +116,11 @@ class ExplainApi:
         if expected is None and not scheduled_nodes:
             raise HTTPException(404, f"no node {name} found in the inventory or in a scheduler")
         place = fleet.Place(scheduled_nodes[0].cluster, node=name) if expected is None else expected.place
-        related = await self._incidents_with_findings(
-            lambda incident: (incident.place.node, incident.place.cluster) == (place.node, place.cluster)
-        )
-        expected_gpus = None if expected is None else expected.expected_gpus
-        return _to_answer(
-            await asyncio.to_thread(
-                self._explain_node, place, scheduled_nodes, expected_gpus=expected_gpus, related=related
-            )
-        )
+        places = ((incident, incident.place) for incident in await self._open_incidents())
+        on_node = [incident for incident, at in places if (at.node, at.cluster) == (place.node, place.cluster)]
+        gpus = None if expected is None else expected.expected_gpus
+        explain = partial(self._explain_node, expected_gpus=gpus, related=await self._with_findings(on_node))
+        return _to_answer(await asyncio.to_thread(explain, place, scheduled_nodes))
 
     async def job(self, request: Request) -> ExplainAnswer:
         parts = (request.path_params.get("namespace"), request.path_params["name"])
@@ -139,12 +133,11 @@ class ExplainApi:
         own_cluster = self.hub.runtime.settings.fleet.cluster if line is None else line.cluster
         query = job.JobQuery(pods[0].cluster if pods else own_cluster, name, pods, "" if line is None else line.name)
         explanation = await self._explain_job(query)
-        if report is not None and explanation is None:
-            explanation = explain_result.ExplainResult(name, report.why)
-        elif (
-            report is not None and explanation is not None and explanation.cause is None and not query.pending_workloads
-        ):
-            explanation = replace(explanation, headline=f"{explanation.headline}; {report.why}")
+        if report is not None:
+            if explanation is None:
+                explanation = explain_result.ExplainResult(name, report.why)
+            elif explanation.cause is None and not query.pending_workloads:
+                explanation = replace(explanation, headline=f"{explanation.headline}; {report.why}")
         names = [str(scheduled_pod.workload) for scheduled_pod in pods]
         related = await self._pod_incidents(names, () if line is None else line.incidents)
         explanation = explain_result.with_incidents(explanation, name, related)
@@ -160,8 +153,7 @@ class ExplainApi:
         expected_gpus: int | None,
         related: list[IncidentAndFinding],
     ) -> explain_result.ExplainResult:
-        now = clock.to_ms(self.hub.runtime.clock.now())
-        place_queries = place_context.PlaceQueries(self.hub.queries.engine, place, now, window=job.LOOKBACK)
+        place_queries = self._place_queries(place)
         context = place_context.gather_context(place_queries)
         reporting = place_queries.reporting_gpus("DCGM_FI_DEV_GPU_TEMP")
         node_name = place.node or ""
@@ -188,9 +180,7 @@ class ExplainApi:
     def _explain_from_series(self, namespace: str, name: str) -> explain_result.ExplainResult | None:
         """Explain a pod from kube-state-metrics, for clusters whose API server is not watched."""
         place = fleet.Place(self.hub.runtime.settings.fleet.cluster, domain=f"pod={namespace}/{name}")
-        now = clock.to_ms(self.hub.runtime.clock.now())
-        place_queries = place_context.PlaceQueries(self.hub.queries.engine, place, now, window=job.LOOKBACK)
-        context = place_context.gather_context(place_queries)
+        context = place_context.gather_context(self._place_queries(place))
         if not context.rows("kube_pod_info") and not context.rows("kube_pod_status_phase"):
             return None
         subject = f"{namespace}/{name}"
@@ -209,11 +199,15 @@ class ExplainApi:
 
     def _pending_workloads(self, scheduled: list[workloads.ScheduledWorkload]) -> list[workloads.ScheduledWorkload]:
         with contextlib.suppress(WatchkeeperError):
-            series = self.hub.queries.engine.instant(
-                pending_pods.QUERY, clock.to_ms(self.hub.runtime.clock.now())
-            ).latest()
-            return pending_pods.read_pending_pods(series, scheduled)
+            return pending_pods.read_pending_pods(self._query(pending_pods.QUERY), scheduled)
         return []
+
+    def _query(self, expr: str) -> Mapping[Labels, float]:
+        return self.hub.queries.engine.instant(expr, self.hub.queries.now_ms).latest()
+
+    def _place_queries(self, place: Place) -> place_context.PlaceQueries:
+        queries = self.hub.queries
+        return place_context.PlaceQueries(queries.engine, place, queries.now_ms, window=job.LOOKBACK)
 
     def _kubernetes_sources(self) -> list[kubernetes_source.KubernetesSource]:
         schedulers = () if self.hub.clusters is None else self.hub.clusters.schedulers
@@ -231,9 +225,8 @@ class ExplainApi:
         events = await self.hub.journal.read(
             lambda: [event for node in nodes for event in self.hub.journal.events_at(node, since, now)], is_long=True
         )
-        return await asyncio.to_thread(
-            job.explain, query, job_facts, now, node_events=events, names=self.hub.fleet.place_name
-        )
+        explain = partial(job.explain, node_events=events, names=self.hub.fleet.place_name)
+        return await asyncio.to_thread(explain, query, job_facts, now)
 
 
 def _cluster_objects(source: kubernetes_source.KubernetesSource) -> pod.ClusterObjects:

@@ -137,7 +137,7 @@ class FabricApi:
         if window not in WINDOWS:
             raise HTTPException(400, f"unknown window `{window[:20]}`; the windows are {', '.join(WINDOWS)}")
         async with self._lock:
-            now_ms, snapshot = clock.to_ms(self._runtime.clock.now()), self._snapshots.get(window)
+            now_ms, snapshot = self._queries.now_ms, self._snapshots.get(window)
             if snapshot is None or not 0 <= now_ms - snapshot.at_ms < CACHE_SECONDS * 1000:
                 snapshot = self._snapshots[window] = await self._build_snapshot(window, now_ms)
             return snapshot
@@ -338,10 +338,7 @@ def describe_link(view: PortView) -> FabricLink:
 def _describe_counter(name: str, value: float) -> CounterGrowth:
     row = tables.find_counter(name)
     return CounterGrowth(
-        name=name,
-        grown=value,
-        meaning=None if row is None else row.meaning,
-        action=None if row is None else row.action,
+        name=name, grown=value, meaning=None if row is None else row.meaning, action=None if row is None else row.action
     )
 
 

@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from watchkeeper.errors import CollectError, WatchkeeperError, WireError
 from watchkeeper.hub import services
-from watchkeeper.kit import clock, own_metrics, wire
+from watchkeeper.kit import own_metrics, wire
 from watchkeeper.model import events, fleet
 from watchkeeper.model.fleet import Node, Place
 from watchkeeper.model.incidents import Incident
@@ -36,6 +36,7 @@ from watchkeeper.web.endpoint import (
     read_body,
     read_json_object,
     read_number,
+    read_record,
 )
 from watchkeeper.web.fleet import fleet_snapshot, frames
 from watchkeeper.web.incidents import incident_request
@@ -210,11 +211,11 @@ class FleetApi:
 
     async def nodes(self, request: Request) -> Response:
         """Register the node of an agent; the client address of the request becomes the address of its target."""
+        registration = await read_record(request, fleet.NodeRegistration, MAX_BODY_BYTES)
+        check_node(request.state.caller, registration.node)
         try:
-            registration = wire.loads(fleet.NodeRegistration, await read_body(request, MAX_BODY_BYTES))
-            check_node(request.state.caller, registration.node)
             self._targets.register_node(registration, "" if request.client is None else request.client.host)
-        except (WireError, CollectError) as error:
+        except CollectError as error:
             raise HTTPException(400, str(error)) from error
         return ok_response()
 
@@ -244,7 +245,7 @@ class FleetApi:
         try:
             selector = f'{{UUID="{own_metrics.escape(uuid)}"}}'
             expr = " or on (UUID) ".join(f"{name}{selector}" for name in GPU_METRICS)
-            answer = await self._queries.instant(expr, clock.to_ms(self._runtime.clock.now()))
+            answer = await self._queries.instant(expr, self._queries.now_ms)
         except WatchkeeperError:
             return None
         return next((dict(labels.without("__name__")) for labels in answer.latest()), None)

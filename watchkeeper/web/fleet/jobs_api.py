@@ -24,7 +24,7 @@ from watchkeeper.catalogue import prices
 from watchkeeper.diagnose import evidence
 from watchkeeper.errors import PackError, WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.kit import clock, durations, wire
+from watchkeeper.kit import durations, wire
 from watchkeeper.model import jobs, workloads
 from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.model.jobs import JobLine
@@ -126,7 +126,7 @@ class JobsApi:
     async def replicas(self, request: Request) -> ReplicaList:
         params = request.query_params
         budgets = {slo.name: slo.budget for slo in self._rules.slos if keda.is_latency(slo)}
-        now = clock.to_ms(self._runtime.clock.now())
+        now = self._queries.now_ms
         advice, problems = await asyncio.to_thread(replicas.advise_now, self._queries.engine, now, budgets)
         model, cluster = params.get("model"), params.get("cluster")
         matches = [row for row in advice if model in (None, row.model) and cluster in (None, row.cluster)]

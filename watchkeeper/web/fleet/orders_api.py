@@ -27,7 +27,7 @@ from watchkeeper.model import orders
 from watchkeeper.remediate.orders import Address, OrderQueue, OrderRequest
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, QueryParam, check_node, ok_response, read_body, read_number
+from watchkeeper.web.endpoint import Endpoint, QueryParam, check_node, ok_response, read_number, read_record
 
 MAX_WAIT_SECONDS = 60
 # One poll for each node of a large fleet.
@@ -148,10 +148,7 @@ class OrdersApi:
     async def accept_receipt(self, request: Request) -> Response:
         """Store the receipt of an order; 200 means that it is on disk, so the agent may delete it."""
         queue, id = self._queue, request.path_params["id"]
-        try:
-            envelope = wire.loads(orders.Envelope, await read_body(request, MAX_RECEIPT_BYTES))
-        except WireError as error:
-            raise HTTPException(400, str(error)) from error
+        envelope = await read_record(request, orders.Envelope, MAX_RECEIPT_BYTES)
         if self._receipts_in_progress >= MAX_RECEIPTS:
             raise _too_many_requests(
                 f"{self._receipts_in_progress} receipts wait for their commit, the limit is {MAX_RECEIPTS}"
@@ -175,10 +172,7 @@ class OrdersApi:
     async def issue_order(self, request: Request) -> Response:
         """Issue a harmless order; orders that change a node come only from a plan, after its guards allowed it."""
         queue = self._queue
-        try:
-            body = wire.loads(NewOrderBody, await read_body(request, MAX_ORDER_BYTES))
-        except WireError as error:
-            raise HTTPException(400, str(error)) from error
+        body = await read_record(request, NewOrderBody, MAX_ORDER_BYTES)
         kind = orders.KINDS.get(body.kind)
         if kind is not None and not kind.is_harmless:
             raise HTTPException(400, f"{body.kind} changes the node: only a repair plan may issue it")

@@ -77,7 +77,7 @@ class TopologyApi:
         )
 
     def _is_fresh(self) -> bool:
-        return self._fabric is not None and self._fabric.is_fresh(clock.to_ms(self._runtime.clock.now()))
+        return self._fabric is not None and self._fabric.is_fresh(self._queries.now_ms)
 
     def _silent_nodes(self) -> frozenset[tuple[str, str]]:
         """Nodes, by cluster and name, whose targets are all down."""
@@ -90,7 +90,7 @@ class TopologyApi:
 
     async def _load_host_links(self, nodes: frozenset[str]) -> dict[str, list[topology.TopologyLink]]:
         """The ports from the metrics of nodes; none if the queries fail, so that the rest of the tree is returned."""
-        at_ms = clock.to_ms(self._runtime.clock.now())
+        at_ms = self._queries.now_ms
         try:
             states, rates = (
                 await self._queries.instant(STATE_EXPR, at_ms),

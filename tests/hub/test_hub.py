@@ -83,17 +83,17 @@ def diagnose_with(folder: Path, driver: Stubborn) -> list[str]:
     return asyncio.run(story())
 
 
-def test_a_diagnosis_that_fails_once_is_made_again(tmp_path: Path) -> None:
+def test_a_diagnosis_that_fails_once_is_retried(tmp_path: Path) -> None:
     texts = diagnose_with(tmp_path, Stubborn(failures=1))
     assert texts[1] == "GPU-0 on n1 fell off the bus"
 
 
-def test_a_diagnosis_that_keeps_failing_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_diagnosis_that_keeps_failing_is_noted_on_the_timeline(tmp_path: Path) -> None:
     texts = diagnose_with(tmp_path, Stubborn(failures=MAX_ATTEMPTS))
     assert texts[1:] == ["Diagnosis failed 3 times. Last error: ConnectionResetError: gone away"]
 
 
-def test_a_gpu_that_breaks_before_its_first_page_is_called_as_its_node_has_registered_it(tmp_path: Path) -> None:
+def test_a_gpu_that_fails_before_its_first_scrape_has_the_index_that_its_node_registered(tmp_path: Path) -> None:
     async def story() -> None:
         hub = opened(settings.Settings(hub=settings.HubSettings(data=str(tmp_path / "kept"))), time=ManualClock(NOON))
         hub.fleet.register_node(NodeRegistration("sim", "n1", gpus=(Gpu("GPU-3", index=3), Gpu("GPU-4"))), "127.0.0.1")
@@ -105,7 +105,7 @@ def test_a_gpu_that_breaks_before_its_first_page_is_called_as_its_node_has_regis
     asyncio.run(story())
 
 
-def test_a_hub_reloads_its_rules_and_shows_those_in_force(tmp_path: Path) -> None:
+def test_a_hub_reloads_its_rules_and_shows_the_active_ones(tmp_path: Path) -> None:
     async def story() -> None:
         file = tmp_path / "rules.yaml"
         file.write_text(HOT)
@@ -151,7 +151,7 @@ def test_every_loop_that_the_heartbeat_needs_exists(tmp_path: Path) -> None:
             *hub.rules.loops(),
         ]
         # "rule server" exists only where a server owns the rules.
-        assert {loop.name.split()[0] for loop in loops} >= heartbeat.VITAL - {"rule"}
+        assert {loop.name.split()[0] for loop in loops} >= heartbeat.VITAL_LOOPS - {"rule"}
         hub.close()
 
     asyncio.run(story())

@@ -15,7 +15,7 @@ def title(line: Line) -> str:
     return incident.title
 
 
-def test_an_incident_of_a_gpu_that_nobody_has_read_is_renamed_when_a_page_tells_its_number(line: Line) -> None:
+def test_an_incident_of_an_unscraped_gpu_is_renamed_when_its_index_is_known(line: Line) -> None:
     line.pipeline.ingest_events([xid(79, gpu(3), 0)], later(0))
     line.pipeline.tick(later(15))
     assert title(line) == BY_UUID
@@ -27,7 +27,7 @@ def test_an_incident_of_a_gpu_that_nobody_has_read_is_renamed_when_a_page_tells_
     assert line.journal.verify() is None
 
 
-def test_also_where_the_hub_was_restarted_in_between(line: Line) -> None:
+def test_it_is_renamed_also_after_a_restart_of_the_hub(line: Line) -> None:
     line.pipeline.ingest_events([xid(79, gpu(3), 0)], later(0))
     line.restart(10)
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
@@ -60,7 +60,7 @@ def test_a_diagnosis_does_not_go_back_to_the_uuid_after_a_restart(line: Line) ->
     assert diagnosis.best.title == BY_NAME
 
 
-def test_what_is_heard_of_it_under_its_name_joins_what_was_opened_under_its_uuid(line: Line) -> None:
+def test_signals_under_the_name_of_a_gpu_join_the_incident_under_its_uuid(line: Line) -> None:
     line.pipeline.ingest_events([xid(79, gpu(3), 0)], later(0))
     line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 20, index=3)
     line.pipeline.tick(later(30))

@@ -48,7 +48,7 @@ def test_an_alert_that_ends_while_the_journal_cannot_write_ends_its_incident_lat
     assert line.open() == []
 
 
-def test_an_alert_that_nobody_foresaw_does_not_hold_up_the_others(line: Line) -> None:
+def test_an_unexpected_alert_does_not_block_the_others(line: Line) -> None:
     heat_up(line)
     (good,) = (alert for alert in line.pipeline.active_alerts() if alert.state is AlertState.FIRING)
     bad = replace(good, labels=good.labels.with_labels(Hostname="n2"), annotations={"summary": object()})  # type: ignore[dict-item]
@@ -57,7 +57,7 @@ def test_an_alert_that_nobody_foresaw_does_not_hold_up_the_others(line: Line) ->
     assert {incident.place.node for incident in line.pipeline.incidents.open_incidents()} == {"n1", "n3"}
 
 
-def test_workloads_that_cannot_be_asked_for_do_not_cost_the_event(line: Line) -> None:
+def test_a_failed_workload_query_does_not_lose_the_event(line: Line) -> None:
     def refuse(expr: str, at_ms: int) -> engines.QueryResult:
         raise RuntimeError("no memory")
 
@@ -66,7 +66,7 @@ def test_workloads_that_cannot_be_asked_for_do_not_cost_the_event(line: Line) ->
     assert (incident.cause, incident.workloads) == ("gpu_fell_off_bus", ())
 
 
-def test_a_restart_does_not_end_an_alert_whose_fault_persists(line: Line) -> None:
+def test_a_restart_does_not_resolve_an_alert_whose_fault_persists(line: Line) -> None:
     heat_up(line)
     line.restart(100)
     line.run_rules(105)
@@ -79,7 +79,7 @@ def test_a_restart_does_not_end_an_alert_whose_fault_persists(line: Line) -> Non
     assert line.open() == [("INC-1", "cooling_failure")]
 
 
-def test_after_a_restart_an_alert_ends_once_its_expression_had_time_to_be_true(line: Line) -> None:
+def test_after_a_restart_an_alert_resolves_once_its_expression_had_time_to_be_true(line: Line) -> None:
     heat_up(line)
     line.restart(100)
     for seconds in (105, 120, 150):
@@ -91,7 +91,7 @@ def test_after_a_restart_an_alert_ends_once_its_expression_had_time_to_be_true(l
     assert line.open() == []
 
 
-def test_the_time_in_which_the_hub_was_away_does_not_count_as_held(line: Line) -> None:
+def test_the_time_while_the_hub_was_down_does_not_count_as_pending(line: Line) -> None:
     line.read(TEMPERATURE, 95.0, 0)
     line.read(evaluate.HEARTBEAT, 0.1, 0)
     line.run_rules(0)
@@ -104,7 +104,7 @@ def test_the_time_in_which_the_hub_was_away_does_not_count_as_held(line: Line) -
     assert line.open() == [("INC-1", "cooling_failure")]
 
 
-def test_what_rules_wrote_before_a_restart_ends_with_their_first_turn(line: Line) -> None:
+def test_series_of_rules_from_before_a_restart_end_with_the_first_evaluation(line: Line) -> None:
     line.read(TEMPERATURE, 95.0, 0)
     line.run_rules(0)
     line.restart(60, keeps_samples=True)
@@ -114,7 +114,7 @@ def test_what_rules_wrote_before_a_restart_ends_with_their_first_turn(line: Line
     assert line.engine.instant('{__name__=~"ALERTS.*"}', clock.to_ms(later(60))).latest() == {}
 
 
-def test_an_alert_of_a_rule_that_is_gone_after_a_restart_ends(line: Line) -> None:
+def test_an_alert_of_a_rule_removed_during_a_restart_resolves(line: Line) -> None:
     heat_up(line)
     line.restart(100, HOT.replace("alert: Hot", "alert: Warm"))
     line.pipeline.tick(later(100))
@@ -122,7 +122,7 @@ def test_an_alert_of_a_rule_that_is_gone_after_a_restart_ends(line: Line) -> Non
     assert (line.open(), line.journal.alerts()) == ([], [])
 
 
-def test_an_alert_that_fires_on_brings_back_what_a_person_resolved(line: Line) -> None:
+def test_an_alert_that_keeps_firing_reopens_an_incident_that_a_person_resolved(line: Line) -> None:
     heat_up(line)
     line.pipeline.incidents.resolve("INC-1", "ada", why="done", now=later(60))
     assert line.pipeline.tick(later(659)) == []
@@ -130,7 +130,7 @@ def test_an_alert_that_fires_on_brings_back_what_a_person_resolved(line: Line) -
     assert back.state is IncidentState.OPEN
 
 
-def test_two_incidents_that_would_reboot_one_node_say_so(line: Line) -> None:
+def test_two_incidents_that_would_reboot_the_same_node_name_each_other(line: Line) -> None:
     line.pipeline.ingest_events([xid(79, gpu(0), 0), xid(79, gpu(1), 0)], later(0))
     for incident in line.pipeline.incidents.open_incidents():
         line.pipeline.diagnose(incident, later(1))
@@ -141,7 +141,7 @@ def test_two_incidents_that_would_reboot_one_node_say_so(line: Line) -> None:
         assert f"(also planned for {other}: one reboot is enough)" in reboot
 
 
-def test_a_program_that_died_of_broken_memory_becomes_a_part_of_that_incident(line: Line) -> None:
+def test_a_program_that_failed_because_of_bad_memory_joins_that_incident(line: Line) -> None:
     line.pipeline.ingest_events([xid(31, gpu(0), 0)], later(0))
     line.pipeline.ingest_events([xid(48, gpu(0), 60)], later(60))
     app = line.pipeline.incidents.open_incidents()[0]
@@ -152,7 +152,7 @@ def test_a_program_that_died_of_broken_memory_becomes_a_part_of_that_incident(li
     assert line.journal.timeline("INC-1")[-1].text == "Part of INC-2"
 
 
-def test_without_an_incident_of_its_own_the_better_cause_renames_the_one_it_explains(line: Line) -> None:
+def test_without_a_separate_incident_the_better_cause_renames_the_explained_one(line: Line) -> None:
     line.pipeline.ingest_events([xid(31, gpu(0), 0)], later(0))
     line.pipeline.ingest_events([xid(48, gpu(0), 60)], later(60))
     line.pipeline.incidents.resolve("INC-2", "ada", why="done", now=later(60))

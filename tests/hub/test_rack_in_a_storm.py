@@ -27,14 +27,14 @@ def happen(line: Line, *places: fleet.Place) -> None:
     line.journal.save_events([events.Event(f"e/{place}", kind, None, place, NOON, "dark") for place in places], NOON)
 
 
-def test_only_what_happened_to_the_rack_itself_is_read(line: Line) -> None:
+def test_only_events_of_the_rack_itself_are_read(line: Line) -> None:
     happen(line, RACK, LEAF, *(fleet.Place("main", node=f"n{at}") for at in range(50)))
     stored = line.journal.events_at(RACK, since=NOON, until=later(60))
     assert [event.place for event in stored] == [RACK]
     assert len(line.journal.events_at(fleet.Place("main"), since=NOON, until=later(60))) == 52
 
 
-def test_a_diagnosis_of_a_rack_never_asks_for_the_whole_cluster(line: Line) -> None:
+def test_a_diagnosis_of_a_rack_never_queries_the_whole_cluster(line: Line) -> None:
     queried_places: list[fleet.Place] = []
     events_at = line.journal.events_at
 

@@ -21,7 +21,7 @@ def vanish(line: Line, at: float) -> None:
     line.fleet.record_page(NODE, {}, at_ms=clock.to_ms(later(at)), source="page")
 
 
-def test_a_lost_gpu_that_reports_again_for_a_minute_closes_its_incident(line: Line) -> None:
+def test_a_lost_gpu_that_reports_again_for_a_minute_resolves_its_incident(line: Line) -> None:
     report(line, -60, 0)
     line.pipeline.ingest_events([xid(79, gpu(0), 1), xid(154, gpu(0), 2)], later(2))
     vanish(line, 15)
@@ -65,21 +65,21 @@ def test_counters_that_never_showed_the_fault_do_not_show_its_end(line: Line) ->
     assert line.recover(301) == []
 
 
-def test_the_mark_of_an_exporter_for_nothing_is_no_fault_that_has_gone(line: Line) -> None:
+def test_the_no_data_marker_of_an_exporter_is_not_a_recovery(line: Line) -> None:
     line.pipeline.ingest_events([xid(48, gpu(0), 0)], later(1))
     report(line, 15, 60, DOUBLE_BIT, 2.0**63 - 16)
     report(line, 75, 120, DOUBLE_BIT, 0.0)
     assert line.recover(121) == []
 
 
-def test_counters_that_are_no_longer_read_are_not_clear(line: Line) -> None:
+def test_counters_that_are_no_longer_scraped_are_not_clear(line: Line) -> None:
     line.pipeline.ingest_events([xid(48, gpu(0), 0)], later(1))
     report(line, 15, 60, DOUBLE_BIT, 1.0)
     report(line, 75, 75, DOUBLE_BIT, 0.0)
     assert line.recover(800) == []
 
 
-def test_the_same_fault_is_over_once_and_a_new_one_opens_again(line: Line) -> None:
+def test_a_fault_resolves_once_and_a_new_one_reopens(line: Line) -> None:
     line.pipeline.ingest_events([xid(79, gpu(0), 0)], later(0))
     report(line, 15, 90)
     (first,) = line.recover(91)
@@ -90,7 +90,7 @@ def test_the_same_fault_is_over_once_and_a_new_one_opens_again(line: Line) -> No
     assert first.id != second.id
 
 
-def test_a_machine_whose_clock_is_behind_does_not_show_its_gpu_to_be_back_before_it_is_gone(line: Line) -> None:
+def test_a_node_with_a_slow_clock_does_not_show_a_recovery_before_the_fault(line: Line) -> None:
     report(line, -60, 105)
     line.pipeline.ingest_events([xid(79, gpu(0), 0)], later(110))
     assert line.recover(112) == [], "its samples of before the fault are later than the fault's own time"
@@ -99,7 +99,7 @@ def test_a_machine_whose_clock_is_behind_does_not_show_its_gpu_to_be_back_before
     assert line.open() == [("INC-1", "gpu_fell_off_bus")]
 
 
-def test_a_fault_after_the_reset_of_a_machine_whose_clock_is_behind_is_a_new_one(line: Line) -> None:
+def test_a_fault_after_the_reset_of_a_node_with_a_slow_clock_is_a_new_one(line: Line) -> None:
     line.pipeline.ingest_events([xid(79, gpu(0), 0)], later(110))
     vanish(line, 120)
     report(line, 400, 470)

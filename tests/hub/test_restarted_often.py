@@ -28,7 +28,7 @@ def states(line: Line) -> list[AlertState]:
     return [alert.state for alert in line.journal.alerts()]
 
 
-def test_a_hub_that_is_restarted_every_minute_ends_its_alerts(line: Line) -> None:
+def test_a_hub_that_is_restarted_every_minute_resolves_its_alerts(line: Line) -> None:
     live(line, 0, 45, celsius=95.0)
     line.restart(60, keeps_samples=True)
     live(line, 75, 75, celsius=50.0)
@@ -39,7 +39,7 @@ def test_a_hub_that_is_restarted_every_minute_ends_its_alerts(line: Line) -> Non
     assert AlertState.FIRING not in states(line)
 
 
-def test_after_an_outage_the_time_to_show_again_goes_on_through_restarts(line: Line) -> None:
+def test_after_an_outage_the_resolve_delay_continues_through_restarts(line: Line) -> None:
     live(line, 0, 45, celsius=95.0)
     # Nothing is read: what is seen in the first minute after an outage is not health.
     for start, until in ((1000, 1030), (1035, 1065)):
@@ -53,7 +53,7 @@ def test_after_an_outage_the_time_to_show_again_goes_on_through_restarts(line: L
     assert AlertState.FIRING not in states(line)
 
 
-def test_an_alert_whose_rate_needs_two_readings_goes_on_through_a_short_pause(line: Line) -> None:
+def test_an_alert_whose_rate_needs_two_samples_survives_a_short_pause(line: Line) -> None:
     line.restart(0, REPLAYING)
     for at in (0, 15, 30):
         line.read(REPLAYS, at, at)
@@ -66,7 +66,7 @@ def test_an_alert_whose_rate_needs_two_readings_goes_on_through_a_short_pause(li
         assert states(line) == [AlertState.FIRING]
 
 
-def test_a_hub_without_the_samples_of_the_one_before_waits_the_whole_time(line: Line) -> None:
+def test_a_hub_without_earlier_samples_waits_for_the_full_delay(line: Line) -> None:
     live(line, 0, 45, celsius=95.0)
     line.restart(60)
     live(line, 75, 120, celsius=None)
@@ -75,7 +75,7 @@ def test_a_hub_without_the_samples_of_the_one_before_waits_the_whole_time(line: 
     assert AlertState.FIRING not in states(line)
 
 
-def test_an_alert_that_is_kept_firing_ends_in_time_though_the_hub_is_restarted_every_minute(line: Line) -> None:
+def test_keep_firing_for_ends_in_time_although_the_hub_is_restarted_every_minute(line: Line) -> None:
     line.restart(0, KEEPING)
     live(line, 0, 45, celsius=95.0)
     live(line, 60, 75, celsius=50.0)
@@ -90,7 +90,7 @@ def test_an_alert_that_is_kept_firing_ends_in_time_though_the_hub_is_restarted_e
     assert AlertState.FIRING not in states(line)
 
 
-def test_an_alert_that_was_back_before_a_restart_is_kept_for_the_whole_time_after_it(line: Line) -> None:
+def test_an_alert_that_fired_again_before_a_restart_is_kept_firing_for_the_full_time(line: Line) -> None:
     line.restart(0, KEEPING)
     live(line, 0, 45, celsius=95.0)
     live(line, 60, 240, celsius=50.0)

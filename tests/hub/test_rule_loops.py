@@ -91,7 +91,7 @@ class Running:
         ]
 
 
-def test_what_waits_and_fires_goes_on_through_a_reload(tmp_path: Path) -> None:
+def test_pending_and_firing_alerts_survive_a_reload(tmp_path: Path) -> None:
     async def story() -> None:
         running = Running(tmp_path)
         await running.run_for(30)
@@ -107,7 +107,7 @@ def test_what_waits_and_fires_goes_on_through_a_reload(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_the_alerts_of_a_rule_that_is_gone_end_and_so_do_their_series(tmp_path: Path) -> None:
+def test_the_alerts_and_series_of_a_removed_rule_end(tmp_path: Path) -> None:
     async def story() -> None:
         running = Running(tmp_path)
         await running.run_for(60)
@@ -123,7 +123,7 @@ def test_the_alerts_of_a_rule_that_is_gone_end_and_so_do_their_series(tmp_path: 
     asyncio.run(story())
 
 
-def test_a_broken_file_says_every_problem_and_the_last_good_rules_stay(
+def test_an_invalid_file_reports_every_problem_and_the_loaded_rules_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
@@ -142,7 +142,7 @@ def test_a_broken_file_says_every_problem_and_the_last_good_rules_stay(
     assert "rule reload failed, keeping the old rules" in caplog.text
 
 
-def test_a_file_that_was_written_is_read_at_the_next_look_and_a_broken_one_only_once(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_at_the_next_check_and_an_invalid_one_only_once(tmp_path: Path) -> None:
     async def story() -> None:
         running = Running(tmp_path)
         running.write("groups: 7", second=1)
@@ -160,7 +160,7 @@ def test_a_file_that_was_written_is_read_at_the_next_look_and_a_broken_one_only_
     asyncio.run(story())
 
 
-def test_a_group_that_was_exchanged_between_two_turns_is_not_evaluated_any_more(tmp_path: Path) -> None:
+def test_a_group_replaced_between_two_evaluations_is_not_evaluated_any_more(tmp_path: Path) -> None:
     running = Running(tmp_path)
     old = running.loops.rules.groups[0]
     running.line.read("DCGM_FI_DEV_GPU_TEMP", 95, 1)
@@ -170,7 +170,7 @@ def test_a_group_that_was_exchanged_between_two_turns_is_not_evaluated_any_more(
     running.close()
 
 
-def test_a_hub_that_no_longer_leads_does_not_say_that_it_looks_after_rules(tmp_path: Path) -> None:
+def test_a_hub_that_lost_leadership_exports_no_rule_durations(tmp_path: Path) -> None:
     async def story() -> None:
         running = Running(tmp_path)
         await running.run_for(15)
@@ -186,7 +186,7 @@ def test_a_hub_that_no_longer_leads_does_not_say_that_it_looks_after_rules(tmp_p
     asyncio.run(story())
 
 
-def test_own_objectives_become_rules_and_are_read_again_with_them(tmp_path: Path) -> None:
+def test_own_slos_become_rules_and_are_reloaded_with_them(tmp_path: Path) -> None:
     async def story() -> None:
         goals = tmp_path / "slo.yaml"
         goals.write_text(OBJECTIVE)
@@ -212,7 +212,7 @@ def unused(chosen: settings.Settings) -> rule_loops.RuleLoops:
     return rule_loops.RuleLoops(chosen, dependencies, time=ManualClock(NOON), metrics=own_metrics.Registry())
 
 
-def test_there_is_nothing_to_reload_where_a_server_owns_the_rules() -> None:
+def test_a_reload_is_refused_if_a_server_owns_the_rules() -> None:
     rules = settings.RulesSettings(owner=settings.RuleOwner.SERVER, server_url="http://127.0.0.1:1")
     chosen = dataclasses.replace(settings.Settings(), rules=rules)
     loops = unused(chosen)
@@ -222,7 +222,7 @@ def test_there_is_nothing_to_reload_where_a_server_owns_the_rules() -> None:
     loops.close()
 
 
-def test_the_shipped_rules_and_objectives_are_in_force_where_nothing_is_configured() -> None:
+def test_the_shipped_rules_and_slos_are_used_by_default() -> None:
     loops = unused(settings.Settings())
     assert {"inference-availability", "inference-latency"} == {objective.name for objective in loops.slos}
     assert loops.last_reload.rules > 100
@@ -293,7 +293,9 @@ def counted(running: Running, name: str) -> float:
 
 
 @pytest.mark.parametrize(("minutes", "lost"), [(4, 0), (30, 15)])
-def test_minutes_that_a_busy_hub_missed_are_recorded_at_their_own_time(tmp_path: Path, minutes: int, lost: int) -> None:
+def test_evaluations_that_a_busy_hub_missed_are_recorded_at_their_own_time(
+    tmp_path: Path, minutes: int, lost: int
+) -> None:
     async def story() -> None:
         running = Running(tmp_path, MINUTES)
         await busy_for(running, minutes)
@@ -306,7 +308,7 @@ def test_minutes_that_a_busy_hub_missed_are_recorded_at_their_own_time(tmp_path:
     asyncio.run(story())
 
 
-def test_a_minute_that_ends_while_others_are_evaluated_has_its_turn_with_the_next_ones(tmp_path: Path) -> None:
+def test_a_group_that_becomes_due_during_an_evaluation_is_evaluated_next(tmp_path: Path) -> None:
     async def story() -> None:
         running = Running(tmp_path, HOT + MINUTES.split("groups:\n")[1].lstrip())
         running.line.read("DCGM_FI_DEV_GPU_TEMP", 50.0, 1)
@@ -333,7 +335,7 @@ def test_a_minute_that_ends_while_others_are_evaluated_has_its_turn_with_the_nex
     asyncio.run(story())
 
 
-def test_a_group_with_an_alert_counts_its_missed_turns_and_goes_on(tmp_path: Path) -> None:
+def test_a_group_with_an_alert_counts_and_skips_missed_evaluations(tmp_path: Path) -> None:
     async def story() -> None:
         running = Running(tmp_path, WITH_ALERT)
         await busy_for(running, 4)
@@ -350,7 +352,7 @@ MANY = "groups:\n" + "".join(
 )
 
 
-def test_groups_that_are_due_do_not_wait_for_an_event_loop_that_is_busy(tmp_path: Path) -> None:
+def test_due_groups_do_not_wait_for_a_busy_event_loop(tmp_path: Path) -> None:
     async def story() -> None:
         running, all_asked, waited = Running(tmp_path, MANY), threading.Event(), list[bool]()
         loop, engine = asyncio.get_running_loop(), running.line.engine
@@ -372,7 +374,7 @@ def test_groups_that_are_due_do_not_wait_for_an_event_loop_that_is_busy(tmp_path
     asyncio.run(story())
 
 
-def test_a_journal_that_takes_long_about_alerts_does_not_make_the_next_turn_late(tmp_path: Path) -> None:
+def test_a_slow_journal_does_not_delay_the_next_evaluation(tmp_path: Path) -> None:
     async def story() -> None:
         running, gate = Running(tmp_path, WITH_ALERT.replace("> 90", "> 1")), asyncio.Event()
 

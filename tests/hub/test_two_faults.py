@@ -52,5 +52,5 @@ async def live_through(names: tuple[str, str], folder: Path, *, node: str | None
         (("driver-mismatch", "xid-119"), None),
     ],
 )
-def test_two_faults_at_once_are_each_named(names: tuple[str, str], node: str | None, tmp_path: Path) -> None:
+def test_two_concurrent_faults_are_both_diagnosed(names: tuple[str, str], node: str | None, tmp_path: Path) -> None:
     assert asyncio.run(live_through(names, tmp_path, node=node)) == set(names)

@@ -33,7 +33,7 @@ def count_questions(line: Line, *, failing: int = 0) -> list[str]:
     return queries
 
 
-def test_a_place_is_asked_about_once_in_fifteen_seconds(line: Line) -> None:
+def test_a_place_is_queried_once_in_fifteen_seconds(line: Line) -> None:
     queries = count_questions(line)
     line.pipeline.tick(later(0))
     for index in (0, 0, 0, 1):
@@ -47,13 +47,13 @@ def test_a_place_is_asked_about_once_in_fifteen_seconds(line: Line) -> None:
     assert len(queries) == 3
 
 
-def test_an_answer_that_did_not_come_is_not_remembered(line: Line) -> None:
+def test_a_failed_query_is_not_cached(line: Line) -> None:
     queries = count_questions(line, failing=1)
     assert not any(line.pipeline.holders.workloads_at(gpu(0)) for _ in range(3))
     assert len(queries) == 2
 
 
-def test_as_many_places_are_remembered_as_the_limit_says(line: Line) -> None:
+def test_the_number_of_cached_places_is_limited(line: Line) -> None:
     line.pipeline.holders._cache._max_places = 3
     queries = count_questions(line)
     for index in (0, 1, 2, 3, 3, 0):

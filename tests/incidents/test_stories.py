@@ -85,8 +85,8 @@ def test_a_digest_counts_causes_rules_and_repeat_offenders(room: Room) -> None:
     first, second = made.by_cause
     assert (first.cause, first.incidents, first.repair_seconds) == ("agent_down", 3, 200.0)
     assert (second.cause, second.detect_seconds, second.repair_seconds) == ("gpu_fell_off_bus", 4.0, None)
-    assert made.noisiest_rules == (digest.Counted("Alert agent_down", 3),)
-    assert made.repeat_offenders == (digest.Counted("n1", 4),)
+    assert made.noisiest_rules == (digest.NamedCount("Alert agent_down", 3),)
+    assert made.repeat_offenders == (digest.NamedCount("n1", 4),)
     assert digest.digest_lines(made)[0] == "Incidents 2026-05-04 to 2026-05-04: 4, 1 still open"
 
 
@@ -107,8 +107,8 @@ def test_unmapped_places_and_teams_have_their_own_line_in_the_digest(room: Room)
         names=str,
         belongs_to=lambda incident: incident_labels.report_labels(incident, INVENTORY),
     )
-    assert made.by_rack == (digest.Counted("unmapped", 2), digest.Counted("r01", 1))
-    assert made.by_pool == (digest.Counted("unmapped", 3),)
+    assert made.by_rack == (digest.NamedCount("unmapped", 2), digest.NamedCount("r01", 1))
+    assert made.by_pool == (digest.NamedCount("unmapped", 3),)
     assert "By team\n     2  unmapped\n     1  research\n" in "\n".join(digest.digest_lines(made))
 
 
@@ -124,8 +124,8 @@ def test_a_long_list_always_includes_the_unmapped_line(room: Room) -> None:
         names=str,
         belongs_to=lambda incident: incident_labels.report_labels(incident, INVENTORY),
     )
-    assert len(made.by_team) == digest.MOST_LISTED + 1
-    assert digest.Counted("unmapped", 1) in made.by_team
+    assert len(made.by_team) == digest.MAX_LISTED + 1
+    assert digest.NamedCount("unmapped", 1) in made.by_team
 
 
 def test_unmapped_places_and_teams_have_their_own_line_in_a_report(room: Room) -> None:

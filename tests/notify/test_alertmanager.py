@@ -58,12 +58,12 @@ def posted(room: Room, at: float) -> list[alertmanager.PostedAlert]:
         (webhook_alert(cause="their own word"), "unknown"),
     ],
 )
-def test_the_cause_of_somebody_elses_alert_comes_from_what_it_says(entry: dict[str, Any], cause: str) -> None:
+def test_the_cause_of_an_external_alert_comes_from_its_labels_and_texts(entry: dict[str, Any], cause: str) -> None:
     signals = [from_alert(each) for each in read(entry)]
     assert [signal.cause for signal in signals if signal] == [cause]
 
 
-def test_an_alert_whose_words_change_stays_the_same_alert() -> None:
+def test_an_alert_with_changed_annotations_stays_the_same_alert() -> None:
     (first,) = read(webhook_alert(annotations={"summary": "XID 48 on node n1"}))
     (later_on,) = read(webhook_alert("resolved", annotations={"summary": "XID 79 on node n1"}))
     assert first.labels == later_on.labels
@@ -74,7 +74,7 @@ def test_an_alert_that_ended_before_it_began_ended_when_it_began() -> None:
     assert over.resolved_at == over.fired_at
 
 
-def test_times_that_no_calendar_has_are_a_problem_of_that_alert_only() -> None:
+def test_an_invalid_time_is_a_problem_of_that_alert_only() -> None:
     received = alertmanager.read_webhook(
         webhook(
             webhook_alert(), webhook_alert() | {"startsAt": "0001-01-01T00:00:00+09:00"}, {"labels": {"alertname": "A"}}
@@ -86,7 +86,7 @@ def test_times_that_no_calendar_has_are_a_problem_of_that_alert_only() -> None:
     assert received.problems[1] == "alerts[2]: startsAt is missing"
 
 
-def test_an_incident_of_a_power_feed_can_be_silenced_by_it(room: Room) -> None:
+def test_an_incident_of_a_power_domain_can_be_silenced_by_its_label(room: Room) -> None:
     labels = Labels({"alertname": "FeedDown", "power": "p3", "severity": "critical", "cluster": "main"})
     room.hear(alerts.Alert(labels, alerts.AlertState.FIRING, later(0), 1.0, fired_at=later(0)))
     (sent,) = posted(room, 1)
@@ -101,7 +101,7 @@ def test_an_alert_that_ended_is_resolved_and_one_from_the_future_is_from_now() -
     assert ahead.fired_at == later(0)
 
 
-def test_what_we_sent_ourselves_is_left_alone() -> None:
+def test_alerts_that_the_hub_sent_are_ignored() -> None:
     assert read(webhook_alert(watchkeeper_incident="INC-1")) == []
 
 
@@ -120,14 +120,14 @@ def test_what_we_sent_ourselves_is_left_alone() -> None:
         (json.dumps({"alerts": [{}] * 10_001}).encode(), "the limit is 10,000"),
     ],
 )
-def test_a_webhook_that_is_not_one_is_refused_with_the_reason(body: bytes, problem: str) -> None:
+def test_an_invalid_webhook_body_is_refused_with_the_reason(body: bytes, problem: str) -> None:
     with pytest.raises(WireError) as refused:
         alertmanager.read_webhook(body, later(0), cause_by_alert_name=CAUSE_BY_ALERT_NAME)
     assert problem in str(refused.value)
 
 
 @pytest.mark.slow
-def test_an_alert_with_a_million_labels_is_refused_with_both_numbers_and_costs_no_other() -> None:
+def test_an_alert_with_too_many_labels_is_refused_with_both_numbers() -> None:
     many = ",".join(f'"l{at}":"x"' for at in range(1_000_000))
     body = webhook(webhook_alert(), webhook_alert(alertname="Huge")).replace(b'"Huge"', f'"Huge",{many}'.encode())
     received = alertmanager.read_webhook(body, later(0), cause_by_alert_name=CAUSE_BY_ALERT_NAME)
@@ -141,7 +141,7 @@ def test_the_same_alert_a_thousand_times_in_one_call_is_one_signal(room: Room) -
     assert (len(incident.members), incident.version) == (1, 1)
 
 
-def test_one_bad_alert_costs_no_good_one() -> None:
+def test_an_invalid_alert_does_not_affect_valid_ones() -> None:
     received = alertmanager.read_webhook(
         webhook(webhook_alert(), {"labels": {}}, webhook_alert(x="y")),
         later(0),
@@ -187,7 +187,7 @@ def test_an_incident_whose_labels_change_ends_under_the_old_ones(room: Room) -> 
     assert current["labels"]["severity"] == "critical"
 
 
-def test_labels_that_come_back_before_their_end_was_told_are_not_told_to_be_over(room: Room) -> None:
+def test_labels_that_fire_again_before_their_end_was_sent_are_not_resolved(room: Room) -> None:
     feed = alertmanager.AlertmanagerFeed("http://127.0.0.1:1")
     room.hear(alert("thermal_throttle", gpu(1), 0))
     (incident,) = room.incidents.open_incidents()
@@ -207,7 +207,7 @@ def test_labels_that_come_back_before_their_end_was_told_are_not_told_to_be_over
 
 
 @pytest.mark.slow
-def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:
+def test_a_resolved_alert_is_repeated_for_a_while(room: Room) -> None:
     room.hear(alert("agent_down", node(), 0), alert("agent_down", node(), 0, ends=10))
     room.tick(70)
     with an_alertmanager() as feed:
@@ -217,7 +217,7 @@ def test_what_is_over_is_told_for_a_while_and_then_no_more(room: Room) -> None:
 
 
 @pytest.mark.slow
-def test_an_alertmanager_that_is_down_for_an_hour_hears_of_every_end_once_it_is_back(room: Room) -> None:
+def test_an_alertmanager_that_was_down_for_an_hour_gets_every_end(room: Room) -> None:
     down = alertmanager.AlertmanagerFeed("http://127.0.0.1:1")
     room.hear(alert("agent_down", node(), 0))
     batch(down, room, 1)
@@ -233,7 +233,7 @@ def test_an_alertmanager_that_is_down_for_an_hour_hears_of_every_end_once_it_is_
     assert batch(down, room, 3660) == []
 
 
-def test_one_that_came_back_is_no_longer_over(room: Room) -> None:
+def test_a_reopened_incident_is_no_longer_resolved(room: Room) -> None:
     feed = alertmanager.AlertmanagerFeed("http://127.0.0.1:1")
     room.hear(alert("agent_down", node(), 0), alert("agent_down", node(), 0, ends=10))
     room.tick(70)

@@ -38,14 +38,14 @@ def test_a_silence_of_alertmanager_is_shown_as_its_own() -> None:
     assert [str(matcher) for matcher in silence.matchers] == ['node="n1"']
 
 
-def test_what_people_left_empty_and_what_old_versions_leave_out_is_read_as_well() -> None:
+def test_empty_and_missing_fields_of_silences_are_accepted() -> None:
     plain = [{"name": "severity", "value": "", "isRegex": False, "isEqual": False}, {"name": "team", "value": "a|b"}]
     (silence,) = read_silences(body(silence_json(createdBy="", comment="", matchers=plain)), NOON).silences
     assert (silence.author, silence.reason) == ("unknown", "no comment")
     assert [str(matcher) for matcher in silence.matchers] == ['severity!=""', 'team="a|b"']
 
 
-def test_silences_long_over_are_left_out_and_unreadable_ones_are_counted() -> None:
+def test_old_silences_are_omitted_and_invalid_ones_are_counted() -> None:
     rubbish = [
         7,
         {},
@@ -57,38 +57,38 @@ def test_silences_long_over_are_left_out_and_unreadable_ones_are_counted() -> No
     assert snapshot.problem == "4 invalid silences were skipped"
 
 
-def test_more_silences_than_are_shown_are_said_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alertmanager_silences, "MOST_SHOWN", 2)
+def test_too_many_silences_are_reported_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alertmanager_silences, "MAX_SHOWN", 2)
     snapshot = read_silences(body(*(silence_json(ends=100 * at) for at in (1, 3, 2))), NOON)
     assert [silence.ends_at for silence in snapshot.silences] == [later(300), later(200)]
     assert snapshot.problem == "3 silences, the limit is 2; showing those that end last"
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b'{"status": "error"}', b"[" * 100_000])
-def test_an_answer_that_is_no_list_is_refused(answer: bytes) -> None:
+def test_an_answer_that_is_not_a_list_is_refused(answer: bytes) -> None:
     with pytest.raises(ReceiverError, match="answer"):
         read_silences(answer, NOON)
 
 
 class Away(AlertmanagerSilences):
-    """One that answered once, and then no more."""
+    """An Alertmanager that answered once and is unreachable now."""
 
     def __init__(self, at: datetime) -> None:
         super().__init__(["http://127.0.0.1:1"])
-        self._read = read_silences(body(silence_json()), at)
+        self._snapshot = read_silences(body(silence_json()), at)
 
 
-def test_while_it_is_away_what_it_said_last_is_shown_for_minutes_and_then_unknown() -> None:
+def test_while_alertmanager_is_unreachable_its_last_silences_are_shown_for_minutes() -> None:
     theirs = Away(NOON)
     assert theirs.find_match({"node": "n1", "severity": "critical"}, later(60)) is not None
     assert theirs.find_match({"node": "n2"}, later(60)) is None
     theirs.refresh(later(120))
-    assert len(theirs.listed(later(120))) == 1
+    assert len(theirs.list_silences(later(120))) == 1
     assert theirs.problem(later(120)).endswith("(showing the silences of 12:00:00Z)")
-    assert theirs.listed(later(600)) == []
+    assert theirs.list_silences(later(600)) == []
     assert theirs.problem(later(600)).endswith("(silences are unknown)")
 
 
-def test_before_it_was_asked_nothing_is_known_and_without_one_there_is_nothing_to_know() -> None:
+def test_silences_are_unknown_before_the_first_read_and_empty_without_alertmanager() -> None:
     assert AlertmanagerSilences(["http://127.0.0.1:1"]).problem(NOON) == "Alertmanager's silences not read yet"
     assert AlertmanagerSilences([]).problem(NOON) == ""

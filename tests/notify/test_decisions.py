@@ -23,20 +23,20 @@ def mail(room: Room) -> Mail:
     return Mail(room)
 
 
-def test_a_receiver_is_told_once_after_the_wait(mail: Mail) -> None:
+def test_a_receiver_is_notified_once_after_the_wait(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     assert mail.deliver(5) == []
     assert mail.deliver(10) == [("INC-1", "opened")]
     assert mail.deliver(11) == mail.deliver(600) == []
 
 
-def test_a_clock_that_was_put_back_before_anybody_was_told_keeps_no_message_back(mail: Mail) -> None:
+def test_a_clock_set_back_before_the_first_notice_delays_no_message(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0), at=7200)
     mail.look(7201)
     assert mail.deliver(1) == [("INC-1", "opened")]
 
 
-def test_what_was_told_by_a_clock_that_was_put_back_is_told_once_more_and_escalated_from_there(mail: Mail) -> None:
+def test_a_notice_sent_before_the_clock_was_set_back_is_repeated_and_escalated_from_there(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0), at=7200)
     assert mail.deliver(7300) == [("INC-1", "opened")]
     assert mail.deliver(60) == [("INC-1", "repeated")]
@@ -45,7 +45,7 @@ def test_what_was_told_by_a_clock_that_was_put_back_is_told_once_more_and_escala
     assert mail.deliver(3660) == [("INC-1", "repeated")]
 
 
-def test_a_pause_of_a_receiver_ends_when_the_clock_is_put_back(mail: Mail) -> None:
+def test_a_retry_pause_ends_when_the_clock_is_set_back(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0), at=7200)
     refused = mail.take(7300)
     assert refused is not None
@@ -53,7 +53,7 @@ def test_a_pause_of_a_receiver_ends_when_the_clock_is_put_back(mail: Mail) -> No
     assert mail.deliver(30) == [("INC-1", "opened")]
 
 
-def test_what_is_over_before_the_wait_is_told_to_nobody(mail: Mail) -> None:
+def test_an_incident_that_resolves_during_the_wait_is_not_notified(mail: Mail) -> None:
     slow = routing.Routing((HOOK,), (replace(ROUTE, wait="5m", escalate_after=None, escalate_to=()),))
     mail.table, mail.box = slow, Mail(mail.room, slow).box
     mail.room.hear(alert("agent_down", gpu(1), 0), alert("agent_down", gpu(1), 0, ends=20))
@@ -62,7 +62,7 @@ def test_what_is_over_before_the_wait_is_told_to_nobody(mail: Mail) -> None:
     assert mail.room.journal.notices_of("INC-1")[0].answer == "resolved before it was sent"
 
 
-def test_what_nobody_acknowledges_is_repeated_and_what_somebody_has_is_not(mail: Mail) -> None:
+def test_only_an_unacknowledged_incident_is_repeated(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     assert mail.deliver(10) == [("INC-1", "opened")]
     assert mail.deliver(3610) == [("INC-1", "repeated")]
@@ -70,7 +70,7 @@ def test_what_nobody_acknowledges_is_repeated_and_what_somebody_has_is_not(mail:
     assert mail.deliver(8000) == mail.deliver(20_000) == []
 
 
-def test_when_nobody_acknowledges_the_next_one_is_told(mail: Mail) -> None:
+def test_an_unacknowledged_incident_is_escalated(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     mail.deliver(10)
     assert mail.deliver(900, "lead") == []
@@ -93,7 +93,7 @@ def test_a_receiver_that_is_down_escalates_too(mail: Mail) -> None:
     assert mail.deliver(911, "lead") == [("INC-1", "escalated")]
 
 
-def test_those_who_were_told_hear_that_it_is_over(mail: Mail) -> None:
+def test_notified_receivers_get_the_resolved_notice(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", gpu(1), 0))
     mail.deliver(10)
     mail.room.hear(alert("agent_down", gpu(1), 0, ends=100))
@@ -102,14 +102,14 @@ def test_those_who_were_told_hear_that_it_is_over(mail: Mail) -> None:
     assert mail.deliver(162) == []
 
 
-def test_a_worse_severity_is_told_at_once(mail: Mail) -> None:
+def test_a_raised_severity_is_notified_immediately(mail: Mail) -> None:
     mail.room.hear(alert("thermal_throttle", gpu(1), 0, severity="warning"))
     mail.deliver(10)
     mail.room.hear(alert("thermal_throttle", gpu(1), 20, severity="critical"))
     assert mail.deliver(21) == [("INC-1", "worse")]
 
 
-def test_a_flapping_incident_is_told_once_and_over_once(mail: Mail) -> None:
+def test_a_flapping_incident_is_notified_once_and_resolved_once(mail: Mail) -> None:
     delivered: list[tuple[str, str]] = []
     for begin in range(0, 1500, 150):
         mail.room.hear(alert("agent_down", gpu(1), begin))
@@ -131,7 +131,7 @@ def test_several_incidents_that_open_together_are_one_message(mail: Mail) -> Non
     assert [notice.incident for notice in batch.notices] == ["INC-1", "INC-2", "INC-3"]
 
 
-def test_no_more_messages_a_minute_than_a_receiver_takes(room: Room) -> None:
+def test_messages_per_minute_are_limited(room: Room) -> None:
     table = routing.Routing((replace(HOOK, per_minute=2),), (replace(ROUTE, escalate_after=None, escalate_to=()),))
     mail = Mail(room, table)
     sent = 0
@@ -143,7 +143,7 @@ def test_no_more_messages_a_minute_than_a_receiver_takes(room: Room) -> None:
 
 
 @pytest.mark.parametrize("is_ended", [False, True])
-def test_a_silence_holds_back_until_it_ends(mail: Mail, is_ended: bool) -> None:
+def test_a_silence_mutes_until_it_ends(mail: Mail, is_ended: bool) -> None:
     request = silence_store.SilenceRequest(
         (silences.Matcher("node", "n1"),), "ada", "swapping a fan", later(0), later(600)
     )
@@ -159,7 +159,7 @@ def test_a_silence_holds_back_until_it_ends(mail: Mail, is_ended: bool) -> None:
         assert mail.deliver(612) == [("INC-1", "opened")]
 
 
-def test_after_a_silence_the_next_one_is_told_as_long_after_the_first_as_ever(mail: Mail) -> None:
+def test_after_a_silence_escalation_counts_from_the_first_notice(mail: Mail) -> None:
     quiet = silence_store.SilenceRequest((silences.parse_matcher('node="n1"'),), "ann", "work", later(0), later(600))
     mail.silences.add(quiet, later(0))
     mail.room.push(xid(79, gpu(3), 1))
@@ -169,7 +169,7 @@ def test_after_a_silence_the_next_one_is_told_as_long_after_the_first_as_ever(ma
     assert mail.deliver(605 + 901, "lead") == [("INC-1", "escalated")]
 
 
-def test_what_comes_back_while_its_end_waits_for_the_receiver_is_told_once_and_after_it(mail: Mail) -> None:
+def test_an_incident_that_reopens_while_its_end_is_pending_is_notified_once_after_it(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 0))
     assert mail.deliver(15) == [("INC-1", "opened")]
     mail.room.hear(alert("agent_down", node(), 0, ends=60))
@@ -181,7 +181,7 @@ def test_what_comes_back_while_its_end_waits_for_the_receiver_is_told_once_and_a
     assert [entries for entries in delivered if entries] == [[("INC-1", "resolved")], [("INC-1", "opened")]]
 
 
-def test_a_silence_of_another_node_holds_nothing_back(mail: Mail) -> None:
+def test_a_silence_of_another_node_mutes_nothing(mail: Mail) -> None:
     request = silence_store.SilenceRequest(
         (silences.Matcher("node", "n2.*", is_regex=True),), "ada", "why", later(0), later(600)
     )
@@ -202,7 +202,7 @@ def test_a_restart_sends_nothing_twice_and_loses_nothing(mail: Mail) -> None:
     assert mail.deliver(3612) == [("INC-1", "repeated"), ("INC-2", "repeated")]
 
 
-def test_a_message_that_was_under_way_in_a_crash_goes_out_again_under_its_id(mail: Mail) -> None:
+def test_a_message_that_was_being_sent_in_a_crash_is_sent_again_with_its_id(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     before = mail.take(10)
     mail.restart(20)
@@ -262,7 +262,7 @@ def test_the_end_is_notified_although_the_hub_stalled_until_the_incident_was_for
 
 
 def test_an_incident_on_a_route_without_resolved_notifications_is_forgotten(room: Room) -> None:
-    mail = Mail(room, routing.Routing((HOOK, LEAD), (replace(ROUTE, tells_resolved=False),)))
+    mail = Mail(room, routing.Routing((HOOK, LEAD), (replace(ROUTE, notifies_resolved=False),)))
     room.hear(alert("agent_down", gpu(1), 0))
     assert mail.deliver(10) == [("INC-1", "opened")]
     room.hear(alert("agent_down", gpu(1), 0, ends=100))

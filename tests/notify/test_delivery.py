@@ -38,7 +38,7 @@ def make_notifier(room: Room, folder: Path, **webhooks: str) -> delivery.Notifie
 
 
 @pytest.mark.slow
-def test_a_receiver_that_never_finishes_is_told_again_later_and_delays_nobody(
+def test_a_receiver_that_hangs_is_retried_and_delays_no_other(
     room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "SEND_TIMEOUT_SECONDS", 0.2)

@@ -38,13 +38,13 @@ def test_the_digest_was_due_at_that_time_of_the_week(at: str, zone: str, due: da
     assert routing.DigestSchedule(("lead",), at=at, zone=zone).last_due(NOON) == due
 
 
-def test_a_hub_that_comes_days_too_late_sends_no_old_digest() -> None:
+def test_a_hub_that_was_down_for_days_sends_no_old_digest() -> None:
     assert len(digest_delivery.due_digests(table(1), NOON + timedelta(hours=23))) == 1
     assert digest_delivery.due_digests(table(1), NOON + timedelta(hours=25)) == []
 
 
 @pytest.mark.parametrize("wrong", ["Mon", "Mon 9:00", "Someday 09:00", "Mon 25:00"])
-def test_a_time_that_is_none_is_refused(wrong: str) -> None:
+def test_an_invalid_time_of_the_week_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"time of the week|hour must be"):
         routing.DigestSchedule(("lead",), at=wrong)
 
@@ -55,7 +55,7 @@ def test_a_receiver_that_is_not_in_the_file_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_sent_once_also_after_a_restart_and_a_failure(room: Room) -> None:
+def test_a_digest_is_sent_once_also_after_a_restart_and_a_failure(room: Room) -> None:
     room.push(xid(79, gpu(3), -3600), at=-3600)
     web = Web(503)
 

@@ -57,35 +57,35 @@ def test_alertmanager_gets_an_alert_that_ends_by_itself_and_a_monitor_is_called(
     assert (path, ping) == ("/api/v2/alerts", "/ping/secret")
     assert isinstance(alerts, list)
     assert alerts[0]["labels"]["alertname"] == "Watchdog"
-    assert alerts[0]["endsAt"] == (NOW + heartbeat.HOLDS).isoformat()
+    assert alerts[0]["endsAt"] == (NOW + heartbeat.WATCHDOG_TTL).isoformat()
 
 
-def test_who_did_not_hear_it_is_said_without_the_address_and_the_others_are_told(ear: str, tmp_path: Path) -> None:
+def test_a_failed_heartbeat_is_reported_without_its_address_and_the_others_are_sent(ear: str, tmp_path: Path) -> None:
     (tmp_path / "beat").write_text(f"{ear}/broken/secret\n")
     with pytest.raises(ReceiverError) as raised:
         heartbeat.send_heartbeat(notify_settings(heartbeat_file=str(tmp_path / "beat")), NOW)
     assert "heartbeat failed: answered 500" in str(raised.value)
     assert "secret" not in str(raised.value)
-    with pytest.raises(ReceiverError, match="cannot read the heartbeat address: FileNotFoundError"):
+    with pytest.raises(ReceiverError, match="reading the heartbeat URL failed: FileNotFoundError"):
         heartbeat.send_heartbeat(notify_settings(heartbeat_file=str(tmp_path / "nothing")), NOW)
 
 
-def test_nobody_is_called_unless_somebody_is_named(ear: str) -> None:
+def test_no_heartbeat_is_sent_unless_configured(ear: str) -> None:
     heartbeat.send_heartbeat(notify_settings(alertmanager_urls=(ear,)), NOW)
     assert REQUESTS == []
 
 
-def test_a_hub_whose_rules_fail_falls_silent_and_one_whose_fabric_fails_does_not() -> None:
+def test_failing_rules_stop_the_heartbeat_and_a_failing_fabric_does_not() -> None:
     failures = recent_failures.RecentFailures()
     failures.record("fabric", "ibnetdiscover is missing", now=NOW)
-    assert not failures.has_any(heartbeat.VITAL, now=NOW)
+    assert not failures.has_any(heartbeat.VITAL_LOOPS, now=NOW)
     failures.record("rules thermal", "the store is away", now=NOW)
-    assert failures.has_any(heartbeat.VITAL, now=NOW)
+    assert failures.has_any(heartbeat.VITAL_LOOPS, now=NOW)
     failures.clear("rules thermal")
-    assert not failures.has_any(heartbeat.VITAL, now=NOW)
+    assert not failures.has_any(heartbeat.VITAL_LOOPS, now=NOW)
 
 
-def test_troubles_are_bounded_said_with_their_beginning_and_end_by_themselves() -> None:
+def test_recent_failures_are_limited_have_a_start_and_expire() -> None:
     failures = recent_failures.RecentFailures()
     failures.record("samples", "no room", now=NOW)
     failures.record("samples", "no room", now=NOW + timedelta(minutes=1))

@@ -25,7 +25,7 @@ def compose(batch: NoticeBatch | None) -> message.Message:
     return message.compose_message(batch, message.MessageContext(console_url=CONSOLE))
 
 
-def test_a_message_before_any_diagnosis_says_what_where_since_when_why_whom_it_hits_and_what_to_do(mail: Mail) -> None:
+def test_a_message_before_the_diagnosis_has_place_start_cause_impact_and_next_step(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     assert compose(mail.take(10)).body.splitlines() == [
         "[CRITICAL] GPU 3 on n1 fell off the bus (INC-1)",
@@ -38,14 +38,14 @@ def test_a_message_before_any_diagnosis_says_what_where_since_when_why_whom_it_h
     ]
 
 
-def test_a_fault_without_a_known_cause_is_told_with_what_was_seen(mail: Mail) -> None:
+def test_an_incident_of_unknown_cause_is_notified_with_its_signal(mail: Mail) -> None:
     mail.room.hear(alert("unheard_of", node(), 0))
     body = compose(mail.take(10)).body
     assert "[CRITICAL] n1 reports a fault without a known cause (INC-1)" in body
     assert "Signal: unheard_of here" in body
 
 
-def test_a_repetition_says_how_long_it_lasts_already_and_a_taken_one_who_has_it(mail: Mail) -> None:
+def test_a_repetition_has_the_duration_and_the_assignee(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     assert mail.deliver(10)
     again = mail.take(3611)
@@ -55,20 +55,20 @@ def test_a_repetition_says_how_long_it_lasts_already_and_a_taken_one_who_has_it(
     assert "Assigned to ann" in compose(replace(again, incidents=(taken,))).body
 
 
-def test_of_a_storm_the_gravest_are_told_in_full_and_the_rest_in_a_line_each_with_how_many_wait(mail: Mail) -> None:
+def test_a_storm_shows_the_most_severe_in_full_the_rest_as_lines_and_the_number_pending(mail: Mail) -> None:
     for at in range(120):
         mail.room.hear(alert("thermal_throttle", gpu(at % 8, f"n{at // 8}"), 0, severity="warning"))
     mail.room.push(xid(79, gpu(1, "x1"), 1))
     first = compose(mail.take(20))
     assert first.title.startswith("50 incidents (71 more pending): [CRITICAL] GPU 1 on x1 fell off the bus")
-    assert first.body.count("Cause: ") == message.MOST_IN_FULL
+    assert first.body.count("Cause: ") == message.MAX_FULL_INCIDENTS
     assert first.body.count("[WARNING]") == 49
     assert len(first.body) < 7_000
     assert max(map(len, first.body.splitlines())) < 250
     assert len(first.payload["notices"]) == 50
 
 
-def test_a_receiver_that_was_down_hears_of_an_incident_in_order_and_that_it_is_over(mail: Mail) -> None:
+def test_a_receiver_that_was_down_gets_the_notices_of_an_incident_in_order(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 0))
     failed = mail.take(10)
     assert failed is not None
@@ -87,7 +87,7 @@ def test_a_receiver_that_was_down_hears_of_an_incident_in_order_and_that_it_is_o
     ]
 
 
-def test_an_end_that_is_told_when_the_incident_is_back_says_so(mail: Mail) -> None:
+def test_a_late_end_of_a_reopened_incident_says_open_again(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 0))
     assert mail.deliver(15)
     mail.room.hear(alert("agent_down", node(), 0, ends=60))

@@ -16,7 +16,7 @@ def mail(room: Room) -> Mail:
     return Mail(room)
 
 
-def test_a_disk_that_is_full_when_a_message_should_go_out_loses_nothing(mail: Mail) -> None:
+def test_a_full_disk_during_sending_loses_nothing(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     mail.look(1)
     mail.room.break_journal()
@@ -26,7 +26,7 @@ def test_a_disk_that_is_full_when_a_message_should_go_out_loses_nothing(mail: Ma
     assert mail.deliver(11) == [("INC-1", "opened")]
 
 
-def test_a_disk_that_is_full_when_it_is_decided_loses_nothing(mail: Mail) -> None:
+def test_a_full_disk_during_a_decision_loses_nothing(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     mail.room.incidents.tick(later(1))
     mail.room.break_journal()
@@ -36,7 +36,7 @@ def test_a_disk_that_is_full_when_it_is_decided_loses_nothing(mail: Mail) -> Non
     assert mail.deliver(10) == [("INC-1", "opened")]
 
 
-def test_a_message_keeps_its_key_through_a_restart_whatever_comes_meanwhile(mail: Mail) -> None:
+def test_a_message_keeps_its_key_through_a_restart(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     first = mail.take(10)
     mail.room.push(xid(48, gpu(5), 11))
@@ -51,7 +51,7 @@ def test_a_message_keeps_its_key_through_a_restart_whatever_comes_meanwhile(mail
     assert fresh.key != first.key
 
 
-def test_a_message_that_is_always_refused_holds_up_no_other(mail: Mail) -> None:
+def test_a_message_that_always_fails_blocks_no_other(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     refused = mail.take(10)
     assert refused is not None
@@ -62,7 +62,7 @@ def test_a_message_that_is_always_refused_holds_up_no_other(mail: Mail) -> None:
     assert mail.deliver(22) == [("INC-1", "opened")]
 
 
-def test_who_heard_of_the_beginning_hears_of_the_end_also_after_a_long_stop(mail: Mail) -> None:
+def test_a_notified_receiver_gets_the_end_also_after_a_long_stop(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 0))
     assert mail.deliver(10) == [("INC-1", "opened")]
     mail.room.hear(alert("agent_down", node(), 0, ends=60))
@@ -73,7 +73,7 @@ def test_who_heard_of_the_beginning_hears_of_the_end_also_after_a_long_stop(mail
     assert mail.box._unsettled == {}
 
 
-def test_a_receiver_that_leaves_the_file_gets_nothing_and_one_that_comes_does(mail: Mail) -> None:
+def test_a_removed_receiver_gets_nothing_and_a_new_one_does(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     mail.look(1)
     mail.box.set_routing(routing.Routing((LEAD,), (routing.Route(("lead",)),)), later(2))
@@ -83,7 +83,7 @@ def test_a_receiver_that_leaves_the_file_gets_nothing_and_one_that_comes_does(ma
     assert mail.deliver(20, "lead") == [("INC-1", "opened")]
 
 
-def test_the_gravest_are_told_first(mail: Mail) -> None:
+def test_the_most_severe_incident_is_notified_first(mail: Mail) -> None:
     for at in range(60):
         mail.room.hear(alert("thermal_throttle", gpu(at % 8, f"n{at // 8}"), 0, severity="warning"))
     mail.room.push(xid(79, gpu(1, "x1"), 1))
@@ -92,7 +92,7 @@ def test_the_gravest_are_told_first(mail: Mail) -> None:
     assert batch.incidents[0].cause == "gpu_fell_off_bus"
 
 
-def test_nodes_that_turn_out_to_be_a_rack_are_told_as_such(rack: Room) -> None:
+def test_nodes_that_become_a_rack_are_notified_as_the_rack(rack: Room) -> None:
     mail = Mail(rack, routing.Routing((HOOK, LEAD), (ROUTE,)))
     for at, place in enumerate(NODES[:2]):
         rack.incidents.apply_alerts([alert("node_down", place, at)], later(at))
@@ -109,7 +109,7 @@ def test_nodes_that_turn_out_to_be_a_rack_are_told_as_such(rack: Room) -> None:
     assert mail.deliver(40) == []
 
 
-def test_an_open_incident_is_not_decided_about_every_second(mail: Mail) -> None:
+def test_an_unchanged_incident_is_not_decided_every_second(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     mail.look(10)
     decisions = mail.box._decisions
@@ -119,7 +119,7 @@ def test_an_open_incident_is_not_decided_about_every_second(mail: Mail) -> None:
     assert {notice.at for notice in decisions.values()} == {later(16)}
 
 
-def test_a_notice_that_was_being_sent_to_a_receiver_that_left_is_given_up_when_it_fails(mail: Mail) -> None:
+def test_a_failed_notice_to_a_removed_receiver_is_given_up(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     batch = mail.take(10)
     assert batch is not None
@@ -129,7 +129,7 @@ def test_a_notice_that_was_being_sent_to_a_receiver_that_left_is_given_up_when_i
     assert ROUTING.receivers == (HOOK, LEAD)
 
 
-def test_an_incident_that_is_repeated_for_months_takes_no_more_memory_and_keeps_counting(mail: Mail) -> None:
+def test_months_of_repetitions_need_no_more_memory_and_keep_counting(mail: Mail) -> None:
     mail.room.push(xid(79, gpu(3), 0))
     assert mail.deliver(10) == [("INC-1", "opened")]
     hour = 3600.0
@@ -146,7 +146,7 @@ def test_an_incident_that_is_repeated_for_months_takes_no_more_memory_and_keeps_
     assert len(mail.box._notices["INC-1"]) <= 5
 
 
-def test_a_stop_while_a_receiver_is_down_does_not_tell_the_end_twice(mail: Mail) -> None:
+def test_a_stop_while_a_receiver_is_down_sends_the_end_once(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 0))
     for at in (10, 130):
         batch = mail.take(at)
@@ -165,7 +165,7 @@ def test_a_stop_while_a_receiver_is_down_does_not_tell_the_end_twice(mail: Mail)
     ]
 
 
-def test_a_clock_that_was_put_back_does_not_tell_the_end_twice_after_a_stop(mail: Mail) -> None:
+def test_a_clock_set_back_sends_the_end_once_after_a_stop(mail: Mail) -> None:
     mail.room.hear(alert("agent_down", node(), 7200))
     assert mail.deliver(7210) == [("INC-1", "opened")]
     mail.room.hear(alert("agent_down", node(), 7200, ends=7260))
@@ -175,7 +175,7 @@ def test_a_clock_that_was_put_back_does_not_tell_the_end_twice_after_a_stop(mail
     assert mail.deliver(130) == []
 
 
-def test_a_clock_that_was_put_back_while_a_receiver_is_down_does_not_tell_the_end_twice_after_a_stop(
+def test_a_clock_set_back_while_a_receiver_is_down_sends_the_end_once_after_a_stop(
     mail: Mail,
 ) -> None:
     mail.room.hear(alert("agent_down", node(), 7200))

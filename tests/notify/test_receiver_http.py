@@ -66,7 +66,7 @@ def dripping() -> Iterator[str]:
         ("/silent", IMPATIENT, "no answer within 0.3 s"),
     ],
 )
-def test_an_answer_that_drips_or_never_comes_is_cut_off(path: str, limits: sync_http.HttpLimits, problem: str) -> None:
+def test_an_answer_that_is_slow_or_missing_times_out(path: str, limits: sync_http.HttpLimits, problem: str) -> None:
     began = time.monotonic()
     with dripping() as url, pytest.raises(ReceiverError, match=problem) as refused:
         receiver_http.http_post(url + path, b"{}", {}, limits=limits)
@@ -75,7 +75,7 @@ def test_an_answer_that_drips_or_never_comes_is_cut_off(path: str, limits: sync_
     assert time.monotonic() - began < 20.0
 
 
-def test_an_address_that_is_none_is_refused_and_not_tried_again() -> None:
+def test_an_invalid_address_is_refused_and_not_retried() -> None:
     with pytest.raises(ReceiverError, match="is not a valid URL") as refused:
         receiver_http.http_post("http://[::1", b"", {})
     assert not refused.value.may_retry
@@ -112,7 +112,7 @@ def dripping_handshakes() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_handshake_that_drips_is_cut_off_as_well() -> None:
+def test_a_slow_handshake_times_out() -> None:
     began = time.monotonic()
     with dripping_handshakes() as url, pytest.raises(ReceiverError, match=r"no whole answer within 0\.6 s") as refused:
         receiver_http.http_post(url, b"{}", {}, limits=QUICK)
@@ -122,6 +122,6 @@ def test_a_handshake_that_drips_is_cut_off_as_well() -> None:
 
 
 @pytest.mark.parametrize(("url", "port"), [("http://[fd00::5]/hook", 80), ("https://[fd00::5]", 443)])
-def test_an_ipv6_address_without_a_port_is_called_as_it_is(url: str, port: int) -> None:
+def test_an_ipv6_address_without_a_port_uses_the_default_port(url: str, port: int) -> None:
     client = sync_http.HttpClient(url)
     assert (client._host, client._port) == ("fd00::5", port)

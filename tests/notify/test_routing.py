@@ -43,7 +43,7 @@ def write(folder: Path, text: str) -> Path:
     return folder / "notify.toml"
 
 
-def test_a_file_becomes_receivers_and_routes_with_paths_from_where_it_lies(tmp_path: Path) -> None:
+def test_a_file_becomes_receivers_and_routes_with_paths_relative_to_it(tmp_path: Path) -> None:
     table = routing.load(write(tmp_path, FILE))
     assert [receiver.name for receiver in table.receivers] == ["oncall", "hook"]
     assert table.receivers[0].apprise_file == str(tmp_path / "secrets/oncall")
@@ -61,12 +61,12 @@ def test_a_file_becomes_receivers_and_routes_with_paths_from_where_it_lies(tmp_p
         (MONDAY_NOON.replace(day=10), 0),
     ],
 )
-def test_hours_count_in_the_zone_of_the_route(tmp_path: Path, when: datetime, expected: int) -> None:
+def test_hours_use_the_zone_of_the_route(tmp_path: Path, when: datetime, expected: int) -> None:
     table = routing.load(write(tmp_path, FILE))
     assert len(list(table.routes_for({"severity": frozenset({"warning"})}, when))) == expected
 
 
-def test_without_routes_every_receiver_hears_of_what_is_not_just_information() -> None:
+def test_without_routes_every_receiver_gets_incidents_above_info() -> None:
     table = routing.Routing((routing.Receiver("hook", webhook="http://127.0.0.1:1/"),))
     assert [route.receivers for route in table.routes_for(SUBJECT, MONDAY_NOON)] == [("hook",)]
     assert not list(table.routes_for({"severity": frozenset({"info"})}, MONDAY_NOON))
@@ -83,7 +83,7 @@ def test_without_routes_every_receiver_hears_of_what_is_not_just_information() -
         ("[[routes]]\nreceivers = ['a']\nmatch = ['team=~\"(\"']", "is not a regular expression"),
         ("[[routes]]\nreceivers = ['a']\nmatch = ['team']", "is not a matcher"),
         ("[[routes]]\nreceivers = ['a']\nhours = ['Mon 18:00-08:00']", "ends before it begins"),
-        ("[[routes]]\nreceivers = ['a']\nhours = ['Someday']", "is not hours"),
+        ("[[routes]]\nreceivers = ['a']\nhours = ['Someday']", "is not a range of hours"),
         (
             "[[routes]]\nreceivers = ['a']\nhours = ['Mon-Fre 08:00-18:00']",
             "`fre` in `Mon-Fre 08:00-18:00` is not a day",
@@ -91,10 +91,10 @@ def test_without_routes_every_receiver_hears_of_what_is_not_just_information() -
         ("[[routes]]\nreceivers = ['a']\nzone = 'Mars/Base'", "is not a time zone"),
         ("[[routes]]\nreceivers = ['a']\nrepeat = '5s'", "the minimum is 1m"),
         ("[[routes]]\nreceivers = ['a']\nescalate_after = '5m'", "or neither"),
-        ("[[routes", "cannot read the file"),
+        ("[[routes", "reading the routes file failed"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path: Path, text: str, problem: str) -> None:
+def test_an_invalid_file_is_refused_with_the_place_of_the_problem(tmp_path: Path, text: str, problem: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(SettingsError) as refused:
         routing.load(path)
@@ -111,6 +111,6 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_place(tmp_path: Path, te
         ("cause!~'power.*'", Matcher("cause", "power.*", is_regex=True, is_equal=False)),
     ],
 )
-def test_matchers_read_as_people_write_them(text: str, expected: Matcher) -> None:
+def test_matchers_are_parsed(text: str, expected: Matcher) -> None:
     assert parse_matcher(text) == expected
     assert parse_matcher(str(expected)) == expected

@@ -47,7 +47,7 @@ def service(folder: Path, *addresses: str) -> AppriseSender:
 
 
 @pytest.mark.slow
-def test_a_mail_server_gets_the_message_as_a_letter(tmp_path: Path) -> None:
+def test_a_mail_server_gets_the_message_as_a_mail(tmp_path: Path) -> None:
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Post)
     server.letters = []  # type: ignore[attr-defined]
     with running(server) as port:
@@ -68,7 +68,7 @@ def test_a_web_service_gets_title_and_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_of_two_addresses_only_the_one_that_failed_is_asked_again(tmp_path: Path) -> None:
+def test_of_two_addresses_only_the_failed_one_is_retried(tmp_path: Path) -> None:
     good, bad = Web(), Web(500)
     with running(good) as good_port, running(bad) as bad_port:
         both = service(tmp_path, f"json://127.0.0.1:{good_port}/", f"json://127.0.0.1:{bad_port}/")
@@ -79,7 +79,7 @@ def test_of_two_addresses_only_the_one_that_failed_is_asked_again(tmp_path: Path
     assert (len(good.got), len(bad.got)) == (1, 1)
 
 
-def test_an_address_that_nobody_knows_is_said_without_showing_it(tmp_path: Path) -> None:
+def test_an_unsupported_address_is_reported_without_showing_it(tmp_path: Path) -> None:
     with pytest.raises(ReceiverError, match="an address that Apprise does not support") as refused:
         service(tmp_path, "nonsense://token-that-is-secret").send(MESSAGE)
     assert "token-that-is-secret" not in str(refused.value)
@@ -87,7 +87,7 @@ def test_an_address_that_nobody_knows_is_said_without_showing_it(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "may_retry"), [(500, True), (429, True), (301, True), (404, False), (422, False)])
-def test_a_webhook_says_whether_another_try_may_help(status: int, may_retry: bool) -> None:
+def test_a_webhook_error_says_whether_a_retry_may_help(status: int, may_retry: bool) -> None:
     with running(Web(status)) as port, pytest.raises(ReceiverError) as refused:
         WebhookSender(Receiver("hook", webhook=f"http://127.0.0.1:{port}/")).send(MESSAGE)
     assert refused.value.may_retry is may_retry

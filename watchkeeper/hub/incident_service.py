@@ -171,7 +171,7 @@ class IncidentService:
     async def _send_heartbeat(self) -> None:
         """Send the heartbeat if the journal and the vital loops work; the receiver alerts on its absence."""
         await self._thread.run(self._current.stages.journal.count_open)
-        if not self._loops.failures.has_any(heartbeat.VITAL, now=self._clock.now()):
+        if not self._loops.failures.has_any(heartbeat.VITAL_LOOPS, now=self._clock.now()):
             await asyncio.to_thread(heartbeat.send_heartbeat, self._runtime.settings, self._clock.now())
 
     async def _trim(self) -> None:

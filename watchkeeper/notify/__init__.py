@@ -1,5 +1,5 @@
-"""Notifications: which receiver gets which incident, when, and until it is delivered.
+"""Notifications: which receiver is notified of which incident and when, and their delivery.
 
-Comes in: incidents, routes, silences. Goes out: messages to receivers, recorded in the outbox. Never here: what
-an incident consists of (incidents), or its cause (diagnose).
+In: incidents, routes, silences. Out: messages to receivers, recorded in the outbox. Never here: correlation
+(`incidents`) or causes (`diagnose`).
 """

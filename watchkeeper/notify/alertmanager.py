@@ -1,10 +1,10 @@
-"""Alertmanager in both directions: incidents become its alerts, and its webhook becomes alerts of the hub.
+"""Exchange alerts with Alertmanager: send incidents as alerts, and receive alerts through its webhook.
 
 Out: each open incident is one alert of API v2. It is repeated while it is open, with an end time slightly in the
 future: an Alertmanager that restarts gets everything with the next repetition, and one that loses the hub resolves the
 alert itself. In: alerts of another Prometheus become incidents with causes and plans, without a change to its rules.
-Alerts that the hub sent itself are ignored. Silences belong to Alertmanager: `create_silence` makes one there, and
-`alertmanager_silences` reads them.
+Alerts that the hub sent itself are ignored. Silences are stored in Alertmanager: `create_silence` creates one
+there, and `alertmanager_silences` reads them.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ RETRY = timedelta(seconds=5)
 ALERT_TTL = 4 * REPEAT
 # A resolved alert is repeated for the time that Alertmanager may need to restart.
 REPEAT_RESOLVED = timedelta(minutes=15)
-# Undelivered ends are resent for this long, also after a restart of the hub, up to this number.
-RESEND_ENDS_WITHIN, MOST_UNSENT_ENDS = timedelta(days=1), 10_000
+# Undelivered ends are resent for this time, also after a restart of the hub, up to this number.
+RESEND_ENDS_WITHIN, MAX_UNSENT_ENDS = timedelta(days=1), 10_000
 BATCH_SIZE = 500
-# Marks an alert as ours, so that the webhook ignores it.
+# Marks alerts that the hub sent, so that the webhook ignores them.
 INCIDENT_LABEL = "watchkeeper_incident"
 LABELS = ("cluster", "node", "gpu", "rack", "leaf", "cause", "severity", "team", "namespace")
-MOST_ALERTS, MOST_LABELS, LONGEST_VALUE = 10_000, 64, 4096
+MAX_ALERTS, MAX_LABELS, MAX_VALUE_LENGTH = 10_000, 64, 4096
 # Each signal of an incident keeps the labels of its alert.
-LONGEST_LABEL_SET = 16 * 1024
-MOST_PROBLEMS = 10
-# dcgm-exporter's counter and most rule files carry the Xid code in one of these labels.
+MAX_LABEL_SET_LENGTH = 16 * 1024
+MAX_PROBLEMS = 10
+# dcgm-exporter's counter and most rule files have the Xid code in one of these labels.
 XID_LABELS = ("xid", "err_code", "code")
 XID_PATTERN = re.compile(r"\bXID[ :=#]*(\d{1,3})\b", re.IGNORECASE)
 
@@ -58,18 +58,18 @@ class PostedAlert:
     body: Mapping[str, Any]
 
 
-def labels_of(incident: Incident, subject: IncidentLabels) -> dict[str, str]:
-    """Labels of the Alertmanager alert for an incident; a label with several values gets the first one."""
+def alert_labels(incident: Incident, subject: IncidentLabels) -> dict[str, str]:
+    """The labels of the Alertmanager alert for an incident; of several values, a label gets the first."""
     place = (incident.place.domain or "").partition("=")[0]
     labels = {name: min(subject[name]) for name in (*LABELS, place) if subject.get(name)}
     names = sorted(subject.get("alertname", ()))
-    return labels | {"alertname": names[0] if names else _camel(incident.cause), INCIDENT_LABEL: incident.id}
+    return labels | {"alertname": names[0] if names else _camel_case(incident.cause), INCIDENT_LABEL: incident.id}
 
 
 def make_alert(incident: Incident, subject: IncidentLabels, context: MessageContext, *, now: datetime) -> PostedAlert:
-    labels = labels_of(incident, subject)
-    diagnosed, plan = context.diagnosis(incident.id), context.plan(incident.id)
-    best = diagnosed.best if diagnosed is not None else None
+    labels = alert_labels(incident, subject)
+    incident_diagnosis, plan = context.diagnosis(incident.id), context.plan(incident.id)
+    best = incident_diagnosis.best if incident_diagnosis is not None else None
     annotations = {
         "summary": incident.title,
         "description": best.why if best is not None else causes.lookup(incident.cause).why,
@@ -91,7 +91,7 @@ def make_alert(incident: Incident, subject: IncidentLabels, context: MessageCont
 
 @dataclass(frozen=True, slots=True)
 class _EndedAlert:
-    """A resolved alert, since when, and whether Alertmanager accepted it."""
+    """A resolved alert, when it ended, and whether Alertmanager accepted the end."""
 
     body: Mapping[str, Any]
     since: datetime
@@ -99,28 +99,27 @@ class _EndedAlert:
 
 
 class AlertmanagerFeed:
-    """One Alertmanager. Open incidents are repeated; if labels change, the alert with the old labels ends.
+    """The alerts for one Alertmanager: open incidents are repeated, and an alert with changed labels ends.
 
-    An end is resent until Alertmanager accepts it once: its receivers were notified of the start, and without the end
-    they would wait.
+    An end is resent until Alertmanager accepts it once, because its receivers were notified of the start.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._last: dict[str, PostedAlert] = {}
+        self._last_alerts: dict[str, PostedAlert] = {}
         self._ends: dict[str, _EndedAlert] = {}
 
     def next_alerts(
         self, incident_alerts: Iterable[tuple[Incident, PostedAlert]], *, now: datetime
     ) -> list[Mapping[str, Any]]:
-        """The batch to send now: every open incident, and every end that is recent or not yet delivered."""
+        """The batch to send now: all open incidents, and all ends that are recent or undelivered."""
         firing: list[Mapping[str, Any]] = []
         current: dict[str, PostedAlert] = {}
         for incident, alert in incident_alerts:
-            before = self._last.get(incident.id)
-            if before is not None and before.labels != alert.labels:
-                ended = {**before.body, "endsAt": wire.format_time(now)}
-                self._ends[f"{incident.id} {before.labels}"] = _EndedAlert(ended, now)
+            previous = self._last_alerts.get(incident.id)
+            if previous is not None and previous.labels != alert.labels:
+                ended = {**previous.body, "endsAt": wire.format_time(now)}
+                self._ends[f"{incident.id} {previous.labels}"] = _EndedAlert(ended, now)
             current[incident.id] = alert
             if incident.resolved_at is None:
                 self._ends.pop(incident.id, None)
@@ -129,8 +128,8 @@ class AlertmanagerFeed:
                 firing.append(alert.body)
             elif incident.id not in self._ends and now - incident.resolved_at <= RESEND_ENDS_WITHIN:
                 self._ends[incident.id] = _EndedAlert(alert.body, incident.resolved_at)
-        self._last = current
-        unsent_ends = list(self._ends.items())[-MOST_UNSENT_ENDS:]
+        self._last_alerts = current
+        unsent_ends = list(self._ends.items())[-MAX_UNSENT_ENDS:]
         self._ends = {key: end for key, end in unsent_ends if key in current or not end.is_delivered}
         ends_to_send = (
             end for end in self._ends.values() if not end.is_delivered or now - end.since <= REPEAT_RESOLVED
@@ -187,7 +186,7 @@ class AlertmanagerFeed:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAlerts:
-    """The valid alerts of one webhook call, and the problems of the others."""
+    """The valid alerts of a webhook call, and the problems of the invalid ones."""
 
     alerts: tuple[alerts.Alert, ...]
     problems: tuple[str, ...] = ()
@@ -200,22 +199,22 @@ def read_webhook(
     cause_by_alert_name: Mapping[str, str],
     stale: timedelta = external_alerts.STALE_AFTER,
 ) -> ReceivedAlerts:
-    """The alerts of one webhook call (version 4), without our own; raise WireError for anything else.
+    """The alerts of a webhook call (version 4) that the hub did not send itself; WireError if the body is invalid.
 
-    `cause_by_alert_name` has the causes of our own rules. An alert that is not repeated expires after `stale`.
+    `cause_by_alert_name` has the causes of the hub's rules. An alert that is not repeated expires after `stale`.
     """
     try:
         plain = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise WireError((f"not JSON: {error}",)) from error
-    listed = plain.get("alerts") if isinstance(plain, dict) else None
-    if not isinstance(listed, list):
+    entries = plain.get("alerts") if isinstance(plain, dict) else None
+    if not isinstance(entries, list):
         raise WireError(("expected Alertmanager's webhook: an object with a list `alerts`",))
-    if len(listed) > MOST_ALERTS:
-        raise WireError((f"alerts: {len(listed):,} alerts, the limit is {MOST_ALERTS:,}",))
+    if len(entries) > MAX_ALERTS:
+        raise WireError((f"alerts: {len(entries):,} alerts, the limit is {MAX_ALERTS:,}",))
     accepted: list[alerts.Alert] = []
     problems: list[str] = []
-    for at, entry in enumerate(listed):
+    for at, entry in enumerate(entries):
         try:
             alert = _read_alert(entry, now, cause_by_alert_name=cause_by_alert_name, stale=stale)
         except KeyError as error:
@@ -227,15 +226,18 @@ def read_webhook(
         if alert is not None:
             accepted.append(alert)
     if problems and not accepted:
-        raise WireError(tuple(problems[:MOST_PROBLEMS]))
-    return ReceivedAlerts(tuple(accepted), tuple(problems[:MOST_PROBLEMS]))
+        raise WireError(tuple(problems[:MAX_PROBLEMS]))
+    return ReceivedAlerts(tuple(accepted), tuple(problems[:MAX_PROBLEMS]))
 
 
 def _read_alert(
     plain: Mapping[str, Any], now: datetime, *, cause_by_alert_name: Mapping[str, str], stale: timedelta
 ) -> alerts.Alert | None:
-    """One alert of the webhook, or None if the hub sent it. Raise ValueError for an invalid alert."""
-    labels, annotations = _texts(plain.get("labels"), "labels"), _texts(plain.get("annotations") or {}, "annotations")
+    """An alert of the webhook, or None if the hub sent it; raise ValueError if it is invalid."""
+    labels, annotations = (
+        _read_texts(plain.get("labels"), "labels"),
+        _read_texts(plain.get("annotations") or {}, "annotations"),
+    )
     if INCIDENT_LABEL in labels:
         return None
     if "alertname" not in labels:
@@ -263,10 +265,10 @@ def _read_alert(
 def cause_of(
     labels: Mapping[str, str], annotations: Mapping[str, str], *, cause_by_alert_name: Mapping[str, str]
 ) -> str:
-    """Cause of an external alert: its label `cause`, our rule of the same name, or its Xid."""
-    named = labels.get("cause", "")
-    if named and causes.lookup(named).cause == named:
-        return named
+    """The cause of an external alert: from its label `cause`, its Xid, or the hub's rule with the same name."""
+    named_cause = labels.get("cause", "")
+    if named_cause and causes.lookup(named_cause).cause == named_cause:
+        return named_cause
     codes = [labels[name] for name in XID_LABELS if labels.get(name, "").isdecimal()]
     text = " ".join([labels["alertname"], *annotations.values()])
     if not codes and (match := XID_PATTERN.search(text)) is not None:
@@ -276,20 +278,20 @@ def cause_of(
     return cause_by_alert_name.get(labels["alertname"], diagnosis.UNKNOWN_CAUSE)
 
 
-def _texts(plain: Any, where: str) -> dict[str, str]:
+def _read_texts(plain: Any, where: str) -> dict[str, str]:
     if not isinstance(plain, Mapping) or not all(isinstance(value, str) for value in plain.values()):
         raise ValueError(f"{where} must be an object of strings, got {quote(plain)}")
-    if len(plain) > MOST_LABELS:
-        raise ValueError(f"{where} has {len(plain):,} entries, the limit is {MOST_LABELS}")
+    if len(plain) > MAX_LABELS:
+        raise ValueError(f"{where} has {len(plain):,} entries, the limit is {MAX_LABELS}")
     total_length = sum(len(str(name)) + len(value) for name, value in plain.items())
-    if total_length > LONGEST_LABEL_SET:
-        raise ValueError(f"{where} has {total_length:,} characters in total, the limit is {LONGEST_LABEL_SET:,}")
+    if total_length > MAX_LABEL_SET_LENGTH:
+        raise ValueError(f"{where} has {total_length:,} characters in total, the limit is {MAX_LABEL_SET_LENGTH:,}")
     longest_value = max(map(len, plain.values()), default=0)
-    if longest_value > LONGEST_VALUE:
-        raise ValueError(f"{where} has a value of {longest_value:,} characters, the limit is {LONGEST_VALUE:,}")
+    if longest_value > MAX_VALUE_LENGTH:
+        raise ValueError(f"{where} has a value of {longest_value:,} characters, the limit is {MAX_VALUE_LENGTH:,}")
     return dict(plain)
 
 
-def _camel(cause: str) -> str:
+def _camel_case(cause: str) -> str:
     """`gpu_fell_off_bus` as an alert name: `GpuFellOffBus`."""
     return "".join(part.capitalize() for part in cause.split("_"))

@@ -1,8 +1,8 @@
-"""Alertmanager's own silences, where Alertmanager routes: read periodically and shown on the incidents that they mute.
+"""Read the silences of Alertmanager, if it sends the notifications, and match them with incidents.
 
-`delivery.Notifier` reads them on an interval and after each change made through the hub. They are not stored. They
-match the labels that Alertmanager gets, which are fewer than the hub's. While Alertmanager does not answer, the last
-answer is shown as such for some minutes; after that the silences are unknown, which is shown and differs from "none".
+`delivery.Notifier` reads them on an interval and after each change through the hub. They are not stored. They match the
+labels that Alertmanager gets, which are fewer than the hub's. While Alertmanager does not answer, the last answer is
+used for some minutes, with a problem text; after that the silences are unknown, which differs from none.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from watchkeeper.incidents.incident_labels import check_matcher
 from watchkeeper.kit import wire
 from watchkeeper.model.silences import ALERTMANAGER, Matcher, Silence
 from watchkeeper.notify import receiver_http
-from watchkeeper.notify.silence_store import SHOWN_AFTER, longest_match
+from watchkeeper.notify.silence_store import LISTED_AFTER_END, longest_match
 
 # A silence created in Alertmanager appears here within this time.
 REFRESH_SECONDS = 15.0
-# The last answer counts as current for this long.
-KEPT = timedelta(minutes=5)
-# A silence is about 500 bytes; each is compared with each incident.
-MOST_BYTES, MOST_SHOWN = 4 * 1024 * 1024, 1000
+# The last answer is used for this time.
+CURRENT_FOR = timedelta(minutes=5)
+# A silence has about 500 bytes; each is compared with each incident.
+MAX_BYTES, MAX_SHOWN = 4 * 1024 * 1024, 1000
 PREFIX = f"{ALERTMANAGER}:"
 UNKNOWN_AUTHOR, NO_REASON = "unknown", "no comment"
 
@@ -40,82 +40,82 @@ class SilenceSnapshot:
 
 
 class AlertmanagerSilences:
-    """`refresh` blocks and belongs to one thread at a time; the other methods are safe in any thread."""
+    """`refresh` blocks and may run on one thread at a time; the other methods are thread-safe."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = [url.rstrip("/") for url in urls]
-        self._read = SilenceSnapshot(problem="Alertmanager's silences not read yet" if urls else "")
+        self._snapshot = SilenceSnapshot(problem="Alertmanager's silences not read yet" if urls else "")
 
     def refresh(self, now: datetime) -> None:
-        """Read from the first Alertmanager that answers: members of a cluster replicate silences."""
+        """Read from the first Alertmanager that answers, because members of a cluster replicate silences."""
         problems = []
         for url in self._urls:
             try:
-                self._read = read_silences(_get(url), now)
+                self._snapshot = read_silences(_fetch(url), now)
                 return
             except ReceiverError as error:
                 problems.append(str(error))
-        before = self._read
-        self._read = SilenceSnapshot(before.silences, before.at, "; ".join(problems))
+        previous = self._snapshot
+        self._snapshot = SilenceSnapshot(previous.silences, previous.at, "; ".join(problems))
 
-    def listed(self, now: datetime) -> list[Silence]:
+    def list_silences(self, now: datetime) -> list[Silence]:
         """Silences that are active, pending, or ended within the last day; empty while they are unknown."""
-        return list(self._read.silences) if self._is_known(now) else []
+        return list(self._snapshot.silences) if self._is_known(now) else []
 
     def find_match(self, labels: Mapping[str, str], now: datetime) -> Silence | None:
         """The active silence that matches these labels and ends last."""
-        return longest_match(self.listed(now), {name: frozenset({value}) for name, value in labels.items()}, now)
+        return longest_match(self.list_silences(now), {name: frozenset({value}) for name, value in labels.items()}, now)
 
     def problem(self, now: datetime) -> str:
         """Why the list of silences is outdated or incomplete; empty if it is complete."""
-        snapshot = self._read
+        snapshot = self._snapshot
         if not snapshot.problem or snapshot.at is None:
             return snapshot.problem
         shown = f"showing the silences of {snapshot.at:%H:%M:%S}Z" if self._is_known(now) else "silences are unknown"
         return f"{snapshot.problem} ({shown})"
 
     def _is_known(self, now: datetime) -> bool:
-        return self._read.at is not None and abs(now - self._read.at) <= KEPT
+        return self._snapshot.at is not None and abs(now - self._snapshot.at) <= CURRENT_FOR
 
 
 def read_silences(body: bytes, now: datetime) -> SilenceSnapshot:
     """Active, pending and recent silences of GET /api/v2/silences; raise ReceiverError if it is unreadable."""
     try:
-        listed = json.loads(body)
+        entries = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ReceiverError(f"answer is not JSON: {quote(body[:80])}") from error
-    if not isinstance(listed, list):
-        raise ReceiverError(f"unexpected answer {quote(listed)}: expected a list of silences")
+    if not isinstance(entries, list):
+        raise ReceiverError(f"unexpected answer {quote(entries)}: expected a list of silences")
     current, problems = [], 0
-    for entry in listed:
+    for entry in entries:
         try:
-            silence = _silence(entry)
+            silence = _read_silence(entry)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             problems += 1
             continue
-        if silence.ends_at > now - SHOWN_AFTER:
+        if silence.ends_at > now - LISTED_AFTER_END:
             current.append(silence)
     warnings = [f"{problems} invalid silences were skipped"] if problems else []
-    if len(current) > MOST_SHOWN:
-        warnings.append(f"{len(current):,} silences, the limit is {MOST_SHOWN:,}; showing those that end last")
+    if len(current) > MAX_SHOWN:
+        warnings.append(f"{len(current):,} silences, the limit is {MAX_SHOWN:,}; showing those that end last")
     current.sort(key=lambda silence: silence.ends_at, reverse=True)
-    return SilenceSnapshot(tuple(current[:MOST_SHOWN]), now, "; ".join(warnings))
+    return SilenceSnapshot(tuple(current[:MAX_SHOWN]), now, "; ".join(warnings))
 
 
-def _get(url: str) -> bytes:
-    limits = replace(receiver_http.DEFAULT_LIMITS, answer_bytes=MOST_BYTES + 1)
+def _fetch(url: str) -> bytes:
+    limits = replace(receiver_http.DEFAULT_LIMITS, answer_bytes=MAX_BYTES + 1)
     status, body = receiver_http.http_call(
         "GET", f"{url}/api/v2/silences", {"Accept": "application/json"}, limits=limits
     )
     if status != 200:
         raise ReceiverError(f"answered {status}", where=url)
-    if len(body) > MOST_BYTES:
-        raise ReceiverError(f"the list of silences is larger than the limit of {MOST_BYTES >> 20} MiB", where=url)
+    if len(body) > MAX_BYTES:
+        raise ReceiverError(f"the list of silences is larger than the limit of {MAX_BYTES >> 20} MiB", where=url)
     return body
 
 
-def _silence(plain: Mapping[str, Any]) -> Silence:
-    """One silence; raise ValueError, KeyError or TypeError if it is invalid."""
+def _read_silence(plain: Mapping[str, Any]) -> Silence:
+    """Read a silence; raise ValueError, KeyError or TypeError if it is invalid."""
     matchers = tuple(
         Matcher(
             str(matcher["name"]),

@@ -1,7 +1,7 @@
-"""Which receiver gets which notice, and when: decided from an incident, its routes, and the earlier notices.
+"""Decide which receiver gets which notice, and when, from an incident, its routes, and earlier notices.
 
-Pure: `decide_notices` returns new notices, and pending ones that are withdrawn. `outbox` stores and delivers them. The
-laws: a receiver gets each notice once; an incident that ends before the wait ends is not reported; a flapping incident
+Pure: `decide_notices` returns new notices, and pending ones that are withdrawn. `outbox` stores and delivers them.
+Rules: a receiver gets each notice once; an incident that ends before the wait ends is not reported; a flapping incident
 is reported once, and as resolved only after the flap hold; an acknowledged incident is not repeated.
 """
 
@@ -40,53 +40,55 @@ def _open_notices(
         for receiver in route.receivers:
             if receiver not in served:
                 served.add(receiver)
-                yield from _for_receiver(incident, _for(receiver, notices), route, receiver=receiver, now=now)
+                yield from _receiver_notices(
+                    incident, _notices_to(receiver, notices), route, receiver=receiver, now=now
+                )
         if incident.state is IncidentState.OPEN:
             yield from _escalations(incident, notices, route, now=now)
 
 
-def _for_receiver(
+def _receiver_notices(
     incident: Incident, receiver_notices: Sequence[Notice], route: Route, *, receiver: str, now: datetime
 ) -> Iterator[Notice]:
     episode = _episode(receiver_notices)
     if not episode:
         since = min(incident.opened_at, now) if not receiver_notices else now
-        # Not in the past, if a silence or the hours of the route delayed it: escalation counts from here.
+        # Not in the past, if a silence or the hours of the route delayed it: escalation is counted from here.
         due_at = max(since + _seconds(route.wait_seconds), now)
-        yield _notice(incident, receiver_notices, receiver, Occasion.OPENED, now=now, due_at=due_at)
+        yield _new_notice(incident, receiver_notices, receiver, Occasion.OPENED, now=now, due_at=due_at)
         return
-    last, worst = episode[-1], max(notice.severity.rank for notice in episode)
-    if incident.severity.rank > worst:
-        yield _notice(incident, receiver_notices, receiver, Occasion.WORSE, now=now, due_at=now)
+    last, worst_rank = episode[-1], max(notice.severity.rank for notice in episode)
+    if incident.severity.rank > worst_rank:
+        yield _new_notice(incident, receiver_notices, receiver, Occasion.WORSE, now=now, due_at=now)
     elif _is_wider(incident, episode):
-        yield _notice(incident, receiver_notices, receiver, Occasion.WIDER, now=now, due_at=now)
+        yield _new_notice(incident, receiver_notices, receiver, Occasion.WIDER, now=now, due_at=now)
     elif not last.is_pending and incident.state is IncidentState.OPEN:
         notified_at = last.sent_at or last.due_at
-        # The age of a notice from the future is unknown, so it is repeated.
+        # The age of a notice with a time in the future is unknown, so it is repeated.
         if now >= notified_at + _seconds(route.repeat_seconds) or notified_at > now + CLOCK_SLACK:
-            yield _notice(incident, receiver_notices, receiver, Occasion.REPEATED, now=now, due_at=now)
+            yield _new_notice(incident, receiver_notices, receiver, Occasion.REPEATED, now=now, due_at=now)
 
 
 def _escalations(incident: Incident, notices: Sequence[Notice], route: Route, *, now: datetime) -> Iterator[Notice]:
-    """Escalate if nothing was acknowledged since the first notice was due; an unreachable receiver counts as well."""
+    """Escalate an unacknowledged incident some time after its first notice was due, delivered or not."""
     after = route.escalate_seconds
-    episodes = [_episode(_for(receiver, notices)) for receiver in route.receivers]
+    episodes = [_episode(_notices_to(receiver, notices)) for receiver in route.receivers]
     due_times = (notice.due_at for episode in episodes for notice in episode)
-    first = min((at for at in due_times if at <= now), default=None)
-    if after is None or first is None or now < first + _seconds(after):
+    first_due_at = min((at for at in due_times if at <= now), default=None)
+    if after is None or first_due_at is None or now < first_due_at + _seconds(after):
         return
     for receiver in route.escalate_to:
-        receiver_notices = _for(receiver, notices)
+        receiver_notices = _notices_to(receiver, notices)
         if not any(notice.occasion is Occasion.ESCALATED for notice in _episode(receiver_notices)):
-            yield _notice(incident, receiver_notices, receiver, Occasion.ESCALATED, now=now, due_at=now)
+            yield _new_notice(incident, receiver_notices, receiver, Occasion.ESCALATED, now=now, due_at=now)
 
 
 def _resolved_notices(
     incident: Incident, notices: Sequence[Notice], routes: Sequence[Route], *, now: datetime
 ) -> Iterator[Notice]:
-    skip_resolved = {receiver for route in routes if not route.tells_resolved for receiver in route.receivers}
+    skip_resolved = {receiver for route in routes if not route.notifies_resolved for receiver in route.receivers}
     for receiver in dict.fromkeys(notice.receiver for notice in notices):
-        receiver_notices = _for(receiver, notices)
+        receiver_notices = _notices_to(receiver, notices)
         yield from (give_up(notice, "resolved before it was sent") for notice in receiver_notices if _is_unsent(notice))
         delivered = [
             notice
@@ -95,24 +97,24 @@ def _resolved_notices(
         ]
         if not delivered or receiver in skip_resolved or incident.resolved_at is None:
             continue
-        # An incident that reopened before is reported as resolved after the flap hold.
+        # An incident that reopened is reported as resolved only after the flap hold.
         is_flapping = (
             sum(notice.occasion is Occasion.OPENED for notice in receiver_notices) > 1 or incident.reopened > 0
         )
         due_at = incident.resolved_at + (FLAP if is_flapping else timedelta())
         if now >= due_at or incident.resolved_at > now + CLOCK_SLACK:
-            yield _notice(incident, receiver_notices, receiver, Occasion.RESOLVED, now=now, due_at=min(due_at, now))
+            yield _new_notice(incident, receiver_notices, receiver, Occasion.RESOLVED, now=now, due_at=min(due_at, now))
 
 
-def _for(receiver: str, notices: Sequence[Notice]) -> list[Notice]:
+def _notices_to(receiver: str, notices: Sequence[Notice]) -> list[Notice]:
     return [notice for notice in notices if notice.receiver == receiver]
 
 
 def _episode(receiver_notices: Sequence[Notice]) -> list[Notice]:
     """Notices to a receiver since its last `resolved`: sent, pending, or tried and failed."""
-    valid = [notice for notice in receiver_notices if notice.state is not NoticeState.GIVEN_UP or notice.tries]
-    ends = [at for at, notice in enumerate(valid) if notice.occasion is Occasion.RESOLVED]
-    return valid[ends[-1] + 1 :] if ends else valid
+    counted = [notice for notice in receiver_notices if notice.state is not NoticeState.GIVEN_UP or notice.tries]
+    ends = [at for at, notice in enumerate(counted) if notice.occasion is Occasion.RESOLVED]
+    return counted[ends[-1] + 1 :] if ends else counted
 
 
 def _is_unsent(notice: Notice) -> bool:
@@ -123,7 +125,7 @@ def give_up(notice: Notice, why: str) -> Notice:
     return replace(notice, state=NoticeState.GIVEN_UP, answer=why)
 
 
-def _notice(
+def _new_notice(
     incident: Incident,
     receiver_notices: Sequence[Notice],
     receiver: str,
@@ -160,7 +162,7 @@ def relevant_notices(notices: Sequence[Notice]) -> list[Notice]:
 
 
 def _is_wider(incident: Incident, episode: Sequence[Notice]) -> bool:
-    """The notices named a node and the incident is now its rack; an unsent notice will name the rack itself."""
+    """Whether the incident now has a larger place than all notices named; an unsent notice gets the new place."""
     if incident.place.domain is None or any(_is_unsent(notice) for notice in episode):
         return False
     return all(notice.place not in ("", str(incident.place)) for notice in episode)

@@ -1,7 +1,7 @@
-"""Delivery of notifications: one task per receiver, so that a slow receiver delays no other, or a feed to Alertmanager.
+"""Deliver notifications to receivers, with one task for each, or to Alertmanager.
 
-The hub makes one `Notifier` and runs its `loops`. Decisions and journal writes run in the journal thread
-(`on_journal_thread`); each receiver has its own thread for blocking calls.
+The hub creates one `Notifier` and runs its `loops`. A slow receiver delays no other. Decisions and journal writes run
+on the journal thread (`on_journal_thread`); each receiver has its own thread for blocking calls.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ log = logging.getLogger(__name__)
 
 # How often a task checks for due notices.
 CHECK_SECONDS = 0.5
-MOST_RECEIVERS = 50
-# Services behind Apprise limit each wait but not the total; a webhook has its own, shorter limit.
+MAX_RECEIVERS = 50
+# Apprise services limit each wait but not the total time; a webhook has its own, shorter limit.
 SEND_TIMEOUT_SECONDS = 120.0
 # How often the file of receivers and routes is checked for changes.
 RELOAD_SECONDS = 5.0
 # A silence is recorded on the timelines of at most this many incidents.
-MOST_NOTED = 100
+MAX_NOTED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class NotifierDependencies:
 
 
 class Notifier:
-    """Decides and delivers notifications. `update` belongs to the journal thread."""
+    """Decides and delivers notifications; `update` must run on the journal thread."""
 
     def __init__(self, settings: config.NotifySettings, dependencies: NotifierDependencies, *, now: datetime) -> None:
         self._settings = settings
@@ -71,7 +71,7 @@ class Notifier:
         self._subjects: dict[str, tuple[int, IncidentLabels]] = {}
         self.silences = silence_store.SilenceStore(dependencies.journal, now=now)
         self._routes_stamp = files.read_stamp(Path(settings.routes or ""))
-        self._routing = _load(settings)
+        self._routing = _load_routing(settings)
         self._outbox = outbox.Outbox(
             dependencies.journal, self._routing, subject=self._subject, silences=self.silences, now=now
         )
@@ -79,37 +79,37 @@ class Notifier:
         self._feeds = [alertmanager.AlertmanagerFeed(url) for url in urls]
         self._alertmanager_silences = alertmanager_silences.AlertmanagerSilences(urls)
         counter, gauge = dependencies.metrics.counter, dependencies.metrics.gauge
-        self._sent = counter("watchkeeper_notify_messages_total", "Messages delivered to a receiver")
-        self._failed = counter("watchkeeper_notify_failures_total", "Failed attempts to deliver a message")
-        self._waiting = gauge("watchkeeper_notify_waiting", "Notices pending for a receiver")
-        self._unrouted = gauge("watchkeeper_notify_unrouted_incidents", "Open incidents without a matching route")
-        self._broken = gauge(
+        self._sent_counter = counter("watchkeeper_notify_messages_total", "Messages delivered to a receiver")
+        self._failed_counter = counter("watchkeeper_notify_failures_total", "Failed attempts to deliver a message")
+        self._pending_gauge = gauge("watchkeeper_notify_waiting", "Notices pending for a receiver")
+        self._unrouted_gauge = gauge("watchkeeper_notify_unrouted_incidents", "Open incidents without a matching route")
+        self._invalid_routes_gauge = gauge(
             "watchkeeper_notify_routes_broken", "1 if the changed routes file is invalid and not in use"
         )
 
     def update(self, incidents: Iterable[Incident], now: datetime) -> None:
-        """Decide notices for the open and the recently resolved incidents."""
+        """Decide notices for open and recently resolved incidents."""
         self._current = tuple(incidents)
         if self._settings.via is not config.NotifyVia.RECEIVERS:
             return
         self._outbox.update(self._current, now)
-        self._unrouted.set(self._outbox.unrouted_count)
+        self._unrouted_gauge.set(self._outbox.unrouted_count)
         for receiver, count in self._outbox.pending_counts().items():
-            self._waiting.set(count, receiver=receiver)
+            self._pending_gauge.set(count, receiver=receiver)
 
     def silenced_by(self, incident: Incident, now: datetime) -> Silence | None:
-        """The silence that matches an incident: the hub's, or Alertmanager's if Alertmanager routes."""
+        """The silence that matches an incident, from the hub, or from Alertmanager if it sends the notifications."""
         if self._feeds:
             return self._alertmanager_silences.find_match(
-                alertmanager.labels_of(incident, self._subject(incident)), now
+                alertmanager.alert_labels(incident, self._subject(incident)), now
             )
         return self.silences.find_match(self._subject(incident), now)
 
     def list_silences(self, now: datetime) -> list[Silence]:
-        return self._alertmanager_silences.listed(now) if self._feeds else self.silences.listed(now)
+        return self._alertmanager_silences.list_silences(now) if self._feeds else self.silences.list_silences(now)
 
     def silences_problem(self, now: datetime) -> str:
-        """Why Alertmanager's silences are unknown or incomplete; empty if they are complete, or are the hub's own."""
+        """Why Alertmanager's silences are unknown or incomplete; empty if complete or not used."""
         return self._alertmanager_silences.problem(now)
 
     async def silence(
@@ -121,16 +121,16 @@ class Notifier:
                 lambda: self._record_on_timelines(self.silences.add(request, time.now()), time.now())
             )
         try:
-            made = Silence("-", request.matchers, request.author, request.reason, request.starts_at, request.ends_at)
+            silence = Silence("-", request.matchers, request.author, request.reason, request.starts_at, request.ends_at)
             # Deliberately outside the journal thread: Alertmanager may be slow.
-            answer = await asyncio.to_thread(self._feeds[0].create_silence, made)
+            silence_id = await asyncio.to_thread(self._feeds[0].create_silence, silence)
         except ReceiverError as error:
             raise InvalidTransition(f"Alertmanager rejected the silence: {error}") from error
         except ValueError as error:
             raise InvalidTransition(str(error)) from error
         await asyncio.to_thread(self._alertmanager_silences.refresh, time.now())
-        kept = replace(made, id=f"{alertmanager_silences.PREFIX}{answer}", keeper=ALERTMANAGER)
-        return await on_journal_thread(lambda: self._record_on_timelines(kept, time.now()))
+        created = replace(silence, id=f"{alertmanager_silences.PREFIX}{silence_id}", keeper=ALERTMANAGER)
+        return await on_journal_thread(lambda: self._record_on_timelines(created, time.now()))
 
     async def end_silence(self, id: str, actor: str, *, time: clock.Clock, on_journal_thread: JournalThread) -> Silence:
         """End a silence, in the hub or in Alertmanager; raise InvalidTransition if it failed."""
@@ -140,10 +140,10 @@ class Notifier:
             )
         await asyncio.to_thread(self._alertmanager_silences.refresh, time.now())
         silence = next(
-            (silence for silence in self._alertmanager_silences.listed(time.now()) if silence.id == id), None
+            (silence for silence in self._alertmanager_silences.list_silences(time.now()) if silence.id == id), None
         )
         if silence is None or silence.ends_at <= time.now():
-            remedy = "List them with `watchkeeper silence list`"
+            remedy = "List silences with `watchkeeper silence list`"
             raise InvalidTransition("no active silence with this id in Alertmanager", where=id[:60], remedy=remedy)
         try:
             await asyncio.to_thread(self._feeds[0].end_silence, id.removeprefix(alertmanager_silences.PREFIX))
@@ -155,17 +155,17 @@ class Notifier:
     def _record_on_timelines(self, silence: Silence, now: datetime) -> Silence:
         """Record the silence on the timelines of the open incidents that it matches."""
         open_incidents = self._dependencies.journal.incidents(open_only=True)
-        # A silence of one incident, read from Alertmanager, has the label name used there.
-        labels_there = {
+        # Alertmanager's silences of one incident use its own label name.
+        alertmanager_labels = {
             incident.id: {alertmanager.INCIDENT_LABEL: frozenset({str(incident.id)})} for incident in open_incidents
         }
         matching = (
             incident
             for incident in open_incidents
-            if matches_labels(silence.matchers, {**self._subject(incident), **labels_there[incident.id]})
+            if matches_labels(silence.matchers, {**self._subject(incident), **alertmanager_labels[incident.id]})
         )
         with self._dependencies.journal.transaction():
-            for incident in islice(matching, MOST_NOTED):
+            for incident in islice(matching, MAX_NOTED):
                 text = (
                     f"Silence of {silence.author} ended"
                     if silence.ended_by
@@ -180,12 +180,12 @@ class Notifier:
     ) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """The background loops by name; the hub runs them and restarts one that fails."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
-            reviews = digest_delivery.DigestDelivery(
+            digests = digest_delivery.DigestDelivery(
                 self._dependencies.journal, self._dependencies.place_name, self._dependencies.inventory
             )
             return [
                 ("receivers", lambda: self._run_receiver_tasks(time, on_journal_thread)),
-                ("digest", lambda: reviews.run_forever(lambda: self._routing, time, on_journal_thread)),
+                ("digest", lambda: digests.run_forever(lambda: self._routing, time, on_journal_thread)),
             ]
         feeds = [("alertmanager", partial(self._run_feed, feed, time)) for feed in self._feeds]
         return [("silences", lambda: self._run_silence_reader(time)), *feeds] if feeds else []
@@ -207,7 +207,7 @@ class Notifier:
             await time.sleep(alertmanager_silences.REFRESH_SECONDS)
 
     async def _run_receiver_tasks(self, time: clock.Clock, on_journal_thread: JournalThread) -> None:
-        """One task for each receiver of the file; the task of a removed receiver ends itself."""
+        """Run a task for each receiver of the routes file; the task of a removed receiver ends itself."""
         tasks: dict[routing.Receiver, asyncio.Task[None]] = {}
         try:
             while True:
@@ -226,18 +226,18 @@ class Notifier:
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     def reload(self, now: datetime) -> None:
-        """Apply the file of receivers and routes if it changed; keep the old one if the file is invalid."""
+        """Reload the routes file if it changed; keep the previous routes if it is invalid."""
         stamp = files.read_stamp(Path(self._settings.routes or ""))
         if stamp == self._routes_stamp:
             return
         self._routes_stamp = stamp
         try:
-            loaded = _load(self._settings)
+            loaded = _load_routing(self._settings)
         except SettingsError as error:
-            self._broken.set(1)
+            self._invalid_routes_gauge.set(1)
             log.error("routes file invalid; keeping previous routes", extra=fields(error=error))
             return
-        self._broken.set(0)
+        self._invalid_routes_gauge.set(0)
         self._routing = loaded
         self._outbox.set_routing(loaded, now)
         log.info("routes file reloaded", extra=fields(receivers=len(loaded.receivers)))
@@ -245,15 +245,15 @@ class Notifier:
     async def _deliver_to(
         self, receiver: routing.Receiver, time: clock.Clock, on_journal_thread: JournalThread
     ) -> None:
-        """Send messages to one receiver, one at a time, while it is configured."""
+        """Send messages to a receiver, one at a time, while it is configured."""
         sender = receivers.make_sender(receiver)
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"receiver {receiver.name}")
-        find = self._dependencies.journal.incident
+        find_incident = self._dependencies.journal.incident
         try:
             while receiver in self._routing.receivers:
                 try:
                     batch = await on_journal_thread(
-                        lambda: self._outbox.next_batch(receiver.name, time.now(), incident=find)
+                        lambda: self._outbox.next_batch(receiver.name, time.now(), incident=find_incident)
                     )
                     if batch is not None:
                         await self._send_batch(
@@ -280,11 +280,11 @@ class Notifier:
             return sender.send(message.compose_message(batch, self._dependencies.message_context))
 
         try:
-            # A late thread stays the only worker: the next attempt waits for it, so messages stay in order.
+            # After a timeout the thread stays the only worker; the next attempt waits for it, so the order is kept.
             sending = asyncio.get_running_loop().run_in_executor(thread, send)
             answer = await asyncio.wait_for(sending, SEND_TIMEOUT_SECONDS)
-        except Exception as error:  # Deliberately everything: an error in a service's code is a failed message.
-            self._failed.add(receiver=batch.receiver)
+        except Exception as error:  # Deliberately everything: an error in the code of a service is a failed message.
+            self._failed_counter.add(receiver=batch.receiver)
             problem, may_retry = _problem_text(error), not isinstance(error, ReceiverError) or error.may_retry
             is_expected = isinstance(error, ReceiverError | TimeoutError)
             log.warning(
@@ -294,19 +294,19 @@ class Notifier:
             )
             await on_journal_thread(lambda: self._outbox.mark_failed(batch, problem, time.now(), may_retry=may_retry))
             return
-        self._sent.add(receiver=batch.receiver)
+        self._sent_counter.add(receiver=batch.receiver)
         await on_journal_thread(lambda: self._outbox.mark_sent(batch, answer, time.now()))
 
     async def _run_feed(self, feed: alertmanager.AlertmanagerFeed, time: clock.Clock) -> None:
-        """Send open incidents on an interval, and at once after a change."""
-        last_problem, sent, sent_at = "", list[tuple[str, int]](), time.now() - alertmanager.REPEAT
-        # Which ends were delivered before a restart is unknown; Alertmanager deduplicates repeated ends.
+        """Send open incidents on an interval, and immediately after a change."""
+        last_problem, sent_versions, sent_at = "", list[tuple[str, int]](), time.now() - alertmanager.REPEAT
+        # It is unknown which ends were delivered before a restart; Alertmanager deduplicates them.
         recently_resolved = await asyncio.to_thread(self._recently_resolved, time.now())
         while True:
             now, current = time.now(), self._current
             versions = [(str(incident.id), incident.version) for incident in current]
             interval = alertmanager.RETRY if last_problem else alertmanager.REPEAT
-            if versions != sent or not sent_at <= now < sent_at + interval:
+            if versions != sent_versions or not sent_at <= now < sent_at + interval:
                 try:
                     problem = await self._send_incidents(
                         feed, {incident.id: incident for incident in (*recently_resolved, *current)}.values(), now
@@ -319,7 +319,7 @@ class Notifier:
                     log.warning("sending alerts to Alertmanager failed", extra=fields(url=feed.url, error=problem))
                 elif last_problem and not problem:
                     log.info("sending alerts to Alertmanager recovered", extra=fields(url=feed.url))
-                last_problem, sent, sent_at = problem, versions, now
+                last_problem, sent_versions, sent_at = problem, versions, now
             await time.sleep(CHECK_SECONDS)
 
     def _recently_resolved(self, now: datetime) -> tuple[Incident, ...]:
@@ -343,7 +343,7 @@ class Notifier:
 
         problem = await asyncio.to_thread(send)
         if problem:
-            self._failed.add(receiver="alertmanager")
+            self._failed_counter.add(receiver="alertmanager")
         return problem
 
     def _subject(self, incident: Incident) -> IncidentLabels:
@@ -357,7 +357,7 @@ class Notifier:
 
 
 def _problem_text(error: Exception) -> str:
-    """Text for the timeline about a message that failed."""
+    """The problem of a failed message, for the timeline."""
     if isinstance(error, ReceiverError):
         return str(error)
     if isinstance(error, TimeoutError):
@@ -365,13 +365,13 @@ def _problem_text(error: Exception) -> str:
     return f"{type(error).__name__} in the sender"
 
 
-def _load(settings: config.NotifySettings) -> routing.Routing:
+def _load_routing(settings: config.NotifySettings) -> routing.Routing:
     if settings.via is not config.NotifyVia.RECEIVERS:
         return routing.Routing()
     loaded = routing.load(Path(settings.routes or ""))
-    if len(loaded.receivers) > MOST_RECEIVERS:
+    if len(loaded.receivers) > MAX_RECEIVERS:
         raise SettingsError(
-            f"{len(loaded.receivers)} receivers, the limit is {MOST_RECEIVERS}",
+            f"{len(loaded.receivers)} receivers, the limit is {MAX_RECEIVERS}",
             where=settings.routes,
             remedy="Route with Alertmanager, or with a service that has its own routing",
         )

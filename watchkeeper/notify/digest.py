@@ -1,6 +1,6 @@
-"""The weekly digest: incidents by cause, times to detect and repair, noisy rules, and places that fail repeatedly.
+"""Build the weekly digest: incidents by cause, times to detect and repair, noisy rules, repeated failures.
 
-Pure: made from incidents and their timelines, for `watchkeeper incidents digest` and GET /api/digest.
+Pure: uses incidents and their timelines, for `watchkeeper incidents digest` and GET /api/digest.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.model.incidents import Incident
 from watchkeeper.notify.incident_report import TimelineEntry
 
-MOST_LISTED = 20
+MAX_LISTED = 20
 DIAGNOSED = "diagnosis"
 
 
 @dataclass(frozen=True, slots=True)
 class CauseLine:
-    """Medians in seconds; None if nothing was measured."""
+    """The incidents of a cause, with median times in seconds; None if not measured."""
 
     cause: str
     incidents: int
@@ -33,7 +33,7 @@ class CauseLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class NamedCount:
     name: str
     incidents: int
 
@@ -45,12 +45,12 @@ class Digest:
     incidents: int
     still_open: int
     by_cause: tuple[CauseLine, ...]
-    noisiest_rules: tuple[Counted, ...]
-    repeat_offenders: tuple[Counted, ...]
-    # As in the inventory; incidents without an entry count as `unmapped`.
-    by_team: tuple[Counted, ...] = ()
-    by_rack: tuple[Counted, ...] = ()
-    by_pool: tuple[Counted, ...] = ()
+    noisiest_rules: tuple[NamedCount, ...]
+    repeat_offenders: tuple[NamedCount, ...]
+    # From the inventory; incidents without an entry count as `unmapped`.
+    by_team: tuple[NamedCount, ...] = ()
+    by_rack: tuple[NamedCount, ...] = ()
+    by_pool: tuple[NamedCount, ...] = ()
 
 
 def make_digest(
@@ -62,17 +62,17 @@ def make_digest(
     names: Callable[[Incident], str],
     belongs_to: Callable[[Incident], Mapping[str, frozenset[str]]],
 ) -> Digest:
-    """Digest of the incidents that opened in the window; an incident of two teams counts for both."""
-    # An incident that was merged into another is counted there.
+    """The digest of incidents that opened in the window; an incident of two teams counts for both."""
+    # A merged incident is counted in the other incident.
     opened = [incident for incident in incidents if since <= incident.opened_at < until and incident.part_of is None]
     by_cause: dict[str, list[Incident]] = {}
     for incident in opened:
         by_cause.setdefault(incident.cause, []).append(incident)
-    cause_lines = [_line(cause, group, timeline=timeline) for cause, group in by_cause.items()]
+    cause_lines = [_cause_line(cause, group, timeline=timeline) for cause, group in by_cause.items()]
     rules = Counter(name for incident in opened for name in set(alert_names(incident)))
     places = Counter(names(incident) for incident in opened)
     labels = [belongs_to(incident) for incident in opened]
-    counted = {
+    counts_by_kind = {
         kind: Counter(name for owner in labels for name in owner.get(kind, ())) for kind in ("team", "rack", "pool")
     }
     return Digest(
@@ -81,37 +81,37 @@ def make_digest(
         incidents=len(opened),
         still_open=sum(incident.is_open for incident in opened),
         by_cause=tuple(sorted(cause_lines, key=lambda line: (-line.incidents, line.cause))),
-        noisiest_rules=_most(rules, at_least=1),
-        repeat_offenders=_most(places, at_least=2),
-        by_team=_most(counted["team"], at_least=1),
-        by_rack=_most(counted["rack"], at_least=1),
-        by_pool=_most(counted["pool"], at_least=1),
+        noisiest_rules=_most_frequent(rules, at_least=1),
+        repeat_offenders=_most_frequent(places, at_least=2),
+        by_team=_most_frequent(counts_by_kind["team"], at_least=1),
+        by_rack=_most_frequent(counts_by_kind["rack"], at_least=1),
+        by_pool=_most_frequent(counts_by_kind["pool"], at_least=1),
     )
 
 
 def digest_lines(digest: Digest) -> list[str]:
-    span = f"{digest.since:%Y-%m-%d} to {digest.until:%Y-%m-%d}"
-    lines = [f"Incidents {span}: {digest.incidents}, {digest.still_open} still open"]
+    window = f"{digest.since:%Y-%m-%d} to {digest.until:%Y-%m-%d}"
+    lines = [f"Incidents {window}: {digest.incidents}, {digest.still_open} still open"]
     if digest.by_cause:
         lines += ["", "By cause (median times to detect, diagnose, repair)"]
         lines += [
-            f"  {line.incidents:4}  {line.cause:32} {_time(line.detect_seconds):>8} "
-            f"{_time(line.diagnose_seconds):>8} {_time(line.repair_seconds):>8}"
+            f"  {line.incidents:4}  {line.cause:32} {_format_duration(line.detect_seconds):>8} "
+            f"{_format_duration(line.diagnose_seconds):>8} {_format_duration(line.repair_seconds):>8}"
             for line in digest.by_cause
         ]
-    for title, counted in (
+    for title, counts in (
         ("Noisiest rules", digest.noisiest_rules),
         ("Repeated failures", digest.repeat_offenders),
         ("By team", digest.by_team),
         ("By rack", digest.by_rack),
         ("By pool", digest.by_pool),
     ):
-        if counted:
-            lines += ["", title, *(f"  {entry.incidents:4}  {entry.name}" for entry in counted)]
+        if counts:
+            lines += ["", title, *(f"  {entry.incidents:4}  {entry.name}" for entry in counts)]
     return lines
 
 
-def _line(
+def _cause_line(
     cause: str, incidents: Sequence[Incident], *, timeline: Callable[[str], Sequence[TimelineEntry]]
 ) -> CauseLine:
     detect, diagnose, repair = list[float](), list[float](), list[float]()
@@ -131,11 +131,11 @@ def _median(seconds: Sequence[float]) -> float | None:
     return round(max(median(seconds), 0.0), 1) if seconds else None
 
 
-def _most(counts: Counter[str], *, at_least: int) -> tuple[Counted, ...]:
+def _most_frequent(counts: Counter[str], *, at_least: int) -> tuple[NamedCount, ...]:
     """The most frequent names, and always `unmapped`."""
-    listed = dict(counts.most_common(MOST_LISTED)) | ({UNMAPPED: counts[UNMAPPED]} if counts[UNMAPPED] else {})
-    return tuple(Counted(name, count) for name, count in listed.items() if count >= at_least)
+    listed = dict(counts.most_common(MAX_LISTED)) | ({UNMAPPED: counts[UNMAPPED]} if counts[UNMAPPED] else {})
+    return tuple(NamedCount(name, count) for name, count in listed.items() if count >= at_least)
 
 
-def _time(seconds: float | None) -> str:
+def _format_duration(seconds: float | None) -> str:
     return "-" if seconds is None else durations.format_seconds(round(seconds))

@@ -1,4 +1,4 @@
-"""One incident as a document: what, where, cause, timeline, actions, cost.
+"""Write the report of an incident: place, cause, timeline, actions, impact and cost.
 
 `as_markdown` is for a ticket or a post-mortem, `as_plain` for programs. Both have the same facts.
 """
@@ -16,11 +16,11 @@ from watchkeeper.model import actions, diagnosis, fleet
 from watchkeeper.model.incidents import Incident
 from watchkeeper.notify.message import runbook_path
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 
 
 class TimelineEntry(Protocol):
-    """One entry of an incident's timeline, of a journal or of a recording."""
+    """A timeline entry of an incident, from a journal or a recording."""
 
     @property
     def at(self) -> datetime: ...
@@ -43,7 +43,7 @@ class IncidentReport:
     blast: BlastRadius | None
     timeline: Sequence[TimelineEntry]
     at: datetime
-    # Team, rack and pool from the inventory; `unmapped` without an entry.
+    # Team, rack and pool from the inventory; `unmapped` if it has no entry.
     belongs_to: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
@@ -52,7 +52,7 @@ def as_plain(report: IncidentReport) -> dict[str, Any]:
         "made_at": wire.format_time(report.at),
         "incident": wire.to_plain(report.incident),
         "place_name": report.place_name,
-        "lasted_seconds": round(_lasted(report)),
+        "lasted_seconds": round(_duration_seconds(report)),
         "runbook": runbook_path(report.incident.cause),
         "diagnosis": wire.to_plain(report.diagnosis),
         "plan": wire.to_plain(report.plan),
@@ -69,20 +69,20 @@ def as_plain(report: IncidentReport) -> dict[str, Any]:
 def as_markdown(report: IncidentReport) -> str:
     incident = report.incident
     ended = f"resolved {_time(incident.resolved_at)}" if incident.resolved_at else incident.state.value
-    lasted = durations.format_seconds(round(_lasted(report)))
+    duration = durations.format_seconds(round(_duration_seconds(report)))
     parts = [
         f"# {incident.id}: {_safe(incident.title)}",
         "",
         f"- **Severity:** {incident.severity}",
         f"- **Where:** {_safe(report.place_name)}",
-        f"- **When:** opened {_time(incident.opened_at)}, {ended}, duration {lasted}",
+        f"- **When:** opened {_time(incident.opened_at)}, {ended}, duration {duration}",
         f"- **Cause:** `{incident.cause}` ([runbook]({runbook_path(incident.cause)}))",
         f"- **Assigned to:** {_safe(incident.assignee or 'unassigned')}",
-        *([f"- **Part of:** {incident.part_of}, where it continues"] if incident.part_of else []),
-        *_belongs(report),
-        *_cost(report),
-        *_why(report),
-        *_actions(report),
+        *([f"- **Part of:** {incident.part_of} (merged)"] if incident.part_of else []),
+        *_owner_lines(report),
+        *_impact_lines(report),
+        *_diagnosis_lines(report),
+        *_action_lines(report),
         "",
         "## Timeline",
         "",
@@ -93,32 +93,34 @@ def as_markdown(report: IncidentReport) -> str:
             for entry in report.timeline
         ),
         "",
-        f"Made by Watchkeeper at {_time(report.at)}.",
+        f"Created by Watchkeeper at {_time(report.at)}.",
         "",
     ]
     return "\n".join(parts)
 
 
-def _belongs(report: IncidentReport) -> list[str]:
-    named = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in report.belongs_to.items())
+def _owner_lines(report: IncidentReport) -> list[str]:
+    owners = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in report.belongs_to.items())
     missing = "; ".join(_unmapped(report))
     return [
-        *([f"- **Belongs to:** {_safe(named)}"] if named else []),
+        *([f"- **Belongs to:** {_safe(owners)}"] if owners else []),
         *([f"- **Unmapped:** {_safe(missing)}"] if missing else []),
     ]
 
 
 def _unmapped(report: IncidentReport) -> Iterator[str]:
-    """What the inventory lacks about the place and the affected workloads."""
+    """The missing inventory entries of the place and the affected workloads."""
     for name in ("rack", "pool"):
         if fleet.UNMAPPED in report.belongs_to.get(name, ()):
             yield f"the {name} of {report.place_name}"
-    without = report.blast.unmapped if report.blast is not None else ()
-    if without:
-        yield f"the team of {', '.join(without[:MOST_NAMED])}" + (" …" if len(without) > MOST_NAMED else "")
+    unmapped_workloads = report.blast.unmapped if report.blast is not None else ()
+    if unmapped_workloads:
+        yield f"the team of {', '.join(unmapped_workloads[:MAX_NAMED])}" + (
+            " …" if len(unmapped_workloads) > MAX_NAMED else ""
+        )
 
 
-def _cost(report: IncidentReport) -> list[str]:
+def _impact_lines(report: IncidentReport) -> list[str]:
     blast = report.blast
     if blast is None:
         return ["- **Blast radius:** unknown (query engine unavailable)"]
@@ -135,7 +137,7 @@ def _gpus(count: int | None) -> str:
     return "GPUs unknown" if count is None else f"{count} GPU{'' if count == 1 else 's'}"
 
 
-def _why(report: IncidentReport) -> list[str]:
+def _diagnosis_lines(report: IncidentReport) -> list[str]:
     findings = report.diagnosis.findings if report.diagnosis is not None else ()
     lines = ["", "## Diagnosis", ""] + (["No diagnosis yet."] if not findings else [])
     for finding in findings:
@@ -147,7 +149,7 @@ def _why(report: IncidentReport) -> list[str]:
     return lines
 
 
-def _actions(report: IncidentReport) -> list[str]:
+def _action_lines(report: IncidentReport) -> list[str]:
     if report.plan is None:
         return ["## Actions", "", "No plan."]
     steps = [
@@ -156,7 +158,7 @@ def _actions(report: IncidentReport) -> list[str]:
     return ["## Actions", "", f"Mode `{report.plan.mode}`: {_safe(report.plan.next_step)}", "", *steps]
 
 
-def _lasted(report: IncidentReport) -> float:
+def _duration_seconds(report: IncidentReport) -> float:
     return max(((report.incident.resolved_at or report.at) - report.incident.opened_at).total_seconds(), 0.0)
 
 
@@ -170,7 +172,7 @@ def _time(at: datetime) -> str:
 
 
 def _safe(text: str) -> str:
-    """Text for Markdown: one line, without the start of a tag or a link."""
+    """Escape text for Markdown: one line, without tags or links."""
     return " ".join(text.replace("<", "&lt;").replace("[", "\\[").split())
 
 

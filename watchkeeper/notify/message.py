@@ -1,4 +1,4 @@
-"""The text that a person reads about incidents, and the JSON for programs.
+"""Compose notification messages: the text for people, and the JSON for programs.
 
 `delivery` composes one message for each batch of the outbox. The first line must be enough on a phone: severity, what,
 where.
@@ -22,11 +22,11 @@ from watchkeeper.model.notices import Notice, Occasion
 from watchkeeper.notify.outbox import NoticeBatch
 
 # Services truncate longer messages; the console has the rest.
-MOST_WORKLOADS_NAMED = 5
-MOST_IN_FULL = 5
-LONGEST_SEEN = 200
+MAX_NAMED_WORKLOADS = 5
+MAX_FULL_INCIDENTS = 5
+MAX_SIGNAL_LENGTH = 200
 PAYLOAD_VERSION = "1"
-MARK = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "INFO"}
+SEVERITY_TEXT = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "INFO"}
 TITLE_PREFIX = {
     Occasion.OPENED: "",
     Occasion.WORSE: "severity raised: ",
@@ -39,17 +39,17 @@ TITLE_PREFIX = {
 
 @dataclass(frozen=True, slots=True)
 class MessageContext:
-    """Where a message gets diagnosis, plan and console link from."""
+    """Lookups for the diagnosis and the plan of an incident, and the URL of the console."""
 
     diagnosis: Callable[[str], diagnosis.Diagnosis | None] = lambda _: None
     plan: Callable[[str], actions.Plan | None] = lambda _: None
-    # Address of the console as people reach it; without it, messages have no links.
+    # Without a URL, messages have no links.
     console_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`key` is the same for every attempt to deliver the same notices."""
+    """A message to a receiver; `key` is the same for every attempt to deliver the same notices."""
 
     key: str
     title: str
@@ -58,11 +58,11 @@ class Message:
 
 
 def compose_message(batch: NoticeBatch, context: MessageContext) -> Message:
-    """One message for a batch, the most severe incident first."""
-    pairs = sorted(zip(batch.notices, batch.incidents, strict=True), key=lambda pair: _order(*pair))
+    """Compose one message for a batch, the most severe incident first."""
+    pairs = sorted(zip(batch.notices, batch.incidents, strict=True), key=lambda pair: _sort_key(*pair))
     title = headline(*pairs[0]) if len(pairs) == 1 else _summary(pairs, batch.more)
-    full = ["\n".join(notice_lines(*pair, context, now=batch.at)) for pair in pairs[:MOST_IN_FULL]]
-    rest = "\n".join(headline(*pair) for pair in pairs[MOST_IN_FULL:])
+    full = ["\n".join(notice_lines(*pair, context, now=batch.at)) for pair in pairs[:MAX_FULL_INCIDENTS]]
+    rest = "\n".join(headline(*pair) for pair in pairs[MAX_FULL_INCIDENTS:])
     body = "\n\n".join([*full, rest] if rest else full)
     payload = {
         "version": PAYLOAD_VERSION,
@@ -78,29 +78,29 @@ def headline(notice: Notice, incident: Incident) -> str:
         return f"[PART OF {incident.part_of}] {incident.title} ({incident.id})"
     if notice.occasion is Occasion.RESOLVED:
         return f"[RESOLVED] {'open again: ' if incident.is_open else ''}{incident.title} ({incident.id})"
-    before = TITLE_PREFIX[notice.occasion] if incident.is_open else "resolved meanwhile: "
-    return f"[{MARK[incident.severity]}] {before}{incident.title} ({incident.id})"
+    prefix = TITLE_PREFIX[notice.occasion] if incident.is_open else "resolved meanwhile: "
+    return f"[{SEVERITY_TEXT[incident.severity]}] {prefix}{incident.title} ({incident.id})"
 
 
 def notice_lines(notice: Notice, incident: Incident, context: MessageContext, *, now: datetime) -> list[str]:
-    """One incident in a few lines: what, since when, signal, cause, impact, next step, link."""
+    """The lines about an incident: headline, start, signal, cause, impact, next step, link."""
     lines = [headline(notice, incident)]
     if notice.occasion is Occasion.RESOLVED and incident.part_of is not None:
         lines.append(f"Not resolved: merged into {incident.part_of}")
     elif notice.occasion is Occasion.RESOLVED and incident.resolved_at is not None:
-        lasted = (incident.resolved_at - incident.opened_at).total_seconds()
-        lines.append(f"Duration: {durations.format_seconds(round(lasted))}")
+        duration_seconds = (incident.resolved_at - incident.opened_at).total_seconds()
+        lines.append(f"Duration: {durations.format_seconds(round(duration_seconds))}")
     else:
         best, plan, row = _best(incident, context), context.plan(incident.id), causes.lookup(incident.cause)
-        lines.append(_since(notice, incident, now))
+        lines.append(_since_line(notice, incident, now))
         if incident.members:
             signal_text = leading_member(incident.members).text
-            lines.append(f"Signal: {textwrap.shorten(signal_text, LONGEST_SEEN, placeholder=' …')}")
+            lines.append(f"Signal: {textwrap.shorten(signal_text, MAX_SIGNAL_LENGTH, placeholder=' …')}")
         lines.append(f"Cause: {row.why if best is None else best.why}")
         if incident.workloads:
-            rest = len(incident.workloads) - MOST_WORKLOADS_NAMED
+            rest = len(incident.workloads) - MAX_NAMED_WORKLOADS
             more = f" and {rest} more" if rest > 0 else ""
-            lines.append(f"Impact: {', '.join(incident.workloads[:MOST_WORKLOADS_NAMED])}{more}")
+            lines.append(f"Impact: {', '.join(incident.workloads[:MAX_NAMED_WORKLOADS])}{more}")
         place = incident.place.node or (incident.place.domain or incident.place.cluster).replace("=", " ")
         lines.append(f"Next: {row.advice(place) if plan is None else plan.next_step}")
         if incident.assignee is not None:
@@ -111,7 +111,7 @@ def notice_lines(notice: Notice, incident: Incident, context: MessageContext, *,
 
 
 def notice_payload(notice: Notice, incident: Incident, context: MessageContext) -> dict[str, Any]:
-    """One incident for a program; docs/reference/notifications.md lists the keys."""
+    """The JSON of a notice; docs/reference/notifications.md lists the keys."""
     best, plan = _best(incident, context), context.plan(incident.id)
     plain: dict[str, Any] = wire.to_plain(incident)
     plain.pop("members")
@@ -133,28 +133,31 @@ def console_link(incident: Incident, console: str) -> str:
 
 
 def runbook_path(cause: str) -> str:
-    """Path of the cause's runbook in the documentation."""
+    """The path of the runbook of a cause in the documentation."""
     return f"docs/runbooks/{causes.lookup(cause).runbook}.md"
 
 
 def _best(incident: Incident, context: MessageContext) -> diagnosis.Finding | None:
-    diagnosed = context.diagnosis(incident.id)
-    return None if diagnosed is None else diagnosed.best
+    incident_diagnosis = context.diagnosis(incident.id)
+    return None if incident_diagnosis is None else incident_diagnosis.best
 
 
-def _since(notice: Notice, incident: Incident, now: datetime) -> str:
+def _since_line(notice: Notice, incident: Incident, now: datetime) -> str:
     seconds = round((now - incident.opened_at).total_seconds() / 60) * 60
-    has_lasted = notice.occasion is not Occasion.OPENED and incident.is_open and seconds > 0
-    duration = f", for {durations.format_seconds(seconds)}" if has_lasted else ""
+    shows_duration = notice.occasion is not Occasion.OPENED and incident.is_open and seconds > 0
+    duration = f", for {durations.format_seconds(seconds)}" if shows_duration else ""
     return f"Since {incident.opened_at:%Y-%m-%d %H:%M} UTC{duration}"
 
 
 def _summary(pairs: Sequence[tuple[Notice, Incident]], more: int) -> str:
-    over = sum(notice.occasion is Occasion.RESOLVED for notice, _ in pairs)
-    parts = [f"{len(pairs) - over} incidents" if len(pairs) > over else "", f"{over} resolved" if over else ""]
-    waiting = f" ({more} more pending)" if more else ""
-    return f"{', '.join(part for part in parts if part)}{waiting}: {headline(*pairs[0])}"
+    resolved_count = sum(notice.occasion is Occasion.RESOLVED for notice, _ in pairs)
+    parts = [
+        f"{len(pairs) - resolved_count} incidents" if len(pairs) > resolved_count else "",
+        f"{resolved_count} resolved" if resolved_count else "",
+    ]
+    pending = f" ({more} more pending)" if more else ""
+    return f"{', '.join(part for part in parts if part)}{pending}: {headline(*pairs[0])}"
 
 
-def _order(notice: Notice, incident: Incident) -> tuple[bool, int, str]:
+def _sort_key(notice: Notice, incident: Incident) -> tuple[bool, int, str]:
     return notice.occasion is Occasion.RESOLVED, -incident.severity.rank, incident.id

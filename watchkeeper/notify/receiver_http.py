@@ -1,6 +1,6 @@
-"""One HTTP call to a receiver or an Alertmanager, with limits on each wait, the total time, and the answer's size.
+"""Call a receiver or an Alertmanager over HTTP, with limits on each wait, the total time and the answer's size.
 
-Blocks; callers have a thread to wait in.
+Calls block, so callers use a thread.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from watchkeeper.errors import CollectError, ReceiverError
 from watchkeeper.net import sync_http
 
-# How much of an answer is kept and shown.
+# The part of an answer that is stored and shown.
 ANSWER_BYTES = 200
 DEFAULT_LIMITS = sync_http.HttpLimits(total_seconds=30.0, idle_seconds=10.0, answer_bytes=ANSWER_BYTES)
 
@@ -16,7 +16,7 @@ DEFAULT_LIMITS = sync_http.HttpLimits(total_seconds=30.0, idle_seconds=10.0, ans
 def http_post(
     url: str, body: bytes, headers: dict[str, str], *, limits: sync_http.HttpLimits = DEFAULT_LIMITS
 ) -> tuple[int, str]:
-    """Status and the start of the answer; raise ReceiverError if there is none."""
+    """Return the status and the start of the answer; raise ReceiverError without an answer."""
     status, answer = http_call("POST", url, headers, body=body, limits=limits)
     return status, answer.decode("utf-8", "replace").strip()
 
@@ -29,7 +29,7 @@ def http_call(
     body: bytes | None = None,
     limits: sync_http.HttpLimits = DEFAULT_LIMITS,
 ) -> tuple[int, bytes]:
-    """Status and at most `answer_bytes` of the answer; raise ReceiverError if there is none in time."""
+    """Return the status and at most `answer_bytes` of the answer; raise ReceiverError without an answer in time."""
     try:
         client = sync_http.HttpClient(url, limits=limits, allows_local_address=False)
         with client.open(sync_http.Request(method, body=body, headers=headers)) as answer:

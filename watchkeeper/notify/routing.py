@@ -1,8 +1,8 @@
-"""Receivers and routes: which notification goes where, from one TOML file (`notify.routes`).
+"""Read receivers and routes from a TOML file (`notify.routes`), and route incidents to receivers.
 
 A route selects incidents by matchers and hours, and names the receivers, the wait, the repeat interval, and the
-receivers for escalation. Routes are tried in order; the first match ends the search, unless it says `goes_on`. `outbox`
-reads them; docs/howto/notifications.md shows a file.
+receivers for escalation. The first matching route is used; with `goes_on`, later routes are used too. `outbox` uses the
+routes; docs/howto/notifications.md shows a file.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 HOURS = re.compile(
     r"(?P<first>[A-Za-z]{3})(?:-(?P<last>[A-Za-z]{3}))?(?: (?P<begin>\d\d:\d\d)-(?P<end>\d\d:\d\d))?",
 )
-MOST_ROUTES = 500
+MAX_ROUTES = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """Where messages go: Apprise addresses (in a file, because they hold secrets), or a plain webhook."""
+    """A receiver of messages: Apprise addresses (in a file, because they contain secrets), or a plain webhook."""
 
     name: str
     apprise_file: str | None = None
     webhook: str | None = None
     # Sent as a bearer token with the webhook.
     token_file: str | None = None
-    # Messages per minute; notices that are due together go into one message.
+    # The rate limit in messages per minute; notices that are due together share a message.
     per_minute: int = 10
 
     def __post_init__(self) -> None:
@@ -50,11 +50,11 @@ class Receiver:
         if self.webhook is not None and urlsplit(self.webhook).scheme not in ("http", "https"):
             raise ValueError(f"receiver {self.name}: `webhook` is not an http or https URL")
         if not 1 <= self.per_minute <= 600:
-            raise ValueError(f"receiver {self.name}: per_minute is {self.per_minute}, allowed is 1 to 600")
+            raise ValueError(f"receiver {self.name}: `per_minute` is {self.per_minute}, expected 1 to 600")
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """The transport keys that are set: exactly one; `receivers.SENDERS` has a row for each."""
+        """The transport keys that are set, exactly one; `receivers.SENDERS` has a sender for each."""
         addresses = {
             "apprise_file": self.apprise_file,
             "webhook": self.webhook,
@@ -64,7 +64,7 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class WeekHours:
-    """A part of the week, in the time zone of the route."""
+    """Days and hours of a week, in the time zone of the route."""
 
     days: frozenset[int]
     begin: time = time.min
@@ -78,7 +78,7 @@ class WeekHours:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`wait` groups incidents that open together; `repeat` is for incidents that are not acknowledged."""
+    """A route; `wait` groups incidents that open together, `repeat` applies to unacknowledged incidents."""
 
     receivers: tuple[str, ...]
     match: tuple[str, ...] = ()
@@ -86,10 +86,10 @@ class Route:
     zone: str = "UTC"
     wait: str = "10s"
     repeat: str = "4h"
-    tells_resolved: bool = True
+    notifies_resolved: bool = wire.json_key("tells_resolved", default=True)
     escalate_after: str | None = None
     escalate_to: tuple[str, ...] = ()
-    goes_on: bool = False
+    continues: bool = wire.json_key("goes_on", default=False)
     matchers: tuple[Matcher, ...] = field(init=False)
     open_hours: tuple[WeekHours, ...] = field(init=False)
 
@@ -102,13 +102,13 @@ class Route:
             if getattr(self, name) is not None:
                 durations.parse_ms(getattr(self, name))
         if durations.parse_ms(self.repeat) < 60_000:
-            raise ValueError(f"repeat is `{self.repeat}`, the minimum is 1m")
+            raise ValueError(f"`repeat` is {self.repeat}, the minimum is 1m")
         check_zone(self.zone)
         matchers = tuple(parse_matcher(text) for text in self.match)
         for matcher in matchers:
             check_matcher(matcher)
         object.__setattr__(self, "matchers", matchers)
-        object.__setattr__(self, "open_hours", tuple(parse_hours(text) for text in self.hours))
+        object.__setattr__(self, "open_hours", tuple(parse_week_hours(text) for text in self.hours))
 
     @property
     def wait_seconds(self) -> float:
@@ -130,7 +130,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class DigestSchedule:
-    """When the digest of the last `days` is sent, and its receivers."""
+    """The receivers of the digest of the last `days`, and when it is sent."""
 
     receivers: tuple[str, ...]
     at: str = "Mon 09:00"
@@ -141,12 +141,12 @@ class DigestSchedule:
         if not self.receivers:
             raise ValueError("a digest needs `receivers`")
         if not 1 <= self.days <= 366:
-            raise ValueError(f"days is {self.days}, allowed is 1 to 366")
-        parse_moment(self.at)
+            raise ValueError(f"`days` is {self.days}, expected 1 to 366")
+        parse_week_time(self.at)
         check_zone(self.zone)
 
     def last_due(self, now: datetime) -> datetime:
-        day, at = parse_moment(self.at)
+        day, at = parse_week_time(self.at)
         local = now.astimezone(ZoneInfo(self.zone))
         due = datetime.combine(local.date() - timedelta(days=(local.weekday() - day) % 7), at, local.tzinfo)
         return (due if due <= local else due - timedelta(days=7)).astimezone(UTC)
@@ -154,19 +154,19 @@ class DigestSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The whole file. Without routes, every receiver gets every incident above `info`."""
+    """The receivers and routes; without routes, every receiver gets every incident above `info`."""
 
     receivers: tuple[Receiver, ...] = ()
     routes: tuple[Route, ...] = ()
     digest: DigestSchedule | None = None
 
     def __post_init__(self) -> None:
-        if len(self.routes) > MOST_ROUTES:
-            raise ValueError(f"{len(self.routes)} routes, the limit is {MOST_ROUTES}")
+        if len(self.routes) > MAX_ROUTES:
+            raise ValueError(f"{len(self.routes)} routes, the limit is {MAX_ROUTES}")
         names = [receiver.name for receiver in self.receivers]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two receivers have the name {name}")
+                raise ValueError(f"duplicate receiver name {name}")
         for at, route in enumerate(self.routes, 1):
             for name in (*route.receivers, *route.escalate_to):
                 if name not in names:
@@ -177,14 +177,14 @@ class Routing:
 
     def routes_for(self, subject: IncidentLabels, now: datetime) -> Iterator[Route]:
         """The routes that match an incident at this time."""
-        for route in self.routes or _everything(self.receivers):
+        for route in self.routes or _default_routes(self.receivers):
             if matches_labels(route.matchers, subject) and route.is_open(now):
                 yield route
-                if not route.goes_on:
+                if not route.continues:
                     return
 
 
-def _everything(receivers: Sequence[Receiver]) -> tuple[Route, ...]:
+def _default_routes(receivers: Sequence[Receiver]) -> tuple[Route, ...]:
     names = tuple(receiver.name for receiver in receivers)
     return (Route(names, match=('severity!="info"',)),) if names else ()
 
@@ -196,42 +196,44 @@ def check_zone(name: str) -> None:
         raise ValueError(f"`{name}` is not a time zone such as Europe/Berlin") from error
 
 
-def parse_moment(text: str) -> tuple[int, time]:
-    """`Mon 09:00` as the number of the day and the time."""
+def parse_week_time(text: str) -> tuple[int, time]:
+    """Parse `Mon 09:00` into the number of the day and the time."""
     day, _, at = text.partition(" ")
     if day.lower() not in DAYS or re.fullmatch(r"\d\d:\d\d", at) is None:
         raise ValueError(f"`{text[:40]}` is not a time of the week such as `Mon 09:00`")
     return DAYS.index(day.lower()), time.fromisoformat(at)
 
 
-def parse_hours(text: str) -> WeekHours:
+def parse_week_hours(text: str) -> WeekHours:
     """Parse `Mon-Fri 08:00-18:00` or `Sat`; raise ValueError with the problem."""
     match = HOURS.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"`{text[:40]}` is not hours such as `Mon-Fri 08:00-18:00`")
+        raise ValueError(f"`{text[:40]}` is not a range of hours such as `Mon-Fri 08:00-18:00`")
     days = [match["first"].lower(), (match["last"] or match["first"]).lower()]
     unknown = [day for day in days if day not in DAYS]
     if unknown:
         raise ValueError(f"`{unknown[0]}` in `{text[:40]}` is not a day; days are {', '.join(DAYS)}")
     first, last = (DAYS.index(day) for day in days)
     # Sat-Mon wraps around the end of the week.
-    span = frozenset((first + step) % 7 for step in range((last - first) % 7 + 1))
+    days_of_week = frozenset((first + step) % 7 for step in range((last - first) % 7 + 1))
     if match["begin"] is None:
-        return WeekHours(span)
+        return WeekHours(days_of_week)
     begin = time.fromisoformat(match["begin"])
     end = None if match["end"] == "24:00" else time.fromisoformat(match["end"])
     if end is not None and end <= begin:
-        raise ValueError(f"`{text[:40]}` ends before it begins; write a night as two entries")
-    return WeekHours(span, begin, end)
+        raise ValueError(f"`{text[:40]}` ends before it begins; split hours at midnight into two entries")
+    return WeekHours(days_of_week, begin, end)
 
 
 def load(path: Path) -> Routing:
-    """The file's receivers and routes, or SettingsError with every problem in it."""
+    """Load the receivers and routes of a file; SettingsError lists every problem."""
     try:
         plain: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(
-            f"cannot read the file: {error_reason(error)}", where=str(path), remedy="Name a readable TOML file"
+            f"reading the routes file failed: {error_reason(error)}",
+            where=str(path),
+            remedy="Check the path and the TOML",
         ) from error
     for receiver in plain.get("receivers", []) if isinstance(plain.get("receivers"), list) else []:
         for key in ("apprise_file", "token_file"):
@@ -241,8 +243,8 @@ def load(path: Path) -> Routing:
         return wire.from_plain(Routing, plain)
     except WireError as error:
         raise SettingsError(
-            f"{len(error.problems)} problem{'s' if len(error.problems) > 1 else ''} in the receivers and routes",
+            f"{len(error.problems)} problem{'s' if len(error.problems) > 1 else ''} in the routes file",
             where=str(path),
             problems=error.problems,
-            remedy="docs/howto/notifications.md shows a file",
+            remedy="See docs/howto/notifications.md for an example",
         ) from error

@@ -65,7 +65,7 @@ def config_text(settings: config.Settings) -> str:
         name = f"hours of route {number}"
         intervals += [_interval(name, route)] if route.hours else []
         for at, receiver in enumerate(route.receivers, 1):
-            one = RouteReceiver(known[receiver], route.tells_resolved)
+            one = RouteReceiver(known[receiver], route.notifies_resolved)
             wanted[one.name] = one
             is_last = at == len(route.receivers)
             routes.append(_route(route, one.name, hours=name if route.hours else None, is_last=is_last))
@@ -115,7 +115,7 @@ def _route(route: routing.Route, receiver: str, *, hours: str | None, is_last: b
     if hours is not None:
         value["active_time_intervals"] = [hours]
         notes.append("Outside its hours the hub tries the routes below; Alertmanager stops here and tells nobody.")
-    if route.goes_on or not is_last:
+    if route.continues or not is_last:
         value["continue"] = True
     if route.escalate_to:
         whom = ", ".join(route.escalate_to)

@@ -244,7 +244,7 @@ class Correction(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CauseLine(HubAnswer):
-    """Medians in seconds; None if nothing was measured."""
+    """The incidents of a cause, with median times in seconds; None if not measured."""
 
     cause: str
     incidents: int
@@ -254,23 +254,23 @@ class CauseLine(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Counted(HubAnswer):
-    name: str
-    incidents: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Digest(HubAnswer):
     since: datetime
     until: datetime
     incidents: int
     still_open: int
     by_cause: tuple[CauseLine, ...]
-    noisiest_rules: tuple[Counted, ...]
-    repeat_offenders: tuple[Counted, ...]
-    by_team: tuple[Counted, ...]
-    by_rack: tuple[Counted, ...]
-    by_pool: tuple[Counted, ...]
+    noisiest_rules: tuple[NamedCount, ...]
+    repeat_offenders: tuple[NamedCount, ...]
+    by_team: tuple[NamedCount, ...]
+    by_rack: tuple[NamedCount, ...]
+    by_pool: tuple[NamedCount, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedCount(HubAnswer):
+    name: str
+    incidents: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

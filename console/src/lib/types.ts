@@ -233,7 +233,7 @@ export interface SimilarIncident {
   actor: string;
   why: string;
 }
-/** Medians in seconds; None if nothing was measured. */
+/** The incidents of a cause, with median times in seconds; None if not measured. */
 export interface CauseLine {
   cause: string;
   incidents: number;
@@ -241,21 +241,21 @@ export interface CauseLine {
   diagnose_seconds: number | null;
   repair_seconds: number | null;
 }
-export interface Counted {
-  name: string;
-  incidents: number;
-}
 export interface Digest {
   since: string;
   until: string;
   incidents: number;
   still_open: number;
   by_cause: CauseLine[];
-  noisiest_rules: Counted[];
-  repeat_offenders: Counted[];
-  by_team: Counted[];
-  by_rack: Counted[];
-  by_pool: Counted[];
+  noisiest_rules: NamedCount[];
+  repeat_offenders: NamedCount[];
+  by_team: NamedCount[];
+  by_rack: NamedCount[];
+  by_pool: NamedCount[];
+}
+export interface NamedCount {
+  name: string;
+  incidents: number;
 }
 /** How often a cause was diagnosed correctly in drills; `instead` lists the wrong causes, most frequent first. */
 export interface CauseScore {

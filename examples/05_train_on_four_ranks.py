@@ -67,8 +67,8 @@ def train(rank, folder, fault):
             time.sleep(STEP_SECONDS * (3 if fault == "slow" and rank == BAD_RANK else 1))
             if fault == "die" and rank == BAD_RANK and step == BAD_STEP:
                 os.kill(os.getpid(), signal.SIGSEGV)
-            monitor.tell(loss=loss)
-            monitor.saw(samples=len(batch))
+            monitor.report(loss=loss)
+            monitor.add_samples(samples=len(batch))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -66,8 +66,8 @@ def _stepping(torch: Any, kind: str, *, width: int, layers: int, rows: int) -> t
         with forward:
             loss = model(x).square().mean()
         if monitor is not None and is_watched:
-            monitor.tell(loss=loss)
-            monitor.saw(samples=rows)
+            monitor.report(loss=loss)
+            monitor.add_samples(samples=rows)
         with backward:
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -17,7 +17,7 @@ class Monitor(Protocol):
 def text(monitor: Monitor, *, is_openmetrics: bool = False) -> bytes:
     page = MetricsPage(is_openmetrics=is_openmetrics)
     monitor.write(page)
-    return page.content()
+    return page.encode()
 
 
 def series(monitor: Monitor) -> dict[Labels, float]:

@@ -27,7 +27,7 @@ END = """
 page = MetricsPage()
 monitor.write(page)
 print("PAGE")
-print(page.content().decode())
+print(page.encode().decode())
 """
 
 
@@ -45,14 +45,14 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
 monitor.watch(model, optimizer)
 for batch in monitor.batches(torch.randn(6, 4, 8)):
     loss = model(batch).square().mean()
-    monitor.tell(loss=loss)
-    monitor.saw(samples=len(batch))
+    monitor.report(loss=loss)
+    monitor.add_samples(samples=len(batch))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 model.eval()
 with monitor.validation():
-    monitor.tell(validation_loss=model(batch).square().mean())
+    monitor.report(validation_loss=model(batch).square().mean())
 """
     found = page(program, tmp_path)
     assert found["training_iterations_total"] == 6
@@ -203,7 +203,7 @@ def test_a_barrier_names_the_machines_of_the_ranks_that_do_not_come(
     for rank in (0, 2):
         said = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert said["missing"] == [[1, "gpu-0", "GPU-1"], [3, "gpu-1", "GPU-3"]]
-        assert "2 did not come: rank 1 on gpu-0 GPU 1 GPU-1; rank 3 on gpu-1 GPU 1 GPU-3. Look at" in said["text"]
+        assert "2 ranks are missing: rank 1 on gpu-0 GPU 1 GPU-1; rank 3 on gpu-1 GPU 1 GPU-3. Check" in said["text"]
 
 
 @pytest.mark.parametrize("ask", [TrainingMonitor.lightning, TrainingMonitor.hugging_face])

@@ -56,7 +56,7 @@ def step(clock: StepClock, cuda: Cuda, hands: Hands, *, wait: float) -> None:
     """A step of 1 s on the host, at whose end the GPU waits for others."""
     clock.enter(Phase.BACKWARD)
     assert clock.gpu_wait is not None
-    clock.gpu_wait.sent()
+    clock.gpu_wait.record_sent()
     cuda.now += wait
     hands.now += 1.0
     clock.leave()
@@ -81,17 +81,17 @@ def test_a_wait_is_known_a_step_later_and_is_no_compute(hands: Hands) -> None:
 def test_what_comes_after_the_all_reduce_is_no_wait(hands: Hands) -> None:
     cuda = Cuda()
     wait = GpuWait(cuda)
-    assert wait.sent()
+    assert wait.record_sent()
     cuda.now += 0.4
-    wait.reduced()
+    wait.record_reduced()
     # Clipping, on the same stream.
     cuda.now += 0.3
-    wait.came()
+    wait.read_wait()
     cuda.done = cuda.now
-    assert wait.came() == pytest.approx(0.4)
-    assert not wait.sent()
+    assert wait.read_wait() == pytest.approx(0.4)
+    assert not wait.record_sent()
     hands.now += 2.0
-    assert wait.sent()
+    assert wait.record_sent()
 
 
 def test_one_step_in_a_second_is_measured(hands: Hands) -> None:
@@ -99,8 +99,8 @@ def test_one_step_in_a_second_is_measured(hands: Hands) -> None:
     wait = GpuWait(cuda)
     cuda.done = 1e9
     for _ in range(1000):
-        wait.sent()
-        wait.came()
+        wait.record_sent()
+        wait.read_wait()
         hands.now += 0.01
     # Two events each for ten seconds, and a step or two until each pair is read.
     assert 16 <= cuda.made <= 22

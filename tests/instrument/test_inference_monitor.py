@@ -179,8 +179,8 @@ def test_the_callers_trace_is_the_exemplar_of_its_bucket(monitor: InferenceMonit
     "wrong", ["", "00-0-1-01", PARENT.upper(), f"00-{'0' * 32}-00f067aa0ba902b7-01", f"ff{PARENT[2:]}"]
 )
 def test_a_traceparent_that_is_none_is_no_trace(wrong: str) -> None:
-    assert tracing.trace_id_of({"traceparent": PARENT}) == TRACE
-    assert tracing.trace_id_of({"traceparent": wrong}) is None
+    assert tracing.parse_trace_id({"traceparent": PARENT}) == TRACE
+    assert tracing.parse_trace_id({"traceparent": wrong}) is None
 
 
 def test_a_queue_is_known_once_the_program_tells_about_it(monitor: InferenceMonitor, hands: Hands) -> None:
@@ -197,7 +197,7 @@ def test_tokens_are_the_models_own_count_where_it_is_told(monitor: InferenceMoni
     def answer() -> Iterator[str]:
         request = current_request()
         assert request is not None
-        request.used(prompt_tokens=11, generated_tokens=5)
+        request.record_tokens(prompt_tokens=11, generated_tokens=5)
         for _ in range(2):
             hands.now += 1.0
             yield "two words and more"
@@ -245,8 +245,8 @@ def test_label_sets_are_bounded() -> None:
     counters = metric_families.Counters("made_total", "made", ("name",))
     for number in range(3 * metric_families.MAX_LABEL_SETS):
         counters.add((f"n{number}",))
-    assert len(counters.tallies) == metric_families.MAX_LABEL_SETS + 1
-    assert counters.tallies[metric_families.OTHER,].value == 2 * metric_families.MAX_LABEL_SETS
+    assert len(counters.values_by_labels) == metric_families.MAX_LABEL_SETS + 1
+    assert counters.values_by_labels[metric_families.OTHER,].value == 2 * metric_families.MAX_LABEL_SETS
 
 
 TRACED = """
@@ -292,7 +292,7 @@ assert spans["queue"].end_time == spans["prefill"].start_time
 assert spans["prefill"].end_time == spans["decode"].start_time
 page = MetricsPage(is_openmetrics=True)
 monitor.write(page)
-assert 'trace_id="TRACE"' in page.content().decode()
+assert 'trace_id="TRACE"' in page.encode().decode()
 print(sorted(spans), root.attributes["gen_ai.usage.output_tokens"])
 """
 

@@ -46,7 +46,7 @@ async def model(scope: Any, receive: Any, send: Any) -> None:
     prompt, generated = scope["asked"]
     request = current_request()
     assert request is not None
-    request.used(prompt_tokens=prompt, generated_tokens=generated)
+    request.record_tokens(prompt_tokens=prompt, generated_tokens=generated)
     await asyncio.sleep(PREFILL_SECONDS * prompt)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for begun in range(0, generated, PIECE_TOKENS):

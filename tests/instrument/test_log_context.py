@@ -19,7 +19,7 @@ from tests.support import waiting
 from tests.support.fake_nvml import driver
 from watchkeeper.instrument import gpu_reader, log_context
 from watchkeeper.instrument.gpu_states import GpuState
-from watchkeeper.instrument.log_context import GpuContext, is_wanted, visible
+from watchkeeper.instrument.log_context import GpuContext, is_selected, parse_visible_devices
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_a_gpu_does_not_say_is_absent_and_never_zero(context: GpuContext, f
 def test_a_hung_driver_costs_a_record_nothing_and_is_said(
     context: GpuContext, fake: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_context, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(log_context, "FIRST_READING_SECONDS", 0.0)
     until(context, lambda made: made.gpu_states)
     fake.tell(0, Temperature=driver.HANG)
     seconds = []
@@ -85,8 +85,8 @@ def test_a_hung_driver_costs_a_record_nothing_and_is_said(
 
 def test_without_a_driver_the_reason_is_on_the_record(tmp_path: Path) -> None:
     context = GpuContext(every_seconds=0.1, environment={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path)})
-    made = until(context, lambda made: "not been read yet" not in made.gpu_context)
-    assert made.gpu_context.startswith("GPUs unknown: NVML says")
+    made = until(context, lambda made: "not read yet" not in made.gpu_context)
+    assert made.gpu_context.startswith("GPUs unknown: NVML reports")
     context.close()
     assert record(context).gpu_context.startswith("GPUs unknown")
 
@@ -157,12 +157,12 @@ def is_alive(process: Path) -> bool:
     ],
 )
 def test_cuda_visible_devices_is_read_as_cuda_reads_it(text: str | None, words: list[str] | None) -> None:
-    assert visible(text) == words
+    assert parse_visible_devices(text) == words
 
 
 def test_a_gpu_is_wanted_by_index_or_by_the_beginning_of_its_uuid() -> None:
     state = GpuState(3, "GPU-8a11")
-    assert [is_wanted(state, wanted) for wanted in (None, ["3"], ["GPU-8a"], ["8"], [])] == [
+    assert [is_selected(state, wanted) for wanted in (None, ["3"], ["GPU-8a"], ["8"], [])] == [
         True,
         True,
         True,
@@ -178,7 +178,7 @@ def test_memory_that_is_being_written_is_not_read() -> None:
         assert gpu_reader.read(memory) is None
         gpu_reader.write(memory, {"at": 1.0})
         assert gpu_reader.read(memory) == {"at": 1.0}
-        memory[gpu_reader.HEAD.size] = ord("[")
+        memory[gpu_reader.HEADER.size] = ord("[")
         assert gpu_reader.read(memory) is None
         gpu_reader.write(memory, {"at": "x" * gpu_reader.MEMORY_BYTES})
         assert gpu_reader.read(memory) is None

@@ -65,26 +65,26 @@ def test_a_tracker_that_is_down_is_left_alone_and_the_steps_go_on(caplog: pytest
     mirroring = MirrorSet([tracker], every_seconds=0.0)
 
     def is_said() -> bool:
-        mirroring.offer({"training_loss": 1.0}, 1, now=0.0)
-        return "gets no more numbers" in caplog.text
+        mirroring.enqueue({"training_loss": 1.0}, 1, now=0.0)
+        return "experiment tracker disabled" in caplog.text
 
     until(is_said)
-    mirroring.offer({"training_loss": 1.0}, 2, now=0.0)
+    mirroring.enqueue({"training_loss": 1.0}, 2, now=0.0)
     mirroring.close()
-    assert tracker.calls == mirrors.MOST_FAILURES
-    assert mirroring.failures() == {"fake": mirrors.MOST_FAILURES}
+    assert tracker.calls == mirrors.MAX_FAILURES
+    assert mirroring.count_failures() == {"fake": mirrors.MAX_FAILURES}
 
 
 def test_a_tracker_that_hangs_holds_up_neither_the_steps_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirrors, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(mirrors, "CLOSE_TIMEOUT_SECONDS", 0.1)
     gate = threading.Event()
     mirroring = MirrorSet([Tracker(gate=gate)], every_seconds=0.0)
     began = time.monotonic()
-    for step in range(10 * mirrors.MOST_WAITING):
-        mirroring.offer({"training_loss": 1.0}, step, now=0.0)
+    for step in range(10 * mirrors.MAX_QUEUED):
+        mirroring.enqueue({"training_loss": 1.0}, step, now=0.0)
     mirroring.close()
     assert time.monotonic() - began < 30
-    assert len(mirroring._feeds[0]._waiting) <= mirrors.MOST_WAITING
+    assert len(mirroring._queues[0]._queued) <= mirrors.MAX_QUEUED
     gate.set()
 
 

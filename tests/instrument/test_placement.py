@@ -80,7 +80,7 @@ def test_without_a_driver_the_gpu_stays_unknown(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_driver_that_hangs_is_given_up(fake: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "DRIVER_SECONDS", 1.0)
+    monkeypatch.setattr(placement, "DRIVER_TIMEOUT_SECONDS", 1.0)
     fake.tell(driver.EVERY, Init=driver.HANG, UUID=driver.HANG, HandleByIndex=driver.HANG, Count=driver.HANG)
     asked = placement.from_environment({})
     assert placement.with_uuid(asked, fake.environment).uuid == ""

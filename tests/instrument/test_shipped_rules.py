@@ -35,15 +35,15 @@ def written() -> dict[str, set[str]]:
     training = TrainingMonitor("llama", Exports(), place=place, cost=ModelCost(1e12, flops_per_token=1e9))
     for batch in training.batches(range(30)):
         training.step(loss=math.nan if batch else 1.0, grad_norm=1.0, learning_rate=1e-3, samples=1, tokens=1)
-    training.tell(validation_loss=1.0, epoch=1)
+    training.report(validation_loss=1.0, epoch=1)
     with training.checkpoint():
         pass
     serving = InferenceMonitor("llama", "3", Exports())
     with serving.request() as request:
         with request.queueing():
             pass
-        request.used(prompt_tokens=1, generated_tokens=2)
-        request.piece()
+        request.record_tokens(prompt_tokens=1, generated_tokens=2)
+        request.record_piece()
     found: dict[str, set[str]] = {}
     for labels in (*pages.series(training), *pages.series(serving)):
         found.setdefault(labels["__name__"], set()).update(dict(labels))

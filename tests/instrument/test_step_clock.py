@@ -59,7 +59,7 @@ def test_a_backward_pass_that_waits_for_other_ranks_says_so(hands: Hands) -> Non
     clock = StepClock()
     clock.enter(Phase.BACKWARD)
     hands.now += 1.0
-    clock.sent_last_gradients()
+    clock.record_gradients_sent()
     hands.now += 5.0
     clock.leave()
     clock.end_step(hands.now)
@@ -88,10 +88,10 @@ def test_a_pause_is_on_until_it_is_left(hands: Hands) -> None:
     clock = StepClock()
     clock.enter(Phase.VALIDATION)
     clock.enter(Phase.FORWARD)
-    assert clock.pause() is Phase.VALIDATION
+    assert clock.current_pause() is Phase.VALIDATION
     clock.leave()
     clock.leave()
-    assert clock.pause() is None
+    assert clock.current_pause() is None
     clock.leave()
 
 
@@ -104,12 +104,12 @@ def test_no_moment_is_lost_or_counted_twice(moves: list[tuple[Phase, int, bool]]
         for phase, seconds, is_entered in moves:
             if is_entered:
                 clock.enter(phase)
-            outside += 0 if clock._open else seconds
+            outside += 0 if clock._open_phases else seconds
             hands.now += seconds
             if not is_entered:
                 clock.leave()
         clock.move_to(None)
-        while clock._open:
+        while clock._open_phases:
             clock.leave()
         clock.end_step(hands.now)
     assert sum(clock.totals) + outside == pytest.approx(clock.wall_seconds)

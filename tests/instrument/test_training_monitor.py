@@ -30,7 +30,7 @@ def test_a_loop_is_on_the_page_with_the_guides_names_and_labels() -> None:
         with made.forward():
             pass
         made.step(loss=0.5, grad_norm=1.5, learning_rate=3e-4, samples=len(batch), tokens=100)
-    made.tell(validation_loss=0.75, epoch=1)
+    made.report(validation_loss=0.75, epoch=1)
     expected = {
         "training_loss": 0.5, "training_grad_norm": 1.5, "training_learning_rate": 3e-4, "training_epoch": 1,
         "training_validation_loss": 0.75,
@@ -92,7 +92,7 @@ def test_a_gradient_norm_ten_times_the_usual_is_a_spike_after_the_warm_up() -> N
 def test_values_that_are_told_before_a_step_ends_belong_to_that_step() -> None:
     made = monitor()
     made.step()
-    made.tell(loss=math.nan)
+    made.report(loss=math.nan)
     made.step()
     assert pages.value(made, "training_event_step", kind="loss_not_finite") == 2
 

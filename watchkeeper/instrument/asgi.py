@@ -1,8 +1,8 @@
-"""The middleware of an ASGI application: each request measured from its arrival to the last byte of its answer.
+"""ASGI middleware that measures each request from its arrival to the last byte of its response.
 
     app.add_middleware(InferenceMiddleware, monitor=monitor)
 
-It changes no message. The application finds its request with `current_request()`, to tell about its queue and tokens.
+It changes no message. The application gets its request from `current_request()`, to report queue time and tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from watchkeeper.instrument import tracing
 from watchkeeper.instrument.page import MetricsPage
-from watchkeeper.instrument.serving_request import ANSWERED, CLIENT_GONE, FAILED, Request, working_on
+from watchkeeper.instrument.serving_request import CLIENT_CLOSED, OK, SERVER_ERROR, Request, use_as_current
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,7 +23,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ServingMonitor(Protocol):
-    """What the middleware needs of an `inference.InferenceMonitor`."""
+    """The part of `inference.InferenceMonitor` that the middleware uses."""
 
     spans: tracing.Spans
 
@@ -33,7 +33,7 @@ class ServingMonitor(Protocol):
 
 
 class InferenceMiddleware:
-    """`paths` are the beginnings of paths that count, or all without any; `metrics_path` answers with the page."""
+    """`paths` are the prefixes of measured paths (empty: all paths); `metrics_path` serves the metrics page."""
 
     def __init__(
         self, app: App, monitor: ServingMonitor, *, paths: Sequence[str] = (), metrics_path: str | None = None
@@ -44,54 +44,54 @@ class InferenceMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope.get("path", ""))
         if scope["type"] == "http" and path == self._metrics_path:
-            await self._answer_page(scope, send)
+            await self._send_page(scope, send)
         elif scope["type"] == "http" and (not self._paths or path.startswith(self._paths)):
             await self._measure(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     async def _measure(self, scope: Scope, receive: Receive, send: Send) -> None:
-        carrier = tracing.carrier_of(scope.get("headers", ()))
+        carrier = tracing.read_carrier(scope.get("headers", ()))
         request = self._monitor.begin(carrier)
-        answer = _ResponseRecorder(request, send)
+        recorder = _ResponseRecorder(request, send)
         spans = self._monitor.spans
         token = spans.attach(request.span)
-        code = FAILED
+        code = SERVER_ERROR
         try:
-            with working_on(request):
-                await self._app(scope, receive, answer.send)
-            code = answer.status
+            with use_as_current(request):
+                await self._app(scope, receive, recorder.send)
+            code = recorder.status
         except asyncio.CancelledError:
-            code = CLIENT_GONE
+            code = CLIENT_CLOSED
             raise
         finally:
             spans.detach(token)
             request.end(code)
 
-    async def _answer_page(self, scope: Scope, send: Send) -> None:
-        accepts = [value for name, value in scope.get("headers", ()) if name.lower() == b"accept"]
-        page = MetricsPage(is_openmetrics=any(b"application/openmetrics-text" in value for value in accepts))
+    async def _send_page(self, scope: Scope, send: Send) -> None:
+        accept_headers = [value for name, value in scope.get("headers", ()) if name.lower() == b"accept"]
+        page = MetricsPage(is_openmetrics=any(b"application/openmetrics-text" in value for value in accept_headers))
         self._monitor.write(page)
         headers = [(b"content-type", page.content_type.encode())]
-        await send({"type": "http.response.start", "status": ANSWERED, "headers": headers})
-        await send({"type": "http.response.body", "body": page.content()})
+        await send({"type": "http.response.start", "status": OK, "headers": headers})
+        await send({"type": "http.response.body", "body": page.encode()})
 
 
 class _ResponseRecorder:
-    """What the application sends, passed on as it is."""
+    """Records the messages that the application sends, and passes them on unchanged."""
 
     def __init__(self, request: Request, send: Send) -> None:
         self._request, self._send = request, send
-        # An application that ends without an answer has failed.
-        self.status = FAILED
+        # An application that ends without a response has failed.
+        self.status = SERVER_ERROR
         self._is_stream = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
         elif message["type"] == "http.response.body" and message.get("body"):
-            # An answer in one piece has no first token to wait for.
+            # A response in one piece has no time to first token.
             self._is_stream = self._is_stream or bool(message.get("more_body"))
             if self._is_stream:
-                self._request.piece()
+                self._request.record_piece()
         await self._send(message)

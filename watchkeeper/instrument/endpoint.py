@@ -1,6 +1,6 @@
-"""A page on a port, from one thread of the program: what Prometheus or a hub scrapes.
+"""Serves the metrics page on a port, from one thread of the program, for Prometheus or a hub.
 
-One request at a time is enough for a scraper or two, and a client that sends nothing is left after some seconds.
+It handles one request at a time, and closes the connection of a client that sends nothing for some seconds.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Protocol
 
 from watchkeeper.instrument.page import MetricsPage
 
-CLIENT_SECONDS = 5.0
-STOP_SECONDS = 0.2
+CLIENT_TIMEOUT_SECONDS = 5.0
+STOP_POLL_SECONDS = 0.2
 
 
-class Pages(Protocol):
+class RenderPage(Protocol):
     def __call__(self, *, is_openmetrics: bool = False) -> MetricsPage: ...
 
 
 class Endpoint:
-    """Listens from its making until `close`; OSError when the port is taken."""
+    """Listens from its creation until `close`; OSError if the port is in use."""
 
-    def __init__(self, host: str, port: int, pages: Pages) -> None:
-        self._server = _Server(host, port, _answering(pages))
+    def __init__(self, host: str, port: int, render: RenderPage) -> None:
+        self._server = _Server(host, port, _build_request_class(render))
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(STOP_SECONDS,), name="watchkeeper-metrics", daemon=True
+            target=self._server.serve_forever, args=(STOP_POLL_SECONDS,), name="watchkeeper-metrics", daemon=True
         )
         self._thread.start()
 
@@ -42,10 +42,10 @@ class Endpoint:
 
 
 class _Server(HTTPServer):
-    # HTTPServer asks for the name of its address when it binds, and a broken resolver takes long to answer.
-    def __init__(self, host: str, port: int, answering: Callable[..., BaseHTTPRequestHandler]) -> None:
+    # HTTPServer resolves the name of its address when it binds, which takes long with a broken resolver.
+    def __init__(self, host: str, port: int, request_class: Callable[..., BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), answering)
+        super().__init__((host, port), request_class)
 
     def server_bind(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -54,28 +54,28 @@ class _Server(HTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is nothing to write onto the program's output."""
+        """Print nothing to the program's output when a client disconnects."""
 
 
-def _answering(pages: Pages) -> type[BaseHTTPRequestHandler]:
-    class Answer(BaseHTTPRequestHandler):
-        timeout = CLIENT_SECONDS
+def _build_request_class(render: RenderPage) -> type[BaseHTTPRequestHandler]:
+    class MetricsRequest(BaseHTTPRequestHandler):
+        timeout = CLIENT_TIMEOUT_SECONDS
 
-        def answer(self) -> None:
+        def send_page(self) -> None:
             if self.path.partition("?")[0] not in ("/", "/metrics"):
-                self.send_error(404, "only /metrics is here")
+                self.send_error(404, "not found, use /metrics")
                 return
-            page = pages(is_openmetrics="application/openmetrics-text" in self.headers.get("Accept", ""))
-            content = page.content()
+            page = render(is_openmetrics="application/openmetrics-text" in self.headers.get("Accept", ""))
+            content = page.encode()
             self.send_response(200)
             self.send_header("Content-Type", page.content_type)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = answer  # noqa: N815
+        do_GET = send_page  # noqa: N815
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """The program's output is not ours."""
+            """Print nothing to the program's output."""
 
-    return Answer
+    return MetricsRequest

@@ -1,8 +1,8 @@
-"""How a program's series leave it: a page on a port, a file for node_exporter, a Pushgateway, a note where the port is.
+"""Exports a program's metrics: on a port with a file_sd list, to a file for node_exporter, to a Pushgateway.
 
-`Exports` says what is wanted, in code or by the environment, so that whoever writes the job's manifest decides.
-`Exporter` does it for a monitor, from threads of its own. A wish that would open a port to the network without saying
-so is refused when the program starts; whatever breaks later is logged once and costs the program nothing.
+`Exports` has the settings, from code or from environment variables, so that the job's manifest can set them. `Exporter`
+exports the metrics of a monitor, in its own threads. Settings that would open a port to the network by accident are
+refused when the program starts; later errors are logged once and do not affect the program.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from watchkeeper.instrument.page import MetricsPage
 
 log = logging.getLogger("watchkeeper.instrument")
 EVERY_SECONDS = 15.0
-SHORTEST_SECONDS = 0.05
-# Files and a push at the end of a program: it may not hang at its exit.
-CLOSE_SECONDS = 5.0
+MIN_SECONDS = 0.05
+# Time limit for the last file and push, so that the program does not hang at its exit.
+CLOSE_TIMEOUT_SECONDS = 5.0
 PREFIX = "WATCHKEEPER_METRICS_"
-# What may stand in a file's name.
-PLAIN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+# Replaced in file names.
+UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class ExportRefused(ValueError):
-    """A wish that would do harm, or that cannot be understood; it says which and what to write instead."""
+    """Settings that are invalid or unsafe; the message says which, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exports:
-    """`port` 0 takes any free one; each rank of a node adds its local rank to any other. None of all: nothing leaves.
+    """Where metrics are exported; without a setting, nowhere.
 
-    `announce` is a folder for file_sd lists, `textfile` one that node_exporter reads, `gateway` a Pushgateway.
+    `port` 0 is any free port; each rank of a node adds its local rank to other ports. `announce` is a directory for
+    file_sd lists, `textfile` a directory that node_exporter reads, `gateway` the URL of a Pushgateway.
     """
 
     port: int | None = None
@@ -58,8 +59,8 @@ class Exports:
             raise ExportRefused(f"exports: port {self.port} is not between 0 and 65535")
         if self.port is not None and not self.is_open and not _is_loopback(self.host):
             raise ExportRefused(
-                f"exports: {self.host} can be reached from the network, and the page has no password. "
-                f"If that is meant, say so: Exports(…, host={self.host!r}, is_open=True), or {PREFIX}OPEN=1"
+                f"exports: {self.host} can be reached from the network, and the page has no authentication. "
+                f"To allow that, write Exports(…, host={self.host!r}, is_open=True) or set {PREFIX}OPEN=1"
             )
         if self.announce is not None and self.port is None:
             raise ExportRefused(
@@ -72,33 +73,33 @@ class Exports:
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Exports:
-    """WATCHKEEPER_METRICS_PORT, _HOST, _OPEN, _ANNOUNCE, _TEXTFILE, _GATEWAY, _SECONDS; what is not set is not done."""
-    given = os.environ if environment is None else environment
+    """Settings from WATCHKEEPER_METRICS_PORT, _HOST, _OPEN, _ANNOUNCE, _TEXTFILE, _GATEWAY and _SECONDS."""
+    variables = os.environ if environment is None else environment
 
-    def word(name: str) -> str | None:
-        return given.get(PREFIX + name) or None
+    def read_variable(name: str) -> str | None:
+        return variables.get(PREFIX + name) or None
 
-    port, seconds = word("PORT"), word("SECONDS")
+    port, seconds = read_variable("PORT"), read_variable("SECONDS")
     try:
-        chosen = None if port is None else int(port)
-        every = EVERY_SECONDS if seconds is None else float(seconds)
+        port_number = None if port is None else int(port)
+        every_seconds = EVERY_SECONDS if seconds is None else float(seconds)
     except ValueError as error:
-        raise ExportRefused(f"{PREFIX}PORT={port or ''} {PREFIX}SECONDS={seconds or ''}: not numbers") from error
-    announce, textfile = word("ANNOUNCE"), word("TEXTFILE")
+        raise ExportRefused(f"{PREFIX}PORT={port or ''} {PREFIX}SECONDS={seconds or ''}: must be numbers") from error
+    announce, textfile = read_variable("ANNOUNCE"), read_variable("TEXTFILE")
     return Exports(
-        chosen,
-        word("HOST") or "127.0.0.1",
-        word("OPEN") == "1",
+        port_number,
+        read_variable("HOST") or "127.0.0.1",
+        read_variable("OPEN") == "1",
         None if announce is None else Path(announce),
         None if textfile is None else Path(textfile),
-        word("GATEWAY"),
-        every,
+        read_variable("GATEWAY"),
+        every_seconds,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
-    """Whose series they are: `name` for files, `labels` for the gateway's group, `local_rank` for the port."""
+    """A monitor to export: `name` for files, `labels` for the gateway's group, `local_rank` for the port."""
 
     name: str
     labels: Mapping[str, str]
@@ -108,24 +109,24 @@ class MetricsSource:
 
     @property
     def file_name(self) -> str:
-        return f"watchkeeper_{PLAIN_NAME.sub('-', self.name)[:100]}"
+        return f"watchkeeper_{UNSAFE_CHARACTERS.sub('-', self.name)[:100]}"
 
-    def page(self, *, is_openmetrics: bool = False) -> MetricsPage:
-        made = MetricsPage(is_openmetrics=is_openmetrics)
-        self.write(made)
-        return made
+    def render(self, *, is_openmetrics: bool = False) -> MetricsPage:
+        page = MetricsPage(is_openmetrics=is_openmetrics)
+        self.write(page)
+        return page
 
 
 class Exporter:
-    """Everything that one monitor exports, from its start until `close`."""
+    """Exports the metrics of one monitor, from its creation until `close`."""
 
     def __init__(self, exports: Exports, source: MetricsSource) -> None:
         self._exports, self._source = exports, source
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failing: set[str] = set()
-        self._listed = b""
+        self._failing_outputs: set[str] = set()
+        self._target_list = b""
         self.endpoint: Endpoint | None = None
         if exports != Exports():
             # For a program that never closes its monitor.
@@ -138,11 +139,11 @@ class Exporter:
 
     @property
     def address(self) -> str | None:
-        """`127.0.0.1:9500`, or None where there is no page."""
+        """`127.0.0.1:9500`, or None if no page is served."""
         return None if self.endpoint is None else self.endpoint.address
 
     def close(self) -> None:
-        """End the page and take files and pushes back, so that nobody reads the numbers of a program that is over."""
+        """Stop serving, and delete files and pushed metrics, so that no metrics of an ended program remain."""
         atexit.unregister(self.close)
         if os.getpid() != self._pid or self._stop.is_set():
             return
@@ -151,73 +152,68 @@ class Exporter:
             self.endpoint.close()
             if self._exports.announce is not None:
                 with contextlib.suppress(OSError):
-                    self._take_back(self._announced(self._exports.announce))
+                    self._remove_announcement(self._announcement_path(self._exports.announce))
         if self._thread is not None:
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(CLOSE_TIMEOUT_SECONDS)
 
     def _listen(self, port: int) -> None:
-        wanted = port + self._source.local_rank if port else 0
+        rank_port = port + self._source.local_rank if port else 0
         try:
-            self.endpoint = Endpoint(self._exports.host, wanted, self._source.page)
+            self.endpoint = Endpoint(self._exports.host, rank_port, self._source.render)
         except OSError as error:
-            log.warning(
-                "No metrics page: %s:%d cannot be opened (%s); the program goes on without",
-                self._exports.host,
-                wanted,
-                error,
-            )
+            log.warning("metrics page not served, cannot listen on %s:%d: %s", self._exports.host, rank_port, error)
             return
         if self._exports.announce is not None:
-            self._attempt("announcement", lambda: self._announce(self._exports.announce))
+            self._try_export("announcement", lambda: self._announce(self._exports.announce))
 
-    def _announce(self, folder: Path | None) -> None:
-        assert folder is not None
+    def _announce(self, directory: Path | None) -> None:
+        assert directory is not None
         assert self.endpoint is not None
-        # Another node reads the list: loopback would be its own.
+        # Other nodes read the list, where a loopback address would be their own.
         host = self._exports.host
         host = self._source.node if host in ("0.0.0.0", "::") and self._source.node else host  # noqa: S104
         target = f"[{host}]:{self.endpoint.port}" if ":" in host else f"{host}:{self.endpoint.port}"
-        self._listed = json.dumps([{"targets": [target], "labels": {"job": "workloads"}}]).encode()
-        publish.replace_file(self._announced(folder), self._listed)
+        self._target_list = json.dumps([{"targets": [target], "labels": {"job": "workloads"}}]).encode()
+        publish.replace_file(self._announcement_path(directory), self._target_list)
 
-    def _take_back(self, path: Path) -> None:
-        # A rank that was started again may have announced itself under the same name already.
-        if path.read_bytes() == self._listed:
+    def _remove_announcement(self, path: Path) -> None:
+        # A restarted rank may have written a list under the same name already.
+        if path.read_bytes() == self._target_list:
             path.unlink()
 
-    def _announced(self, folder: Path) -> Path:
-        return folder / f"{self._source.file_name}.json"
+    def _announcement_path(self, directory: Path) -> Path:
+        return directory / f"{self._source.file_name}.json"
 
     def _publish(self) -> None:
         textfile, gateway = self._exports.textfile, self._exports.gateway
         path = None if textfile is None else textfile / f"{self._source.file_name}.prom"
         url = None if gateway is None else publish.group_url(gateway, self._source.labels)
-        while not self._stop.wait(max(SHORTEST_SECONDS, self._exports.every_seconds)):
-            content = self._attempt("page", lambda: self._source.page().content())
+        while not self._stop.wait(max(MIN_SECONDS, self._exports.every_seconds)):
+            content = self._try_export("page", lambda: self._source.render().encode())
             if content is None:
                 continue
             if path is not None:
-                self._attempt("textfile", partial(publish.replace_file, path, content))
+                self._try_export("textfile", partial(publish.replace_file, path, content))
             if url is not None:
-                self._attempt("gateway", partial(publish.push, url, content))
+                self._try_export("gateway", partial(publish.push, url, content))
         if path is not None:
-            self._attempt("textfile", lambda: path.unlink(missing_ok=True))
+            self._try_export("textfile", lambda: path.unlink(missing_ok=True))
         if url is not None:
-            self._attempt("gateway", lambda: publish.take_back(url))
+            self._try_export("gateway", lambda: publish.delete_group(url))
 
-    def _attempt(self, what: str, call: Callable[[], bytes | None]) -> bytes | None:
-        """Deliberately any error: a program must not end because nobody could be told. One line for each change."""
+    def _try_export(self, output: str, call: Callable[[], bytes | None]) -> bytes | None:
+        """Run one export and log a change. Deliberately any error is caught: an export must not end the program."""
         try:
-            answer = call()
+            result = call()
         except Exception as error:
-            if what not in self._failing:
-                self._failing.add(what)
-                log.warning("Metrics do not get out by %s: %s; it is tried again and again", what, error)
+            if output not in self._failing_outputs:
+                self._failing_outputs.add(output)
+                log.warning("metrics export to %s failed, retrying: %s", output, error)
             return None
-        if what in self._failing:
-            self._failing.discard(what)
-            log.info("Metrics get out by %s again", what)
-        return answer
+        if output in self._failing_outputs:
+            self._failing_outputs.discard(output)
+            log.info("metrics export to %s works again", output)
+        return result
 
 
 def _is_loopback(host: str) -> bool:

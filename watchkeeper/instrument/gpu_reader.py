@@ -1,11 +1,11 @@
-"""The process beside a program that reads its GPUs: a driver that hangs holds this one up, and never the program.
+"""Reads GPUs in a separate process, so that a hung driver never blocks the program.
 
     python gpu_reader.py FD SECONDS PARENT
     python gpu_reader.py list
 
-`log_context` runs it as a file, so it imports nothing of Watchkeeper. It writes what it read into the shared memory FD,
-again and again, until its parent is gone: length and checksum, then JSON. `read` is how the other side takes it out.
-`list` prints index and UUID of each GPU once, for `placement`.
+`log_context` runs this file directly, so it imports nothing of Watchkeeper. It writes its readings to the shared memory
+FD until its parent exits: length and checksum, then JSON. The parent reads them with `read`. `list` prints the index
+and UUID of each GPU once, for `placement`.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from collections.abc import Callable
 from typing import Any
 
 MEMORY_BYTES = 64 * 1024
-HEAD = struct.Struct("<II")
+HEADER = struct.Struct("<II")
 EVENT_WAIT_MS = 5_000
-# How often is looked whether the parent is still there.
-LOOK_SECONDS = 1.0
+# How often to check that the parent still runs.
+PARENT_CHECK_SECONDS = 1.0
 XID_EVENT = 0x8
 MIB = 1024 * 1024
 
 
 def read(memory: mmap.mmap) -> dict[str, Any] | None:
-    """What was last written there; None before the first time, and while it is being written."""
-    size, check = HEAD.unpack_from(memory, 0)
-    body = memory[HEAD.size : HEAD.size + min(size, MEMORY_BYTES - HEAD.size)]
-    if not size or zlib.crc32(body) != check:
+    """The last reading; None if there is none yet, or while it is being written."""
+    size, checksum = HEADER.unpack_from(memory, 0)
+    body = memory[HEADER.size : HEADER.size + min(size, MEMORY_BYTES - HEADER.size)]
+    if not size or zlib.crc32(body) != checksum:
         return None
-    found: dict[str, Any] = json.loads(body)
-    return found
+    content: dict[str, Any] = json.loads(body)
+    return content
 
 
-def write(memory: mmap.mmap, found: dict[str, Any]) -> None:
-    body = json.dumps(found, separators=(",", ":")).encode()
-    if len(body) <= MEMORY_BYTES - HEAD.size:
-        memory[HEAD.size : HEAD.size + len(body)] = body
-        HEAD.pack_into(memory, 0, len(body), zlib.crc32(body))
+def write(memory: mmap.mmap, content: dict[str, Any]) -> None:
+    body = json.dumps(content, separators=(",", ":")).encode()
+    if len(body) <= MEMORY_BYTES - HEADER.size:
+        memory[HEADER.size : HEADER.size + len(body)] = body
+        HEADER.pack_into(memory, 0, len(body), zlib.crc32(body))
 
 
-class Gpus:
-    """Every GPU that NVML shows to this process."""
+class NvmlGpus:
+    """All GPUs that NVML shows to this process."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         nvml.nvmlInit()
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        self._uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in self._handles]
+        self._uuids = [_decode(nvml.nvmlDeviceGetUUID(handle)) for handle in self._handles]
         self._xids: dict[str, int] = {}
         threading.Thread(target=self._count_xids, daemon=True).start()
 
-    def states(self) -> list[dict[str, Any]]:
-        return [self._state(index) for index in range(len(self._handles))]
+    def read_states(self) -> list[dict[str, Any]]:
+        return [self._read_state(index) for index in range(len(self._handles))]
 
-    def _state(self, index: int) -> dict[str, Any]:
+    def _read_state(self, index: int) -> dict[str, Any]:
         nvml, gpu, uuid = self._nvml, self._handles[index], self._uuids[index]
         calls: dict[str, Callable[[], Any]] = {
             "temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
@@ -75,68 +75,68 @@ class Gpus:
             try:
                 state[name] = call()
             except (nvml.NVMLError, AttributeError, TypeError):
-                # The last two: an nvidia-ml-py older than this call.
+                # The last two: this nvidia-ml-py is older than the call.
                 state[name] = None
         return state
 
     def _count_xids(self) -> None:
-        """None stays for a GPU that reports no events: nobody knows how many there were."""
-        nvml, by_handle = self._nvml, {}
+        """Count Xid events; for a GPU that reports no events the count stays None: unknown."""
+        nvml, counts_by_uuid = self._nvml, {}
         events = nvml.nvmlEventSetCreate()
         for handle, uuid in zip(self._handles, self._uuids, strict=True):
             try:
                 nvml.nvmlDeviceRegisterEvents(handle, XID_EVENT, events)
             except nvml.NVMLError:
                 continue
-            by_handle[uuid] = self._xids[uuid] = 0
-        while by_handle:
+            counts_by_uuid[uuid] = self._xids[uuid] = 0
+        while counts_by_uuid:
             try:
                 event = nvml.nvmlEventSetWait_v2(events, EVENT_WAIT_MS)
-                uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+                uuid = _decode(nvml.nvmlDeviceGetUUID(event.device))
                 self._xids[uuid] = self._xids.get(uuid, 0) + 1
             except nvml.NVMLError as error:
                 if error.value != nvml.NVML_ERROR_TIMEOUT:
-                    time.sleep(LOOK_SECONDS)
+                    time.sleep(PARENT_CHECK_SECONDS)
 
 
-def _text(answer: Any) -> str:
-    return answer.decode() if isinstance(answer, bytes) else str(answer)
+def _decode(text: Any) -> str:
+    return text.decode() if isinstance(text, bytes) else str(text)
 
 
 def serve(memory: mmap.mmap, seconds: float, parent: int) -> None:
-    gpus: Gpus | None = None
+    gpus: NvmlGpus | None = None
     while os.getppid() == parent:
-        found: dict[str, Any] = {"at": time.monotonic(), "gpus": [], "problem": ""}
+        content: dict[str, Any] = {"at": time.monotonic(), "gpus": [], "problem": ""}
         try:
             import pynvml
 
-            gpus = gpus or Gpus(pynvml)
-            found["gpus"] = gpus.states()
+            gpus = gpus or NvmlGpus(pynvml)
+            content["gpus"] = gpus.read_states()
         except ImportError:
-            found["problem"] = "the Python package nvidia-ml-py is not installed"
+            content["problem"] = "the Python package nvidia-ml-py is not installed"
         except pynvml.NVMLError as error:
-            found["problem"] = f"NVML says: {error}"
-        write(memory, found)
-        until = time.monotonic() + seconds
-        while os.getppid() == parent and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, LOOK_SECONDS))
+            content["problem"] = f"NVML reports: {error}"
+        write(memory, content)
+        deadline = time.monotonic() + seconds
+        while os.getppid() == parent and (seconds_left := deadline - time.monotonic()) > 0:
+            time.sleep(min(seconds_left, PARENT_CHECK_SECONDS))
 
 
-def uuids() -> list[tuple[int, str]]:
+def list_uuids() -> list[tuple[int, str]]:
     import pynvml as nvml
 
     nvml.nvmlInit()
-    indexes = range(nvml.nvmlDeviceGetCount())
-    return [(index, _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))) for index in indexes]
+    indices = range(nvml.nvmlDeviceGetCount())
+    return [(index, _decode(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))) for index in indices]
 
 
 def main() -> None:
     if sys.argv[1:] == ["list"]:
-        sys.stdout.write(json.dumps(uuids()))
+        sys.stdout.write(json.dumps(list_uuids()))
         return
     fd, seconds, parent = sys.argv[1:4]
     serve(mmap.mmap(int(fd), MEMORY_BYTES), float(seconds), int(parent))
-    # Not sys.exit: the thread that waits for events may sit in the driver.
+    # Not sys.exit: the thread that waits for events may be stuck in the driver.
     os._exit(0)
 
 

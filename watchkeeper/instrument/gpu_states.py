@@ -1,4 +1,4 @@
-"""What a log record says about one GPU: the words that the agent's logs and a program's own logs share.
+"""The state of a GPU in a log record, in the format that the agent's logs and a program's logs share.
 
 `gpu_reader` fills them from NVML for a program, `agent.log_context` from the sampler's snapshot for the agent.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU as it was last read; None is what it did not say. `xid_count` counts from the start of whoever reads."""
+    """The last reading of one GPU; None: not reported. `xid_count` counts from the start of the reader."""
 
     index: int
     uuid: str
@@ -23,9 +23,9 @@ class GpuState:
     xid_count: int | None = None
 
     def plain(self) -> dict[str, float | str]:
-        """For JSON, without what is not known."""
-        named = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in named.items() if value is not None}
+        """The known values, for JSON."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if value is not None}
 
     def __str__(self) -> str:
         parts = (

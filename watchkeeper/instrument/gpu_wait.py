@@ -1,9 +1,9 @@
-"""How long a rank's GPU waits for other ranks, by two CUDA events in one step of a second.
+"""Measures how long a rank's GPU waits for other ranks, with two CUDA events in one step per second.
 
-The host runs ahead of its GPU, so its clock does not see the wait. The first event lies behind the last gradient that
-this rank computed, the second behind the end of the all-reduce, both on the stream that computes: what lies between
-them is waiting. They are read a step later, when they are over, so nobody waits for the GPU. `frameworks` says when
-both are due, `step_clock` takes the time.
+The host runs ahead of its GPU, so the host's clock does not show the wait. The first event is recorded after this
+rank's last gradient, the second after the all-reduce, both on the compute stream: the time between them is the wait.
+The events are read one step later, when they have completed, so that the host never waits for the GPU. `frameworks`
+records the events, `step_clock` reads the wait.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ EVERY_SECONDS = 1.0
 
 
 class GpuWait:
-    """`cuda` is torch.cuda; whatever it raises leaves the last known wait as it is."""
+    """The wait of one GPU; `cuda` is torch.cuda. If a call fails, the last measured wait stays."""
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
-        self._sent: Any = None
-        self._came: Any = None
-        self._due = float("-inf")
+        self._sent_event: Any = None
+        self._reduced_event: Any = None
+        self._due_at = float("-inf")
         self.seconds = 0.0
 
     def is_due(self) -> bool:
-        return self._sent is None and perf_counter() >= self._due
+        return self._sent_event is None and perf_counter() >= self._due_at
 
-    def sent(self) -> bool:
-        """All gradients of this rank are on their way. True: this step is measured."""
+    def record_sent(self) -> bool:
+        """Record that all gradients of this rank are sent; True if this step is measured."""
         if self.is_due():
             with suppress(Exception):
-                self._sent = self._marked()
+                self._sent_event = self._record_event()
                 return True
         return False
 
-    def reduced(self) -> None:
-        """The stream waits for the all-reduce from here on, and for nothing else."""
+    def record_reduced(self) -> None:
+        """Record that the stream has only the all-reduce left to wait for."""
         with suppress(Exception):
-            if self._sent is not None and self._came is None:
-                self._came = self._marked()
+            if self._sent_event is not None and self._reduced_event is None:
+                self._reduced_event = self._record_event()
 
-    def came(self) -> float:
-        """The backward pass is over on the host; the wait as it was last measured, in seconds."""
+    def read_wait(self) -> float:
+        """The last measured wait in seconds; call it when the backward pass has ended on the host."""
         with suppress(Exception):
-            if self._sent is not None and self._came is None:
-                # Nobody has said `reduced`: what the program did since then counts as well, such as clipping.
-                self._came = self._marked()
-            elif self._came is not None and self._came.query():
-                self.seconds = self._sent.elapsed_time(self._came) / 1000
-                self._sent = self._came = None
-                self._due = perf_counter() + EVERY_SECONDS
+            if self._sent_event is not None and self._reduced_event is None:
+                # `record_reduced` was not called: later work of the program, such as clipping, counts too.
+                self._reduced_event = self._record_event()
+            elif self._reduced_event is not None and self._reduced_event.query():
+                self.seconds = self._sent_event.elapsed_time(self._reduced_event) / 1000
+                self._sent_event = self._reduced_event = None
+                self._due_at = perf_counter() + EVERY_SECONDS
         return self.seconds
 
-    def _marked(self) -> Any:
+    def _record_event(self) -> Any:
         event = self._cuda.Event(enable_timing=True)
         event.record()
         return event

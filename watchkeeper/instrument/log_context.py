@@ -1,10 +1,10 @@
-"""A filter for the standard `logging` that puts onto each record what the program's GPUs did when it was written.
+"""A filter for the standard `logging` that adds the state of the program's GPUs to each record.
 
     handler.addFilter(GpuContext())
 
-Each record gets `gpu_states`, a list for JSON, and `gpu_context`, a text for a format string. A process beside the
-program reads the GPUs every few seconds into shared memory (`gpu_reader`); a record only looks there, so it costs
-microseconds and waits for nobody. Workers that the program forks look at the same memory. Nothing here raises.
+Each record gets `gpu_states`, a list for JSON, and `gpu_context`, a text for format strings. A separate process reads
+the GPUs every few seconds into shared memory (`gpu_reader`); a log record only reads that memory, which takes
+microseconds and never waits. Forked workers read the same memory. Nothing here raises an error.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from watchkeeper.instrument import gpu_reader
 from watchkeeper.instrument.gpu_states import GpuState, as_text
 
 EVERY_SECONDS = 5.0
-SHORTEST_SECONDS = 0.1
-# A reader that ended is started again after this, so that a broken driver costs a process a minute and not more.
+MIN_SECONDS = 0.1
+# A reader that exited is restarted after this time: a broken driver costs one process per minute.
 RESTART_SECONDS = 60.0
-# Three missed readings, and the time that a driver without persistence mode takes to wake up a GPU.
-MISSED_READINGS, FIRST_SECONDS = 3, 15.0
+# Three missed readings, and the time that a driver without persistence mode needs to initialise a GPU.
+MISSED_READINGS, FIRST_READING_SECONDS = 3, 15.0
 
 
 class GpuContext(logging.Filter):
-    """Adds `gpu_states` and `gpu_context` to each record; `gpus` None: those of CUDA_VISIBLE_DEVICES, or every one."""
+    """Adds `gpu_states` and `gpu_context` to each record; `gpus` None: those of CUDA_VISIBLE_DEVICES, or all."""
 
     def __init__(
         self,
@@ -42,31 +43,32 @@ class GpuContext(logging.Filter):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self._every = max(SHORTEST_SECONDS, every_seconds)
-        self._wanted = visible(os.environ.get("CUDA_VISIBLE_DEVICES")) if gpus is None else [str(gpu) for gpu in gpus]
+        self._every_seconds = max(MIN_SECONDS, every_seconds)
+        visible_devices = parse_visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._devices = visible_devices if gpus is None else [str(gpu) for gpu in gpus]
         self._environment = environment
         self._memory: mmap.mmap | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        # Who started the reader: a forked worker only looks.
+        # The process that started the reader; forked workers only read.
         self._owner: int | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._started_at = float("-inf")
-        self._looked_at = float("-inf")
+        self._refreshed_at = float("-inf")
         self._states: list[GpuState] = []
         self._text = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
         now = time.monotonic()
         if self._pid != os.getpid():
-            # Forked while another thread was looking: its lock would stay closed here for ever.
+            # If another thread held the lock during the fork, it would stay locked here forever.
             self._pid, self._lock = os.getpid(), threading.Lock()
-        if now - self._looked_at >= min(1.0, self._every / 2) and self._lock.acquire(blocking=False):
-            self._looked_at = now
+        if now - self._refreshed_at >= min(1.0, self._every_seconds / 2) and self._lock.acquire(blocking=False):
+            self._refreshed_at = now
             try:
-                # Whatever is wrong here must not cost the program its log line.
+                # An error here must not cost the program its log line.
                 with contextlib.suppress(Exception):
-                    self._look(now)
+                    self._refresh(now)
             finally:
                 self._lock.release()
         record.gpu_states = [state.plain() for state in self._states]
@@ -74,7 +76,7 @@ class GpuContext(logging.Filter):
         return True
 
     def close(self) -> None:
-        """End the reader; the filter goes on without it."""
+        """Stop the reader; later records have no GPU states."""
         atexit.unregister(self.close)
         child, self._child = self._child, None
         if child is not None and os.getpid() == self._owner:
@@ -83,24 +85,24 @@ class GpuContext(logging.Filter):
                 child.wait(0.2)
         self._states, self._text, self._started_at = [], "GPUs unknown: no longer read", float("inf")
 
-    def _look(self, now: float) -> None:
+    def _refresh(self, now: float) -> None:
         may_start = self._owner in (None, self._pid) and now - self._started_at >= RESTART_SECONDS
         if may_start and (self._child is None or self._child.poll() is not None):
             self._start(now)
-        found = None if self._memory is None else gpu_reader.read(self._memory)
-        if found is None:
-            self._unknown("they have not been read yet")
-        elif now - found["at"] > MISSED_READINGS * self._every + FIRST_SECONDS:
-            self._unknown(f"the driver has not answered for {now - found['at']:.0f} s")
-        elif found["problem"]:
-            self._unknown(found["problem"])
+        reading = None if self._memory is None else gpu_reader.read(self._memory)
+        if reading is None:
+            self._set_unknown("not read yet")
+        elif now - reading["at"] > MISSED_READINGS * self._every_seconds + FIRST_READING_SECONDS:
+            self._set_unknown(f"the driver has not answered for {now - reading['at']:.0f} s")
+        elif reading["problem"]:
+            self._set_unknown(reading["problem"])
         else:
-            states = [GpuState(**state) for state in found["gpus"]]
-            self._states = [state for state in states if is_wanted(state, self._wanted)]
+            states = [GpuState(**state) for state in reading["gpus"]]
+            self._states = [state for state in states if is_selected(state, self._devices)]
             self._text = as_text(self._states)
 
-    def _unknown(self, why: str) -> None:
-        self._states, self._text = [], f"GPUs unknown: {why}"
+    def _set_unknown(self, reason: str) -> None:
+        self._states, self._text = [], f"GPUs unknown: {reason}"
 
     def _start(self, now: float) -> None:
         self._started_at, self._owner = now, self._pid
@@ -109,13 +111,13 @@ class GpuContext(logging.Filter):
             os.ftruncate(fd, gpu_reader.MEMORY_BYTES)
             self._memory = mmap.mmap(fd, gpu_reader.MEMORY_BYTES)
             self._child = subprocess.Popen(
-                [sys.executable, gpu_reader.__file__, str(fd), str(self._every), str(os.getpid())],
+                [sys.executable, gpu_reader.__file__, str(fd), str(self._every_seconds), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(fd,),
                 env=None if self._environment is None else dict(self._environment),
-                # A Ctrl-C for the program is not one for its reader, which ends by itself.
+                # Ctrl-C stops the program, and the reader exits by itself.
                 start_new_session=True,
             )
             atexit.register(self.close)
@@ -123,26 +125,24 @@ class GpuContext(logging.Filter):
             os.close(fd)
 
 
-def visible(text: str | None) -> list[str] | None:
-    """The words of CUDA_VISIBLE_DEVICES up to the first that CUDA would not take; None: every GPU.
+def parse_visible_devices(text: str | None) -> list[str] | None:
+    """The devices in CUDA_VISIBLE_DEVICES up to the first one that CUDA would refuse; None: all GPUs.
 
-    A MIG slice does not say on which GPU it lies, so with one of them every GPU is shown.
+    The UUID of a MIG instance does not show its GPU, so all GPUs are used if there is one.
     """
     if text is None:
         return None
-    words = [word.strip() for word in text.split(",")]
-    if any(word.startswith("MIG-") for word in words):
+    devices = [device.strip() for device in text.split(",")]
+    if any(device.startswith("MIG-") for device in devices):
         return None
-    taken = []
-    for word in words:
-        if not word.isdigit() and not word.startswith("GPU-"):
-            break
-        taken.append(word)
-    return taken
+    return list(takewhile(lambda device: device.isdigit() or device.startswith("GPU-"), devices))
 
 
-def is_wanted(state: GpuState, wanted: list[str] | None) -> bool:
-    """By index, or by the beginning of a UUID, as CUDA takes it."""
-    if wanted is None:
+def is_selected(state: GpuState, devices: list[str] | None) -> bool:
+    """Whether the GPU is in `devices`, by index or by the start of its UUID, as in CUDA."""
+    if devices is None:
         return True
-    return any(word == str(state.index) or (word.startswith("GPU-") and state.uuid.startswith(word)) for word in wanted)
+    return any(
+        device == str(state.index) or (device.startswith("GPU-") and state.uuid.startswith(device))
+        for device in devices
+    )

@@ -1,6 +1,6 @@
-"""Counters and histograms by label, bounded: what `inference` counts and `page` writes.
+"""Counters and histograms by label set, with a limit on label sets; `inference` updates them, `page` formats them.
 
-A label set beyond the bound is counted under `other`, so that a client who invents model names cannot fill the memory.
+A label set beyond the limit is counted under `other`, so that a client that invents model names cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from watchkeeper.instrument.page import Exemplar, MetricsPage, braces, number
+from watchkeeper.instrument.page import Exemplar, MetricsPage, format_labels, format_number
 
 MAX_LABEL_SETS = 200
 OTHER = "other"
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 class Histogram:
-    """Observations of one label set by upper bound, each bucket with its newest exemplar."""
+    """The observations of one label set, by upper bound; each bucket has its newest exemplar."""
 
     __slots__ = ("bounds", "counts", "exemplars", "total")
 
@@ -30,11 +30,11 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, exemplar: Exemplar | None = None) -> None:
-        at = bisect_left(self.bounds, value)
-        self.counts[at] += 1
+        bucket = bisect_left(self.bounds, value)
+        self.counts[bucket] += 1
         self.total += value
         if exemplar is not None:
-            self.exemplars[at] = exemplar
+            self.exemplars[bucket] = exemplar
 
 
 class Counter:
@@ -44,43 +44,44 @@ class Counter:
         self.value = 0.0
 
 
-class MetricFamily(Generic[Made]):
-    """Tallies of one metric name, by the values of its labels."""
+class MetricFamily(Generic[Value]):
+    """The values of one metric, by label values."""
 
     def __init__(self, name: str, help: str, labels: Sequence[str]) -> None:
         self.name, self.help, self.labels = name, help, tuple(labels)
-        self.tallies: dict[tuple[str, ...], Made] = {}
+        self.values_by_labels: dict[tuple[str, ...], Value] = {}
         self.lock = threading.Lock()
 
-    def of(self, values: tuple[str, ...]) -> Made:
-        """The tally of these values; the lock is the caller's."""
-        found = self.tallies.get(values)
-        if found is None:
-            if len(self.tallies) >= MAX_LABEL_SETS:
-                values = (OTHER,) * len(self.labels)
-            found = self.tallies.setdefault(values, self.make())
-        return found
+    def find_value(self, label_values: tuple[str, ...]) -> Value:
+        """Find or create the value for these label values; the caller holds the lock."""
+        value = self.values_by_labels.get(label_values)
+        if value is None:
+            if len(self.values_by_labels) >= MAX_LABEL_SETS:
+                label_values = (OTHER,) * len(self.labels)
+            value = self.values_by_labels.setdefault(label_values, self.create_value())
+        return value
 
-    def make(self) -> Made:
+    def create_value(self) -> Value:
         raise NotImplementedError
 
-    def rows(self) -> list[tuple[dict[str, str], Made]]:
+    def list_rows(self) -> list[tuple[dict[str, str], Value]]:
         with self.lock:
-            return [(dict(zip(self.labels, values, strict=True)), tally) for values, tally in self.tallies.items()]
+            items = list(self.values_by_labels.items())
+        return [(dict(zip(self.labels, label_values, strict=True)), value) for label_values, value in items]
 
 
 class Counters(MetricFamily[Counter]):
-    def make(self) -> Counter:
+    def create_value(self) -> Counter:
         return Counter()
 
-    def add(self, values: tuple[str, ...], amount: float = 1.0) -> None:
+    def add(self, label_values: tuple[str, ...], amount: float = 1.0) -> None:
         with self.lock:
-            self.of(values).value += amount
+            self.find_value(label_values).value += amount
 
     def write(self, page: MetricsPage, kind: str = "counter") -> None:
-        page.begin(self.name, kind, self.help)
-        for labels, tally in self.rows():
-            page.add(braces(labels), tally.value)
+        page.begin_family(self.name, kind, self.help)
+        for labels, counter in self.list_rows():
+            page.add(format_labels(labels), counter.value)
 
 
 class Histograms(MetricFamily[Histogram]):
@@ -88,21 +89,26 @@ class Histograms(MetricFamily[Histogram]):
         super().__init__(name, help, labels)
         self.bounds = tuple(sorted(bounds))
 
-    def make(self) -> Histogram:
+    def create_value(self) -> Histogram:
         return Histogram(self.bounds)
 
-    def observe(self, values: tuple[str, ...], value: float, exemplar: Exemplar | None = None) -> None:
+    def observe(self, label_values: tuple[str, ...], value: float, exemplar: Exemplar | None = None) -> None:
         with self.lock:
-            self.of(values).observe(value, exemplar)
+            self.find_value(label_values).observe(value, exemplar)
 
     def write(self, page: MetricsPage) -> None:
-        page.begin(self.name, "histogram", self.help)
-        for labels, tally in self.rows():
+        page.begin_family(self.name, "histogram", self.help)
+        for labels, histogram in self.list_rows():
             with self.lock:
-                counts, exemplars, total = list(tally.counts), list(tally.exemplars), tally.total
-            below = 0
-            for bound, count, exemplar in zip((*tally.bounds, math.inf), counts, exemplars, strict=True):
-                below += count
-                page.add(braces({**labels, "le": number(bound)}), below, suffix="_bucket", exemplar=exemplar)
-            page.add(braces(labels), total, suffix="_sum")
-            page.add(braces(labels), below, suffix="_count")
+                counts, exemplars, total = list(histogram.counts), list(histogram.exemplars), histogram.total
+            cumulative = 0
+            for bound, count, exemplar in zip((*histogram.bounds, math.inf), counts, exemplars, strict=True):
+                cumulative += count
+                page.add(
+                    format_labels({**labels, "le": format_number(bound)}),
+                    cumulative,
+                    suffix="_bucket",
+                    exemplar=exemplar,
+                )
+            page.add(format_labels(labels), total, suffix="_sum")
+            page.add(format_labels(labels), cumulative, suffix="_count")

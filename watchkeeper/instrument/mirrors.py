@@ -1,10 +1,9 @@
-"""The same numbers in an experiment tracker: MLflow or Weights & Biases, each from a thread of its own.
+"""Sends the training metrics to an experiment tracker, MLflow or Weights & Biases, each from its own thread.
 
     TrainingMonitor(mirrors=[mlflow_run()])
 
-A tracker that is slow, broken or gone holds up only its thread: what it does not take in time is dropped from a short
-queue, and after some failures in a row it is left alone. The run's address goes onto the page, so that a job links to
-it.
+A slow or failed tracker blocks only its thread: metrics that it does not accept in time are dropped from a short queue,
+and after several consecutive failures it is disabled. The run's URL is exported, so that a job links to its run.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from watchkeeper.instrument import optional
 
 log = logging.getLogger("watchkeeper.instrument")
 EVERY_SECONDS = 10.0
-MOST_WAITING = 100
-# A tracker that failed so often in a row is down for good; the log says so once.
-MOST_FAILURES = 5
-CLOSE_SECONDS = 5.0
+MAX_QUEUED = 100
+# A tracker is disabled after this many consecutive failures, which is logged once.
+MAX_FAILURES = 5
+CLOSE_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Run:
 
 
 class Mirror(Protocol):
-    """Somewhere that keeps numbers by step. `log` may wait, and may raise."""
+    """A destination for metrics by step; `log` may block and may raise."""
 
     @property
     def run(self) -> Run: ...
@@ -44,21 +43,21 @@ class Mirror(Protocol):
 
 
 class RunMissing(RuntimeError):
-    """A tracker was asked for in which no run is active."""
+    """The tracker has no active run."""
 
 
 class _Mlflow:
     def __init__(self, run_id: str | None) -> None:
-        mlflow = optional.need("mlflow", package="mlflow-skinny")
-        # The active run belongs to the thread that began it, so its id is taken now.
-        active = mlflow.active_run()
-        if run_id is None and active is None:
-            raise RunMissing("no MLflow run is active: call mlflow.start_run() first, or give mlflow_run(run_id=…)")
+        mlflow = optional.require("mlflow", package="mlflow-skinny")
+        # The active run belongs to the thread that started it, so its id is read now.
+        active_run = mlflow.active_run()
+        if run_id is None and active_run is None:
+            raise RunMissing("no MLflow run is active: call mlflow.start_run() first, or use mlflow_run(run_id=…)")
         self._client, self._metric = mlflow.MlflowClient(), mlflow.entities.Metric
-        found = self._client.get_run(run_id) if run_id is not None else active
+        mlflow_run = self._client.get_run(run_id) if run_id is not None else active_run
         server = mlflow.get_tracking_uri().rstrip("/")
-        shown = f"{server}/#/experiments/{found.info.experiment_id}/runs/{found.info.run_id}"
-        self.run = Run("mlflow", found.info.run_id, shown if server.startswith("http") else "")
+        url = f"{server}/#/experiments/{mlflow_run.info.experiment_id}/runs/{mlflow_run.info.run_id}"
+        self.run = Run("mlflow", mlflow_run.info.run_id, url if server.startswith("http") else "")
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         now = int(time() * 1000)
@@ -68,16 +67,16 @@ class _Mlflow:
 
 class _Wandb:
     def __init__(self, *, commits: bool) -> None:
-        wandb = optional.need("wandb", package="wandb")
+        wandb = optional.require("wandb", package="wandb")
         if wandb.run is None:
             raise RunMissing("no W&B run is active: call wandb.init() first")
         self._run, self._commits = wandb.run, commits
-        # Offline runs have no address.
+        # Offline runs have no URL.
         self.run = Run("wandb", str(wandb.run.id), str(wandb.run.url or ""))
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        named = {f"watchkeeper/{name}": value for name, value in numbers.items()}
-        self._run.log({**named, "watchkeeper/step": step}, commit=self._commits)
+        metrics = {f"watchkeeper/{name}": value for name, value in numbers.items()}
+        self._run.log({**metrics, "watchkeeper/step": step}, commit=self._commits)
 
 
 def mlflow_run(run_id: str | None = None) -> Mirror:
@@ -86,75 +85,72 @@ def mlflow_run(run_id: str | None = None) -> Mirror:
 
 
 def wandb_run(*, commits: bool = True) -> Mirror:
-    """The active W&B run; `commits=False` for a program that logs with steps of its own, and our numbers ride along."""
+    """The active W&B run; `commits=False` if the program logs its own steps, to which the metrics are added."""
     return _Wandb(commits=commits)
 
 
 class MirrorSet:
-    """The mirrors of one monitor; `due` is when they want the next numbers."""
+    """The mirrors of one monitor; `due_at` is when the next metrics are due."""
 
     def __init__(self, mirrors: Sequence[Mirror], every_seconds: float = EVERY_SECONDS) -> None:
-        self._every = every_seconds
-        self._feeds = [_MirrorQueue(mirror) for mirror in mirrors]
-        self.due = float("-inf") if self._feeds else float("inf")
+        self._every_seconds = every_seconds
+        self._queues = [_MirrorQueue(mirror) for mirror in mirrors]
+        self.due_at = float("-inf") if self._queues else float("inf")
 
-    def offer(self, numbers: Mapping[str, float], step: int, *, now: float) -> None:
-        if self._feeds:
-            self.due = now + self._every
-        for feed in self._feeds:
-            feed.offer(numbers, step)
+    def enqueue(self, numbers: Mapping[str, float], step: int, *, now: float) -> None:
+        if self._queues:
+            self.due_at = now + self._every_seconds
+        for queue in self._queues:
+            queue.enqueue(numbers, step)
 
     def close(self) -> None:
-        for feed in self._feeds:
-            feed.close()
+        for queue in self._queues:
+            queue.close()
 
-    def runs(self) -> list[Run]:
-        return [feed.mirror.run for feed in self._feeds]
+    def list_runs(self) -> list[Run]:
+        return [queue.mirror.run for queue in self._queues]
 
-    def failures(self) -> dict[str, int]:
-        return {feed.mirror.run.tracker: feed.failures for feed in self._feeds if feed.failures}
+    def count_failures(self) -> dict[str, int]:
+        return {queue.mirror.run.tracker: queue.failures for queue in self._queues if queue.failures}
 
 
 class _MirrorQueue:
-    """One mirror, its short queue and its thread."""
+    """A mirror with its queue and its thread."""
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror, self.failures = mirror, 0
-        self._waiting: deque[tuple[Mapping[str, float], int]] = deque(maxlen=MOST_WAITING)
-        self._more, self._is_over = threading.Event(), False
-        self._thread = threading.Thread(target=self._work, name="watchkeeper-mirror", daemon=True)
+        self._queued: deque[tuple[Mapping[str, float], int]] = deque(maxlen=MAX_QUEUED)
+        self._has_work, self._is_closing = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="watchkeeper-mirror", daemon=True)
         self._thread.start()
 
-    def offer(self, numbers: Mapping[str, float], step: int) -> None:
-        self._waiting.append((numbers, step))
-        self._more.set()
+    def enqueue(self, numbers: Mapping[str, float], step: int) -> None:
+        self._queued.append((numbers, step))
+        self._has_work.set()
 
     def close(self) -> None:
-        self._is_over = True
-        self._more.set()
-        self._thread.join(CLOSE_SECONDS)
+        self._is_closing = True
+        self._has_work.set()
+        self._thread.join(CLOSE_TIMEOUT_SECONDS)
 
-    def _work(self) -> None:
-        in_a_row = 0
-        while in_a_row < MOST_FAILURES:
-            self._more.wait()
-            self._more.clear()
-            while self._waiting and in_a_row < MOST_FAILURES:
-                in_a_row = 0 if self._send(*self._waiting.popleft()) else in_a_row + 1
-            if self._is_over:
+    def _run(self) -> None:
+        consecutive_failures = 0
+        while consecutive_failures < MAX_FAILURES:
+            self._has_work.wait()
+            self._has_work.clear()
+            while self._queued and consecutive_failures < MAX_FAILURES:
+                consecutive_failures = 0 if self._send(*self._queued.popleft()) else consecutive_failures + 1
+            if self._is_closing:
                 return
-        log.warning(
-            "%s failed %d times in a row and gets no more numbers; the training goes on",
-            self.mirror.run.tracker,
-            in_a_row,
-        )
+        tracker = self.mirror.run.tracker
+        log.warning("experiment tracker disabled, %s failed %d times in a row", tracker, consecutive_failures)
 
     def _send(self, numbers: Mapping[str, float], step: int) -> bool:
-        """Deliberately any error: a tracker's bad day is not the training's."""
+        """Send the metrics of one step. Deliberately any error is caught: it must not affect the training."""
         try:
             self.mirror.log(numbers, step)
         except Exception as error:
             self.failures += 1
-            log.debug("%s did not take the numbers of step %d: %s", self.mirror.run.tracker, step, error)
+            log.debug("metrics not sent to %s, step %d: %s", self.mirror.run.tracker, step, error)
             return False
         return True

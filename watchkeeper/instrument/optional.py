@@ -1,6 +1,6 @@
-"""Packages that are used where they are and asked for nowhere else: frameworks, trackers, OpenTelemetry.
+"""Imports optional packages by name: frameworks, trackers, OpenTelemetry.
 
-They are imported by name inside functions, so that importing Watchkeeper never imports one of them.
+They are imported inside functions, so that importing Watchkeeper never imports one of them.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from typing import Any
 
 
 class PackageMissing(RuntimeError):
-    """Something was asked for whose package is not installed; the text says how to get it."""
+    """A required package is not installed; the message says how to install it."""
 
 
-def need(*names: str, package: str) -> Any:
-    """The first of these modules that can be imported."""
+def require(*names: str, package: str) -> Any:
+    """Import the first of these modules that is installed."""
     for name in names:
         try:
             return importlib.import_module(name)
         except ImportError as error:
             problem = error
-    raise PackageMissing(f"{package} is not installed here (pip install {package}): {problem}") from problem
+    raise PackageMissing(f"{package} is not installed (pip install {package}): {problem}") from problem
 
 
-def find(name: str) -> Any | None:
-    """The module, or None."""
+def find_module(name: str) -> Any | None:
+    """Import the module; None if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

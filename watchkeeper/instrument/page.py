@@ -1,6 +1,6 @@
-"""One page of series as text: Prometheus' format 0.0.4, or OpenMetrics 1.0 with its exemplars.
+"""Formats a page of metrics: in Prometheus' text format 0.0.4, or in OpenMetrics 1.0 with exemplars.
 
-A monitor writes its families through a `Page` whenever somebody asks for them; `endpoint` and `publish` send the bytes.
+A monitor writes its families to a `MetricsPage` for each scrape; `endpoint` and `publish` send the bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-# What Prometheus' own clients allow for an exemplar's labels, and far more than a name needs.
+# Prometheus' client libraries allow this much for the labels of an exemplar; names are shorter.
 MAX_LABEL_CHARACTERS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """One observation of a bucket by the trace that it came from; `at` in seconds since 1970."""
+    """One observation of a bucket with its trace id; `at` is Unix time in seconds."""
 
     trace_id: str
     value: float
@@ -25,41 +25,44 @@ class Exemplar:
 
 
 class MetricsPage:
-    """Families in the order in which they are begun."""
+    """A page of metric families, in the order in which they are added."""
 
     def __init__(self, *, is_openmetrics: bool = False) -> None:
         self.is_openmetrics = is_openmetrics
         self._lines: list[str] = []
         self._name = ""
 
-    def begin(self, name: str, kind: str, help: str) -> None:
+    def begin_family(self, name: str, kind: str, help: str) -> None:
         self._name = name
-        # OpenMetrics names a counter's family without the ending of its series.
+        # OpenMetrics names the family of a counter without the suffix `_total`.
         family = name.removesuffix("_total") if self.is_openmetrics and kind == "counter" else name
         self._lines += [f"# HELP {family} {help}", f"# TYPE {family} {kind}"]
 
     def add(self, labels: str, value: float, *, suffix: str = "", exemplar: Exemplar | None = None) -> None:
-        line = f"{self._name}{suffix}{labels} {number(value)}"
+        line = f"{self._name}{suffix}{labels} {format_number(value)}"
         if exemplar is not None and self.is_openmetrics:
-            line += f' # {{trace_id="{exemplar.trace_id}"}} {number(exemplar.value)} {exemplar.at:.3f}'
+            line += f' # {{trace_id="{exemplar.trace_id}"}} {format_number(exemplar.value)} {exemplar.at:.3f}'
         self._lines.append(line)
 
-    def single(self, name: str, kind: str, help: str, *, labels: str, value: float | None) -> None:
-        """A family of one series; None is not known, and then it is not there."""
+    def add_family(self, name: str, kind: str, help: str, *, labels: str, value: float | None) -> None:
+        """Add a family of one series; None: unknown, so the family is omitted."""
         if value is not None:
-            self.begin(name, kind, help)
+            self.begin_family(name, kind, help)
             self.add(labels, value)
 
-    def content(self) -> bytes:
+    def encode(self) -> bytes:
         end = ["# EOF"] if self.is_openmetrics else []
         return "".join(f"{line}\n" for line in (*self._lines, *end)).encode()
+
+    # The name until release 0.1; kept until release 0.3.
+    content = encode
 
     @property
     def content_type(self) -> str:
         return OPENMETRICS if self.is_openmetrics else PLAIN
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -67,12 +70,12 @@ def number(value: float) -> str:
     return repr(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))
 
 
-def braces(labels: Mapping[str, str]) -> str:
-    """`{job_name="a",rank="0"}`; a label without a value is left out, as Prometheus would do."""
-    inner = ",".join(f'{name}="{escape(text)}"' for name, text in labels.items() if text)
-    return f"{{{inner}}}" if inner else ""
+def format_labels(labels: Mapping[str, str]) -> str:
+    """`{job_name="a",rank="0"}`; empty labels are omitted, as in Prometheus."""
+    pairs = ",".join(f'{name}="{escape(text)}"' for name, text in labels.items() if text)
+    return f"{{{pairs}}}" if pairs else ""
 
 
 def escape(text: str) -> str:
-    """A label's value, cut to what is shown anywhere."""
+    """Escape a label value, truncated to MAX_LABEL_CHARACTERS."""
     return text[:MAX_LABEL_CHARACTERS].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,6 +1,6 @@
-"""What a training program has told about itself: the newest values, rates of the last minute, and events.
+"""Keeps what a training program has reported: the newest values, rates over the last minute, and events.
 
-The program's thread writes plain attributes, so a step costs microseconds; `training_page` reads them from another
+The program's thread writes plain attributes, so a step costs microseconds; `training_page` reads them in another
 thread.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 
 log = logging.getLogger("watchkeeper.instrument")
 RATE_SECONDS = 60
-# Reading a tensor waits for its GPU, so that is done once in a second and not at each step.
+# Reading a tensor waits for its GPU, so it is done once a second and not at each step.
 TENSOR_SECONDS = 1.0
-# A jump of ten times comes before a divergence (packs/metric_guide.csv); the first steps have no usual norm.
-SPIKE_FACTOR, WARM_STEPS, SMOOTHING = 10.0, 20, 0.05
-MOST_EVENT_LINES = 100
+# A jump of ten times precedes a divergence (packs/metric_guide.csv); the first steps have no usual norm.
+SPIKE_FACTOR, WARM_UP_STEPS, SMOOTHING = 10.0, 20, 0.05
+MAX_LOGGED_EVENTS = 100
 
 
 class TrainingEvent(StrEnum):
@@ -28,71 +28,71 @@ class TrainingEvent(StrEnum):
     GRAD_NORM_SPIKE = "grad_norm_spike"
 
 
-class EventCount:
-    """One kind of event: how often it began, and the step and time at which it began last."""
+class TrainingEventCount:
+    """One kind of event: how often it started, and the step and time of its last start."""
 
-    __slots__ = ("at", "count", "is_on", "step")
+    __slots__ = ("count", "is_active", "started_at", "step")
 
     def __init__(self) -> None:
-        self.count, self.step, self.at, self.is_on = 0, 0, 0.0, False
+        self.count, self.step, self.started_at, self.is_active = 0, 0, 0.0, False
 
 
 class ScalarReading:
-    """A number that may come as a tensor of a GPU, which is then read at most once a second.
+    """A value that may be a tensor on a GPU, which is read at most once a second.
 
-    Only ever in the program's own thread: a GPU that hangs must not hang the page, which says that no step ends.
+    It is read only in the program's own thread: a hung GPU must not block the page, which shows that no step ends.
     """
 
-    __slots__ = ("_due", "value")
+    __slots__ = ("_due_at", "value")
 
     def __init__(self) -> None:
         self.value: float | None = None
-        self._due = float("-inf")
+        self._due_at = float("-inf")
 
-    def offer(self, given: Any, now: float) -> float | None:
-        """The number, if it is known now."""
-        if type(given) is not float:
-            given = self._number(given, now)
-            if given is None:
+    def update(self, value: Any, now: float) -> float | None:
+        """Set the value and return it; None if the tensor is not read now."""
+        if type(value) is not float:
+            value = self._read_number(value, now)
+            if value is None:
                 return None
-        self.value = given
+        self.value = value
         return self.value
 
-    def _number(self, given: Any, now: float) -> float | None:
-        device = getattr(given, "device", None)
+    def _read_number(self, value: Any, now: float) -> float | None:
+        device = getattr(value, "device", None)
         if device is None:
-            return float(given)
+            return float(value)
         if device.type != "cpu":
-            if now < self._due:
+            if now < self._due_at:
                 return None
-            self._due = now + TENSOR_SECONDS
-        return float(given.detach())
+            self._due_at = now + TENSOR_SECONDS
+        return float(value.detach())
 
 
 class ThroughputRates:
-    """Samples and tokens, in all and by second over the last minute."""
+    """Samples and tokens, in total and per second over the last minute."""
 
     def __init__(self) -> None:
         self.samples = 0.0
         self.tokens = 0.0
-        self._marks: deque[tuple[float, float, float]] = deque([(perf_counter(), 0.0, 0.0)], maxlen=RATE_SECONDS + 1)
+        self._history: deque[tuple[float, float, float]] = deque([(perf_counter(), 0.0, 0.0)], maxlen=RATE_SECONDS + 1)
 
     def add(self, samples: float, tokens: float, *, now: float) -> None:
         self.samples += samples
         self.tokens += tokens
-        if now - self._marks[-1][0] >= 1.0:
-            self._marks.append((now, self.samples, self.tokens))
+        if now - self._history[-1][0] >= 1.0:
+            self._history.append((now, self.samples, self.tokens))
 
     def per_second(self, now: float) -> tuple[float, float]:
-        """A program that stands still comes down to zero within the minute."""
-        marks = list(self._marks)
-        at, samples, tokens = next((mark for mark in marks if now - mark[0] <= RATE_SECONDS), marks[-1])
-        passed = max(now - at, 1e-3)
-        return (self.samples - samples) / passed, (self.tokens - tokens) / passed
+        """Samples and tokens per second; they fall to zero within a minute after a program stalls."""
+        history = list(self._history)
+        at, samples, tokens = next((entry for entry in history if now - entry[0] <= RATE_SECONDS), history[-1])
+        elapsed = max(now - at, 1e-3)
+        return (self.samples - samples) / elapsed, (self.tokens - tokens) / elapsed
 
 
 class TrainingProgress:
-    """Everything but times of phases."""
+    """Everything that a program reports, except the times of phases."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -101,35 +101,35 @@ class TrainingProgress:
         self.epoch: float | None = None
         self.last_step_at: float | None = None
         self.rates = ThroughputRates()
-        self.events = {kind: EventCount() for kind in TrainingEvent}
-        self._usual_norm, self._norms, self._lines = 0.0, 0, 0
+        self.events = {kind: TrainingEventCount() for kind in TrainingEvent}
+        self._usual_norm, self._norm_count, self._logged_events = 0.0, 0, 0
 
-    def take_loss(self, loss: Any, step: int, *, now: float) -> None:
-        value = self.loss.offer(loss, now)
-        if value is not None and (self.events[TrainingEvent.LOSS_NOT_FINITE].is_on or not math.isfinite(value)):
-            self._judge(TrainingEvent.LOSS_NOT_FINITE, not math.isfinite(value), value, step=step)
+    def record_loss(self, loss: Any, step: int, *, now: float) -> None:
+        value = self.loss.update(loss, now)
+        if value is not None and (self.events[TrainingEvent.LOSS_NOT_FINITE].is_active or not math.isfinite(value)):
+            self._update_event(TrainingEvent.LOSS_NOT_FINITE, not math.isfinite(value), value, step=step)
 
-    def take_grad_norm(self, norm: Any, step: int, *, now: float) -> None:
-        value = self.grad_norm.offer(norm, now)
+    def record_grad_norm(self, norm: Any, step: int, *, now: float) -> None:
+        value = self.grad_norm.update(norm, now)
         if value is None:
             return
         is_finite = math.isfinite(value)
-        self._judge(TrainingEvent.GRAD_NORM_NOT_FINITE, not is_finite, value, step=step)
-        is_spike = is_finite and self._norms >= WARM_STEPS and value > SPIKE_FACTOR * self._usual_norm
-        self._judge(TrainingEvent.GRAD_NORM_SPIKE, is_spike, value, step=step)
+        self._update_event(TrainingEvent.GRAD_NORM_NOT_FINITE, not is_finite, value, step=step)
+        is_spike = is_finite and self._norm_count >= WARM_UP_STEPS and value > SPIKE_FACTOR * self._usual_norm
+        self._update_event(TrainingEvent.GRAD_NORM_SPIKE, is_spike, value, step=step)
         if is_finite and not is_spike:
-            self._norms += 1
-            weight = max(SMOOTHING, 1 / self._norms)
+            self._norm_count += 1
+            weight = max(SMOOTHING, 1 / self._norm_count)
             self._usual_norm += weight * (value - self._usual_norm)
 
-    def _judge(self, kind: TrainingEvent, is_so: bool, value: float, *, step: int) -> None:
+    def _update_event(self, kind: TrainingEvent, is_active: bool, value: float, *, step: int) -> None:
         event = self.events[kind]
-        if is_so and not event.is_on:
+        if is_active and not event.is_active:
             event.count += 1
-            event.step, event.at = step, time()
-            if self._lines < MOST_EVENT_LINES:
-                self._lines += 1
+            event.step, event.started_at = step, time()
+            if self._logged_events < MAX_LOGGED_EVENTS:
+                self._logged_events += 1
                 name = "loss" if kind is TrainingEvent.LOSS_NOT_FINITE else "grad_norm"
                 usual = f" (usual: {self._usual_norm:.3g})" if kind is TrainingEvent.GRAD_NORM_SPIKE else ""
                 log.warning("[rank%d] step %d %s: %s%s", self._rank, step, name, value, usual)
-        event.is_on = is_so
+        event.is_active = is_active

@@ -1,6 +1,6 @@
-"""One request of a serving program, from its arrival to the end of its answer.
+"""Measures one request of a serving program, from its arrival to the end of its response.
 
-`inference.InferenceMonitor` begins requests and counts them when they end; `asgi` and the program report their pieces.
+`inference.InferenceMonitor` starts requests and counts them when they end; `asgi` and the program report their pieces.
 """
 
 from __future__ import annotations
@@ -12,109 +12,119 @@ from typing import Protocol
 
 from watchkeeper.instrument import tracing
 
-# nginx' code for a client that went away, which is no error of the server.
-CLIENT_GONE, FAILED, ANSWERED = 499, 500, 200
+# nginx' status code for a client that disconnected, which is not an error of the server.
+CLIENT_CLOSED, SERVER_ERROR, OK = 499, 500, 200
 _current: ContextVar[Request | None] = ContextVar("watchkeeper_request", default=None)
 
 
 class RequestMonitor(Protocol):
-    """What a request reports to."""
+    """The part of `inference.InferenceMonitor` that a request uses."""
 
     model: tuple[str, str]
     clock: Callable[[], float]
     spans: tracing.Spans
 
-    def queue(self, change: int) -> None: ...
+    def add_queued(self, change: int) -> None: ...
 
-    def count(self, request: Request, code: int) -> None: ...
+    def record_request(self, request: Request, code: int) -> None: ...
 
 
 class Request:
-    """One request on its way: queued, then prefilled until its first piece, then decoded until its last."""
+    """One request: queued, then prefilled until its first piece, then decoded until its last piece."""
 
     def __init__(self, monitor: RequestMonitor, carrier: tracing.Carrier) -> None:
         self._monitor = monitor
-        self._began = monitor.clock()
-        self._queued: tuple[float, float] | None = None
-        self._first: float | None = None
-        self._last = self._began
+        self._started_at = monitor.clock()
+        self._queued_between: tuple[float, float] | None = None
+        self._first_piece_at: float | None = None
+        self._last_piece_at = self._started_at
         self._pieces = 0
-        self._is_over = False
+        self._has_ended = False
         self.prompt_tokens: int | None = None
         self.generated_tokens: int | None = None
-        self.span = monitor.spans.begin(f"inference {monitor.model[0]}", carrier)
+        self.span = monitor.spans.start(f"inference {monitor.model[0]}", carrier)
         self.trace_id = monitor.spans.trace_id(self.span, carrier)
 
     @contextlib.contextmanager
     def queueing(self) -> Iterator[None]:
-        """Around the wait for a free place in the program's own queue or batch."""
-        since = self._monitor.clock()
-        self._monitor.queue(1)
+        """Measure the wait in the program's own queue or for its batch, as a `with` block."""
+        queued_at = self._monitor.clock()
+        self._monitor.add_queued(1)
         try:
             yield
         finally:
-            self._monitor.queue(-1)
-            self._queued = (since, self._monitor.clock())
+            self._monitor.add_queued(-1)
+            self._queued_between = (queued_at, self._monitor.clock())
 
-    def piece(self) -> None:
-        """A piece of a streamed answer leaves; the first one ends the prefill."""
-        self._last = self._monitor.clock()
+    def record_piece(self) -> None:
+        """Record that a piece of a streamed response was sent; the first piece ends the prefill."""
+        self._last_piece_at = self._monitor.clock()
         self._pieces += 1
-        if self._first is None:
-            self._first = self._last
+        if self._first_piece_at is None:
+            self._first_piece_at = self._last_piece_at
 
-    def used(self, *, prompt_tokens: int | None = None, generated_tokens: int | None = None) -> None:
-        """Tokens as the model counts them; without it each piece of a stream counts as one token of the answer."""
+    def record_tokens(self, *, prompt_tokens: int | None = None, generated_tokens: int | None = None) -> None:
+        """Set the model's token counts; without them, each piece of a stream counts as one generated token."""
         self.prompt_tokens = self.prompt_tokens if prompt_tokens is None else prompt_tokens
         self.generated_tokens = self.generated_tokens if generated_tokens is None else generated_tokens
 
+    # The names until release 0.1; kept until release 0.3.
+    piece = record_piece
+    used = record_tokens
+
     def end(self, code: int) -> None:
-        if self._is_over:
+        if self._has_ended:
             return
-        self._is_over = True
-        ended = self._monitor.clock()
-        self.seconds = ended - self._began
+        self._has_ended = True
+        ended_at = self._monitor.clock()
+        self.seconds = ended_at - self._started_at
         if self.generated_tokens is None and self._pieces:
             self.generated_tokens = self._pieces
-        self._monitor.count(self, code)
-        told = {"gen_ai.usage.input_tokens": self.prompt_tokens, "gen_ai.usage.output_tokens": self.generated_tokens}
-        attributes: dict[str, str | int] = {name: number for name, number in told.items() if number is not None}
-        attributes |= {"gen_ai.request.model": self._monitor.model[0], "http.response.status_code": code}
-        self._monitor.spans.end(
-            self.span, self._phases(ended), attributes=attributes, error=str(code) if code >= FAILED else ""
-        )
+        self._monitor.record_request(self, code)
+        attributes: dict[str, str | int] = {
+            "gen_ai.request.model": self._monitor.model[0],
+            "http.response.status_code": code,
+        }
+        if self.prompt_tokens is not None:
+            attributes["gen_ai.usage.input_tokens"] = self.prompt_tokens
+        if self.generated_tokens is not None:
+            attributes["gen_ai.usage.output_tokens"] = self.generated_tokens
+        error = str(code) if code >= SERVER_ERROR else ""
+        self._monitor.spans.end(self.span, self._list_phases(ended_at), attributes=attributes, error=error)
 
     @property
     def first_token_seconds(self) -> float | None:
-        return None if self._first is None else self._first - self._began
+        return None if self._first_piece_at is None else self._first_piece_at - self._started_at
 
     @property
     def seconds_per_token(self) -> float | None:
         tokens = self.generated_tokens or self._pieces
-        return None if self._first is None or tokens < 2 else (self._last - self._first) / (tokens - 1)
+        if self._first_piece_at is None or tokens < 2:
+            return None
+        return (self._last_piece_at - self._first_piece_at) / (tokens - 1)
 
-    def _phases(self, ended: float) -> Iterator[tuple[str, float, float]]:
-        """Name, and how long before the end each phase began and ended."""
-        begun = self._began
-        if self._queued is not None:
-            since, begun = self._queued
-            yield "queue", ended - since, ended - begun
-        if self._first is not None:
-            yield "prefill", ended - begun, ended - self._first
-            yield "decode", ended - self._first, ended - self._last
+    def _list_phases(self, ended_at: float) -> Iterator[tuple[str, float, float]]:
+        """The name of each phase, and how long before the end it started and ended."""
+        started_at = self._started_at
+        if self._queued_between is not None:
+            queued_at, started_at = self._queued_between
+            yield "queue", ended_at - queued_at, ended_at - started_at
+        if self._first_piece_at is not None:
+            yield "prefill", ended_at - started_at, ended_at - self._first_piece_at
+            yield "decode", ended_at - self._first_piece_at, ended_at - self._last_piece_at
 
 
 def current_request() -> Request | None:
-    """The request that this task or thread works on."""
+    """The request of the current task or thread."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def working_on(request: Request) -> Iterator[None]:
+def use_as_current(request: Request) -> Iterator[None]:
     token = _current.set(request)
     try:
         yield
     finally:
-        # A generator may be closed from another context than it began in.
+        # A generator may be closed in another context than it was started in.
         with contextlib.suppress(ValueError):
             _current.reset(token)

@@ -1,7 +1,7 @@
-"""Traces of requests: W3C's `traceparent`, and spans of OpenTelemetry where its packages are installed.
+"""Traces requests: W3C's `traceparent`, and spans of OpenTelemetry if its packages are installed.
 
-`inference.Request` asks `Spans` for one span a request and, at its end, for one span for each phase. Without
-OpenTelemetry only the caller's trace id is kept, for the exemplar.
+`serving_request.Request` starts one span per request with `Spans` and, at its end, one span for each phase. Without
+OpenTelemetry, only the caller's trace id is kept, for the exemplar.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ HEADERS = ("traceparent", "tracestate")
 Carrier = Mapping[str, str]
 
 
-def trace_id_of(carrier: Carrier) -> str | None:
-    """The caller's trace, or None where it has none or what it sent is not one."""
-    found = TRACEPARENT.fullmatch(carrier.get("traceparent", "").strip())
-    return None if found is None else found["trace"]
+def parse_trace_id(carrier: Carrier) -> str | None:
+    """The caller's trace id; None if it is missing or invalid."""
+    match = TRACEPARENT.fullmatch(carrier.get("traceparent", "").strip())
+    return None if match is None else match["trace"]
 
 
-def carrier_of(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """What ASGI's headers say about a trace."""
-    named = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
-    return {name: value for name, value in named if name in HEADERS}
+def read_carrier(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The trace headers of an ASGI request."""
+    decoded = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
+    return {name: value for name, value in decoded if name in HEADERS}
 
 
 class Spans:
-    """OpenTelemetry as far as it is there; each call is a no-op without it."""
+    """OpenTelemetry if it is installed; without it, each call does nothing."""
 
     def __init__(self) -> None:
-        self._trace = optional.find("opentelemetry.trace")
-        self._context = optional.find("opentelemetry.context")
-        self._propagate = optional.find("opentelemetry.propagate")
+        self._trace = optional.find_module("opentelemetry.trace")
+        self._context = optional.find_module("opentelemetry.context")
+        self._propagate = optional.find_module("opentelemetry.propagate")
 
-    def begin(self, name: str, carrier: Carrier) -> Any | None:
+    def start(self, name: str, carrier: Carrier) -> Any | None:
         if self._trace is None or self._propagate is None:
             return None
-        # Deliberately any error: a tracer that breaks must not fail a request.
+        # Deliberately any error: a broken tracer must not fail a request.
         with suppress(Exception):
             parent = self._propagate.extract(dict(carrier))
             tracer = self._trace.get_tracer("watchkeeper.instrument")
             span = tracer.start_span(name, context=parent, kind=self._trace.SpanKind.SERVER)
-            # Without an SDK, or where the caller's trace is not sampled, nobody would ever see it.
+            # Without an SDK, or if the caller's trace is not sampled, the span is not recorded.
             return span if span.is_recording() else None
         return None
 
     def trace_id(self, span: Any | None, carrier: Carrier) -> str | None:
-        """The span's where there is one, else the caller's."""
+        """The trace id of the span, or the caller's if there is no span."""
         if span is not None:
             return f"{span.get_span_context().trace_id:032x}"
-        return trace_id_of(carrier)
+        return parse_trace_id(carrier)
 
     def attach(self, span: Any | None) -> Any | None:
-        """Make it the parent of spans that the program starts itself, until `detach`."""
+        """Make the span the parent of spans that the program starts, until `detach`."""
         if span is None or self._context is None or self._trace is None:
             return None
         return self._context.attach(self._trace.set_span_in_context(span))
@@ -78,16 +78,16 @@ class Spans:
         attributes: Mapping[str, str | int],
         error: str,
     ) -> None:
-        """Phases as seconds ago: the request's own clock need not be the wall clock."""
+        """End a span; phases are in seconds before now, because the request's clock need not be the wall clock."""
         if span is None or self._trace is None:
             return
         with suppress(Exception):
             now = time.time_ns()
-            inside = self._trace.set_span_in_context(span)
+            context = self._trace.set_span_in_context(span)
             tracer = self._trace.get_tracer("watchkeeper.instrument")
             for name, since, until in phases:
-                part = tracer.start_span(name, context=inside, start_time=now - int(since * 1e9))
-                part.end(end_time=now - int(until * 1e9))
+                child = tracer.start_span(name, context=context, start_time=now - int(since * 1e9))
+                child.end(end_time=now - int(until * 1e9))
             for name, value in attributes.items():
                 span.set_attribute(name, value)
             if error:

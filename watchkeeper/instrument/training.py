@@ -1,4 +1,4 @@
-"""TrainingMonitor: what a training program says about its steps, in the names that the shipped rules read.
+"""TrainingMonitor: exports the metrics of a training program, under the names that the shipped rules use.
 
     monitor = TrainingMonitor("llama-7b", Exports(port=9500))
     for batch in monitor.batches(loader):
@@ -7,9 +7,9 @@
         …
         monitor.step(loss=loss, samples=len(batch))
 
-A step costs microseconds: the program's thread writes numbers, other threads make pages, files and pushes of them.
-Every rank tells its heartbeat, its times and its events; loss, rates and checkpoints come from rank 0 unless all are
-asked for. `frameworks` has the same as callbacks for Lightning and Hugging Face's Trainer.
+A step costs microseconds: the program's thread writes numbers, other threads render and export them. Every rank exports
+its heartbeat, times and events; loss, rates and checkpoints come from rank 0, or from all ranks with `tells_all=True`.
+`frameworks` has callbacks for Lightning and Hugging Face's Trainer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from watchkeeper.instrument.mirrors import Mirror, MirrorSet
 from watchkeeper.instrument.page import MetricsPage
 from watchkeeper.instrument.progress import TrainingProgress
 from watchkeeper.instrument.step_clock import Phase, StepClock, TimedPhase
-from watchkeeper.instrument.training_page import RankSnapshot, write
+from watchkeeper.instrument.training_page import RankSnapshot, write_page
 
 log = logging.getLogger("watchkeeper.instrument")
 Batch = TypeVar("Batch")
@@ -39,9 +39,10 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What MFU needs: floating-point operations of one token or sample, and the peak of one GPU in operations a second.
+    """For MFU: floating-point operations per token or per sample, and the peak of one GPU in operations per second.
 
-    Forward and backward together: 6 × parameters for a token of a dense transformer. The peak at the precision in use.
+    Operations are those of forward and backward together, 6 × parameters per token for a dense transformer. The peak is
+    that of the precision in use.
     """
 
     peak_flops: float
@@ -50,22 +51,22 @@ class ModelCost:
 
     def __post_init__(self) -> None:
         if (self.flops_per_token is None) == (self.flops_per_sample is None):
-            raise ValueError("ModelCost: give either flops_per_token or flops_per_sample; exactly one of them")
+            raise ValueError("ModelCost: set exactly one of flops_per_token and flops_per_sample")
         if self.peak_flops <= 0:
             raise ValueError(
-                f"ModelCost: peak_flops is {self.peak_flops:g}. Give the dense peak of one GPU from its data sheet, "
+                f"ModelCost: peak_flops is {self.peak_flops:g}. Set the dense peak of one GPU from its data sheet, "
                 "such as 989e12 for 16-bit on an H100 SXM"
             )
 
     def utilisation(self, samples: float, tokens: float) -> float:
-        """The share of the peak that so many samples and tokens a second use."""
+        """The share of the peak that these samples and tokens per second use."""
         if self.flops_per_token is not None:
             return self.flops_per_token * tokens / self.peak_flops
         return (self.flops_per_sample or 0.0) * samples / self.peak_flops
 
 
 class TrainingMonitor:
-    """One rank of one training job. Without `exports` the environment decides; without `job_name` it is Slurm's id."""
+    """Monitors one rank of a training job; defaults of `exports` and `job_name` come from environment variables."""
 
     def __init__(
         self,
@@ -82,45 +83,45 @@ class TrainingMonitor:
         self.clock, self.progress, self.checkpoints = StepClock(), TrainingProgress(self.place.rank), Checkpoints()
         self._tells_all = self.place.rank == 0 if tells_all is None else tells_all
         self._cost = cost
-        self._timed = {phase: TimedPhase(self.clock, phase) for phase in Phase}
-        self._mirroring = MirrorSet(mirrors if self._tells_all else ())
+        self._timed_phases = {phase: TimedPhase(self.clock, phase) for phase in Phase}
+        self._mirrors = MirrorSet(mirrors if self._tells_all else ())
         name = f"{self.job_name[:80]}_{self.place.rank}"
         labels = {"job_name": self.job_name, "rank": str(self.place.rank)}
         source = exporting.MetricsSource(name, labels, self.write, self.place.node, self.place.local_rank)
         self.exporter = exporting.Exporter(exports or exporting.from_environment(), source)
         self._pid, self._is_closed = os.getpid(), False
-        threading.Thread(target=self._locate, name="watchkeeper-locate", daemon=True).start()
+        threading.Thread(target=self._publish_place, name="watchkeeper-locate", daemon=True).start()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; the time until each of them comes is the step's wait for input."""
+        """Iterate over a loader; the time until each batch arrives counts as the wait for input."""
         return _Batches(iter(loader), self.clock)
 
     def forward(self) -> TimedPhase:
-        return self._timed[Phase.FORWARD]
+        return self._timed_phases[Phase.FORWARD]
 
     def backward(self) -> TimedPhase:
-        return self._timed[Phase.BACKWARD]
+        return self._timed_phases[Phase.BACKWARD]
 
     def optimizer(self) -> TimedPhase:
-        return self._timed[Phase.OPTIMIZER]
+        return self._timed_phases[Phase.OPTIMIZER]
 
     def waiting_for_input(self) -> TimedPhase:
-        """For loops that cannot use `batches`."""
-        return self._timed[Phase.INPUT]
+        """Time the wait for input, in loops that cannot use `batches`."""
+        return self._timed_phases[Phase.INPUT]
 
     def communication(self) -> TimedPhase:
-        """Around collectives that the program calls itself; `watch_communication` sees those of DDP."""
-        return self._timed[Phase.COMMUNICATION]
+        """Time collectives that the program calls itself; `watch_communication` times those of DDP."""
+        return self._timed_phases[Phase.COMMUNICATION]
 
     def validation(self) -> TimedPhase:
-        """A pause in which no step is expected."""
-        return self._timed[Phase.VALIDATION]
+        """Time a validation, a pause in which no step is expected."""
+        return self._timed_phases[Phase.VALIDATION]
 
     def checkpoint(self, path: str | os.PathLike[str] | None = None) -> Checkpoint:
-        """Around the writing of one: counts it, times it, and weighs the file or folder at `path`."""
-        return self.checkpoints.writing(self.clock, path)
+        """Count and time the writing of a checkpoint, and record the size of the file or directory at `path`."""
+        return self.checkpoints.measure(self.clock, path)
 
-    def tell(
+    def report(
         self,
         *,
         loss: Any = None,
@@ -130,21 +131,21 @@ class TrainingMonitor:
         epoch: float | None = None,
         number: int | None = None,
     ) -> None:
-        """Newest values, of the step in progress or of step `number`. It does not end a step.
+        """Report the newest values of the current step or of step `number`; this does not end a step.
 
-        Tensors are welcome; one on a GPU is read once a second, because reading it waits for the GPU.
+        Values may be tensors; a tensor on a GPU is read once a second, because reading it waits for the GPU.
         """
         now = perf_counter()
         progress = self.progress
         step = progress.step + 1 if number is None else number
         if loss is not None:
-            progress.take_loss(loss, step, now=now)
+            progress.record_loss(loss, step, now=now)
         if grad_norm is not None:
-            progress.take_grad_norm(grad_norm, step, now=now)
+            progress.record_grad_norm(grad_norm, step, now=now)
         if learning_rate is not None:
             progress.learning_rate.value = learning_rate
         if validation_loss is not None:
-            progress.validation_loss.offer(validation_loss, now)
+            progress.validation_loss.update(validation_loss, now)
         if epoch is not None:
             progress.epoch = epoch
 
@@ -158,7 +159,7 @@ class TrainingMonitor:
         tokens: float = 0,
         number: int | None = None,
     ) -> None:
-        """A step ended: this rank's samples and tokens of it, and what `tell` takes. Steps count from 1."""
+        """End a step, with this rank's samples and tokens, and the values that `report` accepts. Steps count from 1."""
         now = perf_counter()
         progress = self.progress
         progress.step = progress.step + 1 if number is None else number
@@ -166,28 +167,32 @@ class TrainingMonitor:
         self.clock.end_step(now)
         progress.rates.add(samples, tokens, now=now)
         if loss is not None:
-            progress.take_loss(loss, progress.step, now=now)
+            progress.record_loss(loss, progress.step, now=now)
         if grad_norm is not None:
-            progress.take_grad_norm(grad_norm, progress.step, now=now)
+            progress.record_grad_norm(grad_norm, progress.step, now=now)
         if learning_rate is not None:
             progress.learning_rate.value = learning_rate
-        if now >= self._mirroring.due:
-            self._mirroring.offer(self._mirrored(now), progress.step, now=now)
+        if now >= self._mirrors.due_at:
+            self._mirrors.enqueue(self._build_mirror_metrics(now), progress.step, now=now)
 
     def watch(self, model: Any, optimizer: Any) -> None:
-        """See forward, backward and optimizer of a PyTorch loop by itself, and end a step with each `optimizer.step()`.
+        """Time forward, backward and optimizer of a PyTorch loop; each `optimizer.step()` ends a step.
 
-        The loop then only says what cannot be seen: `tell(loss=…)` and `saw(samples=…)`.
+        The loop then reports only the rest: `report(loss=…)` and `add_samples(samples=…)`.
         """
         frameworks.watch(self, model, optimizer)
 
-    def saw(self, samples: float = 0, tokens: float = 0) -> None:
-        """Samples and tokens of a batch, where something else ends the step."""
+    def add_samples(self, samples: float = 0, tokens: float = 0) -> None:
+        """Add the samples and tokens of a batch, if something else ends the step."""
         self.progress.rates.add(samples, tokens, now=perf_counter())
 
     def watch_communication(self, model: Any) -> None:
-        """See how long the backward pass of a DistributedDataParallel model waits for other ranks."""
+        """Measure how long the backward pass of a DistributedDataParallel model waits for other ranks."""
         frameworks.watch_communication(self, model)
+
+    # The names until release 0.1; kept until release 0.3.
+    tell = report
+    saw = add_samples
 
     def lightning(self) -> Any:
         """A callback for `lightning.Trainer(callbacks=[monitor.lightning()])`."""
@@ -198,19 +203,19 @@ class TrainingMonitor:
         return frameworks.hugging_face_callback(self)
 
     def write(self, page: MetricsPage) -> None:
-        """Every series that is known now; what was never told is not there."""
-        shown = RankSnapshot(self.job_name, self.place, self.clock, self.progress, self.checkpoints, self._mirroring)
+        """Write all series; values that were never reported are omitted."""
+        snapshot = RankSnapshot(self.job_name, self.place, self.clock, self.progress, self.checkpoints, self._mirrors)
         samples, tokens = self.progress.rates.per_second(perf_counter())
-        used = None if self._cost is None else self._cost.utilisation(samples, tokens)
-        write(page, shown, model_utilisation=used, tells_all=self._tells_all)
+        utilisation = None if self._cost is None else self._cost.utilisation(samples, tokens)
+        write_page(page, snapshot, model_utilisation=utilisation, tells_all=self._tells_all)
 
     def close(self) -> None:
-        """The program is over: the page ends, files and pushes are taken back, mirrors get what is left."""
+        """Stop exporting, delete files and pushed metrics, and send the last metrics to the mirrors."""
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        self._mirroring.offer(self._mirrored(perf_counter()), self.progress.step, now=perf_counter())
-        self._mirroring.close()
+        self._mirrors.enqueue(self._build_mirror_metrics(perf_counter()), self.progress.step, now=perf_counter())
+        self._mirrors.close()
         self.exporter.close()
 
     def __enter__(self) -> TrainingMonitor:
@@ -226,10 +231,10 @@ class TrainingMonitor:
             )  # fmt: skip
         self.close()
 
-    def _mirrored(self, now: float) -> dict[str, float]:
+    def _build_mirror_metrics(self, now: float) -> dict[str, float]:
         progress, clock = self.progress, self.clock
         samples, tokens = progress.rates.per_second(now)
-        found = {
+        metrics = {
             "loss": progress.loss.value,
             "validation_loss": progress.validation_loss.value,
             "grad_norm": progress.grad_norm.value,
@@ -238,24 +243,24 @@ class TrainingMonitor:
             "samples_per_second": samples,
             "tokens_per_second": tokens,
         }
-        return {f"training_{name}": value for name, value in found.items() if value is not None}
+        return {f"training_{name}": value for name, value in metrics.items() if value is not None}
 
-    def _locate(self) -> None:
-        """Ask the driver which GPU it is, away from the program's thread, and tell the other ranks."""
+    def _publish_place(self) -> None:
+        """Read this rank's GPU from the driver and publish its placement; runs in its own thread."""
         with contextlib.suppress(Exception):
             self.place = placement.with_uuid(self.place)
-            barrier.introduce(self.place)
+            barrier.publish_place(self.place)
 
 
 class _Batches(Iterator[Batch]):
-    __slots__ = ("_clock", "_inner")
+    __slots__ = ("_clock", "_iterator")
 
-    def __init__(self, inner: Iterator[Batch], clock: StepClock) -> None:
-        self._inner, self._clock = inner, clock
+    def __init__(self, iterator: Iterator[Batch], clock: StepClock) -> None:
+        self._iterator, self._clock = iterator, clock
 
     def __next__(self) -> Batch:
         self._clock.enter(Phase.INPUT)
         try:
-            return next(self._inner)
+            return next(self._iterator)
         finally:
             self._clock.leave()

@@ -172,7 +172,7 @@ def test_slices_whose_pods_only_an_exporter_names_are_held_by_them() -> None:
     known = ScrapedInventory()
     known.record_page(Node("sim", "n1"), {"GPU-0": Gpu("GPU-0", 0)}, at_ms=1, source="page")
     util, used = (engine.instant(expr, 1_000) for expr in ("DCGM_FI_DEV_GPU_UTIL", status_series.MIG_MEMORY))
-    picture = frames.draw_picture(
+    picture = frames.draw_frame(
         fleet_layout.current_layout(known), frames.FrameReadings(gpu_util=util, mig_instances=used), []
     )
     assert (picture.summary["held"], picture.summary["free"]) == (1, 0)

@@ -24,7 +24,7 @@ from watchkeeper.web.auth.auth import Auth, Role
 from watchkeeper.web.schema import ResponseVariant, Schemas
 
 APP = create_app(SmallHub().services, Auth())
-DOCUMENT = openapi.document(APP.state.endpoints, version="0.0.0")
+DOCUMENT = openapi.build_document(APP.state.endpoints, version="0.0.0")
 JSON = "application/json"
 
 

@@ -254,13 +254,13 @@ class LiveUpdates:
         new_snapshot = await self._snapshots.build(layout) if renew_snapshot else None
         open_incidents = await self._journal.read(self._journal.incidents)
         readings = frames.FrameReadings(**results, holders=self._fleet.workload_labels())
-        picture = await asyncio.to_thread(frames.draw_picture, layout, readings, open_incidents)
+        content = await asyncio.to_thread(frames.draw_frame, layout, readings, open_incidents)
         header = {"kind": "frame", "at": wire.format_time(now), "version": layout.version}
         for name in self._viewed_colours():
             colour = frames.find_colour(name)
             assert colour is not None
             result = await self._query(colour.expr, at_ms)
-            packed = await asyncio.to_thread(_pack_colour, layout, result, colour, picture, {**header, "colour": name})
+            packed = await asyncio.to_thread(_pack_colour, layout, result, colour, content, {**header, "colour": name})
             self._frames.add(colour=name if name in frames.COLOURS else "other")
             if new_snapshot is not None:
                 self._snapshots.set_cached(new_snapshot)
@@ -321,7 +321,7 @@ def _pack_colour(
     layout: fleet_layout.FleetLayout,
     result: engine.QueryResult | None,
     colour: frames.MapColour,
-    picture: frames.FramePicture,
+    content: frames.FrameContent,
     header: Mapping[str, object],
 ) -> bytes:
     """Pack the frame in one colour; the header includes the scale, which may depend on the values."""
@@ -331,7 +331,7 @@ def _pack_colour(
         else frames.values_by_slot(layout, result)
     )
     low, high = frames.colour_scale(colour, values)
-    return frames.pack_frame(replace(picture, values=values), {**header, "low": low, "high": high})
+    return frames.pack_frame(replace(content, values=values), {**header, "low": low, "high": high})
 
 
 def _parse_viewer_message(text: str) -> tuple[str | None, str | None]:

@@ -74,7 +74,7 @@ PROMETHEUS_ANSWER = {
 }
 
 
-def document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
+def build_document(table: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     """The API in OpenAPI 3.1; `version` is the version of the hub, `info.version` that of the API."""
     schemas = Schemas()
     paths: dict[str, dict[str, Any]] = {}
@@ -109,7 +109,7 @@ def endpoints(table: Callable[[], Sequence[Endpoint]], *, version: str) -> list[
 
     async def answer(_: Request) -> Response:
         if not cached:
-            cached.append(json_response(document(table(), version=version)))
+            cached.append(json_response(build_document(table(), version=version)))
         # Deliberately a new response: one can be sent only once, but the body can be shared.
         return Response(cached[0].body, media_type="application/json")
 

@@ -155,7 +155,7 @@ def test_ports_come_from_what_nodes_say_where_nobody_sweeps_the_fabric() -> None
     def row(device: str, **more: str) -> Labels:
         return Labels({"instance": "n1:9100", "device": device, "port": "1", **more})
 
-    told = topology.links_from_hosts(
+    told = topology.list_host_links(
         [(row("mlx5_10"), 4.0), (row("mlx5_2"), 1.0), (row("mlx5_3", port="x"), 4.0)],
         [(row("mlx5_10"), 50e9)],
         frozenset({"n1"}),

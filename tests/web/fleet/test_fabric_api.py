@@ -101,9 +101,9 @@ def test_invalid_parameters_are_refused(site: Site, path: str, status: int) -> N
 def test_a_job_crosses_a_leaf_only_if_one_of_its_nodes_has_no_port_there() -> None:
     jobs = {"a": ["far"], "b": ["far", "near"], "c": ["near"]}
     leaves = {"a": {"leaf-1"}, "b": {"leaf-2"}, "c": {"leaf-2"}}
-    assert fabric_map.jobs_by_trunk_leaf(leaves, jobs) == {"leaf-1": ["far"], "leaf-2": ["far"]}
+    assert fabric_map.group_jobs_by_leaf(leaves, jobs) == {"leaf-1": ["far"], "leaf-2": ["far"]}
     rails = {node: {"leaf-1", "leaf-2"} for node in "abc"}
-    assert fabric_map.jobs_by_trunk_leaf(rails, jobs) == {}
+    assert fabric_map.group_jobs_by_leaf(rails, jobs) == {}
 
 
 def test_a_port_that_waits_much_longer_than_its_peers_is_congested() -> None:

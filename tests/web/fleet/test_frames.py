@@ -26,9 +26,9 @@ def reading(hub: SmallHub, value: float, *, held: bool = False, but: str = "") -
     return answer(labels, [0], np.full((len(labels), 1), value))
 
 
-def draw(hub: SmallHub, **readings: object) -> frames.FramePicture:
+def draw(hub: SmallHub, **readings: object) -> frames.FrameContent:
     steady = {"work": reading(hub, 0.7), "power": reading(hub, 500.0)} | readings
-    return frames.draw_picture(fleet_layout.current_layout(hub.fleet), FrameReadings(**steady), hub.journal.incidents())  # type: ignore[arg-type]
+    return frames.draw_frame(fleet_layout.current_layout(hub.fleet), FrameReadings(**steady), hub.journal.incidents())  # type: ignore[arg-type]
 
 
 def test_racks_and_nodes_are_sorted_naturally() -> None:
@@ -122,7 +122,7 @@ def test_without_query_results_everything_is_unknown() -> None:
 
 
 def test_a_packed_frame_has_header_values_and_states() -> None:
-    picture = frames.FramePicture(
+    picture = frames.FrameContent(
         np.array([1.5, np.nan], dtype=np.float32), np.array([0, 4], dtype=np.uint8), {"gpus": 2}
     )
     packed = frames.pack_frame(picture, {"kind": "frame", "odd": "x"})

@@ -61,7 +61,7 @@ class ClusterApi:
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
         self._fleet, self._targets, self._clusters = hub.fleet, hub.targets, hub.clusters
 
-    async def nodes(self, request: Request) -> NodeList:
+    async def list_nodes(self, request: Request) -> NodeList:
         pool = request.query_params.get("pool")
         # The table shows `never seen` for `never_seen`; both are accepted.
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
@@ -90,7 +90,7 @@ class ClusterApi:
             problem=gpu_holders.problem,
         )
 
-    async def who(self, request: Request) -> Who:
+    async def find_holders(self, request: Request) -> Who:
         name = request.query_params.get("name", "").strip()
         if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
             raise HTTPException(
@@ -128,7 +128,7 @@ def endpoints(api: ClusterApi) -> list[Endpoint]:
     return [
         Endpoint(
             "/api/nodes",
-            api.nodes,
+            api.list_nodes,
             "List all nodes with their states, GPUs and holders",
             params=(
                 QueryParam("state", "Return only nodes in this state of Watchkeeper or of the scheduler."),
@@ -137,7 +137,7 @@ def endpoints(api: ClusterApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/who",
-            api.who,
+            api.find_holders,
             "Find the holders of a GPU or node, or the GPUs of a job, pod, user or team",
             params=(
                 QueryParam("name", "A GPU (UUID or `node/index`), node, pod, job, user or team.", is_required=True),

@@ -134,7 +134,7 @@ class DrillsApi:
         self._game_day = _load_game_day(self._path)
         self._score_causes([])
 
-    async def drills(self, _: Request) -> DrillList:
+    async def list_drills(self, _: Request) -> DrillList:
         if self._simulator is None:
             raise HTTPException(404, "this hub has no simulator: faults can only be injected into a simulated fleet")
         await self._refresh_drills()
@@ -152,11 +152,11 @@ class DrillsApi:
 
         def judge_all() -> list[tuple[Drill, DrillVerdict]]:
             incidents = self._journal.incidents(open_only=False, limit=MAX_INCIDENTS)
-            return [(drill, self.judge(drill, incidents)) for drill in newest_first]
+            return [(drill, self.judge_drill(drill, incidents)) for drill in newest_first]
 
         return await self._journal.read(judge_all) if newest_first else []
 
-    async def accuracy(self, _: Request) -> DrillAccuracy:
+    async def get_accuracy(self, _: Request) -> DrillAccuracy:
         await self._refresh_drills()
         return DrillAccuracy(self._score_causes(await self._judge_drills()), self._game_day.at)
 
@@ -201,7 +201,7 @@ class DrillsApi:
         while len(self._drills) > MAX_DRILLS:
             self._drills.popitem(last=False)
 
-    def judge(self, drill: Drill, incidents: Sequence[Incident]) -> DrillVerdict:
+    def judge_drill(self, drill: Drill, incidents: Sequence[Incident]) -> DrillVerdict:
         """Compare a drill with the best matching incident: same cause family, same place, not opened earlier."""
         family = causes.lookup(drill.cause).family
         candidates = [
@@ -312,7 +312,7 @@ def _load_game_day(path: Path) -> GameDay:
 def endpoints(api: DrillsApi) -> list[Endpoint]:
     return [
         Endpoint(
-            "/api/drills/accuracy", api.accuracy, "Accuracy of diagnoses in drills for each cause, the lowest first"
+            "/api/drills/accuracy", api.get_accuracy, "Accuracy of diagnoses in drills for each cause, the lowest first"
         ),
         Endpoint.post(
             "/api/drills/score",
@@ -322,7 +322,7 @@ def endpoints(api: DrillsApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/drills",
-            api.drills,
+            api.list_drills,
             "List injected faults with the hub's diagnoses and the score; 404 without a simulated fleet",
         ),
     ]

@@ -127,7 +127,7 @@ class ExplainApi:
         name = _check_name("/".join(part for part in parts if part))
         scheduled = [workload for view in self._views() for workload in view.workloads]
         scheduled += await asyncio.to_thread(self._pending_workloads, scheduled)
-        report = await self.jobs.report(name)
+        report = await self.jobs.load_report(name)
         line = None if report is None else report.job
         pods = job.workloads_of_job(name, scheduled)
         own_cluster = self.hub.runtime.settings.fleet.cluster if line is None else line.cluster

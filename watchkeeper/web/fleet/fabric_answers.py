@@ -33,7 +33,7 @@ class Spine:
     name: str
     state: HealthState
     links: int
-    trouble: Sequence[str]
+    problems: Sequence[str] = wire.json_key("trouble")
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,10 +87,10 @@ class FabricApi:
         self._lock = asyncio.Lock()
         self._snapshots: dict[str, FabricSnapshot] = {}
 
-    async def map(self, request: Request) -> FabricMap:
+    async def get_map(self, request: Request) -> FabricMap:
         return (await self._load_snapshot(request)).answer
 
-    async def links(self, request: Request) -> FabricLinkList:
+    async def list_links(self, request: Request) -> FabricLinkList:
         """List links, the worst first; `of` filters by words in a link's text."""
         snapshot, params = await self._load_snapshot(request), request.query_params
         limit = read_number(request, "limit", default=200, limit=MAX_LINKS)
@@ -108,7 +108,7 @@ class FabricApi:
         links = [describe_link(view) for view in matches[:limit]]
         return FabricLinkList(clock.from_ms(snapshot.at_ms), len(matches), links)
 
-    async def port(self, request: Request) -> LinkDetail:
+    async def get_link(self, request: Request) -> LinkDetail:
         """One link with its counters, their meaning, and the queries of its charts."""
         snapshot, id = await self._load_snapshot(request), request.query_params.get("id", "")
         view = next((link for link in snapshot.views if link.id == id), None)
@@ -148,7 +148,7 @@ class FabricApi:
         fresh_watch = self._fabric if self._fabric is not None and self._fabric.is_fresh(now_ms) else None
         gpu_holders = await holders.load_holders(self._queries)
         names = frozenset(node.name for node in layout.nodes)
-        links_by_node = topology.links_from_hosts(
+        links_by_node = topology.list_host_links(
             (await fabric_queries.latest(STATE_EXPR)).items(), (await fabric_queries.latest(RATE_EXPR)).items(), names
         )
         sources = FabricSources(
@@ -185,7 +185,7 @@ class FabricApi:
             problem=problem or ("" if watch is None else watch.problem),
             counts=counts,
             spines=[
-                Spine(switch.name, switch.state, switch.links, switch.trouble[:5])
+                Spine(switch.name, switch.state, switch.links, switch.problems[:5])
                 for switch in switches
                 if switch.role == "spine"
             ],
@@ -295,7 +295,7 @@ def _group_rows(views: Iterable[PortView], switches: Mapping[str, topology.Topol
                 name=name,
                 is_switch=switch is not None,
                 state=topology.worst_state(view.state for view in ports) if switch is None else switch.state,
-                why=[] if switch is None else switch.trouble[:5],
+                why=[] if switch is None else switch.problems[:5],
                 cells=[_to_cell(view) for view in ports],
                 trunks=sum(view.kind == "trunk" for view in ports),
             )
@@ -389,13 +389,13 @@ def endpoints(api: FabricApi) -> list[Endpoint]:
     return [
         Endpoint(
             "/api/fabric/map",
-            api.map,
+            api.get_map,
             "Map of the fabric by leaf or rack: the link, utilisation, errors and congestion of each port",
             params=(WINDOW_PARAM,),
         ),
         Endpoint(
             "/api/fabric/links",
-            api.links,
+            api.list_links,
             "List links with their errors, congestion and jobs, the worst first",
             params=(
                 WINDOW_PARAM,
@@ -408,7 +408,7 @@ def endpoints(api: FabricApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/fabric/port",
-            api.port,
+            api.get_link,
             "One link: its counters with their meaning, its incidents, and the PromQL of its charts",
             params=(WINDOW_PARAM, QueryParam("id", "Id of the link, as in the map or the list.", is_required=True)),
         ),

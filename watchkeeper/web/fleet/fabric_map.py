@@ -15,7 +15,7 @@ from statistics import median
 from watchkeeper.clusters.fabric import fabric_changes, fabric_watch
 from watchkeeper.model import fabric
 from watchkeeper.web.fleet.fleet_layout import natural_sort_key
-from watchkeeper.web.fleet.topology import HealthState, TopologyLink, fabric_links
+from watchkeeper.web.fleet.topology import HealthState, TopologyLink, list_fabric_links
 
 # packs/ib_counters.csv: a bit error rate of 1e-12, which vendors accept, is about this many errors per hour.
 MAX_ERRORS_PER_HOUR = 120.0
@@ -96,7 +96,7 @@ class FabricSources:
 def list_ports(sources: FabricSources) -> list[PortView]:
     """List each link once: trunks first, then the ports of hosts, sorted by node name."""
     watch = sources.watch
-    links = fabric_links(watch)
+    links = list_fabric_links(watch)
     known_links = () if watch is None else watch.known_fabric.links
     down = [link for link in known_links if link.down_since_ms]
     down_since = {(link.peer, link.adapter, link.peer_port): link.down_since_ms for link in down}
@@ -104,11 +104,11 @@ def list_ports(sources: FabricSources) -> list[PortView]:
     for node in sorted(sources.rows.keys() | links.keys(), key=natural_sort_key):
         for link in links.get(node) or sources.host_links.get(node, ()):
             since = down_since.get((node, link.device, link.port))
-            views.append(_host_port(node, link, sources, down_since_ms=since))
+            views.append(_view_host_port(node, link, sources, down_since_ms=since))
     return _with_wait_ratios(views)
 
 
-def _host_port(node: str, link: TopologyLink, sources: FabricSources, *, down_since_ms: int | None) -> PortView:
+def _view_host_port(node: str, link: TopologyLink, sources: FabricSources, *, down_since_ms: int | None) -> PortView:
     host_reading = sources.host_readings.get((node, link.device, link.port), PortReading())
     switch_reading = PortReading()
     if link.switch is not None and link.switch_port is not None:
@@ -137,14 +137,14 @@ def _list_trunks(watch: fabric_watch.FabricWatch, sources: FabricSources) -> Ite
     for link in watch.known_fabric.links:
         if link.adapter:
             leaves_of[link.peer].add(link.switch)
-    jobs_by_leaf = jobs_by_trunk_leaf(leaves_of, sources.jobs)
+    jobs_by_leaf = group_jobs_by_leaf(leaves_of, sources.jobs)
     trunks = (link for link in watch.known_fabric.links if not link.adapter)
     for link in sorted(trunks, key=lambda link: (natural_sort_key(link.switch), link.port)):
         leaf_end, other_end = (link.switch, link.port), (link.peer, link.peer_port)
         if link.switch not in leaves and link.peer in leaves:
             leaf_end, other_end = other_end, leaf_end
         port = None if watch.layout is None else watch.layout.ports.get(link.key)
-        state, why = _trunk_state(link, port, watch.layout)
+        state, why = _judge_trunk(link, port, watch.layout)
         view = PortView(
             kind="trunk",
             row=leaf_end[0],
@@ -163,7 +163,7 @@ def _list_trunks(watch: fabric_watch.FabricWatch, sources: FabricSources) -> Ite
         yield _with_reading(view, _merge_ends(leaf_reading, other_reading), sources.window_hours)
 
 
-def _trunk_state(
+def _judge_trunk(
     link: fabric_changes.KnownLink, port: fabric.FabricPort | None, layout: fabric.FabricTopology | None
 ) -> tuple[HealthState, str]:
     if link.down_since_ms is not None:
@@ -175,7 +175,7 @@ def _trunk_state(
     return HealthState.HEALTHY, ""
 
 
-def jobs_by_trunk_leaf(
+def group_jobs_by_leaf(
     leaves_of: Mapping[str, Iterable[str]], jobs: Mapping[str, Sequence[str]]
 ) -> dict[str, list[str]]:
     """Leaf → jobs that also have a node without a port on this leaf, so their traffic crosses its trunks."""

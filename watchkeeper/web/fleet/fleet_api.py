@@ -123,7 +123,7 @@ class FleetApi:
             "watchkeeper_web_pushes_refused_total", "Event pushes refused with status 429"
         )
 
-    async def status(self, _: Request) -> Response:
+    async def get_status(self, _: Request) -> Response:
         return ok_response(
             version=self._runtime.version,
             cluster=self._runtime.settings.fleet.cluster,
@@ -139,10 +139,10 @@ class FleetApi:
             colours={name: _describe_colour(colour) for name, colour in frames.COLOURS.items()},
         )
 
-    async def fleet(self, request: Request) -> Response:
+    async def get_fleet(self, request: Request) -> Response:
         return await self._snapshots.respond(request)
 
-    async def incidents(self, request: Request) -> Response:
+    async def list_incidents(self, request: Request) -> Response:
         open_only = request.query_params.get("open", "1") not in ("0", "false")
         limit = read_number(request, "limit", default=200, limit=MAX_INCIDENTS)
 
@@ -152,7 +152,7 @@ class FleetApi:
 
         return ok_response(incidents=await self._journal.read(make_cards))
 
-    async def incident(self, request: Request) -> Response:
+    async def get_incident(self, request: Request) -> Response:
         incident = await incident_request.load_incident(self._journal, request)
         return ok_response(
             **await self._cards.load_detail(incident), blast=await self._reports.load_blast_radius(incident)
@@ -169,7 +169,7 @@ class FleetApi:
         await self._incidents.resolve(incident.id, request.state.caller.name, why)
         return ok_response(**await self._cards.load_detail(incident))
 
-    async def note(self, request: Request) -> Response:
+    async def add_note(self, request: Request) -> Response:
         incident = await incident_request.load_incident(self._journal, request)
         text = await self._read_text(request, "text")
         await self._incidents.note(incident.id, request.state.caller.name, text)
@@ -178,7 +178,7 @@ class FleetApi:
     async def _read_text(self, request: Request, name: str) -> str:
         return incident_request.read_text(await read_json_object(request, incident_request.MAX_BODY_BYTES), name)
 
-    async def events(self, request: Request) -> EventsAccepted:
+    async def accept_events(self, request: Request) -> EventsAccepted:
         """Store a batch of an agent; 200 means that it is on disk, so the agent may delete it."""
         # Before the body is read: refusing a thousand agents must cost almost nothing.
         self._check_push_limits(0)
@@ -209,7 +209,7 @@ class FleetApi:
                 headers={"Retry-After": str(next(self._retries))},
             )
 
-    async def nodes(self, request: Request) -> Response:
+    async def register_node(self, request: Request) -> Response:
         """Register the node of an agent; the client address of the request becomes the address of its target."""
         registration = await read_record(request, fleet.NodeRegistration, MAX_BODY_BYTES)
         check_node(request.state.caller, registration.node)
@@ -219,7 +219,7 @@ class FleetApi:
             raise HTTPException(400, str(error)) from error
         return ok_response()
 
-    async def gpu(self, request: Request) -> Response:
+    async def get_gpu(self, request: Request) -> Response:
         """One GPU with its node, labels, signals and incidents."""
         uuid = request.path_params["uuid"]
         view = next((view for view in self._fleet.gpus() if view.gpu.uuid == uuid), None)
@@ -250,7 +250,7 @@ class FleetApi:
             return None
         return next((dict(labels.without("__name__")) for labels in answer.latest()), None)
 
-    async def simulator(self, request: Request) -> Response:
+    async def forward_to_simulator(self, request: Request) -> Response:
         """Forward a request to the simulator of a simulated fleet."""
         if self._simulator is None:
             raise HTTPException(404, "this hub has no simulator: faults can only be injected into a simulated fleet")
@@ -320,13 +320,13 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
     return [
         Endpoint(
             "/api/status",
-            api.status,
+            api.get_status,
             "Status of the hub: version, cluster, mode, rules, and the colours of the fleet map",
             response=Status,
         ),
         Endpoint(
             "/api/fleet",
-            api.fleet,
+            api.get_fleet,
             "The inventory in the order of the fleet map, with the holder of each GPU",
             params=(
                 QueryParam(
@@ -341,13 +341,13 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/gpu/{uuid}",
-            api.gpu,
+            api.get_gpu,
             "One GPU with its node, holder, labels, events and incidents",
             response=GpuDetail,
         ),
         Endpoint(
             "/api/incidents",
-            api.incidents,
+            api.list_incidents,
             "List incidents, newest first",
             params=(
                 QueryParam("open", "0: return resolved incidents too. Default: 1."),
@@ -357,14 +357,14 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/incidents/{id}",
-            api.incident,
+            api.get_incident,
             "One incident with its diagnosis, plan, timeline and blast radius",
             response=shapes.FullIncidentDetail,
         ),
         Endpoint.post(
             "/api/incidents/{id}/acknowledge",
             api.acknowledge,
-            "Acknowledge an incident: you work on it",
+            "Acknowledge an incident",
             response=shapes.IncidentDetail,
         ),
         Endpoint.post(
@@ -376,21 +376,21 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
         ),
         Endpoint.post(
             "/api/incidents/{id}/note",
-            api.note,
+            api.add_note,
             "Add a note to the timeline of an incident",
             body={"text": str},
             response=shapes.IncidentDetail,
         ),
         Endpoint.post(
             "/api/events",
-            api.events,
+            api.accept_events,
             "Store a batch of events of an agent; 200 means that it is on disk",
             role=Role.AGENT,
             body=list[events.Event],
         ),
         Endpoint.post(
             "/api/nodes",
-            api.nodes,
+            api.register_node,
             "Register the node of an agent",
             role=Role.AGENT,
             body=fleet.NodeRegistration,
@@ -398,26 +398,26 @@ def endpoints(api: FleetApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/sim/scenarios",
-            api.simulator,
+            api.forward_to_simulator,
             "List the faults that you can inject into the simulated fleet; 404 without a simulated fleet",
             response=Unwrapped(list[dict[str, Any]]),
         ),
         Endpoint(
             "/api/sim/faults",
-            api.simulator,
+            api.forward_to_simulator,
             "List the active faults of the simulated fleet",
             response=Unwrapped(list[shapes.SimulatedFault]),
         ),
         Endpoint.post(
             "/api/sim/faults",
-            api.simulator,
+            api.forward_to_simulator,
             "Inject a fault into the simulated fleet",
             body={"scenario": str},
             response=Unwrapped(shapes.SimulatedFault),
         ),
         Endpoint(
             "/api/sim/faults/{id}",
-            api.simulator,
+            api.forward_to_simulator,
             "Remove a fault from the simulated fleet",
             role=Role.OPERATOR,
             methods=("DELETE",),

@@ -92,19 +92,19 @@ def _build_layout(inventory: FleetProtocol) -> FleetLayout:
     gpus_by_node: dict[NodeKey, list[GpuView]] = defaultdict(list)
     for gpu in inventory.gpus():
         gpus_by_node[gpu.cluster, gpu.node].append(gpu)
-    node_by_key = {_key(node): node for node in inventory.nodes()}
+    node_by_key = {_node_key(node): node for node in inventory.nodes()}
     nodes = sorted(node_by_key.values(), key=_sort_key)
     slots: list[GpuSlot] = []
     by_node: dict[NodeKey, tuple[int, ...]] = {}
-    for key, node in ((_key(node), node) for node in nodes):
-        gpus = _gpus_of(node, gpus_by_node[key])
+    for key, node in ((_node_key(node), node) for node in nodes):
+        gpus = _order_gpus(node, gpus_by_node[key])
         by_node[key] = tuple(range(len(slots), len(slots) + len(gpus)))
         slots += [GpuSlot(node.name, gpu) for gpu in gpus]
     position = {slot.gpu.uuid: at for at, slot in enumerate(slots) if slot.gpu is not None}
-    return FleetLayout(_version(nodes, slots), tuple(nodes), tuple(slots), position, by_node)
+    return FleetLayout(_hash_layout(nodes, slots), tuple(nodes), tuple(slots), position, by_node)
 
 
-def _key(node: fleet.Node) -> NodeKey:
+def _node_key(node: fleet.Node) -> NodeKey:
     return node.cluster, node.name
 
 
@@ -112,7 +112,7 @@ def _sort_key(node: fleet.Node) -> tuple[object, ...]:
     return natural_sort_key(node.domains.get("rack", AFTER_ALL_RACKS)), natural_sort_key(node.name), node.cluster
 
 
-def _gpus_of(node: fleet.Node, node_gpus: list[GpuView]) -> list[fleet.Gpu | None]:
+def _order_gpus(node: fleet.Node, node_gpus: list[GpuView]) -> list[fleet.Gpu | None]:
     """Present GPUs, then gone ones as long as the node is short of GPUs, then empty slots.
 
     A GPU that was replaced is gone but not missing: its replacement has its slot.
@@ -129,7 +129,7 @@ def _gpus_of(node: fleet.Node, node_gpus: list[GpuView]) -> list[fleet.Gpu | Non
     return [*shown, *[None] * max(0, (node.expected_gpus or 0) - len(shown))]
 
 
-def _version(nodes: list[fleet.Node], slots: list[GpuSlot]) -> str:
+def _hash_layout(nodes: list[fleet.Node], slots: list[GpuSlot]) -> str:
     rows = [f"{node.name} {node.domains.get('rack')}" for node in nodes]
     rows += [f"{slot.gpu.uuid} {slot.gpu.index}" if slot.gpu else "-" for slot in slots]
     text = "\n".join(rows)

@@ -123,7 +123,7 @@ class FrameReadings:
 
 
 @dataclass(frozen=True, slots=True)
-class FramePicture:
+class FrameContent:
     """A frame before it is packed."""
 
     values: Values
@@ -153,9 +153,9 @@ def _rounded(number: float, *, up: bool) -> float:
     return (math.ceil if up else math.floor)(number / step) * step
 
 
-def draw_picture(
+def draw_frame(
     layout: FleetLayout, readings: FrameReadings, open_incidents: Sequence[incidents.Incident]
-) -> FramePicture:
+) -> FrameContent:
     """Decide the value and state of each slot, and the figures of the summary tiles."""
     identity.start_generation()
     values = values_by_slot(layout, readings.colour)
@@ -193,7 +193,7 @@ def draw_picture(
         "nodes_reporting": count_reporting_nodes(layout, work, power),
         **{state.name.lower(): int((states == state).sum()) for state in GpuMapState},
     }
-    return FramePicture(values, states, summary)
+    return FrameContent(values, states, summary)
 
 
 def count_free(states: npt.NDArray[np.uint8], holders: Mapping[int, str]) -> int:
@@ -304,13 +304,13 @@ def percent(ratios: Values) -> float | None:
     return None if average is None else 100 * average
 
 
-def pack_frame(picture: FramePicture, header: Mapping[str, object]) -> bytes:
+def pack_frame(content: FrameContent, header: Mapping[str, object]) -> bytes:
     """Pack a binary frame: header length, JSON header, padding to 4 bytes, Float32 values, Uint8 states."""
     summary = {
         name: None if isinstance(number, float) and math.isnan(number) else number
-        for name, number in picture.summary.items()
+        for name, number in content.summary.items()
     }
-    text = orjson.dumps({**header, "count": len(picture.values), "summary": summary})
+    text = orjson.dumps({**header, "count": len(content.values), "summary": summary})
     text += b" " * (-len(text) % 4)
-    value_bytes = picture.values.astype("<f4").tobytes()
-    return struct.pack("<I", len(text)) + text + value_bytes + picture.states.tobytes()
+    value_bytes = content.values.astype("<f4").tobytes()
+    return struct.pack("<I", len(text)) + text + value_bytes + content.states.tobytes()

@@ -61,7 +61,7 @@ class HistoryApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._journal, self._fleet = hub.runtime, hub.journal, hub.fleet
 
-    async def history(self, request: Request) -> EventHistory:
+    async def get_history(self, request: Request) -> EventHistory:
         params = request.query_params
         node, gpu = params.get("node", ""), params.get("gpu") or None
         if not node:
@@ -121,7 +121,7 @@ def endpoints(api: HistoryApi) -> list[Endpoint]:
     return [
         Endpoint(
             "/api/history",
-            api.history,
+            api.get_history,
             "List the events of a node or GPU, newest first, with the meaning of each Xid",
             params=(
                 QueryParam("node", "Name of the node.", is_required=True),

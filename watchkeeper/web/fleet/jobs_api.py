@@ -81,8 +81,8 @@ class JobsApi:
             and cluster in (None, line.cluster)
         ]
         # In the first minute no owners are loaded, so jobs without a team are not counted as unmapped.
-        are_owners_loaded = board.NO_HOLDERS_YET not in job_board.problems
-        unmapped_jobs = [line for line in matches if are_owners_loaded and _team_or_unmapped(line) == UNMAPPED]
+        has_owners = board.NO_HOLDERS_YET not in job_board.problems
+        unmapped_jobs = [line for line in matches if has_owners and _team_or_unmapped(line) == UNMAPPED]
         unmapped = {"jobs": len(unmapped_jobs), "gpus": sum(line.gpus for line in unmapped_jobs)}
         return JobList(jobs=matches[:limit], total=len(matches), unmapped=unmapped, problems=job_board.problems)
 
@@ -90,12 +90,12 @@ class JobsApi:
         id, cluster = request.path_params["id"], request.query_params.get("cluster")
         if len(id) > MAX_ID_CHARACTERS or not id.isprintable():
             raise HTTPException(400, f"the id must have at most {MAX_ID_CHARACTERS} printable characters")
-        job_report = await self.report(id, cluster)
+        job_report = await self.load_report(id, cluster)
         if job_report is None:
             raise HTTPException(404, f"no job {id} found: no scheduler, rank or GPU reports it")
         return ok_response(**wire.fields_of(job_report))
 
-    async def report(self, id: str, cluster: str | None = None) -> jobs.JobReport | None:
+    async def load_report(self, id: str, cluster: str | None = None) -> jobs.JobReport | None:
         """The report of a job, or None if no scheduler, rank or GPU reports it; `explain_api` uses it too."""
         job_board = await self._load_board()
         keys = [
@@ -123,7 +123,7 @@ class JobsApi:
         )
         return await asyncio.to_thread(report.make_report, self._queries.engine, now, inputs)
 
-    async def replicas(self, request: Request) -> ReplicaList:
+    async def advise_replicas(self, request: Request) -> ReplicaList:
         params = request.query_params
         budgets = {slo.name: slo.budget for slo in self._rules.slos if keda.is_latency(slo)}
         now = self._queries.now_ms
@@ -233,7 +233,7 @@ def endpoints(api: JobsApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/replicas",
-            api.replicas,
+            api.advise_replicas,
             "Recommended number of replicas of each model",
             params=(
                 QueryParam("model", "Return only this model, and replay its requests over `window`."),

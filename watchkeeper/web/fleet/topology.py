@@ -14,6 +14,7 @@ from enum import StrEnum
 from watchkeeper.clusters import inventory
 from watchkeeper.clusters.fabric import fabric_changes, fabric_watch
 from watchkeeper.incidents import signals
+from watchkeeper.kit import wire
 from watchkeeper.model import alerts, fabric, fleet, incidents
 from watchkeeper.model.labels import Labels
 from watchkeeper.web.fleet.fleet_layout import FleetLayout, natural_sort_key
@@ -102,7 +103,7 @@ class TopologySwitch:
     role: str
     state: HealthState
     links: int
-    trouble: tuple[str, ...] = ()
+    problems: tuple[str, ...] = wire.json_key("trouble", default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def build_topology(sources: TopologySources, selection: TopologyFilter = Topolog
     """Build the selected racks in natural order; nodes without a rack come last."""
     by_place = _group_incidents(sources.open_incidents)
     leaf_of = {} if sources.watch is None else sources.watch.leaf_by_node()
-    links = fabric_links(sources.watch)
+    links = list_fabric_links(sources.watch)
     racks: dict[str | None, dict[str | None, list[TopologyNode]]] = defaultdict(lambda: defaultdict(list))
     for node in sources.layout.nodes:
         rack = node.domains.get("rack")
@@ -222,7 +223,7 @@ def _named_first(item: tuple[str | None, object]) -> tuple[bool, tuple[tuple[int
     return item[0] is None, natural_sort_key(item[0] or "")
 
 
-def fabric_links(watch: fabric_watch.FabricWatch | None) -> dict[str, list[TopologyLink]]:
+def list_fabric_links(watch: fabric_watch.FabricWatch | None) -> dict[str, list[TopologyLink]]:
     """Each node's ports from the newest sweep, and ports that were up in an earlier sweep and are down now."""
     if watch is None or watch.layout is None:
         return {}
@@ -249,7 +250,7 @@ def fabric_links(watch: fabric_watch.FabricWatch | None) -> dict[str, list[Topol
     }
 
 
-def links_from_hosts(
+def list_host_links(
     states: Iterable[tuple[Labels, float]], rates: Iterable[tuple[Labels, float]], nodes: frozenset[str]
 ) -> dict[str, list[TopologyLink]]:
     """Each node's ports from `node_infiniband_state_id` and `node_infiniband_rate_bytes_per_second`."""
@@ -288,7 +289,7 @@ def list_switches(watch: fabric_watch.FabricWatch | None, *, is_fresh: bool = Tr
         roles = ((switch.name, "leaf" if switch.is_leaf else "spine") for switch in watch.known_fabric.switches)
         return [TopologySwitch(name, role, HealthState.UNKNOWN, 0) for name, role in roles]
     layout = watch.layout
-    trouble: dict[str, list[str]] = defaultdict(list)
+    problems_by_guid: dict[str, list[str]] = defaultdict(list)
     link_counts: dict[str, int] = defaultdict(int)
     gone = {switch.guid for switch in watch.known_fabric.switches if switch.gone_since_ms is not None}
     for link in watch.known_fabric.links:
@@ -297,14 +298,18 @@ def list_switches(watch: fabric_watch.FabricWatch | None, *, is_fresh: bool = Tr
         if link.down_since_ms is not None:
             # Deliberately not for links of a gone switch: the other end is not the problem.
             for guid in {link.guid, link.peer_guid} if not gone & {link.guid, link.peer_guid} else ():
-                trouble[guid].append(f"{link} is down")
+                problems_by_guid[guid].append(f"{link} is down")
         elif link.key in layout.slow_ports:
-            trouble[link.guid].append(f"{link} is slow: {_format_rate(layout.ports.get(link.key))}")
+            problems_by_guid[link.guid].append(f"{link} is slow: {_format_rate(layout.ports.get(link.key))}")
     views = []
     for switch in watch.known_fabric.switches:
         is_gone = switch.guid in gone
-        state = HealthState.GONE if is_gone else (HealthState.WARNING if trouble[switch.guid] else HealthState.HEALTHY)
-        problems = ["missing in the newest sweep"] if is_gone else trouble[switch.guid]
+        state = (
+            HealthState.GONE
+            if is_gone
+            else (HealthState.WARNING if problems_by_guid[switch.guid] else HealthState.HEALTHY)
+        )
+        problems = ["missing in the newest sweep"] if is_gone else problems_by_guid[switch.guid]
         role = "leaf" if switch.is_leaf else "spine"
         views.append(TopologySwitch(switch.name, role, state, link_counts[switch.guid], tuple(problems)))
     return sorted(views, key=lambda view: (-view.state.rank, view.role, natural_sort_key(view.name)))

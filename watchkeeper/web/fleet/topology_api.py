@@ -50,7 +50,7 @@ class TopologyApi:
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
         self._incidents, self._fleet, self._targets, self._fabric = hub.incidents, hub.fleet, hub.targets, hub.fabric
 
-    async def tree(self, request: Request) -> Topology:
+    async def get_topology(self, request: Request) -> Topology:
         filters = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}
         selection = topology.TopologyFilter(**filters)
         layout = fleet_layout.current_layout(self._fleet)
@@ -98,7 +98,7 @@ class TopologyApi:
             )
         except WatchkeeperError:
             return {}
-        return topology.links_from_hosts(states.latest().items(), rates.latest().items(), nodes)
+        return topology.list_host_links(states.latest().items(), rates.latest().items(), nodes)
 
     def _sweep_status(self, nodes: frozenset[str]) -> shapes.SweepStatus | None:
         watch = self._fabric
@@ -142,7 +142,7 @@ def endpoints(api: TopologyApi) -> list[Endpoint]:
     return [
         Endpoint(
             "/api/topology",
-            api.tree,
+            api.get_topology,
             "Racks, leaves, nodes, GPUs and links with their states",
             params=tuple(QueryParam(name, f"Return only this {name}.") for name in ("rack", "leaf", "node")),
         ),

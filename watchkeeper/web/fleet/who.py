@@ -89,7 +89,7 @@ class HolderMatches:
 
 @dataclass(frozen=True, slots=True)
 class HolderSources:
-    """The data to search."""
+    """The data that `find_holders` searches."""
 
     fleet: FleetProtocol
     lines: Sequence[NodeLine]

@@ -33,15 +33,15 @@ def configured(folder: Path, port: int) -> settings.Settings:
 def fill(store: durable.DurableStore, fleet: telemetry.Telemetry) -> None:
     import numpy as np
 
-    from watchkeeper.store.rows import split
+    from watchkeeper.store.rows import split_by_width
 
     readings = dict(fleet.metrics())
     for node in range(fleet.nodes):
         gpus = fleet.gpus_of(node)
         ids = np.array([store.series_id(fleet.labels(metric, gpu)) for metric in readings for gpu in gpus])
         rows = np.concatenate([values[gpus.start : gpus.stop] for values in readings.values()])
-        order, table = split(rows)
-        store.head.load_scrapes(f"node-{node}", ids[order], fleet.times_ms(node), table=table)
+        order, table = split_by_width(rows)
+        store.head.load_scrapes(f"node-{node}", ids[order], fleet.times_ms(node), rows=table)
 
 
 async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept: bool) -> None:

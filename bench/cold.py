@@ -68,7 +68,7 @@ def beside_prometheus(folder: Path, fleet: telemetry.Telemetry, *, starts: int, 
 def fill_past(fleet: telemetry.Telemetry, path: Path, days: int) -> None:
     """Blocks of so many days before the telemetry, cut and merged as by a hub; nothing in a log."""
     clock = [telemetry.START_MS]
-    store = durable.open_store(path, durable.StoreSettings(has_log=False), clock_ms=lambda: clock[0])
+    store = durable.open_store(path, durable.StoreSettings(uses_wal=False), clock_ms=lambda: clock[0])
     ids, tables = load(fleet, store)
     for turn, clock[0] in enumerate(telemetry.past_ms(days)):
         for node in range(fleet.nodes):

@@ -50,8 +50,8 @@ def put_forward_and_back(made: World, shim: Shim, ledger: Ledger, *, outcome: Ou
         made.kill()
         made.start()
     else:
-        says = lambda: "are set aside in" in str(made.get("/api/status")["degraded"])  # noqa: E731
-        until(says, "it says what was set aside", within_seconds=SEES_AGAIN_SECONDS)
+        says = lambda: "ahead of it were moved to" in str(made.get("/api/status")["degraded"])  # noqa: E731
+        until(says, "it reports the quarantine", within_seconds=SEES_AGAIN_SECONDS)
     until(lambda: reads(made), "the fleet is read when the clock is right", within_seconds=SEES_AGAIN_SECONDS)
     until(lambda: reads(made, RULES, 1), "rules are evaluated", within_seconds=SEES_AGAIN_SECONDS)
     opens_incident(made, ledger)
@@ -68,7 +68,7 @@ def put_back_for_a_moment(made: World, shim: Shim) -> None:
     until(lambda: "ahead of the clock" in str(made.get("/api/status")["degraded"]), "it says that it is blind")
     shim.shift_clock(0.0)
     # On a machine where others have the cores it may have been more than a moment.
-    was_a_moment = time.monotonic() - begun < clock_check.PATIENCE_SECONDS - 2
+    was_a_moment = time.monotonic() - begun < clock_check.QUARANTINE_AFTER_SECONDS - 2
     until(lambda: reads(made), "the fleet is read when the clock is right", within_seconds=SEES_AGAIN_SECONDS)
     after = held(made, at)
     assert after >= before or not was_a_moment, f"{before} samples are {after}: some were set aside for a moment's sake"

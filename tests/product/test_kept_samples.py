@@ -48,7 +48,7 @@ def test_a_killed_hub_still_knows_what_it_saw_and_can_be_backed_up_while_it_runs
     restored = tmp_path / "restored"
     assert command("store", "restore", str(copy), "--data", str(restored)).returncode == 0
     again = command("store", "restore", str(copy), "--data", str(restored))
-    assert (again.returncode, "there is something here already" in again.stderr) == (1, True)
+    assert (again.returncode, "the directory is not empty" in again.stderr) == (1, True)
     assert (
         list(
             backup.find_corruptions(backup.StoreLocations(restored, restored / "samples", restored / "journal.sqlite"))

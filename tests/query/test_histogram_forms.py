@@ -43,9 +43,9 @@ def test_remote_write_brings_a_histogram_as_it_was(histogram: Histogram, at_ms: 
 
 @given(st.dictionaries(st.integers(0, 2**50 - 1), native.histograms, max_size=5))
 def test_a_table_on_disk_comes_back_bit_by_bit(table: dict[int, Histogram]) -> None:
-    marked = {stored.MARK | number: stored.pack_one(histogram) for number, histogram in table.items()}
-    assert stored.unpack(stored.pack(marked)) == marked
-    assert [stored.unpack_one(packed) for packed in marked.values()] == list(table.values())
+    marked = {stored.MARK | number: stored.pack_histogram(histogram) for number, histogram in table.items()}
+    assert stored.unpack_table(stored.pack_table(marked)) == marked
+    assert [stored.unpack_histogram(packed) for packed in marked.values()] == list(table.values())
 
 
 @given(native.exponential())

@@ -172,7 +172,7 @@ def test_what_an_exporter_says_about_its_metrics_is_handed_on() -> None:
     metadata = Metadata()
     pages = (reply("# TYPE a gauge\n# HELP a Heat.\na 1\n"), reply("# TYPE b counter\nb 1\n"))
     with_job(ScrapeJob(), *pages, sink=Kept(metadata=metadata))
-    assert metadata.all() == {"a": ("gauge", "Heat.", ""), "b": ("counter", "", "")}
+    assert metadata.descriptions() == {"a": ("gauge", "Heat.", ""), "b": ("counter", "", "")}
 
 
 def test_newer_names_of_dcgm_become_the_usual_ones() -> None:

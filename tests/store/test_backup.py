@@ -51,7 +51,7 @@ def test_a_restored_backup_answers_like_the_original(kept: backup.StoreLocations
     assert backup.restore_backup(tmp_path / "copy", holdings(tmp_path / "new")) == []
     again = Rig(tmp_path / "new" / "samples", now_ms=rig.now_ms)
     assert read(again.store) == read(rig.store)
-    assert again.store.metadata.all() == {"temp": ("gauge", "", "")}
+    assert again.store.metadata.descriptions() == {"temp": ("gauge", "", "")}
     entries = journal.Journal(tmp_path / "new" / "journal.sqlite")
     assert [entry.body["text"] for entry in entries.timeline("INC-1")] == ["hello"]
     assert files.DataDirectory(tmp_path / "new").claim() is None
@@ -119,10 +119,10 @@ def test_a_journal_that_was_changed_is_named(kept: backup.StoreLocations) -> Non
 def test_nothing_is_written_over(kept: backup.StoreLocations, tmp_path: Path) -> None:
     rig = filled(kept, 5)
     rig.store.back_up(tmp_path / "copy", data=kept.data, journal=kept.journal)
-    with pytest.raises(errors.StoreError, match="there is something here already"):
+    with pytest.raises(errors.StoreError, match="the directory is not empty"):
         backup.back_up(kept, tmp_path / "copy")
-    with pytest.raises(errors.StoreError, match="there is something here already"):
+    with pytest.raises(errors.StoreError, match="the directory is not empty"):
         backup.restore_backup(tmp_path / "copy", kept)
-    with pytest.raises(errors.StoreError, match="this is not a whole backup"):
+    with pytest.raises(errors.StoreError, match="this is not a complete backup"):
         backup.restore_backup(kept.samples, holdings(tmp_path / "new"))
     rig.store.close()

@@ -122,11 +122,11 @@ def test_what_was_set_aside_is_said_with_its_count(tmp_path: Path) -> None:
     filled(rig, DAY, 10)
     rig.now_ms = DAY - HOUR
     check.quarantine_if_ahead(rig.store, rig.now_ms)
-    seconds[0] = clock_check.PATIENCE_SECONDS
+    seconds[0] = clock_check.QUARANTINE_AFTER_SECONDS
     said = check.quarantine_if_ahead(rig.store, rig.now_ms)
     assert said == (
-        "it was put back by 1.1 h: 30 samples that were ahead of it are set aside in"
-        f" {tmp_path}/ahead/1970-01-01T23-00-00.000Z-0, where queries do not see them"
+        "set back by 1.1 h: 30 samples ahead of it were moved to"
+        f" {tmp_path}/ahead/1970-01-01T23-00-00.000Z-0 and are not queried"
     )
     assert clock_check.describe_problem(rig.store, rig.now_ms) == ""
     rig.store.close()

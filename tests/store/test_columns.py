@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.store.columns import ABSENT, SHELF, Slab, is_absent
+from watchkeeper.store.columns import ABSENT, SECTION_ROWS, Slab, is_absent
 
 
 def kinds(*numbers: int) -> np.ndarray:
@@ -22,25 +22,25 @@ def resident_bytes() -> int:
 
 def test_rows_of_one_kind_lie_together_though_kinds_take_turns() -> None:
     slab = Slab(16)
-    taken = np.stack([slab.allocate_rows(kinds(1, 2)) for _ in range(SHELF)])
+    taken = np.stack([slab.allocate_rows(kinds(1, 2)) for _ in range(SECTION_ROWS)])
     assert (np.diff(taken, axis=0) == 1).all()
-    assert abs(int(taken[0, 0]) - int(taken[0, 1])) == SHELF
+    assert abs(int(taken[0, 0]) - int(taken[0, 1])) == SECTION_ROWS
 
 
 def test_a_shelf_that_nobody_uses_may_be_had_by_another_kind() -> None:
     slab = Slab(16)
-    first = slab.allocate_rows(np.full(SHELF, 1))
+    first = slab.allocate_rows(np.full(SECTION_ROWS, 1))
     slab.free_rows(first)
-    assert sorted(slab.allocate_rows(np.full(SHELF, 2))) == sorted(first)
-    assert slab.used_bytes == SHELF * 16 * 8
+    assert sorted(slab.allocate_rows(np.full(SECTION_ROWS, 2))) == sorted(first)
+    assert slab.used_bytes == SECTION_ROWS * 16 * 8
 
 
 def test_a_kind_whose_shelves_were_full_gets_its_rows_back() -> None:
     slab = Slab(16)
-    rows = slab.allocate_rows(np.full(2 * SHELF, 1))
-    slab.free_rows(rows[:SHELF])
-    slab.free_rows(rows[SHELF : SHELF + 1])
-    assert slab.allocate_rows(kinds(1)).tolist() == rows[SHELF : SHELF + 1].tolist()
+    rows = slab.allocate_rows(np.full(2 * SECTION_ROWS, 1))
+    slab.free_rows(rows[:SECTION_ROWS])
+    slab.free_rows(rows[SECTION_ROWS : SECTION_ROWS + 1])
+    assert slab.allocate_rows(kinds(1)).tolist() == rows[SECTION_ROWS : SECTION_ROWS + 1].tolist()
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(1, 90)), max_size=30))
@@ -75,8 +75,8 @@ def test_gathered_slots_are_those_of_their_rows_and_end_with_them(wanted: list[t
 
 def test_shelves_that_nobody_uses_go_back_to_the_system_though_one_row_of_their_block_stays() -> None:
     slab = Slab(512)
-    rows = slab.allocate_rows(np.repeat(np.arange(64), SHELF))
+    rows = slab.allocate_rows(np.repeat(np.arange(64), SECTION_ROWS))
     before = resident_bytes()
     slab.free_rows(rows[1:])
-    assert before - resident_bytes() > 50 * SHELF * 512 * 8
+    assert before - resident_bytes() > 50 * SECTION_ROWS * 512 * 8
     assert is_absent(slab.read_rows(slab.allocate_rows(np.repeat(np.arange(64), 10)))).all()

@@ -190,7 +190,7 @@ def test_what_is_known_about_metrics_survives(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.store.metadata.record("temp", "gauge", help="GPU temperature", unit="celsius")
     rig.reopen()
-    assert rig.store.metadata.all() == {"temp": ("gauge", "GPU temperature", "celsius")}
+    assert rig.store.metadata.descriptions() == {"temp": ("gauge", "GPU temperature", "celsius")}
     rig.store.close()
 
 
@@ -221,7 +221,7 @@ def test_more_samples_than_a_query_may_read_are_refused_before_they_are_unpacked
 
 def test_a_directory_that_cannot_be_used_is_refused_with_words(tmp_path: Path) -> None:
     (tmp_path / "samples").write_text("a file is in the way")
-    with pytest.raises(errors.StoreError, match="samples cannot be kept here"):
+    with pytest.raises(errors.StoreError, match="samples cannot be stored here"):
         durable.open_store(tmp_path / "samples", SETTINGS, clock_ms=lambda: 0)
 
 

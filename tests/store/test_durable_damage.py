@@ -111,7 +111,7 @@ def test_damage_in_one_segment_takes_nothing_from_the_next(tmp_path: Path) -> No
     rig.segments()[0].write_bytes(b"WKWAL\0\0\1 and then rubbish" * 50)
     store = rig.open()
     assert read(store)[SERIES[3]] == [(minute * MINUTE, 4.0) for minute in range(10, 20)]
-    assert "bytes are not a good record" in store.damages[0].problem
+    assert "bytes are not a valid record" in store.damages[0].problem
     assert whole
     store.close()
 
@@ -190,7 +190,7 @@ def test_a_really_full_disk_is_said_with_words_and_outlived(tmp_path: Path) -> N
 
 
 def test_what_waits_for_the_disk_is_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("watchkeeper.store.wal.wal.MAX_WAITING", 40)
+    monkeypatch.setattr("watchkeeper.store.wal.wal.MAX_PENDING_SAMPLES", 40)
     rig = Rig(tmp_path)
     for minute in range(100):
         rig.scrape("node", SERIES, minute * MINUTE, [1.0] * 4)
@@ -202,7 +202,7 @@ def test_what_waits_for_the_disk_is_bounded_and_counted(tmp_path: Path, monkeypa
 def test_a_series_whose_first_samples_went_unlogged_is_named_to_the_log_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("watchkeeper.store.wal.wal.MAX_WAITING", 40)
+    monkeypatch.setattr("watchkeeper.store.wal.wal.MAX_PENDING_SAMPLES", 40)
     rig, pushed = Rig(tmp_path), named("pushed")
     rig.now_ms = 50 * MINUTE
     rig.store.append([Sample(pushed, minute * MINUTE, 1.0) for minute in range(41)])
@@ -219,7 +219,7 @@ def test_a_log_of_a_later_version_is_named_and_left_alone(tmp_path: Path) -> Non
     later = tmp_path / "wal" / "0000000007.wal"
     later.write_bytes(b"WKWAL\x00\x00\x02 something that comes later")
     store = durable.open_store(tmp_path, SETTINGS, clock_ms=lambda: DAY)
-    assert "this is not a segment of ours, or of a later version" in store.damages[0].problem
+    assert "not a WAL segment, or from a later version" in store.damages[0].problem
     store.append([Sample(SERIES[0], DAY, 1.0)])
     store.maintain(3 * DAY)
     store.close()
@@ -230,6 +230,6 @@ def test_a_block_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "blocks").mkdir()
     (tmp_path / "blocks" / "0-1800000.block").write_bytes(b"WKBLOCK\x02 something that comes later")
     store = durable.open_store(tmp_path, SETTINGS, clock_ms=lambda: DAY)
-    assert "it is not a block of ours, or cut off" in store.damages[0].problem
+    assert "it is not a block, or it is truncated" in store.damages[0].problem
     assert (tmp_path / "blocks" / "0-1800000.block").exists()
     store.close()

@@ -63,7 +63,7 @@ def test_a_folder_that_this_user_may_not_read_is_refused_and_not_taken_for_an_em
         folder.chmod(0o300)
         os.seteuid(NOBODY if IS_ROOT else os.geteuid())
         try:
-            with pytest.raises(errors.StoreError, match=f"{folder}: samples cannot be kept here: Permission denied"):
+            with pytest.raises(errors.StoreError, match=f"{folder}: samples cannot be stored here: Permission denied"):
                 rig.open()
             found = list(backup.find_corruptions(backup.StoreLocations(rig.path, rig.path, None)))
         finally:
@@ -75,7 +75,7 @@ def test_a_folder_that_this_user_may_not_read_is_refused_and_not_taken_for_an_em
 def test_a_disk_that_fails_while_a_block_is_read_costs_that_block_only(tmp_path: Path) -> None:
     rig = cut_twice(tmp_path)
     rig.open()
-    block = rig.store._past.blocks[0]
+    block = rig.store._block_list.blocks[0]
     with UNREADABLE.open("rb") as broken:
         os.dup2(broken.fileno(), block._file)
     assert read(rig.store)[SERIES[0]] == [(minute * MINUTE, minute + 0.5) for minute in range(30, 75)]
@@ -110,7 +110,7 @@ def test_samples_reach_the_log_when_what_is_known_about_metrics_cannot_be_writte
     (tmp_path / "metadata.json").mkdir()
     rig.store.metadata.record("temp", "gauge")
     rig.scrape("node", SERIES, 5 * MINUTE, [1.0] * 4)
-    with pytest.raises(errors.StoreError, match="descriptions of metrics cannot be written"):
+    with pytest.raises(errors.StoreError, match="the metadata of metrics cannot be written"):
         rig.store.sync()
     # Killed here.
     assert len(read(Rig(tmp_path, now_ms=rig.now_ms).store)[SERIES[0]]) == 6

@@ -95,6 +95,6 @@ def test_selection_equals_a_scan_over_all_series(
 
     expected = [labels for labels in fleet if all(holds(labels, *condition) for condition in conditions)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "LOOK_MICROSECONDS", look_microseconds)
+        patch.setattr(index, "CHECK_MICROSECONDS", look_microseconds)
         assert sorted(chosen(*conditions, fleet=fleet)) == sorted(expected)
         assert sorted(chosen(("__name__", "=", "m"), *conditions, fleet=fleet)) == sorted(expected)

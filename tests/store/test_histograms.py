@@ -140,7 +140,7 @@ def test_a_stale_histogram_is_a_stale_marker() -> None:
 
 def test_a_number_that_looks_like_a_mark_is_an_ordinary_nan() -> None:
     head = Head()
-    looks = np.array([histograms.mark_of(histograms.pack_one(grown(1)))]).view(np.float64)[0]
+    looks = np.array([histograms.mark_of(histograms.pack_histogram(grown(1)))]).view(np.float64)[0]
     head.append([Sample(named("plain"), 0, float(looks)), HistogramSample(LATENCY, 0, grown(1))])
     [(_, value)] = kept(head, "plain")
     assert np.isnan(value)
@@ -150,7 +150,7 @@ def test_what_is_too_old_is_forgotten_with_its_samples() -> None:
     head = Head(retention_ms=10 * MINUTE)
     for minute in range(100):
         head.append([HistogramSample(LATENCY, minute * MINUTE, grown(minute + 1))])
-    assert 10 < len(head.histograms.known) < 40
+    assert 10 < len(head.histograms.packed) < 40
 
 
 def test_histograms_beyond_what_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_histograms_beyond_what_memory_holds_are_refused(monkeypatch: pytest.Mon
 def test_a_mark_without_its_histogram_reads_as_nothing(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     fill(rig, 3)
-    rig.store.head.histograms.known.pop(next(iter(rig.store.head.histograms.known)))
+    rig.store.head.histograms.packed.pop(next(iter(rig.store.head.histograms.packed)))
     assert counts(rig) == [2.0, 3.0]
     rig.store.close()
 
@@ -179,7 +179,7 @@ def test_a_record_of_an_earlier_version_has_no_histograms(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("salt", [0, 1])
 def test_a_mark_is_a_nan_that_no_number_is(salt: int) -> None:
-    mark = np.array([histograms.mark_of(histograms.pack_one(grown(7)), salt)])
+    mark = np.array([histograms.mark_of(histograms.pack_histogram(grown(7)), salt)])
     assert np.isnan(mark.view(np.float64)[0])
     assert histograms.is_histogram(mark.view(np.float64)).all()
     odd = np.array([np.nan, -np.nan, np.inf, STALE, 0.0, -1.0])

@@ -53,7 +53,7 @@ def test_native_histograms_among_numbers_are_read_back(histogram: Histogram) -> 
     labels = Labels({"__name__": "h"})
     content = writer.add_series(labels, np.array([5, 9, 70]), [1.5, histogram, STALE]) + writer.end()
     found = recording.Recording(HEADER)
-    recording._take(found, json.loads(gzip.decompress(content).splitlines()[1]))
+    recording._add_line(found, json.loads(gzip.decompress(content).splitlines()[1]))
     [(own, times, values)] = found.native
     assert (own, times.tolist(), values[0]) == (labels, [5, 9, 70], 1.5)
     assert isinstance(values[1], Histogram)
@@ -83,7 +83,7 @@ def test_numbers_survive_to_the_last_bit(values: list[float]) -> None:
     content = writer.add_series(Labels({"__name__": "x"}), np.arange(len(values)), np.array(values)) + writer.end()
     lines = gzip.decompress(content).splitlines()
     found = recording.Recording(HEADER)
-    recording._take(found, json.loads(lines[1]))
+    recording._add_line(found, json.loads(lines[1]))
     assert found.series[0][2].tolist() == values
 
 
@@ -101,9 +101,9 @@ def test_a_file_that_was_cut_off_is_not_believed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b"{}", "line 1 is broken: .not a recording of version 1"),
+        (b"{}", "line 1 is invalid: .not a recording of version 1"),
         (b'{"watchkeeper_recording": 2}', "not a recording of version 1"),
-        (b"hello", "line 1 is broken"),
+        (b"hello", "line 1 is invalid"),
     ],
 )
 def test_a_file_of_another_kind_says_so(tmp_path: Path, line: bytes, problem: str) -> None:
@@ -117,7 +117,7 @@ def test_a_time_that_no_clock_has_is_named_by_its_line(tmp_path: Path) -> None:
     path = written(tmp_path / "r", (Labels({"__name__": "x"}), [1], [1.0]))
     text = gzip.decompress(path.read_bytes()).replace(b'"t": [1]', b'"t": [1000000000000000000000]')
     path.write_bytes(gzip.compress(text))
-    with pytest.raises(StoreError, match="line 3 is broken"):
+    with pytest.raises(StoreError, match="line 3 is invalid"):
         recording.read(path)
 
 

@@ -10,9 +10,9 @@ from tests.store.durables import named, scraped
 from watchkeeper.model.samples import STALE
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.store import codec
-from watchkeeper.store.columns import ABSENT, KEPT_ABSENT_BITS, Floats, from_file, normalise_nans, to_file
+from watchkeeper.store.columns import ABSENT, FILE_ABSENT_BITS, Floats, from_file, normalise_nans, to_file
 from watchkeeper.store.head import head
-from watchkeeper.store.rows import fits, split
+from watchkeeper.store.rows import fits_narrow, split_by_width
 
 MINUTE, HOUR = 60_000, 3_600_000
 VALUES = st.one_of(
@@ -45,8 +45,8 @@ def test_what_a_restart_hands_over_at_once_is_read_again_to_the_last_bit(rows: l
     table, times = normalise_nans(np.array(rows)), np.arange(4) * 15_000
     for low in range(0, 4, at_once):
         part = np.ascontiguousarray(table[:, low : low + at_once])
-        order, split_part = split(part)
-        store.load_scrapes("node", np.array(ids)[order], times[low : low + at_once], table=split_part)
+        order, split_part = split_by_width(part)
+        store.load_scrapes("node", np.array(ids)[order], times[low : low + at_once], rows=split_part)
     assert bits(read(store, HOUR)) == bits(table)
 
 
@@ -88,8 +88,8 @@ def test_late_samples_and_one_that_goes_alone_keep_their_bits() -> None:
 
 
 def test_an_empty_slot_fits_four_bytes_and_lies_in_files_as_it_always_did() -> None:
-    assert fits(np.array([ABSENT, STALE, 0.5, 0.1])).tolist() == [True, False, True, False]
+    assert fits_narrow(np.array([ABSENT, STALE, 0.5, 0.1])).tolist() == [True, False, True, False]
     matrix = np.array([[1.0, ABSENT, 3.0]])
     kept = codec.unpack_floats(codec.pack_floats(to_file(matrix.copy())))
-    assert bits(kept)[0][1] == KEPT_ABSENT_BITS
+    assert bits(kept)[0][1] == FILE_ABSENT_BITS
     assert bits(from_file(kept)) == bits(matrix)

@@ -65,11 +65,11 @@ def test_a_series_that_takes_the_number_of_another_has_its_own_labels() -> None:
 
 def test_series_that_are_gone_do_not_fill_the_memory() -> None:
     index = SeriesIndex()
-    for gpu in range(3 * indexes.FORGET_SLACK):
+    for gpu in range(3 * indexes.REGISTRY_SLACK):
         number = index.add(temp(gpu))
         series = index.select(TEMPERATURE).series
         assert series.pairs == [temp(gpu).pairs]
-        assert len(series.register) <= indexes.FORGET_SLACK + 3
+        assert len(series.register) <= indexes.REGISTRY_SLACK + 3
         index.remove([number])
 
 
@@ -81,7 +81,7 @@ def test_a_register_that_begins_anew_leaves_nothing_to_the_garbage_collector() -
     del made
     gc.disable()
     try:
-        for gpu in range(1, 3 * indexes.FORGET_SLACK):
+        for gpu in range(1, 3 * indexes.REGISTRY_SLACK):
             index.remove([index.add(temp(gpu))])
             index.select(TEMPERATURE)
             number = index.add(temp(-gpu))
@@ -95,9 +95,9 @@ def test_a_register_that_begins_anew_leaves_nothing_to_the_garbage_collector() -
 
 def test_what_was_asked_once_about_series_that_are_gone_keeps_nothing_of_them() -> None:
     index = SeriesIndex()
-    for gpu in range(3 * indexes.LOOK_AFTER):
+    for gpu in range(3 * indexes.CLEANUP_INTERVAL):
         number = index.add(temp(gpu))
         index.select((*TEMPERATURE, Matcher("gpu", MatchOp.EQUAL, str(gpu))))
         index.select((Matcher("gpu", MatchOp.EQUAL, str(gpu)),))
         index.remove([number])
-    assert len(index._selections) <= indexes.LOOK_AFTER
+    assert len(index._selections) <= indexes.CLEANUP_INTERVAL

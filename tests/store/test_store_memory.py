@@ -56,7 +56,7 @@ def test_a_selection_asked_again_after_others_came_takes_no_more_memory(tmp_path
 def test_chunks_of_a_file_that_is_gone_leave_the_cache() -> None:
     cache, kept = ChunkCache(), np.zeros((4, 4))
     for path in (Path("gone"), Path("stays")):
-        cache.keep((path, 0), kept)
+        cache.add((path, 0), kept)
     cache.forget(Path("gone"))
     assert cache.get((Path("gone"), 0)) is None
     assert cache.get((Path("stays"), 0)) is kept
@@ -92,7 +92,7 @@ def test_a_merged_block_answers_for_its_sources_and_they_leave_the_cache(tmp_pat
     [merged] = rig.blocks()
     found = rig.store.select([equals("__name__", "temp")], -1, 4 * BLOCK - 1)
     assert found.values.shape == (3, 120)
-    assert {path for path, _ in rig.store._cache._kept} <= {merged}
+    assert {path for path, _ in rig.store._cache._chunks} <= {merged}
     rig.store.close()
 
 

@@ -117,7 +117,7 @@ class MonitoredFleet:
 
     def incidents(self) -> list[Incident]:
         """All incidents since the start, including resolved ones."""
-        return self.journal.incidents(open_only=False, limit=journal.MOST_ROWS)
+        return self.journal.incidents(open_only=False, limit=journal.MAX_ROWS)
 
     def allowed_seconds(self, member: Member) -> float:
         """The time limit for this signal: 2 s for an event, `for` and two evaluations for an alert."""

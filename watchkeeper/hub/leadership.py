@@ -191,7 +191,7 @@ class Leadership:
             if self._epoch:
                 log.error("lease renewal failed", extra=fields(error=error, epoch=self._epoch))
             if self._connection is not None and (self._connection.is_broken or _now() > self._lease_until):
-                self._connection.cut()
+                self._connection.abort()
                 self._start_following(str(error))
 
     def _renew_or_acquire(self) -> None:
@@ -234,7 +234,7 @@ class Leadership:
     def _give_up(self, error: Exception) -> None:
         with self._lock, contextlib.suppress(StoreError):
             if self._connection is not None:
-                self._connection.cut()
+                self._connection.abort()
             epoch = self._epoch
             self._start_following(str(error))
             if self._create_election is not None and epoch:

@@ -47,7 +47,7 @@ class StoreMaintenance:
     def open(self) -> None:
         """Open the store of the embedded engine; StoreError if that fails."""
         if (local := self._engine.local) is not None:
-            limits = durable.StoreSettings.of(self._settings.query)
+            limits = durable.StoreSettings.from_settings(self._settings.query)
             self._samples = durable.open_store(self._settings.samples_path, limits, clock_ms=self._now_ms)
             local.head = self._samples
 
@@ -80,7 +80,7 @@ class StoreMaintenance:
         return [
             Loop("usage", self._update_ledger, LEDGER_SECONDS),
             Loop("samples", sync, 0.0),
-            Loop("blocks", self._maintain_blocks, durable.UPKEEP_SECONDS),
+            Loop("blocks", self._maintain_blocks, durable.MAINTENANCE_SECONDS),
         ]
 
     async def _sync(self, failures: recent_failures.RecentFailures) -> None:

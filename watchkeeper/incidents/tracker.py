@@ -423,7 +423,7 @@ class IncidentTracker:
         self._needs_restore = True
         self._index.clear()
         self._conditions.clear()
-        stored = [*self._journal.incidents(open_only=True, limit=journals.MOST_ROWS), *self._journal.incidents()]
+        stored = [*self._journal.incidents(open_only=True, limit=journals.MAX_ROWS), *self._journal.incidents()]
         for incident in sorted(stored, key=age_key):
             if incident.id not in self._index and self._index.is_retained(incident, now):
                 self._index.put(incident)

@@ -105,7 +105,7 @@ class DigestDelivery:
 
     def _compose_and_send(self, due: DueDigest) -> str:
         made_digest = digest.make_digest(
-            self._journal.incidents(limit=journals.MOST_ROWS, opened_since=due.since),
+            self._journal.incidents(limit=journals.MAX_ROWS, opened_since=due.since),
             since=due.since,
             until=due.until,
             timeline=self._journal.timeline,

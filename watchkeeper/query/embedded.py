@@ -159,7 +159,7 @@ class EmbeddedEngine:
 
     def metadata(self) -> dict[str, tuple[str, str, str]]:
         """Type, help and unit of each metric that a target described."""
-        return self.head.metadata.all()
+        return self.head.metadata.descriptions()
 
     def exemplars(
         self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int

@@ -1,5 +1,5 @@
-"""Stage 2: what is kept. Samples in memory and on disk; events, incidents, actions and audit in the journal.
+"""Stage 2: storage. Samples in memory and on disk; events, incidents, actions and audit entries in the journal.
 
-Comes in: samples, events, changes. Goes out: columns of samples, rows of the journal. Never here: PromQL,
-or a second place that writes SQL.
+In: samples, events, changes. Out: columns of samples, rows of the journal. Never here: PromQL. Only the journal
+contains SQL.
 """

@@ -1,8 +1,8 @@
-"""Copies of a data directory: made while the hub runs, put back when it does not, and checked at any time.
+"""Back up, restore and verify a data directory.
 
-Everything on disk is made for this: blocks never change, the log only grows, and a record that was copied half
-is a torn end like any other. So a backup needs no word with the hub. The order matters: the log first, then
-the blocks, so that what moves from one to the other meanwhile is in the copy at least once.
+A backup works while the hub runs, without its help: blocks never change, the WAL only grows, and a record that was
+copied partly is handled like one that a crash cut off. The order matters: the WAL first, then the blocks, so that
+samples that move from the WAL into a block meanwhile are in the copy at least once.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from watchkeeper.store.journal import journal_check, journal_file
 from watchkeeper.store.journal.journal import Journal
 from watchkeeper.store.wal import wal, wal_records
 
-# Compaction may rename blocks while they are listed; it is done within a few of these.
+# Compaction may replace blocks while they are copied: they are listed again, at most this often.
 MAX_LISTINGS = 20
-BROKEN = "entry {} of the journal, or what it wrote, is not as it was written"
+INVALID_ENTRY = "entry {} of the journal or one of its rows was changed: the hash does not match"
 SAMPLES, JOURNAL = "samples", "journal.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLocations:
-    """Where a hub keeps what it knows. Without `journal` that is in the database whose address `url_file` has.
+    """Where a hub stores its data. If `journal` is None, the journal is in PostgreSQL, at the URL in `url_file`.
 
-    A database is verified here, and copied with its own tools.
+    A journal in PostgreSQL is verified here, but it is backed up with PostgreSQL's own tools.
     """
 
     data: Path
@@ -47,7 +47,7 @@ class StoreLocations:
 
 @dataclass(frozen=True, slots=True)
 class BackupSummary:
-    """What a backup holds; linked bytes take no room of their own."""
+    """The size of a backup; linked bytes need no additional disk space."""
 
     blocks: int
     linked_bytes: int
@@ -55,39 +55,44 @@ class BackupSummary:
 
 
 def back_up(source: StoreLocations, target: Path) -> BackupSummary:
-    """Copy everything into a new directory; StoreError if that cannot be."""
-    _refuse_filled(target, remedy="Name a new directory for each backup")
+    """Copy everything into a new directory; StoreError if that fails."""
+    _refuse_non_empty(target, remedy="Name a new directory for each backup")
     try:
         for folder in ("blocks", "wal"):
             (target / SAMPLES / folder).mkdir(parents=True)
-        copied = sum(
+        copied_bytes = sum(
             _copy(path, target / SAMPLES / "wal") for path in sorted(source.samples.glob(f"wal/*{wal.SUFFIX}"))
         )
-        copied += sum(_copy(path, target / SAMPLES) for path in source.samples.glob("metadata.json"))
-        linked, more = _link_blocks(source.samples / "blocks", target / SAMPLES / "blocks")
-        copied += more + (0 if source.journal is None else _copy_journal(source.journal, target / JOURNAL))
-        # Last, so that a directory with the mark is a whole backup.
+        copied_bytes += sum(_copy(path, target / SAMPLES) for path in source.samples.glob("metadata.json"))
+        linked_bytes, copied_block_bytes = _link_blocks(source.samples / "blocks", target / SAMPLES / "blocks")
+        copied_bytes += copied_block_bytes + (
+            0 if source.journal is None else _copy_journal(source.journal, target / JOURNAL)
+        )
+        # Last, so that a directory with the mark is a complete backup.
         files.write_atomically(target / files.OWNER_MARK, (source.data / files.OWNER_MARK).read_bytes())
         files.sync_folder(target)
     except OSError as error:
         raise errors.StoreError(
             f"the backup failed: {error.strerror}",
             where=str(error.filename or target),
-            now=f"{target} is not a whole backup",
-            remedy="Remove it and try again",
+            now=f"{target} is incomplete",
+            remedy="Remove it and retry",
         ) from error
-    return BackupSummary(len(list((target / SAMPLES / "blocks").iterdir())), linked, copied)
+    return BackupSummary(len(list((target / SAMPLES / "blocks").iterdir())), linked_bytes, copied_bytes)
 
 
 def restore_backup(source: Path, target: StoreLocations) -> list[Corruption]:
-    """Put a backup into a data directory that is empty or new; returns what of it is damaged, and restores the rest."""
+    """Restore a backup into an empty or new data directory, and return the damage that it has."""
     if not (source / files.OWNER_MARK).exists():
         raise errors.StoreError(
-            "this is not a whole backup", where=str(source), now="Nothing was restored", remedy="Name another one"
+            "this is not a complete backup",
+            where=str(source),
+            now="Nothing was restored",
+            remedy="Choose another backup",
         )
-    _refuse_filled(target.data, remedy="Stop the hub and move its data directory away first")
-    _refuse_filled(target.samples, remedy="Move what is there away first")
-    found = list(find_corruptions(StoreLocations(source, source / SAMPLES, source / JOURNAL)))
+    _refuse_non_empty(target.data, remedy="Stop the hub and move its data directory first")
+    _refuse_non_empty(target.samples, remedy="Move its files first")
+    corruptions = list(find_corruptions(StoreLocations(source, source / SAMPLES, source / JOURNAL)))
     try:
         target.data.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source / SAMPLES, target.samples, dirs_exist_ok=True)
@@ -100,15 +105,15 @@ def restore_backup(source: Path, target: StoreLocations) -> list[Corruption]:
         raise errors.StoreError(
             f"the backup could not be restored: {error.strerror}", where=str(error.filename or target.data)
         ) from error
-    return found
+    return corruptions
 
 
-def find_corruptions(kept: StoreLocations) -> Iterator[Corruption]:
-    """Read everything, and say what is not as it was written; a torn end of the log is not damage."""
-    yield from _closed_folders(kept.samples)
-    for path in sorted(kept.samples.glob(f"wal/*{wal.SUFFIX}")):
-        yield from (found for found in wal_records.records(path) if isinstance(found, Corruption) and found.problem)
-    for path in sorted(kept.samples.glob(f"blocks/*{SUFFIX}")):
+def find_corruptions(locations: StoreLocations) -> Iterator[Corruption]:
+    """Read everything and yield each damaged place; an incomplete record at the end of the WAL is not damage."""
+    yield from _unreadable_folders(locations.samples)
+    for path in sorted(locations.samples.glob(f"wal/*{wal.SUFFIX}")):
+        yield from (record for record in wal_records.records(path) if isinstance(record, Corruption) and record.problem)
+    for path in sorted(locations.samples.glob(f"blocks/*{SUFFIX}")):
         try:
             block = Block(path, cache=ChunkCache(), patterns=Patterns(), report=lambda _: None)
         except errors.StoreError as error:
@@ -116,13 +121,13 @@ def find_corruptions(kept: StoreLocations) -> Iterator[Corruption]:
             continue
         yield from block.check()
         block.close()
-    if kept.journal is not None and kept.journal.exists():
-        yield from _journal_damages(kept.journal)
-    if kept.url_file is not None:
-        yield from _server_damages(kept.url_file)
+    if locations.journal is not None and locations.journal.exists():
+        yield from _journal_corruptions(locations.journal)
+    if locations.url_file is not None:
+        yield from _server_corruptions(locations.url_file)
 
 
-def _closed_folders(samples: Path) -> Iterator[Corruption]:
+def _unreadable_folders(samples: Path) -> Iterator[Corruption]:
     for folder in (samples, samples / "wal", samples / "blocks"):
         try:
             os.listdir(folder)
@@ -132,54 +137,54 @@ def _closed_folders(samples: Path) -> Iterator[Corruption]:
             yield Corruption(folder, 0, f"the folder cannot be read: {error.strerror}")
 
 
-def _server_damages(url_file: str) -> Iterator[Corruption]:
-    opened = journal_connection.open_read_only(url_file)
-    with closing(Journal(opened)) as journal:
-        broken = journal.verify()
-    if broken is not None:
-        yield Corruption(Path(str(opened.where)), 0, BROKEN.format(broken))
+def _server_corruptions(url_file: str) -> Iterator[Corruption]:
+    connection = journal_connection.open_read_only(url_file)
+    with closing(Journal(connection)) as journal:
+        invalid_seq = journal.verify()
+    if invalid_seq is not None:
+        yield Corruption(Path(str(connection.where)), 0, INVALID_ENTRY.format(invalid_seq))
 
 
-def _journal_damages(path: Path) -> Iterator[Corruption]:
+def _journal_corruptions(path: Path) -> Iterator[Corruption]:
     try:
         opened = sqlite3.connect(f"file:{path}?mode=ro", uri=True, factory=journal_file.FileConnection)
         with closing(opened) as connection, connection.snapshot():
-            broken = journal_check.first_invalid_entry(connection)
+            invalid_seq = journal_check.first_invalid_entry(connection)
     except sqlite3.Error as error:
         yield Corruption(path, 0, f"the journal cannot be read: {error}")
         return
-    if broken is not None:
-        yield Corruption(path, 0, BROKEN.format(broken))
+    if invalid_seq is not None:
+        yield Corruption(path, 0, INVALID_ENTRY.format(invalid_seq))
 
 
-def _refuse_filled(folder: Path, *, remedy: str) -> None:
+def _refuse_non_empty(folder: Path, *, remedy: str) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise errors.StoreError(
-            "there is something here already", where=str(folder), now="Nothing was changed", remedy=remedy
+            "the directory is not empty", where=str(folder), now="Nothing was changed", remedy=remedy
         )
 
 
 def _link_blocks(source: Path, target: Path) -> tuple[int, int]:
-    """Link every block, or copy it to another disk; list them anew when one was merged away meanwhile."""
-    linked = copied = 0
+    """Hard-link every block, or copy it if the target is on another disk; list again if compaction removed one."""
+    linked_bytes = copied_bytes = 0
     for _ in range(MAX_LISTINGS):
-        missing = [path for path in sorted(source.glob(f"*{SUFFIX}")) if not (target / path.name).exists()]
-        if not missing:
+        pending = [path for path in sorted(source.glob(f"*{SUFFIX}")) if not (target / path.name).exists()]
+        if not pending:
             break
-        for path in missing:
+        for path in pending:
             try:
                 os.link(path, target / path.name)
-                linked += (target / path.name).stat().st_size
+                linked_bytes += (target / path.name).stat().st_size
             except FileNotFoundError:
                 break
             except OSError:
-                copied += _copy(path, target)
+                copied_bytes += _copy(path, target)
     files.sync_folder(target)
-    return linked, copied
+    return linked_bytes, copied_bytes
 
 
 def _copy(path: Path, folder: Path) -> int:
-    """Copy a file and make sure that it is on the disk; one that is gone meanwhile is in a block by now."""
+    """Copy a file to disk; a file that was removed meanwhile is skipped, because its samples are in a block."""
     try:
         with path.open("rb") as original, (folder / path.name).open("xb") as copy:
             shutil.copyfileobj(original, copy, 1 << 20)
@@ -191,7 +196,7 @@ def _copy(path: Path, folder: Path) -> int:
 
 
 def _copy_journal(source: Path, target: Path) -> int:
-    """SQLite's own way: a whole transaction is in the copy, or not."""
+    """Copy the journal with SQLite's backup function, which copies only complete transactions."""
     if not source.exists():
         return 0
     try:

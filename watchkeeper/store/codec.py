@@ -1,9 +1,9 @@
-"""Matrices of numbers as few bytes, without losing a bit.
+"""Compress matrices of numbers without loss.
 
-What exporters write are decimals, so a matrix of floats becomes whole numbers and a power of ten; what does
-not fit (NaN, the stale marker, empty slots, −0, long fractions) is kept beside it as it is. Whole numbers become
-differences along the row, the narrowest unsigned type, planes of equal bytes, and zstd. `block_writer` packs
-with it, `block` unpacks; docs/reference/storage.md has the layout.
+Exporters write decimals, so a matrix of floats is stored as integers and a power of ten. Values that do not fit (NaN,
+the stale marker, empty slots, −0, long fractions) are stored separately as exceptions. Integers are stored as
+differences along the row, in the narrowest unsigned type, split into byte planes, compressed with zstd. `block_writer`
+packs, `block` unpacks; docs/reference/storage.md has the layout.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-# On GPU telemetry, 1 is 1 % larger, and 9 costs three times the time for half a percent.
-LEVEL = 3
+# On GPU telemetry, level 1 is 1 % larger, and level 9 takes three times as long for half a percent.
+COMPRESSION_LEVEL = 3
 MAX_EXPONENT = 9
-# Above this share of values that are no decimals, plain bits are smaller than exceptions.
-MAX_ODD_SHARE = 8
+# Above one in this many values that are not decimals, the plain bits are smaller than exceptions.
+MAX_EXCEPTION_SHARE = 8
 SAMPLED_ROWS = 32
 MAX_ORDER = 2
-# kind, exponent, order, width of first columns, width of the others, rows, columns, odd values, bytes of each part
+# kind, exponent, order, width of first columns, width of other columns, rows, columns, exceptions, size of each part
 HEADER = struct.Struct("<BBBBBxxxIIIIII")
 INTS, DECIMALS, BITS = range(3)
 Bytes = npt.NDArray[np.uint8]
 
 
-def compress(content: bytes, level: int = LEVEL) -> bytes:
+def compress(content: bytes, level: int = COMPRESSION_LEVEL) -> bytes:
     return bytes(zstd.compress(content, level))
 
 
@@ -48,70 +48,73 @@ def decompress(content: bytes) -> bytes:
 
 
 def pack_ints(matrix: Ints) -> bytes:
-    """Rows of whole numbers; rows that grow evenly, such as times, cost next to nothing."""
-    return _pack(INTS, 0, np.ascontiguousarray(matrix, dtype=np.int64), odd_at=None, odd_bits=None)
+    """Pack rows of integers; evenly growing rows, such as times, need almost no bytes."""
+    return _pack(INTS, 0, np.ascontiguousarray(matrix, dtype=np.int64), exception_cells=None, exception_bits=None)
 
 
 def unpack_ints(packed: bytes) -> Ints:
     kind, _, ints, _, _ = _unpack(packed)
     if kind != INTS:
-        raise errors.StoreError(f"packed numbers are of kind {kind} where whole numbers ({INTS}) belong")
+        raise errors.StoreError(f"packed numbers have kind {kind}, expected integers ({INTS})")
     return ints
 
 
 def pack_floats(matrix: Floats) -> bytes:
-    """Rows of floats, each row one series; every bit comes back."""
+    """Pack rows of floats, one series each; `unpack_floats` returns the same bits."""
     matrix = np.ascontiguousarray(matrix, dtype=np.float64)
     bits = matrix.view(np.int64)
-    exponent = _exponent(matrix[:: max(1, len(matrix) // SAMPLED_ROWS)])
-    ints, fits = _as_decimals(matrix, exponent)
-    odd_at = np.flatnonzero(~fits)
-    if len(odd_at) * MAX_ODD_SHARE > matrix.size and _odd_numbers(matrix, fits) * MAX_ODD_SHARE > matrix.size:
-        return _pack(BITS, 0, bits, odd_at=None, odd_bits=None)
-    odd_bits = bits.reshape(-1)[odd_at]
-    if len(odd_at):
-        ints = _filled(ints, fits)
-    return _pack(DECIMALS, exponent, ints, odd_at=odd_at, odd_bits=odd_bits)
+    exponent = _choose_exponent(matrix[:: max(1, len(matrix) // SAMPLED_ROWS)])
+    ints, fits = _to_decimals(matrix, exponent)
+    exception_cells = np.flatnonzero(~fits)
+    if (
+        len(exception_cells) * MAX_EXCEPTION_SHARE > matrix.size
+        and _count_number_exceptions(matrix, fits) * MAX_EXCEPTION_SHARE > matrix.size
+    ):
+        return _pack(BITS, 0, bits, exception_cells=None, exception_bits=None)
+    exception_bits = bits.reshape(-1)[exception_cells]
+    if len(exception_cells):
+        ints = _fill_exceptions(ints, fits)
+    return _pack(DECIMALS, exponent, ints, exception_cells=exception_cells, exception_bits=exception_bits)
 
 
 def unpack_floats(packed: bytes) -> Floats:
-    kind, exponent, ints, odd_at, odd_bits = _unpack(packed)
+    kind, exponent, ints, exception_cells, exception_bits = _unpack(packed)
     if kind == BITS:
         return ints.view(np.float64)
     floats: Floats = ints / 10.0**exponent if exponent else ints.astype(np.float64)
-    if len(odd_at):
-        floats.view(np.int64).reshape(-1)[odd_at] = odd_bits
+    if len(exception_cells):
+        floats.view(np.int64).reshape(-1)[exception_cells] = exception_bits
     return floats
 
 
-def _as_decimals(matrix: Floats, exponent: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The matrix times ten to the exponent as whole numbers, and where dividing them again gives the same bits."""
+def _to_decimals(matrix: Floats, exponent: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """The matrix times ten to the exponent as integers, and where dividing them again gives the same bits."""
     scale = 10.0**exponent
     with np.errstate(all="ignore"):
         ints = (np.rint(matrix * scale) if exponent else matrix).astype(np.int64)
         return ints, (ints / scale).view(np.int64) == matrix.view(np.int64)
 
 
-def _exponent(rows: Floats) -> int:
-    """The power of ten that makes the most numbers of some rows whole, the smallest such."""
-    best, most = 0, -1
+def _choose_exponent(rows: Floats) -> int:
+    """The smallest power of ten that makes the most numbers of sampled rows integers."""
+    best_exponent, best_count = 0, -1
     numbers = int(np.count_nonzero(np.isfinite(rows)))
     for exponent in range(MAX_EXPONENT + 1):
-        count = int(np.count_nonzero(_as_decimals(rows, exponent)[1]))
-        if count > most:
-            best, most = exponent, count
-        if most >= numbers:
+        count = int(np.count_nonzero(_to_decimals(rows, exponent)[1]))
+        if count > best_count:
+            best_exponent, best_count = exponent, count
+        if best_count >= numbers:
             break
-    return best
+    return best_exponent
 
 
-def _odd_numbers(matrix: Floats, fits: npt.NDArray[np.bool_]) -> int:
-    """How many values that are numbers do not fit; markers and gaps compress well wherever they are."""
+def _count_number_exceptions(matrix: Floats, fits: npt.NDArray[np.bool_]) -> int:
+    """How many numbers do not fit; markers and gaps are not counted, because they compress well anyway."""
     return int(np.count_nonzero(~fits & ~np.isnan(matrix)))
 
 
-def _filled(ints: Ints, fits: npt.NDArray[np.bool_]) -> Ints:
-    """Where a value is kept elsewhere, the one before it: a difference of nothing."""
+def _fill_exceptions(ints: Ints, fits: npt.NDArray[np.bool_]) -> Ints:
+    """Replace each exception by the value before it, so that the difference is zero."""
     columns = np.where(fits, np.arange(ints.shape[1]), 0)
     np.maximum.accumulate(columns, axis=1, out=columns)
     filled = np.take_along_axis(np.where(fits, ints, 0), columns, axis=1)
@@ -124,8 +127,8 @@ def _differences(ints: Ints, order: int) -> Ints:
     return ints
 
 
-def _order(ints: Ints) -> int:
-    """How often to take differences: what makes the bits of some rows the fewest."""
+def _choose_order(ints: Ints) -> int:
+    """How often to take differences, so that sampled rows need the fewest bits."""
     rows = ints[:: max(1, len(ints) // SAMPLED_ROWS)]
     costs = [
         float(np.log2(1.0 + np.abs(_differences(rows, order).astype(np.float64))).sum())
@@ -134,42 +137,48 @@ def _order(ints: Ints) -> int:
     return int(np.argmin(costs))
 
 
-def _narrow(ints: Ints) -> tuple[int, bytes]:
-    """Width and bytes of the numbers as the narrowest unsigned ones, their bytes of equal weight side by side."""
+def _encode_narrow(ints: Ints) -> tuple[int, bytes]:
+    """The width of the narrowest unsigned type for the numbers, and their bytes as byte planes."""
     zigzag = ((ints << 1) ^ (ints >> 63)).view(np.uint64)
     largest = int(zigzag.max()) if zigzag.size else 0
     width = next(width for width in (1, 2, 4, 8) if largest < 1 << (8 * width))
-    narrow = np.ascontiguousarray(zigzag.astype(f"<u{width}"))
-    return width, narrow.view(np.uint8).reshape(-1, width).T.tobytes()
+    narrow_ints = np.ascontiguousarray(zigzag.astype(f"<u{width}"))
+    return width, narrow_ints.view(np.uint8).reshape(-1, width).T.tobytes()
 
 
-def _widen(planes: bytes, width: int, shape: tuple[int, int]) -> Ints:
+def _decode_narrow(planes: bytes, width: int, shape: tuple[int, int]) -> Ints:
     if len(planes) != width * shape[0] * shape[1]:
-        raise errors.StoreError(f"packed numbers have {len(planes)} bytes, {width * shape[0] * shape[1]} belong there")
-    narrow = np.ascontiguousarray(np.frombuffer(planes, dtype=np.uint8).reshape(width, -1).T).view(f"<u{width}")
-    zigzag = narrow.reshape(shape).astype(np.uint64)
+        raise errors.StoreError(f"packed numbers have {len(planes)} bytes, expected {width * shape[0] * shape[1]}")
+    narrow_ints = np.ascontiguousarray(np.frombuffer(planes, dtype=np.uint8).reshape(width, -1).T).view(f"<u{width}")
+    zigzag = narrow_ints.reshape(shape).astype(np.uint64)
     ints = (zigzag >> np.uint64(1)).view(np.int64)
     ints ^= -(zigzag & np.uint64(1)).view(np.int64)
     return ints
 
 
-def _pack(kind: int, exponent: int, ints: Ints, *, odd_at: Ints | None, odd_bits: Ints | None) -> bytes:
+def _pack(kind: int, exponent: int, ints: Ints, *, exception_cells: Ints | None, exception_bits: Ints | None) -> bytes:
     rows, columns = ints.shape
-    order = _order(ints) if ints.size else 0
-    first_width, firsts = _narrow(_heads(ints, order))
-    width, planes = _narrow(_differences(ints, order))
-    parts = [compress(firsts), compress(planes)]
-    if odd_at is not None and odd_bits is not None and len(odd_at):
-        parts.append(compress(np.diff(odd_at, prepend=0).astype("<u4").tobytes() + odd_bits.astype("<i8").tobytes()))
+    order = _choose_order(ints) if ints.size else 0
+    first_width, first_planes = _encode_narrow(_first_values(ints, order))
+    width, planes = _encode_narrow(_differences(ints, order))
+    parts = [compress(first_planes), compress(planes)]
+    if exception_cells is not None and exception_bits is not None and len(exception_cells):
+        parts.append(
+            compress(
+                np.diff(exception_cells, prepend=0).astype("<u4").tobytes() + exception_bits.astype("<i8").tobytes()
+            )
+        )
     else:
         parts.append(b"")
-    odd = 0 if odd_at is None else len(odd_at)
+    exception_count = 0 if exception_cells is None else len(exception_cells)
     sizes = [len(part) for part in parts]
-    return HEADER.pack(kind, exponent, order, first_width, width, rows, columns, odd, *sizes) + b"".join(parts)
+    return HEADER.pack(kind, exponent, order, first_width, width, rows, columns, exception_count, *sizes) + b"".join(
+        parts
+    )
 
 
-def _heads(ints: Ints, order: int) -> Ints:
-    """What the differences leave out: the first number of the row, of its differences, and so on."""
+def _first_values(ints: Ints, order: int) -> Ints:
+    """The numbers that differences omit: the first of each row, the first of its differences, and so on."""
     return (
         np.stack([_differences(ints[:, :order], level)[:, 0] for level in range(order)], axis=1)
         if order
@@ -179,20 +188,26 @@ def _heads(ints: Ints, order: int) -> Ints:
 
 def _unpack(packed: bytes) -> tuple[int, int, Ints, Ints, Ints]:
     try:
-        kind, exponent, order, first_width, width, rows, columns, odd, *sizes = HEADER.unpack_from(packed)
+        kind, exponent, order, first_width, width, rows, columns, exception_count, *sizes = HEADER.unpack_from(packed)
     except struct.error as error:
-        raise errors.StoreError(f"packed numbers are cut off after {len(packed)} bytes") from error
+        raise errors.StoreError(f"packed numbers are truncated after {len(packed)} bytes") from error
     if kind > BITS or exponent > MAX_EXPONENT or order > MAX_ORDER or HEADER.size + sum(sizes) != len(packed):
-        raise errors.StoreError("packed numbers have an impossible header")
+        raise errors.StoreError("packed numbers have an invalid header")
     ends = np.cumsum([HEADER.size, *sizes]).tolist()
     parts = [packed[start:end] for start, end in itertools.pairwise(ends)]
-    ints = _widen(decompress(parts[1]), width, (rows, columns - order))
-    heads = _widen(decompress(parts[0]), first_width, (rows, order))
+    ints = _decode_narrow(decompress(parts[1]), width, (rows, columns - order))
+    first_values = _decode_narrow(decompress(parts[0]), first_width, (rows, order))
     for level in reversed(range(order)):
-        ints = np.cumsum(np.concatenate([heads[:, level : level + 1], ints], axis=1), axis=1)
+        ints = np.cumsum(np.concatenate([first_values[:, level : level + 1], ints], axis=1), axis=1)
     nothing = np.empty(0, dtype=np.int64)
-    if not odd:
+    if not exception_count:
         return kind, exponent, ints, nothing, nothing
-    beside = decompress(parts[2])
-    odd_at = np.cumsum(np.frombuffer(beside, dtype="<u4", count=odd).astype(np.int64))
-    return kind, exponent, ints, odd_at, np.frombuffer(beside, dtype="<i8", offset=4 * odd).astype(np.int64)
+    exceptions = decompress(parts[2])
+    exception_cells = np.cumsum(np.frombuffer(exceptions, dtype="<u4", count=exception_count).astype(np.int64))
+    return (
+        kind,
+        exponent,
+        ints,
+        exception_cells,
+        np.frombuffer(exceptions, dtype="<i8", offset=4 * exception_count).astype(np.int64),
+    )

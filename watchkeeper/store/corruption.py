@@ -1,4 +1,4 @@
-"""What is wrong with a file of the store: said by whoever reads it, kept and told by `durable`."""
+"""A damaged place in a file of the store: readers report it, and `durable` keeps and logs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """Bytes of ours that are not what we wrote."""
+    """Bytes of a file that are not what was written."""
 
     path: Path
     offset: int

@@ -1,9 +1,8 @@
-"""The durable store: a head in memory, its log, and its past in blocks, asked as one.
+"""The durable store: a head in memory, a WAL, and blocks, queried as one.
 
-The hub opens one from its data directory (`open_store`), gives it to the query engine, and calls `sync` each second
-and `maintain` now and then; both wait for the disk and belong into a thread. What is accepted is in the head at
-once, in the log within a second, and in a block soon after its half hour has passed. Whoever asks is not told
-where samples lie.
+The hub opens it from its data directory (`open_store`), passes it to the query engine, and calls `sync` each second and
+`maintain` each minute; both wait for the disk, so call them in a thread. An accepted sample is in the head at once, in
+the WAL within a second, and in a block soon after its half hour has passed. Queries read all of them.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ from watchkeeper.store.wal.wal import WriteAheadLog
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# While a query runs, the head may clear away this much more than when it began.
-MARGIN_MS = 60_000
-MAX_DAMAGES = 100
+# While a query runs, the head may drop samples of this much more time than at its start.
+QUERY_MARGIN_MS = 60_000
+MAX_REPORTED_DAMAGES = 100
 # How often `maintain` is called.
-UPKEEP_SECONDS = 60.0
+MAINTENANCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """How long and how much is kept; `max_bytes` counts blocks and log together, None means no limit."""
+    """The limits of a store; `max_bytes` is for blocks and WAL together, None means no limit."""
 
     retention_ms: int = 15 * 86_400_000
     memory_ms: int = 2 * 3_600_000
@@ -63,36 +62,36 @@ class StoreSettings:
     max_series: int = 1_000_000
     late_ms: int = 600_000
     block_ms: int = 1_800_000
-    has_log: bool = True
+    uses_wal: bool = True
     cache_bytes: int = 128 << 20
 
     @classmethod
-    def of(cls, query: settings.QuerySettings) -> StoreSettings:
-        """As the section [query] has it."""
-        most = query.max_disk_mebibytes
+    def from_settings(cls, query: settings.QuerySettings) -> StoreSettings:
+        """The limits of the settings section [query]."""
+        max_mebibytes = query.max_disk_mebibytes
         return cls(
             retention_ms=durations.parse_ms(query.retention),
             memory_ms=durations.parse_ms(query.memory),
-            max_bytes=None if most is None else most << 20,
+            max_bytes=None if max_mebibytes is None else max_mebibytes << 20,
             max_series=query.max_series,
             late_ms=durations.parse_ms(query.out_of_order),
             block_ms=durations.parse_ms(query.block),
-            has_log=query.wal,
+            uses_wal=query.wal,
             cache_bytes=query.cache_mebibytes << 20,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
-    """The blocks in the order of time, and up to where they have everything; None before the first."""
+class _BlockList:
+    """The blocks in the order of time, and the time up to which they are complete; None without a block."""
 
     blocks: tuple[Block, ...] = ()
-    cut_ms: int | None = None
+    end_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """What a store holds and what went wrong with it."""
+    """The size of a store, and how many samples or files were lost."""
 
     series: int
     blocks: int
@@ -106,14 +105,14 @@ class StoreStatus:
 
 
 def open_store(path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]) -> DurableStore:
-    """The store in a directory, with everything that was kept there; StoreError if the directory cannot be used."""
+    """Open the store in a directory and load its samples; StoreError if the directory cannot be used."""
     try:
         return DurableStore(path, limits, clock_ms=clock_ms)
     except OSError as error:
         raise errors.StoreError(
-            f"samples cannot be kept here: {error.strerror}",
+            f"samples cannot be stored here: {error.strerror}",
             where=str(error.filename or path),
-            remedy="Let this user read and write it, or choose another directory",
+            remedy="Allow this user to read and write it, or choose another directory",
         ) from error
 
 
@@ -124,13 +123,13 @@ class DurableStore:
         self.path = path
         self._limits = limits
         self._clock_ms = clock_ms
-        self._block_folder, self._log_folder = path / "blocks", path / "wal"
-        for folder in (self._block_folder, self._log_folder):
+        self._block_folder, self._wal_folder = path / "blocks", path / "wal"
+        for folder in (self._block_folder, self._wal_folder):
             folder.mkdir(parents=True, exist_ok=True)
-            # Said here: `glob` finds nothing in a folder that it may not read.
+            # Raises for an unreadable folder; `glob` would silently find nothing.
             os.listdir(folder)
         self.head = Head(
-            # What a block has must stay until it surely has it.
+            # Samples must stay in memory until their block is written.
             retention_ms=max(limits.memory_ms, 2 * (limits.block_ms + limits.late_ms)),
             max_series=limits.max_series,
             late_ms=limits.late_ms,
@@ -141,25 +140,25 @@ class DurableStore:
         self._damage_count = 0
         self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), UnionCache()
         self._unmergeable: set[Path] = set()
-        self._upkeep = threading.Lock()
-        self._doubt = clock_jump.ClockJumpGuard(UPKEEP_SECONDS)
-        self._past = self._open_blocks()
-        self._loaded_ms = self._cut_ms
-        self.head.accept_from(self._cut_ms)
+        self._maintenance_lock = threading.Lock()
+        self._jump_guard = clock_jump.ClockJumpGuard(MAINTENANCE_SECONDS)
+        self._block_list = self._open_blocks()
+        self._loaded_ms = self._blocks_end_ms
+        self.head.accept_from(self._blocks_end_ms)
         self._load_metadata()
         self._replayed = wal_replay.replay(wal_prefetch.read(path, since_ms=self._loaded_ms), self.head)
-        # Slots were gathered for whole rows: 0.5 KiB for each series.
+        # The replay buffered slots for whole rows: 0.5 KiB for each series.
         memory.release_free_memory()
         for damage in self._replayed.damages:
             self._report(damage)
         if self._replayed.torn_bytes:
-            log.warning("The log ends in the middle of a record", extra=fields(bytes=self._replayed.torn_bytes))
-        self._log = WriteAheadLog(self._log_folder, lock=self.head.lock, labels_of=self.head.labels_of)
-        self._log.segments = self._replayed.segments
-        self._log.known_histograms = self.head.histograms.known
-        self.head.log = self._log if limits.has_log else None
-        # A block ends in the past of the clock that wrote it; samples may be a little ahead, as clocks of agents are.
-        if self._cut_ms > clock_ms() or self._reached_ms() > clock_ms() + MAX_AHEAD_MS:
+            log.warning("WAL truncated at an incomplete record", extra=fields(bytes=self._replayed.torn_bytes))
+        self._wal = WriteAheadLog(self._wal_folder, lock=self.head.lock, labels_of=self.head.labels_of)
+        self._wal.segments = self._replayed.segments
+        self._wal.packed_histograms = self.head.histograms.packed
+        self.head.log = self._wal if limits.uses_wal else None
+        # A block ends in the past of the clock that wrote it; samples may be a little ahead, like the clocks of agents.
+        if self._blocks_end_ms > clock_ms() or self._newest_stored_ms() > clock_ms() + MAX_AHEAD_MS:
             self.quarantine_future_samples()
 
     def __len__(self) -> int:
@@ -206,171 +205,180 @@ class DurableStore:
         return self.head.append(samples, group_key=group_key, now_ms=now_ms)
 
     def sync(self) -> int:
-        """Bring what was accepted to the disk; returns how many samples. StoreError if the disk refuses."""
+        """Write accepted samples to disk; return how many. StoreError if the write fails."""
         with self._disk_errors():
-            count = self._log.sync()
-            # Behind the samples: they do not wait for a file that refuses.
+            count = self._wal.sync()
+            # After the samples, so that a failure of this file does not delay them.
             self.metadata.save(self.path / "metadata.json")
             return count
 
-    # Asking
+    # Querying
 
     def select(
         self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
     ) -> Columns:
-        past = self._past
-        floor_ms = self._floor_ms(past)
+        block_list = self._block_list
+        floor_ms = self._memory_start_ms(block_list)
         if start_ms + 1 >= floor_ms:
             return self.head.select(matchers, start_ms, end_ms, max_samples=max_samples)
-        parts, left = [], max_samples
+        parts, remaining_samples = [], max_samples
         until_ms = min(end_ms, floor_ms - 1)
-        for block in past.blocks:
+        for block in block_list.blocks:
             if block.end_ms > start_ms + 1 and block.start_ms <= until_ms:
-                chosen = partial(Block.select, matchers=matchers, start_ms=start_ms, end_ms=until_ms, max_samples=left)
-                part = self._ask(block, chosen)
+                select_part = partial(
+                    Block.select, matchers=matchers, start_ms=start_ms, end_ms=until_ms, max_samples=remaining_samples
+                )
+                part = self._read_block(block, select_part)
                 if part is not None:
                     parts.append(part)
-                    left = None if left is None else max(0, left - part.values.size)
+                    remaining_samples = (
+                        None if remaining_samples is None else max(0, remaining_samples - part.values.size)
+                    )
         if end_ms >= floor_ms or not parts:
             since_ms = max(start_ms, floor_ms - 1)
-            parts.append(self.head.select(matchers, since_ms, max(end_ms, since_ms), max_samples=left))
+            parts.append(self.head.select(matchers, since_ms, max(end_ms, since_ms), max_samples=remaining_samples))
         return parts[0] if len(parts) == 1 else join(parts, self._unions)
 
     def find_histograms(self, values: Floats) -> Cells | None:
-        known = self.head.histograms.known
-        blocks = [block for block in self._past.blocks if block.has_histograms]
-        if not known and not blocks:
+        packed_by_mark = self.head.histograms.packed
+        blocks = [block for block in self._block_list.blocks if block.has_histograms]
+        if not packed_by_mark and not blocks:
             return None
 
-        def find(mark: int) -> bytes | None:
-            found = known.get(mark)
-            for block in blocks if found is None else ():
-                found = found or (self._ask(block, lambda one: one.histograms) or {}).get(mark)
-            return found
+        def find_packed(mark: int) -> bytes | None:
+            packed = packed_by_mark.get(mark)
+            for block in blocks if packed is None else ():
+                packed = packed or (self._read_block(block, lambda source: source.histograms) or {}).get(mark)
+            return packed
 
-        return find_histograms(values, find)
+        return find_histograms(values, find_packed)
 
     def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:
-        is_in_memory = start_ms + 1 >= self._floor_ms(self._past)
+        is_in_memory = start_ms + 1 >= self._memory_start_ms(self._block_list)
         return self.head.cached_series_count(matchers, start_ms) if is_in_memory else None
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
-        if start_ms + 1 >= self._floor_ms(self._past):
+        if start_ms + 1 >= self._memory_start_ms(self._block_list):
             return self.head.latest(matchers, start_ms, end_ms)
-        found = self.select(matchers, start_ms, end_ms)
-        count, width = found.values.shape
+        columns = self.select(matchers, start_ms, end_ms)
+        count, width = columns.values.shape
         if not width:
-            return found.series, np.zeros(count, dtype=np.int64), np.full(count, ABSENT)
-        held = ~is_absent(found.values) & (found.times != NEVER_MS)[found.groups]
-        slots = width - 1 - held[:, ::-1].argmax(axis=1)
+            return columns.series, np.zeros(count, dtype=np.int64), np.full(count, ABSENT)
+        has_sample = ~is_absent(columns.values) & (columns.times != NEVER_MS)[columns.groups]
+        slots = width - 1 - has_sample[:, ::-1].argmax(axis=1)
         rows = np.arange(count)
-        values = np.where(held.any(axis=1), found.values[rows, slots], ABSENT)
-        return found.series, found.times[found.groups, slots], values
+        values = np.where(has_sample.any(axis=1), columns.values[rows, slots], ABSENT)
+        return columns.series, columns.times[columns.groups, slots], values
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
-        found = dict.fromkeys(self.head.series(matchers, start_ms, end_ms))
+        label_sets_found = dict.fromkeys(self.head.series(matchers, start_ms, end_ms))
         for block in self._blocks_between(start_ms, end_ms):
-            pairs = self._ask(block, lambda one: one.series(matchers, start_ms, end_ms))
-            found.update(dict.fromkeys(map(label_sets.Labels, pairs or ())))
-        return list(found)
+            pairs = self._read_block(block, lambda source: source.series(matchers, start_ms, end_ms))
+            label_sets_found.update(dict.fromkeys(map(label_sets.Labels, pairs or ())))
+        return list(label_sets_found)
 
     def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]:
-        found = set(self.head.label_names(matchers, start_ms, end_ms))
+        names = set(self.head.label_names(matchers, start_ms, end_ms))
         for block in self._blocks_between(start_ms, end_ms):
-            found |= self._ask(block, lambda one: one.label_names(matchers, start_ms, end_ms)) or set()
-        return sorted(found)
+            names |= self._read_block(block, lambda source: source.label_names(matchers, start_ms, end_ms)) or set()
+        return sorted(names)
 
     def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> list[str]:
-        found = set(self.head.label_values(name, matchers, start_ms, end_ms=end_ms))
+        values = set(self.head.label_values(name, matchers, start_ms, end_ms=end_ms))
         for block in self._blocks_between(start_ms, end_ms):
-            found |= self._ask(block, lambda one: one.label_values(name, matchers, start_ms, end_ms=end_ms)) or set()
-        return sorted(found)
+            values |= (
+                self._read_block(block, lambda source: source.label_values(name, matchers, start_ms, end_ms=end_ms))
+                or set()
+            )
+        return sorted(values)
 
     def cardinality(self, limit: int) -> Cardinality:
         return self.head.cardinality(limit)
 
     def warnings(self) -> tuple[str, ...]:
-        """What an answer may lack, in words."""
+        """One warning for each damaged file, because query results may be incomplete."""
         return tuple(f"samples may be missing: {damage}" for damage in self.damages[:10])
 
     def status(self) -> StoreStatus:
-        blocks = self._past.blocks
+        blocks = self._block_list.blocks
         return StoreStatus(
             series=len(self.head),
             blocks=len(blocks),
             block_bytes=sum(block.bytes for block in blocks),
-            log_bytes=sum(segment.bytes for segment in self._log.segments),
+            log_bytes=sum(segment.bytes for segment in self._wal.segments),
             replayed_samples=self._replayed.samples,
             lost_samples=self._replayed.lost,
-            unlogged_samples=self._log.unlogged,
+            unlogged_samples=self._wal.unlogged,
             torn_bytes=self._replayed.torn_bytes,
             damages=self._damage_count,
         )
 
-    # Upkeep
+    # Maintenance
 
     def maintain(self, now_ms: int) -> None:
-        """Write blocks that are due, merge small ones, remove old ones; StoreError if the disk refuses."""
-        with self._upkeep, self._disk_errors():
-            before = self._past
-            oldest_ms = now_ms - self._limits.retention_ms if self._doubt.may_remove(now_ms / 1000) else -NEVER_MS
-            # Before as well: on a full disk what goes makes room for what is written.
+        """Write blocks that are due, merge small blocks, remove expired blocks; StoreError if the disk fails."""
+        with self._maintenance_lock, self._disk_errors():
+            blocks_before = self._block_list
+            oldest_ms = now_ms - self._limits.retention_ms if self._jump_guard.may_remove(now_ms / 1000) else -NEVER_MS
+            # Also before writing: on a full disk, removed blocks free the space for new ones.
             self._remove_expired(oldest_ms)
-            self._cut(now_ms)
-            self._merge()
+            self._write_due_blocks(now_ms)
+            self._merge_blocks()
             self._remove_expired(oldest_ms)
-            for block in self._past.blocks:
+            for block in self._block_list.blocks:
                 block.release_unused()
-            if self._past is not before:
-                gone, self._unions = self._unions, UnionCache()
-                gone.release()
-                # Writing needs many times what it leaves behind.
+            if self._block_list is not blocks_before:
+                old_unions, self._unions = self._unions, UnionCache()
+                old_unions.release()
+                # Writing needs much more memory than what stays in use.
                 memory.release_free_memory()
 
     def quarantine_future_samples(self) -> quarantine.QuarantinedSamples:
-        """The clock was put back: take what lies ahead of it out of the way, so that samples of now are accepted.
+        """Quarantine samples after the current time, because the clock was set back and current samples are refused.
 
-        Memory and log up to now become a block, and what lies beyond becomes blocks that nobody reads. StoreError if
-        the disk refuses; then it can be tried again.
+        Samples in memory and WAL up to now become a block, and later samples become blocks in quarantine. StoreError if
+        the disk fails; then call it again.
         """
         now_ms = self._clock_ms()
-        with self._upkeep, self._disk_errors(), quarantine.create_folder(self.path, now_ms) as folder:
-            ended, reached_ms = self._log.rotate(), self._reached_ms()
-            count = _copy(self.head, folder, max(self._cut_ms, now_ms + 1), end_ms=reached_ms + 1)
-            edge_ms = self.head.drop_future_samples()
-            count += self._set_blocks_aside(edge_ms, folder)
-            first_ms = self.head.first_ms_from(self._cut_ms)
-            if first_ms is not None and first_ms < edge_ms:
-                self._write_block(max(self._cut_ms, first_ms // self._limits.block_ms * self._limits.block_ms), edge_ms)
-            self._log.forget(ended)
-            self._unions, self._loaded_ms = UnionCache(), self._cut_ms
-        log.warning("Samples ahead of the clock were set aside", extra=fields(samples=count, folder=folder))
-        return quarantine.QuarantinedSamples(count, reached_ms - edge_ms + 1, folder)
+        with self._maintenance_lock, self._disk_errors(), quarantine.create_folder(self.path, now_ms) as folder:
+            ended_segments, newest_ms = self._wal.rotate(), self._newest_stored_ms()
+            count = _copy_to_block(self.head, folder, max(self._blocks_end_ms, now_ms + 1), end_ms=newest_ms + 1)
+            first_future_ms = self.head.drop_future_samples()
+            count += self._quarantine_blocks(first_future_ms, folder)
+            first_ms = self.head.first_ms_from(self._blocks_end_ms)
+            if first_ms is not None and first_ms < first_future_ms:
+                self._write_block(
+                    max(self._blocks_end_ms, first_ms // self._limits.block_ms * self._limits.block_ms), first_future_ms
+                )
+            self._wal.remove(ended_segments)
+            self._unions, self._loaded_ms = UnionCache(), self._blocks_end_ms
+        log.warning("samples ahead of the clock quarantined", extra=fields(samples=count, folder=folder))
+        return quarantine.QuarantinedSamples(count, newest_ms - first_future_ms + 1, folder)
 
-    def _reached_ms(self) -> int:
-        """The newest time in memory, in the log and in blocks."""
-        kept = [segment.newest_ms for segment in self._log.segments]
-        return max(self.newest_ms or 0, (self._past.cut_ms or 0) - 1, *kept)
+    def _newest_stored_ms(self) -> int:
+        """The newest time in memory, in the WAL and in blocks."""
+        segment_times = [segment.newest_ms for segment in self._wal.segments]
+        return max(self.newest_ms or 0, (self._block_list.end_ms or 0) - 1, *segment_times)
 
-    def _set_blocks_aside(self, edge_ms: int, folder: Path) -> int:
-        """Let blocks end at `edge_ms`, cut the one in two that goes further; returns how many samples were beyond."""
+    def _quarantine_blocks(self, first_future_ms: int, folder: Path) -> int:
+        """Move blocks at or after a time to the folder, split the block across it; return how many samples moved."""
         blocks, count = [], 0
-        for block in self._past.blocks:
-            if block.start_ms < edge_ms < block.end_ms:
-                before = self._cut_in_two(block, edge_ms, folder)
-                blocks += before
-                count += block.samples - sum(one.samples for one in before)
-            elif block.end_ms <= edge_ms:
+        for block in self._block_list.blocks:
+            if block.start_ms < first_future_ms < block.end_ms:
+                kept_parts = self._split_block(block, first_future_ms, folder)
+                blocks += kept_parts
+                count += block.samples - sum(part.samples for part in kept_parts)
+            elif block.end_ms <= first_future_ms:
                 blocks.append(block)
             else:
                 block.path.rename(folder / block.path.name)
                 count += block.samples
-        self._past = _Past(tuple(blocks), max((block.end_ms for block in blocks), default=None))
-        self.head.accept_from(self._cut_ms)
+        self._block_list = _BlockList(tuple(blocks), max((block.end_ms for block in blocks), default=None))
+        self.head.accept_from(self._blocks_end_ms)
         return count
 
-    def _cut_in_two(self, block: Block, at_ms: int, folder: Path) -> list[Block]:
-        """The part of a block before a time; the other goes into the folder, and so does all of a damaged one."""
+    def _split_block(self, block: Block, at_ms: int, folder: Path) -> list[Block]:
+        """Keep the part of a block before a time, and move the rest to the folder; a damaged block moves as a whole."""
         try:
             path = compaction.merge([block], self._block_folder, until_ms=at_ms)
             compaction.merge([block], folder, since_ms=at_ms)
@@ -379,105 +387,105 @@ class DurableStore:
             block.path.rename(folder / block.path.name)
             return []
         self._remove([block])
-        return [self._block(path)]
+        return [self._open_block(path)]
 
     def back_up(self, target: Path, *, data: Path, journal: Path) -> backup.BackupSummary:
-        """Copy what is kept up to now, journal included, into a new directory; nothing is merged away meanwhile."""
+        """Back up all samples and the journal to a new directory; compaction waits meanwhile."""
         self.sync()
-        with self._upkeep:
+        with self._maintenance_lock:
             return backup.back_up(backup.StoreLocations(data, self.path, journal), target)
 
     def close(self) -> None:
-        """Bring everything to the disk and let go of the files; a disk that refuses is said, not raised."""
+        """Write everything to disk and close all files; a write error is logged, not raised."""
         try:
             self.sync()
         except errors.StoreError as error:
-            log.error("The last samples could not be written", extra=fields(error=error))
-        with self._upkeep:
+            log.error("write of the last samples failed", extra=fields(error=error))
+        with self._maintenance_lock:
             self.head.log = None
-            self._log.close()
-            for block in self._past.blocks:
+            self._wal.close()
+            for block in self._block_list.blocks:
                 block.close()
 
     @property
-    def _cut_ms(self) -> int:
-        return -NEVER_MS if self._past.cut_ms is None else self._past.cut_ms
+    def _blocks_end_ms(self) -> int:
+        return -NEVER_MS if self._block_list.end_ms is None else self._block_list.end_ms
 
-    def _cut(self, now_ms: int) -> None:
-        size = self._limits.block_ms
+    def _write_due_blocks(self, now_ms: int) -> None:
+        block_ms = self._limits.block_ms
         while True:
-            first_ms = self._first_uncut_ms()
+            first_ms = self._first_unwritten_ms()
             if first_ms is None:
                 return
-            start_ms = max(self._cut_ms, first_ms // size * size)
-            end_ms = (start_ms // size + 1) * size
+            start_ms = max(self._blocks_end_ms, first_ms // block_ms * block_ms)
+            end_ms = (start_ms // block_ms + 1) * block_ms
             if now_ms < end_ms + self._limits.late_ms:
                 return
             self._write_block(start_ms, end_ms)
 
-    def _first_uncut_ms(self) -> int | None:
-        if self.head.lacking_ms > self._cut_ms:
-            return wal_records.first_ms_from(self._log_folder, self._cut_ms)
-        return self.head.first_ms_from(self._cut_ms)
+    def _first_unwritten_ms(self) -> int | None:
+        if self.head.incomplete_before_ms > self._blocks_end_ms:
+            return wal_records.first_ms_from(self._wal_folder, self._blocks_end_ms)
+        return self.head.first_ms_from(self._blocks_end_ms)
 
-    def _from_log(self, start_ms: int, end_ms: int) -> Head:
-        """A span of time that memory had to let go of before it could be written into a block."""
-        found = Head(retention_ms=NEVER_MS, max_series=self._limits.max_series)
-        wal_replay.replay(wal_reader.read(self._log_folder, since_ms=start_ms, until_ms=end_ms), found)
-        return found
+    def _load_from_wal(self, start_ms: int, end_ms: int) -> Head:
+        """A head with the samples of a time that memory dropped before its block was written."""
+        head = Head(retention_ms=NEVER_MS, max_series=self._limits.max_series)
+        wal_replay.replay(wal_reader.read(self._wal_folder, since_ms=start_ms, until_ms=end_ms), head)
+        return head
 
     def _write_block(self, start_ms: int, end_ms: int) -> None:
-        """Move a span of the head's time into a block; nothing is accepted for it any more."""
-        self.head.refuse_before(end_ms)
+        """Write a block of the head's samples; later samples for its time are refused."""
+        self.head.close_before(end_ms)
         self.head.has_blocks = False
-        source = self._from_log(start_ms, end_ms) if start_ms < self.head.lacking_ms else self.head
-        _copy(source, self._block_folder, start_ms, end_ms=end_ms)
+        source = self._load_from_wal(start_ms, end_ms) if start_ms < self.head.incomplete_before_ms else self.head
+        _copy_to_block(source, self._block_folder, start_ms, end_ms=end_ms)
         self.head.has_blocks = True
-        written = self._block(self._block_folder / block_name(start_ms, end_ms))
-        self._past = _Past((*self._past.blocks, written), end_ms)
-        self.head.unsaved_ms = end_ms
-        self._log.rotate()
-        self._log.forget_before(end_ms)
+        block = self._open_block(self._block_folder / block_name(start_ms, end_ms))
+        self._block_list = _BlockList((*self._block_list.blocks, block), end_ms)
+        self.head.unsaved_from_ms = end_ms
+        self._wal.rotate()
+        self._wal.remove_before(end_ms)
 
-    def _merge(self) -> None:
+    def _merge_blocks(self) -> None:
         while True:
-            blocks = [block for block in self._past.blocks if self._may_merge(block)]
-            sources = compaction.find_merge(blocks, self._limits.block_ms, until_ms=self._past.cut_ms or 0)
+            blocks = [block for block in self._block_list.blocks if self._may_merge(block)]
+            sources = compaction.find_merge(blocks, self._limits.block_ms, until_ms=self._block_list.end_ms or 0)
             if not sources:
                 return
             try:
-                merged = self._block(compaction.merge(sources, self._block_folder))
+                merged = self._open_block(compaction.merge(sources, self._block_folder))
             except errors.StoreError as error:
                 self._unmergeable.update(source.path for source in sources)
-                log.warning("Blocks were not merged", extra=fields(error=error))
+                log.warning("block merge failed", extra=fields(error=error))
                 continue
-            left = [block for block in self._past.blocks if block not in sources]
-            self._past = _Past(tuple(sorted([*left, merged], key=_start)), self._past.cut_ms)
+            remaining = [block for block in self._block_list.blocks if block not in sources]
+            self._block_list = _BlockList(tuple(sorted([*remaining, merged], key=_start_ms)), self._block_list.end_ms)
             self._remove(sources)
 
     def _may_merge(self, block: Block) -> bool:
-        """A table of histograms is read whole: past a size it does not grow further."""
+        """Whether a block may grow: its table of histograms is read as a whole, so its size is limited."""
         return block.path not in self._unmergeable and block.histogram_bytes <= MAX_MERGED_BYTES
 
     def _remove_expired(self, oldest_ms: int) -> None:
-        # Segments are that old where no block could be written for as long.
-        self._log.forget_before(oldest_ms)
+        # Segments are this old only if blocks could not be written for as long.
+        self._wal.remove_before(oldest_ms)
         expired = compaction.find_expired(
-            self._past.blocks,
+            self._block_list.blocks,
             oldest_ms=oldest_ms,
             max_bytes=self._limits.max_bytes,
-            other_bytes=sum(segment.bytes for segment in self._log.segments),
+            other_bytes=sum(segment.bytes for segment in self._wal.segments),
         )
         quarantine.remove_expired(self.path, oldest_ms=oldest_ms)
-        self._remove_unread(oldest_ms)
+        self._remove_unreadable(oldest_ms)
         if expired:
-            left = tuple(block for block in self._past.blocks if block not in expired)
-            self._past = _Past(left, self._past.cut_ms)
+            remaining = tuple(block for block in self._block_list.blocks if block not in expired)
+            self._block_list = _BlockList(remaining, self._block_list.end_ms)
             self._remove(expired)
 
-    def _remove_unread(self, oldest_ms: int) -> None:
-        """What cannot be read, or was replaced for that, goes when its time is over like everything else."""
-        in_use = {block.path for block in self._past.blocks}
+    def _remove_unreadable(self, oldest_ms: int) -> None:
+        """Remove expired blocks that are unreadable, or were replaced because they are."""
+        in_use = {block.path for block in self._block_list.blocks}
         for path in self._block_folder.glob("*-*"):
             end_ms = path.stem.rpartition("-")[2]
             if (
@@ -493,23 +501,23 @@ class DurableStore:
             block.path.unlink(missing_ok=True)
             self._cache.forget(block.path)
 
-    def _open_blocks(self) -> _Past:
+    def _open_blocks(self) -> _BlockList:
         for path in self._block_folder.glob(f"*{UNFINISHED}"):
             path.unlink()
-        found: list[Block] = []
+        blocks_found: list[Block] = []
         for path in self._block_folder.glob(f"*{SUFFIX}"):
             try:
-                found.append(self._block(path))
+                blocks_found.append(self._open_block(path))
             except errors.StoreError as error:
                 self._report(Corruption(path, 0, error.problem))
         for path in self._block_folder.glob(f"*{REPLACED}"):
-            self._report(Corruption(path, 0, "it could not be read, and what the log had of its time has its place"))
-        gone = compaction.superseded(found)
-        self._remove(gone)
-        blocks = sorted((block for block in found if block not in gone), key=_start)
-        return _Past(tuple(blocks), max((block.end_ms for block in blocks), default=None))
+            self._report(Corruption(path, 0, "the block is unreadable; it was replaced with samples from the WAL"))
+        superseded = compaction.find_superseded(blocks_found)
+        self._remove(superseded)
+        blocks = sorted((block for block in blocks_found if block not in superseded), key=_start_ms)
+        return _BlockList(tuple(blocks), max((block.end_ms for block in blocks), default=None))
 
-    def _block(self, path: Path) -> Block:
+    def _open_block(self, path: Path) -> Block:
         return Block(path, cache=self._cache, patterns=self._patterns, report=self._report)
 
     def _load_metadata(self) -> None:
@@ -518,22 +526,22 @@ class DurableStore:
         except errors.StoreError as error:
             self._report(Corruption(self.path / "metadata.json", 0, error.problem))
 
-    def _floor_ms(self, past: _Past) -> int:
-        """From this time on the head has everything; before it, the blocks."""
+    def _memory_start_ms(self, block_list: _BlockList) -> int:
+        """The time from which on the head is complete; before it, the blocks are."""
         newest_ms = self.head.newest_ms
-        if past.cut_ms is None:
+        if block_list.end_ms is None:
             return -NEVER_MS
         if newest_ms is None:
-            return past.cut_ms
-        return min(past.cut_ms, max(self._loaded_ms, newest_ms - self.head.retention_ms + MARGIN_MS))
+            return block_list.end_ms
+        return min(block_list.end_ms, max(self._loaded_ms, newest_ms - self.head.retention_ms + QUERY_MARGIN_MS))
 
     def _blocks_between(self, start_ms: int, end_ms: int) -> list[Block]:
-        return [block for block in self._past.blocks if block.start_ms <= end_ms and block.end_ms > start_ms]
+        return [block for block in self._block_list.blocks if block.start_ms <= end_ms and block.end_ms > start_ms]
 
-    def _ask(self, block: Block, question: Callable[[Block], T]) -> T | None:
-        """A block's answer; None, and a report, if it cannot be read."""
+    def _read_block(self, block: Block, read: Callable[[Block], T]) -> T | None:
+        """The result of `read` for a block; None, and a reported damage, if the block cannot be read."""
         try:
-            return question(block)
+            return read(block)
         except errors.StoreError as error:
             self._report(Corruption(block.path, 0, error.problem))
             return None
@@ -542,13 +550,13 @@ class DurableStore:
         if damage in self.damages:
             return
         self._damage_count += 1
-        if len(self.damages) < MAX_DAMAGES:
+        if len(self.damages) < MAX_REPORTED_DAMAGES:
             self.damages.append(damage)
-        log.error("A file of the store is damaged", extra=fields(damage=str(damage)))
+        log.error("store file damaged", extra=fields(damage=str(damage)))
 
     @contextmanager
     def _disk_errors(self) -> Iterator[None]:
-        """Turns what the operating system says into our own error."""
+        """Convert an OSError to a StoreError."""
         try:
             yield
         except OSError as error:
@@ -556,24 +564,24 @@ class DurableStore:
             raise errors.StoreError(
                 f"samples cannot be written: {error.strerror}",
                 where=str(self.path),
-                now="They stay in memory, where queries see them",
-                remedy="Make room on the disk, or shorten [query] retention" if is_full else "Look at the disk",
+                now="They stay in memory, and queries include them",
+                remedy="Free disk space, or shorten [query] retention" if is_full else "Check the disk",
             ) from error
 
 
-def _start(block: Block) -> int:
+def _start_ms(block: Block) -> int:
     return block.start_ms
 
 
-def _copy(head: Head, folder: Path, start_ms: int, *, end_ms: int) -> int:
-    """Write a block of what memory has of a time; returns how many samples that is."""
+def _copy_to_block(head: Head, folder: Path, start_ms: int, *, end_ms: int) -> int:
+    """Write a block of a head's samples in a time range; return how many."""
     writer = BlockWriter(folder, start_ms, end_ms)
     try:
         for name in head.metric_names():
             columns = head.metric_columns(name, start_ms - 1, end_ms - 1)
             writer.add(columns)
-            if head.histograms.known:
-                writer.add_histograms(columns, head.histograms.known.get)
+            if head.histograms.packed:
+                writer.add_histograms(columns, head.histograms.packed.get)
         writer.finish()
     except BaseException:
         writer.abandon()

@@ -1,7 +1,7 @@
-"""The newest exemplars of all series, in memory: a ring, as in Prometheus.
+"""The newest exemplars of all series, in a ring buffer in memory, as in Prometheus.
 
-Scrapes and remote writers note theirs, and `/api/v1/query_exemplars` asks. They lead to traces, which
-have their own store; so a restart may forget them.
+Scrapes and remote write add them, and `/api/v1/query_exemplars` reads them. They refer to traces, which have their own
+storage, so a restart may lose them.
 """
 
 from __future__ import annotations
@@ -9,56 +9,60 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 
-# Some 10 MB when full; Prometheus keeps 100,000.
-ROOM = 20_000
+# About 10 MB when full; Prometheus keeps 100,000.
+MAX_EXEMPLARS = 20_000
 
 
 class Exemplars:
-    """Bounded by number: one more lets the oldest go."""
+    """At most `max_exemplars`; adding another drops the oldest."""
 
-    def __init__(self, room: int = ROOM) -> None:
-        self._room = room
+    def __init__(self, max_exemplars: int = MAX_EXEMPLARS) -> None:
+        self._max_exemplars = max_exemplars
         self._lock = threading.Lock()
-        # Whose turn it is to go: the series of each exemplar, in the order in which they came.
-        self._order: deque[Labels] = deque()
-        self._of: dict[Labels, deque[Exemplar]] = {}
+        # The series of each exemplar, the oldest first.
+        self._series_by_age: deque[Labels] = deque()
+        self._exemplars_by_series: dict[Labels, deque[Exemplar]] = {}
 
     def add(self, series: Labels, exemplar: Exemplar) -> bool:
-        """Keep one, unless the series has one as new already: exporters repeat theirs at each scrape."""
+        """Add an exemplar, unless it is not newer than the last of its series: exporters repeat them at each scrape."""
         with self._lock:
-            kept = self._of.get(series)
-            if exemplar.is_too_long or (kept and exemplar.at_ms <= kept[-1].at_ms):
+            series_exemplars = self._exemplars_by_series.get(series)
+            if exemplar.is_too_long or (series_exemplars and exemplar.at_ms <= series_exemplars[-1].at_ms):
                 return False
-            if kept and (exemplar.labels, exemplar.value) == (kept[-1].labels, kept[-1].value):
+            if series_exemplars and (exemplar.labels, exemplar.value) == (
+                series_exemplars[-1].labels,
+                series_exemplars[-1].value,
+            ):
                 return False
-            self._of.setdefault(series, deque()).append(exemplar)
-            self._order.append(series)
-            if len(self._order) > self._room:
-                self._let_go(self._order.popleft())
+            self._exemplars_by_series.setdefault(series, deque()).append(exemplar)
+            self._series_by_age.append(series)
+            if len(self._series_by_age) > self._max_exemplars:
+                self._drop_oldest(self._series_by_age.popleft())
             return True
 
     def select(
-        self, is_meant: Callable[[Labels], bool], start_ms: int, end_ms: int
+        self, matches: Callable[[Labels], bool], start_ms: int, end_ms: int
     ) -> list[tuple[Labels, list[Exemplar]]]:
-        """The exemplars with start ≤ time ≤ end of the series that are meant, in the order of their labels."""
+        """The exemplars with start ≤ time ≤ end of matching series, in the order of their labels."""
         with self._lock:
-            known = [(series, list(kept)) for series, kept in self._of.items()]
-        chosen = (
-            (series, [each for each in kept if start_ms <= each.at_ms <= end_ms])
-            for series, kept in known
-            if is_meant(series)
+            stored = [(series, list(exemplars)) for series, exemplars in self._exemplars_by_series.items()]
+        selected = (
+            (series, [exemplar for exemplar in exemplars if start_ms <= exemplar.at_ms <= end_ms])
+            for series, exemplars in stored
+            if matches(series)
         )
-        return sorted((found for found in chosen if found[1]), key=lambda found: found[0])
+        return sorted((entry for entry in selected if entry[1]), key=itemgetter(0))
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._series_by_age)
 
-    def _let_go(self, series: Labels) -> None:
-        kept = self._of[series]
-        kept.popleft()
-        if not kept:
-            del self._of[series]
+    def _drop_oldest(self, series: Labels) -> None:
+        series_exemplars = self._exemplars_by_series[series]
+        series_exemplars.popleft()
+        if not series_exemplars:
+            del self._exemplars_by_series[series]

@@ -1,9 +1,9 @@
-"""Native histograms beside the columns of numbers: a cell holds a mark, and a table says what the mark stands for.
+"""Store native histograms in columns of numbers: a cell has a mark, and a table maps each mark to its histogram.
 
-A mark is a NaN that no number is, with 50 bits of a hash of the histogram in it. So order, duplicates, retention, log
-and blocks treat a histogram as they treat a number, and equal histograms are kept once. The head keeps a table for what
-it holds; each segment of the log and each block carries the table of its own marks. Tables hold histograms as bytes, a
-tenth of what they take as values. Histograms are rare, and a store without one pays nothing for them.
+A mark is a NaN that numbers never have, with 50 bits of the histogram's hash. So order, duplicates, retention, WAL and
+blocks treat a histogram as a number, and equal histograms are stored once. The head has a table for its samples; each
+segment of the WAL and each block has a table of its own marks. Tables store histograms as bytes, a tenth of their size
+as objects. Histograms are rare, and a store without them has no overhead.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from watchkeeper.model.samples import STALE_BITS
 from watchkeeper.store import codec
 from watchkeeper.store.columns import ABSENT, ABSENT_BITS, Floats, Ints, Mask, normalise_nans
 
-# For each cell of a matrix its histogram; None where there is a number or nothing.
+# The histogram of each cell of a matrix; None for a number or an empty cell.
 Cells = npt.NDArray[np.object_]
 
 MARK = 0x7FFC_0000_0000_0000
 MARK_BITS = 50
 HASH_MASK = (1 << MARK_BITS) - 1
-# schema, hint, count, sum, zero threshold, zero count, and how many buckets of each sign and bounds follow
+# schema, hint, count, sum, zero threshold, zero count, and the number of positive buckets, negative buckets and bounds
 HEADER = struct.Struct("<iB3x4d3I4x")
-COUNT, NAMED = struct.Struct("<I"), struct.Struct("<q")
-# What a head keeps at most: two hours of 1,000 series with 40 buckets each 30 s. Further ones are refused.
+COUNT, MARK_FIELD = struct.Struct("<I"), struct.Struct("<q")
+# The limit of a head: two hours of 1,000 series with 40 buckets every 30 s. Above it, histograms are dropped.
 MAX_BYTES = 256 << 20
-# Blocks with a larger table, which is some ten times as large in memory, are not merged.
+# Blocks with a larger table are not merged: in memory it is about ten times as large.
 MAX_MERGED_BYTES = 16 << 20
 
 
@@ -44,141 +44,151 @@ def is_histogram(values: Floats) -> Mask:
 
 
 def find_histograms(values: Floats, find: Callable[[int], bytes | None]) -> Cells | None:
-    """The histograms that marks in a matrix stand for, or None if it has no mark.
+    """The histograms of the marks in a matrix, or None if it has no mark.
 
-    A mark whose histogram is lost, because bytes on disk were damaged, becomes ABSENT in place.
+    A mark whose histogram was lost, because its file is damaged, becomes ABSENT in place.
     """
-    places = np.flatnonzero(is_histogram(values))
-    if not len(places):
+    cells_with_marks = np.flatnonzero(is_histogram(values))
+    if not len(cells_with_marks):
         return None
-    flat, cells = values.reshape(-1), np.full(values.size, None, dtype=object)
-    read: dict[int, Histogram | None] = {}
-    for place, mark in zip(places.tolist(), flat.view(np.int64)[places].tolist(), strict=True):
-        if mark not in read:
-            found = find(mark)
-            read[mark] = None if found is None else unpack_one(found)
-        cells[place] = read[mark]
-        if read[mark] is None:
-            flat[place] = ABSENT
+    flat_values, cells = values.reshape(-1), np.full(values.size, None, dtype=object)
+    histogram_by_mark: dict[int, Histogram | None] = {}
+    for cell, mark in zip(
+        cells_with_marks.tolist(), flat_values.view(np.int64)[cells_with_marks].tolist(), strict=True
+    ):
+        if mark not in histogram_by_mark:
+            packed = find(mark)
+            histogram_by_mark[mark] = None if packed is None else unpack_histogram(packed)
+        cells[cell] = histogram_by_mark[mark]
+        if histogram_by_mark[mark] is None:
+            flat_values[cell] = ABSENT
     return cells.reshape(values.shape)
 
 
 def marks_in(values: Floats) -> set[int]:
-    found: set[int] = set(values.view(np.int64)[is_histogram(values)].tolist())
-    return found
+    marks: set[int] = set(values.view(np.int64)[is_histogram(values)].tolist())
+    return marks
 
 
 class HistogramTable:
-    """What the marks of a head stand for; called under its lock."""
+    """The histograms of a head by mark; used under its lock."""
 
     def __init__(self) -> None:
-        self.known: dict[int, bytes] = {}
+        self.packed: dict[int, bytes] = {}
         self.bytes = 0
         self._used_ms: dict[int, int] = {}
-        # The newest histogram of each series, which tells whether the next one is a counter reset.
-        self._newest: dict[int, tuple[int, Histogram]] = {}
+        # The newest histogram of each series, to detect counter resets.
+        self._newest_by_series: dict[int, tuple[int, Histogram]] = {}
 
     def marks(self, series: Ints, times: Ints, values: Sequence[float | Histogram]) -> Floats:
-        """Values as they are stored: numbers as they are, histograms as marks; ABSENT where there is no room."""
+        """The values as they are stored: histograms become marks, or ABSENT if the table is full."""
         bits = np.empty(len(values), dtype=np.int64)
-        rows = zip(series.tolist(), times.tolist(), values, strict=True)
-        for at, (number, at_ms, value) in enumerate(rows):
+        samples = zip(series.tolist(), times.tolist(), values, strict=True)
+        for index, (number, at_ms, value) in enumerate(samples):
             if isinstance(value, Histogram):
-                bits[at] = self._mark(number, at_ms, value) if self.bytes < MAX_BYTES else ABSENT_BITS
+                bits[index] = self._mark(number, at_ms, value) if self.bytes < MAX_BYTES else ABSENT_BITS
             else:
-                bits[at] = normalise_nans(np.array([value])).view(np.int64)[0]
-                self._newest.pop(number, None)
+                bits[index] = normalise_nans(np.array([value])).view(np.int64)[0]
+                self._newest_by_series.pop(number, None)
         return bits.view(np.float64)
 
     def _mark(self, series: int, at_ms: int, histogram: Histogram) -> int:
         if struct.pack("<d", histogram.sum) == struct.pack("<q", STALE_BITS):
-            self._newest.pop(series, None)
+            self._newest_by_series.pop(series, None)
             return STALE_BITS
-        known_ms, known = self._newest.get(series, (at_ms, None))
-        if known is not None and known_ms == at_ms and known.is_same(histogram):
-            histogram = known
-        elif at_ms >= known_ms:
-            histogram = replace(histogram, hint=_hint(histogram, known))
-            self._newest[series] = at_ms, histogram
+        newest_ms, newest = self._newest_by_series.get(series, (at_ms, None))
+        if newest is not None and newest_ms == at_ms and newest.is_same(histogram):
+            histogram = newest
+        elif at_ms >= newest_ms:
+            histogram = replace(histogram, hint=_reset_hint(histogram, newest))
+            self._newest_by_series[series] = at_ms, histogram
         elif histogram.hint is not ResetHint.GAUGE:
             histogram = replace(histogram, hint=ResetHint.UNKNOWN)
-        packed = pack_one(histogram)
+        packed = pack_histogram(histogram)
         for salt in itertools.count():
             mark = mark_of(packed, salt)
-            if self.known.get(mark, packed) == packed:
+            if self.packed.get(mark, packed) == packed:
                 break
-        self._keep(mark, packed, at_ms)
+        self._add(mark, packed, at_ms)
         return mark
 
-    def _keep(self, mark: int, packed: bytes, used_ms: int) -> None:
-        if mark not in self.known:
-            self.known[mark] = packed
+    def _add(self, mark: int, packed: bytes, used_ms: int) -> None:
+        if mark not in self.packed:
+            self.packed[mark] = packed
             self.bytes += len(packed)
         self._used_ms[mark] = max(used_ms, self._used_ms.get(mark, used_ms))
 
-    def load(self, found: Mapping[int, bytes], used_ms: int) -> None:
-        """Take over what a log has kept."""
-        for mark, packed in found.items():
-            self._keep(mark, packed, used_ms)
+    def load(self, table: Mapping[int, bytes], used_ms: int) -> None:
+        """Add the table of a WAL segment."""
+        for mark, packed in table.items():
+            self._add(mark, packed, used_ms)
 
     def forget_before(self, at_ms: int) -> None:
-        """Nothing before this time is in the columns any more."""
+        """Drop histograms that were last used before a time."""
         for mark in [mark for mark, used_ms in self._used_ms.items() if used_ms < at_ms]:
-            self.bytes -= len(self.known.pop(mark))
+            self.bytes -= len(self.packed.pop(mark))
             del self._used_ms[mark]
-        for series in [series for series, (used_ms, _) in self._newest.items() if used_ms < at_ms]:
-            del self._newest[series]
+        for series in [series for series, (used_ms, _) in self._newest_by_series.items() if used_ms < at_ms]:
+            del self._newest_by_series[series]
 
 
-def _hint(histogram: Histogram, before: Histogram | None) -> ResetHint:
-    """Gauges say so themselves; of counters it is seen."""
+def _reset_hint(histogram: Histogram, previous: Histogram | None) -> ResetHint:
+    """The reset hint: gauges keep theirs, for counters it is detected."""
     if histogram.hint is ResetHint.GAUGE:
         return ResetHint.GAUGE
-    if before is None or before.hint is ResetHint.GAUGE:
+    if previous is None or previous.hint is ResetHint.GAUGE:
         return ResetHint.UNKNOWN
-    return ResetHint.RESET if histogram.is_reset_after(before) else ResetHint.NOT_RESET
+    return ResetHint.RESET if histogram.is_reset_after(previous) else ResetHint.NOT_RESET
 
 
 def mark_of(packed: bytes, salt: int = 0) -> int:
-    """The mark of a histogram; another salt where a different one has it already."""
+    """The mark of a histogram; `salt` changes it if another histogram has the same mark."""
     digest = hashlib.blake2b(packed, digest_size=8, salt=salt.to_bytes(8)).digest()
     return MARK | int.from_bytes(digest) & HASH_MASK
 
 
-def pack(table: Mapping[int, bytes]) -> bytes:
-    named = (NAMED.pack(mark) + packed for mark, packed in table.items())
-    return codec.compress(b"".join([COUNT.pack(len(table)), *named]))
+def pack_table(table: Mapping[int, bytes]) -> bytes:
+    entries = (MARK_FIELD.pack(mark) + packed for mark, packed in table.items())
+    return codec.compress(b"".join([COUNT.pack(len(table)), *entries]))
 
 
-def unpack(packed: bytes) -> dict[int, bytes]:
-    """StoreError if the bytes are no table of ours."""
+def unpack_table(packed: bytes) -> dict[int, bytes]:
+    """Decode a table; StoreError if the bytes are not one."""
     content = codec.decompress(packed)
-    found: dict[int, bytes] = {}
+    table: dict[int, bytes] = {}
     try:
-        (count,), place = COUNT.unpack_from(content), COUNT.size
+        (count,), offset = COUNT.unpack_from(content), COUNT.size
         for _ in range(count):
-            (mark,) = NAMED.unpack_from(content, place)
-            start = place + NAMED.size
+            (mark,) = MARK_FIELD.unpack_from(content, offset)
+            start = offset + MARK_FIELD.size
             *_, positive, negative, bounds = HEADER.unpack_from(content, start)
-            place = start + HEADER.size + 12 * (positive + negative) + 8 * bounds
-            found[mark] = content[start:place]
+            offset = start + HEADER.size + 12 * (positive + negative) + 8 * bounds
+            table[mark] = content[start:offset]
     except struct.error as error:
         raise errors.StoreError(f"a table of histograms cannot be read: {error}") from error
-    if place != len(content):
-        raise errors.StoreError(f"a table of histograms has {len(content)} bytes, {place} belong there")
-    return found
+    if offset != len(content):
+        raise errors.StoreError(f"a table of histograms has {len(content)} bytes, expected {offset}")
+    return table
 
 
-def pack_one(one: Histogram) -> bytes:
-    sizes = len(one.positive), len(one.negative), len(one.bounds)
-    head = HEADER.pack(one.schema, one.hint, one.count, one.sum, one.zero_threshold, one.zero_count, *sizes)
-    buckets = one.positive + one.negative
+def pack_histogram(histogram: Histogram) -> bytes:
+    sizes = len(histogram.positive), len(histogram.negative), len(histogram.bounds)
+    header = HEADER.pack(
+        histogram.schema,
+        histogram.hint,
+        histogram.count,
+        histogram.sum,
+        histogram.zero_threshold,
+        histogram.zero_count,
+        *sizes,
+    )
+    buckets = histogram.positive + histogram.negative
     indices = struct.pack(f"<{len(buckets)}i", *(index for index, _ in buckets))
-    floats = (*(count for _, count in buckets), *one.bounds)
-    return head + indices + struct.pack(f"<{len(floats)}d", *floats)
+    floats = (*(count for _, count in buckets), *histogram.bounds)
+    return header + indices + struct.pack(f"<{len(floats)}d", *floats)
 
 
-def unpack_one(packed: bytes) -> Histogram:
+def unpack_histogram(packed: bytes) -> Histogram:
     schema, hint, count, total, threshold, zero, positive, negative, bounds = HEADER.unpack_from(packed)
     size = positive + negative
     indices = struct.unpack_from(f"<{size}i", packed, HEADER.size)

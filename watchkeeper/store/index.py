@@ -1,9 +1,8 @@
-"""Which series exist, and which of them a selector means.
+"""The index of series: it finds the series that a selector matches.
 
-Each series has a number; for each label value the index keeps the numbers that carry it. Patterns
-are matched against the distinct values only. A selection is remembered until a series of its metric
-comes or goes, and then what is known about the series that stay is kept (`series`), so that a rule asked every few
-seconds does no label work.
+Each series has a number, and each label value has a posting list of the series that have it. Patterns are matched
+against distinct values only. A selection is cached until a series of its metric is added or removed; results for the
+other series are kept even then (`series`), so that rules that run every few seconds need no label work.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ from watchkeeper.store.columns import Ints, Mask
 from watchkeeper.store.groups import grow_column
 from watchkeeper.store.series import DERIVED, UNKNOWN, LabelRegistry, Pairs, SeriesSet
 
-REMEMBERED_SELECTIONS = 512
-# So many selections are made between two looks at those that are out of date.
-LOOK_AFTER = 64
-REMEMBERED_PATTERNS = 256
-REMEMBERED_VALUES = 100_000
-# A metric's register begins anew once so many series are gone beyond half of the present ones. A register has some kB
-# for each, of every metric that rules ask for: a thousand more were 30 MiB of a hub with 64 GPUs.
-FORGET_SLACK = 64
-NOT_ASKED = -1
-# What it takes to look at a series for a label, and to note one that is known to have a value, beside 1 for each value.
-LOOK_MICROSECONDS, NOTE_MICROSECONDS = 0.7, 0.006
-# Characters that mean themselves in a pattern, so that `a|b|c` needs no regular expression.
+MAX_SELECTIONS = 512
+# Outdated selections are dropped after this many new ones.
+CLEANUP_INTERVAL = 64
+MAX_PATTERNS = 256
+MAX_PATTERN_RESULTS = 100_000
+# A metric's registry is replaced when it has this many removed series beyond half of the present ones. Each needs a few
+# kB: a thousand removed series of every metric that rules query were 30 MiB of a hub with 64 GPUs.
+REGISTRY_SLACK = 64
+UNREGISTERED = -1
+# The cost of checking one series, and of marking one in a mask; checking one distinct value costs 1.
+CHECK_MICROSECONDS, MARK_MICROSECONDS = 0.7, 0.006
+# Characters that are literal in a pattern, so that `a|b|c` needs no regular expression.
 LITERAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-:/ ,=@%<>|")
 
 
 class MatcherLike(Protocol):
-    """A label condition, as `query.engine.Matcher` has it."""
+    """A label matcher, such as `query.engine.Matcher`."""
 
     @property
     def name(self) -> str: ...
@@ -54,7 +53,7 @@ class MatcherLike(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """The series that a selector means: their numbers, and their labels in the same order."""
+    """The series that a selector matches: their numbers, and their labels in the same order."""
 
     numbers: Ints
     series: SeriesSet
@@ -66,7 +65,7 @@ Counts = list[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Cardinality:
-    """How many series there are and what makes them many, the largest first."""
+    """How many series exist, and the metrics and labels with the most, in descending order."""
 
     series: int
     pairs: int
@@ -78,16 +77,16 @@ class Cardinality:
 
 @dataclass(slots=True)
 class CachedPattern:
-    """A fully anchored regular expression that remembers the values it has seen."""
+    """A fully anchored regular expression that caches its result for each value."""
 
     text: str
-    _words: frozenset[str] | None = None
+    _literals: frozenset[str] | None = None
     _compiled: object = None
-    _seen: dict[str, bool] = field(default_factory=dict)
+    _result_by_value: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if LITERAL.issuperset(self.text):
-            self._words = frozenset(self.text.split("|"))
+            self._literals = frozenset(self.text.split("|"))
             return
         options = re2.Options()
         options.dot_nl = True
@@ -97,35 +96,35 @@ class CachedPattern:
         except re2.error as error:
             raise errors.QueryError(
                 f"the pattern {errors.quote(self.text)} is not a regular expression: {error}",
-                remedy="Use the RE2 syntax that Prometheus uses",
+                remedy="Use RE2 syntax, as in Prometheus",
             ) from error
 
     def matches(self, value: str) -> bool:
-        if self._words is not None:
-            return value in self._words
-        known = self._seen.get(value)
-        if known is None:
-            if len(self._seen) >= REMEMBERED_VALUES:
-                self._seen.clear()
-            known = self._seen[value] = self._compiled.fullmatch(value) is not None  # type: ignore[attr-defined]
-        return known
+        if self._literals is not None:
+            return value in self._literals
+        is_match = self._result_by_value.get(value)
+        if is_match is None:
+            if len(self._result_by_value) >= MAX_PATTERN_RESULTS:
+                self._result_by_value.clear()
+            is_match = self._result_by_value[value] = self._compiled.fullmatch(value) is not None  # type: ignore[attr-defined]
+        return is_match
 
 
 class Patterns:
-    """What matchers accept; compiled patterns are kept and shared by all threads."""
+    """Turns matchers into predicates; all threads share the compiled patterns."""
 
     def __init__(self) -> None:
         self._patterns: OrderedDict[str, CachedPattern] = OrderedDict()
         self._lock = threading.Lock()
 
-    def acceptance(self, matcher: MatcherLike) -> Callable[[str], bool]:
-        """Says of a label value whether the matcher accepts it."""
-        wanted = matcher.value
+    def predicate(self, matcher: MatcherLike) -> Callable[[str], bool]:
+        """A function that returns whether the matcher accepts a label value."""
+        matcher_value = matcher.value
         if matcher.op == "=":
-            return lambda value: value == wanted
+            return lambda value: value == matcher_value
         if matcher.op == "!=":
-            return lambda value: value != wanted
-        pattern = self._pattern(wanted)
+            return lambda value: value != matcher_value
+        pattern = self._pattern(matcher_value)
         if matcher.op == "=~":
             return pattern.matches
         return lambda value: not pattern.matches(value)
@@ -134,29 +133,29 @@ class Patterns:
         with self._lock:
             if text not in self._patterns:
                 self._patterns[text] = CachedPattern(text)
-                if len(self._patterns) > REMEMBERED_PATTERNS:
+                if len(self._patterns) > MAX_PATTERNS:
                     self._patterns.popitem(last=False)
             self._patterns.move_to_end(text)
             return self._patterns[text]
 
 
 class SeriesIndex:
-    """Label sets to numbers and back; numbers of forgotten series are used again."""
+    """Maps label sets to series numbers and back; numbers of removed series are reused."""
 
     def __init__(self) -> None:
         self.labels: list[label_sets.Labels | None] = []
         self._numbers: dict[label_sets.Labels, int] = {}
         self._postings: dict[str, dict[str, array[int]]] = {}
-        self._pairs: dict[tuple[str, str], tuple[tuple[str, str], array[int]]] = {}
+        self._posting_by_pair: dict[tuple[str, str], tuple[tuple[str, str], array[int]]] = {}
         self._free: list[int] = []
         self._version = 0
         self._name_versions: dict[str, int] = {}
         self._selections: OrderedDict[tuple[MatcherLike, ...], Selection] = OrderedDict()
-        self._made = 0
+        self._selections_made = 0
         self._patterns = Patterns()
-        # For each metric that was asked for the register of its series, and for each series its number there.
-        self._registers: dict[str, LabelRegistry] = {}
-        self._registered = np.empty(0, dtype=np.int64)
+        # The registry of each metric that was queried, and for each series its number there.
+        self._registry_by_metric: dict[str, LabelRegistry] = {}
+        self._registry_ids = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -170,189 +169,198 @@ class SeriesIndex:
             self.labels.append(labels)
         else:
             self.labels[number] = labels
-        self._registered = grow_column(self._registered, number + 1, fill=NOT_ASKED)
-        self._registered[number] = NOT_ASKED
-        self._note(labels, number)
+        self._registry_ids = grow_column(self._registry_ids, number + 1, fill=UNREGISTERED)
+        self._registry_ids[number] = UNREGISTERED
+        self._add_postings(labels, number)
         self._changed(labels.name)
         return number
 
-    def add_all(self, fresh: Sequence[label_sets.Labels], names: Iterable[str]) -> Ints:
-        """What `add` does for each of some label sets of these metrics; no two are equal, and none is known.
+    def add_all(self, new_series: Sequence[label_sets.Labels], names: Iterable[str]) -> Ints:
+        """Add many label sets of these metrics; they are distinct, and none is in the index.
 
-        Equal pairs among them are one object, as the log's reader makes them.
+        Equal pairs among them are the same object, as the WAL reader creates them.
         """
-        again = min(len(self._free), len(fresh))
-        numbers = [self._free.pop() for _ in range(again)]
-        numbers += range(len(self.labels), len(self.labels) + len(fresh) - again)
-        self.labels += [None] * (len(fresh) - again)
-        self._registered = grow_column(self._registered, len(self.labels), fill=NOT_ASKED)
-        self._registered[numbers] = NOT_ASKED
-        self._note_all(fresh, numbers)
+        reused_count = min(len(self._free), len(new_series))
+        numbers = [self._free.pop() for _ in range(reused_count)]
+        numbers += range(len(self.labels), len(self.labels) + len(new_series) - reused_count)
+        self.labels += [None] * (len(new_series) - reused_count)
+        self._registry_ids = grow_column(self._registry_ids, len(self.labels), fill=UNREGISTERED)
+        self._registry_ids[numbers] = UNREGISTERED
+        self._add_all_postings(new_series, numbers)
         for name in names:
             self._changed(name)
         return np.array(numbers, dtype=np.int64)
 
-    def find_all(self, asked: Iterable[label_sets.Labels]) -> Ints:
+    def find_all(self, series: Iterable[label_sets.Labels]) -> Ints:
         """The number of each label set, or UNKNOWN."""
-        known = self._numbers.get
-        return np.array([known(labels, UNKNOWN) for labels in asked], dtype=np.int64)
+        number_of = self._numbers.get
+        return np.array([number_of(labels, UNKNOWN) for labels in series], dtype=np.int64)
 
-    def _note(self, labels: label_sets.Labels, number: int) -> None:
-        """Note the series under each pair, and let it have the one pair that all its series share."""
+    def _add_postings(self, labels: label_sets.Labels, number: int) -> None:
+        """Add the series to the posting of each pair, and replace its pairs by the shared objects."""
         self._numbers[labels] = number
-        known = self._pairs
-        held = [known.get(pair) or self._first_of(pair) for pair in labels.pairs]
-        for _, posting in held:
+        posting_by_pair = self._posting_by_pair
+        entries = [posting_by_pair.get(pair) or self._add_pair(pair) for pair in labels.pairs]
+        for _, posting in entries:
             posting.append(number)
-        # Most memory is labels.
-        labels.pairs = tuple([pair for pair, _ in held])
+        # Labels use most of the memory.
+        labels.pairs = tuple([pair for pair, _ in entries])
 
-    def _note_all(self, fresh: Sequence[label_sets.Labels], numbers: Sequence[int]) -> None:
-        """What `_note` does for each of many, which share most pairs among themselves: one step for each pair."""
-        holders: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        # Before there are others, nobody has another copy of their pairs.
-        is_first = not self._pairs
-        for number, labels in zip(numbers, fresh, strict=True):
+    def _add_all_postings(self, new_series: Sequence[label_sets.Labels], numbers: Sequence[int]) -> None:
+        """`_add_postings` for many series that share most pairs: one step for each distinct pair."""
+        numbers_by_pair: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        # In an empty index, no other series has copies of these pairs.
+        is_empty = not self._posting_by_pair
+        for number, labels in zip(numbers, new_series, strict=True):
             self.labels[number] = labels
             for pair in labels.pairs:
-                holders[pair].append(number)
-        self._numbers.update(zip(fresh, numbers, strict=True))
-        for pair, held in holders.items():
-            (self._pairs.get(pair) or self._first_of(pair))[1].extend(held)
-        if not is_first:
-            for labels in fresh:
-                labels.pairs = tuple([self._pairs[pair][0] for pair in labels.pairs])
+                numbers_by_pair[pair].append(number)
+        self._numbers.update(zip(new_series, numbers, strict=True))
+        for pair, pair_numbers in numbers_by_pair.items():
+            (self._posting_by_pair.get(pair) or self._add_pair(pair))[1].extend(pair_numbers)
+        if not is_empty:
+            for labels in new_series:
+                labels.pairs = tuple([self._posting_by_pair[pair][0] for pair in labels.pairs])
 
-    def _first_of(self, pair: tuple[str, str]) -> tuple[tuple[str, str], array[int]]:
+    def _add_pair(self, pair: tuple[str, str]) -> tuple[tuple[str, str], array[int]]:
         posting = self._postings.setdefault(pair[0], {}).setdefault(pair[1], array("q"))
-        self._pairs[pair] = (pair, posting)
-        return self._pairs[pair]
+        self._posting_by_pair[pair] = (pair, posting)
+        return self._posting_by_pair[pair]
 
     def remove(self, numbers: Iterable[int]) -> None:
-        gone = set(numbers)
-        touched: set[tuple[str, str]] = set()
-        for number in gone:
+        removed = set(numbers)
+        affected_pairs: set[tuple[str, str]] = set()
+        for number in removed:
             labels = self.labels[number]
             if labels is not None:
-                touched.update(labels.pairs)
+                affected_pairs.update(labels.pairs)
                 del self._numbers[labels]
                 self.labels[number] = None
                 self._changed(labels.name)
-        for name, value in touched:
-            left = array("q", (number for number in self._postings[name][value] if number not in gone))
-            if left:
-                self._postings[name][value] = left
-                self._pairs[name, value] = (self._pairs[name, value][0], left)
+        for name, value in affected_pairs:
+            remaining = array("q", (number for number in self._postings[name][value] if number not in removed))
+            if remaining:
+                self._postings[name][value] = remaining
+                self._posting_by_pair[name, value] = (self._posting_by_pair[name, value][0], remaining)
             else:
-                del self._postings[name][value], self._pairs[name, value]
-        self._free.extend(gone)
+                del self._postings[name][value], self._posting_by_pair[name, value]
+        self._free.extend(removed)
 
-    def label_names(self, matchers: Sequence[MatcherLike] = (), lived: Mask | None = None) -> list[str]:
-        """Names of labels of the series that match and for whose number `lived` is true; without it, of all."""
-        lived = self._everyone() if lived is None else lived
+    def label_names(self, matchers: Sequence[MatcherLike] = (), in_range: Mask | None = None) -> list[str]:
+        """Label names of the matching series whose number is in the mask `in_range`; None means all."""
+        in_range = self._all_series() if in_range is None else in_range
         if not matchers:
-            return sorted(name for name, values in self._postings.items() if _any_lived(values.values(), lived))
-        chosen = self.select(matchers)
-        alive = lived[chosen.numbers]
-        if alive.all():
-            return chosen.series.derive("label names", _names)
-        return _names(list(compress(chosen.series.pairs, alive.tolist())))
+            return sorted(name for name, values in self._postings.items() if _any_in_range(values.values(), in_range))
+        selection = self.select(matchers)
+        is_selected_in_range = in_range[selection.numbers]
+        if is_selected_in_range.all():
+            return selection.series.derive("label names", _distinct_names)
+        return _distinct_names(list(compress(selection.series.pairs, is_selected_in_range.tolist())))
 
-    def label_values(self, name: str, matchers: Sequence[MatcherLike] = (), *, lived: Mask | None = None) -> list[str]:
-        lived = self._everyone() if lived is None else lived
+    def label_values(
+        self, name: str, matchers: Sequence[MatcherLike] = (), *, in_range: Mask | None = None
+    ) -> list[str]:
+        in_range = self._all_series() if in_range is None else in_range
         if not matchers:
             values = self._postings.get(name, {})
-            return sorted(value for value, held in values.items() if _any_lived([held], lived))
-        chosen = self.select(matchers)
-        alive = lived[chosen.numbers]
-        if alive.all():
-            return chosen.series.derive(("label values", name), lambda rows: _values(rows, name))
-        return _values(list(compress(chosen.series.pairs, alive.tolist())), name)
+            return sorted(value for value, posting in values.items() if _any_in_range([posting], in_range))
+        selection = self.select(matchers)
+        is_selected_in_range = in_range[selection.numbers]
+        if is_selected_in_range.all():
+            return selection.series.derive(("label values", name), lambda rows: _distinct_values(rows, name))
+        return _distinct_values(list(compress(selection.series.pairs, is_selected_in_range.tolist())), name)
 
     def cardinality(self, limit: int) -> Cardinality:
-        """The `limit` largest of everything that can grow."""
+        """The `limit` metrics, labels and pairs with the most series, values or bytes."""
         metrics = self._postings.get(label_sets.METRIC_NAME, {})
         names = self._postings.items()
         return Cardinality(
             series=len(self),
             pairs=sum(len(values) for _, values in names),
-            by_metric=_largest(((value, len(held)) for value, held in metrics.items()), limit),
+            by_metric=_largest(((value, len(posting)) for value, posting in metrics.items()), limit),
             values_by_label=_largest(((name, len(values)) for name, values in names), limit),
             bytes_by_label=_largest(((name, sum(map(len, values))) for name, values in names), limit),
             by_pair=_largest(
-                ((f"{name}={value}", len(held)) for name, values in names for value, held in values.items()), limit
+                ((f"{name}={value}", len(posting)) for name, values in names for value, posting in values.items()),
+                limit,
             ),
         )
 
     def select(self, matchers: Sequence[MatcherLike]) -> Selection:
-        """The series that satisfy all matchers."""
+        """The series that match all matchers."""
         key = tuple(matchers)
         version = self._version_for(key)
-        known = self._selections.get(key)
-        if known is not None and known.version == version:
+        cached = self._selections.get(key)
+        if cached is not None and cached.version == version:
             self._selections.move_to_end(key)
-            return known
-        numbers, name = self._matching(key), _metric_of(key)
-        chosen = Selection(numbers, self._series_of(name, numbers) if name else self._nameless(numbers), version)
-        self._remember(key, chosen)
-        return chosen
+            return cached
+        numbers, name = self._find_matching(key), _metric_of(key)
+        selection = Selection(
+            numbers, self._metric_series(name, numbers) if name else self._standalone_set(numbers), version
+        )
+        self._cache_selection(key, selection)
+        return selection
 
-    def _remember(self, key: tuple[MatcherLike, ...], chosen: Selection) -> None:
-        """Keep a selection, and now and then let go of those that would be made anew if they were asked for again.
+    def _cache_selection(self, key: tuple[MatcherLike, ...], selection: Selection) -> None:
+        """Cache a selection, and drop outdated selections from time to time.
 
-        What is asked once, about an incident's node or GPU, would keep the labels of series that are long gone.
+        A selection that is used once, for an incident's node or GPU, would keep the labels of removed series.
         """
-        self._selections[key] = chosen
+        self._selections[key] = selection
         self._selections.move_to_end(key)
-        if len(self._selections) > REMEMBERED_SELECTIONS:
+        if len(self._selections) > MAX_SELECTIONS:
             self._selections.popitem(last=False)
-        self._made += 1
-        if self._made % LOOK_AFTER == 0:
-            DERIVED.fit(len(self))
-            known = self._selections.items()
-            for old in [old for old, one in known if one.version != self._version_for(old)]:
-                gone = self._selections.pop(old)
-                if not _metric_of(old):
-                    gone.series.register.release()
+        self._selections_made += 1
+        if self._selections_made % CLEANUP_INTERVAL == 0:
+            DERIVED.set_limit(len(self))
+            cached_selections = self._selections.items()
+            for outdated_key in [
+                cached_key
+                for cached_key, cached in cached_selections
+                if cached.version != self._version_for(cached_key)
+            ]:
+                outdated = self._selections.pop(outdated_key)
+                if not _metric_of(outdated_key):
+                    outdated.series.register.release()
 
-    def remembered(self, matchers: Sequence[MatcherLike]) -> Selection | None:
-        """What `select` would answer without any work."""
-        known = self._selections.get(tuple(matchers))
-        return known if known is not None and known.version == self._version_for(matchers) else None
+    def cached_selection(self, matchers: Sequence[MatcherLike]) -> Selection | None:
+        """The selection for these matchers if it is cached and current."""
+        cached = self._selections.get(tuple(matchers))
+        return cached if cached is not None and cached.version == self._version_for(matchers) else None
 
-    def of_metric(self, name: str) -> Selection:
-        """All series of one metric, or those without a name; not remembered."""
+    def select_metric(self, name: str) -> Selection:
+        """All series of one metric, or the series without a name; not cached."""
         if name:
-            numbers = np.sort(_numbers(self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))))
+            numbers = np.sort(_to_numbers(self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))))
         else:
             nameless = [number for labels, number in self._numbers.items() if not labels.name]
             numbers = np.array(sorted(nameless), dtype=np.int64)
-        return Selection(numbers, self._nameless(numbers), self._version)
+        return Selection(numbers, self._standalone_set(numbers), self._version)
 
-    def _series_of(self, name: str, numbers: Ints) -> SeriesSet:
-        """Series of one metric as a set, of which only those are looked at that were not in one before."""
-        register = self._registers.get(name)
-        everyone = self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))
-        if register is None or 2 * len(register) > 3 * len(everyone) + 2 * FORGET_SLACK:
+    def _metric_series(self, name: str, numbers: Ints) -> SeriesSet:
+        """Series of one metric as a set; only series that are new to the registry are read."""
+        register = self._registry_by_metric.get(name)
+        metric_posting = self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))
+        if register is None or 2 * len(register) > 3 * len(metric_posting) + 2 * REGISTRY_SLACK:
             if register is not None:
                 register.release()
-            register = self._registers[name] = LabelRegistry()
-            self._registered[_numbers(everyone)] = NOT_ASKED
-        ids = self._registered[numbers]
-        for at in np.flatnonzero(ids == NOT_ASKED).tolist():
-            labels = self.labels[numbers[at]]
+            register = self._registry_by_metric[name] = LabelRegistry()
+            self._registry_ids[_to_numbers(metric_posting)] = UNREGISTERED
+        ids = self._registry_ids[numbers]
+        for index in np.flatnonzero(ids == UNREGISTERED).tolist():
+            labels = self.labels[numbers[index]]
             assert labels is not None
-            ids[at] = register.add(labels)
-        self._registered[numbers] = ids
-        return SeriesSet(of=(register, ids), has_one_name=True)
+            ids[index] = register.add(labels)
+        self._registry_ids[numbers] = ids
+        return SeriesSet(registered=(register, ids), has_one_name=True)
 
-    def _nameless(self, numbers: Ints) -> SeriesSet:
+    def _standalone_set(self, numbers: Ints) -> SeriesSet:
         register = LabelRegistry()
         for number in numbers.tolist():
             labels = self.labels[number]
             assert labels is not None
             register.add(labels)
-        return SeriesSet(of=(register, np.arange(len(numbers))))
+        return SeriesSet(registered=(register, np.arange(len(numbers))))
 
     def _changed(self, name: str) -> None:
         self._version += 1
@@ -360,75 +368,95 @@ class SeriesIndex:
         if len(self._name_versions) > 2 * len(self._postings.get(label_sets.METRIC_NAME, ())) + 1000:
             self._name_versions.clear()
             self._selections.clear()
-            self._registers.clear()
-            self._registered[:] = NOT_ASKED
+            self._registry_by_metric.clear()
+            self._registry_ids[:] = UNREGISTERED
 
     def _version_for(self, matchers: Sequence[MatcherLike]) -> int:
         name = _metric_of(matchers)
         return self._name_versions.get(name, 0) if name else self._version
 
-    def _matching(self, matchers: Sequence[MatcherLike]) -> Ints:
-        """The series that satisfy all matchers: those named by plain values first, and of these each other matcher."""
-        plain = [one for one in matchers if one.op == "=" and one.value]
-        included = [_numbers(self._postings.get(one.name, {}).get(one.value, array("q"))) for one in plain]
-        included.sort(key=len)
-        chosen: Ints | None = None
-        for others in included:
-            chosen = np.sort(others) if chosen is None else chosen[self._membership(others)[chosen]]
-        for matcher in (one for one in matchers if not (one.op == "=" and one.value)):
-            chosen = self._narrowed(chosen, matcher)
-        return np.array(sorted(self._numbers.values()), dtype=np.int64) if chosen is None else chosen
+    def _find_matching(self, matchers: Sequence[MatcherLike]) -> Ints:
+        """The series that match all matchers; `=` matchers come first, because they leave the fewest series."""
+        equalities = [matcher for matcher in matchers if matcher.op == "=" and matcher.value]
+        postings = [
+            _to_numbers(self._postings.get(matcher.name, {}).get(matcher.value, array("q"))) for matcher in equalities
+        ]
+        postings.sort(key=len)
+        numbers: Ints | None = None
+        for posting_numbers in postings:
+            numbers = (
+                np.sort(posting_numbers) if numbers is None else numbers[self._member_mask(posting_numbers)[numbers]]
+            )
+        for matcher in (matcher for matcher in matchers if not (matcher.op == "=" and matcher.value)):
+            numbers = self._filter(numbers, matcher)
+        return np.array(sorted(self._numbers.values()), dtype=np.int64) if numbers is None else numbers
 
-    def _narrowed(self, chosen: Ints | None, matcher: MatcherLike) -> Ints:
-        """Those of some series, or of all, whose label a matcher accepts.
+    def _filter(self, numbers: Ints | None, matcher: MatcherLike) -> Ints:
+        """The series of `numbers`, or of all series, that a matcher accepts.
 
-        By a look at each of them, or at each value of the label and the series that have it: whichever is less. A
-        selector mostly names a metric, and `UUID!=""` would otherwise go through all series of a fleet for it.
+        It checks each series, or else each distinct value of the label, whichever is cheaper: most selectors name a
+        metric, and `UUID!=""` would otherwise read the postings of all series of the fleet.
         """
-        accepts, values = self._patterns.acceptance(matcher), self._postings.get(matcher.name, {})
-        if chosen is not None and LOOK_MICROSECONDS * len(chosen) < len(values) + NOTE_MICROSECONDS * len(self):
-            known = self.labels
-            is_meant = [accepts(one.get(matcher.name, "")) for at in chosen.tolist() if (one := known[at]) is not None]
-            looked_at: Ints = chosen[np.array(is_meant, dtype=bool)]
-            return looked_at
-        takes_absent = accepts("")
-        found = [_numbers(numbers) for value, numbers in values.items() if accepts(value) != takes_absent]
-        named = self._membership(np.concatenate(found) if found else np.empty(0, dtype=np.int64))
-        if chosen is None:
-            chosen = np.array(sorted(self._numbers.values()), dtype=np.int64) if takes_absent else np.flatnonzero(named)
-        narrowed: Ints = chosen[named[chosen] != takes_absent]
-        return narrowed
+        accepts, values = self._patterns.predicate(matcher), self._postings.get(matcher.name, {})
+        if numbers is not None and CHECK_MICROSECONDS * len(numbers) < len(values) + MARK_MICROSECONDS * len(self):
+            labels_by_number = self.labels
+            is_accepted = [
+                accepts(labels.get(matcher.name, ""))
+                for number in numbers.tolist()
+                if (labels := labels_by_number[number]) is not None
+            ]
+            checked: Ints = numbers[np.array(is_accepted, dtype=bool)]
+            return checked
+        accepts_absent = accepts("")
+        accepted_postings = [
+            _to_numbers(numbers) for value, numbers in values.items() if accepts(value) != accepts_absent
+        ]
+        is_member = self._member_mask(
+            np.concatenate(accepted_postings) if accepted_postings else np.empty(0, dtype=np.int64)
+        )
+        if numbers is None:
+            numbers = (
+                np.array(sorted(self._numbers.values()), dtype=np.int64)
+                if accepts_absent
+                else np.flatnonzero(is_member)
+            )
+        filtered: Ints = numbers[is_member[numbers] != accepts_absent]
+        return filtered
 
-    def _everyone(self) -> Mask:
+    def _all_series(self) -> Mask:
         return np.ones(len(self.labels), dtype=bool)
 
-    def _membership(self, numbers: Ints) -> np.typing.NDArray[np.bool_]:
+    def _member_mask(self, numbers: Ints) -> np.typing.NDArray[np.bool_]:
         mask = np.zeros(len(self.labels), dtype=bool)
         mask[numbers] = True
         return mask
 
 
 def _metric_of(matchers: Sequence[MatcherLike]) -> str:
-    """The metric that a selector names; empty where it does not."""
-    named = (one.value for one in matchers if one.name == label_sets.METRIC_NAME and one.op == "=" and one.value)
-    return next(named, "")
+    """The metric that a selector names, or an empty text."""
+    metric_names = (
+        matcher.value
+        for matcher in matchers
+        if matcher.name == label_sets.METRIC_NAME and matcher.op == "=" and matcher.value
+    )
+    return next(metric_names, "")
 
 
-def _numbers(posting: array[int]) -> Ints:
+def _to_numbers(posting: array[int]) -> Ints:
     return np.array(posting, dtype=np.int64)
 
 
-def _any_lived(postings: Iterable[array[int]], lived: Mask) -> bool:
-    return any(lived[_numbers(posting)].any() for posting in postings)
+def _any_in_range(postings: Iterable[array[int]], in_range: Mask) -> bool:
+    return any(in_range[_to_numbers(posting)].any() for posting in postings)
 
 
-def _names(rows: Sequence[Pairs]) -> list[str]:
+def _distinct_names(rows: Sequence[Pairs]) -> list[str]:
     return sorted({name for pairs in rows for name, _ in pairs})
 
 
-def _values(rows: Sequence[Pairs], name: str) -> list[str]:
-    return sorted({value for pairs in rows for own, value in pairs if own == name})
+def _distinct_values(rows: Sequence[Pairs], name: str) -> list[str]:
+    return sorted({value for pairs in rows for label_name, value in pairs if label_name == name})
 
 
 def _largest(counts: Iterable[tuple[str, int]], limit: int) -> Counts:
-    return heapq.nlargest(limit, counts, key=lambda counted: counted[1])
+    return heapq.nlargest(limit, counts, key=lambda entry: entry[1])

@@ -1,8 +1,8 @@
-"""Where samples are written, and the whole of a store: all that other packages use of it, whatever lies behind.
+"""The interfaces of sample stores that other packages use.
 
-Scraping, rules and remote write have an `Appender`: the head in memory, the durable store, or the way to a server
-(`query.remote.remote_appender`). The embedded query engine has a `SampleStore`. What only some can do is an attribute,
-and None where it is absent.
+Scraping, rules and remote write use an `Appender`: the head in memory, the durable store, or a remote server
+(`query.remote.remote_appender`). The embedded query engine uses a `SampleStore`. An optional feature is an attribute
+that is None if it is not supported.
 """
 
 from __future__ import annotations
@@ -24,58 +24,58 @@ from watchkeeper.store.series import SeriesSet
 
 AnySample: TypeAlias = sample_model.Sample | histogram_model.HistogramSample
 
-# How long a sample counts as the newest of its series: Prometheus' default.
+# The default lookback of Prometheus: how long a sample is the current value of its series.
 LOOKBACK_MS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What became of the samples of one append: how many were kept, and why others were not."""
+    """The result of one append: how many samples were stored, and how many were dropped by reason."""
 
     kept: int
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 class Appender(Protocol):
-    """Where samples are written; StoreError where that cannot be."""
+    """Writes samples; StoreError if that fails."""
 
     @property
     def metadata(self) -> Metadata | None:
-        """Type, help and unit of metrics; None where a server has them from its own targets."""
+        """Type, help and unit of metrics; None if a remote server gets them from its own targets."""
 
     @property
     def exemplars(self) -> Exemplars | None:
-        """None where exemplars are not taken."""
+        """None if exemplars are not stored."""
 
     def series_id(self, labels: label_sets.Labels, /) -> int:
-        """The number under which `append_scrape` takes values of a series; StoreError says which limit it breaks."""
+        """The id of a series for `append_scrape`; StoreError names the limit that the series exceeds."""
         ...
 
     def append_scrape(
         self, group_key: Hashable, series_ids: Sequence[int], at_ms: int, values: Sequence[float], /
     ) -> Appended:
-        """Keep one scrape of a target: a value for each series id, all at one time.
+        """Append one scrape of a target: a value for each series id, all at one time.
 
-        Ids and values come as arrays of 64-bit numbers (`array('q')`, `array('d')`), which NumPy reads without
-        copying. The reason `forgotten` says that ids have lost their meaning and must be asked for again.
+        Pass ids and values as arrays of 64-bit numbers (`array('q')`, `array('d')`), which NumPy reads without a copy.
+        If samples are dropped as `forgotten`, their series were removed: call `series_id` again.
         """
         ...
 
     def append(self, samples: Iterable[AnySample], *, group_key: str | None = None) -> Appended:
-        """Keep samples; `together` names who brings these series again and again, always at one time."""
+        """Append samples; `group_key` names a source whose series always have the same time."""
         ...
 
     def active_series(self, group_key: Hashable, since_ms: int, /) -> Mapping[int, label_sets.Labels]:
-        """The series of a group's newest append, where that is after a time, by their ids; a server does not tell."""
+        """The series of a group's newest append, if that is after `since_ms`, by id; empty for a remote server."""
         ...
 
     def sync(self) -> int:
-        """Bring what was appended to the disk, where one is ours; returns how many samples."""
+        """Write appended samples to the local disk, if there is one; return how many."""
         ...
 
 
 class SampleStore(Appender, Protocol):
-    """Samples that can be added and asked for; `Head` says what each method does."""
+    """Writes and reads samples; `Head` documents each method."""
 
     @property
     def metadata(self) -> Metadata: ...

@@ -1,6 +1,6 @@
-"""What targets say about their metrics: type, help and unit, one line per metric.
+"""Metadata of metrics: type, help and unit.
 
-Scrapes and remote writers note it; with a durable store it lies in one small file beside the blocks.
+Scrapes and remote write record it; a durable store saves it in one small file next to the blocks.
 """
 
 from __future__ import annotations
@@ -17,42 +17,46 @@ MAX_METRICS = 20_000
 
 
 class Metadata:
-    """Descriptions by metric name; one too many is not kept."""
+    """Descriptions by metric name, up to `MAX_METRICS`."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Description] = {}
+        self._description_by_metric: dict[str, Description] = {}
         self._is_saved = True
 
     def record(self, name: str, type: str, *, help: str = "", unit: str = "") -> None:
-        described = (type, help, unit)
-        if self._known.get(name) != described and (name in self._known or len(self._known) < MAX_METRICS):
-            self._known[name] = described
+        description = (type, help, unit)
+        if self._description_by_metric.get(name) != description and (
+            name in self._description_by_metric or len(self._description_by_metric) < MAX_METRICS
+        ):
+            self._description_by_metric[name] = description
             self._is_saved = False
 
-    def all(self) -> dict[str, Description]:
-        return dict(self._known)
+    def descriptions(self) -> dict[str, Description]:
+        return dict(self._description_by_metric)
 
     def save(self, path: Path) -> None:
-        """Write the file if anything changed since it was written or read; StoreError if the disk refuses."""
+        """Write the file if anything changed since it was written or read; StoreError if the write fails."""
         if not self._is_saved:
             self._is_saved = True
             try:
-                files.write_atomically(path, json.dumps(self.all(), ensure_ascii=False, indent=0).encode())
+                files.write_atomically(path, json.dumps(self.descriptions(), ensure_ascii=False, indent=0).encode())
             except OSError as error:
                 self._is_saved = False
                 raise errors.StoreError(
-                    f"descriptions of metrics cannot be written: {error.strerror}",
+                    f"the metadata of metrics cannot be written: {error.strerror}",
                     where=str(path),
-                    now="They stay in memory; samples are not concerned",
-                    remedy="Make room on the disk, and let this user write the file",
+                    now="It stays in memory; samples are not affected",
+                    remedy="Free disk space, and check that this user may write the file",
                 ) from error
 
     def load(self, path: Path) -> None:
-        """Take over what the file says; StoreError if it is damaged or cannot be read."""
+        """Load the file if it exists; StoreError if it is damaged or cannot be read."""
         if not path.exists():
             return
         try:
-            read = json.loads(path.read_bytes())
-            self._known = {str(name): (str(one[0]), str(one[1]), str(one[2])) for name, one in read.items()}
+            document = json.loads(path.read_bytes())
+            self._description_by_metric = {
+                str(name): (str(fields[0]), str(fields[1]), str(fields[2])) for name, fields in document.items()
+            }
         except (OSError, ValueError, AttributeError, IndexError, TypeError) as error:
-            raise errors.StoreError(f"descriptions of metrics cannot be read: {error}", where=str(path)) from error
+            raise errors.StoreError(f"the metadata of metrics cannot be read: {error}", where=str(path)) from error

@@ -1,7 +1,7 @@
-"""What a clock that ran ahead has written is set aside: blocks in a folder of their own, which nobody reads.
+"""Quarantine samples that a wrong clock dated into the future: blocks in a separate folder that is not queried.
 
-`durable` puts them there when the clock was put back, and removes them when they are older than anything that is
-kept. They are ordinary blocks: whoever finds that the clock was right then moves them back while the hub is stopped.
+`durable` moves them there when the clock was set back, and removes them when they exceed the retention. They are normal
+blocks: if the clock was right then, stop the hub and move them back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FOLDER = "ahead"
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedSamples:
-    """How many samples were ahead of the clock, and by how much at most."""
+    """How many samples were ahead of the clock, and how far the newest one was."""
 
     samples: int
     ahead_ms: int
@@ -26,11 +26,11 @@ class QuarantinedSamples:
 
 
 @contextmanager
-def create_folder(store: Path, now_ms: int) -> Iterator[Path]:
-    """A folder for what is set aside now; none if nothing was, as when the disk refuses."""
+def create_folder(samples_path: Path, now_ms: int) -> Iterator[Path]:
+    """Create a folder for this quarantine; it is removed again if it stays empty."""
     name = f"{datetime.fromtimestamp(now_ms / 1000, UTC):%Y-%m-%dT%H-%M-%S}.{now_ms % 1000:03}Z"
-    number = sum(path.name.startswith(name) for path in (store / FOLDER).glob("*"))
-    folder = store / FOLDER / f"{name}-{number}"
+    number = sum(path.name.startswith(name) for path in (samples_path / FOLDER).glob("*"))
+    folder = samples_path / FOLDER / f"{name}-{number}"
     folder.mkdir(parents=True)
     try:
         yield folder
@@ -39,8 +39,8 @@ def create_folder(store: Path, now_ms: int) -> Iterator[Path]:
             folder.rmdir()
 
 
-def remove_expired(store: Path, *, oldest_ms: int) -> None:
-    """Remove what was set aside before anything that is kept."""
-    for folder in (store / FOLDER).glob("*"):
+def remove_expired(samples_path: Path, *, oldest_ms: int) -> None:
+    """Remove quarantined samples that are older than the retention."""
+    for folder in (samples_path / FOLDER).glob("*"):
         if folder.stat().st_mtime * 1000 < oldest_ms:
             shutil.rmtree(folder)

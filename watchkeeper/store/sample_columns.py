@@ -1,6 +1,6 @@
-"""What a query reads: columns of samples, from memory and from blocks, put together into one.
+"""Columns of samples, which queries read from memory and from blocks.
 
-`interfaces.SampleStore.select` answers with `Columns`. `join` makes one answer of parts that follow each other in time.
+`interfaces.SampleStore.select` returns `Columns`. `join` merges parts of consecutive times into one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints
 from watchkeeper.store.histograms import Cells
 from watchkeeper.store.series import Pairs, SeriesSet
 
-REMEMBERED_UNIONS = 128
+MAX_UNIONS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """Samples of some series: `values[s, k]` was taken at `times[groups[s], k]`.
 
-    Times of a row ascend; unused slots at its end are NEVER_MS, and their values mean nothing. A value may be
-    ABSENT, where a series had no sample in a scrape, or the stale marker. `histograms` has the histograms among them,
-    where somebody has asked what marks stand for (`interfaces.SampleStore.reveal`).
+    Times of a row ascend; unused slots at its end are NEVER_MS, and their values have no meaning. A value is ABSENT if
+    a series had no sample in a scrape; it may be the stale marker. `histograms` has the native histograms, if
+    `interfaces.SampleStore.find_histograms` was called.
     """
 
     series: SeriesSet
@@ -37,84 +37,98 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeriesUnion:
-    """The series of several sets, each once, and for each set the places of its series in it."""
+    """The distinct series of several sets, and for each set the positions of its series among them."""
 
     series: SeriesSet
-    places: tuple[Ints, ...]
+    positions: tuple[Ints, ...]
 
 
 class UnionCache:
-    """Remembers unions, so that a repeated query repeats no label work."""
+    """Caches unions, so that a repeated query repeats no label work."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[SeriesSet, ...], SeriesUnion] = OrderedDict()
+        self._unions: OrderedDict[tuple[SeriesSet, ...], SeriesUnion] = OrderedDict()
 
     def get(self, sets: Sequence[SeriesSet]) -> SeriesUnion:
         key = tuple(sets)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = _unite(sets)
-            while len(self._known) > REMEMBERED_UNIONS:
-                _let_go(*self._known.popitem(last=False))
-        return known
+        union = self._unions.get(key)
+        if union is None:
+            union = self._unions[key] = _unite(sets)
+            while len(self._unions) > MAX_UNIONS:
+                _release_union(*self._unions.popitem(last=False))
+        return union
 
     def release(self) -> None:
-        """Nobody will ask for these unions any more."""
-        for sets, union in list(self._known.items()):
-            _let_go(sets, union)
+        """Release all unions, because they are not used any more."""
+        for sets, union in list(self._unions.items()):
+            _release_union(sets, union)
 
 
-def _let_go(sets: tuple[SeriesSet, ...], union: SeriesUnion) -> None:
-    """Let go of what was worked out about a union, unless it is the newest of its sets, which goes on."""
+def _release_union(sets: tuple[SeriesSet, ...], union: SeriesUnion) -> None:
+    """Release the cached results of a union, unless it is the newest of its sets, which is still used."""
     if union.series is not sets[-1]:
         union.series.release()
 
 
 def _unite(sets: Sequence[SeriesSet]) -> SeriesUnion:
-    # The last set is the newest: where every other is part of it, it is the union, with all it remembers.
+    # The last set is the newest: if it contains all others, it is the union, with its cached results.
     order = [len(sets) - 1, *range(len(sets) - 1)]
-    numbers: dict[Pairs, int] = {}
-    places: dict[int, Ints] = {}
-    for at in order:
-        places[at] = np.array([numbers.setdefault(pairs, len(numbers)) for pairs in sets[at].pairs], dtype=np.int64)
-    newest, kept = sets[-1], list(numbers)
-    series = newest if len(numbers) == len(newest) else SeriesSet(kept)
-    for at, older in enumerate(sets[:-1]):
-        # A block reads label sets of its own; from here on it has those of the newest set, which are equal.
-        older.pairs = [kept[place] for place in places[at].tolist()]
-    return SeriesUnion(series, tuple(places[at] for at in range(len(sets))))
+    number_by_pairs: dict[Pairs, int] = {}
+    positions: dict[int, Ints] = {}
+    for set_index in order:
+        positions[set_index] = np.array(
+            [number_by_pairs.setdefault(pairs, len(number_by_pairs)) for pairs in sets[set_index].pairs], dtype=np.int64
+        )
+    newest, union_pairs = sets[-1], list(number_by_pairs)
+    series = newest if len(number_by_pairs) == len(newest) else SeriesSet(union_pairs)
+    for set_index, older_set in enumerate(sets[:-1]):
+        # A block has its own copies of label sets; replace them by the equal objects of the newest set.
+        older_set.pairs = [union_pairs[position] for position in positions[set_index].tolist()]
+    return SeriesUnion(series, tuple(positions[set_index] for set_index in range(len(sets))))
 
 
 def join(parts: Sequence[Columns], unions: UnionCache) -> Columns:
-    """One answer of parts whose times follow each other; a series may be missing from any of them."""
+    """Merge parts of consecutive times; a series may be missing in any part."""
     union = unions.get([part.series for part in parts])
     count = len(union.series)
-    # Series whose rows of times agree in every part share a row of times in the answer.
-    own = np.full((count, len(parts)), -1, dtype=np.int64)
-    for at, (part, places) in enumerate(zip(parts, union.places, strict=True)):
-        own[places, at] = part.groups
-    kinds, groups = np.unique(own, axis=0, return_inverse=True)
+    # Series with the same row of times in every part share a row of times in the result.
+    part_groups = np.full((count, len(parts)), -1, dtype=np.int64)
+    for part_index, (part, positions) in enumerate(zip(parts, union.positions, strict=True)):
+        part_groups[positions, part_index] = part.groups
+    combinations, groups = np.unique(part_groups, axis=0, return_inverse=True)
     groups = groups.reshape(-1)
-    filled = [np.append(np.count_nonzero(part.times != NEVER_MS, axis=1), 0) for part in parts]
-    lengths = np.stack([counts[kinds[:, at]] for at, counts in enumerate(filled)], axis=1)
+    slot_counts = [np.append(np.count_nonzero(part.times != NEVER_MS, axis=1), 0) for part in parts]
+    lengths = np.stack([counts[combinations[:, part_index]] for part_index, counts in enumerate(slot_counts)], axis=1)
     starts = np.cumsum(lengths, axis=1) - lengths
-    width = int(lengths.sum(axis=1).max()) if len(kinds) else 0
-    times = np.full((len(kinds), width), NEVER_MS, dtype=np.int64)
+    width = int(lengths.sum(axis=1).max()) if len(combinations) else 0
+    times = np.full((len(combinations), width), NEVER_MS, dtype=np.int64)
     values = np.full((count, width), ABSENT)
-    for at, (part, places) in enumerate(zip(parts, union.places, strict=True)):
-        chosen = np.flatnonzero(kinds[:, at] >= 0)
-        _lay(times, chosen, part.times[kinds[chosen, at]], starts=starts[chosen, at], lengths=lengths[chosen, at])
-        mine = groups[places]
-        _lay(values, places, part.values, starts=starts[mine, at], lengths=lengths[mine, at])
+    for part_index, (part, positions) in enumerate(zip(parts, union.positions, strict=True)):
+        chosen = np.flatnonzero(combinations[:, part_index] >= 0)
+        _write_runs(
+            times,
+            chosen,
+            part.times[combinations[chosen, part_index]],
+            starts=starts[chosen, part_index],
+            lengths=lengths[chosen, part_index],
+        )
+        series_groups = groups[positions]
+        _write_runs(
+            values,
+            positions,
+            part.values,
+            starts=starts[series_groups, part_index],
+            lengths=lengths[series_groups, part_index],
+        )
     return Columns(union.series, groups, times, values)
 
 
-def _lay(table: Ints | Floats, rows: Ints, cells: Ints | Floats, *, starts: Ints, lengths: Ints) -> None:
-    """Write the first `lengths` cells of each row into the table, from `starts` on."""
+def _write_runs(table: Ints | Floats, rows: Ints, cell_values: Ints | Floats, *, starts: Ints, lengths: Ints) -> None:
+    """Write the first `lengths` cells of each row into the table, starting at `starts`."""
     for start, length in np.unique(np.stack([starts, lengths], axis=1), axis=0).tolist():
         if length:
-            alike = np.flatnonzero((starts == start) & (lengths == length))
-            table[rows[alike], start : start + length] = cells[alike, :length]
+            same_run = np.flatnonzero((starts == start) & (lengths == length))
+            table[rows[same_run], start : start + length] = cell_values[same_run, :length]
 
 
 def check_sample_limit(samples: int, limit: int | None) -> None:

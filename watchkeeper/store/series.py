@@ -1,8 +1,8 @@
-"""Label sets as numbers, so that label work is done once for each of them, whatever sets of series it is part of.
+"""Label sets as numbers, so that each label computation runs once for each label set.
 
-A `Register` gives label sets numbers and remembers what follows from each: what it becomes without its metric name,
-which group it belongs to. A `SeriesSet` is rows of such numbers. The index makes a register for each metric that is
-asked for; series come and go with every job, and a query then works on the few that are new and on arrays of numbers.
+A `LabelRegistry` numbers label sets and caches the results for each: its label set without the metric name, its group.
+A `SeriesSet` is an array of such numbers. The index creates a registry for each metric that is queried. Series change
+with every job, and a query then computes labels only for the new ones; the rest is work on arrays of numbers.
 """
 
 from __future__ import annotations
@@ -21,66 +21,66 @@ from watchkeeper.store.columns import Ints
 T = TypeVar("T")
 Pairs = tuple[tuple[str, str], ...]
 
-# A small fleet remembers no more than it has series.
-LEAST_LABEL_SETS, REMEMBERED_LABEL_SETS = 1 << 12, 1 << 15
-# A set of series is shared by all queries that select it; what they derive from it is kept up to this many results.
-REMEMBERED_DERIVATIONS = 256
-# Sets of one register that are found again where they are made anew with the same rows.
-REMEMBERED_SETS = 2
-# Instead of the number of a series that there is not.
+# A small fleet caches at most as many label sets as it has series.
+MIN_LABEL_SETS, MAX_LABEL_SETS = 1 << 12, 1 << 15
+# All queries that select a set of series share it; this many derived results are cached with it.
+MAX_DERIVATIONS = 256
+# The last sets of a registry, which are reused for the same rows.
+MAX_RECENT_SETS = 2
+# The number of a series that does not exist.
 UNKNOWN = -1
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
-NOTHING: Ints = np.empty(0, dtype=np.int64)
-# Queries of several threads share what they work out about labels.
-LABEL_WORK = threading.RLock()
+NO_NUMBERS: Ints = np.empty(0, dtype=np.int64)
+# Queries of several threads share cached label results.
+LABEL_LOCK = threading.RLock()
 
 
-class LabelSets:
-    """Label sets that queries work out: the same few come from every metric of a GPU, so each is kept once.
+class SharedLabelSets:
+    """Label sets that queries derive: every metric of a GPU leads to the same few, so each is stored once.
 
-    Most are made within seconds, when rules are first asked: that is why forgetting all at the limit does little harm.
+    Most are created within seconds, at the first evaluation of rules, so it does little harm to drop all at the limit.
     """
 
     def __init__(self) -> None:
-        self._limit = REMEMBERED_LABEL_SETS
-        self._known: dict[Pairs, Pairs] = {}
+        self._limit = MAX_LABEL_SETS
+        self._label_sets: dict[Pairs, Pairs] = {}
 
-    def fit(self, series: int) -> None:
-        """Remember as much as a fleet with so many series needs."""
-        self._limit = min(max(LEAST_LABEL_SETS, series), REMEMBERED_LABEL_SETS)
+    def set_limit(self, series: int) -> None:
+        """Set the limit for a fleet with this many series."""
+        self._limit = min(max(MIN_LABEL_SETS, series), MAX_LABEL_SETS)
 
     def share(self, pairs: Pairs) -> Pairs:
-        if len(self._known) >= self._limit:
-            self._known.clear()
-        return self._known.setdefault(pairs, pairs)
+        if len(self._label_sets) >= self._limit:
+            self._label_sets.clear()
+        return self._label_sets.setdefault(pairs, pairs)
 
 
-DERIVED = LabelSets()
+DERIVED = SharedLabelSets()
 
 
 @dataclass(slots=True)
-class _Beside:
-    """What a register remembers about another one."""
+class _RegistryPair:
+    """Cached results for two registries: this one and another."""
 
-    # For each number the other's number of the same label set, and how many of the other were looked at.
-    towards: Ints = field(default_factory=lambda: NOTHING)
-    looked_at: int = 0
-    # One register for the label sets of both, and for each number of ours and of theirs the number there.
-    joined: LabelRegistry | None = None
-    ours: Ints = field(default_factory=lambda: NOTHING)
-    theirs: Ints = field(default_factory=lambda: NOTHING)
-    met: LabelRegistry | None = None
-    met_numbers: dict[int, int] = field(default_factory=dict)
+    # For each number, the number of the same label set in the other; and how many of the other were compared.
+    other_numbers: Ints = field(default_factory=lambda: NO_NUMBERS)
+    checked_count: int = 0
+    # A registry for the label sets of both, and the numbers of this and of the other registry there.
+    merged: LabelRegistry | None = None
+    own_merged: Ints = field(default_factory=lambda: NO_NUMBERS)
+    other_merged: Ints = field(default_factory=lambda: NO_NUMBERS)
+    combined: LabelRegistry | None = None
+    combined_numbers: dict[int, int] = field(default_factory=dict)
 
 
 class LabelRegistry:
-    """Label sets, each with a number that stands for it, and what follows from each, worked out once.
+    """Numbers label sets, and caches results for each.
 
-    It only grows. Whoever made it begins another one when most of its label sets are gone.
+    It only grows; its owner replaces it when most of its label sets are no longer used.
     """
 
-    __slots__ = ("__weakref__", "_beside", "_columns", "_labels", "_mapped", "_numbers", "_recent", "pairs")
+    __slots__ = ("__weakref__", "_columns", "_labels", "_mapped", "_numbers", "_pairs_by_registry", "_recent", "pairs")
 
     def __init__(self) -> None:
         self.pairs: list[Pairs] = []
@@ -89,28 +89,28 @@ class LabelRegistry:
         self._columns: dict[Hashable, Ints] = {}
         self._mapped: dict[Hashable, LabelRegistry] = {}
         self._recent: tuple[SeriesSet, ...] = ()
-        self._beside: weakref.WeakKeyDictionary[LabelRegistry, _Beside] = weakref.WeakKeyDictionary()
+        self._pairs_by_registry: weakref.WeakKeyDictionary[LabelRegistry, _RegistryPair] = weakref.WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def add(self, labels: label_sets.Labels) -> int:
-        """A number for a new series, unlike all others; a register has either series or what `number` was asked for."""
+        """Number a series that differs from all others; a registry is filled either by `add` or by `number`."""
         self._labels.append(labels)
         self.pairs.append(labels.pairs)
         return len(self.pairs) - 1
 
     def number(self, pairs: Pairs) -> int:
-        """The number of a label set, given to it when it is new."""
-        known = self._numbers.get(pairs)
-        if known is None:
-            with LABEL_WORK:
-                known = self._numbers.get(pairs, len(self.pairs))
-                if known == len(self.pairs):
+        """The number of a label set; a new label set is added."""
+        number = self._numbers.get(pairs)
+        if number is None:
+            with LABEL_LOCK:
+                number = self._numbers.get(pairs, len(self.pairs))
+                if number == len(self.pairs):
                     shared = DERIVED.share(pairs)
                     self.pairs.append(shared)
-                    self._numbers[shared] = known
-        return known
+                    self._numbers[shared] = number
+        return number
 
     def _append(self, pairs: Pairs) -> int:
         self.pairs.append(pairs)
@@ -118,128 +118,131 @@ class LabelRegistry:
 
     def labels_of(self, numbers: Iterable[int]) -> list[label_sets.Labels]:
         self._labels.extend([None] * (len(self.pairs) - len(self._labels)))
-        known, out = self._labels, []
+        labels_by_number, out = self._labels, []
         for number in numbers:
-            labels = known[number]
+            labels = labels_by_number[number]
             if labels is None:
-                labels = known[number] = label_sets.Labels(self.pairs[number])
+                labels = labels_by_number[number] = label_sets.Labels(self.pairs[number])
             out.append(labels)
         return out
 
-    def column(self, key: Hashable, of: Callable[[Pairs], int]) -> Ints:
-        """`of` each label set; the key names the function and all that it depends on."""
-        known = self._columns.get(key, NOTHING)
-        if len(known) < len(self.pairs):
-            with LABEL_WORK:
-                known = _extended(self._columns.pop(key, NOTHING), self.pairs, of)
-                _forget_oldest(self._columns)
-                self._columns[key] = known
-        return known
+    def column(self, key: Hashable, compute: Callable[[Pairs], int]) -> Ints:
+        """`compute` of each label set, cached; the key identifies the function and all that it depends on."""
+        column = self._columns.get(key, NO_NUMBERS)
+        if len(column) < len(self.pairs):
+            with LABEL_LOCK:
+                column = _extend_column(self._columns.pop(key, NO_NUMBERS), self.pairs, compute)
+                _drop_oldest(self._columns)
+                self._columns[key] = column
+        return column
 
     def mapped(
-        self, key: Hashable, change: Callable[[Pairs], Pairs], *, are_apart: bool = False
+        self, key: Hashable, change: Callable[[Pairs], Pairs], *, is_one_to_one: bool = False
     ) -> tuple[LabelRegistry, Ints]:
-        """What the label sets become: the register of that, and the number of each there.
+        """The changed label sets: their registry, and the number of each there.
 
-        `are_apart` says that no two become the same: then nothing has to be kept to find them by.
+        `is_one_to_one` says that no two become equal: then no lookup table is needed.
         """
-        with LABEL_WORK:
-            target = self._mapped.get(key)
-            if target is None:
-                _forget_oldest(self._mapped)
-                target = self._mapped[key] = LabelRegistry()
-            number = target._append if are_apart else target.number
-            return target, self.column((target, "mapped"), lambda pairs: number(change(pairs)))
+        with LABEL_LOCK:
+            registry = self._mapped.get(key)
+            if registry is None:
+                _drop_oldest(self._mapped)
+                registry = self._mapped[key] = LabelRegistry()
+            number = registry._append if is_one_to_one else registry.number
+            return registry, self.column((registry, "mapped"), lambda pairs: number(change(pairs)))
 
     def numbers_in(self, other: LabelRegistry) -> Ints:
-        """For each number the number of the same label set in another register, or -1."""
-        with LABEL_WORK:
-            beside = self._with(other)
-            mine, theirs = self.pairs[len(beside.towards) :], other.pairs[beside.looked_at :]
-            if mine or theirs:
-                new = np.array([other._numbers.get(pairs, -1) for pairs in mine], dtype=np.int64)
-                found = np.concatenate([beside.towards, new])
-                for number, pairs in enumerate(theirs, beside.looked_at):
-                    same = self._numbers.get(pairs)
-                    if same is not None:
-                        found[same] = number
-                beside.towards, beside.looked_at = found, len(other.pairs)
-            return beside.towards
+        """For each number, the number of the same label set in another registry, or -1."""
+        with LABEL_LOCK:
+            pair = self._pair_with(other)
+            new_pairs, new_other_pairs = self.pairs[len(pair.other_numbers) :], other.pairs[pair.checked_count :]
+            if new_pairs or new_other_pairs:
+                new_numbers = np.array([other._numbers.get(pairs, -1) for pairs in new_pairs], dtype=np.int64)
+                numbers = np.concatenate([pair.other_numbers, new_numbers])
+                for number, pairs in enumerate(new_other_pairs, pair.checked_count):
+                    own_number = self._numbers.get(pairs)
+                    if own_number is not None:
+                        numbers[own_number] = number
+                pair.other_numbers, pair.checked_count = numbers, len(other.pairs)
+            return pair.other_numbers
 
     def merge_with(self, other: LabelRegistry) -> tuple[LabelRegistry, Ints, Ints]:
-        """One register for the label sets of both, and the numbers of each there."""
-        with LABEL_WORK:
-            beside = self._with(other)
-            target = beside.joined = beside.joined or LabelRegistry()
-            # Not among the columns, which would keep what was joined with a register that is gone.
-            beside.ours = _extended(beside.ours, self.pairs, target.number)
-            beside.theirs = _extended(beside.theirs, other.pairs, target.number)
-            return target, beside.ours, beside.theirs
+        """A registry for the label sets of both, and the numbers of each registry there."""
+        with LABEL_LOCK:
+            pair = self._pair_with(other)
+            merged = pair.merged = pair.merged or LabelRegistry()
+            # Not in `_columns`, which would keep results for registries that no longer exist.
+            pair.own_merged = _extend_column(pair.own_merged, self.pairs, merged.number)
+            pair.other_merged = _extend_column(pair.other_merged, other.pairs, merged.number)
+            return merged, pair.own_merged, pair.other_merged
 
     def combine_with(self, other: LabelRegistry, numbers: Ints, *, partners: Ints) -> SeriesSet:
-        """Each label set together with that of its partner in another register."""
-        with LABEL_WORK:
-            beside = self._with(other)
-            target, known = beside.met or LabelRegistry(), beside.met_numbers
-            beside.met = target
+        """Each label set joined with that of its partner in another registry."""
+        with LABEL_LOCK:
+            pair = self._pair_with(other)
+            combined, number_by_couple = pair.combined or LabelRegistry(), pair.combined_numbers
+            pair.combined = combined
             couples = (numbers << NUMBER_BITS | partners).tolist()
             for couple in couples:
-                if couple not in known:
-                    both = self.pairs[couple >> NUMBER_BITS] + other.pairs[couple & NUMBER_MASK]
-                    known[couple] = target.number(tuple(sorted(both)))
-            return target.select(np.array([known[couple] for couple in couples], dtype=np.int64))
+                if couple not in number_by_couple:
+                    joined_pairs = self.pairs[couple >> NUMBER_BITS] + other.pairs[couple & NUMBER_MASK]
+                    number_by_couple[couple] = combined.number(tuple(sorted(joined_pairs)))
+            return combined.select(np.array([number_by_couple[couple] for couple in couples], dtype=np.int64))
 
     def select(self, ids: Ints) -> SeriesSet:
-        """The set with these label sets as its rows: the one that was made before, where it has the same."""
-        for known in self._recent:
-            if np.array_equal(known.ids, ids):
-                return known
-        made = SeriesSet(of=(self, ids))
-        self._recent = (made, *self._recent[: REMEMBERED_SETS - 1])
-        return made
+        """The set with these label sets as rows; a recent set with the same rows is reused."""
+        for series_set in self._recent:
+            if np.array_equal(series_set.ids, ids):
+                return series_set
+        series_set = SeriesSet(registered=(self, ids))
+        self._recent = (series_set, *self._recent[: MAX_RECENT_SETS - 1])
+        return series_set
 
     def release(self) -> None:
-        """Forget the sets that were made of this: they hold it as it holds them, until the garbage collector comes."""
-        with LABEL_WORK:
+        """Drop the sets of this registry, to break reference cycles that otherwise wait for the garbage collector."""
+        with LABEL_LOCK:
             self._recent = ()
-            beside = [made for one in self._beside.values() for made in (one.joined, one.met) if made is not None]
-            for made in (*self._mapped.values(), *beside):
-                made.release()
+            paired = [
+                registry for pair in self._pairs_by_registry.values() for registry in (pair.merged, pair.combined)
+            ]
+            for registry in (*self._mapped.values(), *paired):
+                if registry is not None:
+                    registry.release()
 
-    def _with(self, other: LabelRegistry) -> _Beside:
-        return self._beside.setdefault(other, _Beside())
+    def _pair_with(self, other: LabelRegistry) -> _RegistryPair:
+        return self._pairs_by_registry.setdefault(other, _RegistryPair())
 
 
 class SeriesSet:
-    """An immutable list of label sets that remembers what was worked out about it.
+    """An immutable list of label sets with cached results.
 
-    Made of a list, or of a register and the numbers of its rows there. `has_one_name` says that all series are of one
-    metric.
+    It is created from a list, or from a registry and the numbers of its rows there. `has_one_name` says that all series
+    have the same metric name.
     """
 
-    __slots__ = ("__weakref__", "_beside", "_derived", "_of", "_pairs", "has_one_name")
+    __slots__ = ("__weakref__", "_derived", "_pairs", "_registered", "_results_by_other", "has_one_name")
 
     def __init__(
         self,
         pairs: Sequence[Pairs] | None = None,
         *,
-        of: tuple[LabelRegistry, Ints] | None = None,
+        registered: tuple[LabelRegistry, Ints] | None = None,
         has_one_name: bool = False,
     ) -> None:
         self.has_one_name = has_one_name
         self._pairs = pairs
-        self._of = of
+        self._registered = registered
         self._derived: dict[Hashable, object] = {}
-        self._beside: weakref.WeakKeyDictionary[SeriesSet, dict[Hashable, object]] | None = None
+        self._results_by_other: weakref.WeakKeyDictionary[SeriesSet, dict[Hashable, object]] | None = None
 
     def __len__(self) -> int:
-        return len(self._of[1]) if self._of is not None else len(self._pairs or ())
+        return len(self._registered[1]) if self._registered is not None else len(self._pairs or ())
 
     @property
     def pairs(self) -> Sequence[Pairs]:
         if self._pairs is None:
-            known = self.register.pairs
-            self._pairs = [known[number] for number in self.ids.tolist()]
+            registry_pairs = self.register.pairs
+            self._pairs = [registry_pairs[number] for number in self.ids.tolist()]
         return self._pairs
 
     @pairs.setter
@@ -252,66 +255,66 @@ class SeriesSet:
 
     @property
     def ids(self) -> Ints:
-        """The number of each row in the register: rows with the same number have the same labels."""
+        """The number of each row in the registry; rows with the same number have the same labels."""
         return self._numbered()[1]
 
     def release(self) -> None:
-        """Nobody will ask for this set any more: see `Register.let_go`."""
-        if self._of is not None:
-            self._of[0].release()
+        """Release the registry of this set, which is not used any more; see `LabelRegistry.release`."""
+        if self._registered is not None:
+            self._registered[0].release()
 
     def subset(self, rows: Ints) -> SeriesSet:
-        return SeriesSet(of=(self.register, self.ids[rows]), has_one_name=self.has_one_name)
+        return SeriesSet(registered=(self.register, self.ids[rows]), has_one_name=self.has_one_name)
 
     def labels_of(self, rows: Iterable[int]) -> list[label_sets.Labels]:
         return self.register.labels_of(self.ids[np.array(list(rows), dtype=np.int64)].tolist())
 
     def cached(self, key: Hashable, build: Callable[[], T]) -> T:
-        """What `build` answers, worked out once per key; the key names the build and all it depends on."""
-        known = self._derived.get(key)
-        if known is None:
-            known = build()
-            _forget_oldest(self._derived)
-            self._derived[key] = known
-        return known  # type: ignore[return-value]  # the key stands for the type
+        """The result of `build`, cached by key; the key identifies the function and all that it depends on."""
+        result = self._derived.get(key)
+        if result is None:
+            result = build()
+            _drop_oldest(self._derived)
+            self._derived[key] = result
+        return result  # type: ignore[return-value]  # the key stands for the type
 
     def derive(self, key: Hashable, build: Callable[[Sequence[Pairs]], T]) -> T:
-        """`build(self.pairs)`, worked out once per key."""
+        """The result of `build(self.pairs)`, cached by key."""
         return self.cached(key, lambda: build(self.pairs))
 
     def derive_with(self, other: SeriesSet, key: Hashable, build: Callable[[], T]) -> T:
-        """What follows from this set and another one, worked out once per key while both are there."""
-        if self._beside is None:
-            self._beside = weakref.WeakKeyDictionary()
-        mine = self._beside.setdefault(other, {})
-        if key not in mine:
-            mine[key] = build()
-        return mine[key]  # type: ignore[return-value]  # the key stands for the type
+        """A result for this set and another, cached by key while both exist."""
+        if self._results_by_other is None:
+            self._results_by_other = weakref.WeakKeyDictionary()
+        results = self._results_by_other.setdefault(other, {})
+        if key not in results:
+            results[key] = build()
+        return results[key]  # type: ignore[return-value]  # the key stands for the type
 
-    def mapped(self, key: Hashable, change: Callable[[Pairs], Pairs], *, are_apart: bool = False) -> SeriesSet:
-        """The set with each label set changed, row by row, worked out once per key and label set."""
+    def mapped(self, key: Hashable, change: Callable[[Pairs], Pairs], *, is_one_to_one: bool = False) -> SeriesSet:
+        """The set with each label set changed, cached by key and label set."""
 
         def build() -> SeriesSet:
-            target, numbers = self.register.mapped(key, change, are_apart=are_apart)
+            target, numbers = self.register.mapped(key, change, is_one_to_one=is_one_to_one)
             return target.select(numbers[self.ids])
 
         return self.cached(("mapped", key), build)
 
     def _numbered(self) -> tuple[LabelRegistry, Ints]:
-        if self._of is None:
+        if self._registered is None:
             register = LabelRegistry()
             ids = np.array([register.number(pairs) for pairs in self._pairs or ()], dtype=np.int64)
-            self._of = register, ids
-        return self._of
+            self._registered = register, ids
+        return self._registered
 
 
-def _extended(known: Ints, pairs: Sequence[Pairs], of: Callable[[Pairs], int]) -> Ints:
-    """A column with what `of` says about the label sets that it does not have yet."""
-    new = [of(one) for one in pairs[len(known) :]]
-    return np.concatenate([known, np.array(new, dtype=np.int64)]) if new else known
+def _extend_column(column: Ints, pairs: Sequence[Pairs], compute: Callable[[Pairs], int]) -> Ints:
+    """A column, extended with `compute` of the label sets that it does not have yet."""
+    new_numbers = [compute(label_set) for label_set in pairs[len(column) :]]
+    return np.concatenate([column, np.array(new_numbers, dtype=np.int64)]) if new_numbers else column
 
 
-def _forget_oldest(known: dict[Hashable, T]) -> None:
-    """Make room for one more."""
-    if len(known) >= REMEMBERED_DERIVATIONS:
-        known.pop(next(iter(known)), None)
+def _drop_oldest(entries: dict[Hashable, T]) -> None:
+    """Drop the oldest entry at the limit."""
+    if len(entries) >= MAX_DERIVATIONS:
+        entries.pop(next(iter(entries)), None)

@@ -41,9 +41,9 @@ def test_a_table_answers_as_its_label_sets_would(found: list[dict[str, str]], na
     table, every = table_of(series), np.arange(len(series))
     assert table.pairs_of(every) == series
     wanted = [row for row, labels in enumerate(found) if labels.get(name, "") == value]
-    rows = table.matching([Equal(name, value)], Patterns().acceptance)
+    rows = table.find_matching([Equal(name, value)], Patterns().predicate)
     assert rows.tolist() == wanted
-    both = table.matching([Equal(name, value), Equal("node", "a")], Patterns().acceptance)
+    both = table.find_matching([Equal(name, value), Equal("node", "a")], Patterns().predicate)
     assert both.tolist() == [row for row in wanted if found[row].get("node") == "a"]
     assert table.pairs_of(rows) == [series[row] for row in rows]
     assert table.names_of(rows) == {label for row in rows for label in found[row]}

@@ -145,7 +145,7 @@ def test_a_single_sample_for_a_scraped_series_continues_its_history() -> None:
 def test_one_series_too_many_is_refused_with_both_numbers() -> None:
     store = head.Head(max_series=2)
     scraped(store, [named("x", a="1"), named("x", a="2")])
-    with pytest.raises(errors.StoreError, match=r"2 series are kept, the limit is 2"):
+    with pytest.raises(errors.StoreError, match=r"2 series, the limit is 2"):
         store.series_id(named("x", a="3"))
     assert store.append([Sample(named("x", a="3"), 1, 1.0)]).dropped == {"limit": 1}
 

@@ -47,7 +47,7 @@ def test_the_latest_event_of_each_condition_is_enough_after_a_restart(journal: J
 def test_an_incident_is_only_replaced_by_its_next_version(journal: Journal) -> None:
     first = an_incident()
     journal.save_incident(first, kind="opened", text="Xid 79", at=NOON)
-    with pytest.raises(JournalConflict, match="version 1 was to be written, but version 1 is the newest"):
+    with pytest.raises(JournalConflict, match="version 1 cannot be written: the stored version is 1"):
         journal.save_incident(first, kind="joined", text="again", at=NOON)
     second = incidents.move(first, incidents.IncidentState.ACKNOWLEDGED, at=minutes(1))
     journal.save_incident(second, kind="acknowledged", text="looking", at=minutes(1), actor="ada")
@@ -88,14 +88,14 @@ def test_diagnosis_plan_and_alerts_come_back_as_they_were(journal: Journal) -> N
     journal.save_alerts([alert], at=NOON)
     assert (journal.diagnosis("INC-1"), journal.plan("INC-1"), journal.alerts()) == (found, plan, [alert])
     journal.save_alerts([dataclasses.replace(alert, state=alerts.AlertState.RESOLVED)], at=minutes(1))
-    assert [entry.text for entry in journal.entries_of("alert")] == [f"fires: {alert.name}", f"over: {alert.name}"]
+    assert [entry.text for entry in journal.entries_of("alert")] == [f"firing: {alert.name}", f"resolved: {alert.name}"]
     assert journal.alerts() == []
     assert journal.verify() is None
 
 
 def test_a_second_leader_makes_the_first_one_stop_writing(place: places.Place) -> None:
     first, second = place.lead(), place.lead()
-    with pytest.raises((JournalConflict, NotLeader), match=r"epoch 1 is .* 2"):
+    with pytest.raises((JournalConflict, NotLeader), match=r"epoch 1 has ended, the current epoch is 2"):
         first.save_events([xid(1)], NOON)
     assert len(second.save_events([xid(1)], NOON)) == 1
     first.close()
@@ -149,7 +149,7 @@ def test_trimming_drops_the_oldest_and_the_rest_still_verifies(journal: Journal)
 def test_trimming_keeps_no_more_events_than_asked(journal: Journal) -> None:
     for seq in range(5):
         journal.save_events([xid(seq)], NOON)
-    journal.trim(minutes(-60), now=NOON, most_events=2)
+    journal.trim(minutes(-60), now=NOON, max_events=2)
     assert len(journal.events_at(GPU, since=NOON, until=NOON)) == 2
     assert journal.verify() is None
 
@@ -192,14 +192,14 @@ def test_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
     newer = sqlite3.connect(tmp_path / "journal.db")
     newer.execute("PRAGMA user_version = 7")
     newer.close()
-    with pytest.raises(StoreError, match="schema version 7, this Watchkeeper knows up to 1"):
+    with pytest.raises(StoreError, match="schema version 7, this Watchkeeper supports up to 1"):
         Journal(tmp_path / "journal.db")
 
 
 def test_a_row_that_cannot_be_read_names_the_journal(journal: Journal, place: places.Place) -> None:
     journal.save_events([xid(1)], NOON)
     place.spoil("""UPDATE event SET body = replace(body, '"xid"', '"nonsense"')""")
-    with pytest.raises(StoreError, match=r"not a readable Event: kind: expected one of"):
+    with pytest.raises(StoreError, match=r"not a valid Event: kind: expected one of"):
         journal.events_at(GPU, since=NOON, until=NOON)
 
 

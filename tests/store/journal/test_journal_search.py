@@ -68,7 +68,7 @@ def test_filters_keep_what_fits(
 def test_a_search_looks_at_a_bounded_part_and_says_how_far(
     written: tuple[journal.Journal, JournalLocation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_search, "MOST_SEARCHED", 10)
+    monkeypatch.setattr(journal_search, "MAX_SEARCHED_ENTRIES", 10)
     found = journal_search.search(written[1], EntryFilter(words=("note 3:",)))
     assert (found.entries, found.looked_back_to) == ((), 22)
 
@@ -83,5 +83,5 @@ def test_a_chain_that_someone_touched_names_the_entry(written: tuple[journal.Jou
 
 
 def test_a_place_without_a_journal_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no journal here"):
+    with pytest.raises(StoreError, match="no journal found"):
         journal_search.search(JournalLocation(tmp_path / "none.sqlite"), EntryFilter())

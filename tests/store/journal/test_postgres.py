@@ -47,7 +47,7 @@ def test_one_candidate_leads_until_its_lease_is_over(database: places.Database) 
     with closing(database.candidate(lease_seconds=60.0)) as first, closing(database.candidate(60.0)) as second:
         assert (first.acquire(), second.acquire()) == (1, None)
         assert str(second.read_lease()) == "hub-1 at http://hub-1:9480"
-        first._lease = 0.3
+        first._lease_seconds = 0.3
         assert first.renew(1)
         deadline = time.monotonic() + 60
         while (epoch := second.acquire()) is None and time.monotonic() < deadline:
@@ -115,7 +115,7 @@ def test_the_lead_cannot_change_inside_a_transaction(database: places.Database, 
                 second.acquire()
             journal.save_events([xid(2)], NOON)
         assert second.acquire() == 2
-    with pytest.raises(NotLeader, match="epoch 1 is over, 2 is the current one"):
+    with pytest.raises(NotLeader, match="epoch 1 has ended, the current epoch is 2"):
         journal.save_events([xid(3)], NOON)
     with closing(Journal(servers.PostgresConnection(database.server, 2))) as new:
         assert len(new.events_at(GPU, since=NOON, until=NOON)) == 2
@@ -153,12 +153,12 @@ def test_a_server_that_stops_answering_is_given_up(
     database: places.Database, address: str, postgres: postgres_server.Cluster
 ) -> None:
     connection = servers.PostgresConnection(database.server, 0)
-    connection._connection.answer_seconds = 0.3
+    connection._connection.timeout_seconds = 0.3
     pids = postgres.backends(address)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(StoreError, match=r"no answer for 0\.3 s"):
+        with pytest.raises(StoreError, match=r"no answer within 0\.3 s"):
             connection.execute("SELECT 1")
         assert connection.is_broken
     finally:
@@ -168,9 +168,9 @@ def test_a_server_that_stops_answering_is_given_up(
 
 def test_whoever_waits_for_an_answer_is_freed_when_the_line_is_cut(database: places.Database) -> None:
     connection = servers.PostgresConnection(database.server, 0)
-    timer = threading.Timer(0.2, connection.cut)
+    timer = threading.Timer(0.2, connection.abort)
     timer.start()
-    with pytest.raises(StoreError, match="the journal refused"):
+    with pytest.raises(StoreError, match="the journal cannot be read or written"):
         connection.execute("SELECT pg_sleep(30)")
     timer.join()
     assert connection.is_broken
@@ -193,7 +193,7 @@ def test_a_file_without_an_address_is_refused_without_showing_it(tmp_path: Path,
 
 def test_a_newer_schema_is_refused_with_both_numbers_on_a_server(database: places.Database) -> None:
     database.spoil("UPDATE leader SET schema_version = 7")
-    with pytest.raises(StoreError, match="schema version 7, this Watchkeeper knows up to 1"):
+    with pytest.raises(StoreError, match="schema version 7, this Watchkeeper supports up to 1"):
         database.server.create()
 
 

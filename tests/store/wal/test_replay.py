@@ -66,9 +66,9 @@ SCRAPES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.bool
 @given(SCRAPES, st.integers(2, 7))
 def test_scrapes_of_any_shape_come_back(scrapes: list[tuple[str, int, bool]], gathered: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wal_reader, "GATHERED_SLOTS", gathered)
-        patch.setattr(wal_reader, "SPARE", 2)
-        patch.setattr(wal, "WHOLE_EVERY", 4)
+        patch.setattr(wal_reader, "BUFFERED_SLOTS", gathered)
+        patch.setattr(wal_reader, "SPARE_SERIES", 2)
+        patch.setattr(wal, "FULL_SLOT_INTERVAL", 4)
         rig = Rig(Path(folder))
         for at, (target, count, is_synced) in enumerate(scrapes):
             series = [named("temp", target=target, gpu=str(gpu)) for gpu in range(count)]
@@ -86,7 +86,7 @@ def test_a_number_that_another_series_gets_takes_nothing_from_the_one_before(tmp
     rig.scrape("gone", [named("temp", node="gone")], MINUTE, [1.0])
     rig.store.sync()
     later = MINUTE + SETTINGS.memory_ms + MINUTE
-    rig.store.head.unsaved_ms = later
+    rig.store.head.unsaved_from_ms = later
     rig.now_ms = later
     rig.store.head.expire(later)
     rig.scrape("came", [named("temp", node="came")], later, [2.0])
@@ -106,5 +106,5 @@ def test_a_target_of_two_hours_gets_room_for_them_at_once(tmp_path: Path) -> Non
     assert read(rig.store) == held
     assert rig.store.head.used_bytes == used
     # No rows of a shorter length were ever taken.
-    assert [slab.capacity for slab in rig.store.head._ledger.slabs if slab._narrow._blocks] == [512]
+    assert [slab.capacity for slab in rig.store.head._group_table.slabs if slab._narrow._blocks] == [512]
     rig.store.close()

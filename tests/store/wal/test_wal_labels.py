@@ -22,7 +22,7 @@ def written(definitions: dict[int, Labels]) -> bytes:
 
 @given(st.dictionaries(st.integers(0, 2**63 - 1), LABEL_SETS, max_size=5))
 def test_label_sets_are_read_as_they_were_written(definitions: dict[int, Labels]) -> None:
-    found = wal_labels.read(written(definitions), wal_labels.SharedPairs())
+    found = wal_labels.decode(written(definitions), wal_labels.SharedPairs())
     assert {id: Labels.from_sorted_pairs(pairs) for id, pairs in found.items()} == definitions
 
 
@@ -30,7 +30,7 @@ def test_a_pair_of_many_series_is_kept_once_also_over_records_with_escapes() -> 
     shared = wal_labels.SharedPairs()
     plain = {id: Labels({"__name__": name, "node": "n1"}) for id, name in enumerate(["temp", "power"])}
     odd = {7: Labels({"node": "n1", "path": 'C:\\"x"'})}
-    found = wal_labels.read(written(plain), shared) | wal_labels.read(written(odd), shared)
+    found = wal_labels.decode(written(plain), shared) | wal_labels.decode(written(odd), shared)
     nodes = [pair for pairs in found.values() for pair in pairs if pair[0] == "node"]
     assert len(nodes) == 3
     assert all(pair is nodes[0] for pair in nodes)

@@ -18,7 +18,7 @@ SLOTS = 300
 
 @pytest.fixture(autouse=True)
 def even_a_short_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wal_prefetch, "WORTH_BYTES", 1)
+    monkeypatch.setattr(wal_prefetch, "MIN_WAL_BYTES", 1)
 
 
 def filled(folder: Path) -> Rig:
@@ -31,14 +31,14 @@ def filled(folder: Path) -> Rig:
         rig.scrape("alone", [named("up")], slot * 15_000 + 1, [1.0])
         rig.store.sync()
         if slot % 100 == 99:
-            rig.store._log.rotate()
+            rig.store._wal.rotate()
     return rig
 
 
-def begun(path: Path, *, most_bytes: int = wal_prefetch.MOST_BYTES) -> wal_prefetch._ReaderProcess:
+def begun(path: Path, *, most_bytes: int = wal_prefetch.MAX_PENDING_BYTES) -> wal_prefetch._ReaderProcess:
     """A reader that has looked at the files of the log."""
-    wal_prefetch.start_reading(path, most_bytes=most_bytes)
-    reader = wal_prefetch._begun[path]
+    wal_prefetch.start_reading(path, max_pending_bytes=most_bytes)
+    reader = wal_prefetch._reader_by_path[path]
     assert reader._socket.recv(1, socket.MSG_PEEK)
     return reader
 
@@ -73,9 +73,9 @@ def test_what_has_been_read_goes_before_other_work(tmp_path: Path) -> None:
     filled(tmp_path).store.close()
     reader, took = begun(tmp_path), list[int]()
     wal_prefetch.run_while_reading(tmp_path, (took.append(step) for step in range(3)))
-    assert reader.receive() == (-wal_reader.NEVER_MS, wal_prefetch._sizes(tmp_path))
+    assert reader.receive() == (-wal_reader.NEVER_MS, wal_prefetch._file_sizes(tmp_path))
     assert not took
-    wal_prefetch._begun.pop(tmp_path).close()
+    wal_prefetch._reader_by_path.pop(tmp_path).close()
 
 
 def test_without_a_reader_other_work_is_done_at_once(tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_beside_a_damaged_block_the_log_is_read_from_where_the_good_ones_end(tmp
 
 def test_a_short_log_and_one_that_is_not_there_have_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wal_prefetch.start_reading(tmp_path)
-    assert not wal_prefetch._begun
+    assert not wal_prefetch._reader_by_path
     rig = filled(tmp_path)
     rig.store.close()
-    monkeypatch.setattr(wal_prefetch, "WORTH_BYTES", 1 << 20)
+    monkeypatch.setattr(wal_prefetch, "MIN_WAL_BYTES", 1 << 20)
     wal_prefetch.start_reading(tmp_path)
-    assert not wal_prefetch._begun
+    assert not wal_prefetch._reader_by_path

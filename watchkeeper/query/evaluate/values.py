@@ -108,7 +108,7 @@ def drop_name(vector: Vector) -> Vector:
     if not vector.series.has_one_name:
         return relabelled(vector, vector.series.mapped("drop_name", _set_aside))
     # Series of one metric differ in other labels.
-    series = vector.series.mapped("drop_one_name", _set_aside, are_apart=True)
+    series = vector.series.mapped("drop_one_name", _set_aside, is_one_to_one=True)
     series.has_one_name = True
     return Vector(series, vector.values, vector.present, vector.histograms)
 

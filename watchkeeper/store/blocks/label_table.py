@@ -1,7 +1,7 @@
-"""The label sets of a block as a table: a column for each label name, a number for each distinct value.
+"""The label sets of a block as a table: a column for each label name, with a number for each distinct value.
 
-A matcher looks at the distinct values and then at numbers, so that no label set is made for a series that
-nobody selects. `block_writer` makes one, `block` reads it.
+A matcher checks the distinct values and then compares numbers, so that label sets are created only for selected series.
+`block_writer` writes the table, `block` reads it.
 """
 
 from __future__ import annotations
@@ -22,66 +22,68 @@ from watchkeeper.store.columns import Ints
 from watchkeeper.store.index import MatcherLike
 from watchkeeper.store.series import Pairs
 
-# A series without the label has this number, which stands for the empty value.
+# The number of a series without the label; it means the empty value.
 NO_VALUE = 0
 NO_ROW = 0xFFFF_FFFF
 # Type codes of arrays of one, two and four bytes.
-NARROWEST, WIDER = "B", {"B": "H", "H": "I"}
+NARROWEST_TYPE, WIDER_TYPE = "B", {"B": "H", "H": "I"}
 HEADER = struct.Struct("<II")
 
 Numbers = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class _Column:
-    """The number of each series for one label: all of them, or those of the few series that have the label.
+    """The number of each series for one label; if few series have the label, only their numbers are stored.
 
-    A fleet has dozens of label names, of which a series has a dozen; a day has many blocks.
+    A fleet has dozens of label names and a series about a dozen of them, so most columns are sparse.
     """
 
     def __init__(self, numbers: Numbers) -> None:
-        holders = np.flatnonzero(numbers)
-        self._holders: npt.NDArray[np.uint32] | None = None
+        rows_with_label = np.flatnonzero(numbers)
+        self._rows_with_label: npt.NDArray[np.uint32] | None = None
         self._numbers = numbers
-        if holders.size * (np.uint32().itemsize + numbers.itemsize) < numbers.nbytes:
-            # One more at the end, which no row has, so that a search ends at some place.
-            self._holders = np.append(holders, NO_ROW).astype(np.uint32)
-            self._numbers = np.append(numbers[holders], NO_VALUE).astype(numbers.dtype)
+        if rows_with_label.size * (np.uint32().itemsize + numbers.itemsize) < numbers.nbytes:
+            # A sentinel at the end, so that a search always finds a position.
+            self._rows_with_label = np.append(rows_with_label, NO_ROW).astype(np.uint32)
+            self._numbers = np.append(numbers[rows_with_label], NO_VALUE).astype(numbers.dtype)
 
-    def at(self, rows: Ints) -> Numbers:
-        if self._holders is None:
+    def numbers_at(self, rows: Ints) -> Numbers:
+        if self._rows_with_label is None:
             return self._numbers[rows]
-        places = np.searchsorted(self._holders, rows.astype(np.uint32))
-        return np.where(self._holders[places] == rows, self._numbers[places], NO_VALUE)
+        positions = np.searchsorted(self._rows_with_label, rows.astype(np.uint32))
+        return np.where(self._rows_with_label[positions] == rows, self._numbers[positions], NO_VALUE)
 
 
 class LabelTable:
-    """`numbers[name][s]` is the place of series s in `values[name]`."""
+    """Label sets by column; `numbers[name][s]` is the position of the value of series s in `values[name]`."""
 
     def __init__(self, size: int, values: dict[str, list[str]], numbers: Iterable[Numbers]) -> None:
         self.size = size
         self.values = values
-        self._columns = {name: _Column(held) for name, held in zip(values, numbers, strict=True)}
-        self._pairs = {name: [None, *((name, value) for value in held[1:])] for name, held in values.items()}
+        self._columns = {name: _Column(label_numbers) for name, label_numbers in zip(values, numbers, strict=True)}
+        self._pairs = {
+            name: [None, *((name, value) for value in label_values[1:])] for name, label_values in values.items()
+        }
 
-    def matching(
-        self, matchers: Sequence[MatcherLike], acceptance: Callable[[MatcherLike], Callable[[str], bool]]
+    def find_matching(
+        self, matchers: Sequence[MatcherLike], predicate: Callable[[MatcherLike], Callable[[str], bool]]
     ) -> Ints:
-        """The series that satisfy all matchers."""
-        chosen = np.arange(self.size)
+        """The series that match all matchers."""
+        rows = np.arange(self.size)
         for matcher in matchers:
-            accepts = acceptance(matcher)
+            accepts = predicate(matcher)
             if matcher.name in self.values:
                 accepted = np.fromiter(map(accepts, self.values[matcher.name]), dtype=bool)
-                chosen = chosen[accepted[self._columns[matcher.name].at(chosen)]]
+                rows = rows[accepted[self._columns[matcher.name].numbers_at(rows)]]
             elif not accepts(""):
-                return chosen[:0]
-        return chosen
+                return rows[:0]
+        return rows
 
     def pairs_of(self, rows: Ints) -> list[Pairs]:
         columns = []
         for name, column in self._columns.items():
-            numbers = column.at(rows)
-            # Series of one metric have the same few labels.
+            numbers = column.numbers_at(rows)
+            # Series of one metric have the same few labels, so most columns are skipped.
             if numbers.any():
                 columns.append(list(map(self._pairs[name].__getitem__, numbers.tolist())))
         if not columns:
@@ -89,35 +91,37 @@ class LabelTable:
         return [tuple([pair for pair in row if pair is not None]) for row in zip(*columns, strict=True)]
 
     def names_of(self, rows: Ints) -> set[str]:
-        return {name for name, column in self._columns.items() if column.at(rows).any()}
+        return {name for name, column in self._columns.items() if column.numbers_at(rows).any()}
 
     def values_of(self, name: str, rows: Ints) -> set[str]:
         if name not in self._columns:
             return set()
-        held = self.values[name]
-        return {held[number] for number in np.unique(self._columns[name].at(rows)).tolist()} - {""}
+        label_values = self.values[name]
+        return {label_values[number] for number in np.unique(self._columns[name].numbers_at(rows)).tolist()} - {""}
 
     def pack(self) -> bytes:
-        words = codec.compress(json.dumps(self.values, ensure_ascii=False, separators=(",", ":")).encode())
-        every = np.arange(self.size)
-        packed = [codec.pack_ints(column.at(every)[None, :].astype(np.int64)) for column in self._columns.values()]
-        sizes = np.array([len(one) for one in packed], dtype="<u4").tobytes()
-        return HEADER.pack(self.size, len(words)) + words + sizes + b"".join(packed)
+        values_part = codec.compress(json.dumps(self.values, ensure_ascii=False, separators=(",", ":")).encode())
+        rows = np.arange(self.size)
+        columns = [
+            codec.pack_ints(column.numbers_at(rows)[None, :].astype(np.int64)) for column in self._columns.values()
+        ]
+        sizes = np.array([len(column) for column in columns], dtype="<u4").tobytes()
+        return HEADER.pack(self.size, len(values_part)) + values_part + sizes + b"".join(columns)
 
     @classmethod
     def unpack(cls, packed: bytes) -> LabelTable:
         try:
             size, length = HEADER.unpack_from(packed)
-            at = HEADER.size + length
-            values: dict[str, list[str]] = json.loads(codec.decompress(packed[HEADER.size : at]))
-            sizes = np.frombuffer(packed, dtype="<u4", count=len(values), offset=at).tolist()
-            at += 4 * len(values)
-            ends = [at, *(at + np.cumsum(sizes)).tolist()]
+            offset = HEADER.size + length
+            values: dict[str, list[str]] = json.loads(codec.decompress(packed[HEADER.size : offset]))
+            sizes = np.frombuffer(packed, dtype="<u4", count=len(values), offset=offset).tolist()
+            offset += 4 * len(values)
+            ends = [offset, *(offset + np.cumsum(sizes)).tolist()]
             parts = (packed[start:end] for start, end in itertools.pairwise(ends))
-            # As narrow as they may be, and one after the other: a label has a few values, and a block many series.
+            # In the narrowest type and one at a time, to save memory: a label has few values, but a block many series.
             numbers = (
-                codec.unpack_ints(part)[0].astype(np.min_scalar_type(len(held)))
-                for part, held in zip(parts, values.values(), strict=True)
+                codec.unpack_ints(part)[0].astype(np.min_scalar_type(len(label_values)))
+                for part, label_values in zip(parts, values.values(), strict=True)
             )
             return cls(size, values, numbers)
         except (struct.error, ValueError, KeyError) as error:
@@ -125,39 +129,39 @@ class LabelTable:
 
 
 class GrowingTable:
-    """A table while label sets are added to it; it keeps none of them.
+    """Builds a table from label sets without keeping them.
 
-    Its columns are as narrow as their numbers: most labels of a fleet have less than 256 values.
+    Each column starts with one byte for each series and is widened when needed: most labels have less than 256 values.
     """
 
     def __init__(self) -> None:
         self.size = 0
-        self._known: dict[str, dict[str, int]] = {}
+        self._number_by_value: dict[str, dict[str, int]] = {}
         self._columns: dict[str, array[int]] = {}
 
     def extend(self, series: Iterable[Pairs]) -> None:
         for pairs in series:
             for name, value in pairs:
-                if name not in self._known:
-                    self._known[name], self._columns[name] = {"": NO_VALUE}, array(NARROWEST)
-                places, column = self._known[name], self._columns[name]
-                self._fill(column)
-                number = places.setdefault(value, len(places))
+                if name not in self._number_by_value:
+                    self._number_by_value[name], self._columns[name] = {"": NO_VALUE}, array(NARROWEST_TYPE)
+                numbers, column = self._number_by_value[name], self._columns[name]
+                self._pad(column)
+                number = numbers.setdefault(value, len(numbers))
                 try:
                     column.append(number)
                 except OverflowError:
-                    column = self._columns[name] = array(WIDER[column.typecode], column)
+                    column = self._columns[name] = array(WIDER_TYPE[column.typecode], column)
                     column.append(number)
             self.size += 1
 
     def finish(self) -> LabelTable:
-        names = sorted(self._known)
+        names = sorted(self._number_by_value)
         for name in names:
-            self._fill(self._columns[name])
-        numbers = (np.frombuffer(held := self._columns[name], dtype=held.typecode) for name in names)
-        return LabelTable(self.size, {name: list(self._known[name]) for name in names}, numbers)
+            self._pad(self._columns[name])
+        numbers = (np.frombuffer(column := self._columns[name], dtype=column.typecode) for name in names)
+        return LabelTable(self.size, {name: list(self._number_by_value[name]) for name in names}, numbers)
 
-    def _fill(self, column: array[int]) -> None:
-        """Series since the label was last met do not have it."""
+    def _pad(self, column: array[int]) -> None:
+        """Pad a column with NO_VALUE for the series since its last entry."""
         if len(column) < self.size:
             column.frombytes(bytes(column.itemsize * (self.size - len(column))))

@@ -1,4 +1,4 @@
 """The head: samples of the last hours, in memory, in columns.
 
-Comes in: appended samples. Goes out: columns of a selection. Never here: a file.
+In: appended samples. Out: columns of a selection. Never here: a file.
 """

@@ -1,10 +1,10 @@
-"""The samples of the last hours, in memory, in columns.
+"""The head: samples of the last hours in memory, in columns.
 
-The scraper hands over whole scrapes (`append_scrape`), everything else comes sample by sample
-(`append`). Queries ask `select` for a block of series × slots, or `latest` for the newest sample of each
-series. One lock guards everything: an append changes columns in place, a select copies what it
-needs, and evaluation works on that copy without the lock. Old slots and silent series are dropped by age,
-which the clock measures, not the samples. `durable` puts a log and blocks on disk behind it.
+The scraper appends whole scrapes (`append_scrape`); other samples are appended one by one (`append`). Queries call
+`select` for a matrix of series × slots, or `latest` for the newest sample of each series. One lock protects everything:
+an append changes columns in place, a select copies what it needs, and the query is evaluated on the copy without the
+lock. Old slots and stale series are dropped by age, measured by the clock and not by the samples. `durable` adds a WAL
+and blocks on disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_a
 from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.groups import GroupTable, grow_column
 from watchkeeper.store.head import sample_locations
-from watchkeeper.store.head.placing import MAX_HABITS, SamplePlacement, TimeBounds
+from watchkeeper.store.head.placing import MAX_TEMPLATES, SamplePlacement, TimeBounds
 from watchkeeper.store.histograms import Cells, HistogramTable, find_histograms
 from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
 from watchkeeper.store.interfaces import Appended
@@ -36,30 +36,30 @@ from watchkeeper.store.rows import MixedTable
 from watchkeeper.store.sample_columns import Columns, check_sample_limit
 from watchkeeper.store.series import UNKNOWN, SeriesSet
 
-# Above any clock difference between two healthy machines; a sample further ahead would hide all later ones.
+# Larger than any clock difference between healthy machines; a sample further ahead would hide all later samples.
 MAX_AHEAD_MS = 600_000
-# How much longer than the retention samples stay that could not be written into a block.
-MAX_RETENTIONS = 3
-# A series id is its number plus how often that number was used before, so that an old id is noticed.
+# How many retentions samples stay in memory if blocks cannot be written.
+MAX_UNSAVED_RETENTIONS = 3
+# A series id is its number plus how often that number was used before, so that an outdated id is detected.
 NUMBER_BITS = 32
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ScrapeIds:
-    """The ids of a target's scrape before, and the numbers behind them while no series has been forgotten since."""
+    """The ids of a target's last scrape and their numbers, valid until a series is removed."""
 
     ids: Ints
     numbers: Ints
-    forgets: int
+    removals: int
 
 
 class SampleLog(Protocol):
-    """Where a head writes what it accepts, before anyone is told; called under the head's lock."""
+    """The WAL of a head, which gets each accepted sample before `append` returns; called under the head's lock."""
 
-    def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None: ...
+    def add_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None: ...
 
-    def note_samples(self, ids: Ints, times: Ints, values: Floats) -> None: ...
+    def add_samples(self, ids: Ints, times: Ints, values: Floats) -> None: ...
 
 
 class Head:
@@ -77,55 +77,55 @@ class Head:
         self.max_series = max_series
         self.late_ms = late_ms
         self.newest_ms: int | None = None
-        # Set by `durable`: everything accepted goes to the log; nothing before `closed_ms` is accepted, because it
-        # is on its way to a block; nothing from `unsaved_ms` on is cleared away, because no block has it, unless blocks
-        # cannot be written.
+        # Set by `durable`: accepted samples go to the log. Samples before `closed_before_ms` are refused, because their
+        # block is being written. Samples from `unsaved_from_ms` on are not dropped, because no block has them, unless
+        # blocks cannot be written.
         self.log: SampleLog | None = None
         self.has_blocks = True
-        self.closed_ms = -NEVER_MS
-        self.unsaved_ms = NEVER_MS
-        # Before this time memory may lack samples that no block has: only the log has all of them.
-        self.lacking_ms = -NEVER_MS
+        self.closed_before_ms = -NEVER_MS
+        self.unsaved_from_ms = NEVER_MS
+        # Before this time, memory may lack samples that no block has: only the WAL has all of them.
+        self.incomplete_before_ms = -NEVER_MS
         self.lock = threading.Lock()
         self.metadata, self.exemplars = Metadata(), Exemplars()
         self.histograms = HistogramTable()
         self._clock_ms = clock_ms
         self._index = SeriesIndex()
-        self._ledger = GroupTable()
-        self._placing = SamplePlacement(self._ledger)
-        self._uses = np.empty(0, dtype=np.int64)
-        self._asked: dict[Hashable, _ScrapeIds] = {}
-        self._forgets = 0
+        self._group_table = GroupTable()
+        self._placement = SamplePlacement(self._group_table)
+        self._number_uses = np.empty(0, dtype=np.int64)
+        self._ids_by_target: dict[Hashable, _ScrapeIds] = {}
+        self._removals = 0
         self._expired_at_ms: int | None = None
-        self._leap_ms: int | None = None
+        self._jump_ms: int | None = None
 
     def __len__(self) -> int:
         return len(self._index)
 
     @property
     def used_bytes(self) -> int:
-        return self._ledger.used_bytes
+        return self._group_table.used_bytes
 
     def series_id(self, labels: label_sets.Labels) -> int:
-        """The id of a series, created when it is new; StoreError says which limit it breaks."""
+        """The id of a series; a new series is added. StoreError names the limit that it exceeds."""
         with self.lock:
             number = self._number(labels)
-            return int(self._uses[number]) << NUMBER_BITS | number
+            return int(self._number_uses[number]) << NUMBER_BITS | number
 
-    def series_ids(self, kept: Sequence[label_sets.Labels]) -> Ints:
-        """The ids of series that were accepted before, created where they are new; UNKNOWN where there is no room."""
+    def series_ids(self, series: Sequence[label_sets.Labels]) -> Ints:
+        """The ids of series that were accepted before; new series are added, or UNKNOWN at the limit."""
         with self.lock:
-            numbers = self._index.find_all(kept)
-            at = np.flatnonzero(numbers == UNKNOWN)
-            if len(at):
-                new = dict.fromkeys([kept[place] for place in at.tolist()])
-                made = self._welcome(list(new)[: max(0, self.max_series - len(self._index))])
-                if len(new) == len(at):
-                    numbers[at[: len(made)]] = made
+            numbers = self._index.find_all(series)
+            new_positions = np.flatnonzero(numbers == UNKNOWN)
+            if len(new_positions):
+                new_label_sets = dict.fromkeys([series[position] for position in new_positions.tolist()])
+                new_numbers = self._add_many(list(new_label_sets)[: max(0, self.max_series - len(self._index))])
+                if len(new_label_sets) == len(new_positions):
+                    numbers[new_positions[: len(new_numbers)]] = new_numbers
                 else:
-                    numbers = self._index.find_all(kept)
-            known = numbers != UNKNOWN
-            numbers[known] |= self._uses[numbers[known]] << NUMBER_BITS
+                    numbers = self._index.find_all(series)
+            has_number = numbers != UNKNOWN
+            numbers[has_number] |= self._number_uses[numbers[has_number]] << NUMBER_BITS
             return numbers
 
     def append_scrape(
@@ -137,53 +137,56 @@ class Head:
         *,
         now_ms: int | None = None,
     ) -> Appended:
-        """Keep one scrape: a value for each series id, all at one time; arrays of 64 bits are read without copying.
+        """Append one scrape: a value for each series id, all at one time; 64-bit arrays are read without a copy.
 
-        An id whose series was forgotten meanwhile is dropped as `forgotten`: ask `series_id` again.
+        A sample whose series was removed is dropped as `forgotten`: call `series_id` again.
         """
-        ids, numbers_read = np.asarray(series_ids, dtype=np.int64), normalise_nans(np.asarray(values, dtype=np.float64))
+        ids, scrape_values = (
+            np.asarray(series_ids, dtype=np.int64),
+            normalise_nans(np.asarray(values, dtype=np.float64)),
+        )
         with self.lock:
             now_ms = self._now_ms(now_ms)
             if self._is_too_far_ahead(at_ms, now_ms):
                 return Appended(0, {"future": len(ids)})
             self._advance(at_ms, now_ms)
             dropped: Counter[str] = Counter()
-            total, (ids, numbers) = len(ids), self._known(group_key, ids)
+            total, (ids, numbers) = len(ids), self._current_numbers(group_key, ids)
             if len(numbers) < total:
                 dropped["forgotten"] = total - len(numbers)
-                numbers_read = numbers_read[self._is_current(np.asarray(series_ids, dtype=np.int64))]
-            self._place_together(group_key, numbers, at_ms, ids=ids, values=numbers_read, dropped=dropped)
-            self._expire_sometimes()
+                scrape_values = scrape_values[self._is_current(np.asarray(series_ids, dtype=np.int64))]
+            self._place_together(group_key, numbers, at_ms, ids=ids, values=scrape_values, dropped=dropped)
+            self._expire_if_due()
             return Appended(total - sum(dropped.values()), dict(dropped))
 
-    def _known(self, group_key: Hashable, ids: Ints) -> tuple[Ints, Ints]:
-        """Ids of series that are not forgotten, and their numbers; for the ids of the scrape before the same arrays.
+    def _current_numbers(self, group_key: Hashable, ids: Ints) -> tuple[Ints, Ints]:
+        """The ids whose series still exist, and their numbers; the same array objects for the same ids as last time.
 
-        Whoever gets an array again knows at once that nothing in it has changed, and so do placing and log.
+        `placing` and the WAL compare the objects, to detect at once that nothing changed.
         """
-        before = self._asked.get(group_key)
-        if before is not None and before.forgets == self._forgets and before.ids.tobytes() == ids.tobytes():
-            return before.ids, before.numbers
+        previous = self._ids_by_target.get(group_key)
+        if previous is not None and previous.removals == self._removals and previous.ids.tobytes() == ids.tobytes():
+            return previous.ids, previous.numbers
         is_current = self._is_current(ids)
-        # A copy: what the caller does with his array is his business.
+        # A copy, because the caller may change its array.
         ids = ids[is_current]
-        found = _ScrapeIds(ids, ids & NUMBER_MASK, self._forgets)
-        if len(self._asked) > MAX_HABITS:
-            self._asked.clear()
-        self._asked[group_key] = found
-        return found.ids, found.numbers
+        current = _ScrapeIds(ids, ids & NUMBER_MASK, self._removals)
+        if len(self._ids_by_target) > MAX_TEMPLATES:
+            self._ids_by_target.clear()
+        self._ids_by_target[group_key] = current
+        return current.ids, current.numbers
 
     def _is_current(self, ids: Ints) -> Mask:
-        is_current: Mask = self._uses[ids & NUMBER_MASK] == ids >> NUMBER_BITS
+        is_current: Mask = self._number_uses[ids & NUMBER_MASK] == ids >> NUMBER_BITS
         return is_current
 
     def active_series(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
-        """The series of a group's newest scrape, where that is after a time, by their ids; not those that it ended."""
+        """The series of a group's newest scrape, if that is after `since_ms`, by id; without stale series."""
         with self.lock:
-            numbers = self._ledger.active_series(("scrape", group_key), since_ms)
-            ids = (self._uses[numbers] << NUMBER_BITS | numbers).tolist()
-            named = zip(ids, map(self._index.labels.__getitem__, numbers.tolist()), strict=True)
-            return {id: labels for id, labels in named if labels is not None}
+            numbers = self._group_table.active_series(("scrape", group_key), since_ms)
+            ids = (self._number_uses[numbers] << NUMBER_BITS | numbers).tolist()
+            entries = zip(ids, map(self._index.labels.__getitem__, numbers.tolist()), strict=True)
+            return {id: labels for id, labels in entries if labels is not None}
 
     def append(
         self,
@@ -192,9 +195,9 @@ class Head:
         group_key: str | None = None,
         now_ms: int | None = None,
     ) -> Appended:
-        """Keep samples of any series at any times; those of one series come in the order of time.
+        """Append samples of any series at any times; samples of one series must be in the order of time.
 
-        `together` names who brings these series again and again at one time: they share a clock, as a target's do.
+        `group_key` names a source whose series always have the same time, such as a target.
         """
         with self.lock:
             dropped: Counter[str] = Counter()
@@ -204,257 +207,265 @@ class Head:
             if len(numbers):
                 self._advance(int(times.max()), now_ms)
             if group_key is not None and len(numbers) and (times == times[0]).all():
-                ids = self._uses[numbers] << NUMBER_BITS | numbers
+                ids = self._number_uses[numbers] << NUMBER_BITS | numbers
                 self._place_together(group_key, numbers, int(times[0]), ids=ids, values=values, dropped=dropped)
             else:
                 self._place(numbers, times, values, dropped)
-            self._expire_sometimes()
+            self._expire_if_due()
             return Appended(total - sum(dropped.values()), dict(dropped))
 
     def select(
         self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
     ) -> Columns:
-        """Copy the samples with start < time ≤ end; QueryLimit if that would be more than `max_samples`."""
+        """Copy the samples with start < time ≤ end; QueryLimit if there are more than `max_samples`."""
         with self.lock:
             return self._columns(self._index.select(matchers), start_ms, end_ms, max_samples=max_samples)
 
-    def _columns(self, chosen: Selection, start_ms: int, end_ms: int, *, max_samples: int | None) -> Columns:
-        lying = sample_locations.locate(chosen, self._ledger)
-        lows, highs = np.zeros(len(lying.groups), dtype=np.int64), np.zeros(len(lying.groups), dtype=np.int64)
-        for part in lying.parts:
-            groups = lying.groups[part.groups]
-            lows[part.groups] = self._ledger.slots_up_to(groups, start_ms, slab=part.slab)
-            highs[part.groups] = self._ledger.slots_up_to(groups, end_ms, slab=part.slab)
+    def _columns(self, selection: Selection, start_ms: int, end_ms: int, *, max_samples: int | None) -> Columns:
+        locations = sample_locations.locate(selection, self._group_table)
+        lows, highs = np.zeros(len(locations.groups), dtype=np.int64), np.zeros(len(locations.groups), dtype=np.int64)
+        for part in locations.parts:
+            groups = locations.groups[part.groups]
+            lows[part.groups] = self._group_table.slots_up_to(groups, start_ms, slab=part.slab)
+            highs[part.groups] = self._group_table.slots_up_to(groups, end_ms, slab=part.slab)
         counts = highs - lows
-        check_sample_limit(int(counts[lying.group_index].sum()), max_samples)
-        return self._copy(chosen, lying, lows=lows, counts=counts)
+        check_sample_limit(int(counts[locations.group_index].sum()), max_samples)
+        return self._copy(selection, locations, lows=lows, counts=counts)
 
     def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
-        """For each series its newest sample with start < time ≤ end: times, and values (ABSENT where there is none)."""
+        """The newest sample of each series with start < time ≤ end: times, and values (ABSENT without a sample)."""
         with self.lock:
-            chosen = self._index.select(matchers)
-            lying = sample_locations.locate(chosen, self._ledger)
-            times, values = np.zeros(len(chosen.numbers), dtype=np.int64), np.full(len(chosen.numbers), ABSENT)
-            # Series of jobs that ended are kept as long as the others, and have nothing to say.
-            is_recent = self._placing.seen_ms[chosen.numbers] > start_ms
-            for part in lying.parts:
-                for series, at_ms, found in self._newest(lying, part, is_recent[part.series], span=(start_ms, end_ms)):
-                    times[series], values[series] = at_ms, found
-            return chosen.series, times, values
+            selection = self._index.select(matchers)
+            locations = sample_locations.locate(selection, self._group_table)
+            times, values = np.zeros(len(selection.numbers), dtype=np.int64), np.full(len(selection.numbers), ABSENT)
+            # Series of ended jobs stay for the retention, but have no current sample.
+            is_recent = self._placement.newest_ms[selection.numbers] > start_ms
+            for part in locations.parts:
+                for series, at_ms, newest_values in self._newest(
+                    locations, part, is_recent[part.series], time_range=(start_ms, end_ms)
+                ):
+                    times[series], values[series] = at_ms, newest_values
+            return selection.series, times, values
 
     def _newest(
         self,
-        lying: sample_locations.SampleLocations,
+        locations: sample_locations.SampleLocations,
         part: sample_locations.SlabPart,
-        is_asked: Mask,
+        is_pending: Mask,
         *,
-        span: tuple[int, int],
+        time_range: tuple[int, int],
     ) -> Iterator[tuple[Ints, Ints, Floats]]:
-        """Times and values of series in one slab, from the newest slot back; the last answer counts for a series."""
-        (start_ms, end_ms), ledger = span, self._ledger
-        slot_of, time_of = np.zeros_like(lying.groups), np.zeros_like(lying.groups)
-        slot_of[part.groups] = ledger.slots_up_to(lying.groups[part.groups], end_ms, slab=part.slab) - 1
-        time_of[part.groups] = ledger.times[part.slab].get(part.time_rows, slot_of[part.groups]).view(np.int64)
-        series, rows, owners = part.series, part.rows, lying.group_index[part.series]
+        """Yield times and values of series in one slab, from the newest slot back; the last one of a series counts."""
+        (start_ms, end_ms), group_table = time_range, self._group_table
+        slot_of, time_of = np.zeros_like(locations.groups), np.zeros_like(locations.groups)
+        slot_of[part.groups] = group_table.slots_up_to(locations.groups[part.groups], end_ms, slab=part.slab) - 1
+        time_of[part.groups] = group_table.times[part.slab].get(part.time_rows, slot_of[part.groups]).view(np.int64)
+        series, rows, owners = part.series, part.rows, locations.group_index[part.series]
         slots, at_ms = slot_of[owners], time_of[owners]
         # Nearly all series have a sample in the newest slot; the others step back one slot at a time.
         while True:
-            is_asked = is_asked & (slots >= 0) & (at_ms > start_ms)
-            if not is_asked.all():
-                series, rows, owners = series[is_asked], rows[is_asked], owners[is_asked]
-                slots, at_ms = slots[is_asked], at_ms[is_asked]
+            is_pending = is_pending & (slots >= 0) & (at_ms > start_ms)
+            if not is_pending.all():
+                series, rows, owners = series[is_pending], rows[is_pending], owners[is_pending]
+                slots, at_ms = slots[is_pending], at_ms[is_pending]
             if not len(series):
                 return
-            found = ledger.slabs[part.slab].get(rows, slots)
-            yield series, at_ms, found
-            missing = np.flatnonzero(is_absent(found))
+            slot_values = group_table.slabs[part.slab].get(rows, slots)
+            yield series, at_ms, slot_values
+            missing = np.flatnonzero(is_absent(slot_values))
             series, rows, owners, slots = series[missing], rows[missing], owners[missing], slots[missing] - 1
-            at_ms = ledger.times[part.slab].get(ledger.time_row[lying.groups[owners]], slots).view(np.int64)
-            is_asked = np.ones(len(series), dtype=bool)
+            at_ms = (
+                group_table.times[part.slab].get(group_table.time_row[locations.groups[owners]], slots).view(np.int64)
+            )
+            is_pending = np.ones(len(series), dtype=bool)
 
     def find_histograms(self, values: Floats) -> Cells | None:
-        """The histograms among values that were read here; None where there are none."""
-        known = self.histograms.known
-        return find_histograms(values, known.get) if known else None
+        """The native histograms among values of this head, or None."""
+        packed = self.histograms.packed
+        return find_histograms(values, packed.get) if packed else None
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
-        """Label sets of series that lived in the time, from their first sample to their newest one."""
+        """Label sets of series whose samples, from the first to the newest, overlap the time range."""
         with self.lock:
-            chosen = self._index.select(matchers)
-            lived = (self._placing.seen_ms[chosen.numbers] >= start_ms) & (
-                self._placing.born_ms[chosen.numbers] <= end_ms
+            selection = self._index.select(matchers)
+            in_range = (self._placement.newest_ms[selection.numbers] >= start_ms) & (
+                self._placement.first_ms[selection.numbers] <= end_ms
             )
-            return chosen.series.labels_of(np.flatnonzero(lived).tolist())
+            return selection.series.labels_of(np.flatnonzero(in_range).tolist())
 
     def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
-        """How many series a selector means, where that was asked before and all since `start_ms` is in memory."""
+        """How many series a selector matches, if its selection is cached."""
         with self.lock:
-            known = self._index.remembered(matchers)
-            return None if known is None else len(known.numbers)
+            cached = self._index.cached_selection(matchers)
+            return None if cached is None else len(cached.numbers)
 
     def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]:
-        """Names of labels of the series that lived in the time, from the index."""
+        """Label names of the matching series with samples in the time range."""
         with self.lock:
-            return self._index.label_names(matchers, self._lived(start_ms, end_ms))
+            return self._index.label_names(matchers, self._series_in_range(start_ms, end_ms))
 
     def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> list[str]:
         with self.lock:
-            return self._index.label_values(name, matchers, lived=self._lived(start_ms, end_ms))
+            return self._index.label_values(name, matchers, in_range=self._series_in_range(start_ms, end_ms))
 
     def cardinality(self, limit: int) -> Cardinality:
         with self.lock:
             return self._index.cardinality(limit)
 
-    def _lived(self, start_ms: int, end_ms: int) -> Mask:
-        """For each series number whether it had samples in the time."""
-        lived: Mask = (self._placing.seen_ms >= start_ms) & (self._placing.born_ms <= end_ms)
-        return lived
+    def _series_in_range(self, start_ms: int, end_ms: int) -> Mask:
+        """Whether each series number has samples in the time range."""
+        in_range: Mask = (self._placement.newest_ms >= start_ms) & (self._placement.first_ms <= end_ms)
+        return in_range
 
-    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, table: MixedTable, expected: int = 0) -> None:
-        """Take over scrapes that were kept before, slot k of the table at `times[k]`: what a restart reads.
+    def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, rows: MixedTable, expected_slots: int = 0) -> None:
+        """Load scrapes from the WAL after a restart, slot k of the table at `times[k]`.
 
-        A target that is new here begins with room for the scrapes that are expected in all.
+        A new target gets room for `expected_slots` at once.
         """
         with self.lock:
             numbers = ids & NUMBER_MASK
-            self._ledger.group(("scrape", key), max(expected, len(times)))
+            self._group_table.group(("scrape", key), max(expected_slots, len(times)))
             self._advance(int(times.max()), self._now_ms(None))
-            self._welcome_late()
-            if self._placing.place_scrapes(("scrape", key), numbers, times, table=table):
+            self._allow_late_samples()
+            if self._placement.place_scrapes(("scrape", key), numbers, times, rows=rows):
                 return
             for slot, at_ms in enumerate(times.tolist()):
-                column, dropped = table.column(slot), Counter[str]()
-                self._placing.place_scrape(("scrape", key), numbers, at_ms, values=column, dropped=dropped)
-            self._placing.refused = []
+                column, dropped = rows.column(slot), Counter[str]()
+                self._placement.place_scrape(("scrape", key), numbers, at_ms, values=column, dropped=dropped)
+            self._placement.refused = []
 
-    def load_histograms(self, found: Mapping[int, bytes], used_ms: int) -> None:
-        """Take over what marks among samples up to a time stand for."""
+    def load_histograms(self, table: Mapping[int, bytes], used_ms: int) -> None:
+        """Load the table of native histograms of a WAL segment."""
         with self.lock:
-            self.histograms.load(found, used_ms)
+            self.histograms.load(table, used_ms)
 
     def load_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
-        """Take over samples that were kept before."""
+        """Load samples from the WAL after a restart."""
         with self.lock:
             if len(times):
                 self._advance(int(times.max()), self._now_ms(None))
-                self._welcome_late()
+                self._allow_late_samples()
                 self._place(ids & NUMBER_MASK, times, values, Counter())
 
     def _place(self, numbers: Ints, times: Ints, values: Floats, dropped: Counter[str]) -> None:
-        """Each round holds at most one sample of each series, so that a round can be written at once."""
+        """Write samples in rounds of at most one sample for each series."""
         order = np.argsort(numbers, kind="stable")
         _, firsts, counts = np.unique(numbers[order], return_index=True, return_counts=True)
-        for turn in range(int(counts.max()) if len(counts) else 0):
-            chosen = order[firsts[counts > turn] + turn]
-            self._placing.place_singles(numbers[chosen], times[chosen], values[chosen], dropped=dropped)
-            chosen = chosen[self._accepted(numbers[chosen])]
-            if self.log is not None and len(chosen):
-                ids = self._uses[numbers[chosen]] << NUMBER_BITS | numbers[chosen]
-                self.log.note_samples(ids, times[chosen], values[chosen])
+        for round_number in range(int(counts.max()) if len(counts) else 0):
+            round_samples = order[firsts[counts > round_number] + round_number]
+            self._placement.place_singles(
+                numbers[round_samples], times[round_samples], values[round_samples], dropped=dropped
+            )
+            round_samples = round_samples[self._accepted(numbers[round_samples])]
+            if self.log is not None and len(round_samples):
+                ids = self._number_uses[numbers[round_samples]] << NUMBER_BITS | numbers[round_samples]
+                self.log.add_samples(ids, times[round_samples], values[round_samples])
 
     def _place_together(
         self, key: Hashable, numbers: Ints, at_ms: int, *, ids: Ints, values: Floats, dropped: Counter[str]
     ) -> None:
-        self._placing.place_scrape(("scrape", key), numbers, at_ms, values=values, dropped=dropped)
-        if self._placing.refused:
+        self._placement.place_scrape(("scrape", key), numbers, at_ms, values=values, dropped=dropped)
+        if self._placement.refused:
             accepted = self._accepted(numbers)
             ids, values = ids[accepted], values[accepted]
         if self.log is not None and len(ids):
-            self.log.note_scrape(key, ids, at_ms, values)
+            self.log.add_scrape(key, ids, at_ms, values)
 
     def _accepted(self, numbers: Ints) -> Mask | slice:
-        """Which of the samples placed last found a place."""
-        refused, self._placing.refused = self._placing.refused, []
+        """Which of the samples written last were accepted."""
+        refused, self._placement.refused = self._placement.refused, []
         return ~np.isin(numbers, np.concatenate(refused)) if refused else slice(None)
 
-    def refuse_before(self, at_ms: int) -> None:
-        """Accept nothing before a time any more."""
+    def close_before(self, at_ms: int) -> None:
+        """Refuse samples before a time from now on."""
         with self.lock:
-            self.closed_ms = max(self.closed_ms, at_ms)
-            self._look_out()
+            self.closed_before_ms = max(self.closed_before_ms, at_ms)
+            self._update_bounds()
 
     def drop_future_samples(self) -> int:
-        """Drop what lies after the clock, which was put back; returns the first time that is ahead of it."""
+        """Drop samples after the current time, because the clock was set back; return the first dropped time."""
         with self.lock:
-            # Under the lock: what is accepted meanwhile is of now, and stays.
+            # Under the lock: samples that are accepted meanwhile are current, and stay.
             now_ms = self._now_ms(None)
-            assert now_ms is not None, "without a clock nothing is ahead"
-            self._placing.drop_from(now_ms + 1)
+            assert now_ms is not None, "a head without a clock has no future samples"
+            self._placement.drop_from(now_ms + 1)
             self.newest_ms = None if self.newest_ms is None else min(self.newest_ms, now_ms)
-            self._expired_at_ms = self._leap_ms = None
-            self._look_out()
+            self._expired_at_ms = self._jump_ms = None
+            self._update_bounds()
             return now_ms + 1
 
     def accept_from(self, at_ms: int) -> None:
-        """Blocks have what lies before a time, and nothing else: accept, and keep, what comes from there on."""
+        """Accept and keep samples from a time on; blocks have everything before it."""
         with self.lock:
-            self.closed_ms = self.unsaved_ms = at_ms
-            self._look_out()
+            self.closed_before_ms = self.unsaved_from_ms = at_ms
+            self._update_bounds()
 
     def first_ms_from(self, at_ms: int) -> int | None:
-        """The earliest time not before `at_ms` at which something was scraped or sampled."""
+        """The earliest time of any sample at or after `at_ms`."""
         with self.lock:
-            return self._ledger.first_ms_from(at_ms)
+            return self._group_table.first_ms_from(at_ms)
 
     def metric_names(self) -> list[str]:
-        """Names of the metrics that are there; the empty one stands for series without a name."""
+        """The names of all metrics; the empty name stands for series without a name."""
         with self.lock:
             return ["", *self._index.label_values(label_sets.METRIC_NAME)]
 
     def metric_columns(self, name: str, start_ms: int, end_ms: int) -> Columns:
-        """All samples of one metric with start < time ≤ end, for a block; nobody remembers the selection."""
+        """All samples of one metric with start < time ≤ end, for a block; the selection is not cached."""
         with self.lock:
-            return self._columns(self._index.of_metric(name), start_ms, end_ms, max_samples=None)
+            return self._columns(self._index.select_metric(name), start_ms, end_ms, max_samples=None)
 
     def labels_of(self, ids: Ints) -> list[label_sets.Labels | None]:
-        """The labels behind ids; None where the series was forgotten. Called under the lock, by the log."""
+        """The labels of ids, None for a removed series; the WAL calls this under the lock."""
         return [
-            self._index.labels[id & NUMBER_MASK] if int(self._uses[id & NUMBER_MASK]) == id >> NUMBER_BITS else None
+            self._index.labels[id & NUMBER_MASK]
+            if int(self._number_uses[id & NUMBER_MASK]) == id >> NUMBER_BITS
+            else None
             for id in ids.tolist()
         ]
 
     def warnings(self) -> tuple[str, ...]:
-        """What an answer may lack: memory lacks nothing."""
+        """No warnings: memory has no damaged files."""
         return ()
 
     def sync(self) -> int:
-        """Memory has no disk to bring anything to."""
+        """Nothing to do: this store has no disk."""
         return 0
 
     def close(self) -> None:
-        """Memory holds nothing open."""
+        """Nothing to do: this store has no open files."""
 
     def expire(self, now_ms: int) -> int:
-        """Forget series without samples in the retention before `now_ms`; returns how many."""
+        """Remove series without samples within the retention before `now_ms`; return how many."""
         with self.lock:
             return self._expire(now_ms)
 
     def _number(self, labels: label_sets.Labels) -> int:
-        known = self._index.find(labels)
-        if known is not None:
-            return known
+        number = self._index.find(labels)
+        if number is not None:
+            return number
         label_limits.check_label_limits(labels)
         if len(self._index) >= self.max_series:
             raise errors.StoreFull(
-                f"series {errors.quote(str(labels))} is one too many",
-                now=f"{len(self._index)} series are kept, the limit is {self.max_series}",
+                f"series {errors.quote(str(labels))} was dropped: the store is full",
+                now=f"{len(self._index)} series, the limit is {self.max_series}",
                 remedy="Drop labels that change often, or raise `query.max_series`",
             )
         number = self._index.add(labels)
-        self._uses = grow_column(self._uses, number + 1, fill=0)
-        self._uses[number] += 1
-        self._placing.welcome(number, self.newest_ms or 0, kind=_kind(labels.name))
+        self._number_uses = grow_column(self._number_uses, number + 1, fill=0)
+        self._number_uses[number] += 1
+        self._placement.add_series(number, self.newest_ms or 0, kind=_metric_kind(labels.name))
         return number
 
-    def _welcome(self, fresh: Sequence[label_sets.Labels]) -> Ints:
-        """What `_number` does for series that are new, many at once."""
-        names = [labels.name for labels in fresh]
-        kinds = {name: _kind(name) for name in set(names)}
-        numbers = self._index.add_all(fresh, kinds)
-        self._uses = grow_column(self._uses, len(self._index.labels), fill=0)
-        self._uses[numbers] += 1
-        found = np.array([kinds[name] for name in names], dtype=np.int64)
-        self._placing.welcome_all(numbers, self.newest_ms or 0, kinds=found)
+    def _add_many(self, new_series: Sequence[label_sets.Labels]) -> Ints:
+        """Add many new series."""
+        names = [labels.name for labels in new_series]
+        kinds = {name: _metric_kind(name) for name in set(names)}
+        numbers = self._index.add_all(new_series, kinds)
+        self._number_uses = grow_column(self._number_uses, len(self._index.labels), fill=0)
+        self._number_uses[numbers] += 1
+        series_kinds = np.array([kinds[name] for name in names], dtype=np.int64)
+        self._placement.add_many(numbers, self.newest_ms or 0, kinds=series_kinds)
         return numbers
 
     def _resolve(
@@ -479,10 +490,10 @@ class Head:
             numbers.append(number)
             times.append(sample.at_ms)
             values.append(sample.value)
-        series, at_ms, found = np.array(numbers, dtype=np.int64), np.array(times, dtype=np.int64), np.array(values)
-        # NumPy has no numbers for them where there are histograms.
-        if found.dtype != object:
-            return series, at_ms, normalise_nans(found)
+        series, at_ms, stored = np.array(numbers, dtype=np.int64), np.array(times, dtype=np.int64), np.array(values)
+        # With histograms, NumPy makes an array of objects.
+        if stored.dtype != object:
+            return series, at_ms, normalise_nans(stored)
         stored = self.histograms.marks(series, at_ms, values)
         has_room = ~is_absent(stored)
         if not has_room.all():
@@ -490,50 +501,50 @@ class Head:
         return series[has_room], at_ms[has_room], stored[has_room]
 
     def _is_too_far_ahead(self, at_ms: int, now_ms: int | None) -> bool:
-        """Compared with the clock, or else with the newest scrape.
+        """Whether a time is too far ahead of the clock, or without a clock of the newest scrape.
 
-        After a pause everything is ahead of the newest scrape, so a second scrape near the first such one is taken.
+        After a pause, every scrape is ahead of the newest one, so a second scrape near the first one is accepted.
         """
         if now_ms is not None:
             return at_ms > now_ms + MAX_AHEAD_MS
         if self.newest_ms is None or at_ms <= self.newest_ms + MAX_AHEAD_MS:
-            self._leap_ms = None
+            self._jump_ms = None
             return False
-        is_confirmed = self._leap_ms is not None and abs(at_ms - self._leap_ms) <= MAX_AHEAD_MS
-        self._leap_ms = None if is_confirmed else at_ms
+        is_confirmed = self._jump_ms is not None and abs(at_ms - self._jump_ms) <= MAX_AHEAD_MS
+        self._jump_ms = None if is_confirmed else at_ms
         return not is_confirmed
 
-    def _now_ms(self, told_ms: int | None) -> int | None:
-        return told_ms if told_ms is not None or self._clock_ms is None else self._clock_ms()
+    def _now_ms(self, given_ms: int | None) -> int | None:
+        return given_ms if given_ms is not None or self._clock_ms is None else self._clock_ms()
 
     def _advance(self, at_ms: int, now_ms: int | None) -> None:
-        """Move on to the newest time, but never past the clock: an exporter must not make others expire."""
+        """Update the newest time, but never past the clock: one exporter must not expire the series of others."""
         at_ms = at_ms if now_ms is None else min(at_ms, now_ms)
         self.newest_ms = at_ms if self.newest_ms is None else max(self.newest_ms, at_ms)
-        self._look_out()
+        self._update_bounds()
 
-    def _look_out(self) -> None:
+    def _update_bounds(self) -> None:
         if self.newest_ms is None:
             return
         expired_ms = self.newest_ms - self.retention_ms
-        longest_ms = self.newest_ms - MAX_RETENTIONS * self.retention_ms
-        # A clock that leaps ahead makes nothing old that a block will have in a minute.
-        kept_ms = self.unsaved_ms if self.has_blocks else max(self.unsaved_ms, longest_ms)
-        clear_ms = min(expired_ms, kept_ms)
-        if clear_ms > self.unsaved_ms:
-            self.lacking_ms = max(self.lacking_ms, clear_ms)
-        self._placing.horizon = TimeBounds(
-            oldest_ms=max(expired_ms, self.closed_ms),
+        unsaved_limit_ms = self.newest_ms - MAX_UNSAVED_RETENTIONS * self.retention_ms
+        # A clock that jumps ahead must not expire samples that a block will have within a minute.
+        kept_from_ms = self.unsaved_from_ms if self.has_blocks else max(self.unsaved_from_ms, unsaved_limit_ms)
+        clear_before_ms = min(expired_ms, kept_from_ms)
+        if clear_before_ms > self.unsaved_from_ms:
+            self.incomplete_before_ms = max(self.incomplete_before_ms, clear_before_ms)
+        self._placement.bounds = TimeBounds(
+            oldest_ms=max(expired_ms, self.closed_before_ms),
             late_ms=self.newest_ms - self.late_ms if self.late_ms else NEVER_MS,
-            clear_ms=clear_ms,
+            clear_before_ms=clear_before_ms,
         )
 
-    def _welcome_late(self) -> None:
-        """What is loaded was accepted once, in whatever order."""
-        self._placing.horizon = replace(self._placing.horizon, oldest_ms=self.closed_ms, late_ms=-NEVER_MS)
+    def _allow_late_samples(self) -> None:
+        """Allow any order, because loaded samples were accepted before."""
+        self._placement.bounds = replace(self._placement.bounds, oldest_ms=self.closed_before_ms, late_ms=-NEVER_MS)
 
-    def _expire_sometimes(self) -> None:
-        """Forget silent series each eighth of the retention."""
+    def _expire_if_due(self) -> None:
+        """Remove series without recent samples, once in each eighth of the retention."""
         if self.newest_ms is None:
             return
         if self._expired_at_ms is None:
@@ -544,46 +555,48 @@ class Head:
     def _expire(self, now_ms: int) -> int:
         self._expired_at_ms = now_ms
         count = len(self._index.labels)
-        before_ms = min(now_ms - self.retention_ms, self.unsaved_ms)
-        silent = np.flatnonzero(self._placing.seen_ms[:count] < before_ms)
-        silent = np.array([number for number in silent.tolist() if self._index.labels[number] is not None], dtype=int)
-        if len(silent):
-            self._ledger.leave(silent)
-            self._index.remove(silent.tolist())
-            # An id given out for the old series no longer fits.
-            self._uses[silent] += 1
-            self._forgets += 1
-        if self.histograms.known:
-            # Slots are cleared when room is needed, so some outlive the retention.
+        before_ms = min(now_ms - self.retention_ms, self.unsaved_from_ms)
+        expired = np.flatnonzero(self._placement.newest_ms[:count] < before_ms)
+        expired = np.array([number for number in expired.tolist() if self._index.labels[number] is not None], dtype=int)
+        if len(expired):
+            self._group_table.remove_members(expired)
+            self._index.remove(expired.tolist())
+            # Ids of the removed series become invalid.
+            self._number_uses[expired] += 1
+            self._removals += 1
+        if self.histograms.packed:
+            # Slots are dropped only when space is needed, so some outlive the retention.
             self.histograms.forget_before(before_ms - self.retention_ms)
-        return len(silent)
+        return len(expired)
 
-    def _copy(self, chosen: Selection, lying: sample_locations.SampleLocations, *, lows: Ints, counts: Ints) -> Columns:
-        ledger, group_index = self._ledger, lying.group_index
+    def _copy(
+        self, selection: Selection, locations: sample_locations.SampleLocations, *, lows: Ints, counts: Ints
+    ) -> Columns:
+        group_table, group_index = self._group_table, locations.group_index
         width = int(counts.max()) if len(counts) else 0
-        times = np.full((len(lying.groups), width), NEVER_MS, dtype=np.int64)
+        times = np.full((len(locations.groups), width), NEVER_MS, dtype=np.int64)
         values: Floats | None = None
-        for part in lying.parts:
-            found_times = ledger.times[part.slab].gather(part.time_rows, lows[part.groups], width=width)
-            times[part.groups] = found_times.view(np.int64)
-            found = ledger.slabs[part.slab].gather(part.rows, lows[group_index[part.series]], width=width)
-            if len(part.series) == len(chosen.numbers):
-                values = found
+        for part in locations.parts:
+            part_times = group_table.times[part.slab].gather(part.time_rows, lows[part.groups], width=width)
+            times[part.groups] = part_times.view(np.int64)
+            part_values = group_table.slabs[part.slab].gather(part.rows, lows[group_index[part.series]], width=width)
+            if len(part.series) == len(selection.numbers):
+                values = part_values
                 break
-            values = np.full((len(chosen.numbers), width), ABSENT) if values is None else values
-            values[part.series] = found
+            values = np.full((len(selection.numbers), width), ABSENT) if values is None else values
+            values[part.series] = part_values
         if values is None:
-            values = np.full((len(chosen.numbers), width), ABSENT)
-        least = int(counts.min()) if len(counts) else width
-        if least < width:
+            values = np.full((len(selection.numbers), width), ABSENT)
+        min_count = int(counts.min()) if len(counts) else width
+        if min_count < width:
             unused = np.arange(width) >= counts[:, None]
             times[unused] = NEVER_MS
-            # The row's last value again: a block without a NaN, a change or a reset is evaluated faster.
+            # Repeat the row's last value: a matrix without NaN, changes and resets is evaluated faster.
             last = np.take_along_axis(values, np.maximum(counts - 1, 0)[group_index][:, None], axis=1)
-            values[:, least:] = np.where(unused[:, least:][group_index], last, values[:, least:])
-        return Columns(chosen.series, group_index, times, values)
+            values[:, min_count:] = np.where(unused[:, min_count:][group_index], last, values[:, min_count:])
+        return Columns(selection.series, group_index, times, values)
 
 
-def _kind(name: str) -> int:
-    """Queries ask for one metric: its series lie together. Two metrics with the same checksum do no harm."""
+def _metric_kind(name: str) -> int:
+    """The kind of a metric's rows: series of one metric are adjacent. Equal checksums of two metrics do no harm."""
     return zlib.crc32(name.encode())

@@ -1,7 +1,7 @@
-"""Where the samples of a selection lie: its groups of series, and in each slab the rows of values and of times.
+"""Where the samples of a selection are: its groups of series, and in each slab the rows of values and of times.
 
-`head` asks for it with every query. Worked out once and kept with the selection while no series joins, leaves or
-moves in one of its groups: rules and panels ask for the same series again and again.
+`head` needs it for every query. It is cached with the selection until a series is added to, removed from or moved in
+one of its groups, because rules and panels query the same series repeatedly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from watchkeeper.store.index import Selection
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlabPart:
-    """What lies in one slab: `groups` are places among the groups, `series` among the series of a selection."""
+    """The part of a selection in one slab; `groups` and `series` are positions among its groups and series."""
 
     slab: int
     groups: Ints
@@ -28,40 +28,50 @@ class SlabPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleLocations:
-    """The groups of some series, each series' place among them, and what lies where; series without samples nowhere."""
+    """The groups of a selection, the position of each series among them, and their parts in each slab."""
 
     groups: Ints
     group_index: Ints
     parts: tuple[SlabPart, ...]
-    # The ledger's stamps of the groups; None while a series has no group yet, as nothing tells when it gets one.
-    stamps: Ints | None
+    # The versions of the groups; None while a series has no group, because it may get one at any time.
+    versions: Ints | None
 
 
 @dataclass(slots=True)
-class _Remembered:
-    found: SampleLocations | None = None
+class _LocationCache:
+    locations: SampleLocations | None = None
 
 
-def locate(chosen: Selection, ledger: GroupTable) -> SampleLocations:
-    known = chosen.series.cached("whereabouts", _Remembered)
-    found = known.found
-    if found is None or found.stamps is None or (ledger.stamps[found.groups] != found.stamps).any():
-        found = known.found = _look_up(chosen, ledger)
-    return found
+def locate(selection: Selection, group_table: GroupTable) -> SampleLocations:
+    cache = selection.series.cached("sample locations", _LocationCache)
+    locations = cache.locations
+    if (
+        locations is None
+        or locations.versions is None
+        or (group_table.versions[locations.groups] != locations.versions).any()
+    ):
+        locations = cache.locations = _find_locations(selection, group_table)
+    return locations
 
 
-def _look_up(chosen: Selection, ledger: GroupTable) -> SampleLocations:
-    # One more, so that NOBODY comes first and is no negative number.
-    groups, group_index = distinct(ledger.group_of[chosen.numbers] + 1, len(ledger.stamps) + 1)
+def _find_locations(selection: Selection, group_table: GroupTable) -> SampleLocations:
+    # Plus one, so that NO_GROUP comes first and is not negative.
+    groups, group_index = distinct(group_table.group_of[selection.numbers] + 1, len(group_table.versions) + 1)
     groups -= 1
     slabs = np.full(len(groups), NO_GROUP, dtype=np.int64)
-    slabs[groups != NO_GROUP] = ledger.slab_of[groups[groups != NO_GROUP]]
+    slabs[groups != NO_GROUP] = group_table.slab_of[groups[groups != NO_GROUP]]
     parts = []
     for slab in sorted_distinct(slabs[slabs != NO_GROUP]).tolist():
-        inside = np.flatnonzero(slabs == slab)
+        slab_groups = np.flatnonzero(slabs == slab)
         series = np.flatnonzero((slabs == slab)[group_index])
         parts.append(
-            SlabPart(slab, inside, series, ledger.row_of[chosen.numbers[series]], ledger.time_row[groups[inside]])
+            SlabPart(
+                slab,
+                slab_groups,
+                series,
+                group_table.row_of[selection.numbers[series]],
+                group_table.time_row[groups[slab_groups]],
+            )
         )
-    stamps = None if NO_GROUP in groups[:1] else ledger.stamps[groups]
-    return SampleLocations(groups, group_index, tuple(parts), stamps)
+    versions = None if NO_GROUP in groups[:1] else group_table.versions[groups]
+    return SampleLocations(groups, group_index, tuple(parts), versions)

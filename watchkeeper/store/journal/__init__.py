@@ -1,4 +1,4 @@
-"""The journal: events, incidents, plans and the audit, chained by hashes, in SQLite or PostgreSQL.
+"""The journal: events, incidents, plans and audit entries in a hash chain, in SQLite or PostgreSQL.
 
-Comes in: entries to commit. Goes out: rows and the chain's verdict. Never here: samples, or what an entry means.
+In: entries to commit. Out: rows, and whether the hash chain is intact. Never here: samples, or what an entry means.
 """

@@ -1,7 +1,7 @@
-"""The chain of the journal: each entry carries the hash of the one before it.
+"""The hash chain of the journal: each entry includes the hash of the one before.
 
-Pure: `link` makes the next entry, `is_intact` checks one against its predecessor. `journal.py` keeps
-them in SQLite; whoever changes a byte of an old entry changes its hash and breaks every later one.
+Pure functions: `entry_hash` hashes an entry, `is_intact` checks it against the hash of the previous one. `journal.py`
+stores the entries; changing a byte of an old entry changes its hash and invalidates every later entry.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 from watchkeeper.kit import wire
 
-# The `prev` of the first entry: 64 zeros, as long as a SHA-256 in hexadecimal.
+# The `prev` of the first entry: 64 zeros, the length of a SHA-256 in hexadecimal.
 GENESIS = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One line of the audit: who did what to which subject, when, and under which leader epoch."""
+    """One entry of the journal: who did what to which subject, when, and in which leader epoch."""
 
     seq: int
     at: datetime
@@ -34,12 +34,12 @@ class JournalEntry:
 
     @property
     def text(self) -> str:
-        """The sentence for the timeline, or an empty text."""
+        """The text for the timeline, or an empty text."""
         return str(self.body.get("text", ""))
 
 
 def digest(texts: Iterable[str]) -> str:
-    """One SHA-256 over several texts; their lengths are part of it, so no two lists look alike."""
+    """The SHA-256 of several texts and their lengths, so that different lists have different digests."""
     total = hashlib.sha256()
     for text in texts:
         content = text.encode()
@@ -49,12 +49,12 @@ def digest(texts: Iterable[str]) -> str:
 
 
 def entry_hash(entry: JournalEntry, body: str | None = None) -> str:
-    """The digest of everything but the hash; `body` is the body's text for whoever has written it already."""
-    # The text that `wire.dumps` makes of all fields, put together so that a large body is written once.
-    at, body = wire.format_time(entry.at), wire.dumps(entry.body) if body is None else body
+    """The digest of all fields except the hash; pass `body` if the body is already encoded."""
+    # The same text as `wire.dumps` of all fields, but a large body is encoded only once.
+    at_text, body = wire.format_time(entry.at), wire.dumps(entry.body) if body is None else body
     actor, kind, prev, subject = (wire.dumps(text) for text in (entry.actor, entry.kind, entry.prev, entry.subject))
-    first = f'{{"actor":{actor},"at":"{at}","body":{body},"epoch":{entry.epoch:d},"kind":{kind}'
-    return digest([f'{first},"prev":{prev},"seq":{entry.seq:d},"subject":{subject}}}'])
+    first_part = f'{{"actor":{actor},"at":"{at_text}","body":{body},"epoch":{entry.epoch:d},"kind":{kind}'
+    return digest([f'{first_part},"prev":{prev},"seq":{entry.seq:d},"subject":{subject}}}'])
 
 
 def is_intact(entry: JournalEntry, prev: str) -> bool:

@@ -1,6 +1,6 @@
-"""What the journal needs of a database: the small part of Python's database interface that SQLite and PostgreSQL share.
+"""The database interface of the journal: the small part of Python's DB-API that SQLite and PostgreSQL share.
 
-`journal_file.FileConnection` and `postgres.ServerConnection` are the two there are. Values go where a `?` stands.
+`journal_file.FileConnection` and `postgres.PostgresConnection` implement it. The placeholder for values is `?`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ResultRows(Protocol):
-    """What a statement answers."""
+    """The result of a statement."""
 
     @property
     def rowcount(self) -> int: ...
@@ -26,44 +26,44 @@ class ResultRows(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
 
-class Connection(Protocol):
-    """One connection, for one thread at a time. `where` names the database in messages and holds no secret."""
+class JournalConnection(Protocol):
+    """One connection, for one thread at a time. `where` names the database in messages, without secrets."""
 
     @property
     def where(self) -> Path | str: ...
     @property
     def epoch(self) -> int:
-        """The epoch in which this connection writes; 0 for one that only reads."""
+        """The leader epoch in which this connection writes; 0 for a read-only connection."""
 
     @property
     def in_transaction(self) -> bool: ...
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> ResultRows: ...
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> ResultRows: ...
     def begin(self) -> None:
-        """Begin to write; JournalConflict or NotLeader when the epoch is no longer ours."""
+        """Begin a write transaction; JournalConflict or NotLeader if our epoch has ended."""
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Everything read inside is of one moment."""
+        """A read transaction: all reads inside have the same state."""
 
     def tables(self) -> set[str]: ...
     def close(self) -> None: ...
 
 
 def load_server(url_file: str) -> postgres.PostgresServer:
-    """The server whose address is in a file; SettingsError where its library is not installed."""
+    """The PostgreSQL server whose URL is in a file; SettingsError if psycopg is not installed."""
     try:
         from watchkeeper.store.journal import postgres
     except ImportError as error:
         raise SettingsError(
-            f"a journal in PostgreSQL needs psycopg: {error}",
+            f"a journal in PostgreSQL requires psycopg: {error}",
             where="journal.url_file",
             remedy="Run `pip install 'watchkeeper[postgres]'`",
         ) from error
     return postgres.read_server(Path(url_file))
 
 
-def open_read_only(url_file: str) -> Connection:
-    """A connection that only reads."""
+def open_read_only(url_file: str) -> JournalConnection:
+    """A read-only connection to the server whose URL is in a file."""
     server = load_server(url_file)
     from watchkeeper.store.journal import postgres
 

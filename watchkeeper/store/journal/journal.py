@@ -1,9 +1,9 @@
-"""The journal: events, incidents, diagnoses, plans, alert states and the audit of them, in SQLite or PostgreSQL.
+"""The journal: events, incidents, diagnoses, plans, alert states and audit entries, in SQLite or PostgreSQL.
 
-Every change is one transaction that appends a chained entry (see `chain.py`) and rewrites the rows it
-is about, so after a crash both are there or neither is. The hub owns one Journal and gives it to the
-incidents stage; the web pages read from it. All SQL of the product is here and in the neighbours `journal_file`,
-`journal_check`, `postgres` and `election`; a statement here is one that both databases understand.
+Every change is one transaction that appends an entry to the hash chain (see `chain.py`) and updates its rows, so a
+crash keeps both or neither. The hub owns one Journal and passes it to the incidents stage; web pages read from it. All
+SQL is in this module, `journal_file`, `journal_check`, `journal_search`, `postgres` and `election`; the statements here
+work in both databases.
 """
 
 from __future__ import annotations
@@ -36,49 +36,49 @@ from watchkeeper.model import (
 )
 from watchkeeper.store.journal import chain, journal_check
 from watchkeeper.store.journal.chain import JournalEntry
-from watchkeeper.store.journal.connection import Connection
+from watchkeeper.store.journal.connection import JournalConnection
 from watchkeeper.store.journal.journal_file import open_journal
 
 T = TypeVar("T")
 
-# Rows of one kind may be asked for at most this many at a time: every GPU of the largest fleet once.
-MOST_ROWS = 100_000
-# An event is a few hundred bytes: half a million are some 200 MB of disk.
-MOST_EVENTS = 500_000
-# Decoded rows that are kept, some 3 kB each: in a storm every picture of the fleet asks for all open incidents, 10,000
-# at most. Longer lists are of the past and are not kept: they would push out the rest.
-MOST_DECODED, LONGEST_KEPT = 20_000, 10_000
-# How an entry says what alerts did, and of how many rules it names each.
-ALERT_WORDS = {
-    alerts.AlertState.FIRING: "fires",
-    alerts.AlertState.PENDING: "waits",
-    alerts.AlertState.RESOLVED: "over",
+# The limit of rows in one query: one for every GPU of the largest fleet.
+MAX_ROWS = 100_000
+# An event has a few hundred bytes: half a million need about 200 MB of disk.
+MAX_EVENTS = 500_000
+# Decoded rows that are cached, about 3 kB each: in a storm, each frame of the fleet map reads all open incidents, up to
+# 10,000. Longer lists are historical and not cached, because they would evict the others.
+MAX_DECODED_ROWS, MAX_CACHED_LIST = 20_000, 10_000
+# The text of an entry for each alert state, and how many rules it names.
+STATE_TEXTS = {
+    alerts.AlertState.FIRING: "firing",
+    alerts.AlertState.PENDING: "pending",
+    alerts.AlertState.RESOLVED: "resolved",
 }
-MOST_NAMED = 5
-# Rows that one statement reads by their keys.
-KEYS_AT_ONCE = 500
+MAX_NAMED_RULES = 5
+# How many rows one statement reads by key.
+KEYS_PER_QUERY = 500
 _ALERT_TIMES = ("active_at", "fired_at", "resolved_at", "kept_since")
 INCIDENT_PREFIX = "INC-"
 HUB = "hub"
-# A message or a repair on its way, in the audit but of no interest to those who read an incident's story.
+# Steps of notifications and repairs: in the audit log, but not on the timeline of an incident.
 NOTICE_STEP = "notice_step"
 REPAIR_STEP = "repair_step"
-# Everything about repairs that is not on the timeline of one incident.
+# Changes of repair settings, which are not on the timeline of an incident.
 REPAIR_SWITCH = "repair_switch"
 
 
 class Journal:
-    """One writer at a time; every method may be called from any thread.
+    """The journal with one writer at a time; thread-safe.
 
-    A file is led by whoever opened it last: whoever had it open before gets JournalConflict on the next write instead
-    of writing beside us. On a server the connection knows in which epoch it writes, or that it only reads.
+    The last hub that opened a file may write: an earlier one gets JournalConflict at its next write. In PostgreSQL, the
+    connection has the epoch in which it may write, or is read-only.
     """
 
-    def __init__(self, place: Path | Connection) -> None:
+    def __init__(self, location: Path | JournalConnection) -> None:
         self._lock = threading.RLock()
         self._depth = 0
-        self._decoded: dict[tuple[str, str], tuple[int, object]] = {}
-        self._connection: Connection = open_journal(place) if isinstance(place, Path) else place
+        self._decoded_rows: dict[tuple[str, str], tuple[int, object]] = {}
+        self._connection: JournalConnection = open_journal(location) if isinstance(location, Path) else location
         self.path, self.epoch = self._connection.where, self._connection.epoch
         try:
             self._incident_number = self._number("incident")
@@ -92,11 +92,11 @@ class Journal:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything written inside is kept, or nothing of it; nests."""
-        with self._guarded():
+        """A write transaction; it can be nested."""
+        with self._translated_errors():
             if self._depth == 0:
                 self._connection.begin()
-            before = self._incident_number
+            previous_number = self._incident_number
             self._depth += 1
             try:
                 yield
@@ -104,9 +104,9 @@ class Journal:
                     self._connection.execute("COMMIT")
             except BaseException:
                 if self._depth == 1:
-                    # What was read of it inside has numbers that the next entries and incidents get again.
-                    self._decoded.clear()
-                    self._incident_number = before
+                    # Rows cached inside have entry numbers that the next entries will reuse.
+                    self._decoded_rows.clear()
+                    self._incident_number = previous_number
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
                 raise
@@ -114,10 +114,10 @@ class Journal:
                 self._depth -= 1
 
     def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> JournalEntry:
-        """Append one entry that changes no row: a note, an action's receipt, a start of the hub."""
+        """Append one entry without rows: a note, the receipt of an action, a start of the hub."""
         with self.transaction():
-            row = self._rows("SELECT seq, hash FROM entry ORDER BY seq DESC LIMIT 1")
-            seq, prev = (row[0][0] + 1, row[0][1]) if row else (1, chain.GENESIS)
+            last_row = self._rows("SELECT seq, hash FROM entry ORDER BY seq DESC LIMIT 1")
+            seq, prev = (last_row[0][0] + 1, last_row[0][1]) if last_row else (1, chain.GENESIS)
             plain = wire.to_plain(body)
             text = wire.dumps(plain)
             entry = JournalEntry(seq, at, actor, kind, subject, plain, self.epoch, prev, hash="")
@@ -129,40 +129,40 @@ class Journal:
             return entry
 
     def save_events(self, batch: Sequence[events.Event], now: datetime) -> list[events.Event]:
-        """Keep the events that are not known yet, and return those, marked as received now."""
+        """Store events that are not in the journal yet, and return them, marked as received now."""
         with self.transaction():
-            fresh: dict[str, events.Event] = {}
+            new_events: dict[str, events.Event] = {}
             for event in batch:
-                known = self._rows("SELECT 1 FROM event WHERE key = ?", event.id)
-                if not known and event.id not in fresh:
-                    fresh[event.id] = replace(event, received_at=now)
-            if fresh:
-                nodes = sorted({str(event.place.node or event.place.cluster) for event in fresh.values()})
-                text = f"events of {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''}: {len(fresh)}"
-                self._write("event", {key: wire.dumps(event) for key, event in fresh.items()}, at=now, text=text)
-            return list(fresh.values())
+                is_stored = self._rows("SELECT 1 FROM event WHERE key = ?", event.id)
+                if not is_stored and event.id not in new_events:
+                    new_events[event.id] = replace(event, received_at=now)
+            if new_events:
+                nodes = sorted({str(event.place.node or event.place.cluster) for event in new_events.values()})
+                text = f"events of {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''}: {len(new_events)}"
+                self._write("event", {key: wire.dumps(event) for key, event in new_events.items()}, at=now, text=text)
+            return list(new_events.values())
 
     def events_at(
-        self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = MOST_ROWS
+        self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = MAX_ROWS
     ) -> list[events.Event]:
-        """Events of the place's node (or of the whole cluster), oldest first, that lie at or inside the place."""
+        """Events at or inside a place, oldest first."""
         where, values = _node_condition(place)
-        # A rack or leaf has few events of its own; those of its nodes are asked for by node.
+        # Only events of the rack or leaf itself; those of its nodes are queried by node.
         where += " AND node IS NULL" if place.domain is not None else ""
         rows = self._rows(
             f"SELECT body FROM event WHERE {where} AND at BETWEEN ? AND ? ORDER BY at, key LIMIT ?",  # noqa: S608
             *values,
             wire.format_time(since),
             wire.format_time(until),
-            min(limit, MOST_ROWS),
+            min(limit, MAX_ROWS),
         )
-        found = (self._decode(events.Event, row[0]) for row in rows)
-        return [event for event in found if place.encloses(event.place)]
+        decoded = (self._decode(events.Event, row[0]) for row in rows)
+        return [event for event in decoded if place.encloses(event.place)]
 
     def latest_events(self, place: fleet.Place | None, since: datetime) -> list[events.Event]:
-        """The newest event of each place, kind, code and server: enough to fold conditions after a restart.
+        """The newest event of each place, kind, code and server, from which conditions are restored after a restart.
 
-        Asks about the node (or cluster) of a place, or about everything for None.
+        Limited to the node (or cluster) of a place; None means everywhere.
         """
         where, values = ("TRUE", []) if place is None else _node_condition(place)
         rows = self._rows(
@@ -172,15 +172,15 @@ class Journal:
             f" FROM event WHERE {where} AND at >= ?) AS newest WHERE turn = 1 LIMIT ?",
             *values,
             wire.format_time(since),
-            MOST_ROWS,
+            MAX_ROWS,
         )
         return [self._decode(events.Event, row[0]) for row in rows]
 
     def event(self, id: str) -> events.Event | None:
-        return self._one(events.Event, "event", id)
+        return self._load_one(events.Event, "event", id)
 
     def next_incident_id(self) -> incidents.IncidentId:
-        """INC-1, INC-2 …; a number is used once, also after a restart or a trim."""
+        """INC-1, INC-2 …; a number is never reused, even after a restart or a trim."""
         with self._lock:
             self._incident_number += 1
             return incidents.IncidentId(f"{INCIDENT_PREFIX}{self._incident_number}")
@@ -188,23 +188,23 @@ class Journal:
     def save_incident(
         self, incident: incidents.Incident, *, kind: str, text: str, at: datetime, actor: str = HUB
     ) -> None:
-        """Keep the next version of an incident; JournalConflict when it is not the next one."""
+        """Store the next version of an incident; JournalConflict if another version was stored before."""
         with self.transaction():
-            known = self._rows("SELECT version FROM incident WHERE key = ?", incident.id)
-            stored = known[0][0] if known else 0
-            if incident.version != stored + 1:
+            stored_rows = self._rows("SELECT version FROM incident WHERE key = ?", incident.id)
+            stored_version = stored_rows[0][0] if stored_rows else 0
+            if incident.version != stored_version + 1:
                 raise JournalConflict(
-                    f"version {incident.version} was to be written, but version {stored} is the newest",
+                    f"version {incident.version} cannot be written: the stored version is {stored_version}",
                     where=incident.id,
                     now="Nothing was written",
-                    remedy="Read the incident again and repeat the change",
+                    remedy="Read the incident again and retry the change",
                 )
-            if not known:
+            if not stored_rows:
                 self._connection.execute(
                     "UPDATE number SET value = ? WHERE name = 'incident' AND value < ?",
                     (_number_of(incident.id), _number_of(incident.id)),
                 )
-            about = {"state": incident.state, "severity": incident.severity, "cause": incident.cause}
+            about_fields = {"state": incident.state, "severity": incident.severity, "cause": incident.cause}
             self._write(
                 "incident",
                 {incident.id: wire.dumps(incident)},
@@ -212,11 +212,11 @@ class Journal:
                 actor=actor,
                 kind=kind,
                 text=text,
-                about=about,
+                extra_fields=about_fields,
             )
 
     def incident(self, id: str) -> incidents.Incident | None:
-        return self._one(incidents.Incident, "incident", id)
+        return self._load_one(incidents.Incident, "incident", id)
 
     def incidents(
         self, *, open_only: bool = False, limit: int = 1000, opened_since: datetime | None = None
@@ -228,17 +228,17 @@ class Journal:
             f"SELECT key, seq FROM incident WHERE {state} AND opened_at >= ?"  # noqa: S608
             " ORDER BY opened_at DESC, seq DESC LIMIT ?",
             since,
-            min(limit, MOST_ROWS),
+            min(limit, MAX_ROWS),
         )
-        return self._recall(incidents.Incident, "incident", rows)
+        return self._load_rows(incidents.Incident, "incident", rows)
 
     def first_opened_at(self) -> datetime | None:
-        """When the oldest incident that is kept was opened."""
-        found = self._rows("SELECT MIN(opened_at) FROM incident")[0][0]
-        return None if found is None else wire.parse_time(found)
+        """When the oldest stored incident was opened."""
+        first_opened = self._rows("SELECT MIN(opened_at) FROM incident")[0][0]
+        return None if first_opened is None else wire.parse_time(first_opened)
 
     def open_incidents_at(self, node: fleet.Place) -> list[str]:
-        """The ids of incidents at a node, or at something in it, that are not resolved."""
+        """The ids of unresolved incidents at a node, or at a place in it."""
         rows = self._rows(
             "SELECT key FROM incident INDEXED BY incident_open_by_node WHERE state <> 'resolved'"
             " AND json_extract(body, '$.place.node') = ? AND json_extract(body, '$.place.cluster') = ?",
@@ -248,15 +248,15 @@ class Journal:
         return [row[0] for row in rows]
 
     def count_open(self) -> dict[alerts.Severity, int]:
-        """How many incidents are not resolved, by severity; every severity is there."""
+        """The number of unresolved incidents for every severity."""
         rows = self._rows(
             "SELECT json_extract(body, '$.severity'), COUNT(*) FROM incident WHERE state <> 'resolved' GROUP BY 1"
         )
-        found = dict(rows)
-        return {severity: found.get(severity.value, 0) for severity in alerts.Severity}
+        count_by_severity = dict(rows)
+        return {severity: count_by_severity.get(severity.value, 0) for severity in alerts.Severity}
 
     def timeline(self, incident_id: str, limit: int = 1000) -> list[JournalEntry]:
-        """What happened to an incident, oldest first; of a very long story the newest part."""
+        """The newest timeline entries of an incident, oldest first."""
         rows = self._rows(
             "SELECT * FROM entry WHERE subject = ? AND kind NOT IN (?, ?) ORDER BY seq DESC LIMIT ?",
             incident_id,
@@ -266,59 +266,61 @@ class Journal:
         )
         return [self._entry(row) for row in reversed(rows)]
 
-    def save_diagnosis(self, found: diagnosis.Diagnosis) -> None:
-        text = found.best.title if found.best else "No finding"
-        self._write("diagnosis", {found.incident: wire.dumps(found)}, at=found.at, text=text)
+    def save_diagnosis(self, new_diagnosis: diagnosis.Diagnosis) -> None:
+        text = new_diagnosis.best.title if new_diagnosis.best else "No finding"
+        self._write("diagnosis", {new_diagnosis.incident: wire.dumps(new_diagnosis)}, at=new_diagnosis.at, text=text)
 
     def diagnosis(self, incident_id: str) -> diagnosis.Diagnosis | None:
-        return self._one(diagnosis.Diagnosis, "diagnosis", incident_id)
+        return self._load_one(diagnosis.Diagnosis, "diagnosis", incident_id)
 
     def save_plan(self, plan: actions.Plan) -> None:
         self._write("plan", {plan.incident: wire.dumps(plan)}, at=plan.made_at, text=plan.next_step)
 
     def plan(self, incident_id: str) -> actions.Plan | None:
-        return self._one(actions.Plan, "plan", incident_id)
+        return self._load_one(actions.Plan, "plan", incident_id)
 
     def save_order(self, tracked: orders.TrackedOrder, *, at: datetime, actor: str, text: str) -> None:
-        """Keep a work order as it is now: given, or answered with a receipt."""
+        """Store a work order: new, or with its receipt."""
         kind = "order" if tracked.receipt is None else "receipt"
         self._write("work_order", {tracked.order.id: wire.dumps(tracked)}, at=at, actor=actor, kind=kind, text=text)
 
     def order(self, id: str) -> orders.TrackedOrder | None:
-        return self._one(orders.TrackedOrder, "work_order", id)
+        return self._load_one(orders.TrackedOrder, "work_order", id)
 
     def latest_orders(self, *, limit: int = 100) -> list[orders.TrackedOrder]:
         """Newest first."""
-        rows = self._rows("SELECT body FROM work_order ORDER BY seq DESC LIMIT ?", min(limit, MOST_ROWS))
+        rows = self._rows("SELECT body FROM work_order ORDER BY seq DESC LIMIT ?", min(limit, MAX_ROWS))
         return [self._decode(orders.TrackedOrder, row[0]) for row in rows]
 
     def open_orders(self, now: datetime) -> list[orders.TrackedOrder]:
-        """Those that may still be answered, oldest first."""
+        """Work orders that wait for a receipt and have not expired, oldest first."""
         rows = self._rows(
             "SELECT body FROM work_order WHERE is_answered = 0 AND expires_at >= ? ORDER BY seq LIMIT ?",
             wire.format_time(now),
-            MOST_ROWS,
+            MAX_ROWS,
         )
         return [self._decode(orders.TrackedOrder, row[0]) for row in rows]
 
     def save_repair(self, repair: repairs.Repair, *, at: datetime, actor: str, text: str, kind: str) -> None:
-        """Keep a repair as it is now, on the timeline of its incident."""
-        about = {"repair": repair.id, "state": repair.state, "step": repair.step, "node": repair.node.node}
+        """Store a repair, with an entry on the timeline of its incident."""
+        about_fields = {"repair": repair.id, "state": repair.state, "step": repair.step, "node": repair.node.node}
         rows = {str(repair.id): wire.dumps(repair)}
-        self._write("repair", rows, at=at, actor=actor, kind=kind, text=text, about=about, subject=repair.incident)
+        self._write(
+            "repair", rows, at=at, actor=actor, kind=kind, text=text, extra_fields=about_fields, subject=repair.incident
+        )
 
     def active_repairs(self) -> list[repairs.Repair]:
-        """Those that wait, run, or hold a node; oldest first."""
-        rows = self._rows("SELECT body FROM repair WHERE is_alive = 1 ORDER BY seq LIMIT ?", MOST_ROWS)
+        """Repairs that wait, run, or have a node out of service; oldest first."""
+        rows = self._rows("SELECT body FROM repair WHERE is_alive = 1 ORDER BY seq LIMIT ?", MAX_ROWS)
         return [self._decode(repairs.Repair, row[0]) for row in rows]
 
     def latest_repairs(self, *, limit: int = 100) -> list[repairs.Repair]:
         """Newest first."""
-        rows = self._rows("SELECT body FROM repair ORDER BY seq DESC LIMIT ?", min(limit, MOST_ROWS))
+        rows = self._rows("SELECT body FROM repair ORDER BY seq DESC LIMIT ?", min(limit, MAX_ROWS))
         return [self._decode(repairs.Repair, row[0]) for row in rows]
 
     def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[repairs.Repair]:
-        """Those of a node, newest first."""
+        """Repairs of a node, newest first."""
         rows = self._rows(
             "SELECT body FROM repair WHERE node = ? AND cluster = ? ORDER BY seq DESC LIMIT ?",
             node.node,
@@ -328,7 +330,7 @@ class Journal:
         return [self._decode(repairs.Repair, row[0]) for row in rows]
 
     def repairs_of(self, incident_id: str, *, limit: int = 20) -> list[repairs.Repair]:
-        """Those that an incident gave the plan for, newest first."""
+        """Repairs of an incident, newest first."""
         rows = self._rows("SELECT body FROM repair WHERE incident = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)
         return [self._decode(repairs.Repair, row[0]) for row in rows]
 
@@ -337,7 +339,7 @@ class Journal:
         self._write("repair_switch", rows, at=at, actor=actor, text=text, subject=REPAIR_SWITCH)
 
     def switch(self) -> repairs.RepairSwitch:
-        return self._one(repairs.RepairSwitch, "repair_switch", REPAIR_SWITCH) or repairs.RepairSwitch()
+        return self._load_one(repairs.RepairSwitch, "repair_switch", REPAIR_SWITCH) or repairs.RepairSwitch()
 
     def open_incident_ids(self) -> set[str]:
         return {row[0] for row in self._rows("SELECT key FROM incident WHERE state <> 'resolved'")}
@@ -346,45 +348,47 @@ class Journal:
         self._write("silence", {silence.id: wire.dumps(silence)}, at=at, actor=actor, text=text)
 
     def silences(self, after: datetime) -> list[silences.Silence]:
-        """Those that end after a time, the one that ends last first."""
+        """Silences that end after a time, the latest end first."""
         rows = self._rows(
             "SELECT body FROM silence WHERE ends_at > ? ORDER BY ends_at DESC LIMIT ?",
             wire.format_time(after),
-            MOST_ROWS,
+            MAX_ROWS,
         )
         return [self._decode(silences.Silence, row[0]) for row in rows]
 
     def save_notice(self, notice: notices.Notice, *, at: datetime, text: str) -> None:
-        """Keep what became of a message, on the timeline of its incident."""
+        """Store a notification, with an entry on the timeline of its incident."""
         kind = "notice" if notice.tries and notice.state is not notices.NoticeState.SENDING else NOTICE_STEP
         self._write("notice", {notice.id: wire.dumps(notice)}, at=at, text=text, subject=notice.incident, kind=kind)
 
     def notices_of(self, incident_id: str) -> list[notices.Notice]:
-        """Every message about an incident, in the order in which they were decided."""
-        # `seq` is of the last change, `rowid` of the first: no clock and no try moves it.
-        rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY rowid LIMIT ?", incident_id, MOST_ROWS)
+        """All notifications of an incident, in the order of their creation."""
+        # `seq` is from the last change, `rowid` from the creation: clocks and retries do not change it.
+        rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY rowid LIMIT ?", incident_id, MAX_ROWS)
         return [self._decode(notices.Notice, row[0]) for row in rows]
 
     def undelivered_notices(self) -> list[notices.Notice]:
-        """Those that no receiver has taken yet, oldest first."""
+        """Notifications that are not delivered yet, oldest first."""
         rows = self._rows(
-            "SELECT body FROM notice WHERE state IN ('waiting', 'sending') ORDER BY rowid LIMIT ?", MOST_ROWS
+            "SELECT body FROM notice WHERE state IN ('waiting', 'sending') ORDER BY rowid LIMIT ?", MAX_ROWS
         )
         return [self._decode(notices.Notice, row[0]) for row in rows]
 
     def save_alerts(self, changed: Sequence[alerts.Alert], *, at: datetime) -> None:
-        """Keep the alerts that changed, for the next start, and forget those that resolved."""
-        lasting = [alert for alert in changed if alert.state is not alerts.AlertState.RESOLVED]
-        over = [alert.labels for alert in changed if alert.state is alerts.AlertState.RESOLVED]
+        """Store changed alerts for the next start, and remove resolved ones."""
+        active = [alert for alert in changed if alert.state is not alerts.AlertState.RESOLVED]
+        resolved_labels = [alert.labels for alert in changed if alert.state is alerts.AlertState.RESOLVED]
         if not changed:
             return
         with self.transaction():
-            self._connection.executemany("DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in over])
-            rows = {str(alert.labels): wire.dumps(_alert_to_plain(alert)) for alert in lasting}
-            self._write("alert", rows, at=at, text=_in_words(changed))
+            self._connection.executemany(
+                "DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in resolved_labels]
+            )
+            rows = {str(alert.labels): wire.dumps(_alert_to_plain(alert)) for alert in active}
+            self._write("alert", rows, at=at, text=_describe_changes(changed))
 
     def alerts(self) -> list[alerts.Alert]:
-        rows = self._rows("SELECT body FROM alert ORDER BY key LIMIT ?", MOST_ROWS)
+        rows = self._rows("SELECT body FROM alert ORDER BY key LIMIT ?", MAX_ROWS)
         return [_alert_from_plain(json.loads(row[0])) for row in rows]
 
     def entries_of(self, kind: str, limit: int = 10_000) -> list[JournalEntry]:
@@ -393,46 +397,52 @@ class Journal:
         return [self._entry(row) for row in reversed(rows)]
 
     def entries(self, after_seq: int = 0, limit: int = 1000) -> list[JournalEntry]:
-        rows = self._rows("SELECT * FROM entry WHERE seq > ? ORDER BY seq LIMIT ?", after_seq, min(limit, MOST_ROWS))
+        rows = self._rows("SELECT * FROM entry WHERE seq > ? ORDER BY seq LIMIT ?", after_seq, min(limit, MAX_ROWS))
         return [self._entry(row) for row in rows]
 
-    def trim(self, before: datetime, *, now: datetime, most_events: int = MOST_EVENTS) -> int:
-        """Drop the entries before a time, with the events and finished incidents they wrote; return how many.
+    def trim(self, before: datetime, *, now: datetime, max_events: int = MAX_EVENTS) -> int:
+        """Delete the entries before a time, with their events and resolved incidents; return how many.
 
-        What is dropped is always the oldest part, and a checkpoint entry keeps its last hash, so the rest
-        still verifies. Incidents that are not resolved stay, though their early timeline may go.
+        Only the oldest entries are deleted, and a checkpoint entry has their last hash, so the remaining chain can be
+        verified. Unresolved incidents stay, but the oldest part of their timeline may be deleted.
         """
         with self.transaction():
-            old = self._rows("SELECT MIN(seq) FROM entry WHERE at >= ?", wire.format_time(before))[0][0]
+            first_kept = self._rows("SELECT MIN(seq) FROM entry WHERE at >= ?", wire.format_time(before))[0][0]
             last = self._rows("SELECT MAX(seq) FROM entry")[0][0] or 0
-            cut = last if old is None else old - 1
-            surplus = self._rows("SELECT seq FROM event ORDER BY seq DESC LIMIT 1 OFFSET ?", most_events)
-            cut = max(cut, surplus[0][0] if surplus else 0)
-            edge = self._rows("SELECT hash FROM entry WHERE seq = ?", cut)
-            if not edge:
+            last_dropped = last if first_kept is None else first_kept - 1
+            excess = self._rows("SELECT seq FROM event ORDER BY seq DESC LIMIT 1 OFFSET ?", max_events)
+            last_dropped = max(last_dropped, excess[0][0] if excess else 0)
+            last_dropped_row = self._rows("SELECT hash FROM entry WHERE seq = ?", last_dropped)
+            if not last_dropped_row:
                 return 0
-            body = {"text": f"Dropped the entries up to {cut}", "after": cut, "hash": edge[0][0]}
+            body = {
+                "text": f"Dropped the entries up to {last_dropped}",
+                "after": last_dropped,
+                "hash": last_dropped_row[0][0],
+            }
             self.record(journal_check.CHECKPOINT, "journal", at=now, actor=HUB, body=body)
-            dropped = self._connection.execute("DELETE FROM entry WHERE seq <= ?", (cut,)).rowcount
-            self._connection.execute("DELETE FROM event WHERE seq <= ?", (cut,))
+            dropped = self._connection.execute("DELETE FROM entry WHERE seq <= ?", (last_dropped,)).rowcount
+            self._connection.execute("DELETE FROM event WHERE seq <= ?", (last_dropped,))
             self._connection.execute(
                 "DELETE FROM work_order WHERE seq <= ? AND (is_answered = 1 OR expires_at < ?)",
-                (cut, wire.format_time(now)),
+                (last_dropped, wire.format_time(now)),
             )
-            self._connection.execute("DELETE FROM incident WHERE seq <= ? AND state = 'resolved'", (cut,))
-            self._connection.execute("DELETE FROM silence WHERE seq <= ? AND ends_at < ?", (cut, wire.format_time(now)))
+            self._connection.execute("DELETE FROM incident WHERE seq <= ? AND state = 'resolved'", (last_dropped,))
+            self._connection.execute(
+                "DELETE FROM silence WHERE seq <= ? AND ends_at < ?", (last_dropped, wire.format_time(now))
+            )
             self._connection.execute("DELETE FROM notice WHERE incident NOT IN (SELECT key FROM incident)")
             self._connection.execute(
                 "DELETE FROM repair WHERE seq <= ? AND is_alive = 0 AND incident NOT IN (SELECT key FROM incident)",
-                (cut,),
+                (last_dropped,),
             )
             for table in ("diagnosis", "plan"):
                 self._connection.execute(f"DELETE FROM {table} WHERE key NOT IN (SELECT key FROM incident)")  # noqa: S608
             return dropped
 
     def verify(self) -> int | None:
-        """The number of the first entry that is not as it was written, or whose rows are not; None if all are."""
-        with self._guarded(), self._connection.snapshot():
+        """The number of the first entry that was changed, or whose rows were; None if the journal is intact."""
+        with self._translated_errors(), self._connection.snapshot():
             return journal_check.first_invalid_entry(self._connection)
 
     def _write(
@@ -444,12 +454,12 @@ class Journal:
         text: str,
         actor: str = HUB,
         kind: str | None = None,
-        about: Mapping[str, Any] | None = None,
+        extra_fields: Mapping[str, Any] | None = None,
         subject: str | None = None,
     ) -> None:
-        """One entry and the rows that belong to it; the entry holds their digest, so they are covered by the chain."""
+        """Write an entry and its rows; the entry has their digests, so the hash chain covers them."""
         subject = subject or (next(iter(rows)) if table not in ("event", "alert") else table)
-        body = {**(about or {}), "text": text, **journal_check.row_digests(rows)}
+        body = {**(extra_fields or {}), "text": text, **journal_check.row_digests(rows)}
         with self.transaction():
             entry = self.record(kind or table, subject, at=at, actor=actor, body=body)
             self._connection.executemany(
@@ -462,68 +472,68 @@ class Journal:
         return int(self._rows("SELECT value FROM number WHERE name = ?", name)[0][0])
 
     def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._guarded():
+        with self._translated_errors():
             return self._connection.execute(statement, values).fetchall()
 
-    def _one(self, kind: type[T], table: str, key: str) -> T | None:
+    def _load_one(self, kind: type[T], table: str, key: str) -> T | None:
         rows = self._rows(f"SELECT key, seq FROM {table} WHERE key = ?", key)  # noqa: S608
-        found = self._recall(kind, table, rows)
-        return found[0] if found else None
+        values = self._load_rows(kind, table, rows)
+        return values[0] if values else None
 
-    def _recall(self, kind: type[T], table: str, rows: Sequence[tuple[Any, ...]]) -> list[T]:
-        """Rows by key and `seq` of their entry; pages ask for the same ones all the time, so decoded ones are kept.
+    def _load_rows(self, kind: type[T], table: str, rows: Sequence[tuple[Any, ...]]) -> list[T]:
+        """Load rows by key and `seq`; decoded rows are cached, because pages read the same ones repeatedly.
 
-        Decoding takes most of the time: it is done without the lock, or a commit would wait for a page.
+        Decoding takes most of the time; it runs without the lock, so that commits need not wait for it.
         """
-        found: dict[str, T] = {}
+        value_by_key: dict[str, T] = {}
         with self._lock:
             for key, seq in rows:
-                known = self._decoded.pop((table, key), None)
-                if known is not None and known[0] == seq:
-                    found[key], self._decoded[table, key] = cast(T, known[1]), known
-        missing = [key for key, _ in rows if key not in found]
-        for at in range(0, len(missing), KEYS_AT_ONCE):
-            keys = missing[at : at + KEYS_AT_ONCE]
+                cached = self._decoded_rows.pop((table, key), None)
+                if cached is not None and cached[0] == seq:
+                    value_by_key[key], self._decoded_rows[table, key] = cast(T, cached[1]), cached
+        missing = [key for key, _ in rows if key not in value_by_key]
+        for start in range(0, len(missing), KEYS_PER_QUERY):
+            keys = missing[start : start + KEYS_PER_QUERY]
             statement = f"SELECT key, seq, body FROM {table} WHERE key IN ({', '.join('?' * len(keys))})"  # noqa: S608
             for key, seq, body in self._rows(statement, *keys):
-                found[key] = self._decode(kind, body)
-                if len(rows) <= LONGEST_KEPT:
-                    self._keep_decoded((table, key), (seq, found[key]))
-        return [found[key] for key, _ in rows if key in found]
+                value_by_key[key] = self._decode(kind, body)
+                if len(rows) <= MAX_CACHED_LIST:
+                    self._keep_decoded((table, key), (seq, value_by_key[key]))
+        return [value_by_key[key] for key, _ in rows if key in value_by_key]
 
-    def _keep_decoded(self, key: tuple[str, str], known: tuple[int, object]) -> None:
+    def _keep_decoded(self, key: tuple[str, str], cached: tuple[int, object]) -> None:
         with self._lock:
-            self._decoded[key] = known
-            if len(self._decoded) > MOST_DECODED:
-                del self._decoded[next(iter(self._decoded))]
+            self._decoded_rows[key] = cached
+            if len(self._decoded_rows) > MAX_DECODED_ROWS:
+                del self._decoded_rows[next(iter(self._decoded_rows))]
 
     def _decode(self, kind: type[T], text: str) -> T:
         try:
             return wire.loads(kind, text)
         except WireError as error:
             raise StoreError(
-                f"a row is not a readable {kind.__name__}: {error}",
+                f"a row is not a valid {kind.__name__}: {error}",
                 where=str(self.path),
-                remedy="Run `verify` on the journal; restore it from a copy if it is broken",
+                remedy="Run `watchkeeper store verify`, and restore a damaged journal from a backup",
             ) from error
 
     def _entry(self, row: tuple[Any, ...]) -> JournalEntry:
         try:
             return journal_check.entry_of(row)
         except ValueError as error:
-            raise StoreError(f"entry {row[0]} is not readable: {quote(row)}", where=str(self.path)) from error
+            raise StoreError(f"entry {row[0]} cannot be read: {quote(row)}", where=str(self.path)) from error
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         with self._lock:
             try:
                 yield
             except sqlite3.Error as error:
                 raise StoreError(
-                    f"the journal refused: {error}",
+                    f"the journal cannot be read or written: {error}",
                     where=str(self.path),
-                    now="What was being written is not kept",
-                    remedy="Check the disk and the file; restore the file from a copy if it is damaged",
+                    now="The change was not saved",
+                    remedy="Check the disk and the file, and restore a damaged file from a backup",
                 ) from error
 
 
@@ -538,15 +548,15 @@ def _number_of(incident_id: str) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _in_words(changed: Sequence[alerts.Alert]) -> str:
-    """What changed, by state and name: `fires: GPUCountMismatch; over: GPUOffline ×8`."""
-    said = []
-    for state, word in ALERT_WORDS.items():
+def _describe_changes(changed: Sequence[alerts.Alert]) -> str:
+    """The changed alerts by state and name: `firing: GPUCountMismatch; resolved: GPUOffline ×8`."""
+    parts = []
+    for state, word in STATE_TEXTS.items():
         names = Counter(alert.name for alert in changed if alert.state is state)
-        told = [f"{name} ×{times}" if times > 1 else name for name, times in names.most_common(MOST_NAMED)]
-        rest = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
-        said += [f"{word}: {', '.join([*told, *rest])}"] if told else []
-    return "; ".join(said)
+        named = [f"{name} ×{times}" if times > 1 else name for name, times in names.most_common(MAX_NAMED_RULES)]
+        omitted = [f"{len(names) - MAX_NAMED_RULES} more"] if len(names) > MAX_NAMED_RULES else []
+        parts += [f"{word}: {', '.join([*named, *omitted])}"] if named else []
+    return "; ".join(parts)
 
 
 def _alert_to_plain(alert: alerts.Alert) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Reading the audit while a hub writes it: entries by kind, subject, actor, words and time, and if the chain holds.
+"""Search and verify the journal while a hub writes it: entries by kind, subject, actor, words and time.
 
-Each call has a connection of its own that only reads, so that a search never stands in the way of a commit. A search
-looks at a bounded number of entries, newest first, and says how far it got. `web/journal_api` asks.
+Each call has its own read-only connection, so a search never blocks a commit. A search reads a limited number of
+entries, newest first, and returns how far it got. `web/journal_api` uses this module.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from watchkeeper.errors import StoreError
 from watchkeeper.kit import wire
 from watchkeeper.store.journal import connection, journal_check, journal_file
 from watchkeeper.store.journal.chain import JournalEntry
-from watchkeeper.store.journal.connection import Connection
+from watchkeeper.store.journal.connection import JournalConnection
 
-# Entries that one search looks at; a kilobyte each, so some 20 MB.
-MOST_SEARCHED = 20_000
+# Entries that one search reads; with a kilobyte each, about 20 MB.
+MAX_SEARCHED_ENTRIES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class EntryFilter:
-    """What is looked for; empty is everything. `before` is the number of an entry, for the next page."""
+    """Which entries to find; empty fields match all. `before` is an entry number, for the next page."""
 
     kinds: tuple[str, ...] = ()
     subject: str = ""
@@ -40,7 +40,7 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True)
 class EntryPage:
-    """Entries, newest first; `looked_back_to` is the oldest number looked at, `first` and `last` what there is."""
+    """Entries, newest first; `looked_back_to` is the oldest entry read, `first` and `last` are those of the journal."""
 
     entries: tuple[JournalEntry, ...]
     first: int
@@ -51,84 +51,85 @@ class EntryPage:
 
 @dataclass(frozen=True, slots=True)
 class JournalLocation:
-    """A journal's file, or the file of the address of its database."""
+    """The SQLite file of a journal, or the file with the URL of its PostgreSQL database."""
 
     path: Path
     url_file: str | None = None
 
 
-def search(where: JournalLocation, wanted: EntryFilter) -> EntryPage:
-    with _opened(where) as reader:
+def search(location: JournalLocation, entry_filter: EntryFilter) -> EntryPage:
+    with _open_reader(location) as reader:
         first, last = reader.execute("SELECT COALESCE(MIN(seq), 0), COALESCE(MAX(seq), 0) FROM entry").fetchone()
-        newest = int(last) if wanted.before is None else min(int(last), wanted.before - 1)
-        oldest = max(int(first), newest - MOST_SEARCHED + 1)
-        conditions, values = _conditions(wanted)
-        span = "seq BETWEEN ? AND ?"
+        newest = int(last) if entry_filter.before is None else min(int(last), entry_filter.before - 1)
+        oldest = max(int(first), newest - MAX_SEARCHED_ENTRIES + 1)
+        conditions, values = _conditions(entry_filter)
+        seq_range = "seq BETWEEN ? AND ?"
         rows = reader.execute(
-            f"SELECT * FROM entry WHERE {' AND '.join([span, *conditions])} ORDER BY seq DESC LIMIT ?",  # noqa: S608
-            (oldest, newest, *values, wanted.limit),
+            f"SELECT * FROM entry WHERE {' AND '.join([seq_range, *conditions])} ORDER BY seq DESC LIMIT ?",  # noqa: S608
+            (oldest, newest, *values, entry_filter.limit),
         ).fetchall()
-        counted = reader.execute(f"SELECT kind, COUNT(*) FROM entry WHERE {span} GROUP BY kind", (oldest, newest))  # noqa: S608
-        kinds = {str(kind): int(count) for kind, count in counted.fetchall()}
-    entries = tuple(_entry(row, where) for row in rows)
-    is_full = len(entries) >= wanted.limit
+        statement = f"SELECT kind, COUNT(*) FROM entry WHERE {seq_range} GROUP BY kind"  # noqa: S608
+        kind_counts = reader.execute(statement, (oldest, newest))
+        kinds = {str(kind): int(count) for kind, count in kind_counts.fetchall()}
+    entries = tuple(_entry(row, location) for row in rows)
+    is_full = len(entries) >= entry_filter.limit
     return EntryPage(
         entries, int(first), int(last), entries[-1].seq if is_full else oldest, dict(sorted(kinds.items()))
     )
 
 
-def first_invalid_entry(where: JournalLocation) -> tuple[int | None, int]:
-    """The number of the first entry that is not as it was written, None if all are; and how many were read."""
-    with _opened(where) as reader, reader.snapshot():
-        broken = journal_check.first_invalid_entry(reader)
-        return broken, int(reader.execute("SELECT COUNT(*) FROM entry").fetchone()[0])
+def first_invalid_entry(location: JournalLocation) -> tuple[int | None, int]:
+    """The number of the first invalid entry, None if all are valid; and how many were read."""
+    with _open_reader(location) as reader, reader.snapshot():
+        invalid_seq = journal_check.first_invalid_entry(reader)
+        return invalid_seq, int(reader.execute("SELECT COUNT(*) FROM entry").fetchone()[0])
 
 
-def _conditions(wanted: EntryFilter) -> tuple[list[str], list[Any]]:
+def _conditions(entry_filter: EntryFilter) -> tuple[list[str], list[Any]]:
     conditions: list[str] = []
     values: list[Any] = []
-    if wanted.kinds:
-        conditions.append(f"kind IN ({', '.join('?' * len(wanted.kinds))})")
-        values += wanted.kinds
-    for column, text in (("subject", wanted.subject), ("actor", wanted.actor)):
+    if entry_filter.kinds:
+        conditions.append(f"kind IN ({', '.join('?' * len(entry_filter.kinds))})")
+        values += entry_filter.kinds
+    for column, text in (("subject", entry_filter.subject), ("actor", entry_filter.actor)):
         if text:
             conditions.append(f"{column} = ?")
             values.append(text)
-    if wanted.since is not None:
+    if entry_filter.since is not None:
         conditions.append("at >= ?")
-        values.append(wire.format_time(wanted.since))
-    if wanted.until is not None:
+        values.append(wire.format_time(entry_filter.since))
+    if entry_filter.until is not None:
         conditions.append("at <= ?")
-        values.append(wire.format_time(wanted.until))
-    for word in wanted.words:
+        values.append(wire.format_time(entry_filter.until))
+    for word in entry_filter.words:
         columns = "lower(body) LIKE ? ESCAPE '!' OR lower(subject) LIKE ? ESCAPE '!' OR lower(actor) LIKE ? ESCAPE '!'"
         conditions.append(f"({columns} OR lower(kind) LIKE ? ESCAPE '!')")
-        values += [f"%{_escaped(word.lower())}%"] * 4
+        values += [f"%{_escape_like(word.lower())}%"] * 4
     return conditions, values
 
 
-def _escaped(word: str) -> str:
+def _escape_like(word: str) -> str:
     return word.replace("!", "!!").replace("%", "!%").replace("_", "!_")
 
 
-def _entry(row: tuple[Any, ...], where: JournalLocation) -> JournalEntry:
+def _entry(row: tuple[Any, ...], location: JournalLocation) -> JournalEntry:
     try:
         return journal_check.entry_of(row)
     except ValueError as error:
-        raise StoreError(f"entry {row[0]} is not readable", where=str(where.path)) from error
+        raise StoreError(f"entry {row[0]} cannot be read", where=str(location.path)) from error
 
 
 @contextmanager
-def _opened(where: JournalLocation) -> Iterator[Connection]:
-    if where.url_file is not None:
-        with closing(connection.open_read_only(where.url_file)) as server:
+def _open_reader(location: JournalLocation) -> Iterator[JournalConnection]:
+    if location.url_file is not None:
+        with closing(connection.open_read_only(location.url_file)) as server:
             yield server
         return
-    if not where.path.is_file():
-        raise StoreError("there is no journal here", where=str(where.path))
+    if not location.path.is_file():
+        raise StoreError("no journal found", where=str(location.path))
     try:
-        opened = sqlite3.connect(f"file:{where.path}?mode=ro", uri=True, factory=journal_file.FileConnection)
-        with closing(opened) as reader:
+        file = sqlite3.connect(f"file:{location.path}?mode=ro", uri=True, factory=journal_file.FileConnection)
+        with closing(file) as reader:
             yield reader
     except sqlite3.Error as error:
-        raise StoreError(f"the journal cannot be read: {error}", where=str(where.path)) from error
+        raise StoreError(f"the journal cannot be read: {error}", where=str(location.path)) from error

@@ -1,9 +1,9 @@
-"""The journal in PostgreSQL: how it is reached, what is made of a statement, and who may write.
+"""The journal in PostgreSQL: connections, translated statements, and fencing of hubs that lost leadership.
 
-`leadership` opens a `Server` and gives `journal.Journal` one `ServerConnection` for each time that this hub leads or
-follows. A connection writes in one epoch only: each transaction locks the leader's row and compares, so another hub
-cannot become the leader in between, and one that has lost the lead cannot write. A connection that broke stays broken:
-whatever was built on it is built anew from the journal.
+`leadership` opens a `PostgresServer` and passes `journal.Journal` a new `PostgresConnection` each time that this hub
+becomes leader or follower. A connection writes in one epoch: each transaction locks the leader's row and compares the
+epoch, so another hub cannot acquire leadership in between, and a hub that lost it cannot write. A failed connection is
+never reused: everything that was built on it is rebuilt from the journal.
 """
 
 from __future__ import annotations
@@ -28,73 +28,75 @@ T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 CONNECT_SECONDS = 3
-# A trim deletes half a million rows; nothing else takes a second.
-ANSWER_SECONDS = 60.0
-# Any number that all hubs agree on: "WKJ1", as in the header of a journal's file.
+# A trim deletes half a million rows; no other statement takes a second.
+STATEMENT_TIMEOUT_SECONDS = 60.0
+# The same number for all hubs: "WKJ1", as in the header of a journal file.
 CREATE_LOCK = 0x574B4A31
-# What stands in a statement that inserts, once for each row; a statement may have 65,535 values.
-ONE_ROW, ROWS_AT_ONCE = "(?, ?, ?)", 500
+# The placeholder of one row in an INSERT; a statement may have 65,535 values.
+ROW_PLACEHOLDER, ROWS_PER_STATEMENT = "(?, ?, ?)", 500
 EXAMPLE = "postgresql://watchkeeper@db.example/watchkeeper"
 
 
 class _TimedConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that waits for an answer for so long and no longer: a stopped server keeps its sockets open."""
+    """A connection with a timeout for each answer, because a stopped server keeps its sockets open."""
 
-    answer_seconds = ANSWER_SECONDS
+    timeout_seconds = STATEMENT_TIMEOUT_SECONDS
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
-        return super().wait(_limited(gen, self.answer_seconds), *args, **options)
+        return super().wait(_with_timeout(gen, self.timeout_seconds), *args, **options)
 
 
-def _limited(waiting: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """The same generator, which raises after a time; psycopg wakes it with nothing several times a second."""
+def _with_timeout(driver: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+    """The same generator, but it raises after a time; psycopg resumes it several times a second."""
     deadline = time.monotonic() + seconds
     try:
-        wish = next(waiting)
+        request = next(driver)
         while True:
-            ready = yield wish
+            ready = yield request
             if not ready and time.monotonic() > deadline:
-                raise psycopg.OperationalError(f"no answer for {seconds:g} s")
-            wish = waiting.send(ready)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+                raise psycopg.OperationalError(f"no answer within {seconds:g} s")
+            request = driver.send(ready)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
 
 
 class PostgresServer:
-    """A database of a PostgreSQL server. `address` is a secret: it may hold a password, and stands in no message."""
+    """A PostgreSQL database. `address` is a secret, because it may contain a password; messages never include it."""
 
     def __init__(self, address: str) -> None:
         try:
             self._parts = conninfo.conninfo_to_dict(address)
         except psycopg.Error:
             raise SettingsError(
-                "is not the address of a PostgreSQL database", where="journal.url_file", remedy=f"Write {EXAMPLE}"
+                "is not a PostgreSQL URL", where="journal.url_file", remedy=f"Write {EXAMPLE}"
             ) from None
         host, port = (self._parts.get(key) for key in ("host", "port"))
-        database = self._parts.get("dbname") or self._parts.get("user") or "the user's own"
+        database = self._parts.get("dbname") or self._parts.get("user") or "of the user"
         self.name = f"PostgreSQL database {database} at {host or 'this machine'}{f':{port}' if port else ''}"
 
-    def connect(self, *, answer_seconds: float = ANSWER_SECONDS, idle_seconds: float = 10.0) -> _TimedConnection:
-        """A new connection, which the server cuts when it is left in a transaction; StoreError when there is none."""
+    def connect(
+        self, *, timeout_seconds: float = STATEMENT_TIMEOUT_SECONDS, idle_seconds: float = 10.0
+    ) -> _TimedConnection:
+        """A new connection, which the server closes if a transaction stays idle; StoreError if connecting fails."""
         defaults: dict[str, Any] = {
             "application_name": "watchkeeper",
             "connect_timeout": CONNECT_SECONDS,
             "keepalives_idle": CONNECT_SECONDS,
             "keepalives_interval": 1,
             "keepalives_count": 3,
-            "tcp_user_timeout": int(answer_seconds * 1000),
+            "tcp_user_timeout": int(timeout_seconds * 1000),
         }
         with self.guarded():
             connection = _TimedConnection.connect(
                 conninfo.make_conninfo(**{**defaults, **self._parts}), autocommit=True
             )
-            connection.answer_seconds = answer_seconds
+            connection.timeout_seconds = timeout_seconds
             try:
-                # A leader that was stopped inside a transaction would keep the others from taking the lead.
-                limits = {"idle_in_transaction_session_timeout": idle_seconds, "statement_timeout": answer_seconds}
-                for name, seconds in limits.items():
+                # A leader that was paused inside a transaction would block the election of another.
+                timeouts = {"idle_in_transaction_session_timeout": idle_seconds, "statement_timeout": timeout_seconds}
+                for name, seconds in timeouts.items():
                     connection.execute("SELECT set_config(%s, %s, FALSE)", (name, f"{int(seconds * 1000)}ms"))
-                # What was acknowledged must survive a power cut; stronger promises of the server stay as they are.
+                # Acknowledged writes must survive a power failure; stronger settings of the server are kept.
                 connection.execute(
                     "SELECT set_config('synchronous_commit', 'on', FALSE)"
                     " WHERE current_setting('synchronous_commit') = 'off'"
@@ -105,71 +107,71 @@ class PostgresServer:
         return connection
 
     def create(self) -> None:
-        """Make the tables and what older ones lack; StoreError for tables of a version that we do not know."""
+        """Create missing tables and columns; StoreError if the tables are from a newer version."""
         with self.guarded(), self.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATE_LOCK,))
             if connection.execute("SELECT to_regclass('leader')").fetchall() == [(None,)]:
-                connection.execute(_statements("journal_postgres.sql").encode())
+                connection.execute(_read_script("journal_postgres.sql").encode())
             rows = connection.execute("SELECT schema_version FROM leader").fetchall()
             if rows[0][0] > SCHEMA_VERSION:
                 raise StoreError(
-                    f"the journal has schema version {rows[0][0]}, this Watchkeeper knows up to {SCHEMA_VERSION}",
+                    f"the journal has schema version {rows[0][0]}, this Watchkeeper supports up to {SCHEMA_VERSION}",
                     where=self.name,
                     now="It was not changed",
                     remedy="Start the newer Watchkeeper that wrote it",
                 )
-            added = _statements("journal_postgres_added.sql")
-            indexes = re.findall(r"CREATE INDEX IF NOT EXISTS (\w+)", added)
-            # Not at every start: the leader waits for it.
-            lacking = "SELECT FROM unnest(%s::TEXT[]) AS name WHERE to_regclass(name) IS NULL"
-            if connection.execute(lacking, (indexes,)).rowcount:
-                connection.execute(added.encode())
+            added_statements = _read_script("journal_postgres_added.sql")
+            indexes = re.findall(r"CREATE INDEX IF NOT EXISTS (\w+)", added_statements)
+            # Not at every start, because the leader has to wait for it.
+            missing_query = "SELECT FROM unnest(%s::TEXT[]) AS name WHERE to_regclass(name) IS NULL"
+            if connection.execute(missing_query, (indexes,)).rowcount:
+                connection.execute(added_statements.encode())
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
         try:
             yield
         except psycopg.Error as error:
-            # Of several lines the first says what is wrong; a password is in none of them.
+            # The first line names the problem; no line contains a password.
             problem = str(error).strip().partition("\n")[0] or type(error).__name__
             raise StoreError(
-                f"the journal refused: {problem}",
+                f"the journal cannot be read or written: {problem}",
                 where=self.name,
-                now="What was being written counts as not kept",
-                remedy="The hub tries again by itself; see that the server runs and can be reached",
+                now="The change may not be saved",
+                remedy="The hub retries automatically; check that the server runs and is reachable",
             ) from error
 
 
-def _statements(name: str) -> str:
+def _read_script(name: str) -> str:
     return resources.files("watchkeeper.store.journal").joinpath(name).read_text()
 
 
 def read_server(path: Path) -> PostgresServer:
-    """The server whose address is in a file; SettingsError without one."""
+    """The server whose URL is in a file; SettingsError if the file cannot be read or is empty."""
     try:
         address = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(
             f"cannot be read: {error_reason(error)}",
             where=str(path),
-            remedy=f"Write the address there, such as {EXAMPLE}",
+            remedy=f"Write the URL to this file, such as {EXAMPLE}",
         ) from error
     if not address:
-        raise SettingsError("is empty", where=str(path), remedy=f"Write the address there, such as {EXAMPLE}")
+        raise SettingsError("is empty", where=str(path), remedy=f"Write the URL to this file, such as {EXAMPLE}")
     return PostgresServer(address)
 
 
 class PostgresConnection:
-    """`connection.Connection` on a server, in one epoch; 0 reads only. `leader` says who leads instead of us."""
+    """A connection for one leader epoch; 0 is read-only. `leader` names the hub that leads instead of this one."""
 
     def __init__(self, server: PostgresServer, epoch: int, *, leader: str = "", idle_seconds: float = 10.0) -> None:
         self.where, self.epoch, self._leader = server.name, epoch, leader
-        self._server, self._is_cut = server, False
+        self._server, self._is_aborted = server, False
         self._connection = server.connect(idle_seconds=idle_seconds)
 
     @property
     def is_broken(self) -> bool:
-        return self._is_cut or self._connection.closed
+        return self._is_aborted or self._connection.closed
 
     @property
     def in_transaction(self) -> bool:
@@ -178,39 +180,41 @@ class PostgresConnection:
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> psycopg.Cursor[tuple[Any, ...]]:
         with self._guarded():
-            return self._connection.execute(translated(statement).encode(), values)
+            return self._connection.execute(to_postgres(statement).encode(), values)
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Several rows in one statement where it inserts; one statement for each where it does not.
+        """Run a statement for many rows; an INSERT writes many rows in one statement.
 
-        Not psycopg's own: it uses a pipeline, after which PostgreSQL 15 forgets to cut a connection that stays idle.
+        psycopg's `executemany` is not used: after its pipeline, PostgreSQL 15 no longer closes idle connections.
         """
-        left, found = list(rows), self._connection.cursor()
-        while left:
-            some = left[:ROWS_AT_ONCE] if ONE_ROW in statement else left[:1]
-            del left[: len(some)]
-            whole = statement.replace(ONE_ROW, ", ".join([ONE_ROW] * len(some)))
-            found = self.execute(whole, [value for row in some for value in row])
-        return found
+        remaining, cursor = list(rows), self._connection.cursor()
+        while remaining:
+            batch = remaining[:ROWS_PER_STATEMENT] if ROW_PLACEHOLDER in statement else remaining[:1]
+            del remaining[: len(batch)]
+            batch_statement = statement.replace(ROW_PLACEHOLDER, ", ".join([ROW_PLACEHOLDER] * len(batch)))
+            cursor = self.execute(batch_statement, [value for row in batch for value in row])
+        return cursor
 
     def begin(self) -> None:
-        """Begin to write, and hold the lead until the end of the transaction."""
+        """Begin a write transaction and lock the leadership until its end; NotLeader if another hub leads."""
         if not self.epoch:
-            raise self._not_leading()
+            raise self._not_leader_error()
         self.execute("BEGIN")
         current = self.execute("SELECT epoch FROM leader FOR SHARE").fetchall()
         if current != [(self.epoch,)]:
             self.execute("ROLLBACK")
-            # For good: whatever was concluded in this epoch is to be concluded anew by whoever leads.
+            # Closed permanently: the new leader must repeat all decisions of this epoch.
             self.close()
-            raise self._not_leading(f"epoch {self.epoch} is over, {current[0][0]} is the current one: ")
+            raise self._not_leader_error(f"epoch {self.epoch} has ended, the current epoch is {current[0][0]}: ")
 
-    def _not_leading(self, why: str = "") -> NotLeader:
+    def _not_leader_error(self, why: str = "") -> NotLeader:
         return NotLeader(
             f"{why}another hub leads{f': {self._leader}' if self._leader else ''}",
             where=self.where,
-            now="Nothing was written; this hub answers questions only",
-            remedy=f"Send it to {self._leader}" if self._leader else "See /readyz for the leader, and send it there",
+            now="Nothing was written; this hub is read-only",
+            remedy=f"Send the request to {self._leader}"
+            if self._leader
+            else "Send the request to the leader; see /readyz",
         )
 
     @contextmanager
@@ -226,11 +230,14 @@ class PostgresConnection:
         rows = self.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = CURRENT_SCHEMA")
         return {row[0] for row in rows}
 
-    def cut(self) -> None:
-        """End it from another thread: whoever waits for an answer gets StoreError now."""
-        self._is_cut = True
-        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._connection.fileno())) as line:
-            line.shutdown(socket.SHUT_RDWR)
+    def abort(self) -> None:
+        """Abort the connection from another thread: a call that waits for an answer gets StoreError now."""
+        self._is_aborted = True
+        with (
+            suppress(OSError, psycopg.Error),
+            socket.socket(fileno=os.dup(self._connection.fileno())) as connection_socket,
+        ):
+            connection_socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connection.close()
@@ -241,15 +248,15 @@ class PostgresConnection:
             try:
                 yield
             except psycopg.DataError as error:
-                raise WireError((f"PostgreSQL cannot keep this: {error}",)) from error
+                raise WireError((f"PostgreSQL cannot store this: {error}",)) from error
             except psycopg.OperationalError:
-                # An answer that came too late must not be taken for the next one.
+                # A late answer must not be read as the answer to the next statement.
                 self._connection.close()
                 raise
 
 
 @functools.lru_cache(maxsize=256)
-def translated(statement: str) -> str:
-    """A statement of the journal as PostgreSQL wants it."""
-    # PostgreSQL chooses an index by itself.
+def to_postgres(statement: str) -> str:
+    """A statement of the journal in the syntax of PostgreSQL."""
+    # PostgreSQL has no INDEXED BY.
     return re.sub(r" INDEXED BY \w+", "", statement).replace("?", "%s")

@@ -1,4 +1,4 @@
-"""The write-ahead log of samples: written within a second, read back after a restart.
+"""The write-ahead log of samples: written within a second, replayed after a restart.
 
-Comes in: what the head accepted. Goes out: label sets and samples. Never here: a query.
+In: samples that the head accepted. Out: label sets and samples. Never here: a query.
 """

@@ -1,9 +1,9 @@
-"""The write-ahead log: what the head accepted, on disk within a second, until a block has it.
+"""The write-ahead log: accepted samples, on disk within a second, until a block has them.
 
-The head notes scrapes and samples here while they are accepted; `sync` writes what was noted since the last time
-as a record, compressed and checksummed, and waits for the disk. A segment stands by itself: it defines every
-series and scrape layout that it uses, so old segments can go and a damaged one takes nothing with it.
-`wal_reader` reads it after a restart; docs/reference/storage.md has the layout.
+The head adds scrapes and samples when it accepts them; `sync` writes them as a compressed record with a checksum, and
+waits for the disk. Each segment is self-contained: it defines every series and scrape layout that it uses, so old
+segments can be removed, and a damaged one does not affect the others. `wal_reader` reads it after a restart;
+docs/reference/storage.md has the layout.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from watchkeeper.store.groups import grow_column
 
 MAGIC = b"WKWAL\x00\x00\x01"
 SUFFIX = ".wal"
-# Stands before each record, so that the next good one is found behind a damaged one.
-MARK = b"\xf5WKr"
+# The start of each record, so that the next valid record after a damaged one can be found.
+RECORD_MARK = b"\xf5WKr"
 RECORD = struct.Struct("<4sII")
 PARTS = struct.Struct("<6I")
-# Level 1 keeps up with any scrape; the bytes live for an hour.
-LEVEL = 1
-# Each segment names all its series again: of a large fleet smaller ones take longer to read after a restart.
+# Level 1 is fast enough for any scrape rate; the data is kept for an hour.
+COMPRESSION_LEVEL = 1
+# Each segment defines all its series again: for a large fleet, smaller segments take longer to replay.
 SEGMENT_BYTES = 128 << 20
-# Every so many slots a layout is written whole, so that damage before it ends there.
-WHOLE_EVERY = 32
-# Noted samples that wait for a disk without room: 64 MB. Older ones then go unlogged, and are counted.
-MAX_WAITING = 8_000_000
-# A segment begins with the labels of every series. In one record those of 36,000 series would take 40 MB for a moment,
-# and what a moment takes while series are made stays as holes between them.
+# Every this many slots a layout is written in full, so that earlier damage has no effect from there on.
+FULL_SLOT_INTERVAL = 32
+# Samples that wait while the disk is full: 64 MB. Above it, the oldest are not logged, but counted.
+MAX_PENDING_SAMPLES = 8_000_000
+# A segment begins with the labels of every series. One record with those of 36,000 series would need 40 MB for a
+# moment, and temporary memory between new series stays as holes in the heap.
 MAX_DEFINITIONS = 512
 NUMBER_MASK = 0xFFFF_FFFF
 
@@ -51,7 +51,7 @@ Samples = tuple[Ints, Ints, Floats]
 
 @dataclass(slots=True)
 class PendingBatch:
-    """What was noted between two syncs."""
+    """The samples and definitions between two syncs."""
 
     definitions: dict[int, label_sets.Labels] = field(default_factory=dict)
     scrapes: list[Scrape] = field(default_factory=list)
@@ -62,7 +62,7 @@ class PendingBatch:
 
 @dataclass(slots=True)
 class _WrittenLayout:
-    """The series of a target's scrapes in one order, and their values in the last one."""
+    """The series of a target's scrapes in a fixed order, and their last values."""
 
     number: int
     ids: Ints
@@ -72,7 +72,7 @@ class _WrittenLayout:
 
 @dataclass(slots=True)
 class Segment:
-    """One file of the log; `newest_ms` is the latest time of any sample in it."""
+    """One file of the WAL; `newest_ms` is the newest time of its samples."""
 
     path: Path
     newest_ms: int = -NEVER_MS
@@ -80,23 +80,23 @@ class Segment:
 
 
 class WriteAheadLog:
-    """Notes under the head's lock; writes outside of it, one thread at a time."""
+    """Samples are added under the head's lock, and written without it, one thread at a time."""
 
     def __init__(
         self, folder: Path, *, lock: Lock, labels_of: Callable[[Ints], Sequence[label_sets.Labels | None]]
     ) -> None:
         self._folder = folder
         self._lock = lock
-        # Taken before the head's lock, never after it.
+        # Acquired before the head's lock, never after it.
         self._writing = RLock()
         self._labels_of = labels_of
-        self._noted = np.empty(0, dtype=np.int64)
-        # By target the ids that this segment has defined.
-        self._defined: dict[Hashable, Ints] = {}
+        self._defined_ids = np.empty(0, dtype=np.int64)
+        # The ids of each target that this segment has defined.
+        self._ids_by_target: dict[Hashable, Ints] = {}
         self._batch = PendingBatch()
-        # What marks among the samples stand for, which the head knows; and those that this segment has.
-        self.known_histograms: Mapping[int, bytes] = {}
-        self._noted_histograms: set[int] = set()
+        # The native histograms of the head by mark, and the marks that this segment has defined.
+        self.packed_histograms: Mapping[int, bytes] = {}
+        self._defined_histograms: set[int] = set()
         self._file = -1
         self._layouts: dict[str, _WrittenLayout] = {}
         self._next_layout = 0
@@ -104,31 +104,31 @@ class WriteAheadLog:
         self.segments: list[Segment] = []
         self.unlogged = 0
 
-    def note_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None:
+    def add_scrape(self, key: Hashable, ids: Ints, at_ms: int, values: Floats) -> None:
         if not len(ids):
             return
-        # The head gives the same array while a target's series stay the same; nobody writes into it.
-        if self._defined.get(key) is not ids:
+        # The head passes the same array while a target's series do not change; it is never modified.
+        if self._ids_by_target.get(key) is not ids:
             self._define(ids)
-            self._defined[key] = ids
-        if self.known_histograms:
+            self._ids_by_target[key] = ids
+        if self.packed_histograms:
             self._define_histograms(values)
         self._batch.scrapes.append((key if isinstance(key, str) else repr(key), ids, at_ms, values.copy()))
         self._batch.count += len(ids)
-        if self._batch.count > MAX_WAITING:
-            self._forget_oldest()
+        if self._batch.count > MAX_PENDING_SAMPLES:
+            self._drop_oldest()
 
-    def note_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
+    def add_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
         self._define(ids)
-        if self.known_histograms:
+        if self.packed_histograms:
             self._define_histograms(values)
         self._batch.samples.append((ids, times, values))
         self._batch.count += len(ids)
-        if self._batch.count > MAX_WAITING:
-            self._forget_oldest()
+        if self._batch.count > MAX_PENDING_SAMPLES:
+            self._drop_oldest()
 
     def sync(self) -> int:
-        """Bring everything noted so far to the disk; returns the number of samples. StoreError if it cannot be."""
+        """Write all pending samples to disk and return how many; StoreError if the write fails."""
         with self._writing:
             with self._lock:
                 batch, self._batch = self._batch, PendingBatch()
@@ -138,81 +138,83 @@ class WriteAheadLog:
             return batch.count
 
     def rotate(self) -> list[Segment]:
-        """End the segment; what is noted from here on is defined anew in the next one. Returns all that have ended."""
+        """End the segment, so that later samples go to a new one; return all ended segments."""
         with self._writing:
             with self._lock:
                 batch, self._batch = self._batch, PendingBatch()
-                self._forget_defined()
+                self._reset_defined()
             self._write(batch)
-            self._end()
+            self._close_segment()
             return list(self.segments)
 
-    def forget_before(self, at_ms: int) -> None:
-        """Remove the segments in which every sample is older."""
+    def remove_before(self, at_ms: int) -> None:
+        """Remove the segments with only older samples."""
         with self._writing:
-            self.forget([one for one in self.segments if one.newest_ms < at_ms and one is not self._current])
+            self.remove(
+                [segment for segment in self.segments if segment.newest_ms < at_ms and segment is not self._current]
+            )
 
-    def forget(self, ended: Iterable[Segment]) -> None:
-        """Remove segments that have ended: all that is in them is elsewhere."""
+    def remove(self, ended: Iterable[Segment]) -> None:
+        """Remove ended segments whose samples are in blocks or in quarantine."""
         with self._writing:
-            for segment in [one for one in ended if one in self.segments]:
+            for segment in [segment for segment in ended if segment in self.segments]:
                 segment.path.unlink(missing_ok=True)
                 self.segments.remove(segment)
 
     def close(self) -> None:
         with self._writing:
-            self._end()
+            self._close_segment()
 
     def _define(self, ids: Ints) -> None:
-        """Remember the labels of ids that this segment has not seen."""
+        """Add the definitions of ids that this segment has not defined."""
         numbers = ids & NUMBER_MASK
-        if len(numbers) and int(numbers.max()) >= len(self._noted):
-            self._noted = grow_column(self._noted, int(numbers.max()) + 1, fill=-1)
-        is_fresh = self._noted[numbers] != ids
-        if is_fresh.any():
-            fresh = np.unique(ids[is_fresh])
-            for id, labels in zip(fresh.tolist(), self._labels_of(fresh), strict=True):
+        if len(numbers) and int(numbers.max()) >= len(self._defined_ids):
+            self._defined_ids = grow_column(self._defined_ids, int(numbers.max()) + 1, fill=-1)
+        is_undefined = self._defined_ids[numbers] != ids
+        if is_undefined.any():
+            undefined = np.unique(ids[is_undefined])
+            for id, labels in zip(undefined.tolist(), self._labels_of(undefined), strict=True):
                 if labels is not None:
                     self._batch.definitions[id] = labels
-            self._noted[fresh & NUMBER_MASK] = fresh
+            self._defined_ids[undefined & NUMBER_MASK] = undefined
 
-    def _forget_defined(self) -> None:
-        self._noted[:] = -1
-        self._defined, self._noted_histograms = {}, set()
+    def _reset_defined(self) -> None:
+        self._defined_ids[:] = -1
+        self._ids_by_target, self._defined_histograms = {}, set()
 
     def _define_histograms(self, values: Floats) -> None:
-        for mark in histograms.marks_in(values) - self._noted_histograms:
-            histogram = self.known_histograms.get(mark)
+        for mark in histograms.marks_in(values) - self._defined_histograms:
+            histogram = self.packed_histograms.get(mark)
             if histogram is not None:
                 self._batch.histograms[mark] = histogram
-                self._noted_histograms.add(mark)
+                self._defined_histograms.add(mark)
 
-    def _forget_oldest(self) -> None:
-        """Give up half of what waits; the head still has it, and the next block will."""
+    def _drop_oldest(self) -> None:
+        """Drop half of the pending samples from the WAL; the head still has them, and the next block will."""
         batch = self._batch
         half = len(batch.scrapes) // 2
-        gone = sum(len(ids) for _, ids, _, _ in batch.scrapes[:half]) + sum(len(ids) for ids, _, _ in batch.samples)
+        dropped = sum(len(ids) for _, ids, _, _ in batch.scrapes[:half]) + sum(len(ids) for ids, _, _ in batch.samples)
         batch.scrapes, batch.samples = batch.scrapes[half:], []
-        batch.count -= gone
-        self.unlogged += gone
+        batch.count -= dropped
+        self.unlogged += dropped
 
-    def _give_up(self, batch: PendingBatch) -> None:
-        """A write failed: keep the batch for the next segment, which must define all that is in it."""
-        empty = self._current if self._current is not None and self._current.bytes <= len(MAGIC) else None
-        self._end()
-        if empty is not None:
-            self.segments.remove(empty)
-            empty.path.unlink(missing_ok=True)
+    def _requeue(self, batch: PendingBatch) -> None:
+        """After a failed write, add the batch to the next segment again, with all its definitions."""
+        empty_segment = self._current if self._current is not None and self._current.bytes <= len(MAGIC) else None
+        self._close_segment()
+        if empty_segment is not None:
+            self.segments.remove(empty_segment)
+            empty_segment.path.unlink(missing_ok=True)
         with self._lock:
-            waiting, self._batch = self._batch, PendingBatch()
-            self._forget_defined()
-            for key, ids, at_ms, values in [*batch.scrapes, *waiting.scrapes]:
-                self.note_scrape(key, ids, at_ms, values)
-            for ids, times, values in [*batch.samples, *waiting.samples]:
-                self.note_samples(ids, times, values)
+            pending, self._batch = self._batch, PendingBatch()
+            self._reset_defined()
+            for key, ids, at_ms, values in [*batch.scrapes, *pending.scrapes]:
+                self.add_scrape(key, ids, at_ms, values)
+            for ids, times, values in [*batch.samples, *pending.samples]:
+                self.add_samples(ids, times, values)
 
-    def _begin(self) -> None:
-        """Open the next segment."""
+    def _open_segment(self) -> None:
+        """Create the next segment."""
         names = [int(path.stem) for path in self._folder.glob(f"*{SUFFIX}") if path.stem.isdigit()]
         path = self._folder / f"{max(names, default=0) + 1:010d}{SUFFIX}"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
@@ -222,37 +224,37 @@ class WriteAheadLog:
         self._append(MAGIC)
         files.sync_folder(self._folder)
 
-    def _end(self) -> None:
+    def _close_segment(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._current, self._layouts = -1, None, {}
 
     def _write(self, batch: PendingBatch) -> None:
-        # Definitions count by themselves: their samples may have gone unlogged, and those to come rely on them.
+        # Definitions are written even without samples, which may have been dropped: later samples need them.
         if not (batch.count or batch.definitions or batch.histograms):
             return
         try:
             if self._file < 0:
-                self._begin()
-            for piece in _pieces(batch):
-                packed = codec.compress(self._encode(piece), LEVEL)
-                self._append(RECORD.pack(MARK, len(packed), zlib.crc32(packed)) + packed)
+                self._open_segment()
+            for part in _split_batch(batch):
+                packed = codec.compress(self._encode(part), COMPRESSION_LEVEL)
+                self._append(RECORD.pack(RECORD_MARK, len(packed), zlib.crc32(packed)) + packed)
         except OSError as error:
-            self._give_up(batch)
+            self._requeue(batch)
             raise errors.StoreError(
                 f"samples cannot be written: {error.strerror}",
                 where=str(self._folder),
-                now=f"{self._batch.count} samples wait in memory, where queries see them",
-                remedy="Make room on the disk, or shorten [query] retention",
+                now=f"{self._batch.count} samples wait in memory, and queries include them",
+                remedy="Free disk space, or shorten [query] retention",
             ) from error
 
     def _append(self, content: bytes) -> None:
-        """Write to the end of the segment and wait for the disk; on failure nothing of it stays."""
+        """Append to the segment and wait for the disk; a failed write is truncated."""
         assert self._current is not None
         try:
-            left = memoryview(content)
-            while left:
-                left = left[os.write(self._file, left) :]
+            remaining = memoryview(content)
+            while remaining:
+                remaining = remaining[os.write(self._file, remaining) :]
             os.fdatasync(self._file)
         except OSError:
             os.ftruncate(self._file, self._current.bytes)
@@ -266,47 +268,47 @@ class WriteAheadLog:
         table = np.empty((5, len(batch.scrapes)), dtype="<i8")
         masks: list[bytes] = []
         changed: list[Floats] = []
-        for at, (key, ids, at_ms, values) in enumerate(batch.scrapes):
+        for column, (key, ids, at_ms, values) in enumerate(batch.scrapes):
             layout = self._layouts.get(key)
-            if layout is None or not _is_same(layout.ids, ids):
+            if layout is None or not _is_same_ids(layout.ids, ids):
                 layout = self._layouts[key] = _WrittenLayout(self._next_layout, ids, values)
                 self._next_layout += 1
                 layouts.append((layout.number, key, ids.tolist()))
-            is_whole = layout.slots % WHOLE_EVERY == 0
-            if is_whole:
-                differing = values
+            is_full = layout.slots % FULL_SLOT_INTERVAL == 0
+            if is_full:
+                changed_values = values
             else:
-                mask = values.view(np.int64) != layout.last.view(np.int64)
-                masks.append(np.packbits(mask).tobytes())
-                differing = values[mask]
-            changed.append(differing)
-            table[:, at] = layout.number, at_ms, is_whole, len(differing), len(ids)
+                is_changed = values.view(np.int64) != layout.last.view(np.int64)
+                masks.append(np.packbits(is_changed).tobytes())
+                changed_values = values[is_changed]
+            changed.append(changed_values)
+            table[:, column] = layout.number, at_ms, is_full, len(changed_values), len(ids)
             layout.last, layout.slots = values, layout.slots + 1
             self._current.newest_ms = max(self._current.newest_ms, at_ms)
         for _, times, _ in batch.samples:
             self._current.newest_ms = max(self._current.newest_ms, int(times.max()))
-        singles = [np.concatenate(column).tobytes() for column in zip(*batch.samples, strict=True)]
+        single_columns = [np.concatenate(column).tobytes() for column in zip(*batch.samples, strict=True)]
         parts = [
             orjson.dumps(definitions),
             orjson.dumps(layouts),
             table.tobytes(),
             b"".join(masks),
             np.concatenate(changed).tobytes() if changed else b"",
-            b"".join(singles),
+            b"".join(single_columns),
         ]
-        # Behind the parts, where earlier versions look for nothing.
-        beside = histograms.pack(batch.histograms) if batch.histograms else b""
-        return PARTS.pack(*map(len, parts)) + b"".join(parts) + beside
+        # After the parts, where earlier versions do not read.
+        histogram_part = histograms.pack_table(batch.histograms) if batch.histograms else b""
+        return PARTS.pack(*map(len, parts)) + b"".join(parts) + histogram_part
 
 
-def _is_same(before: Ints, ids: Ints) -> bool:
-    return before is ids or (len(before) == len(ids) and bool((before == ids).all()))
+def _is_same_ids(previous: Ints, ids: Ints) -> bool:
+    return previous is ids or (len(previous) == len(ids) and bool((previous == ids).all()))
 
 
-def _pieces(batch: PendingBatch) -> Iterator[PendingBatch]:
-    """The batch as records of bounded size: definitions first, and with the last of them everything that needs them."""
-    defined = list(batch.definitions.items())
-    last = max(0, len(defined) - 1) // MAX_DEFINITIONS * MAX_DEFINITIONS
-    for at in range(0, last, MAX_DEFINITIONS):
-        yield PendingBatch(definitions=dict(defined[at : at + MAX_DEFINITIONS]))
-    yield replace(batch, definitions=dict(defined[last:]))
+def _split_batch(batch: PendingBatch) -> Iterator[PendingBatch]:
+    """Split a batch into records of limited size: definitions first, and all samples with the last of them."""
+    definitions = list(batch.definitions.items())
+    last_start = max(0, len(definitions) - 1) // MAX_DEFINITIONS * MAX_DEFINITIONS
+    for start in range(0, last_start, MAX_DEFINITIONS):
+        yield PendingBatch(definitions=dict(definitions[start : start + MAX_DEFINITIONS]))
+    yield replace(batch, definitions=dict(definitions[last_start:]))

@@ -1,9 +1,9 @@
-"""What a log has, as a head takes it: label sets, whole stretches of scrapes, single samples.
+"""Read a WAL into batches for a head: label sets, tables of scrapes, and single samples.
 
-A restart of a large fleet has a hundred million samples to read. So a record is read as a whole: all values that
-changed are written at once into one column with the last value of every series, and stretches of that column are copied
-into a table, a row for each slot. Rows are handed over many at a time. `wal_replay` takes them into a head;
-`wal_ahead` reads in a process of its own.
+A restart of a large fleet reads a hundred million samples. So each record is processed as a whole: all changed values
+are written to one array with the last value of every series, and ranges of that array are copied to a table with a row
+for each slot. Many rows are passed on at a time. `wal_replay` loads them into a head; `wal_prefetch` reads in another
+process.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ import numpy as np
 from watchkeeper.store.columns import NEVER_MS, Floats, Ints
 from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.groups import grow_column
-from watchkeeper.store.rows import MixedTable, split
+from watchkeeper.store.rows import MixedTable, split_by_width
 from watchkeeper.store.series import UNKNOWN, Pairs
 from watchkeeper.store.wal import wal_records
 from watchkeeper.store.wal.wal import NUMBER_MASK, SUFFIX, Segment
 from watchkeeper.store.wal.wal_labels import SharedPairs
 from watchkeeper.store.wal.wal_records import Bytes, WalRecord
 
-UNASKED = -2
-# Slots of a layout that are handed over at once; of a fleet that is not large four times as many, as long as they take
-# no more than so many bytes.
-GATHERED_SLOTS = 64
-GATHERED_BYTES = 64 << 20
-# Room that a target gets at most when it goes on as it began: two hours at 15 s.
-MOST_EXPECTED = 512
-# A batch ends with the part that makes it so large: about 8 MB.
+UNRESOLVED = -2
+# Slots of a layout that are buffered before they are passed on; four times as many for a small fleet, within
+# MAX_BUFFERED_BYTES.
+BUFFERED_SLOTS = 64
+MAX_BUFFERED_BYTES = 64 << 20
+# The most slots that a target is expected to have: two hours at 15 s.
+MAX_EXPECTED_SLOTS = 512
+# A batch ends when it has at least this many samples: about 8 MB.
 BATCH_SAMPLES = 1 << 20
-NOWHERE = -1
-# Series that a target may get without a new place for its last values.
-SPARE = 8
+NO_POSITION = -1
+# Series that may be added to a target without moving its last values.
+SPARE_SERIES = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayScrapes:
-    """Row s of the table has values of `series[s]` at `times`, of a target that may have so many slots in all."""
+    """Scrapes of a target: row s of the table has the values of `series[s]` at `times`."""
 
     key: str
     series: Ints
     times: Ints
     table: MixedTable
-    expected: int
+    expected_slots: int
 
     @property
     def size(self) -> int:
@@ -55,7 +55,7 @@ class ReplayScrapes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplaySamples:
-    """Samples of any series at any times."""
+    """Single samples of any series at any times."""
 
     series: Ints
     times: Ints
@@ -68,7 +68,7 @@ class ReplaySamples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayBatch:
-    """What a head takes next, in this order. A series is meant by its place among all label sets so far."""
+    """The next label sets and samples for a head, in this order; series are numbers of label sets so far."""
 
     labels: list[Pairs]
     parts: list[ReplayScrapes | ReplaySamples]
@@ -76,13 +76,13 @@ class ReplayBatch:
 
 @dataclass(slots=True)
 class SegmentResult:
-    """A segment was read to its end: what is to be known about it."""
+    """The result of reading one segment to its end."""
 
     segment: Segment
-    # False for a file that is not a segment of this version.
+    # False for a file that is not a WAL segment of this version.
     is_ours: bool = True
     damages: list[Corruption] = field(default_factory=list)
-    # Bytes of a record that a crash cut short; nobody was told that they are safe.
+    # Bytes of an incomplete record after a crash; they were never confirmed as written.
     torn_bytes: int = 0
     # Samples whose values depend on a damaged record.
     lost: int = 0
@@ -91,114 +91,115 @@ class SegmentResult:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRange:
-    """Samples from `since_ms` on and before `until_ms`; the log ends at about `ends_ms`."""
+    """Which samples to read: since ≤ time < until. The WAL ends at about `end_ms`."""
 
     since_ms: int
     until_ms: int
-    ends_ms: int
+    end_ms: int
 
 
 class _LabelSetNumbers:
-    """All label sets that samples were met of, in any segment, and which of them are new since the last batch."""
+    """Numbers the label sets of all segments; `new_label_sets` are new since the last batch."""
 
     def __init__(self) -> None:
-        self._places: dict[Pairs, int] = {}
-        self.fresh: list[Pairs] = []
+        self._number_by_label_set: dict[Pairs, int] = {}
+        self.new_label_sets: list[Pairs] = []
 
-    def place(self, pairs: Pairs) -> int:
-        count = len(self._places)
-        place = self._places.setdefault(pairs, count)
-        if place == count:
-            self.fresh.append(pairs)
-        return place
+    def number_of(self, pairs: Pairs) -> int:
+        count = len(self._number_by_label_set)
+        number = self._number_by_label_set.setdefault(pairs, count)
+        if number == count:
+            self.new_label_sets.append(pairs)
+        return number
 
 
 @dataclass(slots=True)
 class _ReadLayout:
-    """The series of a target's scrapes in one order."""
+    """The series of a target's scrapes in a fixed order."""
 
     number: int
     key: str
     ids: Ints
-    # Their places among the label sets, from the first slot that is gathered on.
-    places: Ints | None = None
-    room: int = 0
+    # The numbers of their label sets, set at the first buffered slot.
+    label_numbers: Ints | None = None
+    capacity: int = 0
 
 
 class _SegmentReader:
-    """One segment on its way into batches."""
+    """Reads one segment into batches."""
 
-    def __init__(self, met: _LabelSetNumbers, ended: SegmentResult, wanted: ReplayRange) -> None:
-        self._met, self._ended, self._wanted = met, ended, wanted
+    def __init__(self, label_sets: _LabelSetNumbers, result: SegmentResult, time_range: ReplayRange) -> None:
+        self._label_sets, self._result, self._time_range = label_sets, result, time_range
         self.parts: list[ReplayScrapes | ReplaySamples] = []
-        # Labels of series that no sample asked for yet.
+        # Labels of series without a sample so far.
         self._labels: dict[int, Pairs] = {}
-        # Indexed by the numbers in the log: the id that a number stands for, its place among the label sets, and
-        # whether it is part of a layout.
-        self._old = np.empty(0, dtype=np.int64)
-        self._place = np.empty(0, dtype=np.int64)
+        # Indexed by series number: the current id, the number of its label set, and whether the series is in a layout.
+        self._ids = np.empty(0, dtype=np.int64)
+        self._label_numbers = np.empty(0, dtype=np.int64)
         self._in_layout = np.empty(0, dtype=np.int64)
         self._layouts: dict[int, _ReadLayout] = {}
-        self._newest: dict[str, _ReadLayout] = {}
+        self._newest_layout_by_key: dict[str, _ReadLayout] = {}
         self._target_numbers: dict[str, int] = {}
-        # Indexed by the numbers of layouts: a number for its target, how many series it has, where their last values
-        # lie, whether those are known or damage may have taken some of them, and how many slots are gathered.
-        self._targets = np.empty(0, dtype=np.int64)
-        self._sizes = np.empty(0, dtype=np.int64)
-        self._starts = np.empty(0, dtype=np.int64)
+        # Indexed by layout number: the number of the target, how many series the layout has, where their last values
+        # are, whether those are valid (not lost to damage), and how many slots are buffered.
+        self._target_by_layout = np.empty(0, dtype=np.int64)
+        self._size_by_layout = np.empty(0, dtype=np.int64)
+        self._start_by_layout = np.empty(0, dtype=np.int64)
         self._is_known = np.empty(0, dtype=np.int64)
-        self._filled = np.empty(0, dtype=np.int64)
-        # The bits of the last values of all layouts, how many of them are given out, and gathered copies of them.
-        self._last = np.empty(0, dtype=np.int64)
-        self._taken = 0
-        self._gathered = np.empty((4 * GATHERED_SLOTS, 0), dtype=np.int64)
-        self._times = np.empty((4 * GATHERED_SLOTS, 0), dtype=np.int64)
+        self._slot_count_by_layout = np.empty(0, dtype=np.int64)
+        # The bits of the last values of all layouts, how many are in use, and buffered copies of them.
+        self._last_bits = np.empty(0, dtype=np.int64)
+        self._used_capacity = 0
+        self._buffered_bits = np.empty((4 * BUFFERED_SLOTS, 0), dtype=np.int64)
+        self._buffered_times = np.empty((4 * BUFFERED_SLOTS, 0), dtype=np.int64)
 
-    def take(self, record: WalRecord) -> None:
+    def add_record(self, record: WalRecord) -> None:
         if record.definitions:
             self._define(record.definitions)
         for number, key, ids in record.layouts:
-            self._lay_out(_ReadLayout(number, key, np.array(ids, dtype=np.int64)))
-        mask_at = value_at = 0
-        for scrapes in self._rounds(record.scrapes):
+            self._add_layout(_ReadLayout(number, key, np.array(ids, dtype=np.int64)))
+        mask_offset = value_offset = 0
+        for scrapes in self._split_rounds(record.scrapes):
             masked = int(((scrapes[4] + 7) // 8)[scrapes[2] == 0].sum())
             changed = int(scrapes[3].sum())
-            self._take_scrapes(
-                scrapes, record.masks[mask_at : mask_at + masked], record.changed[value_at : value_at + changed]
+            self._add_scrapes(
+                scrapes,
+                record.masks[mask_offset : mask_offset + masked],
+                record.changed[value_offset : value_offset + changed],
             )
-            mask_at, value_at = mask_at + masked, value_at + changed
-        self._ended.histograms |= record.histograms
+            mask_offset, value_offset = mask_offset + masked, value_offset + changed
+        self._result.histograms |= record.histograms
         if len(record.ids):
-            self._take_samples(record)
+            self._add_samples(record)
 
-    def _rounds(self, scrapes: Ints) -> Iterator[Ints]:
-        """Scrapes in their order, cut where a target would come a second time."""
+    def _split_rounds(self, scrapes: Ints) -> Iterator[Ints]:
+        """Split scrapes into rounds in which each target occurs at most once."""
         if not scrapes.shape[1]:
             return
-        self._make_layout_room(int(scrapes[0].max()))
-        targets = self._targets[scrapes[0]].tolist()
+        self._grow_layouts(int(scrapes[0].max()))
+        targets = self._target_by_layout[scrapes[0]].tolist()
         if len(set(targets)) == len(targets):
             yield scrapes
             return
-        low, seen = 0, set[int]()
-        for at, target in enumerate(targets):
-            if target in seen:
-                yield scrapes[:, low:at]
-                low, seen = at, set()
-            seen.add(target)
-        yield scrapes[:, low:]
+        start, seen_targets = 0, set[int]()
+        for index, target in enumerate(targets):
+            if target in seen_targets:
+                yield scrapes[:, start:index]
+                start, seen_targets = index, set()
+            seen_targets.add(target)
+        yield scrapes[:, start:]
 
-    def lose_track(self) -> None:
-        """Bytes are missing here: what follows as a change of a value before means nothing until it is whole again."""
+    def mark_gap(self) -> None:
+        """Mark last values as invalid after missing bytes: changes have no base until the next full slot."""
         self._is_known[:] = 0
 
-    def finish(self) -> None:
-        self._hand_over(self._filled.nonzero()[0])
+    def flush(self) -> None:
+        self._flush_layouts(self._slot_count_by_layout.nonzero()[0])
 
-    def leave(self) -> Iterator[None]:
-        """Hand over the rest, a batch at a time: whoever takes one need not wait for all."""
-        for number in self._filled.nonzero()[0].tolist():
-            self._hand_over(np.array([number]))
+    def drain(self) -> Iterator[None]:
+        """Flush the rest; yield for each batch, so that the caller need not wait for all."""
+        for number in self._slot_count_by_layout.nonzero()[0].tolist():
+            self._flush_layouts(np.array([number]))
             if sum(part.size for part in self.parts) >= BATCH_SAMPLES:
                 yield
         yield
@@ -206,208 +207,222 @@ class _SegmentReader:
     def _define(self, definitions: dict[int, Pairs]) -> None:
         ids = np.fromiter(definitions, dtype=np.int64, count=len(definitions))
         numbers = ids & NUMBER_MASK
-        self._make_room(int(numbers.max()))
-        if (self._old[numbers] != UNKNOWN).any():
-            # A number that another series had: what was gathered of that one comes first.
-            self.finish()
-        self._old[numbers], self._place[numbers] = ids, UNASKED
+        self._grow_numbers(int(numbers.max()))
+        if (self._ids[numbers] != UNKNOWN).any():
+            # The number belonged to another series: its buffered slots come first.
+            self.flush()
+        self._ids[numbers], self._label_numbers[numbers] = ids, UNRESOLVED
         self._labels.update(zip(numbers.tolist(), definitions.values(), strict=True))
 
-    def _make_room(self, number: int) -> None:
-        self._old = grow_column(self._old, number + 1, fill=UNKNOWN)
-        self._place = grow_column(self._place, number + 1, fill=UNKNOWN)
+    def _grow_numbers(self, number: int) -> None:
+        self._ids = grow_column(self._ids, number + 1, fill=UNKNOWN)
+        self._label_numbers = grow_column(self._label_numbers, number + 1, fill=UNKNOWN)
         self._in_layout = grow_column(self._in_layout, number + 1, fill=0)
 
-    def _lay_out(self, layout: _ReadLayout) -> None:
+    def _add_layout(self, layout: _ReadLayout) -> None:
         self._layouts[layout.number] = layout
-        self._make_room(int((layout.ids & NUMBER_MASK).max(initial=0)))
+        self._grow_numbers(int((layout.ids & NUMBER_MASK).max(initial=0)))
         self._in_layout[layout.ids & NUMBER_MASK] = 1
-        self._make_layout_room(layout.number)
-        self._targets[layout.number] = self._target_numbers.setdefault(layout.key, len(self._target_numbers))
-        self._sizes[layout.number] = len(layout.ids)
+        self._grow_layouts(layout.number)
+        self._target_by_layout[layout.number] = self._target_numbers.setdefault(layout.key, len(self._target_numbers))
+        self._size_by_layout[layout.number] = len(layout.ids)
 
-    def _make_layout_room(self, number: int) -> None:
-        if number < len(self._sizes):
+    def _grow_layouts(self, number: int) -> None:
+        if number < len(self._size_by_layout):
             return
-        self._targets = grow_column(self._targets, number + 1, fill=NOWHERE)
-        self._sizes = grow_column(self._sizes, number + 1, fill=NOWHERE)
-        self._starts = grow_column(self._starts, number + 1, fill=NOWHERE)
+        self._target_by_layout = grow_column(self._target_by_layout, number + 1, fill=NO_POSITION)
+        self._size_by_layout = grow_column(self._size_by_layout, number + 1, fill=NO_POSITION)
+        self._start_by_layout = grow_column(self._start_by_layout, number + 1, fill=NO_POSITION)
         self._is_known = grow_column(self._is_known, number + 1, fill=0)
-        self._filled = grow_column(self._filled, number + 1, fill=0)
-        self._times = _wider(self._times, len(self._sizes))
+        self._slot_count_by_layout = grow_column(self._slot_count_by_layout, number + 1, fill=0)
+        self._buffered_times = _widen(self._buffered_times, len(self._size_by_layout))
 
-    def _places(self, ids: Ints) -> Ints:
-        """The places of ids of the log among the label sets; UNKNOWN where the definition was damaged."""
+    def _label_numbers_of(self, ids: Ints) -> Ints:
+        """The label set numbers of ids; UNKNOWN if the definition was damaged."""
         numbers = ids & NUMBER_MASK
-        self._make_room(int(numbers.max(initial=0)))
-        asked = list(dict.fromkeys(numbers[self._place[numbers] == UNASKED].tolist()))
-        if asked:
-            labels, place = self._labels, self._met.place
-            self._place[asked] = [place(labels.pop(number)) for number in asked]
-        return np.where(self._old[numbers] == ids, self._place[numbers], UNKNOWN)
+        self._grow_numbers(int(numbers.max(initial=0)))
+        unresolved = list(dict.fromkeys(numbers[self._label_numbers[numbers] == UNRESOLVED].tolist()))
+        if unresolved:
+            labels, number_of = self._labels, self._label_sets.number_of
+            self._label_numbers[unresolved] = [number_of(labels.pop(number)) for number in unresolved]
+        return np.where(self._ids[numbers] == ids, self._label_numbers[numbers], UNKNOWN)
 
-    def _take_scrapes(self, scrapes: Ints, masks: Bytes, changed: Ints) -> None:
-        """Bring the last values up to date, and gather them; each target is there once at most."""
-        numbers, times, wholes, counts, sizes = scrapes
-        is_whole = wholes != 0
-        # Unless damage took what a scrape depends on.
-        is_readable = (self._sizes[numbers] == sizes) & (is_whole | (self._is_known[numbers] != 0))
-        begun = numbers[is_whole & is_readable]
-        for number in begun[self._starts[begun] == NOWHERE].tolist():
-            self._begin(self._layouts[number])
-        self._is_known[begun] = 1
-        starts = np.where(is_readable, self._starts[numbers], NOWHERE)
-        if is_whole.any():
-            has_values = np.repeat(is_whole, counts) if not is_whole.all() else slice(None)
-            self._write(
-                _ranges(starts[is_whole], sizes[is_whole]), changed[has_values], starts[is_whole], sizes[is_whole]
+    def _add_scrapes(self, scrapes: Ints, masks: Bytes, changed: Ints) -> None:
+        """Update the last values and buffer them; each target occurs at most once."""
+        numbers, times, full_flags, counts_masked, sizes = scrapes
+        is_full = full_flags != 0
+        # False if damage lost the values that a scrape depends on.
+        is_readable = (self._size_by_layout[numbers] == sizes) & (is_full | (self._is_known[numbers] != 0))
+        started = numbers[is_full & is_readable]
+        for number in started[self._start_by_layout[started] == NO_POSITION].tolist():
+            self._start_layout(self._layouts[number])
+        self._is_known[started] = 1
+        starts = np.where(is_readable, self._start_by_layout[numbers], NO_POSITION)
+        if is_full.any():
+            has_values = np.repeat(is_full, counts_masked) if not is_full.all() else slice(None)
+            self._write_last(
+                _concatenate_ranges(starts[is_full], sizes[is_full]),
+                changed[has_values],
+                starts[is_full],
+                sizes[is_full],
             )
         if len(masks):
-            has_mask = ~is_whole
-            has_values = np.repeat(has_mask, counts) if is_whole.any() else slice(None)
-            starts_masked, counts, sizes_masked = starts[has_mask], counts[has_mask], sizes[has_mask]
-            # A mask begins with a byte of its own.
+            has_mask = ~is_full
+            has_values = np.repeat(has_mask, counts_masked) if is_full.any() else slice(None)
+            starts_masked, counts_masked, sizes_masked = starts[has_mask], counts_masked[has_mask], sizes[has_mask]
+            # Each mask begins at a new byte.
             widths = (sizes_masked + 7) // 8 * 8
             shifts = starts_masked - (np.cumsum(widths) - widths)
-            at = np.flatnonzero(np.unpackbits(masks).view(np.bool_)) + np.repeat(shifts, counts)
-            self._write(at, changed[has_values], starts_masked, counts)
-        self._ended.lost += int(sizes[~is_readable].sum())
-        is_wanted = is_readable & (times >= self._wanted.since_ms) & (times < self._wanted.until_ms)
-        self._gather(numbers[is_wanted], times[is_wanted])
+            positions = np.flatnonzero(np.unpackbits(masks).view(np.bool_)) + np.repeat(shifts, counts_masked)
+            self._write_last(positions, changed[has_values], starts_masked, counts_masked)
+        self._result.lost += int(sizes[~is_readable].sum())
+        is_in_range = is_readable & (times >= self._time_range.since_ms) & (times < self._time_range.until_ms)
+        self._buffer_slots(numbers[is_in_range], times[is_in_range])
 
-    def _write(self, at: Ints, bits: Ints, starts: Ints, counts: Ints) -> None:
-        """Write last values, except those of layouts without a place."""
-        if (starts == NOWHERE).any():
-            has_place = np.repeat(starts != NOWHERE, counts)
-            at, bits = at[has_place], bits[has_place]
-        self._last[at] = bits
+    def _write_last(self, positions: Ints, bits: Ints, starts: Ints, counts: Ints) -> None:
+        """Write last values, except those of layouts without a position."""
+        if (starts == NO_POSITION).any():
+            has_position = np.repeat(starts != NO_POSITION, counts)
+            positions, bits = positions[has_position], bits[has_position]
+        self._last_bits[positions] = bits
 
-    def _begin(self, layout: _ReadLayout) -> None:
-        """The layout is whole: it takes the place of the one that its target had before."""
-        before = self._newest.get(layout.key)
-        self._newest[layout.key] = layout
-        if before is not None:
-            self._hand_over(np.array([before.number]))
-            self._sizes[before.number] = NOWHERE
-            del self._layouts[before.number]
-            if len(layout.ids) <= before.room:
-                self._starts[layout.number], layout.room = self._starts[before.number], before.room
+    def _start_layout(self, layout: _ReadLayout) -> None:
+        """Start to use a layout with full values; it replaces the previous layout of its target."""
+        previous = self._newest_layout_by_key.get(layout.key)
+        self._newest_layout_by_key[layout.key] = layout
+        if previous is not None:
+            self._flush_layouts(np.array([previous.number]))
+            self._size_by_layout[previous.number] = NO_POSITION
+            del self._layouts[previous.number]
+            if len(layout.ids) <= previous.capacity:
+                self._start_by_layout[layout.number], layout.capacity = (
+                    self._start_by_layout[previous.number],
+                    previous.capacity,
+                )
                 return
-        self._starts[layout.number], layout.room = self._taken, len(layout.ids) + SPARE
-        self._taken += layout.room
-        self._last = grow_column(self._last, self._taken, fill=0)
+        self._start_by_layout[layout.number], layout.capacity = self._used_capacity, len(layout.ids) + SPARE_SERIES
+        self._used_capacity += layout.capacity
+        self._last_bits = grow_column(self._last_bits, self._used_capacity, fill=0)
 
-    def _gather(self, numbers: Ints, times: Ints) -> None:
-        """Copy the last values of layouts, of neighbours that have as many slots at once."""
+    def _buffer_slots(self, numbers: Ints, times: Ints) -> None:
+        """Copy the last values of layouts to the buffer; adjacent layouts with equal slots are copied together."""
         if not len(numbers):
             return
-        for layout in [self._layouts[number] for number in numbers[self._filled[numbers] == 0].tolist()]:
-            if layout.places is None:
-                layout.places = self._places(layout.ids)
-        if self._gathered.shape[1] < len(self._last):
-            self._gathered = _wider(self._gathered, len(self._last))
-        starts, slots = self._starts[numbers], self._filled[numbers]
-        ends = starts + self._sizes[numbers]
-        edges = np.flatnonzero((starts[1:] < ends[:-1]) | (starts[1:] > ends[:-1] + SPARE) | (slots[1:] != slots[:-1]))
+        for layout in [self._layouts[number] for number in numbers[self._slot_count_by_layout[numbers] == 0].tolist()]:
+            if layout.label_numbers is None:
+                layout.label_numbers = self._label_numbers_of(layout.ids)
+        if self._buffered_bits.shape[1] < len(self._last_bits):
+            self._buffered_bits = _widen(self._buffered_bits, len(self._last_bits))
+        starts, slots = self._start_by_layout[numbers], self._slot_count_by_layout[numbers]
+        ends = starts + self._size_by_layout[numbers]
+        edges = np.flatnonzero(
+            (starts[1:] < ends[:-1]) | (starts[1:] > ends[:-1] + SPARE_SERIES) | (slots[1:] != slots[:-1])
+        )
         firsts, lasts = [0, *(edges + 1).tolist()], [*edges.tolist(), len(numbers) - 1]
         for slot, low, high in zip(slots[firsts].tolist(), starts[firsts].tolist(), ends[lasts].tolist(), strict=True):
-            self._gathered[slot, low:high] = self._last[low:high]
-        self._times[slots, numbers] = times
-        self._filled[numbers] += 1
-        most = max(GATHERED_SLOTS, min(4 * GATHERED_SLOTS, GATHERED_BYTES // self._last.nbytes))
-        if int(slots.max()) >= most - 1:
-            # Those that are not far behind go along: so there are few batches.
-            self._hand_over(np.flatnonzero(self._filled >= most // 2))
+            self._buffered_bits[slot, low:high] = self._last_bits[low:high]
+        self._buffered_times[slots, numbers] = times
+        self._slot_count_by_layout[numbers] += 1
+        slot_limit = max(BUFFERED_SLOTS, min(4 * BUFFERED_SLOTS, MAX_BUFFERED_BYTES // self._last_bits.nbytes))
+        if int(slots.max()) >= slot_limit - 1:
+            # Layouts with at least half as many slots are flushed too, so that there are fewer batches.
+            self._flush_layouts(np.flatnonzero(self._slot_count_by_layout >= slot_limit // 2))
 
-    def _take_samples(self, record: WalRecord) -> None:
-        self._make_room(int((record.ids & NUMBER_MASK).max()))
+    def _add_samples(self, record: WalRecord) -> None:
+        self._grow_numbers(int((record.ids & NUMBER_MASK).max()))
         if self._in_layout[record.ids & NUMBER_MASK].any():
-            # A series that is scraped and sampled: its scrapes so far come first.
-            self.finish()
-        wanted = (record.times >= self._wanted.since_ms) & (record.times < self._wanted.until_ms)
-        places = self._places(record.ids[wanted])
-        known = places != UNKNOWN
-        self._ended.lost += int(np.count_nonzero(~known))
-        if known.any():
-            self.parts.append(ReplaySamples(places[known], record.times[wanted][known], record.values[wanted][known]))
+            # The series is also scraped: its buffered scrapes come first.
+            self.flush()
+        is_in_range = (record.times >= self._time_range.since_ms) & (record.times < self._time_range.until_ms)
+        label_numbers = self._label_numbers_of(record.ids[is_in_range])
+        has_label_set = label_numbers != UNKNOWN
+        self._result.lost += int(np.count_nonzero(~has_label_set))
+        if has_label_set.any():
+            self.parts.append(
+                ReplaySamples(
+                    label_numbers[has_label_set],
+                    record.times[is_in_range][has_label_set],
+                    record.values[is_in_range][has_label_set],
+                )
+            )
 
-    def _hand_over(self, numbers: Ints) -> None:
-        for number, filled in zip(numbers.tolist(), self._filled[numbers].tolist(), strict=True):
+    def _flush_layouts(self, numbers: Ints) -> None:
+        for number, slot_count in zip(numbers.tolist(), self._slot_count_by_layout[numbers].tolist(), strict=True):
             layout = self._layouts[number]
-            if not filled or layout.places is None:
+            if not slot_count or layout.label_numbers is None:
                 continue
-            known, low = layout.places != UNKNOWN, int(self._starts[number])
-            times = self._times[:filled, number].copy()
-            rows = self._gathered[:filled, low : low + len(layout.ids)].view(np.float64).T
-            self._ended.lost += int(np.count_nonzero(~known)) * filled
-            if known.any():
-                order, table = split(np.array(rows if known.all() else rows[known], order="C"))
-                series = layout.places[known][order]
-                self.parts.append(ReplayScrapes(layout.key, series, times, table, self._expected(times)))
-        self._filled[numbers] = 0
+            has_label_set, start = layout.label_numbers != UNKNOWN, int(self._start_by_layout[number])
+            times = self._buffered_times[:slot_count, number].copy()
+            rows = self._buffered_bits[:slot_count, start : start + len(layout.ids)].view(np.float64).T
+            self._result.lost += int(np.count_nonzero(~has_label_set)) * slot_count
+            if has_label_set.any():
+                order, table = split_by_width(np.array(rows if has_label_set.all() else rows[has_label_set], order="C"))
+                series = layout.label_numbers[has_label_set][order]
+                self.parts.append(ReplayScrapes(layout.key, series, times, table, self._expected_slots(times)))
+        self._slot_count_by_layout[numbers] = 0
 
-    def _expected(self, times: Ints) -> int:
-        """How many slots a target will have in all that goes on as it began."""
-        if len(times) < max(2, GATHERED_SLOTS // 2):
+    def _expected_slots(self, times: Ints) -> int:
+        """How many slots a target will have in total at its current interval."""
+        if len(times) < max(2, BUFFERED_SLOTS // 2):
             return 0
         step_ms = max(1, int(times[-1] - times[0]) // (len(times) - 1))
-        left_ms = min(self._wanted.ends_ms, self._wanted.until_ms) - int(times[-1])
-        return min(len(times) + left_ms // step_ms + 1, MOST_EXPECTED)
+        remaining_ms = min(self._time_range.end_ms, self._time_range.until_ms) - int(times[-1])
+        return min(len(times) + remaining_ms // step_ms + 1, MAX_EXPECTED_SLOTS)
 
 
-def _wider(table: Ints, columns: int) -> Ints:
+def _widen(table: Ints, columns: int) -> Ints:
     wider = np.empty((len(table), columns), dtype=np.int64)
     wider[:, : table.shape[1]] = table
     return wider
 
 
-def _ranges(starts: Ints, sizes: Ints) -> Ints:
-    """The numbers from each start on, as many as its size says."""
+def _concatenate_ranges(starts: Ints, sizes: Ints) -> Ints:
+    """The concatenated ranges from each start, with the given sizes."""
     ends = np.cumsum(sizes)
-    found: Ints = np.arange(int(ends[-1])) + np.repeat(starts - (ends - sizes), sizes)
-    return found
+    positions: Ints = np.arange(int(ends[-1])) + np.repeat(starts - (ends - sizes), sizes)
+    return positions
 
 
 def read(folder: Path, *, since_ms: int, until_ms: int = NEVER_MS) -> Iterator[ReplayBatch | SegmentResult]:
-    """Everything in every segment, except what blocks have already; no file is changed.
+    """Read all segments in a time range, without changing any file.
 
-    A file that is not a segment of this version is named, and left to whoever can read it.
+    A file that is not a segment of this version is reported as damaged and skipped.
     """
-    met, shared, paths = _LabelSetNumbers(), SharedPairs(), sorted(folder.glob(f"*{SUFFIX}"))
-    wanted = ReplayRange(since_ms, until_ms, max(map(wal_records.last_sample_ms, paths[-1:]), default=since_ms))
+    label_sets, shared, paths = _LabelSetNumbers(), SharedPairs(), sorted(folder.glob(f"*{SUFFIX}"))
+    time_range = ReplayRange(since_ms, until_ms, max(map(wal_records.last_sample_ms, paths[-1:]), default=since_ms))
     for path in paths:
-        ended = SegmentResult(Segment(path, bytes=path.stat().st_size))
-        reader = _SegmentReader(met, ended, wanted)
-        for found in wal_records.records(path, shared):
-            _take(found, reader, ended)
-            yield from _batches(met, reader)
-        for _ in reader.leave():
-            yield from _batches(met, reader)
-        yield ended
+        result = SegmentResult(Segment(path, bytes=path.stat().st_size))
+        reader = _SegmentReader(label_sets, result, time_range)
+        for record in wal_records.records(path, shared):
+            _add_to_reader(record, reader, result)
+            yield from _batches(label_sets, reader)
+        for _ in reader.drain():
+            yield from _batches(label_sets, reader)
+        yield result
 
 
-def _take(found: WalRecord | Corruption, reader: _SegmentReader, ended: SegmentResult) -> None:
-    if isinstance(found, WalRecord):
-        reader.take(found)
-        ended.segment.newest_ms = max(ended.segment.newest_ms, wal_records.newest_ms(found))
-    elif found.problem:
-        ended.damages.append(found)
-        ended.is_ours = ended.is_ours and found.offset > 0
-        reader.lose_track()
+def _add_to_reader(record: WalRecord | Corruption, reader: _SegmentReader, result: SegmentResult) -> None:
+    if isinstance(record, WalRecord):
+        reader.add_record(record)
+        result.segment.newest_ms = max(result.segment.newest_ms, wal_records.newest_sample_ms(record))
+    elif record.problem:
+        result.damages.append(record)
+        result.is_ours = result.is_ours and record.offset > 0
+        reader.mark_gap()
     else:
-        ended.torn_bytes += ended.segment.bytes - found.offset
+        result.torn_bytes += result.segment.bytes - record.offset
 
 
-def _batches(met: _LabelSetNumbers, reader: _SegmentReader) -> Iterator[ReplayBatch]:
-    """What was handed over, in batches of bounded size; nobody holds what has been given.
+def _batches(label_sets: _LabelSetNumbers, reader: _SegmentReader) -> Iterator[ReplayBatch]:
+    """The flushed parts as batches of limited size; the reader keeps no reference to them.
 
-    Labels go ahead of their samples: whoever takes them has work while those are gathered.
+    Labels are sent before their samples, so that the receiver can process them while samples are buffered.
     """
-    while reader.parts or met.fresh:
+    while reader.parts or label_sets.new_label_sets:
         count = samples = 0
         while count < len(reader.parts) and samples < BATCH_SAMPLES:
             samples += reader.parts[count].size
             count += 1
-        batch = ReplayBatch(met.fresh, reader.parts[:count])
-        met.fresh, reader.parts = [], reader.parts[count:]
+        batch = ReplayBatch(label_sets.new_label_sets, reader.parts[:count])
+        label_sets.new_label_sets, reader.parts = [], reader.parts[count:]
         yield batch

@@ -1,6 +1,7 @@
-"""The log's way back into a head after a restart: what `wal_reader` read of it is placed, and what is not is counted.
+"""Replay the WAL into a head after a restart, and count samples that are lost.
 
-`durable` calls `replay` once, before anything is appended, and again for a time that memory had to let go of.
+`durable` calls `replay` once, before anything is appended, and later for a time that memory dropped before its block
+was written.
 """
 
 from __future__ import annotations
@@ -20,49 +21,51 @@ from watchkeeper.store.wal.wal_reader import ReplayBatch, ReplayScrapes, Segment
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What came back from the log, and what did not."""
+    """What was replayed, and what was lost."""
 
     samples: int = 0
     segments: list[Segment] = field(default_factory=list)
     damages: list[Corruption] = field(default_factory=list)
     torn_bytes: int = 0
-    # Samples that damage took, or that found no room.
+    # Samples that were lost to damage, or dropped at the limit of series.
     lost: int = 0
 
 
 def replay(log: Iterable[ReplayBatch | SegmentResult], head: Head) -> ReplayResult:
-    """Take all that was read of a log into the head."""
-    outcome = ReplayResult()
-    # The head's ids of all label sets so far; UNKNOWN where the head is full.
+    """Load all that was read from a WAL into the head."""
+    result = ReplayResult()
+    # The head's id of each label set so far; UNKNOWN if the head is full.
     ids = np.empty(0, dtype=np.int64)
-    for read in log:
-        if isinstance(read, SegmentResult):
-            _end(read, head, outcome)
+    for item in log:
+        if isinstance(item, SegmentResult):
+            _add_segment(item, head, result)
             continue
-        if read.labels:
-            fresh = head.series_ids([label_sets.Labels.from_sorted_pairs(pairs) for pairs in read.labels])
-            ids = np.concatenate([ids, fresh])
-        for part in read.parts:
-            mine = ids[part.series]
-            known = mine != UNKNOWN
+        if item.labels:
+            new_ids = head.series_ids([label_sets.Labels.from_sorted_pairs(pairs) for pairs in item.labels])
+            ids = np.concatenate([ids, new_ids])
+        for part in item.parts:
+            part_ids = ids[part.series]
+            has_id = part_ids != UNKNOWN
             count = len(part.times) if isinstance(part, ReplayScrapes) else 1
-            outcome.samples += int(np.count_nonzero(known)) * count
-            outcome.lost += int(np.count_nonzero(~known)) * count
-            if not known.any():
+            result.samples += int(np.count_nonzero(has_id)) * count
+            result.lost += int(np.count_nonzero(~has_id)) * count
+            if not has_id.any():
                 continue
             if isinstance(part, ReplayScrapes):
-                table = part.table if known.all() else part.table.only(known)
-                head.load_scrapes(part.key, mine[known], part.times, table=table, expected=part.expected)
+                table = part.table if has_id.all() else part.table.filter(has_id)
+                head.load_scrapes(
+                    part.key, part_ids[has_id], part.times, rows=table, expected_slots=part.expected_slots
+                )
             else:
-                head.load_samples(mine[known], part.times[known], part.values[known])
-    return outcome
+                head.load_samples(part_ids[has_id], part.times[has_id], part.values[has_id])
+    return result
 
 
-def _end(read: SegmentResult, head: Head, outcome: ReplayResult) -> None:
-    outcome.damages += read.damages
-    outcome.torn_bytes += read.torn_bytes
-    outcome.lost += read.lost
-    if read.histograms:
-        head.load_histograms(read.histograms, read.segment.newest_ms)
-    if read.is_ours:
-        outcome.segments.append(read.segment)
+def _add_segment(segment: SegmentResult, head: Head, result: ReplayResult) -> None:
+    result.damages += segment.damages
+    result.torn_bytes += segment.torn_bytes
+    result.lost += segment.lost
+    if segment.histograms:
+        head.load_histograms(segment.histograms, segment.segment.newest_ms)
+    if segment.is_ours:
+        result.segments.append(segment.segment)

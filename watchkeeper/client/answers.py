@@ -176,7 +176,7 @@ class LemonList(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JournalEntry(HubAnswer):
-    """One line of the audit: who did what to which subject, when, and under which leader epoch."""
+    """One entry of the journal: who did what to which subject, when, and in which leader epoch."""
 
     seq: int
     at: datetime

@@ -135,7 +135,7 @@ export interface LemonList {
   unmapped: Record<string, number>;
   unseen: string[];
 }
-/** One line of the audit: who did what to which subject, when, and under which leader epoch. */
+/** One entry of the journal: who did what to which subject, when, and in which leader epoch. */
 export interface JournalEntry {
   seq: number;
   at: string;

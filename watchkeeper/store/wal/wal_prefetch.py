@@ -100,7 +100,7 @@ class _ReaderProcess:
 
     def receive(self) -> Any:
         """The next message; EOFError if the process has ended."""
-        while not self._has_data() and next(self.steps, self) is not self:
+        while not self._is_readable() and next(self.steps, self) is not self:
             pass
         try:
             packet, files, _, _ = socket.recv_fds(self._socket, PACKET.size, 1)
@@ -118,7 +118,7 @@ class _ReaderProcess:
             offset += size + _padding(size)
         return pickle.loads(content[:pickle_size], buffers=buffers)  # noqa: S301 (by our own process)
 
-    def _has_data(self) -> bool:
+    def _is_readable(self) -> bool:
         return bool(self._poll.poll(0))
 
     def close(self) -> None:

@@ -74,15 +74,15 @@ class Whoami:
 
 def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: float | None = None) -> Starlette:
     """Build the application; without `live_interval_seconds`, live frames come every scrape interval."""
-    runtime, queries, journal, fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
+    runtime = hub.runtime
     auth_files = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
     gate = Gate(runtime, auth_files, is_evaluating=lambda: hub.rules.is_evaluating)
-    incident_cards = cards.IncidentCards(journal, hub.silences, fleet=fleet)
-    reports = incident_reports.IncidentReports(runtime, queries, journal=journal, fleet=fleet, clusters=hub.clusters)
+    incident_cards = cards.IncidentCards(hub)
+    reports = incident_reports.IncidentReports(hub)
     snapshots = fleet_snapshot.FleetSnapshots(hub)
     interval_seconds = live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds
     live = LiveUpdates(hub, cards=incident_cards, snapshots=snapshots, interval_seconds=interval_seconds)
-    capacity = capacity_api.CapacityApi(runtime, queries, fleet=fleet, clusters=hub.clusters)
+    capacity = capacity_api.CapacityApi(hub)
     advice = advice_hook.AdviceWebhook(runtime, hub.health, make=capacity.advise)
     table = [
         *hub_endpoints(runtime, hub.health),
@@ -91,8 +91,8 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
         *_fleet_endpoints(hub, incident_cards, reports=reports, snapshots=snapshots),
         *_incident_endpoints(hub, incident_cards, reports=reports),
         *capacity_api.endpoints(capacity),
-        *whatif_api.endpoints(whatif_api.WhatIfApi(runtime, queries, fleet=fleet, clusters=hub.clusters)),
-        *usage_api.endpoints(usage_api.UsageApi(runtime, queries)),
+        *whatif_api.endpoints(whatif_api.WhatIfApi(hub)),
+        *usage_api.endpoints(usage_api.UsageApi(runtime, hub.queries)),
         *live.endpoints(),
         *pages.endpoints(),
     ]
@@ -116,38 +116,28 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
 
 def _query_endpoints(hub: Services) -> list[Endpoint]:
     """Queries, recordings, SLOs and rules."""
-    runtime, queries, journal, rules = hub.runtime, hub.queries, hub.journal, hub.rules
     return [
         *prometheus_api.endpoints(
-            prometheus_api.PrometheusApi(runtime, queries),
-            prometheus_status.StatusPages(runtime, queries, rules=rules, targets=hub.targets),
-            prometheus_exchange.SampleExchange(runtime, queries),
+            prometheus_api.PrometheusApi(hub.runtime, hub.queries),
+            prometheus_status.StatusPages(hub),
+            prometheus_exchange.SampleExchange(hub.runtime, hub.queries),
         ),
-        *recording_api.endpoints(recording_api.RecordingApi(runtime, queries, journal=journal, fleet=hub.fleet)),
-        *slo_api.endpoints(slo_api.SloApi(runtime, queries, journal=journal, rules=rules)),
-        *explore_api.endpoints(explore_api.ExploreApi(runtime, queries)),
-        *rules_api.endpoints(rules_api.RulesApi(runtime, queries, rules=rules)),
+        *recording_api.endpoints(recording_api.RecordingApi(hub)),
+        *slo_api.endpoints(slo_api.SloApi(hub)),
+        *explore_api.endpoints(explore_api.ExploreApi(hub.runtime, hub.queries)),
+        *rules_api.endpoints(rules_api.RulesApi(hub)),
     ]
 
 
 def _incident_endpoints(
     hub: Services, incident_cards: cards.IncidentCards, *, reports: incident_reports.IncidentReports
 ) -> list[Endpoint]:
-    runtime, journal, incidents = hub.runtime, hub.journal, hub.incidents
     return [
-        *incident_api.endpoints(
-            incident_api.IncidentApi(
-                runtime, journal, incidents=incidents, silences=hub.silences, rules=hub.rules, reports=reports
-            )
-        ),
-        *repairs_api.endpoints(repairs_api.RepairsApi(runtime, journal, repairs=hub.repairs)),
-        *bundle_api.endpoints(bundle_api.BundleApi(runtime, hub.evidence)),
-        *causes_api.endpoints(
-            causes_api.CausesApi(
-                runtime, hub.queries, journal=journal, incidents=incidents, fleet=hub.fleet, cards=incident_cards
-            )
-        ),
-        *journal_api.endpoints(journal_api.JournalApi(runtime, journal, repairs=hub.repairs)),
+        *incident_api.endpoints(incident_api.IncidentApi(hub, reports)),
+        *repairs_api.endpoints(repairs_api.RepairsApi(hub)),
+        *bundle_api.endpoints(bundle_api.BundleApi(hub)),
+        *causes_api.endpoints(causes_api.CausesApi(hub, incident_cards)),
+        *journal_api.endpoints(journal_api.JournalApi(hub)),
     ]
 
 

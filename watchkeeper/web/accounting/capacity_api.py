@@ -23,11 +23,8 @@ from watchkeeper.capacity import advice, demand, demand_queries, fleet_capacity,
 from watchkeeper.capacity.fleet_capacity import QueueWait
 from watchkeeper.capacity.rightsizing import Repartition, RightsizingAdvice
 from watchkeeper.clusters import inventory
-from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import CollectError, QueryError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.hub.services import GpuView
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import cluster, workloads
@@ -86,16 +83,8 @@ class CapacityAdvice:
 
 
 class CapacityApi:
-    def __init__(
-        self,
-        runtime: Runtime,
-        queries: Queries,
-        *,
-        fleet: services.FleetProtocol,
-        clusters: Clusters | None,
-    ) -> None:
-        self._runtime, self._queries, self._fleet = runtime, queries, fleet
-        self._clusters = clusters
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._fleet, self._clusters = hub.runtime, hub.queries, hub.fleet, hub.clusters
         self._forecast_lock = asyncio.Lock()
         self._cached_forecasts: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
 

@@ -14,11 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from watchkeeper.capacity import hub_jobs, jobs, replay, simulated_fleet, whatif
-from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
 from watchkeeper.query.engine import QueryRange
@@ -49,16 +46,8 @@ class WhatIfBody(TypedDict, total=False):
 
 
 class WhatIfApi:
-    def __init__(
-        self,
-        runtime: Runtime,
-        queries: Queries,
-        *,
-        fleet: services.FleetProtocol,
-        clusters: Clusters | None,
-    ) -> None:
-        self._runtime, self._queries, self._fleet = runtime, queries, fleet
-        self._clusters = clusters
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._fleet, self._clusters = hub.runtime, hub.queries, hub.fleet, hub.clusters
         self._replay_lock, self._limit = asyncio.Lock(), ConcurrencyLimit("job replays")
 
     async def compare(self, request: Request) -> whatif.WhatIf:

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.remediate.evidence import EvidenceSources
+from watchkeeper.hub import services
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam
@@ -23,8 +21,8 @@ MAX_CONCURRENT_BUNDLES = 2
 
 
 class BundleApi:
-    def __init__(self, runtime: Runtime, evidence: Callable[[], EvidenceSources | None]) -> None:
-        self._runtime, self._evidence = runtime, evidence
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._evidence = hub.runtime, hub.evidence
         self._running = 0
 
     async def download(self, request: Request) -> Response:

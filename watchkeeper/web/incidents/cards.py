@@ -19,10 +19,8 @@ MAX_RESOLVED_INCIDENTS = 5
 
 
 class IncidentCards:
-    def __init__(
-        self, journal: services.JournalProtocol, silences: services.SilencesProtocol, *, fleet: services.FleetProtocol
-    ) -> None:
-        self._journal, self._silences, self._fleet = journal, silences, fleet
+    def __init__(self, hub: services.Services) -> None:
+        self._journal, self._silences, self._fleet = hub.journal, hub.silences, hub.fleet
 
     def make_card(self, incident: incidents.Incident) -> dict[str, Any]:
         """The incident without its members, with its best finding and the next step of its plan."""

@@ -19,11 +19,9 @@ from watchkeeper.diagnose import corrections, lemons
 from watchkeeper.diagnose.lemons import Lemon
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.web import shapes
-from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number
+from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, read_number
 from watchkeeper.web.incidents import incident_request
 from watchkeeper.web.incidents.cards import IncidentCards
 
@@ -52,22 +50,13 @@ class LemonList:
 
 
 class CausesApi:
-    def __init__(
-        self,
-        runtime: Runtime,
-        queries: Queries,
-        *,
-        journal: services.JournalProtocol,
-        incidents: services.IncidentsProtocol,
-        fleet: services.FleetProtocol,
-        cards: IncidentCards,
-    ) -> None:
-        self._runtime, self._queries, self._journal = runtime, queries, journal
-        self._incidents, self._fleet, self._cards = incidents, fleet, cards
-        self._verdicts = runtime.metrics.counter(
+    def __init__(self, hub: services.Services, cards: IncidentCards) -> None:
+        self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
+        self._incidents, self._fleet, self._cards = hub.incidents, hub.fleet, cards
+        self._verdicts = hub.runtime.metrics.counter(
             "watchkeeper_diagnose_judged_total", "Causes that a person confirmed or corrected, by cause and verdict"
         )
-        for correction in incidents.corrections():
+        for correction in hub.incidents.corrections():
             self._count_verdict(correction)
 
     async def correct(self, request: Request) -> Response:
@@ -90,9 +79,7 @@ class CausesApi:
         return CauseAccuracy(accuracy=await self._journal.read(self._measure_accuracy, is_long=True))
 
     async def lemon_nodes(self, request: Request) -> LemonList:
-        days = parse_whole_number(request.query_params.get("days", "90"))
-        if days is None or not 1 <= days <= MAX_DAYS:
-            raise HTTPException(400, f"`days` must be a number from 1 to {MAX_DAYS}")
+        days = read_number(request, "days", default=90, limit=MAX_DAYS)
         since, ranked, unmeasured = await self._journal.read(lambda: self._rank_lemons(days), is_long=True)
         return LemonList(
             since=since,

@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from watchkeeper.errors import StoreError, WireError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
 from watchkeeper.incidents import incident_labels
 from watchkeeper.kit import durations, wire
 from watchkeeper.model.incidents import Incident
@@ -31,9 +30,9 @@ from watchkeeper.web.endpoint import (
     QueryParam,
     check_node,
     ok_response,
-    parse_whole_number,
     read_body,
     read_json_object,
+    read_number,
 )
 from watchkeeper.web.incidents import incident_request
 from watchkeeper.web.incidents.incident_reports import IncidentReports
@@ -92,18 +91,9 @@ class NewSilenceBody(SilenceBody):
 
 
 class IncidentApi:
-    def __init__(
-        self,
-        runtime: Runtime,
-        journal: services.JournalProtocol,
-        *,
-        incidents: services.IncidentsProtocol,
-        silences: services.SilencesProtocol,
-        rules: services.RulesProtocol,
-        reports: IncidentReports,
-    ) -> None:
-        self._runtime, self._journal, self._incidents = runtime, journal, incidents
-        self._silences, self._rules, self._reports = silences, rules, reports
+    def __init__(self, hub: services.Services, reports: IncidentReports) -> None:
+        self._runtime, self._journal, self._incidents = hub.runtime, hub.journal, hub.incidents
+        self._silences, self._rules, self._reports = hub.silences, hub.rules, reports
         self._running_webhooks = 0
 
     async def assign(self, request: Request) -> IncidentAssigned:
@@ -144,9 +134,7 @@ class IncidentApi:
         return Response(incident_report.as_markdown(report), media_type="text/markdown; charset=utf-8")
 
     async def digest(self, request: Request) -> DigestText:
-        days = parse_whole_number(request.query_params.get("days", "7"))
-        if days is None or not 1 <= days <= MAX_DAYS:
-            raise HTTPException(400, f"`days` must be a number from 1 to {MAX_DAYS}")
+        days = read_number(request, "days", default=7, limit=MAX_DAYS)
         until = self._runtime.clock.now()
         made_digest = await self._reports.make_digest(until - timedelta(days=days), until)
         return DigestText(digest=made_digest, text="\n".join(digest.digest_lines(made_digest)))

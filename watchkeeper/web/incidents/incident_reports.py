@@ -9,11 +9,8 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime
 
-from watchkeeper.clusters.clusters import Clusters
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.incidents import blast_radius, incident_labels
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
@@ -26,17 +23,9 @@ MAX_INCIDENTS = 100_000
 
 
 class IncidentReports:
-    def __init__(
-        self,
-        runtime: Runtime,
-        queries: Queries,
-        *,
-        journal: services.JournalProtocol,
-        fleet: services.FleetProtocol,
-        clusters: Clusters | None,
-    ) -> None:
-        self._runtime, self._queries = runtime, queries
-        self._journal, self._fleet, self._clusters = journal, fleet, clusters
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
+        self._fleet, self._clusters = hub.fleet, hub.clusters
 
     async def load_blast_radius(self, incident: Incident) -> blast_radius.BlastRadius | None:
         """The workloads, teams and cost that an incident affects; None if the query fails."""

@@ -19,12 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from watchkeeper.hub import services
-from watchkeeper.hub.repair_loop import RepairLoop
-from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import clock, wire
 from watchkeeper.store.journal import journal_search
 from watchkeeper.store.journal.chain import JournalEntry
-from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
+from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number, read_number
 from watchkeeper.web.prometheus import prometheus_form as form
 
 MAX_ENTRIES = 1000
@@ -68,8 +66,8 @@ class ChainVerdict:
 
 
 class JournalApi:
-    def __init__(self, runtime: Runtime, journal: services.JournalProtocol, *, repairs: RepairLoop | None) -> None:
-        self._runtime, self._journal, self._repairs = runtime, journal, repairs
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._journal, self._repairs = hub.runtime, hub.journal, hub.repairs
         self._verify_lock = asyncio.Lock()
         self._verdict: tuple[float, ChainVerdict] | None = None
 
@@ -148,9 +146,7 @@ def entry_view(entry: JournalEntry) -> JournalEntryView:
 
 def _entry_filter(request: Request) -> journal_search.EntryFilter:
     params = request.query_params
-    limit, before = parse_whole_number(params.get("limit", "200")), params.get("before")
-    if limit is None or not 1 <= limit <= MAX_ENTRIES:
-        raise HTTPException(400, f"`limit` must be a number from 1 to {MAX_ENTRIES:,}")
+    limit, before = read_number(request, "limit", default=200, limit=MAX_ENTRIES), params.get("before")
     before_seq = None if before is None else parse_whole_number(before)
     if before is not None and before_seq is None:
         raise HTTPException(400, "`before` must be the number of an entry")

@@ -17,13 +17,12 @@ from starlette.responses import Response
 from watchkeeper.errors import SettingsError
 from watchkeeper.hub import services
 from watchkeeper.hub.repair_loop import RepairLoop
-from watchkeeper.hub.runtime import Runtime
 from watchkeeper.kit import wire
 from watchkeeper.model.repairs import Repair, RepairSwitch
 from watchkeeper.remediate import explanation, policy
 from watchkeeper.store.journal import chain
 from watchkeeper.web import shapes
-from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, parse_whole_number, read_json_object
+from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, read_json_object, read_number
 from watchkeeper.web.incidents import incident_request
 
 MAX_POLICY_BYTES = 1024 * 1024
@@ -57,8 +56,8 @@ class RepairChanged:
 
 
 class RepairsApi:
-    def __init__(self, runtime: Runtime, journal: services.JournalProtocol, *, repairs: RepairLoop | None) -> None:
-        self._runtime, self._journal, self._loop = runtime, journal, repairs
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._journal, self._loop = hub.runtime, hub.journal, hub.repairs
 
     @property
     def _repairs(self) -> RepairLoop:
@@ -141,9 +140,7 @@ class RepairsApi:
         return ok_response(switch=_switch_view(await self._repairs.run_now(lambda: change(actor))))
 
     async def audit_log(self, request: Request) -> RepairLog:
-        limit = parse_whole_number(request.query_params.get("limit", "1000"))
-        if limit is None or not 1 <= limit <= MAX_ENTRIES:
-            raise HTTPException(400, f"`limit` must be a number from 1 to {MAX_ENTRIES:,}")
+        limit = read_number(request, "limit", default=1000, limit=MAX_ENTRIES)
         return RepairLog(entries=await self._repairs.run_now(lambda: self._repairs.audit(limit)))
 
     async def test_policy(self, request: Request) -> PolicyTest:

@@ -16,8 +16,6 @@ from typing import Any
 import yaml
 
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import alerts
 from watchkeeper.query.promql import patterns
@@ -35,12 +33,9 @@ RULE_TYPES = {"": "", "alert": "alerting", "record": "recording"}
 class StatusPages:
     """One method for each page; each takes the parameters and returns `data`."""
 
-    def __init__(
-        self, runtime: Runtime, queries: Queries, *, rules: services.RulesProtocol, targets: services.TargetsProtocol
-    ) -> None:
-        self._runtime, self._queries, self._rules = runtime, queries, rules
-        self._targets = targets
-        self._started_at = runtime.clock.now()
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._rules, self._targets = hub.runtime, hub.queries, hub.rules, hub.targets
+        self._started_at = hub.runtime.clock.now()
 
     def table(self) -> list[tuple[str, Callable[[Form], Any]]]:
         return [

@@ -15,8 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
@@ -33,16 +31,8 @@ Matchers = tuple[engine.Matcher, ...]
 
 
 class RecordingApi:
-    def __init__(
-        self,
-        runtime: Runtime,
-        queries: Queries,
-        *,
-        journal: services.JournalProtocol,
-        fleet: services.FleetProtocol,
-    ) -> None:
-        self._runtime, self._queries, self._journal = runtime, queries, journal
-        self._fleet = fleet
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._journal, self._fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
         self._running = 0
 
     async def record(self, request: Request) -> Response:

@@ -18,8 +18,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations
 from watchkeeper.model import alerts
 from watchkeeper.rules import evaluate, replay, rulefile
@@ -87,8 +85,8 @@ class RuleReplay:
 
 
 class RulesApi:
-    def __init__(self, runtime: Runtime, queries: Queries, *, rules: services.RulesProtocol) -> None:
-        self._runtime, self._queries, self._rules = runtime, queries, rules
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._rules = hub.runtime, hub.queries, hub.rules
         self._replay_lock, self._limit = asyncio.Lock(), ConcurrencyLimit("rule replays")
 
     async def rules(self, _: Request) -> RuleList:

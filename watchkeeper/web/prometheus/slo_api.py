@@ -14,8 +14,6 @@ from starlette.responses import Response
 
 from watchkeeper.config import settings
 from watchkeeper.hub import services
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model.incidents import Incident
 from watchkeeper.rules import budgets, reload
@@ -31,11 +29,8 @@ class SloList:
 
 
 class SloApi:
-    def __init__(
-        self, runtime: Runtime, queries: Queries, *, journal: services.JournalProtocol, rules: services.RulesProtocol
-    ) -> None:
-        self._runtime, self._queries, self._journal = runtime, queries, journal
-        self._rules = rules
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._queries, self._journal, self._rules = hub.runtime, hub.queries, hub.journal, hub.rules
 
     async def slos(self, _: Request) -> Response:
         """All SLOs with their error budgets now; a value without samples is null."""

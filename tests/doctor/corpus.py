@@ -25,20 +25,20 @@ class Result:
     case: str
     kind: str
     sureness: str
-    wanted: frozenset[str]
+    accepted_causes: frozenset[str]
     got: tuple[tuple[str, float], ...]
 
     @property
     def is_negative(self) -> bool:
-        return "unknown" in self.wanted
+        return "unknown" in self.accepted_causes
 
     @property
     def is_right(self) -> bool:
-        return (self.got[0][0] if self.got else "unknown") in self.wanted
+        return (self.got[0][0] if self.got else "unknown") in self.accepted_causes
 
     @property
     def is_among_three(self) -> bool:
-        return self.is_right or any(cause in self.wanted for cause, _ in self.got[:3])
+        return self.is_right or any(cause in self.accepted_causes for cause, _ in self.got[:3])
 
     @property
     def is_confidently_wrong(self) -> bool:
@@ -49,9 +49,9 @@ def measure(folder: Path) -> Iterator[Result]:
     for path in sorted(folder.glob("*.json")):
         case = json.loads(path.read_text())
         answer = ask(case["input"])
-        wanted = {case["truth"]["root_cause"], *case["truth"].get("also_acceptable", [])}
+        accepted_causes = {case["truth"]["root_cause"], *case["truth"].get("also_acceptable", [])}
         got = tuple((finding.cause, finding.confidence) for finding in answer.findings)
-        yield Result(case["id"], case["kind"], case["confidence"], frozenset(wanted), got)
+        yield Result(case["id"], case["kind"], case["confidence"], frozenset(accepted_causes), got)
 
 
 def summary(results: list[Result]) -> dict[str, object]:
@@ -66,12 +66,12 @@ def summary(results: list[Result]) -> dict[str, object]:
             groups[name].append(result)
     return {
         name: {
-            "cases": len(found),
-            "top1": round(sum(result.is_right for result in found) / len(found), 3),
-            "top3": round(sum(result.is_among_three for result in found) / len(found), 3),
-            "confidently_wrong": sum(result.is_confidently_wrong for result in found),
+            "cases": len(cases),
+            "top1": round(sum(result.is_right for result in cases) / len(cases), 3),
+            "top3": round(sum(result.is_among_three for result in cases) / len(cases), 3),
+            "confidently_wrong": sum(result.is_confidently_wrong for result in cases),
         }
-        for name, found in sorted(groups.items())
+        for name, cases in sorted(groups.items())
     }
 
 
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> None:
         click.echo(f"{name} {numbers}")
     for result in results:
         if not result.is_right:
-            click.echo(f"wrong: {result.case} {sorted(result.wanted)} {result.got[:3]}")
+            click.echo(f"wrong: {result.case} {sorted(result.accepted_causes)} {result.got[:3]}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ SLURM = "scontrol update nodename=n7 state=drain reason=gpu-fault"
         ("NodeName=n7 Arch=x86_64 Gres=gpu:8\n   State=ALLOCATED\n", SLURM),
         ("NAME   READY   STATUS    RESTARTS   AGE\ntrain-0   0/1   Error   0   3d\n", DRAIN),
     ],
-    ids=["nobody knows", "Slurm", "Kubernetes"],
+    ids=["unknown", "Slurm", "Kubernetes"],
 )
 def test_the_command_to_drain_is_the_scheduler_s_own(beside: str, command: str) -> None:
     answer = ask(LOST, beside) if beside else ask(LOST)
@@ -52,7 +52,7 @@ def test_a_gpu_that_is_named_two_lines_above_is_the_place_and_its_lines_are_in_o
     )
     first, second = ask(text).findings
     assert (first.cause, first.where["pci"]) == ("gpu_fell_off_bus", "0000:c1:00")
-    assert [seen.line for seen in first.evidence] == [1, 3]
+    assert [sighting.line for sighting in first.evidence] == [1, 3]
     assert (second.cause, second.confidence < 0.5) == ("driver_not_loaded", True)
 
 

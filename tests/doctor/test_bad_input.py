@@ -26,7 +26,7 @@ def examine_file(path: Path) -> list[str]:
     return causes(examine.examine(bundles.open_all([path])))
 
 
-def test_a_binary_file_is_said_to_be_one() -> None:
+def test_a_binary_file_is_reported_as_binary() -> None:
     answer = ask(bytes(range(256)) * 100)
     assert (answer.inputs[0].kind, answer.verdict.value) == ("binary", 3)
 
@@ -132,8 +132,8 @@ def test_lines_are_numbered_alike_whatever_the_blocks(lines: list[bytes], size: 
         def read(self, limit: int | None = -1) -> bytes:
             return super().read(size)
 
-    found = log_text.interesting_lines(Slow(b"\n".join(lines)), {b"error"}, lambda _, words: words)
-    assert [line.number for line in found] == [at for at, line in enumerate(lines, 1) if b"error" in line]
+    matching_lines = log_text.interesting_lines(Slow(b"\n".join(lines)), {b"error"}, lambda _, words: words)
+    assert [line.number for line in matching_lines] == [at for at, line in enumerate(lines, 1) if b"error" in line]
 
 
 PASTES = [

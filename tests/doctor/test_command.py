@@ -31,7 +31,7 @@ def test_json_has_the_documented_shape() -> None:
     assert set(finding["actions"][0]) == {"do", "command", "risk"}
 
 
-def test_exit_codes_tell_fine_found_misused_and_cannot_tell(tmp_path: Path) -> None:
+def test_each_verdict_has_its_exit_code(tmp_path: Path) -> None:
     def run(*arguments: str, given: str = "") -> int:
         return CliRunner().invoke(watchkeeper, ["doctor", *arguments], input=given).exit_code
 
@@ -41,14 +41,14 @@ def test_exit_codes_tell_fine_found_misused_and_cannot_tell(tmp_path: Path) -> N
     assert run("-", given="NVRM: Xid (PCI:0000:3b:00): 45, Ch 1\n") == 3
 
 
-def test_people_read_the_place_the_reason_and_the_next_step() -> None:
+def test_the_output_shows_place_reason_and_next_step() -> None:
     output = CliRunner().invoke(watchkeeper, ["doctor", "-"], input=LOST).output
     assert "GPU 0000:3b:00 of gpu07 fell off the bus" in output
     assert "systemctl reboot" in output
 
 
 @pytest.mark.slow
-def test_a_command_that_hangs_is_left_alone_and_told() -> None:
+def test_a_command_that_hangs_is_skipped_with_a_note() -> None:
     [answer] = local_commands.run_commands(
         [[sys.executable, "-c", "import time; print(1); time.sleep(60)"]], timeout_seconds=0.5
     )
@@ -66,10 +66,10 @@ def test_the_doctor_starts_without_the_hub_s_libraries() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_node_whose_gpus_nobody_can_look_at_is_not_called_well(tmp_path: Path) -> None:
-    said = tmp_path / "dmesg"
-    said.write_text("#!/bin/sh\necho '[    1.0] usb 1-1: new device'\n")
-    said.chmod(0o755)
+def test_a_node_whose_gpus_cannot_be_read_is_not_healthy(tmp_path: Path) -> None:
+    log = tmp_path / "dmesg"
+    log.write_text("#!/bin/sh\necho '[    1.0] usb 1-1: new device'\n")
+    log.chmod(0o755)
     line = [sys.executable, "-m", "watchkeeper", "doctor"]
     done = subprocess.run(
         line,

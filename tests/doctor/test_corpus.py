@@ -46,5 +46,5 @@ def test_every_xid_line_of_the_wild_becomes_one_event_with_its_code() -> None:
     for row in (CORPUS / "xid_lines.tsv").read_text().splitlines():
         code, _, line = row.partition("\t")
         kind = "sxid" if code.startswith("S") else "xid"
-        found = [event["code"] for event in ask(line).events if event["kind"] == kind]
-        assert found == [int(code.removeprefix("S"))], line
+        codes = [event["code"] for event in ask(line).events if event["kind"] == kind]
+        assert codes == [int(code.removeprefix("S"))], line

@@ -25,16 +25,16 @@ SIGNS = [sign for sign in signatures.table().signs.values() if sign.pattern is n
     ],
 )
 def test_the_clauses_of_a_pattern_are_texts_that_every_match_has(pattern: str, clauses: list[tuple[str, ...]]) -> None:
-    assert list(literals.clauses(pattern)) == clauses
+    assert list(literals.required_texts(pattern)) == clauses
 
 
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.words], ids=lambda sign: sign.id)
-def test_the_example_of_each_sign_is_worth_a_look_once_its_digits_are_gone(sign: signatures.Sign) -> None:
+def test_the_example_of_each_sign_passes_the_test_without_digits(sign: signatures.Sign) -> None:
     shape = sign.example.encode().translate(None, log_text.DIGITS)
-    words = frozenset(shape.translate(log_text.LETTERS).split()) & frozenset(signatures.table().behind)
+    words = frozenset(shape.translate(log_text.LETTERS).split()) & frozenset(signatures.table().by_word)
     worth = scan.match_shape(shape, words)
     assert worth is not None
-    assert sign.id in {found.id for found, _ in worth.signs}
+    assert sign.id in {matching_sign.id for matching_sign, _ in worth.signs}
 
 
 @given(st.data())
@@ -43,7 +43,9 @@ def test_what_a_pattern_matches_always_has_a_text_of_each_clause(data: st.DataOb
     text = data.draw(st.from_regex(sign.compiled))
     # Python matches a few letters beyond ASCII without regard to case that lower() keeps; logs do not have them.
     if text.isascii():
-        assert all(any(one in text.lower() for one in texts) for texts in literals.clauses(sign.pattern or ""))
+        assert all(
+            any(required in text.lower() for required in texts) for texts in literals.required_texts(sign.pattern or "")
+        )
 
 
 def test_every_kernel_line_has_a_word_by_which_the_scan_finds_it() -> None:

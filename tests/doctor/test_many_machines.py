@@ -72,7 +72,7 @@ def test_the_machine_is_the_one_above_the_line(tool: str) -> None:
 
 
 @pytest.mark.parametrize("heading", ["=== rank3 ===", "=== gpu3 ===", "## v1.2.3", "--- step10 ---", "== H100 =="])
-def test_not_everything_between_rules_is_a_machine(heading: str) -> None:
+def test_not_every_heading_between_rules_is_a_node(heading: str) -> None:
     assert "node" not in ask(f"{heading}\n{MISMATCH}\n").findings[0].where
 
 
@@ -154,7 +154,7 @@ def test_the_node_that_ray_lost_is_named_and_not_the_one_that_says_so() -> None:
         "[rank3]: 2026-08-10 05:36:05,123 trainer loss: 2.1",
     ],
 )
-def test_what_only_looks_like_a_machine_is_not_blamed(heading: str) -> None:
+def test_a_name_that_only_looks_like_a_node_is_not_the_place(heading: str) -> None:
     assert "node" not in ask(f"{heading}\n    {MISMATCH}\n").findings[0].where
     assert "node" not in ask(f"{heading} {MISMATCH}\n").findings[0].where
 

@@ -69,7 +69,7 @@ def test_a_message_that_decides_is_named(cause: str, text: str) -> None:
         ("ROCk module is loaded\nUnable to open /dev/kfd read-write: Cannot allocate memory", "AMD"),
     ],
 )
-def test_a_message_without_a_cause_of_ours_is_unknown_and_explained(text: str, says: str) -> None:
+def test_a_message_without_a_catalogue_cause_is_unknown_and_explained(text: str, says: str) -> None:
     first = ask(text).findings[0]
     assert (first.cause, says in first.why) == ("unknown", True)
 

@@ -33,16 +33,16 @@ HARMLESS = (
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_a_failure_that_is_only_spoken_of_is_no_finding(text: str) -> None:
+def test_a_failure_that_is_only_quoted_is_no_finding(text: str) -> None:
     assert not ask(text).findings
 
 
 @pytest.mark.parametrize("name", ["watch.py", "bundle/health.go"])
-def test_a_program_is_not_judged_and_that_is_said(name: str) -> None:
+def test_source_code_is_not_checked_and_a_note_says_so(name: str) -> None:
     answer = examine.examine([bundles.Stream(name, io.BytesIO(PROGRAM.encode()))])
     assert not answer.findings
     assert answer.inputs[0].kind == "source_code"
-    assert "was not judged" in (answer.inputs[0].problem or "")
+    assert "not a log" in (answer.inputs[0].problem or "")
 
 
 @pytest.mark.parametrize(

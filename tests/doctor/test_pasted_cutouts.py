@@ -58,11 +58,11 @@ def test_fabric_manager_counts_where_the_boards_may_have_switches() -> None:
     assert any("No NVSwitch" in text for text in note)
 
 
-def test_a_recovery_wish_in_a_table_without_a_header_names_its_gpu() -> None:
-    asked = "nvidia-smi --query-gpu=index,gpu_recovery_action --format=csv,noheader\n"
-    answer = ask(asked + "0, None\n1, Reset\n2, None\n")
+def test_a_recovery_action_in_a_table_without_a_header_names_its_gpu() -> None:
+    command = "nvidia-smi --query-gpu=index,gpu_recovery_action --format=csv,noheader\n"
+    answer = ask(command + "0, None\n1, Reset\n2, None\n")
     assert (causes(answer), answer.findings[0].where["gpu"]) == (["unknown"], 1)
-    assert ask(asked + "0, None\n1, None\n").findings == ()
+    assert ask(command + "0, None\n1, None\n").findings == ()
 
 
 def test_two_ranks_on_one_gpu_are_the_launcher_s_mistake_and_no_confident_cause() -> None:

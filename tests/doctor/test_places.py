@@ -50,9 +50,9 @@ Root Cause (first observed failure):
 
 def test_a_rank_that_two_nodes_are_named_for_has_none() -> None:
     lines = [f"cn1: [rank3]: {ECC}", "cn2: [rank3]: Traceback (most recent call last):", f"[rank3]: {ECC} again"]
-    seen = ask("\n".join(lines)).findings[0]
-    assert seen.where["rank"] == 3
-    assert seen.where["node"] == "cn1"
+    finding = ask("\n".join(lines)).findings[0]
+    assert finding.where["rank"] == 3
+    assert finding.where["node"] == "cn1"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_launcher_s_line_names_rank_and_node_of_every_sign_on_it() -> None:
 
 def test_a_line_after_that_of_another_rank_is_not_that_rank_s() -> None:
     text = f"(Trainer pid=31, ip=10.0.0.12) {GAVE_UP.format(4)}\nray.exceptions.RayActorError: The actor died.\n"
-    died = next(one for one in ask(text).findings if one.cause == "nccl_rank_died")
+    died = next(finding for finding in ask(text).findings if finding.cause == "nccl_rank_died")
     assert "rank" not in died.where
 
 
@@ -130,10 +130,10 @@ E0810 05:36:05.200000 881 api.py:874] failed (exitcode: 1) local_rank: 3 (pid: 9
     answer = ask(text)
     assert causes(answer)[0] == "nccl_rank_died"
     assert answer.findings[0].title == "Rank 3 died"
-    assert answer.findings[0].why.endswith("Rank 3 ended with KeyError: '<|im_end|>'")
+    assert answer.findings[0].why.endswith("Rank 3 failed with KeyError: '<|im_end|>'")
 
 
-def test_what_is_told_without_being_a_cause_is_the_title_and_no_fault() -> None:
+def test_a_described_message_without_a_cause_is_the_title() -> None:
     text = (
         "0: step 881 loss 1.9\n"
         "slurmstepd: error: *** JOB 4412 ON cn101 CANCELLED AT 2026-08-10T05:36:05 DUE TO PREEMPTION ***\n"

@@ -34,7 +34,7 @@ PhysLinkState:...................Polling
 TYPED = """[ana@gpu11 ~]$ sudo systemctl restart nvidia-fabricmanager.service
 Job for nvidia-fabricmanager.service failed because the control process exited with error code.
 """
-ASKED = """$ kubectl -n gpu-operator logs nvidia-operator-validator-x7k2p -c driver-validation
+KUBECTL_COMMANDS = """$ kubectl -n gpu-operator logs nvidia-operator-validator-x7k2p -c driver-validation
 chroot: failed to run command 'nvidia-smi': No such file or directory
 """
 LINKS = "GPUs:\n    gpuId 2:\n        U U U D U U\n    gpuId 3:\n        U U U U U U\n"
@@ -60,7 +60,7 @@ NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)
         (ROW, {"gpu": 5, "pci": "0000:8a:00"}),
         (PORT, {"owner": "lid 12", "port": 31}),
         (TYPED, {"node": "gpu11"}),
-        (ASKED, {"pod": "nvidia-operator-validator-x7k2p", "namespace": "gpu-operator"}),
+        (KUBECTL_COMMANDS, {"pod": "nvidia-operator-validator-x7k2p", "namespace": "gpu-operator"}),
         (LINKS, {"gpu": 2}),
         (HEALTH, {"gpu": 4}),
         (EVENT, {"node": "gpu13"}),
@@ -73,7 +73,7 @@ NVRM: GPU 0000:98:00.0: RmInitAdapter failed! (0x62:0x65:1792)
         (CHOSEN, {"node": "gpu22"}),
     ],
 )
-def test_a_finding_names_what_the_heading_of_its_lines_names(text: str, where: dict[str, object]) -> None:
+def test_a_finding_has_the_place_of_the_heading_above_its_lines(text: str, where: dict[str, object]) -> None:
     named = ask(text).findings[0].where
     assert {key: named.get(key) for key in where} == where
 

@@ -90,7 +90,7 @@ def test_an_object_of_kubernetes_is_a_document_and_no_log_line() -> None:
     assert shipped_text.find_unwrapper(json.dumps(status).encode()) is None
 
 
-def test_a_log_that_nobody_wrapped_is_left_alone() -> None:
+def test_a_log_without_wrapping_is_not_changed() -> None:
     assert shipped_text.find_unwrapper(KERNEL.encode()) is None
     assert shipped_text.strip_prefixes(KERNEL) == KERNEL
 
@@ -119,8 +119,10 @@ def test_opened_lines_stay_one_to_one_whatever_the_blocks(lines: list[str], size
 
 def telling(stream: log_text.ByteStream, wrapping: log_text.Wrapping | None) -> list[tuple[int, str, str, str]]:
     words = {b"error", b"more"}
-    found = log_text.interesting_lines(stream, words, lambda _, found: found, wrapping=wrapping)
-    return [(line.number, line.text, line.preceding, line.following) for line in found]
+    matching_lines = log_text.interesting_lines(
+        stream, words, lambda _, words_of_line: words_of_line, wrapping=wrapping
+    )
+    return [(line.number, line.text, line.preceding, line.following) for line in matching_lines]
 
 
 # Without their digits the two are alike outside, and only one of them says "error" or "more" inside.
@@ -140,7 +142,7 @@ FIELDS = st.dictionaries(st.sampled_from(["msg", "level", "ts", "error", "rank",
 def test_lines_of_json_that_are_opened_only_where_needed_say_the_same(
     objects: list[dict[str, object]], is_escaped: bool
 ) -> None:
-    raw = "\n".join(json.dumps(one | {"log": "x"}, ensure_ascii=is_escaped) for one in objects).encode()
+    raw = "\n".join(json.dumps(entry | {"log": "x"}, ensure_ascii=is_escaped) for entry in objects).encode()
     opened = shipped_text.UnwrappedStream(io.BytesIO(raw), shipped_text.from_json)
     assert telling(io.BytesIO(raw), shipped_text.JsonLines()) == telling(opened, None)
 
@@ -152,6 +154,6 @@ def test_lines_that_are_alike_outside_are_told_apart_where_they_differ_inside(
 ) -> None:
     raw = "\n".join(reversed(pair) if turned else pair).encode()
     opened = shipped_text.UnwrappedStream(io.BytesIO(raw), shipped_text.from_json)
-    found = telling(io.BytesIO(raw), shipped_text.JsonLines())
-    assert found == telling(opened, None)
-    assert len(found) == 1
+    matching_lines = telling(io.BytesIO(raw), shipped_text.JsonLines())
+    assert matching_lines == telling(opened, None)
+    assert len(matching_lines) == 1

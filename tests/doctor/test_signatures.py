@@ -18,14 +18,14 @@ SIGNS = [sign for sign in signatures.table().signs.values() if sign.pattern is n
 
 
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if sign.words], ids=lambda sign: sign.id)
-def test_a_sign_is_seen_in_its_own_example(sign: signatures.Sign) -> None:
+def test_a_sign_matches_its_own_example(sign: signatures.Sign) -> None:
     facts = DoctorFacts()
     scan.scan("example", io.BytesIO(sign.example.encode()), facts, table=signatures.table())
     assert sign.id in set(facts.signs())
 
 
 @pytest.mark.parametrize("sign", [sign for sign in SIGNS if not sign.words], ids=lambda sign: sign.id)
-def test_a_sign_of_listings_is_seen_in_its_own_example(sign: signatures.Sign) -> None:
+def test_a_sign_of_listings_matches_its_own_example(sign: signatures.Sign) -> None:
     assert re.search(sign.pattern or "", sign.example, re.MULTILINE)
     assert any(text in sign.example for text in sign.needs)
 
@@ -43,9 +43,9 @@ def test_every_cause_that_a_sign_names_has_a_step_with_its_risk() -> None:
         cause for sign in signatures.table().signs.values() for cause in sign.also
     }
     # What to do about an unknown one depends on what was given.
-    assert collecting.steps(())
-    assert named - set(report._steps()) - {"unknown"} == {"", signatures.BY_XID}
-    assert set(report._steps()) <= {row.cause for row in causes.all_causes()}
+    assert collecting.collection_steps(())
+    assert named - set(report._steps_by_cause()) - {"unknown"} == {"", signatures.BY_XID}
+    assert set(report._steps_by_cause()) <= {row.cause for row in causes.all_causes()}
 
 
 def test_a_row_that_names_no_real_cause_is_refused_with_its_file() -> None:
@@ -55,7 +55,7 @@ def test_a_row_that_names_no_real_cause_is_refused_with_its_file() -> None:
     assert caught.value.where == "packs/signatures/x.toml"
 
 
-def test_every_sign_beside_which_another_counts_for_nothing_exists() -> None:
+def test_every_sign_in_unless_exists() -> None:
     signs = signatures.table().signs
     assert not [(sign.id, name) for sign in signs.values() for name in sign.unless if name not in signs]
 

@@ -1,4 +1,4 @@
-"""The small tables: each file is read whole, and a code that nobody described is None."""
+"""The small tables: each file is read completely, and an unknown code is None."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_an_nvlink_xid_is_decoded_from_its_registers() -> None:
     assert tables.find_nvlink_fault(144, "NO_SUCH_UNIT", 0x2) is None
 
 
-def test_dcgm_s_own_names_lead_to_causes() -> None:
+def test_dcgm_names_lead_to_causes() -> None:
     assert causes(ask('{"error": "DCGM_FR_PENDING_ROW_REMAP", "gpu": 3}'))[0] == "row_remap_pending"
 
 
@@ -45,8 +45,8 @@ def test_dcgm_s_incidents_are_known_by_name_older_name_and_number() -> None:
     assert {row.code for row in rows.values()} == set(range(133)) - {130}
     assert rows["85"] == rows["DCGM_FR_PENDING_ROW_REMAP"]
     assert rows["DCGM_FR_CLOCK_THROTTLE_THERMAL"].cause == "thermal_throttle"
-    known = {row.cause for row in catalogue.all_causes()} | {""}
-    assert {row.cause for row in rows.values()} <= known
+    cause_ids = {row.cause for row in catalogue.all_causes()} | {""}
+    assert {row.cause for row in rows.values()} <= cause_ids
 
 
 def test_a_diagnostic_that_gives_only_the_number_leads_to_the_cause_and_its_action() -> None:

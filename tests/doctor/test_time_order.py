@@ -37,16 +37,16 @@ def test_the_error_that_came_first_is_named_wherever_its_log_stands() -> None:
     first = "2026-08-10 05:36:00 [rank2]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
     answer = ask(a_log=later + ranks_but_the_third(), b_log=first)
     assert causes(answer)[0] == "ecc_uncorrectable"
-    assert "came first, at 05:36:00 (rank 2, node gpu01)" in answer.findings[0].why
-    assert "before the first rank gave up" in answer.findings[0].why
+    assert "was the first error, at 05:36:00 (rank 2, node gpu01)" in answer.findings[0].why
+    assert "before the first rank timed out" in answer.findings[0].why
 
 
-def test_what_the_kernel_of_the_missing_rank_s_node_said_is_joined_with_the_rank() -> None:
+def test_kernel_errors_on_the_node_of_the_missing_rank_name_the_rank() -> None:
     syslog = "Aug 10 05:36:02 gpu01 kernel: [90012.5] " + KILLED
     answer = ask(ranks_but_the_third(), syslog)
     finding = answer.findings[0]
     assert (finding.cause, finding.where["missing_rank"], finding.where["missing_node"]) == ("host_oom", 2, "gpu01")
-    assert "which the others waited for" in finding.why
+    assert "The other ranks waited for rank" in finding.why
     assert "rank" not in finding.where
 
 

@@ -54,7 +54,7 @@ def test_a_logged_error_that_nothing_explains_is_unknown_and_asks_for_more(text:
         "I0810 05:36:05.101 1 controller.go:12] retried after an error",
     ],
 )
-def test_a_healthy_line_that_speaks_of_errors_is_nothing(text: str) -> None:
+def test_a_healthy_line_about_errors_is_no_finding(text: str) -> None:
     assert ask(text).findings == ()
 
 
@@ -78,14 +78,14 @@ def test_a_healthy_line_that_speaks_of_errors_is_nothing(text: str) -> None:
         "[08/10/2026-05:36:05] [TRT-LLM] [RANK 0] [E] NCCL error widget.cpp:90 'invalid usage (run with NCCL'",
     ],
 )
-def test_what_has_no_cause_of_ours_is_told_and_no_gpu_is_blamed(text: str) -> None:
+def test_a_message_without_a_catalogue_cause_names_no_gpu(text: str) -> None:
     first = ask(text).findings[0]
     assert first.cause == "unknown"
     assert not first.title.startswith(("GPU ", "A GPU ", "Memory of", "This system reports"))
     assert not {"gpu", "pci", "uuid"} & first.where.keys()
 
 
-def test_a_few_lines_that_speak_of_a_failure_are_not_called_fine() -> None:
+def test_a_short_text_with_a_failure_is_not_healthy() -> None:
     answer = ask("Aug 10 05:36:05 n7 widgetd[9]: could not turn the widget")
     assert causes(answer) == ["unknown"]
     assert answer.verdict is DoctorVerdict.CANNOT_TELL
@@ -109,17 +109,17 @@ def test_the_name_of_a_host_is_no_hint() -> None:
     assert causes(ask("rdma-box-1:7:9 [7] misc/cudawrap.cc:33 NCCL WARN Cuda failure 'widget error'")) == ["unknown"]
 
 
-def test_a_line_that_two_signs_know_is_shown_once() -> None:
+def test_a_line_that_two_signs_match_is_shown_once() -> None:
     shown = ask("[2026-08-10T05:36:05.1] error: gres/gpu: invalid GRES core specification (4-9) on node n7").findings[0]
     assert len(shown.evidence) == 1
 
 
-def test_a_heap_of_java_is_not_the_node_s_memory() -> None:
+def test_a_java_heap_is_not_the_node_s_memory() -> None:
     heap = 'Exception in thread "main" java.lang.OutOfMemoryError: Java heap space'
     assert "host_oom" not in [finding.cause for finding in ask(heap).findings if finding.confidence >= 0.4]
 
 
-def test_settings_worth_a_change_are_said_even_when_nothing_is_wrong() -> None:
+def test_settings_worth_a_change_are_shown_without_a_fault() -> None:
     answer = ask("export NCCL_ALGO=Ring\nexport NCCL_NVLS_ENABLE=0\nexport TORCH_FR_BUFFER_SIZE=0\n")
     assert answer.findings == ()
     assert [note.partition(":")[0] for note in answer.notes] == [
@@ -144,7 +144,7 @@ def test_one_lost_link_is_less_than_a_port_that_flaps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted", "unwanted"),
+    ("text", "expected", "unwanted"),
     [
         (
             "INFO vllm engine is up\nTimeoutError: the widget does not answer",
@@ -164,11 +164,13 @@ def test_one_lost_link_is_less_than_a_port_that_flaps() -> None:
         ("[   12.500000] widget 0000:3b:00.0: failed to turn", ("nvidia-smi",), ("dmesg", "NCCL_DEBUG")),
     ],
 )
-def test_what_it_asks_for_fits_what_was_given(text: str, wanted: tuple[str, ...], unwanted: tuple[str, ...]) -> None:
+def test_the_inputs_to_collect_depend_on_the_given_input(
+    text: str, expected: tuple[str, ...], unwanted: tuple[str, ...]
+) -> None:
     [finding] = ask(text).findings
     assert finding.cause == "unknown"
     commands = " ; ".join(step.command or step.do for step in finding.actions)
-    assert [part for part in wanted if part not in commands] == []
+    assert [part for part in expected if part not in commands] == []
     assert [part for part in unwanted if part in commands] == []
 
 

@@ -275,7 +275,7 @@ SHAPES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("cause", "text"), SHAPES, ids=[f"{cause}-{at}" for at, (cause, _) in enumerate(SHAPES)])
-def test_a_wording_from_the_wild_leads_to_its_cause(cause: str, text: str) -> None:
+def test_a_real_message_leads_to_its_cause(cause: str, text: str) -> None:
     assert causes(ask(text))[:1] == [cause]
 
 
@@ -315,9 +315,9 @@ def test_a_node_that_carries_the_taint_is_down() -> None:
 
 
 def test_another_reading_of_the_same_line_does_not_explain_the_first_away() -> None:
-    found = {finding.cause: finding for finding in ask('exec: "nvidia-smi": executable file not found').findings}
-    assert found["driver_not_loaded"].confidence >= 0.5
-    assert found["container_runtime_missing"].confidence > found["driver_not_loaded"].confidence
+    findings = {finding.cause: finding for finding in ask('exec: "nvidia-smi": executable file not found').findings}
+    assert findings["driver_not_loaded"].confidence >= 0.5
+    assert findings["container_runtime_missing"].confidence > findings["driver_not_loaded"].confidence
 
 
 def test_a_task_that_exited_with_a_code_is_no_sure_answer() -> None:
@@ -334,14 +334,14 @@ def test_a_failure_in_unknown_words_gets_a_hint_and_never_a_confident_one() -> N
     assert max(sign.confidence for sign in hints) < 0.35
 
 
-def test_a_hint_is_silent_where_a_sign_names_the_cause() -> None:
+def test_a_hint_does_not_count_next_to_a_sign_with_a_cause() -> None:
     answer = ask(
         "nvshmem: ibgda: failed to open mlx5_9 device\nRuntimeError: CUDA out of memory. Tried to allocate 1 GiB"
     )
     assert causes(answer) == ["cuda_oom"]
 
 
-def test_a_hint_is_silent_beside_a_line_that_is_known_to_be_harmless() -> None:
+def test_a_hint_does_not_count_next_to_a_harmless_line() -> None:
     text = "NVSwitch query failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
     assert causes(ask(text)) == []
 
@@ -359,7 +359,7 @@ def test_a_cut_out_of_a_node_in_yaml_shows_gpus_that_may_not_be_handed_out() -> 
     assert causes(ask(text.replace('"0"', '"4"'))) == []
 
 
-def test_a_gpu_that_tells_its_temperature_and_power_has_not_left_the_bus() -> None:
+def test_a_gpu_that_reports_temperature_and_power_has_not_fallen_off_the_bus() -> None:
     rows = "|   0  NVIDIA L4   Off  | 0000:01:00.0 Off |   N/A |\n|  0%   44C    P8    10W / 160W |   1845MiB /  6144MiB |  {}   Default |\n"
     lost = "|   0  NVIDIA L4   Off  | 0000:01:00.0 Off |   N/A |\n|ERR!   ERR!  ERR!    ERR! / ERR! |   0MiB /  6144MiB |  ERR!   Default |\n"
     head = "| NVIDIA-SMI 550.54.14    Driver Version: 550.54.14    CUDA Version: 12.4 |\n"

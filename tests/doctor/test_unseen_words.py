@@ -41,7 +41,7 @@ def test_the_cause_comes_first(text: str, cause: str) -> None:
         ('Warning  Failed  12s  kubelet  Failed to pull image "r.example/a:1": not found', "pull the image"),
     ],
 )
-def test_what_no_cause_of_the_catalogue_fits_is_told_in_words(text: str, words: str) -> None:
+def test_a_message_without_a_catalogue_cause_is_described(text: str, words: str) -> None:
     first = ask(text).findings[0]
     assert first.cause == "unknown"
     assert words in first.title

@@ -52,4 +52,4 @@ def test_the_rank_that_noticed_a_death_and_the_peer_stand_beside_the_finding() -
 def test_a_switch_error_without_any_effect_is_no_fault_of_nvlink(line: str) -> None:
     (finding,) = ask(f"nvidia-nvswitch3: SXid (PCI:0000:04:00.0): {line}\n").findings
     assert (finding.cause, finding.confidence) == ("unknown", 0.3)
-    assert "is no fault" in finding.why
+    assert "is not a fault" in finding.why

@@ -46,7 +46,8 @@ def with_incidents(
     if not ordered:
         return explanation
     incident, finding = ordered[0]
-    if explanation is not None and explanation.cause is not None and _is_as_severe(explanation.cause, incident):
+    cause = None if explanation is None else explanation.cause
+    if explanation and cause and causes.lookup(cause).severity.rank >= incident.severity.rank:
         return replace(explanation, lines=(*lines, *explanation.lines))
     base = explanation or ExplainResult(
         subject, "", missing_data=("no scheduler or exporter reports the workload now",)
@@ -63,10 +64,6 @@ def with_incidents(
 
 def step_text(step: diagnosis.DiagnosisStep) -> str:
     return f"{step.do}   $ {step.command}" if step.command else step.do
-
-
-def _is_as_severe(cause: str, incident: incidents.Incident) -> bool:
-    return causes.lookup(cause).severity.rank >= incident.severity.rank
 
 
 def as_text(explanation: ExplainResult, *, max_lines: int = 40) -> list[str]:

@@ -28,7 +28,11 @@ class NodeSummary:
 
 def explain(summary: NodeSummary) -> ExplainResult:
     """Explain a node by its most severe open incident, otherwise by why it accepts no workloads."""
-    lines = (*_scheduler_lines(summary), *_gpu_lines(summary), *_incident_lines(summary), *_change_lines(summary))
+    incident_lines = [
+        ExplainLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in summary.incidents
+    ]
+    changes = [ExplainLine("changed", change) for change in summary.changes]
+    lines = (*_scheduler_lines(summary), *_gpu_lines(summary), *incident_lines, *changes)
     base = ExplainResult(summary.name, "", lines=lines, missing_data=summary.missing_data)
     blocker = _blocker(summary)
     by_severity = sorted(summary.incidents, key=lambda pair: (-pair[0].severity.rank, pair[0].opened_at))
@@ -87,11 +91,3 @@ def _gpu_lines(summary: NodeSummary) -> list[ExplainLine]:
     expected = "" if summary.expected is None else f" of {summary.expected}"
     lines = [] if summary.reporting is None else [ExplainLine("gpus", f"{summary.reporting}{expected} report")]
     return lines + [ExplainLine("allocated", f"{count} to {name}") for name, count in summary.holders]
-
-
-def _incident_lines(summary: NodeSummary) -> list[ExplainLine]:
-    return [ExplainLine(incident.id, f"{incident.severity}: {incident.title}") for incident, _ in summary.incidents]
-
-
-def _change_lines(summary: NodeSummary) -> list[ExplainLine]:
-    return [ExplainLine("changed", change) for change in summary.changes]

@@ -115,14 +115,6 @@ class PlacementVerdict:
     nodes: tuple[NodeVerdict, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def count_reasons(self) -> list[tuple[str, int]]:
-        """Reasons with the number of nodes that have them, the most frequent first."""
-        counts: dict[str, int] = {}
-        for node in self.nodes:
-            for refusal in node.refusals:
-                counts[refusal.reason.value] = counts.get(refusal.reason.value, 0) + 1
-        return sorted(counts.items(), key=lambda item: -item[1])
-
 
 def judge_placement(request: PodRequest, offers: Sequence[NodeOffer]) -> PlacementVerdict:
     """The cause and the smallest change, from the node where the smallest change is enough."""

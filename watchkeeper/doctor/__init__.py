@@ -1,6 +1,6 @@
-"""The doctor: anything an operator would paste in, ranked findings out.
+"""The doctor: read logs and printouts that an operator pastes in, and return ranked findings.
 
-Comes in: streams of text from `readers`. Goes out: a Report with inputs, events and findings, best first.
-A signature is one row of packs/signatures; a judgement over several signs is one function in `judgements`.
-Never here: a clock, a network client, an answer without the line it rests on.
+In: streams of text from `readers`. Out: a report with inputs, events and findings, the best first. A sign is one row of
+packs/signatures; a judgement over several signs is one function in `judgements`. Never here: a clock, a network
+client, a finding without the line that supports it.
 """

@@ -1,4 +1,4 @@
-"""What to collect where no cause is known: what was not given, and what helps with the kind of thing that was."""
+"""List what to collect next when the cause is unknown, depending on the inputs so far."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ FILE = "doctor_inputs.csv"
 
 @dataclass(frozen=True, slots=True)
 class _CollectStep:
-    """A step; `only` and `unless` are beginnings of kinds of input, of which one or none must have been given."""
+    """A step that applies only with, or not with, an input whose kind starts with one of these prefixes."""
 
     only: tuple[str, ...]
     unless: tuple[str, ...]
     step: diagnosis.DiagnosisStep
 
 
-def steps(kinds: Iterable[str]) -> tuple[diagnosis.DiagnosisStep, ...]:
-    given = tuple(kinds)
+def collection_steps(kinds: Iterable[str]) -> tuple[diagnosis.DiagnosisStep, ...]:
+    input_kinds = tuple(kinds)
     return tuple(
         row.step
         for row in _rows()
-        if (not row.only or any(kind.startswith(row.only) for kind in given))
-        and not any(row.unless and kind.startswith(row.unless) for kind in given)
+        if (not row.only or any(kind.startswith(row.only) for kind in input_kinds))
+        and not any(row.unless and kind.startswith(row.unless) for kind in input_kinds)
     )
 
 

@@ -1,7 +1,7 @@
-"""Whole documents into sightings: listings and dumps whose lines mean something only together.
+"""Find signs in whole documents: listings and dumps whose lines have a meaning only together.
 
-Each reading function below looks whether the beginning of an input is its business and adds what it sees. A
-paste is often a mixture (a scheduler's line, then an nvidia-smi table), so every function is tried.
+Each reader checks whether the beginning of an input is a listing that it can read, and adds signs. Pasted text is
+often a mixture, such as a scheduler message and an nvidia-smi table, so all readers are tried.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ MAX_MATCHES_IN_A_LISTING = 500
 
 @dataclass(slots=True)
 class Document:
-    """The beginning of one input, as text, without the prefix that a shipper put before each line.
+    """The beginning of one input as text, without the prefixes that a log shipper adds to lines.
 
-    `written` has the lines with it: they are shown, and may name a node or a rank.
+    `original_lines` include the prefixes: they are shown, and may name a node or a rank.
     """
 
     name: str
     kind: str
     text: str
-    written: list[str] = field(default_factory=list)
+    original_lines: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.lines = self.text.split("\n")
 
 
-Reading = Callable[[Document, DoctorFacts], None]
-READINGS: tuple[Reading, ...] = (
-    gpu_listings.read,
-    fabric_listings.read,
-    cluster_listings.read,
-    trends.read,
+ListingReader = Callable[[Document, DoctorFacts], None]
+LISTING_READERS: tuple[ListingReader, ...] = (
+    gpu_listings.read_gpu_signs,
+    fabric_listings.read_fabric_signs,
+    cluster_listings.read_cluster_signs,
+    trends.read_trend_signs,
     excerpts.read,
     records.read,
 )
 
 
-def read(name: str, kind: str, head: str, *, facts: DoctorFacts, table: SignTable) -> None:
-    """Add what the document says to the facts."""
+def read_document(name: str, kind: str, head: str, *, facts: DoctorFacts, table: SignTable) -> None:
+    """Add the signs of a document to the facts."""
     document = Document(name, kind, shipped_text.strip_prefixes(head), head.split("\n"))
-    for sign in table.of_listings:
-        if any(needed in document.text for needed in sign.needs):
-            _search(document, sign, facts)
-    for reading in READINGS:
-        reading(document, facts)
+    for sign in table.without_words:
+        if any(text in document.text for text in sign.needs):
+            _add_pattern_signs(document, sign, facts)
+    for read_listing in LISTING_READERS:
+        read_listing(document, facts)
 
 
-def text_of(head: bytes) -> str:
+def decode_head(head: bytes) -> str:
     raw = log_text.ANSI.sub(b"", head) if b"\x1b" in head else head
     return raw.decode("utf-8", errors="replace").replace("\r\n", "\n")
 
 
-def _search(document: Document, sign: Sign, facts: DoctorFacts) -> None:
-    """A sign without words: its pattern over every line of the beginning."""
+def _add_pattern_signs(document: Document, sign: Sign, facts: DoctorFacts) -> None:
+    """Add each match of a sign without words in the beginning of the input."""
     line, at = 1, 0
     for count, match in enumerate(sign.compiled.finditer(document.text)):
         if count >= MAX_MATCHES_IN_A_LISTING:
             return
         line += document.text.count("\n", at, match.start())
         at = match.start()
-        text = document.written[line - 1]
+        text = document.original_lines[line - 1]
         fields = dict(line_prefix.read_prefix(text)) | {key: value for key, value in match.groupdict().items() if value}
         facts.add(sign.id, input=document.name, line=line, text=excerpt(text, 0), fields=fields)

@@ -1,6 +1,6 @@
-"""The doctor's whole way: each stream read once, then one judgement over everything.
+"""Run the doctor: read each stream once, then judge all facts together.
 
-The command line calls `examine` with the streams of `readers.bundles`; the Report goes to the printer.
+The command line calls `examine` with the streams of `readers.bundles` and prints the report.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from watchkeeper.doctor import documents, places, ranking, report, scan, signatu
 from watchkeeper.doctor.facts import DoctorFacts, Input
 from watchkeeper.doctor.judgements import JUDGEMENTS, first_error, general
 from watchkeeper.doctor.opinion import Opinion
-from watchkeeper.doctor.recognise import NO_LOGS, recognise
+from watchkeeper.doctor.recognise import NOT_LOGS, recognise
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers import bundles, flight_recorder
 from watchkeeper.readers.logs import shipped_text
@@ -20,28 +20,30 @@ WHOLE_DOCUMENTS = frozenset(
     {"flight_recorder", "nvidia_smi_xml", "kubernetes_json", "kubernetes_yaml", "slurm_json", "json"}
 )
 PEEK_BYTES = 65_536
-# Opinions below this only say that some error was seen; then even a hint helps.
-SAYS_NOTHING = 0.25
+# If no opinion reaches this, only an error without a cause is known, and hints are used too.
+MIN_CONFIDENCE = 0.25
 
 
 def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] = lambda _: None) -> report.DoctorReport:
-    """Read every stream and say what is wrong; `progress` is told of the bytes as they are read."""
+    """Read every stream and return the report; `progress` is called with the number of bytes of each read."""
     facts = DoctorFacts()
     for stream in streams:
         _read(stream, facts, progress)
-    timeline.settle(facts)
-    places.settle(facts)
-    opinions = first_error.weaken_late(facts, (opinion for judgement in JUDGEMENTS for opinion in judgement(facts)))
-    if all(opinion.confidence < SAYS_NOTHING for opinion in opinions):
+    timeline.order_by_time(facts)
+    places.assign_places(facts)
+    opinions = first_error.weaken_late_opinions(
+        facts, (opinion for judgement in JUDGEMENTS for opinion in judgement(facts))
+    )
+    if all(opinion.confidence < MIN_CONFIDENCE for opinion in opinions):
         opinions += general.hints(facts)
-    findings = ranking.rank(opinions) or ranking.rank(general.failing_words(facts))
+    findings = ranking.rank_causes(opinions) or ranking.rank_causes(general.unexplained_failures(facts))
     if not findings:
-        facts.notes += dict.fromkeys([*general.harmless(facts), *_advice(opinions)])
+        facts.notes += dict.fromkeys([*general.harmless(facts), *_settings_advice(opinions)])
     return report.build(facts, findings)
 
 
-def _advice(opinions: Iterable[Opinion]) -> list[str]:
-    """What may be changed though nothing is wrong."""
+def _settings_advice(opinions: Iterable[Opinion]) -> list[str]:
+    """Advice about settings that applies even without a fault."""
     return [text for opinion in opinions if not opinion.cause for text in opinion.advice]
 
 
@@ -50,26 +52,26 @@ def _read(stream: bundles.Stream, facts: DoctorFacts, progress: Callable[[int], 
     start = stream.peek(PEEK_BYTES)
     kind = recognise(stream.name, start)
     if kind == "flight_recorder":
-        _read_dump(stream, facts)
+        _read_flight_recorder(stream, facts)
         return
-    if kind in NO_LOGS:
-        facts.inputs.append(Input(stream.name, kind, "is no log: it only speaks of failures, and was not judged"))
+    if kind in NOT_LOGS:
+        facts.inputs.append(Input(stream.name, kind, "not a log: its texts about failures were not checked"))
         return
     if kind == "binary":
-        facts.inputs.append(Input(stream.name, kind, stream.problem or "is not text and was not read"))
+        facts.inputs.append(Input(stream.name, kind, stream.problem or "not text, not read"))
         return
-    given = unpacking.unpack(stream, start, kind, whole=WHOLE_DOCUMENTS - {"json"})
-    limit = scan.DOCUMENT_BYTES if given.kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES
-    tee = scan.Tee(given.source, limit, progress, given.inside)
-    scan.scan(stream.name, tee, facts, table=table, wrapping=given.wrapping)
-    head = documents.text_of(tee.head)
-    if given.kind in ("text", "json"):
+    unpacked = unpacking.unpack(stream, start, kind, whole=WHOLE_DOCUMENTS - {"json"})
+    limit = scan.DOCUMENT_BYTES if unpacked.kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES
+    tee = scan.Tee(unpacked.source, limit, progress, unpacked.unwrap)
+    scan.scan(stream.name, tee, facts, table=table, wrapping=unpacked.wrapping)
+    head = documents.decode_head(tee.head)
+    if unpacked.kind in ("text", "json"):
         kind = recognise(stream.name, shipped_text.strip_prefixes(head).encode())
-    documents.read(stream.name, kind, head, facts=facts, table=table)
+    documents.read_document(stream.name, kind, head, facts=facts, table=table)
     facts.inputs.append(Input(stream.name, kind, stream.problem))
 
 
-def _read_dump(stream: bundles.Stream, facts: DoctorFacts) -> None:
+def _read_flight_recorder(stream: bundles.Stream, facts: DoctorFacts) -> None:
     raw = stream.peek(scan.DOCUMENT_BYTES)
     problem = stream.problem
     try:

@@ -1,6 +1,6 @@
-"""What the inputs say: sightings of signs with input and line, kept in bounded memory.
+"""The facts of all inputs: sightings of signs with input and line, in bounded memory.
 
-`scan` and `documents` add sightings, `judgements` asks for them, and `ranking` turns them into findings.
+`scan` and `documents` add sightings, `judgements` read them, and `ranking` turns opinions about them into findings.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 from watchkeeper.readers import flight_recorder
 from watchkeeper.readers.logs import line_prefix
 
-# A job of some thousand ranks may say the same thing once per rank; more of one sign adds nothing.
-MAX_SIGHTINGS_OF_A_SIGN = 4096
+# A job with thousands of ranks may print the same line once per rank; more sightings of a sign add nothing.
+MAX_SIGHTINGS_PER_SIGN = 4096
 MAX_EVENTS = 100_000
 EVIDENCE_CHARACTERS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One sign, seen on one line. `fields` is what the line names: node, gpu, pci, rank, pod and so on.
+    """A sign on one line. `fields` are the values in the line: node, gpu, pci, rank, pod and so on.
 
-    `clock` is what the line, or the last one before it with a clock, says; `at` is what `timeline` makes of it.
+    `clock` is the clock of the line, or of the last line before it with one; `timeline` derives `at` from it.
     """
 
     sign: str
@@ -38,7 +38,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One thing that was handed in, what it was recognised as, and why it was not read to its end."""
+    """An input, its recognised kind, and why it could not be read completely."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class TextRecord:
-    """Lines of an input that belong together, and what the heading of them names."""
+    """Lines of an input that belong together, and the fields in their heading."""
 
     input: str
     first: int
@@ -57,17 +57,17 @@ class TextRecord:
 
 @dataclass(slots=True)
 class DoctorFacts:
-    """Everything seen in all inputs, in the order of reading."""
+    """All facts of all inputs, in reading order."""
 
     inputs: list[Input] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     dropped_events: int = 0
-    # Said to people beside the findings: what is not known about the order of the inputs, settings worth a change.
+    # Shown next to the findings: unknown order of inputs, settings worth a change.
     notes: list[str] = field(default_factory=list)
     dumps: list[tuple[flight_recorder.Dump, Sighting]] = field(default_factory=list)
-    # Of each input a list for each kind of record, in the order of the lines.
+    # By input, a list for each kind of record, in line order.
     records: dict[str, list[list[TextRecord]]] = field(default_factory=dict)
-    _by_sign: dict[str, list[Sighting]] = field(default_factory=dict)
+    _sightings: dict[str, list[Sighting]] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
     _order: int = 0
 
@@ -83,11 +83,13 @@ class DoctorFacts:
     ) -> None:
         self._order += 1
         self._counts[sign] = self._counts.get(sign, 0) + 1
-        sightings = self._by_sign.setdefault(sign, [])
-        if len(sightings) < MAX_SIGHTINGS_OF_A_SIGN:
+        sightings = self._sightings.setdefault(sign, [])
+        if len(sightings) < MAX_SIGHTINGS_PER_SIGN:
             # Python refuses to read numbers of thousands of digits.
-            short = {name: value[:EVIDENCE_CHARACTERS] for name, value in fields.items()}
-            sightings.append(Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], short, self._order, clock))
+            truncated = {name: value[:EVIDENCE_CHARACTERS] for name, value in fields.items()}
+            sightings.append(
+                Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], truncated, self._order, clock)
+            )
 
     def add_dump(self, dump: flight_recorder.Dump, *, input: str, text: str, fields: Mapping[str, str]) -> None:
         self._order += 1
@@ -99,39 +101,39 @@ class DoctorFacts:
         else:
             self.dropped_events += 1
 
-    def of(self, *signs: str) -> list[Sighting]:
-        """Sightings of these signs, in the order in which they were read."""
-        sightings = [sighting for sign in signs for sighting in self._by_sign.get(sign, ())]
-        return sorted(sightings, key=lambda sighting: sighting.order) if len(signs) > 1 else sightings
+    def find(self, *signs: str) -> list[Sighting]:
+        """Sightings of these signs, in order."""
+        matches = [sighting for sign in signs for sighting in self._sightings.get(sign, ())]
+        return sorted(matches, key=lambda sighting: sighting.order) if len(signs) > 1 else matches
 
-    def all(self) -> list[Sighting]:
-        """Every sighting that was kept, in order."""
+    def all_sightings(self) -> list[Sighting]:
+        """All kept sightings, in order."""
         return sorted(
-            (sighting for sightings in self._by_sign.values() for sighting in sightings),
+            (sighting for sightings in self._sightings.values() for sighting in sightings),
             key=lambda sighting: sighting.order,
         )
 
     def replace_all(self, sightings: Iterable[Sighting]) -> None:
-        """Put other sightings, in their order, in the place of those that were kept."""
-        self._by_sign = {}
+        """Replace all kept sightings; their order becomes the order of these."""
+        self._sightings = {}
         for order, sighting in enumerate(sightings, 1):
-            placed = sighting if sighting.order == order else replace(sighting, order=order)
-            self._by_sign.setdefault(sighting.sign, []).append(placed)
-        self._order = sum(map(len, self._by_sign.values()))
+            renumbered = sighting if sighting.order == order else replace(sighting, order=order)
+            self._sightings.setdefault(sighting.sign, []).append(renumbered)
+        self._order = sum(map(len, self._sightings.values()))
 
     def count(self, sign: str) -> int:
         return self._counts.get(sign, 0)
 
     def has(self, *signs: str) -> bool:
-        return any(sign in self._by_sign for sign in signs)
+        return any(sign in self._sightings for sign in signs)
 
     def signs(self) -> Iterator[str]:
-        return iter(self._by_sign)
+        return iter(self._sightings)
 
     def kinds(self) -> set[str]:
-        return {given.kind for given in self.inputs}
+        return {entry.kind for entry in self.inputs}
 
 
-def values(sightings: Iterable[Sighting], name: str) -> list[str]:
-    """The different values of one field, in the order of reading."""
+def field_values(sightings: Iterable[Sighting], name: str) -> list[str]:
+    """The distinct values of a field, in order."""
     return list(dict.fromkeys(s.fields[name] for s in sightings if s.fields.get(name)))

@@ -1,4 +1,4 @@
-"""The shape in which the readings of `documents` get a document, so that they need not know `documents` itself."""
+"""The protocol of a document for the readers of `documents`, so that they do not import `documents`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Listing(Protocol):
     def lines(self) -> Sequence[str]: ...
 
 
-def add(facts: DoctorFacts, listing: Listing, sign: str, *, line: int, fields: dict[str, str]) -> None:
-    """A sighting with the text of its line."""
+def add_sign(facts: DoctorFacts, listing: Listing, sign: str, *, line: int, fields: dict[str, str]) -> None:
+    """Add a sighting with the text of its line, without empty fields."""
     text = listing.lines[line - 1] if 0 < line <= len(listing.lines) else ""
-    filled = {key: value for key, value in fields.items() if value}
-    facts.add(sign, input=listing.name, line=max(line, 1), text=text, fields=filled)
+    non_empty = {key: value for key, value in fields.items() if value}
+    facts.add(sign, input=listing.name, line=max(line, 1), text=text, fields=non_empty)

@@ -1,4 +1,4 @@
-"""An opinion: one cause that some sightings speak for, before all opinions are weighed against each other."""
+"""An opinion: a cause that some sightings support, before all opinions are ranked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_EVIDENCE = 12
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """`ruled_out` has sentences about other causes; `extra_where` names places that no single line names."""
+    """`ruled_out` are sentences about other causes; `extra_where` are place fields that no single line has."""
 
     cause: str
     confidence: float

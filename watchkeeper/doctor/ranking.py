@@ -1,7 +1,7 @@
-"""Opinions into findings: one per cause, consequences behind their cause, best first.
+"""Rank opinions into findings: one per cause, consequences after their cause, the best first.
 
-The table packs/signatures/cascades.csv says which causes follow from which. A consequence keeps its place
-in the answer, with less confidence and the reason why.
+The table packs/signatures/cascades.csv lists which causes follow from which. A consequence stays in the report, with
+lower confidence and the reason.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion
 from watchkeeper.model import diagnosis
 
 FILE = "signatures/cascades.csv"
-# A cause must be at least this likely before other signs are taken for its consequences.
+# Other causes count as consequences only of a cause with at least this confidence.
 ROOT_CONFIDENCE = 0.5
-# A guess does not explain away what the lines say outright.
+# A cause with much lower confidence does not explain a clearer one.
 ROOT_MARGIN = 0.2
 EFFECT_FACTOR = 0.45
-# Several different signs of one cause make it surer, but never certain.
+# Each further sign of a cause adds this much confidence, up to MAX_CONFIDENCE.
 AGREEMENT = 0.03
-MOST = 0.97
-# An unknown cause is a wish for more input, not an answer, however clear the line is.
-MOST_FOR_UNKNOWN = 0.4
-LEAST = 0.12
-# Below this an unknown cause says no more than that an error was logged.
-WORTH_ASKING = 0.3
+MAX_CONFIDENCE = 0.97
+# An unknown cause asks for more input, however clear its line is.
+MAX_UNKNOWN_CONFIDENCE = 0.4
+MIN_CONFIDENCE = 0.12
+# Below this, an unknown cause means only that an error was logged.
+MIN_UNKNOWN_CONFIDENCE = 0.3
 MAX_FINDINGS = 8
 MAX_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
-    """A cause with all that speaks for it."""
+class RankedCause:
+    """A cause with its confidence and everything that supports it."""
 
     cause: str
     confidence: float
@@ -48,8 +48,8 @@ class Weighed:
     order: int
 
 
-def rank(opinions: Iterable[Opinion]) -> list[Weighed]:
-    """Findings, best first; of equals the one seen first."""
+def rank_causes(opinions: Iterable[Opinion]) -> list[RankedCause]:
+    """Rank the causes, best first; of equal ones the first in time."""
     by_cause: dict[str, list[Opinion]] = {}
     advice: list[str] = []
     for opinion in opinions:
@@ -57,35 +57,35 @@ def rank(opinions: Iterable[Opinion]) -> list[Weighed]:
             by_cause.setdefault(opinion.cause, []).append(opinion)
         else:
             advice.extend(opinion.advice)
-    weighed = _cascade([_merge(cause, grouped) for cause, grouped in by_cause.items()])
-    weighed = [candidate for candidate in weighed if candidate.confidence >= LEAST]
-    weighed.sort(key=lambda candidate: (-round(candidate.confidence, 2), candidate.order, candidate.cause))
-    if weighed and weighed[0].confidence >= ROOT_CONFIDENCE and weighed[0].cause != diagnosis.UNKNOWN_CAUSE:
-        # Where the cause is known, a line that nothing explains only repeats that something failed.
-        weighed = [
+    ranked = _weaken_effects([_merge(cause, cause_opinions) for cause, cause_opinions in by_cause.items()])
+    ranked = [candidate for candidate in ranked if candidate.confidence >= MIN_CONFIDENCE]
+    ranked.sort(key=lambda candidate: (-round(candidate.confidence, 2), candidate.order, candidate.cause))
+    if ranked and ranked[0].confidence >= ROOT_CONFIDENCE and ranked[0].cause != diagnosis.UNKNOWN_CAUSE:
+        # With a known cause, an unexplained line adds no information.
+        ranked = [
             candidate
-            for candidate in weighed
-            if candidate.cause != diagnosis.UNKNOWN_CAUSE or candidate.confidence >= WORTH_ASKING
+            for candidate in ranked
+            if candidate.cause != diagnosis.UNKNOWN_CAUSE or candidate.confidence >= MIN_UNKNOWN_CONFIDENCE
         ]
-    if advice and weighed:
-        weighed[0] = replace(weighed[0], advice=(*weighed[0].advice, *dict.fromkeys(advice)))
-    return weighed[:MAX_FINDINGS]
+    if advice and ranked:
+        ranked[0] = replace(ranked[0], advice=(*ranked[0].advice, *dict.fromkeys(advice)))
+    return ranked[:MAX_FINDINGS]
 
 
-def _merge(cause: str, opinions: Sequence[Opinion]) -> Weighed:
+def _merge(cause: str, opinions: Sequence[Opinion]) -> RankedCause:
     best = max(opinions, key=lambda opinion: (opinion.confidence, -opinion.order))
     signs = {sighting.sign for opinion in opinions if opinion.confidence >= 0.4 for sighting in opinion.sightings}
-    confidence = min(MOST, best.confidence + AGREEMENT * (len(signs) - 1)) if signs else best.confidence
+    confidence = min(MAX_CONFIDENCE, best.confidence + AGREEMENT * (len(signs) - 1)) if signs else best.confidence
     confidence = max(confidence, best.confidence)
     if cause == diagnosis.UNKNOWN_CAUSE:
-        confidence = min(confidence, MOST_FOR_UNKNOWN)
+        confidence = min(confidence, MAX_UNKNOWN_CONFIDENCE)
     ordered = sorted(opinions, key=lambda opinion: (-opinion.confidence, opinion.order))
     sightings = {sighting.order: sighting for opinion in ordered for sighting in opinion.sightings}
-    whys = dict.fromkeys(opinion.why for opinion in ordered if opinion.why)
-    return Weighed(
+    reasons = dict.fromkeys(opinion.why for opinion in ordered if opinion.why)
+    return RankedCause(
         cause=cause,
         confidence=confidence,
-        why=" ".join(list(whys)[:MAX_REASONS]),
+        why=" ".join(list(reasons)[:MAX_REASONS]),
         sightings=tuple(sorted(list(sightings.values())[:MAX_EVIDENCE], key=lambda sighting: sighting.order)),
         ruled_out=tuple(dict.fromkeys(text for opinion in ordered for text in opinion.ruled_out)),
         extra_where=tuple(dict.fromkeys(pair for opinion in ordered for pair in opinion.extra_where)),
@@ -94,38 +94,38 @@ def _merge(cause: str, opinions: Sequence[Opinion]) -> Weighed:
     )
 
 
-def _cascade(weighed: Sequence[Weighed]) -> list[Weighed]:
-    """Lower what follows from something else that is there, and say so on both sides."""
+def _weaken_effects(ranked: Sequence[RankedCause]) -> list[RankedCause]:
+    """Lower the confidence of consequences, and add the reason to both causes."""
     result = []
-    for candidate in weighed:
+    for candidate in ranked:
         roots = [
             root
-            for root in weighed
+            for root in ranked
             if root.cause != candidate.cause
             and root.confidence >= ROOT_CONFIDENCE
             and root.confidence >= candidate.confidence - ROOT_MARGIN
             and candidate.cause in effects_of(root.cause)
-            and not _rests_on_the_same(root, candidate)
+            and not _has_same_lines(root, candidate)
             and not (root.cause in effects_of(candidate.cause) and candidate.confidence >= root.confidence)
         ]
         if roots:
             root = max(roots, key=lambda option: option.confidence)
-            note = f"{root.cause} comes before it: {reason_of(root.cause)}"
+            note = f"{root.cause} is the cause: {cascade_reason(root.cause)}"
             candidate = replace(
                 candidate, confidence=candidate.confidence * EFFECT_FACTOR, ruled_out=(*candidate.ruled_out, note)
             )
-        followers = [other.cause for other in weighed if other.cause in effects_of(candidate.cause) and not roots]
-        if followers and candidate.confidence >= ROOT_CONFIDENCE:
+        effects = [other.cause for other in ranked if other.cause in effects_of(candidate.cause) and not roots]
+        if effects and candidate.confidence >= ROOT_CONFIDENCE:
             notes = tuple(
-                f"{name}: a consequence here; {reason_of(candidate.cause)}" for name in followers if name != "unknown"
+                f"{name}: a consequence; {cascade_reason(candidate.cause)}" for name in effects if name != "unknown"
             )
             candidate = replace(candidate, ruled_out=(*candidate.ruled_out, *notes))
         result.append(candidate)
     return result
 
 
-def _rests_on_the_same(root: Weighed, other: Weighed) -> bool:
-    """Whether a root is only another reading of the other's lines, as the rows of their signs have it."""
+def _has_same_lines(root: RankedCause, other: RankedCause) -> bool:
+    """Whether both causes rest on the same lines, because their signs allow both causes."""
     lines = {sighting.order for sighting in other.sightings}
     rows = [signatures.table().signs.get(sighting.sign) for sighting in root.sightings]
     return all(sighting.order in lines for sighting in root.sightings) and all(
@@ -137,8 +137,8 @@ def effects_of(cause: str) -> frozenset[str]:
     return _cascades().get(cause, (frozenset(), ""))[0]
 
 
-def reason_of(cause: str) -> str:
-    return _cascades().get(cause, (frozenset(), ""))[1] or "the other signs fit it"
+def cascade_reason(cause: str) -> str:
+    return _cascades().get(cause, (frozenset(), ""))[1] or "it explains the other signs"
 
 
 @cache

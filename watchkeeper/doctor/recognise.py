@@ -1,6 +1,6 @@
-"""What an input is: the first row of packs/input_kinds.csv that its beginning, or its file name, fits.
+"""Recognise the kind of an input: the first row of packs/input_kinds.csv that matches its beginning or its file name.
 
-`examine` asks once per input. The kind is shown to people and decides which readers of whole documents are tried.
+`examine` calls this once for each input. The kind is shown and decides which readers are tried.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from watchkeeper.catalogue import pack
 from watchkeeper.readers import encodings, flight_recorder
 
 FILE = "input_kinds.csv"
-# Enough to see what a file is, little enough to try every pattern on.
-LOOKED_AT_CHARACTERS = 32_768
-# Text has tabs and ends of lines, and colours; a file with more control bytes than this is something else.
+# Enough to recognise a file, and short enough to try every pattern.
+MAX_CHARACTERS = 32_768
+# Text has tabs, line ends and colours; a file with more other control bytes than this is binary.
 MAX_CONTROL_SHARE = 0.1
-# Programs speak of every failure that they know; what they printed is in other files.
+# Source code contains the messages of all failures; they are not failures that happened.
 SOURCE_FILE = re.compile(r"\.(?:pyi?|go|c|h|cc|cpp|hpp|cu|cuh|rs|java|kt|js|tsx?|lua|rb|pl)$")
 SOURCE_CODE = "source_code"
-NO_LOGS = frozenset({SOURCE_CODE, "alert_rules"})
+NOT_LOGS = frozenset({SOURCE_CODE, "alert_rules"})
 CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\r\x0b\x0c\x1b")
 
 
 @dataclass(frozen=True, slots=True)
 class InputKind:
-    """One row; `file_name` is a part of a file's name that settles what its text leaves open."""
+    """A row of the table; `file_name` is a part of file names, used if no pattern matches the text."""
 
     kind: str
     title: str
@@ -36,16 +36,14 @@ class InputKind:
 
 
 def recognise(name: str, head: bytes) -> str:
-    """The kind of an input; `text` if it is readable and nothing more is known, `binary` or `empty` otherwise."""
+    """The kind of an input; `text` if it is readable but not recognised, otherwise `binary` or `empty`."""
     if not head.strip():
         return "empty"
     if flight_recorder.looks_like(head):
         return "flight_recorder"
     if is_binary(head):
         return "binary"
-    text = (
-        head[: LOOKED_AT_CHARACTERS * 2].decode("utf-8", errors="replace")[:LOOKED_AT_CHARACTERS].replace("\r\n", "\n")
-    )
+    text = head[: MAX_CHARACTERS * 2].decode("utf-8", errors="replace")[:MAX_CHARACTERS].replace("\r\n", "\n")
     base = name.rsplit("/", 1)[-1].lower()
     if SOURCE_FILE.search(base):
         return SOURCE_CODE

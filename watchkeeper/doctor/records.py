@@ -1,7 +1,7 @@
-"""Records of a printout: what a heading names belongs to the lines below it.
+"""Find the records of a printout: the place that a heading names applies to the lines below it.
 
 `kubectl describe` names a pod or a node once, `scontrol` a node or a job, `lspci` and the table of nvidia-smi a GPU,
-the prompt of a shell the machine. `documents` calls `read`; `places` gives what a heading names to the signs below it.
+the prompt of a shell the node. `documents` calls `read`; `places` adds the place of a heading to the signs below it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from watchkeeper.doctor.listing import Listing
 from watchkeeper.readers.nvidia_smi import TABLE_FIRST
 
 MAX_RECORDS = 4096
-# What a heading of `kubectl describe` says stands at most so far below its first line.
+# The fields of an object in `kubectl describe` are within this many lines below its name.
 DESCRIBED_LINES = 60
 TABLE_LINES = 3
 # Name:         trainer-0      then      Namespace:    team-a      and      Node:         gpu07/10.0.0.7
 DESCRIBED = re.compile(r"^(?P<indent>[ \t]*)Name:[ \t]+(?P<name>[\w.-]+)[ \t]*$", re.MULTILINE)
 DESCRIBED_KEY = re.compile(r"[A-Z][\w ().-]{0,40}:(?:\s|$)")
 NAMESPACE, NODE = (re.compile(rf"^\s*{key}:\s+(?P<value>[\w.-]+)(?:/\S*)?\s*$") for key in ("Namespace", "Node"))
-OF_A_POD = re.compile(r"^\s*(?:Node|Priority|QoS Class|Node-Selectors|Containers|Init Containers):")
-OF_A_NODE = re.compile(r"^\s*(?:Roles|Taints|Unschedulable|Capacity|System Info):")
+POD_FIELDS = re.compile(r"^\s*(?:Node|Priority|QoS Class|Node-Selectors|Containers|Init Containers):")
+NODE_FIELDS = re.compile(r"^\s*(?:Roles|Taints|Unschedulable|Capacity|System Info):")
 # NodeName=gpu07 Arch=x86_64 …      JobId=4711 JobName=train      (scontrol show)
 SCONTROL = re.compile(r"^[ \t]*(?:NodeName=(?P<node>[\w.-]+)|JobId=(?P<job>\d+))(?= )", re.MULTILINE)
 # 3b:00.0 3D controller: NVIDIA Corporation GA100 [A100 PCIe 40GB] (rev a1)
@@ -39,90 +39,81 @@ DCGMI_GPU = re.compile(r"^[ \t]*gpuId (?P<gpu>\d{1,2}):[ \t]*$", re.MULTILINE)
 PORT_INFO = re.compile(r"^# Port [\w ]+: (?P<owner>Lid \d+) port (?P<port>\d+)", re.MULTILINE)
 # root@gpu07:~# nvidia-smi      [ana@gpu07 ~]$ sudo dmesg -T      (base) ana@gpu07:/data$ python train.py
 # $ kubectl -n gpu-operator logs nvidia-operator-validator-x7k2p -c driver-validation
-TYPED = re.compile(
+PROMPT = re.compile(
     r"^[ \t]*(?:(?:\([\w.-]+\) )?\[?[\w.-]+@(?P<node>[A-Za-z][\w.-]*)[: ][^\n#$%>]{0,120}\]?[#$%>] *"
     r"|[$\u276f] ?|(?=kubectl ))"
     r"(?:sudo (?:-\S+ )*)?(?:\S*/)?(?P<command>[\w.-]*)(?P<rest>[^\n|]*)",
     re.MULTILINE,
 )
 KUBECTL = frozenset({"kubectl", "k", "oc"})
-# Options of kubectl that take their value from the next word.
-WITH_VALUE = frozenset(
+# Options of kubectl whose value is the next argument.
+KUBECTL_VALUE_OPTIONS = frozenset(
     {"-n", "--namespace", "-c", "--container", "--tail", "--since", "--context", "--kubeconfig", "-o"}
 )
 NAME = re.compile(r"[a-z0-9][\w.-]*")
-OBJECTS = {"pod": "pod", "pods": "pod", "po": "pod", "node": "node", "nodes": "node", "no": "node"}
-SSH_WITH_VALUE = frozenset({"-p", "-i", "-o", "-l", "-J", "-F", "-L", "-R", "-D"})
-# What these print of a log is about the machine whose log it is.
-READERS = frozenset({"cat", "zcat", "grep", "egrep", "zgrep", "rg", "tail", "head", "less", "more"})
-# What these print is about the machine on which they are typed.
-LOCAL = frozenset(
-    {
-        "nvidia-smi",
-        "nvidia-container-cli",
-        "nvidia-bug-report.sh",
-        "nv-fabricmanager",
-        "dcgmi",
-        "lspci",
-        "dmesg",
-        "free",
-    }
-    | {"journalctl", "systemctl", "service", "lsmod", "modinfo", "modprobe", "dkms", "df", "rdma", "show_gids"}
-    | {"ibstat", "ibstatus", "ibv_devinfo", "ibv_devices"}
-)
+OBJECT_KINDS = {"pod": "pod", "pods": "pod", "po": "pod", "node": "node", "nodes": "node", "no": "node"}
+SSH_VALUE_OPTIONS = frozenset({"-p", "-i", "-o", "-l", "-J", "-F", "-L", "-R", "-D"})
+# These commands print a log, which is about the node that wrote it.
+FILE_READERS = frozenset({"cat", "zcat", "grep", "egrep", "zgrep", "rg", "tail", "head", "less", "more"})
+# The output of these commands is about the node on which they run.
+LOCAL_COMMANDS = frozenset({
+    "nvidia-smi", "nvidia-container-cli", "nvidia-bug-report.sh", "nv-fabricmanager", "dcgmi", "lspci", "dmesg",
+    "free", "journalctl", "systemctl", "service", "lsmod", "modinfo", "modprobe", "dkms", "df", "rdma", "show_gids",
+    "ibstat", "ibstatus", "ibv_devinfo", "ibv_devices",
+})  # fmt: skip
 
 
 def read(listing: Listing, facts: DoctorFacts) -> None:
-    for needles, reading in READINGS:
+    for needles, reader in READERS:
         if any(needle in listing.text for needle in needles):
-            rows = sorted(islice(reading(listing), MAX_RECORDS), key=lambda record: record.first)
+            rows = sorted(islice(reader(listing), MAX_RECORDS), key=lambda record: record.first)
             facts.records.setdefault(listing.name, []).extend([rows] if rows else [])
 
 
 def enclosing_records(records: Sequence[Sequence[TextRecord]], line: int) -> Iterator[TextRecord]:
-    """The records that have a line, of each kind the one whose heading is nearest."""
+    """The records that contain a line: of each kind the one with the nearest heading."""
     for group in records:
         at = bisect_right(group, line, key=lambda record: record.first) - 1
         if at >= 0 and line <= group[at].last:
             yield group[at]
 
 
-def _described(listing: Listing) -> Iterator[TextRecord]:
+def _describe_records(listing: Listing) -> Iterator[TextRecord]:
     lines = listing.lines
-    for first, match in headings.numbered(listing, DESCRIBED):
+    for first, match in headings.numbered_matches(listing, DESCRIBED):
         indent, last = len(match["indent"]), first
-        while last < len(lines) and _goes_on(lines[last], indent):
+        while last < len(lines) and _is_in_block(lines[last], indent):
             last += 1
         block = lines[first : min(last, first + DESCRIBED_LINES)]
-        values = {name: _first(pattern, block) for name, pattern in (("namespace", NAMESPACE), ("node", NODE))}
-        if values["namespace"] and any(map(OF_A_POD.match, block)):
-            named = {"pod": match["name"]} | {name: value for name, value in values.items() if value}
-            yield TextRecord(listing.name, first, last, named)
-        elif not values["namespace"] and any(map(OF_A_NODE.match, block)):
+        values = {name: _first_value(pattern, block) for name, pattern in (("namespace", NAMESPACE), ("node", NODE))}
+        if values["namespace"] and any(map(POD_FIELDS.match, block)):
+            fields = {"pod": match["name"]} | {name: value for name, value in values.items() if value}
+            yield TextRecord(listing.name, first, last, fields)
+        elif not values["namespace"] and any(map(NODE_FIELDS.match, block)):
             yield TextRecord(listing.name, first, last, {"node": match["name"]})
 
 
-def _goes_on(line: str, indent: int) -> bool:
-    """Whether a line belongs to what `kubectl describe` prints of one object."""
+def _is_in_block(line: str, indent: int) -> bool:
+    """Whether a line belongs to the same object of `kubectl describe`."""
     if not line.strip() or len(line) - len(line.lstrip()) > indent:
         return True
     return DESCRIBED_KEY.match(line, indent) is not None and not line.lstrip().startswith("Name:")
 
 
-def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
+def _first_value(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
     return next((match["value"] for line in lines if (match := pattern.match(line)) is not None), None)
 
 
-def _indented(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[TextRecord]]:
-    """A reading of records that end where a line is indented no deeper than their heading."""
+def _indented_reader(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[TextRecord]]:
+    """Return a reader of records that end at a line that is not indented deeper than their heading."""
 
     def reading(listing: Listing) -> Iterator[TextRecord]:
-        for first, match in headings.numbered(listing, pattern):
+        for first, match in headings.numbered_matches(listing, pattern):
             heading, last = listing.lines[first - 1], first
-            depth = len(heading) - len(heading.lstrip())
+            indent = len(heading) - len(heading.lstrip())
             while last < len(listing.lines):
                 line = listing.lines[last]
-                if line.strip() and len(line) - len(line.lstrip()) <= depth:
+                if line.strip() and len(line) - len(line.lstrip()) <= indent:
                     break
                 last += 1
             yield TextRecord(
@@ -135,67 +126,67 @@ def _indented(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[TextReco
 def _table_rows(listing: Listing) -> Iterator[TextRecord]:
     for number, line in enumerate(listing.lines, 1):
         if line.startswith("|") and (row := TABLE_FIRST.match(line)) is not None:
-            named = {"gpu": row["index"], "pci": row["pci"]}
-            yield TextRecord(listing.name, number, number + TABLE_LINES - 1, named)
+            fields = {"gpu": row["index"], "pci": row["pci"]}
+            yield TextRecord(listing.name, number, number + TABLE_LINES - 1, fields)
 
 
-def _typed(listing: Listing) -> Iterator[TextRecord]:
-    """What people typed, each with what it printed until the next."""
-    for first, last, typed in headings.until_next(listing, TYPED):
-        command, words = typed["command"], typed["rest"].split()
+def _command_records(listing: Listing) -> Iterator[TextRecord]:
+    """Commands at a shell prompt, each with its output up to the next prompt."""
+    for first, last, prompt in headings.sections(listing, PROMPT):
+        command, arguments = prompt["command"], prompt["rest"].split()
         if command in KUBECTL:
-            named = _asked_of_kubectl(words)
+            fields = _kubectl_object(arguments)
         elif command == "ssh":
-            named = _asked_of_ssh(words)
+            fields = _ssh_target(arguments)
         else:
-            is_local = command in LOCAL or (command in READERS and "/var/log/" in typed["rest"])
-            named = {"node": typed["node"]} if typed["node"] and is_local else {}
-        if named:
-            yield TextRecord(listing.name, first, last, named)
+            is_local = command in LOCAL_COMMANDS or (command in FILE_READERS and "/var/log/" in prompt["rest"])
+            fields = {"node": prompt["node"]} if prompt["node"] and is_local else {}
+        if fields:
+            yield TextRecord(listing.name, first, last, fields)
 
 
-def _asked_of_ssh(words: Sequence[str]) -> dict[str, str]:
-    """The machine on which ssh was told to run something."""
-    pairs = zip(words, ["", *words], strict=False)
-    plain = [word for word, before in pairs if word[0] != "-" and before not in SSH_WITH_VALUE]
-    name = plain[0].rpartition("@")[2] if len(plain) > 1 else ""
+def _ssh_target(arguments: Sequence[str]) -> dict[str, str]:
+    """The node on which ssh runs a command."""
+    pairs = zip(arguments, ["", *arguments], strict=False)
+    positional = [word for word, before in pairs if word[0] != "-" and before not in SSH_VALUE_OPTIONS]
+    name = positional[0].rpartition("@")[2] if len(positional) > 1 else ""
     return {"node": name} if NAME.fullmatch(name) else {}
 
 
-def _asked_of_kubectl(words: Sequence[str]) -> dict[str, str]:
-    """The object that `kubectl logs`, `exec` or `describe` was asked about."""
-    pairs = list(zip(words, ["", *words], strict=False))
-    verb, *rest = [word for word, before in pairs if word[0] != "-" and before not in WITH_VALUE] or [""]
-    named = {before.strip("-")[:1]: word for word, before in pairs if before in ("-n", "--namespace")}
+def _kubectl_object(arguments: Sequence[str]) -> dict[str, str]:
+    """The object of `kubectl logs`, `exec` or `describe`."""
+    pairs = list(zip(arguments, ["", *arguments], strict=False))
+    verb, *rest = [word for word, before in pairs if word[0] != "-" and before not in KUBECTL_VALUE_OPTIONS] or [""]
+    options = {before.strip("-")[:1]: word for word, before in pairs if before in ("-n", "--namespace")}
     if verb == "describe" and len(rest) == 1:
         rest = rest[0].split("/")
     elif verb in ("logs", "exec") and rest:
         rest = rest[0].split("/") if "/" in rest[0] else ["pod", rest[0]]
-    kind = OBJECTS.get(rest[0]) if len(rest) > 1 and verb in ("describe", "logs", "exec") else None
+    kind = OBJECT_KINDS.get(rest[0]) if len(rest) > 1 and verb in ("describe", "logs", "exec") else None
     if kind is None or NAME.fullmatch(rest[1]) is None:
         return {}
-    return {kind: rest[1]} | ({"namespace": named["n"]} if named and kind == "pod" else {})
+    return {kind: rest[1]} | ({"namespace": options["n"]} if options and kind == "pod" else {})
 
 
-def _ports(listing: Listing) -> Iterator[TextRecord]:
-    for first, last, match in headings.until_next(listing, PORT_INFO):
+def _port_records(listing: Listing) -> Iterator[TextRecord]:
+    for first, last, match in headings.sections(listing, PORT_INFO):
         yield TextRecord(listing.name, first, last, {"owner": match["owner"].lower(), "port": match["port"]})
 
 
-MACHINE_WORDS = ("ost: ", "ode: ", "erver: ", "achine: ", "ame: ")
-# Each with texts of which a printout must have one before it is looked through.
-READINGS: tuple[tuple[tuple[str, ...], Callable[[Listing], Iterator[TextRecord]]], ...] = (
-    (("Name:",), _described),
-    (("NodeName=", "JobId="), _indented(SCONTROL)),
-    (("LnkSta",), _indented(LSPCI)),
-    (("gpuId ",), _indented(DCGMI_GPU)),
+NODE_HEADINGS = ("ost: ", "ode: ", "erver: ", "achine: ", "ame: ")
+# Each reader with texts; it runs only on a printout that contains one of them.
+READERS: tuple[tuple[tuple[str, ...], Callable[[Listing], Iterator[TextRecord]]], ...] = (
+    (("Name:",), _describe_records),
+    (("NodeName=", "JobId="), _indented_reader(SCONTROL)),
+    (("LnkSta",), _indented_reader(LSPCI)),
+    (("gpuId ",), _indented_reader(DCGMI_GPU)),
     (("MiB |", "GPU is lost"), _table_rows),
-    (("# Port ",), _ports),
-    (("Successfully assigned ",), cluster_records.events),
-    (("apiVersion",), cluster_records.objects),
-    ((" >>\n", " => {", "-----\n", "==", "##", "[FAILURE]", ":\n    ", *MACHINE_WORDS), cluster_records.machines),
-    (("_HOSTNAME=",), cluster_records.journal),
-    (("==> ",), cluster_records.files),
-    (("RayActorError", "ActorDiedError"), cluster_records.actors),
-    (("@", "kubectl ", "$ "), _typed),
+    (("# Port ",), _port_records),
+    (("Successfully assigned ",), cluster_records.pod_event_records),
+    (("apiVersion",), cluster_records.object_records),
+    ((" >>\n", " => {", "-----\n", "==", "##", "[FAILURE]", ":\n    ", *NODE_HEADINGS), cluster_records.node_records),
+    (("_HOSTNAME=",), cluster_records.journal_records),
+    (("==> ",), cluster_records.file_records),
+    (("RayActorError", "ActorDiedError"), cluster_records.actor_records),
+    (("@", "kubectl ", "$ "), _command_records),
 )

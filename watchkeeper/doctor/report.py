@@ -1,6 +1,6 @@
-"""What the doctor answers: inputs, events and findings, as values and in the documented JSON shape.
+"""The doctor's report: inputs, events and findings, as values and as documented JSON.
 
-`examine` makes it, the command line prints it. Keys of the JSON are added, never renamed.
+`examine` creates it, the command line prints it. JSON keys are added, never renamed.
 """
 
 from __future__ import annotations
@@ -15,68 +15,26 @@ from typing import Any
 from watchkeeper.catalogue import causes, pack
 from watchkeeper.doctor import collecting, signatures, wording
 from watchkeeper.doctor.facts import DoctorFacts, Input, Sighting
-from watchkeeper.doctor.ranking import WORTH_ASKING, Weighed
+from watchkeeper.doctor.ranking import MIN_UNKNOWN_CONFIDENCE, RankedCause
 from watchkeeper.model import diagnosis, fleet
 
 FILE = "doctor_actions.csv"
-# What a finding may name as its place, in the order in which people read it.
+# The fields of a finding's place, in display order.
 PLACES = (
-    *(
-        "node",
-        "gpu",
-        "pci",
-        "uuid",
-        "port_pci",
-        "switch_pci",
-        "culprit_rank",
-        "rank",
-        "local_rank",
-        "missing_rank",
-        "missing_node",
-        "missing_gpu",
-        "noticed_rank",
-        "noticed_node",
-        "pod",
-        "namespace",
-        "container",
-        "job",
-        "step",
-    ),
-    *(
-        "interface",
-        "hca",
-        "owner",
-        "port",
-        "switch",
-        "link",
-        "peer",
-        "process",
-        "pid",
-        "collective",
-        "resource",
-        "taint",
-    ),
-)
-NUMBERS = frozenset(
-    {
-        "gpu",
-        "culprit_rank",
-        "rank",
-        "local_rank",
-        "missing_rank",
-        "missing_gpu",
-        "noticed_rank",
-        "pid",
-        "link",
-        "switch",
-        "port",
-    }
-)
-MAX_VALUES_OF_A_PLACE = 16
-# Where the first thing that a reason says ends.
+    "node", "gpu", "pci", "uuid", "port_pci", "switch_pci", "culprit_rank", "rank", "local_rank", "missing_rank",
+    "missing_node", "missing_gpu", "noticed_rank", "noticed_node", "pod", "namespace", "container", "job", "step",
+    "interface", "hca", "owner", "port", "switch", "link", "peer", "process", "pid", "collective", "resource",
+    "taint",
+)  # fmt: skip
+NUMBERS = frozenset({
+    "gpu", "culprit_rank", "rank", "local_rank", "missing_rank", "missing_gpu", "noticed_rank", "pid", "link",
+    "switch", "port",
+})  # fmt: skip
+MAX_VALUES = 16
+# The end of the first clause of a reason.
 FIRST_CLAUSE = re.compile(r"\. |; ")
-# What commands may name.
-FILLED = ("node", "gpu", "pci", "pod", "job", "pid", "hca", "peer")
+# Placeholders in commands.
+COMMAND_FIELDS = ("node", "gpu", "pci", "pod", "job", "pid", "hca", "peer")
 
 
 class JobScheduler(Enum):
@@ -103,7 +61,7 @@ CORDON = {
 
 
 class DoctorVerdict(IntEnum):
-    """The exit code."""
+    """The verdict of a report, which is also the exit code."""
 
     NOTHING_FOUND = 0
     CAUSE_FOUND = 1
@@ -112,7 +70,7 @@ class DoctorVerdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One cause, where, why, on which lines, and what to do. `where` values are one thing or several."""
+    """A cause with place, reason, evidence and next steps; a value of `where` is a single value or a list."""
 
     cause: str
     confidence: float
@@ -126,9 +84,9 @@ class DoctorFinding:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """Findings best first; none means that nothing wrong was found in what was read.
+    """The findings, best first; empty if no fault was found in the inputs.
 
-    `is_partial`: something that the answer hangs on could not be asked, and a note says what.
+    `is_partial` if required data could not be read; a note says which.
     """
 
     inputs: tuple[Input, ...]
@@ -146,24 +104,27 @@ class DoctorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ways:
-    """What can be done about each cause here."""
+class _Remedies:
+    """The next steps by cause, and the scheduler that their commands are for."""
 
     scheduler: JobScheduler
     steps: Mapping[str, tuple[diagnosis.DiagnosisStep, ...]]
 
 
-def build(facts: DoctorFacts, weighed: Iterable[Weighed]) -> DoctorReport:
-    notes = [f"{facts.dropped_events:,} further events are not listed"] if facts.dropped_events else []
-    notes += [f"{given.name}: {given.problem}" for given in facts.inputs if given.problem]
+def build(facts: DoctorFacts, candidates: Iterable[RankedCause]) -> DoctorReport:
+    notes = [f"{facts.dropped_events:,} more events are not listed"] if facts.dropped_events else []
+    notes += [f"{entry.name}: {entry.problem}" for entry in facts.inputs if entry.problem]
     notes += facts.notes
-    ways = _Ways(_scheduler(facts), _steps() | {diagnosis.UNKNOWN_CAUSE: collecting.steps(facts.kinds())})
-    findings = tuple(_finding(candidate, ways) for candidate in weighed)
+    remedies = _Remedies(
+        _detect_scheduler(facts),
+        _steps_by_cause() | {diagnosis.UNKNOWN_CAUSE: collecting.collection_steps(facts.kinds())},
+    )
+    findings = tuple(_make_finding(candidate, remedies) for candidate in candidates)
     return DoctorReport(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
 
 
-def _scheduler(facts: DoctorFacts) -> JobScheduler:
-    """Who places the jobs here, as far as the inputs tell: commands to drain a node differ."""
+def _detect_scheduler(facts: DoctorFacts) -> JobScheduler:
+    """The scheduler that the inputs come from: the commands to drain a node differ."""
     kinds = facts.kinds()
     slurm = facts.has(*SLURM_SIGNS) or any(kind.startswith(SLURM_KINDS) for kind in kinds)
     kubernetes = any(kind.startswith(KUBERNETES_KINDS) for kind in kinds)
@@ -172,12 +133,12 @@ def _scheduler(facts: DoctorFacts) -> JobScheduler:
     return JobScheduler.SLURM if slurm else JobScheduler.KUBERNETES
 
 
-def _finding(candidate: Weighed, ways: _Ways) -> DoctorFinding:
+def _make_finding(candidate: RankedCause, remedies: _Remedies) -> DoctorFinding:
     row = causes.lookup(candidate.cause)
-    where = _where(candidate)
-    title = wording.title(row, where)
-    if candidate.cause == diagnosis.UNKNOWN_CAUSE and candidate.confidence >= WORTH_ASKING and candidate.why:
-        # No cause of the catalogue, but a sign that says what it is: a job that Slurm ended, a disk that was full.
+    where = _collect_places(candidate)
+    title = wording.title_text(row, where)
+    if candidate.cause == diagnosis.UNKNOWN_CAUSE and candidate.confidence >= MIN_UNKNOWN_CONFIDENCE and candidate.why:
+        # The catalogue has no such cause, but the sign describes it: a job that Slurm ended, a full disk.
         title = FIRST_CLAUSE.split(candidate.why, maxsplit=1)[0].rstrip(".")
     steps = tuple(diagnosis.DiagnosisStep(text) for text in candidate.advice)
     return DoctorFinding(
@@ -189,27 +150,27 @@ def _finding(candidate: Weighed, ways: _Ways) -> DoctorFinding:
         evidence=tuple(
             {(sighting.input, sighting.line, sighting.text): sighting for sighting in candidate.sightings}.values()
         ),
-        actions=(*steps, *_actions(candidate.cause, where, ways)),
+        actions=(*steps, *_next_steps(candidate.cause, where, remedies)),
         ruled_out=candidate.ruled_out,
     )
 
 
-def _where(candidate: Weighed) -> dict[str, Any]:
+def _collect_places(candidate: RankedCause) -> dict[str, Any]:
     places: dict[str, list[str]] = {}
     for name, value in candidate.extra_where:
         places.setdefault(name, []).append(value)
     for sighting in candidate.sightings:
-        fields = _own_fields(sighting)
+        fields = _place_fields(sighting)
         for name in PLACES:
             # A pattern with alternatives names the same place `node`, `node2`, `node3`.
-            spellings = [fields.get(f"{name}{suffix}") for suffix in ("", "2", "3")]
-            places.setdefault(name, []).extend(_one_spelling(name, text) for text in spellings if text)
-    places = {name: texts for name, texts in places.items() if texts}
-    return {name: _shape(name, list(dict.fromkeys(places[name]))) for name in PLACES if name in places}
+            values = [fields.get(f"{name}{suffix}") for suffix in ("", "2", "3")]
+            places.setdefault(name, []).extend(_normalise_place(name, value) for value in values if value)
+    places = {name: values for name, values in places.items() if values}
+    return {name: _place_value(name, list(dict.fromkeys(places[name]))) for name in PLACES if name in places}
 
 
-def _own_fields(sighting: Sighting) -> Mapping[str, str]:
-    """What a sighting names as the place of its cause; who only noticed what befell another is not it."""
+def _place_fields(sighting: Sighting) -> Mapping[str, str]:
+    """The place fields of a sighting; a rank or node that only noticed the fault of another is marked as such."""
     sign = signatures.table().signs.get(sighting.sign)
     if sign is None or sign.role is not signatures.Role.EFFECT:
         return sighting.fields
@@ -217,7 +178,7 @@ def _own_fields(sighting: Sighting) -> Mapping[str, str]:
     return noticed | ({"peer": sighting.fields["peer"]} if "peer" in sighting.fields else {})
 
 
-def _one_spelling(name: str, value: str) -> str:
+def _normalise_place(name: str, value: str) -> str:
     if name != "pci":
         return value
     try:
@@ -226,39 +187,41 @@ def _one_spelling(name: str, value: str) -> str:
         return value
 
 
-def _shape(name: str, values: Sequence[str]) -> Any:
-    shaped = [int(value) if name in NUMBERS and value.isdigit() else value for value in values[:MAX_VALUES_OF_A_PLACE]]
-    return shaped[0] if len(shaped) == 1 else shaped
+def _place_value(name: str, values: Sequence[str]) -> Any:
+    converted = [int(value) if name in NUMBERS and value.isdigit() else value for value in values[:MAX_VALUES]]
+    return converted[0] if len(converted) == 1 else converted
 
 
-def _actions(cause: str, where: Mapping[str, Any], ways: _Ways) -> tuple[diagnosis.DiagnosisStep, ...]:
+def _next_steps(cause: str, where: Mapping[str, Any], remedies: _Remedies) -> tuple[diagnosis.DiagnosisStep, ...]:
     row = causes.lookup(cause)
-    place, node = wording.place(row, where), wording.one(where.get("node"))
-    filled = {name: wording.one(where.get(name)) or name.upper() for name in FILLED}
+    place, node = wording.place_text(row, where), wording.single_value(where.get("node"))
+    replacements = {name: wording.single_value(where.get(name)) or name.upper() for name in COMMAND_FIELDS}
     if "pci" not in where and isinstance(where.get("port_pci"), str):
-        filled["pci"] = where["port_pci"]
+        replacements["pci"] = where["port_pci"]
     if "gpu" not in where and isinstance(pci := where.get("pci"), str):
-        # nvidia-smi takes an address in the place of an index; the kernel's has no function behind it.
-        filled["gpu"] = pci if "." in pci else f"{pci}.0"
-    filled |= {
-        name: _fill(text, filled)
-        for name, text in (("drain", DRAIN[ways.scheduler]), ("cordon", CORDON[ways.scheduler]))
+        # nvidia-smi accepts an address instead of an index; kernel addresses have no function number.
+        replacements["gpu"] = pci if "." in pci else f"{pci}.0"
+    replacements |= {
+        name: _fill_command(text, replacements)
+        for name, text in (("drain", DRAIN[remedies.scheduler]), ("cordon", CORDON[remedies.scheduler]))
     }
-    listed = tuple(
-        diagnosis.DiagnosisStep(step.do, None if step.command is None else _fill(step.command, filled), step.risk)
-        for step in ways.steps.get(cause, ())
+    listed_steps = tuple(
+        diagnosis.DiagnosisStep(
+            step.do, None if step.command is None else _fill_command(step.command, replacements), step.risk
+        )
+        for step in remedies.steps.get(cause, ())
     )
-    return listed or (diagnosis.DiagnosisStep(row.advice(place, node)),)
+    return listed_steps or (diagnosis.DiagnosisStep(row.advice(place, node)),)
 
 
-def _fill(command: str, filled: Mapping[str, str]) -> str:
-    for name, value in filled.items():
+def _fill_command(command: str, replacements: Mapping[str, str]) -> str:
+    for name, value in replacements.items():
         command = command.replace("{" + name + "}", value)
     return command
 
 
 @cache
-def _steps() -> dict[str, tuple[diagnosis.DiagnosisStep, ...]]:
+def _steps_by_cause() -> dict[str, tuple[diagnosis.DiagnosisStep, ...]]:
     steps_by_cause: dict[str, list[diagnosis.DiagnosisStep]] = {}
     for cause, step in pack.load(FILE, _read_row):
         steps_by_cause.setdefault(cause, []).append(step)
@@ -272,11 +235,11 @@ def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.DiagnosisStep]:
 
 
 def as_plain(report: DoctorReport) -> dict[str, Any]:
-    """The documented JSON of `watchkeeper doctor --json`."""
+    """The JSON of `watchkeeper doctor --json`."""
     return {
         "inputs": [
-            {"name": given.name, "kind": given.kind} | ({"problem": given.problem} if given.problem else {})
-            for given in report.inputs
+            {"name": entry.name, "kind": entry.kind} | ({"problem": entry.problem} if entry.problem else {})
+            for entry in report.inputs
         ],
         "events": list(report.events),
         "findings": [

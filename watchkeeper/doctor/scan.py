@@ -1,6 +1,6 @@
-"""One input, read once: its interesting lines become sightings and events, its beginning is kept for `documents`.
+"""Scan an input once: matching lines become sightings and events, the beginning is kept for `documents`.
 
-The beginning tells what the input is; tables and listings that need more than one line are read from it.
+The beginning shows the kind of the input; tables and listings, which need several lines, are read from it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from watchkeeper.doctor.facts import EVIDENCE_CHARACTERS, MAX_SIGHTINGS_OF_A_SIGN, DoctorFacts
-from watchkeeper.doctor.signatures import Role, Sign, SignTable, tests_of
+from watchkeeper.doctor.facts import EVIDENCE_CHARACTERS, MAX_SIGHTINGS_PER_SIGN, DoctorFacts
+from watchkeeper.doctor.signatures import Role, Sign, SignTable, sign_tests
 from watchkeeper.readers.logs import kernel_log, line_prefix, log_text
 
-# Listings that people paste are smaller; of a longer log the beginning shows what it is.
+# Pasted listings are smaller; the beginning of a longer log shows its kind.
 HEAD_BYTES = 2 << 20
-# JSON, XML and pickled dumps can only be read whole.
+# JSON, XML and pickled dumps can only be read completely.
 DOCUMENT_BYTES = 64 << 20
-# Words of which each line that readers/logs/kernel_log.py knows has one.
+# Every line that readers/logs/kernel_log.py recognises has one of these words.
 KERNEL_WORDS = frozenset(
     b"nvrm sxid bus nvlink aer dpc pciehp hardware edac memory mlx linux vi dmar smmu nfs lockd evicted restored "
     b"ceph".split()
 )
 NEGATION = re.compile(r"(?i)(?:^|\W)(?:no|zero|without|never)\s+$|(?:^|[\s(,;|])0\s+$")
-# The first of something is not none of it: `GPU 0 has fallen off the bus`, `rank 0 out of memory`.
+# Index 0 is no negation: `GPU 0 has fallen off the bus`, `rank 0 out of memory`.
 NUMBERED = re.compile(
     r"(?i)(?:rank|gpu|device|node|link|port|task|worker|slot|cpu|engine|actor|stage|socket)\W{0,2}\s*0\s+$"
 )
@@ -33,10 +33,10 @@ NEGATION_CHARACTERS = 16
 COUNTED = re.compile(
     r"(?i)(?<![\w.-])(?:0|no|zero|without(?: any)?) (?:\w+ )?(?:errors|failures|faults|violations|timeouts)\b"
 )
-# What a line only speaks of: a traceback quotes the statement that raised, while the message itself stands on a line of
-# its own; a test is named after what it provokes; an alert's text has a place for a name.
+# Lines that only quote a failure: the raising statement in a traceback, whose message is on another line; the name of a
+# test; the text of an alert with a placeholder.
 #     raise RuntimeError("…")      tests/test_memory.py::test_out_of_memory PASSED      summary: … on {{ $labels.node }}
-SPOKEN_OF = re.compile(r"^\s*(?:raise|assert) \w|::\w+(?:\[[^\]]*\])? (?:PASSED|SKIPPED|XFAIL)\b|\{\{-? ?[$.]\w")
+QUOTED = re.compile(r"^\s*(?:raise|assert) \w|::\w+(?:\[[^\]]*\])? (?:PASSED|SKIPPED|XFAIL)\b|\{\{-? ?[$.]\w")
 KERNEL_NEEDLES = re.compile(
     b"|".join(re.escape(needle.translate(None, log_text.DIGITS)) for needle in kernel_log.NEEDLES)
 )
@@ -44,13 +44,13 @@ KERNEL_NEEDLES = re.compile(
 
 @dataclass(slots=True)
 class Tee:
-    """Passes a stream on and keeps its beginning."""
+    """Reads from a stream and keeps its beginning."""
 
     source: log_text.ByteStream
     limit: int
     on_read: Callable[[int], None]
-    # Lines are kept as they are inside, where something is around them.
-    inside: Callable[[bytes], bytes] | None
+    # Lines are kept unpacked.
+    unwrap: Callable[[bytes], bytes] | None
     _kept: list[bytes] = field(default_factory=list)
     _kept_bytes: int = 0
 
@@ -58,7 +58,7 @@ class Tee:
         piece = self.source.read(size)
         self.on_read(len(piece))
         if self._kept_bytes < self.limit:
-            kept = piece if self.inside is None else self.inside(piece)
+            kept = piece if self.unwrap is None else self.unwrap(piece)
             self._kept.append(kept)
             self._kept_bytes += len(kept)
         return piece
@@ -70,9 +70,9 @@ class Tee:
 
 @dataclass(frozen=True, slots=True)
 class LineTests:
-    """What lines of one shape may say: something that the kernel's reader knows, or one of some signs.
+    """The tests for lines of one shape: a kernel message, or one of some signs.
 
-    A sign comes with the texts that tell with their digits, which a shape has not.
+    Each sign has the texts that need digits, which a shape does not have.
     """
 
     is_kernel: bool
@@ -87,24 +87,24 @@ def scan(
     table: SignTable,
     wrapping: log_text.Wrapping | None = None,
 ) -> None:
-    """Add what the lines of one input say to the facts."""
-    words = frozenset(table.behind) | KERNEL_WORDS
+    """Add the signs and kernel events of one input to the facts."""
+    words = frozenset(table.by_word) | KERNEL_WORDS
     clock: line_prefix.LineClock | None = None
     for line in log_text.interesting_lines(stream, words, match_shape, wrapping=wrapping):
         if line.worth.is_kernel:
             clock = _read_kernel_line(name, line, facts, clock=clock)
         for sign, texts in line.worth.signs:
-            if facts.count(sign.id) < MAX_SIGHTINGS_OF_A_SIGN and (not texts or _has_one(line.text.lower(), texts)):
+            if facts.count(sign.id) < MAX_SIGHTINGS_PER_SIGN and (not texts or _has_one(line.text.lower(), texts)):
                 clock = _match(name, line, sign, facts=facts, clock=clock)
 
 
 def match_shape(shape: bytes, words: frozenset[bytes]) -> LineTests | None:
-    """Which signs a line of this shape may have; None if there is none, so that such lines are passed over."""
+    """The signs that a line of this shape may have; None if there are none, so that such lines are skipped."""
     is_kernel = not KERNEL_WORDS.isdisjoint(words) and KERNEL_NEEDLES.search(shape) is not None
     lowered = shape.lower().decode("latin-1")
     matching: list[tuple[Sign, tuple[str, ...]]] = []
-    for test in tests_of(words):
-        # Written out, because a call for each test would cost more than the test.
+    for test in sign_tests(words):
+        # Deliberately inline: a call for each test would take longer than the test.
         for texts in test.clauses:
             for text in texts:
                 if text in lowered:
@@ -123,40 +123,40 @@ def _has_one(lowered: str, texts: tuple[str, ...]) -> bool:
 def _match(
     name: str, line: log_text.LogLine[LineTests], sign: Sign, *, facts: DoctorFacts, clock: line_prefix.LineClock | None
 ) -> line_prefix.LineClock | None:
-    """Add the sign if the line has it; the clock of this line, or of an earlier one, is passed on."""
-    written = line.text
-    text = line.unwrapped if sign.spans_lines else written
+    """Add the sign if the line matches; return the clock of this line, otherwise the given clock."""
+    line_text = line.text
+    text = line.unwrapped if sign.spans_lines else line_text
     match = sign.match(text)
-    if match is None or _is_denied(match, sign) or SPOKEN_OF.search(written) or match.start() > len(written):
-        # What begins on a later line is found there, with that line's place.
+    if match is None or _is_negated(match, sign) or QUOTED.search(line_text) or match.start() > len(line_text):
+        # A match that starts on a later line is found there, with the fields of that line.
         return clock
-    clock = line_prefix.read_clock(written) or clock
-    fields = dict(line_prefix.read_prefix(written))
-    if not fields and _goes_on(line) and "rank" in (before := line_prefix.read_prefix(line.preceding)):
-        # A logger that breaks its message puts the rank on the line before.
+    clock = line_prefix.read_clock(line_text) or clock
+    fields = dict(line_prefix.read_prefix(line_text))
+    if not fields and _continues_previous(line) and "rank" in (before := line_prefix.read_prefix(line.preceding)):
+        # In a message of several lines, the rank is only on the first line.
         fields = {"rank": before["rank"]}
     fields.update({key: value.strip() for key, value in match.groupdict().items() if value})
     facts.add(sign.id, input=name, line=line.number, text=excerpt(text, match.start()), fields=fields, clock=clock)
     return clock
 
 
-def _goes_on(line: log_text.LogLine[LineTests]) -> bool:
-    """Whether the line goes on with what the one before began; a line after another one is not yet the same rank's."""
+def _continues_previous(line: log_text.LogLine[LineTests]) -> bool:
+    """Whether the line continues the message of the line before; two adjacent lines may be of different ranks."""
     return line.text[:1].isspace() or line.preceding.rstrip().endswith((":", ",", "(", "\\"))
 
 
-def _is_denied(match: re.Match[str], sign: Sign) -> bool:
-    """Whether the words before the find take it back: `no thermal violations detected`, `0 double-bit errors`."""
+def _is_negated(match: re.Match[str], sign: Sign) -> bool:
+    """Whether the words before the match negate it: `no thermal violations detected`, `0 double-bit errors`."""
     words = match.string[max(0, match.start() - NEGATION_CHARACTERS) : match.start()]
-    # A hint weighs all words of its line, wherever they stand.
-    span = (0, len(match.string)) if sign.role is Role.HINT else _with_its_word(match)
+    # A hint is checked over its whole line.
+    span = (0, len(match.string)) if sign.role is Role.HINT else _word_span(match)
     if COUNTED.search(match.string, *span) is not None:
         return True
     return NEGATION.search(words) is not None and NUMBERED.search(words) is None
 
 
-def _with_its_word(match: re.Match[str]) -> tuple[int, int]:
-    """Where a find is, to the end of the word that it ends in."""
+def _word_span(match: re.Match[str]) -> tuple[int, int]:
+    """The span of a match, to the end of its last word."""
     end = match.end()
     while end < len(match.string) and match.string[end].isalpha():
         end += 1
@@ -164,7 +164,7 @@ def _with_its_word(match: re.Match[str]) -> tuple[int, int]:
 
 
 def excerpt(text: str, at: int) -> str:
-    """The part of a long line around the find."""
+    """The part of a long line around the match."""
     if len(text) <= EVIDENCE_CHARACTERS:
         return text
     start = max(0, min(at - 80, len(text) - EVIDENCE_CHARACTERS))
@@ -183,8 +183,8 @@ def _read_kernel_line(
     if isinstance(fact, kernel_log.GpuIdentity):
         facts.add("gpu-identity", input=name, line=line.number, text=text, fields={"pci": fact.pci, "uuid": fact.uuid})
         return clock
-    named = {"pci": fact.pci, "process": fact.process, "pid": None if fact.pid is None else str(fact.pid)}
-    fields.update({key: value for key, value in named.items() if value})
+    fact_fields = {"pci": fact.pci, "process": fact.process, "pid": None if fact.pid is None else str(fact.pid)}
+    fields.update({key: value for key, value in fact_fields.items() if value})
     fields.update(fact.fields)
     if fact.code is not None:
         fields["code"] = str(fact.code)

@@ -1,8 +1,8 @@
-"""The table of signs: patterns as data in packs/signatures/*.toml, each with an example line and its source.
+"""The table of signs: patterns in packs/signatures/*.toml, each with an example line and its source.
 
-A sign with `words` is looked for in every line that has one of them; one with a `pattern` alone only in the
-beginning of an input, where listings are; one without a pattern is seen by a reader (`documents`). `scan` asks for
-the words that make the search fast and for the signs behind each.
+A sign with `words` is searched for in every line with one of these words. A sign with only a `pattern` is searched for
+in the beginning of an input, where listings are. A sign without a pattern is added by a reader (`documents`).
+`scan` uses the words for a fast search.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from watchkeeper.doctor import literals
 from watchkeeper.errors import PackError
 
 FOLDER = "signatures"
-# Found by the Xid code that the pattern names: the catalogue knows its cause.
+# The cause follows from the Xid code in the match, through the catalogue.
 BY_XID = "by_xid"
 WITHOUT_DIGITS = str.maketrans("", "", "0123456789")
 
 
 class Role(StrEnum):
-    """What a sign is worth: it names a cause, follows from one, describes the job, speaks against a cause,
-    or only hints at the part that failed, which counts when nothing else does.
+    """The role of a sign: a cause, an effect of another cause, context about the job, a harmless line,
+    or a hint at the failed part, which counts only without other findings.
     """
 
     CAUSE = "cause"
@@ -40,10 +40,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One row. `also` are further causes that the same line allows; `silences` those it speaks against.
+    """A row of the table. `also` are other possible causes of the same line; `silences` are causes that it excludes.
 
-    `needs` are texts of which a listing must have one before a pattern without words is tried on it; `unless` are
-    signs beside which this one counts for nothing.
+    `needs` are texts: a listing must contain one before a pattern without words is tried. The sign does not count if
+    one of the signs in `unless` is present.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Sign:
 
     @property
     def compiled(self) -> re.Pattern[str]:
-        """The pattern, compiled when it is first needed: most runs need few of them."""
+        """The pattern, compiled at the first use: most runs use few patterns."""
         return _compile(self.pattern or "")
 
     def match(self, line: str) -> re.Match[str] | None:
@@ -72,11 +72,11 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class SignTable:
-    """All signs; `behind` has the signs that a word may lead to, `of_listings` those without a word."""
+    """All signs by id, by word, and those without a word."""
 
     signs: Mapping[str, Sign]
-    behind: Mapping[bytes, tuple[Sign, ...]]
-    of_listings: tuple[Sign, ...]
+    by_word: Mapping[bytes, tuple[Sign, ...]]
+    without_words: tuple[Sign, ...]
 
 
 @cache
@@ -85,39 +85,42 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
-    """What a line must have for a sign: a text of each clause, digits aside, then one of `with_digits` with them."""
+class SignTest:
+    """Texts that a line must contain before a sign's pattern is tried: one text of each clause, without digits.
+
+    The line with its digits must also contain one of `with_digits`.
+    """
 
     sign: Sign
     clauses: tuple[tuple[str, ...], ...]
     with_digits: tuple[str, ...]
 
 
-# Different sets of words that lines of one log have; forgetting one costs time, not lines.
+# Cached sets of words that occur together in lines; eviction costs time, not correctness.
 MAX_WORD_SETS = 8192
 
 
 @lru_cache(MAX_WORD_SETS)
-def tests_of(words: frozenset[bytes]) -> tuple[Test, ...]:
-    """The tests of all signs behind these words, each once, worked out when a line has just these."""
-    behind = table().behind
-    names = dict.fromkeys(sign.id for word in sorted(words) for sign in behind.get(word, ()))
-    return tuple(map(_test, names))
+def sign_tests(words: frozenset[bytes]) -> tuple[SignTest, ...]:
+    """The tests of all signs with one of these words, without duplicates."""
+    by_word = table().by_word
+    names = dict.fromkeys(sign.id for word in sorted(words) for sign in by_word.get(word, ()))
+    return tuple(map(_make_test, names))
 
 
 @cache
-def _test(name: str) -> Test:
-    """A sign that spans lines may have its texts on a later one, so that its word alone counts."""
+def _make_test(name: str) -> SignTest:
+    """The test of a sign; for a sign that spans lines its word is enough, because its texts may be on later lines."""
     sign = lookup(name)
     if sign.spans_lines or sign.pattern is None:
-        return Test(sign, (), ())
-    given = literals.clauses(sign.pattern)
-    stripped = [tuple(dict.fromkeys(text.translate(WITHOUT_DIGITS) for text in texts)) for texts in given]
-    telling = [texts for texts in stripped if min(map(len, texts)) >= literals.LEAST_CHARACTERS]
-    # The shortest list is soonest looked through, and mostly the one that is not there.
-    clauses = tuple(sorted(telling, key=len))
-    changed = [texts for texts, without in zip(given, stripped, strict=True) if texts != without]
-    return Test(sign, clauses, changed[0] if changed else ())
+        return SignTest(sign, (), ())
+    clauses = literals.required_texts(sign.pattern)
+    stripped = [tuple(dict.fromkeys(text.translate(WITHOUT_DIGITS) for text in texts)) for texts in clauses]
+    selective = [texts for texts in stripped if min(map(len, texts)) >= literals.MIN_CHARACTERS]
+    # The shortest list is the fastest to search, and mostly the one that is missing.
+    sorted_clauses = tuple(sorted(selective, key=len))
+    with_digits = [texts for texts, stripped_texts in zip(clauses, stripped, strict=True) if texts != stripped_texts]
+    return SignTest(sign, sorted_clauses, with_digits[0] if with_digits else ())
 
 
 def lookup(sign: str) -> Sign:
@@ -133,13 +136,13 @@ def table() -> SignTable:
             for row in tomllib.loads(file.read_text(encoding="utf-8")).get("sign", []):
                 sign = read_row(row, file=f"{FOLDER}/{file.name}")
                 if sign.id in signs:
-                    raise PackError(f"sign {sign.id} is there twice", where=f"packs/{FOLDER}/{file.name}")
+                    raise PackError(f"sign {sign.id} is defined twice", where=f"packs/{FOLDER}/{file.name}")
                 signs[sign.id] = sign
-    return _by_word(signs)
+    return _make_table(signs)
 
 
 def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
-    """One table of a TOML file; an error names the file and the sign."""
+    """Read one row of a TOML file; an error names the file and the sign."""
     name = str(row.get("id", "without an id"))
     try:
         pattern = row.get("pattern")
@@ -168,10 +171,10 @@ def read_row(row: Mapping[str, Any], *, file: str) -> Sign:
         raise PackError(f"sign {name}: {error}", where=f"packs/{file}") from error
 
 
-def _by_word(signs: Mapping[str, Sign]) -> SignTable:
-    behind: dict[bytes, list[Sign]] = {}
+def _make_table(signs: Mapping[str, Sign]) -> SignTable:
+    by_word: dict[bytes, list[Sign]] = {}
     for sign in signs.values():
         for word in sign.words:
-            behind.setdefault(word.encode(), []).append(sign)
+            by_word.setdefault(word.encode(), []).append(sign)
     listings = tuple(sign for sign in signs.values() if sign.pattern is not None and not sign.words)
-    return SignTable(signs, {word: tuple(signs_of_word) for word, signs_of_word in behind.items()}, listings)
+    return SignTable(signs, {word: tuple(signs_of_word) for word, signs_of_word in by_word.items()}, listings)

@@ -1,9 +1,9 @@
-"""All inputs on one clock, as far as that can be: the first error is the first in time, not in the list of files.
+"""Order the sightings of all inputs by time, so that the first error is the first in time and not in the list of files.
 
-Logs of ranks, nodes and kernels tell time in different ways: with a date, without a year, in seconds since boot, or
-not at all. A date without a year gets the year of the other lines; seconds since boot become a time where some line
-of the same node has both; a line without a clock stands after the last one with a clock. What cannot be placed keeps
-the order of reading, and that is said. `examine` calls `settle` once, before any judgement looks at the facts.
+Logs of ranks, nodes and kernels have different clocks: a date, a date without a year, seconds since boot, or none. A
+date without a year gets the year of the other lines. Seconds since boot become a time if a line of the same node has
+both. A line without a clock follows the last line with one. Other lines keep the reading order, and a note says so.
+`examine` calls `order_by_time` once, before any judgement.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from watchkeeper.readers import flight_recorder
 from watchkeeper.readers.logs import line_prefix
 
 HALF_A_YEAR = timedelta(days=183)
-MAX_INPUTS_NAMED = 4
-# Inputs in which one thing happens after another; a listing has no order to be known.
+MAX_LISTED_INPUTS = 4
+# Kinds of input whose lines are in order of time; a listing has no order.
 LOGS = frozenset(
     {
         *("kernel_log", "pstore_dmesg", "system_log", "nccl_log", "training_log", "application_log", "serving_log"),
@@ -31,7 +31,7 @@ LOGS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Clocks:
-    """What is needed to read a clock: when each node booted, and a time near all others that gives dates their year."""
+    """The boot time of each node, and a reference time that gives dates their year."""
 
     booted: Mapping[str, datetime]
     reference: datetime | None
@@ -44,30 +44,32 @@ class _Clocks:
             return clock.at
         if clock.yearless is not None:
             return _with_year(clock.yearless, self.reference)
-        booted = self.booted.get(_machine(sighting))
+        booted = self.booted.get(_node_or_input(sighting))
         return None if booted is None or clock.since_boot is None else booted + timedelta(seconds=clock.since_boot)
 
 
-def settle(facts: DoctorFacts) -> None:
-    """Name the nodes and ranks that only the inputs' names tell, and put everything in the order of time."""
-    sightings = _named(facts.all())
-    clocks = _clocks(sightings)
+def order_by_time(facts: DoctorFacts) -> None:
+    """Add the nodes and ranks in the names of inputs to the sightings, and order everything by time."""
+    sightings = _with_input_names(facts.all_sightings())
+    clocks = _read_clocks(sightings)
     sightings = [
         sighting if (at := clocks.read(sighting)) is None else replace(sighting, at=at) for sighting in sightings
     ]
-    placed = {sighting.input for sighting in sightings if sighting.at is not None}
-    unplaced = list(dict.fromkeys(sighting.input for sighting in sightings if sighting.input not in placed))
-    facts.replace_all(_in_order(sightings))
-    _date_events(facts)
+    inputs_with_time = {sighting.input for sighting in sightings if sighting.at is not None}
+    facts.replace_all(_sort_by_time(sightings))
+    _set_event_times(facts)
     logs = {given.name for given in facts.inputs if given.kind in LOGS}
-    unknown = [name for name in unplaced if name in logs]
-    if unknown and len(logs & {sighting.input for sighting in sightings}) > 1:
-        named = ", ".join(unknown[:MAX_INPUTS_NAMED]) + (" and others" if len(unknown) > MAX_INPUTS_NAMED else "")
-        facts.notes.append(f"order unknown: no line of {named} tells the time of day")
+    names = dict.fromkeys(sighting.input for sighting in sightings)
+    unordered = [name for name in names if name in logs and name not in inputs_with_time]
+    if unordered and len(logs & names.keys()) > 1:
+        listed = ", ".join(unordered[:MAX_LISTED_INPUTS]) + (
+            " and others" if len(unordered) > MAX_LISTED_INPUTS else ""
+        )
+        facts.notes.append(f"order unknown: no line of {listed} has a time of day")
 
 
-def _in_order(sightings: Sequence[Sighting]) -> list[Sighting]:
-    """By time where there is one, then by line; a line without a time stays behind the one that was read before it."""
+def _sort_by_time(sightings: Sequence[Sighting]) -> list[Sighting]:
+    """Sort by time, then by line; a line without a time stays after the line before it."""
     keyed: list[tuple[datetime, int, int, int, Sighting]] = []
     last: dict[str, datetime] = {}
     inputs = {name: at for at, name in enumerate(dict.fromkeys(sighting.input for sighting in sightings))}
@@ -76,20 +78,20 @@ def _in_order(sightings: Sequence[Sighting]) -> list[Sighting]:
     )
     for sighting in sorted(sightings, key=lambda sighting: (inputs[sighting.input], sighting.line, sighting.order)):
         at = sighting.at or last.get(sighting.input, earliest)
-        # A log that was written by several ranks at once may step back a little; its lines keep their places.
+        # The times of a log of several ranks may go back a little; its lines keep their order.
         at = max(at, last.get(sighting.input, at))
         last[sighting.input] = at
         keyed.append((at, inputs[sighting.input], sighting.line, sighting.order, sighting))
     return [key[-1] for key in sorted(keyed, key=lambda key: key[:-1])]
 
 
-def _clocks(sightings: Iterable[Sighting]) -> _Clocks:
-    whole = [
+def _read_clocks(sightings: Iterable[Sighting]) -> _Clocks:
+    full_times = [
         sighting.clock.at for sighting in sightings if sighting.clock is not None and sighting.clock.at is not None
     ]
     reference = None
-    if whole:
-        reference = datetime.fromtimestamp(median(at.timestamp() for at in whole), UTC)
+    if full_times:
+        reference = datetime.fromtimestamp(median(at.timestamp() for at in full_times), UTC)
     booted: dict[str, datetime] = {}
     for sighting in sightings:
         clock = sighting.clock
@@ -97,12 +99,12 @@ def _clocks(sightings: Iterable[Sighting]) -> _Clocks:
             continue
         at = clock.at or (None if clock.yearless is None else _with_year(clock.yearless, reference))
         if at is not None:
-            booted.setdefault(_machine(sighting), at - timedelta(seconds=clock.since_boot))
+            booted.setdefault(_node_or_input(sighting), at - timedelta(seconds=clock.since_boot))
     return _Clocks(booted, reference)
 
 
 def _with_year(yearless: datetime, reference: datetime | None) -> datetime:
-    """The year that brings a date nearest to the others; without any other it stays in its stand-in year."""
+    """The date in the year that is nearest to the reference; without a reference, in its placeholder year."""
     if reference is None:
         return yearless
     at = yearless
@@ -116,17 +118,17 @@ def _with_year(yearless: datetime, reference: datetime | None) -> datetime:
     return at
 
 
-def _machine(sighting: Sighting) -> str:
+def _node_or_input(sighting: Sighting) -> str:
     return short_name(sighting.fields["node"]) if "node" in sighting.fields else sighting.input
 
 
 def short_name(node: str) -> str:
-    """A node's name without its domain, as logs write it with and without; an address stays whole."""
+    """The name of a node without its domain, because logs write both; an address is not changed."""
     return node if node.replace(".", "").isdigit() else node.partition(".")[0].lower()
 
 
-def _named(sightings: Sequence[Sighting]) -> list[Sighting]:
-    """Sightings with the node and the rank that their input's name tells where their line does not."""
+def _with_input_names(sightings: Sequence[Sighting]) -> list[Sighting]:
+    """Add the node and the rank in the name of the input to sightings whose line has none."""
     nodes = {
         node: short_name(node)
         for node in {sighting.fields["node"] for sighting in sightings if "node" in sighting.fields}
@@ -151,10 +153,12 @@ def _named(sightings: Sequence[Sighting]) -> list[Sighting]:
     ]
 
 
-def _date_events(facts: DoctorFacts) -> None:
-    """Events in the order of time, with the time and the node that became known."""
+def _set_event_times(facts: DoctorFacts) -> None:
+    """Set the time and the node of events, and order them by time."""
     by_line = {
-        (sighting.input, sighting.line): sighting for sighting in facts.all() if sighting.sign.startswith("kernel-")
+        (sighting.input, sighting.line): sighting
+        for sighting in facts.all_sightings()
+        if sighting.sign.startswith("kernel-")
     }
     for event in facts.events:
         sighting = by_line.get((event["input"], event["line"]))

@@ -1,4 +1,4 @@
-"""Numbers over the length of a training log: growing memory, slow input, a loss that runs away."""
+"""Find trends in the values of a training log: growing memory, slow input, a diverging loss."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 
 from watchkeeper.doctor.facts import DoctorFacts
-from watchkeeper.doctor.listing import Listing, add
+from watchkeeper.doctor.listing import Listing, add_sign
 
 MIN_SAMPLES = 20
 MAX_LINES = 2000
-# Growth over a log of at least this share is more than a warm-up.
-GROWTH = 1.3
+# Growth by this factor over a log is more than a warm-up.
+GROWTH_FACTOR = 1.3
 DATA_SHARE = 0.5
-RUNAWAY = 3.0
+DIVERGENCE_FACTOR = 3.0
 # allocated 41.20 GiB      cpu mem: 812.4 GB      rss=12034 MB
 MEMORY = re.compile(
     r"(?i)\b(?:rss|host[ _]mem\w*|cpu[ _]mem\w*|(?:max[ _])?mem(?:ory)?(?:[ _](?:allocated|used|usage))?|allocated)\b"
@@ -31,13 +31,13 @@ KINDS = frozenset(
 )
 
 
-def read(listing: Listing, facts: DoctorFacts) -> None:
+def read_trend_signs(listing: Listing, facts: DoctorFacts) -> None:
     if listing.kind not in KINDS:
         return
-    lines = _sampled(listing.lines)
+    lines = _sample_lines(listing.lines)
     memory = _series(lines, MEMORY)
-    if len(memory) >= MIN_SAMPLES and _only_grows([value for _, value in memory]):
-        add(facts, listing, "memory-grows", line=memory[-1][0], fields={})
+    if len(memory) >= MIN_SAMPLES and _grows_steadily([value for _, value in memory]):
+        add_sign(facts, listing, "memory-grows", line=memory[-1][0], fields={})
     data, step = _series(lines, DATA_TIME), _series(lines, STEP_TIME)
     steps = dict(step)
     shares = [(line, value / steps[line]) for line, value in data if steps.get(line)]
@@ -46,27 +46,31 @@ def read(listing: Listing, facts: DoctorFacts) -> None:
         and _median([share for _, share in shares]) > DATA_SHARE
         and all(share <= 1 for _, share in shares)
     ):
-        add(facts, listing, "data-time-high", line=shares[-1][0], fields={})
+        add_sign(facts, listing, "data-time-high", line=shares[-1][0], fields={})
     loss = _series(lines, LOSS)
-    if len(loss) >= MIN_SAMPLES and _runs_away([value for _, value in loss]):
-        add(facts, listing, "loss-rises", line=loss[-1][0], fields={})
+    if len(loss) >= MIN_SAMPLES and _diverges([value for _, value in loss]):
+        add_sign(facts, listing, "loss-rises", line=loss[-1][0], fields={})
 
 
-def _sampled(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """At most so many lines, evenly spread: a trend needs no more."""
+def _sample_lines(lines: Sequence[str]) -> list[tuple[int, str]]:
+    """At most MAX_LINES lines, evenly spread, with their numbers."""
     step = max(1, len(lines) // MAX_LINES)
     return [(at + 1, lines[at]) for at in range(0, len(lines), step)]
 
 
-def _runs_away(values: Sequence[float]) -> bool:
-    """The last fifth lies far above the best fifth, and above the first: a noisy but steady loss does not."""
+def _diverges(values: Sequence[float]) -> bool:
+    """Whether the last fifth is far above the best fifth and above the first; a noisy but steady loss is not."""
     fifth = len(values) // 5
     medians = [_median(values[at * fifth : (at + 1) * fifth]) for at in range(5)]
-    return medians[4] > RUNAWAY * max(min(medians), 1e-3) and medians[4] > medians[0] and medians[3] <= medians[4]
+    return (
+        medians[4] > DIVERGENCE_FACTOR * max(min(medians), 1e-3)
+        and medians[4] > medians[0]
+        and medians[3] <= medians[4]
+    )
 
 
 def _series(lines: Sequence[tuple[int, str]], pattern: re.Pattern[str]) -> list[tuple[int, float]]:
-    """The first number of each line that has one, with its line."""
+    """The first value of each line that matches, with its line number."""
     samples = []
     for number, line in lines:
         match = pattern.search(line[:2000])
@@ -76,11 +80,11 @@ def _series(lines: Sequence[tuple[int, str]], pattern: re.Pattern[str]) -> list[
     return samples
 
 
-def _only_grows(values: Sequence[float]) -> bool:
-    """Quarter by quarter higher, and not because of a warm-up in the first one."""
+def _grows_steadily(values: Sequence[float]) -> bool:
+    """Whether each quarter is higher than the one before, not only because of a warm-up in the first."""
     quarter = len(values) // 4
     means = [sum(values[at * quarter : (at + 1) * quarter]) / quarter for at in range(4)]
-    return means[0] < means[1] < means[2] < means[3] and means[3] > GROWTH * means[1]
+    return means[0] < means[1] < means[2] < means[3] and means[3] > GROWTH_FACTOR * means[1]
 
 
 def _median(values: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
-"""An input without what is around its lines: its encoding, a shipper's JSON or CSV, the answer of a log store.
+"""Unpack the lines of an input from their encoding, from JSON or CSV of a log shipper, or from a log store's response.
 
-`examine` calls `unpack` once for each input, and scans what comes back.
+`examine` calls `unpack` once for each input and scans the result.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from watchkeeper.readers.logs import log_text, shipped_documents, shipped_text
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """`wrapping` and `inside` open lines only where they are looked at."""
+    """The unpacked input; `wrapping` and `unwrap` unpack single lines only when they are read."""
 
     kind: str
     source: log_text.ByteStream
     wrapping: log_text.Wrapping | None = None
-    inside: Callable[[bytes], bytes] | None = None
+    unwrap: Callable[[bytes], bytes] | None = None
 
 
 def unpack(stream: bundles.Stream, start: bytes, kind: str, *, whole: Set[str]) -> Unpacked:
-    """What an input is inside; the kinds in `whole` are documents that have a reader of their own."""
-    wide = encodings.utf16_name(start)
-    mark = next((mark for mark in (codecs.BOM_UTF8, *encodings.MARKS) if start.startswith(mark)), b"")
-    if mark:
-        stream.read(len(mark))
-    start = start.removeprefix(mark)
-    source: log_text.ByteStream = stream if wide is None else encodings.Utf8Stream(stream, wide)
+    """Unpack an input; kinds in `whole` are documents with their own reader, which are not unpacked."""
+    utf16 = encodings.utf16_name(start)
+    byte_order_mark = next((mark for mark in (codecs.BOM_UTF8, *encodings.MARKS) if start.startswith(mark)), b"")
+    if byte_order_mark:
+        stream.read(len(byte_order_mark))
+    start = start.removeprefix(byte_order_mark)
+    source: log_text.ByteStream = stream if utf16 is None else encodings.Utf8Stream(stream, utf16)
     if kind in whole:
         return Unpacked(kind, source)
-    opening = shipped_text.find_unwrapper(start)
-    if opening is shipped_text.from_json:
-        return Unpacked("text", source, shipped_text.JsonLines(), shipped_text.UnwrappedStream(source, opening).feed)
-    if opening is not None:
-        return Unpacked("text", shipped_text.UnwrappedStream(source, opening))
-    if wide is None and shipped_documents.looks_like(start):
+    unwrapper = shipped_text.find_unwrapper(start)
+    if unwrapper is shipped_text.from_json:
+        return Unpacked("text", source, shipped_text.JsonLines(), shipped_text.UnwrappedStream(source, unwrapper).feed)
+    if unwrapper is not None:
+        return Unpacked("text", shipped_text.UnwrappedStream(source, unwrapper))
+    if utf16 is None and shipped_documents.looks_like(start):
         raw = stream.peek(shipped_documents.MAX_BYTES + 1)
         lines = shipped_documents.lines_of(raw) if len(raw) <= shipped_documents.MAX_BYTES else None
         if lines is not None:

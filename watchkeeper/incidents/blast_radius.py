@@ -101,11 +101,12 @@ def compute_blast_radius(
 ) -> BlastRadius:
     """What an incident affects, or affected while it was open; `holders` is the result of `holders_query`."""
     affected = _affected_workloads(incident, holders)
-    places = {member.place for member in incident.members if not _is_inside(member.place, incident.place)}
+    places = {member.place for member in incident.members}
+    outside = {place for place in places if place == incident.place or not incident.place.encloses(place)}
     same_cause = [member for member in incident.members if member.place.gpu and member.cause == incident.cause]
     # Idle GPUs of one job are one incident, at the place of the first of them.
     same_cause_gpus = len({replace(member.place, slice=None) for member in same_cause}) if incident.place.gpu else 0
-    broken_gpus = max(gpus_at(incident.place), same_cause_gpus) or sum(gpus_at(place) for place in places)
+    broken_gpus = max(gpus_at(incident.place), same_cause_gpus) or sum(gpus_at(place) for place in outside)
     gpus = max(broken_gpus, sum(workload.gpus or 0 for workload in affected))
     open_seconds = ((incident.resolved_at or now) - incident.opened_at).total_seconds()
     return BlastRadius(
@@ -116,10 +117,6 @@ def compute_blast_radius(
         gpu_hours=round(gpus * max(open_seconds, 0.0) / 3600, 2),
         dollars_per_hour=round(gpus * dollars_per_gpu_hour, 2),
     )
-
-
-def _is_inside(place: fleet.Place, outer: fleet.Place) -> bool:
-    return place != outer and outer.encloses(place)
 
 
 def _affected_workloads(incident: Incident, holders: Mapping[labels.Labels, float]) -> tuple[AffectedWorkload, ...]:

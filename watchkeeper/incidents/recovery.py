@@ -7,7 +7,7 @@ alone decide when a fault has ended.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -61,23 +61,17 @@ def recovery_events(
     broken_gpus: Sequence[BrokenGpu], *, engine: engines.Engine, presence: Presence, now: datetime
 ) -> list[events.Event]:
     """Return a reset event for each GPU that was reset since its fault."""
-    recoveries = [
-        _reset_event(gpu, now, "reports again")
-        for gpu in broken_gpus
-        if gpu.is_lost and _is_steadily_present(gpu, presence)
-    ]
+    returned = [gpu for gpu in broken_gpus if gpu.is_lost and _is_steadily_present(gpu, presence)]
+    recoveries = [_reset_event(gpu, now, "reports again") for gpu in returned]
     present_gpus = [gpu for gpu in broken_gpus if not gpu.is_lost]
-    for batch in _batches(present_gpus):
+    for start in range(0, len(present_gpus), MAX_UUIDS):
+        batch = present_gpus[start : start + MAX_UUIDS]
         readings_by_metric = [_query_readings(engine, metric, batch, now=now) for metric in FAULT_METRICS]
         for gpu in batch:
             readings = [series[gpu.place.gpu] for series in readings_by_metric if gpu.place.gpu in series]
             if _was_reset(readings, clock.to_ms(gpu.since)):
                 recoveries.append(_reset_event(gpu, now, "reports its fault counters as 0 again"))
     return recoveries
-
-
-def _batches(broken_gpus: Sequence[BrokenGpu]) -> Iterator[Sequence[BrokenGpu]]:
-    return (broken_gpus[at : at + MAX_UUIDS] for at in range(0, len(broken_gpus), MAX_UUIDS))
 
 
 def _is_steadily_present(gpu: BrokenGpu, presence: Presence) -> bool:

@@ -22,12 +22,7 @@ REPEATED_KINDS = frozenset({events.EventKind.DRIVER_FAULT, events.EventKind.POLI
 # A link that is down comes up when its cable is plugged in; a port that stays down has its own alert rule.
 SELF_CLEARING_KINDS = REPEATED_KINDS | {events.EventKind.LINK_DOWN}
 CLEARING_KINDS = frozenset(
-    {
-        events.EventKind.GPU_RESET,
-        events.EventKind.NODE_BOOT,
-        events.EventKind.FABRIC_UP,
-        events.EventKind.STORAGE_BACK,
-    }
+    {events.EventKind.GPU_RESET, events.EventKind.NODE_BOOT, events.EventKind.FABRIC_UP, events.EventKind.STORAGE_BACK}
 )
 # A reboot does not fix a cable, and the fabric sweep that reports a link down also reports it up. A file server that
 # answers does not clear a GPU fault, and a GPU reset does not clear a lost file server.

@@ -1,4 +1,4 @@
-"""Logs of ranks and ibstat, handed in together: which adapters the job leaves out, misspells or chooses though dark."""
+"""Logs of ranks together with ibstat: adapters that the job excludes, misspells, or uses although they are down."""
 
 from __future__ import annotations
 
@@ -30,36 +30,38 @@ def whys(*texts: str) -> str:
     return " ".join(finding.why for finding in ask(*texts).findings)
 
 
-def test_adapters_that_the_setting_leaves_out_are_named() -> None:
-    said = whys(ibstat(), setting("=mlx5_0,mlx5_1"))
-    assert "Ranks use 2 of 8 active adapters of the same kind; idle: mlx5_2, mlx5_3" in said
+def test_adapters_that_the_setting_excludes_are_named() -> None:
+    reasons = whys(ibstat(), setting("=mlx5_0,mlx5_1"))
+    assert "Ranks use 2 of 8 active adapters of the same kind; not used: mlx5_2, mlx5_3" in reasons
 
 
 def test_adapters_that_nccl_itself_lists_count_more_than_the_setting() -> None:
     names = "[0]mlx5_0:1/IB [1]mlx5_1:1/IB [2]mlx5_2:1/IB [RO]"
     used = f"gpu01:4711:4790 [0] NCCL INFO NET/IB : Using {names}; OOB eth0:1<0>\n"
-    assert "Ranks use 3 of 4 active adapters of the same kind; idle: mlx5_3" in whys(ibstat(4), setting("mlx5") + used)
+    assert "Ranks use 3 of 4 active adapters of the same kind; not used: mlx5_3" in whys(
+        ibstat(4), setting("mlx5") + used
+    )
 
 
-def test_an_interface_for_management_is_meant_to_be_left_out() -> None:
-    assert "idle" not in whys(ibstat(3, slow=(2,)), setting("=mlx5_0,mlx5_1"))
-    assert "idle" not in whys(ibstat(), setting("mlx5"))
+def test_a_management_interface_may_be_unused() -> None:
+    assert "not used" not in whys(ibstat(3, slow=(2,)), setting("=mlx5_0,mlx5_1"))
+    assert "not used" not in whys(ibstat(), setting("mlx5"))
 
 
-def test_a_name_that_the_node_does_not_have_is_said() -> None:
+def test_an_adapter_name_that_the_node_does_not_have_is_named() -> None:
     answer = ask(ibstat(2), setting("=mlx5_0,mlx5_7"))
-    assert "NCCL_IB_HCA names mlx5_7, and ibstat lists mlx5_0, mlx5_1." in " ".join(f.why for f in answer.findings)
+    assert "NCCL_IB_HCA names mlx5_7, but ibstat lists mlx5_0, mlx5_1." in " ".join(f.why for f in answer.findings)
     assert "nccl_rdma_not_used" in {finding.cause for finding in answer.findings}
 
 
 def test_a_chosen_port_that_is_down_is_said() -> None:
     answer = ask(ibstat(4, down=(3,)), setting("mlx5"))
-    (found,) = [finding for finding in answer.findings if finding.cause == "ib_link_degraded"]
-    assert "mlx5_3" in found.why or any("mlx5_3" in str(item) for item in found.evidence)
+    (finding,) = [finding for finding in answer.findings if finding.cause == "ib_link_degraded"]
+    assert "mlx5_3" in finding.why or any("mlx5_3" in str(item) for item in finding.evidence)
 
 
-def test_without_ibstat_nothing_is_claimed() -> None:
-    assert "idle" not in whys(setting("=mlx5_0"))
+def test_without_ibstat_there_is_no_finding() -> None:
+    assert "not used" not in whys(setting("=mlx5_0"))
 
 
 @pytest.mark.parametrize(

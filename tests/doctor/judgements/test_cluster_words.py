@@ -79,7 +79,7 @@ SHAPES: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("cause", "text"), SHAPES, ids=[f"{cause}-{at}" for at, (cause, _) in enumerate(SHAPES)])
-def test_a_clusters_words_lead_to_their_cause(cause: str, text: str) -> None:
+def test_cluster_messages_lead_to_their_cause(cause: str, text: str) -> None:
     assert causes(ask(text))[:1] == [cause]
 
 
@@ -93,7 +93,7 @@ NO_FAULT_OF_A_GPU = [
 
 
 @pytest.mark.parametrize("text", NO_FAULT_OF_A_GPU)
-def test_a_matter_of_configuration_is_called_one_and_no_fault(text: str) -> None:
+def test_a_configuration_problem_is_not_a_fault(text: str) -> None:
     first = ask(text).findings[0]
     assert first.cause == "unknown"
     assert first.confidence >= 0.3
@@ -107,7 +107,7 @@ def test_a_matter_of_configuration_is_called_one_and_no_fault(text: str) -> None
         "slurmctld: Node gpu07 now responding",
     ],
 )
-def test_what_went_well_in_the_same_words_is_well(text: str) -> None:
+def test_the_same_words_in_a_success_message_are_no_finding(text: str) -> None:
     assert not ask(text).findings
 
 
@@ -175,7 +175,7 @@ def test_a_task_that_ended_with_a_bus_error_is_the_place() -> None:
     assert (first.cause, first.where["node"], first.where["rank"]) == ("shm_too_small", "gpu07", 12)
 
 
-def test_a_task_that_the_coordinator_no_longer_hears_is_the_place() -> None:
+def test_a_task_that_the_coordinator_lost_is_the_place() -> None:
     text = "Task /job:jax_worker/replica:0/task:7 heartbeat timeout."
     assert ask(text).findings[0].where["rank"] == 7
 
@@ -198,6 +198,6 @@ gpu07          1      gpu*     drained   64   2:16:2 515000        0      1   (n
     assert causes(ask(text))[:1] == ["gpu_fell_off_bus"]
 
 
-def test_nodes_that_are_well_in_rows_of_one_are_well() -> None:
+def test_healthy_nodes_in_rows_of_one_are_healthy() -> None:
     text = "NODELIST   NODES PARTITION STATE \ngpu06          1      gpu* idle  \ngpu07          1      gpu* mix   \n"
     assert not ask(text).findings

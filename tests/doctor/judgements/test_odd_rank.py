@@ -1,4 +1,4 @@
-"""Which of several ranks it was: named where the ranks differ, and nobody where two could be meant."""
+"""Which of several ranks failed: the one that differs; none if two ranks differ."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RESET = (
 
 
 @pytest.mark.parametrize("bad", RANKS)
-def test_the_first_rank_whose_loss_is_no_number_is_named(bad: int) -> None:
+def test_the_first_rank_with_a_nan_loss_is_named(bad: int) -> None:
     logs = {f"rank{rank}_log": NAN.format(rank, 10 if rank == bad else 11) for rank in RANKS}
     finding = ask(**logs).findings[0]
     assert (finding.cause, finding.where["culprit_rank"]) == ("training_diverged", bad)
     assert finding.title == f"Training of rank {bad} has diverged"
 
 
-def test_two_ranks_that_diverge_at_the_same_step_are_not_told_apart() -> None:
+def test_of_two_ranks_that_diverge_at_the_same_step_none_is_named() -> None:
     logs = {f"rank{rank}_log": NAN.format(rank, 10 if rank < 2 else 11) for rank in RANKS}
     assert "culprit_rank" not in ask(**logs).findings[0].where
 
@@ -40,17 +40,17 @@ def test_the_rank_that_disagrees_with_all_others_is_named(bad: int) -> None:
     assert (finding.cause, finding.where["culprit_rank"]) == ("nccl_shape_or_collective_mismatch", bad)
 
 
-def test_of_two_ranks_that_disagree_nobody_is_the_odd_one() -> None:
+def test_with_two_ranks_that_disagree_none_is_named() -> None:
     assert "culprit_rank" not in ask(DIFFER.format(0, 1), DIFFER.format(1, 0)).findings[0].where
 
 
 @pytest.mark.parametrize("bad", RANKS)
-def test_the_rank_that_says_nothing_while_the_others_lost_a_peer_is_named(bad: int) -> None:
+def test_the_silent_rank_is_named_when_the_others_lost_a_peer(bad: int) -> None:
     logs = {f"rank{rank}_log": "step 9\n" if rank == bad else (CLOSED, RESET)[rank % 2] for rank in RANKS}
     finding = ask(**logs).findings[0]
     assert (finding.cause, finding.where["culprit_rank"]) == ("nccl_rank_died", bad)
 
 
-def test_where_two_ranks_say_nothing_neither_is_blamed() -> None:
+def test_of_two_silent_ranks_none_is_named() -> None:
     logs = {f"rank{rank}_log": "step 9\n" if rank < 2 else CLOSED for rank in RANKS}
     assert "culprit_rank" not in ask(**logs).findings[0].where

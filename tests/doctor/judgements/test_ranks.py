@@ -46,7 +46,7 @@ def test_a_rank_that_completed_more_than_another_is_not_behind_it() -> None:
     assert "missing_rank" not in first.where
 
 
-def test_ranks_that_gave_up_in_different_collectives_are_told_apart() -> None:
+def test_ranks_that_timed_out_in_different_collectives_are_listed_separately() -> None:
     lines = timeout(0) + timeout(2, seq=43, op="BROADCAST")
     assert "Rank 0 waited in ALLREDUCE number 41; rank 2 waited in BROADCAST number 43" in ask(lines).findings[0].why
 
@@ -87,7 +87,7 @@ class Trap:
         return eval, ("pytest.fail('the pickle was run')",)
 
 
-def test_a_hostile_pickle_is_read_about_and_never_run() -> None:
+def test_a_hostile_pickle_is_refused_and_never_run() -> None:
     hostile = pickle.dumps({"entries": [Trap()], "pg_config": {}, "nccl_version": "2"})
     answer = ask(nccl_trace_rank_0=hostile)
     assert "eval" in (answer.inputs[0].problem or "")

@@ -101,7 +101,7 @@ def test_a_file_server_that_came_back_counts_less_than_one_that_is_away() -> Non
     again = ask(back.format("a") + away.format("a")).findings[0]
     assert {over.cause, other.cause, again.cause} == {"storage_unreachable"}
     assert over.confidence < 0.5 < min(other.confidence, again.confidence)
-    assert "came back" in over.why
+    assert "recovered afterwards" in over.why
 
 
 def test_a_licence_that_was_acquired_after_all_is_no_sure_finding() -> None:
@@ -118,7 +118,7 @@ def test_tasks_that_wait_for_files_do_not_wait_for_the_driver(frame: str) -> Non
     assert causes(ask(log.replace("nfs", "widget"))) == ["unknown"]
 
 
-def test_time_outs_of_a_job_whose_storage_is_away_only_follow() -> None:
+def test_timeouts_of_a_job_with_lost_storage_are_consequences() -> None:
     log = (
         "Aug 10 05:36:05 n7 kernel: nfs: server 10.9.9.9 not responding, still trying\n"
         "[rank3]:[E810 06:06:05.1 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: "
@@ -170,5 +170,5 @@ TAUGHT = (
 
 
 @pytest.mark.parametrize(("cause", "text"), TAUGHT)
-def test_words_that_unseen_texts_taught(cause: str, text: str) -> None:
+def test_messages_of_unseen_texts_lead_to_their_cause(cause: str, text: str) -> None:
     assert ask(text).findings[0].cause == cause

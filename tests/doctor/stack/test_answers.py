@@ -7,7 +7,7 @@ import pytest
 from watchkeeper.doctor.stack import answers
 from watchkeeper.query.promql import parser
 
-KNOWN = answers.KnownSeries(frozenset({"up", "temp"}), {"temp": frozenset({"gpu", "Hostname"})})
+EXISTING = answers.ExistingSeries(frozenset({"up", "temp"}), {"temp": frozenset({"gpu", "Hostname"})})
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ KNOWN = answers.KnownSeries(frozenset({"up", "temp"}), {"temp": frozenset({"gpu"
         ("vector(time()) > 5", []),
     ],
 )
-def test_an_expression_lacks_what_it_cannot_do_without(expr: str, lacks: list[str]) -> None:
-    assert answers.missing(parser.parse(expr), KNOWN) == lacks
+def test_an_expression_names_the_series_that_it_needs(expr: str, lacks: list[str]) -> None:
+    assert answers.missing_reasons(parser.parse(expr), EXISTING) == lacks
 
 
 def test_label_names_are_asked_for_only_where_a_matcher_needs_one() -> None:

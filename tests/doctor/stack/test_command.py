@@ -62,7 +62,7 @@ def exporter() -> Iterator[str]:
 def prometheus(tmp_path_factory: pytest.TempPathFactory, exporter: str) -> Iterator[str]:
     program, folder = servers.require("prometheus"), tmp_path_factory.mktemp("prometheus")
     jobs = [("dcgm", "/metrics", exporter), ("gpu-empty", "/empty", exporter), ("gpu-html", "/html", exporter)]
-    # Nobody listens at the port of the discard protocol.
+    # No program listens on the port of the discard protocol.
     jobs.append(("gpu-away", "/metrics", "127.0.0.1:9"))
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
@@ -90,10 +90,10 @@ def settled(url: str, *more: str | Path) -> dict[str, dict[str, object]]:
 
     def findings() -> dict[str, dict[str, object]]:
         plain = json.loads(ran("--prometheus", url, "--json", *more).stdout)
-        found = {finding["check"]: finding for finding in plain["findings"]}
-        down = [one for one in plain["findings"] if one["check"] == "targets_down"]
-        is_settled = len(down) == 2 and {"fields_missing", "rules_that_never_fire"} <= found.keys()
-        return found if is_settled else {}
+        by_check = {finding["check"]: finding for finding in plain["findings"]}
+        down = [finding for finding in plain["findings"] if finding["check"] == "targets_down"]
+        is_settled = len(down) == 2 and {"fields_missing", "rules_that_never_fire"} <= by_check.keys()
+        return by_check if is_settled else {}
 
     return until(findings, what="Prometheus settles", interval_seconds=PROGRAM_SECONDS)
 
@@ -101,15 +101,15 @@ def settled(url: str, *more: str | Path) -> dict[str, dict[str, object]]:
 @pytest.mark.servers
 def test_a_real_prometheus_is_judged_by_targets_rules_fields_and_dashboards(prometheus: str, tmp_path: Path) -> None:
     (tmp_path / "gpus.json").write_text(json.dumps(DASHBOARD))
-    found = settled(prometheus, "--dashboards", tmp_path)
-    assert found["rules_that_never_fire"]["evidence"] == [
+    findings = settled(prometheus, "--dashboards", tmp_path)
+    assert findings["rules_that_never_fire"]["evidence"] == [
         "there is no series DCGM_FI_DEV_RETIRED_PAGES: Retired",
         "no series DCGM_FI_DEV_GPU_TEMP has the label node: ByNode",
     ]
-    assert "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL: uncorrectable" in str(found["fields_missing"]["evidence"])
-    assert "no Alertmanager" in str(found["nobody_hears"]["title"])
-    assert found["dead_panels"]["evidence"] == ["Memory: there is no series nvidia_smi_memory_used_bytes"]
-    assert "DCGM_FI_DEV_FB_USED * 2^20" in str(found["dead_panels"]["fix"])
+    assert "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL: uncorrectable" in str(findings["fields_missing"]["evidence"])
+    assert "no Alertmanager" in str(findings["nobody_hears"]["title"])
+    assert findings["dead_panels"]["evidence"] == ["Memory: there is no series nvidia_smi_memory_used_bytes"]
+    assert "DCGM_FI_DEV_FB_USED * 2^20" in str(findings["dead_panels"]["fix"])
 
 
 @pytest.mark.servers
@@ -120,23 +120,23 @@ def test_every_way_a_target_can_fail_is_told_apart(prometheus: str, exporter: st
     printed = ran("--prometheus", prometheus)
     assert printed.exit_code == 1
     assert is_empty in printed.stdout
-    assert "1 of 1 targets of job gpu-away are down: nothing listens at that port" in printed.stdout
-    assert "1 of 1 targets of job gpu-html are down: something that is no exporter answers" in printed.stdout
+    assert "1 of 1 targets of job gpu-away are down: connection refused" in printed.stdout
+    assert "1 of 1 targets of job gpu-html are down: another program answers, not an exporter" in printed.stdout
 
 
-def test_nothing_to_ask_is_wrong_use_and_nobody_there_is_cannot_tell() -> None:
+def test_no_address_is_wrong_use_and_no_answer_is_cannot_tell() -> None:
     assert ran().exit_code == 2
     away = ran("--prometheus", f"http://127.0.0.1:{servers.free_port()}")
     assert (away.exit_code, "connection refused" in away.stdout) == (3, True)
 
 
-def test_something_else_than_prometheus_is_said_to_be_so(exporter: str) -> None:
-    found = ran("--prometheus", f"http://{exporter}/none/..")
-    assert found.exit_code == 3
+def test_a_server_that_is_not_prometheus_is_reported(exporter: str) -> None:
+    result = ran("--prometheus", f"http://{exporter}/none/..")
+    assert result.exit_code == 3
 
 
-def test_files_are_still_what_the_doctor_takes(tmp_path: Path) -> None:
+def test_files_are_still_accepted(tmp_path: Path) -> None:
     log = tmp_path / "kern.log"
     log.write_text("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n")
-    found = CliRunner().invoke(doctor.command, [str(log)])
-    assert (found.exit_code, "gpu_fell_off_bus" in found.stdout) == (1, True)
+    result = CliRunner().invoke(doctor.command, [str(log)])
+    assert (result.exit_code, "gpu_fell_off_bus" in result.stdout) == (1, True)

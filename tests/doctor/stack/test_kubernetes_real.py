@@ -25,9 +25,9 @@ MONITORING = "/apis/monitoring.coreos.com/v1/"
 
 
 def ran(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
-    found = CliRunner().invoke(doctor.command, ["stack", "--json", *map(str, arguments)])
-    assert found.stdout, found
-    return found.exit_code, json.loads(found.stdout)
+    result = CliRunner().invoke(doctor.command, ["stack", "--json", *map(str, arguments)])
+    assert result.stdout, result
+    return result.exit_code, json.loads(result.stdout)
 
 
 def named(name: str, **more: Any) -> dict[str, Any]:
@@ -51,8 +51,10 @@ def test_monitors_are_listed_in_pages_and_judged(tmp_path: Path) -> None:
         async with api_server.serving() as server:
             ports = [{"name": "gpu-metrics", "port": 9400}]
             server.fill("/api/v1/services", [named("nvidia-dcgm-exporter", spec={"ports": ports})])
-            wanted = {"selector": {"matchLabels": EXPORTER}, "endpoints": [{"port": "metrics"}]}
-            server.fill(f"{MONITORING}servicemonitors", [named(f"m{number}", spec=wanted) for number in range(600)])
+            monitor_spec = {"selector": {"matchLabels": EXPORTER}, "endpoints": [{"port": "metrics"}]}
+            server.fill(
+                f"{MONITORING}servicemonitors", [named(f"m{number}", spec=monitor_spec) for number in range(600)]
+            )
             server.refused["/api/v1/pods"] = 403
             return await asyncio.to_thread(ran, "--kubeconfig", kubeconfig(tmp_path, server.url, server.token))
 
@@ -91,10 +93,12 @@ def test_a_gpu_node_whose_taint_keeps_the_exporter_away_is_found(cluster: kubern
 @pytest.mark.servers
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_cluster_that_lets_nobody_in_is_cannot_tell(cluster: kubernetes_server.Cluster, tmp_path: Path) -> None:
+def test_a_cluster_that_refuses_access_is_cannot_tell(cluster: kubernetes_server.Cluster, tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
-    said = cluster.kubeconfig.read_text().replace(kubernetes_server.TOKEN, "wrong")
-    path.write_text(said.replace("certificate-authority: ", f"certificate-authority: {cluster.kubeconfig.parent}/"))
+    kubeconfig = cluster.kubeconfig.read_text().replace(kubernetes_server.TOKEN, "wrong")
+    path.write_text(
+        kubeconfig.replace("certificate-authority: ", f"certificate-authority: {cluster.kubeconfig.parent}/")
+    )
     code, plain = ran("--kubeconfig", path, "--prometheus", f"http://127.0.0.1:{servers.free_port()}")
     assert (code, plain["findings"]) == (3, [])
     assert "not read: /api/v1/pods (answered 401)" in plain["looked_at"]

@@ -27,7 +27,7 @@ def about(**changes: object) -> Stack:
     return Stack(prometheus=replace(WELL, **changes))  # type: ignore[arg-type]
 
 
-def test_a_set_up_that_is_well_has_no_finding() -> None:
+def test_a_healthy_stack_has_no_finding() -> None:
     stack = about(rules=(alert("DCGM_FI_DEV_GPU_TEMP > 85"),))
     assert examine.examine(stack) == []
     assert examine.list_sources(stack) == ["http://p: 1 targets, 1 rules, 6 metrics"]
@@ -36,12 +36,12 @@ def test_a_set_up_that_is_well_has_no_finding() -> None:
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        ('Get "http://n1:9400/metrics": dial tcp 10.0.0.1:9400: connect: connection refused', "nothing listens"),
-        ('Get "http://n1:9400/metrics": context deadline exceeded', "the answer takes too long"),
-        ('Get "http://n1:9400/metrics": dial tcp: lookup n1: no such host', "the name cannot be resolved"),
-        ("server returned HTTP status 401 Unauthorized", "wants to know who asks"),
-        ("server returned HTTP status 404 Not Found", "there is no such page"),
-        ('expected label name, got "INVALID"', "something that is no exporter answers"),
+        ('Get "http://n1:9400/metrics": dial tcp 10.0.0.1:9400: connect: connection refused', "connection refused"),
+        ('Get "http://n1:9400/metrics": context deadline exceeded', "timeout"),
+        ('Get "http://n1:9400/metrics": dial tcp: lookup n1: no such host', "DNS cannot resolve the name"),
+        ("server returned HTTP status 401 Unauthorized", "requires authentication"),
+        ("server returned HTTP status 404 Not Found", "the path does not exist"),
+        ('expected label name, got "INVALID"', "another program answers"),
         ("tls: failed to verify certificate: x509: certificate signed by unknown", "certificate is not trusted"),
     ],
 )
@@ -59,7 +59,7 @@ def test_a_scrape_that_takes_nearly_all_its_time_is_named_with_both_numbers() ->
     assert not list(scrape_checks.slow_scrapes(about(targets=(replace(GPU, seconds=7.9),))))
 
 
-def test_a_prometheus_without_any_gpu_exporter_is_blind() -> None:
+def test_a_prometheus_without_a_gpu_exporter_is_found() -> None:
     node = Target("node", "n1:9100", "http://n1:9100/metrics", is_up=True)
     (finding,) = scrape_checks.no_gpu_target(about(targets=(node,), names=frozenset({"up"})))
     assert "scrapes no GPU exporter" in finding.title
@@ -72,26 +72,26 @@ def test_an_exporter_that_answers_without_gpus_is_found_by_label_or_port() -> No
     assert finding.evidence == ("http://n2:1/metrics: up, no DCGM_FI_DEV_* series",)
 
 
-def test_ecc_that_the_exporter_leaves_out_by_default_is_missed() -> None:
+def test_ecc_fields_that_the_exporter_omits_by_default_are_found() -> None:
     (finding,) = scrape_checks.fields_missing(about(names=NAMES - {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"}))
-    assert finding.evidence[0].startswith("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL: uncorrectable memory errors are not seen")
+    assert finding.evidence[0].startswith("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL: uncorrectable memory errors are not detected")
     assert not list(scrape_checks.fields_missing(about(names=frozenset({"up"}))))
 
 
-def test_pods_under_their_second_name_and_gpus_read_twice_are_said() -> None:
+def test_exported_pod_labels_and_gpus_with_two_targets_are_found() -> None:
     labels = {"DCGM_FI_DEV_GPU_UTIL": frozenset({"exported_pod", "pod"})}
     (renamed,) = scrape_checks.labels_renamed(about(labels=labels))
     assert "honorLabels: true" in renamed.fix
     (twice,) = scrape_checks.gpus_twice(about(doubled_gpus=8))
-    assert twice.title == "8 GPUs are read by more than one target"
+    assert twice.title == "8 GPUs are reported by more than one target"
 
 
-def test_a_rule_whose_series_nobody_makes_can_never_fire() -> None:
+def test_a_rule_whose_series_do_not_exist_can_never_fire() -> None:
     rules = (alert("DCGM_FI_DEV_RETIRED_PAGES > 100"), alert("DCGM_FI_DEV_GPU_TEMP > 85", "B"))
     (finding,) = rule_checks.rules_that_never_fire(about(rules=rules))
     assert finding.title.startswith("1 of 2 alerting rules can never fire")
     assert finding.evidence == ("there is no series DCGM_FI_DEV_RETIRED_PAGES: A",)
-    assert "no field of NVML is called DCGM_FI_DEV_RETIRED_PAGES" in finding.fix
+    assert "NVML has no field DCGM_FI_DEV_RETIRED_PAGES" in finding.fix
 
 
 def test_a_rule_that_reads_a_dead_recording_names_what_is_missing_below_it() -> None:
@@ -108,23 +108,23 @@ def test_a_rule_on_a_recording_that_has_nothing_to_record_yet_is_alive() -> None
     assert examine.examine(about(rules=rules)) == []
 
 
-def test_what_an_agent_shows_only_in_a_fault_is_not_missed_while_it_is_scraped() -> None:
+def test_agent_series_that_exist_only_in_a_fault_are_not_missing() -> None:
     rules = (alert("watchkeeper_gpu_fault == 1"),)
     assert list(rule_checks.rules_that_never_fire(about(rules=rules)))
     with_agent = about(rules=rules, names=NAMES | {"watchkeeper_agent_spool_events"})
     assert not list(rule_checks.rules_that_never_fire(with_agent))
 
 
-def test_rules_that_break_or_take_too_long_or_tell_nobody_are_found() -> None:
+def test_broken_slow_and_unnotified_rules_are_found() -> None:
     stack = about(
         rules=(alert("up", health="err", error="many-to-many matching not allowed"),),
         groups=(RuleGroup("g", 15, 16.5), RuleGroup("h", 15, 0.1)),
         alertmanagers=0,
     )
-    found = {finding.check: finding for finding in examine.examine(stack)}
-    assert found["broken_rules"].evidence == ("g/A: many-to-many matching not allowed",)
-    assert found["slow_groups"].evidence == ("g: 16.50 s every 15 s",)
-    assert "no Alertmanager to tell" in found["nobody_hears"].title
+    findings = {finding.check: finding for finding in examine.examine(stack)}
+    assert findings["broken_rules"].evidence == ("g/A: many-to-many matching not allowed",)
+    assert findings["slow_groups"].evidence == ("g: 16.50 s every 15 s",)
+    assert "no Alertmanager: alerts send no notifications" in findings["nobody_hears"].title
 
 
 def test_panels_that_are_empty_are_listed_by_dashboard() -> None:

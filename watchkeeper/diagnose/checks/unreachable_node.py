@@ -35,10 +35,7 @@ def unreachable_node(facts: IncidentFacts) -> Finding | None:
 
 
 def _node_finding(facts: IncidentFacts, cause: str, text: str, *, confidence: float, others: list[str]) -> Finding:
-    reasons = {
-        "agent_down": "no other target of the node is up",
-        "node_down": "the node answers",
-    }
+    reasons = {"agent_down": "no other target of the node is up", "node_down": "the node answers"}
     return make_finding(
         facts,
         cause,

@@ -1,8 +1,8 @@
-"""A job that hangs or lost a rank: who came first, who is missing, and whether ranks disagree.
+"""Judge a job that hangs or lost a rank: the first failure, the missing rank, and mismatched collectives.
 
-The rank that prints a time-out is mostly the one that waited. So the time-outs of all ranks are compared:
-different operations at one sequence number are a disagreement, a rank without a time-out is the suspect, and
-any rank with an error of its own is the cause.
+The rank that logs a timeout is mostly one that waited. So the timeouts of all ranks are compared: different operations
+with the same sequence number are a mismatch, a rank without a timeout is the suspect, and a rank with an error of its
+own is the cause.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor.facts import DoctorFacts, Sighting, values
+from watchkeeper.doctor.facts import DoctorFacts, Sighting, field_values
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.doctor.signatures import lookup
 from watchkeeper.readers.flight_recorder import Collective, Dump
 
 MAX_RANKS_NAMED = 32
 MAX_NAMED = 4
-# Operations whose sizes do not differ by design, and how sure a difference is: sharded training uses the last two in
-# several groups of ranks at once, and a line does not say in which.
+# Operations with the same size on all ranks, and the confidence of a difference: sharded training uses the last two in
+# several groups of ranks at once, and a line does not name its group.
 SAME_ON_ALL_RANKS = {
     "ALLREDUCE": 0.85,
     "ALLGATHER": 0.85,
@@ -27,19 +27,19 @@ SAME_ON_ALL_RANKS = {
     "_ALLGATHER_BASE": 0.66,
     "_REDUCE_SCATTER_BASE": 0.66,
 }
-# Lines of torchrun's block about one rank, after its heading.
+# Lines of torchrun's block about one rank, after the heading.
 BLOCK_LINES = 7
 ABORTED = -6
-ENDED_BY_ITSELF = {
+CRASH_TEXTS = {
     ABORTED: "aborted",
     -11: "crashed",
-    -4: "died of an illegal instruction",
-    -8: "died of an arithmetic fault",
+    -4: "died with an illegal instruction",
+    -8: "died with an arithmetic fault",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Timeout:
+class CollectiveTimeout:
     rank: str
     sequence: str
     operation: str
@@ -48,39 +48,40 @@ class Timeout:
 
 
 def hang(facts: DoctorFacts) -> Iterable[Opinion]:
-    """What the watchdogs of all ranks say together."""
-    timeouts = [_timeout(sighting) for sighting in facts.of("watchdog-timeout")]
+    """Judge the watchdog timeouts of all ranks together."""
+    timeouts = [_timeout(sighting) for sighting in facts.find("watchdog-timeout")]
     if not timeouts:
         return
-    disagreement = _disagreement(timeouts)
-    if disagreement is not None:
-        yield disagreement
+    mismatch = _mismatch(timeouts)
+    if mismatch is not None:
+        yield mismatch
         return
     ranks = sorted({timeout.rank for timeout in timeouts if timeout.rank}, key=_as_number)
-    missing = _missing(facts, ranks)
-    behind = _behind(facts)
-    waited = _waited(timeouts)
-    first = next(iter(waited))
-    waits = "; ".join(
-        f"rank {', '.join(waiting_ranks)} waited in {what}" for what, waiting_ranks in list(waited.items())[:MAX_NAMED]
+    missing = _ranks_without_timeout(facts, ranks)
+    lagging = _lagging_rank(facts)
+    ranks_by_collective = _waiting_ranks(timeouts)
+    first = next(iter(ranks_by_collective))
+    waits_text = "; ".join(
+        f"rank {', '.join(waiting_ranks)} waited in {collective}"
+        for collective, waiting_ranks in list(ranks_by_collective.items())[:MAX_NAMED]
     )
-    why = f"{waits[0].upper()}{waits[1:]} until the time-out."
+    why = f"{waits_text[0].upper()}{waits_text[1:]} until the timeout."
     where: list[tuple[str, str]] = [("collective", first)] if timeouts[0].sequence else []
     if missing:
-        why += f" Rank {', '.join(missing)} of {_world(facts)} never timed out: look there first."
-        where += [("missing_rank", rank) for rank in missing] + _places_of(facts, missing)
-    elif behind:
-        why += f" Rank {behind[0]} has enqueued only {behind[1]} collectives, the others {behind[2]}:"
-        why += " it lags on the CPU side."
-        where += [("missing_rank", behind[0]), *_places_of(facts, behind[:1])]
+        why += f" Rank {', '.join(missing)} of {_world_size(facts)} has no timeout: check it first."
+        where += [("missing_rank", rank) for rank in missing] + _places_of_ranks(facts, missing)
+    elif lagging:
+        why += f" Rank {lagging[0]} has enqueued only {lagging[1]} collectives, the others {lagging[2]}:"
+        why += " its program is slow on the CPU side."
+        where += [("missing_rank", lagging[0]), *_places_of_ranks(facts, lagging[:1])]
     elif facts.has("progress-bar"):
-        why += " Another rank's progress bar still moves: ranks have uneven work."
+        why += " The progress bar of another rank advances: the ranks have uneven work."
     elif len(ranks) == 1:
-        why += " The others are not in these lines: hand in the logs of all ranks to name the one that is missing."
-    if first_ranks := values(facts.of("dump-signal-from"), "first"):
-        why += f" The others were told of it by rank {first_ranks[0]}, which timed out first."
-    confidence = 0.72 if missing or behind else 0.6
-    network = "nccl_ib_link_error: no RDMA completion error in these lines"
+        why += " The other ranks are not in these logs: add the logs of all ranks to find the missing one."
+    if first_ranks := field_values(facts.find("dump-signal-from"), "first"):
+        why += f" Rank {first_ranks[0]} timed out first and notified the others."
+    confidence = 0.72 if missing or lagging else 0.6
+    network = "nccl_ib_link_error: no RDMA completion error in the logs"
     yield opinion(
         "nccl_timeout_straggler",
         confidence,
@@ -91,37 +92,37 @@ def hang(facts: DoctorFacts) -> Iterable[Opinion]:
     )
 
 
-def _timeout(sighting: Sighting) -> Timeout:
+def _timeout(sighting: Sighting) -> CollectiveTimeout:
     rank = sighting.fields.get("rank") or sighting.fields.get("rank2", "")
     size = sighting.fields.get("numel") or sighting.fields.get("shape", "")
-    return Timeout(rank, sighting.fields.get("seq", ""), sighting.fields.get("op", ""), size, sighting)
+    return CollectiveTimeout(rank, sighting.fields.get("seq", ""), sighting.fields.get("op", ""), size, sighting)
 
 
-def _waited(timeouts: Sequence[Timeout]) -> dict[str, list[str]]:
-    """Which ranks stood in which collective when they gave up; a rank counts where it did so first."""
-    by_rank: dict[str, Timeout] = {}
+def _waiting_ranks(timeouts: Sequence[CollectiveTimeout]) -> dict[str, list[str]]:
+    """The ranks by the collective of their first timeout."""
+    by_rank: dict[str, CollectiveTimeout] = {}
     for timeout in timeouts:
         by_rank.setdefault(timeout.rank, timeout)
     ranks_by_collective: dict[str, list[str]] = {}
     for first_timeout in by_rank.values():
-        what = (
+        collective = (
             f"{first_timeout.operation or 'a collective'} number {first_timeout.sequence}"
             if first_timeout.sequence
             else "a collective"
         )
-        ranks_by_collective.setdefault(what, []).append(first_timeout.rank or "unknown")
+        ranks_by_collective.setdefault(collective, []).append(first_timeout.rank or "unknown")
     return {what: sorted(ranks, key=_as_number) for what, ranks in ranks_by_collective.items()}
 
 
-def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
-    """Different operations or sizes of different ranks at one sequence number."""
-    by_sequence: dict[str, dict[str, Timeout]] = {}
+def _mismatch(timeouts: Sequence[CollectiveTimeout]) -> Opinion | None:
+    """An opinion if ranks have different operations or sizes at the same sequence number."""
+    by_sequence: dict[str, dict[str, CollectiveTimeout]] = {}
     for timeout in timeouts:
         if timeout.rank and timeout.sequence:
             by_sequence.setdefault(timeout.sequence, {}).setdefault(timeout.rank, timeout)
     for sequence, by_rank in by_sequence.items():
         kinds = {(timeout.operation, timeout.size) for timeout in by_rank.values()}
-        # Gather and scatter have other sizes on their root by design.
+        # Gather and scatter have different sizes on their root by design.
         operations = {operation for operation, _ in kinds}
         if len(operations) > 1 or (len(kinds) > 1 and operations <= SAME_ON_ALL_RANKS.keys()):
             details = "; ".join(
@@ -131,27 +132,27 @@ def _disagreement(timeouts: Sequence[Timeout]) -> Opinion | None:
             return opinion(
                 "nccl_shape_or_collective_mismatch",
                 0.85 if len(operations) > 1 else min(SAME_ON_ALL_RANKS[name] for name in operations),
-                f"At sequence number {sequence} the ranks wait in different collectives: {details}.",
+                f"At sequence number {sequence} the ranks are in different collectives: {details}.",
                 on=[entry.sighting for entry in by_rank.values()][:MAX_EVIDENCE],
             )
     return None
 
 
-def _world(facts: DoctorFacts) -> int | None:
-    sizes = [int(size) for size in values(facts.of("nccl-rank"), "nranks")]
+def _world_size(facts: DoctorFacts) -> int | None:
+    sizes = [int(size) for size in field_values(facts.find("nccl-rank"), "nranks")]
     return max(sizes) if sizes else None
 
 
 def missing_ranks(facts: DoctorFacts) -> list[str]:
-    """Ranks of the job that did not time out while the others did, or that lag behind; empty if nobody can tell."""
-    ranks = sorted({timeout.rank for timeout in map(_timeout, facts.of("watchdog-timeout")) if timeout.rank})
-    behind = _behind(facts)
-    return _missing(facts, ranks) or ([behind[0]] if behind else [])
+    """The ranks without a timeout while the others have one, or the lagging rank; empty if unknown."""
+    ranks = sorted({timeout.rank for timeout in map(_timeout, facts.find("watchdog-timeout")) if timeout.rank})
+    behind = _lagging_rank(facts)
+    return _ranks_without_timeout(facts, ranks) or ([behind[0]] if behind else [])
 
 
-def _missing(facts: DoctorFacts, ranks: Sequence[str]) -> list[str]:
-    """Ranks of the job that did not time out; only known where the size of the job is, and most others did."""
-    world = _world(facts)
+def _ranks_without_timeout(facts: DoctorFacts, ranks: Sequence[str]) -> list[str]:
+    """The ranks without a timeout; empty if the world size is unknown or less than half of the ranks have one."""
+    world = _world_size(facts)
     if world is None or len(ranks) < max(1, world // 2):
         return []
     present = set(ranks)
@@ -159,10 +160,10 @@ def _missing(facts: DoctorFacts, ranks: Sequence[str]) -> list[str]:
     return absent[:MAX_RANKS_NAMED]
 
 
-def _behind(facts: DoctorFacts) -> tuple[str, int, int] | None:
-    """The rank that has enqueued least, if it differs from the others and has not completed more than one of them."""
+def _lagging_rank(facts: DoctorFacts) -> tuple[str, int, int] | None:
+    """The rank with the fewest enqueued collectives, if it has not completed more than the slowest rank."""
     status = {
-        sighting.fields["rank"]: sighting.fields for sighting in facts.of("pg-status") if "rank" in sighting.fields
+        sighting.fields["rank"]: sighting.fields for sighting in facts.find("pg-status") if "rank" in sighting.fields
     }
     enqueued = {rank: int(fields["enqueued"]) for rank, fields in status.items()}
     if len(enqueued) < 2 or len(set(enqueued.values())) < 2:
@@ -174,10 +175,10 @@ def _behind(facts: DoctorFacts) -> tuple[str, int, int] | None:
     return rank, enqueued[rank], max(enqueued.values())
 
 
-def _places_of(facts: DoctorFacts, ranks: Sequence[str]) -> list[tuple[str, str]]:
-    """Node and GPU of these ranks, as they announced themselves at the start."""
+def _places_of_ranks(facts: DoctorFacts, ranks: Sequence[str]) -> list[tuple[str, str]]:
+    """Node and GPU of these ranks from their NCCL lines at the start."""
     places: list[tuple[str, str]] = []
-    for sighting in facts.of("nccl-rank"):
+    for sighting in facts.find("nccl-rank"):
         if sighting.fields["rank"] in ranks:
             places += [
                 (f"missing_{name}", sighting.fields[name]) for name in ("node", "gpu") if name in sighting.fields
@@ -190,39 +191,41 @@ def _as_number(text: str) -> int:
 
 
 def ended_ranks(facts: DoctorFacts) -> Iterable[Opinion]:
-    """Exit codes as torchrun prints them: the first rank with a code of its own, not one that was told to stop."""
+    """Judge the exit codes in torchrun's output: the first rank that failed on its own, not by a stop signal."""
     failures = [
         sighting
-        for sighting in facts.of("elastic-failed", "elastic-block-exit")
+        for sighting in facts.find("elastic-failed", "elastic-block-exit")
         if sighting.fields["code"] not in ("0", "-15", "143")
     ]
     if not failures:
         return
-    root = _first_observed(facts)
+    root = _first_failure_lines(facts)
     first = next((sighting for sighting in failures if _is_in_block(sighting, root)), failures[0])
     code = int(first.fields["code"])
     row = tables.find_exit_code(code)
-    named = [(name, sighting.fields[name]) for sighting in root for name in ("node", "rank") if name in sighting.fields]
-    if code == ABORTED and any(sighting.order < first.order for sighting in facts.of("watchdog-timeout")):
-        why = "A rank aborted after its watchdog had waited in vain, as the watchdog does on purpose."
-        yield opinion("nccl_rank_died", 0.3, why, on=[*root, *failures[:MAX_EVIDENCE]], where=named)
-    elif code in ENDED_BY_ITSELF:
-        why = f"A rank {ENDED_BY_ITSELF[code]} (exit code {code}); the others failed because it was gone."
-        yield opinion("nccl_rank_died", 0.55, why, on=[*root, *failures[:MAX_EVIDENCE]], where=named)
+    places = [
+        (name, sighting.fields[name]) for sighting in root for name in ("node", "rank") if name in sighting.fields
+    ]
+    if code == ABORTED and any(sighting.order < first.order for sighting in facts.find("watchdog-timeout")):
+        why = "A rank aborted after the timeout of its watchdog, which aborts the process by design."
+        yield opinion("nccl_rank_died", 0.3, why, on=[*root, *failures[:MAX_EVIDENCE]], where=places)
+    elif code in CRASH_TEXTS:
+        why = f"A rank {CRASH_TEXTS[code]} (exit code {code}); the other ranks failed after it."
+        yield opinion("nccl_rank_died", 0.55, why, on=[*root, *failures[:MAX_EVIDENCE]], where=places)
     elif code != -9:
-        meaning = row.meaning if row is not None else "no more is known"
+        meaning = row.meaning if row is not None else "unknown"
         why = f"A rank ended with exit code {code}: {meaning}. "
-        raised = _raised(facts, first)
-        why += _describe_error(raised) if raised is not None else "Its own log, before this line, has the reason."
-        on = [*([raised] if raised is not None else []), *root, *failures[:MAX_EVIDENCE]]
-        yield opinion("nccl_rank_died", 0.35, why, on=on, where=named)
+        error = _error_before(facts, first)
+        why += _describe_error(error) if error is not None else "The reason is in its log before this line."
+        on = [*([error] if error is not None else []), *root, *failures[:MAX_EVIDENCE]]
+        yield opinion("nccl_rank_died", 0.35, why, on=on, where=places)
 
 
-def _raised(facts: DoctorFacts, ended: Sighting) -> Sighting | None:
-    """The Python error before a rank's end, where those of one rank alone are in the log."""
+def _error_before(facts: DoctorFacts, ended: Sighting) -> Sighting | None:
+    """The last Python error before the exit line, if all errors in the log are of one rank."""
     errors = [
         sighting
-        for sighting in facts.of("python-exception")
+        for sighting in facts.find("python-exception")
         if sighting.input == ended.input and sighting.line < ended.line
     ]
     return errors[-1] if errors and len({sighting.fields.get("rank") for sighting in errors}) == 1 else None
@@ -230,33 +233,33 @@ def _raised(facts: DoctorFacts, ended: Sighting) -> Sighting | None:
 
 def _describe_error(raised: Sighting) -> str:
     who = f"Rank {raised.fields['rank']}" if "rank" in raised.fields else "The program"
-    return f"{who} ended with {raised.text[raised.text.index(raised.fields['kind']) :]}"
+    return f"{who} failed with {raised.text[raised.text.index(raised.fields['kind']) :]}"
 
 
 def dead_workers(facts: DoctorFacts) -> Iterable[Opinion]:
-    """Workers that others report as gone: the cause, unless their watchdogs had given up before and ended them."""
-    reports = facts.of("worker-died")
+    """Workers that others report as dead: the cause, unless their watchdogs had ended them after a timeout."""
+    reports = facts.find("worker-died")
     if not reports:
         return
     sign = lookup("worker-died")
     if any(
         sighting.input == reports[0].input and sighting.line < reports[0].line
-        for sighting in facts.of("watchdog-timeout")
+        for sighting in facts.find("watchdog-timeout")
     ):
-        why = "A worker was gone after its watchdog had waited in vain, which ends the process on purpose."
+        why = "A worker died after the timeout of its watchdog, which ends the process by design."
         yield opinion(sign.cause, 0.3, why, on=reports[:MAX_EVIDENCE])
         return
     for cause, confidence in {sign.cause: sign.confidence, **sign.also}.items():
         yield opinion(cause, confidence, sign.why, on=reports[:MAX_EVIDENCE])
 
 
-def _first_observed(facts: DoctorFacts) -> list[Sighting]:
-    """The lines of torchrun's block about the rank that failed first: its heading, host and rank."""
-    heading = facts.of("elastic-root")[:1]
+def _first_failure_lines(facts: DoctorFacts) -> list[Sighting]:
+    """The lines of torchrun's block about the first failed rank: heading, host and rank."""
+    heading = facts.find("elastic-root")[:1]
     return heading + [
         sighting
         for name in ("elastic-block-host", "elastic-block-rank")
-        for sighting in facts.of(name)
+        for sighting in facts.find(name)
         if _is_in_block(sighting, heading)
     ]
 
@@ -266,39 +269,39 @@ def _is_in_block(sighting: Sighting, heading: Sequence[Sighting]) -> bool:
 
 
 def dumps(facts: DoctorFacts) -> Iterable[Opinion]:
-    """The flight-recorder dumps of a job, compared group by group."""
+    """Compare the flight recorder dumps of a job, by group of ranks."""
     dumps_by_rank = {dump.rank: (dump, sighting) for dump, sighting in facts.dumps if dump.rank is not None}
     if not dumps_by_rank:
         return
     for group in dict.fromkeys(
         collective.group for dump, _ in dumps_by_rank.values() for collective in dump.collectives
     ):
-        last = {rank: _last(dump, group) for rank, (dump, _) in dumps_by_rank.items()}
+        last = {rank: _current_collective(dump, group) for rank, (dump, _) in dumps_by_rank.items()}
         stuck = {rank: collective for rank, collective in last.items() if collective is not None}
         if len(stuck) > 1 and any(
             collective.state != "completed" or collective.timed_out for collective in stuck.values()
         ):
-            yield from _compare(group, stuck, dumps_by_rank)
+            yield from _compare_ranks(group, stuck, dumps_by_rank)
 
 
-def _last(dump: Dump, group: str) -> Collective | None:
-    """The collective at which a rank stands: its first that is not complete, else its last."""
-    mine = [collective for collective in dump.collectives if collective.group == group and not collective.is_p2p]
-    return next((collective for collective in mine if collective.state != "completed"), mine[-1] if mine else None)
+def _current_collective(dump: Dump, group: str) -> Collective | None:
+    """The current collective of a rank: its first incomplete one, otherwise its last."""
+    own = [collective for collective in dump.collectives if collective.group == group and not collective.is_p2p]
+    return next((collective for collective in own if collective.state != "completed"), own[-1] if own else None)
 
 
-def _compare(
+def _compare_ranks(
     group: str, stuck: dict[int, Collective], dumps_by_rank: dict[int, tuple[Dump, Sighting]]
 ) -> Iterable[Opinion]:
     members = next((dump.ranks[group] for dump, _ in dumps_by_rank.values() if dump.ranks.get(group)), ())
     absent = [rank for rank in members if rank not in dumps_by_rank]
     furthest = max(collective.sequence for collective in stuck.values())
-    late = [rank for rank, collective in stuck.items() if collective.sequence < furthest]
-    together = {
+    lagging = [rank for rank, collective in stuck.items() if collective.sequence < furthest]
+    kinds = {
         (collective.operation, collective.sizes) for collective in stuck.values() if collective.sequence == furthest
     }
     evidence = [sighting for _, sighting in dumps_by_rank.values()][:MAX_EVIDENCE]
-    if not late and len(together) > 1:
+    if not lagging and len(kinds) > 1:
         sign = lookup("dump-mismatch")
         details = "; ".join(
             f"rank {rank}: {collective.operation} {collective.sizes}" for rank, collective in list(stuck.items())[:4]
@@ -306,38 +309,38 @@ def _compare(
         yield opinion(
             sign.cause, sign.confidence, f"{sign.why} Group {group}, position {furthest}: {details}.", on=evidence
         )
-    elif late:
+    elif lagging:
         sign = lookup("dump-lagging")
-        rank = min(late, key=lambda collective: stuck[collective].sequence)
+        rank = min(lagging, key=lambda collective: stuck[collective].sequence)
         collective = stuck[rank]
-        side = (
-            "its program never called it (CPU side)"
+        state = (
+            "its program did not call it (CPU side)"
             if collective.state == "completed"
             else f"its {collective.operation} is {collective.state}"
         )
         at = f"{collective.operation} {collective.sequence} of group {group}"
-        why = f"Rank {rank} is at {at}, the others at {furthest}; {side}."
+        why = f"Rank {rank} is at {at}, the other ranks are at {furthest}; {state}."
         yield opinion(
             sign.cause,
             sign.confidence,
             why,
             on=evidence,
-            where=[("missing_rank", str(collective)) for collective in late[:MAX_RANKS_NAMED]],
+            where=[("missing_rank", str(collective)) for collective in lagging[:MAX_RANKS_NAMED]],
         )
     elif absent:
         sign = lookup("dump-missing")
-        named = ", ".join(map(str, absent[:MAX_RANKS_NAMED]))
+        names = ", ".join(map(str, absent[:MAX_RANKS_NAMED]))
         where = [("missing_rank", str(rank)) for rank in absent[:MAX_RANKS_NAMED]]
-        yield opinion(sign.cause, sign.confidence, f"{sign.why} Missing: rank {named}.", on=evidence, where=where)
+        yield opinion(sign.cause, sign.confidence, f"{sign.why} Missing: rank {names}.", on=evidence, where=where)
         yield opinion(
             "nccl_timeout_straggler",
             sign.also["nccl_timeout_straggler"],
-            f"{sign.why} Missing: rank {named}.",
+            f"{sign.why} Missing: rank {names}.",
             on=evidence,
             where=where,
         )
     else:
-        operation = next(iter(together))[0]
-        why = f"All ranks stand in the same {operation} (number {furthest}): the network or a GPU holds it."
+        operation = next(iter(kinds))[0]
+        why = f"All ranks wait in the same {operation} (number {furthest}): the network or a GPU is the cause."
         yield opinion("nccl_ib_link_error", 0.45, why, on=evidence)
         yield opinion("nccl_timeout_straggler", 0.45, why, on=evidence)

@@ -1,4 +1,4 @@
-"""Signs that speak for themselves, numbers of serving programs, and what remains when nothing else does."""
+"""Judge single signs, values of serving programs, and errors without a known cause."""
 
 from __future__ import annotations
 
@@ -12,68 +12,69 @@ from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.doctor.signatures import Role
 from watchkeeper.model import diagnosis
 
-# Judged together with other signs, in modules of their own.
-JUDGED_ELSEWHERE = frozenset(
-    {"nccl-bad-interface", "nccl-link-local", "k8s-untolerated-taint", "k8s-selector", "worker-died", *services.RETURNS}
-)
+# Signs that other modules judge together with further signs.
+JUDGED_ELSEWHERE = frozenset({
+    "nccl-bad-interface", "nccl-link-local", "k8s-untolerated-taint", "k8s-selector", "worker-died",
+    *services.RECOVERY_SIGNS,
+})  # fmt: skip
 SLOW_LOAD_SECONDS = 300.0
 MANY_WAITING = 100
 FULL_CACHE_PERCENT = 95.0
-# Printouts that have a reader of their own: words in them name fields, not failures.
+# Printouts with their own reader: failure words in them are field names.
 LISTINGS = frozenset({"exporter_metrics", "nvidia_smi_q", "nvidia_smi_xml", "nvidia_smi_csv", "lspci", "ipmi_sel"})
-# The call that failed stands at most so far above the error that a traceback ends with.
+# The failed call is within this many lines above the error at the end of a traceback.
 TRACEBACK_LINES = 60
-# A share of unused reservations that a caching allocator does not have in good health.
+# A larger share of reserved, unused memory means fragmentation.
 FRAGMENTED_SHARE = 0.1
 
 
-def signs(facts: DoctorFacts) -> Iterable[Opinion]:
-    """Each sign of the table that names a cause, and the further causes that its line allows."""
+def sign_causes(facts: DoctorFacts) -> Iterable[Opinion]:
+    """An opinion for each cause of each sign."""
     active = _active_signs(facts)
     silenced = {cause for sign in active for cause in sign.silences}
     for sign in active:
         if sign.role is Role.HINT:
             continue
-        named = {sign.cause: sign.confidence, **sign.also}
-        for cause, confidence in named.items():
+        causes = {sign.cause: sign.confidence, **sign.also}
+        for cause, confidence in causes.items():
             if cause in ("", signatures.BY_XID) or cause in silenced or sign.id in JUDGED_ELSEWHERE:
                 continue
-            yield opinion(cause, confidence, sign.why, on=facts.of(sign.id)[:MAX_EVIDENCE])
+            yield opinion(cause, confidence, sign.why, on=facts.find(sign.id)[:MAX_EVIDENCE])
 
 
 def _active_signs(facts: DoctorFacts) -> list[signatures.Sign]:
-    """The signs that count."""
+    """The signs in the inputs, without those that another sign disables."""
     listed = [signatures.lookup(name) for name in facts.signs()]
-    return [sign for sign in listed if not facts.of(*sign.unless)]
+    return [sign for sign in listed if not facts.find(*sign.unless)]
 
 
 def harmless(facts: DoctorFacts) -> Iterable[str]:
-    """What looks like trouble and is none, in the words of its sign."""
+    """Explanations of lines that look like a fault and are harmless."""
     return [sign.why for sign in _active_signs(facts) if sign.role is Role.BENIGN and sign.why]
 
 
 def hints(facts: DoctorFacts) -> Iterable[Opinion]:
-    """What remains to be said when no judgement says more: the part that a failing line speaks of."""
+    """Opinions from hints, for inputs without a better opinion: the part that a failure line names."""
     active = _active_signs(facts)
     if any(sign.role is Role.BENIGN for sign in active) or facts.kinds() <= LISTINGS:
         return
     for sign in active:
         if sign.role is Role.HINT:
             for cause, confidence in {sign.cause: sign.confidence, **sign.also}.items():
-                yield opinion(cause, confidence, sign.why, on=facts.of(sign.id)[:MAX_EVIDENCE])
+                yield opinion(cause, confidence, sign.why, on=facts.find(sign.id)[:MAX_EVIDENCE])
 
 
-def failing_words(facts: DoctorFacts) -> Iterable[Opinion]:
-    """The very last: a short text in which nothing is known, and of which a line speaks of a failure."""
-    failures = facts.of(excerpts.SIGN)
+def unexplained_failures(facts: DoctorFacts) -> Iterable[Opinion]:
+    """An unknown cause for a failure line in a short text without any sign."""
+    failures = facts.find(excerpts.SIGN)
     if failures and not facts.kinds() <= LISTINGS and not list(harmless(facts)):
-        why = "A line speaks of a failure, and no signature knows it."
+        why = "A line reports a failure that no sign matches."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.13, why, on=failures[:MAX_EVIDENCE])
 
 
 def dcgm_incidents(facts: DoctorFacts) -> Iterable[Opinion]:
-    """Incidents of DCGM by name or number, as its JSON and logs have them."""
-    for sighting in facts.of("dcgm-incident", "dcgm-incident-number"):
+    """DCGM incidents by name or number, from its JSON and logs."""
+    for sighting in facts.find("dcgm-incident", "dcgm-incident-number"):
         row = tables.find_dcgm_incident(sighting.fields["name"])
         if row is not None and row.cause:
             confidence = 0.35 if row.cause == diagnosis.UNKNOWN_CAUSE else 0.82
@@ -82,8 +83,8 @@ def dcgm_incidents(facts: DoctorFacts) -> Iterable[Opinion]:
 
 
 def gpu_memory(facts: DoctorFacts) -> Iterable[Opinion]:
-    """What the numbers of an out-of-memory error add: really full, or full of holes."""
-    for sighting in facts.of("cuda-oom-numbers"):
+    """Fragmentation, from the numbers of a CUDA out-of-memory error."""
+    for sighting in facts.find("cuda-oom-numbers"):
         total, reserved = _gibibytes(sighting.fields.get("total", "")), _gibibytes(sighting.fields.get("reserved", ""))
         if total and reserved is not None and reserved > FRAGMENTED_SHARE * total:
             why = f"{sighting.fields['reserved']} are reserved but not in use: memory is fragmented."
@@ -93,25 +94,25 @@ def gpu_memory(facts: DoctorFacts) -> Iterable[Opinion]:
 
 
 def host_memory(facts: DoctorFacts) -> Iterable[Opinion]:
-    """A launcher that stops its ranks after the host's memory was seen nearly full; either alone says little."""
-    full, stopped = facts.of("host-memory-nearly-full"), facts.of("launcher-kills", "process-killed-nine")
+    """Node memory was nearly full before a launcher stopped its ranks; either alone is weak evidence."""
+    full, stopped = facts.find("host-memory-nearly-full"), facts.find("launcher-kills", "process-killed-nine")
     if full and stopped:
-        why = f"The host's memory was nearly full ({full[-1].fields['used']} in use) when a rank was gone."
+        why = f"The memory of the node was nearly full ({full[-1].fields['used']} used) when a rank ended."
         yield opinion("host_oom", 0.62, why, on=[full[-1], *stopped[:3]])
 
 
 def checkpoints(facts: DoctorFacts) -> Iterable[Opinion]:
-    """A file system that refused a write while a program was saving: the error's own line does not say what for."""
-    tried = facts.of("saving-was-tried")
-    for refused in facts.of("write-refused"):
-        before = [
+    """A write error while a checkpoint was saved; the line of the error does not name the checkpoint."""
+    saves = facts.find("saving-was-tried")
+    for refused in facts.find("write-refused"):
+        nearby_saves = [
             sighting
-            for sighting in tried
+            for sighting in saves
             if sighting.input == refused.input and 0 <= refused.line - sighting.line <= TRACEBACK_LINES
         ]
-        if before:
-            why = f"A checkpoint was being saved when the file system answered: {refused.fields['error'].strip()}."
-            yield opinion("checkpoint_failing", 0.78, why, on=[before[-1], refused])
+        if nearby_saves:
+            why = f"The file system returned an error while a checkpoint was saved: {refused.fields['error'].strip()}."
+            yield opinion("checkpoint_failing", 0.78, why, on=[nearby_saves[-1], refused])
 
 
 def _gibibytes(text: str) -> float | None:
@@ -120,19 +121,19 @@ def _gibibytes(text: str) -> float | None:
 
 
 def requests(facts: DoctorFacts) -> Iterable[Opinion]:
-    """A pod without a GPU in its limits, and a program that looks for one."""
-    pods = facts.of("k8s-pod-without-gpu")
-    looked = facts.of("torch-no-driver", "no-cuda-gpus", "container-no-libcuda")
-    if pods and looked:
-        why = "The pod's containers request no GPU, and the program in it looks for one."
-        yield opinion("missing_gpu_request", 0.85, why, on=[*pods[:3], *looked[:3]])
+    """A pod without a GPU request, and a program in it that needs a GPU."""
+    pods = facts.find("k8s-pod-without-gpu")
+    searches = facts.find("torch-no-driver", "no-cuda-gpus", "container-no-libcuda")
+    if pods and searches:
+        why = "The containers of the pod request no GPU, but the program in it needs one."
+        yield opinion("missing_gpu_request", 0.85, why, on=[*pods[:3], *searches[:3]])
 
 
 def serving(facts: DoctorFacts) -> Iterable[Opinion]:
-    """A server whose requests wait before a full cache, and one that takes minutes to load."""
+    """Model servers with many waiting requests or a full cache, and those that take minutes to load."""
     waiting = [
         sighting
-        for sighting in facts.of("vllm-stats")
+        for sighting in facts.find("vllm-stats")
         if int(sighting.fields["waiting"]) >= MANY_WAITING
         or (
             float(sighting.fields["cache"]) >= FULL_CACHE_PERCENT
@@ -142,30 +143,32 @@ def serving(facts: DoctorFacts) -> Iterable[Opinion]:
     if waiting:
         sign = signatures.lookup("vllm-waiting")
         yield opinion(sign.cause, sign.confidence, sign.why, on=waiting[:MAX_EVIDENCE])
-    slow = [sighting for sighting in facts.of("load-seconds") if float(sighting.fields["seconds"]) >= SLOW_LOAD_SECONDS]
+    slow = [
+        sighting for sighting in facts.find("load-seconds") if float(sighting.fields["seconds"]) >= SLOW_LOAD_SECONDS
+    ]
     if slow:
         sign = signatures.lookup("load-slow")
         yield opinion(sign.cause, sign.confidence, sign.why, on=slow[:MAX_EVIDENCE])
 
 
-def leftovers(facts: DoctorFacts) -> Iterable[Opinion]:
-    """Errors that were seen and that no sign explains: an error is never the same as nothing wrong."""
-    errors = facts.of("python-traceback", "python-exception", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
+def unexplained_errors(facts: DoctorFacts) -> Iterable[Opinion]:
+    """An unknown cause for errors that no sign explains, so that an error is never reported as healthy."""
+    errors = facts.find("python-traceback", "python-exception", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
     if errors:
-        why = "A program ended with an error that no signature explains."
+        why = "A program failed with an error that no sign explains."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=errors[:MAX_EVIDENCE])
         return
-    failed = facts.of("diag-test-failed")
+    failed = facts.find("diag-test-failed")
     if failed:
-        why = "dcgmi diag failed a test, and no signature knows the reason that stands below it."
+        why = "A test of dcgmi diag failed; no sign matches the reason below it."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=failed[:MAX_EVIDENCE])
         return
-    pods = facts.of("pod-crashes")
+    pods = facts.find("pod-crashes")
     if pods:
-        why = "A pod does not start or stay up: its events and the log of its last attempt say why."
+        why = "A pod does not start or crashes: read its events and the log of its last run."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=pods[:MAX_EVIDENCE])
         return
-    logged = facts.of("logged-error")
+    logged = facts.find("logged-error")
     if logged and not facts.kinds() <= LISTINGS:
-        why = "A program logged an error that no signature explains."
+        why = "A program logged an error that no sign explains."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.15, why, on=logged[:MAX_EVIDENCE])

@@ -1,4 +1,4 @@
-"""All checks over one set of facts. A check is one function from facts to findings; what is common stands here."""
+"""Run all checks of the monitoring stack; a check is a function from facts to findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from watchkeeper.doctor.stack.facts import Stack, StackFinding
 
 Check = Callable[[Stack], Iterator[StackFinding]]
 
-# The gravest first: who is blind, then who is half blind, then what misleads.
+# The most severe first: no data, then missing data, then misleading data.
 CHECKS: tuple[Check, ...] = (
     kubernetes_checks.cluster_dns_down,
     kubernetes_checks.api_unreachable,
@@ -43,7 +43,7 @@ def examine(stack: Stack) -> list[StackFinding]:
 
 
 def list_sources(stack: Stack) -> list[str]:
-    """What the verdict rests on, in words; a healthy one says what was seen."""
+    """Texts about what was read and what could not be read."""
     lines = []
     if stack.prometheus is not None:
         server = stack.prometheus

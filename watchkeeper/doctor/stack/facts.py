@@ -1,6 +1,6 @@
-"""What is known about somebody's monitoring, as values: the one thing that the checks see.
+"""The facts about a monitoring stack, which are the only input of the checks.
 
-`gather` fills them. What was not asked or not answered is None, and a check that needs it says nothing.
+`gather` fills them. Facts that were not queried or not answered are None, and a check that needs them returns nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target as /api/v1/targets has it; `discovered` are its labels before relabelling."""
+    """A target from /api/v1/targets; `discovered` are its labels before relabelling."""
 
     job: str
     instance: str
@@ -28,7 +28,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule as /api/v1/rules has it."""
+    """A rule from /api/v1/rules."""
 
     group: str
     name: str
@@ -47,7 +47,7 @@ class RuleGroup:
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """`names` are the metrics that have samples now; `labels` the label names of those that rules or panels ask for."""
+    """A Prometheus server; `names` are its current metrics, `labels` the label names of metrics in rules and panels."""
 
     url: str
     targets: tuple[Target, ...] = ()
@@ -56,17 +56,17 @@ class Prometheus:
     names: frozenset[str] = frozenset()
     labels: Mapping[str, frozenset[str]] = field(default_factory=dict)
     alertmanagers: int | None = None
-    # Targets that answer with GPU series, by their labels job and instance.
+    # Targets with GPU series, by their labels job and instance.
     with_gpus: frozenset[tuple[str, str]] = frozenset()
-    # GPUs whose temperature comes from more than one target.
+    # Number of GPUs whose temperature comes from more than one target.
     doubled_gpus: int = 0
-    # What the server did not answer, with the reason: not every server with Prometheus' API has all of it.
+    # API paths that failed, with the reason: not every server with a Prometheus API has all of them.
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesObjects:
-    """Objects as the API server wrote them; a kind that could not be listed is in `unread` with the reason."""
+    """Kubernetes objects as JSON; a kind that could not be listed is in `unread` with the reason."""
 
     pods: tuple[Raw, ...] = ()
     services: tuple[Raw, ...] = ()
@@ -80,7 +80,7 @@ class KubernetesObjects:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One question of a dashboard, with Grafana's variables filled in."""
+    """A query of a dashboard, with Grafana's variables filled in."""
 
     dashboard: str
     panel: str
@@ -96,7 +96,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class StackFinding:
-    """One thing that is wrong: what, by which evidence, and what to do about it."""
+    """A problem of the stack, with its evidence and what to do about it."""
 
     check: str
     title: str

@@ -1,7 +1,7 @@
-"""Facts about a running set-up, through two functions that ask: the Prometheus API and the Kubernetes API.
+"""Gather the facts about a monitoring stack from the Prometheus API and the Kubernetes API.
 
-The caller owns the connections; each function takes a path and returns the plain JSON, or raises a WatchkeeperError.
-Bounded: the label names of at most 300 metrics are asked for, the rest counts as having every label.
+The caller owns the connections: its function takes a path and returns JSON, or raises a WatchkeeperError. The label
+names of at most 300 metrics are queried; all others count as having every label.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from watchkeeper.errors import quote as quoted
 from watchkeeper.kit import durations
 from watchkeeper.readers import json_facts as facts
 
-Ask = Callable[[str], Any]
+ApiGet = Callable[[str], Any]
 
-MOST_NAMES = 300
-# A series that has had no sample for so long is gone.
+MAX_NAMES = 300
+# A series without a sample for this long does not exist any more.
 RECENT_SECONDS = 3600
 GPUS_BY_TARGET = 'group by (job, instance) ({__name__=~"DCGM_FI_DEV_.+"})'
-DOUBLED = "count(count by (UUID) (group by (UUID, job, instance) (DCGM_FI_DEV_GPU_TEMP)) > 1)"
-# Kind of fact, path of the list.
+DOUBLED_GPUS = "count(count by (UUID) (group by (UUID, job, instance) (DCGM_FI_DEV_GPU_TEMP)) > 1)"
+# The API path by field of KubernetesObjects.
 KINDS = {
     "pods": "/api/v1/{ns}pods",
     "services": "/api/v1/{ns}services",
@@ -38,66 +38,66 @@ KINDS = {
 }
 
 
-def gather_prometheus(ask: Ask, url: str, panels: Iterable[Panel], *, now: datetime) -> Stack:
-    """Everything the checks want of one server, and the panels that were asked about it.
+def gather_prometheus(get: ApiGet, url: str, panels: Iterable[Panel], *, now: datetime) -> Stack:
+    """Gather all facts of one server.
 
-    The names of its series must be had; of the rest, VictoriaMetrics, Thanos and others answer only some.
+    The list of metric names is required. VictoriaMetrics, Thanos and others do not have all other paths.
     """
     since = f"start={now.timestamp() - RECENT_SECONDS:.0f}"
-    names = _names(ask, f"/api/v1/label/__name__/values?{since}", url=url)
+    names = _names(get, f"/api/v1/label/__name__/values?{since}", url=url)
     unread: dict[str, str] = {}
 
-    def listed(path: str, key: str) -> list[Mapping[str, Any]] | None:
+    def list_items(path: str, key: str) -> list[Mapping[str, Any]] | None:
         try:
-            return [facts.mapping(item) for item in facts.items(facts.mapping(ask(path)), key)]
+            return [facts.mapping(item) for item in facts.items(facts.mapping(get(path)), key)]
         except WatchkeeperError as error:
             unread[path.partition("?")[0]] = error.problem.removeprefix(f"{path} ")
             return None
 
-    groups = listed("/api/v1/rules", "groups") or []
-    alertmanagers = listed("/api/v1/alertmanagers", "activeAlertmanagers")
+    groups = list_items("/api/v1/rules", "groups") or []
+    alertmanagers = list_items("/api/v1/alertmanagers", "activeAlertmanagers")
     server = Prometheus(
         url,
-        targets=tuple(map(_target, listed("/api/v1/targets?state=active", "activeTargets") or [])),
-        rules=tuple(_rule(group, facts.mapping(item)) for group in groups for item in facts.items(group, "rules")),
-        groups=tuple(_group(group) for group in groups),
+        targets=tuple(map(_read_target, list_items("/api/v1/targets?state=active", "activeTargets") or [])),
+        rules=tuple(_read_rule(group, facts.mapping(item)) for group in groups for item in facts.items(group, "rules")),
+        groups=tuple(_read_group(group) for group in groups),
         names=names,
         alertmanagers=None if alertmanagers is None else len(alertmanagers),
-        with_gpus=frozenset((str(item.get("job")), str(item.get("instance"))) for item in _labels(ask, GPUS_BY_TARGET)),
-        doubled_gpus=_number(ask, DOUBLED),
+        with_gpus=frozenset((str(row.get("job")), str(row.get("instance"))) for row in _query(get, GPUS_BY_TARGET)),
+        doubled_gpus=_query_number(get, DOUBLED_GPUS),
         unread=unread,
     )
     stack = Stack(prometheus=server, panels=tuple(panels))
-    queried_names = sorted(rule_checks.names_needing_labels(stack))[:MOST_NAMES]
-    labels = {name: _names(ask, f"/api/v1/labels?match[]={quote(name)}&{since}", url=url) for name in queried_names}
+    queried_names = sorted(rule_checks.names_needing_labels(stack))[:MAX_NAMES]
+    labels = {name: _names(get, f"/api/v1/labels?match[]={quote(name)}&{since}", url=url) for name in queried_names}
     return replace(stack, prometheus=replace(server, labels=labels))
 
 
-def gather_kubernetes(ask: Ask, namespace: str | None) -> KubernetesObjects:
-    """The objects of a cluster, or of one of its namespaces; a kind that cannot be listed is named with the reason."""
+def gather_kubernetes(get: ApiGet, namespace: str | None) -> KubernetesObjects:
+    """Gather the objects of a cluster or a namespace; a kind that cannot be listed is in `unread` with the reason."""
     objects: dict[str, tuple[Raw, ...]] = {}
     unread: dict[str, str] = {}
-    inside = f"namespaces/{namespace}/" if namespace else ""
+    namespace_path = f"namespaces/{namespace}/" if namespace else ""
     for kind, path in KINDS.items():
-        path = path.format(ns=inside)
+        path = path.format(ns=namespace_path)
         try:
-            objects[kind] = tuple(_pages(ask, path))
+            objects[kind] = tuple(_list_pages(get, path))
         except WatchkeeperError as error:
             unread[path] = error.problem
     return KubernetesObjects(**objects, unread=unread)
 
 
-def _pages(ask: Ask, path: str) -> Iterable[Raw]:
-    after = ""
+def _list_pages(get: ApiGet, path: str) -> Iterable[Raw]:
+    token = ""
     while True:
-        page = facts.mapping(ask(f"{path}?limit=500" + (f"&continue={quote(after)}" if after else "")))
+        page = facts.mapping(get(f"{path}?limit=500" + (f"&continue={quote(token)}" if token else "")))
         yield from (facts.mapping(item) for item in facts.items(page, "items"))
-        after = facts.text(facts.mapping(page, "metadata"), "continue")
-        if not after:
+        token = facts.text(facts.mapping(page, "metadata"), "continue")
+        if not token:
             return
 
 
-def _target(raw: Mapping[str, Any]) -> Target:
+def _read_target(raw: Mapping[str, Any]) -> Target:
     labels = facts.mapping(raw, "labels")
     return Target(
         job=facts.text(labels, "job"),
@@ -118,7 +118,7 @@ def _seconds(text: str) -> float | None:
         return None
 
 
-def _rule(group: Mapping[str, Any], raw: Mapping[str, Any]) -> Rule:
+def _read_rule(group: Mapping[str, Any], raw: Mapping[str, Any]) -> Rule:
     return Rule(
         group=facts.text(group, "name"),
         name=facts.text(raw, "name"),
@@ -129,7 +129,7 @@ def _rule(group: Mapping[str, Any], raw: Mapping[str, Any]) -> Rule:
     )
 
 
-def _group(raw: Mapping[str, Any]) -> RuleGroup:
+def _read_group(raw: Mapping[str, Any]) -> RuleGroup:
     return RuleGroup(facts.text(raw, "name"), _float(raw.get("interval")), _float(raw.get("evaluationTime")))
 
 
@@ -137,24 +137,26 @@ def _float(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _names(ask: Ask, path: str, *, url: str) -> frozenset[str]:
-    """StoreError where there is no list: that a server has no series must not be read out of another answer."""
-    answer = ask(path)
-    if not isinstance(answer, list):
-        raise StoreError(f"{path.partition('?')[0]} answered no list of names: is this a Prometheus?", where=url)
-    return frozenset(map(str, answer))
+def _names(get: ApiGet, path: str, *, url: str) -> frozenset[str]:
+    """A list of names; raises StoreError for any other response, which must not count as no names."""
+    response = get(path)
+    if not isinstance(response, list):
+        problem = f"{path.partition('?')[0]} did not return a list of names: is this a Prometheus server?"
+        raise StoreError(problem, where=url)
+    return frozenset(map(str, response))
 
 
-def _labels(ask: Ask, expr: str) -> list[Mapping[str, Any]]:
-    answer = facts.mapping(ask(f"/api/v1/query?query={quote(expr)}"))
-    return [facts.mapping(item, "metric") for item in facts.items(answer, "result")]
+def _query(get: ApiGet, expr: str) -> list[Mapping[str, Any]]:
+    response = facts.mapping(get(f"/api/v1/query?query={quote(expr)}"))
+    return [facts.mapping(item, "metric") for item in facts.items(response, "result")]
 
 
-def _number(ask: Ask, expr: str) -> int:
-    answer = facts.mapping(ask(f"/api/v1/query?query={quote(expr)}"))
-    for item in facts.items(answer, "result"):
+def _query_number(get: ApiGet, expr: str) -> int:
+    response = facts.mapping(get(f"/api/v1/query?query={quote(expr)}"))
+    for item in facts.items(response, "result"):
         try:
             return int(float(item["value"][1]))
         except (TypeError, KeyError, IndexError, ValueError) as error:
-            raise StoreError(f"/api/v1/query answered no number: is this a Prometheus? ({quoted(item)})") from error
+            problem = f"/api/v1/query did not return a number: is this a Prometheus server? ({quoted(item)})"
+            raise StoreError(problem) from error
     return 0

@@ -1,4 +1,4 @@
-"""The operator's side: does each monitor find its service, its port and a Prometheus, and do the GPU pods come up?"""
+"""Check Kubernetes objects: monitors find their Services, ports and a Prometheus, and GPU pods run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from watchkeeper.doctor.stack.facts import KubernetesObjects, Raw, Stack, StackF
 from watchkeeper.readers import json_facts as facts
 
 SHOWN = 5
-# The GPU Operator starts its parts in this order, and each waits for those before it (its README).
+# The GPU Operator starts its components in this order, and each waits for those before it (its README).
 OPERATOR_ORDER = (
     "nvidia-driver",
     "nvidia-container-toolkit",
@@ -29,152 +29,150 @@ PORTS = frozenset({9100, 9400})
 
 
 def monitors_not_selected(stack: Stack) -> Iterator[StackFinding]:
-    """A monitor that no Prometheus picks up, because its labels are not what the Prometheus wants."""
+    """Monitors that no Prometheus selects, because their labels do not match."""
     cluster = stack.kubernetes
     if cluster is None or not cluster.prometheuses:
         return
     for kind, monitors in (("serviceMonitor", cluster.service_monitors), ("podMonitor", cluster.pod_monitors)):
         for monitor in monitors:
-            wants = [facts.mapping(facts.mapping(server, "spec"), f"{kind}Selector") for server in cluster.prometheuses]
-            if any(matching.selects(want, matching.labels(monitor)) for want in wants):
+            selectors = [facts.mapping(matching.spec(server), f"{kind}Selector") for server in cluster.prometheuses]
+            if any(matching.selects(selector, matching.labels(monitor)) for selector in selectors):
                 continue
             yield StackFinding(
                 "monitors_not_selected",
-                f"No Prometheus picks up the {kind[0].upper()}{kind[1:]} {matching.name(monitor)}",
+                f"No Prometheus selects the {kind[0].upper()}{kind[1:]} {matching.full_name(monitor)}",
                 (
-                    f"it has the labels {matching.labels_text(matching.labels(monitor))}",
+                    f"its labels are {matching.labels_text(matching.labels(monitor))}",
                     *(
-                        f"{matching.name(server)} wants {matching.selector_text(want)}"
-                        for server, want in zip(cluster.prometheuses, wants, strict=True)
+                        f"{matching.full_name(server)} selects {matching.selector_text(selector)}"
+                        for server, selector in zip(cluster.prometheuses, selectors, strict=True)
                     ),
                 ),
-                "Give it the label that is wanted (kube-prometheus-stack: release: NAME), or install the stack with "
+                "Add the selected label (kube-prometheus-stack: release: NAME), or install the stack with "
                 f"prometheus.prometheusSpec.{kind}SelectorNilUsesHelmValues=false",
             )
 
 
 def monitors_without_service(stack: Stack) -> Iterator[StackFinding]:
-    """A ServiceMonitor whose selector fits no Service, or none that has pods."""
+    """ServiceMonitors whose selector matches no Service."""
     for monitor, services in _monitored(stack):
-        selector = facts.mapping(facts.mapping(monitor, "spec"), "selector")
+        selector = facts.mapping(matching.spec(monitor), "selector")
         if services:
             continue
-        near = _nearest(stack.kubernetes, monitor)
+        nearest = _nearest(stack.kubernetes, monitor)
         yield StackFinding(
             "monitors_without_service",
-            f"The ServiceMonitor {matching.name(monitor)} selects no Service",
-            (f"it wants {matching.selector_text(selector)} in {matching.namespaces_text(monitor)}", *near),
-            "Let the selector name labels of the Service itself, not of its pods: kubectl get svc -A --show-labels. "
-            "GPU Operator: app=nvidia-dcgm-exporter; the exporter's own chart: app.kubernetes.io/name=dcgm-exporter",
+            f"The ServiceMonitor {matching.full_name(monitor)} selects no Service",
+            (f"it selects {matching.selector_text(selector)} in {matching.namespaces_text(monitor)}", *nearest),
+            "Select labels of the Service, not of its pods: kubectl get svc -A --show-labels. "
+            "GPU Operator: app=nvidia-dcgm-exporter; chart of the exporter: app.kubernetes.io/name=dcgm-exporter",
         )
 
 
 def wrong_port_names(stack: Stack) -> Iterator[StackFinding]:
-    """An endpoint of a ServiceMonitor whose port no selected Service has."""
+    """Endpoints of ServiceMonitors whose port no selected Service has."""
     for monitor, services in _monitored(stack):
         ports = {facts.text(port, "name") for service in services for port in matching.ports(service)}
         port_names = [
-            facts.text(facts.mapping(service), "port")
-            for service in facts.items(facts.mapping(monitor, "spec"), "endpoints")
+            facts.text(facts.mapping(service), "port") for service in facts.items(matching.spec(monitor), "endpoints")
         ]
-        lost = sorted({port for port in port_names if port and port not in ports})
-        if services and lost:
+        missing = sorted({port for port in port_names if port and port not in ports})
+        if services and missing:
             yield StackFinding(
                 "wrong_port_names",
-                f"The ServiceMonitor {matching.name(monitor)} selects the port {', '.join(lost)}, which does not exist",
+                f"The ServiceMonitor {matching.full_name(monitor)} selects a missing port: {', '.join(missing)}",
                 tuple(
-                    f"Service {matching.name(service)} has " + ", ".join(map(_port_words, matching.ports(service)))
+                    f"Service {matching.full_name(service)} has " + ", ".join(map(_port_text, matching.ports(service)))
                     for service in services[:SHOWN]
                 ),
-                "Write the name as the Service has it; GPU Operator: gpu-metrics, the exporter's own chart: metrics",
+                "Use the port name of the Service; GPU Operator: gpu-metrics, chart of the exporter: metrics",
             )
 
 
 def services_without_pods(stack: Stack) -> Iterator[StackFinding]:
-    """A monitored Service whose selector fits no pod."""
+    """Monitored Services whose selector matches no pod."""
     cluster = stack.kubernetes
     for _, services in _monitored(stack):
         for service in services:
-            selector = facts.mapping(facts.mapping(service, "spec"), "selector")
+            selector = facts.mapping(matching.spec(service), "selector")
             space = matching.namespace(service)
             if not selector or cluster is None or not cluster.pods:
                 continue
-            if any(matching.has_all(matching.labels(pod), selector) for pod in matching.inside(cluster.pods, space)):
+            pods = matching.in_namespace(cluster.pods, space)
+            if any(matching.has_all(matching.labels(pod), selector) for pod in pods):
                 continue
             yield StackFinding(
                 "services_without_pods",
-                f"The Service {matching.name(service)} has no pods behind it",
-                (f"it wants pods with {matching.labels_text(selector)} in {space}",),
-                "Start the exporter, or correct the Service's selector",
+                f"The Service {matching.full_name(service)} has no pods",
+                (f"it selects pods with {matching.labels_text(selector)} in {space}",),
+                "Start the exporter, or correct the selector of the Service",
             )
 
 
 def stuck_in_init(stack: Stack) -> Iterator[StackFinding]:
-    """Operator pods that wait: named is the first part that others wait for."""
+    """GPU Operator pods that wait in Init, and the first component that is not ready."""
     cluster = stack.kubernetes
     if cluster is None:
         return
-    waiting = [pod for pod in cluster.pods if _is_nvidia(pod) and _init_of(pod)]
-    if not waiting:
+    in_init = [pod for pod in cluster.pods if _is_nvidia(pod) and _init_state(pod)]
+    if not in_init:
         return
-    first = min((pod for pod in cluster.pods if _is_nvidia(pod) and not _is_ready(pod)), key=_place)
+    first = min((pod for pod in cluster.pods if _is_nvidia(pod) and not _is_ready(pod)), key=_start_order)
     yield StackFinding(
         "stuck_in_init",
-        f"{len(waiting)} pods of the GPU Operator wait in Init; the first part that is not ready is "
-        f"{matching.name(first)}",
-        tuple(f"{matching.name(pod)} on {matching.node(pod)}: {_init_of(pod)}" for pod in waiting[:SHOWN]),
-        f"Look there first, the others wait for it: kubectl -n {matching.namespace(first)} describe pod "
-        f"{facts.text(facts.mapping(first, 'metadata'), 'name')}, and its log with -c of the init container",
+        f"{len(in_init)} pods of the GPU Operator wait in Init; the first component that is not ready is "
+        f"{matching.full_name(first)}",
+        tuple(f"{matching.full_name(pod)} on {matching.node(pod)}: {_init_state(pod)}" for pod in in_init[:SHOWN]),
+        f"Check it first, the others wait for it: kubectl -n {matching.namespace(first)} describe pod "
+        f"{matching.name(first)}, and the log of its init container (-c)",
     )
 
 
 def exporters_failing(stack: Stack) -> Iterator[StackFinding]:
-    """Exporter pods that end again and again, or wait for something that does not come."""
+    """Exporter pods that crash repeatedly or cannot start."""
     cluster = stack.kubernetes
     for pod in cluster.pods if cluster is not None else ():
-        why = _waiting(pod)
-        if matching.is_called(pod, EXPORTERS) and why:
+        why = _waiting_reason(pod)
+        if matching.has_name_part(pod, EXPORTERS) and why:
             yield StackFinding(
                 "exporters_failing",
-                f"The exporter pod {matching.name(pod)} does not run",
+                f"The exporter pod {matching.full_name(pod)} does not run",
                 (f"on {matching.node(pod)}: {why}",),
-                f"kubectl -n {matching.namespace(pod)} logs {facts.text(facts.mapping(pod, 'metadata'), 'name')} "
-                "--previous; usual reasons: no driver, no nvidia runtime, port 9400 taken on the host",
+                f"kubectl -n {matching.namespace(pod)} logs {matching.name(pod)} "
+                "--previous; usual reasons: no driver, no nvidia runtime, port 9400 in use on the node",
             )
 
 
 def gpu_nodes_without_exporter(stack: Stack) -> Iterator[StackFinding]:
-    """GPU nodes on which no exporter runs, and the taint that keeps it away."""
+    """GPU nodes without an exporter pod, and the taint that the exporter does not tolerate."""
     cluster = stack.kubernetes
     if cluster is None:
         return
-    exporters = [pod for pod in cluster.pods if matching.is_called(pod, EXPORTERS)]
-    sets = [daemon_set for daemon_set in cluster.daemon_sets if matching.is_called(daemon_set, EXPORTERS)]
+    exporters = [pod for pod in cluster.pods if matching.has_name_part(pod, EXPORTERS)]
+    sets = [daemon_set for daemon_set in cluster.daemon_sets if matching.has_name_part(daemon_set, EXPORTERS)]
     if not exporters and not sets:
         return
     for node in cluster.nodes:
-        name = facts.text(facts.mapping(node, "metadata"), "name")
+        name = matching.name(node)
         if not matching.has_gpus(node) or any(matching.node(pod) == name for pod in exporters):
             continue
-        tolerated = [
-            facts.mapping(facts.mapping(facts.mapping(daemon_set, "spec"), "template"), "spec") for daemon_set in sets
-        ]
+        tolerated = [facts.mapping(facts.mapping(matching.spec(daemon_set), "template"), "spec") for daemon_set in sets]
         taints = [
             taint for taint in matching.taints(node) if not any(matching.tolerates(spec, taint) for spec in tolerated)
         ]
         why = ", ".join(f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}" for taint in taints)
         yield StackFinding(
             "gpu_nodes_without_exporter",
-            f"The node {name} has GPUs and no exporter",
-            (f"taints that the exporter does not tolerate: {why}" if why else "no taint keeps it away",),
-            "Give the DaemonSet a toleration for it" if why else "Look at the DaemonSet's nodeSelector and its events",
+            f"The node {name} has GPUs but no exporter",
+            (f"taints that the exporter does not tolerate: {why}" if why else "the exporter tolerates all taints",),
+            "Add a toleration to the DaemonSet" if why else "Check the nodeSelector of the DaemonSet and its events",
         )
 
 
 def control_plane_taint(stack: Stack) -> Iterator[StackFinding]:
-    """Pods that wait because every node is a control plane, as on a cluster of one machine.
+    """Pods that are pending because of the control plane taint, as on a cluster with one node.
 
-    Kubernetes 1.35 no longer names the taint in its refusal; where all nodes have it, it is meant.
+    Kubernetes 1.35 does not name the taint in its message; if all nodes have it, it is the reason.
     """
     cluster = stack.kubernetes
     if cluster is None:
@@ -184,20 +182,23 @@ def control_plane_taint(stack: Stack) -> Iterator[StackFinding]:
     ]
     refused = [pod for pod in cluster.pods if "taint" in _scheduling_refusal(pod)]
     named = [pod for pod in refused if any(key in _scheduling_refusal(pod) for key in CONTROL_PLANE)]
-    waiting = refused if len(tainted) == len(cluster.nodes) else named
-    if not tainted or not waiting:
+    pending_pods = refused if len(tainted) == len(cluster.nodes) else named
+    if not tainted or not pending_pods:
         return
-    names = ", ".join(facts.text(facts.mapping(node, "metadata"), "name") for node in tainted[:SHOWN])
+    names = ", ".join(matching.name(node) for node in tainted[:SHOWN])
     yield StackFinding(
         "control_plane_taint",
-        f"{len(waiting)} pods wait because nodes are control planes, which take no other work",
-        (f"tainted: {names}", *(f"{matching.name(pod)}: {_scheduling_refusal(pod)[:160]}" for pod in waiting[:SHOWN])),
-        "On a cluster of one machine: kubectl taint nodes --all node-role.kubernetes.io/control-plane-",
+        f"{len(pending_pods)} pods are pending because of the control plane taint of the nodes",
+        (
+            f"tainted: {names}",
+            *(f"{matching.full_name(pod)}: {_scheduling_refusal(pod)[:160]}" for pod in pending_pods[:SHOWN]),
+        ),
+        "On a cluster with one node: kubectl taint nodes --all node-role.kubernetes.io/control-plane-",
     )
 
 
 def cluster_dns_down(stack: Stack) -> Iterator[StackFinding]:
-    """CoreDNS does not answer, so nobody in the cluster finds anybody."""
+    """No CoreDNS pod is ready, so names in the cluster cannot be resolved."""
     cluster = stack.kubernetes
     if cluster is None:
         return
@@ -206,28 +207,28 @@ def cluster_dns_down(stack: Stack) -> Iterator[StackFinding]:
     if dns and len(down) == len(dns):
         yield StackFinding(
             "cluster_dns_down",
-            f"No pod of the cluster's DNS is ready ({len(dns)} of {len(dns)} are not)",
-            tuple(f"{matching.name(pod)}: {_waiting(pod) or 'not ready'}" for pod in down[:SHOWN]),
-            "kubectl -n kube-system logs -l k8s-app=kube-dns; without it pods reach neither the API server by name nor "
-            "each other. A CNI that is missing, or a loop in /etc/resolv.conf, are the usual reasons",
+            f"No pod of the cluster DNS is ready (0 of {len(dns)})",
+            tuple(f"{matching.full_name(pod)}: {_waiting_reason(pod) or 'not ready'}" for pod in down[:SHOWN]),
+            "kubectl -n kube-system logs -l k8s-app=kube-dns; without DNS, pods cannot resolve any name. "
+            "Usual reasons: no CNI, or a loop in /etc/resolv.conf",
         )
 
 
 def api_unreachable(stack: Stack) -> Iterator[StackFinding]:
-    """Pods that ended because they could not reach the API server."""
+    """Pods that terminated because they could not connect to the API server."""
     cluster = stack.kubernetes
-    cut_off = [(pod, message) for pod in (cluster.pods if cluster is not None else ()) if (message := _api_error(pod))]
-    if cut_off:
+    failed = [(pod, message) for pod in (cluster.pods if cluster is not None else ()) if (message := _api_error(pod))]
+    if failed:
         yield StackFinding(
             "api_unreachable",
-            f"{len(cut_off)} pods cannot reach the API server",
-            tuple(f"{matching.name(pod)} on {matching.node(pod)}: {message}" for pod, message in cut_off[:SHOWN]),
-            "Look at kube-proxy and the CNI of these nodes, and at NetworkPolicies: kubectl -n kube-system get pods",
+            f"{len(failed)} pods cannot connect to the API server",
+            tuple(f"{matching.full_name(pod)} on {matching.node(pod)}: {message}" for pod, message in failed[:SHOWN]),
+            "Check kube-proxy and the CNI of these nodes, and NetworkPolicies: kubectl -n kube-system get pods",
         )
 
 
 def host_ports_taken(stack: Stack) -> Iterator[StackFinding]:
-    """Two pods of one node that want the same port of the host: 9100 and 9400 are popular."""
+    """Pods of one node that need the same host port, often 9100 or 9400."""
     cluster = stack.kubernetes
     pods_by_port: dict[tuple[str, int], list[Raw]] = {}
     for pod in cluster.pods if cluster is not None else ():
@@ -238,17 +239,17 @@ def host_ports_taken(stack: Stack) -> Iterator[StackFinding]:
         if len(pods) > 1:
             yield StackFinding(
                 "host_ports_taken",
-                f"{len(pods)} pods of {node} want port {port} of the host",
-                tuple(matching.name(pod) for pod in pods[:SHOWN]),
-                f"Leave one of them, or give one another port; on the node: ss -ltnp 'sport = :{port}'",
+                f"{len(pods)} pods on {node} need host port {port}",
+                tuple(matching.full_name(pod) for pod in pods[:SHOWN]),
+                f"Keep one of them, or change the port of one; on the node: ss -ltnp 'sport = :{port}'",
             )
     for pod in cluster.pods if cluster is not None else ():
         if "free ports" in _scheduling_refusal(pod):
             yield StackFinding(
                 "host_ports_taken",
-                f"The pod {matching.name(pod)} waits for a port of the host that is taken",
+                f"The pod {matching.full_name(pod)} is pending: its host port is in use",
                 (_scheduling_refusal(pod)[:200],),
-                "See which pod has it: kubectl get pods -A -o wide; leave one of them or change a port",
+                "Find the pod with this port: kubectl get pods -A -o wide; remove one of them or change a port",
             )
 
 
@@ -257,71 +258,71 @@ def _monitored(stack: Stack) -> Iterator[tuple[Raw, list[Raw]]]:
     cluster = stack.kubernetes
     for monitor in cluster.service_monitors if cluster is not None else ():
         assert cluster is not None
-        selector = facts.mapping(facts.mapping(monitor, "spec"), "selector")
+        selector = facts.mapping(matching.spec(monitor), "selector")
         yield (
             monitor,
             [
                 service
                 for service in cluster.services
-                if matching.looks_into(monitor, matching.namespace(service))
+                if matching.selects_namespace(monitor, matching.namespace(service))
                 and matching.selects(selector, matching.labels(service))
             ],
         )
 
 
 def _nearest(cluster: KubernetesObjects | None, monitor: Raw) -> tuple[str, ...]:
-    """Services that look like exporters, with the labels that they do have."""
+    """Services that look like exporters, with their labels."""
     services = [
         service
         for service in (cluster.services if cluster is not None else ())
-        if matching.is_called(service, EXPORTERS)
+        if matching.has_name_part(service, EXPORTERS)
     ]
-    there = matching.namespaces_text(monitor)
+    namespaces = matching.namespaces_text(monitor)
     return tuple(
-        f"Service {matching.name(service)} has {matching.labels_text(matching.labels(service))}"
-        + ("" if matching.looks_into(monitor, matching.namespace(service)) else f", outside of {there}")
+        f"Service {matching.full_name(service)} has {matching.labels_text(matching.labels(service))}"
+        + ("" if matching.selects_namespace(monitor, matching.namespace(service)) else f", not in {namespaces}")
         for service in services[:SHOWN]
     )
 
 
-def _port_words(port: Mapping[str, Any]) -> str:
-    return f"{facts.text(port, 'name') or 'a port without a name'} ({port.get('port')})"
+def _port_text(port: Mapping[str, Any]) -> str:
+    return f"{facts.text(port, 'name') or 'unnamed port'} ({port.get('port')})"
 
 
 def _is_nvidia(pod: Raw) -> bool:
-    name = facts.text(facts.mapping(pod, "metadata"), "name")
+    name = matching.name(pod)
     return name.startswith(("nvidia-", "gpu-feature-discovery", "gpu-operator"))
 
 
-def _place(pod: Raw) -> int:
-    name = facts.text(facts.mapping(pod, "metadata"), "name")
+def _start_order(pod: Raw) -> int:
+    name = matching.name(pod)
     return next((at for at, start in enumerate(OPERATOR_ORDER) if name.startswith(start)), len(OPERATOR_ORDER))
 
 
-def _init_of(pod: Raw) -> str:
-    """What an init container waits for; empty where none does."""
+def _init_state(pod: Raw) -> str:
+    """The init container that is not complete; empty if all are."""
     states = list(facts.items(facts.mapping(pod, "status"), "initContainerStatuses"))
     done = sum(bool(facts.mapping(facts.mapping(container, "state"), "terminated")) for container in states)
     for container in states:
         state = facts.mapping(container, "state")
-        ended = facts.mapping(state, "terminated")
-        if not ended or ended.get("exitCode"):
+        terminated = facts.mapping(state, "terminated")
+        if not terminated or terminated.get("exitCode"):
             reason = facts.text(facts.mapping(state, "waiting"), "reason")
             return f"Init:{done}/{len(states)}, {facts.text(container, 'name')}" + (f" ({reason})" if reason else "")
     return ""
 
 
-def _waiting(pod: Raw) -> str:
+def _waiting_reason(pod: Raw) -> str:
     for kind in ("initContainerStatuses", "containerStatuses"):
         for container in facts.items(facts.mapping(pod, "status"), kind):
             reason = facts.text(facts.mapping(facts.mapping(container, "state"), "waiting"), "reason")
             if reason and reason not in ("PodInitializing", "ContainerCreating"):
-                return f"{facts.text(container, 'name')} waits: {reason}"
+                return f"{facts.text(container, 'name')} waiting: {reason}"
     return ""
 
 
 def _api_error(pod: Raw) -> str:
-    """What a container said about the API server as it ended; empty where it said nothing of it."""
+    """The API server error in the termination message of a container; empty without one."""
     for container in facts.items(facts.mapping(pod, "status"), "containerStatuses"):
         for state in (facts.mapping(container, "state"), facts.mapping(container, "lastState")):
             message = facts.text(facts.mapping(state, "terminated"), "message", intern_it=False)
@@ -340,7 +341,7 @@ def _is_ready(pod: Raw) -> bool:
 
 
 def _scheduling_refusal(pod: Raw) -> str:
-    """Why no node takes the pod."""
+    """The scheduler's message why the pod is pending; empty if it is scheduled."""
     for condition in facts.items(facts.mapping(pod, "status"), "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return facts.text(condition, "message", intern_it=False)

@@ -1,4 +1,4 @@
-"""How Kubernetes objects find each other: labels, selectors, namespaces, ports, taints, as the API defines them."""
+"""Match Kubernetes objects: labels, selectors, namespaces, ports and taints, as the API defines them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from watchkeeper.readers.clusters.kubernetes_objects import GPU_RESOURCE
 
 
 def name(raw: Raw) -> str:
-    about = facts.mapping(raw, "metadata")
-    space = facts.text(about, "namespace")
-    return f"{space}/{facts.text(about, 'name')}" if space else facts.text(about, "name")
+    return facts.text(facts.mapping(raw, "metadata"), "name")
 
 
 def namespace(raw: Raw) -> str:
     return facts.text(facts.mapping(raw, "metadata"), "namespace")
+
+
+def full_name(raw: Raw) -> str:
+    return f"{namespace(raw)}/{name(raw)}" if namespace(raw) else name(raw)
+
+
+def spec(raw: Raw) -> Mapping[str, Any]:
+    return facts.mapping(raw, "spec")
 
 
 def labels(raw: Raw) -> Mapping[str, Any]:
@@ -25,10 +31,10 @@ def labels(raw: Raw) -> Mapping[str, Any]:
 
 
 def node(pod: Raw) -> str:
-    return facts.text(facts.mapping(pod, "spec"), "nodeName")
+    return facts.text(spec(pod), "nodeName")
 
 
-def inside(raws: Iterable[Raw], space: str) -> Iterator[Raw]:
+def in_namespace(raws: Iterable[Raw], space: str) -> Iterator[Raw]:
     return (raw for raw in raws if namespace(raw) == space)
 
 
@@ -37,15 +43,18 @@ def has_all(present: Mapping[str, Any], required: Mapping[str, Any]) -> bool:
 
 
 def selects(selector: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
-    """A label selector of the API; an empty one selects everything."""
+    """Whether a label selector of the API matches the labels; an empty selector matches everything."""
     if not has_all(present, facts.mapping(selector, "matchLabels")):
         return False
-    return all(_meets(facts.mapping(expression), present) for expression in facts.items(selector, "matchExpressions"))
+    return all(
+        _matches_expression(facts.mapping(expression), present)
+        for expression in facts.items(selector, "matchExpressions")
+    )
 
 
-def _meets(demand: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
-    key, values = facts.text(demand, "key"), list(facts.items(demand, "values"))
-    match facts.text(demand, "operator"):
+def _matches_expression(expression: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+    key, values = facts.text(expression, "key"), list(facts.items(expression, "values"))
+    match facts.text(expression, "operator"):
         case "In":
             return present.get(key) in values
         case "NotIn":
@@ -56,9 +65,9 @@ def _meets(demand: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
             return key not in present
 
 
-def looks_into(monitor: Raw, space: str) -> bool:
-    """Whether a monitor looks for its Services in this namespace; without a word about it, only in its own."""
-    selector = facts.mapping(facts.mapping(monitor, "spec"), "namespaceSelector")
+def selects_namespace(monitor: Raw, space: str) -> bool:
+    """Whether a monitor selects Services in this namespace; without a namespaceSelector only in its own."""
+    selector = facts.mapping(spec(monitor), "namespaceSelector")
     if selector.get("any") is True:
         return True
     listed = list(facts.items(selector, "matchNames"))
@@ -66,7 +75,7 @@ def looks_into(monitor: Raw, space: str) -> bool:
 
 
 def namespaces_text(monitor: Raw) -> str:
-    selector = facts.mapping(facts.mapping(monitor, "spec"), "namespaceSelector")
+    selector = facts.mapping(spec(monitor), "namespaceSelector")
     if selector.get("any") is True:
         return "all namespaces"
     return ", ".join(map(str, facts.items(selector, "matchNames"))) or namespace(monitor)
@@ -84,26 +93,28 @@ def selector_text(selector: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "everything"
 
 
-def is_called(raw: Raw, parts: Iterable[str]) -> bool:
-    """Whether an object's name or its app labels have one of these words."""
-    names = [facts.text(facts.mapping(raw, "metadata"), "name")]
+def has_name_part(raw: Raw, parts: Iterable[str]) -> bool:
+    """Whether the name or an app label of an object contains one of these texts."""
+    names = [name(raw)]
     names += [str(labels(raw).get(key, "")) for key in ("app", "app.kubernetes.io/name", "app.kubernetes.io/component")]
     return any(part in text for part in parts for text in names)
 
 
 def ports(service: Raw) -> list[Mapping[str, Any]]:
-    return [facts.mapping(port) for port in facts.items(facts.mapping(service, "spec"), "ports")]
+    return [facts.mapping(port) for port in facts.items(spec(service), "ports")]
 
 
 def host_ports(pod: Raw) -> set[int]:
-    """Ports of the host that a pod wants: named as hostPort, or any of a pod in the host's network."""
-    spec = facts.mapping(pod, "spec")
+    """Host ports of a pod: its hostPorts, or all container ports if it uses the host network."""
+    pod_spec = spec(pod)
     numbers = set()
-    for container in facts.items(spec, "containers"):
+    for container in facts.items(pod_spec, "containers"):
         for port in facts.items(container, "ports"):
-            taken = port.get("hostPort") or (port.get("containerPort") if spec.get("hostNetwork") is True else None)
-            if isinstance(taken, int):
-                numbers.add(taken)
+            port_number = port.get("hostPort") or (
+                port.get("containerPort") if pod_spec.get("hostNetwork") is True else None
+            )
+            if isinstance(port_number, int):
+                numbers.add(port_number)
     return numbers
 
 
@@ -113,13 +124,13 @@ def has_gpus(raw: Raw) -> bool:
 
 
 def taints(raw: Raw) -> list[Mapping[str, Any]]:
-    listed = (facts.mapping(one) for one in facts.items(facts.mapping(raw, "spec"), "taints"))
+    listed = (facts.mapping(taint) for taint in facts.items(spec(raw), "taints"))
     return [taint for taint in listed if taint.get("effect") in ("NoSchedule", "NoExecute")]
 
 
-def tolerates(spec: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Whether one of the tolerations of a pod fits a taint, as the scheduler judges."""
-    for toleration in facts.items(spec, "tolerations"):
+def tolerates(pod_spec: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """Whether a toleration of a pod matches a taint, by the rules of the scheduler."""
+    for toleration in facts.items(pod_spec, "tolerations"):
         if toleration.get("effect") not in (None, "", taint.get("effect")):
             continue
         if toleration.get("operator") == "Exists" and toleration.get("key") in (None, "", taint.get("key")):

@@ -156,7 +156,7 @@ def _choose_sweeper(bench: Bench, chunk: Chunk) -> Any:
             sweeper = importlib.import_module("watchkeeper.probe.gpu_work.triton_sweep").TritonSweeper(bench.torch)
             for check, write in zip([None, *PATTERNS], [*PATTERNS, None], strict=True):
                 sweeper.sweep(trial_chunk, check, write, 1)
-            sweeper.forget()
+            sweeper.reset()
         except Exception as error:  # Deliberately everything: a compiler fails in many ways, a broken GPU fails again.
             bench.report(test="memory_patterns", done=0.0, without_triton=str(error)[:200])
         else:

@@ -75,8 +75,8 @@ def _places(watch: MonitoredFleet) -> dict[str, tuple[str, fleet.Place]]:
     node = layout.nodes[len(layout.nodes) // 2]
     seen = next(gpu for gpu in watch.fleet.gpus() if gpu.node == node.name)
     jobs = watch.simulation.machines.jobs.running.values()
-    largest = max((job for job in jobs if not job.slurm), key=lambda job: len(job.rows))
-    pod = f"{largest.template.namespace}/{next(iter(largest.members.values()))}"
+    largest = max((job for job in jobs if not job.is_slurm), key=lambda job: len(job.rows))
+    pod = f"{largest.template.namespace}/{next(iter(largest.pod_names.values()))}"
     return {
         "gpu": ("gpu_fell_off_bus", fleet.Place(cluster, node=node.name, gpu=seen.gpu.uuid)),
         "node": ("cooling_failure", fleet.Place(cluster, node=node.name)),

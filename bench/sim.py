@@ -33,7 +33,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         if second % SCRAPE_SECONDS == 0:
             before = time.process_time()
             for name in nodes:
-                page = simulation.page(name)
+                page = simulation.node_page(name)
                 page_bytes += len(page)
                 lines += page.count(b"\n")
             page_cpu += time.process_time() - before

@@ -14,6 +14,6 @@ for record in fleet.kernel_records_since(0):
     if "Xid" in record.record:
         print(record.node, record.record.partition(";")[2])
 
-page = fleet.page("gpu-r01-02").decode()
+page = fleet.node_page("gpu-r01-02").decode()
 reporting = [line for line in page.splitlines() if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
 print(f"{len(reporting)} of 8 GPUs report; the right cause is {fault.scenario.truth.cause}")

@@ -100,7 +100,7 @@ def test_the_cause_of_a_rank_without_enough_cpu_is_a_straggler_with_busy_cpus(wa
         assert diagnosis is not None
         assert diagnosis.best is not None
         assert fault.job is not None
-        starved = watch.simulation.layout.nodes[list(fault.job.members)[-1]].name
+        starved = watch.simulation.layout.nodes[list(fault.job.pod_names)[-1]].name
         assert diagnosis.best.cause == "nccl_timeout_straggler"
         assert diagnosis.best.evidence[1].text.startswith(f"{starved} keeps 98% of its CPUs busy, the other nodes ")
         assert f"List the processes that use the CPUs of {starved}" in [step.do for step in diagnosis.best.actions]

@@ -51,7 +51,7 @@ def test_the_commands_say_what_a_hub_says(product: Product) -> None:
     assert "1:9: unexpected end of input" in bad.stderr
     unknown = product.command("sim", "inject", "no-such-fault")
     assert unknown.returncode == 1
-    assert "Known: " in unknown.stderr
+    assert "Scenarios: " in unknown.stderr
     assert "fan-failure" in unknown.stderr
 
 
@@ -79,7 +79,7 @@ def test_a_data_directory_in_use_or_of_another_program_is_refused(product: Produ
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["up", "--scenario", "nope"], "there is no scenario `nope`"),
+        (["up", "--scenario", "nope"], "no scenario `nope`"),
         (["up", "--host", "0.0.0.0"], "without tokens or users, everyone who can connect to this address is admin"),
         (["hub", "--config", "no-such-file.toml"], "no-such-file.toml: the settings file cannot be read"),
         (["query", "up", "--hub", "http://127.0.0.1:9"], "no hub answers"),

@@ -109,8 +109,8 @@ def test_a_holder_is_told_once_and_then_its_gpu_is_free(simulator: tuple[Simulat
     gpu = fleet.Place("sim", node=node.node, gpu=simulation.Simulation(SETTINGS).layout.nodes[0].gpus[0].uuid)
     before = driver.observe(node).workloads
     warn, take = action(ActionKind.WARN_OWNER, gpu), action(ActionKind.RECLAIM, gpu, step=2)
-    assert f"told the owner of {before[0]}" in driver.perform(warn).text
-    assert driver.perform(warn).text.endswith("before")
+    assert f"notified the owner of {before[0]}" in driver.perform(warn).text
+    assert driver.perform(warn).text.endswith("was already notified")
     assert driver.perform(take).text.endswith(f"scaled {before[0]} down")
     assert before[0] not in driver.observe(node).workloads
-    assert driver.perform(take).text.endswith(f"nobody holds {gpu.gpu}")
+    assert driver.perform(take).text.endswith(f"{gpu.gpu} is not in use")

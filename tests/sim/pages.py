@@ -1,4 +1,4 @@
-"""A reader of exporter pages for these tests: small, strict, and not the product's own."""
+"""A small and strict parser of exporter pages for these tests, independent of the product's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Sample = tuple[str, dict[str, str], float]
 
 
 def samples(page: bytes) -> list[Sample]:
-    found = []
+    samples = []
     for line in page.decode().splitlines():
         if not line.startswith("#"):
             match = SAMPLE.match(line)
             assert match, line
-            found.append((match[1], dict(LABEL.findall(match[2])), float(match[3])))
-    return found
+            samples.append((match[1], dict(LABEL.findall(match[2])), float(match[3])))
+    return samples
 
 
 def by_gpu(page: bytes, name: str) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""The cluster obeys, once, and only the owner of a cordon takes it off."""
+"""Cluster actions run once, and only the owner of a cordon can remove it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fleet() -> Simulation:
     return Simulation(SimSettings(gpus=256, seed=11))
 
 
-def test_a_cordon_belongs_to_whoever_set_it(fleet: Simulation) -> None:
+def test_only_the_mark_that_set_a_cordon_can_remove_it(fleet: Simulation) -> None:
     node, cluster = fleet.layout.nodes[0], fleet.cluster
     assert cluster.cordon(node, US).result == "done"
     assert cluster.cordon(node, US).result == "already_so"
@@ -30,7 +30,7 @@ def test_a_cordon_belongs_to_whoever_set_it(fleet: Simulation) -> None:
 
 
 def test_drained_workloads_start_again_elsewhere(fleet: Simulation) -> None:
-    node = next(one for one in fleet.layout.nodes if len(fleet.machines.jobs.jobs_on_node(one)[:1]) == 1)
+    node = next(node for node in fleet.layout.nodes if len(fleet.machines.jobs.jobs_on_node(node)[:1]) == 1)
     job = fleet.machines.jobs.jobs_on_node(node)[0]
     outcome = fleet.cluster.drain(node, US)
     assert job.workload(node.row) in outcome.text
@@ -38,25 +38,25 @@ def test_drained_workloads_start_again_elsewhere(fleet: Simulation) -> None:
     assert fleet.cluster.drain(node, US).result == "already_so"
     for _ in range(40):
         fleet.advance(60)
-        if again := [one for one in fleet.machines.jobs.running.values() if one.suffix == job.suffix]:
+        if again := [other for other in fleet.machines.jobs.running.values() if other.suffix == job.suffix]:
             break
     assert not set(again[0].rows) & set(range(node.rows.start, node.rows.stop))
     assert fleet.cluster.view(node).workloads == ()
 
 
-def test_a_reboot_takes_a_minute_and_a_half_and_cures_a_lost_gpu(fleet: Simulation) -> None:
+def test_a_reboot_takes_90_seconds_and_repairs_a_lost_gpu(fleet: Simulation) -> None:
     fault = fleet.inject("xid-79")
     node, before = fault.node, fleet.inventory(fault.node.name)["boot"]
     assert fleet.cluster.reboot(node, US, now=fleet.second).node.state == "rebooting"
     fleet.advance(89)
     with pytest.raises(CollectError, match="rebooting"):
-        fleet.page(node.name)
+        fleet.node_page(node.name)
     fleet.advance(1)
-    assert len(pages.by_gpu(fleet.page(node.name), "DCGM_FI_DEV_GPU_TEMP")) == 8
-    assert set(pages.by_gpu(fleet.page(node.name), "DCGM_FI_DEV_XID_ERRORS").values()) == {0}
+    assert len(pages.by_gpu(fleet.node_page(node.name), "DCGM_FI_DEV_GPU_TEMP")) == 8
+    assert set(pages.by_gpu(fleet.node_page(node.name), "DCGM_FI_DEV_XID_ERRORS").values()) == {0}
     assert fleet.inventory(node.name)["boot"] != before
-    newest = [one for one in fleet.kernel_records_since(0) if one.node == node.name][-2:]
-    assert [one.record.split(",")[1] for one in newest] == ["0", "1"]
+    newest = [record for record in fleet.kernel_records_since(0) if record.node == node.name][-2:]
+    assert [record.record.split(",")[1] for record in newest] == ["0", "1"]
     assert fleet.faults.active == {}
     assert fleet.cluster.reboot(node, US, now=fleet.second).result == "already_so"
 
@@ -65,7 +65,7 @@ def test_a_reset_needs_a_gpu_that_is_reachable_and_unused(fleet: Simulation) -> 
     fault = fleet.inject("xid-79")
     lost, peer = fault.gpu, next(gpu for gpu in fault.node.gpus if gpu is not fault.gpu)
     assert lost is not None
-    with pytest.raises(ActionRefused, match="cannot reach it"):
+    with pytest.raises(ActionRefused, match="cannot be reset"):
         fleet.cluster.reset_gpu(fault.node, lost, US)
     with pytest.raises(ActionRefused, match="is in use by"):
         fleet.cluster.reset_gpu(fault.node, peer, US)

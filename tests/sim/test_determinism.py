@@ -20,32 +20,32 @@ CALLS = st.lists(
 )
 
 
-def play(seed: int, calls: list[tuple[str, int | str]]) -> list[bytes]:
+def run_calls(seed: int, calls: list[tuple[str, int | str]]) -> list[bytes]:
     fleet = Simulation(SimSettings(gpus=48, seed=seed))
-    told: list[bytes] = []
-    for call, what in calls:
+    outputs: list[bytes] = []
+    for call, argument in calls:
         if call == "advance":
-            fleet.advance(int(what))
-            told += [fleet.page(node.name) for node in fleet.layout.nodes if fleet.cluster.is_up(node)]
+            fleet.advance(int(argument))
+            outputs += [fleet.node_page(node.name) for node in fleet.layout.nodes if fleet.cluster.is_up(node)]
         elif call == "inject":
-            fault = fleet.inject(str(what))
-            told.append(f"{fault.node.name} {fault.gpu}".encode())
+            fault = fleet.inject(str(argument))
+            outputs.append(f"{fault.node.name} {fault.gpu}".encode())
         else:
-            node = fleet.layout.nodes[int(what)]
+            node = fleet.layout.nodes[int(argument)]
             outcome = (
                 fleet.cluster.drain(node, "test")
                 if call == "drain"
                 else fleet.cluster.reboot(node, "test", now=fleet.second)
             )
-            told.append(repr(outcome).encode())
-    return [*told, repr(fleet.kernel_records_since(0)).encode()]
+            outputs.append(repr(outcome).encode())
+    return [*outputs, repr(fleet.kernel_records_since(0)).encode()]
 
 
 @pytest.mark.slow
 @examples(15)
 @given(seed=st.integers(0, 2**40), calls=CALLS)
 def test_same_seed_and_same_calls_give_identical_bytes(seed: int, calls: list[tuple[str, int | str]]) -> None:
-    assert play(seed, calls) == play(seed, calls)
+    assert run_calls(seed, calls) == run_calls(seed, calls)
 
 
 def test_reading_changes_nothing() -> None:
@@ -53,12 +53,12 @@ def test_reading_changes_nothing() -> None:
     for _ in range(30):
         quiet.advance(1)
         watched.advance(1)
-        watched.page("gpu-r01-01")
+        watched.node_page("gpu-r01-01")
         watched.inventory("gpu-r01-02")
-    assert quiet.page("gpu-r01-01") == watched.page("gpu-r01-01")
+    assert quiet.node_page("gpu-r01-01") == watched.node_page("gpu-r01-01")
 
 
-def test_another_seed_is_another_fleet() -> None:
-    one, other = Simulation(SimSettings(gpus=16, seed=1)), Simulation(SimSettings(gpus=16, seed=2))
-    uuids = [{gpu["uuid"] for gpu in fleet.inventory("gpu-r01-01")["gpus"]} for fleet in (one, other)]
+def test_different_seeds_give_different_fleets() -> None:
+    first, second = Simulation(SimSettings(gpus=16, seed=1)), Simulation(SimSettings(gpus=16, seed=2))
+    uuids = [{gpu["uuid"] for gpu in fleet.inventory("gpu-r01-01")["gpus"]} for fleet in (first, second)]
     assert not uuids[0] & uuids[1]

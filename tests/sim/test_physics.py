@@ -1,4 +1,4 @@
-"""Power, heat and clocks hang together."""
+"""Power, temperature and clocks are consistent."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ WORK = np.array([0.95, 0.92, 0.17, 0.14, 0.98, 0.99, 0.001, 0.001, 0.1])
 
 
 class Bench:
-    """Eight H200s under a load that the test chooses."""
+    """Eight H200s under a given load."""
 
     def __init__(self, *, seed: int = 1) -> None:
-        self.state = physics.Physics(fleet.build(gpus=8, seed=seed), np.random.default_rng(seed))
+        self.state = physics.Physics(fleet.build_layout(gpus=8, seed=seed), np.random.default_rng(seed))
         self.fan = np.ones(8)
 
     def run(self, seconds: int, *, load: float) -> physics.Physics:
-        around = dataclasses.replace(physics.Environment.healthy(8), fan=self.fan)
-        wish = np.repeat(WORK[:, None] * load, 8, axis=1)
+        environment = dataclasses.replace(physics.Environment.healthy(8), fan=self.fan)
+        demand = np.repeat(WORK[:, None] * load, 8, axis=1)
         for _ in range(seconds):
-            self.state.step(wish, np.full(8, load > 0), np.full(8, 0.5), environment=around)
+            self.state.step(demand, np.full(8, load > 0), np.full(8, 0.5), environment=environment)
         return self.state
 
 
@@ -39,7 +39,7 @@ def test_energy_is_the_integral_of_power(loads: list[float], seed: int) -> None:
     assert np.allclose(bench.state.energy_mj - before, joules * 1000)
 
 
-def test_dense_matmul_sits_at_the_power_cap_as_the_recorded_h200_did() -> None:
+def test_dense_matmul_reaches_the_power_cap_like_the_recorded_h200() -> None:
     state = Bench().run(300, load=1.0)
     assert np.all(np.abs(state.power - 692) < 8)
     assert np.all((state.clock_mhz > 1380) & (state.clock_mhz < 1560))
@@ -53,7 +53,7 @@ def test_temperature_settles_within_a_few_time_constants() -> None:
     assert np.all(np.abs(bench.run(300, load=1.0).temperature - early) < 1.0)
 
 
-def test_a_gpu_without_load_cools_to_where_it_started_and_falls_asleep() -> None:
+def test_a_gpu_without_load_cools_down_and_goes_to_idle_clocks() -> None:
     bench = Bench()
     cold = bench.state.temperature.copy()
     hot = bench.run(300, load=1.0).temperature.copy()
@@ -64,7 +64,7 @@ def test_a_gpu_without_load_cools_to_where_it_started_and_falls_asleep() -> None
     assert np.all(state.reasons == physics.IDLE)
 
 
-def test_without_fans_clocks_fall_and_the_chip_survives() -> None:
+def test_without_fans_clocks_fall_and_the_temperature_stays_below_shutdown() -> None:
     bench = Bench()
     cool_mhz = bench.run(300, load=1.0).clock_mhz.copy()
     bench.fan[:] = 0.0
@@ -76,7 +76,7 @@ def test_without_fans_clocks_fall_and_the_chip_survives() -> None:
     assert np.all(state.thermal_violation_ns > 60e9)
 
 
-def test_a_reset_starts_volatile_counters_again_and_keeps_the_lifetime_ones() -> None:
+def test_a_reset_clears_volatile_counters_and_keeps_lifetime_counters() -> None:
     state = Bench().state
     state.dbe[3] = state.dbe_lifetime[3] = state.remap_pending[3] = 1
     state.reload_driver([3])

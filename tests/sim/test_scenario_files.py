@@ -1,4 +1,4 @@
-"""A scenario file is data: new ones need no code, broken ones say where."""
+"""Scenario files: new ones need no code, invalid ones name the key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from watchkeeper.sim.simulation import SimSettings, Simulation
 SLOW_CARD = """
 name: slow-card
 title: A GPU runs at half its clocks
-story: Somebody left a clock limit behind.
+story: Someone left a clock limit behind.
 strikes: gpu
 for: 2m
 effects:
@@ -28,22 +28,22 @@ truth: {cause: unknown, action: inspect, severity: warning, place: gpu}
 """
 
 
-SHIPPED = scenario.load_all()
+SHIPPED = scenario.load_scenarios()
 
 
-@pytest.mark.parametrize("one", SHIPPED.values(), ids=SHIPPED.keys())
-def test_a_shipped_scenario_has_a_truth_that_the_catalogue_and_the_policy_know(one: scenario.Scenario) -> None:
-    row = causes.lookup(one.truth.cause)
-    assert row.cause == one.truth.cause
-    assert one.truth.severity.rank >= row.severity.rank
-    assert one.truth.action in {step.action for step in policy.load().steps(one.truth.cause)}
-    assert len(one.story) > 100
+@pytest.mark.parametrize("shipped", SHIPPED.values(), ids=SHIPPED.keys())
+def test_the_truth_of_a_shipped_scenario_is_in_the_catalogue_and_the_policy(shipped: scenario.Scenario) -> None:
+    row = causes.lookup(shipped.truth.cause)
+    assert row.cause == shipped.truth.cause
+    assert shipped.truth.severity.rank >= row.severity.rank
+    assert shipped.truth.action in {step.action for step in policy.load().steps(shipped.truth.cause)}
+    assert len(shipped.story) > 100
 
 
-def test_a_new_scenario_with_known_effects_needs_no_code(tmp_path: Path) -> None:
+def test_a_new_scenario_with_existing_effects_needs_no_code(tmp_path: Path) -> None:
     (tmp_path / "slow-card.yaml").write_text(SLOW_CARD)
     fleet = Simulation(SimSettings(gpus=8))
-    fleet.scenarios = scenario.load_all(tmp_path)
+    fleet.scenarios = scenario.load_scenarios(tmp_path)
     before = int(fleet.machines.physics.pcie_replays[2])
     fleet.inject("slow-card", node="gpu-r01-01", gpu=2)
     fleet.advance(15)
@@ -62,16 +62,16 @@ def test_a_new_scenario_with_known_effects_needs_no_code(tmp_path: Path) -> None
         (("clock: 0.5", "after: 5s"), r"effects\[0\]: an effect must change something"),
         (("for: 2m", "for: 120"), r"for: expected text, found 120"),
         (("title: A GPU", "titel: A GPU"), r"title: is missing"),
-        (("name: slow-card", "name: fast-card"), r"name: `fast-card` must be the file's own name"),
+        (("name: slow-card", "name: fast-card"), r"name: `fast-card` must be the name of the file"),
         (("effects:", "kernel: ['NVRM: {bus}']\neffects:"), r"unknown placeholder \{bus\}"),
         (("story: Some", "story: [Some"), r"not YAML"),
     ],
 )
-def test_a_broken_file_is_named_with_its_key(change: tuple[str, str], problem: str) -> None:
+def test_an_invalid_file_is_named_with_its_key(change: tuple[str, str], problem: str) -> None:
     with pytest.raises(PackError, match=rf"packs/scenarios/slow-card\.yaml: .*{problem}"):
-        scenario.read(SLOW_CARD.replace(*change), file="slow-card.yaml")
+        scenario.parse_scenario(SLOW_CARD.replace(*change), file="slow-card.yaml")
 
 
-def test_a_scenario_that_nobody_knows_is_answered_with_the_one_that_is_meant() -> None:
-    with pytest.raises(UnknownName, match=r"there is no scenario `gpu-idle`\. .*Did you mean held-idle\?"):
-        scenario.find(SHIPPED, "gpu-idle")
+def test_an_unknown_scenario_suggests_a_similar_one() -> None:
+    with pytest.raises(UnknownName, match=r"no scenario `gpu-idle`\. .*Did you mean held-idle\?"):
+        scenario.find_scenario(SHIPPED, "gpu-idle")

@@ -43,9 +43,9 @@ class Caller:
         with urllib.request.urlopen(f"{self.root}/kmsg?after=0", timeout=60) as stream:
             for line in stream:
                 if containing.encode() in line:
-                    found: dict[str, Any] = json.loads(line)
-                    if found["boot"] not in not_of_boots and found["node"].startswith(node):
-                        return found
+                    record: dict[str, Any] = json.loads(line)
+                    if record["boot"] not in not_of_boots and record["node"].startswith(node):
+                        return record
         raise AssertionError("the stream ended")
 
 
@@ -72,7 +72,7 @@ def with_fleet(story: Callable[[Caller], None], *, speed: float = 1.0) -> float:
     return asyncio.run(run())
 
 
-def test_service_discovery_leads_to_pages_and_inventories() -> None:
+def test_service_discovery_lists_pages_and_inventories() -> None:
     def story(fleet: Caller) -> None:
         _, targets = fleet.call("GET", "/sd")
         paths = [target["labels"]["__metrics_path__"] for target in targets]
@@ -97,7 +97,7 @@ def test_service_discovery_leads_to_pages_and_inventories() -> None:
     with_fleet(story)
 
 
-def test_an_injected_fault_is_in_the_kernel_stream_and_can_be_ended() -> None:
+def test_an_injected_fault_is_in_the_kernel_log_and_can_be_ended() -> None:
     def story(fleet: Caller) -> None:
         assert fleet.call("GET", "/faults") == (200, [])
         status, fault = fleet.call("POST", "/faults", {"scenario": "xid-79", "node": "gpu-r01-02", "gpu": 3})
@@ -114,7 +114,7 @@ def test_an_injected_fault_is_in_the_kernel_stream_and_can_be_ended() -> None:
     with_fleet(story)
 
 
-def test_a_gpu_that_is_lost_before_anybody_has_read_it_is_told_with_its_number() -> None:
+def test_a_gpu_that_is_lost_before_the_first_read_is_reported_with_its_index() -> None:
     async def read(root: str) -> Event:
         reading = KernelEvents("sim", GpuAddresses(simulator_inventory(root)))
         async with aclosing(follow_stream(f"{root}/kmsg", time=ScaledClock())) as records:
@@ -132,23 +132,23 @@ def test_a_gpu_that_is_lost_before_anybody_has_read_it_is_told_with_its_number()
     with_fleet(story)
 
 
-def test_wrong_requests_are_answered_with_what_is_known() -> None:
+def test_invalid_requests_get_an_error_with_the_valid_values() -> None:
     def story(fleet: Caller) -> None:
         status, answer = fleet.call("POST", "/faults", {"scenario": "xid-97"})
         assert (status, answer["ok"]) == (400, False)
-        assert "Known: agent-gone" in answer["error"]
+        assert "Scenarios: agent-gone" in answer["error"]
         assert fleet.call("POST", "/faults", {"scenario": "xid-79", "node": "nowhere"})[0] == 400
         assert fleet.call("POST", "/faults", [1])[0] == 400
         assert fleet.call("POST", "/cluster/nodes/gpu-r01-01/cordon", {})[0] == 400
         assert fleet.call("POST", "/cluster/nodes/gpu-r01-01/explode", MARK)[0] == 404
         assert fleet.call("GET", "/cluster/nodes/nowhere")[0] == 404
         assert fleet.call("GET", "/kmsg?after=soon")[0] == 400
-        assert next(one["name"] for one in fleet.call("GET", "/scenarios")[1]) == "agent-gone"
+        assert next(entry["name"] for entry in fleet.call("GET", "/scenarios")[1]) == "agent-gone"
 
     with_fleet(story)
 
 
-def test_the_cluster_is_changed_over_the_wire() -> None:
+def test_cluster_actions_work_over_http() -> None:
     def story(fleet: Caller) -> None:
         node = "/cluster/nodes/gpu-r01-01"
         assert fleet.call("POST", f"{node}/cordon", MARK)[1]["result"] == "done"
@@ -158,14 +158,14 @@ def test_the_cluster_is_changed_over_the_wire() -> None:
         assert fleet.call("POST", f"{node}/gpus/{uuid}/reset", MARK)[1]["result"] == "done"
         assert fleet.call("POST", f"{node}/reboot", MARK)[1]["node"]["state"] == "rebooting"
         assert fleet.call("GET", "/nodes/gpu-r01-01/metrics")[0] == 503
-        seen = fleet.call("GET", node)[1]
-        assert (seen["exists"], seen["schedulable"], seen["cordoned_by"]) == (True, False, MARK["by"])
+        view = fleet.call("GET", node)[1]
+        assert (view["exists"], view["schedulable"], view["cordoned_by"]) == (True, False, MARK["by"])
 
     with_fleet(story)
 
 
 @pytest.mark.slow
-def test_a_fast_clock_brings_a_rebooted_node_back_and_an_open_stream_does_not_delay_the_end() -> None:
+def test_a_rebooted_node_comes_back_and_an_open_stream_does_not_delay_the_stop() -> None:
     streams = []
 
     def story(fleet: Caller) -> None:
@@ -176,13 +176,13 @@ def test_a_fast_clock_brings_a_rebooted_node_back_and_an_open_stream_does_not_de
         fleet.kernel_record("Linux version", not_of_boots={before}, node="gpu-r01-01")
         assert fleet.call("GET", "/nodes/gpu-r01-01/metrics")[0] == 200
 
-    # A stream that is waited for holds the end up for as long as somebody reads.
+    # The stop must not wait for streams that clients still read.
     assert with_fleet(story, speed=200) < 30.0
     streams[0].close()
 
 
 def test_the_simulator_refuses_to_listen_beyond_loopback_and_on_a_taken_port() -> None:
-    with pytest.raises(StartRefused, match="loopback only"):
+    with pytest.raises(StartRefused, match="only on loopback"):
         server.open_listener(server.SimSettings(host="0.0.0.0"))
     with server.open_listener(server.SimSettings(port=0)) as taken:
         taken.listen()

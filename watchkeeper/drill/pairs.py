@@ -52,7 +52,7 @@ async def run_pair(
 
 
 async def _score_pair(monitored: MonitoredFleet, names: tuple[str, str]) -> list[score.ScenarioVerdict]:
-    scenarios = [scenario.find(monitored.simulation.scenarios, name) for name in names]
+    scenarios = [scenario.find_scenario(monitored.simulation.scenarios, name) for name in names]
     history = max(round(durations.parse_seconds(chosen.history)) for chosen in scenarios)
     await monitored.advance(history, with_rules=False)
     await monitored.advance(2 * monitored.intervals.rule_seconds)

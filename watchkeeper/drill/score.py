@@ -152,7 +152,7 @@ async def run_scenario(name: str, *, intervals: FleetIntervals = HUB_INTERVALS) 
     with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
         monitored = MonitoredFleet(simulation, Path(folder), intervals=intervals)
         try:
-            return await _score_scenario(monitored, scenario.find(simulation.scenarios, name))
+            return await _score_scenario(monitored, scenario.find_scenario(simulation.scenarios, name))
         finally:
             monitored.close()
 

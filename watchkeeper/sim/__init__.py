@@ -1,5 +1,5 @@
-"""A fleet without GPUs: physics, jobs, faults, exporters, kernel logs and a cluster.
+"""A simulated GPU fleet: physics, jobs, faults, exporters, kernel logs and a cluster.
 
-Comes in: a size, a seed, scenarios from packs/scenarios. Goes out: what real machines would say, over
-HTTP. Never here: any import of the product above catalogue/; it must not know who is watching.
+In: a size, a seed, scenarios from packs/scenarios. Out: what real nodes would serve over HTTP. Never here: an import of
+the product above catalogue/; the simulator must not know the product that monitors it.
 """

@@ -1,8 +1,8 @@
-"""Primitive effects of faults, and their sum: what is so around the machines while faults last.
+"""Effects of faults on the simulated fleet, and their sum.
 
-scenario.py reads effects from packs/scenarios; faults.py decides when and where each begins. Counters are
-added once by faults.py; everything that lasts is summed up here, anew with each change, so that a
-repaired fault leaves nothing behind. Physics, exporter pages, cluster and workloads read the sum.
+`scenario` reads effects from packs/scenarios; `faults` decides when and where each starts, and adds counters once. All
+lasting effects are summed up here after each change, so that a repaired fault has no remaining effect. Physics,
+exporters, cluster and workloads read the sum.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from watchkeeper.sim.physics import Environment
 Rows = list[int]
 
 
-class EffectReach(StrEnum):
-    """Which GPUs an effect touches: the struck place, its node or rack, all ranks of the job there, or its last."""
+class EffectScope(StrEnum):
+    """The GPUs of an effect: those of the fault, its node or rack, all ranks of its job, or the last rank."""
 
     PLACE = "place"
     NODE = "node"
@@ -36,7 +36,7 @@ class BusFault(StrEnum):
 
 
 class ExporterFault(StrEnum):
-    """`down`: nothing answers at the exporter's port. `empty`: it answers and cannot see one GPU."""
+    """`down`: the exporter's port does not answer. `empty`: it answers without GPU metrics."""
 
     DOWN = "down"
     EMPTY = "empty"
@@ -48,7 +48,7 @@ class LossFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainingEffect:
-    """What a training program does differently; shares are of its own healthy pace."""
+    """How a fault changes a training job; shares refer to its normal speed."""
 
     pace: float | None = None
     data_wait: float = 0.0
@@ -61,17 +61,17 @@ class TrainingEffect:
 
 @dataclass(frozen=True, slots=True)
 class ServingEffect:
-    """`demand` is how many times the requests come in that the service can answer."""
+    """How a fault changes a service; `demand` is the request rate divided by its capacity."""
 
     demand: float
 
 
 @dataclass(frozen=True, slots=True)
 class PodFault:
-    """A pod that exists only because of the fault; it runs on the struck node unless it is pending."""
+    """A pod that exists only because of the fault; it runs on the node of the fault unless it is pending."""
 
     pending: bool = False
-    # More than any node has: no node can ever take it. None: it asks for no GPU.
+    # More than any node has: the pod stays pending. None: it requests no GPU.
     gpus: int | None = 1
     tolerates_gpu_taint: bool = True
     node_selector: str | None = None
@@ -83,14 +83,14 @@ class PodFault:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One change to the machines; counters are added once, everything else lasts until the fault ends."""
+    """One change to the fleet; counters are added once, everything else lasts until the fault ends."""
 
     after: str = "0s"
-    reach: EffectReach = EffectReach.PLACE
-    # The GPU leaves the page: `lost` from the bus, and the driver goes on listing it; `hidden` from the driver as well.
+    reach: EffectScope = EffectScope.PLACE
+    # The GPU has no metrics: `lost` from the bus but still listed by the driver, or `hidden` from the driver too.
     bus: BusFault | None = None
     hidden: bool = False
-    # Shares of what a healthy machine has.
+    # Shares of the values of healthy hardware.
     fan: float | None = None
     power_cap: float | None = None
     clock: float | None = None
@@ -98,7 +98,7 @@ class Effect:
     inlet_celsius: float = 0.0
     power_brake: bool = False
     pcie_width: int | None = None
-    # `hold` keeps the memory and does nothing, `stall` spins in a collective that never ends.
+    # `hold` keeps memory and does nothing; `stall` spins in a collective that never ends.
     hold: bool = False
     stall: bool = False
     app_crash: bool = False
@@ -113,18 +113,18 @@ class Effect:
     remap_pending: bool = False
     remap_failure: bool = False
     recovery_action: int = 0
-    # The machine around the GPUs.
+    # The node.
     exporter: ExporterFault | None = None
     host_down: bool = False
-    # A cause that our own agent names on its page (`watchkeeper_gpu_fault`).
+    # A cause that our agent exports (`watchkeeper_gpu_fault`).
     agent_says: str | None = None
     fabric_manager_down: bool = False
     ib_symbol_errors_per_second: float = 0.0
-    # The share of its CPUs that is taken, by whomever.
+    # The share of its CPUs that is busy.
     cpu_busy: float | None = None
     device_plugin_gone: bool = False
     mig_layout_lost: bool = False
-    # What runs on it.
+    # Workloads.
     training: TrainingEffect | None = None
     serving: ServingEffect | None = None
     pod: PodFault | None = None
@@ -145,7 +145,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class ActiveEffect:
-    """An effect in force: on which GPUs, by node rows, and under which names it shows."""
+    """An effect that is active, with its GPUs, nodes, job and pod."""
 
     effect: Effect
     rows: Rows
@@ -157,7 +157,7 @@ class ActiveEffect:
 
 @dataclass(slots=True)
 class EffectTotals:
-    """All lasting effects together; hidden GPUs and node keys are rows, job keys are job numbers."""
+    """The sum of all active effects; GPUs and nodes are rows, jobs are job numbers."""
 
     environment: Environment
     load: NDArray[np.float64]
@@ -179,7 +179,7 @@ class EffectTotals:
 
 
 def no_effects(count: int) -> EffectTotals:
-    """No effect at all, for a fleet of so many GPUs."""
+    """The sum without any effect, for this number of GPUs."""
     return EffectTotals(
         environment=Environment.healthy(count),
         load=np.ones(count),
@@ -188,25 +188,25 @@ def no_effects(count: int) -> EffectTotals:
     )
 
 
-def sum_effects(lasting: Iterable[ActiveEffect], layout: FleetLayout) -> EffectTotals:
+def sum_effects(active_effects: Iterable[ActiveEffect], layout: FleetLayout) -> EffectTotals:
     total = no_effects(layout.gpu_count)
-    for one in lasting:
-        _add_to_gpus(total, one)
-        _add_to_nodes(total, one)
-        _add_to_work(total, one)
+    for active in active_effects:
+        _add_to_gpus(total, active)
+        _add_to_nodes(total, active)
+        _add_to_jobs(total, active)
     return total
 
 
-def _add_to_gpus(total: EffectTotals, one: ActiveEffect) -> None:
-    effect, rows, around = one.effect, one.rows, total.environment
-    _lower(around.fan, rows, effect.fan)
-    _lower(around.power_cap, rows, effect.power_cap)
-    _lower(around.clock, rows, effect.clock)
+def _add_to_gpus(total: EffectTotals, active: ActiveEffect) -> None:
+    effect, rows, environment = active.effect, active.rows, total.environment
+    _lower(environment.fan, rows, effect.fan)
+    _lower(environment.power_cap, rows, effect.power_cap)
+    _lower(environment.clock, rows, effect.clock)
     _lower(total.load, rows, 0.0 if effect.hold or effect.bus is not None else effect.load)
-    around.inlet[rows] += effect.inlet_celsius
-    around.brake[rows] |= effect.power_brake
-    around.sbe_per_second[rows] += effect.ecc_sbe_per_second
-    around.leak_mib_per_second[rows] += effect.leak_mib_per_minute / 60
+    environment.inlet[rows] += effect.inlet_celsius
+    environment.brake[rows] |= effect.power_brake
+    environment.sbe_per_second[rows] += effect.ecc_sbe_per_second
+    environment.leak_mib_per_second[rows] += effect.leak_mib_per_minute / 60
     if effect.pcie_width is not None:
         total.pcie_width[rows] = np.minimum(total.pcie_width[rows], effect.pcie_width)
     if effect.hidden or effect.bus is not None:
@@ -215,9 +215,9 @@ def _add_to_gpus(total: EffectTotals, one: ActiveEffect) -> None:
         total.hidden.update(rows)
 
 
-def _add_to_nodes(total: EffectTotals, one: ActiveEffect) -> None:
-    effect = one.effect
-    for node in one.nodes:
+def _add_to_nodes(total: EffectTotals, active: ActiveEffect) -> None:
+    effect = active.effect
+    for node in active.nodes:
         if effect.exporter is not None:
             total.exporters[node] = effect.exporter
         if effect.agent_says is not None:
@@ -226,26 +226,26 @@ def _add_to_nodes(total: EffectTotals, one: ActiveEffect) -> None:
             total.ib_errors[node] = total.ib_errors.get(node, 0.0) + effect.ib_symbol_errors_per_second
         if effect.cpu_busy is not None:
             total.cpu_busy[node] = max(total.cpu_busy.get(node, 0.0), effect.cpu_busy)
-        for is_so, nodes in (
+        for is_set, nodes in (
             (effect.host_down, total.hosts_down),
             (effect.fabric_manager_down, total.fabric_down),
             (effect.device_plugin_gone, total.plugin_gone),
             (effect.mig_layout_lost, total.mig_lost),
         ):
-            if is_so:
+            if is_set:
                 nodes.add(node)
 
 
-def _add_to_work(total: EffectTotals, one: ActiveEffect) -> None:
-    effect = one.effect
-    if effect.training is not None and one.job is not None:
-        total.training[one.job] = effect.training
-    if effect.serving is not None and one.job is not None:
-        total.serving[one.job] = effect.serving
-    if effect.pod is not None and one.pod is not None:
-        total.pods[one.pod] = (one, effect.pod)
+def _add_to_jobs(total: EffectTotals, active: ActiveEffect) -> None:
+    effect = active.effect
+    if effect.training is not None and active.job is not None:
+        total.training[active.job] = effect.training
+    if effect.serving is not None and active.job is not None:
+        total.serving[active.job] = effect.serving
+    if effect.pod is not None and active.pod is not None:
+        total.pods[active.pod] = (active, effect.pod)
     if effect.quota_full:
-        total.full_quotas.add(one.namespace)
+        total.full_quotas.add(active.namespace)
 
 
 def _lower(values: NDArray[np.float64], rows: Rows, share: float | None) -> None:

@@ -1,8 +1,8 @@
-"""Faults in play: where a scenario strikes, what it does second by second, and when it is over.
+"""Inject faults: choose the place, apply kernel lines and effects over time, and end the fault.
 
-`inject` chooses the place and writes the fault's timeline; `step` plays what is due. Lasting effects
-are never undone piece by piece: what surrounds the GPUs is folded anew from the faults that are still
-active, so a repaired fault leaves nothing behind but its counters.
+`inject` chooses the place and plans the fault's timeline; `step` applies what is due. Effects are never undone
+individually: their sum is computed again from the faults that are still active, so that a repaired fault leaves only
+its counters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet as fleet_model
-from watchkeeper.sim.effects import ActiveEffect, Effect, EffectReach, Rows, sum_effects
+from watchkeeper.sim.effects import ActiveEffect, Effect, EffectScope, Rows, sum_effects
 from watchkeeper.sim.exporter import DcgmExporter
 from watchkeeper.sim.fleet import FleetLayout, SimGpu, SimNode, UnknownName
 from watchkeeper.sim.jobs import RESERVATION, SILENT_TRAINING, TEMPLATES, JobTemplate, SimJob, SimJobKind, SimJobs
@@ -28,19 +28,19 @@ from watchkeeper.sim.physics import Physics
 from watchkeeper.sim.readings import FABRIC_COMPLETED, FABRIC_NOT_STARTED
 from watchkeeper.sim.scenario import FaultRepair, FaultTarget, KernelLine, RequiredWork, Scenario
 
-# Who owns what a fault brings along.
+# The owner of pods and quotas that a fault creates.
 OWNER = "vision"
-OF_A_JOB = (FaultTarget.JOB, FaultTarget.SERVICE)
-ACTIVE_LIMIT = 1000
-# How many nodes a job gets that must have several.
+JOB_TARGETS = (FaultTarget.JOB, FaultTarget.SERVICE)
+MAX_ACTIVE_FAULTS = 1000
+# The number of nodes of a wide training job.
 WIDE_NODES = 4
-# The job at the place must not end by itself while its fault is being looked at.
+# The job of a fault must not end before the fault.
 KEEP_JOB_SECONDS = 7 * 86_400
 
 
 @dataclass(slots=True)
 class SimFault:
-    """One scenario at one place; `gpu` is None when the whole node, or something larger or else, is struck."""
+    """One scenario at one place; `gpu` is None if the fault affects more than one GPU or none."""
 
     id: str
     scenario: Scenario
@@ -49,22 +49,22 @@ class SimFault:
     at: int
     until: int | None
     job: SimJob | None = None
-    due: list[tuple[int, Effect | KernelLine]] = field(default_factory=list)
+    pending: list[tuple[int, Effect | KernelLine]] = field(default_factory=list)
     effects: list[ActiveEffect] = field(default_factory=list)
 
     @property
     def rows(self) -> Rows:
-        if self.scenario.strikes in OF_A_JOB and self.job is not None:
+        if self.scenario.strikes in JOB_TARGETS and self.job is not None:
             return list(self.job.rows)
         return [gpu.row for gpu in self.node.gpus] if self.gpu is None else [self.gpu.row]
 
     @property
     def pod(self) -> str:
-        """The pod that the fault brings along."""
+        """The name of the pod that the fault creates."""
         return f"{self.scenario.name}-{self.id}"
 
     def place(self, cluster: str) -> fleet_model.Place:
-        """What is struck, by the name that the product should find."""
+        """The place that a correct diagnosis has."""
         strikes = self.scenario.truth.place
         if strikes is FaultTarget.GPU and self.gpu is not None:
             return fleet_model.Place(cluster, node=self.node.name, gpu=self.gpu.uuid)
@@ -82,7 +82,7 @@ class SimFault:
 
 @dataclass(frozen=True, slots=True)
 class SimMachines:
-    """What faults act upon."""
+    """The parts of the simulation that faults change."""
 
     layout: FleetLayout
     jobs: SimJobs
@@ -92,29 +92,31 @@ class SimMachines:
 
 
 class FaultInjector:
-    """The active faults and their sum."""
+    """Injects and ends faults, and keeps the sum of their effects."""
 
-    def __init__(self, machines: SimMachines, draw: random.Random) -> None:
+    def __init__(self, machines: SimMachines, rng: random.Random) -> None:
         self.machines = machines
         self.active: dict[str, SimFault] = {}
-        self._draw = draw
+        self._rng = rng
         self._next_id = 1
-        self._fold()
+        self._update_totals()
 
     def inject(
         self, scenario: Scenario, now: int, *, node: SimNode | None, gpu: int | None, is_up: Callable[[SimNode], bool]
     ) -> SimFault:
-        """Plan a fault; the place is chosen from the seed where it is not given."""
-        if len(self.active) >= ACTIVE_LIMIT:
-            raise SettingsError(f"{len(self.active)} faults are active, the limit is {ACTIVE_LIMIT}; end some first")
+        """Plan a fault; without a given place, choose one by the seed."""
+        if len(self.active) >= MAX_ACTIVE_FAULTS:
+            raise SettingsError(
+                f"{len(self.active)} faults are active, the limit is {MAX_ACTIVE_FAULTS}; end some first"
+            )
         if gpu is not None and node is None:
-            raise SettingsError(f"gpu {gpu} was named without its node")
-        node, struck = self._choose(scenario, node, gpu, is_up=is_up)
+            raise SettingsError(f"gpu {gpu} needs a node")
+        node, target_gpu = self._choose_place(scenario, node, gpu, is_up=is_up)
         at = now + _seconds(scenario.after)
         until = None if scenario.lasts is None else at + _seconds(scenario.lasts)
-        fault = SimFault(f"f{self._next_id}", scenario, node, struck, at, until)
-        moments: list[Effect | KernelLine] = [*scenario.kernel_lines, *scenario.effects]
-        fault.due = sorted(((at + _seconds(moment.after), moment) for moment in moments), key=lambda due: due[0])
+        fault = SimFault(f"f{self._next_id}", scenario, node, target_gpu, at, until)
+        entries: list[Effect | KernelLine] = [*scenario.kernel_lines, *scenario.effects]
+        fault.pending = sorted(((at + _seconds(entry.after), entry) for entry in entries), key=lambda item: item[0])
         self._next_id += 1
         self.active[fault.id] = fault
         if scenario.work is RequiredWork.MUTE_TRAINING:
@@ -126,28 +128,28 @@ class FaultInjector:
         try:
             return self.active[fault_id]
         except KeyError:
-            known = ", ".join(list(self.active)[:20]) or "none"
-            raise UnknownName(f"there is no active fault `{fault_id[:80]}`", now=f"Active: {known}") from None
+            active_ids = ", ".join(list(self.active)[:20]) or "none"
+            raise UnknownName(f"no active fault `{fault_id[:80]}`", now=f"Active: {active_ids}") from None
 
     def step(self, now: int) -> None:
-        """Play what is due, and end what has lasted long enough."""
+        """Apply what is due, and end faults whose time is over."""
         for fault in list(self.active.values()):
-            while fault.due and fault.due[0][0] <= now:
+            while fault.pending and fault.pending[0][0] <= now:
                 if fault.job is None:
                     fault.job = self._provide_work(fault, now)
-                _, moment = fault.due.pop(0)
-                if isinstance(moment, KernelLine):
-                    self._say(fault, moment, now)
+                _, entry = fault.pending.pop(0)
+                if isinstance(entry, KernelLine):
+                    self._write_kernel_line(fault, entry, now)
                 else:
-                    self._apply(fault, moment, now)
+                    self._apply_effect(fault, entry, now)
             if fault.until is not None and fault.until <= now:
                 self.end(fault)
 
     def end(self, fault: SimFault) -> None:
-        """The place is whole again; a stalled or dead job there starts anew."""
+        """End a fault; a stalled or crashed job at its place restarts."""
         self.active.pop(fault.id, None)
         if fault.gpu is not None and FaultRepair.RESET_GPU in fault.scenario.repaired_by:
-            # Whoever repaired it has reset it: counters since the driver came up start anew.
+            # The repair included a reset, so volatile counters restart.
             self.machines.physics.reload_driver([fault.gpu.row])
         jobs = self.machines.jobs
         if fault.job is not None and fault.job.number in jobs.running:
@@ -155,10 +157,10 @@ class FaultInjector:
             jobs.is_stalled[rows] = jobs.is_down[rows] = False
             if fault.scenario.work is RequiredWork.RESERVATION:
                 jobs.end(fault.job)
-        self._fold()
+        self._update_totals()
 
     def repair(self, by: FaultRepair, node: SimNode, *, gpu: SimGpu | None = None) -> list[SimFault]:
-        """End the faults at this place that such a repair cures; `gpu` None means the whole node."""
+        """End the faults at this place that this repair fixes; `gpu` None means the whole node."""
         cured = [
             fault
             for fault in self.active.values()
@@ -168,40 +170,37 @@ class FaultInjector:
             self.end(fault)
         return cured
 
-    def _choose(
+    def _choose_place(
         self, scenario: Scenario, node: SimNode | None, gpu: int | None, *, is_up: Callable[[SimNode], bool]
     ) -> tuple[SimNode, SimGpu | None]:
         if node is None:
-            struck = {fault.node.row for fault in self.active.values()}
-            pools = scenario.pools or tuple({one.pool.name for one in self.machines.layout.nodes})
-            healthy = [
-                one
-                for one in self.machines.layout.nodes
-                if one.row not in struck and is_up(one) and one.pool.name in pools
-            ]
-            fitting = [one for one in healthy if self._suits(scenario, one)]
-            node = self._draw.choice(fitting or healthy or self.machines.layout.nodes)
+            faulty = {fault.node.row for fault in self.active.values()}
+            nodes = self.machines.layout.nodes
+            in_pools = [node for node in nodes if not scenario.pools or node.pool.name in scenario.pools]
+            healthy = [node for node in in_pools if node.row not in faulty and is_up(node)]
+            suitable = [node for node in healthy if self._has_required_work(scenario, node)]
+            node = self._rng.choice(suitable or healthy or nodes)
         if scenario.strikes is not FaultTarget.GPU:
             if gpu is not None:
-                raise SettingsError(f"scenario {scenario.name} strikes a whole {scenario.strikes}; leave out gpu {gpu}")
+                raise SettingsError(f"scenario {scenario.name} affects a whole {scenario.strikes}; omit gpu {gpu}")
             return node, None
         if gpu is None:
-            present = [one for one in node.gpus if self.machines.exporter.is_present[one.row]]
-            served = [one for one in present if self.machines.jobs.kind[one.row] == SimJobKind.SERVING]
-            fitting_gpus = served if scenario.work is RequiredWork.SERVING and served else present
-            gpu = self._draw.choice([one.index for one in fitting_gpus] or [0])
+            present = [sim_gpu for sim_gpu in node.gpus if self.machines.exporter.is_present[sim_gpu.row]]
+            serving = [sim_gpu for sim_gpu in present if self.machines.jobs.kind[sim_gpu.row] == SimJobKind.SERVING]
+            candidates = serving if scenario.work is RequiredWork.SERVING and serving else present
+            gpu = self._rng.choice([sim_gpu.index for sim_gpu in candidates] or [0])
         if not 0 <= gpu < len(node.gpus):
             raise UnknownName(f"node {node.name} has no GPU {gpu}", now=f"It has GPUs 0 to {len(node.gpus) - 1}")
         return node, node.gpus[gpu]
 
-    def _suits(self, scenario: Scenario, node: SimNode) -> bool:
-        """True when the work that the scenario needs is there already, so that nobody must make room."""
+    def _has_required_work(self, scenario: Scenario, node: SimNode) -> bool:
+        """Whether the work that the scenario needs already runs on this node, so that no job must move."""
         jobs = self.machines.jobs
         if scenario.work is RequiredWork.TRAINING:
             return bool((jobs.kind[node.rows] == SimJobKind.TRAINING).all()) and len(jobs.jobs_on_node(node)) == 1
         if scenario.work is RequiredWork.WIDE_TRAINING:
-            here = jobs.jobs_on_node(node)
-            return len(here) == 1 and _is_wide(here[0]) and not jobs.is_down[node.rows].any()
+            node_jobs = jobs.jobs_on_node(node)
+            return len(node_jobs) == 1 and _is_wide(node_jobs[0]) and not jobs.is_down[node.rows].any()
         if scenario.work is RequiredWork.SERVING:
             return bool((jobs.kind[node.rows] == SimJobKind.SERVING).any())
         if scenario.work is RequiredWork.MUTE_TRAINING:
@@ -210,52 +209,51 @@ class FaultInjector:
 
     def _provide_work(self, fault: SimFault, now: int) -> SimJob | None:
         jobs, rows, work = self.machines.jobs, fault.rows, fault.scenario.work
+        node_rows = tuple(gpu.row for gpu in fault.node.gpus)
         if work is None:
             return jobs.job_on_gpu(rows[0])
         if work is RequiredWork.RESERVATION:
             return jobs.place(RESERVATION, tuple(rows), now)
         if work is RequiredWork.MUTE_TRAINING:
-            mute = jobs.place(SILENT_TRAINING, tuple(gpu.row for gpu in fault.node.gpus), now)
-            jobs.keep(mute, now + KEEP_JOB_SECONDS)
-            return mute
+            mute_job = jobs.place(SILENT_TRAINING, node_rows, now)
+            jobs.extend(mute_job, now + KEEP_JOB_SECONDS)
+            return mute_job
         if work is RequiredWork.SERVING:
             return self._provide_service(fault, now)
-        job = jobs.job_on_gpu(rows[0])
-        if work is RequiredWork.WIDE_TRAINING and not self._suits(fault.scenario, fault.node):
-            others = (
-                one for one in self.machines.layout.nodes if one.pool is fault.node.pool and one is not fault.node
-            )
-            nodes = [fault.node, *islice(others, WIDE_NODES - 1)]
-            job = jobs.place(_recipe(SimJobKind.TRAINING), tuple(gpu.row for node in nodes for gpu in node.gpus), now)
+        job, training = jobs.job_on_gpu(rows[0]), _template_of_kind(SimJobKind.TRAINING)
+        if work is RequiredWork.WIDE_TRAINING and not self._has_required_work(fault.scenario, fault.node):
+            pool_nodes = (node for node in self.machines.layout.nodes if node.pool is fault.node.pool)
+            nodes = [fault.node, *islice((node for node in pool_nodes if node is not fault.node), WIDE_NODES - 1)]
+            job = jobs.place(training, tuple(gpu.row for node in nodes for gpu in node.gpus), now)
         elif job is None or not (jobs.kind[rows] == SimJobKind.TRAINING).all() or jobs.is_down[rows].any():
-            job = jobs.place(_recipe(SimJobKind.TRAINING), tuple(gpu.row for gpu in fault.node.gpus), now)
-        for number in {int(one) for one in jobs.job_of_gpu[rows]}:
-            jobs.keep(jobs.running[number], now + KEEP_JOB_SECONDS)
+            job = jobs.place(training, node_rows, now)
+        for number in set(jobs.job_of_gpu[rows].tolist()):
+            jobs.extend(jobs.running[number], now + KEEP_JOB_SECONDS)
         return job
 
     def _provide_service(self, fault: SimFault, now: int) -> SimJob:
         jobs = self.machines.jobs
-        struck = jobs.job_on_gpu(fault.rows[0]) if fault.gpu is not None else None
-        here = [
-            one for one in [struck, *jobs.jobs_on_node(fault.node)] if one and one.template.kind is SimJobKind.SERVING
-        ]
-        rows = tuple(gpu.row for gpu in fault.node.gpus[:2])
-        service = here[0] if here else jobs.place(_recipe(SimJobKind.SERVING), rows, now)
-        jobs.keep(service, now + KEEP_JOB_SECONDS)
+        gpu_job = jobs.job_on_gpu(fault.rows[0]) if fault.gpu is not None else None
+        candidates = [job for job in [gpu_job, *jobs.jobs_on_node(fault.node)] if job is not None]
+        service = next((job for job in candidates if job.template.kind is SimJobKind.SERVING), None)
+        if service is None:
+            rows = tuple(gpu.row for gpu in fault.node.gpus[:2])
+            service = jobs.place(_template_of_kind(SimJobKind.SERVING), rows, now)
+        jobs.extend(service, now + KEEP_JOB_SECONDS)
         return service
 
-    def _say(self, fault: SimFault, line: KernelLine, now: int) -> None:
+    def _write_kernel_line(self, fault: SimFault, line: KernelLine, now: int) -> None:
         gpu, kernel, at = fault.gpu, self.machines.kernel, datetime.fromtimestamp(now, UTC)
-        words = random.Random(f"{fault.id}/{fault.node.name}/{gpu.uuid if gpu else ''}")
+        rng = random.Random(f"{fault.id}/{fault.node.name}/{gpu.uuid if gpu else ''}")
         text = line.text.format(
             pci=gpu.kernel_pci if gpu else "",
             uuid=gpu.uuid if gpu else "",
             serial=gpu.serial if gpu else "",
             process="python3",
-            pid=words.randrange(2000, 4_000_000),
-            channel=f"{words.getrandbits(16):08x}",
-            address=f"{words.getrandbits(36):09x}",
-            row=f"{words.getrandbits(64):016x}",
+            pid=rng.randrange(2000, 4_000_000),
+            channel=f"{rng.getrandbits(16):08x}",
+            address=f"{rng.getrandbits(36):09x}",
+            row=f"{rng.getrandbits(64):016x}",
         )
         if gpu is None:
             kernel.write(fault.node, text, at, priority=WARNING)
@@ -264,8 +262,8 @@ class FaultInjector:
         if code is not None:
             self.machines.exporter.record_xid(gpu, code)
 
-    def _apply(self, fault: SimFault, effect: Effect, now: int) -> None:
-        rows = self._reach(fault, effect)
+    def _apply_effect(self, fault: SimFault, effect: Effect, now: int) -> None:
+        rows = self._affected_rows(fault, effect)
         jobs, physics = self.machines.jobs, self.machines.physics
         physics.sbe[rows] += effect.ecc_sbe
         physics.sbe_lifetime[rows] += effect.ecc_sbe
@@ -286,44 +284,44 @@ class FaultInjector:
         nodes = sorted({int(self.machines.layout.node_of_gpu[row]) for row in rows})
         job = None if fault.job is None else fault.job.number
         fault.effects.append(ActiveEffect(effect, rows, nodes, job=job, pod=fault.pod, namespace=OWNER))
-        self._fold()
+        self._update_totals()
 
-    def _reach(self, fault: SimFault, effect: Effect) -> Rows:
-        if effect.reach is EffectReach.NODE:
+    def _affected_rows(self, fault: SimFault, effect: Effect) -> Rows:
+        if effect.reach is EffectScope.NODE:
             return [gpu.row for gpu in fault.node.gpus]
-        if effect.reach is EffectReach.RACK or fault.scenario.strikes is FaultTarget.RACK:
+        if effect.reach is EffectScope.RACK or fault.scenario.strikes is FaultTarget.RACK:
             nodes = (node for node in self.machines.layout.nodes if node.rack == fault.node.rack)
             return [gpu.row for node in nodes for gpu in node.gpus]
-        if effect.reach is EffectReach.GANG and fault.job is not None:
+        if effect.reach is EffectScope.GANG and fault.job is not None:
             return list(fault.job.rows)
-        if effect.reach is EffectReach.RANK and fault.job is not None:
+        if effect.reach is EffectScope.RANK and fault.job is not None:
             return [fault.job.rows[-1]]
         return fault.rows
 
-    def _fold(self) -> None:
-        """Sum up every lasting effect of every active fault, and show what readings and pages need of it."""
-        lasting = (one for fault in self.active.values() for one in fault.effects)
-        self.totals = sum_effects(lasting, self.machines.layout)
+    def _update_totals(self) -> None:
+        """Sum up the effects of all active faults, and pass them to readings and exporter."""
+        active_effects = (active for fault in self.active.values() for active in fault.effects)
+        self.totals = sum_effects(active_effects, self.machines.layout)
         readings, layout = self.machines.exporter.readings, self.machines.layout
         readings.lanes = self.totals.pcie_width
         down = np.isin(layout.node_of_gpu, list(self.totals.fabric_down))
         readings.fabric_state = np.where(down, FABRIC_NOT_STARTED, FABRIC_COMPLETED)
-        self._show(self.totals.present)
+        self._update_presence(self.totals.present)
 
-    def _show(self, present: NDArray[np.bool_]) -> None:
+    def _update_presence(self, present: NDArray[np.bool_]) -> None:
         exporter, layout = self.machines.exporter, self.machines.layout
         changed: Sequence[int] = np.flatnonzero(present != exporter.is_present).tolist()
         exporter.is_present = present
         for node_row in {int(layout.node_of_gpu[row]) for row in changed}:
-            exporter.forget_labels(node_row)
+            exporter.invalidate_labels(node_row)
 
 
 def _is_wide(job: SimJob) -> bool:
-    return job.template.kind is SimJobKind.TRAINING and len(job.members) > 1
+    return job.template.kind is SimJobKind.TRAINING and len(job.pod_names) > 1
 
 
-def _recipe(kind: SimJobKind) -> JobTemplate:
-    return next(one for one in TEMPLATES if one.kind is kind)
+def _template_of_kind(kind: SimJobKind) -> JobTemplate:
+    return next(template for template in TEMPLATES if template.kind is kind)
 
 
 def _seconds(text: str) -> int:

@@ -1,8 +1,7 @@
-"""The fleet that does not exist: which nodes, racks, leaf switches and GPUs there are.
+"""The layout of a simulated fleet: nodes, racks, leaf switches and GPUs.
 
-`build` turns a size and a seed into a `Layout` once; everything after it works with the positions in
-that layout: GPU `g` is row `g` of every array, node `n` owns a run of such rows. Identities (UUID,
-serial number) come from the seed, so the same seed is the same fleet for ever.
+`build_layout` creates a FleetLayout from a size and a seed. GPU `g` is row `g` of every array, and each node has a
+range of rows. Identities (UUID, serial number) come from the seed, so that the same seed always gives the same fleet.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ RACKS_PER_LEAF = 2
 
 
 class UnknownName(WatchkeeperError):
-    """Somebody named a node, GPU, scenario or fault that this simulator does not have."""
+    """A node, GPU, scenario or fault that this simulator does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One row of packs/gpu_models.csv; None means that the model has no such part."""
+    """One row of packs/gpu_models.csv; None if the model lacks the part."""
 
     name: str
     memory_mib: int
@@ -50,7 +49,7 @@ class GpuModel:
 
 @dataclass(frozen=True, slots=True)
 class SimPool:
-    """A part of the fleet with one GPU model and one scheduler."""
+    """A pool of nodes with one GPU model and one scheduler."""
 
     name: str
     model: str
@@ -60,7 +59,7 @@ class SimPool:
     buses: tuple[str, ...]
 
 
-# Bus numbers as `nvidia-smi` shows them on common 8-GPU chassis of each model.
+# PCI bus numbers as on common 8-GPU chassis of each model.
 POOLS = (
     SimPool(
         "h200", "NVIDIA H200", 0.40, "kubernetes", "580.95.05", ("1b", "2a", "3a", "5d", "9a", "ab", "ba", "db")
@@ -78,7 +77,7 @@ POOLS = (
 
 @dataclass(frozen=True, slots=True)
 class SimGpu:
-    """One GPU; `row` is its position in every array."""
+    """One GPU; `row` is its index in every array."""
 
     row: int
     index: int
@@ -88,18 +87,18 @@ class SimGpu:
 
     @property
     def kernel_pci(self) -> str:
-        """As the driver writes it into the kernel log: 0000:5d:00."""
+        """The address as in the kernel log: 0000:5d:00."""
         return f"0000:{self.bus}:00"
 
     @property
     def exporter_pci(self) -> str:
-        """As dcgm-exporter labels it: 00000000:5D:00.0."""
+        """The address as in labels of dcgm-exporter: 00000000:5D:00.0."""
         return f"00000000:{self.bus.upper()}:00.0"
 
 
 @dataclass(frozen=True, slots=True)
 class SimNode:
-    """One machine; `row` is its position in node arrays, `first` the row of its first GPU."""
+    """One node; `row` is its index in node arrays, `first_row` the row of its first GPU."""
 
     row: int
     name: str
@@ -107,17 +106,17 @@ class SimNode:
     leaf: str
     pool: SimPool
     model: GpuModel
-    first: int
+    first_row: int
     gpus: tuple[SimGpu, ...]
 
     @property
     def rows(self) -> slice:
-        return slice(self.first, self.first + len(self.gpus))
+        return slice(self.first_row, self.first_row + len(self.gpus))
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLayout:
-    """The whole fleet, with the two arrays that connect GPUs, nodes and racks."""
+    """All nodes, and arrays that map GPUs to nodes and nodes to racks."""
 
     nodes: tuple[SimNode, ...]
     by_name: Mapping[str, SimNode]
@@ -133,7 +132,7 @@ class FleetLayout:
             return self.by_name[name]
         except KeyError:
             raise UnknownName(
-                f"there is no node `{name[:80]}` in this fleet",
+                f"no node `{name[:80]}` in this fleet",
                 now=f"It has {len(self.nodes)} nodes, {self.nodes[0].name} to {self.nodes[-1].name}",
             ) from None
 
@@ -144,14 +143,14 @@ class FleetLayout:
         raise UnknownName(f"node {node.name} has no GPU `{uuid[:80]}`", now=f"It has {len(node.gpus)} GPUs")
 
 
-def build(*, gpus: int, seed: int) -> FleetLayout:
-    """Lay out `gpus` GPUs in full nodes; the last node takes what is left over."""
+def build_layout(*, gpus: int, seed: int) -> FleetLayout:
+    """Create a layout of full nodes; the last node has the remaining GPUs."""
     if gpus < 1:
-        raise SettingsError(f"a fleet needs at least 1 GPU, asked for {gpus}")
+        raise SettingsError(f"a fleet needs at least 1 GPU, not {gpus}")
     count = -(-gpus // GPUS_PER_NODE)
-    pools = _pool_of_each_node(count)
+    pools = _pools_of_nodes(count)
     nodes = tuple(
-        _node(row, pools[row], min(GPUS_PER_NODE, gpus - row * GPUS_PER_NODE), seed=seed) for row in range(count)
+        _build_node(row, pools[row], min(GPUS_PER_NODE, gpus - row * GPUS_PER_NODE), seed=seed) for row in range(count)
     )
     return FleetLayout(
         nodes=nodes,
@@ -162,11 +161,11 @@ def build(*, gpus: int, seed: int) -> FleetLayout:
 
 
 @cache
-def models() -> dict[str, GpuModel]:
-    return {model.name: model for model in pack.load("gpu_models.csv", _read_model)}
+def gpu_models() -> dict[str, GpuModel]:
+    return {model.name: model for model in pack.load("gpu_models.csv", _parse_model)}
 
 
-def _read_model(cells: Mapping[str, str]) -> GpuModel:
+def _parse_model(cells: Mapping[str, str]) -> GpuModel:
     return GpuModel(
         name=pack.required(cells["model"]),
         memory_mib=int(cells["memory_mib"]),
@@ -185,8 +184,8 @@ def _read_model(cells: Mapping[str, str]) -> GpuModel:
     )
 
 
-def _pool_of_each_node(count: int) -> list[SimPool]:
-    """Pools one after another, by share; the smallest fleet is one node of the first pool."""
+def _pools_of_nodes(count: int) -> list[SimPool]:
+    """The pool of each node, by the shares of the pools; a fleet of one node is in the first pool."""
     ends, total = [], 0.0
     for pool in POOLS:
         total += pool.share
@@ -194,28 +193,28 @@ def _pool_of_each_node(count: int) -> list[SimPool]:
     return [next(pool for end, pool in ends if row < end) for row in range(count)]
 
 
-def _node(row: int, pool: SimPool, gpus: int, *, seed: int) -> SimNode:
+def _build_node(row: int, pool: SimPool, gpu_count: int, *, seed: int) -> SimNode:
     rack = row // NODES_PER_RACK + 1
     name = f"gpu-r{rack:02d}-{row % NODES_PER_RACK + 1:02d}"
-    first = row * GPUS_PER_NODE
-    # Identities need their own stream: they must not change when physics draws one number more.
-    draw = random.Random(f"{seed}/{name}")
+    first_row = row * GPUS_PER_NODE
+    # A separate random stream: identities must not depend on other random numbers.
+    rng = random.Random(f"{seed}/{name}")
     return SimNode(
         row=row,
         name=name,
         rack=f"r{rack:02d}",
         leaf=f"leaf-{(rack - 1) // RACKS_PER_LEAF + 1:02d}",
         pool=pool,
-        model=models()[pool.model],
-        first=first,
+        model=gpu_models()[pool.model],
+        first_row=first_row,
         gpus=tuple(
             SimGpu(
-                row=first + index,
+                row=first_row + index,
                 index=index,
-                uuid=f"GPU-{UUID(int=draw.getrandbits(128), version=4)}",
-                serial=f"16{draw.randrange(10**11):011d}",
+                uuid=f"GPU-{UUID(int=rng.getrandbits(128), version=4)}",
+                serial=f"16{rng.randrange(10**11):011d}",
                 bus=pool.buses[index],
             )
-            for index in range(gpus)
+            for index in range(gpu_count)
         ),
     )

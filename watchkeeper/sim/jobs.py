@@ -1,8 +1,8 @@
-"""Work for GPUs that do not exist: who runs what, where, and what that asks of each GPU now.
+"""Simulated jobs: which jobs run on which GPUs, and the load of each GPU.
 
-Jobs of several teams start, run for a while and end; a gang trains on many GPUs in step. Each second
-`activity` gives, for every GPU at once, how busy its parts would like to be; physics.py decides what
-becomes of the wish. cluster.py moves jobs between nodes, faults.py crashes and stalls them.
+Jobs of several teams start, run and end; a training job runs on many GPUs in step. Each second `activity` returns the
+load of all units of all GPUs; `physics` turns it into power and clocks. `cluster` moves jobs between nodes, `faults`
+crashes and stalls them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from watchkeeper.sim.fleet import FleetLayout, SimNode
 
 Floats = NDArray[np.float64]
 
-# A fleet that is always full shows no scheduling, one that is empty shows no work.
+# A full fleet would show no scheduling, an empty one no work.
 BUSY_SHARE = 0.86
 ARRIVAL_SECONDS = 20
 REQUEUE_LIMIT = 1000
@@ -35,7 +35,7 @@ class SimJobKind(IntEnum):
 
 
 class WorkPhase(IntEnum):
-    """What a GPU's work is doing this second."""
+    """The phase of the work on a GPU in this second."""
 
     IDLE = 0
     COMPUTE = 1
@@ -64,16 +64,16 @@ LEVELS = np.array(
 
 @dataclass(frozen=True, slots=True)
 class JobTemplate:
-    """A sort of job that a team keeps starting."""
+    """A kind of job that a team starts repeatedly."""
 
     namespace: str
-    stem: str
+    base_name: str
     kind: SimJobKind
     gpus: tuple[int, ...]
     pools: tuple[str, ...]
     hours: tuple[float, float]
     memory: tuple[float, float]
-    # False: its programs have no monitor, so only its GPUs tell how it gets on.
+    # False: the job exports no metrics of its own.
     reports_metrics: bool = True
 
 
@@ -102,33 +102,33 @@ class SimJob:
     template: JobTemplate
     rows: tuple[int, ...]
     ends: int
-    slurm: bool
+    is_slurm: bool
     suffix: str
-    members: dict[int, str] = field(default_factory=dict)
+    pod_names: dict[int, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"{self.template.stem}-{self.suffix}"
+        return f"{self.template.base_name}-{self.suffix}"
 
     def labels(self, node_row: int) -> dict[str, str]:
         """Attribution labels as dcgm-exporter adds them, in the order in which it writes them."""
-        if self.slurm:
+        if self.is_slurm:
             return {"hpc_job": str(self.number)}
         container = "server" if self.template.kind is SimJobKind.SERVING else "main"
-        return {"container": container, "namespace": self.template.namespace, "pod": self.members[node_row]}
+        return {"container": container, "namespace": self.template.namespace, "pod": self.pod_names[node_row]}
 
     def workload(self, node_row: int) -> str:
-        return f"slurm/{self.number}" if self.slurm else f"{self.template.namespace}/{self.members[node_row]}"
+        return f"slurm/{self.number}" if self.is_slurm else f"{self.template.namespace}/{self.pod_names[node_row]}"
 
 
 class SimJobs:
-    """Every job, and per GPU the numbers that say what its job wants."""
+    """All jobs, and for each GPU the parameters of its job."""
 
-    def __init__(self, layout: FleetLayout, draw: random.Random) -> None:
+    def __init__(self, layout: FleetLayout, rng: random.Random) -> None:
         self.layout = layout
-        self.draw = draw
+        self.rng = rng
         self.running: dict[int, SimJob] = {}
-        # The node's labels change only when this number does; exporter.py caches by it.
+        # Incremented when labels of the node change; the exporter caches by it.
         self.label_version = [0] * len(layout.nodes)
         self.is_schedulable = np.ones(len(layout.nodes), dtype=bool)
         count = layout.gpu_count
@@ -144,35 +144,35 @@ class SimJobs:
         self._free = self._gpus.copy()
         self._pools = {pool: np.array([n.pool.name == pool for n in layout.nodes]) for pool in _pool_names(layout)}
         self._timers: list[tuple[int, int, str]] = []
-        self._waiting: deque[SimJob] = deque(maxlen=REQUEUE_LIMIT)
-        self._next_number = 4700 + draw.randrange(200)
+        self._pending: deque[SimJob] = deque(maxlen=REQUEUE_LIMIT)
+        self._next_number = 4700 + rng.randrange(200)
 
     def fill(self, now: int) -> None:
-        """Start jobs that have been running for a while, until the fleet is as busy as it usually is."""
+        """Start jobs that have already run for some time, until the fleet has its usual load."""
         for pool in self._pools:
             misses = 0
             while self._busy_share(pool) < BUSY_SHARE and misses < 20:
-                misses += not self._arrive(pool, now, is_old=True)
+                misses += not self._start_new_job(pool, now, is_running=True)
 
     def step(self, now: int) -> None:
-        """End, restart and start what is due."""
+        """End, restart and start the jobs that are due."""
         while self._timers and self._timers[0][0] <= now:
-            _, number, what = heapq.heappop(self._timers)
+            _, number, action = heapq.heappop(self._timers)
             job = self.running.get(number)
             if job is None:
                 continue
-            if what == "restart":
+            if action == "restart":
                 self.is_down[list(job.rows)] = False
             elif job.ends <= now:
                 self.end(job)
         if now % ARRIVAL_SECONDS == 0:
-            self._start_waiting(now)
+            self._start_pending(now)
             for pool in self._pools:
                 if self._busy_share(pool) < BUSY_SHARE:
-                    self._arrive(pool, now, is_old=False)
+                    self._start_new_job(pool, now, is_running=False)
 
     def activity(self, now: int) -> Floats:
-        """Wishes of every GPU at `now`: one row per column of LEVELS."""
+        """The load of every GPU at `now`: one row for each column of LEVELS."""
         phase = self.phases(now)
         levels: Floats = LEVELS[phase].T
         compute = (phase == WorkPhase.COMPUTE) | (phase == WorkPhase.EXCHANGE)
@@ -182,17 +182,17 @@ class SimJobs:
             levels[:, serving] *= self.request_wave(now)[serving]
         return levels
 
-    def pace(self, clock_share: Floats) -> Floats:
-        """How much of its own speed each GPU can use: a gang goes as fast as its slowest rank."""
-        slowest = np.ones(len(clock_share))
-        np.minimum.at(slowest, self._first_rank, clock_share)
-        gang_pace: Floats = slowest[self._first_rank] / clock_share
-        return gang_pace
+    def gang_speed(self, clock_share: Floats) -> Floats:
+        """The speed of each GPU relative to its clock: a training job is as fast as its slowest rank."""
+        slowest_of_gang = np.ones(len(clock_share))
+        np.minimum.at(slowest_of_gang, self._first_rank, clock_share)
+        speed: Floats = slowest_of_gang[self._first_rank] / clock_share
+        return speed
 
     def is_occupied(self) -> NDArray[np.bool_]:
-        """GPUs on which a program holds a context: clocks stay up and memory stays taken."""
-        alive: NDArray[np.bool_] = (self.kind != SimJobKind.NONE) & ~self.is_down
-        return alive
+        """GPUs with a process: clocks stay high and memory stays allocated."""
+        is_occupied_gpu: NDArray[np.bool_] = (self.kind != SimJobKind.NONE) & ~self.is_down
+        return is_occupied_gpu
 
     def job_on_gpu(self, row: int) -> SimJob | None:
         return self.running.get(int(self.job_of_gpu[row]))
@@ -202,7 +202,7 @@ class SimJobs:
         return [self.running[number] for number in sorted(numbers)]
 
     def crash(self, job: SimJob, now: int, *, restart_seconds: float | None) -> None:
-        """Every rank loses its process; None means that nobody restarts it."""
+        """Crash all ranks; without `restart_seconds` the job is not restarted."""
         self.is_down[list(job.rows)] = True
         self.is_stalled[list(job.rows)] = False
         if restart_seconds is not None:
@@ -214,21 +214,21 @@ class SimJobs:
         self.job_of_gpu[rows], self.kind[rows], self.memory_share[rows] = -1, SimJobKind.NONE, 0.0
         self.is_down[rows] = self.is_stalled[rows] = False
         self._first_rank[rows] = rows
-        self._touch(job, +1)
+        self._update_nodes(job, +1)
 
     def evict(self, job: SimJob) -> None:
-        """Take a job off its GPUs; it starts again elsewhere as soon as there is room."""
+        """Remove a job from its GPUs; it starts again elsewhere as soon as GPUs are free."""
         self.end(job)
         if job.template.kind is not SimJobKind.HELD:
-            self._waiting.append(job)
+            self._pending.append(job)
 
-    def place(self, recipe: JobTemplate, rows: tuple[int, ...], now: int) -> SimJob:
-        """Start a job on exactly these GPUs, whoever was there before."""
+    def place(self, template: JobTemplate, rows: tuple[int, ...], now: int) -> SimJob:
+        """Start a job on exactly these GPUs, and evict the jobs on them."""
         for number in sorted({int(n) for n in self.job_of_gpu[list(rows)]} - {-1}):
             self.evict(self.running[number])
-        return self._start(recipe, rows, now, is_old=False)
+        return self._start(template, rows, now, is_running=False)
 
-    def keep(self, job: SimJob, until: int) -> None:
+    def extend(self, job: SimJob, until: int) -> None:
         job.ends = max(job.ends, until)
         heapq.heappush(self._timers, (job.ends, job.number, "end"))
 
@@ -236,7 +236,7 @@ class SimJobs:
         at = now + self._offset
         phase = np.zeros(len(self.kind), dtype=np.int8)
         training = self.kind == SimJobKind.TRAINING
-        # A seventh of each cycle goes into gradient exchange, an epoch starts with ten seconds of loading.
+        # A seventh of each cycle is gradient exchange; an epoch starts with ten seconds of loading.
         phase[training] = WorkPhase.COMPUTE
         phase[training & (at % self._exchange < self._exchange / 7)] = WorkPhase.EXCHANGE
         phase[training & (at % self._epoch < 10)] = WorkPhase.LOADING
@@ -247,78 +247,77 @@ class SimJobs:
         return phase
 
     def request_wave(self, now: int) -> Floats:
-        """Most requests at 15:00 UTC, fewest twelve hours later, with a burst now and then."""
+        """The request rate over the day: highest at 15:00 UTC, with occasional bursts."""
         wave = 0.52 + 0.38 * np.cos(2 * np.pi * (now - 15 * 3600) / DAY_SECONDS)
         burst = np.where((now + self._offset) % self._epoch < 40, 0.3, 0.0)
         requests: Floats = np.clip(wave * self._density + burst, 0.05, 1.2)
         return requests
 
     def _busy_share(self, pool: str) -> float:
-        members = self._pools[pool]
-        return 1.0 - float(self._free[members].sum()) / float(self._gpus[members].sum())
+        nodes_of_pool = self._pools[pool]
+        return 1.0 - float(self._free[nodes_of_pool].sum()) / float(self._gpus[nodes_of_pool].sum())
 
-    def _arrive(self, pool: str, now: int, *, is_old: bool) -> bool:
-        recipe = self.draw.choice([recipe for recipe in TEMPLATES if pool in recipe.pools])
-        rows = self._find_room(pool, self.draw.choice(recipe.gpus))
+    def _start_new_job(self, pool: str, now: int, *, is_running: bool) -> bool:
+        template = self.rng.choice([candidate for candidate in TEMPLATES if pool in candidate.pools])
+        rows = self._find_free_gpus(pool, self.rng.choice(template.gpus))
         if rows is not None:
-            self._start(recipe, rows, now, is_old=is_old)
+            self._start(template, rows, now, is_running=is_running)
         return rows is not None
 
-    def _find_room(self, pool: str, gpus: int) -> tuple[int, ...] | None:
-        """Whole nodes for a gang, otherwise the fullest node that still has room; None when there is none."""
+    def _find_free_gpus(self, pool: str, gpus: int) -> tuple[int, ...] | None:
+        """Whole nodes for a large job, else the fullest node with enough free GPUs; None if there is none."""
         usable = self._pools[pool] & self.is_schedulable
         if gpus >= 8:
             empty = np.flatnonzero(usable & (self._free == 8))[: gpus // 8]
-            chosen = [self.layout.nodes[row] for row in empty]
-            return None if len(chosen) < gpus // 8 else tuple(gpu.row for node in chosen for gpu in node.gpus)
+            nodes = [self.layout.nodes[row] for row in empty]
+            return None if len(nodes) < gpus // 8 else tuple(gpu.row for node in nodes for gpu in node.gpus)
         candidates = np.flatnonzero(usable & (self._free >= gpus))
         if not len(candidates):
             return None
         node = self.layout.nodes[int(candidates[np.argmin(self._free[candidates])])]
         return tuple(gpu.row for gpu in node.gpus if self.job_of_gpu[gpu.row] < 0)[:gpus]
 
-    def _start_waiting(self, now: int) -> None:
-        for _ in range(len(self._waiting)):
-            job = self._waiting.popleft()
+    def _start_pending(self, now: int) -> None:
+        for _ in range(len(self._pending)):
+            job = self._pending.popleft()
             pool = self.layout.nodes[int(self.layout.node_of_gpu[job.rows[0]])].pool.name
-            rows = self._find_room(pool, len(job.rows))
+            rows = self._find_free_gpus(pool, len(job.rows))
             if rows is None:
-                self._waiting.append(job)
+                self._pending.append(job)
             else:
-                self._start(job.template, rows, now, is_old=False, suffix=job.suffix)
+                self._start(job.template, rows, now, is_running=False, suffix=job.suffix)
 
     def _start(
-        self, recipe: JobTemplate, rows: tuple[int, ...], now: int, *, is_old: bool, suffix: str | None = None
+        self, template: JobTemplate, rows: tuple[int, ...], now: int, *, is_running: bool, suffix: str | None = None
     ) -> SimJob:
         self._next_number += 1
-        draw, at = self.draw, list(rows)
-        seconds = draw.uniform(*recipe.hours) * 3600 * (draw.random() if is_old else 1.0)
-        node_rows = list(dict.fromkeys(int(row) for row in self.layout.node_of_gpu[at]))
-        slurm = self.layout.nodes[node_rows[0]].pool.scheduler == "slurm"
-        job = SimJob(
-            self._next_number, recipe, rows, now + 60 + round(seconds), slurm, suffix or f"{draw.getrandbits(20):05x}"
-        )
-        job.members = {row: f"{job.name}-worker-{rank}" for rank, row in enumerate(node_rows)}
-        if recipe.kind is not SimJobKind.TRAINING:
-            job.members = {node_rows[0]: f"{job.name}-{draw.getrandbits(20):05x}"}
+        rng, gpu_rows = self.rng, list(rows)
+        seconds = rng.uniform(*template.hours) * 3600 * (rng.random() if is_running else 1.0)
+        node_rows = list(dict.fromkeys(int(row) for row in self.layout.node_of_gpu[gpu_rows]))
+        is_slurm = self.layout.nodes[node_rows[0]].pool.scheduler == "slurm"
+        suffix = suffix or f"{rng.getrandbits(20):05x}"
+        job = SimJob(self._next_number, template, rows, now + 60 + round(seconds), is_slurm, suffix)
+        job.pod_names = {row: f"{job.name}-worker-{rank}" for rank, row in enumerate(node_rows)}
+        if template.kind is not SimJobKind.TRAINING:
+            job.pod_names = {node_rows[0]: f"{job.name}-{rng.getrandbits(20):05x}"}
         self.running[job.number] = job
         heapq.heappush(self._timers, (job.ends, job.number, "end"))
-        self.job_of_gpu[at], self.kind[at] = job.number, recipe.kind
-        self.memory_share[at] = draw.uniform(*recipe.memory)
+        self.job_of_gpu[gpu_rows], self.kind[gpu_rows] = job.number, template.kind
+        self.memory_share[gpu_rows] = rng.uniform(*template.memory)
         # Replicas of a service do not wait for each other.
-        self._first_rank[at] = at[0] if recipe.kind is SimJobKind.TRAINING else at
-        self._offset[at] = draw.randrange(3600)
-        # Dense models keep the tensor cores busier (a training job near 2.5 sits at the power cap).
-        self._density[at] = draw.uniform(0.7, 1.1) if recipe.kind is SimJobKind.SERVING else draw.uniform(0.8, 2.4)
-        self._exchange[at], self._epoch[at] = draw.randrange(14, 56), draw.randrange(240, 900)
-        self._checkpoint[at] = draw.randrange(900, 2400)
-        self._touch(job, -1)
+        self._first_rank[gpu_rows] = gpu_rows[0] if template.kind is SimJobKind.TRAINING else gpu_rows
+        self._offset[gpu_rows] = rng.randrange(3600)
+        # Denser models keep the tensor cores busier (a training job near 2.5 reaches the power cap).
+        self._density[gpu_rows] = rng.uniform(*((0.7, 1.1) if template.kind is SimJobKind.SERVING else (0.8, 2.4)))
+        self._exchange[gpu_rows], self._epoch[gpu_rows] = rng.randrange(14, 56), rng.randrange(240, 900)
+        self._checkpoint[gpu_rows] = rng.randrange(900, 2400)
+        self._update_nodes(job, -1)
         return job
 
-    def _touch(self, job: SimJob, freed: int) -> None:
+    def _update_nodes(self, job: SimJob, gpus_freed: int) -> None:
         for row in job.rows:
             node = int(self.layout.node_of_gpu[row])
-            self._free[node] += freed
+            self._free[node] += gpus_freed
             self.label_version[node] += 1
 
 

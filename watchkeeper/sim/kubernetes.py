@@ -1,7 +1,7 @@
-"""The cluster's page, as kube-state-metrics writes it: nodes, pods, quotas and the device plugin.
+"""Render the kube-state-metrics page of the cluster: nodes, pods, quotas and the device plugin.
 
-Pools that Slurm schedules are not on it. Pods are those of the jobs that run, and those that a fault
-brings along. The page is what the scheduler's own objects say; nothing here knows whether a GPU is well.
+It omits pools that Slurm schedules. Pods are those of running jobs and those that faults create. The page has only the
+state of Kubernetes objects, not the health of GPUs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 PLUGIN = {"namespace": "gpu-operator", "daemonset": "nvidia-device-plugin-daemonset"}
 MIG_CONFIG = "all-1g.18gb"
 PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
-# Far above what the teams of one simulated fleet use together.
+# Far more than the teams of a simulated fleet use.
 QUOTA_GPUS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class SimPod:
-    """One pod as the API server knows it; `node` None means that it is not scheduled."""
+    """One pod; `node` is None if it is not scheduled."""
 
     namespace: str
     name: str
@@ -42,7 +42,7 @@ class SimPod:
 
 
 class KubeStatePage:
-    """Writes the page; owns nothing but the time at which it first saw each pod."""
+    """Renders the page, and stores the start time of each pod."""
 
     def __init__(self, layout: FleetLayout, jobs: SimJobs) -> None:
         self._nodes = [node for node in layout.nodes if node.pool.scheduler == "kubernetes"]
@@ -53,29 +53,29 @@ class KubeStatePage:
     def page(self, total: EffectTotals, *, up: set[int], now: int) -> bytes:
         """`up` are the rows of the nodes whose kubelet answers."""
         page = MetricsPage()
-        pods = list(self._pods(total, now))
+        pods = list(self._list_pods(total, now))
         self._started = {pod.name: pod.started_at for pod in pods}
         self._write_nodes(page, total, up)
         _write_pods(page, pods)
-        _write_exits(page, pods)
-        self._write_rest(page, pods, total)
+        _write_specs_and_exits(page, pods)
+        self._write_plugin_and_quotas(page, pods, total)
         return page.content()
 
-    def _pods(self, total: EffectTotals, now: int) -> Iterator[SimPod]:
+    def _list_pods(self, total: EffectTotals, now: int) -> Iterator[SimPod]:
         for job in self._jobs.running.values():
-            if not job.slurm:
-                yield from self._pods_of(job, now)
-        for name, (lasting, spec) in total.pods.items():
-            node = None if spec.pending else self._layout.nodes[lasting.nodes[0]].name
-            yield SimPod(lasting.namespace, name, "main", node, spec.gpus, self._started.get(name, now), spec)
+            if not job.is_slurm:
+                yield from self._job_pods(job, now)
+        for name, (active, spec) in total.pods.items():
+            node = None if spec.pending else self._layout.nodes[active.nodes[0]].name
+            yield SimPod(active.namespace, name, "main", node, spec.gpus, self._started.get(name, now), spec)
 
-    def _pods_of(self, job: SimJob, now: int) -> Iterator[SimPod]:
+    def _job_pods(self, job: SimJob, now: int) -> Iterator[SimPod]:
         container = "server" if job.template.kind is SimJobKind.SERVING else "main"
-        for row, name in job.members.items():
+        for row, name in job.pod_names.items():
             node = self._layout.nodes[row]
-            gpus = sum(1 for gpu in job.rows if node.first <= gpu < node.first + len(node.gpus))
-            started = self._started.get(name, now)
-            yield SimPod(job.template.namespace, name, container, node.name, gpus, started, RUNNING)
+            gpus = sum(1 for gpu in job.rows if node.first_row <= gpu < node.first_row + len(node.gpus))
+            started_at = self._started.get(name, now)
+            yield SimPod(job.template.namespace, name, container, node.name, gpus, started_at, RUNNING)
 
     def _write_nodes(self, page: MetricsPage, total: EffectTotals, up: set[int]) -> None:
         page.begin("kube_node_status_condition", "gauge", "The condition of a cluster node.")
@@ -84,11 +84,11 @@ class KubeStatePage:
             for status in ("true", "false", "unknown"):
                 labels = format_labels({"node": node.name, "condition": "Ready", "status": status})
                 page.add(labels, float(status == ("true" if is_up else "unknown")))
-        for what in ("capacity", "allocatable"):
-            page.begin(f"kube_node_status_{what}", "gauge", f"The {what} for different resources of a node.")
+        for kind in ("capacity", "allocatable"):
+            page.begin(f"kube_node_status_{kind}", "gauge", f"The {kind} for different resources of a node.")
             for node in self._nodes:
-                gone = node.row in total.plugin_gone or node.row in total.mig_lost
-                count = 0 if gone and what == "allocatable" else len(node.gpus)
+                has_no_plugin = node.row in total.plugin_gone or node.row in total.mig_lost
+                count = 0 if has_no_plugin and kind == "allocatable" else len(node.gpus)
                 page.add(format_labels({"node": node.name, "resource": GPU, "unit": "integer"}), count)
         page.begin("kube_node_spec_taint", "gauge", "The taint of a cluster node.")
         for node in self._nodes:
@@ -97,7 +97,7 @@ class KubeStatePage:
         for node in self._nodes:
             page.add(format_labels({"node": node.name, **_node_labels(node, is_mig=node.row in total.mig_lost)}), 1)
 
-    def _write_rest(self, page: MetricsPage, pods: list[SimPod], total: EffectTotals) -> None:
+    def _write_plugin_and_quotas(self, page: MetricsPage, pods: list[SimPod], total: EffectTotals) -> None:
         page.begin("kube_daemonset_status_desired_number_scheduled", "gauge", "Nodes that should run the daemon pod.")
         page.add(format_labels(PLUGIN), len(self._nodes))
         page.begin("kube_daemonset_status_number_ready", "gauge", "Nodes with a running and ready daemon pod.")
@@ -106,10 +106,10 @@ class KubeStatePage:
         for namespace in sorted({pod.namespace for pod in pods} | total.full_quotas):
             used = sum(pod.gpus or 0 for pod in pods if pod.namespace == namespace)
             hard = used if namespace in total.full_quotas else QUOTA_GPUS
-            about = {"namespace": namespace, "resourcequota": "gpus", "resource": "requests.nvidia.com/gpu"}
-            page.add(format_labels({**about, "type": "hard"}), hard)
-            page.add(format_labels({**about, "type": "used"}), used)
-        # A job whose pods the quota forbids has none: only the wish for them is seen.
+            quota = {"namespace": namespace, "resourcequota": "gpus", "resource": "requests.nvidia.com/gpu"}
+            page.add(format_labels({**quota, "type": "hard"}), hard)
+            page.add(format_labels({**quota, "type": "used"}), used)
+        # A job over its quota has no pods: only its parallelism is visible.
         page.begin("kube_job_spec_parallelism", "gauge", "The maximum desired number of pods of the job.")
         for namespace in sorted(total.full_quotas):
             page.add(format_labels({"namespace": namespace, "job_name": "quota-test"}), 2)
@@ -134,8 +134,8 @@ def _write_pods(page: MetricsPage, pods: list[SimPod]) -> None:
     page.begin("kube_pod_status_phase", "gauge", "The pods current phase.")
     for pod in pods:
         for phase in PHASES:
-            is_so = phase == ("Running" if pod.node else "Pending")
-            page.add(format_labels({**pod.labels, "phase": phase}), float(is_so))
+            is_current = phase == ("Running" if pod.node else "Pending")
+            page.add(format_labels({**pod.labels, "phase": phase}), float(is_current))
     page.begin("kube_pod_status_scheduled", "gauge", "Describes the status of the scheduling process for the pod.")
     for pod in pods:
         for condition in ("true", "false", "unknown"):
@@ -154,14 +154,14 @@ def _write_pods(page: MetricsPage, pods: list[SimPod]) -> None:
             page.add(format_labels(pod.labels), pod.started_at)
     page.begin("kube_pod_container_resource_requests", "gauge", "The number of requested resources by a container.")
     for pod in pods:
-        where = {**pod.labels, "container": pod.container, "node": pod.node or ""}
+        container = {**pod.labels, "container": pod.container, "node": pod.node or ""}
         if pod.gpus is not None:
-            page.add(format_labels({**where, "resource": GPU, "unit": "integer"}), pod.gpus)
+            page.add(format_labels({**container, "resource": GPU, "unit": "integer"}), pod.gpus)
         else:
-            page.add(format_labels({**where, "resource": "cpu", "unit": "core"}), 8)
+            page.add(format_labels({**container, "resource": "cpu", "unit": "core"}), 8)
 
 
-def _write_exits(page: MetricsPage, pods: list[SimPod]) -> None:
+def _write_specs_and_exits(page: MetricsPage, pods: list[SimPod]) -> None:
     page.begin("kube_pod_tolerations", "gauge", "Information about the pod tolerations")
     for pod in pods:
         if pod.spec.tolerates_gpu_taint:
@@ -176,13 +176,13 @@ def _write_exits(page: MetricsPage, pods: list[SimPod]) -> None:
     for pod in pods:
         if pod.spec.runtime_class is not None:
             page.add(format_labels({**pod.labels, "runtimeclass_name": pod.spec.runtime_class}), 1)
-    ended = [pod for pod in pods if pod.spec.exit_code is not None]
+    exited = [pod for pod in pods if pod.spec.exit_code is not None]
     page.begin("kube_pod_container_status_last_terminated_reason", "gauge", "The last reason of termination.")
-    for pod in ended:
+    for pod in exited:
         labels = {**pod.labels, "container": pod.container, "reason": pod.spec.exit_reason or "Error"}
         page.add(format_labels(labels), 1)
     page.begin("kube_pod_container_status_last_terminated_exitcode", "gauge", "The exit code of the last termination.")
-    for pod in ended:
+    for pod in exited:
         page.add(format_labels({**pod.labels, "container": pod.container}), pod.spec.exit_code or 0)
     page.begin("kube_pod_container_status_restarts_total", "counter", "The number of container restarts.")
     for pod in pods:

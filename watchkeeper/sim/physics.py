@@ -1,8 +1,8 @@
-"""What a GPU does with its work: power, heat, clocks and counters, for all GPUs at once.
+"""Simulate power, temperature, clocks and counters of all GPUs.
 
-One `step` is one second. Load draws power; the power cap lowers clocks; power heats the chip against
-the air that the node's fans move; heat lowers clocks; lower clocks draw less power. `readings.py`
-turns the state into DCGM fields. All arrays have one entry per GPU row of the layout.
+One `step` is one second. Load draws power, the power cap reduces clocks, power heats the GPU, fans cool it, heat
+reduces clocks, and lower clocks draw less power. `readings` converts the state into DCGM fields. All arrays have one
+entry for each GPU row of the layout.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ CAP_SHARE = 692 / 700
 SM_WEIGHT, TENSOR_WEIGHT, DRAM_WEIGHT = 0.45, 1.40, 0.47
 FULL_POWER_RISE_CELSIUS = 31.0
 TIME_CONSTANT_SECONDS = 60.0
-# What still flows when every fan stands: convection and the neighbours' draught. At this share a GPU
-# at its lowest clocks just stays at its operating limit.
+# The cooling that remains without fans, by convection and airflow of neighbours. With it, a GPU at its lowest clocks
+# stays just at its operating limit.
 STILL_AIR_COOLING = 0.12
-# Later GPUs in the air stream breathe what the first ones have warmed.
+# The air warms up along the GPUs of a node.
 POSITION_CELSIUS = 5.0
 INLET_CELSIUS = 25.0
-# Nothing runs slower than the idle clock: 345 of 1980 MHz.
+# The lowest clock: 345 of 1980 MHz.
 LOWEST_CLOCK_SHARE = 345 / 1980
 CLOCK_STEP_MHZ = 15
-# After its last program has gone, a GPU stays at full clocks for a while (seen on the H200).
+# After its last process exits, a GPU keeps full clocks for this time (measured on an H200).
 AWAKE_SECONDS = 30
 IDLE_MEMORY_MIB = 4
 RESERVED_SHARE = 0.0045
-# Corrected errors are rare and ordinary: about one per GPU and month.
+# Corrected errors are normal: about one per GPU and month.
 CORRECTED_ERRORS_PER_SECOND = 1 / (30 * 86_400)
 
 # The brake halves the clocks at least twice (NVML: hardware slowdown is a factor of two or more).
@@ -55,7 +55,7 @@ BRAKE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What faults do to the machine around the silicon; shares are 1 and the rest is 0 when nothing is broken."""
+    """The effect of faults on hardware; without faults, shares are 1 and all other values 0."""
 
     fan: Floats
     power_cap: Floats
@@ -116,77 +116,77 @@ class Physics:
         self.remap_pending, self.remap_failure = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         self.remapped_rows = np.zeros(count, dtype=np.int64)
         self.sbe, self.dbe = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        # Lifetime counters begin somewhere: these GPUs have worked before.
+        # These GPUs have been in use before, so lifetime counters do not start at 0.
         self.sbe_lifetime, self.dbe_lifetime = self.rng.poisson(0.4, count), np.zeros(count, dtype=np.int64)
         self.pcie_replays = self.rng.poisson(0.2, count)
         self.energy_mj = self.rng.uniform(1e9, 2e12, count).round()
         self.power_violation_ns, self.thermal_violation_ns = np.zeros(count), np.zeros(count)
         self.nvlink_errors, self._leaked_mib = np.zeros(count, dtype=np.int64), np.zeros(count)
-        self._thermal_share, self._asleep_for = np.ones(count), np.full(count, float(AWAKE_SECONDS))
+        self._thermal_share, self._idle_seconds = np.ones(count), np.full(count, float(AWAKE_SECONDS))
 
     def step(self, demand: Floats, is_occupied: Flags, memory_share: Floats, *, environment: Environment) -> None:
-        """One second: `wish` is what jobs.activity returned."""
+        """Simulate one second; `demand` is the result of SimJobs.activity."""
         noise = self.rng.standard_normal((2, len(self.tdp)))
         busy = demand[0] > 0
-        self._asleep_for = np.where(is_occupied | busy, 0.0, self._asleep_for + 1.0)
-        awake = self._asleep_for < AWAKE_SECONDS
-        wobble = 1.0 + 0.02 * noise[0]
-        self.activity = np.clip(demand * wobble, 0.0, 1.0)
-        self._run_clocks(awake, environment)
-        self._heat(environment, noise[1])
+        self._idle_seconds = np.where(is_occupied | busy, 0.0, self._idle_seconds + 1.0)
+        awake = self._idle_seconds < AWAKE_SECONDS
+        noise_factor = 1.0 + 0.02 * noise[0]
+        self.activity = np.clip(demand * noise_factor, 0.0, 1.0)
+        self._update_clocks(awake, environment)
+        self._update_temperature(environment, noise[1])
         self._leaked_mib = np.where(is_occupied & (environment.leak_mib_per_second > 0), self._leaked_mib, 0.0)
         self._leaked_mib += environment.leak_mib_per_second
-        self._fill_memory(is_occupied, memory_share)
-        self._count()
-        struck = environment.sbe_per_second > 0
-        if struck.any():
-            errors = self.rng.poisson(environment.sbe_per_second[struck])
-            self.sbe[struck] += errors
-            self.sbe_lifetime[struck] += errors
+        self._update_memory(is_occupied, memory_share)
+        self._update_counters()
+        affected = environment.sbe_per_second > 0
+        if affected.any():
+            errors = self.rng.poisson(environment.sbe_per_second[affected])
+            self.sbe[affected] += errors
+            self.sbe_lifetime[affected] += errors
 
-    def _run_clocks(self, awake: Flags, around: Environment) -> None:
+    def _update_clocks(self, awake: Flags, environment: Environment) -> None:
         sm, tensor, dram = self.activity[0], self.activity[1], self.activity[2]
-        cap = self.tdp * CAP_SHARE * around.power_cap
-        floor = np.where(awake, self.tdp * AWAKE_SHARE, self.idle_watts)
-        # Dynamic power at full clocks; it falls with the square of the clock, because voltage falls too.
-        dynamic = self.tdp * (1 - AWAKE_SHARE) * (SM_WEIGHT * sm + TENSOR_WEIGHT * tensor + DRAM_WEIGHT * dram)
-        room = np.maximum(cap - floor, 1.0)
-        power_share = np.sqrt(np.minimum(1.0, room / np.maximum(dynamic, 1.0)))
-        heat_over = self.temperature - self.max_operating
-        # Clocks fall fast with heat and come back slowly, and only a degree below the limit.
-        change = np.where(heat_over > 0, -0.01 * heat_over, np.where(heat_over < -1, 0.005, 0.0))
+        cap = self.tdp * CAP_SHARE * environment.power_cap
+        base_watts = np.where(awake, self.tdp * AWAKE_SHARE, self.idle_watts)
+        # Dynamic power at full clocks. It is proportional to the square of the clock, because voltage changes too.
+        dynamic_watts = self.tdp * (1 - AWAKE_SHARE) * (SM_WEIGHT * sm + TENSOR_WEIGHT * tensor + DRAM_WEIGHT * dram)
+        headroom = np.maximum(cap - base_watts, 1.0)
+        power_share = np.sqrt(np.minimum(1.0, headroom / np.maximum(dynamic_watts, 1.0)))
+        over_limit = self.temperature - self.max_operating
+        # Clocks fall fast with heat and recover slowly, from one degree below the limit.
+        change = np.where(over_limit > 0, -0.01 * over_limit, np.where(over_limit < -1, 0.005, 0.0))
         self._thermal_share = np.clip(self._thermal_share + change, LOWEST_CLOCK_SHARE, 1.0)
         is_hw_hot = self.temperature >= self.slowdown
-        limit = np.minimum(np.minimum(self._thermal_share, around.clock), np.where(is_hw_hot, 0.5, 1.0))
-        limit = np.where(around.brake, np.minimum(limit, BRAKE_SHARE), limit)
+        limit = np.minimum(np.minimum(self._thermal_share, environment.clock), np.where(is_hw_hot, 0.5, 1.0))
+        limit = np.where(environment.brake, np.minimum(limit, BRAKE_SHARE), limit)
         share = np.maximum(LOWEST_CLOCK_SHARE, np.minimum(power_share, limit))
         self.clock_share = share
-        self.power = floor + dynamic * share**2
-        running = np.round(self.max_mhz * share / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
-        self.clock_mhz = np.where(awake, running, self.idle_mhz)
+        self.power = base_watts + dynamic_watts * share**2
+        active_mhz = np.round(self.max_mhz * share / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
+        self.clock_mhz = np.where(awake, active_mhz, self.idle_mhz)
         reasons = np.where(awake, 0, IDLE)
         reasons |= np.where((power_share < 1.0) & (power_share <= limit), POWER_CAP, 0)
         reasons |= np.where(awake & (self._thermal_share < 1.0), SW_THERMAL, 0)
         reasons |= np.where(awake & is_hw_hot, HW_SLOWDOWN | HW_THERMAL, 0)
-        reasons |= np.where(around.brake, HW_SLOWDOWN | POWER_BRAKE, 0)
+        reasons |= np.where(environment.brake, HW_SLOWDOWN | POWER_BRAKE, 0)
         self.reasons = reasons
 
-    def _heat(self, around: Environment, noise: Floats) -> None:
-        # The board's own regulation shows as a watt of noise; it is part of the energy that is counted.
+    def _update_temperature(self, environment: Environment, noise: Floats) -> None:
+        # Regulation of the board adds a watt of noise, which the energy counter includes.
         self.power = np.maximum(self.power + 1.2 * noise, 10.0)
-        cooling = STILL_AIR_COOLING + (1 - STILL_AIR_COOLING) * around.fan
-        leaving = (self.temperature - self.inlet - around.inlet) * cooling / self._resistance
-        self.temperature += (self.power - leaving) / self._capacity
+        cooling = STILL_AIR_COOLING + (1 - STILL_AIR_COOLING) * environment.fan
+        removed_watts = (self.temperature - self.inlet - environment.inlet) * cooling / self._resistance
+        self.temperature += (self.power - removed_watts) / self._capacity
 
-    def _fill_memory(self, is_occupied: Flags, memory_share: Floats) -> None:
+    def _update_memory(self, is_occupied: Flags, memory_share: Floats) -> None:
         usable = self.memory_mib - self.reserved_mib - IDLE_MEMORY_MIB
-        wanted = IDLE_MEMORY_MIB + np.where(is_occupied, memory_share, 0.0) * usable
-        wanted = np.minimum(wanted + self._leaked_mib, IDLE_MEMORY_MIB + usable)
-        # Loading weights takes a few seconds; freeing them takes none.
-        grown = self.memory_used + np.maximum(0.25 * (wanted - self.memory_used), 1.0)
-        self.memory_used = np.minimum(wanted, grown)
+        target_mib = IDLE_MEMORY_MIB + np.where(is_occupied, memory_share, 0.0) * usable
+        target_mib = np.minimum(target_mib + self._leaked_mib, IDLE_MEMORY_MIB + usable)
+        # Loading weights takes a few seconds; freeing memory is immediate.
+        grown_mib = self.memory_used + np.maximum(0.25 * (target_mib - self.memory_used), 1.0)
+        self.memory_used = np.minimum(target_mib, grown_mib)
 
-    def _count(self) -> None:
+    def _update_counters(self) -> None:
         self.energy_mj += self.power * 1000.0
         self.power_violation_ns += np.where(self.reasons & POWER_CAP, 1e9, 0.0)
         self.thermal_violation_ns += np.where(self.reasons & THERMAL, 1e9, 0.0)
@@ -195,7 +195,7 @@ class Physics:
             self.sbe_lifetime[row] += 1
 
     def reload_driver(self, rows: slice | list[int]) -> None:
-        """A reset or reboot: volatile counters start again and a waiting row remap takes effect."""
+        """Reset volatile counters and complete pending row remaps, as after a reset or reboot."""
         for counter in (self.sbe, self.dbe, self.remap_pending, self.recovery_action, self.pcie_replays):
             counter[rows] = 0
         for total in (self.energy_mj, self.power_violation_ns, self.thermal_violation_ns):

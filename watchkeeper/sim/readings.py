@@ -1,7 +1,6 @@
-"""The physical state as DCGM fields: one number per field and GPU, in the units that DCGM uses.
+"""Convert the physical state into DCGM fields: one value for each field and GPU, in DCGM's units.
 
-exporter.py asks once per simulated second and writes the numbers of one node into a page. A field
-that a GPU model does not have is masked, because unsupported is absent and never 0.
+`exporter` reads them once per simulated second. Fields that a GPU model does not support are omitted, never 0.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from watchkeeper.model import clock_reasons
 from watchkeeper.sim.fleet import FleetLayout, GpuModel
 from watchkeeper.sim.physics import Floats, Physics
 
-# NVML's fabric probe states, which DCGM exports as they are (health_rules 1.2: not started or failed is a failure).
+# NVML's fabric states, which DCGM exports unchanged (health_rules 1.2: not started or failed is a failure).
 FABRIC_NOT_STARTED, FABRIC_COMPLETED = 1, 3
 NVLINK_PREFIXES = ("DCGM_FI_DEV_NVLINK_", "DCGM_FI_PROF_NVLINK_")
 
@@ -29,7 +28,7 @@ def supports(model: GpuModel, field: str) -> bool:
 
 
 class DcgmReadings:
-    """Reads DCGM fields off the physics; constants of the fleet are gathered once."""
+    """Reads DCGM fields from the physical state; constants are collected once."""
 
     def __init__(self, layout: FleetLayout, physics: Physics) -> None:
         self.physics = physics
@@ -42,17 +41,22 @@ class DcgmReadings:
         self._memory_limit = np.array([node.model.memory_max_celsius or 0 for node in nodes])[per_gpu]
         self._zero = np.zeros(layout.gpu_count)
         self._all_lanes = np.full(layout.gpu_count, 16)
-        # What faults.py changes: the lanes in use, and the state of the NVSwitch fabric.
+        # Faults change these: PCIe lanes in use, and the state of the NVSwitch fabric.
         self.lanes = self._all_lanes
         self.fabric_state = np.full(layout.gpu_count, FABRIC_COMPLETED)
         # A corrected-error remap is rare; most GPUs of a fleet have none.
         self._corrected_rows = (np.arange(layout.gpu_count) % 577 == 3).astype(np.int64)
 
     def read_fields(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
-        """Every simulated field by its name."""
-        return {**self._device(last_xid), **self._memory(), **self._links(), **self._profile()}
+        """All simulated fields by name."""
+        return {
+            **self._device_fields(last_xid),
+            **self._memory_fields(),
+            **self._link_fields(),
+            **self._profiling_fields(),
+        }
 
-    def _device(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
+    def _device_fields(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
         state = self.physics
         return {
             "DCGM_FI_DEV_SM_CLOCK": state.clock_mhz,
@@ -81,7 +85,7 @@ class DcgmReadings:
             "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION": state.recovery_action,
         }
 
-    def _memory(self) -> dict[str, Floats | NDArray[np.int64]]:
+    def _memory_fields(self) -> dict[str, Floats | NDArray[np.int64]]:
         state = self.physics
         used = np.round(state.memory_used)
         return {
@@ -98,12 +102,12 @@ class DcgmReadings:
             "DCGM_FI_DEV_ROW_REMAP_PENDING": state.remap_pending,
         }
 
-    def _links(self) -> dict[str, Floats | NDArray[np.int64]]:
+    def _link_fields(self) -> dict[str, Floats | NDArray[np.int64]]:
         # Slower clocks finish fewer steps, so every link carries less.
         state = self.physics
         received = self._pcie * state.activity[6] * state.clock_share
         sent = self._pcie * state.activity[7] * state.clock_share
-        each_way = self._nvlink / 2 * state.activity[8] * state.clock_share
+        nvlink_bytes = self._nvlink / 2 * state.activity[8] * state.clock_share
         awake = (state.reasons & clock_reasons.IDLE) == 0
         return {
             "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": state.pcie_replays,
@@ -115,14 +119,14 @@ class DcgmReadings:
             "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": self._zero,
             "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": state.nvlink_errors,
             "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": self._zero,
-            "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": 2 * each_way / 1e6,
+            "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": 2 * nvlink_bytes / 1e6,
             "DCGM_FI_PROF_PCIE_TX_BYTES": sent,
             "DCGM_FI_PROF_PCIE_RX_BYTES": received,
-            "DCGM_FI_PROF_NVLINK_TX_BYTES": each_way,
-            "DCGM_FI_PROF_NVLINK_RX_BYTES": each_way,
+            "DCGM_FI_PROF_NVLINK_TX_BYTES": nvlink_bytes,
+            "DCGM_FI_PROF_NVLINK_RX_BYTES": nvlink_bytes,
         }
 
-    def _profile(self) -> dict[str, Floats | NDArray[np.int64]]:
+    def _profiling_fields(self) -> dict[str, Floats | NDArray[np.int64]]:
         sm, tensor, dram, occupancy, engine = self.physics.activity[:5]
         return {
             "DCGM_FI_PROF_GR_ENGINE_ACTIVE": engine,

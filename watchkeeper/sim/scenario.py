@@ -1,8 +1,7 @@
-"""Faults as data: what packs/scenarios/NAME.yaml may say, and how it is read.
+"""Read scenarios: the content of packs/scenarios/NAME.yaml.
 
-A scenario tells its story to people, names the kernel lines and the primitive effects that faults.py
-plays, which repairs end it, and the right answer, against which drills score the product. A scenario
-that uses known effects needs no code.
+A scenario has a description, the kernel lines and effects that `faults` applies, the repairs that end it, and the
+correct diagnosis, with which drills score the product. A scenario with existing effects needs no code.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from watchkeeper.model import actions, alerts
 from watchkeeper.sim.effects import Effect
 from watchkeeper.sim.fleet import UnknownName
 
-# What a kernel line template may ask for.
-OF_A_GPU = frozenset({"pci", "uuid", "serial"})
-PLACEHOLDERS = OF_A_GPU | {"pid", "process", "channel", "address", "row"}
+# Placeholders of kernel lines.
+GPU_PLACEHOLDERS = frozenset({"pci", "uuid", "serial"})
+PLACEHOLDERS = GPU_PLACEHOLDERS | {"pid", "process", "channel", "address", "row"}
 
 
 class FaultTarget(StrEnum):
-    """What breaks; a job is a training job, a service answers requests, a pod is one that the scenario brings along."""
+    """What a scenario breaks; a job is a training job, and a pod is one that the scenario creates."""
 
     GPU = "gpu"
     NODE = "node"
@@ -41,10 +40,10 @@ class FaultTarget(StrEnum):
 
 
 class RequiredWork(StrEnum):
-    """What runs at the place when the fault strikes; it is started if it is not there.
+    """The work that must run at the place when the fault starts; it is started if necessary.
 
-    Wide training has ranks on several nodes. A mute training job tells nobody about its steps; it is always one that
-    the fault brings along, and it works from the injection on until the fault strikes.
+    Wide training has ranks on several nodes. A mute training job exports no metrics; it is always a new job, which runs
+    from the injection on until the fault starts.
     """
 
     TRAINING = "training"
@@ -55,7 +54,7 @@ class RequiredWork(StrEnum):
 
 
 class FaultRepair(StrEnum):
-    """What ends a fault; `replace` is a person with a screwdriver (DELETE /faults/ID)."""
+    """What ends a fault; `replace` means that a person replaces hardware (DELETE /faults/ID)."""
 
     REBOOT = "reboot"
     RESET_GPU = "reset_gpu"
@@ -66,15 +65,15 @@ class FaultRepair(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KernelLine:
-    """One line of the driver, `after` the strike."""
+    """One kernel log line, `after` the start of the fault."""
 
     text: str
     after: str = "0s"
 
     def __post_init__(self) -> None:
         durations.parse_ms(self.after)
-        if strange := sorted(self.placeholders - PLACEHOLDERS):
-            raise ValueError(f"unknown placeholder {{{strange[0]}}}; known: {', '.join(sorted(PLACEHOLDERS))}")
+        if unknown := sorted(self.placeholders - PLACEHOLDERS):
+            raise ValueError(f"unknown placeholder {{{unknown[0]}}}; use {', '.join(sorted(PLACEHOLDERS))}")
 
     @property
     def placeholders(self) -> frozenset[str]:
@@ -83,7 +82,7 @@ class KernelLine:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedDiagnosis:
-    """The right answer; `action` is the step that ends the trouble, not the cordon before it."""
+    """The correct diagnosis; `action` is the step that fixes the fault, not the cordon before it."""
 
     cause: str
     action: actions.ActionKind
@@ -93,7 +92,7 @@ class ExpectedDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One file. `lasts` is the file's `for`: None means until it is repaired."""
+    """One scenario file; `lasts` is its key `for`, None means until it is repaired."""
 
     name: str
     title: str
@@ -105,11 +104,11 @@ class Scenario:
     after: str = "0s"
     lasts: str | None = None
     work: RequiredWork | None = None
-    # Nodes of these pools only; empty means any. A fabric needs NVSwitches, a pod needs Kubernetes.
+    # Only nodes of these pools; empty means any. A fabric needs NVSwitches, a pod needs Kubernetes.
     pools: tuple[str, ...] = ()
-    # How long physics or the nature of the fault needs until any number shows it: metal heats up, a trend must be one.
+    # The time until any metric shows the fault: hardware heats up slowly, a trend needs several values.
     visible_after: str = "0s"
-    # How much history a drill gathers before the fault: rules that compare with a baseline need one.
+    # The history that a drill simulates before the fault, for rules that compare with a baseline.
     history: str = "10m"
     kernel: tuple[str | KernelLine, ...] = ()
 
@@ -119,51 +118,58 @@ class Scenario:
             durations.parse_ms(self.lasts)
         durations.parse_ms(self.history)
         durations.parse_ms(self.visible_after)
-        of_a_gpu = sorted({name for line in self.kernel_lines for name in line.placeholders} & OF_A_GPU)
-        if of_a_gpu and self.strikes is not FaultTarget.GPU:
-            raise ValueError(f"a kernel line with {{{of_a_gpu[0]}}} names a GPU, so its scenario must strike a gpu")
+        gpu_placeholders = sorted({name for line in self.kernel_lines for name in line.placeholders} & GPU_PLACEHOLDERS)
+        if gpu_placeholders and self.strikes is not FaultTarget.GPU:
+            raise ValueError(
+                f"a kernel line with {{{gpu_placeholders[0]}}} needs a GPU, so the scenario needs `strikes: gpu`"
+            )
 
     @property
     def kernel_lines(self) -> tuple[KernelLine, ...]:
         return tuple(KernelLine(line) if isinstance(line, str) else line for line in self.kernel)
 
 
-def load_all(folder: Traversable | None = None) -> dict[str, Scenario]:
-    """Every scenario of a folder by name; the shipped ones by default."""
+def load_scenarios(folder: Traversable | None = None) -> dict[str, Scenario]:
+    """All scenarios of a folder by name; by default the shipped ones."""
     source = folder or resources.files("watchkeeper.packs") / "scenarios"
     files = sorted((file for file in source.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
-    return {one.name: one for one in (read(file.read_text(encoding="utf-8"), file=file.name) for file in files)}
+    return {
+        scenario.name: scenario
+        for scenario in (parse_scenario(file.read_text(encoding="utf-8"), file=file.name) for file in files)
+    }
 
 
-def read(text: str, *, file: str) -> Scenario:
-    """One scenario, or a PackError that names the file and every key that is wrong."""
+def parse_scenario(text: str, *, file: str) -> Scenario:
+    """Parse one scenario; PackError with the file and all invalid keys."""
     where = f"packs/scenarios/{file}"
     try:
-        plain = yaml_text.load(text)
+        document = yaml_text.load(text)
     except yaml.YAMLError as error:
         raise PackError(f"not YAML: {error}", where=where) from error
     try:
-        one = wire.from_plain(Scenario, _without_keyword(plain))
+        scenario = wire.from_plain(Scenario, _rename_for(document))
     except WireError as error:
         raise PackError("; ".join(error.problems).replace("lasts", "for"), where=where) from error
-    if f"{one.name}.yaml" != file:
-        raise PackError(f"name: `{one.name}` must be the file's own name, {file.removesuffix('.yaml')}", where=where)
-    return one
+    if f"{scenario.name}.yaml" != file:
+        raise PackError(
+            f"name: `{scenario.name}` must be the name of the file, {file.removesuffix('.yaml')}", where=where
+        )
+    return scenario
 
 
-def find(known: dict[str, Scenario], name: str) -> Scenario:
+def find_scenario(scenarios: dict[str, Scenario], name: str) -> Scenario:
     try:
-        return known[name]
+        return scenarios[name]
     except KeyError:
-        near = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.5)
-        remedy = f"Did you mean {near[0]}?" if near else None
+        matches = difflib.get_close_matches(name[:80], scenarios, n=1, cutoff=0.5)
+        remedy = f"Did you mean {matches[0]}?" if matches else None
         raise UnknownName(
-            f"there is no scenario `{name[:80]}`", now=f"Known: {', '.join(known)}", remedy=remedy
+            f"no scenario `{name[:80]}`", now=f"Scenarios: {', '.join(scenarios)}", remedy=remedy
         ) from None
 
 
-def _without_keyword(plain: Any) -> Any:
-    """`for` is the right word in a file and cannot be a field name in Python."""
-    if not isinstance(plain, dict):
-        return plain
-    return {"lasts" if key == "for" else key: value for key, value in plain.items()}
+def _rename_for(document: Any) -> Any:
+    """Rename the key `for`, which cannot be a field name in Python."""
+    if not isinstance(document, dict):
+        return document
+    return {"lasts" if key == "for" else key: value for key, value in document.items()}

@@ -1,8 +1,7 @@
-"""The simulated fleet on the wire: exporters, kernel logs, a cluster and a fault switch over HTTP.
+"""Serve a simulated fleet over HTTP: exporters, kernel logs, a cluster and fault injection.
 
-`serve` binds a loopback port, drives a `Simulation` from a clock, and answers as many machines would;
-the product meets it here and nowhere else. Requests and steps share one event loop, so a page is
-always one moment of the fleet.
+`serve` binds a loopback port, advances a Simulation with a clock, and answers for all nodes. The product uses the
+simulation only through this API. Requests and steps share one event loop, so that every page is one consistent state.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ from watchkeeper.sim.fleet import UnknownName
 from watchkeeper.sim.kernel_log import SimKernelRecord
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
-__all__ = ["SimSettings", "Wire", "open_listener", "run", "serve"]
+__all__ = ["SimSettings", "SimulatorApi", "open_listener", "run", "serve"]
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 PAGE_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Steps per turn of the event loop: a simulator that is behind catches up without starving requests.
+# Steps at once when the simulation is behind, so that requests are still answered.
 CATCH_UP_STEPS = 20
 KEEP_ALIVE_SECONDS = 5.0
 STREAM_BATCH = 500
-LONGEST_BODY = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024
 
 
-class Wire:
-    """The endpoints around one simulation."""
+class SimulatorApi:
+    """The HTTP endpoints of one simulation."""
 
-    def __init__(self, simulation: Simulation, clock_: clock.ScaledClock, *, target: str) -> None:
+    def __init__(self, simulation: Simulation, sim_clock: clock.ScaledClock, *, target: str) -> None:
         self.simulation = simulation
-        self.clock = clock_
+        self.clock = sim_clock
         self.target = target
         self.is_closing = False
         self._step_done = asyncio.Event()
@@ -73,10 +72,10 @@ class Wire:
             Route("/time", self.time),
             Route("/-/ready", self.ready),
         ]
-        return Starlette(routes=routes, exception_handlers={WatchkeeperError: _answer_error})
+        return Starlette(routes=routes, exception_handlers={WatchkeeperError: _exception_response})
 
-    async def keep_step(self, stop: asyncio.Event) -> None:
-        """Advance the simulation with the clock until told to stop."""
+    async def keep_advancing(self, stop: asyncio.Event) -> None:
+        """Advance the simulation with the clock until `stop` is set."""
         while not stop.is_set():
             behind = int(self.clock.now().timestamp()) - self.simulation.second
             if behind > 0:
@@ -84,16 +83,16 @@ class Wire:
                 self.wake_streams()
                 await asyncio.sleep(0)
                 continue
-            until_next = self.simulation.second + 1 - self.clock.now().timestamp()
+            seconds_to_next = self.simulation.second + 1 - self.clock.now().timestamp()
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), max(0.001, until_next / self.clock.speed))
+                await asyncio.wait_for(stop.wait(), max(0.001, seconds_to_next / self.clock.speed))
 
     def wake_streams(self) -> None:
         self._step_done.set()
         self._step_done = asyncio.Event()
 
     def close(self) -> None:
-        """Let the endless streams end."""
+        """End the kernel log streams."""
         self.is_closing = True
         self.wake_streams()
 
@@ -109,22 +108,22 @@ class Wire:
     async def kernel_stream(self, request: Request) -> Response:
         text = request.query_params.get("after", "0")
         if not text.isdigit():
-            return _refuse(400, f"after: expected a whole number, found {text[:40]!r}")
-        return StreamingResponse(self._kernel_lines(int(text)), media_type="application/x-ndjson")
+            return _error_response(400, f"after: expected an integer, not {text[:40]!r}")
+        return StreamingResponse(self._stream_kernel_log(int(text)), media_type="application/x-ndjson")
 
-    async def _kernel_lines(self, seq: int) -> AsyncIterator[bytes]:
-        # An empty line at once, so that the reader knows that it is connected.
+    async def _stream_kernel_log(self, seq: int) -> AsyncIterator[bytes]:
+        # An empty line shows the reader that it is connected.
         yield b"\n"
         while not self.is_closing:
             records = self.simulation.kernel_records_since(seq, limit=STREAM_BATCH)
             if records:
                 seq = records[-1].seq
-                yield b"".join(_kernel_line(record) for record in records)
-            elif not await self._news_after(seq):
+                yield b"".join(_kernel_record_as_json(record) for record in records)
+            elif not await self._wait_for_records(seq):
                 yield b"\n"
 
-    async def _news_after(self, seq: int) -> bool:
-        """True when there is something after `seq` or the server closes; False when it stays quiet."""
+    async def _wait_for_records(self, seq: int) -> bool:
+        """Wait for records after `seq`; False after the keep-alive time without any."""
         try:
             async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                 while not self.is_closing and self.simulation.machines.kernel.last_seq <= seq:
@@ -139,7 +138,7 @@ class Wire:
 
     async def cluster_action(self, request: Request) -> Response:
         node = self.simulation.layout.node(request.path_params["node"])
-        cluster, by = self.simulation.cluster, await _mark(request)
+        cluster, by = self.simulation.cluster, await _read_mark(request)
         verbs: dict[str, Callable[[], ActionOutcome]] = {
             "cordon": lambda: cluster.cordon(node, by),
             "uncordon": lambda: cluster.uncordon(node, by),
@@ -148,13 +147,13 @@ class Wire:
         }
         verb = request.path_params["verb"]
         if verb not in verbs:
-            return _refuse(404, f"a node cannot `{verb[:40]}`; it can {', '.join(verbs)}")
-        return _answer_outcome(verbs[verb]())
+            return _error_response(404, f"unknown node action `{verb[:40]}`; use {', '.join(verbs)}")
+        return _outcome_response(verbs[verb]())
 
     async def gpu_action(self, request: Request) -> Response:
         node = self.simulation.layout.node(request.path_params["node"])
         gpu = self.simulation.layout.gpu(node, request.path_params["uuid"])
-        cluster, by = self.simulation.cluster, await _mark(request)
+        cluster, by = self.simulation.cluster, await _read_mark(request)
         verbs: dict[str, Callable[[], ActionOutcome]] = {
             "reset": lambda: cluster.reset_gpu(node, gpu, by),
             "warn": lambda: cluster.warn_holder(node, gpu, by),
@@ -162,35 +161,36 @@ class Wire:
         }
         verb = request.path_params["verb"]
         if verb not in verbs:
-            return _refuse(404, f"a GPU cannot `{verb[:40]}`; it can {', '.join(verbs)}")
-        return _answer_outcome(verbs[verb]())
+            return _error_response(404, f"unknown GPU action `{verb[:40]}`; use {', '.join(verbs)}")
+        return _outcome_response(verbs[verb]())
 
     async def scenarios(self, _: Request) -> Response:
-        known = self.simulation.scenarios.values()
+        scenarios = self.simulation.scenarios.values()
         return JSONResponse(
-            [{"name": one.name, "title": one.title, "truth": wire.to_plain(one.truth)} for one in known]
+            [{"name": item.name, "title": item.title, "truth": wire.to_plain(item.truth)} for item in scenarios]
         )
 
     async def list_faults(self, _: Request) -> Response:
-        return JSONResponse([_plain_fault(fault, self.simulation) for fault in self.simulation.faults.active.values()])
+        active = self.simulation.faults.active.values()
+        return JSONResponse([_fault_as_json(fault, self.simulation) for fault in active])
 
     async def inject(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await _read_body(request)
         name, node, gpu = body.get("scenario"), body.get("node"), body.get("gpu")
         if not isinstance(name, str):
-            return _refuse(400, f"scenario: is missing; known: {', '.join(self.simulation.scenarios)}")
+            return _error_response(400, f"scenario: is missing; use {', '.join(self.simulation.scenarios)}")
         if not (node is None or isinstance(node, str)) or not (gpu is None or type(gpu) is int):
-            return _refuse(400, "node must be a name and gpu a whole number, or both left out")
+            return _error_response(400, "node must be a name and gpu an integer, or omit both")
         try:
             fault = self.simulation.inject(name, node=node, gpu=gpu)
         except WatchkeeperError as error:
-            return _refuse(400, str(error))
+            return _error_response(400, str(error))
         self.wake_streams()
-        return JSONResponse(_plain_fault(fault, self.simulation))
+        return JSONResponse(_fault_as_json(fault, self.simulation))
 
     async def end_fault(self, request: Request) -> Response:
         fault = self.simulation.end_fault(request.path_params["fault"])
-        return JSONResponse({"ok": True, **_plain_fault(fault, self.simulation)})
+        return JSONResponse({"ok": True, **_fault_as_json(fault, self.simulation)})
 
     async def time(self, _: Request) -> Response:
         now = wire.format_time(self.clock.now())
@@ -201,11 +201,11 @@ class Wire:
 
 
 def open_listener(settings: SimSettings) -> socket.socket:
-    """Bind the loopback port; port 0 takes a free one."""
+    """Bind the loopback port; port 0 selects a free one."""
     where = f"{settings.host}:{settings.port}"
     if settings.host not in LOOPBACK:
         raise StartRefused(
-            "the simulator takes orders from anyone, so it listens on loopback only",
+            "the simulator has no authentication, so it listens only on loopback",
             where=where,
             remedy="Use 127.0.0.1",
         )
@@ -217,29 +217,29 @@ def open_listener(settings: SimSettings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise StartRefused(
-            f"the port cannot be used: {error.strerror}", where=where, remedy="Choose another with --port"
+            f"the port cannot be used: {error.strerror}", where=where, remedy="Set another port with --port"
         ) from error
     return listener
 
 
 async def serve(settings: SimSettings, stop: asyncio.Event, *, listener: socket.socket | None = None) -> None:
-    """Run the simulated fleet until `stop` is set; ends within two seconds of it."""
-    bound = listener or open_listener(settings)
-    host, port = bound.getsockname()[:2]
-    clock_ = clock.ScaledClock(speed=settings.speed, epoch_seconds=settings.epoch_seconds)
-    simulation = Simulation(replace(settings, epoch_seconds=clock_.now().timestamp()))
-    wire_ = Wire(simulation, clock_, target=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    """Serve the simulated fleet until `stop` is set; ends within two seconds."""
+    bound_listener = listener or open_listener(settings)
+    host, port = bound_listener.getsockname()[:2]
+    sim_clock = clock.ScaledClock(speed=settings.speed, epoch_seconds=settings.epoch_seconds)
+    simulation = Simulation(replace(settings, epoch_seconds=sim_clock.now().timestamp()))
+    api = SimulatorApi(simulation, sim_clock, target=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     config = uvicorn.Config(
-        wire_.app(), log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+        api.app(), log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
     server = asgi.AsgiServer(config)
-    log.info("Simulated fleet is up", extra=logs.fields(gpus=settings.gpus, url=f"http://{wire_.target}"))
+    log.info("simulator ready", extra=logs.fields(gpus=settings.gpus, url=f"http://{api.target}"))
     memory.release_startup_memory()
     async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve(sockets=[bound]))
-        group.create_task(wire_.keep_step(stop))
+        group.create_task(server.serve(sockets=[bound_listener]))
+        group.create_task(api.keep_advancing(stop))
         await stop.wait()
-        wire_.close()
+        api.close()
         server.should_exit = True
 
 
@@ -249,11 +249,11 @@ def run(settings: SimSettings) -> None:
         asyncio.run(serve(settings, asyncio.Event()))
 
 
-def _kernel_line(record: SimKernelRecord) -> bytes:
+def _kernel_record_as_json(record: SimKernelRecord) -> bytes:
     return json.dumps(wire.to_plain(record), ensure_ascii=False).encode() + b"\n"
 
 
-def _plain_fault(fault: SimFault, simulation: Simulation) -> dict[str, Any]:
+def _fault_as_json(fault: SimFault, simulation: Simulation) -> dict[str, Any]:
     return {
         "id": fault.id,
         "scenario": fault.scenario.name,
@@ -267,32 +267,31 @@ def _plain_fault(fault: SimFault, simulation: Simulation) -> dict[str, Any]:
     }
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _read_body(request: Request) -> dict[str, Any]:
     content = b""
     async for chunk in request.stream():
         content += chunk
-        if len(content) > LONGEST_BODY:
-            raise WireError((f"the body is longer than {LONGEST_BODY} bytes",))
+        if len(content) > MAX_BODY_BYTES:
+            raise WireError((f"the body is longer than {MAX_BODY_BYTES} bytes",))
     return wire.loads(dict[str, Any], content or b"{}")
 
 
-async def _mark(request: Request) -> str:
-    """Who asks for the change; a machine is never touched without it."""
-    by = (await _body(request)).get("by")
+async def _read_mark(request: Request) -> str:
+    """The `by` of the request, which every change needs."""
+    by = (await _read_body(request)).get("by")
     if not isinstance(by, str) or not by:
-        raise WireError(('by: is missing; a change to a machine needs its mark, {"by": "…"}',))
+        raise WireError(('by: is missing; send the mark of the caller, {"by": "…"}',))
     return by
 
 
-def _answer_outcome(outcome: ActionOutcome) -> Response:
-    plain = wire.to_plain(outcome)
-    return JSONResponse({"ok": True, "result": plain["result"], "text": plain["text"], "node": plain["node"]})
+def _outcome_response(outcome: ActionOutcome) -> Response:
+    return JSONResponse({"ok": True, **wire.to_plain(outcome)})
 
 
-def _refuse(status: int, error: str) -> JSONResponse:
+def _error_response(status: int, error: str) -> JSONResponse:
     return JSONResponse({"ok": False, "error": error, "status": status}, status_code=status)
 
 
-def _answer_error(_: Request, error: Exception) -> Response:
+def _exception_response(_: Request, error: Exception) -> Response:
     statuses = {WireError: 400, UnknownName: 404, ActionRefused: 409, CollectError: 503}
-    return _refuse(statuses.get(type(error), 500), str(error))
+    return _error_response(statuses.get(type(error), 500), str(error))

@@ -1,7 +1,7 @@
-"""The simulated fleet in one object: it advances by whole seconds and answers what machines would say.
+"""The simulated fleet in one object: it advances by seconds and returns the pages and logs of nodes.
 
-server.py puts a clock and HTTP around it; drills and tests use it as it is. The same settings and the
-same calls give the same bytes, because every random number comes from the seed and reading draws none.
+`server` adds a clock and HTTP; drills and tests use it directly. The same settings and calls give the same bytes,
+because every random number comes from the seed and reading uses none.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from watchkeeper.errors import CollectError
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.sim import effects, fleet, scenario
 from watchkeeper.sim.cluster import SimCluster
-from watchkeeper.sim.exporter import FAULT_HEAD, DcgmExporter
+from watchkeeper.sim.exporter import DcgmExporter, format_agent_fault
 from watchkeeper.sim.faults import FaultInjector, SimFault, SimMachines
-from watchkeeper.sim.host import Hosts
+from watchkeeper.sim.host import SimHosts
 from watchkeeper.sim.jobs import SimJobs
 from watchkeeper.sim.kernel_log import SimKernelLog, SimKernelRecord
 from watchkeeper.sim.kubernetes import KubeStatePage
 from watchkeeper.sim.physics import Physics
 from watchkeeper.sim.readings import DcgmReadings
-from watchkeeper.sim.workloads import STEP_SECONDS, Workloads
+from watchkeeper.sim.workloads import STEP_SECONDS, SimWorkloads
 
-# A Monday morning: serving wakes up. Used when nobody says when the simulation begins.
+# The default start: a Monday morning, when request rates rise.
 DEFAULT_EPOCH_SECONDS = datetime(2026, 1, 5, 9, 0, tzinfo=UTC).timestamp()
-# Three thermal time constants, so that the first page shows a fleet that has been working.
+# Three thermal time constants, so that the first page shows a fleet under load.
 WARM_UP_SECONDS = 180
 
 
 @dataclass(frozen=True, slots=True)
 class SimSettings:
-    """`epoch_seconds` None means: now for a server, a fixed Monday for a simulation by itself."""
+    """Settings of a simulation; `epoch_seconds` None means now for a server, else a fixed Monday."""
 
     gpus: int = 512
     seed: int = 1
@@ -49,17 +49,17 @@ class SimSettings:
 
 
 class Simulation:
-    """A fleet at one moment, `second` (since 1970)."""
+    """A simulated fleet at the time `second` (since 1970)."""
 
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
         epoch = DEFAULT_EPOCH_SECONDS if settings.epoch_seconds is None else settings.epoch_seconds
         self.second = int(epoch) - WARM_UP_SECONDS
         seed = settings.seed
-        self.layout = fleet.build(gpus=settings.gpus, seed=seed)
-        self.scenarios = scenario.load_all()
-        # One stream per subject: a fault more must not change what the jobs do. Boot ids differ from run to run,
-        # because the product takes an event of the same boot and number for the same event.
+        self.layout = fleet.build_layout(gpus=settings.gpus, seed=seed)
+        self.scenarios = scenario.load_scenarios()
+        # Separate random streams: another fault must not change the jobs. Boot ids depend on the start time, because
+        # the product takes events with the same boot id and sequence number for the same event.
         jobs = SimJobs(self.layout, random.Random(f"{seed}/jobs"))
         physics = Physics(self.layout, np.random.default_rng(seed % 2**64))
         exporter = DcgmExporter(self.layout, DcgmReadings(self.layout, physics), jobs)
@@ -67,16 +67,16 @@ class Simulation:
         self.machines = SimMachines(self.layout, jobs, physics, exporter, kernel)
         self.faults = FaultInjector(self.machines, random.Random(f"{seed}/faults"))
         self.cluster = SimCluster(self.machines, self.faults)
-        self.hosts = Hosts(self.layout, physics, self.second)
+        self.hosts = SimHosts(self.layout, physics, self.second)
         self.kubernetes = KubeStatePage(self.layout, jobs)
-        self.workloads = Workloads(jobs, physics, random.Random(f"{seed}/workloads"))
-        self._planned: tuple[str, ...] = ()
+        self.workloads = SimWorkloads(jobs, physics, random.Random(f"{seed}/workloads"))
+        self._planned_scenarios: tuple[str, ...] = ()
         self._planned_at = 0
         jobs.fill(self.second)
         self.advance(WARM_UP_SECONDS)
-        # The warm-up is before anybody looked; a boot dated there would not end a fault of three minutes ago.
-        kernel.start(self.now)
-        self._planned, self._planned_at = settings.scenarios, self.second + settings.scenarios_after_seconds
+        # Boot after the warm-up: a boot before it would not end a fault of three minutes ago.
+        kernel.boot_all(self.now)
+        self._planned_scenarios, self._planned_at = settings.scenarios, self.second + settings.scenarios_after_seconds
         self._start_planned()
 
     @property
@@ -95,26 +95,26 @@ class Simulation:
         jobs, physics = self.machines.jobs, self.machines.physics
         jobs.step(self.second)
         total = self.faults.totals
-        wish = jobs.activity(self.second) * total.load
-        wish[:3] *= jobs.pace(physics.clock_share)
-        physics.step(wish, jobs.is_occupied(), jobs.memory_share, environment=total.environment)
+        demand = jobs.activity(self.second) * total.load
+        demand[:3] *= jobs.gang_speed(physics.clock_share)
+        physics.step(demand, jobs.is_occupied(), jobs.memory_share, environment=total.environment)
         self.hosts.step(total)
         if self.second % STEP_SECONDS == 0:
             self.workloads.step(total, self.second)
-        self.machines.kernel.chatter(self.now, self.cluster.is_up)
+        self.machines.kernel.write_routine_lines(self.now, self.cluster.is_up)
 
     def service_discovery(self, address: str) -> list[dict[str, Any]]:
-        """Every page of the fleet as Prometheus http_sd lists them, all at one address."""
-        pages = [one for node in self.layout.nodes for one in self._pages_of(node)]
-        cluster = {"__meta_watchkeeper_cluster": self.settings.cluster}
-        pages += [
-            {"__metrics_path__": "/cluster/metrics", "job": "kube-state-metrics", **cluster},
-            {"__metrics_path__": "/workloads/metrics", "job": "workloads", **cluster},
+        """All pages as targets in the format of Prometheus http_sd, at one address."""
+        targets = [labels for node in self.layout.nodes for labels in self._node_targets(node)]
+        cluster_label = {"__meta_watchkeeper_cluster": self.settings.cluster}
+        targets += [
+            {"__metrics_path__": "/cluster/metrics", "job": "kube-state-metrics", **cluster_label},
+            {"__metrics_path__": "/workloads/metrics", "job": "workloads", **cluster_label},
         ]
-        return [{"targets": [address], "labels": labels} for labels in pages]
+        return [{"targets": [address], "labels": labels} for labels in targets]
 
-    def _pages_of(self, node: fleet.SimNode) -> list[dict[str, str]]:
-        about = {
+    def _node_targets(self, node: fleet.SimNode) -> list[dict[str, str]]:
+        labels = {
             "__meta_watchkeeper_cluster": self.settings.cluster,
             "__meta_watchkeeper_node": node.name,
             "__meta_watchkeeper_pool": node.pool.name,
@@ -123,57 +123,57 @@ class Simulation:
             "__meta_watchkeeper_domain_leaf": node.leaf,
         }
         return [
-            {"__metrics_path__": f"/nodes/{node.name}/metrics", **about},
-            {"__metrics_path__": f"/nodes/{node.name}/host/metrics", "job": "node", **about},
+            {"__metrics_path__": f"/nodes/{node.name}/metrics", **labels},
+            {"__metrics_path__": f"/nodes/{node.name}/host/metrics", "job": "node", **labels},
         ]
 
     def page_at(self, path: str) -> bytes:
-        """The page at a path that `service_discovery` names; CollectError while nothing answers there."""
+        """The page at a path of `service_discovery`; CollectError if its node or exporter is down."""
         match path.strip("/").split("/"):
             case ["nodes", node, "metrics"]:
-                return self.page(node)
+                return self.node_page(node)
             case ["nodes", node, "host", "metrics"]:
-                return self.hosts.page(self._up(node), self.faults.totals, now=self.second)
+                return self.hosts.page(self._require_up(node), self.faults.totals, now=self.second)
             case ["cluster", "metrics"]:
                 up = {node.row for node in self.layout.nodes if self._is_up(node)}
                 return self.kubernetes.page(self.faults.totals, up=up, now=self.second)
             case ["workloads", "metrics"]:
                 return self.workloads.page(self.faults.totals)
-        raise fleet.UnknownName(f"there is no page at {path[:80]}")
+        raise fleet.UnknownName(f"no page at {path[:80]}")
 
     def _start_planned(self) -> None:
-        if self._planned and self.second >= self._planned_at:
-            planned, self._planned = self._planned, ()
+        if self._planned_scenarios and self.second >= self._planned_at:
+            planned, self._planned_scenarios = self._planned_scenarios, ()
             for name in planned:
                 self.inject(name)
 
-    def page(self, node: str) -> bytes:
-        """One node's exporter page; CollectError while the node or its exporter is down."""
-        found, total = self._up(node), self.faults.totals
-        exporter, words = total.exporters.get(found.row), total.agent_faults.get(found.row)
+    def node_page(self, node: str) -> bytes:
+        """The GPU exporter page of a node; CollectError if the node or its exporter is down."""
+        sim_node, total = self._require_up(node), self.faults.totals
+        exporter, agent_fault = total.exporters.get(sim_node.row), total.agent_faults.get(sim_node.row)
         if exporter is effects.ExporterFault.DOWN:
-            raise CollectError("nothing answers at the exporter's port", where=node)
+            raise CollectError("the exporter does not answer", where=node)
         if exporter is effects.ExporterFault.EMPTY:
-            return f'{FAULT_HEAD}watchkeeper_gpu_fault{{cause="{words}",Hostname="{node}"}} 1\n'.encode()
-        return self.machines.exporter.page(found, self.second, fault=words)
+            return format_agent_fault(agent_fault, node)
+        return self.machines.exporter.page(sim_node, self.second, agent_fault=agent_fault)
 
     def inventory(self, node: str) -> dict[str, Any]:
-        """What the node's driver lists: the GPUs that it found when it was loaded, a lost one among them."""
-        found = self._up(node)
+        """The GPUs that the driver of a node lists, including lost ones."""
+        sim_node = self._require_up(node)
         gpus = [
-            {"uuid": gpu.uuid, "index": gpu.index, "pci": gpu.kernel_pci, "model": found.model.name}
-            for gpu in found.gpus
+            {"uuid": gpu.uuid, "index": gpu.index, "pci": gpu.kernel_pci, "model": sim_node.model.name}
+            for gpu in sim_node.gpus
             if gpu.row not in self.faults.totals.hidden
         ]
         return {"node": node, "boot": self.machines.kernel.boot_of(node), "gpus": gpus}
 
     def kernel_records_since(self, seq: int, *, limit: int = 1000) -> list[SimKernelRecord]:
-        return self.machines.kernel.since(seq, limit=limit)
+        return self.machines.kernel.records_since(seq, limit=limit)
 
     def inject(self, name: str, *, node: str | None = None, gpu: int | None = None) -> SimFault:
-        """Start a fault; `node` and `gpu` (its index) are chosen from the seed when they are None."""
+        """Start a fault; without `node` and `gpu` (an index), the seed selects them."""
         return self.faults.inject(
-            scenario.find(self.scenarios, name),
+            scenario.find_scenario(self.scenarios, name),
             self.second,
             node=None if node is None else self.layout.node(node),
             gpu=gpu,
@@ -181,16 +181,16 @@ class Simulation:
         )
 
     def end_fault(self, fault_id: str) -> SimFault:
-        """A person has repaired it by other means."""
+        """End a fault as if a person had repaired it."""
         fault = self.faults.find(fault_id)
         self.faults.end(fault)
         return fault
 
-    def _up(self, node: str) -> fleet.SimNode:
-        found = self.layout.node(node)
-        if not self._is_up(found):
-            raise CollectError("the node is down or rebooting and does not answer", where=node)
-        return found
+    def _require_up(self, node: str) -> fleet.SimNode:
+        sim_node = self.layout.node(node)
+        if not self._is_up(sim_node):
+            raise CollectError("the node is down or rebooting", where=node)
+        return sim_node
 
     def _is_up(self, node: fleet.SimNode) -> bool:
         return self.cluster.is_up(node) and node.row not in self.faults.totals.hosts_down

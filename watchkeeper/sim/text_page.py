@@ -1,4 +1,4 @@
-"""A page in text format 0.0.4, family by family; what exporters other than dcgm-exporter write goes through here."""
+"""Write metrics in the Prometheus text format 0.0.4, for all simulated exporters except dcgm-exporter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class MetricsPage:
-    """Samples of one page; `begin` a family, then `add` its samples."""
+    """One page: `begin` a metric family, then `add` its samples."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -18,7 +18,7 @@ class MetricsPage:
         self._parts.append(f"# HELP {name} {help}\n# TYPE {name} {kind}\n")
 
     def add(self, labels: str, value: float, *, suffix: str = "") -> None:
-        """`labels` as `braces` writes them; empty for none."""
+        """Add a sample; `labels` is the result of `format_labels`, or empty."""
         self._parts.append(f"{self._name}{suffix}{labels} {format_value(value)}\n")
 
     def content(self) -> bytes:
@@ -30,7 +30,7 @@ def format_labels(labels: Mapping[str, str]) -> str:
 
 
 def format_value(value: float) -> str:
-    """As Go writes floats: whole numbers without a point, NaN and infinities by their names."""
+    """Format a value as Go does: integers without a point, NaN, +Inf and -Inf."""
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return str(int(value))
     if math.isnan(value):

@@ -1,8 +1,7 @@
-"""What the programs themselves say: training jobs about their steps, services about their requests.
+"""Simulate the metrics of workloads: steps of training jobs, and requests of services.
 
-Every few seconds `step` moves each running program on; `page` writes what a scrape of all of them would
-see. Names of training metrics are the ones of the guides that this product follows, names of serving
-metrics are theirs and vLLM's. A crashed job has no process, so it says nothing.
+`step` advances all running workloads every few seconds; `page` returns the metrics of all of them. Metric names are
+those of our guides for training, and those of the guides and vLLM for serving. A crashed job has no metrics.
 """
 
 from __future__ import annotations
@@ -18,34 +17,34 @@ from watchkeeper.sim.physics import Physics
 from watchkeeper.sim.text_page import MetricsPage, format_labels
 
 STEP_SECONDS = 5
-# A program that could not write its checkpoint, or got no memory, tries again a minute later.
+# A failed checkpoint or allocation is retried after this time.
 RETRY_SECONDS = 60
 HEALTHY = TrainingEffect()
-# Buckets as the guides write them; vLLM's own for the first token.
+# Buckets of the guides, and of vLLM for the first token.
 DURATION_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf)
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, math.inf
 )  # fmt: skip
-# A request in an unhurried service, half of them faster; the spread is that of a log-normal curve.
+# Median latencies without load; SPREAD is the sigma of the log-normal distribution.
 MEDIAN_SECONDS, FIRST_TOKEN_SECONDS, SPREAD = 0.06, 0.03, 0.45
 ERROR_SHARE = 1e-5
-# A queue longer than this is refused by the server.
-MOST_WAITING = 400
+# Requests beyond this queue length are rejected.
+MAX_WAITING = 400
 
 
 @dataclass(slots=True)
-class TrainingRun:
-    """One training program; `ranks` in the order of the job's GPUs."""
+class SimTraining:
+    """One training job; labels are in the order of its GPUs."""
 
     job: SimJob
     step_seconds: float
     batch: int
-    usual_clock: float
+    mean_clock: float
     steps: float = 0.0
-    # What the last checkpoint has.
+    # The steps of the last checkpoint.
     saved_steps: float = 0.0
     last_step_at: float = 0.0
-    pace: float = 1.0
+    speed: float = 1.0
     checkpoint_at: float = 0.0
     checkpoints: int = 0
     failed_checkpoints: int = 0
@@ -54,12 +53,12 @@ class TrainingRun:
     data_wait: float = 0.0
     compute_seconds: float = 0.0
     labels: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    place_labels: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class ServingRun:
-    """One service: requests by outcome, and how long they took."""
+class SimServing:
+    """One service: its requests by result, and their latency."""
 
     job: SimJob
     capacity: float
@@ -72,20 +71,20 @@ class ServingRun:
     seconds: float = 0.0
 
 
-class Workloads:
-    """Every program of the fleet, by the number of its job."""
+class SimWorkloads:
+    """The workloads of the fleet, by job number."""
 
-    def __init__(self, jobs: SimJobs, physics: Physics, draw: random.Random) -> None:
-        self._jobs, self._physics, self._draw = jobs, physics, draw
-        self._training: dict[int, TrainingRun] = {}
-        self._serving: dict[int, ServingRun] = {}
-        # Programs that are not running now, by name: one that was moved elsewhere goes on from its checkpoint.
-        self._paused: dict[str, TrainingRun] = {}
+    def __init__(self, jobs: SimJobs, physics: Physics, rng: random.Random) -> None:
+        self._jobs, self._physics, self._rng = jobs, physics, rng
+        self._training: dict[int, SimTraining] = {}
+        self._serving: dict[int, SimServing] = {}
+        # Training jobs that do not run now, by name: a moved job continues from its checkpoint.
+        self._paused: dict[str, SimTraining] = {}
 
     def step(self, total: EffectTotals, now: int) -> None:
-        """STEP_SECONDS of work for everyone."""
+        """Simulate STEP_SECONDS of work."""
         running = self._jobs.running
-        self._pause([run for number, run in self._training.items() if number not in running])
+        self._keep_paused([run for number, run in self._training.items() if number not in running])
         self._training = {number: run for number, run in self._training.items() if number in running}
         self._serving = {number: run for number, run in self._serving.items() if number in running}
         phases = self._jobs.phases(now)
@@ -94,14 +93,14 @@ class Workloads:
             if not job.template.reports_metrics:
                 continue
             if job.template.kind is SimJobKind.TRAINING:
-                run = self._training.get(number) or self._begin_training(job, now)
-                self._train(
+                run = self._training.get(number) or self._start_training(job, now)
+                self._step_training(
                     run, total.training.get(number, HEALTHY), phase=WorkPhase(int(phases[job.rows[0]])), now=now
                 )
             elif job.template.kind is SimJobKind.SERVING:
-                service = self._serving.get(number) or self._begin_serving(job)
+                service = self._serving.get(number) or self._start_serving(job)
                 demand = total.serving.get(number)
-                self._serve(service, demand, wave=float(waves[job.rows[0]]))
+                self._step_serving(service, demand, wave=float(waves[job.rows[0]]))
 
     def page(self, total: EffectTotals) -> bytes:
         page = MetricsPage()
@@ -111,54 +110,54 @@ class Workloads:
         _write_serving(page, list(self._serving.values()))
         return page.content()
 
-    def _pause(self, gone: list[TrainingRun]) -> None:
-        self._paused.update((run.job.name, run) for run in gone)
+    def _keep_paused(self, ended: list[SimTraining]) -> None:
+        self._paused.update((run.job.name, run) for run in ended)
         while len(self._paused) > REQUEUE_LIMIT:
             del self._paused[next(iter(self._paused))]
 
-    def _begin_training(self, job: SimJob, now: int) -> TrainingRun:
-        draw, before = self._draw, self._paused.pop(job.name, None)
+    def _start_training(self, job: SimJob, now: int) -> SimTraining:
+        rng, paused = self._rng, self._paused.pop(job.name, None)
         clock = max(float(self._physics.clock_share[list(job.rows)].min()), 0.3)
-        if before is None:
-            step_seconds, batch = draw.uniform(0.8, 4.0), len(job.rows) * draw.choice([2, 4, 8])
-            run = TrainingRun(job, step_seconds, batch, clock, last_step_at=now, checkpoint_at=now)
+        if paused is None:
+            step_seconds, batch = rng.uniform(0.8, 4.0), len(job.rows) * rng.choice([2, 4, 8])
+            run = SimTraining(job, step_seconds, batch, clock, last_step_at=now, checkpoint_at=now)
         else:
-            model = (before.step_seconds, before.batch, clock, before.saved_steps)
-            run = TrainingRun(job, *model, saved_steps=before.saved_steps, last_step_at=now, checkpoint_at=now)
+            model = (paused.step_seconds, paused.batch, clock, paused.saved_steps)
+            run = SimTraining(job, *model, saved_steps=paused.saved_steps, last_step_at=now, checkpoint_at=now)
         size = str(len(job.rows))
         run.labels = [
             format_labels({"job_name": job.name, "rank": str(rank), "world_size": size})
             for rank in range(len(job.rows))
         ]
-        run.places = [
-            format_labels({"job_name": job.name, "rank": str(rank), "world_size": size, **self._place(row)})
+        run.place_labels = [
+            format_labels({"job_name": job.name, "rank": str(rank), "world_size": size, **self._place_labels(row)})
             for rank, row in enumerate(job.rows)
         ]
         self._training[job.number] = run
         return run
 
-    def _place(self, row: int) -> dict[str, str]:
+    def _place_labels(self, row: int) -> dict[str, str]:
         layout = self._jobs.layout
         node = layout.nodes[int(layout.node_of_gpu[row])]
-        gpu = node.gpus[row - node.first]
+        gpu = node.gpus[row - node.first_row]
         return {"Hostname": node.name, "gpu": str(gpu.index), "UUID": gpu.uuid}
 
-    def _train(self, run: TrainingRun, effect: TrainingEffect, *, phase: WorkPhase, now: int) -> None:
+    def _step_training(self, run: SimTraining, effect: TrainingEffect, *, phase: WorkPhase, now: int) -> None:
         rows = list(run.job.rows)
         if self._jobs.is_down[rows[0]]:
             run.last_step_at = now
             return
         is_stuck = phase is WorkPhase.STALLED or effect.dead_rank
         clock = float(self._physics.clock_share[rows].min())
-        run.usual_clock += 0.002 * (clock - run.usual_clock)
-        speed = min(1.2, clock / run.usual_clock) * (effect.pace if effect.pace is not None else 1.0)
+        run.mean_clock += 0.002 * (clock - run.mean_clock)
+        speed = min(1.2, clock / run.mean_clock) * (effect.pace if effect.pace is not None else 1.0)
         speed *= (1 - effect.data_wait) / max(1.0, effect.slow_rank)
         if is_stuck or phase in (WorkPhase.LOADING, WorkPhase.CHECKPOINT):
             speed = 0.0
-        run.pace += (speed - run.pace) * STEP_SECONDS / 60
+        run.speed += (speed - run.speed) * STEP_SECONDS / 60
         run.steps += STEP_SECONDS / run.step_seconds * speed
         if speed > 0:
-            run.last_step_at = now - self._draw.random() * run.step_seconds
+            run.last_step_at = now - self._rng.random() * run.step_seconds
         if phase is WorkPhase.CHECKPOINT and now - run.checkpoint_at > 120:
             run.checkpoint_at = now
             run.checkpoints += not effect.checkpoints_fail
@@ -170,33 +169,33 @@ class Workloads:
         run.data_wait += STEP_SECONDS * (effect.data_wait or (0.02 if not is_stuck else 0.0))
         run.compute_seconds = run.step_seconds * 0.8 / max(speed, 0.05) if not is_stuck else run.compute_seconds
 
-    def _begin_serving(self, job: SimJob) -> ServingRun:
-        run = ServingRun(job, self._draw.uniform(8, 25) * len(job.rows))
+    def _start_serving(self, job: SimJob) -> SimServing:
+        run = SimServing(job, self._rng.uniform(8, 25) * len(job.rows))
         self._serving[job.number] = run
         return run
 
-    def _serve(self, run: ServingRun, effect: ServingEffect | None, *, wave: float) -> None:
-        """Requests of this turn, answered as fast as the load allows; what is too much waits, then fails."""
-        asked = run.capacity * (effect.demand if effect else min(0.75, 0.6 * wave)) * STEP_SECONDS
-        could = run.capacity * STEP_SECONDS
-        run.waiting = max(0.0, run.waiting + asked - could) if asked > could else max(0.0, run.waiting - could + asked)
-        refused = max(0.0, run.waiting - MOST_WAITING)
-        run.waiting -= refused
-        answered = min(asked, could)
-        load = min(0.95, asked / could)
+    def _step_serving(self, run: SimServing, effect: ServingEffect | None, *, wave: float) -> None:
+        """Serve the requests of this step: requests beyond the capacity wait, and beyond MAX_WAITING fail."""
+        requests = run.capacity * (effect.demand if effect else min(0.75, 0.6 * wave)) * STEP_SECONDS
+        capacity = run.capacity * STEP_SECONDS
+        run.waiting = max(0.0, run.waiting + requests - capacity)
+        rejected = max(0.0, run.waiting - MAX_WAITING)
+        run.waiting -= rejected
+        answered = min(requests, capacity)
+        load = min(0.95, requests / capacity)
         delay = run.waiting / run.capacity
         run.running = 4 * load * len(run.job.rows)
         run.answered += answered
-        run.failed += refused + answered * ERROR_SHARE
+        run.failed += rejected + answered * ERROR_SHARE
         run.seconds += answered * (MEDIAN_SECONDS / (1 - load / 2) + delay)
-        _count(run.durations, DURATION_BUCKETS, answered, median=MEDIAN_SECONDS / (1 - load / 2), delay=delay)
-        _count(run.first_tokens, TTFT_BUCKETS, answered, median=FIRST_TOKEN_SECONDS / (1 - load / 2), delay=delay)
+        _observe(run.durations, DURATION_BUCKETS, answered, median=MEDIAN_SECONDS / (1 - load / 2), delay=delay)
+        _observe(run.first_tokens, TTFT_BUCKETS, answered, median=FIRST_TOKEN_SECONDS / (1 - load / 2), delay=delay)
 
 
-def _count(into: list[float], bounds: tuple[float, ...], number: float, *, median: float, delay: float) -> None:
-    """Add `number` observations of a log-normal curve behind a delay to cumulative buckets."""
-    for at, share in enumerate(_shares_below(bounds, round(median, 4), round(delay, 2))):
-        into[at] += number * share
+def _observe(buckets: list[float], bounds: tuple[float, ...], number: float, *, median: float, delay: float) -> None:
+    """Add `number` observations with a log-normal distribution after a delay to cumulative buckets."""
+    for bucket, share in enumerate(_shares_below(bounds, round(median, 4), round(delay, 2))):
+        buckets[bucket] += number * share
 
 
 @lru_cache(maxsize=4096)
@@ -212,10 +211,10 @@ def _share_below(bound: float, median: float) -> float:
     return 0.5 * (1 + math.erf(math.log(bound / median) / (SPREAD * math.sqrt(2))))
 
 
-def _write_training(page: MetricsPage, runs: list[TrainingRun], total: EffectTotals) -> None:
+def _write_training(page: MetricsPage, runs: list[SimTraining], total: EffectTotals) -> None:
     effects = [(run, total.training.get(run.job.number, HEALTHY)) for run in runs]
-    # The last rank is the one that died or is slow: it stands in the middle of nobody's log.
-    page.begin("training_last_step_timestamp_seconds", "gauge", "When this rank finished its last step")
+    # The last rank is the one that died or is slow.
+    page.begin("training_last_step_timestamp_seconds", "gauge", "Time when this rank finished its last step")
     for run, effect in effects:
         for labels in run.labels[: len(run.labels) - effect.dead_rank]:
             page.add(labels, round(run.last_step_at, 3))
@@ -223,13 +222,13 @@ def _write_training(page: MetricsPage, runs: list[TrainingRun], total: EffectTot
     for run, effect in effects:
         for rank, labels in enumerate(run.labels[: len(run.labels) - effect.dead_rank]):
             is_slow = effect.slow_rank > 1 and rank == len(run.labels) - 1
-            own = run.compute_seconds / (1 if is_slow else max(1.0, effect.slow_rank))
-            page.add(labels, round(own * (1 + 0.03 * math.sin(rank + run.steps)), 4))
-    page.begin("training_rank_info", "gauge", "Where this rank runs: its node and GPU")
+            compute_seconds = run.compute_seconds / (1 if is_slow else max(1.0, effect.slow_rank))
+            page.add(labels, round(compute_seconds * (1 + 0.03 * math.sin(rank + run.steps)), 4))
+    page.begin("training_rank_info", "gauge", "Node and GPU of this rank")
     for run, effect in effects:
-        for labels in run.places[: len(run.places) - effect.dead_rank]:
+        for labels in run.place_labels[: len(run.place_labels) - effect.dead_rank]:
             page.add(labels, 1)
-    page.begin("training_world_size", "gauge", "Ranks that the job has when it is whole")
+    page.begin("training_world_size", "gauge", "Expected number of ranks of the job")
     for run, _ in effects:
         page.add(run.labels[0], len(run.labels))
     page.begin("training_data_wait_seconds_total", "counter", "Time that steps waited for input")
@@ -244,7 +243,7 @@ def _write_training(page: MetricsPage, runs: list[TrainingRun], total: EffectTot
     _write_curves(page, effects)
 
 
-def _write_curves(page: MetricsPage, effects: list[tuple[TrainingRun, TrainingEffect]]) -> None:
+def _write_curves(page: MetricsPage, effects: list[tuple[SimTraining, TrainingEffect]]) -> None:
     page.begin("training_loss", "gauge", "Current training loss")
     for run, effect in effects:
         page.add(run.labels[0], math.nan if effect.loss is LossFault.NAN else _loss(run))
@@ -253,53 +252,53 @@ def _write_curves(page: MetricsPage, effects: list[tuple[TrainingRun, TrainingEf
         page.add(run.labels[0], math.nan if effect.loss is LossFault.NAN else round(1.04 * _loss(run), 4))
     page.begin("training_grad_norm", "gauge", "Norm of the last gradient")
     for run, effect in effects:
-        calm = 0.5 + 0.3 * math.sin(run.steps / 7)
-        page.add(run.labels[0], math.inf if effect.loss is LossFault.NAN else round(calm, 4))
-    page.begin("training_samples_per_second", "gauge", "Samples a second, over the last minute")
+        norm = 0.5 + 0.3 * math.sin(run.steps / 7)
+        page.add(run.labels[0], math.inf if effect.loss is LossFault.NAN else round(norm, 4))
+    page.begin("training_samples_per_second", "gauge", "Samples per second over the last minute")
     for run, _ in effects:
-        page.add(run.labels[0], round(run.batch / run.step_seconds * run.pace, 4))
-    page.begin("training_checkpoint_last_success_timestamp_seconds", "gauge", "When the last checkpoint was complete")
+        page.add(run.labels[0], round(run.batch / run.step_seconds * run.speed, 4))
+    page.begin("training_checkpoint_last_success_timestamp_seconds", "gauge", "Time of the last complete checkpoint")
     for run, _ in effects:
         page.add(run.labels[0], run.checkpoint_at)
-    page.begin("training_checkpoint_writes_total", "counter", "Checkpoints that were written")
+    page.begin("training_checkpoint_writes_total", "counter", "Checkpoints written")
     for run, _ in effects:
         page.add(run.labels[0], run.checkpoints)
-    page.begin("training_checkpoint_failures_total", "counter", "Checkpoints that could not be written")
+    page.begin("training_checkpoint_failures_total", "counter", "Failed checkpoints")
     for run, _ in effects:
         page.add(run.labels[0], run.failed_checkpoints)
 
 
-def _loss(run: TrainingRun) -> float:
+def _loss(run: SimTraining) -> float:
     return round(1.8 + 7.0 * math.exp(-run.steps / 3000) + 0.02 * math.sin(run.steps / 3), 4)
 
 
-def _write_serving(page: MetricsPage, runs: list[ServingRun]) -> None:
+def _write_serving(page: MetricsPage, runs: list[SimServing]) -> None:
     names = [run.job.name for run in runs]
     page.begin("inference_request_duration_seconds", "histogram", "End-to-end inference latency")
     for run, name in zip(runs, names, strict=True):
         for bound, value in zip(DURATION_BUCKETS, run.durations, strict=True):
-            page.add(_served(name, "le", _bound(bound)), int(value), suffix="_bucket")
-        page.add(_served(name), round(run.seconds, 3), suffix="_sum")
-        page.add(_served(name), int(run.durations[-1]), suffix="_count")
+            page.add(_model_labels(name, "le", _bound(bound)), int(value), suffix="_bucket")
+        page.add(_model_labels(name), round(run.seconds, 3), suffix="_sum")
+        page.add(_model_labels(name), int(run.durations[-1]), suffix="_count")
     page.begin("vllm:time_to_first_token_seconds", "histogram", "Histogram of time to first token in seconds.")
     for run, name in zip(runs, names, strict=True):
         for bound, value in zip(TTFT_BUCKETS, run.first_tokens, strict=True):
-            page.add(_served(name, "le", _bound(bound)), int(value), suffix="_bucket")
-        page.add(_served(name), int(run.first_tokens[-1]), suffix="_count")
+            page.add(_model_labels(name, "le", _bound(bound)), int(value), suffix="_bucket")
+        page.add(_model_labels(name), int(run.first_tokens[-1]), suffix="_count")
     page.begin("inference_requests_total", "counter", "Requests by status code")
     for run, name in zip(runs, names, strict=True):
-        page.add(_served(name, "code", "200"), int(run.answered))
-        page.add(_served(name, "code", "503"), int(run.failed))
+        page.add(_model_labels(name, "code", "200"), int(run.answered))
+        page.add(_model_labels(name, "code", "503"), int(run.failed))
     page.begin("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.")
     for run, name in zip(runs, names, strict=True):
-        page.add(_served(name), int(run.waiting))
+        page.add(_model_labels(name), int(run.waiting))
     page.begin("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.")
     for run, name in zip(runs, names, strict=True):
-        page.add(_served(name), int(run.running))
+        page.add(_model_labels(name), int(run.running))
 
 
 @lru_cache(maxsize=1 << 15)
-def _served(model: str, label: str = "", value: str = "") -> str:
+def _model_labels(model: str, label: str = "", value: str = "") -> str:
     return format_labels({"model_name": model, **({label: value} if label else {})})
 
 

@@ -62,8 +62,8 @@ def command(
     from watchkeeper.kit import wire
     from watchkeeper.sim import scenario
 
-    scenarios = scenario.load_all()
-    selected = tuple(scenario.find(scenarios, name).name for name in names) or tuple(scenarios)
+    scenarios = scenario.load_scenarios()
+    selected = tuple(scenario.find_scenario(scenarios, name).name for name in names) or tuple(scenarios)
     began = perf_counter()
     plan = game_day.GameDayPlan(selected, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
     with DrillProgress() as progress:

@@ -26,7 +26,7 @@ def list_scenarios(as_json: bool) -> None:
     from watchkeeper.kit import wire
     from watchkeeper.sim import scenario
 
-    scenarios = scenario.load_all().values()
+    scenarios = scenario.load_scenarios().values()
     if as_json:
         options.print_json([wire.to_plain(entry) for entry in scenarios])
         return

@@ -61,9 +61,9 @@ def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verb
     from watchkeeper.sim import scenario
 
     logs.configure(level="debug" if verbose else "warning")
-    known_scenarios = scenario.load_all()
+    known_scenarios = scenario.load_scenarios()
     for name in scenarios:
-        scenario.find(known_scenarios, name)
+        scenario.find_scenario(known_scenarios, name)
     simulator_options = ["--gpus", str(gpus), "--seed", str(seed), "--speed", str(speed)]
     simulator_options += [part for name in scenarios for part in ("--scenario", name)]
     # Faults begin after the fleet was healthy for a while, so that series and holders exist.

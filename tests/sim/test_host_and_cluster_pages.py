@@ -1,4 +1,4 @@
-"""What stands around the GPUs speaks too: the machine, the cluster and the programs, each on its own page."""
+"""The pages of nodes, of the cluster and of workloads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def fleet() -> Simulation:
     return Simulation(SimSettings(gpus=128, seed=7))
 
 
-def read(page: bytes, metric: str, **wanted: str) -> list[float]:
-    """Values of a metric whose labels have these values."""
+def read(page: bytes, metric: str, **matchers: str) -> list[float]:
+    """Values of a metric with these labels."""
     parser = ExpositionParser()
-    found = parser.parse(page)
-    assert found.bad_lines == 0
+    page_samples = parser.parse(page)
+    assert page_samples.bad_lines == 0
     return [
         value
-        for handle, value in zip(found.handles, found.values, strict=True)
+        for handle, value in zip(page_samples.handles, page_samples.values, strict=True)
         if (labels := parser.labels[handle]).name == metric
-        and all(labels.get(name, "") == text for name, text in wanted.items())
+        and all(labels.get(name, "") == text for name, text in matchers.items())
     ]
 
 
-def test_every_page_that_is_listed_can_be_read_and_an_unlisted_one_cannot(fleet: Simulation) -> None:
+def test_every_listed_page_can_be_read_and_other_pages_cannot(fleet: Simulation) -> None:
     paths = [group["labels"]["__metrics_path__"] for group in fleet.service_discovery("127.0.0.1:1")]
     assert len(paths) == 2 * 16 + 2
     for path in paths:
@@ -52,7 +52,7 @@ def cpu_seconds(fleet: Simulation, node: str, mode: str) -> float:
     return seconds
 
 
-def test_the_cpus_of_a_node_are_as_busy_as_its_gpus_and_every_second_is_counted_once(fleet: Simulation) -> None:
+def test_cpu_use_follows_gpu_use_and_adds_up_to_the_time(fleet: Simulation) -> None:
     before = {mode: cpu_seconds(fleet, "gpu-r01-01", mode) for mode in ("idle", "user")}
     fleet.advance(100)
     spent = {mode: cpu_seconds(fleet, "gpu-r01-01", mode) - seconds for mode, seconds in before.items()}
@@ -60,10 +60,10 @@ def test_the_cpus_of_a_node_are_as_busy_as_its_gpus_and_every_second_is_counted_
     assert 2 <= spent["user"] <= 25
 
 
-def test_a_starved_rank_is_late_where_the_cpus_are_taken_and_nowhere_else(fleet: Simulation) -> None:
+def test_a_starved_rank_is_slow_only_on_the_node_with_busy_cpus(fleet: Simulation) -> None:
     fault = fleet.inject("cpu-starved-rank")
     assert fault.job is not None
-    names = [fleet.layout.nodes[row].name for row in fault.job.members]
+    names = [fleet.layout.nodes[row].name for row in fault.job.pod_names]
     assert len(names) > 1
     before = {name: cpu_seconds(fleet, name, "idle") for name in names}
     fleet.advance(60)
@@ -77,7 +77,7 @@ def test_a_starved_rank_is_late_where_the_cpus_are_taken_and_nowhere_else(fleet:
     assert cpu_seconds(fleet, names[-1], "idle") - before[names[-1]] > 40
 
 
-def test_a_node_without_power_is_silent_on_both_pages_and_unknown_to_kubernetes(fleet: Simulation) -> None:
+def test_a_node_without_power_has_no_pages_and_is_unknown_in_kubernetes(fleet: Simulation) -> None:
     fault = fleet.inject("node-down", node="gpu-r01-01")
     for path in ("metrics", "host/metrics"):
         with pytest.raises(CollectError):
@@ -90,18 +90,18 @@ def test_a_node_without_power_is_silent_on_both_pages_and_unknown_to_kubernetes(
     assert fleet.page_at("/nodes/gpu-r01-01/metrics")
 
 
-def test_an_exporter_can_be_gone_or_blind_while_its_machine_answers(fleet: Simulation) -> None:
+def test_an_exporter_can_be_down_or_empty_while_the_node_answers(fleet: Simulation) -> None:
     fleet.inject("agent-gone", node="gpu-r01-01")
     fleet.inject("driver-mismatch", node="gpu-r01-02")
-    with pytest.raises(CollectError, match="nothing answers at the exporter's port"):
-        fleet.page("gpu-r01-01")
+    with pytest.raises(CollectError, match="the exporter does not answer"):
+        fleet.node_page("gpu-r01-01")
     assert fleet.page_at("/nodes/gpu-r01-01/host/metrics")
-    words = read(fleet.page("gpu-r01-02"), "watchkeeper_gpu_fault", cause="driver_library_mismatch")
+    words = read(fleet.node_page("gpu-r01-02"), "watchkeeper_gpu_fault", cause="driver_library_mismatch")
     assert words == [1.0]
-    assert read(fleet.page("gpu-r01-02"), "DCGM_FI_DEV_GPU_TEMP") == []
+    assert read(fleet.node_page("gpu-r01-02"), "DCGM_FI_DEV_GPU_TEMP") == []
 
 
-def test_a_dead_rank_says_nothing_and_the_others_finish_no_step(fleet: Simulation) -> None:
+def test_a_dead_rank_has_no_metrics_and_the_others_finish_no_step(fleet: Simulation) -> None:
     fault = fleet.inject("nccl-dead-rank")
     assert fault.job is not None
     fleet.advance(120)
@@ -113,31 +113,31 @@ def test_a_dead_rank_says_nothing_and_the_others_finish_no_step(fleet: Simulatio
 
 
 @pytest.mark.slow
-def test_a_job_that_was_drained_goes_on_from_its_checkpoint_at_its_own_pace(fleet: Simulation) -> None:
-    def told(metric: str) -> list[float]:
+def test_a_drained_job_continues_from_its_checkpoint_at_the_same_speed(fleet: Simulation) -> None:
+    def workload_values(metric: str) -> list[float]:
         return read(fleet.page_at("/workloads/metrics"), metric, job_name=job.name)
 
     fleet.advance(3600)
-    job = next(one for one in fleet.machines.jobs.running.values() if one.template.stem == "llm-8b-sft")
-    steps, pace = told("training_iterations_total"), told("training_samples_per_second")
-    assert told("training_checkpoint_writes_total") > [0]
+    job = next(job for job in fleet.machines.jobs.running.values() if job.template.base_name == "llm-8b-sft")
+    steps, speed = workload_values("training_iterations_total"), workload_values("training_samples_per_second")
+    assert workload_values("training_checkpoint_writes_total") > [0]
     fleet.cluster.drain(fleet.layout.nodes[int(fleet.layout.node_of_gpu[job.rows[0]])], "watchkeeper:i1/a1")
     fleet.advance(5)
-    assert told("training_iterations_total") == []
-    while not told("training_iterations_total"):
+    assert workload_values("training_iterations_total") == []
+    while not workload_values("training_iterations_total"):
         fleet.advance(5)
-    assert [0] < told("training_iterations_total") < steps
-    assert told("training_samples_per_second") == pytest.approx(pace, rel=0.2)
+    assert [0] < workload_values("training_iterations_total") < steps
+    assert workload_values("training_samples_per_second") == pytest.approx(speed, rel=0.2)
 
 
-def test_a_loss_that_is_no_number_is_written_as_one(fleet: Simulation) -> None:
+def test_a_nan_loss_is_exported_as_nan(fleet: Simulation) -> None:
     fault = fleet.inject("loss-diverged")
     assert fault.job is not None
     loss = read(fleet.page_at("/workloads/metrics"), "training_loss", job_name=fault.job.name)
     assert [math.isnan(value) for value in loss] == [True]
 
 
-def test_an_overloaded_service_queues_and_refuses(fleet: Simulation) -> None:
+def test_an_overloaded_service_queues_and_rejects_requests(fleet: Simulation) -> None:
     fault = fleet.inject("inference-overload")
     assert fault.job is not None
     fleet.advance(120)
@@ -146,7 +146,7 @@ def test_an_overloaded_service_queues_and_refuses(fleet: Simulation) -> None:
     assert read(page, "inference_requests_total", model_name=model, code="503")[0] > 100
 
 
-def test_pods_of_faults_are_seen_and_go_with_them(fleet: Simulation) -> None:
+def test_pods_of_faults_exist_until_the_fault_ends(fleet: Simulation) -> None:
     fault = fleet.inject("pod-pending-taint")
     about = {"namespace": "vision", "pod": fault.pod}
     page = fleet.page_at("/cluster/metrics")
@@ -156,7 +156,7 @@ def test_pods_of_faults_are_seen_and_go_with_them(fleet: Simulation) -> None:
     assert read(fleet.page_at("/cluster/metrics"), "kube_pod_status_phase", **about) == []
 
 
-def test_the_rack_heats_up_and_its_neighbour_does_not(fleet: Simulation) -> None:
+def test_only_the_rack_with_the_fault_heats_up(fleet: Simulation) -> None:
     fault = fleet.inject("rack-cooling", node="gpu-r01-04")
     fleet.advance(300)
     physics, rows = fleet.machines.physics, slice(0, 64)

@@ -6,7 +6,8 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ import click
 
 from watchkeeper.cli import tables
 from watchkeeper.client.address import DEFAULT_URL
+from watchkeeper.kit import durations
 from watchkeeper.net import access
 
 if TYPE_CHECKING:
@@ -33,7 +35,19 @@ class IncidentId(click.ParamType[str]):
         return str(value) if match is None else f"INC-{match[1].lstrip('0')}"
 
 
-INCIDENT = IncidentId()
+INCIDENT, EXIT_UNKNOWN = IncidentId(), 3
+
+
+class Duration(click.ParamType[float]):
+    """A duration such as `7d`, converted to seconds."""
+
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return durations.parse_seconds(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def hub_url(help: str, **settings: Any) -> Callable[[Command], Command]:
@@ -79,7 +93,27 @@ def client_certificates() -> access.Access:
 
 # `-` is standard input. A missing file is a usage error.
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
+file_option = functools.partial(click.option, type=FILE, metavar="FILE")
+path_option = functools.partial(click.option, type=click.Path(path_type=Path))
+SPOOL = Path("/var/lib/watchkeeper/spool")
+spool = path_option("--spool", default=SPOOL, help="Folder of the agent's --spool on this node.")
+node_cluster = click.option("--cluster", metavar="NAME", help="Cluster of the node, if it is not the hub's own.")
+expected_gpus = click.option(
+    "--expected-gpus", type=click.IntRange(0, 1024), help="Number of GPUs that a node should have."
+)
+busy_ok = click.option("--busy-ok", is_flag=True, help="Also test GPUs that are in use.")
+python = click.option(
+    "--python", metavar="PATH", default=sys.executable, show_default=False, help="Python interpreter with torch."
+)
+expected_bandwidth = click.option(
+    "--expected", type=click.FloatRange(0, min_open=True), help="Minimum bus bandwidth of all-reduce, in GB/s."
+)
 force = click.option("--force", is_flag=True, help="Overwrite an existing file.")
+
+
+def option_group(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One decorator that adds several options, in this order."""
+    return lambda command: functools.reduce(lambda body, decorate: decorate(body), reversed(decorators), command)
 
 
 def refuse_to_replace(file: Path, *, force: bool) -> None:
@@ -95,6 +129,14 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with 
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_result(plain: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print the JSON or the lines of text of a command's result."""
+    if as_json:
+        print_json(plain)
+    else:
+        click.echo("\n".join(lines))
 
 
 def answer_fields(answer: reading.HubAnswer) -> dict[str, Any]:

@@ -13,37 +13,15 @@ import click
 
 # States and severities of Watchkeeper and of schedulers. Colour repeats what the word says.
 STYLES = {
-    "bold red": (
-        "critical",
-        "down",
-        "failed",
-        "silent",
-        "gone",
-        "hung",
-        "stalled",
-        "diverged",
-        "burning_fast",
-        "NO-GO",
-    ),
-    "yellow": (
-        "warning",
-        "short",
-        "never_seen",
-        "never seen",
-        "degraded",
-        "slow",
-        "waits",
-        "pending",
-        "burning",
-        "spent",
-    ),
-    "green": ("up", "ok", "healthy", "running", "resolved", "GO"),
-    "cyan": ("info", "acknowledged", "mitigating"),
-    "dim": ("unknown", "–", "?", "N/A"),
+    "bold red": "critical, down, failed, silent, gone, hung, stalled, diverged, burning_fast, NO-GO",
+    "yellow": "warning, short, never_seen, never seen, degraded, slow, waits, pending, burning, spent",
+    "green": "up, ok, healthy, running, resolved, GO",
+    "cyan": "info, acknowledged, mitigating",
+    "dim": "unknown, –, ?, N/A",
 }
 MAX_FIXED_WIDTH, MIN_FOLDED_WIDTH = 20, 12
 GAP = 2
-STYLE_OF = {word: style for style, words in STYLES.items() for word in words}
+STYLE_OF = {word: style for style, words in STYLES.items() for word in words.split(", ")}
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, names: int | None = None) -> None:
@@ -63,6 +41,10 @@ def format_lines(header: Sequence[str], rows: Sequence[Sequence[str]], left_colu
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  ".join(padded).rstrip()
+
+
+def format_count(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _natural_widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 import sys
@@ -22,16 +23,7 @@ from watchkeeper.kit import durations, wire
 from watchkeeper.model import fleet
 
 SERIES = ("demand", "allocated", "queued", "used")
-TABLE_OPTIONS = {
-    "time_column": "--time-column",
-    "value_column": "--value-column",
-    "rows": "--where",
-    "time_unit": "--time-unit",
-    "combine": "--combine",
-    "step": "--step",
-    "holidays": "--holiday",
-    "capacity_gpus": "--capacity",
-}
+TABLE_OPTIONS = ("time_column", "value_column", "where", "time_unit", "combine", "step", "holiday", "capacity")
 
 
 @click.group("capacity", cls=groups.FullHelpGroup)
@@ -39,16 +31,11 @@ def command() -> None:
     """Plan capacity: forecast demand, show free GPUs, and replay jobs on a different fleet."""
 
 
-class PositiveDuration(click.ParamType[float]):
-    """A duration such as `7d`, converted to seconds."""
-
-    name = "DURATION"
+class PositiveDuration(options.Duration):
+    """A duration longer than zero."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = durations.parse_seconds(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+        seconds = super().convert(value, param, ctx)
         if seconds <= 0:
             self.fail(f"`{value}` must be longer than zero", param, ctx)
         return seconds
@@ -76,6 +63,12 @@ class NameValuePair(click.ParamType[tuple[str, str]]):
         return left, right
 
 
+DURATION, GPU_COUNT = PositiveDuration(), FiniteNumber(0, fleet.MOST_GPUS)
+DATE = click.DateTime(["%Y-%m-%d"])
+pairs_option = functools.partial(click.option, type=NameValuePair(), multiple=True)
+gpus_option = functools.partial(click.option, type=click.IntRange(0, fleet.MOST_GPUS), default=0)
+
+
 def read_text(path: str) -> str:
     """Read a file, or standard input for `-`."""
     try:
@@ -89,46 +82,19 @@ def read_text(path: str) -> str:
 
 
 @command.command("forecast")
-@click.option(
-    "--csv",
-    "csv_path",
-    type=options.FILE,
-    metavar="FILE",
-    help="Read demand from this table instead of a hub; `-` is standard input.",
-)
+@options.file_option("--csv", "csv_path", help="Read demand from this table instead of a hub; `-` is standard input.")
 @click.option("--time-column", metavar="COLUMN", help="With --csv: column of the times.  [default: the first]")
-@click.option("--value-column", metavar="COLUMN", help="With --csv: column of the demand.  [default: the second]")
 @click.option(
-    "--where",
-    "rows",
-    type=NameValuePair(),
-    multiple=True,
-    help="With --csv: use only rows with this value in this column; repeatable.",
+    "--value-column", metavar="COLUMN", help="With --csv: column of the demand, if there are several columns."
 )
+@pairs_option("--where", help="With --csv: use only rows with this value in this column; repeatable.")
 @click.option("--time-unit", type=click.Choice(["s", "ms", "m", "h", "d"]), help="With --csv: unit of numeric times.")
-@click.option(
-    "--combine",
-    type=click.Choice(["mean", "sum", "max", "last"]),
-    help="With --csv: how to combine several rows of one step.",
-)
-@click.option(
-    "--holiday",
-    "holidays",
-    type=click.DateTime(["%Y-%m-%d"]),
-    multiple=True,
-    help="With --csv: a holiday, past or coming, with unusual demand; repeatable.",
-)
-@click.option("--step", type=PositiveDuration(), help="With --csv: step of the series.  [default: as in the table]")
-@click.option("--horizon", type=PositiveDuration(), default="7d", help="How far ahead to forecast.")
-@click.option(
-    "--capacity",
-    "capacity_gpus",
-    type=FiniteNumber(0, fleet.MOST_GPUS),
-    help="With --csv: number of GPUs in the fleet, to forecast when it is full.",
-)
-@click.option(
-    "--target", type=FiniteNumber(0.05, 1.0), default=0.8, help="Highest share of the GPUs that should be allocated."
-)
+@click.option("--combine", type=click.Choice(["mean", "sum", "max", "last"]), help="With --csv: merge rows of a step.")
+@click.option("--holiday", type=DATE, metavar="YYYY-MM-DD", multiple=True, help="With --csv: a holiday; repeatable.")
+@click.option("--step", type=DURATION, help="With --csv: step of the series.  [default: as in the table]")
+@click.option("--horizon", type=DURATION, default="7d", help="How far ahead to forecast.")
+@click.option("--capacity", type=GPU_COUNT, help="With --csv: number of GPUs in the fleet.")
+@click.option("--target", type=FiniteNumber(0.05, 1.0), default=0.8, help="Highest share of GPUs to allocate.")
 @click.option("--about", type=click.Choice(SERIES), default="demand", help="Without --csv: series to forecast.")
 @click.option("--cluster", metavar="NAME", help="Without --csv: forecast only this cluster.")
 @options.as_json
@@ -143,23 +109,15 @@ def forecast(hub: Client, csv_path: str | None, as_json: bool, **params: Any) ->
     if csv_path is None:
         table_only = [name for name in TABLE_OPTIONS if params[name]]
         if table_only:
-            raise click.UsageError(f"{TABLE_OPTIONS[table_only[0]]} applies to a table: add --csv FILE")
-        horizon = durations.format_seconds(params["horizon"])
-        query = {
-            "about": params["about"],
-            "horizon": horizon,
-            "target": f"{params['target']:g}",
-            "cluster": params["cluster"],
-        }
-        answer = hub.forecast(**query)
+            raise click.UsageError(f"--{table_only[0].replace('_', '-')} applies to a table: add --csv FILE")
+        horizon, target = durations.format_seconds(params["horizon"]), f"{params['target']:g}"
+        answer = hub.forecast(about=params["about"], horizon=horizon, target=target, cluster=params["cluster"])
         if answer.reason is not None:
             raise errors.HubError(answer.reason, where=hub.url)
     else:
         answer = reading.read_answer(answers.CapacityForecast, wire.to_plain(forecast_from_table(csv_path, **params)))
-    if as_json:
-        options.print_json(answer.plain)
-        return
-    click.echo("\n".join(capacity_text.forecast(answer, width=shutil.get_terminal_size().columns)))
+    width = shutil.get_terminal_size().columns
+    options.print_result(answer.plain, capacity_text.forecast(answer, width=width), as_json=as_json)
 
 
 def forecast_from_table(path: str, **params: Any) -> dict[str, Any]:
@@ -172,7 +130,11 @@ def forecast_from_table(path: str, **params: Any) -> dict[str, Any]:
     time_column = params["time_column"] or names[0]
     value_column = params["value_column"] or _choose_value_column(names, time_column, where=path)
     columns = demand_table.DemandColumns(
-        time_column, value_column, dict(params["rows"]), unit=params["time_unit"] or "", combine=params["combine"] or ""
+        time_column,
+        value_column,
+        dict(params["where"]),
+        unit=params["time_unit"] or "",
+        combine=params["combine"] or "",
     )
     table_demand = demand_table.read_points(text, columns, where=path, now=time.time())
     series = demand.regular_series(
@@ -185,9 +147,9 @@ def forecast_from_table(path: str, **params: Any) -> dict[str, Any]:
     answer = report.forecast_report(
         series,
         params["horizon"],
-        capacity_gpus=params["capacity_gpus"],
+        capacity_gpus=params["capacity"],
         target=params["target"],
-        holidays=[day.replace(tzinfo=UTC).timestamp() for day in params["holidays"]],
+        holidays=[day.replace(tzinfo=UTC).timestamp() for day in params["holiday"]],
     )
     return {**answer, "rows": dict(table_demand.counts), "problems": table_demand.problems.plain()}
 
@@ -217,20 +179,8 @@ def _choose_value_column(names: Sequence[str], time_column: str, *, where: str) 
 @command.command("now")
 @click.option("--window", default="1d", metavar="DURATION", help="Measure GPU use over this time.")
 @click.option("--cluster", metavar="NAME", help="Show only this cluster.")
-@click.option(
-    "--nodes",
-    "nodes_path",
-    type=options.FILE,
-    metavar="FILE",
-    help="Read the nodes from this table instead of a hub; needs --jobs.",
-)
-@click.option(
-    "--jobs",
-    "jobs_path",
-    type=options.FILE,
-    metavar="FILE",
-    help="Read the jobs from this table, at its latest time; needs --nodes.",
-)
+@options.file_option("--nodes", "nodes_path", help="Read the nodes from this table instead of a hub; needs --jobs.")
+@options.file_option("--jobs", "jobs_path", help="Read the jobs from this table, at its latest time; needs --nodes.")
 @options.as_json
 @options.with_hub
 def now(
@@ -243,10 +193,7 @@ def now(
         answer = hub.capacity_now(window=window, cluster=cluster)
     else:
         answer = reading.read_answer(answers.CapacityNow, wire.to_plain(_capacity_from_tables(nodes_path, jobs_path)))
-    if as_json:
-        options.print_json(answer.plain)
-    else:
-        click.echo("\n".join(capacity_text.now(answer)))
+    options.print_result(answer.plain, capacity_text.now(answer), as_json=as_json)
 
 
 def _capacity_from_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
@@ -266,55 +213,19 @@ def _capacity_from_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 
 
 @command.command("whatif")
-@click.option(
-    "--jobs",
-    "jobs_path",
-    type=options.FILE,
-    metavar="FILE",
-    help="Replay the jobs in this table (CSV or sacct --parsable2) instead of a hub's.",
-)
-@click.option(
-    "--window", type=PositiveDuration(), default="1d", help="Without --jobs: replay the jobs of this time, at most 2w."
-)
-@click.option(
-    "--column",
-    "columns",
-    type=NameValuePair(),
-    multiple=True,
-    help="With --jobs: the column for a field, for example gpus=num_gpus; repeatable.",
-)
-@click.option(
-    "--nodes",
-    "nodes_path",
-    type=options.FILE,
-    metavar="FILE",
-    help="With --jobs: table of the nodes, with columns name, gpus, model, rack.",
-)
-@click.option(
-    "--gpus", type=click.IntRange(1, fleet.MOST_GPUS), help="With --jobs: number of GPUs in the fleet, if no --nodes."
-)
+@options.file_option("--jobs", "jobs_path", help="Replay the jobs of this table (CSV or sacct), not those of a hub.")
+@click.option("--window", type=DURATION, default="1d", help="Without --jobs: replay the jobs of this time, at most 2w.")
+@pairs_option("--column", help="With --jobs: the column of a field, for example gpus=num_gpus; repeatable.")
+@options.file_option("--nodes", "nodes_path", help="With --jobs: table of nodes with columns name, gpus, model, rack.")
+@click.option("--gpus", type=click.IntRange(1, fleet.MOST_GPUS), help="With --jobs, without --nodes: number of GPUs.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), default=8, help="With --gpus: GPUs in each node.")
-@click.option(
-    "--add",
-    "add_gpus",
-    type=click.IntRange(0, fleet.MOST_GPUS),
-    default=0,
-    help="Add this many GPUs, in nodes like the others.",
-)
-@click.option(
-    "--remove", "remove_gpus", type=click.IntRange(0, fleet.MOST_GPUS), default=0, help="Remove this many GPUs."
-)
+@gpus_option("--add", "add_gpus", help="Add this many GPUs, in nodes like the others.")
+@gpus_option("--remove", "remove_gpus", help="Remove this many GPUs.")
 @click.option("--remove-rack", "remove_racks", multiple=True, metavar="RACK", help="Remove this rack; repeatable.")
 @click.option("--remove-node", "remove_nodes", multiple=True, metavar="NODE", help="Remove this node; repeatable.")
+@click.option("--repartition", metavar="GPUSxSLICES", help="Use MIG: 16x7 splits 16 GPUs into 7 instances each.")
 @click.option(
-    "--repartition",
-    metavar="GPUSxSLICES",
-    help="Partition GPUs with MIG: 16x7 splits 16 GPUs into 7 instances each.",
-)
-@click.option(
-    "--keep-wait",
-    type=PositiveDuration(),
-    help="With --jobs: also find how many GPUs to add to keep the p95 wait at or below this.",
+    "--keep-wait", type=DURATION, help="With --jobs: find how many GPUs to add for a p95 wait of at most this."
 )
 @click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Scheduling policy.")
 @options.as_json
@@ -336,18 +247,14 @@ def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: 
         raise click.UsageError("--jobs needs the fleet: --nodes FILE or --gpus N, not both")
     else:
         answer = reading.read_answer(answers.WhatIf, wire.to_plain(_replay_table(jobs_path, nodes_path, **params)))
-    if as_json:
-        options.print_json(answer.plain)
-    else:
-        click.echo("\n".join(capacity_text.whatif(answer)))
+    options.print_result(answer.plain, capacity_text.whatif(answer), as_json=as_json)
 
 
 def _replay_on_hub(hub: Client, **params: Any) -> answers.WhatIf:
     """Replay the hub's own jobs on its own fleet."""
-    table_only = {"nodes": "--nodes", "gpus": "--gpus", "columns": "--column", "keep_wait": "--keep-wait"}
-    for name, option in table_only.items():
+    for name in ("nodes", "gpus", "column", "keep_wait"):
         if params[name]:
-            raise click.UsageError(f"{option} applies to a table of jobs: add --jobs FILE")
+            raise click.UsageError(f"--{name.replace('_', '-')} applies to a table of jobs: add --jobs FILE")
     slice_gpus, slices = _parse_repartition(params["repartition"])
     return hub.whatif(
         window=durations.format_seconds(params["window"]),
@@ -365,7 +272,7 @@ def _replay_table(jobs_path: str, nodes_path: str | None, **params: Any) -> dict
     from watchkeeper.capacity import jobs, replay, sizing
     from watchkeeper.capacity import whatif as replay_runs
 
-    recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(params["columns"]))
+    recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(params["column"]))
     node_problems: dict[str, object] = {}
     if nodes_path is None:
         nodes = jobs.uniform_nodes(params["gpus"], of_node=params["gpus_per_node"])

@@ -28,15 +28,9 @@ NUMERIC_FORMATS = frozenset({"csv", "parquet"})
 # A year has millions of jobs; a month takes one second for ten thousand GPUs.
 MAX_WASTE_SECONDS = 35 * 86_400.0
 OVER_BUDGET = frozenset({"over", "will_be_over"})
-policy_option = click.option(
-    "--policy",
-    type=click.Choice(POLICIES),
-    default="none",
-    help="How to split idle GPUs and overhead among owners; none is showback.",
-)
-prices_option = click.option(
-    "--prices", "prices_path", type=options.FILE, metavar="FILE", help="With --jobs: the price book, TOML or CSV."
-)
+POLICY_HELP = "How to split idle GPUs and overhead among owners; none is showback."
+policy_option = click.option("--policy", type=click.Choice(POLICIES), default="none", help=POLICY_HELP)
+prices_option = options.file_option("--prices", "prices_path", help="With --jobs: the price book, TOML or CSV.")
 
 
 @click.group("cost", cls=groups.FullHelpGroup)
@@ -247,33 +241,25 @@ def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool
 
     Budgets come from the price book. Exit code 1 if a team is over budget, or will be at the current rate.
     """
-    from watchkeeper.accounting import report_files
-
     report = hub.budgets(month=month, zone=str(zone), policy=policy)
     if as_json:
         options.print_json(options.answer_fields(report))
     else:
         click.echo(f"{report.month}; {report.currency}")
         header = ["team", "spent", "at month end", "80 % interval", "budget", "state"]
-        rows = [
-            [
-                line.team,
-                report_files.format_money(line.spent),
-                report_files.format_money(line.forecast),
-                "-"
-                if line.spent is None
-                else "too few days"
-                if line.low is None
-                else f"{line.low:,.0f} to {line.high:,.0f}",
-                "-" if line.budget is None else f"{line.budget:,.2f}",
-                line.state.replace("_", " "),
-            ]
-            for line in report.budgets
-        ]
-        tables.print_table(header, rows, names=1)
+        tables.print_table(header, [_budget_row(line) for line in report.budgets], names=1)
         usage.print_notes(report.notes)
     if any(line.state in OVER_BUDGET for line in report.budgets):
         raise SystemExit(1)
+
+
+def _budget_row(line: answers.TeamBudget) -> list[str]:
+    from watchkeeper.accounting.report_files import format_money
+
+    interval = "too few days" if line.low is None else f"{line.low:,.0f} to {line.high:,.0f}"
+    interval = "-" if line.spent is None else interval
+    budget, state = "-" if line.budget is None else f"{line.budget:,.2f}", line.state.replace("_", " ")
+    return [line.team, format_money(line.spent), format_money(line.forecast), interval, budget, state]
 
 
 def _format_time(at: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
@@ -11,11 +11,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from watchkeeper.cli import options, tables, times
-from watchkeeper.cli.accounting.capacity import FiniteNumber, NameValuePair, read_text
+from watchkeeper.cli.accounting.capacity import GPU_COUNT, pairs_option, read_text
 from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
-from watchkeeper.model import fleet
 
 GROUPINGS = ("team", "project", "namespace", "user", "job", "model", "node", "pool", "cluster", "kind")
 HOUR_COLUMNS = ("total", "allocated", "used", "wasted", "idle", "lost", "unknown")
@@ -44,51 +43,19 @@ def _refuse_repeated_names(ctx: click.Context, param: click.Parameter, pairs: tu
     return pairs
 
 
-def with_window(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select GPU-hours: window, time zone, filter, or a table of jobs instead of a hub."""
-    for option in (
-        click.option(
-            "--from",
-            "since",
-            metavar="TIME",
-            help="Start of the report.  [default: 1 day ago; with --jobs, the start of the table]",
-        ),
-        click.option(
-            "--to",
-            "until",
-            metavar="TIME",
-            help="End of the report.  [default: now; with --jobs, the end of the table]",
-        ),
-        click.option("--zone", type=TimeZone(), default="UTC", help="Time zone of days and of times without a zone."),
-        click.option(
-            "--of",
-            "of",
-            type=NameValuePair(),
-            multiple=True,
-            callback=_refuse_repeated_names,
-            help="Count only matching usage, for example team=vision; repeatable.",
-        ),
-        click.option(
-            "--jobs",
-            "jobs_path",
-            type=options.FILE,
-            metavar="FILE",
-            help="Read jobs from this table (sacct or CSV) instead of a hub.",
-        ),
-        click.option("--gpus", type=FiniteNumber(0, fleet.MOST_GPUS), help="With --jobs: number of GPUs in the fleet."),
-        click.option("--model", default="", help="With --jobs: GPU model of jobs that name none."),
-        click.option(
-            "--column",
-            "columns",
-            type=NameValuePair(),
-            multiple=True,
-            help="With --jobs: the column for a field, for example team=account; repeatable.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
+# Options that select GPU-hours: window, time zone, filter, or a table of jobs instead of a hub.
+with_window = options.option_group(
+    click.option(
+        "--from", "since", metavar="TIME", help="Start.  [default: 1 day ago, or the start of the --jobs table]"
+    ),
+    click.option("--to", "until", metavar="TIME", help="End.  [default: now, or the end of the --jobs table]"),
+    click.option("--zone", type=TimeZone(), default="UTC", help="Time zone of days and of times without a zone."),
+    pairs_option("--of", callback=_refuse_repeated_names, help="Count only this, for example team=vision; repeatable."),
+    options.file_option("--jobs", "jobs_path", help="Read jobs from this table (sacct or CSV) instead of a hub."),
+    click.option("--gpus", type=GPU_COUNT, help="With --jobs: number of GPUs in the fleet."),
+    click.option("--model", default="", help="With --jobs: GPU model of jobs that name none."),
+    pairs_option("--column", help="With --jobs: the column of a field, for example team=account; repeatable."),
+)
 by_option = click.option(
     "--by", type=click.Choice(GROUPINGS), multiple=True, help="Group by this; repeatable.  [default: team]"
 )
@@ -154,7 +121,7 @@ def read_job_hours(params: Mapping[str, Any], book: Any = None) -> list[Any]:
 
     path = params["jobs_path"]
     table = job_files.read_job_table(
-        read_text(path), where=path, zone=params["zone"], told=dict(params["columns"]), model=params["model"]
+        read_text(path), where=path, zone=params["zone"], told=dict(params["column"]), model=params["model"]
     )
     for line in table.problems.lines():
         click.echo(line, err=True)

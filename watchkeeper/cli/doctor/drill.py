@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import click
 
 from watchkeeper.cli import options
+from watchkeeper.cli.progress import Progress
 
 if TYPE_CHECKING:
     from watchkeeper.client.hub import Client
     from watchkeeper.drill import game_day
 
-LINE_SECONDS = 60.0
+LOG_SECONDS = 60.0
 
 
 @click.command("drill")
@@ -66,8 +66,11 @@ def command(
     selected = tuple(scenario.find_scenario(scenarios, name).name for name in names) or tuple(scenarios)
     began = perf_counter()
     plan = game_day.GameDayPlan(selected, healthy_hours, healthy_gpus, workers=workers, pairs=PAIRS if pairs else ())
-    with DrillProgress() as progress:
+    progress = Progress(log_seconds=LOG_SECONDS)
+    try:
         day = game_day.run(plan, on_progress=progress.update)
+    finally:
+        progress.clear()
     plain = wire.to_plain(day.score)
     options.print_json(plain) if as_json else _print_score(day, seconds=perf_counter() - began)
     if tell:
@@ -75,27 +78,6 @@ def command(
         click.echo("Score sent to the hub; `watchkeeper accuracy` shows it by cause.", err=True)
     if not day.score.is_right:
         raise SystemExit(1)
-
-
-class DrillProgress:
-    """A progress line on a terminal; elsewhere one line per minute, for a log."""
-
-    def __init__(self) -> None:
-        self._is_terminal, self._printed_at = sys.stderr.isatty(), perf_counter()
-
-    def update(self, text: str) -> None:
-        if self._is_terminal:
-            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
-        elif perf_counter() - self._printed_at >= LINE_SECONDS:
-            self._printed_at = perf_counter()
-            click.echo(text, err=True)
-
-    def __enter__(self) -> DrillProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_terminal:
-            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def _print_score(day: game_day.GameDayResult, *, seconds: float) -> None:

@@ -40,12 +40,8 @@ def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
     verdicts = files.judge_files(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
     counts = Counter(verdict.standing for verdict in verdicts)
     if as_json:
-        options.print_json(
-            {
-                "counts": {compatibility.value: counts[compatibility] for compatibility in ORDER},
-                "verdicts": wire.to_plain(verdicts),
-            }
-        )
+        counts_json = {compatibility.value: counts[compatibility] for compatibility in ORDER}
+        options.print_json({"counts": counts_json, "verdicts": wire.to_plain(verdicts)})
     else:
         _print_verdicts(verdicts, show_all=show_all)
         for compatibility in ORDER:

@@ -62,11 +62,7 @@ def list_repairs(hub: Client, show_all: bool, as_json: bool) -> None:
 def explain(hub: Client, incident: str, as_json: bool) -> None:
     """Explain the repair of an incident: plan, mode, refusals of guards, and every call it would make."""
     explained = hub.repair(incident)
-    if as_json:
-        options.print_json(explained.plain)
-        return
-    for line in describe(explained):
-        click.echo(line)
+    options.print_result(explained.plain, describe(explained), as_json=as_json)
 
 
 @command.command("approve")
@@ -150,13 +146,7 @@ def show_log(hub: Client, last: int, as_json: bool) -> None:
         options.print_json([entry.plain for entry in entries])
         return
     rows = [
-        [
-            str(entry.seq),
-            times.utc(entry.at),
-            entry.actor,
-            str(entry.body.get("repair", "")),
-            str(entry.body["text"]),
-        ]
+        [str(entry.seq), times.utc(entry.at), entry.actor, str(entry.body.get("repair", "")), str(entry.body["text"])]
         for entry in entries
     ]
     options.print_table(["entry", "time", "who", "repair", "what"], rows)

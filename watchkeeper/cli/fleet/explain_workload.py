@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
@@ -79,15 +78,10 @@ def job(hub: Client, name: str, as_json: bool) -> None:
         if error.status != 404:
             raise
         report = None
-    explanation = answer.explained.plain
-    if as_json:
-        _print_explanation(
-            {**explanation, "report": None if report is None else jobs.as_plain(report)}, [], as_json=True
-        )
-        return
-    # The headline has the state and the reason.
+    explanation = {**answer.explained.plain, "report": None if report is None else jobs.as_plain(report)}
+    # The first two lines repeat the state and the reason.
     lines = [] if report is None else jobs.report_lines(report, max_ranks=8)[2:]
-    _print_explanation(explanation, [answer.text, *lines], as_json=False)
+    _print_explanation(explanation, [answer.text, *lines], as_json=as_json)
 
 
 def _print_answer(answer: answers.ExplainAnswer, *, as_json: bool) -> None:
@@ -95,6 +89,6 @@ def _print_answer(answer: answers.ExplainAnswer, *, as_json: bool) -> None:
 
 
 def _print_explanation(explanation: Mapping[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
-    click.echo(json.dumps(explanation, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+    options.print_result(explanation, lines, as_json=as_json)
     if explanation["cause"]:
         click.get_current_context().exit(1)

@@ -56,11 +56,7 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
 def show(hub: Client, id: str, as_json: bool) -> None:
     """Show one incident: cause, evidence, excluded causes, and the repair plan."""
     answer = hub.incident(id)
-    if as_json:
-        options.print_json(answer.plain)
-        return
-    for line in describe(answer):
-        click.echo(line)
+    options.print_result(answer.plain, describe(answer), as_json=as_json)
 
 
 @command.command("ack")
@@ -129,15 +125,7 @@ def notices(hub: Client, id: str, as_json: bool) -> None:
         options.print_json(wire.to_plain(notices))
     elif notices:
         rows = [
-            [
-                n.receiver,
-                n.occasion,
-                n.state,
-                str(n.tries),
-                times.utc(n.sent_at or n.due_at),
-                n.answer,
-            ]
-            for n in notices
+            [n.receiver, n.occasion, n.state, str(n.tries), times.utc(n.sent_at or n.due_at), n.answer] for n in notices
         ]
         options.print_table(["receiver", "occasion", "state", "tries", "sent or due", "answer"], rows)
     else:
@@ -163,10 +151,7 @@ def report(hub: Client, id: str, as_json: bool) -> None:
 def digest(hub: Client, days: int, as_json: bool) -> None:
     """Summarise incidents by cause: times to detect, diagnose and repair, noisy rules, repeated faults."""
     answer = hub.digest(days=days)
-    if as_json:
-        options.print_json(answer.plain["digest"])
-    else:
-        click.echo(answer.text)
+    options.print_result(answer.plain["digest"], [answer.text], as_json=as_json)
 
 
 @command.command("note")
@@ -193,10 +178,7 @@ def _format_times(incident: answers.NamedIncident) -> str:
 def describe(answer: answers.FullIncidentDetail) -> list[str]:
     """The incident as lines of text, the summary first."""
     incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
-    lines = [
-        f"{incident.id}  {incident.title}",
-        f"{incident.severity}, {incident.state}; {_format_times(incident)}",
-    ]
+    lines = [f"{incident.id}  {incident.title}", f"{incident.severity}, {incident.state}; {_format_times(incident)}"]
     if incident.workloads:
         lines.append(f"affects {', '.join(incident.workloads)}")
     if blast := answer.blast:
@@ -222,10 +204,7 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
     if diagnosis is not None and diagnosis.distinguishing_check:
         lines += ["", diagnosis.distinguishing_check]
     if plan:
-        lines += [
-            "",
-            f"Plan (mode {plan.mode}; details: `watchkeeper act explain {incident.id}`): {plan.next_step}",
-        ]
+        lines += ["", f"Plan (mode {plan.mode}; details: `watchkeeper act explain {incident.id}`): {plan.next_step}"]
         lines += [f"  {at}. {receipt.action.kind:12} {receipt.text}" for at, receipt in enumerate(plan.receipts, 1)]
     if runbook := answer.runbook:
         lines += ["", f"Runbook: {runbook}"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import groups, options, times
+from watchkeeper.cli import groups, options, tables, times
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
@@ -79,11 +79,7 @@ def command(
 def show(hub: Client, id: str, cluster: str | None, as_json: bool) -> None:
     """Show one job: use of its GPUs, bottleneck and fix, goodput, ranks, hardware events, bad losses."""
     answer = hub.job(id, cluster=cluster)
-    if as_json:
-        options.print_json(as_plain(answer))
-    else:
-        for line in report_lines(answer):
-            click.echo(line)
+    options.print_result(as_plain(answer), report_lines(answer), as_json=as_json)
     if answer.job.state in PROBLEM_STATES:
         click.get_current_context().exit(1)
 
@@ -127,7 +123,7 @@ def report_lines(answer: JobReport, *, max_ranks: int = MAX_RANKS) -> list[str]:
     cost = job.cost
     money = "" if cost is None or cost.amount is None else f", {cost.amount:,.2f} {cost.currency}"
     hours = "unknown GPU-hours" if job.gpu_hours is None else f"{job.gpu_hours:,.1f} GPU-hours"
-    allocation = f"{_format_count(job.gpus, 'GPU')} on {_format_count(job.nodes, 'node')}, {hours}{money}"
+    allocation = f"{tables.format_count(job.gpus, 'GPU')} on {tables.format_count(job.nodes, 'node')}, {hours}{money}"
     is_waiting = job.state == "pending"
     lines = [
         f"{job.id} ({job.name}): {job.state}" + ("" if is_waiting else f"; {allocation}"),
@@ -210,7 +206,7 @@ def _print_list(lines: Sequence[JobLine], answer: answers.JobList) -> None:
         click.echo(f"{answer.total - len(lines)} more jobs; show them with --limit")
     unmapped = answer.unmapped
     if unmapped["jobs"]:
-        jobs = f"{_format_count(unmapped['jobs'], 'job')} with {_format_count(unmapped['gpus'], 'GPU')}"
+        jobs = f"{tables.format_count(unmapped['jobs'], 'job')} with {tables.format_count(unmapped['gpus'], 'GPU')}"
         click.echo(f"Unmapped: {jobs} without a team. Add it to the inventory file (`fleet.inventory`)")
     _print_problems(answer)
 
@@ -271,10 +267,6 @@ def _print_replay(replay: answers.ReplicasReplay | None, window: str) -> None:
 def _print_problems(answer: answers.JobList | answers.ReplicaList) -> None:
     for problem in answer.problems:
         click.echo(f"note: {problem}", err=True)
-
-
-def _format_count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _format_share(value: float | None) -> str:

@@ -14,7 +14,6 @@ from watchkeeper.cli import options
 from watchkeeper.cli.fleet.top_rows import HEADER, SortColumn, TopPage, TopView, format_cells
 from watchkeeper.errors import StartRefused
 
-EXIT_UNKNOWN = 3
 MAX_LINES = 10_000
 NO_LOCAL_GPU = "No GPU on this node. For the GPUs of a hub: watchkeeper top --hub URL"
 
@@ -58,7 +57,7 @@ def command(
             page = source.read(view)
             _print_page(page, no_gpu_text="The hub reports no GPU." if hub_url else NO_LOCAL_GPU)
             is_unknown = page.notes and not page.total
-            sys.exit(EXIT_UNKNOWN if is_unknown else int(page.is_troubled))
+            sys.exit(options.EXIT_UNKNOWN if is_unknown else int(page.has_problem))
         _import_screen()(source, view, interval_seconds=delay).run()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from watchkeeper.cli import options
+from watchkeeper.cli import options, tables
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 
@@ -78,7 +78,7 @@ def build_tree(answer: answers.Topology, detail: TreeDetail) -> list[TreeBranch]
     tree += [_switch_branch(switch) for switch in switches if detail.everything or switch.state not in FOLDED_STATES]
     for state in () if detail.everything else FOLDED_STATES:
         if count := sum(switch.state == state for switch in switches):
-            tree.append(TreeBranch(f"{_format_count(count, 'switch', 'switches')} {state}", state))
+            tree.append(TreeBranch(f"{tables.format_count(count, 'switch', 'switches')} {state}", state))
     return tree + _unlisted_branches(answer.fabric)
 
 
@@ -93,23 +93,29 @@ def _unlisted_branches(fabric: answers.SweepStatus | None) -> list[TreeBranch]:
     hosts, unnamed, branches = fabric.unlisted_hosts, fabric.unnamed_hosts, list[TreeBranch]()
     if hosts:
         names = ", ".join(hosts[:MAX_HOSTS]) + (", …" if len(hosts) > MAX_HOSTS else "")
-        text = f"{_format_count(len(hosts), 'host')} of the fabric not in the inventory: {names}"
+        text = f"{tables.format_count(len(hosts), 'host')} of the fabric not in the inventory: {names}"
         branches.append(TreeBranch(text, "unknown"))
     if unnamed:
-        branches.append(TreeBranch(f"{_format_count(unnamed, 'adapter')} of the fabric without a host name", "unknown"))
+        branches.append(
+            TreeBranch(f"{tables.format_count(unnamed, 'adapter')} of the fabric without a host name", "unknown")
+        )
     return branches
 
 
 def _format_heading(answer: answers.Topology, nodes: Sequence[answers.TopologyNode]) -> str:
     gpus = sum(len(node.gpus) for node in nodes)
     bad = sum(node.state != "healthy" for node in nodes)
-    parts = [_format_count(len(answer.racks), "rack"), _format_count(len(nodes), "node"), _format_count(gpus, "GPU")]
-    verdict = "all healthy" if not bad else f"{_format_count(bad, 'node')} not healthy"
+    parts = [
+        tables.format_count(len(answer.racks), "rack"),
+        tables.format_count(len(nodes), "node"),
+        tables.format_count(gpus, "GPU"),
+    ]
+    verdict = "all healthy" if not bad else f"{tables.format_count(bad, 'node')} not healthy"
     text = f"{answer.cluster}: {', '.join(parts)}; {verdict if nodes else 'no nodes'}"
     fabric = answer.fabric
     if fabric is None:
         return text
-    links = f"{_format_count(fabric.links, 'link')}, {fabric.links_down} down"
+    links = f"{tables.format_count(fabric.links, 'link')}, {fabric.links_down} down"
     fabric_text = f"fabric by {fabric.source}: {links}" if fabric.source else "fabric not read"
     return f"{text}; {fabric_text}" + (f" – {fabric.problem}" if fabric.problem else "")
 
@@ -135,7 +141,7 @@ def _leaf_branch(leaf: answers.TopologyLeaf, detail: TreeDetail) -> TreeBranch:
     if detail.everything or detail.parts or (detail.nodes and len(healthy) <= MAX_NODES):
         branch.children += [_node_branch(node, everything=detail.parts or detail.everything) for node in healthy]
     elif healthy and bad:
-        branch.children.append(TreeBranch(f"{_format_count(len(healthy), 'node')} healthy", "healthy"))
+        branch.children.append(TreeBranch(f"{tables.format_count(len(healthy), 'node')} healthy", "healthy"))
     return branch
 
 
@@ -151,7 +157,7 @@ def _node_branch(node: answers.TopologyNode, *, everything: bool) -> TreeBranch:
     shown = [gpu for gpu in gpus if everything or gpu.state != "healthy"]
     branch.children += [TreeBranch(_format_gpu(gpu), gpu.state) for gpu in shown if gpu.uuid is not None]
     if nameless := [gpu for gpu in shown if gpu.uuid is None]:
-        text = f"{_format_count(len(nameless), 'gpu')} · {nameless[0].state} · {nameless[0].why}"
+        text = f"{tables.format_count(len(nameless), 'gpu')} · {nameless[0].state} · {nameless[0].why}"
         branch.children.append(TreeBranch(text, nameless[0].state))
     branch.children += [
         TreeBranch(_format_link(link), link.state) for link in links if everything or link.state != "healthy"
@@ -172,7 +178,7 @@ def _format_link(link: answers.TopologyLink) -> str:
 
 
 def _switch_branch(switch: answers.TopologySwitch) -> TreeBranch:
-    links = _format_count(switch.links, "link")
+    links = tables.format_count(switch.links, "link")
     text = f"{switch.role} switch {switch.name} · {switch.state} · {links}"
     return TreeBranch(text, switch.state, _reason_branches(switch.trouble))
 
@@ -181,16 +187,16 @@ def _summarise_nodes(nodes: Sequence[answers.TopologyNode]) -> str:
     gpus = sum(len(node.gpus) for node in nodes)
     bad = sum(node.state != "healthy" for node in nodes)
     if not bad:
-        return f"{_format_count(len(nodes), 'node')} healthy · {_format_count(gpus, 'GPU')}"
-    return f"{bad} of {_format_count(len(nodes), 'node')} not healthy"
+        return f"{tables.format_count(len(nodes), 'node')} healthy · {tables.format_count(gpus, 'GPU')}"
+    return f"{bad} of {tables.format_count(len(nodes), 'node')} not healthy"
 
 
 def _summarise_parts(parts: Sequence[answers.TopologyGpu | answers.TopologyLink], word: str) -> str:
     states = {part.state for part in parts} or {"healthy"}
     if len(states) == 1:
-        return f"{_format_count(len(parts), word)} {states.pop()}"
+        return f"{tables.format_count(len(parts), word)} {states.pop()}"
     bad = sum(part.state != "healthy" for part in parts)
-    return f"{bad} of {_format_count(len(parts), word)} not healthy"
+    return f"{bad} of {tables.format_count(len(parts), word)} not healthy"
 
 
 def _reason_branches(why: Iterable[str]) -> list[TreeBranch]:
@@ -199,10 +205,6 @@ def _reason_branches(why: Iterable[str]) -> list[TreeBranch]:
 
 def _first_problem(states: Iterable[str]) -> str:
     return next((state for state in states if state != "healthy"), "healthy")
-
-
-def _format_count(number: int, word: str, words: str | None = None) -> str:
-    return f"{number:,} {word if number == 1 else words or word + 's'}"
 
 
 def plain_lines(tree: Iterable[TreeBranch], indent: str = "") -> Iterator[str]:

@@ -27,11 +27,7 @@ def command(hub: Client, name: str, as_json: bool) -> None:
     watchkeeper who 4711
     """
     answer = hub.who(name)
-    if as_json:
-        options.print_json(options.answer_fields(answer))
-        return
-    for line in describe(answer):
-        click.echo(line)
+    options.print_result(options.answer_fields(answer), describe(answer), as_json=as_json)
 
 
 def describe(answer: answers.Who) -> list[str]:

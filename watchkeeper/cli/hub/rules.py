@@ -42,20 +42,10 @@ def check(files: tuple[Path, ...], as_json: bool) -> None:
     try:
         rule_set = rulefile.load_rules(files)
     except rulefile.RuleFileProblems as error:
-        if as_json:
-            options.print_json(
-                {
-                    "ok": False,
-                    "problems": [
-                        {"file": row.path, "line": row.line, "problem": row.problem} for row in error.problems
-                    ],
-                }
-            )
-            raise SystemExit(1) from error
-        for problem in error.problems:
-            click.echo(str(problem))
-        count = len(error.problems)
-        click.echo(f"{count} problem{'s' if count > 1 else ''} found", err=True)
+        problems = [{"file": row.path, "line": row.line, "problem": row.problem} for row in error.problems]
+        options.print_result({"ok": False, "problems": problems}, map(str, error.problems), as_json=as_json)
+        if not as_json:
+            click.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''} found", err=True)
         raise SystemExit(1) from error
     if as_json:
         options.print_json({"ok": True, "problems": [], "rules": len(rule_set.rules), "groups": len(rule_set.groups)})
@@ -114,19 +104,11 @@ def test(files: tuple[Path, ...], as_json: bool) -> None:
 @command.command("replay")
 @click.argument("files", nargs=-1, required=True, type=EXISTING_PATH)
 @click.option("--from", "start", metavar="TIME", default="-1h", help=f"Start of the replay: {times.FORMATS}.")
+@click.option("--to", "end", metavar="TIME", default="now", help="End; with --record, `now` is the recording's end.")
 @click.option(
-    "--to",
-    "end",
-    metavar="TIME",
-    default="now",
-    help="End of the replay, in the formats of --from. With --record, `now` is the end of the recording.",
+    "--record", "recording_file", type=FILE, metavar="FILE", help="Replay this recording, not a hub's history."
 )
-@click.option(
-    "--record", "recording_file", type=FILE, metavar="FILE", help="Replay this recording instead of a hub's history."
-)
-@click.option(
-    "--interval", metavar="DURATION", default="15s", help="Evaluation interval of rule groups that set no interval."
-)
+@click.option("--interval", type=options.Duration(), default="15s", help="Interval of rule groups that set none.")
 @options.as_json
 @options.with_hub
 def replay(
@@ -135,7 +117,7 @@ def replay(
     start: str,
     end: str,
     recording_file: Path | None,
-    interval: str,
+    interval: float,
     as_json: bool,
 ) -> None:
     """Evaluate rule FILES on history and print the alerts that would have fired, as a timeline.
@@ -161,7 +143,7 @@ def replay(
         _, written, _ = replays.metric_names(rule_set)
         recorded.series = [series for series in recorded.series if series[0].name not in written]
         engine = replay_hub.load_engine(recorded, progress=lambda part: progress.update(f"Loading: {part:.0%}"))
-        window = replays.ReplayWindow(clock.to_ms(since), clock.to_ms(until), durations.parse_seconds(interval))
+        window = replays.ReplayWindow(clock.to_ms(since), clock.to_ms(until), interval)
         timeline = replays.replay(
             rule_set,
             engine,

@@ -26,16 +26,8 @@ def command(hub: Client, as_json: bool) -> None:
     if as_json:
         options.print_json([slo.plain for slo in slos])
     elif slos:
-        windows = [burn.window for burn in slos[0].burn_rates]
-        header = [
-            "objective",
-            "about",
-            "now",
-            "goal",
-            "budget left",
-            *(f"burn {window}" for window in windows),
-            "state",
-        ]
+        burns = [f"burn {burn.window}" for burn in slos[0].burn_rates]
+        header = ["objective", "about", "now", "goal", "budget left", *burns, "state"]
         options.print_table(header, [_format_row(slo) for slo in slos])
         short = {slo.name: slo for slo in slos if slo.covered not in (None, slo.window)}
         for slo in short.values():

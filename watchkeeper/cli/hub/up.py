@@ -28,27 +28,19 @@ SERIES_PER_GPU = 100
 READY_WITHIN_SECONDS = 30.0
 SCENARIO_AFTER_SECONDS = 15
 STOP_WITHIN_SECONDS = 3.0
+MODE_HELP = "Auto-repair: observe and suggest run nothing, ask needs approval, act runs repairs."
 
 
 @click.command("up")
 @click.option("--gpus", type=click.IntRange(1, 200_000), default=512, help="Number of simulated GPUs, eight per node.")
 @click.option("--scenario", "scenarios", multiple=True, metavar="NAME", help="Inject this fault; repeatable.")
-@click.option(
-    "--host", default="127.0.0.1", help="Address to listen on; an address that is not loopback needs --tokens."
-)
-@click.option(
-    "--port", type=click.IntRange(0, 65_535), default=9480, help="Port of the console; 0 selects a free port."
-)
+@click.option("--host", default="127.0.0.1", help="Address to listen on; beyond loopback it needs --tokens.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=9480, help="Port of the console; 0 is any free port.")
 @click.option("--data", "directory", metavar="DIR", help="Data directory.  [default: in the user's state directory]")
 @click.option("--tokens", metavar="FILE", help="File of access tokens, one `name role token` per line.")
 @click.option("--seed", type=int, default=1, help="Random seed; the same seed gives the same fleet.")
 @click.option("--speed", type=click.FloatRange(0.1, 100), default=1.0, help="Simulated seconds per second.")
-@click.option(
-    "--mode",
-    type=click.Choice([mode.value for mode in trust.Mode]),
-    default="observe",
-    help="Auto-repair: observe and suggest run nothing, ask needs approval, act runs repairs.",
-)
+@click.option("--mode", type=click.Choice([mode.value for mode in trust.Mode]), default="observe", help=MODE_HELP)
 @click.option("--verbose", is_flag=True, help="Log at level debug.")
 def command(gpus: int, scenarios: tuple[str, ...], seed: int, speed: float, verbose: bool, **hub: Any) -> None:
     """Start a simulated fleet, a hub and the console on this machine.

@@ -12,71 +12,39 @@ import click
 
 from watchkeeper.agent import agent, agent_server, node_facts
 from watchkeeper.agent.attribution import attribution_page, node_holders
-from watchkeeper.cli import processes
+from watchkeeper.cli import options, processes
 from watchkeeper.cli.node import agent_control, chassis_options
+from watchkeeper.cli.options import SPOOL, path_option
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.kit import clock, logs
 from watchkeeper.net import access
 
-PATH = click.Path(path_type=Path)
+LISTEN = f"127.0.0.1:{agent_server.PORT}"
 # Everything is closed by then, but a thread that reads a file of a hung driver may never end.
 EXIT_AFTER_SECONDS = 2.0
 
 
 # Deliberately long: one entry for each option, and nothing else.
 @click.group("agent", cls=agent_control.AgentCommands, invoke_without_command=True)
-@click.option(
-    "--hub",
-    "hub_url",
-    metavar="URL",
-    default=DEFAULT_URL,
-    show_default=True,
-    envvar="WATCHKEEPER_HUB",
-    help="URL of the hub that receives events.",
-)
+@options.hub_url("URL of the hub that receives events.", default=DEFAULT_URL)
 @click.option("--no-hub", is_flag=True, help="Use no hub: only serve /metrics, as dcgm-exporter does.")
-@click.option(
-    "--token",
-    metavar="TOKEN",
-    envvar="WATCHKEEPER_TOKEN",
-    help="Agent token for the hub; prefer the environment variable WATCHKEEPER_TOKEN.",
-)
-@click.option("--hub-ca", type=PATH, envvar="WATCHKEEPER_HUB_CA", help="CA certificates that verify the hub.")
-@click.option(
-    "--hub-cert", type=PATH, envvar="WATCHKEEPER_HUB_CERT", help="Client certificate, for a hub that requires one."
-)
-@click.option(
-    "--hub-key", type=PATH, envvar="WATCHKEEPER_HUB_KEY", help="Private key of --hub-cert, if in a separate file."
-)
+@options.token
+@path_option("--hub-ca", envvar="WATCHKEEPER_HUB_CA", help="CA certificates that verify the hub.")
+@path_option("--hub-cert", envvar="WATCHKEEPER_HUB_CERT", help="Client certificate, for a hub that requires one.")
+@path_option("--hub-key", envvar="WATCHKEEPER_HUB_KEY", help="Private key of --hub-cert, if in a separate file.")
 @click.option("--cluster", default="main", help="Cluster of this node.")
+@click.option("--node", default=os.uname().nodename, show_default="host name", help="Name of this node on the hub.")
+@options.expected_gpus
 @click.option(
-    "--node",
-    default=os.uname().nodename,
-    show_default="host name",
-    help="Name of this node on the hub.",
+    "--listen", "address", metavar="HOST:PORT", default=LISTEN, help="Address of /metrics; `none` serves nothing."
 )
-@click.option(
-    "--expected-gpus", type=click.IntRange(0, 1024), help="Number of GPUs this node should have; sent to the hub."
-)
-@click.option(
-    "--listen",
-    "address",
-    metavar="HOST:PORT",
-    default=f"127.0.0.1:{agent_server.PORT}",
-    show_default=True,
-    help="Address that serves /metrics; `none` serves nothing.",
-)
-@click.option("--socket", type=PATH, help="Serve /metrics on this Unix socket instead of --listen.")
-@click.option("--token-file", type=PATH, help="File of bearer tokens that may read /metrics, one per line.")
-@click.option(
-    "--basic-auth-file", "basic_file", type=PATH, help="File of `user:password` lines that may read /metrics."
-)
-@click.option(
-    "--open-metrics", "is_open", is_flag=True, help="Serve /metrics without authentication on any --listen address."
-)
-@click.option("--tls-cert", "certificate", type=PATH, help="Certificate for serving HTTPS.")
-@click.option("--tls-key", "key", type=PATH, help="Private key of --tls-cert.")
-@click.option("--counters", type=PATH, help="Counters file of dcgm-exporter that selects the exported fields.")
+@path_option("--socket", help="Serve /metrics on this Unix socket instead of --listen.")
+@path_option("--token-file", help="File of bearer tokens that may read /metrics, one per line.")
+@path_option("--basic-auth-file", "basic_file", help="File of `user:password` lines that may read /metrics.")
+@click.option("--open-metrics", "is_open", is_flag=True, help="Let everyone who can connect read /metrics.")
+@path_option("--tls-cert", "certificate", help="Certificate for serving HTTPS.")
+@path_option("--tls-key", "key", help="Private key of --tls-cert.")
+@path_option("--counters", help="Counters file of dcgm-exporter that selects the exported fields.")
 @click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, help="Seconds between readings of a GPU.")
 @click.option(
     "--attribution",
@@ -85,41 +53,23 @@ EXIT_AFTER_SECONDS = 2.0
     default=attribution_page.HolderDisplay.BOTH.value,
     help="Export the holder of a GPU as dcgm-exporter's labels, as an info series, or both.",
 )
-@click.option(
-    "--hpc-job-mapping-dir", "job_files", type=PATH, help="Folder of job files that a Slurm prolog writes, one per GPU."
-)
+@path_option("--hpc-job-mapping-dir", "job_files", help="Folder of job files of a Slurm prolog, one per GPU.")
 @click.option("--slurm-node", metavar="NAME", show_default="--node", help="Name of this node in Slurm.")
 @click.option("--no-gpus", is_flag=True, help="Do not read GPUs, because another exporter does.")
-@click.option(
-    "--spool",
-    "spool_directory",
-    type=PATH,
-    default=Path("/var/lib/watchkeeper/spool"),
-    show_default=True,
-    help="Folder for events until the hub confirms them.",
-)
-@click.option(
-    "--kmsg", type=PATH, default=Path("/dev/kmsg"), show_default=True, help="Kernel log that --kernel-log kmsg follows."
-)
+@path_option("--spool", "spool_directory", default=SPOOL, help="Folder for events until the hub confirms them.")
+@path_option("--kmsg", default="/dev/kmsg", help="Kernel log that --kernel-log kmsg follows.")
 @click.option(
     "--kernel-log",
     metavar="kmsg|journald|FILE",
     default="kmsg",
-    show_default=True,
     help="Source of kernel messages: /dev/kmsg, systemd's journal, or a file that syslog writes.",
 )
-@click.option(
-    "--host-root",
-    type=PATH,
-    default=Path("/"),
-    show_default=True,
-    help="Where the node's root file system is mounted, for an agent in a pod.",
-)
-@click.option("--metrics-file", type=PATH, help="Also write the agent's own metrics to this file, for node_exporter.")
+@path_option("--host-root", default="/", help="Where the node's root file system is mounted, for an agent in a pod.")
+@path_option("--metrics-file", help="Also write the agent's own metrics to this file, for node_exporter.")
 @chassis_options.with_chassis_options
 @agent_control.with_control
 @click.option("--log-json", is_flag=True, help="Write the log as JSON.")
-def command(log_json: bool, **options: Any) -> None:
+def command(log_json: bool, **params: Any) -> None:
     """Run the agent of a GPU node: read GPUs, kernel log and host; serve /metrics; push events to the hub.
 
     Events are spooled on disk while the hub is unreachable, and are pushed in order later. The agent accepts no inbound
@@ -131,8 +81,8 @@ def command(log_json: bool, **options: Any) -> None:
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
-    logs.configure(as_json=log_json or options["control"].logs_gpu_context)
-    settings = settings_from(**options)
+    logs.configure(as_json=log_json or params["control"].logs_gpu_context)
+    settings = settings_from(**params)
     asyncio.run(processes.run_until_stopped(lambda stop: run(settings, stop)))
 
 

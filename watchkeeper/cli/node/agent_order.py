@@ -7,7 +7,7 @@ import time
 
 import click
 
-from watchkeeper.cli.options import as_json, print_json, with_hub
+from watchkeeper.cli import options
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
@@ -23,9 +23,9 @@ SUCCESS_RESULTS = ("done", "already_so")
 @click.argument("node")
 @click.argument("kind", type=click.Choice(list(orders.KINDS)))
 @click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]…")
-@click.option("--cluster", metavar="NAME", help="Cluster of the node, if it is not the hub's own.")
-@as_json
-@with_hub
+@options.node_cluster
+@options.as_json
+@options.with_hub
 def command(node: str, kind: str, arguments: tuple[str, ...], cluster: str | None, as_json: bool, hub: Client) -> None:
     """Send a harmless work order to the agent of a node, wait, and print the result, for example a scan report.
 
@@ -37,7 +37,7 @@ def command(node: str, kind: str, arguments: tuple[str, ...], cluster: str | Non
     order_arguments = {name: value for name, _, value in pairs}
     status, receipt = send_and_wait(hub, node, kind, arguments=order_arguments, cluster=cluster)
     if as_json:
-        print_json(status.plain)
+        options.print_json(status.plain)
     else:
         click.echo(receipt.output or format_receipt(node, receipt), nl=not receipt.output.endswith("\n"))
     sys.exit(0 if receipt.result in SUCCESS_RESULTS else 1)

@@ -10,20 +10,15 @@ from typing import Any
 import click
 
 from watchkeeper.agent import chassis
-
-PATH = click.Path(path_type=Path)
+from watchkeeper.cli.options import path_option
 
 
 def with_chassis_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the BMC, and pass them to the command as `chassis`."""
 
     @click.option("--redfish-url", metavar="URL", help="Redfish URL of the BMC, to read fans and power supplies.")
-    @click.option(
-        "--redfish-credentials", "secret", type=PATH, help="File with one line `user:password` for --redfish-url."
-    )
-    @click.option(
-        "--redfish-ca", "ca_file", type=PATH, help="CA certificates that verify the BMC, instead of the system's."
-    )
+    @path_option("--redfish-credentials", "secret", help="File with one line `user:password` for --redfish-url.")
+    @path_option("--redfish-ca", "ca_file", help="CA certificates that verify the BMC, instead of the system's.")
     @click.option("--redfish-insecure", "is_insecure", is_flag=True, help="Do not verify the certificate of the BMC.")
     @click.option("--no-ipmi", is_flag=True, help="Do not read the BMC with ipmitool.")
     @functools.wraps(command)

@@ -7,7 +7,7 @@ and saved for the agent's /metrics.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,52 +17,28 @@ from watchkeeper.agent import diag_page, node_facts
 from watchkeeper.cli import groups
 from watchkeeper.cli.node import diag_fabric
 from watchkeeper.cli.node.gpu_choice import with_gpus
-from watchkeeper.cli.node.profiling import SPOOL
-from watchkeeper.cli.options import as_json, print_json
+from watchkeeper.cli.options import as_json, busy_ok, expected_gpus, option_group, print_json, python, spool
+from watchkeeper.cli.progress import Progress
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, durations, logs, wire
 from watchkeeper.model import diag, gpu_selectors
 from watchkeeper.probe.diag import plan, runner
 
 EXIT_CODES = {diag.DiagOutcome.PASSED: 0, diag.DiagOutcome.FAILED: 1, diag.DiagOutcome.CANNOT_TELL: 3}
+ENGINE_HELP = "Test engine at -r 2 and above; auto uses dcgmi if it is installed, else torch."
 VERDICT_ORDER = list(diag.DiagVerdict)
 
 
-def _with_test_options(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say how GPUs are tested."""
-    for option in (
-        click.option("--no-keep", is_flag=True, help="Do not save the result for the agent's /metrics."),
-        click.option(
-            "--spool",
-            type=click.Path(path_type=Path),
-            default=SPOOL,
-            help="Folder of the agent's --spool, where the result is saved for its /metrics.",
-        ),
-        click.option(
-            "--python",
-            metavar="PATH",
-            default=sys.executable,
-            show_default=False,
-            help="Python interpreter with torch.",
-        ),
-        click.option(
-            "--with",
-            "engine",
-            type=click.Choice(runner.ENGINES),
-            default=runner.AUTO,
-            help="Test engine at -r 2 and above; auto uses dcgmi if it is installed, else torch.",
-        ),
-        click.option("--expected-gpus", type=click.IntRange(0, 1024), help="Number of GPUs this node should have."),
-        click.option(
-            "--for",
-            "length",
-            metavar="DURATION",
-            help="Length of full load at -r 3 and 4.  [default: 3m at -r 3, 4h at -r 4]",
-        ),
-        click.option("--busy-ok", is_flag=True, help="Also test GPUs that are in use."),
-    ):
-        body = option(body)
-    return body
+# How GPUs are tested.
+with_test_options = option_group(
+    busy_ok,
+    click.option("--for", "length", metavar="DURATION", help="Length of full load.  [default: 3m at -r 3, 4h at -r 4]"),
+    expected_gpus,
+    click.option("--with", "engine", type=click.Choice(runner.ENGINES), default=runner.AUTO, help=ENGINE_HELP),
+    python,
+    spool,
+    click.option("--no-keep", is_flag=True, help="Do not save the result for the agent's /metrics, in --spool."),
+)
 
 
 @click.group("diag", cls=groups.FullHelpGroup, invoke_without_command=True)
@@ -76,7 +52,7 @@ def _with_test_options(body: Callable[..., Any]) -> Callable[..., Any]:
 )
 @as_json
 @with_gpus
-@_with_test_options
+@with_test_options
 def command(
     level: int,
     as_json: bool,
@@ -154,22 +130,18 @@ class _DiagProgress:
     """A progress line on a terminal; elsewhere one line when each test starts."""
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
+        self._progress = Progress()
         self._status_by_runner: dict[str, str] = {}
+        self.clear = self._progress.clear
 
     def update(self, runner_name: str, test: str, done: float, facts: Mapping[str, Any]) -> None:
-        if not self._is_terminal:
+        if not self._progress.is_terminal:
             if done == 0.0 and not facts:
                 click.echo(f"{runner_name}: {test}", err=True)
             return
         rate = f" {facts['rate']:.0f} TFLOP/s" if "rate" in facts else ""
         self._status_by_runner[runner_name] = f"{test} {done:.0%}{rate}" if done else test
-        line = " · ".join(f"{name}: {words}" for name, words in self._status_by_runner.items())
-        click.echo(f"\r\033[K{line[:150]}", err=True, nl=False)
-
-    def clear(self) -> None:
-        if self._is_terminal:
-            click.echo("\r\033[K", err=True, nl=False)
+        self._progress.update(" · ".join(f"{name}: {text}" for name, text in self._status_by_runner.items())[:150])
 
 
 def _print_report(report: diag.DiagReport) -> None:
@@ -179,9 +151,8 @@ def _print_report(report: diag.DiagReport) -> None:
         click.echo(f"gpu {gpu.index}  {gpu.model}  {gpu.uuid}")
 
     def rank(result: diag.TestResult) -> tuple[int, int]:
-        return -VERDICT_ORDER.index(result.verdict), place_order.index(result.gpu) if result.gpu in places else len(
-            place_order
-        )
+        place_rank = place_order.index(result.gpu) if result.gpu in places else len(place_order)
+        return -VERDICT_ORDER.index(result.verdict), place_rank
 
     for result in sorted(report.results, key=rank):
         place = places.get(result.gpu, result.gpu)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import click
 
 from watchkeeper.agent.gpus import scan_readings
-from watchkeeper.cli.options import as_json, print_json
+from watchkeeper.cli import options
 from watchkeeper.kit import clock, logs, wire
 from watchkeeper.probe.diag import runner
 from watchkeeper.probe.fabric import launcher, pairwise
@@ -19,35 +19,18 @@ from watchkeeper.readers.nvml import choice
 
 PORT = 29_400
 CPU_RANKS = 4
-EXIT_UNKNOWN = 3
 
 
 @click.command("fabric")
-@as_json
+@options.as_json
 @click.option("--nodes", type=click.IntRange(1, 4096), help="Number of nodes in the test.  [default: Slurm's, else 1]")
-@click.option(
-    "--node-rank", type=click.IntRange(0, 4095), help="Rank of this node, from 0.  [default: Slurm's, else 0]"
-)
-@click.option(
-    "--master", metavar="HOST[:PORT]", help="Address of node 0, where ranks meet.  [default: Slurm's first node]"
-)
-@click.option(
-    "--backend",
-    type=click.Choice(["nccl", "gloo"]),
-    default="nccl",
-    show_default=True,
-    help="Communication backend; gloo uses no GPUs.",
-)
-@click.option(
-    "--ranks", type=click.IntRange(2, 64), help="Number of ranks on this node.  [default: its GPUs; 4 with gloo]"
-)
-@click.option(
-    "--expected", type=click.FloatRange(0, min_open=True), help="Minimum bus bandwidth of all-reduce, in GB/s."
-)
-@click.option("--busy-ok", is_flag=True, help="Also use GPUs that are in use.")
-@click.option(
-    "--python", metavar="PATH", default=sys.executable, show_default=False, help="Python interpreter with torch."
-)
+@click.option("--node-rank", type=click.IntRange(0, 4095), help="Rank of this node.  [default: Slurm's, else 0]")
+@click.option("--master", metavar="HOST[:PORT]", help="Address of node 0.  [default: Slurm's first node]")
+@click.option("--backend", type=click.Choice(["nccl", "gloo"]), default="nccl", help="Backend; gloo uses no GPUs.")
+@click.option("--ranks", type=click.IntRange(2, 64), help="Ranks on this node.  [default: its GPUs; 4 with gloo]")
+@options.expected_bandwidth
+@options.busy_ok
+@options.python
 def command(
     as_json: bool,
     nodes: int | None,
@@ -74,12 +57,12 @@ def command(
     )
     if count * len(gpus) < 2:
         click.echo(f"A link test needs at least 2 ranks; {count} node with {len(gpus)} GPU has fewer.", err=True)
-        sys.exit(EXIT_UNKNOWN)
+        sys.exit(options.EXIT_UNKNOWN)
     plan = launcher.FabricPlan(gpus, backend, os.uname().nodename, nodes=count, node_rank=rank, host=host, port=port)
     plan = replace(plan, expected=expected, python=python)
     report = launcher.run(plan, lambda test: click.echo(f"{test}…", err=True) if sys.stderr.isatty() else None)
     if as_json:
-        print_json(as_plain(report))
+        options.print_json(as_plain(report))
     else:
         _print_report(report)
     sys.exit(report.exit_code)
@@ -117,7 +100,7 @@ def _select_gpus(ranks: int | None, *, is_busy_ok: bool) -> tuple[str, ...]:
     busy = [gpu.index for gpu in gpus if float(gpu.values.get("DCGM_FI_DEV_FB_USED", 0.0)) > runner.MAX_IDLE_MIB]  # type: ignore[arg-type]
     if busy and not is_busy_ok:
         click.echo(f"GPUs {', '.join(map(str, busy))} are in use. To test them anyway, use --busy-ok.", err=True)
-        sys.exit(EXIT_UNKNOWN)
+        sys.exit(options.EXIT_UNKNOWN)
     return tuple(gpu.identity["uuid"] for gpu in gpus)[:ranks]
 
 

@@ -12,11 +12,11 @@ from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, Value
 from watchkeeper.catalogue import pack
 from watchkeeper.cli.node.gpu_choice import selectable_gpu, with_gpus
+from watchkeeper.cli.options import EXIT_UNKNOWN
 from watchkeeper.kit import clock, logs
 from watchkeeper.model import gpu_selectors
 from watchkeeper.readers.nvml import choice, families
 
-EXIT_UNKNOWN = 3
 DEFAULT_FIELDS = (
     "DCGM_FI_DEV_GPU_UTIL,DCGM_FI_DEV_FB_USED,DCGM_FI_DEV_GPU_TEMP,DCGM_FI_DEV_POWER_USAGE,DCGM_FI_DEV_SM_CLOCK"
 )

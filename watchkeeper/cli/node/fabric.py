@@ -13,11 +13,10 @@ from watchkeeper.cli import groups, options
 from watchkeeper.client.hub import Client
 from watchkeeper.clusters.fabric import fabric_sweep
 from watchkeeper.errors import CollectError, HubError
-from watchkeeper.kit import durations, wire
+from watchkeeper.kit import wire
 from watchkeeper.model import fabric
 
 MAX_PORTS = 50
-EXIT_UNKNOWN = 3
 
 
 @click.group("fabric", cls=groups.FullHelpGroup)
@@ -29,9 +28,9 @@ def command() -> None:
 @click.option("--adapter", metavar="NAME", help="Adapter to use, for example mlx5_0.  [default: first active]")
 @click.option("--port", type=int, help="Port of --adapter.")
 @click.option("--names", type=click.Path(exists=True, path_type=Path), help="File of switch names by GUID.")
-@click.option("--timeout", default="30s", help="Timeout of each infiniband-diags program.")
+@click.option("--timeout", type=options.Duration(), default="30s", help="Timeout of each infiniband-diags program.")
 @click.option("--push", is_flag=True, help="Push the sweep to the hub instead of printing it.")
-@click.option("--every", metavar="TIME", help="With --push: repeat the sweep at this interval, for example 60s.")
+@click.option("--every", type=options.Duration(), help="With --push: repeat the sweep at this interval, such as 60s.")
 @options.as_json
 @options.with_hub
 @click.pass_context
@@ -41,9 +40,9 @@ def sweep(
     adapter: str | None,
     port: int | None,
     names: Path | None,
-    timeout: str,
+    timeout: float,
     push: bool,
-    every: str | None,
+    every: float | None,
     as_json: bool,
 ) -> None:
     """Sweep the fabric with infiniband-diags: switches, links, rates, errors, and the leaf of each host.
@@ -51,25 +50,22 @@ def sweep(
     Needs root and the package infiniband-diags. Exit codes: 0 no problem, 1 a link is slow or has errors, 3 the fabric
     cannot be read.
     """
-    if every and not push:
+    if every is not None and not push:
         raise click.UsageError("--every repeats until it is stopped: it needs --push")
-    settings = fabric_sweep.SweepSettings(_parse_seconds(timeout), adapter, port, names)
-    if every:
-        _push_repeatedly(hub, settings, pause_seconds=_parse_seconds(every))
+    settings = fabric_sweep.SweepSettings(timeout, adapter, port, names)
+    if every is not None:
+        _push_repeatedly(hub, settings, pause_seconds=every)
     try:
         snapshot = fabric_sweep.sweep(settings, at_ms=_now_ms())
     except CollectError as error:
         click.echo(f"watchkeeper: {error}", err=True)
-        ctx.exit(EXIT_UNKNOWN)
+        ctx.exit(options.EXIT_UNKNOWN)
     if push:
         _push(hub, snapshot)
         return
     topology = fabric.FabricTopology(snapshot)
-    if as_json:
-        options.print_json({**wire.to_plain(snapshot), "leaf_of": topology.leaf_by_node()})
-    else:
-        for line in describe(topology):
-            click.echo(line)
+    plain = {**wire.to_plain(snapshot), "leaf_of": topology.leaf_by_node()}
+    options.print_result(plain, describe(topology), as_json=as_json)
     ctx.exit(1 if topology.slow_ports or any(_error_counters(port) for port in snapshot.ports) else 0)
 
 
@@ -90,13 +86,6 @@ def _push_repeatedly(hub: Client, settings: fabric_sweep.SweepSettings, *, pause
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _parse_seconds(text: str) -> float:
-    try:
-        return durations.parse_seconds(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 def describe(topology: fabric.FabricTopology) -> Iterator[str]:

@@ -13,13 +13,11 @@ from watchkeeper.agent.gpus import gpu_groups, scan_readings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.cli import groups
 from watchkeeper.cli.node.gpu_choice import with_gpus
-from watchkeeper.cli.options import as_json, print_json, print_table
+from watchkeeper.cli.options import EXIT_UNKNOWN, as_json, print_json, print_table
 from watchkeeper.kit import clock, logs
 from watchkeeper.model import fleet, gpu_selectors
 from watchkeeper.readers.node import pci_sysfs
 from watchkeeper.readers.nvml import choice
-
-EXIT_UNKNOWN = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
+from watchkeeper.cli import options
 from watchkeeper.cli.node import agent_order
-from watchkeeper.cli.options import as_json, print_json, print_table, with_hub
 from watchkeeper.cli.progress import Progress
 from watchkeeper.client.hub import Client
 from watchkeeper.errors import HubError
@@ -66,23 +66,12 @@ def with_nodes(body: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select nodes, and pass the command a `selection`."""
 
     @click.option("--nodes", metavar="LIST", help="Check these nodes; names or Slurm's short form gpu-[01-16],gpu-20.")
-    @click.option(
-        "--slurm-job",
-        metavar="ID",
-        help="Check the nodes of this running Slurm job.  [default: the current allocation]",
-    )
-    @click.option(
-        "--selector", metavar="LABELS", help="Check Kubernetes nodes with these labels, as in `kubectl get nodes -l`."
-    )
+    @click.option("--slurm-job", metavar="ID", help="Check the nodes of this Slurm job.  [default: the current job]")
+    @click.option("--selector", metavar="LABELS", help="Check Kubernetes nodes with these labels, as kubectl -l.")
     @click.option("--context", metavar="NAME", help="kubectl context for --selector.")
     @functools.wraps(body)
     def wrapper(
-        *args: Any,
-        nodes: str | None,
-        slurm_job: str | None,
-        selector: str | None,
-        context: str | None,
-        **kwargs: Any,
+        *args: Any, nodes: str | None, slurm_job: str | None, selector: str | None, context: str | None, **kwargs: Any
     ) -> Any:
         if selector is not None and (nodes or slurm_job) is not None:
             raise click.UsageError("--selector cannot be combined with --nodes or --slurm-job")
@@ -96,9 +85,7 @@ def with_links(body: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option("--bandwidth/--no-bandwidth", default=True, help="Test the links between the nodes, pair by pair.")
     @click.option("--python", metavar="PATH", help="Python interpreter with torch on the nodes, for the link test.")
-    @click.option(
-        "--expected", type=click.FloatRange(0, min_open=True), help="Minimum bus bandwidth of all-reduce, in GB/s."
-    )
+    @options.expected_bandwidth
     @functools.wraps(body)
     def wrapper(*args: Any, bandwidth: bool, python: str | None, expected: float | None, **kwargs: Any) -> Any:
         fabric_command = [*FABRIC_COMMAND]
@@ -114,13 +101,11 @@ def with_links(body: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--ssh", "by_ssh", is_flag=True, help="Run the checks on the nodes through ssh.")
 @click.option("--command", "program", default="watchkeeper", help="Command that srun and ssh run on the nodes.")
 @with_links
-@click.option("--expected-gpus", type=click.IntRange(0, 1024), help="Number of GPUs each node should have.")
-@click.option(
-    "--timeout", "seconds", type=click.FloatRange(1, 3600), default=180.0, help="Timeout of each command, in seconds."
-)
-@click.option("--cluster", metavar="NAME", help="Cluster of the nodes, if it is not the hub's own.")
-@as_json
-@with_hub
+@options.expected_gpus
+@click.option("--timeout", "seconds", type=click.FloatRange(1, 3600), default=180.0, help="Seconds for each command.")
+@options.node_cluster
+@options.as_json
+@options.with_hub
 def command(
     selection: NodeSelection,
     by_ssh: bool,
@@ -153,7 +138,7 @@ def command(
         # sys.exit would wait for threads that wait for nodes.
         os._exit(130)
     if as_json:
-        print_json(as_plain(report, transport.name))
+        options.print_json(as_plain(report, transport.name))
     else:
         print_report(report, transport.name)
     sys.exit(EXIT_CODES[report.verdict])
@@ -230,7 +215,7 @@ def print_report(report: judge.PreflightReport, transport_name: str) -> None:
         ]
         for checked in (*rows, *([report.links] if report.links is not None else []))
     ]
-    print_table(["NODE", "VERDICT", "GPUS", "WHY"], cells)
+    options.print_table(["NODE", "VERDICT", "GPUS", "WHY"], cells)
     counts = ", ".join(f"{sum(node.verdict is verdict for node in report.nodes)} {verdict.value}" for verdict in order)
     links = "links not tested" if report.links is None else f"links: {report.links.verdict.value}"
     click.echo(

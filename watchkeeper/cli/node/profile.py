@@ -12,21 +12,12 @@ from typing import Any
 import click
 
 from watchkeeper.cli import groups
-from watchkeeper.cli.options import as_json, print_json, print_table
+from watchkeeper.cli.options import EXIT_UNKNOWN, Duration, as_json, print_json, print_table
 from watchkeeper.cli.progress import Progress
-from watchkeeper.kit import durations
-from watchkeeper.probe.profile import (
-    limits,
-    recorder,
-    recording,
-    report,
-    report_page,
-    report_text,
-    runner,
-    segments,
-)
+from watchkeeper.probe.profile import limits, recorder, recording, report, report_page, report_text, runner, segments
 
-EXIT_UNKNOWN = 3
+RECORDING = click.Path(path_type=Path, exists=True, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 # The bottleneck on the progress line is that of the last seconds.
 RECENT_SECONDS = 5.0
 WORKLOAD_KEY = "watchkeeper.profile.command"
@@ -50,18 +41,6 @@ class ProfileGroup(groups.FullHelpGroup):
         return super().resolve_command(ctx, args)
 
 
-class DurationType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            return durations.parse_seconds(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 def _find_model(name: str | None) -> limits.GpuCeilings | None:
     if name is None:
         return None
@@ -74,30 +53,12 @@ def _find_model(name: str | None) -> limits.GpuCeilings | None:
 
 @click.group("profile", cls=ProfileGroup, invoke_without_command=True, subcommand_metavar="[-- CMD… | classify FILE]")
 @click.option("--pid", type=click.IntRange(1), help="Record this running process and its child processes.")
-@click.option(
-    "--for",
-    "seconds",
-    type=DurationType(),
-    metavar="TIME",
-    help="Record this long, for example 60s; CMD keeps running.",
-)
+@click.option("--for", "seconds", type=Duration(), help="Record this long, for example 60s; CMD keeps running.")
 @click.option("--rate", type=click.FloatRange(0.1, 10), default=10.0, help="Samples per second.")
 @click.option("-i", "--gpus", metavar="GPUS", help="Record only these GPUs, for example 0,2-3.  [default: all]")
-@click.option(
-    "--kind",
-    type=click.Choice(["training", "inference", "multi_gpu"]),
-    help="Kind of workload, to judge the result by.",
-)
-@click.option(
-    "--baseline",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Earlier recording (CSV or Parquet) to compare with.",
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for recording and report.  [default: profile-DATE-TIME]",
-)
+@click.option("--kind", type=click.Choice(["training", "inference", "multi_gpu"]), help="Kind of workload.")
+@click.option("--baseline", type=RECORDING, help="Earlier recording (CSV or Parquet) to compare with.")
+@click.option("--output", type=FOLDER, help="Folder for recording and report.  [default: profile-DATE-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; the output of CMD then goes to standard error.")
 @click.pass_context
 def command(

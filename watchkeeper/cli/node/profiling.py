@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 
 from watchkeeper.agent import profiling
-from watchkeeper.cli import groups
+from watchkeeper.cli import groups, options
 from watchkeeper.cli.node import agent_order
-from watchkeeper.cli.options import as_json, print_json, with_hub
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import clock, durations, wire
-
-SPOOL = Path("/var/lib/watchkeeper/spool")
 
 
 @click.group("profiling", cls=groups.FullHelpGroup)
@@ -33,30 +28,17 @@ def command() -> None:
     """
 
 
-def _with_node_options(body: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option(
-            "--node", metavar="NAME", help="Send a work order to this node through the hub.  [default: this node]"
-        ),
-        click.option("--cluster", metavar="NAME", help="Cluster of --node, if it is not the hub's own."),
-        click.option(
-            "--spool",
-            type=click.Path(path_type=Path),
-            default=SPOOL,
-            show_default=True,
-            help="Folder of the agent's --spool on this node.",
-        ),
-        with_hub,
-    ):
-        body = option(body)
-    return body
+with_node = options.option_group(
+    click.option("--node", metavar="NAME", help="Send a work order to this node.  [default: this node, no order]"),
+    options.node_cluster,
+    options.spool,
+    options.with_hub,
+)
 
 
 @command.command("pause")
-@click.option(
-    "--for", "length", metavar="DURATION", default="1h", show_default=True, help="Resume automatically after this time."
-)
-@_with_node_options
+@click.option("--for", "length", metavar="DURATION", default="1h", help="Resume automatically after this time.")
+@with_node
 def pause(length: str, node: str | None, cluster: str | None, spool: Path, hub: Client) -> None:
     """Pause sampling of the profiling counters for some time."""
     duration = parse_pause_length(length)
@@ -70,7 +52,7 @@ def pause(length: str, node: str | None, cluster: str | None, spool: Path, hub: 
 
 
 @command.command("resume")
-@_with_node_options
+@with_node
 def resume(node: str | None, cluster: str | None, spool: Path, hub: Client) -> None:
     """Resume sampling of the profiling counters."""
     if node is not None:
@@ -82,21 +64,15 @@ def resume(node: str | None, cluster: str | None, spool: Path, hub: Client) -> N
 
 
 @command.command("show")
-@as_json
-@click.option(
-    "--spool",
-    type=click.Path(path_type=Path),
-    default=SPOOL,
-    show_default=True,
-    help="Folder of the agent's --spool on this node.",
-)
+@options.as_json
+@options.spool
 def show(as_json: bool, spool: Path) -> None:
     """Show whether profiling is paused on this node, since when, until when, and by which user."""
     now = clock.ScaledClock().now()
     pause = profiling.PauseFile(spool).read()
     active_pause = pause if pause is not None and now < pause.until else None
     if as_json:
-        print_json({"is_paused": active_pause is not None, "pause": wire.to_plain(active_pause)})
+        options.print_json({"is_paused": active_pause is not None, "pause": wire.to_plain(active_pause)})
     elif active_pause is None:
         click.echo("Profiling is not paused.")
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -54,44 +54,33 @@ EXIT_CODES: Mapping[Caller, Mapping[verdicts.ScanVerdict, int]] = {
         Caller.NPD: (0, 2, 1, 1),
     }.items()
 }
-
-
-def _caller_option(caller: Caller, name: str, help: str) -> Callable[[options.Command], options.Command]:
-    return click.option(name, "caller", flag_value=caller.value, help=help)
+CALLER_HELP = {
+    Caller.SLURM_PROLOG: "As Slurm's Prolog: exit code 1 only if unhealthy; Slurm then drains the node.",
+    Caller.SLURM_EPILOG: "As Slurm's Epilog: exit code 1 only if unhealthy; Slurm then drains the node.",
+    Caller.SLURM_HEALTH: "As Slurm's HealthCheckProgram: always exit code 0; add --drain to drain the node.",
+    Caller.PROBE: "As an exec probe of Kubernetes: exit code 1 if unhealthy or unknown.",
+    Caller.NPD: "As a node-problem-detector plug-in: one line; exit code 0 healthy, 1 problem, 2 unknown.",
+}
+with_caller = options.option_group(
+    *(click.option(f"--{caller}", "caller", flag_value=caller.value, help=text) for caller, text in CALLER_HELP.items())
+)
 
 
 @click.command("scan")
 @options.as_json
-@_caller_option(
-    Caller.SLURM_PROLOG, "--slurm-prolog", "As Slurm's Prolog: exit code 1 only if unhealthy; Slurm then drains."
-)
-@_caller_option(
-    Caller.SLURM_EPILOG, "--slurm-epilog", "As Slurm's Epilog: exit code 1 only if unhealthy; Slurm then drains."
-)
-@_caller_option(
-    Caller.SLURM_HEALTH, "--slurm-health", "As Slurm's HealthCheckProgram: always exit code 0; add --drain."
-)
-@_caller_option(Caller.PROBE, "--probe", "As an exec probe of Kubernetes: exit code 1 if unhealthy or unknown.")
-@_caller_option(
-    Caller.NPD, "--npd", "As a node-problem-detector plug-in: one line; exit code 0 healthy, 1 problem, 2 unknown."
-)
+@with_caller
 @click.option("--drain", is_flag=True, help="With --slurm-health: drain this node with scontrol if it is unhealthy.")
 @with_gpus
-@click.option("--expected-gpus", type=click.IntRange(0, 1024), help="Number of GPUs this node should have.")
+@options.expected_gpus
 @click.option(
-    "--watch", "seconds", type=click.FloatRange(0, 600), default=2.0, help="Watch counters for this many seconds."
+    "--watch", "seconds", type=click.FloatRange(0, 600), default=2.0, help="Watch counters this many seconds."
 )
 @click.option(
-    "--since", "minutes", type=click.FloatRange(0), default=60.0, help="Check this many minutes of kernel log."
+    "--since", "minutes", type=click.FloatRange(0), default=60.0, help="Read this many minutes of kernel log."
 )
 @click.option("--without", "disabled", multiple=True, metavar="CHECK", help="Skip this check; repeatable.")
-@click.option("--kmsg", type=click.Path(path_type=Path), default=Path("/dev/kmsg"), help="Path of the kernel log.")
-@click.option(
-    "--host-root",
-    type=click.Path(path_type=Path),
-    default=Path("/"),
-    help="Where the node's root file system is mounted.",
-)
+@options.path_option("--kmsg", default="/dev/kmsg", help="Path of the kernel log.")
+@options.path_option("--host-root", default="/", help="Where the node's root file system is mounted.")
 def command(
     as_json: bool,
     caller: str | None,

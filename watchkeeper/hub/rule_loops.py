@@ -371,12 +371,13 @@ def _problems(error: Exception) -> tuple[str, ...]:
 
 def rule_sources(settings: config.Settings) -> reloads.RuleSources:
     """The configured or shipped rule files and SLOs, and the rule files that an existing prometheus.yml names."""
-    own, objectives, existing = settings.rules.files, settings.rules.slos, settings.fleet.prometheus_config
-    files = [Path(path) for path in own] or list(rulefile.files([SHIPPED_RULES]))
-    if existing is not None:
-        files += prometheus_config.rule_paths(Path(existing))
-    if objectives is not None:
+    rule_paths, slo_path = settings.rules.files, settings.rules.slos
+    prometheus_yaml = settings.fleet.prometheus_config
+    files = [Path(path) for path in rule_paths] or list(rulefile.files([SHIPPED_RULES]))
+    if prometheus_yaml is not None:
+        files += prometheus_config.rule_paths(Path(prometheus_yaml))
+    if slo_path is not None:
         # Own SLOs replace the shipped ones.
         files = [path for path in files if path != SHIPPED_RULES / SHIPPED_SLOS.name]
-        return reloads.RuleSources(tuple(files), Path(objectives))
-    return reloads.RuleSources(tuple(files), None if own else SHIPPED_SLOS, is_rendered=True)
+        return reloads.RuleSources(tuple(files), Path(slo_path))
+    return reloads.RuleSources(tuple(files), None if rule_paths else SHIPPED_SLOS, is_rendered=True)

@@ -48,10 +48,9 @@ class _Activity:
         part_values = []
         for part in parts:
             series_values = self.values.get((part, measure), [])
-            own = [value for holder, value in series_values if holder in (None, workload)] or [
-                value for _, value in series_values
-            ]
-            part_values += [max(own)] if own else []
+            own_values = [value for holder, value in series_values if holder in (None, workload)]
+            if series_values:
+                part_values.append(max(own_values or (value for _, value in series_values)))
         return part_values
 
 

@@ -7,7 +7,7 @@ the hub and writes the answer.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -73,7 +73,7 @@ class DigestText:
 
 @dataclass(frozen=True, slots=True)
 class AlertsAccepted:
-    taken: int
+    accepted: int = field(metadata={"json_key": "taken"})
     problems: list[str]
 
 

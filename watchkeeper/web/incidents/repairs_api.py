@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -90,54 +91,49 @@ class RepairsApi:
     async def approve(self, request: Request) -> Response:
         incident, body = await incident_request.load_with_body(self._journal, request)
         id, digest = incident.id, incident_request.read_line(body, "digest")
+        loop = self._repairs
         return await self._change_repair(
-            request,
-            lambda actor: self._repairs.control.approve(id, digest, actor=actor, now=self._runtime.clock.now()),
+            request, lambda actor, now: loop.control.approve(id, digest, actor=actor, now=now)
         )
 
     async def reject(self, request: Request) -> Response:
         incident, body = await incident_request.load_with_body(self._journal, request)
         id, why = incident.id, incident_request.read_line(body, "why")
-        return await self._change_repair(
-            request, lambda actor: self._repairs.control.reject(id, why, actor=actor, now=self._runtime.clock.now())
-        )
+        loop = self._repairs
+        return await self._change_repair(request, lambda actor, now: loop.control.reject(id, why, actor=actor, now=now))
 
     async def step_done(self, request: Request) -> Response:
         id = (await incident_request.load_incident(self._journal, request)).id
-        return await self._change_repair(
-            request, lambda actor: self._repairs.control.step_done(id, actor=actor, now=self._runtime.clock.now())
-        )
+        loop = self._repairs
+        return await self._change_repair(request, lambda actor, now: loop.control.step_done(id, actor=actor, now=now))
 
     async def retry(self, request: Request) -> Response:
         id = (await incident_request.load_incident(self._journal, request)).id
-        return await self._change_repair(request, lambda actor: self._repairs.retry(id, actor))
+        return await self._change_repair(request, lambda actor, _: self._repairs.retry(id, actor))
 
-    async def _change_repair(self, request: Request, change: Callable[[str], Repair]) -> Response:
-        actor = request.state.caller.name
-        changed = await self._repairs.run_on_repair_thread(lambda: change(actor))
+    async def _change_repair(self, request: Request, change: Callable[[str, datetime], Repair]) -> Response:
+        actor, clock = request.state.caller.name, self._runtime.clock
+        changed = await self._repairs.run_on_repair_thread(lambda: change(actor, clock.now()))
         self._repairs.advance_soon(changed)
         return ok_response(repair=_repair_view(changed))
 
     async def stop(self, request: Request) -> Response:
         why = incident_request.read_line(await read_json_object(request, incident_request.MAX_BODY_BYTES), "why")
-        return await self._change_switch(
-            request, lambda actor: self._repairs.control.stop(why, actor=actor, now=self._runtime.clock.now())
-        )
+        loop = self._repairs
+        return await self._change_switch(request, lambda actor, now: loop.control.stop(why, actor=actor, now=now))
 
     async def resume(self, request: Request) -> Response:
-        return await self._change_switch(
-            request, lambda actor: self._repairs.control.resume(actor=actor, now=self._runtime.clock.now())
-        )
+        loop = self._repairs
+        return await self._change_switch(request, lambda actor, now: loop.control.resume(actor=actor, now=now))
 
     async def reset(self, request: Request) -> Response:
-        return await self._change_switch(
-            request, lambda actor: self._repairs.control.reset(actor=actor, now=self._runtime.clock.now())
-        )
+        loop = self._repairs
+        return await self._change_switch(request, lambda actor, now: loop.control.reset(actor=actor, now=now))
 
-    async def _change_switch(self, request: Request, change: Callable[[str], RepairSwitch]) -> Response:
-        actor = request.state.caller.name
+    async def _change_switch(self, request: Request, change: Callable[[str, datetime], RepairSwitch]) -> Response:
+        actor, clock = request.state.caller.name, self._runtime.clock
         # Deliberately not on the repair thread: a stop must not wait for calls that hang.
-        return ok_response(switch=_switch_view(await self._repairs.run_now(lambda: change(actor))))
+        return ok_response(switch=_switch_view(await self._repairs.run_now(lambda: change(actor, clock.now()))))
 
     async def audit_log(self, request: Request) -> RepairLog:
         limit = read_number(request, "limit", default=1000, limit=MAX_ENTRIES)

@@ -105,10 +105,10 @@ def limit_series(result: engine.QueryResult, limit: int) -> engine.QueryResult:
     rows = np.flatnonzero(has_points).tolist()
     if result.kind not in (engine.ResultType.VECTOR, engine.ResultType.MATRIX) or len(rows) <= limit:
         return result
-    kept = rows[:limit]
-    cells = None if frame.histograms is None else frame.histograms[kept]
-    labels = [frame.labels[row] for row in kept]
-    limited = engine.Frame(labels, frame.times_ms, frame.values[kept], frame.present[kept], cells)
+    first_rows = rows[:limit]
+    cells = None if frame.histograms is None else frame.histograms[first_rows]
+    labels = [frame.labels[row] for row in first_rows]
+    limited = engine.Frame(labels, frame.times_ms, frame.values[first_rows], frame.present[first_rows], cells)
     return replace(result, frame=limited)
 
 

@@ -24,6 +24,7 @@ from watchkeeper.rules import evaluate, replay, rulefile
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, read_json_object
 from watchkeeper.web.prometheus import prometheus_form as form
+from watchkeeper.web.prometheus import prometheus_status
 from watchkeeper.web.shedding import ConcurrencyLimit
 
 MAX_BODY_BYTES = 256 * 1024
@@ -99,11 +100,7 @@ class RulesApi:
             for rule in group.rules
             if isinstance(rule, rulefile.AlertingRule)
         ]
-        active = [
-            alert
-            for alert in self._rules.alerts()
-            if alert.state in (alerts.AlertState.PENDING, alerts.AlertState.FIRING)
-        ]
+        active = [alert for alert in self._rules.alerts() if prometheus_status.is_active(alert)]
         active.sort(key=lambda alert: (alert.state is not alerts.AlertState.FIRING, alert.active_at))
         return RuleList(
             self._runtime.clock.now(), rules, [_listed_alert(alert) for alert in active[:MAX_ALERTS]], len(active)

@@ -6,42 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
 
 from watchkeeper.model import actions, events, fleet
-from watchkeeper.model.repairs import Repair, RepairSwitch
+from watchkeeper.model.repairs import Repair
 from watchkeeper.remediate import guards, validation
 from watchkeeper.remediate.driver import Driver
 from watchkeeper.remediate.trust_rules import ModeDecision
-
-
-class RepairJournal(Protocol):
-    """The part of the journal that repairs use."""
-
-    def transaction(self) -> AbstractContextManager[None]: ...
-
-    def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> Any: ...
-
-    def save_repair(self, repair: Repair, *, at: datetime, actor: str, text: str, kind: str) -> None: ...
-
-    def active_repairs(self) -> list[Repair]: ...
-
-    def latest_repairs(self, *, limit: int = 100) -> list[Repair]: ...
-
-    def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[Repair]: ...
-
-    def repairs_of(self, incident_id: str, *, limit: int = 20) -> list[Repair]: ...
-
-    def save_switch(self, switch: RepairSwitch, *, at: datetime, actor: str, text: str) -> None: ...
-
-    def switch(self) -> RepairSwitch: ...
-
-    def open_incident_ids(self) -> set[str]: ...
-
-    def event(self, id: str) -> events.Event | None: ...
+from watchkeeper.store.journal.journal import Journal
 
 
 def skip_idle_check(action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:  # noqa: ARG001
@@ -52,7 +25,7 @@ def skip_idle_check(action: actions.Action, since: datetime, now: datetime) -> v
 class RepairDependencies:
     """What repairs read and call. `list_nodes` is the inventory; `out_of_service` has nodes that others cordoned."""
 
-    journal: RepairJournal
+    journal: Journal
     driver: Driver
     limits: guards.GuardLimits = field(default_factory=guards.GuardLimits)
     validators: Mapping[str, validation.Validator] = field(default_factory=dict)

@@ -17,11 +17,11 @@ from typing import Protocol
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, evidence_file, redaction
 from watchkeeper.kit.evidence_file import BundleFile, json_file
-from watchkeeper.model import actions, diagnosis, events, fleet, incidents, notices, orders, repairs
+from watchkeeper.model import events, fleet, incidents, orders
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate import validation
-from watchkeeper.store.journal import chain
+from watchkeeper.store.journal.journal import Journal
 
 # Xids of the last weeks show whether a GPU fails repeatedly.
 HISTORY = timedelta(days=30)
@@ -39,30 +39,6 @@ IDENTITY_METRIC = "DCGM_FI_DEV_GPU_TEMP"
 COUNTER_LABELS = ("UUID", "err_code", "reason", "link", "kind")
 
 
-class EvidenceJournal(Protocol):
-    """The part of the journal that evidence uses."""
-
-    def incident(self, id: str) -> incidents.Incident | None: ...
-
-    def incidents(self, *, open_only: bool = False, limit: int = 1000) -> list[incidents.Incident]: ...
-
-    def diagnosis(self, incident_id: str) -> diagnosis.Diagnosis | None: ...
-
-    def plan(self, incident_id: str) -> actions.Plan | None: ...
-
-    def timeline(self, incident_id: str, limit: int = 1000) -> list[chain.JournalEntry]: ...
-
-    def notices_of(self, incident_id: str) -> list[notices.Notice]: ...
-
-    def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[repairs.Repair]: ...
-
-    def latest_orders(self, *, limit: int = 100) -> list[orders.TrackedOrder]: ...
-
-    def events_at(
-        self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = 1000
-    ) -> list[events.Event]: ...
-
-
 class EvidenceInventory(Protocol):
     def node(self, name: str, cluster: str | None = None) -> fleet.Node | None: ...
 
@@ -71,7 +47,7 @@ class EvidenceInventory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceSources:
-    journal: EvidenceJournal
+    journal: Journal
     engine: engines.Engine
     inventory: EvidenceInventory
     version: str

@@ -9,35 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import evidence_file, logs
-from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.remediate.evidence import EvidenceSources
 from watchkeeper.remediate.registry import TIMELINE_ENTRY
-from watchkeeper.store.journal import chain
-from watchkeeper.store.journal.journal import HUB
+from watchkeeper.store.journal.journal import HUB, Journal
 
 log = logging.getLogger(__name__)
 
 # The key in the timeline entry with the repair after which the node was handed over.
 BODY_KEY = "hand_over"
 MAX_BUNDLES = 100
-
-
-class HandOverJournal(Protocol):
-    """The part of the journal that a hand-over uses."""
-
-    def record(self, kind: str, subject: str, *, at: datetime, actor: str, body: Mapping[str, Any]) -> Any: ...
-
-    def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[Repair]: ...
-
-    def timeline(self, incident_id: str, limit: int = 1000) -> list[chain.JournalEntry]: ...
 
 
 def find_failed_repairs(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
@@ -53,7 +41,7 @@ def find_failed_repairs(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
 class NodeHandOver:
     """Not thread-safe: call it from one thread at a time."""
 
-    def __init__(self, journal: HandOverJournal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
+    def __init__(self, journal: Journal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
         self._journal = journal
         self._sources = sources
         self._folder = folder

@@ -12,15 +12,14 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
 
 from watchkeeper.errors import ActionRefused, WireError
 from watchkeeper.kit import logs, secret_file, wire
 from watchkeeper.model import actions, orders
+from watchkeeper.store.journal.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +30,6 @@ MAX_PENDING = 20_000
 REQUESTED_FOR = timedelta(seconds=30)
 
 Address = tuple[str, str]
-
-
-class OrderJournal(Protocol):
-    """The part of the journal that the order queue uses."""
-
-    def transaction(self) -> AbstractContextManager[None]: ...
-
-    def save_order(self, tracked: orders.TrackedOrder, *, at: datetime, actor: str, text: str) -> None: ...
-
-    def order(self, id: str) -> orders.TrackedOrder | None: ...
-
-    def latest_orders(self, *, limit: int = 100) -> list[orders.TrackedOrder]: ...
-
-    def open_orders(self, now: datetime) -> list[orders.TrackedOrder]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +45,7 @@ class OrderRequest:
     id: str | None = None
 
 
-def open_order_queue(journal: OrderJournal, key_file: str | None, *, now: datetime) -> OrderQueue | None:
+def open_order_queue(journal: Journal, key_file: str | None, *, now: datetime) -> OrderQueue | None:
     """Return the order queue; None without a key: then the hub issues no orders."""
     return None if key_file is None else OrderQueue(journal, secret_file.read_key_file(Path(key_file)), now=now)
 
@@ -71,7 +56,7 @@ class OrderQueue:
     Do not issue an order inside a journal transaction that may still fail: the agent could fetch it all the same.
     """
 
-    def __init__(self, journal: OrderJournal, hub_key: bytes, *, now: datetime) -> None:
+    def __init__(self, journal: Journal, hub_key: bytes, *, now: datetime) -> None:
         self._journal = journal
         self._hub_key = hub_key
         # Held only briefly: a poll on the hub's event loop must not wait until another order is on disk.

@@ -108,7 +108,7 @@ def test_a_node_that_somebody_uncordons_under_our_hands_stays_uncordoned(cluster
         cluster.cordon("plain", cordoned=False)
         seen = driver.observe(PLACE)
         assert (seen.is_schedulable, seen.cordoned_by) == (True, "watchkeeper:I-7/1-cordon")
-        with pytest.raises(ActionRefused, match="somebody has uncordoned it"):
+        with pytest.raises(ActionRefused, match="another user uncordoned the node"):
             finished(driver, action(ActionKind.DRAIN, "plain"))
         assert driver.observe(PLACE).cordoned_by is None
     assert "watchkeeper.dev/unhealthy" not in taints(cluster)
@@ -126,7 +126,7 @@ def test_a_node_that_somebody_else_takes_over_stays_cordoned_for_them(cluster: C
     with driving(cluster) as driver:
         driver.perform(action(CORDON, "plain"))
         patch(cluster, {"metadata": {"labels": {"watchkeeper.dev/maintenance": "disk"}}})
-        assert "stays cordoned for an administrator" in driver.perform(action(UNCORDON, "plain")).text
+        assert "stays cordoned by an administrator" in driver.perform(action(UNCORDON, "plain")).text
         seen = driver.observe(PLACE)
     assert (seen.is_schedulable, seen.cordoned_by) == (False, None)
     assert "watchkeeper.dev/unhealthy" not in taints(cluster)

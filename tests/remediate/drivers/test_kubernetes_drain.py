@@ -85,7 +85,7 @@ def test_a_pod_that_nobody_would_start_again_needs_permission(cluster: Cluster) 
     with driving(cluster) as driver:
         driver.perform(action(CORDON, NODE))
         (why,) = driver.perform(action(DRAIN, NODE)).waits_for
-        assert why.startswith("pod default/alone: no controller would start it again")
+        assert why.startswith("pod default/alone: it has no controller")
         assert running(cluster, NODE) == ["alone"]
     with driving(cluster, rules=EvictionRules(evict_unmanaged=True)) as driver:
         finished(driver, action(DRAIN, NODE))
@@ -102,7 +102,7 @@ def test_an_api_server_that_goes_away_mid_drain_is_waited_for(cluster: Cluster) 
             began = time.monotonic()
             done = driver.perform(action(DRAIN, NODE))
             assert time.monotonic() - began < 30.0
-            assert (done.is_complete, done.text) == (False, "drain has to wait")
+            assert (done.is_complete, done.text) == (False, "drain is blocked")
             assert "connection refused" in done.waits_for[0]
         finally:
             cluster.start_api_server()

@@ -50,7 +50,7 @@ def test_the_owner_reads_on_the_pod_why_when_and_how_to_keep_it(cluster: Cluster
         assert f"events about {pods(cluster)}" in driver.describe(wanted)
     (event,) = told(cluster)
     name = event["involvedObject"]["name"]
-    assert "Use it within 1h, or: kubectl annotate pod" in event["message"]
+    assert "Use the GPU within 1h, or run: kubectl annotate pod" in event["message"]
     assert event["message"].endswith(f"-n default {name} watchkeeper.dev/keep=true (watchkeeper:I-7/1-warn_owner)")
 
 
@@ -75,7 +75,7 @@ def test_what_is_idle_is_scaled_to_nothing_and_says_how_many_there_were(cluster:
 def test_a_controller_with_a_pod_at_work_is_not_scaled(cluster: Cluster) -> None:
     add_pods(cluster, "notebook", NODE, count=2)
     first, second = sorted(pods(cluster).split(","))
-    with driving(cluster) as driver, pytest.raises(ActionRefused, match=f"not found idle, such as {second}"):
+    with driving(cluster) as driver, pytest.raises(ActionRefused, match=f"not idle, such as {second}"):
         driver.perform(action(RECLAIM, NODE, pods=first))
     assert cluster.ask(f"{SETS}/notebook")["spec"]["replicas"] == 2
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import durations
 from watchkeeper.model.actions import Action, ActionKind
+from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome
 
 DriverT = TypeVar("DriverT")
@@ -34,16 +35,41 @@ def perform(
 ) -> ActionOutcome:
     """Do it by the table; `lacks` says what this cluster has not, for an action that is not in it."""
     if action.kind not in calls:
-        raise ActionRefused(
-            unsupported,
-            where=action.place.node,
-            now="Nothing was changed",
-            remedy="Do it manually, or set hub.order_key_file so that the node's agent does it",
-        )
+        remedy = "Do it manually, or set hub.order_key_file so that the node's agent does it"
+        raise build_refusal(unsupported, action.place.node, remedy)
     try:
         return calls[action.kind](driver, action)
     except ClusterUnavailable as error:
         return ActionOutcome(f"{action.kind} is blocked", is_complete=False, waits_for=(str(error),))
+
+
+def build_refusal(
+    problem: str, where: str | None, remedy: str = "Do it manually", *, state: str | None = None
+) -> ActionRefused:
+    """Return a refusal before any change; `state` is that of the node."""
+    now = "Nothing was changed" if state is None else f"Nothing was changed; the node is {state}"
+    return ActionRefused(problem, where=where, now=now, remedy=remedy)
+
+
+def check_not_halted(is_stopped: Callable[[], bool], where: str | None) -> None:
+    if is_stopped():
+        raise ClusterUnavailable("repairs are halted", where=where, remedy="`watchkeeper act resume` resumes them")
+
+
+def check_mark(mark: str, action: Action) -> None:
+    """Refuse an action on a node whose cordon belongs to another incident."""
+    if not mark.startswith(f"watchkeeper:{action.incident}/"):
+        problem = f"the cordon belongs to {mark}, not to {action.incident}"
+        raise build_refusal(problem, action.place.node, "Finish that repair first, or uncordon the node yourself")
+
+
+def build_missing_node(place: Place, where: str) -> ActionFailed:
+    return ActionFailed(
+        f"the cluster has no node {place.node}",
+        where=where,
+        now="Nothing was changed",
+        remedy="Check whether the node left the cluster or has another name there",
+    )
 
 
 def read_workload_names(
@@ -74,12 +100,7 @@ def read_reclaim_method(action: Action) -> str:
 
 
 def build_keep_refusal(workload: str, why: str) -> ActionRefused:
-    return ActionRefused(
-        f"{workload} is excluded from reclaiming: {why}",
-        where=workload,
-        now="Nothing was changed",
-        remedy="To reclaim it, remove the mark",
-    )
+    return build_refusal(f"{workload} is excluded from reclaiming: {why}", workload, "To reclaim it, remove the mark")
 
 
 def format_owner_warning(action: Action, keep_command: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from watchkeeper.errors import ActionRefused
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
+from watchkeeper.remediate.drivers.cluster_driver import build_refusal
 
 MANUAL_COMMANDS = {
     ActionKind.CORDON: "kubectl cordon {node}   (Slurm: scontrol update NodeName={node} State=DRAIN Reason={mark})",
@@ -53,9 +53,5 @@ class DryRunDriver:
         return describe_manual_command(action)
 
     def perform(self, action: Action) -> ActionOutcome:
-        raise ActionRefused(
-            f"this hub has no driver for {action.kind}; it only describes actions",
-            where=action.place.node,
-            now="Nothing was changed",
-            remedy="Set remediate.driver",
-        )
+        problem = f"this hub has no driver for {action.kind}; it only describes actions"
+        raise build_refusal(problem, action.place.node, "Set remediate.driver")

@@ -112,25 +112,22 @@ class KubernetesDriver:
         return "; ".join(_describe_calls(action, self._eviction_version))
 
     def perform(self, action: Action) -> ActionOutcome:
-        return cluster_driver.perform(
-            self, action, SUPPORTED_ACTIONS, unsupported=f"the Kubernetes API has no call for {action.kind}"
-        )
+        unsupported = f"the Kubernetes API has no call for {action.kind}"
+        return cluster_driver.perform(self, action, SUPPORTED_ACTIONS, unsupported=unsupported)
 
     def _cordon(self, action: Action) -> ActionOutcome:
         def plan_patch(node: nodes.NodeSnapshot) -> ApiCall | None:
             if node.mark is None:
                 _refuse_maintained(node)
                 return nodes.build_cordon(node, action)
-            _refuse_other_incident(node, action)
+            cluster_driver.check_mark(node.mark, action)
             self._release_if_uncordoned(node, action)
             return None
 
         node, is_changed = self._patch_node(self._get_node(action), action, plan_patch)
-        text = (
-            f"cordoned {node.name} as {action.mark}"
-            if is_changed
-            else f"{node.name} is already cordoned by {node.mark}"
-        )
+        text = f"cordoned {node.name} as {action.mark}"
+        if not is_changed:
+            text = f"{node.name} is already cordoned by {node.mark}"
         return ActionOutcome(text + self._report_on_node(node, action, reason="WatchkeeperCordoned", is_unhealthy=True))
 
     def _uncordon(self, action: Action) -> ActionOutcome:
@@ -141,8 +138,10 @@ class KubernetesDriver:
             maintained_by = node.maintained_by
             if node.mark is None and node.is_cordoned and not maintained_by:
                 raise _build_refusal(node, "the cordon is not Watchkeeper's", "Its owner must uncordon the node")
-            _refuse_other_incident(node, action)
-            return _build_uncordon(node) if node.mark is not None else None
+            if node.mark is None:
+                return None
+            cluster_driver.check_mark(node.mark, action)
+            return _build_uncordon(node)
 
         current = self._find_node(action.place)
         if current is None:
@@ -151,9 +150,8 @@ class KubernetesDriver:
         text = f"uncordoned {node.name}" if is_changed else f"{node.name} has no cordon of Watchkeeper's"
         if is_changed and maintained_by:
             text = f"removed our annotation from {node.name}; it stays cordoned by {', '.join(maintained_by)}"
-        return ActionOutcome(
-            text + self._report_on_node(node, action, reason="WatchkeeperUncordoned", is_unhealthy=False)
-        )
+        note = self._report_on_node(node, action, reason="WatchkeeperUncordoned", is_unhealthy=False)
+        return ActionOutcome(text + note)
 
     def _patch_node(
         self, node: nodes.NodeSnapshot, action: Action, plan_patch: Callable[[nodes.NodeSnapshot], ApiCall | None]
@@ -188,9 +186,8 @@ class KubernetesDriver:
         outcome = self._evict_all(pod_states, action)
         returning = [str(pod) for pod in pod_states if pod.is_returning]
         if returning and outcome.is_complete:
-            return ActionOutcome(
-                f"{outcome.text}; not evicted again, because they tolerate the cordon: {', '.join(returning)}"
-            )
+            note = f"not evicted again, because they tolerate the cordon: {', '.join(returning)}"
+            return ActionOutcome(f"{outcome.text}; {note}")
         return outcome
 
     def _drain_gpu(self, node: nodes.NodeSnapshot, action: Action) -> ActionOutcome:
@@ -200,7 +197,7 @@ class KubernetesDriver:
         self._release_if_uncordoned(node, action)
         pod_names = set(pods.read_pod_names(action))
         on_node = [raw for raw in self._raw_pods(action.place, is_exact=True) if pods.full_name(raw) in pod_names]
-        return self._evict_all(self._classify_pods(on_node, node, action), action)
+        return self._evict_all(self._classify_pods(on_node, node.at, action), action)
 
     def _restart_app(self, action: Action) -> ActionOutcome:
         return self._evict_all(self._classify_pods(self._get_named_pods(action)[0], None, action), action)
@@ -221,13 +218,11 @@ class KubernetesDriver:
     def _reclaim(self, action: Action) -> ActionOutcome:
         return self._reclaimer.reclaim(action, self._get_named_pods(action)[0])
 
-    def _classify_pods(
-        self, raw_pods: list[pods.Raw], node: nodes.NodeSnapshot | None, action: Action
-    ) -> list[PodState]:
+    def _classify_pods(self, raw_pods: list[pods.Raw], at: datetime | None, action: Action) -> list[PodState]:
         """Classify the pods of the plan, without newer pods that a StatefulSet gave the same names."""
         before = action.arguments.get("before")
-        evicted = self._find_evictions(action)
-        at = node.at if node is not None else None
+        with self._lock:
+            evicted = frozenset(self._evicted.get(action.mark, ()))
         planned = [
             pods.classify_pod(raw, self.rules, at=at)
             for raw in raw_pods
@@ -251,9 +246,8 @@ class KubernetesDriver:
             blockers.append(f"pod {pod}: {blocker or 'terminating'}")
         if not blockers:
             return ActionOutcome(COMPLETED_TEXTS[action.kind])
-        return ActionOutcome(
-            f"evicted {evicted} pods, {len(blockers)} remaining", is_complete=False, waits_for=tuple(blockers)
-        )
+        text = f"evicted {evicted} pods, {len(blockers)} remaining"
+        return ActionOutcome(text, is_complete=False, waits_for=tuple(blockers))
 
     def _evict(self, pod: PodState, action: Action) -> str | None:
         """Evict a pod; return what blocks the eviction, or None if the pod terminates or is gone."""
@@ -269,15 +263,14 @@ class KubernetesDriver:
 
     def _send_eviction(self, pod: PodState) -> ApiResponse:
         """Send an eviction with the API version that worked last, else with the next one that the server supports."""
+
+        def is_throttle(response: ApiResponse) -> bool:
+            return pods.read_budget_message(response.body) is None
+
         for version in (self._eviction_version, *pods.EVICTION_VERSIONS):
-            call = pods.build_eviction(pod, version)
-            response = self._send_change(
-                call, is_throttle=lambda response: pods.read_budget_message(response.body) is None
-            )
-            is_unknown = response.status in (400, 404) and any(
-                text in response.message for text in UNKNOWN_VERSION_TEXTS
-            )
-            if not is_unknown:
+            response = self._send_change(pods.build_eviction(pod, version), is_throttle=is_throttle)
+            is_unknown = any(text in response.message for text in UNKNOWN_VERSION_TEXTS)
+            if response.status not in (400, 404) or not is_unknown:
                 self._eviction_version = version
                 return response
         return response
@@ -286,9 +279,11 @@ class KubernetesDriver:
         """End the repair if another user has uncordoned the node: remove our taint, and do not cordon again."""
         if node.is_cordoned or node.mark is None:
             return
-        released, _ = self._patch_node(
-            node, action, lambda current: _build_uncordon(current) if current.mark == node.mark else None
-        )
+
+        def plan_patch(current: nodes.NodeSnapshot) -> ApiCall | None:
+            return _build_uncordon(current) if current.mark == node.mark else None
+
+        released, _ = self._patch_node(node, action, plan_patch)
         self._report_on_node(released, action, reason="WatchkeeperLetGo", is_unhealthy=False)
         raise ActionRefused(
             "another user uncordoned the node during the repair",
@@ -316,21 +311,13 @@ class KubernetesDriver:
         self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True
     ) -> ApiResponse:
         """Send a call that changes something; ClusterUnavailable while repairs are halted."""
-        if self._is_stopped():
-            raise ClusterUnavailable(
-                "repairs are halted", where=self.client.server.url, remedy="`watchkeeper act resume` resumes them"
-            )
+        cluster_driver.check_not_halted(self._is_stopped, self.client.server.url)
         return self.client.send(call, is_throttle=is_throttle)
 
     def _get_node(self, action: Action) -> nodes.NodeSnapshot:
         node = self._find_node(action.place)
         if node is None:
-            raise ActionFailed(
-                f"the cluster has no node {action.place.node}",
-                where=self.client.server.url,
-                now="Nothing was changed",
-                remedy="Check whether the node left the cluster or has another name there",
-            )
+            raise cluster_driver.build_missing_node(action.place, self.client.server.url)
         return node
 
     def _find_node(self, place: Place) -> nodes.NodeSnapshot | None:
@@ -342,9 +329,8 @@ class KubernetesDriver:
         return [pods.classify_pod(raw, self.rules, at=node.at, since=node.cordoned_at) for raw in raw_pods]
 
     def _raw_pods(self, place: Place, *, is_exact: bool) -> list[pods.Raw]:
-        response = require_success(
-            self.client.send(ApiCall("GET", pods.node_pods_path(_require_node_name(place), is_exact=is_exact))), place
-        )
+        call = ApiCall("GET", pods.node_pods_path(_require_node_name(place), is_exact=is_exact))
+        response = require_success(self.client.send(call), place)
         return [raw_pod for raw_pod in facts.items(response.body, "items") if isinstance(raw_pod, dict)]
 
     def _record_eviction(self, action: Action, evicted: str) -> None:
@@ -352,10 +338,6 @@ class KubernetesDriver:
             self._evicted.setdefault(action.mark, set()).add(evicted)
             while len(self._evicted) > MAX_TRACKED_ACTIONS:
                 del self._evicted[next(iter(self._evicted))]
-
-    def _find_evictions(self, action: Action) -> frozenset[str]:
-        with self._lock:
-            return frozenset(self._evicted.get(action.mark, ()))
 
 
 SUPPORTED_ACTIONS: Mapping[ActionKind, Callable[[KubernetesDriver, Action], ActionOutcome]] = {
@@ -378,8 +360,7 @@ COMPLETED_TEXTS = {
 def _describe_calls(action: Action, version: str) -> Iterator[str]:
     if action.kind in RECLAIMS:
         for name in pods.read_pod_names(action):
-            namespace, _, pod = name.partition("/")
-            yield idle.describe_call(action, namespace, pod, version)
+            yield idle.describe_call(action, name, version)
         return
     if action.kind is ActionKind.RESTART_APP or (action.kind is ActionKind.DRAIN and action.place.gpu is not None):
         for name in pods.read_pod_names(action):
@@ -403,7 +384,7 @@ def _describe_calls(action: Action, version: str) -> Iterator[str]:
 
 def _require_node_name(place: Place) -> str:
     if place.node is None:
-        raise ActionRefused("the action names no node", where=str(place), now="Nothing was changed")
+        raise cluster_driver.build_refusal("the action names no node", str(place))
     return place.node
 
 
@@ -420,24 +401,13 @@ def _build_uncordon(node: nodes.NodeSnapshot) -> ApiCall:
 
 def _refuse_maintained(node: nodes.NodeSnapshot) -> None:
     if node.maintained_by:
-        raise _build_refusal(
-            node, f"it is maintained by {', '.join(node.maintained_by)}", "Wait until that is finished"
-        )
+        problem = f"it is maintained by {', '.join(node.maintained_by)}"
+        raise _build_refusal(node, problem, "Wait until that is finished")
     if node.is_cordoned and node.mark is None:
-        raise _build_refusal(
-            node,
-            "another user has cordoned it",
-            "Uncordon it to let Watchkeeper continue, or repair it manually",
-        )
-
-
-def _refuse_other_incident(node: nodes.NodeSnapshot, action: Action) -> None:
-    if node.mark is not None and not node.is_marked_for(action):
-        raise _build_refusal(
-            node, f"the cordon belongs to {node.mark}, not to {action.incident}", "Finish that repair first"
-        )
+        remedy = "Uncordon it to let Watchkeeper continue, or repair it manually"
+        raise _build_refusal(node, "another user has cordoned it", remedy)
 
 
 def _build_refusal(node: nodes.NodeSnapshot, problem: str, remedy: str) -> ActionRefused:
     state = "cordoned" if node.is_cordoned else "schedulable"
-    return ActionRefused(problem, where=node.name, now=f"It was not changed and is {state}", remedy=remedy)
+    return cluster_driver.build_refusal(problem, node.name, remedy, state=state)

@@ -116,9 +116,9 @@ def _keep_command(namespace: str, pod: str) -> str:
     return f"kubectl annotate pod -n {namespace} {pod} {KEEP_MARK}=true"
 
 
-def describe_call(action: Action, namespace: str, pod: str, version: str) -> str:
-    """Describe the call for one pod without reading its controller."""
-    name = f"{namespace}/{pod}"
+def describe_call(action: Action, name: str, version: str) -> str:
+    """Describe the call for one pod, by its full name, without reading its controller."""
+    namespace, _, pod = name.partition("/")
     if action.kind is ActionKind.WARN_OWNER:
         message = format_owner_warning(action, _keep_command(namespace, pod))
         return f"POST /api/v1/namespaces/{namespace}/events about {name}: {message}"

@@ -63,10 +63,6 @@ class NodeSnapshot:
         """Whether the node was uncordoned and the node controller has not removed its taint yet."""
         return not self.is_cordoned and any(taint.get("key") == UNSCHEDULABLE["key"] for taint in self.taints)
 
-    def is_marked_for(self, action: Action) -> bool:
-        """Whether the mark is of the same incident; any of its actions may have set it."""
-        return self.mark is not None and self.mark.startswith(f"watchkeeper:{action.incident}/")
-
 
 def parse_node(raw: Raw, at: datetime | None) -> NodeSnapshot:
     metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")

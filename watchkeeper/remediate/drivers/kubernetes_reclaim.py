@@ -120,9 +120,5 @@ def _refuse_keep_mark(raw: pods.Raw) -> None:
 
 def _build_unscalable_refusal(raw: pods.Raw, controller: idle.PodController | None) -> ActionRefused:
     started_by = "no controller" if controller is None else f"the controller {controller}, which cannot be scaled down"
-    return ActionRefused(
-        f"{pods.full_name(raw)} has {started_by}",
-        where=pods.full_name(raw),
-        now="Nothing was changed",
-        remedy='Set `how` in the policy: "cancel" ends the pod, "requeue" evicts it',
-    )
+    remedy = 'Set `how` in the policy: "cancel" ends the pod, "requeue" evicts it'
+    return cluster_driver.build_refusal(f"{pods.full_name(raw)} has {started_by}", pods.full_name(raw), remedy)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import NoReturn
 
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import clock
@@ -18,6 +17,7 @@ from watchkeeper.model import orders
 from watchkeeper.model.actions import Action, ActionKind, Result
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
+from watchkeeper.remediate.drivers.cluster_driver import build_refusal
 from watchkeeper.remediate.drivers.dry_run import describe_manual_command
 from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 
@@ -68,12 +68,8 @@ class NodeAgentDriver:
     def perform(self, action: Action) -> ActionOutcome:
         queue, request = self.order_queue(), build_request(action)
         if queue is None:
-            raise ActionRefused(
-                f"{action.kind} needs work orders",
-                where=action.place.node,
-                now="Nothing was changed",
-                remedy="Set hub.order_key_file, and give each agent its key",
-            )
+            remedy = "Set hub.order_key_file, and give each agent its key"
+            raise build_refusal(f"{action.kind} needs work orders", action.place.node, remedy)
         last_receipt: orders.Receipt | None = None
         for number in range(1, ORDER_TEMPLATES[action.kind].tries + 1):
             id = order_id(action, number)
@@ -120,9 +116,9 @@ def build_request(action: Action) -> OrderRequest:
     """Build the work order of an action; ActionRefused if agents cannot perform the action."""
     template, place = ORDER_TEMPLATES.get(action.kind), action.place
     if template is None or place.node is None:
-        _refuse(action, f"the node's agent cannot perform {action.kind}")
+        raise build_refusal(f"the node's agent cannot perform {action.kind}", place.node)
     if template.needs_gpu and place.gpu is None:
-        _refuse(action, f"{action.kind} needs a GPU, and the GPU is unknown")
+        raise build_refusal(f"{action.kind} needs a GPU, and the GPU is unknown", place.node)
     arguments = {name: action.arguments[name] for name in template.arguments if name in action.arguments}
     if template.needs_gpu and place.gpu is not None:
         arguments = {"gpu": place.gpu, **arguments}
@@ -130,10 +126,6 @@ def build_request(action: Action) -> OrderRequest:
     lifetime = timedelta(seconds=orders.KINDS[template.kind].seconds) + orders.USUAL_LIFE
     why = f"{action.incident}: {action.why}"
     return OrderRequest(place.cluster, place.node, template.kind, arguments, why, lifetime, order_id(action, 1))
-
-
-def _refuse(action: Action, problem: str) -> NoReturn:
-    raise ActionRefused(problem, where=action.place.node, now="Nothing was changed", remedy="Do it manually")
 
 
 def _build_exhausted_refusal(action: Action, last_receipt: orders.Receipt) -> ActionRefused:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from watchkeeper.errors import ActionFailed, ActionRefused, CollectError
+from watchkeeper.errors import ActionFailed, CollectError
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.net import sync_http
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
+from watchkeeper.remediate.drivers import cluster_driver
 from watchkeeper.remediate.drivers.dry_run import describe_manual_command
 
 # The simulator answers from memory, so a longer call does not reach the simulator.
@@ -59,12 +60,7 @@ class SimulatedDriver:
 
     def perform(self, action: Action) -> ActionOutcome:
         if action.kind not in CALL_NAMES:
-            raise ActionRefused(
-                f"the simulator has no call for {action.kind}",
-                where=action.place.node,
-                now="Nothing was changed",
-                remedy="Do it manually",
-            )
+            raise cluster_driver.build_refusal(f"the simulator has no call for {action.kind}", action.place.node)
         mark = self._find_own_mark(action) if action.kind is ActionKind.UNCORDON else action.mark
         status, response_body = self._call("POST", _action_path(action), body={"by": mark})
         if status != 200:
@@ -76,13 +72,8 @@ class SimulatedDriver:
     def _find_own_mark(self, action: Action) -> str:
         """Return the mark of our cordon, which an earlier action of the same incident wrote."""
         owner = self.observe(action.place).cordoned_by
-        if owner is not None and not owner.startswith(f"watchkeeper:{action.incident}/"):
-            raise ActionRefused(
-                f"the cordon belongs to {owner}, not to {action.incident}",
-                where=action.place.node,
-                now="The node stays cordoned",
-                remedy="Finish that repair first, or let the owner uncordon the node",
-            )
+        if owner is not None:
+            cluster_driver.check_mark(owner, action)
         return owner or action.mark
 
     def _call(self, method: str, path: str, *, body: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:

@@ -40,6 +40,7 @@ ENDING_STATES = frozenset({"COMPLETING", "SIGNALING", "STAGE_OUT"})
 # Job, state, user, start: `17|RUNNING|ada|2026-11-15T09:00:00`.
 JOB_FORMAT = "%i|%T|%u|%S"
 MAX_MESSAGE_LENGTH = 300
+INSTALL_COMMANDS = "Install Slurm's commands on the hub's machine, or set remediate.slurm_commands"
 # Temporary failures of slurmctld.
 # slurm_update error: Unable to contact slurm controller (connect failure)
 UNREACHABLE = re.compile(
@@ -114,7 +115,7 @@ class SlurmDriver:
             return " ".join(self._update_command(name, "State=DRAIN", f"Reason={action.mark}"))
         if action.kind is ActionKind.UNCORDON:
             return f"{' '.join(self._update_command(name, 'State=RESUME'))}, only if its reason names {action.incident}"
-        squeue = " ".join(self._squeue_command(name))
+        squeue = " ".join(self._squeue_command("-w", name))
         if self._running_jobs_policy(action) is config.RunningJobs.REQUEUE:
             return f"{squeue}; {' '.join(self._requeue_command('JOB'))} for each job"
         return f"{squeue}, until no job is left"
@@ -128,7 +129,7 @@ class SlurmDriver:
         node = self._get_node(action)
         mark = read_mark(node)
         if mark is not None:
-            _refuse_other_incident(mark, action)
+            cluster_driver.check_mark(mark, action)
             return ActionOutcome(f"{node.name} is already drained by {mark}")
         _refuse_maintained(node)
         # The reason that Slurm gave to a node that is down is kept after our mark.
@@ -153,7 +154,7 @@ class SlurmDriver:
             if DRAIN_STATES.intersection(node.states):
                 raise _build_refusal(node, "the drain is not Watchkeeper's", "Its owner must resume the node")
             return ActionOutcome(f"{node.name} has no drain of Watchkeeper's")
-        _refuse_other_incident(mark, action)
+        cluster_driver.check_mark(mark, action)
         if "NOT_RESPONDING" in node.states:
             why = f"slurmd of {node.name} does not answer ({node.state_name})"
             return ActionOutcome("resume is blocked", is_complete=False, waits_for=(why,))
@@ -163,9 +164,8 @@ class SlurmDriver:
     def _drain(self, action: Action) -> ActionOutcome:
         node = self._get_node(action)
         if read_mark(node) is None:
-            raise _build_refusal(
-                node, "our drain is gone: another user resumed the node or set another reason", "Check the node"
-            )
+            problem = "our drain is gone: another user resumed the node or set another reason"
+            raise _build_refusal(node, problem, "Check the node")
         jobs = self._list_node_jobs(node)
         if action.place.gpu is not None:
             job_ids = set(_read_job_ids(action))
@@ -190,9 +190,7 @@ class SlurmDriver:
         return [
             job
             for id in _read_job_ids(action)
-            for job in self._list_jobs(
-                [*self._program("squeue"), "-h", "-j", id, "-t", PRESENT_FILTER, "-o", JOB_FORMAT], action
-            )
+            for job in self._list_jobs(self._squeue_command("-j", id), action)
             if not _is_newer(job, before)
         ]
 
@@ -210,9 +208,9 @@ class SlurmDriver:
         self._refuse_keep_mark(jobs, action)
         for job in jobs:
             # A terminating job was reclaimed by an earlier call.
-            if job.state not in ENDING_STATES and (
-                problem := self._try_change(self._reclaim_command(job.id, action), action.place)
-            ):
+            if job.state in ENDING_STATES:
+                continue
+            if problem := self._try_change(self._reclaim_command(job.id, action), action.place):
                 raise ActionRefused(
                     f"job {job.id} of {job.user} cannot be reclaimed: {problem}",
                     where=action.place.node,
@@ -221,9 +219,8 @@ class SlurmDriver:
                 )
         if not jobs:
             return ActionOutcome("the jobs have ended")
-        return ActionOutcome(
-            f"reclaimed {len(jobs)} jobs", is_complete=False, waits_for=tuple(job.status_text for job in jobs)
-        )
+        blockers = tuple(job.status_text for job in jobs)
+        return ActionOutcome(f"reclaimed {len(jobs)} jobs", is_complete=False, waits_for=blockers)
 
     def _refuse_keep_mark(self, jobs: list[SlurmJob], action: Action) -> None:
         for job in jobs:
@@ -231,9 +228,8 @@ class SlurmDriver:
             if not is_success:
                 raise self._build_failure(text, action.place)
             if cluster_driver.KEEP_MARK in text:
-                raise cluster_driver.build_keep_refusal(
-                    f"job {job.id} of {job.user}", f"its comment is `{text.strip()[:80]}`"
-                )
+                comment = f"its comment is `{text.strip()[:80]}`"
+                raise cluster_driver.build_keep_refusal(f"job {job.id} of {job.user}", comment)
 
     def _requeue_all(self, jobs: list[SlurmJob], action: Action) -> tuple[int, ActionOutcome]:
         """Requeue running jobs; return how many were requeued, and the outcome while they end."""
@@ -257,12 +253,7 @@ class SlurmDriver:
     def _get_node(self, action: Action) -> records.NodeRecord:
         node = self._find_node(action.place)
         if node is None:
-            raise ActionFailed(
-                f"Slurm has no node {action.place.node}",
-                where="scontrol",
-                now="Nothing was changed",
-                remedy="Check whether the node left the cluster or has another name there",
-            )
+            raise cluster_driver.build_missing_node(action.place, "scontrol")
         return node
 
     def _find_node(self, place: Place) -> records.NodeRecord | None:
@@ -275,7 +266,7 @@ class SlurmDriver:
         return next((node for node in records.nodes_of_text(text) if node.name == name), None)
 
     def _list_node_jobs(self, node: records.NodeRecord) -> list[SlurmJob]:
-        return self._list_jobs(self._squeue_command(node.name), None)
+        return self._list_jobs(self._squeue_command("-w", node.name), None)
 
     def _list_jobs(self, command: list[str], action: Action | None) -> list[SlurmJob]:
         text, is_success = self._run_command(command)
@@ -297,19 +288,13 @@ class SlurmDriver:
 
     def _try_change(self, command: list[str], place: Place) -> str:
         """Run a command that changes something; return its error message, or empty if it succeeded."""
-        self._refuse_stopped(place)
+        cluster_driver.check_not_halted(self.is_stopped, place.node)
         text, is_success = self._run_command(command)
         if is_success:
             return ""
         if UNREACHABLE.search(text):
             raise self._build_failure(text, place)
         return text or "no error message"
-
-    def _refuse_stopped(self, place: Place) -> None:
-        if self.is_stopped():
-            raise ClusterUnavailable(
-                "repairs are halted", where=place.node, remedy="`watchkeeper act resume` resumes them"
-            )
 
     def _run_command(self, command: list[str]) -> tuple[str, bool]:
         """Return the output of a command, and whether it succeeded within the timeout."""
@@ -331,7 +316,7 @@ class SlurmDriver:
                 f"cannot run the command: {error.strerror}",
                 where=command[0],
                 now="Nothing was changed",
-                remedy="Install Slurm's commands on the hub's machine, or set remediate.slurm_commands",
+                remedy=INSTALL_COMMANDS,
             ) from error
         if completed.returncode == 0:
             return completed.stdout.decode("utf-8", "replace"), True
@@ -351,10 +336,8 @@ class SlurmDriver:
         return [*self._program("scontrol"), "requeue", job]
 
     def _notify_command(self, job: str, action: Action) -> list[str]:
-        message = cluster_driver.format_owner_warning(
-            action, f"scontrol update JobId={job} Comment={cluster_driver.KEEP_MARK}"
-        )
-        return [*self._program("scontrol"), "notify", job, message]
+        keep_command = f"scontrol update JobId={job} Comment={cluster_driver.KEEP_MARK}"
+        return [*self._program("scontrol"), "notify", job, cluster_driver.format_owner_warning(action, keep_command)]
 
     def _reclaim_command(self, job: str, action: Action) -> list[str]:
         """Return the command of a reclaim: requeue and hold until the owner releases the job, requeue, or cancel."""
@@ -363,8 +346,8 @@ class SlurmDriver:
             return [*self._program("scancel"), job]
         return self._requeue_command(job) if method == "requeue" else [*self._program("scontrol"), "requeuehold", job]
 
-    def _squeue_command(self, name: str) -> list[str]:
-        return [*self._program("squeue"), "-h", "-w", name, "-t", PRESENT_FILTER, "-o", JOB_FORMAT]
+    def _squeue_command(self, option: str, value: str) -> list[str]:
+        return [*self._program("squeue"), "-h", option, value, "-t", PRESENT_FILTER, "-o", JOB_FORMAT]
 
 
 SUPPORTED_ACTIONS: Mapping[ActionKind, Callable[[SlurmDriver, Action], ActionOutcome]] = {
@@ -396,39 +379,23 @@ def _refuse_maintained(node: records.NodeRecord) -> None:
         raise _build_refusal(node, f"it is maintained by {', '.join(maintainers)}", "Wait until that is finished")
 
 
-def _refuse_other_incident(mark: str, action: Action) -> None:
-    if not mark.startswith(f"watchkeeper:{action.incident}/"):
-        raise ActionRefused(
-            f"the drain belongs to {mark}, not to {action.incident}",
-            where=action.place.node,
-            now="The node was not changed",
-            remedy="Finish that repair first",
-        )
-
-
 def _build_refusal(node: records.NodeRecord, problem: str, remedy: str) -> ActionRefused:
-    return ActionRefused(problem, where=node.name, now=f"It was not changed and is {node.state_name}", remedy=remedy)
+    return cluster_driver.build_refusal(problem, node.name, remedy, state=node.state_name)
 
 
 def require_node_name(place: Place) -> str:
     if place.node is None or not NODE_NAME.fullmatch(place.node):
-        raise ActionRefused(
-            f"`{place.node}` is not the name of one node",
-            where=str(place),
-            now="Nothing was changed",
-            remedy="Name one node; Slurm expands n[1-3] to several",
-        )
+        problem = f"`{place.node}` is not the name of one node"
+        raise cluster_driver.build_refusal(problem, str(place), "Name one node; Slurm expands n[1-3] to several")
     return place.node
 
 
 def _read_job_ids(action: Action) -> list[str]:
-    return cluster_driver.read_workload_names(
-        action,
-        "jobs",
-        is_valid=lambda text: JOB_ID.fullmatch(text) is not None,
-        example="a job such as 17 or 17_3",
-        source="Slurm",
-    )
+    def is_job_id(text: str) -> bool:
+        return JOB_ID.fullmatch(text) is not None
+
+    example = "a job such as 17 or 17_3"
+    return cluster_driver.read_workload_names(action, "jobs", is_valid=is_job_id, example=example, source="Slurm")
 
 
 def _is_newer(job: SlurmJob, before: float | None) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from watchkeeper.config import settings as config
-from watchkeeper.errors import ActionFailed, ActionRefused, CollectError
+from watchkeeper.errors import ActionFailed, CollectError
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
 from watchkeeper.net import slurm_access, sync_http
@@ -35,7 +35,7 @@ ERRORS = re.compile(r'"errors"\s*:\s*')
 NOT_FOUND = re.compile(r"Invalid node name|Failure to query node \S+: No error")
 NODE_PATH, FIRST_VERSION = "/node/{node_name}", "v0.0.39"
 NO_CALL = "slurmrestd has no call that requeues, holds or notifies a job"
-REMEDY = "Install Slurm's commands on the hub's machine, or set remediate.slurm_commands"
+
 SUPPORTED_ACTIONS: Mapping[ActionKind, Callable[[slurm.SlurmDriver, Action], ActionOutcome]] = {
     kind: slurm.SUPPORTED_ACTIONS[kind] for kind in (ActionKind.CORDON, ActionKind.UNCORDON, ActionKind.DRAIN)
 }
@@ -77,12 +77,8 @@ class SlurmRestClient:
             supported, unsupported = _split_versions(text)
             if not supported:
                 offered = ", ".join(unsupported) or f"none (HTTP {status})"
-                raise ActionRefused(
-                    f"slurmrestd cannot change nodes: its API versions are {offered}, it needs {FIRST_VERSION}",
-                    where=self.url,
-                    now="Nothing was changed",
-                    remedy=REMEDY,
-                )
+                problem = f"slurmrestd cannot change nodes: its API versions are {offered}, it needs {FIRST_VERSION}"
+                raise cluster_driver.build_refusal(problem, self.url, slurm.INSTALL_COMMANDS)
             self._version = supported[-1]
         return self._version
 
@@ -131,7 +127,7 @@ class SlurmRestDriver(slurm.SlurmDriver):
     def perform(self, action: Action) -> ActionOutcome:
         is_requeue = action.kind is ActionKind.DRAIN and self._running_jobs_policy(action) is config.RunningJobs.REQUEUE
         if is_requeue or (action.kind in slurm.SUPPORTED_ACTIONS and action.kind not in SUPPORTED_ACTIONS):
-            raise ActionRefused(NO_CALL, where=action.place.node, now="Nothing was changed", remedy=REMEDY)
+            raise cluster_driver.build_refusal(NO_CALL, action.place.node, slurm.INSTALL_COMMANDS)
         unsupported = f"this driver has no slurmrestd call for {action.kind}"
         return cluster_driver.perform(self, action, SUPPORTED_ACTIONS, unsupported=unsupported)
 
@@ -157,7 +153,7 @@ class SlurmRestDriver(slurm.SlurmDriver):
         ]
 
     def _set_state(self, place: Place, name: str, state: str, *, reason: str = "") -> None:
-        self._refuse_stopped(place)
+        cluster_driver.check_not_halted(self.is_stopped, place.node)
         body = {"state": [state], **({"reason": reason} if reason else {})}
         self._call(f"/node/{quote(name, safe='')}", place, body)
 

@@ -17,7 +17,10 @@ from watchkeeper.model.repairs import RepairSwitch
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.guards import (
+    FleetAvailability,
+    GuardInputs,
     GuardLimits,
+    GuardRefusal,
     Quorum,
     RepairRequest,
     RepairStart,
@@ -38,10 +41,14 @@ def out(*names: str) -> Mapping[Place, str]:
     return {place(name): "ada" for name in names}
 
 
+def refusals(request: RepairRequest, availability: FleetAvailability, limits: GuardLimits) -> list[GuardRefusal]:
+    return list(find_refusals(GuardInputs(request, availability, limits, NOW)))
+
+
 def said(limits: GuardLimits, *out_names: str, node: str = "n0", mode: Mode = Mode.ACT, **more: object) -> list[str]:
     standing = count_availability(FLEET, out(*out_names), **more)  # type: ignore[arg-type]
     wish = RepairRequest(place(node), "gpu_fell_off_bus", mode)
-    return [f"{one.guard}: {one.text}" for one in find_refusals(wish, standing, limits, now=NOW)]
+    return [f"{one.guard}: {one.text}" for one in refusals(wish, standing, limits)]
 
 
 def test_a_pool_gives_up_no_more_than_its_share() -> None:
@@ -116,9 +123,7 @@ def test_a_pool_keeps_the_gpus_that_its_jobs_need() -> None:
 def test_a_node_whose_gpus_nobody_counted_cannot_be_spared() -> None:
     standing = count_availability([Node("main", "n0", "pool-0")], {})
     limits = replace(NONE, quorums=(Quorum("llm", "pool-0", 8),))
-    assert [
-        one.guard for one in find_refusals(RepairRequest(place("n0"), "x", Mode.ACT), standing, limits, now=NOW)
-    ] == ["quorum"]
+    assert [one.guard for one in refusals(RepairRequest(place("n0"), "x", Mode.ACT), standing, limits)] == ["quorum"]
 
 
 def test_a_node_that_the_inventory_does_not_know_is_left_alone() -> None:
@@ -177,7 +182,7 @@ def test_a_stopped_hub_starts_nothing_and_says_who_stopped_it() -> None:
 def test_a_repair_that_leaves_the_node_in_service_needs_no_share() -> None:
     standing = count_availability(FLEET, out("n1", "n2", "n3"))
     wish = RepairRequest(place("n0"), "thermal_throttle", Mode.ACT, takes_node_out=False)
-    assert find_refusals(wish, standing, replace(NONE, fleet_percent=5), now=NOW) == []
+    assert refusals(wish, standing, replace(NONE, fleet_percent=5)) == []
 
 
 @given(st.sets(st.integers(0, 19), max_size=20), st.integers(0, 100), st.integers(0, 100))
@@ -198,14 +203,14 @@ def test_budgets_refuse_while_nobody_knows_what_others_have_taken_out() -> None:
 def test_what_takes_no_node_out_does_not_wait_for_a_silent_scheduler() -> None:
     standing = count_availability(FLEET, {}, unreadable=["slurm has never answered"])
     wish = RepairRequest(place("n0"), "app_illegal_access", Mode.ACT, takes_node_out=False)
-    assert find_refusals(wish, standing, NONE, now=NOW) == []
+    assert refusals(wish, standing, NONE) == []
 
 
 def unmapped(name: str, *out_names: str, node: str) -> list[str]:
     """What the guards say in a fleet of racks where nobody knows that of one node."""
     fleet = [replace(one, domains={}) if one.name == name else one for one in FLEET]
     wish = RepairRequest(place(node), "gpu_fell_off_bus", Mode.ACT)
-    found = find_refusals(wish, count_availability(fleet, out(*out_names)), replace(NONE, domains=("rack",)), now=NOW)
+    found = refusals(wish, count_availability(fleet, out(*out_names)), replace(NONE, domains=("rack",)))
     return [one.text for one in found]
 
 
@@ -222,9 +227,9 @@ def test_a_node_of_an_unknown_rack_goes_out_alone() -> None:
 def test_a_fleet_without_racks_has_none_to_protect() -> None:
     fleet = [replace(one, domains={}) for one in FLEET]
     wish = RepairRequest(place("n0"), "gpu_fell_off_bus", Mode.ACT)
-    assert find_refusals(wish, count_availability(fleet, out("n7")), replace(NONE, domains=("rack",)), now=NOW) == []
+    assert refusals(wish, count_availability(fleet, out("n7")), replace(NONE, domains=("rack",))) == []
 
 
 def test_of_a_fleet_of_one_node_that_node_may_be_repaired() -> None:
     wish = RepairRequest(place("n0"), "gpu_fell_off_bus", Mode.ACT)
-    assert find_refusals(wish, count_availability(FLEET[:1], {}), GuardLimits(), now=NOW) == []
+    assert refusals(wish, count_availability(FLEET[:1], {}), GuardLimits()) == []

@@ -13,7 +13,7 @@ from watchkeeper.model import actions, fleet, incidents, repairs, trust
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.plan import make_plan
 from watchkeeper.remediate.policy import RepairPolicy
-from watchkeeper.remediate.proposal import RepairProposal, is_automatic, propose_repair
+from watchkeeper.remediate.proposal import RepairProposal, build_request, is_automatic, propose_repair
 from watchkeeper.remediate.trust_rules import ModeDecision, TrustRules
 
 # The newest incidents that one replay covers.
@@ -140,7 +140,7 @@ class _PolicyReplay:
             mode=mode_decision.mode,
             mode_why=mode_decision.why,
             refusal="" if refusal is None else f"{refusal.guard}: {refusal.text}",
-            would_begin=proposal is not None and refusal is None and proposal.allowed.mode is trust.Mode.ACT,
+            would_begin=proposal is not None and refusal is None and proposal.mode is trust.Mode.ACT,
         )
 
     def _first_refusal(self, proposal: RepairProposal, incident: incidents.Incident) -> guards.GuardRefusal | None:
@@ -151,16 +151,9 @@ class _PolicyReplay:
             self._switch = repairs.RepairSwitch(tripped_at=now, tripped_why=trip_reason)
         out = {place: "a repair" for place, until in self._out_until.items() if until is None or until > now}
         availability = guards.count_availability(self._rules.nodes, out, starts=self._starts, switch=self._switch)
-        request = guards.RepairRequest(
-            proposal.node,
-            proposal.cause,
-            proposal.allowed.mode,
-            proposal.gpu,
-            takes_node_out=proposal.takes_node_out,
-            is_reclaim=proposal.is_reclaim,
-        )
-        refusal = guards.find_first_refusal(request, availability, limits, now=now)
-        if refusal is None and proposal.allowed.mode is trust.Mode.ACT:
+        inputs = guards.GuardInputs(build_request(proposal), availability, limits, now)
+        refusal = next(guards.find_refusals(inputs), None)
+        if refusal is None and proposal.mode is trust.Mode.ACT:
             self._starts.append(
                 guards.RepairStart(now, proposal.node, proposal.cause, proposal.gpu, proposal.is_reclaim)
             )

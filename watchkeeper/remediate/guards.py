@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -91,6 +91,25 @@ class FleetAvailability:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardInputs:
+    """What a guard reads."""
+
+    request: RepairRequest
+    availability: FleetAvailability
+    limits: GuardLimits
+    now: datetime
+
+    @property
+    def place(self) -> fleet.Place:
+        return self.request.node
+
+    @property
+    def node(self) -> fleet.Node | None:
+        """The node in the inventory."""
+        return self.availability.nodes.get(self.request.node)
+
+
+@dataclass(frozen=True, slots=True)
 class GuardRefusal:
     guard: str
     text: str
@@ -155,140 +174,107 @@ def count_availability(
     )
 
 
-def find_refusals(
-    request: RepairRequest, availability: FleetAvailability, limits: GuardLimits, *, now: datetime
-) -> list[GuardRefusal]:
-    """Return the refusal of each guard that refuses; empty if the repair may start."""
-    answers = ((name, guard(request, availability, limits, now)) for name, guard in _applicable_guards(request))
-    return [GuardRefusal(name, text) for name, text in answers if text is not None]
+def find_refusals(inputs: GuardInputs) -> Iterator[GuardRefusal]:
+    """Yield the refusal of each guard that refuses; nothing if the repair may start."""
+    skipped = frozenset[str]() if inputs.request.takes_node_out else CAPACITY_GUARDS
+    skipped |= REPAIR_GUARDS if inputs.request.is_reclaim else frozenset()
+    for name, guard in GUARDS.items():
+        if name not in skipped and (text := guard(inputs)) is not None:
+            yield GuardRefusal(name, text)
 
 
-def find_first_refusal(
-    request: RepairRequest, availability: FleetAvailability, limits: GuardLimits, *, now: datetime
-) -> GuardRefusal | None:
-    for name, guard in _applicable_guards(request):
-        if (text := guard(request, availability, limits, now)) is not None:
-            return GuardRefusal(name, text)
-    return None
-
-
-def _applicable_guards(request: RepairRequest) -> Iterable[tuple[str, Guard]]:
-    skipped = (frozenset() if request.takes_node_out else CAPACITY_GUARDS) | (
-        REPAIR_GUARDS if request.is_reclaim else frozenset()
-    )
-    return ((name, guard) for name, guard in GUARDS.items() if name not in skipped)
-
-
-def guard_halt(_: RepairRequest, availability: FleetAvailability, __: GuardLimits, ___: datetime) -> str | None:
-    switch = availability.switch
+def guard_halt(inputs: GuardInputs) -> str | None:
+    switch = inputs.availability.switch
     if switch.stopped_at is None:
         return None
     since = f"{switch.stopped_at:%Y-%m-%d %H:%M}Z"
     return f"{switch.stopped_by} halted all repairs at {since} ({switch.stopped_why}); `watchkeeper act resume` resumes"
 
 
-def guard_circuit_breaker(
-    _: RepairRequest, availability: FleetAvailability, __: GuardLimits, ___: datetime
-) -> str | None:
-    switch = availability.switch
+def guard_circuit_breaker(inputs: GuardInputs) -> str | None:
+    switch = inputs.availability.switch
     if switch.tripped_at is None:
         return None
     since = f"{switch.tripped_at:%Y-%m-%d %H:%M}Z"
     return f"the circuit breaker tripped at {since}: {switch.tripped_why}; `watchkeeper act reset` closes it"
 
 
-def guard_inventory(
-    request: RepairRequest, availability: FleetAvailability, _: GuardLimits, __: datetime
-) -> str | None:
-    if request.node in availability.nodes:
+def guard_inventory(inputs: GuardInputs) -> str | None:
+    if inputs.node is not None:
         return None
-    return f"{request.node.node} is not in the inventory of {len(availability.nodes):,} nodes, so no budget covers it"
+    nodes = len(inputs.availability.nodes)
+    return f"{inputs.place.node} is not in the inventory of {nodes:,} nodes, so no budget covers it"
 
 
-def guard_cluster(request: RepairRequest, _: FleetAvailability, limits: GuardLimits, __: datetime) -> str | None:
+def guard_cluster(inputs: GuardInputs) -> str | None:
     """Node names repeat across clusters: `gpu-01` of another cluster is another machine."""
-    if limits.cluster is None or request.node.cluster == limits.cluster:
+    cluster = inputs.limits.cluster
+    if cluster is None or inputs.place.cluster == cluster:
         return None
-    mismatch = f"{request.node.node} is in cluster {request.node.cluster}, but this hub repairs {limits.cluster}"
+    mismatch = f"{inputs.place.node} is in cluster {inputs.place.cluster}, but this hub repairs {cluster}"
     return f"{mismatch} (fleet.cluster); a node with the same name there is another machine"
 
 
-def guard_attempts(
-    request: RepairRequest, availability: FleetAvailability, limits: GuardLimits, now: datetime
-) -> str | None:
-    since = now - limits.attempts_window
-    attempts = [
-        start
-        for start in availability.starts
-        if start.at > since
-        and start.node == request.node
+def guard_attempts(inputs: GuardInputs) -> str | None:
+    request, limits = inputs.request, inputs.limits
+    attempts = sum(
+        start.node == request.node
         and (start.cause == request.cause or (request.gpu is not None and start.gpu == request.gpu))
-    ]
-    if len(attempts) < limits.attempts:
+        for start in inputs.availability.starts
+        if start.at > inputs.now - limits.attempts_window
+    )
+    if attempts < limits.attempts:
         return None
-    summary = f"{len(attempts)} repairs of {request.node.node} within {_format_span(limits.attempts_window)}"
+    summary = f"{attempts} repairs of {request.node.node} within {_format_span(limits.attempts_window)}"
     return f"{summary}, the limit is {limits.attempts}: hand it over to the vendor"
 
 
-def guard_schedulers(_: RepairRequest, availability: FleetAvailability, __: GuardLimits, ___: datetime) -> str | None:
+def guard_schedulers(inputs: GuardInputs) -> str | None:
     """Refuse while it is unknown how much of a budget is in use."""
-    if not availability.unreadable:
-        return None
-    return f"unknown which of the {len(availability.nodes):,} nodes others have cordoned: {availability.unreadable[0]}"
+    unreadable, nodes = inputs.availability.unreadable, len(inputs.availability.nodes)
+    return f"unknown which of the {nodes:,} nodes others have cordoned: {unreadable[0]}" if unreadable else None
 
 
-def guard_domain(
-    request: RepairRequest, availability: FleetAvailability, limits: GuardLimits, _: datetime
-) -> str | None:
-    node = availability.nodes.get(request.node)
-    for kind in limits.domains if node is not None else ():
+def guard_domain(inputs: GuardInputs) -> str | None:
+    node = inputs.node
+    for kind in inputs.limits.domains if node is not None else ():
         name = node.domains.get(kind) if node is not None else None
-        others = [place for place in availability.out_by_domain.get((kind, name or ""), ()) if place != request.node]
+        out = inputs.availability.out_by_domain.get((kind, name or ""), ())
+        others = [place for place in out if place != inputs.place]
         if name and others:
             return f"{others[0].node} in {kind} {name} is out of service: {len(others)} in that {kind}, the limit is 1"
-        if (text := _unknown_domain_refusal(request, availability, kind, is_known=name is not None)) is not None:
+        if (text := _unknown_domain_refusal(inputs, kind, is_known=name is not None)) is not None:
             return text
     return None
 
 
-def _unknown_domain_refusal(
-    request: RepairRequest, availability: FleetAvailability, kind: str, *, is_known: bool
-) -> str | None:
+def _unknown_domain_refusal(inputs: GuardInputs, kind: str, *, is_known: bool) -> str | None:
     """Refuse if the two nodes may share a domain: if the fleet has racks, a node without a rack may be in any."""
-    nodes_without_domain = availability.out_without_domain.get(kind)
-    if nodes_without_domain is None:
+    availability = inputs.availability
+    without_domain = availability.out_without_domain.get(kind)
+    if without_domain is None:
         return None
-    others = [
-        place
-        for place in (nodes_without_domain if is_known else availability.out_of_service)
-        if place in availability.nodes
-    ]
-    other = next((place.node for place in others if place != request.node), None)
+    candidates = without_domain if is_known else availability.out_of_service
+    other = next((place.node for place in candidates if place in availability.nodes and place != inputs.place), None)
     if other is None:
         return None
-    unknown_node = other if is_known else request.node.node
+    unknown_node = other if is_known else inputs.place.node
     return f"the {kind} of {unknown_node} is unknown, and {other} is out of service: the limit is 1 node per {kind}"
 
 
-def guard_pool_share(
-    request: RepairRequest, availability: FleetAvailability, limits: GuardLimits, _: datetime
-) -> str | None:
-    node = availability.nodes.get(request.node)
+def guard_pool_share(inputs: GuardInputs) -> str | None:
+    node, availability = inputs.node, inputs.availability
     if node is None:
         return None
-    total, out = (
-        availability.nodes_by_pool[node.pool],
-        availability.out_by_pool.get(node.pool, 0) - (request.node in availability.out_of_service),
-    )
+    out = availability.out_by_pool.get(node.pool, 0) - (inputs.place in availability.out_of_service)
     name = f"pool {node.pool}" if node.pool else "the unnamed pool"
-    return _share_refusal(name, out, total=total, percent=limits.pool_percent)
+    return _share_refusal(name, out, total=availability.nodes_by_pool[node.pool], percent=inputs.limits.pool_percent)
 
 
-def guard_fleet_share(
-    request: RepairRequest, availability: FleetAvailability, limits: GuardLimits, _: datetime
-) -> str | None:
-    out = sum(1 for place in availability.out_of_service if place in availability.nodes and place != request.node)
-    return _share_refusal("the fleet", out, total=len(availability.nodes), percent=limits.fleet_percent)
+def guard_fleet_share(inputs: GuardInputs) -> str | None:
+    nodes = inputs.availability.nodes
+    out = sum(1 for place in inputs.availability.out_of_service if place in nodes and place != inputs.place)
+    return _share_refusal("the fleet", out, total=len(nodes), percent=inputs.limits.fleet_percent)
 
 
 def _share_refusal(name: str, out: int, *, total: int, percent: int) -> str | None:
@@ -304,20 +290,15 @@ def out_of_service_budget(nodes: int, percent: int) -> int:
     return max(1, nodes * percent // 100) if percent else 0
 
 
-def guard_quorum(
-    request: RepairRequest, availability: FleetAvailability, limits: GuardLimits, _: datetime
-) -> str | None:
-    node = availability.nodes.get(request.node)
-    for quorum in limits.quorums:
+def guard_quorum(inputs: GuardInputs) -> str | None:
+    node, availability = inputs.node, inputs.availability
+    for quorum in inputs.limits.quorums:
         if node is None or node.pool != quorum.pool:
             continue
         if node.expected_gpus is None:
             return f"the number of GPUs of {node.name} is unknown, and jobs of {quorum.job_class} need {quorum.gpus}"
-        own_healthy = (
-            0
-            if request.node in availability.out_of_service
-            else node.expected_gpus - availability.faulty_gpus.get(request.node, 0)
-        )
+        is_out = inputs.place in availability.out_of_service
+        own_healthy = 0 if is_out else node.expected_gpus - availability.faulty_gpus.get(inputs.place, 0)
         remaining = availability.healthy_gpus.get(quorum.pool, 0) - max(0, own_healthy)
         if remaining < quorum.gpus:
             shortage = f"pool {quorum.pool} would have {remaining} healthy GPUs left"
@@ -325,23 +306,22 @@ def guard_quorum(
     return None
 
 
-def guard_rate(
-    request: RepairRequest, availability: FleetAvailability, limits: GuardLimits, now: datetime
-) -> str | None:
-    since, limit = now - limits.starts_window, limits.reclaims if request.is_reclaim else limits.starts
-    recent = sum(1 for start in availability.starts if start.at > since and start.is_reclaim == request.is_reclaim)
+def guard_rate(inputs: GuardInputs) -> str | None:
+    limits, is_reclaim = inputs.limits, inputs.request.is_reclaim
+    since, limit = inputs.now - limits.starts_window, limits.reclaims if is_reclaim else limits.starts
+    recent = sum(start.at > since and start.is_reclaim == is_reclaim for start in inputs.availability.starts)
     if recent < limit:
         return None
-    kind = "reclaims" if request.is_reclaim else "repairs"
+    kind = "reclaims" if is_reclaim else "repairs"
     return f"{recent} {kind} started within {_format_span(limits.starts_window)}, the limit is {limit}"
 
 
-def guard_quiet_hours(request: RepairRequest, _: FleetAvailability, limits: GuardLimits, now: datetime) -> str | None:
+def guard_quiet_hours(inputs: GuardInputs) -> str | None:
     """Refuse automatic starts only: the person who approves is present."""
-    if request.mode is not trust.Mode.ACT:
+    if inputs.request.mode is not trust.Mode.ACT:
         return None
-    hours = next((hours for hours in limits.quiet_hours if hours.contains(now)), None)
-    return None if hours is None else f"it is {now:%a %H:%M} UTC, within the quiet hours {hours}"
+    hours = next((hours for hours in inputs.limits.quiet_hours if hours.contains(inputs.now)), None)
+    return None if hours is None else f"it is {inputs.now:%a %H:%M} UTC, within the quiet hours {hours}"
 
 
 def breaker_trip_reason(
@@ -360,7 +340,7 @@ def _format_span(span: timedelta) -> str:
     return durations.format_seconds(span.total_seconds())
 
 
-Guard = Callable[[RepairRequest, FleetAvailability, GuardLimits, datetime], str | None]
+Guard = Callable[[GuardInputs], str | None]
 # In the order in which they are checked: first those that only a person can clear.
 GUARDS: Mapping[str, Guard] = {
     "stop": guard_halt,

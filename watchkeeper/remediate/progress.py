@@ -42,7 +42,7 @@ def new_repair(proposal: RepairProposal, attempt: int, now: datetime) -> Repair:
         node=proposal.node,
         pool=proposal.pool,
         cause=proposal.cause,
-        mode=proposal.allowed.mode,
+        mode=proposal.mode,
         mode_why=proposal.allowed.why,
         digest=proposal.digest,
         actions=steps,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.model import actions, alerts, fleet, incidents, repairs, trust
+from watchkeeper.remediate import guards
 from watchkeeper.remediate.plan import WORKLOAD_ACTIONS
 from watchkeeper.remediate.policy import RepairPolicy
 from watchkeeper.remediate.trust_rules import ModeDecision
@@ -33,6 +34,10 @@ class RepairProposal:
     faults: tuple[incidents.Member, ...] = ()
 
     @property
+    def mode(self) -> trust.Mode:
+        return self.allowed.mode
+
+    @property
     def digest(self) -> str:
         return plan_digest(self.cause, self.actions)
 
@@ -51,6 +56,18 @@ class RepairProposal:
     @property
     def gpu(self) -> str | None:
         return next((action.place.gpu for action in self.actions if action.place.gpu), None)
+
+
+def build_request(source: repairs.Repair | RepairProposal) -> guards.RepairRequest:
+    """Return what the guards read of a repair or a proposal."""
+    return guards.RepairRequest(
+        source.node,
+        source.cause,
+        source.mode,
+        source.gpu,
+        takes_node_out=source.takes_node_out,
+        is_reclaim=source.is_reclaim,
+    )
 
 
 def is_urgent(incident: incidents.Incident, mode: trust.Mode) -> bool:

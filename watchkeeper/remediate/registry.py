@@ -19,7 +19,7 @@ from watchkeeper.model.repairs import Repair, RepairId, RepairSwitch
 from watchkeeper.remediate import guards
 from watchkeeper.remediate.dependencies import RepairDependencies
 from watchkeeper.remediate.driver import NodeObservation
-from watchkeeper.remediate.proposal import RepairProposal, named_workloads
+from watchkeeper.remediate.proposal import RepairProposal, build_request, named_workloads
 from watchkeeper.remediate.stray_cordons import StrayCordons
 from watchkeeper.remediate.transitions import read_marked_incident
 from watchkeeper.store.journal.journal import HUB, REPAIR_STEP
@@ -125,10 +125,11 @@ class RepairRegistry:
             self._availability = None
         return self._inventory_counts[1]
 
-    def refusals(self, repair: Repair, now: datetime) -> list[guards.GuardRefusal]:
-        """Return what each guard that refuses the repair says now."""
+    def refusals(self, repair: Repair, now: datetime) -> Iterator[guards.GuardRefusal]:
+        """Yield what each guard that refuses the repair says now."""
+        availability = self.fleet_availability(now, repair.node)
         return guards.find_refusals(
-            build_request(repair), self.fleet_availability(now, repair.node), self._dependencies.limits, now=now
+            guards.GuardInputs(build_request(repair), availability, self._dependencies.limits, now)
         )
 
     def incidents_under_repair(self, node: fleet.Place) -> frozenset[incidents.IncidentId]:
@@ -247,14 +248,3 @@ class RepairRegistry:
         # Another hub numbers its incidents in the same way: a mark is ours only with the same node.
         past = () if is_known else self._dependencies.journal.repairs_of(marked_incident)
         return marked_incident if is_known or any(repair.node == observed.place for repair in past) else None
-
-
-def build_request(repair: Repair) -> guards.RepairRequest:
-    return guards.RepairRequest(
-        repair.node,
-        repair.cause,
-        repair.mode,
-        repair.gpu,
-        takes_node_out=repair.takes_node_out,
-        is_reclaim=repair.is_reclaim,
-    )

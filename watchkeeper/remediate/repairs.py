@@ -17,14 +17,13 @@ from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
 from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import NodeObservation
-from watchkeeper.remediate.proposal import RepairProposal
+from watchkeeper.remediate.proposal import RepairProposal, build_request
 from watchkeeper.remediate.registry import (
     AUDIT_ENTRY,
     INVENTORY_MAX_AGE,
     MAX_STARTS,
     TIMELINE_ENTRY,
     RepairRegistry,
-    build_request,
 )
 from watchkeeper.remediate.transitions import (
     MAX_CLOCK_STEP,
@@ -88,7 +87,7 @@ class Repairs(RepairRegistry):
         repair = progress.new_repair(proposal, attempt, now)
         self.save(repair, now, text=f"{repair.id} for {proposal.node.node}: {proposal.allowed.why}")
         # The breaker counts repairs of faulty nodes; a reclaim says nothing about faults.
-        if proposal.allowed.mode is not trust.Mode.SUGGEST and not proposal.is_reclaim:
+        if proposal.mode is not trust.Mode.SUGGEST and not proposal.is_reclaim:
             self._count_request(proposal.node, now)
         return self.decide(repair, now)
 
@@ -113,7 +112,7 @@ class Repairs(RepairRegistry):
             text = f"{current.id} is already repairing {proposal.node.node}: this incident shares it"
             self._add_timeline_entry(proposal.incident, text, now)
             return self._join(current, proposal, now)
-        is_unchanged = (current.digest, current.mode) == (proposal.digest, proposal.allowed.mode)
+        is_unchanged = (current.digest, current.mode) == (proposal.digest, proposal.mode)
         if current.incident != proposal.incident or current.state not in WAITING or is_unchanged:
             return None
         changed = progress.replan(current, proposal, now)
@@ -200,13 +199,13 @@ class Repairs(RepairRegistry):
         return repair
 
     def _find_refusal(self, repair: Repair, now: datetime) -> guards.GuardRefusal | None:
-        # Check the switch first: while repairs are halted, thousands may wait, and none needs a count of the fleet.
-        switch_only = guards.FleetAvailability({}, {}, switch=self.switch)
         request, limits = build_request(repair), self._dependencies.limits
+        # Check the switch first: while repairs are halted, thousands may wait, and none needs a count of the fleet.
+        empty = guards.FleetAvailability({}, {}, switch=self.switch)
         for name in ("stop", "breaker"):
-            if (text := guards.GUARDS[name](request, switch_only, limits, now)) is not None:
+            if (text := guards.GUARDS[name](guards.GuardInputs(request, empty, limits, now))) is not None:
                 return guards.GuardRefusal(name, text)
-        return guards.find_first_refusal(request, self.fleet_availability(now, repair.node), limits, now=now)
+        return next(iter(self.refusals(repair, now)), None)
 
     def _record_refusal(self, repair: Repair, refusal: guards.GuardRefusal | None, now: datetime) -> Repair:
         """Store a refusal once for each guard, and again after each approval."""

@@ -102,7 +102,9 @@ def decide_transition(repair: Repair, context: TransitionContext, now: datetime)
     if repair.state in WAITING and context.is_resolved:
         return end(RepairState.ROLLED_BACK, "The incident was resolved before any change", keeps_cordon=False)
     if repair.state is RepairState.PLANNED:
-        return _decide_planned(repair)
+        if repair.mode is Mode.ACT:
+            return enter(RepairState.APPROVED, repair.mode_why)
+        return wait("approval" if repair.mode is Mode.ASK else "Manual: the mode is suggest")
     if repair.state is RepairState.APPROVED:
         return _decide_approved(repair, context, now)
     if repair.is_running or repair.keeps_cordon:
@@ -113,12 +115,6 @@ def decide_transition(repair: Repair, context: TransitionContext, now: datetime)
             return _decide_restoring(repair, context, now)
         return _decide_failed(repair, context, now) if repair.keeps_cordon else _decide_step(repair, context, now)
     return wait("the repair has ended")
-
-
-def _decide_planned(repair: Repair) -> Transition:
-    if repair.mode is Mode.ACT:
-        return enter(RepairState.APPROVED, repair.mode_why)
-    return wait("approval" if repair.mode is Mode.ASK else "Manual: the mode is suggest")
 
 
 def _decide_approved(repair: Repair, context: TransitionContext, now: datetime) -> Transition:

@@ -212,5 +212,5 @@ def old(slurm: slurm_cluster.Cluster) -> Iterator[SlurmRestDriver]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_real_slurmrestd_of_before_23_02_is_refused_and_changes_nothing(old: SlurmRestDriver) -> None:
-    with pytest.raises(ActionRefused, match=r"cannot change nodes: its API versions are .*v0\.0\.38, it needs v0\.0\.39"):
+    with pytest.raises(ActionRefused, match=r"its API versions are .*v0\.0\.38, it needs v0\.0\.39"):
         old.perform(action(CORDON))

@@ -23,6 +23,7 @@ import time as system_time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -100,49 +101,31 @@ class AgentSettings:
     control: control.ControlSettings = field(default_factory=control.ControlSettings)
 
 
-@dataclass(frozen=True, slots=True)
 class AgentMetrics:
-    """The agent's own metrics."""
-
-    registry: own_metrics.Registry
-    events_read: own_metrics.Metric
-    events_rate_limited: own_metrics.Metric
-    events_pushed: own_metrics.Metric
-    events_dropped: own_metrics.Metric
-    spool_bytes: own_metrics.Metric
-    kernel_log_readable: own_metrics.Metric
-    driver_events: own_metrics.Metric
-
-    @classmethod
-    def declare(cls, registry: own_metrics.Registry) -> AgentMetrics:
-        prefix = "watchkeeper_agent"
-        return cls(
-            registry,
-            registry.counter(f"{prefix}_events_total", "Events detected on this node, by kind."),
-            registry.counter(f"{prefix}_events_rate_limited_total", "Repeated events that the rate limit dropped."),
-            registry.counter(f"{prefix}_events_pushed_total", "Events that the hub has confirmed."),
-            registry.counter(
-                f"{prefix}_events_lost_total", "Events that were dropped because they could not be stored or delivered."
-            ),
-            registry.gauge(f"{prefix}_spool_bytes", "Size of the events that wait for the hub."),
-            registry.gauge(
-                f"{prefix}_kernel_log_readable", "1 while the kernel log is followed, 0 if it cannot be read."
-            ),
-            registry.counter(f"{prefix}_driver_events_total", "Events that NVML delivered, by NVML's kind."),
-        )
+    def __init__(self, registry: own_metrics.Registry) -> None:
+        counter, gauge, agent = registry.counter, registry.gauge, "watchkeeper_agent"
+        self.registry = registry
+        self.events_read = counter(f"{agent}_events_total", "Events detected on this node, by kind.")
+        rate_limited = "Repeated events that the rate limit dropped."
+        self.events_rate_limited = counter(f"{agent}_events_rate_limited_total", rate_limited)
+        self.events_pushed = counter(f"{agent}_events_pushed_total", "Events that the hub has confirmed.")
+        dropped = "Events that were dropped because they could not be stored or delivered."
+        self.events_dropped = counter(f"{agent}_events_lost_total", dropped)
+        self.spool_bytes = gauge(f"{agent}_spool_bytes", "Size of the events that wait for the hub.")
+        readable = "1 while the kernel log is followed, 0 if it cannot be read."
+        self.kernel_log_readable = gauge(f"{agent}_kernel_log_readable", readable)
+        self.driver_events = counter(f"{agent}_driver_events_total", "Events that NVML delivered, by NVML's kind.")
 
 
 async def run(
     settings: AgentSettings, time: clock.Clock, stop: asyncio.Event, *, registry: own_metrics.Registry | None = None
 ) -> None:
     """Run the agent until `stop` is set; StartRefused or SettingsError if it cannot start."""
-    agent = Agent(settings, time, AgentMetrics.declare(registry or own_metrics.Registry()))
+    agent = Agent(settings, time, AgentMetrics(registry or own_metrics.Registry()))
     await agent.run(stop)
 
 
 class Agent:
-    """The agent of one node."""
-
     def __init__(self, settings: AgentSettings, time: clock.Clock, metrics: AgentMetrics) -> None:
         self._settings = settings
         self._time = time
@@ -225,11 +208,15 @@ class Agent:
             ]
         if self._spool is not None and settings.hub_url is not None:
             hub = push.HubEndpoint(settings.hub_url, settings.token, access=settings.hub_access)
-            loops.append((lambda: self._push(hub), HUB_RETRY_SECONDS))
+            pushed = self._metrics.events_pushed
+            push_forever = partial(push.push_forever, self._spool, hub, time=self._time, pushed=pushed)
+            loops.append((push_forever, HUB_RETRY_SECONDS))
             if self._is_real_node:
-                loops.append((lambda: self._register(hub), HUB_RETRY_SECONDS))
+                register = partial(registration.register_forever, hub, self._build_registration, time=self._time)
+                loops.append((register, HUB_RETRY_SECONDS))
                 if self._control.accepts_orders:
-                    loops.append((lambda: self._follow_orders(hub), control.POLL_SECONDS))
+                    follow_orders = partial(self._control.follow_orders, hub, lambda: self._sampler)
+                    loops.append((follow_orders, control.POLL_SECONDS))
         return [self._repeat(body, pause_seconds) for body, pause_seconds in loops]
 
     async def _repeat(self, body: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
@@ -251,13 +238,6 @@ class Agent:
             log.warning("event detected", extra=log_fields)
         else:
             self._spool.append(event)
-
-    async def _push(self, hub: push.HubEndpoint) -> None:
-        assert self._spool is not None
-        await push.push_forever(self._spool, hub, time=self._time, pushed=self._metrics.events_pushed)
-
-    async def _register(self, hub: push.HubEndpoint) -> None:
-        await registration.register_forever(hub, self._build_registration, time=self._time)
 
     async def _follow_kernel_log(self) -> None:
         """Follow the kernel log until it cannot be read; a repeated problem is logged once."""
@@ -370,9 +350,6 @@ class Agent:
 
     def _gpus(self) -> tuple[fleet.Gpu, ...]:
         return () if self._sampler is None else self._sampler.gpus()
-
-    async def _follow_orders(self, hub: push.HubEndpoint) -> None:
-        await self._control.follow_orders(hub, lambda: self._sampler)
 
     async def _update_pause(self) -> None:
         self._control.apply_pause(self._sampler)

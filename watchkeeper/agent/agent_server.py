@@ -225,8 +225,6 @@ def _remove_stale_socket(path: Path) -> None:
 
 
 class _Connections:
-    """The open connections of one server."""
-
     def __init__(self, routes: Mapping[str, Route], credentials: Credentials) -> None:
         self._routes = routes
         self._credentials = credentials

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from watchkeeper.agent import node_facts, profiling, push
 from watchkeeper.agent.gpus.gpu_samples import Snapshot
@@ -20,6 +20,7 @@ from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, own_metrics
 
 if TYPE_CHECKING:
+    from watchkeeper.agent.gpus.sampler import Sampler
     from watchkeeper.agent.orders import order_context, orders
 
 POLL_SECONDS = 1.0
@@ -40,17 +41,6 @@ class ControlSettings:
     roots: node_facts.Roots = field(default_factory=node_facts.Roots)
 
 
-class PausableSampler(Protocol):
-    def pause_profiling(self, is_paused: bool) -> None: ...
-
-    def release_gpus(self, is_released: bool) -> None: ...
-
-    @property
-    def has_released_gpus(self) -> bool: ...
-
-    def snapshot(self) -> Snapshot: ...
-
-
 class Control:
     def __init__(
         self, settings: ControlSettings, directory: Path, *, time: clock.Clock, registry: own_metrics.Registry
@@ -64,13 +54,12 @@ class Control:
             "watchkeeper_agent_orders_total", "Work orders that were run or refused, by kind and result"
         )
 
-    def apply_pause(self, sampler: PausableSampler | None) -> None:
-        """Pause or resume the profiling of the sampler."""
+    def apply_pause(self, sampler: Sampler | None) -> None:
         pause = self._pause_watch.update(self._time.now(), system_time.monotonic())
         if sampler is not None:
             sampler.pause_profiling(pause is not None)
 
-    def add_gpu_context_to_logs(self, sampler: Callable[[], PausableSampler | None]) -> AbstractContextManager[None]:
+    def add_gpu_context_to_logs(self, sampler: Callable[[], Sampler | None]) -> AbstractContextManager[None]:
         """Add GPU context to log records while the block runs, if that is enabled."""
         if not self._settings.logs_gpu_context:
             return nullcontext()
@@ -87,7 +76,7 @@ class Control:
     def accepts_orders(self) -> bool:
         return self._settings.identity is not None
 
-    async def follow_orders(self, hub: push.HubEndpoint, sampler: Callable[[], PausableSampler | None]) -> None:
+    async def follow_orders(self, hub: push.HubEndpoint, sampler: Callable[[], Sampler | None]) -> None:
         """Fetch and run work orders forever; call it only if `accepts_orders`."""
         # Imported here: a node that accepts no orders saves a MiB.
         from watchkeeper.agent.orders import order_context, order_ledger, orders
@@ -107,7 +96,7 @@ class Control:
 
 
 @asynccontextmanager
-async def gpus_released(sampler: PausableSampler | None) -> AsyncIterator[None]:
+async def gpus_released(sampler: Sampler | None) -> AsyncIterator[None]:
     """Close the agent's GPUs while the block runs; CollectError if its reader process does not close them in time."""
     if sampler is None:
         yield

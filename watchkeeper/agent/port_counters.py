@@ -43,8 +43,6 @@ class CounterTotal:
 
 @dataclass(slots=True)
 class CounterTotals:
-    """The totals of raw counters, by key."""
-
     _totals: dict[Hashable, CounterTotal] = field(default_factory=dict)
 
     def add_reading(self, key: Hashable, raw: int, *, at: float, max_per_second: float | None = None) -> CounterTotal:
@@ -121,8 +119,6 @@ class DeadlineReader(Generic[T]):
 
 @dataclass(slots=True)
 class PortCounters:
-    """Reads all ports of this node repeatedly."""
-
     sysfs: Path
     timeout_seconds: float = 2.0
     totals: CounterTotals = field(default_factory=CounterTotals)

@@ -194,7 +194,6 @@ class Spool:
         return self._current_path
 
     def _write_file(self, lines: list[bytes]) -> Path:
-        """Write a new file after all others."""
         if self._descriptor >= 0:
             self._close_file()
         path, content = self._current_path, b"\n".join(lines) + b"\n"

@@ -126,6 +126,8 @@ class Exporter:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failing_outputs: set[str] = set()
+        file_name = f"{source.file_name}.json"
+        self._list_path = None if exports.announce is None else exports.announce / file_name
         self._target_list = b""
         self.endpoint: Endpoint | None = None
         if exports != Exports():
@@ -150,9 +152,10 @@ class Exporter:
         self._stop.set()
         if self.endpoint is not None:
             self.endpoint.close()
-            if self._exports.announce is not None:
-                with contextlib.suppress(OSError):
-                    self._remove_announcement(self._announcement_path(self._exports.announce))
+            with contextlib.suppress(OSError):
+                # A restarted rank may have written a list under the same name already.
+                if self._list_path is not None and self._list_path.read_bytes() == self._target_list:
+                    self._list_path.unlink()
         if self._thread is not None:
             self._thread.join(CLOSE_TIMEOUT_SECONDS)
 
@@ -163,26 +166,14 @@ class Exporter:
         except OSError as error:
             log.warning("metrics page not served, cannot listen on %s:%d: %s", self._exports.host, rank_port, error)
             return
-        if self._exports.announce is not None:
-            self._try_export("announcement", lambda: self._announce(self._exports.announce))
-
-    def _announce(self, directory: Path | None) -> None:
-        assert directory is not None
-        assert self.endpoint is not None
-        # Other nodes read the list, where a loopback address would be their own.
-        host = self._exports.host
-        host = self._source.node if host in ("0.0.0.0", "::") and self._source.node else host  # noqa: S104
-        target = f"[{host}]:{self.endpoint.port}" if ":" in host else f"{host}:{self.endpoint.port}"
-        self._target_list = json.dumps([{"targets": [target], "labels": {"job": "workloads"}}]).encode()
-        publish.replace_file(self._announcement_path(directory), self._target_list)
-
-    def _remove_announcement(self, path: Path) -> None:
-        # A restarted rank may have written a list under the same name already.
-        if path.read_bytes() == self._target_list:
-            path.unlink()
-
-    def _announcement_path(self, directory: Path) -> Path:
-        return directory / f"{self._source.file_name}.json"
+        if self._list_path is not None:
+            # Other nodes read the list, where a loopback address would be their own.
+            host = self._exports.host
+            host = self._source.node if host in ("0.0.0.0", "::") and self._source.node else host  # noqa: S104
+            target = f"[{host}]:{self.endpoint.port}" if ":" in host else f"{host}:{self.endpoint.port}"
+            self._target_list = json.dumps([{"targets": [target], "labels": {"job": "workloads"}}]).encode()
+            write_list = partial(publish.replace_file, self._list_path, self._target_list)
+            self._try_export("announcement", write_list)
 
     def _publish(self) -> None:
         textfile, gateway = self._exports.textfile, self._exports.gateway

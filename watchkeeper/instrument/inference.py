@@ -138,12 +138,10 @@ class InferenceMonitor:
         for counters in (self._requests, self._prompt_tokens, self._generated_tokens):
             counters.write(page)
         labels = format_labels({"model_name": self.model[0], "model_version": self.model[1]})
-        page.begin_family("inference_requests_running", "gauge", "Requests in progress")
-        page.add(labels, self._running - (self._queued or 0))
-        page.add_family(
-            "inference_requests_waiting", "gauge", "Requests that wait in the program's queue",
-            labels=labels, value=self._queued,
-        )  # fmt: skip
+        running = self._running - (self._queued or 0)
+        page.add_family("inference_requests_running", "Requests in progress", labels=labels, value=running)
+        waiting = "Requests that wait in the program's queue"
+        page.add_family("inference_requests_waiting", waiting, labels=labels, value=self._queued)
 
     def close(self) -> None:
         self.exporter.close()

@@ -78,8 +78,8 @@ class Counters(MetricFamily[Counter]):
         with self.lock:
             self.find_value(label_values).value += amount
 
-    def write(self, page: MetricsPage, kind: str = "counter") -> None:
-        page.begin_family(self.name, kind, self.help)
+    def write(self, page: MetricsPage) -> None:
+        page.begin_family(self.name, self.help)
         for labels, counter in self.list_rows():
             page.add(format_labels(labels), counter.value)
 
@@ -97,7 +97,7 @@ class Histograms(MetricFamily[Histogram]):
             self.find_value(label_values).observe(value, exemplar)
 
     def write(self, page: MetricsPage) -> None:
-        page.begin_family(self.name, "histogram", self.help)
+        page.begin_family(self.name, self.help, is_histogram=True)
         for labels, histogram in self.list_rows():
             with self.lock:
                 counts, exemplars, total = list(histogram.counts), list(histogram.exemplars), histogram.total

@@ -115,8 +115,6 @@ class MirrorSet:
 
 
 class _MirrorQueue:
-    """A mirror with its queue and its thread."""
-
     def __init__(self, mirror: Mirror) -> None:
         self.mirror, self.failures = mirror, 0
         self._queued: deque[tuple[Mapping[str, float], int]] = deque(maxlen=MAX_QUEUED)

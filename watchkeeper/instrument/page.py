@@ -32,10 +32,13 @@ class MetricsPage:
         self._lines: list[str] = []
         self._name = ""
 
-    def begin_family(self, name: str, kind: str, help: str) -> None:
+    def begin_family(self, name: str, help: str, *, is_histogram: bool = False) -> None:
+        """Start a family; names that end in `_total` are counters, other names gauges."""
         self._name = name
+        is_counter = name.endswith("_total")
+        kind = "histogram" if is_histogram else "counter" if is_counter else "gauge"
         # OpenMetrics names the family of a counter without the suffix `_total`.
-        family = name.removesuffix("_total") if self.is_openmetrics and kind == "counter" else name
+        family = name.removesuffix("_total") if self.is_openmetrics and is_counter else name
         self._lines += [f"# HELP {family} {help}", f"# TYPE {family} {kind}"]
 
     def add(self, labels: str, value: float, *, suffix: str = "", exemplar: Exemplar | None = None) -> None:
@@ -44,10 +47,10 @@ class MetricsPage:
             line += f' # {{trace_id="{exemplar.trace_id}"}} {format_number(exemplar.value)} {exemplar.at:.3f}'
         self._lines.append(line)
 
-    def add_family(self, name: str, kind: str, help: str, *, labels: str, value: float | None) -> None:
+    def add_family(self, name: str, help: str, *, labels: str, value: float | None) -> None:
         """Add a family of one series; None: unknown, so the family is omitted."""
         if value is not None:
-            self.begin_family(name, kind, help)
+            self.begin_family(name, help)
             self.add(labels, value)
 
     def encode(self) -> bytes:

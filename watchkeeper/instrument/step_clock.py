@@ -118,7 +118,6 @@ class StepClock:
         return median(recent_seconds) if recent_seconds else recent_steps[-1][1]
 
     def current_pause(self) -> Phase | None:
-        """The pause that is open now."""
         return next((phase for phase in self._open_phases if phase in PAUSE_PHASES), None)
 
 

@@ -220,12 +220,6 @@ def _explain_gap(results: Sequence[SourceResult], unmatched: Sequence[str], *, r
 
 
 @dataclass(slots=True)
-class _CachedHolders:
-    at: float
-    holders: Holders
-
-
-@dataclass(slots=True)
 class Attributor:
     """Reads the sources repeatedly.
 
@@ -237,7 +231,8 @@ class Attributor:
     find_workloads: Callable[[Sequence[Program]], Mapping[int, RunningProgram]]
     failures: own_metrics.Metric | None = None
     current: Mapping[str, Attribution] = field(default_factory=dict)
-    _cache: dict[str, _CachedHolders] = field(default_factory=dict)
+    # The last good result of each source, with its time.
+    _cache: dict[str, tuple[float, Holders]] = field(default_factory=dict)
     _logged_gaps: dict[str, str] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
 
@@ -274,14 +269,12 @@ class Attributor:
             log.exception("attribution source failed", extra=logs.fields(source=source.name))
             problem = f"{type(error).__name__}: {error}"
         else:
-            self._cache[source.name] = _CachedHolders(now, holders)
+            self._cache[source.name] = (now, holders)
             return SourceResult(source.name, holders)
         if self.failures is not None:
             self.failures.add(source=source.name)
-        cached = self._cache.get(source.name)
-        if cached is not None and now - cached.at < STALE_SECONDS:
-            return SourceResult(source.name, cached.holders, problem)
-        return SourceResult(source.name, None, problem)
+        read_at, cached = self._cache.get(source.name, (float("-inf"), None))
+        return SourceResult(source.name, cached if now - read_at < STALE_SECONDS else None, problem)
 
     async def _await_read(self, name: str, read: Coroutine[Any, Any, T]) -> T:
         """Wait for a read of a source, or raise TimeoutError; while one hangs, no other is started.

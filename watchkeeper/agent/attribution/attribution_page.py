@@ -31,8 +31,6 @@ GpuPart = tuple[str, str | None]
 
 
 class HolderDisplay(StrEnum):
-    """How the page shows holders."""
-
     LABELS = "labels"
     INFO = "info"
     BOTH = "both"

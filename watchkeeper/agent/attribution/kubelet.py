@@ -57,14 +57,8 @@ class _GrpcError(CollectError):
 
 
 class PodResourcesClient:
-    """A client of this node's kubelet."""
-
     def __init__(
-        self,
-        socket: Path = SOCKET,
-        *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
-        max_bytes: int = MAX_ANSWER_BYTES,
+        self, socket: Path = SOCKET, *, timeout_seconds: float = TIMEOUT_SECONDS, max_bytes: int = MAX_ANSWER_BYTES
     ) -> None:
         self._socket = socket
         self._timeout_seconds = timeout_seconds

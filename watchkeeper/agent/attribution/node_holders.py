@@ -34,8 +34,6 @@ class HolderSettings:
 
 
 class NodeHolders:
-    """The holders of this node's GPUs."""
-
     def __init__(
         self, settings: HolderSettings, node: str, *, roots: node_facts.Roots, registry: own_metrics.Registry
     ) -> None:

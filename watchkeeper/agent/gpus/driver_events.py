@@ -99,14 +99,7 @@ class DriverEvents:
         return fleet.Place(self._source.cluster, node=self._source.node, gpu=uuid, slice=instance)
 
     def _build_event(
-        self,
-        kind: events.EventKind,
-        code: int,
-        *,
-        at: datetime,
-        place: fleet.Place,
-        text: str,
-        **extra_fields: str,
+        self, kind: events.EventKind, code: int, *, at: datetime, place: fleet.Place, text: str, **extra_fields: str
     ) -> events.Event:
         # Counting from the time since boot keeps ids unique across restarts of the agent.
         self._last_us = max(self._last_us + 1, int(self._since_boot() * 1e6))

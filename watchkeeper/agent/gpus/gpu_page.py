@@ -54,8 +54,6 @@ class PageRow:
 
 
 class GpuPage:
-    """Renders the snapshots of one node."""
-
     def __init__(self, families: Sequence[NvmlFamily], *, hostname: str, freshness: Freshness) -> None:
         self._families = [family for family in families if family.prom_type != "label"]
         self._label_families = sorted(

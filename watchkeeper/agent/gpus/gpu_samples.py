@@ -20,8 +20,6 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class MigInstanceSample:
-    """The newest sample of one MIG instance."""
-
     id: int
     profile: str
     values: Mapping[str, Value]
@@ -91,23 +89,22 @@ class SampleMerger:
             )
             for instance in answer.get("slices", ())
         )
+        programs = before.programs
+        if Cadence.FAST in replaced_cadences:
+            rows = answer.get("programs")
+            programs = None if rows is None else tuple(Program(*row) for row in rows)
         return replace(
             before,
             read_at={**before.read_at, **dict.fromkeys(replaced_cadences, read_at)},
             values=self._keep_others(before.values, replaced_cadences) | answer.get("values", {}),
             mig_instances=mig_instances,
             errors=errors,
-            programs=_read_programs(answer) if Cadence.FAST in replaced_cadences else before.programs,
+            programs=programs,
         )
 
     def _keep_others(self, values: Mapping[str, Value], replaced_cadences: set[Cadence]) -> dict[str, Value]:
         cadence_by_family = self.cadence_by_family
         return {name: value for name, value in values.items() if cadence_by_family[name] not in replaced_cadences}
-
-
-def _read_programs(answer: Mapping[str, Any]) -> tuple[Program, ...] | None:
-    rows = answer.get("programs")
-    return None if rows is None else tuple(Program(*row) for row in rows)
 
 
 def add_xid(gpu: GpuSample, code: int) -> GpuSample:

@@ -252,8 +252,7 @@ class Sampler:
         elif not self._is_stopping:
             call = reader.current_call()
             log.warning(
-                "driver call hung",
-                extra=logs.fields(call=call, gpu=index, waited_seconds=round(now - requested_at, 1)),
+                "driver call hung", extra=logs.fields(call=call, gpu=index, waited_seconds=round(now - requested_at, 1))
             )
             self._drop_reader()
             with self._lock:

@@ -31,8 +31,6 @@ class KernelLogPosition:
 
 
 class PositionFile:
-    """The file that stores the position."""
-
     def __init__(self, path: Path, boot: str) -> None:
         self._path = path
         self._boot = boot

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from watchkeeper.model import actions, orders
 # How long to wait for a killed process to exit; one that waits in the kernel is abandoned.
 KILL_SECONDS = 1.0
 READ_BYTES = 64 * 1024
+# Output of a failed program that is quoted in an error.
+MAX_OUTPUT_CHARACTERS = 300
 AGENT_UNIT = "watchkeeper-agent"
 # NVIDIA's services; a restart of one disconnects its clients and does not affect work on the GPUs.
 UNITS = ("nvidia-fabricmanager", "nvidia-persistenced", "nvidia-dcgm", AGENT_UNIT)
@@ -70,6 +73,32 @@ OrderFunction = Callable[[OrderContext, Mapping[str, str], datetime], Awaitable[
 
 def refuse(text: str, output: str = "") -> OrderOutcome:
     return OrderOutcome(text, output, actions.Result.REFUSED)
+
+
+async def run(context: OrderContext, *command: str) -> tuple[int, str]:
+    """Run a program; its exit status, and its output with standard error."""
+    return await run_program(list(command), context.environment, with_stderr=True)
+
+
+async def run_or_raise(context: OrderContext, *command: str) -> str:
+    """Run a program; its output with standard error, or CollectError if it failed."""
+    status, output = await run(context, *command)
+    if status != 0:
+        raise CollectError(f"{' '.join(command)} exited with status {status}: {summarise_output(output)}")
+    return output
+
+
+async def run_watchkeeper(context: OrderContext, *arguments: str, verdicts: Mapping[int, str]) -> tuple[str, str]:
+    """Run a watchkeeper command in a separate process; its verdict by exit status, and its report."""
+    command = [sys.executable, "-m", "watchkeeper.cli.main", *arguments]
+    status, output = await run_program(command, context.environment)
+    if status not in verdicts:
+        raise CollectError(f"the {arguments[0]} exited with status {status}: {summarise_output(output)}")
+    return verdicts[status], output
+
+
+def summarise_output(output: str) -> str:
+    return " ".join(output.split())[:MAX_OUTPUT_CHARACTERS] or "no output"
 
 
 async def run_program(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -24,14 +23,16 @@ from watchkeeper.agent.orders.order_context import (
     OrderFunction,
     OrderOutcome,
     refuse,
-    run_program,
+    run,
+    run_or_raise,
+    run_watchkeeper,
+    summarise_output,
 )
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import files
 from watchkeeper.model import actions, fleet
 
 POLL_SECONDS = 2.0
-MAX_OUTPUT_CHARACTERS = 300
 DIAG_LEVELS = ("1", "2", "3")
 LAYOUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # GPU 00000000:3B:00.0 … as nvidia-smi names GPUs, also those that must be reset together with this one.
@@ -47,11 +48,13 @@ async def reset_gpu(context: OrderContext, arguments: Mapping[str, str], now: da
         uuid = gpu.identity["uuid"]
         if processes := await _wait_until_free(context, [gpu]):
             return _refuse_held(f"{uuid} is held by", processes, "nothing was reset")
-        status, output = await _run(context, context.tools.nvidia_smi, "--gpu-reset", "-i", uuid)
-    summary = _summarise_output(output)
+        status, output = await run(context, context.tools.nvidia_smi, "--gpu-reset", "-i", uuid)
+    summary = summarise_output(output)
     if status != 0:
-        addresses = {address for address in PCI.findall(output) if not _is_same_address(address, gpu.identity["pci"])}
-        others = f"; the driver requires a reset together with {', '.join(sorted(addresses))}" if addresses else ""
+        named = {fleet.normalise_pci(address): address for address in PCI.findall(output)}
+        named.pop(fleet.normalise_pci(gpu.identity["pci"]), None)
+        addresses = sorted(named.values())
+        others = f"; the driver requires a reset together with {', '.join(addresses)}" if addresses else ""
         raise CollectError(f"{uuid} was not reset, nvidia-smi exited with status {status}{others}: {summary}")
     if all(gpu.identity["uuid"] != uuid for gpu in await order_gpus.read_gpus(context)):
         raise CollectError(f"{uuid} was reset but does not answer: {summary}")
@@ -69,7 +72,7 @@ async def reboot(context: OrderContext, arguments: Mapping[str, str], now: datet
             )
         if processes := await order_gpus.find_holders(context, gpus, with_context_only=True):
             return _refuse_held("a reboot would end", processes, "nothing was done")
-    await _run_or_raise(context, context.tools.systemctl, "reboot")
+    await run_or_raise(context, context.tools.systemctl, "reboot")
     return await _wait_for_restart()
 
 
@@ -82,12 +85,14 @@ async def apply_mig(context: OrderContext, arguments: Mapping[str, str], now: da
         if processes := await _wait_until_free(context, await order_gpus.read_gpus(context)):
             return _refuse_held("GPUs are held by", processes, "no layout was changed")
         layout_arguments = ["-f", str(tools.mig_config), "-c", layout]
-        output = await _run_or_raise(context, tools.mig_parted, "apply", *layout_arguments)
-        status, compared = await _run(context, tools.mig_parted, "assert", *layout_arguments)
+        output = await run_or_raise(context, tools.mig_parted, "apply", *layout_arguments)
+        status, compared = await run(context, tools.mig_parted, "assert", *layout_arguments)
     gpus = await order_gpus.read_gpus(context)
-    instances = "; ".join(f"gpu {gpu.index}: {_format_instances(gpu)}" for gpu in gpus) or "no GPU answers"
+    profiles = {gpu.index: ", ".join(instance.profile for instance in gpu.mig_instances) for gpu in gpus}
+    instances = "; ".join(f"gpu {index}: {text or 'no MIG instances'}" for index, text in profiles.items())
+    instances = instances or "no GPU answers"
     if status != 0:
-        problem = _summarise_output(compared)
+        problem = summarise_output(compared)
         raise CollectError(f"{layout} was applied, but the GPUs do not match it: {problem}. Now: {instances}")
     return OrderOutcome(f"layout {layout} applied: {instances}", output + compared)
 
@@ -96,12 +101,12 @@ async def restart_service(context: OrderContext, arguments: Mapping[str, str], n
     unit, systemctl = arguments.get("service", "").removesuffix(".service"), context.tools.systemctl
     if unit not in context.tools.units:
         return refuse(f"`{unit[:60]}` is not a service that this agent may restart: {', '.join(context.tools.units)}")
-    output = await _run_or_raise(context, systemctl, "restart", f"{unit}.service")
+    output = await run_or_raise(context, systemctl, "restart", f"{unit}.service")
     if unit == AGENT_UNIT:
         return await _wait_for_restart()
-    status, state = await _run(context, systemctl, "is-active", f"{unit}.service")
+    status, state = await run(context, systemctl, "is-active", f"{unit}.service")
     if status != 0:
-        raise CollectError(f"{unit} was restarted but is {_summarise_output(state)}")
+        raise CollectError(f"{unit} was restarted but is {summarise_output(state)}")
     return OrderOutcome(f"{unit} was restarted and is {state.strip()}", output)
 
 
@@ -125,10 +130,10 @@ async def lower_power(context: OrderContext, arguments: Mapping[str, str], now: 
         return OrderOutcome(f"{uuid} has a limit of {current_watts:g} W already", result=actions.Result.ALREADY_SO)
     if not is_restore:
         saved_limits.add(uuid, current_watts)
-    status, output = await _run(context, context.tools.nvidia_smi, "-i", uuid, "--power-limit", f"{target_watts:.2f}")
+    status, output = await run(context, context.tools.nvidia_smi, "-i", uuid, "--power-limit", f"{target_watts:.2f}")
     new_watts = _read_watts(order_gpus.find_gpu(await order_gpus.read_gpus(context), uuid), order_gpus.POWER_LIMIT)
     if status != 0 or abs(new_watts - target_watts) >= WATTS_TOLERANCE:
-        problem = f"nvidia-smi exited with status {status}: {_summarise_output(output)}"
+        problem = f"nvidia-smi exited with status {status}: {summarise_output(output)}"
         raise CollectError(f"{uuid} has a limit of {new_watts:g} W, not {target_watts:g} W; {problem}")
     if is_restore:
         saved_limits.remove(uuid)
@@ -140,11 +145,9 @@ async def diag(context: OrderContext, arguments: Mapping[str, str], now: datetim
     level = arguments.get("level", "2")
     if level not in DIAG_LEVELS:
         return refuse(f"`level` is {level[:20]}, it must be one of {', '.join(DIAG_LEVELS)}")
-    command = [sys.executable, "-m", "watchkeeper.cli.main", "diag", "-r", level, "--json"]
-    status, output = await run_program([*command, "--spool", str(context.pause_file.directory)], context.environment)
-    verdict = {0: "passed", 1: "failed", 3: "inconclusive"}.get(status)
-    if verdict is None:
-        raise CollectError(f"the test exited with status {status}: {_summarise_output(output)}")
+    diag_arguments = ("diag", "-r", level, "--json", "--spool", str(context.pause_file.directory))
+    verdicts = {0: "passed", 1: "failed", 3: "inconclusive"}
+    verdict, output = await run_watchkeeper(context, *diag_arguments, verdicts=verdicts)
     return OrderOutcome(f"diag -r {level} {verdict}", output)
 
 
@@ -216,30 +219,5 @@ def _read_watts(gpu: GpuSample, name: str) -> float:
     return value
 
 
-def _format_instances(gpu: GpuSample) -> str:
-    return ", ".join(instance.profile for instance in gpu.mig_instances) or "no MIG instances"
-
-
 def _refuse_held(problem: str, processes: Sequence[order_gpus.GpuProcess], unchanged: str) -> OrderOutcome:
     return refuse(f"{problem} {order_gpus.format_holders(processes)}; {unchanged}", "\n".join(map(str, processes)))
-
-
-async def _run(context: OrderContext, *command: str) -> tuple[int, str]:
-    """Run a program; its exit status, and its output with standard error."""
-    return await run_program(list(command), context.environment, with_stderr=True)
-
-
-async def _run_or_raise(context: OrderContext, *command: str) -> str:
-    """Run a program; its output, or CollectError if it failed."""
-    status, output = await _run(context, *command)
-    if status != 0:
-        raise CollectError(f"{' '.join(command)} exited with status {status}: {_summarise_output(output)}")
-    return output
-
-
-def _is_same_address(left: str, right: str) -> bool:
-    return fleet.normalise_pci(left) == fleet.normalise_pci(right)
-
-
-def _summarise_output(output: str) -> str:
-    return " ".join(output.split())[:MAX_OUTPUT_CHARACTERS] or "no output"

@@ -6,13 +6,18 @@ the receipt, or raises CollectError if the work failed. Orders that change the n
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from watchkeeper.agent import profiling
 from watchkeeper.agent.orders import order_repairs
-from watchkeeper.agent.orders.order_context import OrderContext, OrderFunction, OrderOutcome, run_program
+from watchkeeper.agent.orders.order_context import (
+    OrderContext,
+    OrderFunction,
+    OrderOutcome,
+    run_or_raise,
+    run_watchkeeper,
+)
 from watchkeeper.errors import CollectError
 from watchkeeper.model import actions
 
@@ -35,11 +40,8 @@ async def profiling_resume(context: OrderContext, arguments: Mapping[str, str], 
 
 async def scan(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
     """Scan the node in a separate process; the report is the output, whatever the verdict."""
-    command = [sys.executable, "-m", "watchkeeper.cli.main", "scan", "--json", *context.scan_options]
-    status, output = await run_program(command, context.environment)
-    verdict = {0: "healthy", 1: "degraded or unhealthy", 3: "unknown"}.get(status)
-    if verdict is None:
-        raise CollectError(f"the scan exited with status {status}: {output[-200:].strip()}")
+    verdicts = {0: "healthy", 1: "degraded or unhealthy", 3: "unknown"}
+    verdict, output = await run_watchkeeper(context, "scan", "--json", *context.scan_options, verdicts=verdicts)
     return OrderOutcome(f"this node is {verdict}", output)
 
 
@@ -50,10 +52,7 @@ async def diag_software(context: OrderContext, arguments: Mapping[str, str], now
 
 async def describe_gpus(context: OrderContext, arguments: Mapping[str, str], now: datetime) -> OrderOutcome:  # noqa: ARG001
     """The driver's complete report about its GPUs, as vendors request it."""
-    status, output = await run_program([context.tools.nvidia_smi, "-q"], context.environment, with_stderr=True)
-    if status != 0:
-        raise CollectError(f"{context.tools.nvidia_smi} -q exited with status {status}: {output[-200:].strip()}")
-    return OrderOutcome("output of nvidia-smi -q", output)
+    return OrderOutcome("output of nvidia-smi -q", await run_or_raise(context, context.tools.nvidia_smi, "-q"))
 
 
 ORDER_FUNCTIONS: Mapping[str, OrderFunction] = {

@@ -103,18 +103,16 @@ class AgentSettings:
 
 class AgentMetrics:
     def __init__(self, registry: own_metrics.Registry) -> None:
-        counter, gauge, agent = registry.counter, registry.gauge, "watchkeeper_agent"
+        prefix = "watchkeeper_agent"
+        counter, gauge = registry.counter, registry.gauge
         self.registry = registry
-        self.events_read = counter(f"{agent}_events_total", "Events detected on this node, by kind.")
-        rate_limited = "Repeated events that the rate limit dropped."
-        self.events_rate_limited = counter(f"{agent}_events_rate_limited_total", rate_limited)
-        self.events_pushed = counter(f"{agent}_events_pushed_total", "Events that the hub has confirmed.")
-        dropped = "Events that were dropped because they could not be stored or delivered."
-        self.events_dropped = counter(f"{agent}_events_lost_total", dropped)
-        self.spool_bytes = gauge(f"{agent}_spool_bytes", "Size of the events that wait for the hub.")
-        readable = "1 while the kernel log is followed, 0 if it cannot be read."
-        self.kernel_log_readable = gauge(f"{agent}_kernel_log_readable", readable)
-        self.driver_events = counter(f"{agent}_driver_events_total", "Events that NVML delivered, by NVML's kind.")
+        self.events_read = counter(f"{prefix}_events_total", "Events detected on this node, by kind.")
+        self.events_rate_limited = counter(f"{prefix}_events_rate_limited_total", "Events that the rate limit dropped.")
+        self.events_pushed = counter(f"{prefix}_events_pushed_total", "Events that the hub has confirmed.")
+        self.events_dropped = counter(f"{prefix}_events_lost_total", "Events that could not be stored or delivered.")
+        self.spool_bytes = gauge(f"{prefix}_spool_bytes", "Size of the events that wait for the hub.")
+        self.kernel_log_readable = gauge(f"{prefix}_kernel_log_readable", "1 while the kernel log is followed, else 0.")
+        self.driver_events = counter(f"{prefix}_driver_events_total", "Events that NVML delivered, by NVML's kind.")
 
 
 async def run(
@@ -151,9 +149,8 @@ class Agent:
         self._rate_limiter = kernel_follow.EventRateLimiter()
         self._sampler: sampler.Sampler | None = None
         self._dcgm: dcgm_profile.DcgmProfile | None = None
-        self._control = control.Control(
-            settings.control, settings.spool_directory, time=time, registry=metrics.registry
-        )
+        registry = metrics.registry
+        self._control = control.Control(settings.control, settings.spool_directory, time=time, registry=registry)
         self._address = ""
         self._kernel_problem = ""
 
@@ -163,9 +160,8 @@ class Agent:
             return None
         if not re.match(r"https?://[^/\s]", settings.hub_url):
             raise SettingsError("is not an http or https URL such as http://hub:9480", where=f"hub {settings.hub_url}")
-        return spool.Spool(
-            settings.spool_directory, dropped_counter=self._metrics.events_dropped, max_bytes=settings.spool_max_bytes
-        )
+        dropped = self._metrics.events_dropped
+        return spool.Spool(settings.spool_directory, dropped_counter=dropped, max_bytes=settings.spool_max_bytes)
 
     @property
     def _is_real_node(self) -> bool:

@@ -29,7 +29,7 @@ STALE_SECONDS = 3 * INTERVAL_SECONDS
 # A BMC on a slow bus needs many seconds for the records of some hundred sensors.
 IPMI_TIMEOUT_SECONDS = 30.0
 IPMI_DEVICES = ("dev/ipmi0", "dev/ipmi/0", "dev/ipmidev/0")
-REQUEST_TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 # The largest nodes have some dozen fans and power supplies, each a separate resource.
 MAX_REQUESTS = 200
 MAX_RESOURCE_BYTES = 1 << 20
@@ -60,10 +60,8 @@ class Chassis:
 
     def sensors(self) -> tuple[Sensor, ...]:
         """The last readings of all sources that are not stale."""
-        now = self._monotonic()
-        return tuple(
-            sensor for at, sensors in self._readings.values() if now - at < STALE_SECONDS for sensor in sensors
-        )
+        oldest = self._monotonic() - STALE_SECONDS
+        return tuple(sensor for at, sensors in self._readings.values() if at > oldest for sensor in sensors)
 
     async def read(self) -> None:
         """Read every source that is present."""
@@ -100,9 +98,7 @@ class Chassis:
 
 async def read_redfish(url: str, access: Access) -> tuple[Sensor, ...]:
     """Every sensor of every chassis of a BMC; CollectError if it cannot be read."""
-    connection = http.Connection(
-        timeout_seconds=REQUEST_TIMEOUT_SECONDS, max_body_bytes=MAX_RESOURCE_BYTES, access=access
-    )
+    connection = http.Connection(timeout_seconds=TIMEOUT_SECONDS, max_body_bytes=MAX_RESOURCE_BYTES, access=access)
     reader = RedfishReader(url, connection, access)
     try:
         return tuple([sensor async for sensor in reader.read_sensors()][:MAX_SENSORS])
@@ -148,9 +144,8 @@ class RedfishReader:
                     yield sensor
                 metrics = redfish.link(supply, "Metrics")
                 if metrics is not None:
-                    for sensor in redfish.supply_metrics(
-                        await self._fetch(metrics), redfish.name_of(supply) or metrics
-                    ):
+                    name = redfish.name_of(supply) or metrics
+                    for sensor in redfish.supply_metrics(await self._fetch(metrics), name):
                         yield sensor
         elif (path := redfish.link(chassis, "Power")) is not None:
             for sensor in redfish.power(await self._fetch(path)):

@@ -166,7 +166,6 @@ class ReportSchedule:
                 due_keys.append(key)
                 self._reported_at[key] = now
         self._active = frozenset(active)
-        self._reported_at = {
-            key: at for key, at in self._reported_at.items() if key in active or now - at < MIN_REPEAT_SECONDS
-        }
+        oldest = now - MIN_REPEAT_SECONDS
+        self._reported_at = {key: at for key, at in self._reported_at.items() if key in active or at > oldest}
         return due_keys

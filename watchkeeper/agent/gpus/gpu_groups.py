@@ -54,18 +54,16 @@ class GroupFile:
         """Save a new group; SettingsError if its name or a selector is invalid, or the name is in use."""
         groups, selectors = self.load(), [word.strip() for text in texts for word in text.split(",") if word.strip()]
         if not NAME.match(name):
-            problem = (
-                f"group name `{name[:70]}` is invalid; use a letter, then up to 63 letters, digits, `.`, `-` or `_`"
-            )
-            raise SettingsError(problem, where=str(self.path))
+            problem = f"group name `{name[:70]}` is invalid"
+            remedy = "Use a letter, then up to 63 letters, digits, `.`, `-` or `_`"
+            raise SettingsError(problem, where=str(self.path), remedy=remedy)
         if name in groups:
             raise SettingsError(f"group {name} already exists", where=str(self.path), remedy="Delete it first")
         if len(groups) >= MAX_GROUPS:
             raise SettingsError(f"there are {len(groups)} groups, the limit is {MAX_GROUPS}", where=str(self.path))
         if len(selectors) > MAX_SELECTORS:
-            raise SettingsError(
-                f"the group has {len(selectors)} selectors, the limit is {MAX_SELECTORS}", where=str(self.path)
-            )
+            problem = f"the group has {len(selectors)} selectors, the limit is {MAX_SELECTORS}"
+            raise SettingsError(problem, where=str(self.path))
         try:
             gpu_selectors.parse_selection(selectors)
         except ValueError as error:

@@ -131,9 +131,8 @@ class GpuPage:
         for part, number in value.items():
             part_labels = label_text.get((name, part))
             if part_labels is None:
-                part_labels = label_text[name, part] = format_labels(
-                    dict(zip(family.labels, part.split("."), strict=True))
-                )
+                pairs = dict(zip(family.labels, part.split("."), strict=True))
+                part_labels = label_text[name, part] = format_labels(pairs)
             parts.append(f"{name}{{{row.labels},{part_labels}}} {number}\n")
 
     def _label_text(self, gpu: GpuSample, instance: MigInstanceSample | None = None) -> str:

@@ -84,9 +84,8 @@ class ReaderLink:
             raise ReaderExited(f"the reader process exited {self._describe_exit()}")
         *lines, self._pending = (self._pending + received).split(b"\n")
         if len(self._pending) > MAX_LINE_BYTES:
-            raise ReaderExited(
-                f"the reader process sent a line of {len(self._pending)} bytes, the limit is {MAX_LINE_BYTES}"
-            )
+            size = f"{len(self._pending)} bytes, the limit is {MAX_LINE_BYTES}"
+            raise ReaderExited(f"the reader process sent a line of {size}")
         try:
             return [json.loads(line) for line in lines]
         except ValueError as error:

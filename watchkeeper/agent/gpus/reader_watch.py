@@ -153,9 +153,8 @@ class ReaderWatch:
             self._lost_faults.pop(gpu.uuid or "", None)
         elif gpu.lost_fault is None:
             evidence = f"{lost} reports {gpu.name} as lost (NVML_ERROR_GPU_IS_LOST)"
-            gpu.lost_fault = self._lost_faults[gpu.uuid or ""] = ReaderFault(
-                "gpu_fell_off_bus", now, evidence, index, gpu.uuid
-            )
+            gpu.lost_fault = ReaderFault("gpu_fell_off_bus", now, evidence, index, gpu.uuid)
+            self._lost_faults[gpu.uuid or ""] = gpu.lost_fault
         if now - gpu.suspected_at > self.limits.max_pause_seconds:
             gpu.pause_seconds = 0.0
         self._update_missing(now)
@@ -264,18 +263,16 @@ class ReaderWatch:
         before = self._node_fault
         self._node_fault = fault if before is None or before.cause != fault.cause else before
         self._opened_at = self._starting_since = None
-        self._start_pause_seconds = min(
-            max(2 * self._start_pause_seconds, self.limits.interval_seconds), self.limits.max_pause_seconds
-        )
-        self._start_at = now + min(self._start_pause_seconds, 30 * self.limits.interval_seconds)
+        interval = self.limits.interval_seconds
+        self._start_pause_seconds = min(max(2 * self._start_pause_seconds, interval), self.limits.max_pause_seconds)
+        self._start_at = now + min(self._start_pause_seconds, 30 * interval)
 
     def _mark_suspect(self, index: int, cause: str, *, now: float, evidence: str) -> None:
         gpu = self._gpus[index]
         since = now if gpu.suspect_fault is None else gpu.suspect_fault.since
         gpu.suspect_fault = ReaderFault(cause, since, evidence, index, gpu.uuid)
-        gpu.pause_seconds = min(
-            max(2 * gpu.pause_seconds, self.limits.first_pause_seconds), self.limits.max_pause_seconds
-        )
+        pause_seconds = max(2 * gpu.pause_seconds, self.limits.first_pause_seconds)
+        gpu.pause_seconds = min(pause_seconds, self.limits.max_pause_seconds)
         gpu.suspected_at = now
 
     def _update_missing(self, now: float) -> None:
@@ -292,6 +289,5 @@ class ReaderWatch:
                 if lost_fault is None:
                     self._missing_faults[uuid] = ReaderFault("gpu_missing", now, evidence, None, uuid)
                 else:
-                    self._missing_faults[uuid] = replace(
-                        lost_fault, evidence=f"{lost_fault.evidence}; {evidence}", index=None
-                    )
+                    evidence = f"{lost_fault.evidence}; {evidence}"
+                    self._missing_faults[uuid] = replace(lost_fault, evidence=evidence, index=None)

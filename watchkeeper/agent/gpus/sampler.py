@@ -251,12 +251,11 @@ class Sampler:
             self._record_answer(self._answers[0], cadences, requested_at=requested_at, now=now)
         elif not self._is_stopping:
             call = reader.current_call()
-            log.warning(
-                "driver call hung", extra=logs.fields(call=call, gpu=index, waited_seconds=round(now - requested_at, 1))
-            )
+            waited = now - requested_at
+            log.warning("driver call hung", extra=logs.fields(call=call, gpu=index, waited_seconds=round(waited, 1)))
             self._drop_reader()
             with self._lock:
-                self._watch.record_hung(index, call, waited_seconds=now - requested_at, now=now)
+                self._watch.record_hung(index, call, waited_seconds=waited, now=now)
 
     def _record_answer(
         self, answer: Mapping[str, Any], cadences: list[families.Cadence], *, requested_at: float, now: float
@@ -267,17 +266,15 @@ class Sampler:
                 self._watch.record_refused(index, answer["refused"], now)
                 self._samples_by_index.pop(index, None)
                 return
-            self._watch.record_answered(
-                index, now=now, duration_seconds=now - requested_at, identity=identity, lost=lost
-            )
+            duration = now - requested_at
+            self._watch.record_answered(index, now=now, duration_seconds=duration, identity=identity, lost=lost)
         before = self._samples_by_index.get(index)
         if identity is not None and (before is None or before.identity["uuid"] != identity["uuid"]):
             before = GpuSample(index, identity, {}, {}, last_xid=0 if answer.get("events") else None)
         if before is None:
             return
-        after = self._samples_by_index[index] = self._merger.merge(
-            before, answer, cadences=cadences, read_at=requested_at
-        )
+        after = self._merger.merge(before, answer, cadences=cadences, read_at=requested_at)
+        self._samples_by_index[index] = after
         for call, error in after.errors.keys() - before.errors.keys():
             log.warning("driver call failed", extra=logs.fields(gpu=after.identity["uuid"], call=call, error=error))
 
@@ -387,9 +384,8 @@ class Sampler:
             index = self._watch.next_suspect(now) if self._probe is None else None
         if index is not None:
             try:
-                self._probe = SuspectProbe(
-                    self._spawn_reader(events=False), index, now + self._settings.limits.start_seconds
-                )
+                deadline = now + self._settings.limits.start_seconds
+                self._probe = SuspectProbe(self._spawn_reader(events=False), index, deadline)
             except ReaderExited as error:
                 log.warning("suspect gpu not probed", extra=logs.fields(gpu=index, problem=str(error)))
 

@@ -41,10 +41,9 @@ def follow(settings: KernelLogSettings, *, time: clock.Clock) -> AsyncGenerator[
     node, boot, needles = settings.node, settings.boot, settings.needles
     if settings.source == JOURNALD:
         position = settings.position.for_source(journal_follow.SOURCE)
-        directory = _find_journal(settings.root)
-        journal = journal_follow.JournalSource(
-            node, boot, position, None if settings.root == Path("/") else directory, needles
-        )
+        directory: Path | None = _find_journal(settings.root)
+        directory = None if settings.root == Path("/") else directory
+        journal = journal_follow.JournalSource(node, boot, position, directory, needles)
         return journal_follow.follow_journal(journal, time=time)
     if settings.source == KMSG:
         position = settings.position.for_source(kernel_follow.SOURCE)

@@ -101,9 +101,8 @@ def _describe_processes(roots: node_facts.Roots, context_pids: set[int], files: 
     daemons = {pid for pid in opened if proc_programs.name(roots.proc, pid) == PERSISTENCE_DAEMON[:15]}
     users = proc_programs.read_users(roots.root / "etc/passwd")
     finder = ProgramWorkloads(roots.proc, roots.root)
-    return [
-        _describe_process(roots, pid, finder=finder, users=users) for pid in sorted(context_pids | opened - daemons)
-    ]
+    pids = sorted(context_pids | opened - daemons)
+    return [_describe_process(roots, pid, finder=finder, users=users) for pid in pids]
 
 
 def _list_open_files(roots: node_facts.Roots, pid: int) -> set[str]:

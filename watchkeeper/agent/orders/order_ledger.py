@@ -109,9 +109,8 @@ class OrderLedger:
             self._write(self._unexpired(now))
 
     def _unexpired(self, now: datetime) -> dict[str, LedgerEntry]:
-        return {
-            id: entry for id, entry in self._content.entries.items() if now <= entry.expires_at + KEPT_BEYOND_EXPIRY
-        }
+        oldest = now - KEPT_BEYOND_EXPIRY
+        return {id: entry for id, entry in self._content.entries.items() if entry.expires_at >= oldest}
 
     def _receipt_path(self, id: str) -> Path:
         # The id comes from another machine and must not be used as a file name.

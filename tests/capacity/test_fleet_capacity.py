@@ -17,8 +17,8 @@ H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
 
 def test_eight_free_gpus_on_eight_nodes_start_no_job_of_eight() -> None:
     found = fleet_capacity.summarise_capacity([NodeCapacity(f"n{at}", 8, 7) for at in range(8)])
-    assert (found.free_gpus, found.held_gpus, found.stranded_share) == (8, 56, 1.0)
-    assert [(room.gpus, room.jobs, room.stranded_gpus) for room in found.rooms] == [
+    assert (found.free_gpus, found.allocated_gpus, found.stranded_share) == (8, 56, 1.0)
+    assert [(room.gpus, room.jobs, room.stranded_gpus) for room in found.shapes] == [
         (1, 8, 0),
         (2, 0, 8),
         (4, 0, 8),
@@ -36,7 +36,7 @@ def test_a_node_out_of_service_has_nothing_free_and_is_named() -> None:
 
 def test_a_gpu_that_a_scheduler_cannot_give_is_out_of_service_and_not_gone() -> None:
     found = fleet_capacity.summarise_capacity([NodeCapacity("n1", 8, 5, lost=1), NodeCapacity("n2", 8, 8)])
-    assert (found.gpus, found.in_service_gpus, found.held_gpus, found.free_gpus) == (16, 15, 13, 2)
+    assert (found.gpus, found.in_service_gpus, found.allocated_gpus, found.free_gpus) == (16, 15, 13, 2)
     assert found.out_of_service == (("n1", 1, fleet_capacity.LOST),)
 
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the nouns: any value that a type allows, built from its own hints."""
+"""Hypothesis strategies for the model: any value that a type allows, built from its type hints."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def silences_made() -> st.SearchStrategy[silences.Silence]:
 
 def orders_given() -> st.SearchStrategy[orders.Order]:
     """With names that can be seen, and a life that ends."""
-    seen = st.text("abcé-0", min_size=1, max_size=12)
+    names = st.text("abcé-0", min_size=1, max_size=12)
     start = datetime(2026, 1, 31, 9, tzinfo=UTC)
     return st.builds(
         orders.Order,
         id=st.text("WO-1/", min_size=1, max_size=12).map(orders.OrderId),
-        cluster=seen,
-        node=seen,
+        cluster=names,
+        node=names,
         kind=words,
         issued_at=st.just(start),
         expires_at=st.integers(1, 86_400).map(lambda seconds: start + timedelta(seconds=seconds)),

@@ -35,15 +35,17 @@ def test_order_and_repetition_of_events_do_not_matter(events: list[Event], rule:
 
 
 @given(few_events, clear_rules, st.integers(0, 700))
-def test_what_has_not_happened_yet_changes_nothing(events: list[Event], rule: ClearRule, second: int) -> None:
+def test_future_events_change_nothing(events: list[Event], rule: ClearRule, second: int) -> None:
     now = NINE + timedelta(seconds=second)
-    assert fold_conditions(events, rule, now) == fold_conditions([one for one in events if one.at <= now], rule, now)
+    assert fold_conditions(events, rule, now) == fold_conditions(
+        [event for event in events if event.at <= now], rule, now
+    )
 
 
 @given(few_events, clear_rules)
-def test_a_condition_tells_the_truth_about_its_events(events: list[Event], rule: ClearRule) -> None:
+def test_a_condition_matches_its_events(events: list[Event], rule: ClearRule) -> None:
     for key, condition in fold_conditions(events, rule, END).items():
-        own = [one.at for one in events if condition_key(one) == key]
+        own = [event.at for event in events if condition_key(event) == key]
         assert condition.since in own
         assert condition.last == max(own)
         assert 1 <= condition.count <= len(own)
@@ -64,12 +66,12 @@ def test_a_condition_clears_at_the_end_of_the_quiet_time_and_not_when_someone_lo
     assert (condition.cleared_at, condition.cleared_why) == (NINE + timedelta(seconds=60), "quiet for 60 s")
 
 
-def test_a_condition_that_comes_back_after_clearing_starts_anew() -> None:
+def test_a_condition_that_returns_after_clearing_starts_again() -> None:
     condition = only([event(0), event(100)], ClearRule(quiet_seconds=60), 110)
     assert (condition.count, condition.since, condition.is_open) == (1, NINE + timedelta(seconds=100), True)
 
 
-def test_a_boot_of_the_node_clears_what_its_gpus_had() -> None:
+def test_a_boot_of_the_node_clears_conditions_of_its_gpus() -> None:
     rule = ClearRule(cleared_by=frozenset({EventKind.NODE_BOOT}))
     condition = only([event(0), event(20, EventKind.NODE_BOOT, place=NODE)], rule, 30)
     assert condition.cleared_why == "node_boot node_boot-20"

@@ -1,4 +1,4 @@
-"""What people type to name GPUs, and which GPUs they mean."""
+"""GPU selectors that users write, and the GPUs that they match."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_spelling_names_its_gpu(texts: list[str], indices: list[int]) -> N
     assert meant(*texts) == indices
 
 
-def test_a_slice_is_named_by_its_own_uuid_wherever_it_lies() -> None:
+def test_a_mig_instance_is_selected_by_its_uuid_on_any_gpu() -> None:
     cut = SelectableGpu(1, "GPU-1", None, {"MIG-8A11": 3, "MIG-8b22": 4})
     chosen = parse_selection(["MIG-8a"])
     assert (chosen.includes(cut), chosen.slices(cut), chosen.includes(GPUS[0])) == (True, frozenset({3}), False)
@@ -45,12 +45,12 @@ def test_a_slice_is_named_by_its_own_uuid_wherever_it_lies() -> None:
     assert parse_selection(["MIG-8a,1"]).slices(cut) is None
 
 
-def test_slices_are_kept_apart_from_whole_gpus() -> None:
+def test_mig_instances_are_distinguished_from_whole_gpus() -> None:
     chosen = parse_selection(["0/1,0/2,3,3/1"])
     assert [chosen.slices(GPUS[index]) for index in (0, 3, 4)] == [frozenset({1, 2}), None, None]
 
 
-def test_words_that_name_nothing_are_said() -> None:
+def test_selectors_that_match_nothing_are_listed() -> None:
     assert parse_selection(["0,9,GPU-f,11:00.0"]).unmatched_texts(GPUS) == ["9", "GPU-f"]
 
 
@@ -69,7 +69,7 @@ def test_words_that_name_nothing_are_said() -> None:
         ("0-1023,0-5", "the limit is 1024"),
     ],
 )
-def test_what_is_no_gpu_is_refused_with_what_would_be_one(text: str, words: str) -> None:
+def test_an_invalid_selector_is_refused_with_the_valid_forms(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_selection([text])
 

@@ -37,25 +37,25 @@ def test_a_sum_is_the_same_both_ways_and_loses_nothing(two: tuple[Histogram, His
 
 
 @given(pairs)
-def test_taking_away_what_was_added_leaves_the_same_count_and_sum(two: tuple[Histogram, Histogram]) -> None:
+def test_subtracting_an_added_histogram_gives_the_same_count_and_sum(two: tuple[Histogram, Histogram]) -> None:
     back = subtract_histograms(sum_histograms(two).histogram, two[1]).histogram
     assert (back.count, back.sum) == (two[0].count, two[0].sum)
     assert all(bucket.population >= 0 for bucket in back.buckets())
 
 
 @given(pairs)
-def test_a_counter_that_only_grows_was_not_reset(two: tuple[Histogram, Histogram]) -> None:
+def test_a_counter_that_only_increases_was_not_reset(two: tuple[Histogram, Histogram]) -> None:
     grown = sum_histograms(two).histogram
     assert not grown.is_reset_after(two[0])
     assert two[0].is_reset_after(grown) or two[1].count == 0
 
 
 @given(native.exponential(), st.integers(0, 6))
-def test_coarser_buckets_hold_as_much_and_begin_no_later(histogram: Histogram, steps: int) -> None:
+def test_coarser_buckets_contain_as_much_and_begin_no_later(histogram: Histogram, steps: int) -> None:
     coarse = histogram.coarsened(histogram.schema - steps)
     assert populated(coarse) == populated(histogram)
     assert len(coarse.positive) <= len(histogram.positive)
-    reach = [[bucket.upper for bucket in one.buckets() if bucket.population] for one in (histogram, coarse)]
+    reach = [[bucket.upper for bucket in scaled.buckets() if bucket.population] for scaled in (histogram, coarse)]
     assert max(reach[1], default=0.0) >= max(reach[0], default=0.0)
 
 
@@ -92,12 +92,12 @@ def test_exponential_and_custom_buckets_have_no_sum() -> None:
         sum_histograms([SCHEMA_ZERO, Histogram(CUSTOM, bounds=(1.0,))])
 
 
-def test_custom_bounds_in_common_are_used_and_it_is_said() -> None:
+def test_common_custom_bounds_are_used_and_reported() -> None:
     narrow = Histogram(CUSTOM, 3.0, 9.0, bounds=(2.0, 4.0), positive=((0, 1.0), (1, 1.0), (2, 1.0)))
     wide = Histogram(CUSTOM, 1.0, 3.0, bounds=(4.0,), positive=((0, 1.0),))
-    found = sum_histograms([narrow, wide])
-    assert found.is_reconciled
-    assert (found.histogram.bounds, found.histogram.positive) == ((4.0,), ((0, 3.0), (1, 1.0)))
+    total = sum_histograms([narrow, wide])
+    assert total.is_reconciled
+    assert (total.histogram.bounds, total.histogram.positive) == ((4.0,), ((0, 3.0), (1, 1.0)))
 
 
 @given(native.histograms, st.sampled_from([0.5, 2.0, -1.0]))
@@ -113,8 +113,8 @@ def test_an_average_survives_a_sum_that_no_float_holds() -> None:
 
 
 def test_divided_by_zero_only_count_and_sum_are_left() -> None:
-    found = SCHEMA_ZERO.divided(0.0)
-    assert (found.count, found.sum, found.positive) == (math.inf, math.inf, ())
+    divided = SCHEMA_ZERO.divided(0.0)
+    assert (divided.count, divided.sum, divided.positive) == (math.inf, math.inf, ())
 
 
 @given(native.histograms)

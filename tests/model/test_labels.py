@@ -36,11 +36,11 @@ def test_having_sets_one_label_and_leaves_the_others(labels: Labels, name: str, 
 
 
 @given(label_sets, label_sets)
-def test_equal_sets_hash_alike_and_sets_have_a_total_order(one: Labels, other: Labels) -> None:
-    assert (one == other) == (dict(one) == dict(other))
-    assert (one < other) + (other < one) + (one == other) == 1
-    if one == other:
-        assert hash(one) == hash(other)
+def test_equal_sets_hash_alike_and_sets_have_a_total_order(first: Labels, other: Labels) -> None:
+    assert (first == other) == (dict(first) == dict(other))
+    assert (first < other) + (other < first) + (first == other) == 1
+    if first == other:
+        assert hash(first) == hash(other)
 
 
 @given(label_sets, st.sets(words))

@@ -23,12 +23,12 @@ State = TypeVar("State")
 
 
 def reachable(moves: Mapping[State, frozenset[State]], start: State) -> set[State]:
-    seen, waiting = {start}, [start]
+    reached, waiting = {start}, [start]
     while waiting:
-        fresh = moves[waiting.pop()] - seen
-        seen |= fresh
+        fresh = moves[waiting.pop()] - reached
+        reached |= fresh
         waiting += fresh
-    return seen
+    return reached
 
 
 def test_every_state_of_an_incident_is_reachable_from_open() -> None:
@@ -51,7 +51,7 @@ def test_an_incident_moves_legally_or_refuses_and_stays(incident: Incident, step
 
 
 @given(st.permutations(list(Severity)))
-def test_severities_rank_from_keep_in_mind_to_wake_someone(severities: list[Severity]) -> None:
+def test_severities_rank_from_info_to_critical(severities: list[Severity]) -> None:
     assert sorted(severities, key=lambda severity: severity.rank) == [
         Severity.INFO,
         Severity.WARNING,
@@ -60,7 +60,7 @@ def test_severities_rank_from_keep_in_mind_to_wake_someone(severities: list[Seve
 
 
 @pytest.mark.parametrize(("text", "severity"), [("critical", "critical"), ("page", "warning"), ("", "warning")])
-def test_an_alert_of_someone_elses_rule_without_our_severity_is_a_warning(text: str, severity: str) -> None:
+def test_an_alert_without_a_valid_severity_is_a_warning(text: str, severity: str) -> None:
     alert = alerts.Alert(Labels({"alertname": "Odd", "severity": text}), alerts.AlertState.FIRING, NINE, 1.0)
     assert (alert.name, alert.severity) == ("Odd", severity)
 
@@ -76,11 +76,13 @@ def test_an_action_marks_the_machine_with_its_incident_and_id() -> None:
 def test_ranking_is_best_first_and_does_not_depend_on_the_order_of_arrival(
     drawn: list[tuple[str, float]], random: object
 ) -> None:
-    found = [diagnosis.Finding(cause, sure, Place("main"), "", "", ()) for cause, sure in drawn]
-    ranked = diagnosis.rank_findings(tuple(found))
-    random.shuffle(found)  # type: ignore[attr-defined]
-    assert diagnosis.rank_findings(tuple(found)) == ranked
-    assert [one.confidence for one in ranked] == sorted((one.confidence for one in found), reverse=True)
+    findings = [diagnosis.Finding(cause, sure, Place("main"), "", "", ()) for cause, sure in drawn]
+    ranked = diagnosis.rank_findings(tuple(findings))
+    random.shuffle(findings)  # type: ignore[attr-defined]
+    assert diagnosis.rank_findings(tuple(findings)) == ranked
+    assert [finding.confidence for finding in ranked] == sorted(
+        (finding.confidence for finding in findings), reverse=True
+    )
 
 
 @pytest.mark.parametrize("confidence", [-0.1, 1.1, float("nan")])

@@ -37,20 +37,20 @@ def test_any_other_character_anywhere_breaks_the_seal(place: int, other: str) ->
 
 
 @given(st.text())
-def test_no_made_up_seal_is_taken(seal: str) -> None:
+def test_no_invented_seal_is_accepted(seal: str) -> None:
     envelope = orders.seal(ORDER, KEY)
     assert not orders.is_sealed(replace(envelope, seal=seal), KEY, purpose=orders.SealPurpose.ORDER)
 
 
 @pytest.mark.parametrize(("cluster", "node"), [("main", "n2"), ("other", "n1"), ('main","n1', "")])
-def test_the_key_of_another_node_opens_nothing(cluster: str, node: str) -> None:
+def test_the_key_of_another_node_is_refused(cluster: str, node: str) -> None:
     other = orders.node_key(b"k" * 32, cluster, node)
     assert not orders.is_sealed(orders.seal(ORDER, KEY), other, purpose=orders.SealPurpose.ORDER)
 
 
 @given(st.tuples(st.text(), st.text()), st.tuples(st.text(), st.text()))
-def test_no_two_nodes_share_a_key(one: tuple[str, str], other: tuple[str, str]) -> None:
-    assert (orders.node_key(b"k" * 32, *one) == orders.node_key(b"k" * 32, *other)) == (one == other)
+def test_no_two_nodes_share_a_key(first: tuple[str, str], other: tuple[str, str]) -> None:
+    assert (orders.node_key(b"k" * 32, *first) == orders.node_key(b"k" * 32, *other)) == (first == other)
 
 
 def test_an_order_does_not_pass_for_a_receipt() -> None:
@@ -65,7 +65,7 @@ def test_an_order_does_not_pass_for_a_receipt() -> None:
         ({"id": "x" * 101}, "it has 101"),
         ({"node": ""}, "1 to 253 visible"),
         ({"cluster": "a b"}, "visible characters, this one has 3"),
-        ({"expires_at": NOON}, "it is valid for 0:00:00"),
+        ({"expires_at": NOON}, "the lifetime is 0:00:00"),
         ({"expires_at": NOON + timedelta(hours=25)}, "the limit is 1 day"),
         ({"arguments": {str(n): "" for n in range(17)}}, "17 arguments, the limit is 16"),
         ({"arguments": {"by": "x" * 257}}, "257 characters, the limit is 256"),

@@ -1,4 +1,4 @@
-"""Places: names of what can break, and which lies inside which."""
+"""Places: their names, and which place is inside which."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def test_a_printed_place_is_read_back(place: fleet.Place) -> None:
 
 
 @given(places(), places(), places())
-def test_enclosing_is_a_partial_order(one: fleet.Place, other: fleet.Place, third: fleet.Place) -> None:
-    assert one.encloses(one)
-    if one.encloses(other) and other.encloses(one):
-        assert one == other
-    if one.encloses(other) and other.encloses(third):
-        assert one.encloses(third)
+def test_enclosing_is_a_partial_order(first: fleet.Place, other: fleet.Place, third: fleet.Place) -> None:
+    assert first.encloses(first)
+    if first.encloses(other) and other.encloses(first):
+        assert first == other
+    if first.encloses(other) and other.encloses(third):
+        assert first.encloses(third)
 
 
 @given(places())
-def test_every_place_lies_in_its_cluster_and_in_its_parents(place: fleet.Place) -> None:
+def test_every_place_is_inside_its_cluster_and_its_parents(place: fleet.Place) -> None:
     assert fleet.Place(place.cluster).encloses(place)
     if place.parent is not None:
         assert place.parent.encloses(place)
@@ -63,7 +63,7 @@ def test_a_part_given_twice_is_refused() -> None:
         fleet.Place.parse("main/node=a/node=b")
 
 
-def test_a_node_lies_in_each_of_its_failure_domains() -> None:
+def test_a_node_is_inside_each_of_its_failure_domains() -> None:
     node = fleet.Node("main", "n1", domains={"rack": "r12", "leaf": "leaf-01"})
     assert [str(place) for place in node.failure_domains()] == ["main/domain=leaf%3Dleaf-01", "main/domain=rack%3Dr12"]
 

@@ -16,6 +16,6 @@ def test_the_stale_marker_is_a_nan_that_is_recognised() -> None:
 
 
 @given(st.floats(allow_nan=True))
-def test_no_ordinary_value_is_taken_for_the_stale_marker(value: float) -> None:
+def test_no_ordinary_value_equals_the_stale_marker(value: float) -> None:
     assert not is_stale(value)
     assert not is_stale(float("nan"))

@@ -1,4 +1,4 @@
-"""Every noun that crosses a wire comes back as the same value."""
+"""Every model value that is sent as JSON is read back as the same value."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TRAVEL_OTHERWISE = {alerts.Alert, exemplars.Exemplar, histograms.HistogramSample
 
 def nouns() -> list[type]:
     modules = [
-        importlib.import_module(f"watchkeeper.model.{found.name}")
-        for found in pkgutil.iter_modules(watchkeeper.model.__path__)
+        importlib.import_module(f"watchkeeper.model.{module.name}")
+        for module in pkgutil.iter_modules(watchkeeper.model.__path__)
     ]
     return [
         value
@@ -36,12 +36,12 @@ def nouns() -> list[type]:
 @pytest.mark.parametrize("kind", [kind for kind in nouns() if kind not in TRAVEL_OTHERWISE], ids=lambda k: k.__name__)
 @examples(20)
 @given(draw=st.data())
-def test_a_noun_survives_the_wire(kind: type, draw: st.DataObject) -> None:
+def test_a_value_survives_the_wire(kind: type, draw: st.DataObject) -> None:
     value = draw.draw(strategies.any_of(kind))
     assert wire.loads(kind, wire.dumps(value)) == value
 
 
 @pytest.mark.parametrize("kind", nouns(), ids=lambda kind: kind.__name__)
-def test_a_noun_is_frozen_and_has_slots(kind: type) -> None:
+def test_a_model_class_is_frozen_and_has_slots(kind: type) -> None:
     assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert "__slots__" in vars(kind)

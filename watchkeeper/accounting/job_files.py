@@ -241,8 +241,8 @@ def _gpus(named: Mapping[str, str], model: str) -> dict[str, float]:
     # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):
         gpus = milli / 1000
-    if gpus is not None and not 0 <= gpus <= fleet.MOST_GPUS:
-        raise ValueError(f"{gpus:g} GPUs; between 0 and {fleet.MOST_GPUS:,} are possible")
+    if gpus is not None and not 0 <= gpus <= fleet.MAX_GPUS:
+        raise ValueError(f"{gpus:g} GPUs; between 0 and {fleet.MAX_GPUS:,} are possible")
     return {"": gpus} if gpus else {}
 
 

@@ -379,7 +379,7 @@ class Agent:
             settings.cluster,
             settings.node,
             expected_gpus=settings.expected_gpus,
-            gpus=gpus[: fleet.MAX_GPUS_OF_A_NODE],
+            gpus=gpus[: fleet.MAX_GPUS_PER_NODE],
             versions={name: text for name, text in versions.items() if text},
             metrics_port=address.port if is_reachable else None,
             metrics_tls=address.scheme == "https",

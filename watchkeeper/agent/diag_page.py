@@ -43,7 +43,7 @@ class ResultFile:
         """Read the results; empty without a file, CollectError if the file cannot be read or is invalid."""
         try:
             with self.path.open("rb") as file:
-                return wire.loads(diag.LatestResults, file.read(diag.MOST_BYTES))
+                return wire.loads(diag.LatestResults, file.read(diag.MAX_BYTES))
         except FileNotFoundError:
             return diag.LatestResults()
         except OSError as error:
@@ -73,7 +73,7 @@ def render(results: diag.LatestResults, hostname: str, now: datetime) -> str:
 
 
 def _build_rows(results: diag.LatestResults, now: datetime) -> Iterator[page_text.Row]:
-    for entry in results.results[: diag.MOST_KEPT]:
+    for entry in results.results[: diag.MAX_RESULTS]:
         result = entry.result
         if now - entry.at > MAX_AGE or result.verdict not in VERDICT_VALUES:
             continue

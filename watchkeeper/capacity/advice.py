@@ -40,8 +40,8 @@ def advise_on_forecast(demand: Forecast, full: Fullness, need: GpusNeeded) -> li
 def advise_on_capacity(now: FleetCapacity, cuts: Iterable[Repartition]) -> list[ScalingAdvice]:
     """What could be had without a new GPU."""
     found = []
-    if now.rooms:
-        largest = now.rooms[-1]
+    if now.shapes:
+        largest = now.shapes[-1]
         if largest.stranded_gpus >= max(WORTH_MOVING, largest.gpus):
             free = f"{largest.stranded_gpus} of {now.free_gpus} free GPUs"
             found.append(

@@ -249,8 +249,8 @@ def _shape(row: table.TableRow, reading: _JobTableReader) -> GpuRequest | None:
         gpus = milli / WHOLE
     if gpus is None or gpus == 0:
         return None
-    if not 0 < gpus <= fleet.MOST_GPUS:
-        raise ValueError(f"{gpus:g} GPUs; between 0 and {fleet.MOST_GPUS:,} are possible")
+    if not 0 < gpus <= fleet.MAX_GPUS:
+        raise ValueError(f"{gpus:g} GPUs; between 0 and {fleet.MAX_GPUS:,} are possible")
     wanted = round(gpus * WHOLE)
     # A share is of one GPU; `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
     if gpus == 1 and milli is not None and 0 < milli < WHOLE:
@@ -278,7 +278,7 @@ def read_nodes(text: str, *, where: str) -> tuple[tuple[FleetNode, ...], table.P
         name = row.cells[name_column]
         try:
             gpus = table.parse_number(row.cells[gpu_column])
-            if gpus is not None and (gpus != int(gpus) or not 0 <= gpus <= fleet.MOST_GPUS):
+            if gpus is not None and (gpus != int(gpus) or not 0 <= gpus <= fleet.MAX_GPUS):
                 raise ValueError(f"{gpus:g} GPUs cannot be")
         except ValueError as error:
             problems.add("bad number", row.line, str(error))

@@ -6,7 +6,7 @@ of each test, and the agent's page exports it as series. Keys are added, never r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -16,12 +16,12 @@ NO_WORK = "gpu_work"
 # In the agent's state directory.
 FILE = "diag.json"
 # A node of 16 GPUs with every test has under 500 results.
-MOST_KEPT = 2_000
-MOST_BYTES = 4 << 20
+MAX_RESULTS = 2_000
+MAX_BYTES = 4 << 20
 
 
 class DiagVerdict(StrEnum):
-    """From good to bad. `skip` is no verdict about the GPU: the test did not run, and `why` has the reason."""
+    """The verdict of a test, from good to bad. `skip` means that the test did not run, for the reason in `why`."""
 
     PASS = "pass"  # noqa: S105
     SKIP = "skip"
@@ -45,7 +45,7 @@ class TestResult:
     unknown. `facts` are further numbers of the test.
     """
 
-    # pytest must not take it for a class of tests.
+    # pytest must not collect it as a test class.
     __test__ = False
 
     test: str
@@ -106,14 +106,13 @@ class LatestResults:
     results: tuple[LatestResult, ...] = ()
 
 
-def merge_report(kept: LatestResults, report: DiagReport) -> LatestResults:
+def merge_report(previous: LatestResults, report: DiagReport) -> LatestResults:
     """The newest result of each test and GPU; a skipped test keeps the older result and its time."""
-    newest = {(entry.result.test, entry.result.gpu): entry for entry in kept.results}
+    newest = {(entry.result.test, entry.result.gpu): entry for entry in previous.results}
     for result in report.results:
         if result.verdict is not DiagVerdict.SKIP:
             newest[result.test, result.gpu] = LatestResult(report.started_at, result)
-    return LatestResults(tuple(_newest(newest.values())[:MOST_KEPT]))
-
-
-def _newest(entries: Iterable[LatestResult]) -> list[LatestResult]:
-    return sorted(entries, key=lambda entry: (entry.at, entry.result.test, entry.result.gpu or ""), reverse=True)
+    ordered = sorted(
+        newest.values(), key=lambda entry: (entry.at, entry.result.test, entry.result.gpu or ""), reverse=True
+    )
+    return LatestResults(tuple(ordered[:MAX_RESULTS]))

@@ -22,7 +22,7 @@ class Risk(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One observed fact: a kernel line, a series with its value, an API answer. `source` is where it was read."""
+    """One observed fact: a kernel line, a reading, an API response. `source` is where it was read."""
 
     source: str
     text: str
@@ -32,7 +32,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisStep:
-    """The next step for a person; `command` is the exact command, if there is one."""
+    """A next step for a person, with its exact command if there is one."""
 
     do: str
     command: str | None = None
@@ -83,7 +83,7 @@ class Diagnosis:
     at: datetime
     findings: tuple[Finding, ...]
     checked_sources: tuple[str, ...] = field(metadata={"json_key": "looked_at"})
-    # The check that would rule out the second-best finding, if there is one.
+    # How to rule out the next likely cause: "To rule out X, run: …".
     distinguishing_check: str = wire.json_key("tell_apart", default="")
     similar: tuple[SimilarIncident, ...] = wire.json_key("alike", default=())
 

@@ -136,15 +136,15 @@ def fold_conditions(events: Iterable[Event], rule: ClearRule, now: datetime) -> 
             _clear_by(conditions, event)
             continue
         key = condition_key(event)
-        previous = _settle(conditions[key], rule, event.at) if key in conditions else None
+        previous = _clear_if_quiet(conditions[key], rule, event.at) if key in conditions else None
         if previous is None or not previous.is_open:
             conditions[key] = Condition(key, since=event.at, last=event.at, count=1)
         else:
             conditions[key] = Condition(key, since=previous.since, last=event.at, count=previous.count + 1)
-    return {key: _settle(condition, rule, now) for key, condition in conditions.items()}
+    return {key: _clear_if_quiet(condition, rule, now) for key, condition in conditions.items()}
 
 
-def _settle(condition: Condition, rule: ClearRule, now: datetime) -> Condition:
+def _clear_if_quiet(condition: Condition, rule: ClearRule, now: datetime) -> Condition:
     """The condition at `now`: cleared if it has been quiet for long enough."""
     if not condition.is_open or rule.quiet_seconds is None:
         return condition

@@ -150,40 +150,40 @@ class FabricTopology:
         return sorted(name for name, count in self._names.items() if count > 1)
 
     def is_leaf(self, guid: str) -> bool:
-        return guid in self._leaves
+        return guid in self._leaf_guids
 
     @cached_property
-    def _leaves(self) -> frozenset[str]:
+    def _leaf_guids(self) -> frozenset[str]:
         """Switches with a host attached."""
-        return frozenset(port.guid for port in self.fabric.ports if self._class(port) == "host link")
+        return frozenset(port.guid for port in self.fabric.ports if self._link_type(port) == "host link")
 
-    def _class(self, port: FabricPort) -> str:
-        here, there = self.devices.get(port.guid), self.devices.get(port.peer_guid or "")
-        if here is None or there is None or here.kind is not FabricDeviceKind.SWITCH:
+    def _link_type(self, port: FabricPort) -> str:
+        device, peer = self.devices.get(port.guid), self.devices.get(port.peer_guid or "")
+        if device is None or peer is None or device.kind is not FabricDeviceKind.SWITCH:
             return ""
-        return "host link" if there.kind is FabricDeviceKind.HOST else "trunk"
+        return "host link" if peer.kind is FabricDeviceKind.HOST else "trunk"
 
     @cached_property
     def slow_ports(self) -> frozenset[PortKey]:
         """Switch ports below the rate that most ports of the same switch with the same use have."""
         groups: dict[tuple[str, str], list[FabricPort]] = defaultdict(list)
         for port in self.fabric.ports:
-            if port.gbps is not None and port.is_up and self._class(port):
-                groups[port.guid, self._class(port)].append(port)
+            if port.gbps is not None and port.is_up and self._link_type(port):
+                groups[port.guid, self._link_type(port)].append(port)
         slow: set[PortKey] = set()
         for group in groups.values():
             rates = Counter(port.gbps or 0.0 for port in group)
-            usual, ports = rates.most_common(1)[0]
-            if ports >= MIN_PEERS:
-                slow.update(port.key for port in group if (port.gbps or 0.0) < usual)
+            usual_gbps, port_count = rates.most_common(1)[0]
+            if port_count >= MIN_PEERS:
+                slow.update(port.key for port in group if (port.gbps or 0.0) < usual_gbps)
         return frozenset(slow)
 
     def links(self) -> Iterator[tuple[FabricPort, FabricPort]]:
         """Each cable once, the end with the smaller key first."""
         for port in self.fabric.ports:
-            there = self.ports.get(port.peer) if port.peer is not None else None
-            if there is not None and port.key < there.key:
-                yield port, there
+            peer = self.ports.get(port.peer) if port.peer is not None else None
+            if peer is not None and port.key < peer.key:
+                yield port, peer
 
     def host_links(self) -> list[HostLink]:
         """The ports of all hosts that have a name, in the order of node, adapter and port."""
@@ -192,8 +192,8 @@ class FabricTopology:
             device = self.devices.get(port.guid)
             if device is None or device.node is None:
                 continue
-            there = self.devices.get(port.peer_guid or "")
-            is_switch = there is not None and there.kind is FabricDeviceKind.SWITCH
+            peer = self.devices.get(port.peer_guid or "")
+            is_switch = peer is not None and peer.kind is FabricDeviceKind.SWITCH
             switch = self.device_name(port.peer_guid or "") if is_switch else None
             is_slow = port.peer in self.slow_ports
             host_links.append(HostLink(device.node, device.adapter, port, switch, port.peer_port, is_slow))

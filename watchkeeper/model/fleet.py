@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import quote, unquote
 
 # Far above any fleet or job: a larger number in a table or an option is a mistake.
-MOST_GPUS = 1_000_000
+MAX_GPUS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """What can break, from a whole cluster down to a MIG slice or a port.
+    """What can break, from a whole cluster down to a MIG instance or a port.
 
     `domain` names a failure domain such as `rack=r12`; a place has a domain or a node, not both.
     """
@@ -32,21 +32,21 @@ class Place:
         if not self.cluster:
             raise ValueError("a place needs a cluster")
         if self.node is None and (self.gpu or self.slice or self.port):
-            raise ValueError("a GPU, slice or port needs its node")
+            raise ValueError("a GPU, MIG instance or port needs its node")
         if self.node is not None and self.domain is not None:
             raise ValueError("a place has a node or a domain, not both")
         if self.slice is not None and self.gpu is None:
-            raise ValueError("a slice needs its GPU")
+            raise ValueError("a MIG instance needs its GPU")
         if self.gpu is not None and self.port is not None:
             raise ValueError("a place has a GPU or a port, not both")
 
     def is_named_in(self, title: str) -> bool:
-        """True for a title that was written before the GPU's index was known."""
+        """Whether a title contains the UUID of this GPU, because its index was not known yet."""
         return self.gpu is not None and self.gpu in title
 
     @property
     def whole_node(self) -> Place:
-        """The node that this place is or lies in; a domain or a cluster stays itself."""
+        """The node of this place; a domain or a cluster is returned unchanged."""
         return Place(self.cluster, node=self.node, domain=self.domain)
 
     @property
@@ -61,7 +61,7 @@ class Place:
         return None
 
     def encloses(self, other: Place) -> bool:
-        """True when `other` is this place or lies inside it; domains need the inventory, see `Node.enclosing`."""
+        """Whether `other` is this place or inside it; for domains see `Node.failure_domains`."""
         inner: Place | None = other
         while inner is not None:
             if inner == self:
@@ -88,11 +88,11 @@ class Place:
     @classmethod
     def parse(cls, text: str) -> Place:
         cluster, *parts = text.split("/")
-        named = dict(part.split("=", 1) for part in parts if "=" in part)
-        if len(named) != len(parts):
+        fields = dict(part.split("=", 1) for part in parts if "=" in part)
+        if len(fields) != len(parts):
             raise ValueError(f"`{text}` is not a place such as main/node=n1/gpu=GPU-1")
         try:
-            return cls(unquote(cluster), **{name: unquote(value) for name, value in named.items()})
+            return cls(unquote(cluster), **{name: unquote(value) for name, value in fields.items()})
         except TypeError as error:
             raise ValueError(f"`{text}` is not a place: {error}") from error
 
@@ -109,7 +109,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine of the fleet, as the inventory expects it. `expected_gpus` None means unknown."""
+    """A node of the fleet, as the inventory expects it; `expected_gpus` is None if unknown."""
 
     cluster: str
     name: str
@@ -124,7 +124,7 @@ class Node:
         return Place(self.cluster, node=self.name)
 
     def failure_domains(self) -> tuple[Place, ...]:
-        """The failure domains this node lies in, for example its rack and its leaf switch."""
+        """The failure domains of this node, for example its rack and its leaf switch."""
         return tuple(Place(self.cluster, domain=f"{kind}={name}") for kind, name in sorted(self.domains.items()))
 
 
@@ -174,8 +174,8 @@ def holder_from_labels(labels: Mapping[str, str]) -> str | None:
     return None
 
 
-# The largest machine has 16 GPUs; a faulty registration must not fill the hub.
-MAX_GPUS_OF_A_NODE = 128
+# The largest node has 16 GPUs; a faulty registration must not fill the memory of the hub.
+MAX_GPUS_PER_NODE = 128
 
 
 @dataclass(frozen=True, slots=True)

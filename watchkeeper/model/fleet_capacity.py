@@ -1,11 +1,11 @@
 """The fleet's capacity now, in GPUs: free, allocated, and free but too fragmented for jobs of a size.
 
-`capacity.standing` counts it, `client.typed` reads it back.
+`capacity.fleet_capacity` counts it, `client.typed` reads it back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class FleetCapacity:
 
     gpus: int
     in_service_gpus: int
-    held_gpus: int
+    allocated_gpus: int = field(metadata={"json_key": "held_gpus"})
     free_gpus: int
-    rooms: tuple[ShapeCapacity, ...]
+    shapes: tuple[ShapeCapacity, ...] = field(metadata={"json_key": "rooms"})
     stranded_share: float | None
     out_of_service: tuple[tuple[str, int, str], ...]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from watchkeeper.model.fleet import normalise_pci
 
 # Larger than the largest machine; a range such as 0-99999999 is a mistake.
-MOST_GPUS = 1024
+MAX_GPUS = 1024
 RANGE = re.compile(r"(\d{1,4})-(\d{1,4})\Z", re.ASCII)
 # `0/1`, and as CUDA wrote it before R470 `MIG-GPU-8a…/1/0`: GPU, instance, and perhaps compute instance.
 SLICE = re.compile(r"(?:MIG-)?(?P<gpu>\d{1,4}|GPU-[0-9a-fA-F-]+)/(?P<slice>\d{1,3})(?:/\d{1,3})?\Z", re.ASCII)
@@ -26,7 +26,7 @@ MIG_UUID = re.compile(r"MIG-[0-9a-fA-F-]{1,36}\Z")
 
 @dataclass(frozen=True, slots=True)
 class SelectableGpu:
-    """A GPU that can be selected; what is unknown is None. `slices` maps each MIG UUID to its instance number."""
+    """A GPU that can be selected; unknown values are None. `slices` maps each MIG UUID to its instance number."""
 
     index: int | None
     uuid: str | None
@@ -67,7 +67,7 @@ class GpuSelector:
 
 @dataclass(frozen=True, slots=True)
 class GpuSelection:
-    """The chosen GPUs of this node."""
+    """The selected GPUs of a node."""
 
     selectors: tuple[GpuSelector, ...]
 
@@ -91,8 +91,8 @@ def parse_selection(texts: Iterable[str]) -> GpuSelection:
     for text in (part.strip() for item in texts for part in item.split(",")):
         if text:
             selectors += _parse_selector(text)
-        if len(selectors) > MOST_GPUS:
-            raise ValueError(f"{len(selectors)} GPUs or more, the limit is {MOST_GPUS}")
+        if len(selectors) > MAX_GPUS:
+            raise ValueError(f"{len(selectors)} GPUs or more, the limit is {MAX_GPUS}")
     if not selectors:
         raise ValueError(f"no GPU selected; write {SELECTOR_FORMS}")
     return GpuSelection(tuple(selectors))
@@ -103,8 +103,8 @@ def _parse_selector(text: str) -> list[GpuSelector]:
         first, last = int(match[1]), int(match[2])
         if first > last:
             raise ValueError(f"`{text}` is reversed; write {last}-{first}")
-        if last >= MOST_GPUS:
-            raise ValueError(f"`{text}` ends at {last}, the highest index is {MOST_GPUS - 1}")
+        if last >= MAX_GPUS:
+            raise ValueError(f"`{text}` ends at {last}, the highest index is {MAX_GPUS - 1}")
         return [GpuSelector(str(index), index=index) for index in range(first, last + 1)]
     if text.isascii() and text.isdigit() and len(text) <= 4:
         return [GpuSelector(text, index=int(text))]

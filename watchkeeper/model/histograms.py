@@ -1,9 +1,9 @@
-"""A native histogram: one sample that says how many observations fell into which bucket.
+"""A native histogram: one sample with the number of observations in each bucket.
 
-Buckets are numbered. With an exponential schema bucket n ends at 2^(n·2^-schema), so bucket 0 ends at 1, and
-negative observations have mirrored buckets of their own. With custom bounds bucket n ends at bound n, and the last
-bucket has no end. Values are immutable; the sums and differences that PromQL needs make new ones. The store keeps
-them, `query.evaluate` computes with them. Specification: prometheus.io/docs/specs/native_histograms.
+Buckets are numbered. With an exponential schema bucket n ends at 2^(n·2^-schema), so bucket 0 ends at 1; negative
+observations have mirrored buckets. With custom bounds bucket n ends at bound n, and the last bucket has no end. Values
+are immutable. The store keeps them, `query.evaluate` computes with them. Specification:
+prometheus.io/docs/specs/native_histograms.
 """
 
 from __future__ import annotations
@@ -117,14 +117,14 @@ class Histogram:
             return replace(self._each(lambda number: _by_zero(number, divisor)), positive=(), negative=())
         return self._each(lambda number: number / divisor, is_gauge=divisor < 0)
 
-    def _each(self, change: Callable[[float], float], *, is_gauge: bool = False) -> Histogram:
+    def _each(self, convert: Callable[[float], float], *, is_gauge: bool = False) -> Histogram:
         return replace(
             self,
-            count=change(self.count),
-            sum=change(self.sum),
-            zero_count=change(self.zero_count),
-            positive=tuple((index, change(count)) for index, count in self.positive),
-            negative=tuple((index, change(count)) for index, count in self.negative),
+            count=convert(self.count),
+            sum=convert(self.sum),
+            zero_count=convert(self.zero_count),
+            positive=tuple((index, convert(count)) for index, count in self.positive),
+            negative=tuple((index, convert(count)) for index, count in self.negative),
             hint=ResetHint.GAUGE if is_gauge else self.hint,
         )
 

@@ -15,19 +15,19 @@ from statistics import median
 
 from watchkeeper.kit import wire
 
-# As in packs/rules/training.yaml and jobs.yaml.
-SPINS_PERCENT, SPINS_SM = 95.0, 0.3
-# Shares of the power limit, and of the job's own maximum of one day, for GPUs without SM activity.
-SPINS_POWER, SPINS_OWN_POWER = 0.35, 0.4
+# A GPU that waits in a collective has a higher utilisation and a lower SM activity, as in packs/rules/training.yaml.
+WAIT_PERCENT, WAIT_SM = 95.0, 0.3
+# Without SM activity: it draws less than these shares of the power limit, or of the job's maximum of one day.
+WAIT_POWER, WAIT_OWN_POWER = 0.35, 0.4
 IDLE_PERCENT, IDLE_SM = 5.0, 0.05
 # Traffic that no link reaches while a collective waits; packs/rules/jobs.yaml.
-MOVES_BYTES = 1e8
+ACTIVE_LINK_BYTES = 1e8
 # Nodes of one job behave alike. An outlier has three times the median or a third of it, and more than a small
 # amount: a program that spins keeps one or two of a hundred cores busy, and an unused link carries some kilobytes.
-ODD_FACTOR, ODD_CPU_SHARE, ODD_LINK_BYTES, LEAST_NODES = 3.0, 0.05, 1e7, 3
+OUTLIER_FACTOR, OUTLIER_CPU_SHARE, OUTLIER_LINK_BYTES, MIN_NODES = 3.0, 0.05, 1e7, 3
 # On a node with busy CPUs the ranks wait for CPU time, while CPUs of the other nodes are partly free.
-TAKEN_CPU_SHARE, ROOMY_CPU_SHARE = 0.9, 0.7
-WHO_TAKES_CPUS = "ps -eo pcpu,pid,user,args --sort=-pcpu | head"
+BUSY_CPU_SHARE, FREE_CPU_SHARE = 0.9, 0.7
+TOP_CPU_COMMAND = "ps -eo pcpu,pid,user,args --sort=-pcpu | head"
 # Suffixes that controllers append to a job's name to name its pods; packs/rules/jobs.yaml uses the same two patterns.
 # Kubernetes' random suffixes have no vowels and none of 0, 1 and 3 (k8s.io/apimachinery/pkg/util/rand).
 SUFFIX = "[bcdf-hj-np-tv-xz2-9]"
@@ -292,44 +292,45 @@ class GpuActivity:
     @property
     def state(self) -> RankState:
         """A GPU that waits in a collective runs one small kernel: full utilisation, low SM activity and power."""
-        percent, is_quiet = self.utilisation_percent, self._is_quiet
+        percent, is_quiet = self.utilisation_percent, self._has_low_activity
         if percent is None:
             return RankState.UNKNOWN
         if percent < IDLE_PERCENT and (self.sm_active is None or self.sm_active < IDLE_SM):
             return RankState.IDLE
         if is_quiet is None:
             return RankState.UNKNOWN
-        return RankState.WAITS if percent >= SPINS_PERCENT and is_quiet else RankState.WORKS
+        return RankState.WAITS if percent >= WAIT_PERCENT and is_quiet else RankState.WORKS
 
     @property
-    def _is_quiet(self) -> bool | None:
+    def _has_low_activity(self) -> bool | None:
         """Whether activity is low, by SM activity, else by power; None where neither is measured."""
         if self.sm_active is not None:
-            return self.sm_active < SPINS_SM
+            return self.sm_active < WAIT_SM
         if self.watts is not None and self.limit_watts:
-            return self.watts < SPINS_POWER * self.limit_watts
+            return self.watts < WAIT_POWER * self.limit_watts
         if self.watts is not None and self.usual_watts:
-            return self.watts < SPINS_OWN_POWER * self.usual_watts
+            return self.watts < WAIT_OWN_POWER * self.usual_watts
         return None
 
 
-def find_outlier_node(by_node: Mapping[str, float], *, least: float) -> str | None:
+def find_outlier_node(by_node: Mapping[str, float], *, min_difference: float) -> str | None:
     """The only node whose value differs from the median by a factor and at least `least`; None for none or several."""
-    if len(by_node) < LEAST_NODES:
+    if len(by_node) < MIN_NODES:
         return None
-    middle = median(by_node.values())
+    typical = median(by_node.values())
     outliers = [
         node
         for node, value in by_node.items()
-        if abs(value - middle) >= least and (value > ODD_FACTOR * middle or value < middle / ODD_FACTOR)
+        if abs(value - typical) >= min_difference
+        and (value > OUTLIER_FACTOR * typical or value < typical / OUTLIER_FACTOR)
     ]
     return outliers[0] if len(outliers) == 1 else None
 
 
 def is_short_of_cpu(node: str, by_node: Mapping[str, float]) -> bool:
-    """Whether a node's CPUs are busy while those of the job's other nodes have room; False if unknown."""
+    """Whether a node's CPUs are busy while those of the job's other nodes are partly free; False if unknown."""
     others = [share for name, share in by_node.items() if name != node]
-    return bool(others) and by_node.get(node, 0.0) >= TAKEN_CPU_SHARE and median(others) <= ROOMY_CPU_SHARE
+    return bool(others) and by_node.get(node, 0.0) >= BUSY_CPU_SHARE and median(others) <= FREE_CPU_SHARE
 
 
 def straggler_name(straggler: Straggler) -> str:

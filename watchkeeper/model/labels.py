@@ -19,28 +19,30 @@ class Labels(Mapping[str, str]):
 
     def __init__(self, labels: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
         # A fleet has a million label sets, most from a plain dictionary without empty values.
-        named = labels if type(labels) is dict else dict(labels.items() if isinstance(labels, Mapping) else labels)
-        if "" in named.values():
-            named = {name: value for name, value in named.items() if value}
-        self.pairs: tuple[tuple[str, str], ...] = tuple(sorted(named.items()))
+        value_by_name = (
+            labels if type(labels) is dict else dict(labels.items() if isinstance(labels, Mapping) else labels)
+        )
+        if "" in value_by_name.values():
+            value_by_name = {name: value for name, value in value_by_name.items() if value}
+        self.pairs: tuple[tuple[str, str], ...] = tuple(sorted(value_by_name.items()))
         self._hash = hash(self.pairs)
 
     @classmethod
     def with_metric_name(cls, name: str, others: tuple[tuple[str, str], ...]) -> Labels:
         """Add the metric name to pairs that are sorted and not empty: faster than sorting all."""
         position = bisect_left(others, (METRIC_NAME,))
-        made = cls.__new__(cls)
-        made.pairs = (*others[:position], (METRIC_NAME, name), *others[position:])
-        made._hash = hash(made.pairs)
-        return made
+        labels = cls.__new__(cls)
+        labels.pairs = (*others[:position], (METRIC_NAME, name), *others[position:])
+        labels._hash = hash(labels.pairs)
+        return labels
 
     @classmethod
     def from_sorted_pairs(cls, pairs: tuple[tuple[str, str], ...]) -> Labels:
         """Rebuild a label set from its pairs, which are sorted, unique and not empty; nothing is checked."""
-        made = cls.__new__(cls)
-        made.pairs = pairs
-        made._hash = hash(pairs)
-        return made
+        labels = cls.__new__(cls)
+        labels.pairs = pairs
+        labels._hash = hash(pairs)
+        return labels
 
     @property
     def name(self) -> str:
@@ -52,8 +54,8 @@ class Labels(Mapping[str, str]):
         return tuple([pair for pair in self.pairs if pair[0] != METRIC_NAME])
 
     def only(self, names: Iterable[str]) -> Labels:
-        kept = frozenset(names)
-        return Labels(pair for pair in self.pairs if pair[0] in kept)
+        kept_names = frozenset(names)
+        return Labels(pair for pair in self.pairs if pair[0] in kept_names)
 
     def without(self, *names: str) -> Labels:
         return Labels(pair for pair in self.pairs if pair[0] not in names)
@@ -101,11 +103,11 @@ class Labels(Mapping[str, str]):
 
     def __str__(self) -> str:
         """As PromQL writes a series: `up{node="n1"}`, or `{"gpu.temp", node="n1"}` for a name that needs quotes."""
-        inside = [f'{quote_name(name)}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME]
+        label_texts = [f'{quote_name(name)}="{escape(value)}"' for name, value in self.pairs if name != METRIC_NAME]
         name = quote_name(self.name) if self.name else ""
         if name.startswith('"'):
-            return f"{{{', '.join([name, *inside])}}}"
-        return f"{name}{{{', '.join(inside)}}}" if inside or not name else name
+            return f"{{{', '.join([name, *label_texts])}}}"
+        return f"{name}{{{', '.join(label_texts)}}}" if label_texts or not name else name
 
 
 def quote_name(name: str) -> str:

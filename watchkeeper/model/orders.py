@@ -21,14 +21,14 @@ from watchkeeper.model.actions import Result
 OrderId = NewType("OrderId", str)
 
 # An agent remembers each order for as long as it could be replayed, so that time is limited.
-LONGEST_LIFE = timedelta(hours=24)
-USUAL_LIFE = timedelta(minutes=10)
-LONGEST_ID = 100
-LONGEST_NAME = 253
-MOST_ARGUMENTS = 16
-LONGEST_ARGUMENT = 256
+MAX_LIFETIME = timedelta(hours=24)
+DEFAULT_LIFETIME = timedelta(minutes=10)
+MAX_ID_LENGTH = 100
+MAX_NAME_LENGTH = 253
+MAX_ARGUMENTS = 16
+MAX_ARGUMENT_LENGTH = 256
 # A scan of 16 GPUs is some 60 KiB.
-MOST_OUTPUT_BYTES = 256 * 1024
+MAX_OUTPUT_BYTES = 256 * 1024
 
 
 class SealPurpose(StrEnum):
@@ -40,7 +40,7 @@ class SealPurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OrderKind:
-    """One kind of work order. Harmless: allowed by default, and a user may order it without a plan."""
+    """One kind of work order. A harmless kind is allowed by default, and a user may order it without a plan."""
 
     is_harmless: bool
     # Time limit of the work.
@@ -86,18 +86,18 @@ class Order:
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.id) <= LONGEST_ID or not self.id.isascii() or not self.id.isprintable():
-            raise ValueError(f"the id needs 1 to {LONGEST_ID} visible ASCII characters, it has {len(self.id)}")
+        if not 0 < len(self.id) <= MAX_ID_LENGTH or not self.id.isascii() or not self.id.isprintable():
+            raise ValueError(f"the id needs 1 to {MAX_ID_LENGTH} visible ASCII characters, it has {len(self.id)}")
         for name in (self.cluster, self.node):
-            if not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or " " in name:
-                raise ValueError(f"a name needs 1 to {LONGEST_NAME} visible characters, this one has {len(name)}")
-        if len(self.arguments) > MOST_ARGUMENTS:
-            raise ValueError(f"{len(self.arguments)} arguments, the limit is {MOST_ARGUMENTS}")
+            if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable() or " " in name:
+                raise ValueError(f"a name needs 1 to {MAX_NAME_LENGTH} visible characters, this one has {len(name)}")
+        if len(self.arguments) > MAX_ARGUMENTS:
+            raise ValueError(f"{len(self.arguments)} arguments, the limit is {MAX_ARGUMENTS}")
         longest = max((len(text) for text in self.arguments.values()), default=0)
-        if longest > LONGEST_ARGUMENT:
-            raise ValueError(f"an argument has {longest} characters, the limit is {LONGEST_ARGUMENT}")
-        if not timedelta(0) < self.expires_at - self.issued_at <= LONGEST_LIFE:
-            raise ValueError(f"it is valid for {self.expires_at - self.issued_at}, the limit is {LONGEST_LIFE}")
+        if longest > MAX_ARGUMENT_LENGTH:
+            raise ValueError(f"an argument has {longest} characters, the limit is {MAX_ARGUMENT_LENGTH}")
+        if not timedelta(0) < self.expires_at - self.issued_at <= MAX_LIFETIME:
+            raise ValueError(f"the lifetime is {self.expires_at - self.issued_at}, the limit is {MAX_LIFETIME}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,13 +70,13 @@ STATE_OF_KIND = {
     ActionKind.VALIDATE: RepairState.VALIDATING,
     ActionKind.UNCORDON: RepairState.RESTORING,
 }
-TAKES_OUT = frozenset({ActionKind.CORDON, ActionKind.DRAIN, ActionKind.REBOOT})
+OUT_OF_SERVICE_KINDS = frozenset({ActionKind.CORDON, ActionKind.DRAIN, ActionKind.REBOOT})
 # Steps for holders of an idle GPU; each names the pods and jobs.
-RECLAIMS = frozenset({ActionKind.WARN_OWNER, ActionKind.RECLAIM})
+RECLAIM_KINDS = frozenset({ActionKind.WARN_OWNER, ActionKind.RECLAIM})
 # Manual steps.
-BY_PERSON = frozenset({ActionKind.INSPECT, ActionKind.HAND_OVER})
+MANUAL_KINDS = frozenset({ActionKind.INSPECT, ActionKind.HAND_OVER})
 # Steps that another system takes: [notify] decides who is notified.
-BY_OTHERS = frozenset({ActionKind.NOTIFY_OWNER})
+NOTIFY_KINDS = frozenset({ActionKind.NOTIFY_OWNER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +139,21 @@ class Repair:
 
     @property
     def keeps_cordon(self) -> bool:
-        """It failed, and the node is still cordoned."""
+        """Whether it failed and the node is still cordoned."""
         return self.state is RepairState.FAILED and self.has_cordon
 
     @property
     def takes_node_out(self) -> bool:
-        return any(action.kind in TAKES_OUT for action in self.actions)
+        return any(action.kind in OUT_OF_SERVICE_KINDS for action in self.actions)
 
     @property
     def is_reclaim(self) -> bool:
-        """It reclaims idle GPUs; no hardware has failed."""
-        return any(action.kind in RECLAIMS for action in self.actions)
+        """Whether it reclaims idle GPUs; no hardware has failed."""
+        return any(action.kind in RECLAIM_KINDS for action in self.actions)
 
     @property
     def is_out_of_service(self) -> bool:
-        """The node is out of service, or about to be, because of it."""
+        """Whether the node is, or will be, out of service because of it."""
         return self.has_cordon or (self.is_running and self.takes_node_out)
 
     @property
@@ -162,6 +162,7 @@ class Repair:
 
     @property
     def is_alive(self) -> bool:
+        """Whether it can still change, or its cordon remains."""
         return not self.is_ended or self.keeps_cordon
 
 

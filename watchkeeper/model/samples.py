@@ -1,7 +1,6 @@
-"""A sample is a number of one series at a time; times are whole milliseconds, as in Prometheus.
+"""A sample is the value of one series at one time; times are whole milliseconds, as in Prometheus.
 
-The end of a series is marked by a sample with the stale marker, one particular NaN. Any other NaN is
-an ordinary value.
+A sample with the stale marker, one particular NaN, marks the end of a series. Any other NaN is an ordinary value.
 """
 
 from __future__ import annotations

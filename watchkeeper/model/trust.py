@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """Watch only, propose plans, wait for approval, act."""
+    """Observe only, suggest plans, ask for approval, or act automatically."""
 
     OBSERVE = "observe"
     SUGGEST = "suggest"

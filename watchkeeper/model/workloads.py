@@ -48,7 +48,7 @@ class UnattributedReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One workload on one GPU or slice. `share` is its part of the GPU's utilisation, 0 to 1; None: not measured."""
+    """One workload on a GPU or MIG instance. `share` is its part of the GPU's use, 0 to 1, None if unknown."""
 
     workload: Workload
     slice: str | None = None

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.errors import HubError, InvalidTransition
 from watchkeeper.model import trust
-from watchkeeper.model.repairs import BY_PERSON, WAITING, Repair, RepairState, RepairSwitch
+from watchkeeper.model.repairs import MANUAL_KINDS, WAITING, Repair, RepairState, RepairSwitch
 from watchkeeper.remediate import progress
 from watchkeeper.remediate.proposal import RepairProposal
 from watchkeeper.remediate.repairs import POLICY, Repairs
@@ -125,7 +125,7 @@ class RepairControl:
 
     @staticmethod
     def _is_at_manual_step(repair: Repair) -> bool:
-        return repair.is_running and repair.action is not None and repair.action.kind in BY_PERSON
+        return repair.is_running and repair.action is not None and repair.action.kind in MANUAL_KINDS
 
 
 def _check_digest(repair: Repair, digest: str) -> None:

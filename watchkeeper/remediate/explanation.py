@@ -71,7 +71,7 @@ def why_no_machine_action(
         return "the mode is suggest" if mode_decision.mode is trust.Mode.SUGGEST else ""
     if mode_decision.mode is trust.Mode.OBSERVE:
         return "the mode is observe"
-    if any(step.kind in repairs.RECLAIMS for step in steps):
+    if any(step.kind in repairs.RECLAIM_KINDS for step in steps):
         return "the pods or jobs that hold the GPU, or their node, are unknown"
     if any(is_automatic(step) for step in steps):
         return "the plan has no steps on one single node"

@@ -74,7 +74,7 @@ class NodeCheck:
         # The id is the same after a restart of the hub, and different after another repair.
         key = json.dumps([place.cluster, place.node, self.name, since.timestamp()])
         id = f"check-{self.name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}-{number}"
-        lifetime = timedelta(seconds=orders.KINDS[self.kind].seconds) + orders.USUAL_LIFE
+        lifetime = timedelta(seconds=orders.KINDS[self.kind].seconds) + orders.DEFAULT_LIFETIME
         why = f"{place.node} is validated before it is uncordoned"
         return OrderRequest(place.cluster, place.node, self.kind, self.arguments, why, lifetime, id)
 

@@ -41,7 +41,7 @@ class OrderRequest:
     kind: str
     arguments: Mapping[str, str] = field(default_factory=dict)
     why: str = ""
-    lifetime: timedelta = orders.USUAL_LIFE
+    lifetime: timedelta = orders.DEFAULT_LIFETIME
     id: str | None = None
 
 

@@ -15,7 +15,7 @@ from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import wire
 from watchkeeper.model import diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Plan, Receipt, Result
-from watchkeeper.model.repairs import BY_OTHERS, BY_PERSON, RECLAIMS
+from watchkeeper.model.repairs import MANUAL_KINDS, NOTIFY_KINDS, RECLAIM_KINDS
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import Driver, NodeObservation
 from watchkeeper.remediate.policy import PolicyStep, RepairPolicy
@@ -33,7 +33,7 @@ NODE_ACTIONS = frozenset(
 )
 GPU_ACTIONS = frozenset({ActionKind.RESET_GPU, ActionKind.LOWER_POWER})
 # Actions whose arguments name pods and jobs.
-WORKLOAD_ACTIONS = RECLAIMS | {ActionKind.RESTART_APP}
+WORKLOAD_ACTIONS = RECLAIM_KINDS | {ActionKind.RESTART_APP}
 # A `drain` with this argument set to `gpu` evicts only the holders of the faulty GPU.
 SCOPE = "scope"
 
@@ -129,7 +129,7 @@ def _describe(
         text = _describe_checks(action) or driver.describe(action)
     except (ActionRefused, ActionFailed) as error:
         return Receipt(action, now, Result.REFUSED, str(error))
-    if action.kind in BY_PERSON | BY_OTHERS or action.place.node is None:
+    if action.kind in MANUAL_KINDS | NOTIFY_KINDS or action.place.node is None:
         return Receipt(action, now, Result.DESCRIBED, text)
     node = action.place.whole_node
     if node not in observations:

@@ -16,7 +16,7 @@ from watchkeeper.catalogue import causes
 from watchkeeper.errors import SettingsError, WireError
 from watchkeeper.kit import durations, wire
 from watchkeeper.model import actions, diagnosis
-from watchkeeper.model.repairs import RECLAIMS
+from watchkeeper.model.repairs import RECLAIM_KINDS
 from watchkeeper.remediate.drivers.cluster_driver import RECLAIM_METHODS
 from watchkeeper.remediate.validation import AFTER_HARDWARE, CHECKS, NODE_CHECKS
 
@@ -155,7 +155,7 @@ def set_owner_wait(policy: RepairPolicy, wait: str | None) -> RepairPolicy:
     entries += [
         (f"pool.{pool}.cause.{c}", entry) for pool, inner in policy.pool.items() for c, entry in inner.cause.items()
     ]
-    reclaiming_keys = [key for key, entry in entries if any(step.action in RECLAIMS for step in entry.steps)]
+    reclaiming_keys = [key for key, entry in entries if any(step.action in RECLAIM_KINDS for step in entry.steps)]
     if wait is None and reclaiming_keys:
         raise SettingsError(
             f"{reclaiming_keys[0]} reclaims GPUs, but reclaiming is off",

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.errors import InvalidTransition
 from watchkeeper.model.actions import Action, ActionKind, Receipt, Result
-from watchkeeper.model.repairs import BY_PERSON, ENDED, REPAIR_MOVES, Repair, RepairId, RepairState
+from watchkeeper.model.repairs import ENDED, MANUAL_KINDS, REPAIR_MOVES, Repair, RepairId, RepairState
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import ActionOutcome
 from watchkeeper.remediate.proposal import RepairProposal, number_actions
@@ -74,7 +74,7 @@ def lower_mode(repair: Repair, mode_decision: ModeDecision, now: datetime) -> Re
 def approve(repair: Repair, actor: str, *, until: datetime | None, now: datetime) -> Repair:
     reason = f"Approved by {actor}" if until is None else f"Approved by {actor} until {until:%Y-%m-%d %H:%M}Z"
     # Approving a plan also confirms its first manual steps.
-    first_step = next((at for at, step in enumerate(repair.actions) if step.kind not in BY_PERSON), 0)
+    first_step = next((at for at, step in enumerate(repair.actions) if step.kind not in MANUAL_KINDS), 0)
     approved = _change_state(repair, RepairState.APPROVED, reason, now)
     return replace(approved, approved_by=actor, approved_until=until, step=first_step)
 

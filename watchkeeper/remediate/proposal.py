@@ -43,11 +43,11 @@ class RepairProposal:
 
     @property
     def takes_node_out(self) -> bool:
-        return any(action.kind in repairs.TAKES_OUT for action in self.actions)
+        return any(action.kind in repairs.OUT_OF_SERVICE_KINDS for action in self.actions)
 
     @property
     def is_reclaim(self) -> bool:
-        return any(action.kind in repairs.RECLAIMS for action in self.actions)
+        return any(action.kind in repairs.RECLAIM_KINDS for action in self.actions)
 
     @property
     def workloads(self) -> frozenset[str]:
@@ -82,7 +82,7 @@ def plan_digest(cause: str, steps: Sequence[actions.Action]) -> str:
     steps_text = [
         f"{step.kind} {step.place} {sorted(step.arguments.items())}"
         for step in steps
-        if step.kind not in repairs.BY_OTHERS
+        if step.kind not in repairs.NOTIFY_KINDS
     ]
     return chain.digest([cause, *steps_text])[:DIGEST_LENGTH]
 
@@ -104,7 +104,7 @@ def propose_repair(
     policy_steps = {f"{at}-{rule.action}": rule for at, rule in enumerate(policy.steps(cause, pool), start=1)}
     limits = {str(step.id): policy.limit_seconds(policy_steps[step.id]) for step in steps if step.id in policy_steps}
     place = fleet.Place(cluster, node=node)
-    if mode_decision.mode is trust.Mode.ACT and steps[0].kind in repairs.BY_PERSON:
+    if mode_decision.mode is trust.Mode.ACT and steps[0].kind in repairs.MANUAL_KINDS:
         mode_decision = ModeDecision(trust.Mode.ASK, f"{mode_decision.why}, but the plan starts with a manual step")
     faults = _find_faults(incident, cause)
     return RepairProposal(
@@ -133,7 +133,7 @@ def is_automatic(step: actions.Action) -> bool:
     """Whether Watchkeeper can perform a step: not a manual one, nor one whose pods and jobs are unknown."""
     if step.kind in WORKLOAD_ACTIONS and not {"pods", "jobs"} & set(step.arguments):
         return False
-    return step.kind not in repairs.BY_PERSON | repairs.BY_OTHERS
+    return step.kind not in repairs.MANUAL_KINDS | repairs.NOTIFY_KINDS
 
 
 def number_actions(proposal: RepairProposal, attempt: int) -> tuple[tuple[actions.Action, ...], Mapping[str, float]]:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from watchkeeper.errors import ActionFailed, ActionRefused, InvalidTransition
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, events, fleet, incidents, trust
-from watchkeeper.model.repairs import RECLAIMS, WAITING, Repair, RepairId, RepairState
+from watchkeeper.model.repairs import RECLAIM_KINDS, WAITING, Repair, RepairId, RepairState
 from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import NodeObservation
 from watchkeeper.remediate.proposal import RepairProposal, build_request
@@ -304,7 +304,7 @@ class Repairs(RepairRegistry):
 
     def _run_checks(self, repair: Repair, now: datetime) -> tuple[validation.CheckResult, ...]:
         action = repair.action
-        if action is not None and action.kind in RECLAIMS:
+        if action is not None and action.kind in RECLAIM_KINDS:
             return (self._dependencies.check_idle(action, warned_at(repair) or repair.since, now),)
         is_validating = repair.state is RepairState.VALIDATING
         if not is_validating or action is None or action.kind is not actions.ActionKind.VALIDATE:

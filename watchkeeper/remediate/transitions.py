@@ -14,7 +14,15 @@ from enum import StrEnum
 from watchkeeper.kit import backoff, durations
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Result
 from watchkeeper.model.incidents import IncidentId
-from watchkeeper.model.repairs import BY_OTHERS, BY_PERSON, RECLAIMS, STATE_OF_KIND, WAITING, Repair, RepairState
+from watchkeeper.model.repairs import (
+    MANUAL_KINDS,
+    NOTIFY_KINDS,
+    RECLAIM_KINDS,
+    STATE_OF_KIND,
+    WAITING,
+    Repair,
+    RepairState,
+)
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import NodeObservation
 from watchkeeper.remediate.drivers.dry_run import describe_manual_command
@@ -183,13 +191,13 @@ def _decide_step(repair: Repair, context: TransitionContext, now: datetime) -> T
         marked_incident = repair.incident if context.observed is None else context.marked_incident
         has_pending = bool(pending_undo_actions(repair, marked_incident))
         return wait("the incident is still open") if has_pending else end(RepairState.DONE, "All steps are done")
-    if action.kind in BY_PERSON:
+    if action.kind in MANUAL_KINDS:
         return wait(f"{describe_manual_command(action)} ({action.why})")
-    if action.kind in BY_OTHERS:
+    if action.kind in NOTIFY_KINDS:
         return Transition(TransitionKind.NEXT, "[notify] notifies its owner")
     if action.kind is ActionKind.UNCORDON:
         return restore(RepairState.DONE, "All steps are done; the node passed validation")
-    if action.kind in RECLAIMS:
+    if action.kind in RECLAIM_KINDS:
         return _decide_reclaim(repair, action, context, now=now)
     if (timeout := _timeout_text(repair, context, limit_seconds(repair, action), now=now)) is not None:
         return end(RepairState.FAILED, timeout)
@@ -245,7 +253,7 @@ def warned_at(repair: Repair) -> datetime | None:
 def _decide_after_resolution(repair: Repair) -> Transition | None:
     """Undo the changes if the incidents were resolved during the repair, unless a step on the machine resolved them."""
     action = repair.action
-    if action is None or action.kind in BY_PERSON:
+    if action is None or action.kind in MANUAL_KINDS:
         return restore(RepairState.DONE, "The incident is resolved")
     if repair.has_acted or repair.state is RepairState.VALIDATING:
         return None

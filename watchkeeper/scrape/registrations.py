@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import CollectError
-from watchkeeper.model.fleet import MAX_GPUS_OF_A_NODE, NodeRegistration
+from watchkeeper.model.fleet import MAX_GPUS_PER_NODE, NodeRegistration
 from watchkeeper.scrape import discovery
 
 # After a day without its agent a node is no longer expected; to expect it longer, list it.
@@ -57,10 +57,10 @@ def _check(registration: NodeRegistration) -> None:
             )
     if registration.metrics_port is not None and not 1 <= registration.metrics_port <= 65_535:
         raise CollectError(f"port {registration.metrics_port} is not between 1 and 65535")
-    if registration.expected_gpus is not None and not 0 <= registration.expected_gpus <= MAX_GPUS_OF_A_NODE:
-        raise CollectError(f"{registration.expected_gpus} expected GPUs, the limit is {MAX_GPUS_OF_A_NODE}")
-    if len(registration.gpus) > MAX_GPUS_OF_A_NODE:
-        raise CollectError(f"{len(registration.gpus)} GPUs, the limit is {MAX_GPUS_OF_A_NODE}")
+    if registration.expected_gpus is not None and not 0 <= registration.expected_gpus <= MAX_GPUS_PER_NODE:
+        raise CollectError(f"{registration.expected_gpus} expected GPUs, the limit is {MAX_GPUS_PER_NODE}")
+    if len(registration.gpus) > MAX_GPUS_PER_NODE:
+        raise CollectError(f"{len(registration.gpus)} GPUs, the limit is {MAX_GPUS_PER_NODE}")
 
 
 def _group(entry: RegisteredNode, *, is_read: bool) -> dict[str, object]:

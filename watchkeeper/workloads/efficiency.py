@@ -168,7 +168,7 @@ def _suggest_first_fix(facts: JobFacts, bottleneck: BoundBy) -> Fix | None:
             return Fix(text, "unblocks the job", "py-spy dump --pid PID")
         if straggler.is_short_of_cpu:
             text = f"See what uses the CPUs of {straggler.node}, and end it or reserve CPUs for the job"
-            return Fix(text, f"{jobs.straggler_name(straggler)} becomes as fast as the others", jobs.WHO_TAKES_CPUS)
+            return Fix(text, f"{jobs.straggler_name(straggler)} becomes as fast as the others", jobs.TOP_CPU_COMMAND)
         gain = f"steps of all {facts.gpus:g} GPUs get up to {straggler.score / (1 + straggler.score):.0%} shorter"
         return Fix(f"Check {jobs.straggler_name(straggler)}{gpu_text}", gain, "nvidia-smi -q -d PERFORMANCE")
     if facts.is_stuck:

@@ -189,5 +189,5 @@ def _looks_synchronous(readings: Sequence[ranks.RankReading]) -> bool:
     """Whether the GPUs of a job without training series look synchronous: most are at full utilisation."""
     if sum(reading.state is not jobs.RankState.UNKNOWN for reading in readings) < ranks.MIN_GANG_SIZE:
         return False
-    spinning = sum((reading.utilisation_percent or 0.0) >= jobs.SPINS_PERCENT for reading in readings)
+    spinning = sum((reading.utilisation_percent or 0.0) >= jobs.WAIT_PERCENT for reading in readings)
     return spinning > len(readings) / 2

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 from watchkeeper.model import jobs
-from watchkeeper.model.jobs import SPINS_PERCENT, SPINS_SM, GpuActivity, Rank, RankState, Straggler
+from watchkeeper.model.jobs import WAIT_PERCENT, WAIT_SM, GpuActivity, Rank, RankState, Straggler
 
 # As in packs/rules/training.yaml: so much slower than the fastest quarter.
 SLOW_SHARE = 0.07
@@ -152,11 +152,11 @@ def _find_outlier_node(readings: Sequence[RankReading]) -> Straggler | None:
     nodes, cpus = {reading.node for reading in readings} - {""}, _cpu_shares(readings)
     sent = {reading.node: reading.network_bytes for reading in readings if reading.network_bytes is not None}
     sent.pop("", None)
-    outlier = jobs.find_outlier_node(cpus, least=jobs.ODD_CPU_SHARE) if len(cpus) == len(nodes) else None
+    outlier = jobs.find_outlier_node(cpus, min_difference=jobs.OUTLIER_CPU_SHARE) if len(cpus) == len(nodes) else None
     if outlier is not None:
         why = f"keeps {cpus[outlier]:.0%} of its CPUs busy, the others {median(cpus.values()):.0%}"
         return Straggler(None, outlier, "", "", None, why)
-    outlier = jobs.find_outlier_node(sent, least=jobs.ODD_LINK_BYTES) if len(sent) == len(nodes) else None
+    outlier = jobs.find_outlier_node(sent, min_difference=jobs.OUTLIER_LINK_BYTES) if len(sent) == len(nodes) else None
     if outlier is not None:
         typical = median(sent.values()) / 1e6
         why = f"sends {sent[outlier] / 1e6:.0f} MB/s over InfiniBand, the others {typical:.0f} MB/s"
@@ -193,11 +193,11 @@ def _score_by_gpus(readings: Sequence[RankReading]) -> tuple[Mapping[int, float]
     If none is busier, one that is idle while the others spin gets its work late, from its CPUs or its input.
     """
     active = {at: reading.sm_active for at, reading in enumerate(readings) if reading.sm_active is not None}
-    if len(active) < MIN_GANG_SIZE or median(active.values()) < SPINS_SM:
+    if len(active) < MIN_GANG_SIZE or median(active.values()) < WAIT_SM:
         return {}, ""
     scores = _score_above_median(active)
     percents = {at: reading.utilisation_percent for at, reading in enumerate(readings) if reading.utilisation_percent}
-    most_spin = len(percents) == len(readings) and median(percents.values()) >= SPINS_PERCENT
+    most_spin = len(percents) == len(readings) and median(percents.values()) >= WAIT_PERCENT
     if max(scores.values()) <= SLOW_SHARE and most_spin:
         return _score_above_median({at: 1 / percent for at, percent in percents.items()}), LATE_WORK_TEXT
     return scores, BUSY_SMS_TEXT

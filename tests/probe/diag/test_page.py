@@ -67,7 +67,7 @@ def test_the_file_keeps_its_limit_and_is_read_back_complete() -> None:
     for number in range(3):
         results = [replace(COPY, gpu=f"GPU-{number}-{gpu}") for gpu in range(900)]
         kept = diag.merge_report(kept, report(*results, at=NOON + timedelta(minutes=number)))
-    assert len(kept.results) == diag.MOST_KEPT
+    assert len(kept.results) == diag.MAX_RESULTS
     assert min(entry.at for entry in kept.results) == NOON
     assert sum(entry.at == NOON + timedelta(minutes=2) for entry in kept.results) == 900
     assert wire.loads(LatestResults, wire.dumps(kept)) == kept

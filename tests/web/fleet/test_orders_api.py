@@ -144,7 +144,7 @@ def test_an_invalid_request_gets_the_valid_range(site: Site, path: str, words: s
         ({}, "node: is missing"),
         ({"node": "n1", "kind": "melt"}, "unknown order `melt`"),
         ({"node": "n1", "kind": "scan", "seconds": 1e12}, "the limit is 1 day"),
-        ({"node": "n1", "kind": "scan", "seconds": -5}, "it is valid for 0:00:00"),
+        ({"node": "n1", "kind": "scan", "seconds": -5}, "the lifetime is 0:00:00"),
         ({"node": "n1", "kind": "profiling_pause", "arguments": {"seconds": 5}}, "expected text, found 5"),
     ],
 )

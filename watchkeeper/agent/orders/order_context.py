@@ -122,8 +122,8 @@ async def run_program(
     try:
         while block := await child.stdout.read(READ_BYTES):
             output += block
-            if len(output) > orders.MOST_OUTPUT_BYTES:
-                limit = orders.MOST_OUTPUT_BYTES
+            if len(output) > orders.MAX_OUTPUT_BYTES:
+                limit = orders.MAX_OUTPUT_BYTES
                 raise CollectError(f"the program wrote {len(output)} bytes or more, the limit is {limit}")
         return await child.wait(), output.decode("utf-8", "replace")
     finally:

@@ -63,10 +63,10 @@ class NameValuePair(click.ParamType[tuple[str, str]]):
         return left, right
 
 
-DURATION, GPU_COUNT = PositiveDuration(), FiniteNumber(0, fleet.MOST_GPUS)
+DURATION, GPU_COUNT = PositiveDuration(), FiniteNumber(0, fleet.MAX_GPUS)
 DATE = click.DateTime(["%Y-%m-%d"])
 pairs_option = functools.partial(click.option, type=NameValuePair(), multiple=True)
-gpus_option = functools.partial(click.option, type=click.IntRange(0, fleet.MOST_GPUS), default=0)
+gpus_option = functools.partial(click.option, type=click.IntRange(0, fleet.MAX_GPUS), default=0)
 
 
 def read_text(path: str) -> str:
@@ -217,7 +217,7 @@ def _capacity_from_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 @click.option("--window", type=DURATION, default="1d", help="Without --jobs: replay the jobs of this time, at most 2w.")
 @pairs_option("--column", help="With --jobs: the column of a field, for example gpus=num_gpus; repeatable.")
 @options.file_option("--nodes", "nodes_path", help="With --jobs: table of nodes with columns name, gpus, model, rack.")
-@click.option("--gpus", type=click.IntRange(1, fleet.MOST_GPUS), help="With --jobs, without --nodes: number of GPUs.")
+@click.option("--gpus", type=click.IntRange(1, fleet.MAX_GPUS), help="With --jobs, without --nodes: number of GPUs.")
 @click.option("--gpus-per-node", type=click.IntRange(1, 1024), default=8, help="With --gpus: GPUs in each node.")
 @gpus_option("--add", "add_gpus", help="Add this many GPUs, in nodes like the others.")
 @gpus_option("--remove", "remove_gpus", help="Remove this many GPUs.")

@@ -78,17 +78,17 @@ def now(answer: answers.CapacityNow) -> Iterator[str]:
     capacity = answer.standing
     yield (
         f"{capacity.free_gpus} of {capacity.in_service_gpus} GPUs in service are free, "
-        f"{capacity.held_gpus} are allocated; the fleet has {capacity.gpus}."
+        f"{capacity.allocated_gpus} are allocated; the fleet has {capacity.gpus}."
     )
     if capacity.stranded_share:
-        largest = capacity.rooms[-1]
+        largest = capacity.shapes[-1]
         yield (
             f"{largest.stranded_gpus} free GPUs ({100 * capacity.stranded_share:.0f} %) are stranded: no job of "
             f"{largest.gpus} GPUs can use them."
         )
     yield ""
     rows = [
-        [str(number) for number in (fit.gpus, fit.jobs, fit.usable_gpus, fit.stranded_gpus)] for fit in capacity.rooms
+        [str(number) for number in (fit.gpus, fit.jobs, fit.usable_gpus, fit.stranded_gpus)] for fit in capacity.shapes
     ]
     yield from _table_lines(["GPUs per job", "jobs that fit", "usable GPUs", "stranded GPUs"], rows)
     if answer.waits:

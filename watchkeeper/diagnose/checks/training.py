@@ -142,7 +142,7 @@ def _compare_gpus(gpu_states: Sequence[tuple[Labels, jobs.RankState]]) -> tuple[
 def _link_evidence(facts: IncidentFacts) -> tuple[Evidence, ...]:
     """Evidence that there is no traffic between the GPUs, if it is measured."""
     bytes_by_link = {labels.get("over", ""): value for labels, value in facts.context.rows(TRAFFIC)}
-    if not bytes_by_link or max(bytes_by_link.values()) >= jobs.MOVES_BYTES:
+    if not bytes_by_link or max(bytes_by_link.values()) >= jobs.ACTIVE_LINK_BYTES:
         return ()
     parts = (f"{LINK_NAMES.get(link, link)} {value / 1e6:.0f} MB/s" for link, value in sorted(bytes_by_link.items()))
     return (_evidence(facts, TRAFFIC, f"no traffic between the GPUs: at most {', '.join(parts)}"),)
@@ -151,7 +151,7 @@ def _link_evidence(facts: IncidentFacts) -> tuple[Evidence, ...]:
 def _outlier_node(facts: IncidentFacts) -> Evidence | None:
     """Evidence of a node whose CPU use differs from the other nodes."""
     cpus = _cpu_shares(facts)
-    outlier = jobs.find_outlier_node(cpus, least=jobs.ODD_CPU_SHARE)
+    outlier = jobs.find_outlier_node(cpus, min_difference=jobs.OUTLIER_CPU_SHARE)
     return None if outlier is None else _cpu_evidence(facts, outlier, cpus[outlier], others=median(cpus.values()))
 
 
@@ -192,7 +192,7 @@ def straggler(facts: IncidentFacts) -> Finding | None:
     comparison = (
         DiagnosisStep("Compare clocks and temperature of its GPU with the other GPUs", "nvidia-smi -q -d PERFORMANCE")
         if cpu is None
-        else DiagnosisStep(f"List the processes that use the CPUs of {node}", jobs.WHO_TAKES_CPUS)
+        else DiagnosisStep(f"List the processes that use the CPUs of {node}", jobs.TOP_CPU_COMMAND)
     )
     return make_finding(
         facts,

@@ -19,7 +19,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused, SettingsError
 from watchkeeper.model.actions import Action, ActionKind
 from watchkeeper.model.fleet import Place
-from watchkeeper.model.repairs import RECLAIMS
+from watchkeeper.model.repairs import RECLAIM_KINDS
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
@@ -358,7 +358,7 @@ COMPLETED_TEXTS = {
 
 
 def _describe_calls(action: Action, version: str) -> Iterator[str]:
-    if action.kind in RECLAIMS:
+    if action.kind in RECLAIM_KINDS:
         for name in pods.read_pod_names(action):
             yield idle.describe_call(action, name, version)
         return

@@ -123,7 +123,7 @@ def build_request(action: Action) -> OrderRequest:
     if template.needs_gpu and place.gpu is not None:
         arguments = {"gpu": place.gpu, **arguments}
     # The time limit of the work, plus time to fetch the order.
-    lifetime = timedelta(seconds=orders.KINDS[template.kind].seconds) + orders.USUAL_LIFE
+    lifetime = timedelta(seconds=orders.KINDS[template.kind].seconds) + orders.DEFAULT_LIFETIME
     why = f"{action.incident}: {action.why}"
     return OrderRequest(place.cluster, place.node, template.kind, arguments, why, lifetime, order_id(action, 1))
 

@@ -163,7 +163,7 @@ class CapacityApi:
             now=now,
             capacity=capacity,
             waits=fleet_capacity.queue_waits(await self._load_requests(cluster_name), now=now.timestamp()),
-            use=CurrentUse(durations.format_seconds(window), capacity.held_gpus, used_gpus),
+            use=CurrentUse(durations.format_seconds(window), capacity.allocated_gpus, used_gpus),
             rightsizing=sorted(sizing_advice, key=lambda sizing: -sizing.saves_gpus)[:MAX_ADVICE],
             repartition=rightsizing.repartition(sizing_advice),
             unmapped=inventory.count_missing_facts(self._fleet.nodes()),

@@ -145,8 +145,8 @@ def _read_change(body: dict[str, Any]) -> whatif.FleetChange:
 
 def _read_gpu_count(body: dict[str, Any], name: str) -> int:
     value = body.get(name, 0)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= fleet.MOST_GPUS:
-        raise HTTPException(400, f"`{name}` must be a whole number from 0 to {fleet.MOST_GPUS:,}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= fleet.MAX_GPUS:
+        raise HTTPException(400, f"`{name}` must be a whole number from 0 to {fleet.MAX_GPUS:,}")
     return value
 
 

@@ -37,7 +37,7 @@ MAX_RECEIPTS = 64
 RETRY_AFTER_SECONDS = 2
 MAX_ORDER_BYTES = 64 * 1024
 # Output is escaped twice, because a receipt is JSON in JSON: one quote becomes `\\\"`.
-MAX_RECEIPT_BYTES = 4 * orders.MOST_OUTPUT_BYTES
+MAX_RECEIPT_BYTES = 4 * orders.MAX_OUTPUT_BYTES
 MAX_LISTED = 1000
 
 
@@ -59,7 +59,7 @@ class NewOrderBody:
     kind: str
     arguments: Mapping[str, str] = field(default_factory=dict)
     cluster: str | None = None
-    seconds: float = orders.USUAL_LIFE.total_seconds()
+    seconds: float = orders.DEFAULT_LIFETIME.total_seconds()
     why: str = ""
 
 
@@ -182,7 +182,7 @@ class OrdersApi:
             body.kind,
             body.arguments,
             body.why,
-            timedelta(seconds=min(max(body.seconds, 0.0), 2 * orders.LONGEST_LIFE.total_seconds())),
+            timedelta(seconds=min(max(body.seconds, 0.0), 2 * orders.MAX_LIFETIME.total_seconds())),
         )
         now, actor = self._runtime.clock.now(), request.state.caller.name
         try:

@@ -196,13 +196,13 @@ export interface Diagnosis {
   tell_apart: string;
   alike: SimilarIncident[];
 }
-/** The next step for a person; `command` is the exact command, if there is one. */
+/** A next step for a person, with its exact command if there is one. */
 export interface DiagnosisStep {
   do: string;
   command: string | null;
   risk: Risk;
 }
-/** One observed fact: a kernel line, a series with its value, an API answer. `source` is where it was read. */
+/** One observed fact: a kernel line, a reading, an API response. `source` is where it was read. */
 export interface Evidence {
   source: string;
   text: string;
@@ -472,7 +472,7 @@ export interface Gpu {
   model: string | null;
   workload: string | null;
 }
-/** One machine of the fleet, as the inventory expects it. `expected_gpus` None means unknown. */
+/** A node of the fleet, as the inventory expects it; `expected_gpus` is None if unknown. */
 export interface Node {
   cluster: string;
   name: string;
@@ -491,7 +491,7 @@ export interface FleetNode {
   expected_gpus: number | null;
   gpus: (Gpu | null)[];
 }
-/** What can break, from a whole cluster down to a MIG slice or a port. `domain` names a failure domain such as `rack=r12`; a place has a domain or a node, not both. */
+/** What can break, from a whole cluster down to a MIG instance or a port. `domain` names a failure domain such as `rack=r12`; a place has a domain or a node, not both. */
 export interface Place {
   cluster: string;
   node: string | null;

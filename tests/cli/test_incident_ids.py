@@ -1,4 +1,4 @@
-"""An incident's id however a tired person types it, in every command that takes one."""
+"""All spellings of the id of an incident, in every command that takes one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from watchkeeper.cli.options import INCIDENT
     ("typed", "meant"),
     [("INC-7", "INC-7"), ("inc-7", "INC-7"), ("inc7", "INC-7"), ("7", "INC-7"), ("INC-0007", "INC-7"), ("x-7", "x-7")],
 )
-def test_an_incident_is_meant_however_it_is_typed(typed: str, meant: str) -> None:
+def test_all_spellings_of_an_incident_id_are_accepted(typed: str, meant: str) -> None:
     assert INCIDENT.convert(typed, None, None) == meant
 
 
@@ -30,7 +30,7 @@ def test_commands_take_the_short_form(line: str) -> None:
         main.main([*line.split(), "--hub", site.url])
 
 
-def test_an_incident_that_is_not_there_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_incident_is_an_error_with_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(SmallHub()) as site, pytest.raises(SystemExit) as left:
         main.main(["act", "explain", "9", "--hub", site.url])
     assert left.value.code == 1

@@ -1,4 +1,4 @@
-"""A command that asks something that is no hub, or a hub that cannot answer: one sentence and 3, never a traceback."""
+"""Commands against a server that is not a hub, or a hub that cannot answer: one line and exit code 3."""
 
 from __future__ import annotations
 
@@ -42,24 +42,26 @@ def answering(status: int, content: bytes) -> Iterator[str]:
             thread.join()
 
 
-def said(asked: list[str], status: int, content: bytes, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+def run_against(
+    arguments: list[str], status: int, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> tuple[object, str]:
     with answering(status, content) as url, pytest.raises(SystemExit) as left:
-        main.main([*asked, "--hub", url])
+        main.main([*arguments, "--hub", url])
     return left.value.code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("asked", QUESTIONS, ids=" ".join)
+@pytest.mark.parametrize("arguments", QUESTIONS, ids=" ".join)
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"null", b"5", b"<html>"], ids=repr)
-def test_an_answer_that_is_no_hubs_is_told_in_a_sentence(
-    asked: list[str], content: bytes, capsys: pytest.CaptureFixture[str]
+def test_an_answer_that_is_not_from_a_hub_is_a_one_line_error(
+    arguments: list[str], content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, words = said(asked, 200, content, capsys)
+    code, words = run_against(arguments, 200, content, capsys)
     assert (code, words.count("\n")) == (main.EXIT_UNKNOWN, 1)
     assert "is this a Watchkeeper hub" in words
 
 
 @pytest.mark.parametrize(
-    ("asked", "content", "place"),
+    ("arguments", "content", "place"),
     [
         ("incidents", '{"ok": true, "incidents": 5}', "`incidents`"),
         ("incidents", '{"ok": true, "incidents": [{"id": "INC-1", "opened_at": "noon"}]}', "`incidents[0].opened_at`"),
@@ -73,44 +75,46 @@ def test_an_answer_that_is_no_hubs_is_told_in_a_sentence(
         ("slo", '{"ok": true, "slos": ' + "[" * 100_000, "not JSON"),
     ],
 )
-def test_an_answer_of_another_shape_is_told_with_its_place(
-    asked: str, content: str, place: str, capsys: pytest.CaptureFixture[str]
+def test_an_answer_of_another_shape_is_an_error_with_its_path(
+    arguments: str, content: str, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, words = said(asked.split(), 200, content.encode(), capsys)
+    code, words = run_against(arguments.split(), 200, content.encode(), capsys)
     assert (code, words.count("\n")) == (main.EXIT_UNKNOWN, 1)
     assert place in words
     assert "is this a Watchkeeper hub" in words
 
 
 @pytest.mark.parametrize(
-    "asked", ["incidents report INC-1", "bundle --incident INC-1 -o {file}", "record {file} --from 0 --to 9"]
+    "arguments", ["incidents report INC-1", "bundle --incident INC-1 -o {file}", "record {file} --from 0 --to 9"]
 )
-def test_a_page_that_is_no_hubs_is_neither_shown_nor_kept(
-    asked: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_page_that_is_not_from_a_hub_is_neither_printed_nor_saved(
+    arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "kept"
-    code, words = said(asked.format(file=file).split(), 200, b"<html>Sign in</html>", capsys)
+    code, words = run_against(arguments.format(file=file).split(), 200, b"<html>Sign in</html>", capsys)
     assert code == main.EXIT_UNKNOWN
     assert "is this a Watchkeeper hub" in words
     assert not file.exists()
 
 
 @pytest.mark.parametrize("content", ["null", '{"status": "success", "data": {}}', "[" * 100_000])
-def test_monitoring_that_is_no_prometheus_cannot_be_judged(content: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_prometheus_gives_an_unknown_result(
+    content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with answering(200, content.encode()) as url, pytest.raises(SystemExit) as left:
         main.main(["doctor", "stack", "--prometheus", url])
     assert left.value.code == main.EXIT_UNKNOWN
     assert f"not read: {url}: " in capsys.readouterr().out
 
 
-def test_what_an_older_hub_does_not_say_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    code, words = said(["incidents"], 200, b'{"ok": true, "incidents": []}', capsys)
+def test_a_field_that_an_older_hub_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, words = run_against(["incidents"], 200, b'{"ok": true, "incidents": []}', capsys)
     assert code == main.EXIT_UNKNOWN
     assert "has no `degraded`: the hub is older than this client" in words
 
 
-def test_nothing_is_done_where_nobody_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    code, words = said(["incidents", "ack", "INC-1"], 200, b"{}", capsys)
+def test_an_answer_without_ok_is_not_a_success(capsys: pytest.CaptureFixture[str]) -> None:
+    code, words = run_against(["incidents", "ack", "INC-1"], 200, b"{}", capsys)
     assert code == main.EXIT_UNKNOWN
     assert "neither `ok` nor `status`" in words
 
@@ -126,7 +130,7 @@ def test_nothing_is_done_where_nobody_says_so(capsys: pytest.CaptureFixture[str]
         (503, b'{"ok": false, "error": "opening"}', 3),
     ],
 )
-def test_one_means_that_the_hub_has_answered(
+def test_exit_code_1_means_that_the_hub_answered(
     status: int, content: bytes, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(["incidents", "show", "INC-1"], status, content, capsys)[0] == code
+    assert run_against(["incidents", "show", "INC-1"], status, content, capsys)[0] == code

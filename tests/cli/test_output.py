@@ -1,4 +1,4 @@
-"""Where a command's output goes: a reader that leaves, a full disk, a file that is never written."""
+"""Output of commands: a closed pipe, a full disk, a file that cannot be written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*words: str, stdout: int) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
-def test_a_reader_that_leaves_is_neither_health_nor_trouble() -> None:
+def test_a_closed_pipe_has_its_own_exit_code() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     assert run("sim", "list", stdout=writing) == (main.EXIT_BROKEN_PIPE, "")
@@ -36,13 +36,13 @@ def test_a_reader_that_leaves_is_neither_health_nor_trouble() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-def test_a_full_disk_is_one_sentence() -> None:
+def test_a_full_disk_is_a_one_line_error() -> None:
     with Path("/dev/full").open("wb") as full:
         code, words = run("sim", "list", stdout=full.fileno())
     assert (code, words) == (1, "watchkeeper: the output: cannot be written: No space left on device\n")
 
 
-def test_a_file_that_would_not_be_written_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_output_file_for_a_table_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as left:
         main.main(["cost", "report", "-o", str(tmp_path / "cost.csv")])
     assert left.value.code == 2
@@ -57,16 +57,16 @@ def test_a_file_where_a_data_directory_should_be_is_refused(tmp_path: Path) -> N
     assert "the data directory cannot be used" in words
 
 
-def test_kubectl_output_in_one_long_line_is_read_in_no_time() -> None:
+def test_kubectl_output_in_one_long_line_is_parsed_quickly() -> None:
     pods = [{"kind": "Pod", "metadata": {"namespace": "ml", "name": f"train-{at}"}} for at in range(20_000)]
     text = json.dumps({"kind": "List", "items": pods})
     assert pod.explain_pasted(text, "ml", "other") is None
-    found = pod.explain_pasted(f"{text}\nEvent: exceeded quota: gpus\nmore", "ml", "other")
-    assert found is not None
-    assert (found.cause, found.why) == ("quota_exceeded", "Event: exceeded quota: gpus")
+    explanation = pod.explain_pasted(f"{text}\nEvent: exceeded quota: gpus\nmore", "ml", "other")
+    assert explanation is not None
+    assert (explanation.cause, explanation.why) == ("quota_exceeded", "Event: exceeded quota: gpus")
 
 
-def test_bytes_that_are_no_text_are_no_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_cause_no_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"\xff\xfe 0/4 nodes are available: 4 Insufficient nvidia.com/gpu.\n")
     with pytest.raises(SystemExit) as left:
         main.main(["explain", "pod", "ml/train", "--file", str(tmp_path / "log")])
@@ -74,6 +74,6 @@ def test_bytes_that_are_no_text_are_no_traceback(capsys: pytest.CaptureFixture[s
     assert "Insufficient nvidia.com/gpu" in capsys.readouterr().out
 
 
-def test_a_question_keeps_its_mark() -> None:
+def test_an_error_that_is_a_question_keeps_its_question_mark() -> None:
     error = errors.WatchkeeperError("which column is it?", now="It has a, b", remedy="Say it.")
     assert str(error) == "which column is it? It has a, b. Say it"

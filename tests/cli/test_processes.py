@@ -1,4 +1,4 @@
-"""Long-running commands may open as many files as the system lets them: a hub holds connections to every node."""
+"""Long-running commands raise their limit of open files: a hub has connections to every node."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
-def test_the_soft_limit_of_open_files_becomes_the_hard_one() -> None:
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_limit() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "(512, 512)\n"

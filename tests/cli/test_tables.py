@@ -1,4 +1,4 @@
-"""A table on a terminal and in a pipe."""
+"""Tables on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print_table(["id", "severity", "what"], [["INC-1", "critical", "{LONG}"], ["INC-
 """
 
 
-def test_in_a_pipe_a_row_is_one_whole_line_without_escape_codes() -> None:
+def test_in_a_pipe_a_row_is_one_line_without_escape_codes() -> None:
     done = subprocess.run([sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == [
         "id     severity  what",
@@ -29,29 +29,29 @@ def test_in_a_pipe_a_row_is_one_whole_line_without_escape_codes() -> None:
     ]
 
 
-def test_on_a_terminal_the_gravest_is_red_and_long_cells_are_folded() -> None:
-    ours, theirs = pty.openpty()
+def test_on_a_terminal_critical_is_red_and_long_cells_are_folded() -> None:
+    master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "60"}
     environment.pop("NO_COLOR", None)
-    with subprocess.Popen([sys.executable, "-c", PRINTING], stdout=theirs, env=environment):
-        os.close(theirs)
-        said = b""
+    with subprocess.Popen([sys.executable, "-c", PRINTING], stdout=slave, env=environment):
+        os.close(slave)
+        output = b""
         # A terminal whose other end was closed says so with an error, not with nothing.
         try:
-            while part := os.read(ours, 65536):
-                said += part
+            while part := os.read(master, 65536):
+                output += part
         except OSError:
             pass
         finally:
-            os.close(ours)
-    lines = said.decode().splitlines()
-    assert "\x1b[1;31mcritical" in said.decode()
+            os.close(master)
+    lines = output.decode().splitlines()
+    assert "\x1b[1;31mcritical" in output.decode()
     assert len(lines) > 3
-    assert all(word in said.decode() for word in LONG.split())
+    assert all(word in output.decode() for word in LONG.split())
 
 
 @given(st.lists(st.tuples(st.text("ab ", min_size=1), st.text("12", min_size=1)), min_size=1, max_size=5))
-def test_numbers_stand_to_the_right_of_their_column(rows: list[tuple[str, str]]) -> None:
+def test_numbers_are_right_aligned(rows: list[tuple[str, str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         lines: list[str] = []
         patch.setattr(tables.click, "echo", lines.append)
@@ -60,13 +60,13 @@ def test_numbers_stand_to_the_right_of_their_column(rows: list[tuple[str, str]])
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=10), st.integers(40, 300))
-def test_columns_that_fit_take_no_more_than_the_terminal_has(wanted: list[int], room: int) -> None:
-    found = tables.fit_widths(wanted, room)
-    if found is None:
+def test_fitted_columns_are_not_wider_than_the_terminal(natural: list[int], room: int) -> None:
+    widths = tables.fit_widths(natural, room)
+    if widths is None:
         assert (
-            sum(width if width <= tables.MAX_FIXED_WIDTH else 12 for width in wanted) + tables.GAP * (len(wanted) - 1)
+            sum(width if width <= tables.MAX_FIXED_WIDTH else 12 for width in natural) + tables.GAP * (len(natural) - 1)
             > room
         )
     else:
-        assert sum(found) + tables.GAP * (len(wanted) - 1) <= room
-        assert all(got == width for got, width in zip(found, wanted, strict=True) if width <= tables.MAX_FIXED_WIDTH)
+        assert sum(widths) + tables.GAP * (len(natural) - 1) <= room
+        assert all(got == width for got, width in zip(widths, natural, strict=True) if width <= tables.MAX_FIXED_WIDTH)

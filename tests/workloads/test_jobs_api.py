@@ -99,7 +99,7 @@ def test_the_table_names_what_is_wrong_and_the_exit_code_says_that_something_is(
     assert result.exit_code == 1
     assert result.output.splitlines()[1].split()[:3] == ["alone", "unmapped", "stalled"]
     assert (
-        "Unmapped: 1 job with 2 GPUs without a team. Add it to the inventory file (`fleet.inventory`)" in result.output
+        "Unmapped: 1 job with 2 GPUs without a team. Set it in the inventory file (`fleet.inventory`)" in result.output
     )
     rows = list(csv.DictReader(io.StringIO(run(site, "--csv").stdout)))
     assert [(row["id"], row["used"]) for row in rows] == [("alone", ""), ("4711", "0.8"), ("web/chat", "0.0")]

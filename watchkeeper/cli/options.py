@@ -148,7 +148,7 @@ def unmapped_lines(counts: Mapping[str, int]) -> list[str]:
     """A line that counts nodes without pool, rack or other facts; empty if no fact is missing."""
     missing = [f"{fact} of {count}" for fact, count in counts.items() if count]
     return (
-        [f"Unmapped: {', '.join(missing)} nodes. Add them to the inventory file (`fleet.inventory`)"] if missing else []
+        [f"Unmapped: {', '.join(missing)} nodes. Set them in the inventory file (`fleet.inventory`)"] if missing else []
     )
 
 

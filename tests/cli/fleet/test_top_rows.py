@@ -1,4 +1,4 @@
-"""How rows are chosen, ordered and written, as laws and as examples."""
+"""Filter, sort order and cells of the rows of `watchkeeper top`."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ ROWS = st.lists(
 )
 
 
-def test_people_count_ten_after_two() -> None:
+def test_names_with_numbers_are_sorted_naturally() -> None:
     rows = [replace(ROW, node=name) for name in ("gpu-r10-01", "gpu-r2-01")]
     assert [row.node for row in sort_rows(rows, TopView())] == ["gpu-r2-01", "gpu-r10-01"]
 
 
 @given(ROWS, st.sampled_from(SortColumn), st.booleans())
-def test_ordering_loses_and_invents_no_row(rows: list[TopRow], sort: SortColumn, is_reversed: bool) -> None:
-    found = sort_rows(rows, TopView(sort, is_reversed))
-    assert sorted(row.uuid for row in found) == sorted(row.uuid for row in rows)
+def test_sorting_keeps_all_rows(rows: list[TopRow], sort: SortColumn, is_reversed: bool) -> None:
+    ordered = sort_rows(rows, TopView(sort, is_reversed))
+    assert sorted(row.uuid for row in ordered) == sorted(row.uuid for row in rows)
 
 
 @given(ROWS, st.booleans())
-def test_what_has_no_number_comes_last_in_both_directions(rows: list[TopRow], is_reversed: bool) -> None:
+def test_rows_without_a_value_come_last_in_both_directions(rows: list[TopRow], is_reversed: bool) -> None:
     numbers = [SORT_VALUES[SortColumn.UTIL](row) for row in sort_rows(rows, TopView(SortColumn.UTIL, is_reversed))]
-    known = [value for value in numbers if value is not None]
-    assert numbers[: len(known)] == sorted(known, reverse=not is_reversed)
+    measured = [value for value in numbers if value is not None]
+    assert numbers[: len(measured)] == sorted(measured, reverse=not is_reversed)
 
 
 @given(ROWS, st.integers(1, 7))
-def test_pages_together_are_everything(rows: list[TopRow], limit: int) -> None:
+def test_all_pages_together_contain_all_rows(rows: list[TopRow], limit: int) -> None:
     pages = [page_rows(rows, TopView(offset=at, limit=limit)) for at in range(0, len(rows), limit)]
     assert [row for page in pages for row in page] == rows
 
@@ -65,16 +65,16 @@ def test_pages_together_are_everything(rows: list[TopRow], limit: int) -> None:
     ("text", "is_shown"),
     [("", True), ("r01 llm", True), ("LLM-70B", True), ("h200", True), ("r01 vision", False), ("gpu-r01-02/3", True)],
 )
-def test_a_filter_wants_all_of_its_words_somewhere(text: str, is_shown: bool) -> None:
+def test_a_filter_matches_all_of_its_words(text: str, is_shown: bool) -> None:
     assert matches_filter(ROW, text) is is_shown
 
 
-def test_an_idle_gpu_shows_zero_and_a_silent_one_a_dash() -> None:
+def test_an_idle_gpu_shows_zero_and_a_silent_gpu_a_dash() -> None:
     assert format_cells(replace(ROW, util=0.0))[1] == "0%"
     assert format_cells(ROW)[1:5] == ("–", "–", "–", "–")
 
 
-def test_trouble_is_said_in_words_beside_the_holder() -> None:
+def test_a_problem_is_shown_beside_the_holder() -> None:
     assert format_cells(replace(ROW, problem="gpu_fell_off_bus"))[-1] == "research/llm-70b-0  ! gpu_fell_off_bus"
 
 

@@ -1,4 +1,4 @@
-"""The screen under Textual's pilot: on a simulated hub, on a node with a fake driver, and with a hub that is away."""
+"""The live screen of `watchkeeper top`: on a simulated hub, with a fake driver, and with an unreachable hub."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def many(count: int) -> list[TopRow]:
 
 
 @pytest.mark.slow
-def test_a_page_is_as_long_as_the_terminal_and_is_turned_by_keys() -> None:
+def test_a_page_fills_the_terminal_and_keys_change_the_page() -> None:
     source = Canned(many(10_000))
 
     async def story(app: Top, pilot: Pilot[None]) -> None:
@@ -88,7 +88,7 @@ def test_a_page_is_as_long_as_the_terminal_and_is_turned_by_keys() -> None:
     play(source, story)
 
 
-def test_a_hub_that_goes_away_leaves_the_last_page_and_says_that_it_is_old() -> None:
+def test_an_unreachable_hub_leaves_the_last_page_marked_as_stale() -> None:
     source = Canned(many(4))
 
     async def story(app: Top, pilot: Pilot[None]) -> None:
@@ -100,7 +100,7 @@ def test_a_hub_that_goes_away_leaves_the_last_page_and_says_that_it_is_old() -> 
     play(source, story)
 
 
-def test_a_timer_and_an_answer_that_come_while_the_screen_is_taken_down_harm_nobody() -> None:
+def test_a_timer_or_an_answer_while_the_screen_closes_causes_no_error() -> None:
     async def story(app: Top, pilot: Pilot[None]) -> None:
         shown = app.shown
         assert shown is not None
@@ -112,7 +112,7 @@ def test_a_timer_and_an_answer_that_come_while_the_screen_is_taken_down_harm_nob
     play(Canned(many(1)), story)
 
 
-def test_only_cells_that_differ_are_drawn_again() -> None:
+def test_only_changed_cells_are_redrawn() -> None:
     source = Canned(many(4))
 
     async def story(app: Top, pilot: Pilot[None]) -> None:
@@ -143,7 +143,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[product.Product]:
 
 
 @pytest.mark.slow
-def test_a_hub_is_ordered_filtered_and_shows_its_incidents(hub: product.Product) -> None:
+def test_gpus_of_a_hub_are_sorted_and_filtered_with_its_incidents(hub: product.Product) -> None:
     async def story(app: Top, pilot: Pilot[None]) -> None:
         await until(pilot, lambda: len(lines(app)) > 10)
         assert "of 64 GPUs" in head(app)
@@ -162,7 +162,7 @@ def test_a_hub_is_ordered_filtered_and_shows_its_incidents(hub: product.Product)
 
 
 @pytest.mark.slow
-def test_in_a_pipe_it_is_a_plain_table(hub: product.Product) -> None:
+def test_in_a_pipe_top_prints_a_plain_table(hub: product.Product) -> None:
     printed = hub.command("top", "-s", "power", "-n", "3").stdout
     assert "\x1b" not in printed
     assert printed.splitlines()[0].split() == ["GPU", "UTIL", "MEMORY", "GiB", "TEMP", "POWER", "HOLDER"]
@@ -171,7 +171,7 @@ def test_in_a_pipe_it_is_a_plain_table(hub: product.Product) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_shows_its_gpus_through_the_agents_reader(fake: driver.FakeNvml, tmp_path: Path) -> None:
+def test_top_shows_local_gpus_with_the_reader_of_the_agent(fake: driver.FakeNvml, tmp_path: Path) -> None:
     fake.tell(1, "UtilizationRates.gpu", 42)
     fake.tell(1, ComputeProcesses=1)
     fake.tell(1, "ComputeProcesses.pid0", os.getpid())
@@ -191,7 +191,7 @@ def test_a_node_shows_its_gpus_through_the_agents_reader(fake: driver.FakeNvml, 
         source.close()
 
 
-def test_without_the_extra_the_screen_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "watchkeeper.cli.fleet.top_screen")
     monkeypatch.setitem(sys.modules, "textual", None)
     with pytest.raises(StartRefused, match=r"needs the package textual.*pip install 'watchkeeper\[top\]'.*--once"):

@@ -1,4 +1,4 @@
-"""`watchkeeper mcp` as the official client of the protocol sees it, in both of its eras."""
+"""`watchkeeper mcp` with the official client, in both generations of the protocol."""
 
 from __future__ import annotations
 
@@ -43,34 +43,34 @@ def talk(site: Site, story: Any, *options: str, mode: str = "auto") -> Any:
     return asyncio.run(run())
 
 
-async def called(client: mcp.Client, name: str, /, **arguments: Any) -> Any:
+async def call_tool(client: mcp.Client, name: str, /, **arguments: Any) -> Any:
     result = await client.call_tool(name, arguments)
     assert not result.is_error, result.content
     return json.loads(result.content[0].text)
 
 
 @pytest.mark.parametrize("mode", ERAS)
-def test_a_client_of_each_era_lists_tools_that_only_read_and_calls_one(site: Site, mode: str) -> None:
+def test_a_client_of_each_protocol_lists_read_only_tools_and_calls_one(site: Site, mode: str) -> None:
     async def story(client: mcp.Client) -> None:
         listed = (await client.list_tools()).tools
         assert {tool.name for tool in listed} == READING
         assert all(tool.annotations and tool.annotations.read_only_hint for tool in listed)
-        found = await called(client, "incident", id="INC-1")
-        assert found["diagnosis"]["findings"][0]["cause"] == "gpu_fell_off_bus"
-        assert found["runbook"] == "watchkeeper://runbooks/gpu-fell-off-bus"
+        incident = await call_tool(client, "incident", id="INC-1")
+        assert incident["diagnosis"]["findings"][0]["cause"] == "gpu_fell_off_bus"
+        assert incident["runbook"] == "watchkeeper://runbooks/gpu-fell-off-bus"
 
     talk(site, story, mode=mode)
 
 
-def test_an_assistant_finds_its_way_from_the_fleet_to_a_gpu(site: Site) -> None:
+def test_an_assistant_navigates_from_the_fleet_to_a_gpu(site: Site) -> None:
     async def story(client: mcp.Client) -> None:
-        fleet = await called(client, "fleet_overview")
+        fleet = await call_tool(client, "fleet_overview")
         assert fleet["open_incidents_by_severity"] == {"critical": 1}
-        node = await called(client, "node", name="gpu-r01-02")
+        node = await call_tool(client, "node", name="gpu-r01-02")
         assert len(node["nodes"][0]["gpus"]) == 8
-        gpu = await called(client, "gpu", name="gpu-r01-02/0")
+        gpu = await call_tool(client, "gpu", name="gpu-r01-02/0")
         assert gpu["gpus"][0]["index"] == 0
-        series = await called(client, "query", expr="DCGM_FI_DEV_GPU_UTIL")
+        series = await call_tool(client, "query", expr="DCGM_FI_DEV_GPU_UTIL")
         assert series["series_shown"] == len(series["series"]) == 31
 
     talk(site, story)
@@ -78,17 +78,17 @@ def test_an_assistant_finds_its_way_from_the_fleet_to_a_gpu(site: Site) -> None:
 
 def test_a_runbook_is_a_resource_and_a_pasted_log_is_diagnosed(site: Site) -> None:
     async def story(client: mcp.Client) -> None:
-        uris = [str(one.uri) for one in (await client.list_resources()).resources]
+        uris = [str(resource.uri) for resource in (await client.list_resources()).resources]
         read = await client.read_resource("watchkeeper://runbooks/gpu-fell-off-bus")
         assert len(uris) > 40
         assert "How to fix" in read.contents[0].text  # type: ignore[union-attr]
-        found = await called(client, "doctor", text=f"[ 1.0] {stories.KERNEL_LINE}\n")
-        assert found["findings"][0]["cause"] == "gpu_fell_off_bus"
+        report = await call_tool(client, "doctor", text=f"[ 1.0] {stories.KERNEL_LINE}\n")
+        assert report["findings"][0]["cause"] == "gpu_fell_off_bus"
 
     talk(site, story)
 
 
-def test_what_goes_wrong_is_told_to_the_model_in_words(site: Site) -> None:
+def test_an_error_of_a_tool_is_returned_as_text(site: Site) -> None:
     async def story(client: mcp.Client) -> None:
         for name, arguments, words in (
             ("incident", {"id": "INC-9"}, "incident INC-9 not found"),
@@ -103,7 +103,7 @@ def test_what_goes_wrong_is_told_to_the_model_in_words(site: Site) -> None:
     talk(site, story)
 
 
-def test_only_with_leave_may_an_assistant_change_something(site: Site) -> None:
+def test_actions_need_allow_actions(site: Site) -> None:
     async def refused(client: mcp.Client) -> None:
         with pytest.raises(mcp.MCPError, match="unknown tool acknowledge"):
             await client.call_tool("acknowledge", {"id": "INC-1"})

@@ -1,4 +1,4 @@
-"""The protocol's edges, line by line, and the size of answers."""
+"""Edge cases of the Model Context Protocol, and the size limit of answers."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ SERVER = McpServer([ECHO], [], version="1", instructions="Ask.")
 MODERN = {f"{META}protocolVersion": "2026-07-28", f"{META}clientCapabilities": {}}
 
 
-def ask(method: str, **asked: Any) -> Any:
-    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": asked}
+def send(method: str, **params: Any) -> Any:
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     return SERVER.answer(json.dumps(message).encode())
 
 
-@pytest.mark.parametrize("wanted", mcp_protocol.HANDSHAKE_VERSIONS)
-def test_a_known_version_is_agreed_to(wanted: str) -> None:
-    assert ask("initialize", protocolVersion=wanted)["result"]["protocolVersion"] == wanted
+@pytest.mark.parametrize("version", mcp_protocol.HANDSHAKE_VERSIONS)
+def test_a_supported_version_is_accepted(version: str) -> None:
+    assert send("initialize", protocolVersion=version)["result"]["protocolVersion"] == version
 
 
-def test_an_unknown_version_is_answered_with_the_newest_of_the_handshake() -> None:
-    assert ask("initialize", protocolVersion="1999-01-01")["result"]["protocolVersion"] == "2025-11-25"
+def test_an_unknown_version_gets_the_newest_handshake_version() -> None:
+    assert send("initialize", protocolVersion="1999-01-01")["result"]["protocolVersion"] == "2025-11-25"
 
 
-def test_a_request_that_names_an_unknown_version_is_told_which_there_are() -> None:
-    error = ask("tools/list", _meta={**MODERN, f"{META}protocolVersion": "2031-01-01"})["error"]
+def test_a_request_with_an_unknown_version_gets_the_supported_versions() -> None:
+    error = send("tools/list", _meta={**MODERN, f"{META}protocolVersion": "2031-01-01"})["error"]
     assert error["code"] == mcp_protocol.UNSUPPORTED_VERSION
     assert "2026-07-28" in error["data"]["supported"]
 
 
-def test_a_modern_answer_says_that_it_is_complete_and_who_gave_it() -> None:
-    result = ask("tools/list", _meta=MODERN)["result"]
+def test_a_modern_response_is_complete_and_names_the_server() -> None:
+    result = send("tools/list", _meta=MODERN)["result"]
     assert result["resultType"] == "complete"
     assert result["_meta"][f"{META}serverInfo"]["name"] == "watchkeeper"
-    assert ask("ping", _meta=MODERN)["error"]["code"] == mcp_protocol.NO_METHOD
+    assert send("ping", _meta=MODERN)["error"]["code"] == mcp_protocol.NO_METHOD
 
 
 @pytest.mark.parametrize(
@@ -57,19 +57,19 @@ def test_a_modern_answer_says_that_it_is_complete_and_who_gave_it() -> None:
         (b'{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"x"}}', mcp_protocol.NO_RESOURCE),
     ],
 )
-def test_what_cannot_be_answered_is_refused_with_its_code(line: bytes, code: int) -> None:
+def test_invalid_requests_get_an_error_code(line: bytes, code: int) -> None:
     answer = SERVER.answer(line)
     assert answer is not None
     assert answer["error"]["code"] == code
 
 
-def test_a_notification_and_an_empty_line_have_no_answer() -> None:
+def test_a_notification_and_an_empty_line_have_no_response() -> None:
     sink = io.BytesIO()
     serve(SERVER, io.BytesIO(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n\n'), sink)
     assert sink.getvalue() == b""
 
 
-def test_a_line_that_is_too_long_is_refused_once_and_the_next_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_refused_once_and_the_next_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_protocol, "MAX_LINE_BYTES", 100)
     sink = io.BytesIO()
     ping = b'{"jsonrpc":"2.0","id":7,"method":"ping"}\n'
@@ -83,23 +83,23 @@ def test_a_line_that_is_too_long_is_refused_once_and_the_next_is_heard(monkeypat
     ("given", "words"),
     [({}, "is missing"), ({"text": 1}, "of type string"), ({"text": "a", "more": 1}, "unknown argument `more`")],
 )
-def test_wrong_arguments_are_an_answer_that_a_model_can_act_on(given: dict[str, Any], words: str) -> None:
-    result = ask("tools/call", name="echo", arguments=given)["result"]
+def test_invalid_arguments_get_an_answer_that_a_model_can_act_on(given: dict[str, Any], words: str) -> None:
+    result = send("tools/call", name="echo", arguments=given)["result"]
     assert result["isError"]
     assert words in result["content"][0]["text"]
 
 
 @given(st.binary())
-def test_no_line_ends_the_server(line: bytes) -> None:
+def test_no_line_stops_the_server(line: bytes) -> None:
     answer = SERVER.answer(line)
     assert answer is None or "error" in answer or "result" in answer
 
 
 @given(st.lists(st.text(max_size=30), max_size=60), st.lists(st.integers(), max_size=60))
-def test_a_long_answer_is_cut_and_says_how_much_is_left_out(texts: list[str], numbers: list[int]) -> None:
-    said = truncated_json({"texts": texts, "numbers": numbers}, 300)
-    found = json.loads(said)
-    assert len(said) <= 300
-    left = found.get("left_out", {})
-    assert len(found["texts"]) + left.get("texts", 0) == len(texts)
-    assert len(found["numbers"]) + left.get("numbers", 0) == len(numbers)
+def test_a_long_answer_is_truncated_and_counts_the_omitted_rows(texts: list[str], numbers: list[int]) -> None:
+    text = truncated_json({"texts": texts, "numbers": numbers}, 300)
+    answer = json.loads(text)
+    assert len(text) <= 300
+    omitted = answer.get("left_out", {})
+    assert len(answer["texts"]) + omitted.get("texts", 0) == len(texts)
+    assert len(answer["numbers"]) + omitted.get("numbers", 0) == len(numbers)

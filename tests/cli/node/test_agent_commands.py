@@ -1,4 +1,4 @@
-"""What `watchkeeper agent` has beside running: its end, its unit, keys, and the pause of profiling."""
+"""`watchkeeper agent`: stop, systemd unit, keys, and the pause of profiling."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def key(tmp_path: Path) -> Path:
 
 
 @pytest.mark.servers
-def test_systemd_takes_the_unit_as_it_is_printed(tmp_path: Path) -> None:
+def test_systemd_accepts_the_printed_unit(tmp_path: Path) -> None:
     analyze = servers.require("systemd-analyze")
     command = tmp_path / "watchkeeper"
     command.write_text("#!/bin/sh\n")
@@ -48,7 +48,7 @@ def test_systemd_takes_the_unit_as_it_is_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.servers
-def test_the_unit_leaves_little_open(tmp_path: Path) -> None:
+def test_the_unit_is_sandboxed(tmp_path: Path) -> None:
     analyze = servers.require("systemd-analyze")
     unit = tmp_path / agent_control.UNIT
     unit.write_text(ran("agent", "unit").stdout)
@@ -64,7 +64,7 @@ def test_the_unit_names_the_installed_command_and_no_placeholder() -> None:
     assert "@" not in text.replace("@system-service", "")
 
 
-def test_a_nodes_key_is_the_one_that_the_hub_derives(key: Path) -> None:
+def test_the_printed_node_key_equals_the_key_that_the_hub_derives(key: Path) -> None:
     printed = ran("agent", "order-key", str(key), "--node", "n1").stdout.strip()
     assert printed.encode() == node_key(HUB_KEY.encode(), "main", "n1")
     assert printed != ran("agent", "order-key", str(key), "--node", "n2").stdout.strip()
@@ -78,7 +78,7 @@ def test_a_nodes_key_is_the_one_that_the_hub_derives(key: Path) -> None:
         ("# only\n", 0o600, "0 characters"),
     ],
 )
-def test_a_key_that_protects_nothing_is_refused(tmp_path: Path, content: str, mode: int, words: str) -> None:
+def test_a_weak_or_readable_key_is_refused(tmp_path: Path, content: str, mode: int, words: str) -> None:
     path = tmp_path / "key"
     path.write_text(content)
     path.chmod(mode)
@@ -102,13 +102,13 @@ def test_profiling_is_paused_shown_and_resumed_on_this_node(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("length", "words"), [("25h", "from 1s to 24h"), ("0s", "from 1s to 24h"), ("5", "has no unit"), ("x", "is not a")]
 )
-def test_a_pause_of_no_sensible_length_is_wrong_use(tmp_path: Path, length: str, words: str) -> None:
+def test_a_pause_of_invalid_length_is_a_usage_error(tmp_path: Path, length: str, words: str) -> None:
     wrong = ran("agent", "profiling", "pause", "--for", length, "--spool", str(tmp_path))
     assert (wrong.exit_code, words in wrong.stderr) == (2, True)
 
 
 @pytest.mark.slow
-def test_the_agent_ends_although_a_file_of_the_machine_never_answers(tmp_path: Path) -> None:
+def test_the_agent_stops_while_a_read_of_a_file_hangs(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     # Opening it waits for a writer that never comes, as reading from a program that hangs in the driver may.
     os.mkfifo(tmp_path / "proc/loadavg")

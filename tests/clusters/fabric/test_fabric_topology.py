@@ -25,7 +25,7 @@ from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.web.fleet import fleet_layout, topology
 
-UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Add them to the inventory file (`fleet.inventory`)"
+UNMAPPED = "unmapped: leaf of 4, nvlink of 4 nodes. Set them in the inventory file (`fleet.inventory`)"
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def _print_list(lines: Sequence[JobLine], answer: answers.JobList) -> None:
     unmapped = answer.unmapped
     if unmapped["jobs"]:
         jobs = f"{tables.format_count(unmapped['jobs'], 'job')} with {tables.format_count(unmapped['gpus'], 'GPU')}"
-        click.echo(f"Unmapped: {jobs} without a team. Add it to the inventory file (`fleet.inventory`)")
+        click.echo(f"Unmapped: {jobs} without a team. Set it in the inventory file (`fleet.inventory`)")
     _print_problems(answer)
 
 

@@ -68,7 +68,7 @@ def test_a_digest_is_sent_once_also_after_a_restart_and_a_failure(room: Room) ->
         async def at_once(work):  # type: ignore[no-untyped-def]
             return work()
 
-        sending = asyncio.create_task(made.run_forever(lambda: table(port), time, at_once))
+        sending = asyncio.create_task(made.run(lambda: table(port), time, at_once))
         for _ in range(int(seconds / 30)):
             await asyncio.sleep(0.02)
             await time.advance(30)
@@ -101,7 +101,7 @@ def test_the_event_loop_does_not_wait_for_the_journal(room: Room) -> None:
             clock.ManualClock(NOON),
             digest_delivery.DigestDelivery(room.journal, str, incident_labels.InventoryLookup()),
         )
-        sending = asyncio.create_task(made.run_forever(lambda: table(1), time, asyncio.to_thread))
+        sending = asyncio.create_task(made.run(lambda: table(1), time, asyncio.to_thread))
         await until_async(lambda: by)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)

@@ -77,7 +77,7 @@ class Line:
 
     def recover(self, at: float) -> list[events.Event]:
         """What the hub does every few seconds: ask whether something works again, and take the answer."""
-        found = self.pipeline.recoveries(self.pipeline.incidents.broken_gpus(), later(at))
+        found = self.pipeline.find_recoveries(self.pipeline.incidents.broken_gpus(), later(at))
         self.pipeline.ingest_events(found, later(at))
         return found
 

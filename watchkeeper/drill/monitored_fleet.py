@@ -199,7 +199,7 @@ class MonitoredFleet:
 
     def _ingest_recoveries(self, now: datetime) -> None:
         broken_gpus = self.pipeline.incidents.broken_gpus()
-        recoveries = self.pipeline.recoveries(broken_gpus, now) if broken_gpus else []
+        recoveries = self.pipeline.find_recoveries(broken_gpus, now) if broken_gpus else []
         if recoveries:
             self._diagnose_open(self.pipeline.ingest_events(recoveries, now).changed_incidents, now)
 

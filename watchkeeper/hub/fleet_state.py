@@ -110,6 +110,6 @@ class FleetState:
         """Whether each target was scraped or failed at least once."""
         return all(state.last_scrape_ms is not None for state in self._scraper.states())
 
-    def domains_of(self, cluster: str, name: str) -> Mapping[str, str]:
+    def failure_domains(self, cluster: str, name: str) -> Mapping[str, str]:
         node = self.fleet.node(name, cluster)
         return {} if node is None else {**node.domains, **({"pool": node.pool} if node.pool else {})}

@@ -181,7 +181,7 @@ class Hub:
 
     def _notifier_dependencies(self, journal: journals.Journal) -> delivery.NotifierDependencies:
         context = message.MessageContext(journal.diagnosis, journal.plan, self.runtime.settings.notify.console_url)
-        lookup = incident_labels.InventoryLookup(self.fleet.domains_of, self.fleet.clusters.team_of)
+        lookup = incident_labels.InventoryLookup(self.fleet.failure_domains, self.fleet.clusters.team_of)
         return delivery.NotifierDependencies(
             journal, lookup, context, self.runtime.metrics, self.fleet.fleet.place_name
         )

@@ -159,7 +159,7 @@ class IncidentService:
         pipeline = self._current.stages.pipeline
         broken = await self._thread.run(pipeline.incidents.broken_gpus)
         now = self._clock.now()
-        recovered = await asyncio.to_thread(pipeline.recoveries, broken, now) if broken else []
+        recovered = await asyncio.to_thread(pipeline.find_recoveries, broken, now) if broken else []
         if recovered:
             await self.ingest_events(recovered)
 

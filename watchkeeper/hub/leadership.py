@@ -58,7 +58,7 @@ class Leadership:
         self._path, self._settings = settings.journal_path, settings.journal
         self._url = settings.journal.hub_url or f"http://{settings.hub.host}:{settings.hub.port}"
         self._lease = settings.journal.lease_seconds
-        self._create_election: election.Election | None = None
+        self._election: election.Election | None = None
         self._connection: postgres.PostgresConnection | None = None
         self._epoch = self._stages_epoch = 0
         self._lease_until = self._stages_built_at = self._loop_answered_at = 0.0
@@ -88,7 +88,7 @@ class Leadership:
 
     def may_act(self) -> bool:
         """Whether the lease is valid, by a clock that also advances while this process is suspended."""
-        return self._create_election is None or (self._epoch > 0 and _now() < self._lease_until)
+        return self._election is None or (self._epoch > 0 and _now() < self._lease_until)
 
     def fence_driver(self, unfenced: driver.Driver) -> driver.Driver:
         """The driver for this lease: it refuses actions under a later lease."""
@@ -105,7 +105,7 @@ class Leadership:
             return journals.Journal(self._path)
         server = connection.load_server(self._settings.url_file)
         server.create()
-        self._create_election = _election(server, self._url, self._lease)
+        self._election = _create_election(server, self._url, self._lease)
         try:
             self._renew_or_acquire()
         except StoreError:
@@ -120,17 +120,17 @@ class Leadership:
         """Release the lease, so that another hub can lead immediately."""
         self._is_closed.set()
         with self._lock, contextlib.suppress(StoreError):
-            if self._create_election is not None:
+            if self._election is not None:
                 if self._epoch:
-                    self._create_election.release(self._epoch)
+                    self._election.release(self._epoch)
                 self._epoch = 0
-                self._create_election.close()
+                self._election.close()
 
     async def run(self, callbacks: LeadershipCallbacks, stop: asyncio.Event) -> None:
         """Run the leader's tasks whenever this hub leads, until `stop` is set."""
         leader_tasks: list[asyncio.Task[None]] = []
         wakeup, loop = asyncio.Event(), asyncio.get_running_loop()
-        if self._create_election is not None:
+        if self._election is not None:
             # A separate thread: a busy event loop must not lose the lease.
             renewal_thread = threading.Thread(
                 target=self._renew_repeatedly, args=(loop, wakeup), name="leadership", daemon=True
@@ -196,17 +196,17 @@ class Leadership:
 
     def _renew_or_acquire(self) -> None:
         """Renew or acquire the lease, or follow its holder; open another journal if the stages need one."""
-        assert self._create_election is not None
+        assert self._election is not None
         requested_at = _now()
         is_broken = self._connection is None or self._connection.is_broken
-        if self._epoch and not is_broken and self._create_election.renew(self._epoch):
+        if self._epoch and not is_broken and self._election.renew(self._epoch):
             self._lease_until = requested_at + self._lease
             return
-        epoch = self._create_election.acquire()
+        epoch = self._election.acquire()
         if epoch is not None:
             self._start_leading(epoch, requested_at)
             return
-        lease = self._create_election.read_lease()
+        lease = self._election.read_lease()
         is_stale = self._stages_epoch != lease.epoch or requested_at - self._stages_built_at > REFRESH_SECONDS
         self._start_following(f"this hub follows the leader {lease}")
         if is_broken or is_stale:
@@ -237,14 +237,14 @@ class Leadership:
                 self._connection.abort()
             epoch = self._epoch
             self._start_following(str(error))
-            if self._create_election is not None and epoch:
-                self._create_election.release(epoch)
+            if self._election is not None and epoch:
+                self._election.release(epoch)
 
     def _open_connection(self, epoch: int, leader: str = "") -> postgres.PostgresConnection:
         from watchkeeper.store.journal import postgres
 
-        assert self._create_election is not None
-        return postgres.PostgresConnection(self._create_election.server, epoch, leader=leader, idle_seconds=self._lease)
+        assert self._election is not None
+        return postgres.PostgresConnection(self._election.server, epoch, leader=leader, idle_seconds=self._lease)
 
     def _replace_journal(self, new_connection: postgres.PostgresConnection) -> None:
         unused = self._newest if self._newest is not self._stages_journal else None
@@ -278,7 +278,7 @@ class FencedDriver:
         return self._driver.perform(action)
 
 
-def _election(server: postgres.PostgresServer, url: str, lease_seconds: float) -> election.Election:
+def _create_election(server: postgres.PostgresServer, url: str, lease_seconds: float) -> election.Election:
     from watchkeeper.store.journal import election
 
     # The random part distinguishes two starts of a container with the same host name and PID.

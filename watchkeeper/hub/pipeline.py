@@ -269,11 +269,11 @@ class Pipeline:
         updated = self.ingest_alerts(overdue, now) if self._undelivered or overdue else []
         return updated + self.incidents.tick(now, chain(self.active_alerts(), self._external.firing(), external_alerts))
 
-    def recoveries(self, broken: Sequence[recovery.BrokenGpu], now: datetime) -> list[events.Event]:
+    def find_recoveries(self, broken: Sequence[recovery.BrokenGpu], now: datetime) -> list[events.Event]:
         """Recovery events for the broken GPUs that work again."""
-        return recovery.recovery_events(broken, engine=self._parts.engine, presence=self._presence, now=now)
+        return recovery.recovery_events(broken, engine=self._parts.engine, presence=self._find_presence, now=now)
 
-    def _presence(self, place: fleet_model.Place) -> tuple[datetime, datetime] | None:
+    def _find_presence(self, place: fleet_model.Place) -> tuple[datetime, datetime] | None:
         gpu = self._parts.fleet.gpu(place.gpu or "")
         if gpu is None or gpu.gone_since_ms is not None or gpu.node != place.node:
             return None

@@ -106,8 +106,8 @@ class RuleLoops:
         # By group: its interval, and the number of the interval of its last evaluation.
         self._last_numbers: dict[str, tuple[float, int]] = {}
         self._file_stamps: Mapping[str, files.FileStamp | None] = {}
-        self._loaded = reloads.LoadedRules() if self.follows_server else self._read()
-        self.last_reload = self._report_outcome(self._outcome(self._clock.now()))
+        self._loaded = reloads.LoadedRules() if self.follows_server else self._read_sources()
+        self.last_reload = self._report_outcome(self._make_outcome(self._clock.now()))
 
     @property
     def rules(self) -> rulefile.RuleSet:
@@ -224,7 +224,7 @@ class RuleLoops:
             await asyncio.wait(self._deliveries, return_when=asyncio.FIRST_COMPLETED)
         is_cancelled, report = threading.Event(), asyncio.get_running_loop().call_soon_threadsafe
         try:
-            await self._in_thread(lambda: self._run_evaluations(evaluations, is_cancelled, report))
+            await self._run_in_thread(lambda: self._run_evaluations(evaluations, is_cancelled, report))
         finally:
             is_cancelled.set()
 
@@ -265,7 +265,7 @@ class RuleLoops:
         """The number of evaluations whose changed alerts are not delivered yet."""
         return len(self._deliveries)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _run_in_thread(self, work: Callable[[], T]) -> T:
         self.is_evaluating = True
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -293,39 +293,41 @@ class RuleLoops:
             raise HubError(problem, status=409, remedy="Reload the rules on that server")
         async with self._reloading:
             try:
-                loaded = await asyncio.to_thread(self._read)
+                loaded = await asyncio.to_thread(self._read_sources)
             # Deliberately everything: the loaded rules stay active after any failure.
             except Exception as error:
-                self.last_reload = self._report_outcome(self._outcome(self._clock.now(), problems=_problems(error)))
+                self.last_reload = self._report_outcome(
+                    self._make_outcome(self._clock.now(), problems=_problem_texts(error))
+                )
                 return self.last_reload
             now = self._clock.now()
-            ended = await self._in_thread(lambda: self._dependencies.pipeline().change_rules(loaded.rules, now))
+            ended = await self._run_in_thread(lambda: self._dependencies.pipeline().change_rules(loaded.rules, now))
             self._loaded = loaded
             group_labels = {(("group", group.name),) for group in loaded.rules.groups}
             for key in [key for key in self._duration.values if key not in group_labels]:
                 del self._duration.values[key]
-            self.last_reload = outcome = self._report_outcome(self._outcome(now))
+            self.last_reload = outcome = self._report_outcome(self._make_outcome(now))
             if ended:
                 await self._dependencies.deliver(ended, now)
             return outcome
 
     async def _reload_if_changed(self) -> None:
         """Reload if a file was changed, added or removed; an unchanged invalid file is not read again."""
-        if await asyncio.to_thread(lambda: self._stamp() != self._file_stamps):
+        if await asyncio.to_thread(lambda: self._read_stamps() != self._file_stamps):
             await self.reload()
 
-    def _read(self) -> reloads.LoadedRules:
+    def _read_sources(self) -> reloads.LoadedRules:
         # Before reading, so that a change during the read is noticed at the next check.
-        self._file_stamps = self._stamp()
+        self._file_stamps = self._read_stamps()
         return reloads.read_sources(rule_sources(self._settings))
 
-    def _stamp(self) -> Mapping[str, files.FileStamp | None]:
+    def _read_stamps(self) -> Mapping[str, files.FileStamp | None]:
         try:
             return reloads.file_stamps(rule_sources(self._settings))
         except (WatchkeeperError, OSError):
             return {}
 
-    def _outcome(self, now: datetime, *, problems: tuple[str, ...] = ()) -> reloads.Reload:
+    def _make_outcome(self, now: datetime, *, problems: tuple[str, ...] = ()) -> reloads.Reload:
         rules = self.rules
         if problems:
             return replace(self.last_reload, at=now, problems=problems)
@@ -363,7 +365,7 @@ class RuleLoops:
         return [*self._dependencies.pipeline().active_alerts(), *self.server_alerts.values()]
 
 
-def _problems(error: Exception) -> tuple[str, ...]:
+def _problem_texts(error: Exception) -> tuple[str, ...]:
     if isinstance(error, rulefile.RuleFileProblems):
         return tuple(str(problem) for problem in error.problems)
     return (str(error),)

@@ -39,14 +39,14 @@ class Queries:
 
     async def instant(self, expr: str, at_ms: int | None = None) -> engine.QueryResult:
         at = self.now_ms if at_ms is None else at_ms
-        return await self._in_thread(lambda: self.engine.instant(expr, at))
+        return await self._run_in_thread(lambda: self.engine.instant(expr, at))
 
     async def range(self, expr: str, window: engine.QueryRange) -> engine.QueryResult:
         local = self.engine.local
         result = None if local is None else local.range_if_cheap(expr, window)
-        return result if result is not None else await self._in_thread(lambda: self.engine.range(expr, window))
+        return result if result is not None else await self._run_in_thread(lambda: self.engine.range(expr, window))
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _run_in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:

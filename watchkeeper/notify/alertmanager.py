@@ -63,7 +63,7 @@ def alert_labels(incident: Incident, subject: IncidentLabels) -> dict[str, str]:
     place = (incident.place.domain or "").partition("=")[0]
     labels = {name: min(subject[name]) for name in (*LABELS, place) if subject.get(name)}
     names = sorted(subject.get("alertname", ()))
-    return labels | {"alertname": names[0] if names else _camel_case(incident.cause), INCIDENT_LABEL: incident.id}
+    return labels | {"alertname": names[0] if names else _to_camel_case(incident.cause), INCIDENT_LABEL: incident.id}
 
 
 def make_alert(incident: Incident, subject: IncidentLabels, context: MessageContext, *, now: datetime) -> PostedAlert:
@@ -246,7 +246,7 @@ def _read_alert(
     started = min(wire.parse_time(plain["startsAt"]), now)
     is_resolved = plain.get("status") == "resolved"
     # Deliberately not a label: annotations change while the alert stays the same.
-    annotations[signals.CAUSE_ANNOTATION] = cause_of(labels, annotations, cause_by_alert_name=cause_by_alert_name)
+    annotations[signals.CAUSE_ANNOTATION] = find_cause(labels, annotations, cause_by_alert_name=cause_by_alert_name)
     # Alertmanager writes the year 1 for an unknown end.
     ends_at = wire.parse_time(plain["endsAt"]) if is_resolved or plain.get("endsAt") else None
     if not is_resolved:
@@ -262,7 +262,7 @@ def _read_alert(
     )
 
 
-def cause_of(
+def find_cause(
     labels: Mapping[str, str], annotations: Mapping[str, str], *, cause_by_alert_name: Mapping[str, str]
 ) -> str:
     """The cause of an external alert: from its label `cause`, its Xid, or the hub's rule with the same name."""
@@ -292,6 +292,6 @@ def _read_texts(plain: Any, where: str) -> dict[str, str]:
     return dict(plain)
 
 
-def _camel_case(cause: str) -> str:
+def _to_camel_case(cause: str) -> str:
     """`gpu_fell_off_bus` as an alert name: `GpuFellOffBus`."""
     return "".join(part.capitalize() for part in cause.split("_"))

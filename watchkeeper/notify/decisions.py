@@ -135,7 +135,7 @@ def _new_notice(
     due_at: datetime,
 ) -> Notice:
     # Deliberately not the count: of repetitions only the newest is kept.
-    number = max((_number(notice) for notice in receiver_notices if notice.occasion is occasion), default=0) + 1
+    number = max((_notice_number(notice) for notice in receiver_notices if notice.occasion is occasion), default=0) + 1
     return Notice(
         id=f"{incident.id}/{receiver}/{occasion}/{number}",
         incident=incident.id,
@@ -149,7 +149,7 @@ def _new_notice(
     )
 
 
-def _number(notice: Notice) -> int:
+def _notice_number(notice: Notice) -> int:
     return int(notice.id.rpartition("/")[2])
 
 

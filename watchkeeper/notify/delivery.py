@@ -185,7 +185,7 @@ class Notifier:
             )
             return [
                 ("receivers", lambda: self._run_receiver_tasks(time, on_journal_thread)),
-                ("digest", lambda: digests.run_forever(lambda: self._routing, time, on_journal_thread)),
+                ("digest", lambda: digests.run(lambda: self._routing, time, on_journal_thread)),
             ]
         feeds = [("alertmanager", partial(self._run_feed, feed, time)) for feed in self._feeds]
         return [("silences", lambda: self._run_silence_reader(time)), *feeds] if feeds else []
@@ -301,7 +301,7 @@ class Notifier:
         """Send open incidents on an interval, and immediately after a change."""
         last_problem, sent_versions, sent_at = "", list[tuple[str, int]](), time.now() - alertmanager.REPEAT
         # It is unknown which ends were delivered before a restart; Alertmanager deduplicates them.
-        recently_resolved = await asyncio.to_thread(self._recently_resolved, time.now())
+        recently_resolved = await asyncio.to_thread(self._list_recently_resolved, time.now())
         while True:
             now, current = time.now(), self._current
             versions = [(str(incident.id), incident.version) for incident in current]
@@ -322,7 +322,7 @@ class Notifier:
                 last_problem, sent_versions, sent_at = problem, versions, now
             await time.sleep(CHECK_SECONDS)
 
-    def _recently_resolved(self, now: datetime) -> tuple[Incident, ...]:
+    def _list_recently_resolved(self, now: datetime) -> tuple[Incident, ...]:
         incidents = self._dependencies.journal.incidents()
         return tuple(
             incident

@@ -72,7 +72,7 @@ class DigestDelivery:
         self._inventory = inventory
         self._retry_at: dict[str, datetime] = {}
 
-    async def run_forever(
+    async def run(
         self, get_routing: Callable[[], routing.Routing], time: clock.Clock, on_journal_thread: JournalThread
     ) -> None:
         while True:

@@ -68,16 +68,16 @@ def as_plain(report: IncidentReport) -> dict[str, Any]:
 
 def as_markdown(report: IncidentReport) -> str:
     incident = report.incident
-    ended = f"resolved {_time(incident.resolved_at)}" if incident.resolved_at else incident.state.value
+    ended = f"resolved {_format_time(incident.resolved_at)}" if incident.resolved_at else incident.state.value
     duration = durations.format_seconds(round(_duration_seconds(report)))
     parts = [
-        f"# {incident.id}: {_safe(incident.title)}",
+        f"# {incident.id}: {_escape(incident.title)}",
         "",
         f"- **Severity:** {incident.severity}",
-        f"- **Where:** {_safe(report.place_name)}",
-        f"- **When:** opened {_time(incident.opened_at)}, {ended}, duration {duration}",
+        f"- **Where:** {_escape(report.place_name)}",
+        f"- **When:** opened {_format_time(incident.opened_at)}, {ended}, duration {duration}",
         f"- **Cause:** `{incident.cause}` ([runbook]({runbook_path(incident.cause)}))",
-        f"- **Assigned to:** {_safe(incident.assignee or 'unassigned')}",
+        f"- **Assigned to:** {_escape(incident.assignee or 'unassigned')}",
         *([f"- **Part of:** {incident.part_of} (merged)"] if incident.part_of else []),
         *_owner_lines(report),
         *_impact_lines(report),
@@ -89,11 +89,11 @@ def as_markdown(report: IncidentReport) -> str:
         "| Time (UTC) | Actor | Event |",
         "|---|---|---|",
         *(
-            f"| {entry.at:%Y-%m-%d %H:%M:%S} | {_cell(entry.actor)} | {_cell(_entry_text(entry))} |"
+            f"| {entry.at:%Y-%m-%d %H:%M:%S} | {_escape_cell(entry.actor)} | {_escape_cell(_entry_text(entry))} |"
             for entry in report.timeline
         ),
         "",
-        f"Created by Watchkeeper at {_time(report.at)}.",
+        f"Created by Watchkeeper at {_format_time(report.at)}.",
         "",
     ]
     return "\n".join(parts)
@@ -103,8 +103,8 @@ def _owner_lines(report: IncidentReport) -> list[str]:
     owners = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in report.belongs_to.items())
     missing = "; ".join(_unmapped(report))
     return [
-        *([f"- **Belongs to:** {_safe(owners)}"] if owners else []),
-        *([f"- **Unmapped:** {_safe(missing)}"] if missing else []),
+        *([f"- **Belongs to:** {_escape(owners)}"] if owners else []),
+        *([f"- **Unmapped:** {_escape(missing)}"] if missing else []),
     ]
 
 
@@ -124,16 +124,16 @@ def _impact_lines(report: IncidentReport) -> list[str]:
     blast = report.blast
     if blast is None:
         return ["- **Blast radius:** unknown (query engine unavailable)"]
-    hits = ", ".join(f"{hit.workload} ({_gpus(hit.gpus)})" for hit in blast.affected_workloads)
-    teams = f", team {_safe(', '.join(blast.teams))}" if blast.teams else ""
+    hits = ", ".join(f"{hit.workload} ({_format_gpus(hit.gpus)})" for hit in blast.affected_workloads)
+    teams = f", team {_escape(', '.join(blast.teams))}" if blast.teams else ""
     money = f"${blast.dollars_per_hour:g}/h"
     return [
-        f"- **Impact:** {_safe(hits) or 'no workload'}{teams}",
-        f"- **Cost:** {_gpus(blast.gpus)}, {blast.gpu_hours:g} GPU-hours, {money}",
+        f"- **Impact:** {_escape(hits) or 'no workload'}{teams}",
+        f"- **Cost:** {_format_gpus(blast.gpus)}, {blast.gpu_hours:g} GPU-hours, {money}",
     ]
 
 
-def _gpus(count: int | None) -> str:
+def _format_gpus(count: int | None) -> str:
     return "GPUs unknown" if count is None else f"{count} GPU{'' if count == 1 else 's'}"
 
 
@@ -142,9 +142,9 @@ def _diagnosis_lines(report: IncidentReport) -> list[str]:
     lines = ["", "## Diagnosis", ""] + (["No diagnosis yet."] if not findings else [])
     for finding in findings:
         confidence = f"confidence {finding.confidence:.0%}"
-        lines += [f"**{_safe(finding.title)}** (`{finding.cause}`, {confidence}). {_safe(finding.why)}", ""]
-        lines += [f"- evidence: {_safe(item.text)}" for item in finding.evidence]
-        lines += [f"- ruled out {item.cause}: {_safe(item.why)}" for item in finding.ruled_out]
+        lines += [f"**{_escape(finding.title)}** (`{finding.cause}`, {confidence}). {_escape(finding.why)}", ""]
+        lines += [f"- evidence: {_escape(item.text)}" for item in finding.evidence]
+        lines += [f"- ruled out {item.cause}: {_escape(item.why)}" for item in finding.ruled_out]
         lines.append("")
     return lines
 
@@ -153,9 +153,9 @@ def _action_lines(report: IncidentReport) -> list[str]:
     if report.plan is None:
         return ["## Actions", "", "No plan."]
     steps = [
-        f"{at}. {receipt.action.kind}: {_safe(receipt.text)}" for at, receipt in enumerate(report.plan.receipts, 1)
+        f"{at}. {receipt.action.kind}: {_escape(receipt.text)}" for at, receipt in enumerate(report.plan.receipts, 1)
     ]
-    return ["## Actions", "", f"Mode `{report.plan.mode}`: {_safe(report.plan.next_step)}", "", *steps]
+    return ["## Actions", "", f"Mode `{report.plan.mode}`: {_escape(report.plan.next_step)}", "", *steps]
 
 
 def _duration_seconds(report: IncidentReport) -> float:
@@ -167,14 +167,14 @@ def _entry_text(entry: TimelineEntry) -> str:
     return str(body.get("text", entry.kind))
 
 
-def _time(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}Z"
 
 
-def _safe(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape text for Markdown: one line, without tags or links."""
     return " ".join(text.replace("<", "&lt;").replace("[", "\\[").split())
 
 
-def _cell(text: str) -> str:
-    return _safe(text).replace("|", "\\|")
+def _escape_cell(text: str) -> str:
+    return _escape(text).replace("|", "\\|")

@@ -60,7 +60,7 @@ class Message:
 def compose_message(batch: NoticeBatch, context: MessageContext) -> Message:
     """Compose one message for a batch, the most severe incident first."""
     pairs = sorted(zip(batch.notices, batch.incidents, strict=True), key=lambda pair: _sort_key(*pair))
-    title = headline(*pairs[0]) if len(pairs) == 1 else _summary(pairs, batch.more)
+    title = headline(*pairs[0]) if len(pairs) == 1 else _batch_title(pairs, batch.more)
     full = ["\n".join(notice_lines(*pair, context, now=batch.at)) for pair in pairs[:MAX_FULL_INCIDENTS]]
     rest = "\n".join(headline(*pair) for pair in pairs[MAX_FULL_INCIDENTS:])
     body = "\n\n".join([*full, rest] if rest else full)
@@ -91,7 +91,7 @@ def notice_lines(notice: Notice, incident: Incident, context: MessageContext, *,
         duration_seconds = (incident.resolved_at - incident.opened_at).total_seconds()
         lines.append(f"Duration: {durations.format_seconds(round(duration_seconds))}")
     else:
-        best, plan, row = _best(incident, context), context.plan(incident.id), causes.lookup(incident.cause)
+        best, plan, row = _best_finding(incident, context), context.plan(incident.id), causes.lookup(incident.cause)
         lines.append(_since_line(notice, incident, now))
         if incident.members:
             signal_text = leading_member(incident.members).text
@@ -112,7 +112,7 @@ def notice_lines(notice: Notice, incident: Incident, context: MessageContext, *,
 
 def notice_payload(notice: Notice, incident: Incident, context: MessageContext) -> dict[str, Any]:
     """The JSON of a notice; docs/reference/notifications.md lists the keys."""
-    best, plan = _best(incident, context), context.plan(incident.id)
+    best, plan = _best_finding(incident, context), context.plan(incident.id)
     plain: dict[str, Any] = wire.to_plain(incident)
     plain.pop("members")
     return {
@@ -137,7 +137,7 @@ def runbook_path(cause: str) -> str:
     return f"docs/runbooks/{causes.lookup(cause).runbook}.md"
 
 
-def _best(incident: Incident, context: MessageContext) -> diagnosis.Finding | None:
+def _best_finding(incident: Incident, context: MessageContext) -> diagnosis.Finding | None:
     incident_diagnosis = context.diagnosis(incident.id)
     return None if incident_diagnosis is None else incident_diagnosis.best
 
@@ -149,7 +149,7 @@ def _since_line(notice: Notice, incident: Incident, now: datetime) -> str:
     return f"Since {incident.opened_at:%Y-%m-%d %H:%M} UTC{duration}"
 
 
-def _summary(pairs: Sequence[tuple[Notice, Incident]], more: int) -> str:
+def _batch_title(pairs: Sequence[tuple[Notice, Incident]], more: int) -> str:
     resolved_count = sum(notice.occasion is Occasion.RESOLVED for notice, _ in pairs)
     parts = [
         f"{len(pairs) - resolved_count} incidents" if len(pairs) > resolved_count else "",

@@ -17,7 +17,7 @@ from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.kit.clock import ManualClock
 from watchkeeper.web.auth import auth, users
 from watchkeeper.web.auth.auth_reload import AuthFiles
-from watchkeeper.web.auth.login_limit import FREE_ATTEMPTS_BY_NAME, MAX_KEYS, LoginLimit, network_of
+from watchkeeper.web.auth.login_limit import FREE_ATTEMPTS_BY_NAME, MAX_KEYS, LoginLimit, client_network
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
 PASSWORD = "correct horse battery"
@@ -189,7 +189,7 @@ def test_an_address_that_tries_many_names_waits_too_and_success_with_one_does_no
             limit.record_success("2001:db8::1", f"name-{number}")
     assert limit.start_attempt("2001:db8::ffff", "another", now=NOW) > 0
     assert limit.start_attempt("2001:db8:1::1", "another", now=NOW) == 0
-    assert network_of("10.1.2.3") == "10.1.2.3"
+    assert client_network("10.1.2.3") == "10.1.2.3"
 
 
 def test_the_counts_are_bounded() -> None:

@@ -41,7 +41,7 @@ class AdviceWebhook:
         self._runtime, self._health, self._make = runtime, health, make
         self._settings = runtime.settings.capacity
         # The key of the last delivered advice, at first that of no advice, and the last problem.
-        self._delivered_key, self._problem = _key([]), ""
+        self._delivered_key, self._problem = _advice_key([]), ""
         self._sent = runtime.metrics.counter(
             "watchkeeper_capacity_advice_sent_total", "Scaling advice delivered to the webhook"
         )
@@ -81,7 +81,7 @@ class AdviceWebhook:
 
     async def send_if_changed(self) -> None:
         answer = wire.to_plain(await self._make({}))
-        key = _key(answer["advice"])
+        key = _advice_key(answer["advice"])
         if key == self._delivered_key:
             return
         await asyncio.to_thread(self._post, {"kind": KIND, "version": self._runtime.version, **answer}, key)
@@ -117,6 +117,6 @@ class AdviceWebhook:
         self._problem = problem
 
 
-def _key(advice: Any) -> str:
+def _advice_key(advice: Any) -> str:
     """A key that is equal for equal advice."""
     return hashlib.sha256(json.dumps(advice, sort_keys=True).encode()).hexdigest()[:32]

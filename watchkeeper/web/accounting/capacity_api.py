@@ -88,7 +88,7 @@ class CapacityApi:
         self._forecast_lock = asyncio.Lock()
         self._cached_forecasts: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
 
-    async def forecast(self, request: Request) -> Response:
+    async def get_forecast(self, request: Request) -> Response:
         return ok_response(**await self._forecast(request.query_params))
 
     async def _forecast(self, params: Mapping[str, str]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class CapacityApi:
                 break
         return points, float(step)
 
-    async def now(self, request: Request) -> CapacityNow:
+    async def get_capacity(self, request: Request) -> CapacityNow:
         window, cluster_name = _read_window(request.query_params), request.query_params.get("cluster")
         capacity, gpu_holders = await self._load_capacity(cluster_name)
         sizing_advice, used_gpus = await self._load_rightsizing(gpu_holders, window, cluster_name)
@@ -170,7 +170,7 @@ class CapacityApi:
             problem=gpu_holders.problem,
         )
 
-    async def advice(self, request: Request) -> Response:
+    async def get_advice(self, request: Request) -> Response:
         return ok_response(**await self.advise(request.query_params))
 
     async def advise(self, params: Mapping[str, str]) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
     return [
         Endpoint(
             "/api/capacity/forecast",
-            api.forecast,
+            api.get_forecast,
             "Forecast of demand with prediction interval, backtest and advice, and when the fleet is full; "
             "`reason` explains a missing forecast",
             params=FORECAST_PARAMS,
@@ -317,13 +317,13 @@ def endpoints(api: CapacityApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/capacity/now",
-            api.now,
+            api.get_capacity,
             "Current capacity: free and fragmented GPUs, queue waits, and rightsizing advice",
             params=(WINDOW_PARAM, shapes.CLUSTER),
         ),
         Endpoint(
             "/api/capacity/advice",
-            api.advice,
+            api.get_advice,
             "Scaling advice, for programs",
             params=(*FORECAST_PARAMS, WINDOW_PARAM),
             response=CapacityAdvice,

@@ -121,12 +121,12 @@ async def _load_held_seconds(
     expr = demand_queries.held_minutes_expression(durations.format_seconds(window_seconds), cluster=cluster)
     answer = await queries.instant(expr)
     return {
-        (labels.get("cluster", ""), fleet.holder_from_labels(labels) or "", *_part(labels)): minutes * 60
+        (labels.get("cluster", ""), fleet.holder_from_labels(labels) or "", *_read_part(labels)): minutes * 60
         for labels, minutes in answer.latest().items()
     }
 
 
-def _part(labels: Labels) -> GpuPart:
+def _read_part(labels: Labels) -> GpuPart:
     return labels.get("UUID", ""), labels.get("GPU_I_ID", "")
 
 
@@ -148,7 +148,7 @@ async def _load_activity(queries: Queries, window_seconds: float, cluster: str |
     window = durations.format_seconds(round(window_seconds))
     for measure, expr in demand_queries.activity_expressions(window, cluster=cluster).items():
         for labels, value in (await queries.instant(expr)).latest().items():
-            part = _part(labels)
+            part = _read_part(labels)
             activity.values.setdefault((part, measure), []).append((fleet.holder_from_labels(labels), value))
             activity.labels[part] = labels
     return activity

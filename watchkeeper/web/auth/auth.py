@@ -153,7 +153,7 @@ class Auth:
     def make_session(self, account: Token | User, *, now: datetime) -> str:
         """A cookie value that expires, survives a restart, and becomes invalid with its token or password."""
         until = int((now + SESSION_LIFETIME).timestamp())
-        body = f"{_kind(account)}.{account.name}.{secrets.token_hex(8)}.{until}"
+        body = f"{_account_kind(account)}.{account.name}.{secrets.token_hex(8)}.{until}"
         return f"{body}.{self._sign(account, body)}"
 
     def _find_session_account(self, cookie: str, now: datetime) -> Token | User | None:
@@ -165,7 +165,7 @@ class Auth:
             return None
         accounts: tuple[Token | User, ...] = (*self.tokens, *self.users)
         for account in accounts:
-            is_named = (_kind(account), account.name) == (kind, name)
+            is_named = (_account_kind(account), account.name) == (kind, name)
             if is_named and hmac.compare_digest(self._sign(account, body), signature):
                 return account
         return None
@@ -175,7 +175,7 @@ class Auth:
         return hmac.new(self.key, account.digest + body.encode(), hashlib.sha256).hexdigest()
 
 
-def _kind(account: Token | User) -> str:
+def _account_kind(account: Token | User) -> str:
     return "t" if isinstance(account, Token) else "u"
 
 

@@ -37,7 +37,7 @@ class LoginLimit:
 
     def start_attempt(self, address: str, name: str, *, now: datetime) -> int:
         """Seconds to wait before the next attempt, or 0 if this attempt is allowed; then it is counted."""
-        network = network_of(address)
+        network = client_network(address)
         waits = [
             (count.blocked_until - now).total_seconds()
             for count in (self._by_name.get(name), self._by_address.get(network))
@@ -55,14 +55,14 @@ class LoginLimit:
     def record_success(self, address: str, name: str) -> None:
         """Clear the count of the name, and only one attempt of the address, which may try other names as well."""
         self._by_name.pop(name, None)
-        if (count := self._by_address.get(network_of(address))) is not None:
+        if (count := self._by_address.get(client_network(address))) is not None:
             count.attempts -= 1
 
     def __len__(self) -> int:
         return len(self._by_name) + len(self._by_address)
 
 
-def network_of(address: str) -> str:
+def client_network(address: str) -> str:
     """An IPv4 address itself, or the /64 of an IPv6 address, because one client can use all of a /64."""
     try:
         ip = ipaddress.ip_address(address)

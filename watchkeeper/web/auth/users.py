@@ -88,7 +88,7 @@ def load_users(path: Path) -> tuple[User, ...]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             try:
-                users.append(_parse(line))
+                users.append(_parse_user(line))
             except ValueError as error:
                 problems.append(f"line {number}: {error}")
     names = [user.name for user in users]
@@ -98,7 +98,7 @@ def load_users(path: Path) -> tuple[User, ...]:
     return tuple(users)
 
 
-def _parse(line: str) -> User:
+def _parse_user(line: str) -> User:
     parts = line.split()
     if len(parts) != 3:
         raise ValueError("expected `name role hash`")

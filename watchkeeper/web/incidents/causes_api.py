@@ -59,7 +59,7 @@ class CausesApi:
         for correction in hub.incidents.corrections():
             self._count_verdict(correction)
 
-    async def correct(self, request: Request) -> Response:
+    async def correct_cause(self, request: Request) -> Response:
         incident, body = await incident_request.load_with_body(self._journal, request)
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
@@ -75,10 +75,10 @@ class CausesApi:
         self._count_verdict(correction)
         return ok_response(correction=correction, **await self._cards.load_detail(incident))
 
-    async def accuracy(self, _: Request) -> CauseAccuracy:
+    async def get_accuracy(self, _: Request) -> CauseAccuracy:
         return CauseAccuracy(accuracy=await self._journal.read(self._measure_accuracy, is_long=True))
 
-    async def lemon_nodes(self, request: Request) -> LemonList:
+    async def list_lemons(self, request: Request) -> LemonList:
         days = read_number(request, "days", default=90, limit=MAX_DAYS)
         since, ranked, unmeasured = await self._journal.read(lambda: self._rank_lemons(days), is_long=True)
         return LemonList(
@@ -127,19 +127,19 @@ def endpoints(api: CausesApi) -> list[Endpoint]:
     return [
         Endpoint.post(
             "/api/incidents/{id}/cause",
-            api.correct,
+            api.correct_cause,
             "Correct the cause of an incident, or confirm it by sending the same cause",
             body={"cause": str, "why": str},
             response=CauseCorrected,
         ),
         Endpoint(
             "/api/accuracy",
-            api.accuracy,
+            api.get_accuracy,
             "For each cause: how often it was diagnosed, reviewed by a person, and correct",
         ),
         Endpoint(
             "/api/lemons",
-            api.lemon_nodes,
+            api.list_lemons,
             "Nodes that fail more often than the fleet, highest failure rate first",
             params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}. Default: 90.", int),),
         ),

@@ -107,7 +107,7 @@ class IncidentApi:
         incident, body = await incident_request.load_with_body(self._journal, request)
         return await self._silence(request, body, incident_labels.place_matchers(incident.place))
 
-    async def silences(self, _: Request) -> Response:
+    async def list_silences(self, _: Request) -> Response:
         now = self._runtime.clock.now()
         views = [_silence_view(silence) | {"active": silence.is_active(now)} for silence in self._silences.silences()]
         return ok_response(silences=views, problem=self._silences.silences_problem())
@@ -127,23 +127,23 @@ class IncidentApi:
         ended = await self._silences.expire_silence(request.path_params["id"], request.state.caller.name)
         return ok_response(silence=_silence_view(ended))
 
-    async def report(self, request: Request) -> Response:
+    async def get_report(self, request: Request) -> Response:
         report = await self._reports.load_report(await incident_request.load_incident(self._journal, request))
         if request.query_params.get("format", "markdown") == "json":
             return ok_response(**incident_report.as_plain(report))
         return Response(incident_report.as_markdown(report), media_type="text/markdown; charset=utf-8")
 
-    async def digest(self, request: Request) -> DigestText:
+    async def get_digest(self, request: Request) -> DigestText:
         days = read_number(request, "days", default=7, limit=MAX_DAYS)
         until = self._runtime.clock.now()
         made_digest = await self._reports.make_digest(until - timedelta(days=days), until)
         return DigestText(digest=made_digest, text="\n".join(digest.digest_lines(made_digest)))
 
-    async def notices(self, request: Request) -> NoticeList:
+    async def list_notices(self, request: Request) -> NoticeList:
         id = (await incident_request.load_incident(self._journal, request)).id
         return NoticeList(notices=await self._journal.read(lambda: self._journal.notices(id)))
 
-    async def webhook(self, request: Request) -> Response:
+    async def receive_webhook(self, request: Request) -> Response:
         """Receive alerts of Alertmanager; the token of a single node is refused."""
         check_node(request.state.caller, None)
         if self._running_webhooks >= MAX_CONCURRENT_WEBHOOKS:
@@ -210,19 +210,19 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/incidents/{id}/report",
-            api.report,
+            api.get_report,
             "Report of an incident: timeline, diagnosis, repairs and impact, as Markdown or JSON",
             params=(QueryParam("format", "Format of the report. Default: markdown.", Literal["markdown", "json"]),),
             media_type="text/markdown",
         ),
         Endpoint(
             "/api/incidents/{id}/notices",
-            api.notices,
+            api.list_notices,
             "Notifications sent about an incident: receiver, time and result",
         ),
         Endpoint(
             "/api/silences",
-            api.silences,
+            api.list_silences,
             "List silences: active, scheduled, and expired within the last day",
             response=SilenceList,
         ),
@@ -244,13 +244,13 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/digest",
-            api.digest,
+            api.get_digest,
             "Summary of the incidents of the last days, as data and as text",
             params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}. Default: 7.", int),),
         ),
         Endpoint.post(
             "/api/alertmanager",
-            api.webhook,
+            api.receive_webhook,
             "Receive alerts of another Prometheus in the format of Alertmanager's webhook",
             role=Role.AGENT,
             body=dict[str, Any],

@@ -77,7 +77,7 @@ class JournalApi:
         settings = self._runtime.settings
         return journal_search.JournalLocation(settings.journal_path, settings.journal.url_file)
 
-    async def entries(self, request: Request) -> JournalPage:
+    async def list_entries(self, request: Request) -> JournalPage:
         location, entry_filter = self._location(), _entry_filter(request)
 
         def search() -> tuple[journal_search.EntryPage, list[JournalEntryView]]:
@@ -94,7 +94,7 @@ class JournalApi:
             kinds=page.kinds,
         )
 
-    async def verify(self, request: Request) -> ChainVerdict:
+    async def verify_chain(self, request: Request) -> ChainVerdict:
         """The cached verdict, or a new verification if it is too old or `again=1` is set."""
         location, now = self._location(), self._runtime.clock.now()
         is_forced = request.query_params.get("again") == "1"
@@ -106,7 +106,7 @@ class JournalApi:
                 cached = self._verdict = (now.timestamp(), verdict)
         return cached[1]
 
-    async def export(self, request: Request) -> Response:
+    async def export_entries(self, request: Request) -> Response:
         """Stream the matching entries with their hashes, newest first, one JSON object per line."""
         location, entry_filter = self._location(), _entry_filter(request)
         name = f"journal-{self._runtime.clock.now():%Y%m%dT%H%M%SZ}.jsonl"
@@ -192,21 +192,21 @@ def endpoints(api: JournalApi) -> list[Endpoint]:
     return [
         Endpoint(
             "/api/journal",
-            api.entries,
+            api.list_entries,
             "Audit log, newest first: who did what to which subject",
             params=FILTERS,
             response=JournalPage,
         ),
         Endpoint(
             "/api/journal/verify",
-            api.verify,
+            api.verify_chain,
             "Verify the hash chain of the audit log: whether any entry was changed",
             params=(QueryParam("again", "1: verify now; do not use the cached result."),),
             response=ChainVerdict,
         ),
         Endpoint(
             "/api/journal.jsonl",
-            api.export,
+            api.export_entries,
             "Download the audit log as JSON Lines, with the hashes of its chain",
             params=FILTERS,
             media_type="application/x-ndjson",

@@ -102,7 +102,7 @@ class RepairsApi:
         loop = self._repairs
         return await self._change_repair(request, lambda actor, now: loop.control.reject(id, why, actor=actor, now=now))
 
-    async def step_done(self, request: Request) -> Response:
+    async def confirm_step(self, request: Request) -> Response:
         id = (await incident_request.load_incident(self._journal, request)).id
         loop = self._repairs
         return await self._change_repair(request, lambda actor, now: loop.control.step_done(id, actor=actor, now=now))
@@ -135,7 +135,7 @@ class RepairsApi:
         # Deliberately not on the repair thread: a stop must not wait for calls that hang.
         return ok_response(switch=_switch_view(await self._repairs.run_now(lambda: change(actor, clock.now()))))
 
-    async def audit_log(self, request: Request) -> RepairLog:
+    async def list_audit_entries(self, request: Request) -> RepairLog:
         limit = read_number(request, "limit", default=1000, limit=MAX_ENTRIES)
         return RepairLog(entries=await self._repairs.run_now(lambda: self._repairs.audit(limit)))
 
@@ -179,7 +179,7 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
         ),
         Endpoint(
             "/api/repairs/log",
-            api.audit_log,
+            api.list_audit_entries,
             "Audit log of repairs, oldest first",
             params=(QueryParam("limit", f"Number of newest entries, at most {MAX_ENTRIES:,}. Default: 1000.", int),),
         ),
@@ -213,7 +213,10 @@ def endpoints(api: RepairsApi) -> list[Endpoint]:
             response=RepairChanged,
         ),
         Endpoint.post(
-            "/api/incidents/{id}/step-done", api.step_done, "Confirm that a manual step is done", response=RepairChanged
+            "/api/incidents/{id}/step-done",
+            api.confirm_step,
+            "Confirm that a manual step is done",
+            response=RepairChanged,
         ),
         Endpoint.post("/api/incidents/{id}/again", api.retry, "Retry a failed repair", response=RepairChanged),
     ]

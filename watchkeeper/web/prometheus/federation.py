@@ -90,7 +90,7 @@ def _text_lines(all_samples: Sequence[interfaces.AnySample], *, is_quoted: bool)
         yield f"# TYPE {written_name} untyped\n"
         for sample in group:
             pairs = (pair for pair in sample.labels.pairs if pair[0] != METRIC_NAME)
-            label_pairs = [f'{_label(key, is_quoted)}="{own_metrics.escape(value)}"' for key, value in pairs]
+            label_pairs = [f'{_write_label(key, is_quoted)}="{own_metrics.escape(value)}"' for key, value in pairs]
             is_quoted_name = written_name.startswith('"')
             inside = ",".join([written_name, *label_pairs] if is_quoted_name else label_pairs)
             series = f"{{{inside}}}" if is_quoted_name else f"{written_name}{{{inside}}}"
@@ -99,7 +99,7 @@ def _text_lines(all_samples: Sequence[interfaces.AnySample], *, is_quoted: bool)
 
 # A store has few label names, and every line repeats them.
 @functools.lru_cache(maxsize=1024)
-def _label(name: str, is_quoted: bool) -> str:
+def _write_label(name: str, is_quoted: bool) -> str:
     if PLAIN_LABEL.match(name):
         return name
     return f'"{own_metrics.escape(name)}"' if is_quoted else _with_underscores(name).replace(":", "_")
@@ -111,19 +111,19 @@ def _with_underscores(name: str) -> str:
 
 def _protobuf_families(samples: Sequence[interfaces.AnySample]) -> Iterator[bytes]:
     """Delimited MetricFamily messages; a name with several types of samples has several."""
-    for (name, kind), group in groupby(samples, key=lambda sample: (sample.labels.name, _kind(sample))):
-        metrics = b"".join(_bytes_field(4, _metric(sample)) for sample in group)
+    for (name, kind), group in groupby(samples, key=lambda sample: (sample.labels.name, _metric_type(sample))):
+        metrics = b"".join(_bytes_field(4, _write_metric(sample)) for sample in group)
         body = _bytes_field(1, name.encode()) + _varint_field(3, kind) + metrics
         yield encode_varint(len(body)) + body
 
 
-def _kind(sample: interfaces.AnySample) -> int:
+def _metric_type(sample: interfaces.AnySample) -> int:
     if isinstance(sample, Sample):
         return UNTYPED
     return GAUGE_HISTOGRAM if sample.value.hint is ResetHint.GAUGE else HISTOGRAM
 
 
-def _metric(sample: interfaces.AnySample) -> bytes:
+def _write_metric(sample: interfaces.AnySample) -> bytes:
     pairs = (pair for pair in sample.labels.pairs if pair[0] != METRIC_NAME)
     labels = b"".join(
         _bytes_field(1, _bytes_field(1, key.encode()) + _bytes_field(2, value.encode())) for key, value in pairs
@@ -131,11 +131,11 @@ def _metric(sample: interfaces.AnySample) -> bytes:
     if isinstance(sample, Sample):
         content = _bytes_field(UNTYPED_VALUE, _double_field(1, sample.value))
     else:
-        content = _bytes_field(HISTOGRAM_VALUE, _histogram(sample.value))
+        content = _bytes_field(HISTOGRAM_VALUE, _write_histogram(sample.value))
     return labels + content + _varint_field(6, sample.at_ms & (1 << 64) - 1)
 
 
-def _histogram(histogram: Histogram) -> bytes:
+def _write_histogram(histogram: Histogram) -> bytes:
     """Native buckets, or classic buckets for custom bounds, which this format does not support."""
     if not histogram.is_custom:
         # An empty span marks a native histogram without observations.

@@ -31,21 +31,25 @@ def write_tree(expr: ast.Expr) -> dict[str, Any]:
         case ast.Unary():
             return {"type": "unaryExpr", "op": expr.op, "expr": write_tree(expr.expr)}
         case ast.Selector():
-            return {"type": "vectorSelector", **_selector(expr)}
+            return {"type": "vectorSelector", **_write_selector(expr)}
         case ast.RangeSelector():
-            return {"type": "matrixSelector", "range": expr.range_ms, **_selector(expr.selector)}
+            return {"type": "matrixSelector", "range": expr.range_ms, **_write_selector(expr.selector)}
         case ast.Subquery():
             step = {"range": expr.range_ms, "step": expr.step_ms or 0}
             return {"type": "subquery", "expr": write_tree(expr.expr), **step, **_offset_fields(expr)}
         case ast.FunctionCall():
-            return {"type": "call", "func": _function(expr.function), "args": [write_tree(each) for each in expr.args]}
+            return {
+                "type": "call",
+                "func": _write_function(expr.function),
+                "args": [write_tree(each) for each in expr.args],
+            }
         case ast.Aggregate():
-            return _aggregate(expr)
+            return _write_aggregate(expr)
         case ast.Binary():
-            return _binary(expr)
+            return _write_binary(expr)
 
 
-def _selector(selector: ast.Selector) -> dict[str, Any]:
+def _write_selector(selector: ast.Selector) -> dict[str, Any]:
     # Prometheus' parser puts the metric name before the braces after the matchers inside them.
     ordered = sorted(selector.matchers, key=lambda each: each.name == METRIC_NAME and selector.name is not None)
     matchers = [{"name": each.name, "value": each.value, "type": each.op.value} for each in ordered]
@@ -58,7 +62,7 @@ def _offset_fields(expr: ast.Selector | ast.Subquery) -> dict[str, Any]:
     return {"offset": expr.offset_ms, "timestamp": fixed, "startOrEnd": edge}
 
 
-def _function(name: str) -> dict[str, Any]:
+def _write_function(name: str) -> dict[str, Any]:
     signature = functions.FUNCTIONS[name]
     kinds = [TYPE_NAMES[kind] for kind in signature.args]
     return {
@@ -69,7 +73,7 @@ def _function(name: str) -> dict[str, Any]:
     }
 
 
-def _aggregate(expr: ast.Aggregate) -> dict[str, Any]:
+def _write_aggregate(expr: ast.Aggregate) -> dict[str, Any]:
     return {
         "type": "aggregation",
         "op": expr.op,
@@ -80,7 +84,7 @@ def _aggregate(expr: ast.Aggregate) -> dict[str, Any]:
     }
 
 
-def _binary(expr: ast.Binary) -> dict[str, Any]:
+def _write_binary(expr: ast.Binary) -> dict[str, Any]:
     matching = None
     if expr.matching is not None:
         matching = {

@@ -90,10 +90,10 @@ class RulesApi:
         self._runtime, self._queries, self._rules = hub.runtime, hub.queries, hub.rules
         self._replay_lock, self._limit = asyncio.Lock(), ConcurrencyLimit("rule replays")
 
-    async def rules(self, _: Request) -> RuleList:
-        return await asyncio.to_thread(self._list_rules)
+    async def list_rules(self, _: Request) -> RuleList:
+        return await asyncio.to_thread(self._collect_rules)
 
-    def _list_rules(self) -> RuleList:
+    def _collect_rules(self) -> RuleList:
         rules = [
             listed_rule(group, rule, states.get(evaluate.rule_key(group, rule), evaluate.RuleState()))
             for group, states in self._rules.groups()
@@ -106,7 +106,7 @@ class RulesApi:
             self._runtime.clock.now(), rules, [_listed_alert(alert) for alert in active[:MAX_ALERTS]], len(active)
         )
 
-    async def replay(self, request: Request) -> RuleReplay:
+    async def replay_rules(self, request: Request) -> RuleReplay:
         with self._limit:
             return await self._replay(request)
 
@@ -220,13 +220,13 @@ def endpoints(api: RulesApi) -> list[Endpoint]:
     return [
         Endpoint(
             "/api/rules",
-            api.rules,
+            api.list_rules,
             "List alerting rules with their state and health, and pending and firing alerts",
             response=RuleList,
         ),
         Endpoint.post(
             "/api/rules/replay",
-            api.replay,
+            api.replay_rules,
             "Replay rules on stored samples to see when they would have fired; stores and sends nothing",
             role=Role.VIEWER,
             body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},

@@ -32,7 +32,7 @@ class SloApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._queries, self._journal, self._rules = hub.runtime, hub.queries, hub.journal, hub.rules
 
-    async def slos(self, _: Request) -> Response:
+    async def list_slos(self, _: Request) -> Response:
         """All SLOs with their error budgets now; a value without samples is null."""
         now = self._runtime.clock.now()
         answer = await self._queries.instant(budgets.RECORDED_SERIES, clock.to_ms(now))
@@ -54,7 +54,7 @@ class SloApi:
             return None
         return durations.format_seconds(min(durations.parse_seconds(window), query.retention_seconds))
 
-    async def reload(self, _: Request) -> Response:
+    async def reload_rules(self, _: Request) -> Response:
         outcome = await self._rules.reload()
         if outcome.is_successful:
             return ok_response(**reload_outcome(outcome))
@@ -74,10 +74,12 @@ def reload_outcome(outcome: reload.Reload) -> dict[str, Any]:
 
 def endpoints(api: SloApi) -> list[Endpoint]:
     return [
-        Endpoint("/api/slos", api.slos, "List SLOs with their remaining error budget and burn rates", response=SloList),
+        Endpoint(
+            "/api/slos", api.list_slos, "List SLOs with their remaining error budget and burn rates", response=SloList
+        ),
         Endpoint.post(
             "/-/reload",
-            api.reload,
+            api.reload_rules,
             "Reload the rule files; 422 with all problems if they are invalid",
             role=Role.ADMIN,
             response=shapes.ReloadOutcome,

@@ -34,9 +34,8 @@ def inspect_job(queries: JobQueries, line: jobs.JobLine) -> JobInspection:
     is_stuck = line.state in STUCK
     readings, nodes = _read_ranks(queries, is_stuck=is_stuck, stalled_since=line.stalled_since)
     is_synchronous = bool(queries.training) or line.gpus <= 1 or is_stuck or _looks_synchronous(readings)
-    return JobInspection(
-        readings, nodes, *ranks.compare_ranks(readings, is_synchronous=is_synchronous, is_stuck=is_stuck)
-    )
+    compared, straggler = ranks.compare_ranks(readings, is_synchronous=is_synchronous, is_stuck=is_stuck)
+    return JobInspection(readings, nodes, compared, straggler)
 
 
 def refine_line(
@@ -66,7 +65,8 @@ def _read_ranks(
     labels_by_uuid = {labels.get("UUID", ""): labels for labels in [*allocated, *rank_series] if labels.get("UUID")}
     nodes = {labels.get("Hostname", "") for labels in [*allocated, *rank_series]} - {""}
     gpus = _read_gpus(queries, labels_by_uuid, nodes, stalled_since=stalled_since, is_stuck=is_stuck)
-    node_activity, usual_watts = _read_node_activity(queries, nodes), queries.usual_watts()
+    (cpus, network), links = (queries.node_activity(nodes), queries.link_bytes(nodes)) if nodes else (({}, {}), {})
+    usual_watts = queries.usual_watts()
     steps = {identity.read_rank(labels): value for labels, value in queries.step_compute_seconds().items()}
     alive = {identity.read_rank(labels) for labels in queries.series("training_last_step_timestamp_seconds")}
     rank_by_uuid = _assign_ranks(labels_by_uuid, rank_series, gpus.indexes, world_size=world_size)
@@ -87,9 +87,9 @@ def _read_ranks(
                 is_silent=uuid in gpus.silent,
                 limit_watts=numbers.get("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
                 usual_watts=usual_watts,
-                link_bytes=node_activity.links.get(uuid),
-                cpu_share=node_activity.cpus.get(node),
-                network_bytes=node_activity.network.get(node),
+                link_bytes=links.get(uuid),
+                cpu_share=cpus.get(node),
+                network_bytes=network.get(node),
             )
         )
     placed_ranks = {reading.rank for reading in readings}
@@ -126,36 +126,15 @@ def _read_gpus(
             readings_by_uuid.setdefault(uuid, {})[labels.get("field", "")] = value
             indexes[uuid] = labels.get("gpu", "")
     has_gaps = is_stuck and nodes and len(readings_by_uuid) < len(labels_by_uuid)
-    earlier = (
-        {labels.get("UUID", "") for labels in queries.gpus_before_stall(nodes, stalled_since)} if has_gaps else set()
-    )
-    return _GpuReadings(readings_by_uuid, indexes, earlier - readings_by_uuid.keys())
+    earlier = queries.gpus_before_stall(nodes, stalled_since) if has_gaps else {}
+    silent = {labels.get("UUID", "") for labels in earlier} - readings_by_uuid.keys()
+    return _GpuReadings(readings_by_uuid, indexes, silent)
 
 
 def _read_world_size(rows: Rows) -> int:
     """Return the number of ranks that the job exports; 0 if it exports none or an impossible number."""
     world_size = max(rows.values(), default=0.0)
     return round(world_size) if 0 <= world_size <= MAX_WORLD_SIZE else 0
-
-
-@dataclass(frozen=True, slots=True)
-class _NodeActivity:
-    """Bytes per second over the links of each GPU, and CPU use and network traffic of each node."""
-
-    links: Mapping[str, float]
-    cpus: Mapping[str, float]
-    network: Mapping[str, float]
-
-
-def _read_node_activity(queries: JobQueries, nodes: set[str]) -> _NodeActivity:
-    if not nodes:
-        return _NodeActivity({}, {}, {})
-    cpus, network = queries.node_activity(nodes)
-    return _NodeActivity(
-        {labels.get("UUID", ""): value for labels, value in queries.link_bytes(nodes).items()},
-        {labels.get("instance", "").partition(":")[0]: value for labels, value in cpus.items()},
-        {labels.get("instance", "").partition(":")[0]: value for labels, value in network.items()},
-    )
 
 
 def _assign_ranks(
@@ -166,23 +145,18 @@ def _assign_ranks(
         labels.get("UUID", ""): rank for labels in rank_series if (rank := identity.read_rank(labels)) is not None
     }
     if rank_by_uuid or world_size != len(labels_by_uuid):
-        # The GPU of a rank that stopped exporting is the only one left.
-        unassigned_ranks, unassigned_gpus = (
-            set(range(world_size)) - set(rank_by_uuid.values()),
-            [uuid for uuid in labels_by_uuid if uuid not in rank_by_uuid],
-        )
-        return (
-            {**rank_by_uuid, unassigned_gpus[0]: unassigned_ranks.pop()}
-            if len(unassigned_ranks) == len(unassigned_gpus) == 1
-            else rank_by_uuid
-        )
-    ordered = sorted(
-        labels_by_uuid,
-        key=lambda uuid: jobs.rank_sort_key(
-            labels_by_uuid[uuid].get("workload", ""), labels_by_uuid[uuid].get("Hostname", ""), indexes.get(uuid, "")
-        ),
-    )
-    return {uuid: rank for rank, uuid in enumerate(ordered)}
+        ranks_left = set(range(world_size)) - set(rank_by_uuid.values())
+        gpus_left = [uuid for uuid in labels_by_uuid if uuid not in rank_by_uuid]
+        # One rank and one GPU left: the rank stopped exporting on that GPU.
+        if len(ranks_left) == len(gpus_left) == 1:
+            rank_by_uuid[gpus_left[0]] = ranks_left.pop()
+        return rank_by_uuid
+
+    def sort_key(uuid: str) -> tuple[int, str, str, int]:
+        labels = labels_by_uuid[uuid]
+        return jobs.rank_sort_key(labels.get("workload", ""), labels.get("Hostname", ""), indexes.get(uuid, ""))
+
+    return {uuid: rank for rank, uuid in enumerate(sorted(labels_by_uuid, key=sort_key))}
 
 
 def _looks_synchronous(readings: Sequence[ranks.RankReading]) -> bool:

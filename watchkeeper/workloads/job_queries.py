@@ -85,22 +85,24 @@ class JobQueries:
             f"{selector} or (last_over_time({selector}[30m]) unless on (rank) {selector} unless on (UUID) {selector})"
         )
 
-    def link_bytes(self, nodes: Iterable[str]) -> Rows:
+    def link_bytes(self, nodes: Iterable[str]) -> dict[str, float]:
         """Return bytes per second over the busiest link of each GPU of the nodes, by UUID."""
         matchers = self._node_matchers(nodes)
         busiest = f'max by (UUID) (avg_over_time({{__name__=~"{LINK_METRICS}",{matchers}}}[2m]))'
         nvlink = f"max by (UUID) (avg_over_time({NVLINK_MEGABYTES_METRIC}{{{matchers}}}[2m])) * 1e6"
-        return self._query(f'max by (UUID) (label_replace({busiest}, "of", "all", "", "") or {nvlink})')
+        rows = self._query(f'max by (UUID) (label_replace({busiest}, "of", "all", "", "") or {nvlink})')
+        return {labels.get("UUID", ""): value for labels, value in rows.items()}
 
-    def node_activity(self, nodes: Iterable[str]) -> tuple[Rows, Rows]:
-        """Return the share of busy CPUs, and bytes per second sent over InfiniBand, by `instance`.
+    def node_activity(self, nodes: Iterable[str]) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the share of busy CPUs, and bytes per second sent over InfiniBand, by node.
 
         For nodes without node_exporter, the CPU share is the load that the agent reports.
         """
         matchers = self._instance_matchers(nodes)
         sent = f"sum by (instance) (rate(node_infiniband_port_data_transmitted_bytes_total{{{matchers}}}[2m]))"
         agent_load = host_cpu.load_share(self._node_matchers(nodes), minutes=1)
-        return self._query(host_cpu.busy_share(matchers)) or self._query(agent_load), self._query(sent)
+        cpus = self._query(host_cpu.busy_share(matchers)) or self._query(agent_load)
+        return _map_by_node(cpus), _map_by_node(self._query(sent))
 
     def usual_watts(self) -> float | None:
         """Return the highest power of a GPU of the job within a day; None if SM activity, the better metric, exists."""
@@ -167,6 +169,10 @@ class JobQueries:
         except WatchkeeperError as error:
             self.problems.append(f"the query `{expr[:60]}…` failed: {error}")
             return {}
+
+
+def _map_by_node(rows: Rows) -> dict[str, float]:
+    return {labels.get("instance", "").partition(":")[0]: value for labels, value in rows.items()}
 
 
 def _node_pattern(nodes: Iterable[str]) -> str:

@@ -67,15 +67,11 @@ class EvidenceSources:
         node = self.inventory.node(name, cluster)
         if node is None:
             return None
-        node_incidents = [
-            incident for incident in self.journal.incidents(limit=MAX_EVENTS) if incident.place.whole_node == node.place
-        ]
-        incident_files = [
-            file
-            for incident in node_incidents[:20]
-            for file in self._incident_files(incident, f"incidents/{incident.id}/")
-        ]
-        files = [*incident_files, *self._node_files(node.place, since=now - HISTORY, now=now)]
+        newest = self.journal.incidents(limit=MAX_EVENTS)
+        files: list[BundleFile] = []
+        for incident in [incident for incident in newest if incident.place.whole_node == node.place][:20]:
+            files += self._incident_files(incident, f"incidents/{incident.id}/")
+        files += self._node_files(node.place, since=now - HISTORY, now=now)
         return self._pack(files, node.place, name, now=now, hides_names=hides_names)
 
     def _pack(

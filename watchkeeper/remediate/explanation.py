@@ -92,11 +92,8 @@ class PolicyReplayRules:
 
 def replay_incidents(past: Iterable[incidents.Incident], rules: PolicyReplayRules) -> list[ReplayedIncident]:
     """Replay incidents in order; a repaired node counts as out of service until its incident was resolved."""
-    policy_replay = _PolicyReplay(rules)
-    return [
-        policy_replay.replay_incident(incident)
-        for incident in sorted(past, key=lambda incident: incident.opened_at)[-MAX_REPLAYED_INCIDENTS:]
-    ]
+    ordered = sorted(past, key=lambda incident: incident.opened_at)
+    return list(map(_PolicyReplay(rules).replay_incident, ordered[-MAX_REPLAYED_INCIDENTS:]))
 
 
 def replay_reports(past: Sequence[incidents.Incident], policy: RepairPolicy) -> list[ReplayedIncident]:

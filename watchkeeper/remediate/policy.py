@@ -151,17 +151,10 @@ def add_checks(policy: RepairPolicy, names: Sequence[str]) -> RepairPolicy:
 
 def set_owner_wait(policy: RepairPolicy, wait: str | None) -> RepairPolicy:
     """Set the default wait of `warn_owner` steps; None: reclaiming is off, and a policy with it is an error."""
-    entries = [(f"cause.{cause}", entry) for cause, entry in policy.cause.items()]
-    entries += [
-        (f"pool.{pool}.cause.{c}", entry) for pool, inner in policy.pool.items() for c, entry in inner.cause.items()
-    ]
-    reclaiming_keys = [key for key, entry in entries if any(step.action in RECLAIM_KINDS for step in entry.steps)]
-    if wait is None and reclaiming_keys:
-        raise SettingsError(
-            f"{reclaiming_keys[0]} reclaims GPUs, but reclaiming is off",
-            where="remediate.reclaim",
-            remedy="Set remediate.reclaim = true, or remove the steps from the policy",
-        )
+    for key, _, entry in _list_entries(policy) if wait is None else ():
+        if any(step.action in RECLAIM_KINDS for step in entry.steps):
+            remedy = "Set remediate.reclaim = true, or remove the steps from the policy"
+            raise SettingsError(f"{key} reclaims GPUs, but reclaiming is off", where="remediate.reclaim", remedy=remedy)
 
     def set_wait(step: PolicyStep) -> PolicyStep:
         if wait is None or step.action is not actions.ActionKind.WARN_OWNER:
@@ -169,6 +162,15 @@ def set_owner_wait(policy: RepairPolicy, wait: str | None) -> RepairPolicy:
         return replace(step, arguments={"wait": wait, **step.arguments})
 
     return _map_entries(policy, lambda _, entry, __: replace(entry, steps=tuple(map(set_wait, entry.steps))))
+
+
+def _list_entries(policy: RepairPolicy) -> Iterator[tuple[str, str, CausePolicy]]:
+    """Yield each entry with its key and its cause."""
+    for cause, entry in policy.cause.items():
+        yield f"cause.{cause}", cause, entry
+    for pool, pool_policy in policy.pool.items():
+        for cause, entry in pool_policy.cause.items():
+            yield f"pool.{pool}.cause.{cause}", cause, entry
 
 
 def _map_entries(policy: RepairPolicy, change: Callable[[str, CausePolicy, str], CausePolicy]) -> RepairPolicy:
@@ -191,9 +193,9 @@ def _add_checks_to_step(step: PolicyStep, names: Sequence[str]) -> PolicyStep:
 
 
 def _overlay(base: RepairPolicy, override: RepairPolicy) -> RepairPolicy:
+    empty = PoolPolicy({})
     pools = {
-        name: PoolPolicy({**(base.pool[name].cause if name in base.pool else {}), **entry.cause})
-        for name, entry in override.pool.items()
+        name: PoolPolicy({**base.pool.get(name, empty).cause, **pool.cause}) for name, pool in override.pool.items()
     }
     return RepairPolicy({**base.cause, **override.cause}, {**base.pool, **pools}, {**base.limits, **override.limits})
 
@@ -205,11 +207,8 @@ def _find_problems(policy: RepairPolicy, *, is_complete: bool) -> Iterator[str]:
         if kind not in list(actions.ActionKind):
             yield f"limits.{kind}: unknown action; use one of {', '.join(actions.ActionKind)}"
         yield from _find_limit_problems(f"limits.{kind}", limit)
-    for cause, entry in policy.cause.items():
-        yield from _find_entry_problems(f"cause.{cause}", cause, entry)
-    for pool, pool_policy in policy.pool.items():
-        for cause, entry in pool_policy.cause.items():
-            yield from _find_entry_problems(f"pool.{pool}.cause.{cause}", cause, entry)
+    for key, cause, entry in _list_entries(policy):
+        yield from _find_entry_problems(key, cause, entry)
 
 
 def _find_entry_problems(key: str, cause: str, entry: CausePolicy) -> Iterator[str]:

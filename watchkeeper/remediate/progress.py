@@ -112,11 +112,8 @@ def next_step(repair: Repair, why: str, now: datetime) -> Repair:
     index = repair.step + 1
     next_action = repair.actions[index] if index < len(repair.actions) else None
     # The transition to `restoring` follows once the uncordon is the current step.
-    state = (
-        repair.state
-        if next_action is not None and next_action.kind is ActionKind.UNCORDON
-        else state_for_action(next_action)
-    )
+    is_uncordon = next_action is not None and next_action.kind is ActionKind.UNCORDON
+    state = repair.state if is_uncordon else state_for_action(next_action)
     return replace(_change_state(repair, state, why, now), step=index)
 
 
@@ -133,13 +130,10 @@ def begin_action(repair: Repair, action: Action) -> Repair:
 
 def record_outcome(repair: Repair, action: Action, outcome: ActionOutcome, *, now: datetime) -> Repair:
     if not outcome.is_complete:
-        waits_for = tuple(text[:MAX_TEXT_LENGTH] for text in outcome.waits_for[:20]) or (
-            outcome.text[:MAX_TEXT_LENGTH],
-        )
+        waits_for = tuple(text[:MAX_TEXT_LENGTH] for text in outcome.waits_for[:20] or (outcome.text,))
         return replace(repair, tries=0, retry_at=now + _poll_interval(repair, now), waits_for=waits_for)
-    recorded = _add_receipt(
-        replace(repair, tries=0, retry_at=None, waits_for=()), action, Result.DONE, text=outcome.text, now=now
-    )
+    succeeded = replace(repair, tries=0, retry_at=None, waits_for=())
+    recorded = _add_receipt(succeeded, action, Result.DONE, text=outcome.text, now=now)
     if repair.state is RepairState.RESTORING:
         return replace(recorded, undone=(*repair.undone, action.id), is_begun=False)
     # The owner has time to react; `transitions` decides when it is over.

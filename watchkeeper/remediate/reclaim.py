@@ -50,9 +50,8 @@ class IdleCheck:
             return CheckResult(CHECK_NAME, CheckState.UNKNOWN, f"the idle check failed to run: {error}")
         conclusive = [result for result in results if result.state is not CheckState.UNKNOWN]
         if not conclusive:
-            return CheckResult(
-                CHECK_NAME, CheckState.UNKNOWN, f"no samples of the GPUs of {', '.join(names) or 'any workload'}"
-            )
+            text = f"no samples of the GPUs of {', '.join(names) or 'any workload'}"
+            return CheckResult(CHECK_NAME, CheckState.UNKNOWN, text)
         return next((result for result in conclusive if result.state is CheckState.FAILED), conclusive[0])
 
     def _check_workload(self, workload: str, cluster: str, *, window: timedelta, now: datetime) -> CheckResult:
@@ -76,9 +75,8 @@ class IdleCheck:
 
     def _query_by_gpu(self, expr: str, now: datetime) -> Mapping[Gpu, float]:
         answer = self.engine.instant(expr, clock.to_ms(now))
-        return {
-            (labels.get("Hostname", ""), labels.get("UUID", "")): value for labels, value in answer.latest().items()
-        }
+        rows = answer.latest().items()
+        return {(labels.get("Hostname", ""), labels.get("UUID", "")): value for labels, value in rows}
 
 
 def _is_idle(active: float | None, busy: float | None) -> bool:

@@ -66,11 +66,8 @@ class RepairRegistry:
             for repair in reversed(past)
             if repair.started_at is not None
         ]
-        self._requested_at = {
-            repair.node: repair.made_at
-            for repair in reversed(past)
-            if repair.mode is not trust.Mode.SUGGEST and not repair.is_reclaim
-        }
+        counted = [repair for repair in past if repair.mode is not trust.Mode.SUGGEST and not repair.is_reclaim]
+        self._requested_at = {repair.node: repair.made_at for repair in reversed(counted)}
         self._stray_cordons = StrayCordons(reversed(past), now)
         self._checked_at: dict[RepairId, datetime] = {}
         # Started by this process, first call not made yet.
@@ -128,9 +125,8 @@ class RepairRegistry:
     def refusals(self, repair: Repair, now: datetime) -> Iterator[guards.GuardRefusal]:
         """Yield what each guard that refuses the repair says now."""
         availability = self.fleet_availability(now, repair.node)
-        return guards.find_refusals(
-            guards.GuardInputs(build_request(repair), availability, self._dependencies.limits, now)
-        )
+        inputs = guards.GuardInputs(build_request(repair), availability, self._dependencies.limits, now)
+        return guards.find_refusals(inputs)
 
     def incidents_under_repair(self, node: fleet.Place) -> frozenset[incidents.IncidentId]:
         """Return the incidents with a running repair that has changed the machine.
@@ -218,10 +214,8 @@ class RepairRegistry:
 
     def note_unchanged_cause(self, repair: Repair, incident: incidents.IncidentId, now: datetime) -> None:
         """Note on the timeline why signals of a node under repair do not change the cause."""
-        summary = f"{repair.id} is running on {repair.node.node}"
-        self._add_timeline_entry(
-            incident, f"{summary}: new signals of the node do not change the cause, {repair.cause}", now
-        )
+        note = f"new signals of the node do not change the cause, {repair.cause}"
+        self._add_timeline_entry(incident, f"{repair.id} is running on {repair.node.node}: {note}", now)
 
     def _add_timeline_entry(self, incident: incidents.IncidentId, text: str, now: datetime) -> None:
         self._dependencies.journal.record(TIMELINE_ENTRY, incident, at=now, actor=HUB, body={"text": text})
@@ -242,9 +236,7 @@ class RepairRegistry:
         if marked_incident is None:
             return None
         with self._lock:
-            is_known = any(
-                marked_incident in self._active[id].openings for id in self._ids_by_node.get(observed.place, ())
-            )
+            is_known = any(marked_incident in repair.openings for repair in self._repairs_on(observed.place))
         # Another hub numbers its incidents in the same way: a mark is ours only with the same node.
         past = () if is_known else self._dependencies.journal.repairs_of(marked_incident)
         return marked_incident if is_known or any(repair.node == observed.place for repair in past) else None

@@ -18,13 +18,7 @@ from watchkeeper.model.repairs import RECLAIM_KINDS, WAITING, Repair, RepairId, 
 from watchkeeper.remediate import guards, progress, validation
 from watchkeeper.remediate.driver import NodeObservation
 from watchkeeper.remediate.proposal import RepairProposal, build_request
-from watchkeeper.remediate.registry import (
-    AUDIT_ENTRY,
-    INVENTORY_MAX_AGE,
-    MAX_STARTS,
-    TIMELINE_ENTRY,
-    RepairRegistry,
-)
+from watchkeeper.remediate.registry import AUDIT_ENTRY, INVENTORY_MAX_AGE, MAX_STARTS, TIMELINE_ENTRY, RepairRegistry
 from watchkeeper.remediate.transitions import (
     MAX_CLOCK_STEP,
     Transition,
@@ -98,9 +92,8 @@ class Repairs(RepairRegistry):
         self._requested_at[node] = now
         if self.switch.is_tripped:
             return
-        trip_reason = guards.breaker_trip_reason(
-            self._requested_at, self._dependencies.limits, since=self.switch.reset_at, now=now
-        )
+        limits, since = self._dependencies.limits, self.switch.reset_at
+        trip_reason = guards.breaker_trip_reason(self._requested_at, limits, since=since, now=now)
         if trip_reason is not None:
             log.error("circuit breaker tripped", extra=fields(reason=trip_reason))
             tripped = replace(self.switch, tripped_at=now, tripped_why=trip_reason)
@@ -181,9 +174,7 @@ class Repairs(RepairRegistry):
         mode_decision = self._dependencies.current_mode(repair) if repair.state in WAITING else None
         if mode_decision is not None and mode_decision.is_below(repair.mode):
             repair = self.save(
-                progress.lower_mode(repair, mode_decision, now),
-                now,
-                text=f"The mode was lowered: {mode_decision.why}",
+                progress.lower_mode(repair, mode_decision, now), now, text=f"The mode was lowered: {mode_decision.why}"
             )
         while repair.state in WAITING:
             refusal = self._find_refusal(repair, now) if repair.state is RepairState.APPROVED else None

@@ -21,9 +21,9 @@ def rebooted_nodes(plan: actions.Plan) -> set[fleet.Place]:
 def with_shared_incidents(plan: actions.Plan, others: Iterable[str]) -> actions.Plan:
     """Return the plan with these incidents added to its reboots."""
     added = set(others)
-    receipts = (
-        _add_incidents(receipt, added) if added and _is_reboot(receipt) else receipt for receipt in plan.receipts
-    )
+    if not added:
+        return plan
+    receipts = (_add_incidents(receipt, added) if _is_reboot(receipt) else receipt for receipt in plan.receipts)
     return replace(plan, receipts=tuple(receipts))
 
 
@@ -46,11 +46,8 @@ def read_shared_incidents(receipt: actions.Receipt) -> tuple[str, ...]:
 def _add_incidents(receipt: actions.Receipt, added: set[str]) -> actions.Receipt:
     previous = read_shared_incidents(receipt)
     all_incidents = tuple(sorted({*previous, *added}))
-    return replace(
-        receipt,
-        text=receipt.text.removesuffix(_format_shared(previous)) + _format_shared(all_incidents),
-        shared_with=all_incidents,
-    )
+    text = receipt.text.removesuffix(_format_shared(previous)) + _format_shared(all_incidents)
+    return replace(receipt, text=text, shared_with=all_incidents)
 
 
 def _format_shared(incidents: tuple[str, ...]) -> str:

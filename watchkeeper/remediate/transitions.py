@@ -242,12 +242,10 @@ def _decide_reclaim(repair: Repair, action: Action, context: TransitionContext, 
 
 def warned_at(repair: Repair) -> datetime | None:
     """Return when the owner was warned that the GPU will be reclaimed."""
-    warned_times = (
-        receipt.at
-        for receipt in repair.receipts
-        if receipt.action.kind is ActionKind.WARN_OWNER and receipt.result is Result.DONE
-    )
-    return next(warned_times, None)
+    for receipt in repair.receipts:
+        if receipt.action.kind is ActionKind.WARN_OWNER and receipt.result is Result.DONE:
+            return receipt.at
+    return None
 
 
 def _decide_after_resolution(repair: Repair) -> Transition | None:

@@ -138,9 +138,8 @@ def _count_throttled_gpus(engine: Engine, at_ms: int, reasons: Rows, problems: l
     if not throttled:
         return {}
     try:
-        return engine.instant(
-            THROTTLED_QUERY.format("|".join(map(own_metrics.escape, throttled[:MAX_THROTTLED_GPUS]))), at_ms
-        ).latest()
+        pattern = "|".join(map(own_metrics.escape, throttled[:MAX_THROTTLED_GPUS]))
+        return engine.instant(THROTTLED_QUERY.format(pattern), at_ms).latest()
     except WatchkeeperError as error:
         problems.append(f"the query for throttled GPUs of jobs failed: {error}")
         return {}
@@ -233,9 +232,8 @@ class _BoardBuilder:
         """Return the name in the job's own training series; empty if it exports none."""
         name = self._training_names.get(key) or key.name
         # The age of the last step comes from a rule and may be late; the world size comes from the job itself.
-        has_series = any(
-            (key.cluster, name) in rows for rows in (self._last_step_ages, self._by_training["world_sizes"])
-        )
+        training_key = (key.cluster, name)
+        has_series = training_key in self._last_step_ages or training_key in self._by_training["world_sizes"]
         return name if has_series else ""
 
     def _build_line(self, key: JobKey, training: str) -> jobs.JobLine:
@@ -253,9 +251,8 @@ class _BoardBuilder:
         uses = self._uses.get(key, {})
         state = self._decide_state(key, training_key, uses)
         # Seconds without a step; for a job that exports no steps, without a kernel.
-        idle_seconds = self._last_step_ages.get(
-            training_key, self._idle_seconds.get(key) if state is jobs.JobState.STALLED else None
-        )
+        kernel_age = self._idle_seconds.get(key) if state is jobs.JobState.STALLED else None
+        idle_seconds = self._last_step_ages.get(training_key, kernel_age)
         is_stalled = state in (jobs.JobState.STALLED, jobs.JobState.HUNG) and idle_seconds is not None
         facts = efficiency.JobFacts(
             gpus, uses, self._value("input_waits", training_key), straggler, round(self._throttled_gpus.get(key, 0.0)),
@@ -287,9 +284,8 @@ class _BoardBuilder:
         if not uses:
             return jobs.JobState.UNKNOWN
         # The mean of an hour falls only slowly after the last kernel.
-        is_idle = (
-            uses.get("active", 1.0) < efficiency.IDLE_SHARE or self._idle_seconds.get(key, 0.0) >= IDLE_LIMIT_SECONDS
-        )
+        is_long_idle = self._idle_seconds.get(key, 0.0) >= IDLE_LIMIT_SECONDS
+        is_idle = is_long_idle or uses.get("active", 1.0) < efficiency.IDLE_SHARE
         return jobs.JobState.IDLE if is_idle else jobs.JobState.RUNNING
 
     def _find_straggler(self, training_key: TrainingKey) -> jobs.Straggler | None:

@@ -105,14 +105,9 @@ def assess_efficiency(facts: JobFacts, window_seconds: float) -> Efficiency:
         missing.append("CPU: neither node_exporter nor the agent of its nodes is scraped")
     if facts.input_wait is None:
         missing.append("input wait: the job does not export training_data_wait_seconds_total")
-    return Efficiency(
-        window_seconds,
-        uses,
-        bottleneck,
-        _explain(facts, bottleneck),
-        tuple(_suggest_fixes(facts, bottleneck)),
-        tuple(missing),
-    )
+    fix = _suggest_first_fix(facts, bottleneck)
+    fixes = (*((fix,) if fix is not None else ()), *_suggest_size_fixes(facts, bottleneck))
+    return Efficiency(window_seconds, uses, bottleneck, _explain(facts, bottleneck), fixes, tuple(missing))
 
 
 def pending_efficiency(command: str) -> Efficiency:
@@ -146,11 +141,6 @@ def _explain(facts: JobFacts, bottleneck: BoundBy) -> str:
     elif bottleneck is BoundBy.INPUT and facts.input_wait is None:
         text = WAITS_OUTSIDE_TEXT
     return f"{text}: {', '.join(parts)}" if parts else text
-
-
-def _suggest_fixes(facts: JobFacts, bottleneck: BoundBy) -> list[Fix]:
-    first = _suggest_first_fix(facts, bottleneck)
-    return [*([first] if first is not None else []), *_suggest_size_fixes(facts, bottleneck)]
 
 
 def _suggest_first_fix(facts: JobFacts, bottleneck: BoundBy) -> Fix | None:
@@ -206,9 +196,8 @@ def _suggest_size_fixes(facts: JobFacts, bottleneck: BoundBy) -> list[Fix]:
     fixes = []
     enough_gpus = max(1, round(facts.gpus * active * 2))
     if active < WASTED_SHARE and enough_gpus < facts.gpus:
-        fixes.append(
-            Fix(f"Request {enough_gpus} GPUs instead of {facts.gpus:g}", f"SMs are active {active:.1%} of the time")
-        )
+        text = f"Request {enough_gpus} GPUs instead of {facts.gpus:g}"
+        fixes.append(Fix(text, f"SMs are active {active:.1%} of the time"))
     if memory is not None and memory < HALF_EMPTY_SHARE and active < BUSY_SHARE:
         text = f"Increase the batch size: {1 - memory:.0%} of the GPU memory is free"
         fixes.append(Fix(text, "fewer, larger kernels fill the SMs"))

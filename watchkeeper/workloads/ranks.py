@@ -71,9 +71,9 @@ def compare_ranks(
     missing = _find_missing(readings)
     if missing is not None:
         return tuple(compared), missing
-    culprit = _find_not_spinning(compared) or (
-        _find_only_active(compared) or _find_outlier_node(readings) if is_stuck else None
-    )
+    culprit = _find_not_spinning(compared)
+    if culprit is None and is_stuck:
+        culprit = _find_only_active(compared) or _find_outlier_node(readings)
     if culprit is not None:
         return tuple(compared), _add_cpu_reason(culprit, readings)
     has_steps = any(reading.step_seconds is not None for reading in readings)

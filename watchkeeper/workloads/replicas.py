@@ -213,10 +213,8 @@ class _AdviceReplay:
 
 def build_queries(budgets: Mapping[str, float], matchers: str = "") -> Mapping[str, str]:
     """Return the queries of a load; `budgets` has the share of late requests that each latency objective allows."""
-    late_terms = [
-        f"{LATE_METRIC}{{{_join_matchers(f'slo={chr(34)}{name}{chr(34)}', matchers)}}} / {budget:.6g}"
-        for name, budget in budgets.items()
-    ]
+    suffix = f",{matchers}" if matchers else ""
+    late_terms = [f'{LATE_METRIC}{{slo="{name}"{suffix}}} / {budget:.6g}' for name, budget in budgets.items()]
     queries = {
         "replicas": f"watchkeeper:inference_replicas:count{{{matchers}}}",
         "waiting": f"sum by (cluster, model_name) (inference_requests_waiting{{{matchers}}})",
@@ -224,10 +222,6 @@ def build_queries(budgets: Mapping[str, float], matchers: str = "") -> Mapping[s
         "shown": f"watchkeeper:inference_replica_requests:max1d{{{matchers}}}",
     }
     return {**queries, "burn": f"max by (cluster, model_name) ({' or '.join(late_terms)})"} if late_terms else queries
-
-
-def _join_matchers(first: str, second: str) -> str:
-    return f"{first},{second}" if second else first
 
 
 def advise_now(engine: Engine, at_ms: int, budgets: Mapping[str, float]) -> tuple[list[ReplicasAdvice], list[str]]:

@@ -93,11 +93,7 @@ class ApiClient:
     """Thread-safe; each call in progress has its own connection."""
 
     def __init__(
-        self,
-        server: kubeconfig.ApiServer,
-        *,
-        timeout_seconds: float = 5.0,
-        sleep: Callable[[float], None] = time.sleep,
+        self, server: kubeconfig.ApiServer, *, timeout_seconds: float = 5.0, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.server = server
         self.timeout_seconds = timeout_seconds

@@ -63,10 +63,7 @@ def find_controller(raw: Raw) -> PodController | None:
 def is_kept(raw: Raw) -> bool:
     """Whether the pod has the keep mark as an annotation or a label."""
     metadata = facts.mapping(raw, "metadata")
-    keep_values = (
-        facts.mapping(metadata, "annotations").get(KEEP_MARK),
-        facts.mapping(metadata, "labels").get(KEEP_MARK),
-    )
+    keep_values = [facts.mapping(metadata, name).get(KEEP_MARK) for name in ("annotations", "labels")]
     return any(str(value).lower() not in ("none", "false", "no", "") for value in keep_values)
 
 

@@ -88,22 +88,17 @@ def parse_node(raw: Raw, at: datetime | None) -> NodeSnapshot:
 def _read_signals(metadata: Raw, taints: tuple[Raw, ...], conditions: tuple[Raw, ...]) -> Iterator[tuple[Meaning, str]]:
     """Return the signals of other tools on the node: what each means, and its text."""
     entries = [
-        *(
-            (SignalKind.CONDITION, facts.text(condition, "type"), facts.text(condition, "status"))
-            for condition in conditions
-        ),
+        *((SignalKind.CONDITION, facts.text(row, "type"), facts.text(row, "status")) for row in conditions),
         *((SignalKind.TAINT, facts.text(taint, "key"), facts.text(taint, "value")) for taint in taints),
         *((SignalKind.LABEL, name, str(value)) for name, value in facts.mapping(metadata, "labels").items()),
         *((SignalKind.ANNOTATION, name, str(value)) for name, value in facts.mapping(metadata, "annotations").items()),
     ]
-    messages = {
-        facts.text(condition, "type"): facts.text(condition, "message", intern_it=False) for condition in conditions
-    }
+    messages = {facts.text(row, "type"): facts.text(row, "message", intern_it=False) for row in conditions}
     for kind, name, value in entries:
-        row = node_signals.find_signal(kind, name, value)
-        if row is not None:
+        signal = node_signals.find_signal(kind, name, value)
+        if signal is not None:
             message = f": {messages[name][:200]}" if kind is SignalKind.CONDITION and messages.get(name) else ""
-            yield row.means, f"{row.whose} ({kind} {name}{f'={value}' if value else ''}{message})"
+            yield signal.means, f"{signal.whose} ({kind} {name}{f'={value}' if value else ''}{message})"
 
 
 def node_path(name: str) -> str:

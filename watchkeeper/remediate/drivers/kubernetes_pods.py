@@ -64,15 +64,12 @@ def classify_pod(raw: Raw, rules: EvictionRules, *, at: datetime | None = None, 
     """Classify a pod; one that was created after `since` and tolerates the cordon is ignored."""
     metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     decision, why = _decide_drain(metadata, spec, status, rules=rules, at=at)
-    # `kubectl drain` moves only what it found at its beginning.
-    is_back = (
-        decision in (DrainDecision.EVICT, DrainDecision.WAIT) and is_newer(metadata, since) and _tolerates(spec, TAINT)
-    )
-    if is_back:
+    # `kubectl drain` also evicts only the pods that it listed first.
+    is_returning = decision in (DrainDecision.EVICT, DrainDecision.WAIT) and is_newer(metadata, since)
+    if is_returning := is_returning and _tolerates(spec, TAINT):
         decision, why = DrainDecision.LEAVE, "it was created after the cordon and tolerates it"
-    return PodState(
-        facts.text(metadata, "namespace"), facts.name_of(metadata), facts.text(metadata, "uid"), decision, why, is_back
-    )
+    namespace, uid = facts.text(metadata, "namespace"), facts.text(metadata, "uid")
+    return PodState(namespace, facts.name_of(metadata), uid, decision, why, is_returning)
 
 
 def _decide_drain(
@@ -90,10 +87,8 @@ def _decide_drain(
     if not controller and not rules.evict_unmanaged:
         return DrainDecision.WAIT, "it has no controller; wait until it ends, or set remediate.evict_unmanaged"
     if not rules.delete_empty_dirs and (volume := _find_disk_volume(spec)):
-        return (
-            DrainDecision.WAIT,
-            f"its emptyDir `{volume}` would be lost; wait until it ends, or set remediate.delete_empty_dirs",
-        )
+        remedy = "wait until it ends, or set remediate.delete_empty_dirs"
+        return DrainDecision.WAIT, f"its emptyDir `{volume}` would be lost; {remedy}"
     return DrainDecision.EVICT, ""
 
 

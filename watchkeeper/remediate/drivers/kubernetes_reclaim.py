@@ -42,9 +42,8 @@ class PodReclaimer:
             response = self.change(idle.build_warning_event(raw, action, at=at))
             if response.status != 409:
                 require_success(response, action.place)
-        return ActionOutcome(
-            f"warned the owners of {', '.join(map(pods.full_name, live)) or 'no pods: all have ended'}"
-        )
+        names = ", ".join(map(pods.full_name, live))
+        return ActionOutcome(f"warned the owners of {names or 'no pods: all have ended'}")
 
     def reclaim(self, action: Action, raw_pods: Sequence[pods.Raw]) -> ActionOutcome:
         method = cluster_driver.read_reclaim_method(action)
@@ -64,10 +63,8 @@ class PodReclaimer:
             if controller is not None and controller.path is not None
         ]
         outcome = self.evict([pods.classify_pod(raw, EVICT_ALL) for raw in unscalable], action)
-        blockers = (
-            *outcome.waits_for,
-            *(f"pod {pods.full_name(raw)}: terminating" for raw in live if raw not in unscalable),
-        )
+        scaled = (f"pod {pods.full_name(raw)}: terminating" for raw in live if raw not in unscalable)
+        blockers = (*outcome.waits_for, *scaled)
         text = "; ".join(scale_text for scale_text in scale_texts if scale_text) or outcome.text
         return ActionOutcome(text, is_complete=not blockers, waits_for=blockers)
 

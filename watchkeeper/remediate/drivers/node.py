@@ -61,9 +61,8 @@ class NodeAgentDriver:
     def describe(self, action: Action) -> str:
         request = build_request(action)
         arguments = "".join(f" {name}={text}" for name, text in request.arguments.items())
-        return (
-            f"work order {request.kind}{arguments} for the agent of {request.node} ({describe_manual_command(action)})"
-        )
+        manual = describe_manual_command(action)
+        return f"work order {request.kind}{arguments} for the agent of {request.node} ({manual})"
 
     def perform(self, action: Action) -> ActionOutcome:
         queue, request = self.order_queue(), build_request(action)
@@ -71,7 +70,8 @@ class NodeAgentDriver:
             remedy = "Set hub.order_key_file, and give each agent its key"
             raise build_refusal(f"{action.kind} needs work orders", action.place.node, remedy)
         last_receipt: orders.Receipt | None = None
-        for number in range(1, ORDER_TEMPLATES[action.kind].tries + 1):
+        tries = ORDER_TEMPLATES[action.kind].tries
+        for number in range(1, tries + 1):
             id = order_id(action, number)
             tracked = queue.find_order(id)
             if tracked is None or tracked.receipt is None:
@@ -83,7 +83,8 @@ class NodeAgentDriver:
                 proof = "" if tracked.is_proven else " (not signed by the node: check the agent's key)"
                 raise ActionRefused(last_receipt.text + proof, where=action.place.node)
         assert last_receipt is not None
-        raise _build_exhausted_refusal(action, last_receipt)
+        problem = f"{action.kind} failed {tries} times, the limit is {tries}: {last_receipt.text}"
+        raise ActionRefused(problem, where=action.place.node)
 
     def _issue(self, queue: OrderQueue, request: OrderRequest, *, failed: orders.Receipt | None) -> ActionOutcome:
         """Issue or renew the order; ActionFailed reports the failed order that it repeats."""
@@ -126,10 +127,3 @@ def build_request(action: Action) -> OrderRequest:
     lifetime = timedelta(seconds=orders.KINDS[template.kind].seconds) + orders.DEFAULT_LIFETIME
     why = f"{action.incident}: {action.why}"
     return OrderRequest(place.cluster, place.node, template.kind, arguments, why, lifetime, order_id(action, 1))
-
-
-def _build_exhausted_refusal(action: Action, last_receipt: orders.Receipt) -> ActionRefused:
-    tries = ORDER_TEMPLATES[action.kind].tries
-    return ActionRefused(
-        f"{action.kind} failed {tries} times, the limit is {tries}: {last_receipt.text}", where=action.place.node
-    )

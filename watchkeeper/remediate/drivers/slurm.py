@@ -121,9 +121,8 @@ class SlurmDriver:
         return f"{squeue}, until no job is left"
 
     def perform(self, action: Action) -> ActionOutcome:
-        return cluster_driver.perform(
-            self, action, SUPPORTED_ACTIONS, unsupported=f"this driver has no Slurm command for {action.kind}"
-        )
+        unsupported = f"this driver has no Slurm command for {action.kind}"
+        return cluster_driver.perform(self, action, SUPPORTED_ACTIONS, unsupported=unsupported)
 
     def _cordon(self, action: Action) -> ActionOutcome:
         node = self._get_node(action)

@@ -19,7 +19,7 @@ from watchkeeper import __version__, errors
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("watchkeeper.cli.hub.up", "Start a hub with a simulated fleet on this machine."),
     "hub": ("watchkeeper.cli.hub.hub", "Run the hub: scrape, store, alert, diagnose, serve the console."),
-    "agent": ("watchkeeper.cli.node.agent", "Run the agent of a GPU node: serve /metrics, push events to the hub."),
+    "agent": ("watchkeeper.cli.node.agent", "Run the agent of a GPU node: /metrics, and events for the hub."),
     "scan": ("watchkeeper.cli.node.scan", "Check the health of this node once; also for Slurm and Kubernetes."),
     "gpus": ("watchkeeper.cli.node.gpus", "List the GPUs of this node and how they are connected."),
     "diag": ("watchkeeper.cli.node.diag", "Test the GPUs of this node: setup, speed, correctness, full load."),

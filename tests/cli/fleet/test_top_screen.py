@@ -18,19 +18,19 @@ from watchkeeper.agent import node_facts
 from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.cli.fleet import top, top_sources
 from watchkeeper.cli.fleet.top_rows import SortColumn, TopPage, TopRow, TopView
-from watchkeeper.cli.fleet.top_screen import Top
+from watchkeeper.cli.fleet.top_screen import TopApp
 from watchkeeper.client.typed import Client
 from watchkeeper.errors import HubError, StartRefused
 from watchkeeper.kit import clock
 from watchkeeper.readers.nvml import choice
 
-Story = Callable[[Top, "Pilot[None]"], Awaitable[None]]
+Story = Callable[[TopApp, "Pilot[None]"], Awaitable[None]]
 PATIENCE_SECONDS = 60.0
 
 
 def play(source: top_sources.PageSource, story: Story, *, size: tuple[int, int] = (80, 24)) -> None:
     async def run() -> None:
-        app = Top(source, TopView(), interval_seconds=0.2)
+        app = TopApp(source, TopView(), interval_seconds=0.2)
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.shown is not None or "not current" in head(app))
             await story(app, pilot)
@@ -45,11 +45,11 @@ async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
         await pilot.pause(0.02)
 
 
-def head(app: Top) -> str:
+def head(app: TopApp) -> str:
     return str(app.query_one("#head", Static).render())
 
 
-def lines(app: Top) -> list[list[str]]:
+def lines(app: TopApp) -> list[list[str]]:
     table: DataTable[str] = app.query_one("#gpus", DataTable)
     return [[str(cell) for cell in table.get_row_at(at)] for at in range(table.row_count)]
 
@@ -75,7 +75,7 @@ def many(count: int) -> list[TopRow]:
 def test_a_page_fills_the_terminal_and_keys_change_the_page() -> None:
     source = Canned(many(10_000))
 
-    async def story(app: Top, pilot: Pilot[None]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await until(pilot, lambda: len(lines(app)) > 10)
         assert max(view.limit for view in source.views) < 24
         await pilot.press("pagedown")
@@ -91,7 +91,7 @@ def test_a_page_fills_the_terminal_and_keys_change_the_page() -> None:
 def test_an_unreachable_hub_leaves_the_last_page_marked_as_stale() -> None:
     source = Canned(many(4))
 
-    async def story(app: Top, pilot: Pilot[None]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await until(pilot, lambda: len(lines(app)) == 4)
         source.error = HubError("no hub answers")
         await until(pilot, lambda: "stale: no hub answers" in head(app))
@@ -101,7 +101,7 @@ def test_an_unreachable_hub_leaves_the_last_page_marked_as_stale() -> None:
 
 
 def test_a_timer_or_an_answer_while_the_screen_closes_causes_no_error() -> None:
-    async def story(app: Top, pilot: Pilot[None]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
         shown = app.shown
         assert shown is not None
         await app.query("Screen > *").remove()
@@ -115,7 +115,7 @@ def test_a_timer_or_an_answer_while_the_screen_closes_causes_no_error() -> None:
 def test_only_changed_cells_are_redrawn() -> None:
     source = Canned(many(4))
 
-    async def story(app: Top, pilot: Pilot[None]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await until(pilot, lambda: len(lines(app)) == 4)
         table: DataTable[str] = app.query_one("#gpus", DataTable)
         drawn: list[str] = []
@@ -144,7 +144,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[product.Product]:
 
 @pytest.mark.slow
 def test_gpus_of_a_hub_are_sorted_and_filtered_with_its_incidents(hub: product.Product) -> None:
-    async def story(app: Top, pilot: Pilot[None]) -> None:
+    async def story(app: TopApp, pilot: Pilot[None]) -> None:
         await until(pilot, lambda: len(lines(app)) > 10)
         assert "of 64 GPUs" in head(app)
         assert "fell off the bus" in str(app.query_one("#below", Static).render())
@@ -179,7 +179,7 @@ def test_top_shows_local_gpus_with_the_reader_of_the_agent(fake: driver.FakeNvml
     with scan_readings.running_sampler(look, clock.ScaledClock()) as sampler:
         source = top_sources.LocalSource(sampler, node="n1", roots=node_facts.Roots(root=tmp_path))
 
-        async def story(app: Top, pilot: Pilot[None]) -> None:
+        async def story(app: TopApp, pilot: Pilot[None]) -> None:
             await until(pilot, lambda: len(lines(app)) == 2 and lines(app)[1][1] == "42%")
             assert [row[0] for row in lines(app)] == ["n1/0", "n1/1"]
             await until(pilot, lambda: f"pid {os.getpid()}" in str(app.query_one("#below", Static).render()))

@@ -126,10 +126,10 @@ def _use_lines(answer: answers.CapacityNow) -> Iterator[str]:
             for workload in changes[:MAX_ROWS]
         ]
         yield from _table_lines(["workload", "GPUs", "advice", "MIG profile", "reason"], rows)
-    for cut in answer.repartition:
+    for layout in answer.repartition:
         yield (
-            f"{cut.workloads} workloads on {cut.model} fit into MIG instances of {cut.gpus_to_cut} GPUs: "
-            f"this frees {cut.frees_gpus} GPUs."
+            f"{layout.workloads} workloads on {layout.model} fit into MIG instances of {layout.gpus_to_cut} GPUs: "
+            f"this frees {layout.frees_gpus} GPUs."
         )
 
 
@@ -139,13 +139,13 @@ def _describe_change(change: str) -> str:
 
 def whatif(answer: answers.WhatIf) -> Iterator[str]:
     before, after = answer.before, answer.after
-    lost = after.never_fits.jobs - before.never_fits.jobs
+    newly_unfit = after.never_fits.jobs - before.never_fits.jobs
     yield (
         f"{_describe_change(answer.change)}: "
         f"p95 wait {_format_seconds(before.wait.p95)} → {_format_seconds(after.wait.p95)}, "
         f"utilisation {_format_percent(before.utilisation)} → {_format_percent(after.utilisation)}, "
         f"{before.gpus:g} → {after.gpus:g} GPUs."
-        + (f" {lost:,} jobs that fit before never fit after; the waits exclude them." if lost > 0 else "")
+        + (f" {newly_unfit:,} jobs that fit before never fit after; the waits exclude them." if newly_unfit > 0 else "")
     )
     yield ""
     rows = [_whatif_row("all", answer.recorded.wait, before.wait, after.wait)]

@@ -103,8 +103,8 @@ def _add_waste(
     if bill.until - bill.since > MAX_WASTE_SECONDS:
         notes = [*bill.notes, "allocated, idle GPUs are listed for at most 35 days"]
         return reading.read_answer(answers.CostReport, {**bill.plain, "notes": notes}), ()
-    of = [f"{name}={value}" for name, value in params["of"]]
-    return bill, hub.waste(since=bill.since, until=bill.until, of=of).waste
+    filters = [f"{name}={value}" for name, value in params["of"]]
+    return bill, hub.waste(since=bill.since, until=bill.until, of=filters).waste
 
 
 def _read_bill(params: Mapping[str, Any]) -> Any:
@@ -133,8 +133,8 @@ def _encode_report(
 
         return (json.dumps({**report_json, "waste": waste}, indent=2, ensure_ascii=False) + "\n").encode()
     if file_format == "html":
-        of = "".join(f", {name} {value}" for name, value in params["of"])
-        title = f"GPU cost by {', '.join(bill.by)}{of}"
+        filters = "".join(f", {name} {value}" for name, value in params["of"])
+        title = f"GPU cost by {', '.join(bill.by)}{filters}"
         return statement.render_statement(
             statement.StatementPage(title, report_json, params["zone"], waste=waste)
         ).encode()
@@ -149,8 +149,8 @@ def _print_report(bill: answers.CostReport, waste: Sequence[answers.WastedHours]
     # Only energy of owned hardware costs extra; a column of zeros beside kWh would mean that energy is free.
     money = ("direct", *(["energy"] if bill.total.energy else []), "shared")
     header = [*names, "GPU-hours", "used", "wasted", *money, "cost"]
-    rows = [[*usage.line_labels(line, names), *_cells(line, money)] for line in bill.lines]
-    rows.append(["total", *[""] * (len(names) - 1), *_cells(bill.total, money)])
+    rows = [[*usage.line_labels(line, names), *_format_cells(line, money)] for line in bill.lines]
+    rows.append(["total", *[""] * (len(names) - 1), *_format_cells(bill.total, money)])
     tables.print_table(header, rows, names=len(names))
     if bill.shared:
         amounts = ", ".join(f"{item} {shared:,.2f}" for item, shared in bill.shared.items())
@@ -167,7 +167,7 @@ def _print_report(bill: answers.CostReport, waste: Sequence[answers.WastedHours]
     usage.print_notes(bill.notes)
 
 
-def _cells(line: answers.CostLine | answers.CostAmounts, money: Sequence[str]) -> list[str]:
+def _format_cells(line: answers.CostLine | answers.CostAmounts, money: Sequence[str]) -> list[str]:
     from watchkeeper.accounting import report_files
 
     hours = [f"{hours:,.1f}" for hours in (line.hours.total, line.hours.used, line.hours.wasted)]
@@ -202,8 +202,8 @@ def _fetch_statements(
     hub: Client, month: str | None, teams: tuple[str, ...], params: Mapping[str, Any]
 ) -> Iterator[answers.Statement]:
     _read_bill(params)
-    of = [f"{name}={value}" for name, value in params["of"]]
-    return hub.statements(month=month, zone=str(params["zone"]), policy=params["policy"], team=list(teams), of=of)
+    filters = [f"{name}={value}" for name, value in params["of"]]
+    return hub.statements(month=month, zone=str(params["zone"]), policy=params["policy"], team=list(teams), of=filters)
 
 
 def _statements_from_jobs(

@@ -153,8 +153,8 @@ def _print_report(answer: answers.UsageReport) -> None:
         columns.insert(columns.index("allocated") + 1, "unmeasured")
     has_energy = any(line.kwh for line in lines)
     header = [*answer.by, *columns, "use", *(["kWh"] if has_energy else [])]
-    rows = [[*line_labels(line, answer.by), *_cells(line, columns, has_energy=has_energy)] for line in lines]
-    rows.append(["total", *[""] * (len(answer.by) - 1), *_cells(answer.total, columns, has_energy=has_energy)])
+    rows = [[*line_labels(line, answer.by), *_format_cells(line, columns, has_energy=has_energy)] for line in lines]
+    rows.append(["total", *[""] * (len(answer.by) - 1), *_format_cells(answer.total, columns, has_energy=has_energy)])
     tables.print_table(header, rows, names=len(answer.by))
     print_notes(answer.notes)
 
@@ -164,7 +164,9 @@ def line_labels(line: answers.UsageLine | answers.CostLine, by: Sequence[str]) -
     return [attrgetter(name)(line) for name in by]
 
 
-def _cells(line: answers.UsageLine | answers.HourAmounts, columns: Sequence[str], *, has_energy: bool) -> list[str]:
+def _format_cells(
+    line: answers.UsageLine | answers.HourAmounts, columns: Sequence[str], *, has_energy: bool
+) -> list[str]:
     measured = line.allocated - line.unmeasured
     use = f"{line.used / measured:.0%}" if measured > 0 else "-"
     return [*(f"{attrgetter(name)(line):,.1f}" for name in columns), use, *([f"{line.kwh:,.1f}"] if has_energy else [])]

@@ -33,7 +33,11 @@ TIMEOUT = "20s"
 )
 @click.option("--bearer-token-file", metavar="FILE", type=PATH, help="File with the bearer token for --prometheus.")
 @click.option(
-    "--kubeconfig", "kubeconfig_file", metavar="FILE", type=PATH, help="kubeconfig of the cluster with the monitoring."
+    "--kubeconfig",
+    "kubeconfig_file",
+    metavar="FILE",
+    type=PATH,
+    help="kubeconfig file of the cluster that runs the monitoring.",
 )
 @click.option("--namespace", "-n", metavar="NAME", help="Read only this namespace, if you may not read all namespaces.")
 @click.option("--dashboards", metavar="DIR", type=PATH, help="Folder of Grafana dashboards (JSON) to check too.")

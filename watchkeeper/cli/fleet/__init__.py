@@ -1,4 +1,4 @@
-"""Commands that ask a hub about the fleet: incidents, nodes, jobs, top, who.
+"""Commands that read the state of the fleet from a hub: incidents, nodes, jobs, top, who.
 
 In: options. Out: text or JSON. Never here: logic.
 """

@@ -196,11 +196,11 @@ def _read_incident(report: Path) -> incidents.Incident:
 def describe(explained: answers.ExplainedRepair) -> list[str]:
     """The explanation as lines of text: what would happen now, then why."""
     repair = explained.repair
-    lines = [f"{explained.incident}  {explained.cause}: {_verdict(explained)}", *_halt_lines(explained.switch)]
+    lines = [f"{explained.incident}  {explained.cause}: {_format_verdict(explained)}", *_halt_lines(explained.switch)]
     if repair is not None:
         why = "" if repair.said == explained.mode_why else f": {repair.said}"
         lines.append(f"repair    {repair.id} is {_format_state(repair.state)} since {times.utc(repair.since)}{why}")
-        lines += [f"waiting   {obstacle}" for obstacle in _obstacles(repair)]
+        lines += [f"waiting   {obstacle}" for obstacle in _list_obstacles(repair)]
     lines.append(f"plan      {explained.digest or 'no action on a machine'}; policy {explained.policy_key}")
     lines.append(f"mode      {explained.mode_why}")
     lines += [f"guard     {refusal.guard}: {refusal.text}" for refusal in explained.refusals]
@@ -209,7 +209,7 @@ def describe(explained: answers.ExplainedRepair) -> list[str]:
     return [*lines, "", *_step_lines(explained.steps)]
 
 
-def _verdict(explained: answers.ExplainedRepair) -> str:
+def _format_verdict(explained: answers.ExplainedRepair) -> str:
     if explained.why_not:
         return explained.why_not
     repair = explained.repair
@@ -230,14 +230,14 @@ def _step_lines(steps: Sequence[answers.ExplanationStep]) -> list[str]:
 
 
 def _format_detail(repair: answers.RepairView) -> str:
-    obstacles = _obstacles(repair)
+    obstacles = _list_obstacles(repair)
     if not obstacles:
         return repair.said[:100]
     more = f" (and {len(obstacles) - 1} more)" if len(obstacles) > 1 else ""
     return obstacles[0][: 100 - len(more)] + more
 
 
-def _obstacles(repair: answers.RepairView) -> list[str]:
+def _list_obstacles(repair: answers.RepairView) -> list[str]:
     """What a repair waits for; an action that a person must take comes first."""
     if repair.state == "planned" and repair.mode == "ask":
         return [f"approval: `watchkeeper act approve {repair.incident}`"]

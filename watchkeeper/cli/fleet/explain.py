@@ -78,7 +78,7 @@ def _xid_lines(row: xid.XidRow) -> list[tuple[str, str]]:
 @click.argument("name")
 @options.as_json
 def explain_metric(name: str, as_json: bool) -> None:
-    """Explain the metric NAME: meaning, unit, typical values, limits, and which metrics to check next."""
+    """Explain the metric NAME: meaning, unit, typical values, what it cannot show, and what to check next."""
     row = metrics.lookup(name)
     if row is None:
         similar = ", ".join(metrics.similar_names(name))

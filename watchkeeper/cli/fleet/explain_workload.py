@@ -38,15 +38,15 @@ def pod(hub: Client, name: str, file: TextIO | None, as_json: bool) -> None:
 
     Exit code 1 if the pod has a problem.
     """
-    namespace, slash, short = name.partition("/")
-    namespace, short = (namespace, short) if slash else ("default", name)
+    namespace, slash, pod_name = name.partition("/")
+    namespace, pod_name = (namespace, pod_name) if slash else ("default", name)
     if file is None:
         _print_answer(hub.explain("pod", name), as_json=as_json)
         return
-    explanation = pods.explain_pasted(file.read(MAX_PASTED_BYTES), namespace, short)
+    explanation = pods.explain_pasted(file.read(MAX_PASTED_BYTES), namespace, pod_name)
     if explanation is None:
         raise click.UsageError(
-            f"the text has no pod {namespace}/{short} and no scheduler message. "
+            f"the text has no pod {namespace}/{pod_name} and no scheduler message. "
             "Paste `kubectl get pod,node -A -o json` or `kubectl describe pod`"
         )
     _print_explanation(wire.to_plain(explanation), explain_result.as_text(explanation), as_json=as_json)

@@ -41,7 +41,10 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
     if as_json:
         options.print_json([incident.plain for incident in incidents])
     elif incidents:
-        rows = [[i.id, i.severity, _format_state(i), times.utc(i.opened_at), i.cause, i.title] for i in incidents]
+        rows = [
+            [card.id, card.severity, _format_state(card), times.utc(card.opened_at), card.cause, card.title]
+            for card in incidents
+        ]
         options.print_table(["id", "severity", "state", "opened", "cause", "what"], rows)
     else:
         click.echo("No open incidents.")
@@ -125,7 +128,15 @@ def notices(hub: Client, id: str, as_json: bool) -> None:
         options.print_json(wire.to_plain(notices))
     elif notices:
         rows = [
-            [n.receiver, n.occasion, n.state, str(n.tries), times.utc(n.sent_at or n.due_at), n.answer] for n in notices
+            [
+                notice.receiver,
+                notice.occasion,
+                notice.state,
+                str(notice.tries),
+                times.utc(notice.sent_at or notice.due_at),
+                notice.answer,
+            ]
+            for notice in notices
         ]
         options.print_table(["receiver", "occasion", "state", "tries", "sent or due", "answer"], rows)
     else:

@@ -77,7 +77,7 @@ def command(
 @options.as_json
 @options.with_hub
 def show(hub: Client, id: str, cluster: str | None, as_json: bool) -> None:
-    """Show one job: use of its GPUs, bottleneck and fix, goodput, ranks, hardware events, bad losses."""
+    """Show one job: use of its GPUs, bottleneck and fix, goodput, ranks, hardware events, training loss problems."""
     answer = hub.job(id, cluster=cluster)
     options.print_result(as_plain(answer), report_lines(answer), as_json=as_json)
     if answer.job.state in PROBLEM_STATES:
@@ -250,14 +250,18 @@ def _print_replay(replay: answers.ReplicasReplay | None, window: str) -> None:
     recorded, total = replay.seen_seconds, replay.until - replay.since
     gap = f"; {_format_seconds(total - recorded)} have no data" if recorded < total else ""
     click.echo(f"Replay of {_format_seconds(recorded)} in steps of {_format_seconds(replay.step_seconds)}{gap}:")
-    late, would = replay.late_seconds, replay.would_late_seconds
+    recorded_late, replayed_late = replay.late_seconds, replay.would_late_seconds
     rows = [
         ["replica-hours", f"{replay.had_replica_hours:.1f}", f"{replay.would_replica_hours:.1f}"],
         ["replica changes", str(replay.had_changes), str(replay.changes)],
         ["queue too long", _format_seconds(replay.crowded_seconds), _format_seconds(replay.would_crowded_seconds)],
         [
             "latency objective missed",
-            *(2 * [UNKNOWN] if late is None or would is None else [_format_seconds(late), _format_seconds(would)]),
+            *(
+                2 * [UNKNOWN]
+                if recorded_late is None or replayed_late is None
+                else [_format_seconds(recorded_late), _format_seconds(replayed_late)]
+            ),
         ],
     ]
     options.print_table(["", "recorded", "with advice"], rows)

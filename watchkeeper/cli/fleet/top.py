@@ -63,13 +63,13 @@ def command(
 
 def _import_screen() -> Any:
     try:
-        from watchkeeper.cli.fleet.top_screen import Top
+        from watchkeeper.cli.fleet.top_screen import TopApp
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("textual", "rich"):
             raise
         remedy = "Install it: pip install 'watchkeeper[top]', or print one table with --once"
         raise StartRefused("the live screen needs the package textual", where="top", remedy=remedy) from error
-    return Top
+    return TopApp
 
 
 @contextlib.contextmanager

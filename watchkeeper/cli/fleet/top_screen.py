@@ -37,7 +37,7 @@ HOT_CELSIUS = 85.0
 MAX_PANE_LINES = 5
 
 
-class Top(App[None]):
+class TopApp(App[None]):
     """The app; `view` is the selected page, `shown` the page on the screen."""
 
     CSS = """

@@ -173,11 +173,11 @@ class LocalSource:
             else ""
         )
         # Stale readings of a GPU that does not answer are not shown.
-        fresh = {} if causes or Cadence.FAST not in gpu.read_at else values
+        current_values = {} if causes or Cadence.FAST not in gpu.read_at else values
         row = TopRow(
             gpu.identity["uuid"], self._node, gpu.index, gpu.identity["model"], workloads, problem=", ".join(causes)
         )
-        return _with_values(row, {name: value for name, value in fresh.items() if value is not None})
+        return _with_values(row, {name: value for name, value in current_values.items() if value is not None})
 
     def _programs(self, gpu: GpuSample) -> Iterable[ProgramLine]:
         attribution = self._holders.current.get(gpu.identity["uuid"])
@@ -214,7 +214,7 @@ def _add_problems(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard])
     """Rows with the cause of the most severe open incident of the GPU or its node."""
     at_gpu: dict[str, str] = {}
     at_node: dict[str, str] = {}
-    for card in sorted(cards, key=lambda card: -_rank(card.severity.value)):
+    for card in sorted(cards, key=lambda card: -_severity_rank(card.severity.value)):
         if card.place.gpu is not None:
             at_gpu |= dict.fromkeys([*card.gpus, card.place.gpu], card.cause)
         elif card.place.node is not None:
@@ -227,11 +227,11 @@ def _add_problems(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard])
 
 
 def _incident_lines(cards: Iterable[answers.IncidentCard]) -> tuple[IncidentLine, ...]:
-    ordered = sorted(cards, key=lambda card: (_rank(card.severity.value), -card.opened_at.timestamp()))
+    ordered = sorted(cards, key=lambda card: (_severity_rank(card.severity.value), -card.opened_at.timestamp()))
     return tuple(
         IncidentLine(card.id, card.severity.value, card.title, card.next_step or "") for card in ordered[:MAX_INCIDENTS]
     )
 
 
-def _rank(severity: str) -> int:
+def _severity_rank(severity: str) -> int:
     return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)

@@ -104,13 +104,13 @@ def _unlisted_branches(fabric: answers.SweepStatus | None) -> list[TreeBranch]:
 
 def _format_heading(answer: answers.Topology, nodes: Sequence[answers.TopologyNode]) -> str:
     gpus = sum(len(node.gpus) for node in nodes)
-    bad = sum(node.state != "healthy" for node in nodes)
+    unhealthy = sum(node.state != "healthy" for node in nodes)
     parts = [
         tables.format_count(len(answer.racks), "rack"),
         tables.format_count(len(nodes), "node"),
         tables.format_count(gpus, "GPU"),
     ]
-    verdict = "all healthy" if not bad else f"{tables.format_count(bad, 'node')} not healthy"
+    verdict = "all healthy" if not unhealthy else f"{tables.format_count(unhealthy, 'node')} not healthy"
     text = f"{answer.cluster}: {', '.join(parts)}; {verdict if nodes else 'no nodes'}"
     fabric = answer.fabric
     if fabric is None:
@@ -135,12 +135,12 @@ def _rack_branch(rack: answers.TopologyRack, detail: TreeDetail) -> TreeBranch:
 def _leaf_branch(leaf: answers.TopologyLeaf, detail: TreeDetail) -> TreeBranch:
     name = f"leaf {leaf.name}" if leaf.name else "unmapped: no leaf"
     branch = TreeBranch(f"{name} · {_summarise_nodes(leaf.nodes)}", leaf.state, _reason_branches(leaf.why))
-    bad = [node for node in leaf.nodes if node.state != "healthy"]
+    unhealthy = [node for node in leaf.nodes if node.state != "healthy"]
     healthy = [node for node in leaf.nodes if node.state == "healthy"]
-    branch.children += [_node_branch(node, everything=detail.parts or detail.everything) for node in bad]
+    branch.children += [_node_branch(node, everything=detail.parts or detail.everything) for node in unhealthy]
     if detail.everything or detail.parts or (detail.nodes and len(healthy) <= MAX_NODES):
         branch.children += [_node_branch(node, everything=detail.parts or detail.everything) for node in healthy]
-    elif healthy and bad:
+    elif healthy and unhealthy:
         branch.children.append(TreeBranch(f"{tables.format_count(len(healthy), 'node')} healthy", "healthy"))
     return branch
 
@@ -156,9 +156,9 @@ def _node_branch(node: answers.TopologyNode, *, everything: bool) -> TreeBranch:
         gpus = [] if gpus[0].state in ("healthy", "silent") else gpus
     shown = [gpu for gpu in gpus if everything or gpu.state != "healthy"]
     branch.children += [TreeBranch(_format_gpu(gpu), gpu.state) for gpu in shown if gpu.uuid is not None]
-    if nameless := [gpu for gpu in shown if gpu.uuid is None]:
-        text = f"{tables.format_count(len(nameless), 'gpu')} · {nameless[0].state} · {nameless[0].why}"
-        branch.children.append(TreeBranch(text, nameless[0].state))
+    if unnamed_gpus := [gpu for gpu in shown if gpu.uuid is None]:
+        text = f"{tables.format_count(len(unnamed_gpus), 'gpu')} · {unnamed_gpus[0].state} · {unnamed_gpus[0].why}"
+        branch.children.append(TreeBranch(text, unnamed_gpus[0].state))
     branch.children += [
         TreeBranch(_format_link(link), link.state) for link in links if everything or link.state != "healthy"
     ]
@@ -185,18 +185,18 @@ def _switch_branch(switch: answers.TopologySwitch) -> TreeBranch:
 
 def _summarise_nodes(nodes: Sequence[answers.TopologyNode]) -> str:
     gpus = sum(len(node.gpus) for node in nodes)
-    bad = sum(node.state != "healthy" for node in nodes)
-    if not bad:
+    unhealthy = sum(node.state != "healthy" for node in nodes)
+    if not unhealthy:
         return f"{tables.format_count(len(nodes), 'node')} healthy · {tables.format_count(gpus, 'GPU')}"
-    return f"{bad} of {tables.format_count(len(nodes), 'node')} not healthy"
+    return f"{unhealthy} of {tables.format_count(len(nodes), 'node')} not healthy"
 
 
 def _summarise_parts(parts: Sequence[answers.TopologyGpu | answers.TopologyLink], word: str) -> str:
     states = {part.state for part in parts} or {"healthy"}
     if len(states) == 1:
         return f"{tables.format_count(len(parts), word)} {states.pop()}"
-    bad = sum(part.state != "healthy" for part in parts)
-    return f"{bad} of {tables.format_count(len(parts), word)} not healthy"
+    unhealthy = sum(part.state != "healthy" for part in parts)
+    return f"{unhealthy} of {tables.format_count(len(parts), word)} not healthy"
 
 
 def _reason_branches(why: Iterable[str]) -> list[TreeBranch]:

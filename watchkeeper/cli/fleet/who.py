@@ -45,8 +45,8 @@ def describe(answer: answers.Who) -> list[str]:
 
 def _gpu_lines(gpu: answers.GpuAndHolders) -> list[str]:
     index = "" if gpu.index is None else f"GPU {gpu.index} "
-    gone = ", gone" if gpu.is_gone else ""
-    lines = [f"{index}on {gpu.node} ({gpu.uuid}{', ' + gpu.model if gpu.model else ''}{gone})"]
+    gone_text = ", gone" if gpu.is_gone else ""
+    lines = [f"{index}on {gpu.node} ({gpu.uuid}{', ' + gpu.model if gpu.model else ''}{gone_text})"]
     lines += [f"  held by   {_format_holder(holder)}" for holder in gpu.holders]
     if not gpu.holders:
         lines.append(f"  held by   no one: {gpu.reason.replace('_', ' ')}")
@@ -119,9 +119,9 @@ def _workload_lines(workload: answers.WorkloadAndGpus) -> list[str]:
     lines += [
         f"  holds     GPUs on {node}; no exporter reports which" for node in workload.nodes if node not in by_node
     ]
-    rest = len(workload.gpus) - MAX_GPUS
-    if rest > 0:
-        lines.append(f"  holds     {rest} more GPUs")
+    omitted = len(workload.gpus) - MAX_GPUS
+    if omitted > 0:
+        lines.append(f"  holds     {omitted} more GPUs")
     if not workload.nodes and workload.gpus_asked:
         lines.append(f"  requests  {workload.gpus_asked} GPUs")
     return lines + _incident_lines(workload)

@@ -122,7 +122,7 @@ def tabulate(answer: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = [
         [str(Labels(series["metric"])), datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), value]
         for series in result
-        for at, value in sorted([*series.get("values", ()), *_histograms(series)])
+        for at, value in sorted([*series.get("values", ()), *_histogram_points(series)])
     ]
     return ["series", "time", "value"], rows
 
@@ -131,7 +131,7 @@ def _format_value(series: dict[str, Any]) -> str:
     return str(series["value"][1]) if "value" in series else _format_histogram(series["histogram"][1])
 
 
-def _histograms(series: dict[str, Any]) -> Iterator[tuple[float, str]]:
+def _histogram_points(series: dict[str, Any]) -> Iterator[tuple[float, str]]:
     return ((at, _format_histogram(histogram)) for at, histogram in series.get("histograms", ()))
 
 

@@ -56,8 +56,8 @@ def inject(hub: Client, fault: str, place: str | None, as_json: bool) -> None:
         options.print_json(answer.plain)
         return
     place = answer.node if answer.gpu is None else f"{answer.node}:{answer.gpu}"
-    when = f" {begins}" if (begins := _format_start(answer)) else ""
-    click.echo(f"{answer.scenario} at {place}{when} (fault {answer.id}); expected cause: {answer.truth.cause}.")
+    start_text = f" {begins}" if (begins := _format_start(answer)) else ""
+    click.echo(f"{answer.scenario} at {place}{start_text} (fault {answer.id}); expected cause: {answer.truth.cause}.")
 
 
 @command.command("faults")

@@ -29,8 +29,8 @@ def command(hub: Client, as_json: bool) -> None:
         burns = [f"burn {burn.window}" for burn in slos[0].burn_rates]
         header = ["objective", "about", "now", "goal", "budget left", *burns, "state"]
         options.print_table(header, [_format_row(slo) for slo in slos])
-        short = {slo.name: slo for slo in slos if slo.covered not in (None, slo.window)}
-        for slo in short.values():
+        partly_covered = {slo.name: slo for slo in slos if slo.covered not in (None, slo.window)}
+        for slo in partly_covered.values():
             click.echo(f"{slo.name}: the samples cover {slo.covered} of its window of {slo.window}")
     else:
         click.echo("This hub has no SLOs. Set [rules] slos, or use the shipped SLOs.")

@@ -73,7 +73,7 @@ def list_users(as_json: bool, path: Path | None, config_file: Path | None) -> No
     current_users = users.load_users(find_users_file(path, config_file))
     if as_json:
         options.print_json(
-            [{"name": u.name, "role": u.role, "has_password": u.hash is not None} for u in current_users]
+            [{"name": user.name, "role": user.role, "has_password": user.hash is not None} for user in current_users]
         )
     elif current_users:
         rows = [[user.name, user.role, "password" if user.hash else "proxy only"] for user in current_users]

@@ -112,14 +112,14 @@ class McpServer:
             id = message.get("id")
             if id is None:
                 return None
-            return {"jsonrpc": "2.0", "id": id, "result": self._result(message)}
+            return {"jsonrpc": "2.0", "id": id, "result": self._handle_request(message)}
         except ProtocolError as error:
             error_json: dict[str, Any] = {"code": error.code, "message": str(error)}
             if error.content is not None:
                 error_json["data"] = error.content
             return {"jsonrpc": "2.0", "id": id, "error": error_json}
 
-    def _result(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _handle_request(self, message: dict[str, Any]) -> dict[str, Any]:
         method, params = message.get("method"), message.get("params") or {}
         if not isinstance(method, str) or not isinstance(params, dict):
             raise ProtocolError(INVALID_REQUEST, "a request needs a method, and params must be an object")

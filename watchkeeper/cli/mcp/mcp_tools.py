@@ -30,8 +30,8 @@ INCIDENT_ID = "id of the incident, for example INC-1"
 
 
 def tools(hub: Client, *, may_act: bool) -> list[McpTool]:
-    reads = ReadTools(hub)
-    read_only = [*_fleet_tools(reads), *_incident_tools(reads), *_workload_tools(reads)]
+    read_tools = ReadTools(hub)
+    read_only = [*_fleet_tools(read_tools), *_incident_tools(read_tools), *_workload_tools(read_tools)]
     return [*read_only, *_action_tools(ActionTools(hub))] if may_act else read_only
 
 
@@ -42,58 +42,62 @@ def resources() -> list[McpResource]:
     ]
 
 
-def _fleet_tools(reads: ReadTools) -> Iterator[McpTool]:
+def _fleet_tools(read_tools: ReadTools) -> Iterator[McpTool]:
     yield McpTool(
         "fleet_overview",
         "Summarise the fleet: nodes by state, GPUs, open incidents, nodes with problems, free capacity.",
-        reads.fleet,
+        read_tools.fleet,
     )
     description = "Show one node: state, scheduler state, GPUs with their holders, and an explanation of its state."
-    yield McpTool("node", description, reads.node, {"name": _text_argument("name of the node")}, ("name",))
+    yield McpTool("node", description, read_tools.node, {"name": _text_argument("name of the node")}, ("name",))
     description = "Show one GPU: node, holder, open incidents and newest readings."
-    yield McpTool("gpu", description, reads.gpu, {"name": _text_argument("UUID, or NODE/INDEX")}, ("name",))
+    yield McpTool("gpu", description, read_tools.gpu, {"name": _text_argument("UUID, or NODE/INDEX")}, ("name",))
     description = "Run a PromQL query, instant or range; returns at most 100 series of 200 points."
     arguments = {
         "expr": _text_argument("PromQL expression"),
         "since": _text_argument("length of a range query that ends now, for example 1h; omit for an instant query"),
         "step": _text_argument("step of the range query, for example 5m"),
     }
-    yield McpTool("query", description, reads.query, arguments, ("expr",))
+    yield McpTool("query", description, read_tools.query, arguments, ("expr",))
 
 
-def _incident_tools(reads: ReadTools) -> Iterator[McpTool]:
+def _incident_tools(read_tools: ReadTools) -> Iterator[McpTool]:
     arguments = {"all": {"type": "boolean", "description": "include resolved incidents"}, "limit": _limit_argument()}
     description = "List incidents, newest first, with cause, place, reason and next step."
-    yield McpTool("incidents", description, reads.incidents, arguments)
+    yield McpTool("incidents", description, read_tools.incidents, arguments)
     description = "Show one incident: ranked causes, evidence, excluded causes, blast radius, timeline, repair plan."
-    yield McpTool("incident", description, reads.incident, {"id": _text_argument(INCIDENT_ID)}, ("id",))
+    yield McpTool("incident", description, read_tools.incident, {"id": _text_argument(INCIDENT_ID)}, ("id",))
     description = "Diagnose a pasted log or output: kernel log, nvidia-smi, NCCL, training, kubectl, Slurm."
-    yield McpTool("doctor", description, reads.doctor, {"text": _text_argument("log or output, unchanged")}, ("text",))
+    yield McpTool(
+        "doctor", description, read_tools.doctor, {"text": _text_argument("log or output, unchanged")}, ("text",)
+    )
     description = "Return the runbook of a cause as Markdown: how to confirm, fix and prevent it."
     arguments = {"cause": _text_argument("cause id, for example gpu_fell_off_bus")}
-    yield McpTool("runbook", description, reads.runbook, arguments, ("cause",))
+    yield McpTool("runbook", description, read_tools.runbook, arguments, ("cause",))
 
 
-def _workload_tools(reads: ReadTools) -> Iterator[McpTool]:
+def _workload_tools(read_tools: ReadTools) -> Iterator[McpTool]:
     filters = {
         "state": _text_argument("return only jobs in this state"),
         "team": _text_argument("return only jobs of this team"),
         "limit": _limit_argument(),
     }
     description = "List jobs, most severe problems first: efficiency, bottleneck, goodput, straggler."
-    yield McpTool("jobs", description, reads.jobs, filters)
+    yield McpTool("jobs", description, read_tools.jobs, filters)
     description = "Show one job: GPU use, how to improve it, ranks, hardware events."
-    yield McpTool("job", description, reads.job, {"id": _text_argument("Slurm id, namespace/name, or name")}, ("id",))
+    yield McpTool(
+        "job", description, read_tools.job, {"id": _text_argument("Slurm id, namespace/name, or name")}, ("id",)
+    )
     window = {
         "by": _text_argument("group by team (default), user, job, node, model, …"),
         "since": _text_argument("length of the report, which ends now, for example 7d; default 1d"),
     }
     description = "Report GPU-hours: allocated, used, wasted, idle, lost, unknown."
-    yield McpTool("usage", description, reads.usage, window)
-    yield McpTool("cost", "Report cost by the hub's price book.", reads.cost, window)
+    yield McpTool("usage", description, read_tools.usage, window)
+    yield McpTool("cost", "Report cost by the hub's price book.", read_tools.cost, window)
     description = "Show free capacity now, and forecast when the fleet is full, with an interval and advice."
     arguments = {"horizon": _text_argument("how far ahead to forecast, for example 4w; default 7d")}
-    yield McpTool("capacity", description, reads.capacity, arguments)
+    yield McpTool("capacity", description, read_tools.capacity, arguments)
 
 
 def _action_tools(actions: ActionTools) -> Iterator[McpTool]:
@@ -138,9 +142,9 @@ class ReadTools:
         answer = self._hub.who(arguments["name"])
         if not answer.nodes:
             raise HubError(f"no node {arguments['name'][:60]}", remedy="Find names with fleet_overview or query")
-        return truncated_json({"nodes": answer.plain["nodes"], "explained": self._explained("node", arguments["name"])})
+        return truncated_json({"nodes": answer.plain["nodes"], "explained": self._explain("node", arguments["name"])})
 
-    def _explained(self, kind: str, name: str) -> str:
+    def _explain(self, kind: str, name: str) -> str:
         try:
             return self._hub.explain(kind, name).text
         except HubError as error:
@@ -264,7 +268,7 @@ def truncated_json(value: Any, max_characters: int = MAX_CHARACTERS) -> str:
     plain: dict[str, Any] = json.loads(json.dumps(wire.to_plain(value)))
     omitted: dict[str, int] = {}
     while len(text := json.dumps(plain, ensure_ascii=False)) > max_characters:
-        path, longest = max(_lists(plain), key=lambda entry: len(json.dumps(entry[1])), default=("", []))
+        path, longest = max(_find_lists(plain), key=lambda entry: len(json.dumps(entry[1])), default=("", []))
         if not longest:
             return json.dumps({"problem": f"the answer has {len(text):,} characters, the limit is {max_characters:,}"})
         kept_rows = len(longest) // 2
@@ -274,15 +278,15 @@ def truncated_json(value: Any, max_characters: int = MAX_CHARACTERS) -> str:
     return text
 
 
-def _lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
+def _find_lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
     """All non-empty lists in a value, with their dotted paths."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from _lists(item, f"{path}.{name}".lstrip("."))
+            yield from _find_lists(item, f"{path}.{name}".lstrip("."))
     elif isinstance(value, list) and value:
         yield path, value
         for at, item in enumerate(value):
-            yield from _lists(item, f"{path}[{at}]")
+            yield from _find_lists(item, f"{path}[{at}]")
 
 
 def _summarise_incident(card: answers.IncidentCard) -> dict[str, Any]:

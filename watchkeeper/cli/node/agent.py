@@ -82,7 +82,7 @@ def command(log_json: bool, **params: Any) -> None:
     if click.get_current_context().invoked_subcommand is not None:
         return
     logs.configure(as_json=log_json or params["control"].logs_gpu_context)
-    settings = settings_from(**params)
+    settings = build_settings(**params)
     asyncio.run(processes.run_until_stopped(lambda stop: run(settings, stop)))
 
 
@@ -94,7 +94,7 @@ async def run(settings: agent.AgentSettings, stop: asyncio.Event) -> None:
     exit_timer.start()
 
 
-def settings_from(
+def build_settings(
     *,
     hub_url: str,
     no_hub: bool,

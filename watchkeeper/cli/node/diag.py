@@ -1,6 +1,6 @@
 """`watchkeeper diag`: test this node's GPUs against the reference of their model and against each other.
 
-It reads facts about the node (`agent.node_facts`), `probe.diag.diag_run` tests and judges, and the result is printed
+It reads facts about the node (`agent.node_facts`), `probe.diag.runner` tests and judges, and the result is printed
 and saved for the agent's /metrics.
 """
 

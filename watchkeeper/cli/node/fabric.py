@@ -26,8 +26,10 @@ def command() -> None:
 
 @command.command("sweep")
 @click.option("--adapter", metavar="NAME", help="Adapter to use, for example mlx5_0.  [default: first active]")
-@click.option("--port", type=int, help="Port of --adapter.")
-@click.option("--names", type=click.Path(exists=True, path_type=Path), help="File of switch names by GUID.")
+@click.option("--port", type=int, help="Port number of --adapter.")
+@click.option(
+    "--names", type=click.Path(exists=True, path_type=Path), help="File that maps GUIDs of switches to names."
+)
 @click.option("--timeout", type=options.Duration(), default="30s", help="Timeout of each infiniband-diags program.")
 @click.option("--push", is_flag=True, help="Push the sweep to the hub instead of printing it.")
 @click.option("--every", type=options.Duration(), help="With --push: repeat the sweep at this interval, such as 60s.")

@@ -86,7 +86,7 @@ def group() -> None:
 @click.argument("name")
 @click.argument("gpus", nargs=-1, required=True, metavar="GPU…")
 def create(name: str, gpus: tuple[str, ...]) -> None:
-    """Create the group NAME of GPUs: indices, 0-3, UUIDs or PCI addresses; MIG instances as 0/1 or MIG-…"""
+    """Create a group of GPUs, given as 0, 2-3, UUID or PCI address; MIG instances as 0/1 or MIG-…"""
     user_groups = gpu_groups.find_user_file()
     user_groups.create(name, gpus)
     click.echo(f"{name}: {' '.join(user_groups.load()[name])}, saved in {user_groups.path}")

@@ -174,12 +174,12 @@ def run_checks(
     links: Sequence[str] | None,
 ) -> judge.PreflightReport:
     """Check all nodes, then the links between the nodes that are go, if these have more than one GPU."""
-    progress, done = Progress(), 0
+    progress, checked_count = Progress(), 0
 
     def update(node: str) -> None:
-        nonlocal done
-        done += 1
-        progress.update(f"diag -r 1: {done} of {len(nodes)} nodes, last {node}")
+        nonlocal checked_count
+        checked_count += 1
+        progress.update(f"diag -r 1: {checked_count} of {len(nodes)} nodes, last {node}")
 
     answers = transports.run_on_each(transport, nodes, DIAG_COMMAND, report_node=update)
     nodes_checked = judge.judge_nodes(answers, expected_gpus=expected_gpus)

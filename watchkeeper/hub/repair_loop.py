@@ -179,6 +179,10 @@ class RepairLoop:
         return self._binding
 
     @property
+    def _parts(self) -> RepairLoopDependencies:
+        return self._current.parts
+
+    @property
     def repairs(self) -> Repairs:
         return self._current.repairs
 
@@ -189,13 +193,13 @@ class RepairLoop:
     def loops(self) -> list[Loop]:
         self._loop = asyncio.get_running_loop()
         loops = [Loop("repairs", self._tick, TICK_SECONDS)]
-        if self._current.parts.connected is not None:
+        if self._parts.connected is not None:
             loops.append(Loop("repair connection", self._keep_connected, READY_SECONDS))
         return loops
 
     async def _keep_connected(self) -> None:
-        if self._current.parts.connected is not None:
-            await self._run_in_thread(self._current.parts.connected.keep_connected)
+        if self._parts.connected is not None:
+            await self._run_in_thread(self._parts.connected.keep_connected)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -225,7 +229,7 @@ class RepairLoop:
         try:
             repair = await self._run_in_thread(lambda: self._submit_urgent(incident))
         except Exception as error:  # Deliberately everything: the diagnosis starts the same repair later.
-            self._current.parts.report_failure(f"urgent repair of {incident.id}", error)
+            self._parts.report_failure(f"urgent repair of {incident.id}", error)
             return
         finally:
             self._urgent_starts -= 1
@@ -234,7 +238,7 @@ class RepairLoop:
 
     def _submit_urgent(self, incident: Incident) -> Repair | None:
         pool = self._pool_of(incident.place)
-        draft = plan.make_plan(incident, None, self._current.parts.policy, pool=pool)
+        draft = plan.make_plan(incident, None, self._parts.policy, pool=pool)
         proposal = self._propose(incident, draft.cause, draft.actions)
         repair = None if proposal is None else self.repairs.submit(proposal, self._clock.now())
         if repair is not None and repair.is_running:
@@ -243,7 +247,7 @@ class RepairLoop:
 
     def submit_plan(self, id: str) -> None:
         """Submit the plan of an incident as a repair, which waits, asks for approval or starts; from any thread."""
-        incident = self._current.parts.journal.incident(id)
+        incident = self._parts.journal.incident(id)
         requested = self.requested_repair(id) if incident is not None and incident.is_open else None
         repair = None if requested is None else self.repairs.submit(requested, self._clock.now())
         if repair is not None and repair.is_running and self._loop is not None:
@@ -254,7 +258,7 @@ class RepairLoop:
         repair = self.repairs.find(incident.id)
         if repair is None or not (repair.is_running and repair.has_acted):
             return False
-        if self._current.parts.journal.diagnosis(incident.id) is None:
+        if self._parts.journal.diagnosis(incident.id) is None:
             return False
         if (repair.id, incident.id) not in self._noted_causes:
             if len(self._noted_causes) >= repairs.MAX_ACTIVE_REPAIRS:
@@ -269,14 +273,14 @@ class RepairLoop:
 
     def requested_repair(self, id: str) -> RepairProposal | None:
         """The repair that the plan of an incident requests; None if it requests none."""
-        incident, incident_plan = self._current.parts.journal.incident(id), self._current.parts.journal.plan(id)
+        incident, incident_plan = self._parts.journal.incident(id), self._parts.journal.plan(id)
         if incident is None or incident_plan is None:
             return None
         return self._propose(incident, incident_plan.cause, [receipt.action for receipt in incident_plan.receipts])
 
     def explain(self, incident: Incident) -> explanation.Explanation:
         """Explain the plan of an incident, its mode, and which guards refuse it now."""
-        incident_plan, now = self._current.parts.journal.plan(incident.id), self._clock.now()
+        incident_plan, now = self._parts.journal.plan(incident.id), self._clock.now()
         repair = self.repairs.find(incident.id)
         if repair is not None and (repair.is_running or repair.keeps_cordon):
             # Show the running repair, not the plan of a newer diagnosis of the rebooted node.
@@ -293,7 +297,7 @@ class RepairLoop:
         return explanation.Explanation(
             incident=incident.id,
             cause=cause,
-            policy_key=self._current.parts.policy.entry(cause, self._pool_of(incident.place))[0],
+            policy_key=self._parts.policy.entry(cause, self._pool_of(incident.place))[0],
             mode=mode.mode,
             mode_why=mode.why,
             digest=None if requested is None else requested.digest,
@@ -309,21 +313,19 @@ class RepairLoop:
     def _receipts_of(self, repair: Repair, now: datetime) -> tuple[actions.Receipt, ...]:
         receipts_by_action = {receipt.action.id: receipt for receipt in repair.receipts}
         draft = plan.PlanDraft(repair.incident, repair.cause, "", repair.mode, repair.actions)
-        dry_run_receipts = plan.dry_run(draft, self._current.parts.driver, now=now).receipts
+        dry_run_receipts = plan.dry_run(draft, self._parts.driver, now=now).receipts
         return tuple(receipts_by_action.get(receipt.action.id, receipt) for receipt in dry_run_receipts)
 
     def simulate_policy(self, candidate: policy.RepairPolicy) -> list[explanation.ReplayedIncident]:
         """The plan of each incident in the journal under another policy."""
-        past = self._current.parts.journal.incidents(limit=explanation.MAX_REPLAYED_INCIDENTS)
-        rules = explanation.PolicyReplayRules(
-            candidate, self.trust_rules, self.limits, self._current.parts.fleet.nodes()
-        )
+        past = self._parts.journal.incidents(limit=explanation.MAX_REPLAYED_INCIDENTS)
+        rules = explanation.PolicyReplayRules(candidate, self.trust_rules, self.limits, self._parts.fleet.nodes())
         return explanation.replay_incidents(past, rules)
 
     def retry(self, id: str, actor: str) -> Repair:
         """Start another attempt of a repair, requested by a person."""
         requested = self.requested_repair(id)
-        incident = self._current.parts.journal.incident(id)
+        incident = self._parts.journal.incident(id)
         if incident is not None and not incident.is_open:
             raise InvalidTransition("the incident is resolved; nothing to repair", where=id)
         if requested is None:
@@ -335,21 +337,21 @@ class RepairLoop:
     def audit(self, limit: int) -> list[chain.JournalEntry]:
         """The newest entries about repairs (decisions, approvals, refusals, calls, results), oldest first."""
         kinds = (registry.TIMELINE_ENTRY, registry.AUDIT_ENTRY, journals.REPAIR_SWITCH)
-        entries = [entry for kind in kinds for entry in self._current.parts.journal.entries_of(kind, limit)]
+        entries = [entry for kind in kinds for entry in self._parts.journal.entries_of(kind, limit)]
         return sorted(entries, key=lambda entry: entry.seq)[-limit:]
 
     def _propose(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> RepairProposal | None:
         planned, pool = tuple(steps), self._pool_of(incident.place)
         mode_decision = self._current.exemptions.limit_mode(self.decide_mode(cause, incident.place), planned)
         return propose_repair(
-            incident, cause, planned, policy=self._current.parts.policy, pool=pool, mode_decision=mode_decision
+            incident, cause, planned, policy=self._parts.policy, pool=pool, mode_decision=mode_decision
         )
 
     def decide_mode(self, cause: str, place: fleet_model.Place) -> trust_rules.ModeDecision:
         return self.trust_rules.decide_mode(cause, self._pool_of(place))
 
     def _pool_of(self, place: fleet_model.Place) -> str:
-        return self._current.parts.fleet.pool_of(place)
+        return self._parts.fleet.pool_of(place)
 
     # Loops
 
@@ -369,7 +371,7 @@ class RepairLoop:
 
     def _resubmit_plans(self) -> None:
         """After a start, submit all plans again: settings may allow more, or a plan may be newer than its repair."""
-        for incident in self._current.parts.journal.incidents(open_only=True, limit=repairs.MAX_ACTIVE_REPAIRS):
+        for incident in self._parts.journal.incidents(open_only=True, limit=repairs.MAX_ACTIVE_REPAIRS):
             self.submit_plan(incident.id)
 
     async def _advance_until_waiting(self, id: RepairId) -> None:
@@ -385,7 +387,7 @@ class RepairLoop:
                 if pause > 0:
                     await self._clock.sleep(pause)
         except Exception as error:  # Deliberately everything: one broken repair must not block the others.
-            self._current.parts.report_failure(f"repair {id}", error)
+            self._parts.report_failure(f"repair {id}", error)
         finally:
             self._advancing.discard(id)
 
@@ -411,7 +413,7 @@ class RepairLoop:
     def _out_of_service(self) -> Mapping[fleet_model.Place, str]:
         return {
             fleet_model.Place(node.cluster, node=node.name): node.unschedulable_by or node.reason or "unknown"
-            for view in self._current.parts.clusters.views()
+            for view in self._parts.clusters.views()
             for node in view.nodes
             if not node.is_schedulable
         }
@@ -422,7 +424,7 @@ class RepairLoop:
         return [
             f"{view.source} {'never answered' if view.at_ms is None else 'does not answer'}"
             f"{f': {view.problem}' if view.problem else ''}"
-            for view in self._current.parts.clusters.views()
+            for view in self._parts.clusters.views()
             if not cluster_series.speaks_for(view, now)
         ]
 
@@ -432,12 +434,12 @@ class RepairLoop:
             return {}
         faulty: dict[fleet_model.Place, set[str]] = {}
         whole_nodes: dict[fleet_model.Place, int] = {}
-        for incident in self._current.parts.journal.incidents(open_only=True, limit=repairs.MAX_ACTIVE_REPAIRS):
+        for incident in self._parts.journal.incidents(open_only=True, limit=repairs.MAX_ACTIVE_REPAIRS):
             place, row = incident.place, causes.lookup(incident.cause)
             if place.node is None or not row.is_hardware or row.severity is not alerts.Severity.CRITICAL:
                 continue
             node = place.whole_node
-            inventory_node = self._current.parts.fleet.node(place.node, place.cluster)
+            inventory_node = self._parts.fleet.node(place.node, place.cluster)
             if place.gpu is not None:
                 faulty.setdefault(node, set()).add(place.gpu)
             elif inventory_node is not None:
@@ -450,13 +452,13 @@ class RepairLoop:
 
     async def _report_event(self, event: events.Event) -> None:
         try:
-            await self._current.parts.report(event)
+            await self._parts.report(event)
         except Exception as error:  # Deliberately everything: no caller awaits this task.
-            self._current.parts.report_failure("repair report", error)
+            self._parts.report_failure("repair report", error)
 
     def _announce_change(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._current.parts.changed)
+            self._loop.call_soon_threadsafe(self._parts.changed)
 
     async def run_on_repair_thread(self, work: Callable[[], T]) -> T:
         """Run a request of a person, which may wait for a call about the same node."""
@@ -473,7 +475,7 @@ class RepairLoop:
 
     def recent_repairs(self, limit: int) -> list[Repair]:
         """The newest repairs, including ended ones."""
-        return self._current.parts.journal.latest_repairs(limit=limit)
+        return self._parts.journal.latest_repairs(limit=limit)
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

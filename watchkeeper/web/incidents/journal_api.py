@@ -131,17 +131,8 @@ def _export_lines(
 
 
 def entry_view(entry: JournalEntry) -> JournalEntryView:
-    return JournalEntryView(
-        seq=entry.seq,
-        at=entry.at,
-        actor=entry.actor,
-        kind=entry.kind,
-        subject=entry.subject,
-        text=entry.text,
-        body={name: value for name, value in entry.body.items() if name != "text"},
-        epoch=entry.epoch,
-        hash=entry.hash,
-    )
+    fields = {name: getattr(entry, name) for name in JournalEntryView.__slots__}
+    return JournalEntryView(**fields | {"body": {name: value for name, value in entry.body.items() if name != "text"}})
 
 
 def _entry_filter(request: Request) -> journal_search.EntryFilter:

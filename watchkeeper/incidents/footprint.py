@@ -66,7 +66,7 @@ def workload_name(place: fleet.Place) -> str:
 
 
 def holders_of(incident: incidents.Incident) -> frozenset[str]:
-    """The jobs that hold the GPUs of an incident, if all GPUs of a job are one incident."""
+    """The jobs that hold the GPUs of an incident of a family with one incident for all GPUs of a job."""
     is_of_jobs = incident.family in WHOLE_JOB_FAMILIES and incident.place.gpu is not None
     return frozenset(map(jobs.job_of_holder, incident.workloads)) if is_of_jobs else frozenset()
 

@@ -20,7 +20,6 @@ def from_catalogue(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         cause,
-        place=facts.place,
         confidence=0.75 if has_event else 0.65,
         evidence=tuple(event_evidence(event) for event in facts.events_with_cause(cause))[:10]
         or tuple(member_evidence(member) for member in members[:10]),
@@ -33,7 +32,6 @@ def unknown(facts: IncidentFacts) -> Finding:
     return make_finding(
         facts,
         UNKNOWN_CAUSE,
-        place=facts.place,
         confidence=0.3 if xid_events else 0.1,
         why=_xid_meanings(xid_events),
         evidence=tuple(event_evidence(event) for event in xid_events[:10])

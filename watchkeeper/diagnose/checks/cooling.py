@@ -74,7 +74,6 @@ def _domain_finding(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         CAUSE,
-        place=facts.place,
         confidence=0.95 if len(hot) >= HOT_GPUS and 2 * len(hot) > len(peers) else 0.7,
         evidence=(
             Evidence(TEMPERATURE.metric, text, at=facts.at, place=facts.place),

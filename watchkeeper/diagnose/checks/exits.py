@@ -39,7 +39,6 @@ def _memory_finding(facts: IncidentFacts, cause: str, text: str, *, ooms: float 
     return make_finding(
         facts,
         cause,
-        place=facts.place,
         confidence=0.92,
         evidence=(
             Evidence("exit", text, at=facts.at, place=facts.place),

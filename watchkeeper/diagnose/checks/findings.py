@@ -12,15 +12,18 @@ def make_finding(
     facts: IncidentFacts,
     cause: str,
     *,
-    place: Place,
     confidence: float,
     evidence: tuple[Evidence, ...],
+    place: Place | None = None,
     steps: tuple[DiagnosisStep, ...] = (),
     ruled_out: tuple[RuledOut, ...] = (),
     why: str | None = None,
 ) -> Finding:
-    """A finding for a cause of the catalogue: its advice is the first step, before the steps of the check."""
-    row = causes.lookup(cause)
+    """A finding for a cause of the catalogue, by default at the incident's place.
+
+    The catalogue's advice is the first step, before the steps of the check.
+    """
+    row, place = causes.lookup(cause), place or facts.place
     name = facts.names(place)
     # The cause of a job's incident may be at a node: then the title names that node.
     node = facts.names(Place(place.cluster, node=place.node)) if place.node else facts.node_name

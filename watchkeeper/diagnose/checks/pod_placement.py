@@ -33,7 +33,6 @@ def waiting_pod(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         verdict.cause,
-        place=facts.place,
         confidence=0.9,
         evidence=(
             *(Evidence("kube-state-metrics", line, at=facts.at, place=facts.place) for line in lines),

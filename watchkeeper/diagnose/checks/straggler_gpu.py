@@ -35,7 +35,6 @@ def late_gpu(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         "nccl_timeout_straggler",
-        place=facts.place,
         confidence=0.88 if clocks else 0.82,
         evidence=(
             Evidence("DCGM_FI_PROF_SM_ACTIVE", text, at=facts.at, place=place),

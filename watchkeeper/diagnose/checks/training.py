@@ -63,7 +63,6 @@ def rank_died(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         "nccl_rank_died",
-        place=facts.place,
         confidence=0.93,
         evidence=(_evidence(facts, LAST_STEP, text), *_member_evidence(facts)),
         why=f"{ranks.capitalize()} died; all other ranks wait in a collective.",
@@ -93,7 +92,6 @@ def hung(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         STALLED,
-        place=facts.place,
         confidence=0.85 if outlier is not None else 0.75,
         evidence=(
             _evidence(facts, UTILISATION, f"{text}{outlier_text}"),
@@ -197,7 +195,6 @@ def straggler(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         "nccl_timeout_straggler",
-        place=facts.place,
         confidence=0.92,
         evidence=(
             _evidence(facts, COMPUTE, text),
@@ -232,7 +229,6 @@ def diverged(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         "training_diverged",
-        place=facts.place,
         confidence=0.8 if gpu_evidence else 0.7,
         evidence=(*_member_evidence(facts), *gpu_evidence),
         steps=() if is_clean else steps,
@@ -248,7 +244,6 @@ def starved(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         "data_loader_starved",
-        place=facts.place,
         confidence=0.91,
         evidence=(_evidence(facts, "training_data_wait_seconds_total", text), *_member_evidence(facts)),
         steps=(DiagnosisStep("Dump the stacks of the data loader workers", "py-spy dump --pid PID"),),

@@ -35,7 +35,6 @@ def gpu_idle_waste(facts: IncidentFacts) -> Finding | None:
     return make_finding(
         facts,
         CAUSE,
-        place=facts.place,
         confidence=0.9 if is_idle else 0.7 if busy is None else 0.4,
         evidence=without_none(
             reading_evidence(facts, SM_ACTIVE),

@@ -158,24 +158,7 @@ def recovery_action(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    temperature_known,
-    power_readable,
-    slowdown_margin,
-    thermal_violation,
-    hw_slowdown,
-    power_brake,
-    volatile_dbe,
-    pages_pending,
-    retired_pages,
-    remap_failed,
-    remap_pending,
-    remapped_rows,
-    unrepairable_memory,
-    sram_threshold,
-    inforom,
-    pcie_replays,
-    link_width,
-    nvlink_errors,
-    fabric,
-    recovery_action,
-)
+    temperature_known, power_readable, slowdown_margin, thermal_violation, hw_slowdown, power_brake, volatile_dbe,
+    pages_pending, retired_pages, remap_failed, remap_pending, remapped_rows, unrepairable_memory, sram_threshold,
+    inforom, pcie_replays, link_width, nvlink_errors, fabric, recovery_action,
+)  # fmt: skip

@@ -178,17 +178,6 @@ def sensors(facts: ScanFacts) -> list[ScanResult]:
 
 
 CHECKS: tuple[Check, ...] = (
-    gpus_readable,
-    gpus_present,
-    xids,
-    switch_errors,
-    fabric_running,
-    units,
-    next_boot,
-    disks,
-    stalled_mounts,
-    memory,
-    shared_memory,
-    clock,
-    sensors,
-)
+    gpus_readable, gpus_present, xids, switch_errors, fabric_running, units, next_boot, disks, stalled_mounts, memory,
+    shared_memory, clock, sensors,
+)  # fmt: skip

@@ -26,6 +26,18 @@ LISTINGS = frozenset({"exporter_metrics", "nvidia_smi_q", "nvidia_smi_xml", "nvi
 TRACEBACK_LINES = 60
 # A larger share of reserved, unused memory means fragmentation.
 FRAGMENTED_SHARE = 0.1
+LOGGED_ERROR = ("logged-error",)
+# Signs of errors without a cause, with the confidence and the reason; the first that is present counts.
+UNEXPLAINED = (
+    (
+        ("python-traceback", "python-exception", "cuda-error", "nccl-cuda-failure", "watchdog-wraps"),
+        0.2,
+        "A program failed with an error that no sign explains.",
+    ),
+    (("diag-test-failed",), 0.2, "A test of dcgmi diag failed; no sign matches the reason below it."),
+    (("pod-crashes",), 0.2, "A pod does not start or crashes: read its events and the log of its last run."),
+    (LOGGED_ERROR, 0.15, "A program logged an error that no sign explains."),
+)
 
 
 def sign_causes(facts: DoctorFacts) -> Iterable[Opinion]:
@@ -153,22 +165,9 @@ def serving(facts: DoctorFacts) -> Iterable[Opinion]:
 
 def unexplained_errors(facts: DoctorFacts) -> Iterable[Opinion]:
     """An unknown cause for errors that no sign explains, so that an error is never reported as healthy."""
-    errors = facts.find("python-traceback", "python-exception", "cuda-error", "nccl-cuda-failure", "watchdog-wraps")
-    if errors:
-        why = "A program failed with an error that no sign explains."
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=errors[:MAX_EVIDENCE])
-        return
-    failed = facts.find("diag-test-failed")
-    if failed:
-        why = "A test of dcgmi diag failed; no sign matches the reason below it."
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=failed[:MAX_EVIDENCE])
-        return
-    pods = facts.find("pod-crashes")
-    if pods:
-        why = "A pod does not start or crashes: read its events and the log of its last run."
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.2, why, on=pods[:MAX_EVIDENCE])
-        return
-    logged = facts.find("logged-error")
-    if logged and not facts.kinds() <= LISTINGS:
-        why = "A program logged an error that no sign explains."
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.15, why, on=logged[:MAX_EVIDENCE])
+    for signs, confidence, why in UNEXPLAINED:
+        errors = facts.find(*signs)
+        is_field_name = signs == LOGGED_ERROR and facts.kinds() <= LISTINGS
+        if errors and not is_field_name:
+            yield opinion(diagnosis.UNKNOWN_CAUSE, confidence, why, on=errors[:MAX_EVIDENCE])
+            return

@@ -208,7 +208,7 @@ def test_hours_cost_what_the_book_said_at_their_time() -> None:
 def test_a_price_begins_on_a_day_and_not_on_a_word() -> None:
     text = '[[price]]\nmodel="H200"\nper_gpu_hour=1\nfrom="soon"\n'
     assert prices.read_book(text, where="b").problems == (
-        "b: price 1 ('H200'): from of 'soon' must be a day such as 2026-11-15, without quotation marks; it is not used",
+        "b: price 1 ('H200'): from of 'soon' must be a day such as 2026-11-15, without quotation marks; ignored",
     )
 
 
@@ -235,8 +235,8 @@ def test_opencost_csv_of_any_spreadsheet_is_read(separator: str, ending: str) ->
     book = prices.read_book(text, where="o.csv")
     assert [(price.model, price.per_gpu_hour) for price in book.prices] == [("H200", 3.5)]
     assert book.problems == (
-        "o.csv:3: 'H200' has a price already; it is not used",
-        "o.csv:4: MarketPriceHourly of '1_0' must be a number of at least 0; it is not used",
+        "o.csv:3: 'H200' has a price already (duplicate row); ignored",
+        "o.csv:4: MarketPriceHourly of '1_0' must be a number of at least 0; ignored",
     )
 
 
@@ -249,7 +249,7 @@ def test_rows_of_a_book_that_cannot_be_used_are_named_one_by_one() -> None:
     assert not found.prices
     for said in ("price 1 ('H200'): per_gpu_hour of -1", "price 2 ('A100'): per_gpu_hour is missing", "budgets.vision"):
         assert any(said in problem for problem in found.problems)
-    with pytest.raises(PackError, match="this is no price book"):
+    with pytest.raises(PackError, match="not a price book"):
         prices.read_book("not = [", where="book.toml")
     with pytest.raises(PackError, match=r"pue of 0\.2 must be a number of at least 1"):
         prices.read_book("pue = 0.2", where="book.toml")
@@ -276,11 +276,11 @@ def test_words_of_a_row_that_mean_nothing_and_second_prices_are_named() -> None:
         f'{row}residual=900\n{row}[[pool]]\nregion="eu"\n[[pool]]\nname="p"\nkind="rent"\n[[pool]]\nname="q"\nzone=1\n'
     )
     assert prices.read_book(text, where="b").problems == (
-        "b: price 1 ('H200'): no such key: residual; it is used without",
-        "b: price 2 ('H200'): it has a price already; it is not used",
-        "b: pool 1: name is missing; it is not used",
-        "b: pool 2: kind of 'rent' must be one of on_demand, reserved, own; it is not used",
-        "b: pool 3: no such key: zone; it is used without",
+        "b: price 1 ('H200'): unknown key residual, ignored",
+        "b: price 2 ('H200'): duplicate price, ignored",
+        "b: pool 1: name is missing; ignored",
+        "b: pool 2: kind of 'rent' must be one of on_demand, reserved, own; ignored",
+        "b: pool 3: unknown key zone, ignored",
     )
 
 
@@ -288,8 +288,8 @@ def test_of_many_bad_rows_the_first_are_named_and_the_rest_is_counted() -> None:
     header = "InstanceID,Region,AssetClass,MarketPriceHourly\n"
     problems = prices.read_book(header + "H200,,gpu,dear\n" * 50 + "n,,node,1\n", where="o.csv").problems
     assert problems[20:] == (
-        "o.csv: and 30 more like these",
-        "o.csv: 1 rows price nodes or volumes; only those of AssetClass gpu are used",
+        "o.csv: and 30 more",
+        "o.csv: 1 rows price nodes or volumes and were ignored",
     )
 
 

@@ -23,7 +23,7 @@ from watchkeeper.render import grafana
 from watchkeeper.rules import rulefile
 
 EXCEPTIONS = Path(__file__).with_name("unmade_metrics.csv")
-UNNAMED = series.origin("some_metric_of_nobody").who
+UNNAMED = series.origin("some_metric_of_nobody").exporter
 RULES = rulefile.load_rules(sorted((PACKAGE / "packs" / "rules").glob("*.yaml"))).rules
 RECORDED = {rule.name for rule in RULES if isinstance(rule, rulefile.RecordingRule)}
 CONSOLE = sorted((PACKAGE / "packs" / "console").glob("*.json"))
@@ -100,7 +100,7 @@ def exceptions() -> dict[str, str]:
 
 def is_made(name: str) -> bool:
     origin = series.origin(name)
-    match origin.maker:
+    match origin.source:
         case series.SeriesSource.AGENT | series.SeriesSource.HUB if name.startswith(series.OWN_PREFIX):
             return name in ours()
         case series.SeriesSource.AGENT:
@@ -108,7 +108,7 @@ def is_made(name: str) -> bool:
         case series.SeriesSource.RULE:
             return name in RECORDED
         case series.SeriesSource.OTHER:
-            return origin.who != UNNAMED
+            return origin.exporter != UNNAMED
     return False
 
 

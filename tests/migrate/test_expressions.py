@@ -24,11 +24,11 @@ CORPUS = SHARED / "corpus" / "dashboards" / "expressions.txt"
         # What the guides ask for and nobody has.
         ("DCGM_FI_DEV_RETIRED_PAGES > 100", Compatibility.CANNOT, "DCGM_FI_DEV_RETIRED_SBE"),
         ("DCGM_FI_DEV_TENSOR_ACTIVE", Compatibility.CANNOT, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
-        ("max by (uuid) (DCGM_FI_DEV_GPU_UTIL)", Compatibility.CHANGES, "label uuid: it is UUID here"),
-        ('DCGM_FI_DEV_GPU_UTIL{exported_pod="a"}', Compatibility.CHANGES, "label exported_pod: it is pod here"),
+        ("max by (uuid) (DCGM_FI_DEV_GPU_UTIL)", Compatibility.CHANGES, "label uuid: use UUID here"),
+        ('DCGM_FI_DEV_GPU_UTIL{exported_pod="a"}', Compatibility.CHANGES, "label exported_pod: use pod here"),
         ("increase(DCGM_FI_DEV_XID_ERRORS[5m]) > 0", Compatibility.CHANGES, "the code of the last Xid, not a count"),
         ("rate(DCGM_FI_PROF_PCIE_TX_BYTES[5m])", Compatibility.CHANGES, "bytes per second already"),
-        ("node_load1 / 2", Compatibility.NEEDS, "node_load1 is made by node_exporter"),
+        ("node_load1 / 2", Compatibility.NEEDS, "node_load1 is exported by node_exporter"),
         ("time() - time() offset 1h", Compatibility.CANNOT, "not PromQL"),
         ("increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[1h]) > 0", Compatibility.WORKS, ""),
     ],
@@ -37,13 +37,13 @@ def test_an_expression_is_judged_by_its_series_labels_and_meaning(
     expr: str, standing: Compatibility, said: str
 ) -> None:
     judged = expression.judge_expression(expr)
-    assert judged.standing is standing, judged
+    assert judged.compatibility is standing, judged
     assert said in "; ".join(judged.why)
 
 
 def test_what_their_own_rules_record_is_known() -> None:
-    assert expression.judge_expression("gpu:busy").standing is Compatibility.NEEDS
-    assert expression.judge_expression("gpu:busy", frozenset({"gpu:busy"})).standing is Compatibility.WORKS
+    assert expression.judge_expression("gpu:busy").compatibility is Compatibility.NEEDS
+    assert expression.judge_expression("gpu:busy", frozenset({"gpu:busy"})).compatibility is Compatibility.WORKS
 
 
 def test_every_part_of_an_expression_is_looked_through() -> None:
@@ -55,7 +55,7 @@ def test_whatever_is_named_instead_of_theirs_is_a_question_that_works_here() -> 
     instead = pack.load(series.ALIASES, lambda cells: cells["instead"])
     assert len(instead) > 50
     for text in instead:
-        assert expression.judge_expression(text).standing is Compatibility.WORKS, text
+        assert expression.judge_expression(text).compatibility is Compatibility.WORKS, text
         assert walk.names(parser.parse(text)) != {""}
 
 
@@ -68,6 +68,6 @@ def test_public_dashboards_fare_as_measured() -> None:
     }
     found = [expression.judge_expression(grafana_dashboard.fill_variables(expr)) for expr in exprs]
     # 144 of 300 are VictoriaMetrics' own language, all but six of them of one dashboard.
-    promql = [judged.standing for judged in found if not "".join(judged.why).startswith("not PromQL")]
+    promql = [judged.compatibility for judged in found if not "".join(judged.why).startswith("not PromQL")]
     assert len(promql) > 150
     assert promql.count(Compatibility.CANNOT) / len(promql) < 0.05

@@ -59,23 +59,23 @@ def theirs(tmp_path: Path) -> Path:
 
 def test_a_folder_is_read_whole_and_dashboards_know_what_its_rules_record(theirs: Path) -> None:
     found = judged(theirs)
-    assert found['Busy|gpu:busy{gpu="$gpu"}'[:25]].standing is Compatibility.WORKS
-    assert found["Busy|rate(DCGM_FI_DEV_GPU"[:25]].standing is Compatibility.CHANGES
-    assert found["Deep|DCGM_FI_DEV_NONSENSE"].standing is Compatibility.CANNOT
-    assert found["SQL|mysql"].why == ("it asks mysql, not Prometheus",)
-    assert found["variable node|node_load1"].standing is Compatibility.NEEDS
+    assert found['Busy|gpu:busy{gpu="$gpu"}'[:25]].compatibility is Compatibility.WORKS
+    assert found["Busy|rate(DCGM_FI_DEV_GPU"[:25]].compatibility is Compatibility.CHANGES
+    assert found["Deep|DCGM_FI_DEV_NONSENSE"].compatibility is Compatibility.CANNOT
+    assert found["SQL|mysql"].why == ("it queries mysql, not Prometheus",)
+    assert found["variable node|node_load1"].compatibility is Compatibility.NEEDS
 
 
 def test_each_line_of_a_counters_file_has_its_verdict(theirs: Path) -> None:
     found = judged(theirs / "counters.csv")
-    assert found["line 2|DCGM_FI_DEV_GPU_TEMP"].standing is Compatibility.WORKS
+    assert found["line 2|DCGM_FI_DEV_GPU_TEMP"].compatibility is Compatibility.WORKS
     assert "keep dcgm-exporter" in found["line 3|DCGM_FI_DEV_NOT_A_FI"].why[0]
-    assert found["line 4|DCGM_FI_DEV_GPU_UTIL"].standing is Compatibility.CANNOT
+    assert found["line 4|DCGM_FI_DEV_GPU_UTIL"].compatibility is Compatibility.CANNOT
 
 
 def test_a_rule_with_the_name_of_a_shipped_one_is_said(theirs: Path) -> None:
     rule = judged(theirs / "rules.yaml")["line 7|GPUDoubleBitECC"]
-    assert "a shipped rule has this name: leave one of them out" in rule.why
+    assert "a shipped rule has the same name: remove one of them" in rule.why
 
 
 def test_rules_of_the_operator_are_read_and_other_files_of_a_folder_are_passed_over(tmp_path: Path) -> None:
@@ -88,15 +88,15 @@ def test_rules_of_the_operator_are_read_and_other_files_of_a_folder_are_passed_o
     assert list(found) == ["|Hot"]
     assert found["|Hot"].why[0] == "DCGM_FI_DEV_GPU_TEMP_CELSIUS: write DCGM_FI_DEV_GPU_TEMP"
     named = judged(tmp_path / "alertmanager.yml")["|alertmanager.yml"]
-    assert named.why == ("it has neither rule groups nor a PrometheusRule",)
+    assert named.why == ("contains neither rule groups nor a PrometheusRule",)
 
 
 def test_one_broken_file_costs_no_other(theirs: Path) -> None:
     (theirs / "broken.yaml").write_text("groups: [{name: a, rules: [{alert: X, expr: 'sum('}]}]\n")
     (theirs / "broken.json").write_text("{")
     found = judged(theirs)
-    assert found["line 1|rule file"].standing is Compatibility.CANNOT
-    assert found["|broken.json"].why[0].startswith("no dashboard: not JSON")
+    assert found["line 1|rule file"].compatibility is Compatibility.CANNOT
+    assert found["|broken.json"].why[0].startswith("not a dashboard: not JSON")
     assert len(found) == 12
 
 
@@ -126,4 +126,4 @@ def test_variables_of_grafana_become_what_a_first_look_would_send(theirs: str, o
 def test_nothing_that_is_shipped_is_impossible_here() -> None:
     found = files.judge_files([rule_loops.SHIPPED_RULES], rulefile.RuleSet())
     assert len(found) > 100
-    assert not [verdict for verdict in found if verdict.standing is Compatibility.CANNOT]
+    assert not [verdict for verdict in found if verdict.compatibility is Compatibility.CANNOT]

@@ -58,7 +58,7 @@ def test_a_layout_that_is_accepted_overlaps_nowhere(layout: tuple[str, list[str]
         ("3g.40gb 3g.40gb 3g.40gb 1g.10gb", "3 of 3g.40gb on H100 80GB: at most 2 fit"),
         ("3g.40gb 3g.40gb 1g.10gb", "it needs 9 of 8 memory slices"),
         ("7g.80gb 1g.10gb", "needs 8 compute slices, H100 80GB has 7"),
-        ("3g.20gb", "`3g.20gb` is no profile of H100 80GB"),
+        ("3g.20gb", "`3g.20gb` is not a profile of H100 80GB"),
         ("1g.10gb+me 1g.10gb+me", "2 of 1g.10gb+me on H100 80GB: at most 1 fit"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Every cause that a finding may name, from packs/causes.csv: family, severity, and the words for people.
+"""Every cause that a finding may name, from packs/causes.csv: family, severity and texts.
 
-Incidents are keyed by `family`, so that two signals of one fault meet; titles and next steps are
+Incidents are keyed by `family`, so that two signals of one fault join one incident; titles and next steps are
 templates over `{place}` and `{node}`, filled by `CauseRow.headline` and `CauseRow.advice`.
 """
 
@@ -38,16 +38,16 @@ class CauseRow:
 
     @property
     def is_secondary(self) -> bool:
-        """True for what a broken GPU brings along: failing applications, calls for a reset, lines nobody explains."""
+        """Whether it usually follows from a faulty GPU: failed applications, requested resets, unknown lines."""
         return self.family in ("application", "recovery", diagnosis.UNKNOWN_CAUSE)
 
     @property
     def explains_others(self) -> bool:
-        """True for a hardware fault so grave that what gives way at the same place is its consequence."""
+        """Whether it is a critical hardware fault, so that other faults at the same place are its consequences."""
         return self.is_hardware and not self.is_secondary and self.severity is alerts.Severity.CRITICAL
 
     def headline(self, place: str, node: str | None = None) -> str:
-        """The title with the place as people call it, for example `gpu 3 of n7`; `node` is its machine."""
+        """The title for a place, for example `gpu 3 of n7` on `node`."""
         return self.title.format(place=place, node=node or place)
 
     def advice(self, place: str, node: str | None = None) -> str:

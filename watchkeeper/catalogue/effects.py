@@ -1,7 +1,7 @@
-"""What a fault brings along, from packs/effects.csv: at the same place, and at jobs that have a rank there.
+"""The effects of each cause, from packs/effects.csv: at the same place, and on jobs that have a rank there.
 
-An effect is a family of causes inside the place of its cause, which of a job are the GPUs that it holds, or a cause of
-jobs. `incidents.correlate` asks, so that people are told of the cause and not of its effects.
+An effect is a family of causes inside the place of its cause (for a job, the GPUs allocated to it), or a cause that
+affects jobs. `incidents.correlate` uses it, so that the cause is notified and its effects are not.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from watchkeeper.catalogue import causes, pack
 from watchkeeper.kit import durations
 
 FILE = "effects.csv"
-# As long as the fault itself lasts.
+# While the fault lasts.
 ALWAYS = timedelta.max
 
 
 @dataclass(frozen=True, slots=True)
 class EffectRow:
-    """What one cause explains; `within` is how long after it was first seen its effects on jobs may begin."""
+    """The effects of one cause; effects on jobs must begin `within` this time after the fault."""
 
     cause: str
     families: frozenset[str]
@@ -35,18 +35,20 @@ def affected_families(cause: str) -> frozenset[str]:
 
 
 def job_effects(cause: str) -> Mapping[str, timedelta]:
-    """The causes of jobs that this cause explains where they have a rank, and how soon they must begin."""
+    """The job causes that this cause explains where the job has a rank, and how soon they must begin."""
     return _table()[1].get(cause, {})
 
 
 def is_effect_of_jobs(family: str) -> bool:
-    """True for what is seen of GPUs and pods because the job that holds them does not get on."""
-    return any(family in found for cause, found in _table()[0].items() if causes.lookup(cause).scope == "workload")
+    """Whether a job that makes no progress shows this family on its GPUs and pods."""
+    return any(
+        family in affected for cause, affected in _table()[0].items() if causes.lookup(cause).scope == "workload"
+    )
 
 
 def is_job_effect(cause: str) -> bool:
-    """True for what a job may suffer because something else broke."""
-    return any(cause in found for found in _table()[1].values())
+    """Whether another fault can have this effect on a job."""
+    return any(cause in effects for effects in _table()[1].values())
 
 
 @cache

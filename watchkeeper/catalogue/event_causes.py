@@ -1,6 +1,6 @@
-"""What a kind of event means that has no catalogue of its own, from packs/event_causes.csv.
+"""The cause that each kind of event stands for, from packs/event_causes.csv.
 
-`incidents.signals` and `diagnose.evidence` both ask, so that an event opens the incident that its diagnosis speaks of.
+`incidents.signals` and `diagnose.evidence` both use it, so that incident and diagnosis agree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FILE = "event_causes.csv"
 
 
 def cause_of(kind: events.EventKind) -> str | None:
-    """The cause that an event of this kind stands for; None for a kind that names no fault, or names it itself."""
+    """The cause that an event of this kind stands for; None if it is not a fault or carries its own cause."""
     return _by_kind().get(kind)
 
 
@@ -26,5 +26,5 @@ def _by_kind() -> Mapping[events.EventKind, str]:
 
 def _row(cells: Mapping[str, str]) -> tuple[events.EventKind, str]:
     pack.required(cells["why"])
-    known = frozenset(row.cause for row in causes.all_causes())
-    return events.EventKind(cells["kind"]), pack.choice(cells["cause"], known)
+    cause_ids = frozenset(row.cause for row in causes.all_causes())
+    return events.EventKind(cells["kind"]), pack.choice(cells["cause"], cause_ids)

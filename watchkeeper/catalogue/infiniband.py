@@ -1,7 +1,7 @@
 """How a counter file of an InfiniBand port becomes a metric, from packs/infiniband_families.csv.
 
-The names are node_exporter's where it has one, because rules and dashboards already ask for them. `basic_bits` is the
-width of the counter in the specification's PortCounters, at whose maximum it stops counting; None where it has 64 bits.
+The names are node_exporter's where it has one, because existing rules and dashboards use them. `basic_bits` is the
+width of the counter in the specification's PortCounters, at whose maximum it stops; None for a 64-bit counter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def counter_families() -> Mapping[tuple[str, str], CounterFamily]:
 
 @cache
 def counter_maximum(counter: str) -> int | None:
-    """Where a counter of perfquery stops; None if it does not, or nobody knows."""
+    """The value at which a counter of perfquery stops; None if it has no limit or the limit is unknown."""
     row = tables.find_counter(counter)
     family = None if row is None else counter_families().get(("counters", row.sysfs_name))
     return None if family is None else family.basic_maximum

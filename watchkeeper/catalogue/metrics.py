@@ -1,7 +1,7 @@
-"""What a metric means and what it cannot tell: packs/dcgm_fields.csv for names, packs/metric_guide.csv for judgement.
+"""What a metric means and does not show: names from packs/dcgm_fields.csv, guidance from packs/metric_guide.csv.
 
-`watchkeeper explain metric NAME` prints it. DCGM 4.6 renamed many fields; both names lead to the same row. Metrics of
-others, and names that people look for in vain, stand in the guide alone.
+`watchkeeper explain metric NAME` prints it. DCGM 4.6 renamed many fields; both names have the same row. Metrics of
+other exporters, and names that do not exist, are in the guide only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLOSE_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One metric; the last three are empty where nobody has written a guide for it."""
+    """One metric; bands, cannot_tell and look_next are empty without an entry in the guide."""
 
     name: str
     newer_name: str
@@ -32,30 +32,30 @@ class MetricRow:
 
 
 def lookup(name: str) -> MetricRow | None:
-    """The row of a metric under its old or new name, in any case."""
+    """The row of a metric by its old or new name, ignoring case."""
     return _by_name().get(name.upper())
 
 
 def similar_names(name: str) -> tuple[str, ...]:
-    """Names that have the same words, for a name that nobody knows."""
+    """Existing names that share words with an unknown name, the closest first."""
     words = {word for word in name.upper().split("_") if word not in ("DCGM", "FI", "DEV", "PROF")}
-    scored = ((len(words & set(known.split("_"))), known) for known in _by_name())
+    scored = ((len(words & set(candidate.split("_"))), candidate) for candidate in _by_name())
     best = sorted((pair for pair in scored if pair[0]), key=lambda pair: (-pair[0], len(pair[1]), pair[1]))
-    return tuple(known for _, known in best[:CLOSE_NAMES])
+    return tuple(candidate for _, candidate in best[:CLOSE_NAMES])
 
 
 @cache
 def _by_name() -> dict[str, MetricRow]:
     guide = {row["name"]: row for row in pack.load(GUIDE, dict)}
-    found: dict[str, MetricRow] = {}
+    rows: dict[str, MetricRow] = {}
     for cells in pack.load(FIELDS, dict):
         row = _row(cells, guide.pop(cells["name"], {}))
-        found[row.name] = row
+        rows[row.name] = row
         if row.newer_name:
-            found.setdefault(row.newer_name, row)
+            rows.setdefault(row.newer_name, row)
     for name, cells in guide.items():
-        found[name.upper()] = _row({}, cells)
-    return found
+        rows[name.upper()] = _row({}, cells)
+    return rows
 
 
 def _row(cells: Mapping[str, str], guide: Mapping[str, str]) -> MetricRow:

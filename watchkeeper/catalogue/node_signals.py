@@ -1,8 +1,7 @@
-"""What others write on a Kubernetes node and what it means for us, from packs/node_signals.csv.
+"""What conditions, taints, labels and annotations of other programs on a node mean, from packs/node_signals.csv.
 
-`unhealthy` is a fault that somebody else has found; `held` means that somebody else has the node in hand, so we leave
-it alone. The Kubernetes driver asks about each condition, taint, label and annotation; what is not in the table says
-nothing.
+`unhealthy` is a fault that another program reported; `held` means that another program works on the node, so no repair
+starts. The Kubernetes driver looks up each condition, taint, label and annotation; others are ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class NodeSignal:
 
 
 def find_signal(kind: SignalKind, name: str, value: str) -> NodeSignal | None:
-    """The first row that knows this one; None where it says nothing."""
+    """The first row that matches; None if it has no meaning here."""
     for row in _rows():
         if row.kind is kind and fnmatchcase(name, row.name) and (not row.values or value in row.values):
             return row

@@ -1,7 +1,6 @@
-"""Reading of one table in packs/: CSV text becomes typed rows, or an error with file and line.
+"""Reads one table of packs/: CSV text becomes typed rows, or an error with file and line.
 
-`xid`, `causes` and `recovery_actions` call it once, at their first lookup, so that importing the
-catalogue costs nothing.
+Each table is read once, at its first lookup, so that importing the catalogue is cheap.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ def load(file: str, read_row: Callable[[Mapping[str, str]], Row]) -> tuple[Row, 
 
 
 def text_of(file: str) -> str:
-    """The text of packs/`file`. Not by importlib.resources, which brings zipfile and 1 MiB to every agent."""
-    found = pkgutil.get_data("watchkeeper.packs", file)
-    if found is None:
+    """The text of packs/`file`. Not with importlib.resources, which loads zipfile and 1 MiB into every agent."""
+    content = pkgutil.get_data("watchkeeper.packs", file)
+    if content is None:
         raise PackError("the package cannot be read where it is installed", where=f"packs/{file}")
-    return found.decode("utf-8")
+    return content.decode("utf-8")
 
 
 def read(text: str, read_row: Callable[[Mapping[str, str]], Row], *, file: str) -> tuple[Row, ...]:
@@ -60,5 +59,5 @@ def choice(text: str, choices: frozenset[str]) -> str:
 
 def required(text: str) -> str:
     if not text.strip():
-        raise ValueError("a cell that must say something is empty")
+        raise ValueError("a required cell is empty")
     return text

@@ -1,7 +1,7 @@
-"""The price book: what an hour of a GPU costs, by model, region and how it is paid for; packs/prices.toml, or a file.
+"""The price book: price per GPU-hour by model, region and kind of payment, from packs/prices.toml or a file.
 
-A book is TOML of the shipped form, or CSV as OpenCost reads it. Holes are allowed: `Book.rate` answers None for a GPU
-that has no price, and `accounting.cost` lists its hours without money. Nothing here converts currencies.
+A book is TOML in the shipped format, or OpenCost's CSV. Prices may be missing: `PriceBook.rate` then returns None, and
+`accounting.cost` lists those hours without a cost. Currencies are not converted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from watchkeeper.kit import csv_text
 HOURS_A_YEAR = 8766.0
 # https://github.com/opencost/opencost, configs/pricing_schema.csv
 OPENCOST_COLUMNS = ("InstanceID", "Region", "AssetClass", "MarketPriceHourly")
-# Rows that are named; the rest is counted.
+# Problems that are listed; the rest is counted.
 MOST_NAMED = 20
 FALLBACK = "[cost] dollars_per_gpu_hour"
 
@@ -37,15 +37,15 @@ class PriceKind(StrEnum):
     OWN = "own"
 
 
-# Model, kind, region and first moment: what a book has one price for.
+# Model, kind, region and start: a book has one price for each.
 PriceKey = tuple[str, PriceKind, str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One row of a book; `model` is a GPU's name or a part of it, an empty region is any.
+    """One row of a book; `model` is a GPU's name or a part of it, an empty region matches any.
 
-    It holds from the moment `begins` until one of the same model, kind and region does.
+    It is valid from `begins` until the next price of the same model, kind and region.
     """
 
     model: str
@@ -58,7 +58,7 @@ class Price:
 
     @property
     def start_text(self) -> str:
-        """` from 2026-11-15`, or nothing for one that always held."""
+        """` from 2026-11-15`, or empty for a price without a start."""
         return f" from {datetime.fromtimestamp(self.begins, UTC):%Y-%m-%d}" if math.isfinite(self.begins) else ""
 
 
@@ -71,7 +71,7 @@ class PricePool:
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
-    """All prices of a fleet. `problems` are rows that could not be used; `fallback` prices what has no row."""
+    """All prices of a fleet. `problems` are rows that were ignored; `fallback` is the price of models without a row."""
 
     currency: str = "USD"
     pue: float | None = None
@@ -86,24 +86,24 @@ class PriceBook:
     where: str = "packs/prices.toml"
 
     def price_periods(self, since: float, until: float) -> list[tuple[float, float]]:
-        """A window cut where a price of the book begins."""
+        """The window, split where a price of the book begins."""
         inside = sorted({price.begins for price in self.prices if since < price.begins < until})
         return list(itertools.pairwise([since, *inside, until]))
 
     def rate(self, model: str, pool: str, *, at: float = math.inf) -> Price | None:
-        """The price of an hour of a GPU at a moment, or the last that the book has; None for a hole.
+        """The price of a GPU-hour at a time, by default the newest; None if the book has none.
 
-        The longest name that fits, its own region before any, then the newest that has begun.
+        The pool's region is preferred, then the longest model name, then the newest price.
         """
-        about = self.pools.get(pool, PricePool(pool))
-        kind = about.kind or self.kind
+        pool_terms = self.pools.get(pool, PricePool(pool))
+        kind = pool_terms.kind or self.kind
         name = model.casefold()
-        begun = [one for one in self.prices if one.kind is kind and one.begins <= at]
-        known = [one for one in begun if _fits(one.model.casefold(), name)]
-        fitting = [price for price in known if price.region in ("", about.region)]
-        # Of a pool whose region nobody said: the only one that the book has for this GPU.
-        if not fitting and not about.region and len({price.region for price in known}) == 1:
-            fitting = known
+        effective = [price for price in self.prices if price.kind is kind and price.begins <= at]
+        of_model = [price for price in effective if _matches_model(price.model.casefold(), name)]
+        fitting = [price for price in of_model if price.region in ("", pool_terms.region)]
+        # A pool without a region gets the only region that the book has for this GPU.
+        if not fitting and not pool_terms.region and len({price.region for price in of_model}) == 1:
+            fitting = of_model
         if fitting:
             return max(fitting, key=lambda price: (bool(price.region), len(price.model), price.begins))
         if self.fallback is not None:
@@ -111,22 +111,26 @@ class PriceBook:
         return None
 
     def available_prices(self, model: str, pool: str) -> str:
-        """What the book has of a GPU for which `rate` has none; empty where it has nothing of it."""
-        about, name = self.pools.get(pool, PricePool(pool)), model.casefold()
-        known = [one for one in self.prices if _fits(one.model.casefold(), name)]
-        has = ", ".join(dict.fromkeys(_paid(one.kind, one.region) + one.start_text for one in known))
-        return f"the book has {has}, and these are {_paid(about.kind or self.kind, about.region)}" if known else ""
+        """Explain which prices the book has for a GPU for which `rate` found none; empty without any."""
+        pool_terms, name = self.pools.get(pool, PricePool(pool)), model.casefold()
+        of_model = [price for price in self.prices if _matches_model(price.model.casefold(), name)]
+        terms = ", ".join(dict.fromkeys(_terms(price.kind, price.region) + price.start_text for price in of_model))
+        return (
+            f"the book has {terms}, and these are {_terms(pool_terms.kind or self.kind, pool_terms.region)}"
+            if of_model
+            else ""
+        )
 
 
-def _paid(kind: PriceKind, region: str) -> str:
+def _terms(kind: PriceKind, region: str) -> str:
     return f"{kind.value} in {region}" if region else kind.value
 
 
-def _fits(wanted: str, name: str) -> bool:
-    """`h100` fits `nvidia h100 80gb hbm3` and not `nvidia gh1000`: whole words, in their order."""
+def _matches_model(pattern: str, name: str) -> bool:
+    """Whether whole words match in order: `h100` matches `nvidia h100 80gb hbm3`, not `nvidia gh1000`."""
     words = name.replace("-", " ").replace("_", " ").split()
-    asked = wanted.replace("-", " ").replace("_", " ").split()
-    return bool(asked) and any(words[at : at + len(asked)] == asked for at in range(len(words)))
+    pattern_words = pattern.replace("-", " ").replace("_", " ").split()
+    return bool(pattern_words) and any(words[at : at + len(pattern_words)] == pattern_words for at in range(len(words)))
 
 
 def shipped_book() -> PriceBook:
@@ -135,7 +139,7 @@ def shipped_book() -> PriceBook:
 
 
 def read_book(text: str, *, where: str) -> PriceBook:
-    """A book in TOML, or OpenCost's CSV; PackError where it is neither, problems for single rows."""
+    """Read a book in TOML or OpenCost's CSV; PackError if it is neither, problems for single rows."""
     text = text.removeprefix("\ufeff")
     header = text.partition("\n")[0].casefold()
     if all(column.casefold() in header for column in OPENCOST_COLUMNS):
@@ -144,24 +148,24 @@ def read_book(text: str, *, where: str) -> PriceBook:
         plain = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         remedy = f"Write it like packs/prices.toml, or as OpenCost's CSV with {', '.join(OPENCOST_COLUMNS)}"
-        raise PackError(f"this is no price book: {error}", where=where, remedy=remedy) from error
+        raise PackError(f"not a price book: {error}", where=where, remedy=remedy) from error
     return _of_toml(plain, where=where)
 
 
 def _of_toml(plain: Mapping[str, Any], *, where: str) -> PriceBook:
-    problems = [f"{where}: {name}: no such key; it is not used" for name in sorted(set(plain) - KNOWN_KEYS)]
+    problems = [f"{where}: {name}: unknown key, ignored" for name in sorted(set(plain) - KNOWN_KEYS)]
     prices: dict[PriceKey, Price] = {}
     for at, row in enumerate(_tables(plain, "price", where), start=1):
         called = f"{where}: price {at} ({quote(row.get('model', ''))})"
         try:
             price = _price(row)
         except (KeyError, ValueError, TypeError) as error:
-            problems.append(f"{called}: {_said(error)}; it is not used")
+            problems.append(f"{called}: {_problem_text(error)}; ignored")
             continue
-        problems += _strange(row, PRICE_KEYS, called)
-        if _offer(price) in prices:
-            problems.append(f"{called}: it has a price already; it is not used")
-        prices.setdefault(_offer(price), price)
+        problems += _unknown_keys(row, PRICE_KEYS, called)
+        if _price_key(price) in prices:
+            problems.append(f"{called}: duplicate price, ignored")
+        prices.setdefault(_price_key(price), price)
     pools: dict[str, PricePool] = {}
     for at, row in enumerate(_tables(plain, "pool", where), start=1):
         called = f"{where}: pool {at}"
@@ -169,9 +173,9 @@ def _of_toml(plain: Mapping[str, Any], *, where: str) -> PriceBook:
             kind = _kind(row["kind"]) if "kind" in row else None
             pools[str(row["name"])] = PricePool(str(row["name"]), kind, str(row.get("region", "")))
         except (KeyError, ValueError) as error:
-            problems.append(f"{called}: {_said(error)}; it is not used")
+            problems.append(f"{called}: {_problem_text(error)}; ignored")
             continue
-        problems += _strange(row, POOL_KEYS, called)
+        problems += _unknown_keys(row, POOL_KEYS, called)
     budgets: dict[str, float] = {}
     limits = plain.get("budgets", {})
     if not isinstance(limits, dict):
@@ -180,7 +184,7 @@ def _of_toml(plain: Mapping[str, Any], *, where: str) -> PriceBook:
         try:
             budgets[team] = _money(amount, "budget")
         except (ValueError, TypeError) as error:
-            problems.append(f"{where}: budgets.{team[:60]}: {error}; it is not used")
+            problems.append(f"{where}: budgets.{team[:60]}: {error}; ignored")
     currency = plain.get("currency", "USD")
     try:
         if not isinstance(currency, str):
@@ -194,7 +198,7 @@ def _of_toml(plain: Mapping[str, Any], *, where: str) -> PriceBook:
             pools,
             _money(plain.get("overhead_per_month", 0.0), "overhead_per_month"),
             budgets,
-            _first(problems, where),
+            _limit_problems(problems, where),
             where=where,
         )
     except (ValueError, TypeError) as error:
@@ -212,22 +216,22 @@ PRICE_KEYS = frozenset(
 POOL_KEYS = frozenset({"name", "kind", "region"})
 
 
-def _first(problems: list[str], where: str) -> tuple[str, ...]:
-    """The first rows by name, and how many more there are."""
+def _limit_problems(problems: list[str], where: str) -> tuple[str, ...]:
+    """The first problems, and the number of further ones."""
     more = len(problems) - MOST_NAMED
-    return (*problems[:MOST_NAMED], f"{where}: and {more:,} more like these") if more > 0 else tuple(problems)
+    return (*problems[:MOST_NAMED], f"{where}: and {more:,} more") if more > 0 else tuple(problems)
 
 
-def _strange(row: Mapping[str, Any], known: frozenset[str], called: str) -> list[str]:
-    """A key that was mistyped changes what a row says, so it is named."""
-    return [f"{called}: no such key: {name[:60]}; it is used without" for name in sorted(set(row) - known)]
+def _unknown_keys(row: Mapping[str, Any], allowed: frozenset[str], called: str) -> list[str]:
+    """Name unknown keys: a mistyped key would silently change a price."""
+    return [f"{called}: unknown key {name[:60]}, ignored" for name in sorted(set(row) - allowed)]
 
 
-def _said(error: Exception) -> str:
+def _problem_text(error: Exception) -> str:
     return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
 
 
-def _offer(price: Price) -> PriceKey:
+def _price_key(price: Price) -> PriceKey:
     return price.model.casefold(), price.kind, price.region, price.begins
 
 
@@ -282,7 +286,7 @@ def _at_least(value: Any, name: str, least: float) -> float:
 
 
 def _of_opencost(text: str, separator: str, *, where: str) -> PriceBook:
-    """Rows of asset class `gpu`; a row prices a node or a volume otherwise, which no GPU-hour can be read from."""
+    """Read rows of asset class `gpu`; other rows price nodes or volumes, which have no GPU-hour price."""
     prices: dict[PriceKey, Price] = {}
     problems: list[str] = []
     others = 0
@@ -295,14 +299,14 @@ def _of_opencost(text: str, separator: str, *, where: str) -> PriceBook:
             continue
         try:
             if not instance:
-                raise ValueError("a row of a GPU needs an InstanceID")
+                raise ValueError("a row of asset class gpu needs an InstanceID")
             number = float(hourly) if csv_text.NUMBER.fullmatch(hourly) else hourly
             price = Price(instance, PriceKind.ON_DEMAND, _money(number, "MarketPriceHourly"), region, "OpenCost CSV")
-            if _offer(price) in prices:
-                raise ValueError(f"{quote(instance)} has a price already")
+            if _price_key(price) in prices:
+                raise ValueError(f"{quote(instance)} has a price already (duplicate row)")
         except ValueError as error:
-            problems.append(f"{where}:{reader.line_num}: {error}; it is not used")
+            problems.append(f"{where}:{reader.line_num}: {error}; ignored")
             continue
-        prices[_offer(price)] = price
-    left = [f"{where}: {others:,} rows price nodes or volumes; only those of AssetClass gpu are used"] if others else []
-    return PriceBook(prices=tuple(prices.values()), problems=(*_first(problems, where), *left), where=where)
+        prices[_price_key(price)] = price
+    left = [f"{where}: {others:,} rows price nodes or volumes and were ignored"] if others else []
+    return PriceBook(prices=tuple(prices.values()), problems=(*_limit_problems(problems, where), *left), where=where)

@@ -1,4 +1,4 @@
-"""What the driver itself asks for after a fault: the recovery actions of Xid 154 and NVML field 230.
+"""The recovery actions that the driver requests after a fault: Xid 154 and NVML field 230.
 
 `lookup` takes the number that NVML and DCGM report, `from_text` the words of the kernel line
 `... GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`.
@@ -17,7 +17,7 @@ FILE = "xid154.csv"
 
 @dataclass(frozen=True, slots=True)
 class RecoveryAction:
-    """`text` is empty where no released driver prints the value yet."""
+    """`text` is empty if no released driver prints the value yet."""
 
     value: int
     text: str

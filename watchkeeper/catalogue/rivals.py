@@ -1,7 +1,7 @@
-"""Causes that look alike, and what tells them apart: packs/rivals.csv.
+"""Causes with similar symptoms, and the check that distinguishes them, from packs/rivals.csv.
 
-`diagnose.explain` asks for the rivals of an incident's cause, so that a check that looked closer may answer
-for a neighbouring family, and for the sentence that distinguishes the best two answers.
+`diagnose.explain` looks up the rivals of an incident's cause: a check may find a rival instead, and the diagnosis names
+the command that rules out the second-best cause.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE = "rivals.csv"
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """`tell_apart` is what to look at, `command` one way to do so."""
+    """`tell_apart` is what to check, `command` one way to check it."""
 
     cause: str
     rival: str
@@ -26,26 +26,26 @@ class Rival:
 
 
 def rivals_of(cause: str) -> tuple[Rival, ...]:
-    """The causes that it is mistaken for, the most usual first."""
+    """The causes that it is mistaken for, the most frequent first."""
     return _by_cause().get(cause, ())
 
 
-def rival_between(one: str, other: str) -> Rival | None:
-    """What tells two causes apart, whichever of them the table has first."""
-    found = [row for row in (*rivals_of(one), *rivals_of(other)) if {row.cause, row.rival} == {one, other}]
-    return found[0] if found else None
+def rival_between(cause: str, other: str) -> Rival | None:
+    """The row for two causes, in either order."""
+    matches = [row for row in (*rivals_of(cause), *rivals_of(other)) if {row.cause, row.rival} == {cause, other}]
+    return matches[0] if matches else None
 
 
 @cache
 def _by_cause() -> Mapping[str, tuple[Rival, ...]]:
-    found: dict[str, tuple[Rival, ...]] = {}
+    by_cause: dict[str, tuple[Rival, ...]] = {}
     for row in pack.load(FILE, _row):
-        found[row.cause] = (*found.get(row.cause, ()), row)
-    return found
+        by_cause[row.cause] = (*by_cause.get(row.cause, ()), row)
+    return by_cause
 
 
 def _row(cells: Mapping[str, str]) -> Rival:
     for name in ("cause", "rival"):
         if causes.lookup(cells[name]).cause != cells[name]:
-            raise ValueError(f"{cells[name]} is no cause of {causes.FILE}")
+            raise ValueError(f"{cells[name]} is not a cause of {causes.FILE}")
     return Rival(cells["cause"], cells["rival"], pack.required(cells["tell_apart"]), pack.required(cells["command"]))

@@ -1,7 +1,7 @@
-"""Who makes a series: our agent, our agent when asked, the hub, somebody else, or nobody.
+"""Which program exports a series: the agent, the hub, a recording rule or another exporter.
 
-By its name alone, from packs/dcgm_fields.csv and packs/metric_aliases.csv. `migrate` and `doctor.stack` ask for each
-name that a rule or a dashboard needs.
+Decided by its name alone, from packs/dcgm_fields.csv and packs/metric_aliases.csv. `migrate` and `doctor.stack` look up
+each name that a rule or a dashboard needs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from watchkeeper.catalogue import metrics, pack
 
 ALIASES = "metric_aliases.csv"
 OWN_PREFIX = "watchkeeper_"
-# What the hub makes itself; our other series are on the agents' pages.
+# Series of the hub; other series with the prefix are on the agents' pages.
 OF_THE_HUB = tuple(
     f"{OWN_PREFIX}{what}_"
     for what in ("node", "scheduler", "fabric", "fleet", "inventory", "pending", "queue", "quota", "events", "hub")
 )
-# Recorded by rules, whoever evaluates them.
+# Recorded by rules, on any server.
 RECORDED = ("watchkeeper:", "slo:")
-# Names that are some exporter's own; the longest prefix says whose.
+# Prefixes of other exporters' names.
 OTHERS = {
     "node_": "node_exporter",
     "kube_": "kube-state-metrics, or the hub where it watches Kubernetes",
@@ -48,38 +48,38 @@ OTHERS = {
 
 
 class SeriesSource(StrEnum):
-    """Who makes a series of this name."""
+    """Which program exports a series of this name."""
 
     AGENT = "agent"
-    # The agent, with the field in a file of --counters.
+    # The agent, if a --counters file lists the field.
     AGENT_OPTIONAL = "agent when asked"
     HUB = "hub"
     RULE = "recording rule"
     RENAMED = "renamed"
     ALIAS = "alias"
-    # It looks like a field of DCGM and is none.
-    NOT_A_FIELD = "nobody"
+    # It looks like a DCGM field, but DCGM has no such field.
+    UNKNOWN_FIELD = "unknown"
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`instead` is the expression that means the same here; `who` names an exporter, or the nearest real names."""
+    """`replacement` is the equivalent expression here; `exporter` names an exporter, or the closest existing names."""
 
-    maker: SeriesSource
-    instead: str = ""
-    who: str = ""
+    source: SeriesSource
+    replacement: str = ""
+    exporter: str = ""
 
 
 def origin(name: str) -> Origin:
-    """Where a series of this name comes from."""
+    """Find the source of a series by its name."""
     fields = _fields()
     if name in fields:
         return Origin(SeriesSource.AGENT if fields[name] else SeriesSource.AGENT_OPTIONAL)
     if name in _renamed():
-        return Origin(SeriesSource.RENAMED, instead=_renamed()[name])
+        return Origin(SeriesSource.RENAMED, replacement=_renamed()[name])
     if name in _aliases():
-        return Origin(SeriesSource.ALIAS, instead=_aliases()[name])
+        return Origin(SeriesSource.ALIAS, replacement=_aliases()[name])
     if name.startswith(OWN_PREFIX):
         return Origin(SeriesSource.HUB if name.startswith(OF_THE_HUB) else SeriesSource.AGENT)
     if name.startswith(RECORDED) or name in ("ALERTS", "ALERTS_FOR_STATE"):
@@ -87,15 +87,15 @@ def origin(name: str) -> Origin:
     if name.startswith("DCGM_FI_"):
         row = metrics.lookup(name)
         if row is not None and row.name == name:
-            return Origin(SeriesSource.NOT_A_FIELD, who=row.look_next)
-        return Origin(SeriesSource.NOT_A_FIELD, who=", ".join(metrics.similar_names(name)[:3]))
+            return Origin(SeriesSource.UNKNOWN_FIELD, exporter=row.look_next)
+        return Origin(SeriesSource.UNKNOWN_FIELD, exporter=", ".join(metrics.similar_names(name)[:3]))
     whose = next((who for prefix, who in OTHERS.items() if name.startswith(prefix)), "another exporter")
-    return Origin(SeriesSource.OTHER, who=whose)
+    return Origin(SeriesSource.OTHER, exporter=whose)
 
 
 @cache
 def _fields() -> Mapping[str, bool]:
-    """DCGM's names up to 4.5 that NVML can fill, and whether the agent shows them unasked."""
+    """DCGM names up to 4.5 that NVML can provide, and whether the agent exports them by default."""
     return dict(pack.load(metrics.FIELDS, lambda cells: (cells["name"], pack.yes_or_no(cells["chosen"]))))
 
 

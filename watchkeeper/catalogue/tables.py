@@ -1,6 +1,6 @@
 """Small tables of the doctor and of `explain`: SXid codes, completion errors, counters, settings, exit codes.
 
-Each function reads its file in packs/ once. A code that no row describes is None: nobody has written it down.
+Each function reads its file in packs/ once. A code without a row is None: it is undocumented.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ANY_STATUS = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class SxidRow:
-    """One error of an NVSwitch; `is_fatal` None means that the log line has to say it, as has an empty severity."""
+    """One error of an NVSwitch; `is_fatal` is None and `severity` empty if the log line decides."""
 
     code: int
     name: str
@@ -43,7 +43,7 @@ class CompletionRow:
 
 @dataclass(frozen=True, slots=True)
 class CounterRow:
-    """One InfiniBand counter; `total_limit` is what a single reading may show, None if only its growth tells."""
+    """One InfiniBand counter; `total_limit` is the limit of a single reading, None if only growth counts."""
 
     name: str
     sysfs_name: str
@@ -54,7 +54,7 @@ class CounterRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting of NCCL that deserves a remark; `cause` is empty where it is advice only."""
+    """One setting of NCCL that is worth a remark; `cause` is empty for advice only."""
 
     variable: str
     concern: str
@@ -100,7 +100,7 @@ class ClockReason:
 
 @dataclass(frozen=True, slots=True)
 class DcgmIncident:
-    """One incident code of DCGM's health checks and diagnostics; `cause` is empty where only the test is at fault."""
+    """One incident code of DCGM's health checks and diagnostics; `cause` is empty if only the test failed."""
 
     code: int
     name: str
@@ -140,7 +140,7 @@ def find_counter(name: str) -> CounterRow | None:
 
 
 def find_exit_code(code: int) -> ExitRow | None:
-    """The row of a code; a negative one, as torchrun prints it, is the signal."""
+    """The row of an exit code; a negative code, as torchrun prints it, is a signal."""
     return _exits().get(128 - code if code < 0 else code)
 
 

@@ -1,7 +1,7 @@
 """What each Xid code of NVIDIA's driver means, from packs/xid.csv.
 
-The collector asks for `settle_seconds` and severity, diagnosis for `cause`, and people through
-`watchkeeper explain xid`. A code that nobody has described is an answer too: its row says so.
+The agent uses `settle_seconds` and severity, diagnosis uses `cause`, and `watchkeeper explain xid` prints it. An
+undocumented code has a row that says so.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ ACTIONS = frozenset(
         "restart_app",
     }
 )
-# The facts know four levels; people are told three. `fatal` adds nothing to "wake someone".
+# The source has four levels, alerts have three: `fatal` and `critical` both page.
 SEVERITIES = {
     "fatal": alerts.Severity.CRITICAL,
     "critical": alerts.Severity.CRITICAL,
     "warning": alerts.Severity.WARNING,
     "info": alerts.Severity.INFO,
 }
-# How long to gather before a verdict on a code that nobody has described: the same as for most others.
+# How long to wait for more signals after an undocumented code: the same as for most others.
 UNKNOWN_SETTLE_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class XidRow:
-    """One Xid code. `is_known` is False for a code outside the catalogue; texts nobody has written are empty."""
+    """One Xid code. `is_known` is False for a code outside the catalogue; missing texts are empty."""
 
     code: int
     name: str
@@ -68,15 +68,15 @@ class XidRow:
 
     @property
     def certainty(self) -> str:
-        """How far the row can be trusted, in words."""
+        """How reliable the row is, as text."""
         if not self.is_known:
-            return "not in the catalogue: nothing is claimed about it"
+            return "none: the code is not in the catalogue"
         if self.is_unused:
             return "low: NVIDIA marks the code as unused on current GPUs"
         if not self.nvidia_immediate:
             return "medium: NVIDIA's catalogue gives no resolution for it"
         if self.cause == diagnosis.UNKNOWN_CAUSE:
-            return "medium: the meaning is documented, the cause behind it is not one thing"
+            return "medium: the meaning is documented, but it can have several causes"
         return "high: NVIDIA's catalogue gives meaning and resolution"
 
 

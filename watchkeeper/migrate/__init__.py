@@ -1,5 +1,5 @@
-"""What somebody already has, read to say what of it works here.
+"""Checks which parts of an existing monitoring setup work here.
 
-Comes in: counters files of dcgm-exporter, Prometheus rule files, Grafana dashboards. Goes out: a verdict for each line,
-rule and panel query, with the reason. Never here: a network call, or a change to what was read.
+In: counters files of dcgm-exporter, Prometheus rule files, Grafana dashboards. Out: a verdict for each line,
+rule and panel query, with the reason. Never here: a network call, or a change to the input files.
 """

@@ -1,7 +1,7 @@
-"""One PromQL expression of somebody else's: are its series and labels here, and does it mean what it seems?
+"""Checks one existing PromQL expression: do its series and labels exist here, and does it mean what it seems to?
 
 `files` calls this for each rule and each panel. A metric or label that the hub renames as it scrapes
-(`scrape.dcgm_names`) is looked up under the usual name here.
+(`scrape.dcgm_names`) is looked up under its stored name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from watchkeeper.migrate.verdict import Compatibility, worst
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, parser, walk
 
-# Labels of a GPU's series: the exporter's own, who holds it, and what scraping adds.
+# Labels of a GPU's series: of the exporter, of the workload, and added by scraping.
 LABELS = frozenset(
     {
         *("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "GPU_I_PROFILE", "GPU_I_ID", "nvlink"),
@@ -23,7 +23,7 @@ LABELS = frozenset(
         *("instance", "job", "cluster", "__name__"),
     }
 )
-# What others call a label that has another name here.
+# Labels that have another name here.
 LABEL_NAMES = {
     "hostname": "Hostname",
     "node": "Hostname",
@@ -38,20 +38,20 @@ OVER_TIME = frozenset({"rate", "irate", "increase"})
 
 @dataclass(frozen=True, slots=True)
 class ExpressionVerdict:
-    standing: Compatibility
+    compatibility: Compatibility
     why: tuple[str, ...] = ()
 
 
 def judge_expression(text: str, recorded: frozenset[str] = frozenset()) -> ExpressionVerdict:
-    """How an expression fares; `recorded` are names that rules of the same migration make."""
+    """Judge one expression; `recorded` are names that rules of the same migration record."""
     try:
         expr = parser.parse(text)
     except QueryError as error:
         metricsql = "; VictoriaMetrics' MetricsQL has more functions" if "unknown function" in error.problem else ""
         return ExpressionVerdict(Compatibility.CANNOT, (f"not PromQL: {error.problem}{metricsql}",))
-    found = [*_names(expr, recorded), *_labels(expr), *_meaning(expr)]
-    notes = tuple(dict.fromkeys(why for _, why in found if why))
-    return ExpressionVerdict(worst([standing for standing, _ in found]), notes)
+    judgements = [*_names(expr, recorded), *_labels(expr), *_meaning(expr)]
+    notes = tuple(dict.fromkeys(why for _, why in judgements if why))
+    return ExpressionVerdict(worst([compatibility for compatibility, _ in judgements]), notes)
 
 
 def _names(expr: ast.Expr, recorded: frozenset[str]) -> Iterator[tuple[Compatibility, str]]:
@@ -60,35 +60,37 @@ def _names(expr: ast.Expr, recorded: frozenset[str]) -> Iterator[tuple[Compatibi
             yield Compatibility.WORKS, ""
             continue
         origin = series.origin(name)
-        match origin.maker:
+        match origin.source:
             case series.SeriesSource.AGENT | series.SeriesSource.HUB | series.SeriesSource.RULE:
                 yield Compatibility.WORKS, ""
             case series.SeriesSource.AGENT_OPTIONAL:
-                yield Compatibility.CHANGES, f"{name}: the agent shows it when a file of --counters names it"
+                yield Compatibility.CHANGES, f"{name}: the agent exports it if a --counters file lists it"
             case series.SeriesSource.RENAMED | series.SeriesSource.ALIAS:
-                yield Compatibility.CHANGES, f"{name}: write {origin.instead}"
-            case series.SeriesSource.NOT_A_FIELD:
-                near = f"; near it: {origin.who}" if origin.who else ""
-                yield Compatibility.CANNOT, f"{name}: no field that NVML gives has this name{near}"
+                yield Compatibility.CHANGES, f"{name}: write {origin.replacement}"
+            case series.SeriesSource.UNKNOWN_FIELD:
+                near = f"; similar: {origin.exporter}" if origin.exporter else ""
+                yield Compatibility.CANNOT, f"{name}: NVML has no field of this name{near}"
             case _:
-                yield Compatibility.NEEDS, f"{name} is made by {origin.who}; scrape it as well"
+                yield Compatibility.NEEDS, f"{name} is exported by {origin.exporter}; scrape it as well"
 
 
 def _labels(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
-    asked = {matcher.name for one in _gpu_selectors(expr) for matcher in one.matchers if _asks(matcher)}
-    if asked or any(True for _ in _gpu_selectors(expr)):
+    needed = {
+        matcher.name for selector in _gpu_selectors(expr) for matcher in selector.matchers if _needs_label(matcher)
+    }
+    if needed or any(True for _ in _gpu_selectors(expr)):
         for part in walk.parts(expr):
             if isinstance(part, ast.Aggregate) and any(True for _ in _gpu_selectors(part)):
-                asked |= set(part.grouping)
-    for name in sorted(asked - LABELS):
+                needed |= set(part.grouping)
+    for name in sorted(needed - LABELS):
         if name in LABEL_NAMES:
-            yield Compatibility.CHANGES, f"label {name}: it is {LABEL_NAMES[name]} here"
+            yield Compatibility.CHANGES, f"label {name}: use {LABEL_NAMES[name]} here"
         else:
-            yield Compatibility.NEEDS, f"label {name}: no GPU series has it here unless you relabel it on"
+            yield Compatibility.NEEDS, f"label {name}: no GPU series has it unless you add it by relabelling"
 
 
 def _meaning(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
-    """Questions that work and mislead: growth of what is no counter."""
+    """Find expressions that work but mislead: rates of gauges."""
     for part in walk.parts(expr):
         if not isinstance(part, ast.FunctionCall) or part.function not in OVER_TIME:
             continue
@@ -100,13 +102,13 @@ def _meaning(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
 
 
 def _guide(row: metrics.MetricRow) -> str:
-    return f" ({row.bands})" if row.bands else ", so its growth means nothing"
+    return f" ({row.bands})" if row.bands else ", so its rate means nothing"
 
 
 def _gpu_selectors(expr: ast.Expr) -> Iterator[ast.Selector]:
-    return (one for one in walk.selectors(expr) if (one.name or "").startswith("DCGM_FI_"))
+    return (selector for selector in walk.selectors(expr) if (selector.name or "").startswith("DCGM_FI_"))
 
 
-def _asks(matcher: engine.Matcher) -> bool:
-    """Whether a matcher needs the label to be there; `.*` and the like take series without it."""
+def _needs_label(matcher: engine.Matcher) -> bool:
+    """Whether a matcher requires the label; `.*` also matches series without it."""
     return matcher.op in (engine.MatchOp.EQUAL, engine.MatchOp.REGEX) and matcher.value not in ("", ".*", "$__all")

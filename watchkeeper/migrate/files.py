@@ -1,7 +1,7 @@
-"""Files of somebody else's monitoring into verdicts: counters of dcgm-exporter, Prometheus rules, Grafana dashboards.
+"""Judges files of an existing monitoring setup: counters of dcgm-exporter, Prometheus rules, Grafana dashboards.
 
-`cli.doctor.migrate` gives paths and prints what comes back. The ending says which kind a file is; folders are
-searched. Rules are read first, because dashboards ask for what they record.
+`cli.doctor.migrate` passes paths and prints the verdicts. The suffix selects the kind of file; folders are searched.
+Rules are read first, because dashboards use the series that they record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class FileRules:
-    """The rules of one file; those of a PrometheusRule have no line of it."""
+    """The rules of one file; rules of a PrometheusRule have no line number."""
 
     path: Path
     rules: tuple[rulefile.Rule, ...]
@@ -35,28 +35,28 @@ class FileRules:
 
 
 def judge_files(paths: Sequence[Path], shipped: rulefile.RuleSet) -> list[MigrationVerdict]:
-    """A verdict for everything in these files and folders; `shipped` are the rules that are here already."""
+    """Return a verdict for each counter, rule and query in these files; `shipped` are Watchkeeper's own rules."""
     texts = {path: _text(path) for path in _files(paths)}
-    found = [text for text in texts.values() if isinstance(text, MigrationVerdict)]
-    read: list[FileRules] = []
+    verdicts = [text for text in texts.values() if isinstance(text, MigrationVerdict)]
+    rule_files: list[FileRules] = []
     for path, text in texts.items():
         if isinstance(text, str) and path.suffix not in (".csv", ".json"):
-            read += _read_rules(path, text, found, is_named=path in paths)
-    theirs = [rule for one in read for rule in one.rules]
-    recorded = frozenset(rule.name for rule in (*shipped.rules, *theirs) if isinstance(rule, rulefile.RecordingRule))
+            rule_files += _read_rules(path, text, verdicts, is_named=path in paths)
+    rules = [rule for file in rule_files for rule in file.rules]
+    recorded = frozenset(rule.name for rule in (*shipped.rules, *rules) if isinstance(rule, rulefile.RecordingRule))
     for path, text in texts.items():
         if isinstance(text, str) and path.suffix == ".csv":
-            found += _counters(path, text)
+            verdicts += _counters(path, text)
         elif isinstance(text, str) and path.suffix == ".json":
-            found += _dashboard(path, text, recorded, is_named=path in paths)
+            verdicts += _dashboard(path, text, recorded, is_named=path in paths)
     named = frozenset(rule.name for rule in shipped.rules if isinstance(rule, rulefile.AlertingRule))
-    return [*found, *(_rule(one, rule, recorded, named) for one in read for rule in one.rules)]
+    return [*verdicts, *(_rule(file, rule, recorded, named) for file in rule_files for rule in file.rules)]
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            yield from sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES and one.is_file())
+            yield from sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         else:
             yield path
 
@@ -75,30 +75,30 @@ def _text(path: Path) -> str | MigrationVerdict:
         )
 
 
-def _read_rules(path: Path, text: str, found: list[MigrationVerdict], *, is_named: bool) -> Iterator[FileRules]:
-    """The rules of one file; what is wrong with it goes to `found`. Other YAML of a folder is passed over."""
+def _read_rules(path: Path, text: str, verdicts: list[MigrationVerdict], *, is_named: bool) -> Iterator[FileRules]:
+    """Read the rules of one file; problems are added to `verdicts`. Other YAML of a folder is skipped."""
     rules = extract_rules(text)
     if rules is None:
         if is_named:
-            why = "it has neither rule groups nor a PrometheusRule"
-            found.append(MigrationVerdict(str(path), "", path.name, Compatibility.CANNOT, (why,)))
+            why = "contains neither rule groups nor a PrometheusRule"
+            verdicts.append(MigrationVerdict(str(path), "", path.name, Compatibility.CANNOT, (why,)))
         return
     try:
         yield FileRules(path, rulefile.read_rules({str(path): rules}).rules, has_lines=rules == text)
     except rulefile.RuleFileProblems as error:
-        found += [_problem(path, one) for one in error.problems]
+        verdicts += [_problem(path, problem) for problem in error.problems]
 
 
 def extract_rules(text: str) -> str | None:
-    """The rule file in a text: itself, or the groups of the operator's PrometheusRules in it; None without any."""
+    """The rule file in a text: the text itself, or the groups of its PrometheusRules; None without any."""
     try:
-        documents = [one for one in yaml_text.load_all(text) if isinstance(one, dict)]
+        documents = [document for document in yaml_text.load_all(text) if isinstance(document, dict)]
     except yaml.YAMLError:
-        # The reader of rule files says where it is wrong.
+        # The reader of rule files reports where it is wrong.
         return text
-    if any("groups" in one for one in documents):
+    if any("groups" in document for document in documents):
         return text
-    specs = [one.get("spec") for one in documents if one.get("kind") == "PrometheusRule"]
+    specs = [document.get("spec") for document in documents if document.get("kind") == "PrometheusRule"]
     groups = [group for spec in specs if isinstance(spec, dict) for group in spec.get("groups") or ()]
     return yaml.safe_dump({"groups": groups}, sort_keys=False) if groups else None
 
@@ -108,41 +108,41 @@ def _problem(path: Path, problem: RuleFileError) -> MigrationVerdict:
     return MigrationVerdict(str(path), where, "rule file", Compatibility.CANNOT, (problem.problem,))
 
 
-def _rule(one: FileRules, rule: rulefile.Rule, recorded: frozenset[str], named: frozenset[str]) -> MigrationVerdict:
+def _rule(file: FileRules, rule: rulefile.Rule, recorded: frozenset[str], named: frozenset[str]) -> MigrationVerdict:
     judged = judge_expression(rule.expr, recorded)
     why = list(judged.why)
     if isinstance(rule, rulefile.AlertingRule):
         if rule.name in named:
-            why.append("a shipped rule has this name: leave one of them out")
+            why.append("a shipped rule has the same name: remove one of them")
         if "cause" not in rule.labels:
-            why.append("its incidents have no cause unless it gets a label `cause` (docs/reference/alerts.md)")
-    where = f"line {rule.line}" if one.has_lines else ""
-    return MigrationVerdict(str(one.path), where, rule.name, judged.standing, tuple(why))
+            why.append("add a label `cause`: its incidents have no cause without it (docs/reference/alerts.md)")
+    where = f"line {rule.line}" if file.has_lines else ""
+    return MigrationVerdict(str(file.path), where, rule.name, judged.compatibility, tuple(why))
 
 
 def _counters(path: Path, text: str) -> list[MigrationVerdict]:
     file = counters_csv.read(text.splitlines())
-    found = [_counter(path, counter) for counter in file.counters]
+    verdicts = [_counter(path, counter) for counter in file.counters]
     lines = text.splitlines()
     for problem in file.problems:
         line, _, what = problem.partition(": ")
         subject = lines[int(line.removeprefix("line ")) - 1]
-        found.append(MigrationVerdict(str(path), line, subject[:SHOWN], Compatibility.CANNOT, (what,)))
-    return found
+        verdicts.append(MigrationVerdict(str(path), line, subject[:SHOWN], Compatibility.CANNOT, (what,)))
+    return verdicts
 
 
 def _counter(path: Path, counter: counters_csv.Counter) -> MigrationVerdict:
-    known = choice.dcgm_families().get(counter.name)
-    if known is None:
-        why = "NVML cannot give it; keep dcgm-exporter for this field"
+    match = choice.dcgm_families().get(counter.name)
+    if match is None:
+        why = "NVML does not provide it; keep dcgm-exporter for this field"
         return MigrationVerdict(str(path), f"line {counter.line}", counter.name, Compatibility.CANNOT, (why,))
-    family, is_chosen = known
-    why_not: tuple[str, ...] = ()
+    family, is_chosen = match
+    notes: tuple[str, ...] = ()
     if not is_chosen:
-        why_not += ("not shown unasked: start the agent with --counters and this file",)
+        notes += ("not exported by default: start the agent with --counters and this file",)
     if counter.prom_type != family.prom_type:
-        why_not += (f"the file calls it a {counter.prom_type}, DCGM's own files a {family.prom_type}",)
-    return MigrationVerdict(str(path), f"line {counter.line}", counter.name, Compatibility.WORKS, why_not)
+        notes += (f"the file declares a {counter.prom_type}, DCGM a {family.prom_type}",)
+    return MigrationVerdict(str(path), f"line {counter.line}", counter.name, Compatibility.WORKS, notes)
 
 
 def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: bool) -> list[MigrationVerdict]:
@@ -151,14 +151,14 @@ def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: boo
     except grafana_dashboard.NotADashboard as error:
         if error.is_other and not is_named:
             return []
-        return [MigrationVerdict(str(path), "", path.name, Compatibility.CANNOT, (f"no dashboard: {error}",))]
-    found = []
-    for question in dashboard.queries:
-        where = f"{dashboard.title} / {question.panel}"
-        if question.expr is None:
-            why = (f"it asks {question.language}, not Prometheus",)
-            found.append(MigrationVerdict(str(path), where, question.language, Compatibility.CANNOT, why))
+        return [MigrationVerdict(str(path), "", path.name, Compatibility.CANNOT, (f"not a dashboard: {error}",))]
+    verdicts = []
+    for query in dashboard.queries:
+        where = f"{dashboard.title} / {query.panel}"
+        if query.expr is None:
+            why = (f"it queries {query.language}, not Prometheus",)
+            verdicts.append(MigrationVerdict(str(path), where, query.language, Compatibility.CANNOT, why))
         else:
-            judged = judge_expression(grafana_dashboard.fill_variables(question.expr), recorded)
-            found.append(MigrationVerdict(str(path), where, question.expr[:SHOWN], judged.standing, judged.why))
-    return found
+            judged = judge_expression(grafana_dashboard.fill_variables(query.expr), recorded)
+            verdicts.append(MigrationVerdict(str(path), where, query.expr[:SHOWN], judged.compatibility, judged.why))
+    return verdicts

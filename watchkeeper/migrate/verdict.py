@@ -1,13 +1,15 @@
-"""What `migrate` says about one line, rule or query, in the order of how much work it is."""
+"""The verdict of `migrate` about one line, rule or query, in order of the work it needs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from watchkeeper.kit import wire
+
 
 class Compatibility(StrEnum):
-    """How something of theirs fares here; `needs` is fine as long as somebody else's exporter is scraped as well."""
+    """Whether it works here; `needs` works if another exporter is scraped as well."""
 
     WORKS = "works"
     NEEDS = "needs"
@@ -20,14 +22,14 @@ ORDER = tuple(Compatibility)
 
 @dataclass(frozen=True, slots=True)
 class MigrationVerdict:
-    """`where` is the line, rule or panel inside `file`; `why` has a sentence for each thing to know."""
+    """`where` is the line, rule or panel inside `file`; `why` has one sentence for each reason."""
 
     file: str
     where: str
     subject: str
-    standing: Compatibility
+    compatibility: Compatibility = wire.json_key("standing")
     why: tuple[str, ...] = ()
 
 
-def worst(standings: list[Compatibility]) -> Compatibility:
-    return max(standings, key=ORDER.index, default=Compatibility.WORKS)
+def worst(verdicts: list[Compatibility]) -> Compatibility:
+    return max(verdicts, key=ORDER.index, default=Compatibility.WORKS)

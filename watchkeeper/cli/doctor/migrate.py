@@ -38,7 +38,7 @@ def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
     watchkeeper migrate /etc/dcgm-exporter/default-counters.csv /etc/prometheus/rules dashboards/
     """
     verdicts = files.judge_files(paths, rulefile.load_rules([rule_loops.SHIPPED_RULES]))
-    counts = Counter(verdict.standing for verdict in verdicts)
+    counts = Counter(verdict.compatibility for verdict in verdicts)
     if as_json:
         counts_json = {compatibility.value: counts[compatibility] for compatibility in ORDER}
         options.print_json({"counts": counts_json, "verdicts": wire.to_plain(verdicts)})
@@ -54,13 +54,13 @@ def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
 def _print_verdicts(verdicts: Sequence[MigrationVerdict], *, show_all: bool) -> None:
     file = None
     for verdict in verdicts:
-        if verdict.standing is Compatibility.WORKS and not verdict.why and not show_all:
+        if verdict.compatibility is Compatibility.WORKS and not verdict.why and not show_all:
             continue
         if verdict.file != file:
             file = verdict.file
             click.echo(click.style(file, bold=True))
         place = f"{verdict.where}: " if verdict.where else ""
-        click.echo(f"  {verdict.standing:<8} {place}{' '.join(verdict.subject.split())[:120]}")
+        click.echo(f"  {verdict.compatibility:<8} {place}{' '.join(verdict.subject.split())[:120]}")
         for why in verdict.why:
             click.echo(f"           {why}")
     if file is not None:

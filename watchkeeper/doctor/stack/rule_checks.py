@@ -153,7 +153,7 @@ def _existing_series(stack: Stack, server: Prometheus) -> answers.ExistingSeries
     own_series = frozenset(
         name
         for name in queried
-        if name.startswith(series.OWN_PREFIX) and PAGE_PREFIXES[series.origin(name).maker] in pages
+        if name.startswith(series.OWN_PREFIX) and PAGE_PREFIXES[series.origin(name).source] in pages
     )
     existing = answers.ExistingSeries(server.names | own_series | ALERT_SERIES, server.labels)
     pending_rules = [rule for rule in server.rules if not rule.is_alert and rule.name not in existing.names]
@@ -192,13 +192,13 @@ def _fix(reasons: list[str]) -> str:
             hints["check the labels of the series: count by (LABEL) (NAME)"] = None
             continue
         origin = series.origin(name)
-        match origin.maker:
+        match origin.source:
             case series.SeriesSource.RENAMED | series.SeriesSource.ALIAS:
-                hints[f"{name} has the name {origin.instead} in other versions"] = None
-            case series.SeriesSource.NOT_A_FIELD:
-                hints[f"NVML has no field {name}" + (f"; similar: {origin.who}" if origin.who else "")] = None
+                hints[f"{name} has the name {origin.replacement} in other versions"] = None
+            case series.SeriesSource.UNKNOWN_FIELD:
+                hints[f"NVML has no field {name}" + (f"; similar: {origin.exporter}" if origin.exporter else "")] = None
             case series.SeriesSource.OTHER:
-                hints[f"{name} comes from {origin.who}: scrape it, or remove the rule"] = None
+                hints[f"{name} comes from {origin.exporter}: scrape it, or remove the rule"] = None
             case series.SeriesSource.HUB:
                 hints[f"{name} comes from the hub: scrape it (`watchkeeper render prometheus`)"] = None
             case series.SeriesSource.RULE:

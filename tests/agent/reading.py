@@ -1,4 +1,4 @@
-"""Asking a real reader child about fake GPUs, and waiting for what a sampler comes to know."""
+"""Reads fake GPUs with a real reader process, and waits for the sampler."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Reader:
         self, fake: driver.FakeNvml, names: Sequence[str] | None, environment: Mapping[str, str] | None
     ) -> None:
         default = choice.choose_families().families
-        wanted = default if names is None else [choice.dcgm_families()[name][0] for name in names]
-        self.link = ReaderLink(wanted, events=True, environment=environment or fake.environment)
-        self._heard: list[dict[str, Any]] = []
+        nvml_families = default if names is None else [choice.dcgm_families()[name][0] for name in names]
+        self.link = ReaderLink(nvml_families, events=True, environment=environment or fake.environment)
+        self._messages: list[dict[str, Any]] = []
         self.opening = self.hear()
 
     def hear(self) -> dict[str, Any]:
         poll = select.poll()
         poll.register(self.link.fileno(), select.POLLIN)
-        while not self._heard:
+        while not self._messages:
             assert poll.poll(PATIENCE_SECONDS * 1000), f"no answer; the reader is in {self.link.current_call()}"
-            self._heard += self.link.read_messages()
-        return self._heard.pop(0)
+            self._messages += self.link.read_messages()
+        return self._messages.pop(0)
 
     def ask(self, index: int = 0, *cadences: str) -> dict[str, Any]:
         self.link.request_reading(index, cadences or EVERYTHING)

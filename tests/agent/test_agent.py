@@ -1,4 +1,4 @@
-"""The whole agent: a kernel line goes in, an event arrives at the hub."""
+"""The whole agent: a kernel line becomes an event at the hub."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_xid_in_the_kernel_log_arrives_at_the_hub(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_stopped_accesses_and_absent_file_servers_arrive_as_events_of_gpu_and_node(tmp_path: Path) -> None:
+def test_iommu_faults_and_lost_file_servers_become_events_of_gpu_and_node(tmp_path: Path) -> None:
     async def story() -> None:
         lines = [
             "4,5,1000000,-;nvidia 0000:5d:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x2]\n",
@@ -73,7 +73,7 @@ def test_stopped_accesses_and_absent_file_servers_arrive_as_events_of_gpu_and_no
     asyncio.run(story())
 
 
-def test_events_wait_for_an_absent_hub_and_are_sent_once_by_the_next_agent(tmp_path: Path) -> None:
+def test_events_wait_for_an_unreachable_hub_and_are_sent_once_by_the_next_agent(tmp_path: Path) -> None:
     async def story() -> None:
         root, silent = machine(tmp_path), "http://127.0.0.1:9"
         read = "watchkeeper_agent_events_total"
@@ -85,7 +85,7 @@ def test_events_wait_for_an_absent_hub_and_are_sent_once_by_the_next_agent(tmp_p
     asyncio.run(story())
 
 
-def test_an_agent_that_may_not_read_the_kernel_log_says_so_and_goes_on(
+def test_an_agent_without_access_to_the_kernel_log_logs_it_and_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = machine(tmp_path)
@@ -104,7 +104,7 @@ def test_an_agent_that_may_not_read_the_kernel_log_says_so_and_goes_on(
     asyncio.run(story())
 
 
-def test_an_agent_without_room_for_its_spool_does_not_start(tmp_path: Path) -> None:
+def test_an_agent_without_a_usable_spool_does_not_start(tmp_path: Path) -> None:
     root = machine(tmp_path)
     (root / "spool").write_text("a file stands where the spool should be")
     with pytest.raises(StartRefused, match="the spool cannot be used"):
@@ -112,14 +112,12 @@ def test_an_agent_without_room_for_its_spool_does_not_start(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("hub", ["hub:9480", "ftp://hub", "http://", ""])
-def test_a_hub_that_is_no_address_is_refused_at_the_start(tmp_path: Path, hub: str) -> None:
+def test_an_invalid_hub_url_is_refused_at_the_start(tmp_path: Path, hub: str) -> None:
     with pytest.raises(SettingsError, match="is not an http or https URL"):
         asyncio.run(agent.run(settings(machine(tmp_path), hub), ScaledClock(), asyncio.Event()))
 
 
-def test_a_kernel_log_that_breaks_while_it_is_read_does_not_end_the_agent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_kernel_log_that_fails_does_not_stop_the_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = machine(tmp_path)
     (root / "kmsg").unlink()
     # Reading a folder fails with an error that is not one of opening.

@@ -1,4 +1,4 @@
-"""The whole agent on a machine with fake GPUs: what a scrape shows, and what the hub is told."""
+"""The whole agent on a node with fake GPUs: its page, its events and its registration."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ def test_a_scrape_shows_gpus_host_and_the_agent_itself(tmp_path: Path, machine_o
             page = await node.until_page(lambda text: text.count("\nDCGM_FI_DEV_GPU_TEMP{") == 2 and "_host_" in text)
             assert 'watchkeeper_host_disk_bytes{path="/"' not in page, "this /proc has no mounts"
             assert "watchkeeper_agent_kernel_log_readable 1" in page
-            await until_async(lambda: any(one.path == "/api/nodes" and b'"GPU-' in one.body for one in node.hub.heard))
-            body = [one.body for one in node.hub.heard if one.path == "/api/nodes"][-1]
-            told = loads(NodeRegistration, body)
-            assert (told.node, len(told.gpus), told.metrics_port) == ("n1", 2, None)
+            await until_async(
+                lambda: any(request.path == "/api/nodes" and b'"GPU-' in request.body for request in node.hub.heard)
+            )
+            body = [request.body for request in node.hub.heard if request.path == "/api/nodes"][-1]
+            registration = loads(NodeRegistration, body)
+            assert (registration.node, len(registration.gpus), registration.metrics_port) == ("n1", 2, None)
 
     asyncio.run(story())
 
 
-def test_numbers_of_a_host_that_stopped_answering_are_not_repeated(
+def test_values_of_a_host_that_stopped_answering_are_not_repeated(
     tmp_path: Path, machine_of: MakeFake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
@@ -87,7 +89,7 @@ def test_the_two_reports_about_one_xid_become_one_event(
 
 
 @pytest.mark.slow
-def test_a_fault_of_the_driver_is_told_with_its_cause(tmp_path: Path, machine_of: MakeFake) -> None:
+def test_a_driver_fault_is_reported_with_its_cause(tmp_path: Path, machine_of: MakeFake) -> None:
     fake = machine_of(2)
 
     async def story() -> None:
@@ -102,7 +104,7 @@ def test_a_fault_of_the_driver_is_told_with_its_cause(tmp_path: Path, machine_of
 
 
 @pytest.mark.slow
-def test_a_violated_policy_is_told_with_both_numbers(tmp_path: Path, machine_of: MakeFake) -> None:
+def test_a_violated_policy_is_reported_with_both_numbers(tmp_path: Path, machine_of: MakeFake) -> None:
     fake = machine_of(1)
     # Six degrees beyond slowdown, which lies two beyond the end of the margin.
     fake.tell(0, MarginTemperature=-8)
@@ -117,7 +119,7 @@ def test_a_violated_policy_is_told_with_both_numbers(tmp_path: Path, machine_of:
     asyncio.run(story())
 
 
-def test_unknown_fields_of_a_counters_file_are_said_and_cost_nothing(
+def test_unknown_fields_of_a_counters_file_are_logged_and_ignored(
     tmp_path: Path, machine_of: MakeFake, caplog: pytest.LogCaptureFixture
 ) -> None:
     counters = tmp_path / "counters.csv"
@@ -129,12 +131,12 @@ def test_unknown_fields_of_a_counters_file_are_said_and_cost_nothing(
             assert "DCGM_FI_DEV_POWER_USAGE" not in page
 
     asyncio.run(story())
-    said = [record.fields["problem"] for record in caplog.records if record.message == "counter ignored"]
-    assert [text.partition(":")[0] for text in said] == ["line 3", "line 2"]
+    problems = [record.fields["problem"] for record in caplog.records if record.message == "counter ignored"]
+    assert [text.partition(":")[0] for text in problems] == ["line 3", "line 2"]
 
 
 class JumpingClock(ScaledClock):
-    """A wall clock that somebody sets while the agent runs."""
+    """A wall clock that is set while the agent runs."""
 
     jump = timedelta()
 
@@ -144,7 +146,7 @@ class JumpingClock(ScaledClock):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("days", [-1, 1])
-def test_a_clock_that_jumps_by_a_day_hides_no_number_and_no_fault(
+def test_a_clock_that_jumps_by_a_day_hides_no_value_and_no_fault(
     tmp_path: Path, machine_of: MakeFake, days: int
 ) -> None:
     fake, wall = machine_of(2), JumpingClock()
@@ -164,7 +166,7 @@ def test_a_clock_that_jumps_by_a_day_hides_no_number_and_no_fault(
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_metrics_keep_flowing_through_a_burst_of_100_mb_in_the_kernel_log(tmp_path: Path, machine_of: MakeFake) -> None:
+def test_metrics_are_served_during_a_burst_of_100_mb_in_the_kernel_log(tmp_path: Path, machine_of: MakeFake) -> None:
     block = "".join(f"6,{n},1000000,-;usb 1-1: new high-speed USB device number {n}\n" for n in range(1000)).encode()
 
     async def story() -> None:
@@ -183,7 +185,7 @@ def test_metrics_keep_flowing_through_a_burst_of_100_mb_in_the_kernel_log(tmp_pa
 
 
 def pour(pipe: int, block: bytes) -> int:
-    """Write until it is enough; a pipe that nobody empties must not keep the test for ever."""
+    """Write until it is enough; a pipe that no process reads must not block the test forever."""
     until, written = time.monotonic() + 50, 0
     while written < BURST_BYTES and time.monotonic() < until:
         try:

@@ -1,4 +1,4 @@
-"""The agent's own HTTP server: who may read, and what nobody can break from outside."""
+"""The agent's HTTP server: who may read, and what clients cannot block."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def status(answer: bytes) -> int:
     return int(answer.split()[1])
 
 
-def test_a_long_page_is_packed_for_those_who_take_it() -> None:
+def test_a_long_page_is_compressed_for_clients_that_accept_gzip() -> None:
     long = b"up 1\n" * 4000
 
     async def story() -> list[bytes]:
@@ -102,13 +102,13 @@ def test_a_token_or_a_password_opens_the_page_and_health_needs_none(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", ["", "# only a comment\n"])
-def test_a_file_without_a_secret_is_refused_and_never_means_open(tmp_path: Path, content: str) -> None:
+def test_a_secrets_file_without_a_secret_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokens").write_text(content)
     with pytest.raises(SettingsError, match="has no secret"):
         load_credentials(tmp_path / "tokens", None)
 
 
-def test_an_address_for_everyone_needs_a_guard_or_an_explicit_yes() -> None:
+def test_a_public_address_needs_credentials_or_an_explicit_option() -> None:
     with pytest.raises(StartRefused, match="anyone who can reach this address"):
         ListenSettings("0.0.0.0").check()
     ListenSettings("0.0.0.0", allows_anonymous=True).check()
@@ -116,7 +116,7 @@ def test_an_address_for_everyone_needs_a_guard_or_an_explicit_yes() -> None:
     ListenSettings("::1").check()
 
 
-def test_a_taken_port_is_a_clear_error() -> None:
+def test_a_port_in_use_is_a_clear_error() -> None:
     async def story() -> None:
         async with serve(LOCAL, ROUTES) as address:
             taken = ListenSettings(port=urlsplit(address).port or 0)
@@ -128,7 +128,7 @@ def test_a_taken_port_is_a_clear_error() -> None:
     asyncio.run(story())
 
 
-def test_a_unix_socket_is_served_and_a_left_over_one_is_replaced(tmp_path: Path) -> None:
+def test_a_unix_socket_is_served_and_a_stale_one_is_replaced(tmp_path: Path) -> None:
     listen = ListenSettings(socket=tmp_path / "s")
 
     async def story() -> None:
@@ -147,7 +147,7 @@ def test_a_unix_socket_is_served_and_a_left_over_one_is_replaced(tmp_path: Path)
     assert not (tmp_path / "s").exists()
 
 
-def test_a_request_that_is_too_large_or_no_http_is_answered_and_dropped() -> None:
+def test_an_invalid_or_too_large_request_is_answered_and_disconnected() -> None:
     large = b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 20_000
     assert [status(answer) for answer in ask(LOCAL, large, b"hello there\r\n\r\n")] == [431, 400]
 
@@ -168,7 +168,7 @@ def with_patience(seconds: float, story: Callable[[str], Awaitable[None]]) -> No
     asyncio.run(run())
 
 
-def test_a_client_that_never_finishes_its_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_finishes_its_request_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_server, "REQUEST_SECONDS", 0.05)
 
     async def story(address: str) -> None:
@@ -178,27 +178,27 @@ def test_a_client_that_never_finishes_its_request_is_cut_off(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_a_client_that_only_holds_a_connection_loses_it_and_one_that_has_asked_keeps_it(
+def test_an_idle_connection_is_closed_and_an_active_one_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Time enough for the first to ask, also where others have the cores.
     monkeypatch.setattr(agent_server, "REQUEST_SECONDS", 1.0)
 
     async def story(address: str) -> None:
-        asked, idle = [await asyncio.open_connection("127.0.0.1", urlsplit(address).port) for _ in range(2)]
+        active, idle = [await asyncio.open_connection("127.0.0.1", urlsplit(address).port) for _ in range(2)]
         kept = get("/metrics").replace(b"Connection: close\r\n", b"")
-        asked[1].write(kept)
-        await asked[0].readuntil(b"up 1\n")
+        active[1].write(kept)
+        await active[0].readuntil(b"up 1\n")
         assert await idle[0].read() == b""
-        asked[1].write(kept)
-        assert await asked[0].readuntil(b"up 1\n")
-        for _, writer in (asked, idle):
+        active[1].write(kept)
+        assert await active[0].readuntil(b"up 1\n")
+        for _, writer in (active, idle):
             await close(writer)
 
     with_patience(60, story)
 
 
-def test_more_connections_than_the_limit_are_turned_away_and_the_rest_still_works(
+def test_connections_above_the_limit_are_closed_and_the_others_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agent_server, "MAX_CONNECTIONS", 2)
@@ -237,7 +237,7 @@ def certificate(folder: Path) -> ListenSettings:
     return ListenSettings(port=0, certificate=folder / "cert", key=folder / "key")
 
 
-def test_a_client_that_does_not_begin_with_tls_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_without_tls_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_server, "REQUEST_SECONDS", 0.05)
 
     async def story() -> None:
@@ -250,7 +250,7 @@ def test_a_client_that_does_not_begin_with_tls_is_cut_off(tmp_path: Path, monkey
     asyncio.run(story())
 
 
-def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:
+def test_tls_is_used_if_a_certificate_is_set(tmp_path: Path) -> None:
     listen = certificate(tmp_path)
     trust = ssl.create_default_context(cafile=f"{tmp_path}/cert")
     trust.check_hostname = False

@@ -1,4 +1,4 @@
-"""Fans, inlet and power supplies from ipmitool's printouts and from Redfish, and what becomes of them on the page."""
+"""Fans, temperatures and power supplies from ipmitool and Redfish, and their metrics on the page."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ PS3 Status       | CAh | ns  | 10.3 | No Reading
 
 @pytest.mark.parametrize("text", [SDR, ELIST, SENSOR, CSV])
 def test_every_layout_of_ipmitool_gives_the_same_sensors(text: str) -> None:
-    found = {one.label: (one.kind, one.value, one.is_alarmed) for one in ipmi.read(text.splitlines())}
-    found.pop("Fan 3", None)
-    assert found == {
+    sensors = {sensor.label: (sensor.kind, sensor.value, sensor.is_alarmed) for sensor in ipmi.read(text.splitlines())}
+    sensors.pop("Fan 3", None)
+    assert sensors == {
         "Inlet Temp": ("temperature", 23.0, False),
         "FAN1": ("fan", 5400.0, False),
         "FAN2": ("fan", 300.0, True),
@@ -90,7 +90,7 @@ def install_ipmitool(root: Path, monkeypatch: pytest.MonkeyPatch, script: str) -
     monkeypatch.setenv("PATH", f"{root}:{os.environ['PATH']}")
 
 
-def test_what_the_controller_says_is_shown_until_it_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_of_the_bmc_are_shown_until_they_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elist").write_text(ELIST)
     (tmp_path / "type").write_text(BOTH_SUPPLIES)
     install_ipmitool(tmp_path, monkeypatch, f'cat "{tmp_path}/$2"')
@@ -105,20 +105,20 @@ def test_what_the_controller_says_is_shown_until_it_is_too_old(tmp_path: Path, m
     assert read.sensors() == ()
 
 
-def test_a_controller_that_cannot_be_asked_is_said_once(
+def test_an_unreachable_bmc_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     install_ipmitool(tmp_path, monkeypatch, "echo Could not open device at /dev/ipmi0; exit 1")
     read = chassis.Chassis(chassis.ChassisSettings(), tmp_path)
     asyncio.run(read.read())
     asyncio.run(read.read())
-    said = [record.fields["error"] for record in caplog.records if record.message == "chassis sensor read failed"]
-    assert len(said) == 1
-    assert "Could not open device" in said[0]
+    problems = [record.fields["error"] for record in caplog.records if record.message == "chassis sensor read failed"]
+    assert len(problems) == 1
+    assert "Could not open device" in problems[0]
     assert read.sensors() == ()
 
 
-def test_a_machine_without_a_controller_is_not_asked_nor_one_where_nobody_wants_it(
+def test_a_node_without_a_bmc_or_with_ipmi_disabled_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     read = chassis.Chassis(chassis.ChassisSettings(), tmp_path)
@@ -170,24 +170,24 @@ NEWER: dict[str, dict[str, Any]] = {
 }
 
 
-def answer(resources: dict[str, dict[str, Any]], one: Heard) -> bytes:
-    found = resources.get(one.path.removeprefix("/redfish/v1/Chassis"))
-    return reply(status=404) if found is None else reply(json.dumps(found))
+def answer(resources: dict[str, dict[str, Any]], request: Heard) -> bytes:
+    resource = resources.get(request.path.removeprefix("/redfish/v1/Chassis"))
+    return reply(status=404) if resource is None else reply(json.dumps(resource))
 
 
 def ask(resources: dict[str, dict[str, Any]]) -> tuple[list[tuple[str, str, float, bool | None]], list[Heard]]:
     async def story() -> tuple[tuple[Sensor, ...], list[Heard]]:
-        async with serve(lambda one: answer(resources, one)) as server:
+        async with serve(lambda request: answer(resources, request)) as server:
             access = Access(username="watch", password="keeper")
             return await chassis.read_redfish(server.origin, access), server.heard
 
-    found, heard = asyncio.run(story())
-    return [(one.kind, one.label, one.value, one.is_alarmed) for one in found], heard
+    sensors, requests = asyncio.run(story())
+    return [(sensor.kind, sensor.label, sensor.value, sensor.is_alarmed) for sensor in sensors], requests
 
 
 def test_the_older_redfish_resources_are_read_and_absent_parts_are_not() -> None:
-    found, heard = ask(OLDER)
-    assert found == [
+    sensors, requests = ask(OLDER)
+    assert sensors == [
         ("temperature", "Inlet", 23.0, False),
         ("fan", "Fan1", 5400.0, False),
         ("fan_percent", "Fan2", 31.0, True),
@@ -195,10 +195,10 @@ def test_the_older_redfish_resources_are_read_and_absent_parts_are_not() -> None
         ("supply", "PS1", 1.0, False),
         ("power", "PS1", 801.0, False),
     ]
-    assert {one.headers["authorization"] for one in heard} == {"Basic d2F0Y2g6a2VlcGVy"}
+    assert {request.headers["authorization"] for request in requests} == {"Basic d2F0Y2g6a2VlcGVy"}
 
 
-def test_the_newer_redfish_resources_are_walked() -> None:
+def test_the_newer_redfish_resources_are_read() -> None:
     assert ask(NEWER)[0] == [
         ("fan", "Fan1", 5400.0, False),
         ("fan_percent", "Fan1", 40.0, False),
@@ -209,7 +209,7 @@ def test_the_newer_redfish_resources_are_walked() -> None:
     ]
 
 
-def test_a_controller_cannot_send_the_agent_elsewhere_or_round_in_circles() -> None:
+def test_a_bmc_cannot_redirect_the_agent_or_make_it_loop() -> None:
     with pytest.raises(CollectError, match="links to another host"):
         ask({"": {"Members": [{"@odata.id": "https://example.invalid/redfish/v1/Chassis/1"}]}})
     with pytest.raises(CollectError, match="more than 200 resources, the limit is 200"):
@@ -229,7 +229,7 @@ def test_credentials_are_one_line_with_user_and_password(tmp_path: Path, content
     assert (access.username, access.password, access.insecure_skip_verify) == ("admin", "pass:word", False)
 
 
-def test_a_controller_must_show_a_certificate_that_is_believed(tmp_path: Path) -> None:
+def test_a_bmc_must_have_a_trusted_certificate(tmp_path: Path) -> None:
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     made += ["-subj", "/CN=bmc", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
     made += ["-keyout", f"{tmp_path}/key", "-out", f"{tmp_path}/cert"]
@@ -239,7 +239,7 @@ def test_a_controller_must_show_a_certificate_that_is_believed(tmp_path: Path) -
     own.load_cert_chain(tmp_path / "cert", tmp_path / "key")
 
     async def story() -> None:
-        async with serve(lambda one: answer(OLDER, one), tls=own) as server:
+        async with serve(lambda request: answer(OLDER, request), tls=own) as server:
             with pytest.raises(CollectError, match="certificate"):
                 await chassis.read_redfish(server.origin, chassis.load_access(None))
             for access in (chassis.load_access(None, tmp_path / "cert"), chassis.load_access(None, is_insecure=True)):
@@ -248,7 +248,7 @@ def test_a_controller_must_show_a_certificate_that_is_believed(tmp_path: Path) -
     asyncio.run(story())
 
 
-def test_an_answer_that_is_nested_without_end_is_no_json() -> None:
+def test_an_endlessly_nested_answer_is_refused() -> None:
     async def story() -> None:
         async with serve(lambda _: reply("[" * 100_000)) as server:
             with pytest.raises(CollectError, match="the answer is not JSON"):
@@ -263,12 +263,12 @@ ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.d
 
 
 @given(st.dictionaries(KEYS, ANYTHING, max_size=5))
-def test_no_resource_can_break_the_reader(resource: dict[str, object]) -> None:
+def test_no_resource_makes_the_reader_fail(resource: dict[str, object]) -> None:
     for read in (redfish.thermal, redfish.power, redfish.fan, redfish.thermal_metrics, redfish.supply):
         list(read(resource))
     redfish.links(resource)
 
 
 @given(st.lists(st.sampled_from(["|", ",", " ", "FAN1", "PS1", "ok", "cr", "0x1", "5400 RPM", "na", "x"]), max_size=20))
-def test_no_line_can_break_the_reader_of_ipmitool(parts: list[str]) -> None:
+def test_no_line_makes_the_parser_of_ipmitool_fail(parts: list[str]) -> None:
     ipmi.read(["".join(parts)])

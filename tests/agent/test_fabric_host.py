@@ -1,4 +1,4 @@
-"""One machine's InfiniBand and RoCE ports, read from a tree that a test has written; node_exporter reads the same."""
+"""InfiniBand and RoCE ports of one node, read from files of the test; node_exporter reads the same."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def page_of(machine: Path, *, seconds: float = 30.0, **programs: str) -> FabricP
 
 
 def lines(page: FabricPage, now: float = 0.0) -> dict[str, str]:
-    found = (line.rsplit(" ", 1) for line in page.render(now).decode().splitlines() if not line.startswith("#"))
-    return {name.replace(',Hostname="n1"', "").replace('Hostname="n1"', ""): value for name, value in found}
+    lines = (line.rsplit(" ", 1) for line in page.render(now).decode().splitlines() if not line.startswith("#"))
+    return {name.replace(',Hostname="n1"', "").replace('Hostname="n1"', ""): value for name, value in lines}
 
 
 def test_ports_have_node_exporters_names_and_units(machine: Path) -> None:
@@ -102,7 +102,7 @@ def test_node_exporter_shows_the_same_tree_in_the_same_way(machine: Path, tmp_pa
     assert {name: float(value) for name, value in theirs.items()} == {name: float(ours[name]) for name in theirs}
 
 
-def test_a_counter_that_wraps_goes_on_and_one_that_is_cleared_starts_again(machine: Path) -> None:
+def test_a_wrapped_counter_continues_and_a_cleared_counter_restarts(machine: Path) -> None:
     counters = machine / IB / "ports/1/counters"
     page = page_of(machine)
     # 20 GB in five seconds is what a port of 400 Gb/s can do; the other counter was cleared by hand.
@@ -127,13 +127,13 @@ def test_a_32_bit_counter_read_often_enough_loses_nothing(steps: list[int], star
 
 
 @given(st.lists(st.integers(0, 1 << 64), min_size=1, max_size=20))
-def test_what_is_shown_never_goes_back(raws: list[int]) -> None:
+def test_the_total_of_a_counter_never_decreases(raws: list[int]) -> None:
     growing = port_counters.CounterTotals()
     totals = [growing.add_reading("c", raw, at=float(at)).total for at, raw in enumerate(raws)]
     assert totals == sorted(totals)
 
 
-def test_a_counter_that_sticks_at_its_maximum_is_said(machine: Path) -> None:
+def test_a_counter_that_stays_at_its_maximum_is_reported(machine: Path) -> None:
     page = page_of(machine)
     write(machine / IB, {"ports/1/counters/symbol_error": "65535", "ports/1/counters/link_downed": "254"})
     for now in (0.0, 5.0):
@@ -143,7 +143,7 @@ def test_a_counter_that_sticks_at_its_maximum_is_said(machine: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_adapter_that_hangs_is_said_and_the_others_go_on(machine: Path) -> None:
+def test_an_adapter_that_hangs_is_reported_and_the_others_are_read(machine: Path) -> None:
     stuck = machine / IB / "ports/1/counters/symbol_error"
     stuck.unlink()
     os.mkfifo(stuck)
@@ -164,14 +164,14 @@ def test_an_adapter_that_hangs_is_said_and_the_others_go_on(machine: Path) -> No
     assert 'node_infiniband_state_id{device="mlx5_0",port="1"}' in lines(page, 10.0)
 
 
-def test_numbers_that_are_too_old_are_no_longer_shown(machine: Path) -> None:
+def test_stale_values_are_not_shown(machine: Path) -> None:
     page = page_of(machine)
     page.read_counters(0.0)
     assert lines(page, 30.0)
     assert not lines(page, 31.0)
 
 
-def test_files_that_vanish_or_say_rubbish_are_absent_and_not_zero(machine: Path) -> None:
+def test_missing_or_invalid_files_are_absent_and_not_zero(machine: Path) -> None:
     folder = machine / IB / "ports/1"
     (folder / "state").write_text("?\n")
     (folder / "rate").unlink()
@@ -200,7 +200,7 @@ def test_gids_layers_and_mtu_of_a_port_are_shown(machine: Path) -> None:
     )
 
 
-def test_facts_that_can_no_longer_be_read_leave_the_page(machine: Path) -> None:
+def test_facts_that_cannot_be_read_any_more_are_removed_from_the_page(machine: Path) -> None:
     page = page_of(machine)
     page.read_facts(100.0)
     assert any("gid_info" in name for name in lines(page, 100.0 + fabric_page.FACTS_STALE_SECONDS))
@@ -210,7 +210,7 @@ def test_facts_that_can_no_longer_be_read_leave_the_page(machine: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pause_frames_come_from_ethtool_and_one_that_hangs_costs_nothing_else(machine: Path) -> None:
+def test_pause_frames_come_from_ethtool_and_a_hung_one_affects_nothing_else(machine: Path) -> None:
     page = page_of(machine, ethtool="echo '     rx_prio3_pause: 12'; echo '     tx_prio3_pause_duration: 99'")
     page.read_facts(0.0)
     where = '{device="mlx5_1",netdev="eth2",priority="3",direction='
@@ -247,19 +247,19 @@ def test_pcie_errors_of_gpus_and_adapters_are_counted_by_severity(machine: Path)
 def test_every_port_series_that_rules_and_the_simulator_use_is_on_the_agents_page() -> None:
     package = Path(infiniband.__file__).parents[1]
     texts = [path.read_text() for path in (package / "packs/rules").glob("*.yaml")]
-    asked = {name for text in texts for name in re.findall(r"\bnode_infiniband_\w+", text)}
+    names = {name for text in texts for name in re.findall(r"\bnode_infiniband_\w+", text)}
     simulated = re.findall(
         r'"(?:node_infiniband_)?((?!node_)\w+_(?:total|id|per_second))"', (package / "sim/host.py").read_text()
     )
-    asked |= {f"node_infiniband_{name}" for name in simulated}
-    assert len(asked) > 8
-    assert asked <= fabric_page.FAMILIES.keys()
+    names |= {f"node_infiniband_{name}" for name in simulated}
+    assert len(names) > 8
+    assert names <= fabric_page.FAMILIES.keys()
 
 
-def test_the_agents_page_has_the_ports_of_its_machine(machine: Path) -> None:
+def test_the_agents_page_has_the_ports_of_its_node(machine: Path) -> None:
     async def page() -> bytes:
         stop, socket = asyncio.Event(), machine / "socket"
-        wanted = agent.AgentSettings(
+        settings = agent.AgentSettings(
             None,
             machine / "spool",
             node="n1",
@@ -272,7 +272,7 @@ def test_the_agents_page_has_the_ports_of_its_machine(machine: Path) -> None:
         async def page_with_ports() -> bytes:
             return text if b"node_infiniband_state_id" in (text := await fetch(socket)) else b""
 
-        running = asyncio.create_task(agent.run(wanted, clock.ScaledClock(), stop))
+        running = asyncio.create_task(agent.run(settings, clock.ScaledClock(), stop))
         try:
             return await until_async(page_with_ports)
         finally:

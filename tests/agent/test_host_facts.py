@@ -1,4 +1,4 @@
-"""What a machine says about itself, from trees that a test has written; and a program that never answers."""
+"""Facts of a node, read from files of the test, and a program that never answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def machine(tmp_path: Path) -> Path:
     )
 
 
-def test_a_node_is_read_from_its_trees(machine: Path) -> None:
+def test_the_facts_of_a_node_are_read_from_its_files(machine: Path) -> None:
     facts = NodeReader(Roots(machine / "proc", machine / "sys", machine)).read()
     assert (facts.cpus, facts.load, facts.driver) == (2, (1.5, 0.75, 0.25), "580.95.05")
     assert facts.memory == host.Memory(1_024_000, 409_600)
@@ -69,7 +69,7 @@ def test_a_node_is_read_from_its_trees(machine: Path) -> None:
     assert 'watchkeeper_host_version_info{kernel="6.8.0-45-generic",driver="580.95.05",Hostname="n1"} 1\n' in page
 
 
-def test_every_fact_of_a_node_stands_on_its_page(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_fact_of_a_node_is_on_its_page(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = "Id=nvidia-persistenced.service\\nLoadState=loaded\\nActiveState=active\\nSubState=running\\n"
     chrony = "A9FE0001,169.254.0.1,4,1.2,0.000012,0.00001,0.00002,1.0,0.0,0.01,0.0004,0.0001,16.1,Normal"
     write(machine, {"sys/class/hwmon/hwmon0/name": "psu", "sys/class/hwmon/hwmon0/fan1_input": "5400"})
@@ -91,23 +91,23 @@ def test_every_fact_of_a_node_stands_on_its_page(machine: Path, monkeypatch: pyt
         assert f"{line}\n" in page
 
 
-def test_the_kernel_knows_how_an_nfs_server_answers(tmp_path: Path) -> None:
+def test_nfs_statistics_are_read_from_the_kernel(tmp_path: Path) -> None:
     write(tmp_path, {"self/mountstats": MOUNTSTATS})
-    (found,) = nfs_stats.read(tmp_path)
-    assert (found.path, found.operations, found.retransmissions, found.timeouts) == ("/mnt/my data", 1244, 6, 2)
-    assert found.milliseconds == 4860
+    (mount,) = nfs_stats.read(tmp_path)
+    assert (mount.path, mount.operations, mount.retransmissions, mount.timeouts) == ("/mnt/my data", 1244, 6, 2)
+    assert mount.milliseconds == 4860
     assert nfs_stats.read(tmp_path / "none") == []
 
 
-def test_a_machine_that_says_nothing_has_an_empty_page_and_no_zeros(tmp_path: Path) -> None:
+def test_a_node_without_facts_has_an_empty_page_and_no_zeros(tmp_path: Path) -> None:
     facts = NodeReader(Roots(tmp_path, tmp_path, tmp_path)).read()
     assert (facts.cpus, facts.memory, facts.load, facts.driver, facts.next_boot) == (None, None, None, None, None)
     assert host_page.render(NodeFacts(), "n1") == ""
 
 
 def test_a_new_kernel_without_an_nvidia_module_is_found_before_the_reboot(machine: Path) -> None:
-    found = kernel_modules.next_kernel(machine, "6.8.0-9-generic")
-    assert found == kernel_modules.NextBoot("6.8.0-45-generic", has_nvidia=False, is_running=False)
+    next_kernel = kernel_modules.next_kernel(machine, "6.8.0-9-generic")
+    assert next_kernel == kernel_modules.NextBoot("6.8.0-45-generic", has_nvidia=False, is_running=False)
     assert kernel_modules.has_nvidia(machine, "6.8.0-9-generic") is True
     assert kernel_modules.has_nvidia(machine, "7.0") is None
 
@@ -124,7 +124,7 @@ def test_sensors_have_units_labels_and_their_own_alarms(tmp_path: Path) -> None:
     ]
 
 
-def test_units_that_are_not_installed_are_left_out() -> None:
+def test_units_that_are_not_installed_are_omitted() -> None:
     text = (
         "Id=nvidia-fabricmanager.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\n"
         "NRestarts=3\n\nId=nvidia-dcgm.service\nLoadState=not-found\nActiveState=inactive\n"
@@ -145,19 +145,19 @@ def test_gpus_and_switches_are_found_on_the_bus_with_their_distance(tmp_path: Pa
     place("0000:11:00.0", "pci0000:00/0000:00:01.0/0000:0f:01.0", "0x030200", "0")
     place("0000:90:00.0", "pci0000:80/0000:80:01.0", "0x030200", "1")
     place("0000:05:00.0", "pci0000:00", "0x068000", "-1")
-    switch, one, two, far = pci_sysfs.read(tmp_path)
-    assert (switch.kind, switch.numa_node, one.pci, one.width) == ("nvswitch", None, "0000:10:00", 16)
-    assert (pci_sysfs.distance(one, two), pci_sysfs.distance(one, far)) == ("PIX", "SYS")
+    switch, first, second, far = pci_sysfs.read(tmp_path)
+    assert (switch.kind, switch.numa_node, first.pci, first.width) == ("nvswitch", None, "0000:10:00", 16)
+    assert (pci_sysfs.distance(first, second), pci_sysfs.distance(first, far)) == ("PIX", "SYS")
 
 
 def test_the_offset_of_the_clock_is_read_from_chrony() -> None:
     line = "A9FE0001,169.254.0.1,4,1.2,0.000012,0.00001,0.00002,1.0,0.0,0.01,0.0004,0.0001,16.1,Normal\n"
-    found = clock_offset.read_chrony(line)
-    assert found == clock_offset.ClockState(True, 0.000012, pytest.approx(0.0003), "chronyc tracking")
+    chrony = clock_offset.read_chrony(line)
+    assert chrony == clock_offset.ClockState(True, 0.000012, pytest.approx(0.0003), "chronyc tracking")
     assert clock_offset.read_chrony("506 Cannot talk to daemon") is None
 
 
-def test_a_program_that_does_not_answer_costs_its_deadline_and_no_more() -> None:
+def test_a_program_that_hangs_times_out() -> None:
     ask, started = CommandRunner(timeout_seconds=0.1), time.monotonic()
     assert ask.run(["sleep", "30"]).outcome is CommandOutcome.TIMED_OUT
     assert time.monotonic() - started < 25

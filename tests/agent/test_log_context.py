@@ -1,4 +1,4 @@
-"""GPU context in the agent's own logs: on lines about GPUs, and on no others."""
+"""GPU context in the agent's logs: on lines about GPUs, and on no others."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ GPUS = tuple(
 def states(**named: object) -> list[dict[str, object]] | None:
     made = logging.makeLogRecord(logs.fields(**named))
     GpuContextFilter(lambda: Snapshot(GPUS)).filter(made)
-    found: list[dict[str, object]] | None = made.fields.get("gpu_states")
-    return found
+    gpu_states: list[dict[str, object]] | None = made.fields.get("gpu_states")
+    return gpu_states
 
 
 def test_a_line_about_one_gpu_has_the_state_of_that_gpu() -> None:
@@ -48,20 +48,20 @@ def test_a_line_about_one_gpu_has_the_state_of_that_gpu() -> None:
     assert states(gpu="GPU-9") == []
 
 
-def test_a_line_about_the_node_has_all_of_them_and_any_other_line_none() -> None:
-    found = states(node="n1")
-    assert found is not None
-    assert [state["uuid"] for state in found] == ["GPU-0", "GPU-1"]
-    assert states(cause="driver_call_hung", gpu=None) == found
+def test_a_line_about_the_node_has_all_states_and_other_lines_have_none() -> None:
+    gpu_states = states(node="n1")
+    assert gpu_states is not None
+    assert [state["uuid"] for state in gpu_states] == ["GPU-0", "GPU-1"]
+    assert states(cause="driver_call_hung", gpu=None) == gpu_states
     assert states(retry_seconds=5) is None
 
 
-def test_a_record_without_fields_passes_as_it_is() -> None:
+def test_a_record_without_fields_is_unchanged() -> None:
     assert GpuContextFilter(lambda: Snapshot(GPUS)).filter(logging.makeLogRecord({"msg": "x"}))
 
 
 @pytest.mark.slow
-def test_the_agents_log_says_what_a_gpu_did_when_it_broke(tmp_path: Path, machine: MakeFake) -> None:
+def test_the_agents_log_has_the_state_of_a_gpu_when_it_failed(tmp_path: Path, machine: MakeFake) -> None:
     fake, stream = machine(2), StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.JsonFormat())

@@ -1,4 +1,4 @@
-"""A pause of profiling: asked for by a file, absent series while it lasts, and an end that comes by itself."""
+"""A pause of profiling: requested by a file, absent series while it lasts, and an automatic end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def node(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
 
 
-def test_a_pause_holds_from_its_file_to_its_end(node: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pause_lasts_from_its_file_to_its_end(node: Watched, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     assert node.watch.update(NOON, 0.0) is None
     node.file.write(HOUR)
@@ -58,7 +58,7 @@ def test_a_pause_holds_from_its_file_to_its_end(node: Watched, caplog: pytest.Lo
     assert caplog.records[1].fields["reason"] == "the pause of 1h is over"  # type: ignore[attr-defined]
 
 
-def test_a_pause_that_is_taken_back_ends_at_once(node: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cleared_pause_ends_at_once(node: Watched, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     node.file.write(HOUR)
     node.watch.update(after(1), 60.0)
@@ -84,7 +84,7 @@ def test_a_pause_outlives_a_restart_of_the_agent_and_an_old_one_does_not(tmp_pat
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"since": 5}', "x" * 10_000])
-def test_a_file_that_is_no_pause_is_said_once_and_pauses_nothing(
+def test_an_invalid_pause_file_is_logged_once_and_ignored(
     node: Watched, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
     node.file.path.write_text(content)
@@ -99,20 +99,20 @@ def test_a_pause_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_paused_series_are_absent_and_the_reader_that_sampled_them_is_gone(machine: MakeFake) -> None:
+def test_paused_series_are_absent_and_their_reader_process_has_exited(machine: MakeFake) -> None:
     with sampling(machine(1), ReaderLimits(interval_seconds=0.5)) as sampler:
         until(lambda: shown(sampler, PROFILED))
         first = sampler._reader
         sampler.pause_profiling(True)
         until(lambda: not shown(sampler, PROFILED) and sampler._reader is not first)
         until(lambda: shown(sampler).keys() == {UUID(0)})
-        assert not shown(sampler, PROFILED), "the other numbers go on without it"
+        assert not shown(sampler, PROFILED), "other values are still sampled"
         sampler.pause_profiling(False)
         until(lambda: shown(sampler, PROFILED))
 
 
 @pytest.mark.slow
-def test_the_whole_agent_pauses_for_a_file_and_says_so(tmp_path: Path, machine: MakeFake) -> None:
+def test_the_agent_pauses_profiling_for_a_file(tmp_path: Path, machine: MakeFake) -> None:
     async def story() -> None:
         async with running(prepared(tmp_path), machine(1)) as node:
             page = await node.until_page(lambda text: f"\n{PROFILED}{{" in text)

@@ -1,4 +1,4 @@
-"""Events on their way to the hub: kept, pushed in order, forgotten only when delivered."""
+"""Events on their way to the hub: spooled, pushed in order, deleted only when confirmed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lost() -> Metric:
 
 
 def numbers(body: bytes) -> list[int]:
-    return [int(one.id.rpartition("/")[2]) for one in loads(tuple[Event, ...], body)]  # type: ignore[arg-type]
+    return [int(event.id.rpartition("/")[2]) for event in loads(tuple[Event, ...], body)]  # type: ignore[arg-type]
 
 
 def first_batch(spool: Spool) -> list[int]:
@@ -60,7 +60,7 @@ def test_events_come_out_in_order_and_survive_a_restart(tmp_path: Path) -> None:
     after.close()
 
 
-def test_a_line_that_a_crash_tore_is_counted_and_the_others_come_out(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_counted_and_the_others_are_sent(tmp_path: Path) -> None:
     before = Spool(tmp_path, dropped_counter=lost())
     before.append(event(1))
     before.close()
@@ -72,7 +72,7 @@ def test_a_line_that_a_crash_tore_is_counted_and_the_others_come_out(tmp_path: P
     assert missing.get() == 1
 
 
-def test_an_event_that_no_push_could_carry_is_counted_and_the_others_come_out(tmp_path: Path) -> None:
+def test_an_event_that_is_too_large_is_counted_and_the_others_are_sent(tmp_path: Path) -> None:
     missing = lost()
     spool = Spool(tmp_path, dropped_counter=missing)
     spool.append(event(1, "x" * 1_000_000))
@@ -81,7 +81,7 @@ def test_an_event_that_no_push_could_carry_is_counted_and_the_others_come_out(tm
     spool.close()
 
 
-def test_a_batch_never_holds_more_than_the_hub_takes(tmp_path: Path) -> None:
+def test_a_batch_never_exceeds_the_limits_of_the_hub(tmp_path: Path) -> None:
     spool = Spool(tmp_path, dropped_counter=lost())
     for number in range(1001):
         spool.append(event(number))
@@ -92,7 +92,7 @@ def test_a_batch_never_holds_more_than_the_hub_takes(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_a_full_spool_drops_the_oldest_and_says_both_numbers(
+def test_a_full_spool_drops_the_oldest_events_and_logs_both_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(spool_module, "BATCH_EVENTS", 10)
@@ -116,7 +116,7 @@ def without_a_disk(folder: Path, missing: Metric) -> Spool:
     return spool
 
 
-def test_what_the_disk_does_not_take_waits_in_memory_and_is_told(
+def test_events_that_cannot_be_written_wait_in_memory_and_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = lost()
@@ -134,7 +134,7 @@ def test_what_the_disk_does_not_take_waits_in_memory_and_is_told(
     spool.close()
 
 
-def test_memory_takes_one_batch_and_counts_what_it_loses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_keeps_one_batch_and_counts_dropped_events(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     missing = lost()
     spool = without_a_disk(tmp_path, missing)
     for number in range(1002):
@@ -193,7 +193,7 @@ def push(tmp_path: Path, answers: list[bytes], story: Callable[..., object]) -> 
     def answer(_: Heard) -> bytes:
         return answers.pop(0) if answers else reply('{"ok":true}')
 
-    async def told() -> None:
+    async def wait_until_delivered() -> None:
         async with serve(answer) as server:
             spool, clock, pushed = (
                 Spool(tmp_path, dropped_counter=lost()),
@@ -208,23 +208,23 @@ def push(tmp_path: Path, answers: list[bytes], story: Callable[..., object]) -> 
             await asyncio.gather(pusher, return_exceptions=True)
             spool.close()
 
-    asyncio.run(told())
+    asyncio.run(wait_until_delivered())
 
 
 def test_events_are_pushed_with_the_token_and_deleted_when_confirmed(tmp_path: Path) -> None:
     async def story(server: Loopback, spool: Spool, clock: ManualClock, pushed: Metric) -> None:
         spool.append(event(1))
         await until_async(lambda: pushed.get() == 1)
-        (heard,) = server.heard
-        assert (heard.method, heard.path) == ("POST", "/api/events")
-        assert heard.headers["authorization"] == "Bearer secret"
-        assert numbers(heard.body) == [1]
+        (request,) = server.heard
+        assert (request.method, request.path) == ("POST", "/api/events")
+        assert request.headers["authorization"] == "Bearer secret"
+        assert numbers(request.body) == [1]
         assert spool.used_bytes == 0
 
     push(tmp_path, [], story)
 
 
-def test_a_busy_hub_is_left_alone_as_long_as_it_asks_and_order_is_kept(tmp_path: Path) -> None:
+def test_retry_after_of_a_busy_hub_is_respected_and_the_order_is_kept(tmp_path: Path) -> None:
     async def story(server: Loopback, spool: Spool, clock: ManualClock, pushed: Metric) -> None:
         spool.append(event(1))
         await until_async(lambda: len(clock._sleepers) == 1)
@@ -233,12 +233,12 @@ def test_a_busy_hub_is_left_alone_as_long_as_it_asks_and_order_is_kept(tmp_path:
         assert len(server.heard) == 1
         await clock.advance(0.2)
         await until_async(lambda: pushed.get() == 2)
-        assert [numbers(heard.body) for heard in server.heard] == [[1], [1], [2]]
+        assert [numbers(request.body) for request in server.heard] == [[1], [1], [2]]
 
     push(tmp_path, [reply(status=429, Retry_After="7")], story)
 
 
-def test_a_hub_that_is_away_is_asked_less_and_less_often(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_retried_with_backoff(tmp_path: Path) -> None:
     async def story(server: Loopback, spool: Spool, clock: ManualClock, pushed: Metric) -> None:
         spool.append(event(1))
         for seconds in (1, 2, 4):
@@ -251,27 +251,27 @@ def test_a_hub_that_is_away_is_asked_less_and_less_often(tmp_path: Path) -> None
     push(tmp_path, [reply(status=500)] * 3, story)
 
 
-def test_what_the_hub_refuses_is_set_aside_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_batch_that_the_hub_refuses_is_rejected_and_the_others_are_sent(tmp_path: Path) -> None:
     async def story(server: Loopback, spool: Spool, clock: ManualClock, pushed: Metric) -> None:
         spool.append(event(1))
         await until_async(lambda: len(server.heard) == 1 and spool.used_bytes == 0)
         spool.append(event(2))
         await until_async(lambda: pushed.get() == 1)
-        (aside,) = (tmp_path / "rejected").iterdir()
-        assert json.loads(aside.read_text())["id"] == "sim/n1/b/kmsg/1"
+        (rejected,) = (tmp_path / "rejected").iterdir()
+        assert json.loads(rejected.read_text())["id"] == "sim/n1/b/kmsg/1"
 
     push(tmp_path, [reply('{"ok":false}', status=400)], story)
 
 
 def push_to_a_hub_that_breaks(tmp_path: Path, breaks: Callable[[list[int]], bool], events: int) -> list[list[int]]:
     """What a hub heard that breaks at some batches, until the spool is empty or an hour is over."""
-    heard: list[list[int]] = []
+    batches: list[list[int]] = []
 
     def answer(request: Heard) -> bytes:
-        heard.append(numbers(request.body))
-        return reply(status=500) if breaks(heard[-1]) else reply('{"ok":true}')
+        batches.append(numbers(request.body))
+        return reply(status=500) if breaks(batches[-1]) else reply('{"ok":true}')
 
-    async def told() -> None:
+    async def wait_until_delivered() -> None:
         async with serve(answer) as server:
             spool, clock = Spool(tmp_path, dropped_counter=lost()), ManualClock(START)
             for number in range(events):
@@ -285,20 +285,20 @@ def push_to_a_hub_that_breaks(tmp_path: Path, breaks: Callable[[list[int]], bool
             await asyncio.gather(pusher, return_exceptions=True)
             spool.close()
 
-    asyncio.run(told())
-    return heard
+    asyncio.run(wait_until_delivered())
+    return batches
 
 
-def test_an_event_that_breaks_the_hub_is_found_and_set_aside_and_all_others_arrive(tmp_path: Path) -> None:
-    heard = push_to_a_hub_that_breaks(tmp_path, lambda batch: 77 in batch, events=100)
-    arrived = [number for batch in heard if 77 not in batch for number in batch]
+def test_an_event_on_which_the_hub_fails_is_rejected_and_all_others_arrive(tmp_path: Path) -> None:
+    batches = push_to_a_hub_that_breaks(tmp_path, lambda batch: 77 in batch, events=100)
+    arrived = [number for batch in batches if 77 not in batch for number in batch]
     assert sorted(arrived) == [number for number in range(100) if number != 77]
-    (aside,) = (tmp_path / "rejected").iterdir()
-    assert json.loads(aside.read_text())["id"] == "sim/n1/b/kmsg/77"
-    assert len(heard) < 30
+    (rejected,) = (tmp_path / "rejected").iterdir()
+    assert json.loads(rejected.read_text())["id"] == "sim/n1/b/kmsg/77"
+    assert len(batches) < 30
 
 
-def test_a_hub_that_breaks_at_everything_loses_nothing(tmp_path: Path) -> None:
+def test_a_hub_that_fails_on_every_event_causes_no_loss(tmp_path: Path) -> None:
     push_to_a_hub_that_breaks(tmp_path, lambda batch: True, events=4)
     assert list((tmp_path / "rejected").iterdir()) == []
     kept = [json.loads(line)["id"] for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]

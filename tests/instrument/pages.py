@@ -1,4 +1,4 @@
-"""A monitor's page read back with the product's own reader."""
+"""Reads a monitor's page with the product's parser."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ def read(content: bytes, *, openmetrics: bool = False) -> dict[Labels, float]:
 
 def value(monitor: Monitor, name: str, **labels: str) -> float | None:
     """The one series of this name that has these labels."""
-    found = [
+    values = [
         number
-        for known, number in series(monitor).items()
-        if known.get("__name__") == name and all(known.get(label) == text for label, text in labels.items())
+        for labels_of_series, number in series(monitor).items()
+        if labels_of_series.get("__name__") == name
+        and all(labels_of_series.get(label) == text for label, text in labels.items())
     ]
-    assert len(found) < 2, f"{name}{labels} is not one series but {len(found)}"
-    return found[0] if found else None
+    assert len(values) < 2, f"{name}{labels} is not one series but {len(values)}"
+    return values[0] if values else None
 
 
 def fetch(address: str, accept: str = "text/plain") -> tuple[str, bytes]:
-    asked = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    request = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.headers["Content-Type"], answer.read()

@@ -1,4 +1,4 @@
-"""How series leave a program: where they can, with nothing opened unasked, and nothing that breaks is felt."""
+"""Exports of a program: where they are set, no port opened by accident, and no effect of an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def monitor(exports: Exports, rank: int = 0) -> TrainingMonitor:
     return TrainingMonitor("llama/7b", exports, place=Placement(rank, 4, local_rank=rank, node="gpu-7"))
 
 
-def test_a_page_is_served_in_the_form_that_is_asked_for() -> None:
+def test_a_page_is_served_in_the_accepted_format() -> None:
     with monitor(Exports(port=0)) as made:
         address = made.exporter.address
         assert address is not None
@@ -39,14 +39,14 @@ def test_a_page_is_served_in_the_form_that_is_asked_for() -> None:
         assert pages.read(open_metrics, openmetrics=True).keys() == pages.read(plain).keys()
 
 
-def test_each_rank_of_a_node_has_a_port_of_its_own() -> None:
+def test_each_rank_of_a_node_has_its_own_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with monitor(Exports(port=port - 1), rank=1) as made:
         assert made.exporter.address == f"127.0.0.1:{port}"
 
 
-def test_a_port_that_is_taken_is_said_once_and_the_program_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_in_use_is_logged_once_and_the_program_continues(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, monitor(Exports(port=taken.getsockname()[1])) as made:
         made.step(loss=1.0)
         assert made.exporter.address is None
@@ -54,7 +54,7 @@ def test_a_port_that_is_taken_is_said_once_and_the_program_goes_on(caplog: pytes
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "gpu-7", "10.1.2.3"])
-def test_a_port_is_not_opened_to_the_network_unless_that_is_said(host: str) -> None:
+def test_a_port_is_not_opened_to_the_network_unless_that_is_set(host: str) -> None:
     with pytest.raises(ExportRefused, match="is_open=True"):
         Exports(port=0, host=host)
     assert Exports(port=0, host=host, is_open=True).host == host
@@ -68,28 +68,28 @@ def test_a_port_is_not_opened_to_the_network_unless_that_is_said(host: str) -> N
         ({"gateway": "gateway:9091"}, "is not a URL"),
     ],
 )
-def test_a_wish_that_cannot_be_understood_is_refused(wrong: dict[str, object], says: str) -> None:
+def test_invalid_export_settings_are_refused(wrong: dict[str, object], says: str) -> None:
     with pytest.raises(ExportRefused, match=says):
         Exports(**wrong)  # type: ignore[arg-type]
 
 
-def test_the_environment_may_decide_instead_of_the_code() -> None:
+def test_environment_variables_set_the_exports() -> None:
     given = {"PORT": "9500", "HOST": "0.0.0.0", "OPEN": "1", "TEXTFILE": "/run/text", "SECONDS": "5"}
-    found = exporting.from_environment({f"WATCHKEEPER_METRICS_{name}": text for name, text in given.items()})
-    assert found == Exports(9500, "0.0.0.0", is_open=True, textfile=Path("/run/text"), every_seconds=5.0)
+    exports = exporting.from_environment({f"WATCHKEEPER_METRICS_{name}": text for name, text in given.items()})
+    assert exports == Exports(9500, "0.0.0.0", is_open=True, textfile=Path("/run/text"), every_seconds=5.0)
     assert exporting.from_environment({}) == Exports()
     with pytest.raises(ExportRefused, match="must be numbers"):
         exporting.from_environment({"WATCHKEEPER_METRICS_PORT": "http"})
 
 
-def test_a_port_that_was_chosen_freely_is_announced_as_a_list_of_targets(tmp_path: Path) -> None:
+def test_a_free_port_is_announced_in_a_target_list(tmp_path: Path) -> None:
     with monitor(Exports(port=0, announce=tmp_path)) as made:
         (listed,) = tmp_path.glob("*.json")
         assert json.loads(listed.read_text())[0]["targets"] == [made.exporter.address]
     assert not list(tmp_path.iterdir())
 
 
-def test_a_rank_that_ends_late_leaves_the_list_of_its_successor_alone(tmp_path: Path) -> None:
+def test_a_rank_that_ends_late_keeps_the_target_list_of_its_successor(tmp_path: Path) -> None:
     first = monitor(Exports(port=0, announce=tmp_path))
     with monitor(Exports(port=0, announce=tmp_path)) as second:
         first.close()
@@ -97,13 +97,13 @@ def test_a_rank_that_ends_late_leaves_the_list_of_its_successor_alone(tmp_path: 
         assert json.loads(listed.read_text())[0]["targets"] == [second.exporter.address]
 
 
-def test_a_page_that_all_may_read_is_announced_by_the_nodes_name(tmp_path: Path) -> None:
+def test_a_page_on_all_addresses_is_announced_by_the_nodes_name(tmp_path: Path) -> None:
     with monitor(Exports(port=0, host="0.0.0.0", is_open=True, announce=tmp_path)):
         (listed,) = tmp_path.glob("*.json")
         assert json.loads(listed.read_text())[0]["targets"][0].startswith("gpu-7:")
 
 
-def test_a_file_is_written_whole_again_and_again_and_taken_away_at_the_end(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically_and_deleted_at_the_end(tmp_path: Path) -> None:
     written = tmp_path / "watchkeeper_llama-7b_2.prom"
     with monitor(Exports(textfile=tmp_path, every_seconds=0.05), rank=2) as made:
         until(written.exists)
@@ -114,7 +114,7 @@ def test_a_file_is_written_whole_again_and_again_and_taken_away_at_the_end(tmp_p
 
 def _steps(content: bytes) -> float:
     return next(
-        number for known, number in pages.read(content).items() if known["__name__"] == "training_iterations_total"
+        number for labels, number in pages.read(content).items() if labels["__name__"] == "training_iterations_total"
     )
 
 
@@ -160,7 +160,7 @@ def test_a_gateway_gets_one_group_for_each_rank_until_the_program_is_over(
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_costs_no_step(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_affect_the_training(tmp_path: Path) -> None:
     program = (
         "import resource, sys, time\n"
         "from pathlib import Path\n"

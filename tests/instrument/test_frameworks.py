@@ -1,4 +1,4 @@
-"""The monitor in real loops: PyTorch, Lightning, Hugging Face's Trainer; and the barrier that names machines."""
+"""The monitor in real loops: PyTorch, Lightning, Hugging Face's Trainer; and the barrier that names nodes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ print(page.encode().decode())
 
 def page(program: str, folder: Path, *needs: str) -> dict[str, float]:
     """Series of the program's page at its end: by name, and by name and phase."""
-    said = torch_python.run(BEGIN + program + END, folder=folder, needs=needs).partition("PAGE\n")[2]
-    rows = pages.read(said.encode()).items()
+    output = torch_python.run(BEGIN + program + END, folder=folder, needs=needs).partition("PAGE\n")[2]
+    rows = pages.read(output.encode()).items()
     return {" ".join(filter(None, (labels["__name__"], labels.get("phase")))): value for labels, value in rows}
 
 
-def test_a_pytorch_loop_is_seen_by_its_hooks(tmp_path: Path) -> None:
+def test_a_pytorch_loop_is_measured_by_hooks(tmp_path: Path) -> None:
     program = """
 model = nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
@@ -54,12 +54,12 @@ model.eval()
 with monitor.validation():
     monitor.report(validation_loss=model(batch).square().mean())
 """
-    found = page(program, tmp_path)
-    assert found["training_iterations_total"] == 6
-    assert found["training_samples_total"] == 24
-    assert found["training_learning_rate"] == 0.25
-    assert {"training_loss", "training_validation_loss"} <= found.keys()
-    assert all(found[f"training_phase_seconds_total {phase}"] > 0 for phase in ("forward", "backward", "optimizer"))
+    series = page(program, tmp_path)
+    assert series["training_iterations_total"] == 6
+    assert series["training_samples_total"] == 24
+    assert series["training_learning_rate"] == 0.25
+    assert {"training_loss", "training_validation_loss"} <= series.keys()
+    assert all(series[f"training_phase_seconds_total {phase}"] > 0 for phase in ("forward", "backward", "optimizer"))
 
 
 def test_lightning_is_one_line(tmp_path: Path) -> None:
@@ -81,13 +81,17 @@ trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", logger=False, enabl
 loader = DataLoader(torch.randn(20, 8), batch_size=4)
 trainer.fit(Small(), loader, loader)
 """
-    found = page(program, tmp_path, "lightning")
-    assert (found["training_iterations_total"], found["training_samples_total"], found["training_epoch"]) == (10, 40, 1)
-    assert found["training_learning_rate"] == 0.25
-    assert {"training_loss", "training_validation_loss", "training_checkpoint_bytes"} <= found.keys()
-    assert found["training_checkpoint_writes_total"] >= 1
+    series = page(program, tmp_path, "lightning")
+    assert (series["training_iterations_total"], series["training_samples_total"], series["training_epoch"]) == (
+        10,
+        40,
+        1,
+    )
+    assert series["training_learning_rate"] == 0.25
+    assert {"training_loss", "training_validation_loss", "training_checkpoint_bytes"} <= series.keys()
+    assert series["training_checkpoint_writes_total"] >= 1
     phases = ("data", "forward", "backward", "validation", "checkpoint")
-    assert all(found[f"training_phase_seconds_total {phase}"] > 0 for phase in phases)
+    assert all(series[f"training_phase_seconds_total {phase}"] > 0 for phase in phases)
 
 
 def test_hugging_faces_trainer_is_one_line(tmp_path: Path) -> None:
@@ -105,13 +109,13 @@ arguments = TrainingArguments("out", max_steps=6, per_device_train_batch_size=4,
                               eval_steps=3, eval_strategy="steps", use_cpu=True, report_to=[], disable_tqdm=True)
 Trainer(Small(), arguments, train_dataset=rows, eval_dataset=rows, callbacks=[monitor.hugging_face()]).train()
 """
-    found = page(program, tmp_path, "transformers", "accelerate")
-    assert (found["training_iterations_total"], found["training_samples_total"]) == (6, 24)
-    assert {"training_loss", "training_validation_loss", "training_grad_norm", "training_epoch"} <= found.keys()
-    assert found["training_checkpoint_writes_total"] == found["training_checkpoint_starts_total"] == 2
-    assert found["training_checkpoint_bytes"] > 0
+    series = page(program, tmp_path, "transformers", "accelerate")
+    assert (series["training_iterations_total"], series["training_samples_total"]) == (6, 24)
+    assert {"training_loss", "training_validation_loss", "training_grad_norm", "training_epoch"} <= series.keys()
+    assert series["training_checkpoint_writes_total"] == series["training_checkpoint_starts_total"] == 2
+    assert series["training_checkpoint_bytes"] > 0
     phases = ("forward", "backward", "optimizer", "validation", "checkpoint")
-    assert all(found[f"training_phase_seconds_total {phase}"] > 0 for phase in phases)
+    assert all(series[f"training_phase_seconds_total {phase}"] > 0 for phase in phases)
 
 
 TWO_RANKS = """
@@ -150,7 +154,7 @@ for rank in ranks:
 """
 
 
-def test_the_rank_that_is_not_late_waits_for_the_one_that_is(tmp_path: Path) -> None:
+def test_a_rank_that_is_on_time_waits_for_the_straggler(tmp_path: Path) -> None:
     torch_python.run(TWO_RANKS, folder=tmp_path)
     waited = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     # Eight times two tenths of a second, less what else holds the ranks up.
@@ -192,21 +196,19 @@ for rank in ranks:
     ("die_after", "come_after"),
     [
         pytest.param("6", "0", id="they hang"),
-        # Rank 0 finds their connections closed, and Gloo's error names nobody.
+        # Rank 0 finds their connections closed, and Gloo's error names no rank.
         pytest.param("0", "1", id="they died before the barrier"),
     ],
 )
-def test_a_barrier_names_the_machines_of_the_ranks_that_do_not_come(
-    tmp_path: Path, die_after: str, come_after: str
-) -> None:
+def test_a_barrier_names_the_nodes_of_missing_ranks(tmp_path: Path, die_after: str, come_after: str) -> None:
     torch_python.run(BARRIER, die_after, come_after, folder=tmp_path)
     for rank in (0, 2):
-        said = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        assert said["missing"] == [[1, "gpu-0", "GPU-1"], [3, "gpu-1", "GPU-3"]]
-        assert "2 ranks are missing: rank 1 on gpu-0 GPU 1 GPU-1; rank 3 on gpu-1 GPU 1 GPU-3. Check" in said["text"]
+        answer = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert answer["missing"] == [[1, "gpu-0", "GPU-1"], [3, "gpu-1", "GPU-3"]]
+        assert "2 ranks are missing: rank 1 on gpu-0 GPU 1 GPU-1; rank 3 on gpu-1 GPU 1 GPU-3. Check" in answer["text"]
 
 
 @pytest.mark.parametrize("ask", [TrainingMonitor.lightning, TrainingMonitor.hugging_face])
-def test_a_framework_that_is_not_installed_is_named_with_the_way_to_get_it(ask: object) -> None:
+def test_a_missing_framework_is_an_error_with_the_install_command(ask: object) -> None:
     with pytest.raises(PackageMissing, match=r"pip install (lightning|transformers)"):
         ask(TrainingMonitor("llama"))  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The wait of a GPU for other ranks, by events as PyTorch has them: read when they are over, and once in a second."""
+"""The wait of a GPU for other ranks, from CUDA events: read when they have completed, and once a second."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def step(clock: StepClock, cuda: Cuda, hands: Hands, *, wait: float) -> None:
     clock.end_step(hands.now)
 
 
-def test_a_wait_is_known_a_step_later_and_is_no_compute(hands: Hands) -> None:
+def test_a_wait_is_measured_a_step_later_and_is_not_compute_time(hands: Hands) -> None:
     clock, cuda = StepClock(), Cuda()
     clock.gpu_wait = GpuWait(cuda)
     step(clock, cuda, hands, wait=0.4)
@@ -78,7 +78,7 @@ def test_a_wait_is_known_a_step_later_and_is_no_compute(hands: Hands) -> None:
     assert clock.compute_seconds(hands.now) == pytest.approx(0.6)
 
 
-def test_what_comes_after_the_all_reduce_is_no_wait(hands: Hands) -> None:
+def test_work_after_the_all_reduce_does_not_count_as_wait(hands: Hands) -> None:
     cuda = Cuda()
     wait = GpuWait(cuda)
     assert wait.record_sent()
@@ -94,7 +94,7 @@ def test_what_comes_after_the_all_reduce_is_no_wait(hands: Hands) -> None:
     assert wait.record_sent()
 
 
-def test_one_step_in_a_second_is_measured(hands: Hands) -> None:
+def test_one_step_per_second_is_measured(hands: Hands) -> None:
     cuda = Cuda()
     wait = GpuWait(cuda)
     cuda.done = 1e9
@@ -106,7 +106,7 @@ def test_one_step_in_a_second_is_measured(hands: Hands) -> None:
     assert 16 <= cuda.made <= 22
 
 
-def test_a_gpu_that_breaks_leaves_the_last_wait_and_the_step_alone(hands: Hands) -> None:
+def test_a_failed_gpu_keeps_the_last_wait_and_does_not_affect_the_step(hands: Hands) -> None:
     clock, cuda = StepClock(), Cuda()
     clock.gpu_wait = GpuWait(cuda)
     cuda.is_broken = True

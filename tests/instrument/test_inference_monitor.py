@@ -1,4 +1,4 @@
-"""InferenceMonitor: requests of any ASGI application or function, as latency, first token, tokens, queue and codes."""
+"""InferenceMonitor: latency, time to first token, tokens, queue and codes of ASGI applications and functions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def bucket(monitor: InferenceMonitor, name: str, le: str) -> float | None:
     return pages.value(monitor, f"{name}_bucket", le=le, model_name="llama", model_version="3")
 
 
-def test_a_streamed_answer_has_a_first_token_and_a_time_per_token(monitor: InferenceMonitor, hands: Hands) -> None:
+def test_a_streamed_response_has_time_to_first_token_and_time_per_token(
+    monitor: InferenceMonitor, hands: Hands
+) -> None:
     sent = ask(served(monitor, hands))
     assert b"".join(message.get("body", b"") for message in sent) == b"word word word "
     assert (bucket(monitor, "inference_request_duration_seconds", "2.5"), _sum(monitor, "request_duration")) == (0, 3.0)
@@ -105,15 +107,15 @@ def test_a_streamed_answer_has_a_first_token_and_a_time_per_token(monitor: Infer
 
 
 def _sum(monitor: InferenceMonitor, part: str) -> float:
-    (found,) = [
+    (total,) = [
         value
         for labels, value in pages.series(monitor).items()
         if part in labels["__name__"] and labels["__name__"].endswith("_sum")
     ]
-    return found
+    return total
 
 
-def test_an_answer_in_one_piece_has_no_first_token(monitor: InferenceMonitor, hands: Hands) -> None:
+def test_a_response_in_one_piece_has_no_time_to_first_token(monitor: InferenceMonitor, hands: Hands) -> None:
     ask(served(monitor, hands), "/v1/embed")
     assert bucket(monitor, "inference_request_duration_seconds", "0.5") == 1
     assert pages.value(monitor, "inference_time_to_first_token_seconds_count") is None
@@ -126,7 +128,7 @@ def test_an_application_that_fails_is_a_500_and_still_fails(monitor: InferenceMo
     assert pages.value(monitor, "inference_requests_running") == 0
 
 
-def test_other_paths_are_left_alone_and_the_page_is_one_of_them(monitor: InferenceMonitor, hands: Hands) -> None:
+def test_other_paths_and_the_metrics_page_are_not_measured(monitor: InferenceMonitor, hands: Hands) -> None:
     app = served(monitor, hands)
     ask(app, "/health")
     page = ask(app, "/metrics", accept="application/openmetrics-text")
@@ -134,7 +136,7 @@ def test_other_paths_are_left_alone_and_the_page_is_one_of_them(monitor: Inferen
     assert pages.value(monitor, "inference_requests_total", code="200") is None
 
 
-def test_a_coroutine_that_is_cancelled_had_a_client_that_went_away(monitor: InferenceMonitor) -> None:
+def test_a_cancelled_coroutine_counts_as_a_disconnected_client(monitor: InferenceMonitor) -> None:
     @monitor.measured
     async def answer() -> None:
         await asyncio.Event().wait()
@@ -150,7 +152,7 @@ def test_a_coroutine_that_is_cancelled_had_a_client_that_went_away(monitor: Infe
     assert pages.value(monitor, "inference_requests_total", code="499") == 1
 
 
-def test_a_client_that_goes_away_is_a_499(monitor: InferenceMonitor) -> None:
+def test_a_client_that_disconnects_is_a_499(monitor: InferenceMonitor) -> None:
     async def forever(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.Event().wait()
 
@@ -178,12 +180,12 @@ def test_the_callers_trace_is_the_exemplar_of_its_bucket(monitor: InferenceMonit
 @pytest.mark.parametrize(
     "wrong", ["", "00-0-1-01", PARENT.upper(), f"00-{'0' * 32}-00f067aa0ba902b7-01", f"ff{PARENT[2:]}"]
 )
-def test_a_traceparent_that_is_none_is_no_trace(wrong: str) -> None:
+def test_an_invalid_traceparent_is_ignored(wrong: str) -> None:
     assert tracing.parse_trace_id({"traceparent": PARENT}) == TRACE
     assert tracing.parse_trace_id({"traceparent": wrong}) is None
 
 
-def test_a_queue_is_known_once_the_program_tells_about_it(monitor: InferenceMonitor, hands: Hands) -> None:
+def test_a_queue_is_exported_once_the_program_reports_it(monitor: InferenceMonitor, hands: Hands) -> None:
     assert pages.value(monitor, "inference_requests_waiting") is None
     with monitor.request() as request, request.queueing():
         hands.now += 4.0
@@ -192,7 +194,7 @@ def test_a_queue_is_known_once_the_program_tells_about_it(monitor: InferenceMoni
     assert pages.value(monitor, "inference_requests_waiting") == 0
 
 
-def test_tokens_are_the_models_own_count_where_it_is_told(monitor: InferenceMonitor, hands: Hands) -> None:
+def test_reported_token_counts_take_precedence(monitor: InferenceMonitor, hands: Hands) -> None:
     @monitor.measured
     def answer() -> Iterator[str]:
         request = current_request()
@@ -226,7 +228,7 @@ def test_functions_and_coroutines_are_measured_with_their_errors(monitor: Infere
     assert pages.value(monitor, "inference_requests_total", code="200") == 1
 
 
-def test_a_stream_that_is_given_up_is_a_499(monitor: InferenceMonitor) -> None:
+def test_a_stream_that_is_closed_early_is_a_499(monitor: InferenceMonitor) -> None:
     @monitor.measured
     async def words() -> AsyncIterator[str]:
         while True:
@@ -241,7 +243,7 @@ def test_a_stream_that_is_given_up_is_a_499(monitor: InferenceMonitor) -> None:
     assert pages.value(monitor, "inference_requests_total", code="499") == 1
 
 
-def test_label_sets_are_bounded() -> None:
+def test_label_sets_are_limited() -> None:
     counters = metric_families.Counters("made_total", "made", ("name",))
     for number in range(3 * metric_families.MAX_LABEL_SETS):
         counters.add((f"n{number}",))
@@ -298,7 +300,7 @@ print(sorted(spans), root.attributes["gen_ai.usage.output_tokens"])
 
 
 @pytest.mark.servers
-def test_opentelemetry_itself_gets_a_span_for_each_phase(tmp_path: Path) -> None:
+def test_opentelemetry_gets_a_span_for_each_phase(tmp_path: Path) -> None:
     program = TRACED.replace("PARENT", PARENT).replace("TRACE", TRACE)
-    said = torch_python.run(program, folder=tmp_path, needs=("opentelemetry",))
-    assert said == "['decode', 'inference llama', 'prefill', 'queue', 'tokenize'] 2\n"
+    output = torch_python.run(program, folder=tmp_path, needs=("opentelemetry",))
+    assert output == "['decode', 'inference llama', 'prefill', 'queue', 'tokenize'] 2\n"

@@ -26,10 +26,10 @@ from watchkeeper.store.head.head import Head
 
 AZURE = SHARED / "corpus" / "traces" / "azure_llm_2023_conv.csv"
 PREFILL_SECONDS, TOKEN_SECONDS, PIECE_TOKENS = 0.0003, 0.03, 64
-Asked = tuple[float, int, int]
+TracedRequest = tuple[float, int, int]
 
 
-def azure() -> list[Asked]:
+def azure() -> list[TracedRequest]:
     if not AZURE.exists():
         pytest.skip(f"the trace {AZURE.name} is not here")
     with AZURE.open() as file:
@@ -55,8 +55,8 @@ async def model(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def replay(asked: Sequence[Asked]) -> tuple[InferenceMonitor, list[float]]:
-    """The monitor after all requests, and how long each of them took by the clock of whoever asked."""
+def replay(requests: Sequence[TracedRequest]) -> tuple[InferenceMonitor, list[float]]:
+    """The monitor after all requests, and how long each of them took by the clock of the client."""
     taken: list[float] = []
     made: list[InferenceMonitor] = []
 
@@ -67,13 +67,13 @@ def replay(asked: Sequence[Asked]) -> tuple[InferenceMonitor, list[float]]:
 
         async def send(_: Any) -> None: ...
 
-        async def one(at: float, prompt: int, generated: int) -> None:
+        async def send_request(at: float, prompt: int, generated: int) -> None:
             await asyncio.sleep(at)
             began = loop.time()
             await app({"type": "http", "path": "/", "headers": [], "asked": (prompt, generated)}, None, send)
             taken.append(loop.time() - began)
 
-        await asyncio.gather(*(one(*each) for each in asked))
+        await asyncio.gather(*(send_request(*each) for each in requests))
 
     virtual_time.run(all_of_them)
     return made[0], sorted(taken)
@@ -83,10 +83,10 @@ def estimated(monitor: InferenceMonitor, share: float) -> float:
     """What PromQL makes of the page."""
     engine = EmbeddedEngine(Head())
     engine.appender.append(Sample(labels, 1000, value) for labels, value in pages.series(monitor).items())
-    asked = f"histogram_quantile({share}, inference_request_duration_seconds_bucket)"
-    answer: dict[Labels, float] = engine.instant(asked, 1000).latest()
-    (found,) = answer.values()
-    return found
+    query = f"histogram_quantile({share}, inference_request_duration_seconds_bucket)"
+    answer: dict[Labels, float] = engine.instant(query, 1000).latest()
+    (value,) = answer.values()
+    return value
 
 
 def assert_close(monitor: InferenceMonitor, exact: Sequence[float]) -> None:
@@ -100,15 +100,15 @@ def assert_close(monitor: InferenceMonitor, exact: Sequence[float]) -> None:
 
 
 def test_percentiles_of_requests_of_all_lengths_lie_in_their_buckets() -> None:
-    asked = [(0.7 * number, 10 + 37 * number % 900, 1 + 53 * number % 400) for number in range(500)]
-    monitor, exact = replay(asked)
+    requests = [(0.7 * number, 10 + 37 * number % 900, 1 + 53 * number % 400) for number in range(500)]
+    monitor, exact = replay(requests)
     assert_close(monitor, exact)
-    assert pages.value(monitor, "inference_generated_tokens_total") == sum(generated for _, _, generated in asked)
+    assert pages.value(monitor, "inference_generated_tokens_total") == sum(generated for _, _, generated in requests)
 
 
 @pytest.mark.slow
 def test_an_hour_of_azures_conversations_keeps_its_percentiles() -> None:
-    asked = azure()
-    monitor, exact = replay(asked)
-    assert len(exact) == len(asked) > 19_000
+    requests = azure()
+    monitor, exact = replay(requests)
+    assert len(exact) == len(requests) > 19_000
     assert_close(monitor, exact)

@@ -1,4 +1,4 @@
-"""GPU context in a program's own logs: there when the driver answers, never in the way when it does not."""
+"""GPU context in a program's logs: present when the driver answers, and never in the way when it hangs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def until(context: GpuContext, true: Callable[[Any], object]) -> Any:
     return waiting.until(made, what=lambda: f"another context than {record(context).gpu_context!r}")
 
 
-def test_a_record_says_what_each_gpu_does(context: GpuContext, fake: driver.FakeNvml) -> None:
+def test_a_record_has_the_state_of_each_gpu(context: GpuContext, fake: driver.FakeNvml) -> None:
     fake.tell(1, Temperature=61)
     made = until(context, lambda made: made.gpu_states and made.gpu_states[1]["temperature_celsius"] == 61)
     assert [state["index"] for state in made.gpu_states] == [0, 1]
@@ -57,14 +57,16 @@ def test_xids_are_counted_from_the_start_of_the_program(context: GpuContext, fak
     assert "1 Xid" in made.gpu_context
 
 
-def test_what_a_gpu_does_not_say_is_absent_and_never_zero(context: GpuContext, fake: driver.FakeNvml) -> None:
+def test_a_value_that_a_gpu_does_not_report_is_absent_and_never_zero(
+    context: GpuContext, fake: driver.FakeNvml
+) -> None:
     until(context, lambda made: made.gpu_states)
     fake.tell(0, PowerUsage=driver.NOT_SUPPORTED)
     made = until(context, lambda made: "power_watts" not in made.gpu_states[0])
     assert "power_watts" in made.gpu_states[1]
 
 
-def test_a_hung_driver_costs_a_record_nothing_and_is_said(
+def test_a_hung_driver_delays_no_log_record_and_is_reported(
     context: GpuContext, fake: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_context, "FIRST_READING_SECONDS", 0.0)
@@ -91,21 +93,21 @@ def test_without_a_driver_the_reason_is_on_the_record(tmp_path: Path) -> None:
     assert record(context).gpu_context.startswith("GPUs unknown")
 
 
-def test_a_reader_that_cannot_be_started_costs_no_log_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_cannot_start_affects_no_log_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     context = GpuContext()
     assert record(context).getMessage() == "step 5"
     context.close()
 
 
-def test_a_forked_worker_sees_the_same_gpus_and_leaves_the_reader_alone(context: GpuContext) -> None:
+def test_a_forked_worker_reads_the_same_states_and_does_not_stop_the_reader(context: GpuContext) -> None:
     until(context, lambda made: made.gpu_states)
     child = os.fork()
     if child == 0:
         try:
-            seen = record(context).gpu_states
+            states = record(context).gpu_states
             context.close()
-            os._exit(0 if len(seen) == 2 else 1)
+            os._exit(0 if len(states) == 2 else 1)
         except BaseException:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -113,7 +115,9 @@ def test_a_forked_worker_sees_the_same_gpus_and_leaves_the_reader_alone(context:
     assert context._child.poll() is None
 
 
-def test_threads_that_log_at_once_share_one_reader(fake: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_log_at_the_same_time_share_one_reader(
+    fake: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context, started = GpuContext(every_seconds=0.1, environment=fake.environment), []
     start = context._start
     monkeypatch.setattr(context, "_start", lambda now: (started.append(now), start(now)))
@@ -160,9 +164,9 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(text: str | None, words: 
     assert parse_visible_devices(text) == words
 
 
-def test_a_gpu_is_wanted_by_index_or_by_the_beginning_of_its_uuid() -> None:
+def test_a_gpu_is_selected_by_index_or_by_the_start_of_its_uuid() -> None:
     state = GpuState(3, "GPU-8a11")
-    assert [is_selected(state, wanted) for wanted in (None, ["3"], ["GPU-8a"], ["8"], [])] == [
+    assert [is_selected(state, devices) for devices in (None, ["3"], ["GPU-8a"], ["8"], [])] == [
         True,
         True,
         True,
@@ -184,7 +188,7 @@ def test_memory_that_is_being_written_is_not_read() -> None:
         assert gpu_reader.read(memory) is None
 
 
-def test_a_program_that_imports_it_gets_nothing_else_of_watchkeeper() -> None:
+def test_importing_the_filter_imports_nothing_else_of_watchkeeper() -> None:
     program = (
         "import sys\nimport watchkeeper.instrument.log_context\n"
         "print(*sorted(name for name in sys.modules if name.startswith(('watchkeeper', 'pynvml'))))"

@@ -1,4 +1,4 @@
-"""Mirrors to experiment trackers: fed from their own threads, bounded, and never felt by the training."""
+"""Mirrors to experiment trackers: own threads, limited queues, and no effect on the training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from watchkeeper.instrument.training import TrainingMonitor
 
 
 class Tracker:
-    """Keeps what it gets; waits where it is told to, and raises where it is broken."""
+    """Stores the metrics; waits at its gate, and raises if it is broken."""
 
     def __init__(self, *, is_broken: bool = False, gate: threading.Event | None = None) -> None:
         self.run = Run("fake", "run-7", "http://tracker.example/run-7")
@@ -41,7 +41,7 @@ def monitor(tracker: Tracker, rank: int = 0) -> TrainingMonitor:
     return TrainingMonitor("llama", Exports(), mirrors=[tracker], place=Placement(rank, 2))
 
 
-def test_a_tracker_gets_the_numbers_and_its_run_is_linked() -> None:
+def test_a_tracker_gets_the_metrics_and_its_run_is_linked() -> None:
     tracker = Tracker()
     with monitor(tracker) as made:
         made.step(loss=0.5)
@@ -53,14 +53,14 @@ def test_a_tracker_gets_the_numbers_and_its_run_is_linked() -> None:
     assert tracker.got[-1][1]["training_loss"] == 0.25
 
 
-def test_only_the_rank_that_tells_all_feeds_its_tracker() -> None:
+def test_only_the_rank_that_exports_everything_feeds_its_tracker() -> None:
     tracker = Tracker()
     with monitor(tracker, rank=1) as made:
         made.step(loss=0.5)
     assert tracker.calls == 0
 
 
-def test_a_tracker_that_is_down_is_left_alone_and_the_steps_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_is_down_is_disabled_and_the_training_continues(caplog: pytest.LogCaptureFixture) -> None:
     tracker = Tracker(is_broken=True)
     mirroring = MirrorSet([tracker], every_seconds=0.0)
 
@@ -75,7 +75,7 @@ def test_a_tracker_that_is_down_is_left_alone_and_the_steps_go_on(caplog: pytest
     assert mirroring.count_failures() == {"fake": mirrors.MAX_FAILURES}
 
 
-def test_a_tracker_that_hangs_holds_up_neither_the_steps_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_hangs_blocks_neither_the_steps_nor_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirrors, "CLOSE_TIMEOUT_SECONDS", 0.1)
     gate = threading.Event()
     mirroring = MirrorSet([Tracker(gate=gate)], every_seconds=0.0)
@@ -89,7 +89,7 @@ def test_a_tracker_that_hangs_holds_up_neither_the_steps_nor_the_end(monkeypatch
 
 
 @pytest.mark.parametrize("ask", [mirrors.mlflow_run, mirrors.wandb_run])
-def test_a_tracker_that_is_not_installed_is_named_with_the_way_to_get_it(ask: object) -> None:
+def test_a_missing_tracker_is_an_error_with_the_install_command(ask: object) -> None:
     with pytest.raises(PackageMissing, match=r"pip install (mlflow-skinny|wandb)"):
         ask()  # type: ignore[operator]
 
@@ -104,7 +104,7 @@ with TrainingMonitor("llama", Exports(), mirrors=[mirror]) as monitor:
 
 
 @pytest.mark.servers
-def test_mlflow_itself_keeps_the_numbers(tmp_path: Path) -> None:
+def test_mlflow_stores_the_metrics(tmp_path: Path) -> None:
     program = f"""
 import os
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
@@ -122,7 +122,7 @@ mlflow.end_run()
 
 
 @pytest.mark.servers
-def test_weights_and_biases_itself_takes_the_numbers(tmp_path: Path) -> None:
+def test_weights_and_biases_stores_the_metrics(tmp_path: Path) -> None:
     program = f"""
 import wandb
 from watchkeeper.instrument import mirrors

@@ -1,4 +1,4 @@
-"""Where a rank runs, as each launcher tells it."""
+"""The placement of a rank from the variables of each launcher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ UUID = "GPU-8a11c1f0-0000-1111-2222-333344445555"
         ({}, 0, 1, 0),
     ],
 )
-def test_each_launcher_is_understood(environment: dict[str, str], rank: int, world_size: int, local_rank: int) -> None:
+def test_the_variables_of_each_launcher_are_read(
+    environment: dict[str, str], rank: int, world_size: int, local_rank: int
+) -> None:
     place = placement.from_environment(environment)
     assert (place.rank, place.world_size, place.local_rank) == (rank, world_size, local_rank)
 
@@ -34,7 +36,7 @@ def test_restarts_of_torchrun_and_of_slurm_are_added() -> None:
     assert placement.from_environment({"TORCHELASTIC_RESTART_COUNT": "2", "SLURM_RESTART_COUNT": "1"}).restarts == 3
 
 
-def test_the_node_is_the_schedulers_name_before_the_pods() -> None:
+def test_the_node_name_of_the_scheduler_takes_precedence_over_the_pods() -> None:
     assert placement.from_environment({"NODE_NAME": "gpu-7", "SLURMD_NODENAME": "x"}).node == "gpu-7"
     assert placement.from_environment({}).node
 
@@ -53,7 +55,7 @@ def test_the_node_is_the_schedulers_name_before_the_pods() -> None:
         (None, "2", "", ""),
     ],
 )
-def test_the_gpu_is_the_ranks_word_of_cuda_visible_devices(
+def test_the_gpu_is_the_ranks_device_in_cuda_visible_devices(
     visible: str | None, local_rank: str, gpu: str, uuid: str
 ) -> None:
     given = {"LOCAL_RANK": local_rank} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
@@ -61,7 +63,7 @@ def test_the_gpu_is_the_ranks_word_of_cuda_visible_devices(
     assert (place.gpu, place.uuid) == (gpu, uuid)
 
 
-def test_the_driver_tells_the_uuid(fake: driver.FakeNvml) -> None:
+def test_the_uuid_comes_from_the_driver(fake: driver.FakeNvml) -> None:
     place = placement.with_uuid(placement.from_environment({"LOCAL_RANK": "1"}), fake.environment)
     assert place.gpu == "1"
     assert place.uuid.startswith("GPU-")
@@ -72,18 +74,18 @@ def test_the_driver_tells_the_uuid(fake: driver.FakeNvml) -> None:
 
 
 def test_without_a_driver_the_gpu_stays_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = placement.from_environment({})
-    assert placement.with_uuid(asked, {"LD_LIBRARY_PATH": str(tmp_path)}) == asked
+    place = placement.from_environment({})
+    assert placement.with_uuid(place, {"LD_LIBRARY_PATH": str(tmp_path)}) == place
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert placement.with_uuid(asked) == asked
+    assert placement.with_uuid(place) == place
 
 
 @pytest.mark.slow
-def test_a_driver_that_hangs_is_given_up(fake: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_call_of_a_hung_driver_times_out(fake: driver.FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "DRIVER_TIMEOUT_SECONDS", 1.0)
     fake.tell(driver.EVERY, Init=driver.HANG, UUID=driver.HANG, HandleByIndex=driver.HANG, Count=driver.HANG)
-    asked = placement.from_environment({})
-    assert placement.with_uuid(asked, fake.environment).uuid == ""
+    place = placement.from_environment({})
+    assert placement.with_uuid(place, fake.environment).uuid == ""
 
 
 def test_a_job_is_named_by_hand_or_by_slurm() -> None:
@@ -92,7 +94,7 @@ def test_a_job_is_named_by_hand_or_by_slurm() -> None:
     assert placement.job_name({}) == "training"
 
 
-def test_a_place_survives_the_store_and_reads_well() -> None:
+def test_a_placement_is_written_to_and_read_from_the_store() -> None:
     place = Placement(3, 8, node="gpu-7", gpu="3", uuid=UUID)
     assert placement.from_json(place.as_json()) == place
     assert str(place) == f"rank 3 on gpu-7 GPU 3 {UUID}"

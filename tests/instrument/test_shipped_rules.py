@@ -1,4 +1,4 @@
-"""The shipped rules work on what the monitors write: same names, same labels, and the alerts that belong to them."""
+"""The shipped rules work on what the monitors export: same names, same labels, and the alerts that belong to them."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ def written() -> dict[str, set[str]]:
             pass
         request.record_tokens(prompt_tokens=1, generated_tokens=2)
         request.record_piece()
-    found: dict[str, set[str]] = {}
+    labels_by_series: dict[str, set[str]] = {}
     for labels in (*pages.series(training), *pages.series(serving)):
-        found.setdefault(labels["__name__"], set()).update(dict(labels))
-    return found
+        labels_by_series.setdefault(labels["__name__"], set()).update(dict(labels))
+    return labels_by_series
 
 
-def asked() -> dict[str, set[str]]:
+def list_labels_of_rules() -> dict[str, set[str]]:
     """What the rules ask of names that are ours: label names in their selectors."""
-    found: dict[str, set[str]] = {}
+    labels_by_series: dict[str, set[str]] = {}
     for rule in RULES:
         for selector in walk.selectors(parser.parse(rule.expr)):
             if selector.name and selector.name.startswith(OURS) and selector.name not in ON_A_GPU:
-                found.setdefault(selector.name, set()).update(matcher.name for matcher in selector.matchers)
-    return found
+                labels_by_series.setdefault(selector.name, set()).update(matcher.name for matcher in selector.matchers)
+    return labels_by_series
 
 
-def test_the_rules_ask_for_many_of_our_series() -> None:
-    assert len(asked()) >= 15
+def test_the_rules_use_many_of_the_exported_series() -> None:
+    assert len(list_labels_of_rules()) >= 15
 
 
-@pytest.mark.parametrize("name", sorted(asked()))
-def test_a_series_that_a_rule_reads_is_on_the_page_with_the_labels_it_asks_for(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(list_labels_of_rules()))
+def test_a_series_of_a_rule_is_exported_with_the_labels_of_the_rule(name: str) -> None:
     assert name in written()
-    assert asked()[name] <= written()[name] | ADDED_LABELS
+    assert list_labels_of_rules()[name] <= written()[name] | ADDED_LABELS
 
 
 def alerting(engine: EmbeddedEngine, alert: str, at_ms: int) -> bool:
@@ -75,7 +75,7 @@ def alerting(engine: EmbeddedEngine, alert: str, at_ms: int) -> bool:
     return bool(engine.instant(rule.expr, at_ms).latest())
 
 
-def test_a_loss_that_is_no_number_is_what_the_alert_asks_for() -> None:
+def test_a_loss_that_is_not_finite_fires_the_alert() -> None:
     engine, monitor = EmbeddedEngine(Head()), TrainingMonitor("llama", Exports(), place=Placement())
     for at_ms, loss in ((0, 1.0), (15_000, math.nan)):
         monitor.step(loss=loss)
@@ -84,7 +84,7 @@ def test_a_loss_that_is_no_number_is_what_the_alert_asks_for() -> None:
         assert alerting(engine, "TrainingLossNotFinite", at_ms) == math.isnan(loss)
 
 
-def test_a_checkpoint_that_fails_is_what_the_alert_asks_for() -> None:
+def test_a_failed_checkpoint_fires_the_alert() -> None:
     engine, monitor = EmbeddedEngine(Head()), TrainingMonitor("llama", Exports(), place=Placement())
     for at_ms in (0, 15_000):
         rows = pages.series(monitor).items()

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: every moment belongs to one phase, and what waits is not compute."""
+"""The phases of a step: every moment belongs to one phase, and waits are not compute time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spend(clock: StepClock, hands: Hands, phase: Phase, seconds: float) -> None:
     clock.leave()
 
 
-def test_waits_and_pauses_are_not_compute(hands: Hands) -> None:
+def test_waits_and_pauses_are_not_compute_time(hands: Hands) -> None:
     clock = StepClock()
     for phase in Phase:
         spend(clock, hands, phase, 1.0)
@@ -44,7 +44,7 @@ def test_waits_and_pauses_are_not_compute(hands: Hands) -> None:
     assert clock.totals == [1.0] * len(Phase)
 
 
-def test_what_happens_inside_a_phase_is_not_counted_twice(hands: Hands) -> None:
+def test_a_phase_inside_another_is_not_counted_twice(hands: Hands) -> None:
     clock = StepClock()
     clock.enter(Phase.BACKWARD)
     hands.now += 1.0
@@ -55,7 +55,7 @@ def test_what_happens_inside_a_phase_is_not_counted_twice(hands: Hands) -> None:
     assert (clock.totals[Phase.BACKWARD], clock.totals[Phase.COMMUNICATION]) == (4.0, 2.0)
 
 
-def test_a_backward_pass_that_waits_for_other_ranks_says_so(hands: Hands) -> None:
+def test_the_wait_of_a_backward_pass_for_other_ranks_is_measured(hands: Hands) -> None:
     clock = StepClock()
     clock.enter(Phase.BACKWARD)
     hands.now += 1.0
@@ -75,7 +75,7 @@ def test_one_slow_step_of_many_does_not_move_the_compute_time(hands: Hands) -> N
     assert clock.compute_seconds(hands.now) == 1.0
 
 
-def test_steps_longer_than_a_minute_are_judged_by_the_last(hands: Hands) -> None:
+def test_steps_longer_than_a_minute_are_measured_by_the_last_one(hands: Hands) -> None:
     clock = StepClock()
     assert clock.compute_seconds(hands.now) is None
     for seconds in (200.0, 300.0):
@@ -84,7 +84,7 @@ def test_steps_longer_than_a_minute_are_judged_by_the_last(hands: Hands) -> None
     assert clock.compute_seconds(hands.now + 500) == 300.0
 
 
-def test_a_pause_is_on_until_it_is_left(hands: Hands) -> None:
+def test_a_pause_is_open_until_it_is_left(hands: Hands) -> None:
     clock = StepClock()
     clock.enter(Phase.VALIDATION)
     clock.enter(Phase.FORWARD)
@@ -96,7 +96,7 @@ def test_a_pause_is_on_until_it_is_left(hands: Hands) -> None:
 
 
 @given(some.lists(some.tuples(some.sampled_from(list(Phase)), some.integers(0, 50), some.booleans()), max_size=30))
-def test_no_moment_is_lost_or_counted_twice(moves: list[tuple[Phase, int, bool]]) -> None:
+def test_every_moment_is_counted_once(moves: list[tuple[Phase, int, bool]]) -> None:
     hands = Hands()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_clock, "perf_counter", hands)

@@ -1,4 +1,4 @@
-"""TrainingMonitor: what a loop tells is on its page, what it never told is not, and bad numbers become events."""
+"""TrainingMonitor: reported values are exported, others are absent, and bad values become events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names(made: TrainingMonitor) -> set[str]:
     return {str(labels["__name__"]) for labels in pages.series(made)}
 
 
-def test_a_loop_is_on_the_page_with_the_guides_names_and_labels() -> None:
+def test_a_training_loop_is_exported_with_the_guides_names_and_labels() -> None:
     made = monitor()
     for batch in made.batches([[1, 2], [3, 4]]):
         with made.forward():
@@ -37,8 +37,8 @@ def test_a_loop_is_on_the_page_with_the_guides_names_and_labels() -> None:
         "training_iterations_total": 2, "training_samples_total": 4, "training_tokens_total": 200,
         "training_world_size": 4, "training_restarts_total": 2, "training_step": 2, "training_paused": 0,
     }  # fmt: skip
-    asked = {name: pages.value(made, name, job_name="llama", rank="0", world_size="4") for name in expected}
-    assert asked == expected
+    values = {name: pages.value(made, name, job_name="llama", rank="0", world_size="4") for name in expected}
+    assert values == expected
 
 
 def test_every_rank_has_its_heartbeat_and_rank_0_the_rest() -> None:
@@ -54,7 +54,7 @@ def test_every_rank_has_its_heartbeat_and_rank_0_the_rest() -> None:
     }  # fmt: skip
 
 
-def test_what_was_never_told_is_absent_and_zero_is_a_reading() -> None:
+def test_a_value_that_was_never_reported_is_absent_and_zero_is_a_reading() -> None:
     made = monitor()
     assert "training_last_step_timestamp_seconds" not in names(made)
     assert not names(made) & {"training_loss", "training_grad_norm", "training_model_flops_utilization"}
@@ -62,11 +62,11 @@ def test_what_was_never_told_is_absent_and_zero_is_a_reading() -> None:
     assert pages.value(made, "training_loss") == 0.0
 
 
-def test_a_rank_says_on_which_node_and_gpu_it_is() -> None:
+def test_the_node_and_gpu_of_a_rank_are_exported() -> None:
     assert pages.value(monitor(3), "training_rank_info", rank="3", Hostname="gpu-7", gpu="1", UUID="GPU-8a") == 1
 
 
-def test_a_loss_that_is_no_number_is_one_event_with_its_step_and_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_is_not_finite_is_one_event_with_its_step_and_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     made = monitor(2)
     for loss in (1.0, math.nan, math.inf, 1.0, math.nan):
         made.step(loss=loss)
@@ -89,7 +89,7 @@ def test_a_gradient_norm_ten_times_the_usual_is_a_spike_after_the_warm_up() -> N
     assert pages.value(made, "training_events_total", kind="grad_norm_not_finite") == 1
 
 
-def test_values_that_are_told_before_a_step_ends_belong_to_that_step() -> None:
+def test_values_that_are_reported_before_a_step_ends_belong_to_that_step() -> None:
     made = monitor()
     made.step()
     made.report(loss=math.nan)
@@ -114,7 +114,7 @@ class GpuTensor:
         return self.number
 
 
-def test_a_tensor_of_a_gpu_is_read_once_a_second_and_not_at_each_step() -> None:
+def test_a_tensor_on_a_gpu_is_read_once_a_second_and_not_at_each_step() -> None:
     made = monitor()
     tensors = [GpuTensor(float(number)) for number in range(50)]
     for tensor in tensors:
@@ -123,7 +123,7 @@ def test_a_tensor_of_a_gpu_is_read_once_a_second_and_not_at_each_step() -> None:
     assert pages.value(made, "training_loss") == 0.0
 
 
-def test_a_checkpoint_is_counted_timed_and_weighed(tmp_path: Path) -> None:
+def test_number_duration_and_size_of_a_checkpoint_are_recorded(tmp_path: Path) -> None:
     made = monitor()
     with made.checkpoint(tmp_path):
         (tmp_path / "model").write_bytes(bytes(300))
@@ -134,7 +134,7 @@ def test_a_checkpoint_is_counted_timed_and_weighed(tmp_path: Path) -> None:
     assert pages.value(made, "training_checkpoint_last_success_timestamp_seconds") is not None
 
 
-def test_a_checkpoint_that_fails_is_counted_and_the_program_gets_its_error() -> None:
+def test_a_failed_checkpoint_is_counted_and_its_error_is_raised() -> None:
     made = monitor()
     with pytest.raises(OSError, match="full"), made.checkpoint():
         raise OSError("full")
@@ -152,12 +152,12 @@ def test_model_utilisation_is_flops_by_time_and_peak() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"peak_flops": 1.0}, {"peak_flops": 0.0, "flops_per_token": 1.0}])
-def test_a_cost_that_cannot_be_used_says_what_to_give(wrong: dict[str, float]) -> None:
+def test_an_invalid_cost_says_what_to_set(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="ModelCost"):
         ModelCost(**wrong)
 
 
-def test_a_program_that_ends_with_an_error_says_at_which_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_fails_logs_its_step(caplog: pytest.LogCaptureFixture) -> None:
     made = monitor(1)
     made.step()
     with pytest.raises(ZeroDivisionError), made:
@@ -167,11 +167,11 @@ def test_a_program_that_ends_with_an_error_says_at_which_step(caplog: pytest.Log
 
 def test_names_that_are_long_or_odd_stay_one_readable_line() -> None:
     made = TrainingMonitor('a"b\\c\nd' + "x" * 500, Exports(), place=Placement())
-    found = {labels["job_name"] for labels in pages.series(made)}
-    assert found == {('a"b\\c\nd' + "x" * 500)[:120]}
+    job_names = {labels["job_name"] for labels in pages.series(made)}
+    assert job_names == {('a"b\\c\nd' + "x" * 500)[:120]}
 
 
-def test_a_program_that_imports_the_monitors_gets_nothing_else() -> None:
+def test_importing_the_monitors_imports_nothing_else() -> None:
     program = (
         "import sys\nimport watchkeeper.instrument.training, watchkeeper.instrument.asgi\n"
         "print(*sorted({name.split('.')[0] for name in sys.modules if name.split('.')[0] in sys.argv}"

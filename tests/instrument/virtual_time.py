@@ -1,4 +1,4 @@
-"""An asyncio loop whose time passes only while everybody sleeps: an hour of requests takes seconds."""
+"""An asyncio loop whose time passes only while all tasks sleep: an hour of requests takes seconds."""
 
 from __future__ import annotations
 

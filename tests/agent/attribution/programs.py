@@ -1,4 +1,4 @@
-"""A program as /proc shows it."""
+"""Builds the files of a process in /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a GPU: what the sources say, joined; and the reason where nobody can be named."""
+"""Attribution: results of all sources are combined, and a GPU without a holder has a reason."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ JOB = Workload(WorkloadKind.SLURM_JOB, "4711")
 
 def gpu(index: int = 0, *slices: MigInstanceSample, programs: Sequence[Program] | None = ()) -> GpuSample:
     identity = {"uuid": f"GPU-{index}", "minor": str(7 - index), "pci": "", "model": "H200"}
-    told = None if programs is None else tuple(programs)
-    return GpuSample(index, identity, {}, {}, mig_instances=tuple(slices), programs=told)
+    sampled = None if programs is None else tuple(programs)
+    return GpuSample(index, identity, {}, {}, mig_instances=tuple(slices), programs=sampled)
 
 
-def told(name: str = "kubelet", **holders: Workload) -> SourceResult:
+def result(name: str = "kubelet", **holders: Workload) -> SourceResult:
     return SourceResult(name, {key.replace("_", "-"): (Holding(workload),) for key, workload in holders.items()})
 
 
@@ -48,18 +48,18 @@ def ran(pid: int, workload: Workload, busy: int | None = None, **more: object) -
 
 @pytest.mark.parametrize("key", ["GPU_0", "0", "nvidia7"])
 def test_a_gpu_is_found_by_uuid_by_index_and_by_its_device_file(key: str) -> None:
-    found = attribute([gpu(0)], [told(**{key: POD})], {})
-    assert found["GPU-0"].holdings == (Holding(POD),)
+    attributions = attribute([gpu(0)], [result(**{key: POD})], {})
+    assert attributions["GPU-0"].holdings == (Holding(POD),)
 
 
-def test_a_slice_is_found_by_its_own_uuid_in_the_new_and_in_the_old_spelling() -> None:
+def test_a_mig_instance_is_found_by_its_new_and_old_uuid() -> None:
     cut = gpu(0, MigInstanceSample(3, "1g.18gb", {}, "MIG-abc"))
     old = "MIG-GPU-00000000-0000-0000-0000-000000000000/5/0"
     named = GpuSample(1, {"uuid": "GPU-00000000-0000-0000-0000-000000000000", "minor": "1"}, {}, {})
     holders = {"MIG-abc": (Holding(POD, slice="MIG-abc"),), old: (Holding(OTHER, slice=old),)}
-    found = attribute([cut, named], [SourceResult("kubelet", holders)], {})
-    assert found["GPU-0"].holdings == (Holding(POD, slice="3"),)
-    assert found[named.identity["uuid"]].holdings == (Holding(OTHER, slice="5"),)
+    attributions = attribute([cut, named], [SourceResult("kubelet", holders)], {})
+    assert attributions["GPU-0"].holdings == (Holding(POD, slice="3"),)
+    assert attributions[named.identity["uuid"]].holdings == (Holding(OTHER, slice="5"),)
 
 
 @pytest.mark.parametrize(
@@ -69,46 +69,46 @@ def test_a_slice_is_found_by_its_own_uuid_in_the_new_and_in_the_old_spelling() -
         ([], (), UnattributedReason.FREE, "checked programs"),
         ([], None, UnattributedReason.NO_SOURCE, "no kubelet, no Slurm"),
         ([SourceResult("kubelet", None, "hangs")], (), UnattributedReason.SOURCE_FAILED, "kubelet: hangs"),
-        ([told(GPU_9=POD)], (), UnattributedReason.FREE, "checked kubelet, programs"),
-        ([told(gpu_claim_9=POD)], (), UnattributedReason.UNKNOWN_DEVICE, "gpu-claim-9"),
+        ([result(GPU_9=POD)], (), UnattributedReason.FREE, "checked kubelet, programs"),
+        ([result(gpu_claim_9=POD)], (), UnattributedReason.UNKNOWN_DEVICE, "gpu-claim-9"),
     ],
 )
-def test_a_gpu_without_a_holder_says_why(
+def test_a_gpu_without_a_holder_has_a_reason(
     sources: list[SourceResult], programs: Sequence[Program] | None, reason: UnattributedReason, says: str
 ) -> None:
     running = {} if programs is None else {"GPU-0": ()}
-    found = attribute([gpu(0, programs=programs)], sources, running)["GPU-0"]
-    assert (found.reason, found.holdings) == (reason, ())
-    assert says in found.detail
+    attribution_of_gpu = attribute([gpu(0, programs=programs)], sources, running)["GPU-0"]
+    assert (attribution_of_gpu.reason, attribution_of_gpu.holdings) == (reason, ())
+    assert says in attribution_of_gpu.detail
 
 
-def test_programs_of_a_job_are_the_jobs_and_a_program_nobody_sent_stands_beside_it() -> None:
+def test_processes_belong_to_their_job_and_others_are_separate_holders() -> None:
     stray = Workload(WorkloadKind.PROGRAM, "train.py", user="ada")
     programs = {"GPU-0": [ran(1, Workload(WorkloadKind.SLURM_JOB, "4711", user="eve"), 60), ran(2, stray, 20)]}
-    found = attribute([gpu(0)], [told("slurm", nvidia7=JOB)], programs)["GPU-0"]
-    assert [(held.workload, held.share) for held in found.holdings] == [(JOB, 0.75), (stray, 0.25)]
+    attribution_of_gpu = attribute([gpu(0)], [result("slurm", nvidia7=JOB)], programs)["GPU-0"]
+    assert [(held.workload, held.share) for held in attribution_of_gpu.holdings] == [(JOB, 0.75), (stray, 0.25)]
 
 
-def test_two_pods_on_one_gpu_are_told_apart_by_their_host_names() -> None:
+def test_two_pods_on_one_gpu_are_distinguished_by_their_host_names() -> None:
     unknown = Workload(WorkloadKind.PROGRAM, "python", user="root")
     shared = SourceResult("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
     programs = [
         ran(1, unknown, 30, is_in_pod=True, pod_hostname="chat-0"),
         ran(2, unknown, 10, is_in_pod=True, pod_hostname="llm-0"),
     ]
-    found = attribute([gpu(0)], [shared], {"GPU-0": programs})["GPU-0"]
-    assert {held.workload.name: held.share for held in found.holdings} == {"llm-0": 0.25, "chat-0": 0.75}
+    attribution_of_gpu = attribute([gpu(0)], [shared], {"GPU-0": programs})["GPU-0"]
+    assert {held.workload.name: held.share for held in attribution_of_gpu.holdings} == {"llm-0": 0.25, "chat-0": 0.75}
 
 
-def test_a_gpu_that_cannot_tell_programs_apart_gives_no_shares() -> None:
+def test_without_utilisation_by_process_there_are_no_shares() -> None:
     shared = SourceResult("kubelet", {"GPU-0": (Holding(POD), Holding(OTHER))})
     programs = [ran(1, POD, None, is_in_pod=True), ran(2, OTHER, None, is_in_pod=True)]
-    found = attribute([gpu(0)], [shared], {"GPU-0": programs})["GPU-0"]
-    assert [held.share for held in found.holdings] == [None, None]
+    attribution_of_gpu = attribute([gpu(0)], [shared], {"GPU-0": programs})["GPU-0"]
+    assert [held.share for held in attribution_of_gpu.holdings] == [None, None]
 
 
 @given(some.lists(some.integers(0, 100), min_size=2, max_size=8))
-def test_the_parts_of_a_shared_gpu_sum_to_the_whole(busy: list[int]) -> None:
+def test_the_shares_of_a_gpu_sum_to_one(busy: list[int]) -> None:
     programs = [ran(at, Workload(WorkloadKind.PROGRAM, f"p{at}"), percent) for at, percent in enumerate(busy)]
     shares = [held.share for held in attribute([gpu(0)], [], {"GPU-0": programs})["GPU-0"].holdings]
     if sum(busy):
@@ -117,7 +117,7 @@ def test_the_parts_of_a_shared_gpu_sum_to_the_whole(busy: list[int]) -> None:
         assert shares == [None] * len(busy), "there is nothing to split"
 
 
-def test_labels_are_those_of_dcgm_exporter_and_leave_out_what_has_no_one_holder() -> None:
+def test_labels_are_those_of_dcgm_exporter_for_gpus_with_one_holder() -> None:
     current = {
         "GPU-0": Attribution((Holding(POD),)),
         "GPU-1": Attribution((Holding(JOB),)),
@@ -133,7 +133,7 @@ def test_labels_are_those_of_dcgm_exporter_and_leave_out_what_has_no_one_holder(
     assert build_holder_labels(current, HolderDisplay.INFO) == {}
 
 
-def test_the_information_series_is_one_for_each_gpu_and_workload_whatever_happens_to_the_gpu() -> None:
+def test_the_info_series_is_one_for_each_gpu_and_workload() -> None:
     gpus = [gpu(index) for index in range(8)]
     before = {f"GPU-{index}": Attribution((Holding(POD),)) for index in range(8)}
     after = before | {"GPU-3": Attribution((Holding(JOB),))}
@@ -144,7 +144,7 @@ def test_the_information_series_is_one_for_each_gpu_and_workload_whatever_happen
     assert 'workload_kind="slurm_job",workload="4711"' in (pages[1] - pages[0]).pop()
 
 
-def test_each_gpu_has_its_reason_on_the_page_and_a_shared_one_its_parts() -> None:
+def test_each_gpu_has_its_reason_on_the_page_and_a_shared_one_its_shares() -> None:
     current = {
         "GPU-0": Attribution((Holding(POD, share=0.75), Holding(OTHER, share=0.25))),
         "GPU-1": Attribution(reason=UnattributedReason.SOURCE_FAILED, detail="kubelet: hangs"),
@@ -169,7 +169,7 @@ class Kubelet:
         return answer
 
 
-def test_a_source_that_breaks_keeps_its_last_word_for_a_minute_and_is_then_said_to_have_failed() -> None:
+def test_a_source_that_fails_keeps_its_last_result_for_a_minute() -> None:
     kubelet = Kubelet([{"GPU-0": (Holding(POD),)}, CollectError("hangs"), RuntimeError("new"), CollectError("hangs")])
     failures = Registry().counter("failures", "")
     attributor = Attributor([NamedSource("kubelet", kubelet)], lambda _: {}, failures)
@@ -178,22 +178,22 @@ def test_a_source_that_breaks_keeps_its_last_word_for_a_minute_and_is_then_said_
     assert failures.get(source="kubelet") == 3
 
 
-def test_a_program_whose_files_hang_costs_one_thread_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_files_hang_blocks_one_thread_and_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attribution, "SOURCE_TIMEOUT_SECONDS", 0.05)
-    is_over, asked = threading.Event(), []
+    is_over, calls = threading.Event(), []
 
     def look_up(programs: Sequence[Program]) -> Mapping[int, RunningProgram]:
-        asked.append(programs)
+        calls.append(programs)
         is_over.wait(60)
         return {7: ran(7, JOB)}
 
     async def story() -> None:
         attributor = Attributor([], look_up)
         for now in (0.0, 2.0, 4.0):
-            found = await attributor.refresh([gpu(0, programs=[Program(7)])], now)
-            assert found["GPU-0"].reason is UnattributedReason.SOURCE_FAILED
-            assert found["GPU-0"].detail.startswith("programs: no answer within")
-        assert len(asked) == 1
+            attributions = await attributor.refresh([gpu(0, programs=[Program(7)])], now)
+            assert attributions["GPU-0"].reason is UnattributedReason.SOURCE_FAILED
+            assert attributions["GPU-0"].detail.startswith("programs: no answer within")
+        assert len(calls) == 1
         is_over.set()
 
         async def is_known() -> bool:

@@ -1,4 +1,4 @@
-"""The whole agent on fake GPUs: whoever holds one is on the page within seconds, and the split adds up."""
+"""The whole agent on fake GPUs: the holder of a GPU is on the page within seconds, and shares sum to one."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def put_programs(fake: driver.FakeNvml, gpu: int, **busy: int) -> None:
         fake.tell(gpu, f"ProcessUtilization.{pid[1:]}", percent)
 
 
-def test_the_reader_lists_programs_and_splits_only_where_several_share(fake: driver.FakeNvml) -> None:
+def test_processes_have_shares_only_if_several_use_the_gpu(fake: driver.FakeNvml) -> None:
     put_programs(fake, 0, p7=60, p8=20)
     put_programs(fake, 1, p9=90)
-    with reader(fake) as asked:
-        assert asked.ask(0)["programs"] == [[7, None, 60], [8, None, 20]]
-        assert asked.ask(1)["programs"] == [[9, None, None]], "alone, it is all of it"
+    with reader(fake) as child:
+        assert child.ask(0)["programs"] == [[7, None, 60], [8, None, 20]]
+        assert child.ask(1)["programs"] == [[9, None, None]], "alone, it is all of it"
         put_programs(fake, 1, p9=90, p10=5)
         fake.tell(1, ProcessUtilization=driver.NOT_SUPPORTED)
-        assert asked.ask(1)["programs"] == [[9, None, None], [10, None, None]]
+        assert child.ask(1)["programs"] == [[9, None, None], [10, None, None]]
 
 
-def test_a_slice_has_its_own_uuid_and_its_own_programs(fake: driver.FakeNvml) -> None:
+def test_a_mig_instance_has_its_own_uuid_and_processes(fake: driver.FakeNvml) -> None:
     fake.tell(0, MigMode=1, slices=1, ComputeProcesses=1)
     fake.tell(0, "ComputeProcesses.slice0", 1)
-    with reader(fake) as asked:
-        answer = asked.ask(0)
+    with reader(fake) as child:
+        answer = child.ask(0)
         assert [part["uuid"] for part in answer["slices"]] == ["MIG-00000000-0000-0000-0000-000000000000"]
         assert answer["programs"] == [[1000, 1, None]]
 
@@ -71,7 +71,7 @@ def test_a_job_file_labels_every_family_and_a_shared_gpu_is_split_to_its_whole(
     assert f'watchkeeper_gpu_attribution{{gpu="1",UUID="{UUID(1)}",Hostname="n1",reason="attributed"}} 2' in page
 
 
-def test_a_free_gpu_says_that_it_is_free(tmp_path: Path, fake: driver.FakeNvml) -> None:
+def test_a_free_gpu_has_the_reason_free(tmp_path: Path, fake: driver.FakeNvml) -> None:
     async def story() -> str:
         async with running(machine(tmp_path), fake) as node:
             return await node.until_page(lambda text: "watchkeeper_gpu_attribution{" in text)
@@ -81,12 +81,12 @@ def test_a_free_gpu_says_that_it_is_free(tmp_path: Path, fake: driver.FakeNvml) 
     assert "watchkeeper_gpu_workload_info{" not in page
 
 
-def test_how_busy_programs_are_is_asked_with_every_fifth_reading_and_when_they_change(fake: driver.FakeNvml) -> None:
+def test_utilisation_by_process_is_read_every_fifth_time_and_after_a_change(fake: driver.FakeNvml) -> None:
     put_programs(fake, 0, p7=60, p8=20)
-    with reader(fake) as asked:
-        assert asked.ask(0, "fast")["programs"] == [[7, None, 60], [8, None, 20]]
+    with reader(fake) as child:
+        assert child.ask(0, "fast")["programs"] == [[7, None, 60], [8, None, 20]]
         put_programs(fake, 0, p7=10, p8=70)
-        seen = [asked.ask(0, "fast")["programs"][0][2] for _ in range(5)]
-        assert seen == [60, 60, 60, 60, 10]
+        percents = [child.ask(0, "fast")["programs"][0][2] for _ in range(5)]
+        assert percents == [60, 60, 60, 60, 10]
         put_programs(fake, 0, p7=10, p8=70, p9=5)
-        assert asked.ask(0, "fast")["programs"][2] == [9, None, 5]
+        assert child.ask(0, "fast")["programs"][2] == [9, None, 5]

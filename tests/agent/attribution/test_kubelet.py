@@ -1,4 +1,4 @@
-"""The kubelet's pod-resources socket over real gRPC: every way a device may be named, and every way to fail."""
+"""The kubelet's pod-resources socket over real gRPC: every name of a device, and every failure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_node_without_gpu_pods_is_an_answer_and_not_a_failure(kubelet: Kubelet
     assert read(kubelet) == {}
 
 
-def test_two_pods_that_share_a_gpu_in_time_both_hold_it(kubelet: Kubelet) -> None:
+def test_two_pods_that_share_a_gpu_by_time_slicing_both_hold_it(kubelet: Kubelet) -> None:
     kubelet.pods = [gpu_pod("a", f"{GPU}::0"), gpu_pod("b", f"{GPU}::3", f"{GPU}::4")]
     assert read(kubelet) == {GPU: (holding("a"), holding("b"))}
 
@@ -73,10 +73,10 @@ def test_two_pods_that_share_a_gpu_in_time_both_hold_it(kubelet: Kubelet) -> Non
         ("something new", "something new", None),
     ],
 )
-def test_a_device_is_known_under_every_name_that_a_plugin_gives_it(device_id: str, key: str, part: str | None) -> None:
+def test_a_device_is_found_by_every_name_that_plugins_use(device_id: str, key: str, part: str | None) -> None:
     pod = Pod("p", [Container(devices=[("nvidia.com/mig-1g.10gb", [device_id])])])
-    found = pod_resources.holdings(pod_resources.read_list(_list(pod)))
-    assert found == {key: (holding("p", part=part),)}
+    holders = pod_resources.holdings(pod_resources.read_list(_list(pod)))
+    assert holders == {key: (holding("p", part=part),)}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_claim_of_a_dynamic_resource_is_attributed(
 
 
 @pytest.mark.parametrize(
-    ("cdi_id", "found"),
+    ("cdi_id", "parts"),
     [
         ("k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-0", {"nvidia0": None}),
         (
@@ -109,19 +109,19 @@ def test_a_claim_of_a_dynamic_resource_is_attributed(
         ("vendor.com/gpu=gpu-0", {}),
     ],
 )
-def test_a_kubelet_that_names_no_driver_is_understood_by_its_cdi_names(
-    kubelet: Kubelet, cdi_id: str, found: dict[str, str | None]
+def test_without_a_driver_name_the_kubelets_cdi_names_are_read(
+    kubelet: Kubelet, cdi_id: str, parts: dict[str, str | None]
 ) -> None:
     kubelet.pods = [Pod("dra", [Container("worker", claims=[("one-gpu", "", "", [cdi_id])])])]
-    assert read(kubelet) == {key: (holding("dra", container="worker", part=part),) for key, part in found.items()}
+    assert read(kubelet) == {key: (holding("dra", container="worker", part=part),) for key, part in parts.items()}
 
 
-def test_the_kubelet_says_which_gpus_it_offers(kubelet: Kubelet) -> None:
+def test_the_allocatable_gpus_are_read_from_the_kubelet(kubelet: Kubelet) -> None:
     kubelet.offered = [GPU, OTHER]
     assert asyncio.run(PodResourcesClient(kubelet.socket).read_allocatable()) == (GPU, OTHER)
 
 
-def test_an_old_kubelet_is_asked_in_its_own_words(tmp_path: Path) -> None:
+def test_an_old_kubelet_is_called_with_its_api_version(tmp_path: Path) -> None:
     old = Kubelet(tmp_path / "old.sock", pods=[gpu_pod("a", GPU)])
     with serving(old, "v1alpha1.PodResourcesLister"):
         assert read(old) == {GPU: (holding("a"),)}
@@ -138,13 +138,13 @@ def failure(source: PodResourcesClient) -> str:
     return str(raised.value)
 
 
-def test_no_kubelet_is_said(tmp_path: Path) -> None:
+def test_a_missing_kubelet_is_an_error(tmp_path: Path) -> None:
     source = PodResourcesClient(tmp_path / "kubelet.sock")
     assert not source.exists()
     assert failure(source).endswith("kubelet.sock: no kubelet listens on this socket")
 
 
-def test_a_kubelet_that_hangs_is_given_up(kubelet: Kubelet) -> None:
+def test_the_call_of_a_hung_kubelet_times_out(kubelet: Kubelet) -> None:
     released = threading.Event()
     kubelet.answer = lambda _: b"\x00" * released.wait(60)
     began = time.monotonic()
@@ -153,7 +153,7 @@ def test_a_kubelet_that_hangs_is_given_up(kubelet: Kubelet) -> None:
     released.set()
 
 
-def test_a_kubelet_that_refuses_says_its_own_words(kubelet: Kubelet) -> None:
+def test_the_message_of_a_kubelet_that_refuses_is_in_the_error(kubelet: Kubelet) -> None:
     def refuse(context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
@@ -167,12 +167,12 @@ def test_an_answer_that_is_too_large_is_refused_with_both_numbers(kubelet: Kubel
 
 
 @pytest.mark.parametrize("rubbish", [b"\xff" * 40, b"\x0a\x7f", b"\x08\x01\x0a\x02\x0a", b"\x0f\x00", b"\x08\x01"[:1]])
-def test_rubbish_inside_good_grpc_is_said(kubelet: Kubelet, rubbish: bytes) -> None:
+def test_an_invalid_message_in_valid_grpc_is_an_error(kubelet: Kubelet, rubbish: bytes) -> None:
     kubelet.answer = lambda _: rubbish
     assert "not a message of the pod-resources API" in failure(PodResourcesClient(kubelet.socket))
 
 
-def test_a_socket_that_speaks_something_else_is_said(tmp_path: Path) -> None:
+def test_a_socket_without_grpc_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "other.sock"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -190,7 +190,7 @@ def test_a_socket_that_speaks_something_else_is_said(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_a_kubelet_that_restarts_is_asked_again_without_being_told(tmp_path: Path) -> None:
+def test_a_kubelet_that_restarts_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "kubelet.sock"
     source = PodResourcesClient(path)
     with serving(Kubelet(path, pods=[gpu_pod("before", GPU)])):
@@ -209,11 +209,11 @@ def test_no_bytes_make_the_reader_fail_with_anything_but_our_error(message: byte
 
 
 @given(st.lists(st.lists(st.sampled_from([GPU, OTHER, MIG]), max_size=4), max_size=4))
-def test_what_is_encoded_is_what_is_read(devices: list[list[str]]) -> None:
+def test_encoded_pods_are_decoded_unchanged(devices: list[list[str]]) -> None:
     pods = [gpu_pod(f"p{number}", *ids) for number, ids in enumerate(devices)]
     held = pod_resources.read_list(_list(*pods))
-    assert [(one.pod, one.device_id) for one in held] == [
-        (pod.name, one) for pod, ids in zip(pods, devices, strict=True) for one in ids
+    assert [(device.pod, device.device_id) for device in held] == [
+        (pod.name, id) for pod, ids in zip(pods, devices, strict=True) for id in ids
     ]
 
 

@@ -1,4 +1,4 @@
-"""Slurm on the node: which job holds which GPU, by job files, by slurmctld's word, and by what /proc says."""
+"""Slurm on the node: the job of each GPU from job files, slurmctld and /proc."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def machine(root: Path) -> ProgramWorkloads:
         "5:devices:/slurm_n1/uid_1000/job_123/step_batch\n",
     ],
 )
-def test_a_program_in_a_job_is_the_jobs_by_its_cgroup_whatever_its_environment_claims(
-    tmp_path: Path, cgroup: str
-) -> None:
+def test_the_cgroup_of_a_process_decides_its_job_before_its_environment(tmp_path: Path, cgroup: str) -> None:
     owners = machine(tmp_path)
     make_program(tmp_path / "proc", 7, cgroup=cgroup, environ="SLURM_JOB_ID=999")
     assert owners.find_workloads([Program(7)])[7].workload == Workload(WorkloadKind.SLURM_JOB, "123", user="ada")
@@ -63,7 +61,7 @@ def test_a_plain_program_has_user_command_and_container(tmp_path: Path) -> None:
     make_program(tmp_path / "proc", 7, cgroup=path, cmdline="/usr/bin/python3\0-u\0/srv/ada/train.py\0--key=secret\0")
     owner = owners.find_workloads([Program(7)])[7].workload
     assert owner == Workload(WorkloadKind.PROGRAM, "train.py", container=CONTAINER[:12], user="ada")
-    assert owners.find_workloads([Program(8)])[8].workload.name == "pid 8", "it holds the GPU, whoever it is"
+    assert owners.find_workloads([Program(8)])[8].workload.name == "pid 8", "it holds the GPU"
 
 
 def test_a_container_is_named_after_its_pod_by_the_kubelets_log_files(tmp_path: Path) -> None:
@@ -73,12 +71,12 @@ def test_a_container_is_named_after_its_pod_by_the_kubelets_log_files(tmp_path: 
     (logs / f"llm-0_research_main-{CONTAINER}.log").touch()
     slices = "kubepods-burstable-pod0d7b8a1c_0000_0000_0000_000000000000.slice"
     make_program(tmp_path / "proc", 7, cgroup=f"0::/kubepods.slice/{slices}/cri-containerd-{CONTAINER}.scope\n")
-    found = owners.find_workloads([Program(7)])[7]
+    running_program = owners.find_workloads([Program(7)])[7]
     pod = Workload(WorkloadKind.POD, "llm-0", namespace="research", container="main")
-    assert (found.workload, found.is_in_pod) == (pod, True)
+    assert (running_program.workload, running_program.is_in_pod) == (pod, True)
 
 
-def test_job_files_name_gpus_by_index_and_slices_after_a_dot(tmp_path: Path) -> None:
+def test_job_files_name_gpus_by_index_and_mig_instances_after_a_dot(tmp_path: Path) -> None:
     files = tmp_path / "jobs"
     files.mkdir()
     (files / "0").write_text("4711\n4712\n")
@@ -100,7 +98,7 @@ def test_job_files_that_cannot_be_read_are_an_error_and_not_an_idle_node(tmp_pat
         jobs.find_holders(0.0)
 
 
-def test_a_job_that_scontrol_cannot_tell_is_known_by_the_environment_that_slurmd_gave_it(tmp_path: Path) -> None:
+def test_without_scontrol_the_gpus_come_from_the_environment_of_slurmd(tmp_path: Path) -> None:
     make_program(tmp_path, 1, name="slurmd")
     make_program(tmp_path, 20, name="slurmstepd", cmdline="slurmstepd: [123.batch]\0", children="21 ")
     make_program(tmp_path, 21, environ="SLURM_JOB_GPUS=2,5 CUDA_VISIBLE_DEVICES=0,1")
@@ -110,12 +108,12 @@ def test_a_job_that_scontrol_cannot_tell_is_known_by_the_environment_that_slurmd
     assert jobs.find_holders(0.0) == {"nvidia2": held, "nvidia5": held}
 
 
-def test_a_node_without_slurm_does_not_miss_it(tmp_path: Path) -> None:
+def test_a_node_without_slurm_has_no_slurm_failure(tmp_path: Path) -> None:
     make_program(tmp_path, 1, name="systemd")
     assert not SlurmJobs("n1", proc=tmp_path).is_present()
 
 
-def test_an_scontrol_that_hangs_costs_its_deadline_once_and_not_every_time(
+def test_an_scontrol_that_hangs_times_out_once_and_not_every_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "bin"
@@ -146,11 +144,13 @@ def test_a_job_is_attributed_within_five_seconds_of_its_start(
     id = cluster.submit("--gres=gpu:2", "-w", "n1")
     other = cluster.submit("--gres=gpu:3", "-w", "n2")
     slurm_cluster.until(lambda: cluster.ask("squeue", "-h", "-o", "%T").split() == ["RUNNING"] * 2)
-    started, found = time.monotonic(), {}
-    while time.monotonic() - started < 5.0 and set(found) != {"nvidia0", "nvidia1"}:
-        found = dict(asyncio.run(jobs.read()))
-    assert found == dict.fromkeys(["nvidia0", "nvidia1"], (Holding(Workload(WorkloadKind.SLURM_JOB, id, user="root")),))
-    assert other not in str(found), "that one is on the other node"
+    started, holders = time.monotonic(), {}
+    while time.monotonic() - started < 5.0 and set(holders) != {"nvidia0", "nvidia1"}:
+        holders = dict(asyncio.run(jobs.read()))
+    assert holders == dict.fromkeys(
+        ["nvidia0", "nvidia1"], (Holding(Workload(WorkloadKind.SLURM_JOB, id, user="root")),)
+    )
+    assert other not in str(holders), "that one is on the other node"
     subprocess.run(["scancel", id, other], env=dict(cluster.environment), check=True)
     slurm_cluster.until(lambda: asyncio.run(jobs.read()) == {})
 
@@ -170,9 +170,9 @@ def test_the_agents_page_names_a_job_within_five_seconds_of_its_start(
             await node.until_page(lambda text: 'reason="free"' in text)
             id = await asyncio.to_thread(cluster.submit, "--gres=gpu:3", "-w", "n1")
             page = await node.until_page(lambda text: f'hpc_job="{id}"' in text)
-            seen = time.time()
+            shown_at = time.time()
             started = await asyncio.to_thread(cluster.ask, "squeue", "-h", "-j", id, "-O", "StartTime")
-            return page, seen - datetime.fromisoformat(started.strip()).timestamp()
+            return page, shown_at - datetime.fromisoformat(started.strip()).timestamp()
 
     page, seconds = asyncio.run(story())
     # Slurm tells whole seconds.

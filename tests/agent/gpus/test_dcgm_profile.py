@@ -1,4 +1,4 @@
-"""Profiling metrics through dcgmi on GPUs without GPM: shown as they come, absent as soon as they stop."""
+"""Profiling metrics through dcgmi on GPUs without GPM: shown while dcgmi prints them, absent when it stops."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ NEXT = "GPU 1     0.984        0.930        1048576      \nGPU 0     0.000      
 
 def read(lines: str, fields: tuple[int, ...] = (1001, 1002, 1009)) -> list[tuple[int, dict[int, float]]]:
     monitor = dcgmi.DmonReader(fields)
-    found = [monitor.read(line) for line in lines.splitlines()]
-    return [(one[0], dict(one[1])) for one in found if one is not None]
+    rows = [monitor.read(line) for line in lines.splitlines()]
+    return [(row[0], dict(row[1])) for row in rows if row is not None]
 
 
-def test_numbers_are_read_by_the_header_and_na_is_absent() -> None:
-    found = read(HEADER + FIRST + HEADER + NEXT)
-    assert found == [(1, {}), (0, {}), (1, {1001: 0.984, 1002: 0.93, 1009: 1048576.0}), (0, {1001: 0.0, 1009: 7.0})]
+def test_values_are_read_by_the_header_and_na_is_absent() -> None:
+    rows = read(HEADER + FIRST + HEADER + NEXT)
+    assert rows == [(1, {}), (0, {}), (1, {1001: 0.984, 1002: 0.93, 1009: 1048576.0}), (0, {1001: 0.0, 1009: 7.0})]
     turned = HEADER.replace("GRACT", "X").replace("SMACT", "GRACT").replace("X    ", "SMACT")
     assert read(turned + "GPU 0   0.1  0.2  3\n") == [(0, {1002: 0.1, 1001: 0.2, 1009: 3.0})]
 
@@ -64,11 +64,11 @@ def test_numbers_are_read_by_the_header_and_na_is_absent() -> None:
         "Error: Unable to connect to host engine. Host engine connection invalid/disconnected.\n",
     ],
 )
-def test_a_printout_of_another_shape_gives_no_numbers(lines: str) -> None:
+def test_output_in_another_format_has_no_values(lines: str) -> None:
     assert read(lines) == []
 
 
-def test_dcgms_ids_are_told_apart_from_nvmls() -> None:
+def test_dcgms_gpu_ids_are_mapped_to_uuids() -> None:
     assert dcgmi.read_discovery(DISCOVERY.splitlines()) == {0: UUID(1), 1: UUID(0)}
     assert dcgmi.read_discovery(["Error: unable to establish a connection"]) == {}
 
@@ -94,7 +94,7 @@ def profile_of(environment: dict[str, str]) -> tuple[DcgmProfile, GpuSample]:
     return profile, gpu
 
 
-def test_numbers_of_dcgm_fill_what_nvml_lacks_and_vanish_when_dcgmi_ends(tmp_path: Path) -> None:
+def test_dcgms_values_fill_gaps_of_nvml_until_dcgmi_exits(tmp_path: Path) -> None:
     profile, gpu = profile_of(install_dcgmi(tmp_path, "cat start; cat rest"))
     os.mkfifo(tmp_path / "rest")
     (tmp_path / "start").write_text(HEADER + FIRST + NEXT)
@@ -102,9 +102,9 @@ def test_numbers_of_dcgm_fill_what_nvml_lacks_and_vanish_when_dcgmi_ends(tmp_pat
     async def story() -> None:
         task = asyncio.create_task(profile.run_if_needed(lambda: False))
         await until_async(lambda: bool(profile.add_metrics(gpu).values))
-        seen = profile.add_metrics(gpu)
-        assert dict(seen.values) == {NAMES[0]: 0.984, NAMES[1]: 0.93, NAMES[2]: 1048576}
-        assert isinstance(seen.values[NAMES[2]], int)
+        gpu_with_metrics = profile.add_metrics(gpu)
+        assert dict(gpu_with_metrics.values) == {NAMES[0]: 0.984, NAMES[1]: 0.93, NAMES[2]: 1048576}
+        assert isinstance(gpu_with_metrics.values[NAMES[2]], int)
         with_gpm = replace(gpu, read_at={Cadence.PROFILE: 5.0})
         assert profile.add_metrics(with_gpm) is with_gpm
         (tmp_path / "rest").write_text("")
@@ -115,7 +115,7 @@ def test_numbers_of_dcgm_fill_what_nvml_lacks_and_vanish_when_dcgmi_ends(tmp_pat
     assert (tmp_path / "asked").read_text().splitlines()[-1] == "dmon -e 1001,1002,1009 -d 1000"
 
 
-def test_a_dcgmi_that_fails_is_said_once_and_tried_ever_more_rarely(
+def test_a_failing_dcgmi_is_logged_once_and_retried_with_backoff(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     profile, _ = profile_of(install_dcgmi(tmp_path, "echo Error: Profiling is not supported >&2; exit 1"))
@@ -127,7 +127,7 @@ def test_a_dcgmi_that_fails_is_said_once_and_tried_ever_more_rarely(
         asyncio.run(profile.run_if_needed(lambda: False))
         starts.append((tmp_path / "asked").read_text().count("dmon"))
     assert [starts.index(count) for count in range(1, starts[-1] + 1)] == [0, 5, 15, 35]
-    assert len([one for one in caplog.records if one.message == "dcgmi profiling failed"]) == 1
+    assert len([record for record in caplog.records if record.message == "dcgmi profiling failed"]) == 1
 
 
 def test_nothing_is_started_while_profiling_is_paused_or_every_gpu_has_gpm(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_nothing_is_started_while_profiling_is_paused_or_every_gpu_has_gpm(tmp_p
 
 
 @pytest.mark.slow
-def test_a_scrape_shows_dcgms_numbers_of_a_gpu_without_gpm(tmp_path: Path, machine: MakeFake) -> None:
+def test_a_scrape_has_dcgms_values_for_a_gpu_without_gpm(tmp_path: Path, machine: MakeFake) -> None:
     fake = machine(2)
     fake.tell("*", gpm=0)
     counters = tmp_path / "counters.csv"

@@ -1,4 +1,4 @@
-"""Policies, repeated reports, and one event for two reports: decided without a machine."""
+"""Policies, repeated reports, and one event for two reports of one Xid."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_policy_is_violated_at_its_limit(values: dict[str, float], violated: l
     assert names(watch(), 0.0, **values) == violated
 
 
-def test_a_counter_violates_by_growth_within_its_minute_and_not_by_its_past() -> None:
+def test_a_counter_violates_a_policy_by_its_growth_within_a_minute() -> None:
     watching, name = watch(), "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"
     assert names(watching, 0.0, **{name: 5000.0}) == []
     assert names(watching, 30.0, **{name: 5031.0}) == []
@@ -60,9 +60,9 @@ def test_a_counter_violates_by_growth_within_its_minute_and_not_by_its_past() ->
     assert names(watching, 210.0, **{name: 0.0}) == [], "a reset is no growth"
 
 
-def test_old_numbers_of_a_gpu_that_does_not_answer_violate_nothing() -> None:
-    found = watch().find_violations([sample(0.0, DCGM_FI_DEV_ECC_DBE_VOL_TOTAL=1.0)], 60.0)
-    assert found == []
+def test_stale_values_violate_no_policy() -> None:
+    violations = watch().find_violations([sample(0.0, DCGM_FI_DEV_ECC_DBE_VOL_TOTAL=1.0)], 60.0)
+    assert violations == []
 
 
 def test_a_policy_with_an_unknown_key_is_refused() -> None:
@@ -70,7 +70,7 @@ def test_a_policy_with_an_unknown_key_is_refused() -> None:
         policies.load_policies('[policy.x]\nbit=1\ncause="unknown"\nmeasures=["a"]\nwords="w"\nsource="s"\natleast=1\n')
 
 
-def test_nvml_first_and_the_kernel_line_second_are_one() -> None:
+def test_nvml_first_and_the_kernel_line_second_are_one_event() -> None:
     merge = driver_events.XidMerge()
     merge.add_nvml_event(FACT, 10.0)
     assert merge.take_expired(11.9) == []
@@ -78,7 +78,7 @@ def test_nvml_first_and_the_kernel_line_second_are_one() -> None:
     assert merge.take_expired(99.0) == []
 
 
-def test_the_kernel_line_first_and_nvml_second_are_one() -> None:
+def test_the_kernel_line_first_and_nvml_second_are_one_event() -> None:
     merge = driver_events.XidMerge()
     assert merge.add_kernel_line(LINE) is False
     merge.add_nvml_event(FACT, 10.0)
@@ -95,20 +95,20 @@ def test_another_code_gpu_or_time_is_another_event(other: NvmlEvent) -> None:
     assert merge.take_expired(12.0) == [other]
 
 
-def test_what_lasts_is_reported_when_it_begins_and_every_few_minutes() -> None:
-    standing = driver_events.ReportSchedule()
+def test_a_lasting_condition_is_reported_when_it_starts_and_every_few_minutes() -> None:
+    schedule = driver_events.ReportSchedule()
     held = {"hung": object()}
-    reported = [at for at in range(0, 700, 10) if standing.take_due(held, float(at))]
+    reported = [at for at in range(0, 700, 10) if schedule.take_due(held, float(at))]
     assert reported == [0, 300, 600]
 
 
-def test_what_blinks_is_not_reported_each_time() -> None:
-    standing = driver_events.ReportSchedule()
-    reported = [at for at in range(120) if standing.take_due({"hot": 1} if at % 2 == 0 else {}, float(at))]
+def test_a_flapping_condition_is_not_reported_each_time() -> None:
+    schedule = driver_events.ReportSchedule()
+    reported = [at for at in range(120) if schedule.take_due({"hot": 1} if at % 2 == 0 else {}, float(at))]
     assert reported == [0, 60]
 
 
-def test_ids_go_on_behind_those_of_an_agent_before() -> None:
+def test_ids_continue_after_those_of_an_earlier_agent() -> None:
     source = EventSource("main", "n1", "boot", "nvml")
     fault = DriverFault("driver_call_hung", PLACE, NOW, "hangs")
     first = driver_events.DriverEvents(source, lambda: 100.0)
@@ -129,10 +129,10 @@ def test_a_fault_opens_its_own_cause_and_ends_when_it_is_no_longer_repeated() ->
     assert clear_rule("gpu_fell_off_bus", replace(fault, kind=EventKind.XID)).quiet_seconds is None
 
 
-def test_events_of_nvml_that_are_no_trouble_are_not_sent() -> None:
+def test_nvml_events_that_indicate_no_fault_are_not_sent() -> None:
     events = driver_events.DriverEvents(EventSource("main", "n1", "boot", "nvml"), lambda: 1.0)
     assert events.build_nvml_event(replace(FACT, kind="clock")) is None
     assert events.build_nvml_event(replace(FACT, kind="recovery_action", detail=0)) is None
-    told = events.build_nvml_event(replace(FACT, kind="ecc_double_bit"))
-    assert told is not None
-    assert told.fields["cause"] == "ecc_uncorrectable"
+    event = events.build_nvml_event(replace(FACT, kind="ecc_double_bit"))
+    assert event is not None
+    assert event.fields["cause"] == "ecc_uncorrectable"

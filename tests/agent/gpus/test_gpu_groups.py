@@ -17,7 +17,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GroupFile:
     return GroupFile(tmp_path / "home" / "gpu_groups.json")
 
 
-def test_a_group_is_made_found_and_deleted(own: GroupFile) -> None:
+def test_a_group_is_created_found_and_deleted(own: GroupFile) -> None:
     own.create("training", ["0-3,5", "GPU-8a"])
     assert own.load() == {"training": ["0-3", "5", "GPU-8a"]}
     assert [word.text for word in find_group("training", own).selectors] == ["0", "1", "2", "3", "5", "GPU-8a"]
@@ -27,7 +27,7 @@ def test_a_group_is_made_found_and_deleted(own: GroupFile) -> None:
         find_group("training", own)
 
 
-def test_a_name_of_ones_own_goes_before_the_systems(own: GroupFile) -> None:
+def test_a_users_group_hides_a_system_group(own: GroupFile) -> None:
     GroupFile(gpu_groups.SYSTEM_FILE).create("all", ["0-7"])
     GroupFile(gpu_groups.SYSTEM_FILE).create("first", ["0"])
     own.create("first", ["1"])
@@ -45,13 +45,13 @@ def test_a_name_of_ones_own_goes_before_the_systems(own: GroupFile) -> None:
         ("ok", ["1"] * 257, "257 selectors, the limit is 256"),
     ],
 )
-def test_what_cannot_be_a_group_is_refused(own: GroupFile, name: str, words: list[str], problem: str) -> None:
+def test_an_invalid_group_is_refused(own: GroupFile, name: str, words: list[str], problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
         own.create(name, words)
     assert own.load() == {}
 
 
-def test_a_group_is_not_made_twice_nor_too_many_of_them(own: GroupFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_not_created_twice_or_above_the_limit(own: GroupFile, monkeypatch: pytest.MonkeyPatch) -> None:
     own.create("one", ["1"])
     with pytest.raises(SettingsError, match="group one already exists"):
         own.create("one", ["2"])
@@ -61,14 +61,14 @@ def test_a_group_is_not_made_twice_nor_too_many_of_them(own: GroupFile, monkeypa
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"a": [1]}'])
-def test_a_file_with_something_else_is_named(own: GroupFile, content: str) -> None:
+def test_an_invalid_group_file_is_an_error_with_its_path(own: GroupFile, content: str) -> None:
     own.path.parent.mkdir()
     own.path.write_text(content)
     with pytest.raises(SettingsError, match=r"gpu_groups.json: the file is not a list"):
         own.load()
 
 
-def test_each_person_has_a_file_and_root_has_everyones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_user_has_a_file_and_root_uses_the_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_user_file({"WATCHKEEPER_GPU_GROUPS": "/x/y.json"}).path == Path("/x/y.json")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert find_user_file({}).path == gpu_groups.SYSTEM_FILE

@@ -1,4 +1,4 @@
-"""NVLink by link: which are up, what each has carried, and GPUs that have none."""
+"""NVLink metrics by link: state and traffic, and GPUs without NVLink."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.agent.conftest import MakeFake
 from tests.agent.reading import reader
 
 
-def test_each_nvlink_says_whether_it_is_up_and_what_it_carried(machine: MakeFake) -> None:
+def test_each_nvlink_has_its_state_and_traffic(machine: MakeFake) -> None:
     fake = machine(1)
     fake.tell(0, "NvLinkState.0", 1)
     fake.tell(0, "NvLinkState.17", 0)

@@ -17,29 +17,29 @@ DCGM_FI_DRIVER_VERSION, label, Driver Version
 """
 
 
-def test_a_file_of_the_exporter_is_read_as_it_is() -> None:
-    found = counters_csv.read(FILE.splitlines())
-    assert not found.problems
-    assert [(counter.name, counter.prom_type, counter.help) for counter in found.counters] == [
+def test_a_counters_file_of_dcgm_exporter_is_read() -> None:
+    counters_file = counters_csv.read(FILE.splitlines())
+    assert not counters_file.problems
+    assert [(counter.name, counter.prom_type, counter.help) for counter in counters_file.counters] == [
         ("DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
         ("DCGM_FI_DEV_GPU_TEMP", "gauge", "GPU temperature, in C."),
         ("DCGM_FI_DRIVER_VERSION", "label", "Driver Version"),
     ]
 
 
-def test_a_line_that_cannot_be_used_is_named_and_the_others_count() -> None:
+def test_an_invalid_line_is_reported_and_the_others_are_used() -> None:
     lines = ["DCGM_FI_DEV_SM_CLOCK, gauge", "DCGM_FI_DEV_GPU_TEMP, histogram, x", 'DCGM_FI_DEV_X, gauge, "open']
     good = "DCGM_FI_DEV_GPU_UTIL, gauge, busy"
-    found = counters_csv.read([*lines, good, good])
-    assert [counter.name for counter in found.counters] == ["DCGM_FI_DEV_GPU_UTIL"]
-    assert [problem.partition(":")[0] for problem in found.problems] == ["line 1", "line 2", "line 3", "line 5"]
-    assert "2 cells, three are needed" in found.problems[0]
-    assert "stands already on line 4" in found.problems[3]
+    counters_file = counters_csv.read([*lines, good, good])
+    assert [counter.name for counter in counters_file.counters] == ["DCGM_FI_DEV_GPU_UTIL"]
+    assert [problem.partition(":")[0] for problem in counters_file.problems] == ["line 1", "line 2", "line 3", "line 5"]
+    assert "2 cells, three are needed" in counters_file.problems[0]
+    assert "stands already on line 4" in counters_file.problems[3]
 
 
-def test_a_field_that_nvml_cannot_give_is_named_and_left_out() -> None:
-    wanted = counters_csv.read([*FILE.splitlines(), "DCGM_FI_DEV_DIAG_EUD_RESULT, gauge, x"]).counters
-    chosen = choice.choose_families(wanted)
+def test_a_field_that_nvml_does_not_have_is_reported_and_dropped() -> None:
+    counters = counters_csv.read([*FILE.splitlines(), "DCGM_FI_DEV_DIAG_EUD_RESULT, gauge, x"]).counters
+    chosen = choice.choose_families(counters)
     assert tuple(family.name for family in chosen.families[:3]) == (
         "DCGM_FI_DEV_SM_CLOCK",
         "DCGM_FI_DEV_GPU_TEMP",
@@ -48,7 +48,7 @@ def test_a_field_that_nvml_cannot_give_is_named_and_left_out() -> None:
     assert chosen.problems == ("line 9: NVML cannot give DCGM_FI_DEV_DIAG_EUD_RESULT; it is left out",)
 
 
-def test_type_and_help_are_those_of_the_file() -> None:
+def test_type_and_help_come_from_the_counters_file() -> None:
     chosen = choice.choose_families(counters_csv.read(["DCGM_FI_DEV_GPU_TEMP, counter, How hot."]).counters)
     assert chosen.families[0].head == ("# HELP DCGM_FI_DEV_GPU_TEMP How hot.\n# TYPE DCGM_FI_DEV_GPU_TEMP counter\n")
 
@@ -59,7 +59,7 @@ def test_the_names_of_dcgm_4_6_are_given_on_request() -> None:
     assert chosen.families[0].call == "temperature"
 
 
-def test_the_default_set_has_what_the_exporter_leaves_commented_out_and_our_rules_need() -> None:
+def test_the_default_set_has_the_fields_that_the_shipped_rules_need() -> None:
     names = {family.name for family in choice.choose_families().families}
     assert {
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",

@@ -1,4 +1,4 @@
-"""What the reader child makes of the driver's answers."""
+"""The reader process reads the fake driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from watchkeeper.readers.nvml import choice
 from watchkeeper.readers.nvml.calls import CALLS
 
 
-def test_values_come_under_dcgm_names_in_dcgm_units(machine: MakeFake) -> None:
+def test_values_have_dcgms_names_and_units(machine: MakeFake) -> None:
     fake = machine(1)
     fake.tell(0, Temperature=61, PowerUsage=692500, TotalEnergyConsumption=2406305)
     fake.tell(0, "MemoryInfo.used", 644939776)
@@ -34,7 +34,7 @@ def test_values_come_under_dcgm_names_in_dcgm_units(machine: MakeFake) -> None:
     assert values["DCGM_FI_DEV_MEM_CLOCK"] == 3201
 
 
-def test_our_own_families_have_one_series_for_each_part(machine: MakeFake) -> None:
+def test_watchkeepers_families_have_one_series_for_each_part(machine: MakeFake) -> None:
     fake = machine(1)
     fake.tell(0, CurrentClocksEventReasons=0x44, CurrPcieLinkWidth=8, ComputeProcesses=2, MarginTemperature=10)
     fake.tell(0, "NvLink.17.0", 5)
@@ -53,21 +53,21 @@ def test_our_own_families_have_one_series_for_each_part(machine: MakeFake) -> No
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "told"), [(1, 0, 1), (2, 0, 2), (3, 0, 3), (3, 10, 4), (1, 10, 1), (27, 0, 5)]
+    ("state", "status", "shown"), [(1, 0, 1), (2, 0, 2), (3, 0, 3), (3, 10, 4), (1, 10, 1), (27, 0, 5)]
 )
 def test_a_fabric_probe_that_ended_with_an_error_is_a_failure_in_dcgm_words(
-    machine: MakeFake, state: int, status: int, told: int
+    machine: MakeFake, state: int, status: int, shown: int
 ) -> None:
     fake = machine(1)
     fake.tell(0, "GpuFabricInfo.state", state)
     fake.tell(0, "GpuFabricInfo.status", status)
     with reader(fake) as child:
         values = child.ask()["values"]
-    assert values["DCGM_FI_DEV_FABRIC_MANAGER_STATUS"] == told
+    assert values["DCGM_FI_DEV_FABRIC_MANAGER_STATUS"] == shown
     assert values["watchkeeper_gpu_fabric_state"] == state
 
 
-def test_limits_that_our_rules_compare_with_are_read_unasked(machine: MakeFake) -> None:
+def test_limits_of_the_shipped_rules_are_read_by_default(machine: MakeFake) -> None:
     fake = machine(1)
     fake.tell(0, MigMode=1, PowerManagementDefaultLimit=650000)
     fake.tell(0, "TemperatureThreshold.2", 95)
@@ -88,7 +88,7 @@ def test_limits_that_a_gpu_does_not_have_are_absent_and_not_zero(machine: MakeFa
     assert values["DCGM_FI_DEV_ENFORCED_POWER_LIMIT"] == pytest.approx(700)
 
 
-def test_what_is_unsupported_is_absent_and_not_asked_for_again_by_this_reader(machine: MakeFake) -> None:
+def test_an_unsupported_value_is_absent_and_not_read_again_by_this_reader(machine: MakeFake) -> None:
     fake = machine(1)
     names = ["DCGM_FI_DEV_FAN_SPEED", "DCGM_FI_DEV_RETIRED_DBE", "DCGM_FI_DEV_SLOWDOWN_TEMP", "DCGM_FI_DEV_GPU_TEMP"]
     with reader(fake, names) as child:
@@ -132,7 +132,7 @@ def test_a_gpu_without_gpm_has_no_profiling_metrics(machine: MakeFake) -> None:
         assert not [name for name in child.ask()["values"] if name.startswith("DCGM_FI_PROF_")]
 
 
-def test_an_error_is_named_with_its_call_and_costs_only_its_own_family(machine: MakeFake) -> None:
+def test_an_error_names_its_call_and_affects_only_its_family(machine: MakeFake) -> None:
     fake = machine(1)
     fake.tell(0, Temperature=driver.UNKNOWN_ERROR)
     with reader(fake) as child:
@@ -142,7 +142,7 @@ def test_an_error_is_named_with_its_call_and_costs_only_its_own_family(machine: 
     assert answer["values"]["DCGM_FI_DEV_SM_CLOCK"] == 1980
 
 
-def test_a_lost_gpu_is_named_with_the_call_that_found_it_gone(machine: MakeFake) -> None:
+def test_the_evidence_of_a_lost_gpu_has_the_failed_call(machine: MakeFake) -> None:
     fake = machine(2)
     with reader(fake) as child:
         child.ask(1)
@@ -153,7 +153,7 @@ def test_a_lost_gpu_is_named_with_the_call_that_found_it_gone(machine: MakeFake)
         assert child.ask(1)["lost"] == "nvmlDeviceGetHandleByIndex_v2"
 
 
-def test_slices_have_their_own_memory_and_the_parent_then_has_none(machine: MakeFake) -> None:
+def test_mig_instances_have_their_own_memory_and_the_gpu_then_has_none(machine: MakeFake) -> None:
     fake = machine(1)
     fake.tell(0, MigMode=1, slices=2)
     fake.tell(0, "slice0.profile", "1c.3g.71gb")
@@ -173,17 +173,17 @@ def test_slices_have_their_own_memory_and_the_parent_then_has_none(machine: Make
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("result", "reason"),
     [(driver.VERSION_MISMATCH, "LIB_RM_VERSION_MISMATCH"), (driver.DRIVER_NOT_LOADED, "DRIVER_NOT_LOADED")],
 )
-def test_a_driver_that_cannot_be_opened_says_why(machine: MakeFake, told: str, reason: str) -> None:
+def test_a_driver_that_cannot_be_opened_has_a_reason(machine: MakeFake, result: str, reason: str) -> None:
     fake = machine(1)
-    fake.tell(driver.EVERY, Init=told)
+    fake.tell(driver.EVERY, Init=result)
     with reader(fake) as child:
         assert child.opening["broken"] == reason
 
 
-def test_a_missing_library_is_said_and_not_a_crash(machine: MakeFake) -> None:
+def test_a_missing_library_is_an_answer_and_not_a_crash(machine: MakeFake) -> None:
     fake = machine(1)
     elsewhere = {name: text for name, text in fake.environment.items() if name != "LD_LIBRARY_PATH"}
     with reader(fake, environment=elsewhere) as child:
@@ -192,7 +192,7 @@ def test_a_missing_library_is_said_and_not_a_crash(machine: MakeFake) -> None:
         assert child.opening["broken"] == "LIBRARY_NOT_FOUND"
 
 
-def test_an_xid_event_arrives_between_two_questions(machine: MakeFake) -> None:
+def test_an_xid_event_arrives_between_two_requests(machine: MakeFake) -> None:
     fake = machine(2)
     with reader(fake) as child:
         assert child.ask(1)["events"] is True
@@ -201,7 +201,7 @@ def test_an_xid_event_arrives_between_two_questions(machine: MakeFake) -> None:
     assert event == {"kind": "xid", "uuid": UUID(1), "detail": 31, "slice_id": None}
 
 
-def test_labels_asked_for_come_with_the_identity(machine: MakeFake) -> None:
+def test_requested_labels_come_with_the_identity(machine: MakeFake) -> None:
     with reader(machine(1), ["DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_SERIAL", "DCGM_FI_DEV_VBIOS_VERSION"]) as child:
         identity = child.ask()["identity"]
     assert identity["text.driver"] == "580.159.04"
@@ -217,17 +217,17 @@ def test_every_row_of_the_tables_leads_to_a_call() -> None:
     assert not set(CALLS) - used
 
 
-def test_the_reader_child_brings_along_nothing_that_it_does_not_need() -> None:
+def test_the_reader_process_imports_only_what_it_needs() -> None:
     program = (
         "import sys; from watchkeeper.agent.gpus import reader_child; from watchkeeper.readers.nvml import session\n"
         "reader_child.stub_ctypes_util(); session.load(); print(*sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"asyncio", "ssl", "http", "argparse", "click", "logging", "dataclasses", "inspect", "subprocess", "csv"}
-    assert heavy & set(found) == set()
+    assert heavy & set(modules) == set()
 
 
-def test_a_file_in_the_working_directory_does_not_pass_for_a_module(
+def test_a_file_in_the_working_directory_is_not_imported(
     machine: MakeFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mmap.py").write_text("raise SystemExit('a stranger was run')")
@@ -239,7 +239,7 @@ def test_a_file_in_the_working_directory_does_not_pass_for_a_module(
 
 def test_a_running_agent_has_not_loaded_what_only_its_other_commands_need() -> None:
     program = "import sys, watchkeeper.cli.node.agent; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     ours = ("client.hub", "agent.orders.orders", "agent.gpus.reader_child", "readers.clusters.slurm_records")
     heavy = {"email", "http.client", "urllib.request", "h2", *(f"watchkeeper.{name}" for name in ours)}
-    assert heavy & set(found) == set()
+    assert heavy & set(modules) == set()

@@ -1,4 +1,4 @@
-"""The sampler over real reader children and a driver that misbehaves."""
+"""The sampler with real reader processes and a driver that fails or hangs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rest_is_shown(sampler: Sampler) -> bool:
 
 
 @pytest.mark.alone
-def test_one_gpu_that_hangs_costs_the_other_fifteen_not_one_sample(machine: MakeFake) -> None:
+def test_a_hung_gpu_does_not_affect_the_samples_of_the_other_fifteen(machine: MakeFake) -> None:
     fake = machine(16)
     with sampling(fake, LIMITS) as sampler:
         until(lambda: len(shown(sampler)) == 16)
@@ -56,7 +56,7 @@ def test_a_gpu_that_stops_hanging_is_found_by_a_probe_and_shown_again(machine: M
 
 
 @pytest.mark.slow
-def test_a_lost_gpu_is_named_and_its_numbers_vanish(machine: MakeFake) -> None:
+def test_a_lost_gpu_is_a_fault_and_its_values_are_absent(machine: MakeFake) -> None:
     fake = machine(2)
     with sampling(fake, LIMITS) as sampler:
         until(lambda: len(shown(sampler)) == 2)
@@ -67,7 +67,7 @@ def test_a_lost_gpu_is_named_and_its_numbers_vanish(machine: MakeFake) -> None:
 
 
 @pytest.mark.slow
-def test_a_gpu_that_is_gone_from_the_list_is_missing_for_the_next_reader(machine: MakeFake) -> None:
+def test_a_gpu_that_nvml_no_longer_lists_is_missing_for_the_next_reader(machine: MakeFake) -> None:
     fake = machine(3)
     with sampling(fake, ReaderLimits(interval_seconds=0.3, renewal_seconds=0.5)) as sampler:
         until(lambda: len(shown(sampler)) == 3)
@@ -77,7 +77,7 @@ def test_a_gpu_that_is_gone_from_the_list_is_missing_for_the_next_reader(machine
 
 
 @pytest.mark.slow
-def test_a_gpu_that_cannot_even_be_opened_is_said_and_the_other_is_read(machine: MakeFake) -> None:
+def test_a_gpu_that_cannot_be_opened_is_a_fault_and_the_other_is_read(machine: MakeFake) -> None:
     fake = machine(2)
     fake.tell(0, HandleByIndex=driver.UNKNOWN_ERROR)
     with sampling(fake, LIMITS) as sampler:
@@ -91,12 +91,12 @@ def test_a_gpu_that_cannot_even_be_opened_is_said_and_the_other_is_read(machine:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("told", "cause"),
+    ("result", "cause"),
     [(driver.VERSION_MISMATCH, "driver_library_mismatch"), (driver.DRIVER_NOT_LOADED, "driver_not_loaded")],
 )
-def test_a_driver_that_cannot_be_opened_is_named_until_it_can(machine: MakeFake, told: str, cause: str) -> None:
+def test_a_driver_that_cannot_be_opened_is_a_fault_until_it_opens(machine: MakeFake, result: str, cause: str) -> None:
     fake = machine(1)
-    fake.tell(driver.EVERY, Init=told)
+    fake.tell(driver.EVERY, Init=result)
     with sampling(fake, LIMITS) as sampler:
         until(lambda: causes(sampler) == {(cause, None)})
         until(lambda: b"watchkeeper_gpu_fault" in sampler.page())
@@ -105,7 +105,7 @@ def test_a_driver_that_cannot_be_opened_is_named_until_it_can(machine: MakeFake,
 
 
 @pytest.mark.slow
-def test_a_driver_that_locks_up_altogether_is_named_for_the_node(machine: MakeFake) -> None:
+def test_a_driver_that_hangs_completely_is_a_fault_of_the_node(machine: MakeFake) -> None:
     fake = machine(2)
     with sampling(fake, ReaderLimits(interval_seconds=0.4, start_seconds=4.0)) as sampler:
         until(lambda: len(shown(sampler)) == 2)
@@ -128,7 +128,7 @@ def test_a_reader_that_is_killed_is_replaced(machine: MakeFake) -> None:
 
 
 @pytest.mark.slow
-def test_an_xid_is_delivered_as_a_fact_and_shown(machine: MakeFake) -> None:
+def test_an_xid_is_passed_on_and_shown(machine: MakeFake) -> None:
     fake, facts = machine(2), list[NvmlEvent]()
     with sampling(fake, LIMITS, facts) as sampler:
         until(lambda: len(shown(sampler)) == 2)
@@ -139,7 +139,7 @@ def test_an_xid_is_delivered_as_a_fact_and_shown(machine: MakeFake) -> None:
 
 
 @pytest.mark.slow
-def test_the_inventory_is_what_answered(machine: MakeFake) -> None:
+def test_the_inventory_has_the_gpus_that_answered(machine: MakeFake) -> None:
     with sampling(machine(2), LIMITS) as sampler:
         until(lambda: len(sampler.gpus()) == 2)
         first = sampler.gpus()[0]
@@ -158,11 +158,11 @@ def test_a_sampler_leaves_nothing_behind(machine: MakeFake) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_memory_stays_flat_over_fifty_readers(machine: MakeFake) -> None:
-    seen: set[int] = set()
+    pids: set[int] = set()
 
     def readers(count: int) -> bool:
-        seen.update(children())
-        return len(seen) >= count
+        pids.update(children())
+        return len(pids) >= count
 
     with sampling(machine(2), ReaderLimits(interval_seconds=0.05, renewal_seconds=0.0)) as sampler:
         until(lambda: readers(10), timeout_seconds=120)
@@ -175,12 +175,12 @@ def test_memory_stays_flat_over_fifty_readers(machine: MakeFake) -> None:
 
 def children() -> list[int]:
     """The children of this operating-system process that still run."""
-    found = []
+    children = []
     for task in Path("/proc/self/task").iterdir():
         # A thread may end between the list and the look.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found += [int(pid) for pid in (task / "children").read_text().split()]
-    return sorted(found)
+            children += [int(pid) for pid in (task / "children").read_text().split()]
+    return sorted(children)
 
 
 def resident_kib() -> int:
@@ -189,13 +189,13 @@ def resident_kib() -> int:
 
 
 @pytest.mark.slow
-def test_a_sampler_at_rest_has_no_reader_and_reads_again_afterwards(machine: MakeFake) -> None:
+def test_a_sampler_that_released_its_gpus_has_no_reader_and_reads_again_later(machine: MakeFake) -> None:
     with sampling(machine(2), LIMITS) as sampler:
         until(lambda: len(shown(sampler)) == 2)
         reader = sampler._reader
         assert reader is not None
         sampler.release_gpus(True)
         until(lambda: sampler.has_released_gpus)
-        assert not Path("/proc", str(reader.pid)).exists(), "a reset needs a GPU that nobody has open"
+        assert not Path("/proc", str(reader.pid)).exists(), "a reset needs a GPU that no process has open"
         sampler.release_gpus(False)
         until(lambda: sampler._reader is not None and len(shown(sampler)) == 2)

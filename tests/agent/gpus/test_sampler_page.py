@@ -1,4 +1,4 @@
-"""The page shows what was read, where it was read, and nothing that is too old."""
+"""The page shows what was read, and nothing that is stale."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lines(text: bytes, name: str) -> list[str]:
     return [line for line in text.decode().splitlines() if line.startswith(name + "{")]
 
 
-def test_a_line_is_what_the_exporter_would_have_written() -> None:
+def test_a_line_equals_that_of_dcgm_exporter() -> None:
     gpu = sample(DCGM_FI_DEV_GPU_TEMP=61, DCGM_FI_DEV_POWER_USAGE=692.5)
     text = page().render(Snapshot((gpu,)), 100.5).decode()
     assert text == (
@@ -41,13 +41,13 @@ def test_a_line_is_what_the_exporter_would_have_written() -> None:
     )
 
 
-def test_a_gpu_that_was_not_read_for_two_intervals_is_absent_and_nothing_of_it_is_repeated() -> None:
+def test_a_gpu_that_was_not_read_for_two_intervals_is_absent() -> None:
     writer, snapshot = page(), Snapshot((sample(DCGM_FI_DEV_GPU_TEMP=61, DCGM_FI_DEV_SLOWDOWN_TEMP=89),))
     assert lines(writer.render(snapshot, 101.9), "DCGM_FI_DEV_GPU_TEMP")
     assert writer.render(snapshot, 102.1) == b""
 
 
-def test_a_slow_number_stays_for_two_of_its_own_intervals() -> None:
+def test_a_slow_value_is_shown_for_two_of_its_own_intervals() -> None:
     gpu = sample(DCGM_FI_DEV_GPU_TEMP=61, DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION=5)
     later = replace(gpu, read_at={**gpu.read_at, Cadence.FAST: 119.0})
     name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
@@ -55,14 +55,14 @@ def test_a_slow_number_stays_for_two_of_its_own_intervals() -> None:
     assert not lines(page().render(Snapshot((later,)), 120.5), name)
 
 
-def test_the_same_snapshot_gives_the_same_bytes_until_something_becomes_too_old() -> None:
+def test_a_page_is_cached_until_one_of_its_values_expires() -> None:
     writer, snapshot = page(), Snapshot((sample(DCGM_FI_DEV_GPU_TEMP=61),))
     first = writer.render(snapshot, 100.0)
     assert writer.render(snapshot, 101.0) is first
     assert writer.render(replace(snapshot), 101.0) is not first
 
 
-def test_a_slice_carries_its_instance_and_profile() -> None:
+def test_a_mig_instance_has_its_id_and_profile_as_labels() -> None:
     part = MigInstanceSample(5, "3g.71gb", {"DCGM_FI_DEV_FB_USED": 1024})
     gpu = replace(sample(DCGM_FI_DEV_GPU_TEMP=61), mig_instances=(part,))
     text = page().render(Snapshot((gpu,)), 100.0)
@@ -94,7 +94,7 @@ def test_parts_and_faults_have_their_labels() -> None:
     ]
 
 
-def test_an_answer_replaces_what_was_asked_for_and_leaves_the_rest() -> None:
+def test_an_answer_replaces_the_values_that_were_read_and_keeps_the_others() -> None:
     merger = SampleMerger({family.name: family.cadence for family in choice.choose_families().families})
     before = sample(DCGM_FI_DEV_GPU_TEMP=61, DCGM_FI_DEV_FB_USED=1, DCGM_FI_DEV_PCIE_REPLAY_COUNTER=4)
     answer = {"gpu": 0, "values": {"DCGM_FI_DEV_GPU_TEMP": 62}, "errors": {"nvmlDeviceGetMemoryInfo_v2": "UNKNOWN"}}
@@ -106,7 +106,7 @@ def test_an_answer_replaces_what_was_asked_for_and_leaves_the_rest() -> None:
     assert page().render(Snapshot((lost,)), 102.0) == b""
 
 
-def test_our_own_parser_reads_the_page() -> None:
+def test_watchkeepers_parser_reads_the_page() -> None:
     gpu = replace(sample(DCGM_FI_DEV_GPU_TEMP=61), identity={**IDENTITY, "model": 'a "b" \\ c'})
     parser = exposition.ExpositionParser()
     read = parser.parse(page().render(Snapshot((gpu,)), 100.0))

@@ -1,4 +1,4 @@
-"""Who is asked, who is suspect, and what is said: decided without a driver, in manual time."""
+"""Which GPUs are read, which are suspect, and which faults are reported, in manual time."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def opened(count: int, now: float = 0.0) -> ReaderWatch:
     return watch
 
 
-def said(watch: ReaderWatch, now: float) -> list[tuple[str, str | None]]:
+def faults_of(watch: ReaderWatch, now: float) -> list[tuple[str, str | None]]:
     return [(trouble.cause, trouble.uuid) for trouble in watch.faults(now)]
 
 
-def test_a_gpu_that_hangs_is_left_out_and_named() -> None:
+def test_a_hung_gpu_is_skipped_and_is_a_fault() -> None:
     watch = opened(3)
     watch.record_hung(1, "nvmlDeviceGetTemperature", waited_seconds=0.5, now=10.5)
     assert watch.gpus_to_read() == [0, 2]
@@ -66,10 +66,10 @@ def test_sixteen_gpus_and_one_that_hangs_for_ten_minutes() -> None:
         assert max(gaps) < 2 * LIMITS.interval_seconds
     assert len(answered) == 15
     # Ten minutes of it cost a handful of readers, because the pause doubles.
-    assert ("driver_call_hung", UUID(sick)) in said(watch, now)
+    assert ("driver_call_hung", UUID(sick)) in faults_of(watch, now)
 
 
-def test_the_pause_before_a_suspect_is_tried_again_doubles_up_to_its_limit() -> None:
+def test_the_pause_before_a_suspect_is_probed_again_doubles_up_to_its_limit() -> None:
     watch, now, waits = opened(2), 0.0, []
     watch.record_hung(0, "nvmlInit", waited_seconds=0.5, now=now)
     for _ in range(9):
@@ -82,7 +82,7 @@ def test_the_pause_before_a_suspect_is_tried_again_doubles_up_to_its_limit() -> 
     assert watch.faults(now)[0].since == 0.0
 
 
-def test_a_suspect_that_answers_is_asked_like_the_others() -> None:
+def test_a_suspect_that_answers_is_read_like_the_others() -> None:
     watch = opened(2)
     watch.record_hung(0, "nvmlInit", waited_seconds=0.5, now=0.0)
     watch.record_probed(0, succeeded=True, now=10.0)
@@ -105,23 +105,23 @@ def test_no_fifth_reader_is_started_while_four_are_stuck() -> None:
     assert watch.may_start(130.0)
 
 
-def test_when_no_gpu_answers_the_node_is_named() -> None:
+def test_when_no_gpu_answers_the_node_has_a_fault() -> None:
     watch = opened(2)
     for index in range(2):
         watch.record_hung(index, "nvmlDeviceGetTemperature", waited_seconds=0.5, now=1.0)
-    assert ("driver_call_hung", None) in said(watch, 1.0)
+    assert ("driver_call_hung", None) in faults_of(watch, 1.0)
 
 
-def test_a_reader_that_does_not_start_is_said_within_two_intervals_once_one_has_worked() -> None:
+def test_a_reader_that_does_not_start_is_a_fault_within_two_intervals() -> None:
     watch = opened(2)
     watch.record_starting(100.0)
     assert not watch.faults(101.9)
-    assert said(watch, 102.1) == [("driver_call_hung", None)]
+    assert faults_of(watch, 102.1) == [("driver_call_hung", None)]
     watch.record_opened(2, 103.0)
     assert not watch.faults(103.0)
 
 
-def test_a_broken_driver_has_its_name_and_is_tried_again_ever_more_rarely() -> None:
+def test_a_driver_that_cannot_be_opened_has_a_cause_and_is_retried_with_backoff() -> None:
     watch = ReaderWatch(LIMITS)
     watch.record_open_failed("LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch", now=0.0)
     watch.record_open_failed("LIB_RM_VERSION_MISMATCH", "Driver/library version mismatch", now=5.0)
@@ -133,10 +133,10 @@ def test_a_broken_driver_has_its_name_and_is_tried_again_ever_more_rarely() -> N
     assert not watch.faults(8.0)
 
 
-def test_a_lost_gpu_is_named_and_a_fresh_reader_looks_for_it() -> None:
+def test_a_lost_gpu_is_a_fault_and_a_new_reader_looks_for_it() -> None:
     watch = opened(2)
     answer(watch, 1, 5.0, lost="nvmlDeviceGetTemperature")
-    assert said(watch, 5.0) == [("gpu_fell_off_bus", UUID(1))]
+    assert faults_of(watch, 5.0) == [("gpu_fell_off_bus", UUID(1))]
     assert not watch.is_renewal_due(59.0)
     assert watch.is_renewal_due(60.0)
     watch.record_opened(1, 61.0)
@@ -146,11 +146,11 @@ def test_a_lost_gpu_is_named_and_a_fresh_reader_looks_for_it() -> None:
     assert f"NVML lists 1 GPUs; {UUID(1)} at" in gone.evidence
 
 
-def test_a_gpu_that_vanishes_from_the_list_is_missing_until_it_is_back() -> None:
+def test_a_gpu_that_nvml_no_longer_lists_is_missing_until_it_returns() -> None:
     watch = opened(2)
     watch.record_opened(1, 10.0)
     answer(watch, 0, 10.0, uuid=1)
-    assert said(watch, 10.0) == [("gpu_missing", UUID(0))]
+    assert faults_of(watch, 10.0) == [("gpu_missing", UUID(0))]
     watch.record_opened(2, 20.0)
     for index in range(2):
         answer(watch, index, 20.0)
@@ -168,7 +168,7 @@ def test_slow_calls_of_different_gpus_fall_into_different_rounds() -> None:
     assert 72 <= sum(rounds) <= 80
 
 
-def test_the_first_touch_of_a_gpu_may_take_as_long_as_it_took_before() -> None:
+def test_the_first_answer_of_a_gpu_may_take_as_long_as_before() -> None:
     watch = ReaderWatch(LIMITS)
     watch.record_opened(2, 0.0)
     assert watch.answer_seconds(0) == LIMITS.start_seconds

@@ -1,4 +1,4 @@
-"""Kernel logs followed as they grow: from a stream of many nodes, and from this machine."""
+"""Kernel logs are followed as they are written: a stream of many nodes, and this node's /dev/kmsg."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def events_of(*lines: KernelRecord, inventory: Sequence[Gpu] | CollectError = ()
 
     async def story() -> list[Event]:
         reading = KernelEvents("sim", GpuAddresses(ask))
-        return [event for one in lines if (event := await reading.build_event(one)) is not None]
+        return [event for line in lines if (event := await reading.build_event(line)) is not None]
 
     return asyncio.run(story())
 
@@ -63,13 +63,13 @@ def test_the_driver_naming_the_gpu_is_enough_without_an_inventory() -> None:
     assert event.place.gpu == UUID
 
 
-def test_a_gpu_that_the_driver_names_has_its_number_from_the_inventory() -> None:
+def test_a_gpu_that_the_driver_names_gets_its_index_from_the_inventory() -> None:
     named = line(f"NVRM: GPU at PCI:0000:5d:00: {UUID}")
     (event,) = events_of(named, line(XID), inventory=[Gpu(UUID, index=3, pci="0000:5d:00")])
     assert (event.place.gpu, event.fields["gpu"]) == (UUID, "3")
 
 
-def test_the_driver_is_believed_before_an_inventory_that_says_otherwise() -> None:
+def test_the_drivers_uuid_takes_precedence_over_the_inventory() -> None:
     named = line(f"NVRM: GPU at PCI:0000:5d:00: {UUID}")
     (event,) = events_of(named, line(XID), inventory=[Gpu("GPU-before", index=3, pci="0000:5d:00")])
     assert (event.place.gpu, event.fields) == (UUID, {"pci": "0000:5d:00"})
@@ -82,7 +82,7 @@ def test_the_driver_is_believed_before_an_inventory_that_says_otherwise() -> Non
         (CollectError("away"), "the inventory could not be read: away"),
     ],
 )
-def test_an_unknown_gpu_leaves_the_event_at_the_node_and_says_why(
+def test_an_event_of_an_unknown_gpu_is_at_the_node_with_a_reason(
     inventory: Sequence[Gpu] | CollectError, why: str
 ) -> None:
     (event,) = events_of(line(XID), inventory=inventory)
@@ -90,44 +90,44 @@ def test_an_unknown_gpu_leaves_the_event_at_the_node_and_says_why(
     assert event.fields == {"pci": "0000:5d:00", "gpu_unknown_because": why}
 
 
-def test_a_bridge_is_no_unknown_gpu() -> None:
+def test_a_bridge_is_not_an_unknown_gpu() -> None:
     (event,) = events_of(line("pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Physical Layer"))
     assert (event.place.gpu, "gpu_unknown_because" in event.fields) == (None, False)
 
 
-def test_what_user_space_wrote_into_the_log_is_no_event() -> None:
+def test_a_line_of_user_space_is_not_an_event() -> None:
     assert events_of(line(XID, priority=12)) == []
 
 
-def test_a_flood_is_held_back_and_counted_and_other_events_pass() -> None:
+def test_a_flood_is_rate_limited_and_counted_and_other_events_pass() -> None:
     flood = [line(XID, sequence=n, at=START + timedelta(seconds=n / 10)) for n in range(100)]
     other = line("Linux version 6.8 (x) y", sequence=100)
     late = line(XID, sequence=101, at=START + timedelta(seconds=61))
-    found = events_of(*flood, other, late)
-    assert len(found) == 20 + 1 + 1
-    assert found[-1].fields["alike_left_out"] == "80"
+    passed = events_of(*flood, other, late)
+    assert len(passed) == 20 + 1 + 1
+    assert passed[-1].fields["alike_left_out"] == "80"
 
 
-def test_the_return_of_each_of_many_file_servers_is_told() -> None:
+def test_the_return_of_each_of_many_file_servers_is_reported() -> None:
     """One that were held back would leave its server away for ever."""
     lines = [line(f"nfs: server filer-{n} OK", sequence=n, at=START + timedelta(seconds=n / 10)) for n in range(50)]
     assert len(events_of(*lines)) == 50
 
 
-def test_a_file_server_that_is_told_to_be_lost_is_told_to_be_back_however_often_it_was() -> None:
+def test_the_return_of_a_lost_file_server_is_reported_despite_the_rate_limit() -> None:
     back = [line("nfs: server filer OK", sequence=n, at=START) for n in range(30)]
     lost = line("nfs: server filer not responding, still trying", sequence=40, at=START + timedelta(seconds=2))
     again = line("nfs: server filer OK", sequence=41, at=START + timedelta(seconds=3))
     assert [event.id.rpartition("/")[2] for event in events_of(*back, lost, again)][-2:] == ["40", "41"]
 
 
-def test_a_clock_that_is_set_back_does_not_close_the_gate_until_it_is_there_again() -> None:
+def test_a_clock_that_is_set_back_does_not_drop_events() -> None:
     gate, earlier = EventRateLimiter(per_minute=1), START - timedelta(hours=2)
     assert [gate.admit("x", START), gate.admit("x", START)] == [0, None]
     assert [gate.admit("x", earlier), gate.admit("x", earlier)] == [1, None]
 
 
-def test_the_gate_forgets_the_oldest_when_it_knows_too_many() -> None:
+def test_the_rate_limiter_drops_the_oldest_key_above_its_limit() -> None:
     gate = EventRateLimiter(per_minute=1)
     assert [gate.admit(n, START) for n in range(10_001)] == [0] * 10_001
     assert (gate.admit(10_000, START), gate.admit(0, START)) == (None, 0)
@@ -144,27 +144,27 @@ def chunked(*pieces: bytes) -> bytes:
 
 
 async def take(count: int, url: str) -> list[tuple[str, int]]:
-    found = []
+    taken = []
     records = follow_stream(url, time=ScaledClock(speed=1000.0))
     async for record in records:
-        found.append((record.boot, record.seq))
-        if len(found) == count:
+        taken.append((record.boot, record.seq))
+        if len(taken) == count:
             break
     await records.aclose()
-    return found
+    return taken
 
 
-def test_a_lost_stream_is_taken_up_where_it_broke() -> None:
-    def answer(heard: Heard) -> bytes:
-        after = int(heard.path.partition("=")[2])
+def test_a_disconnected_stream_continues_after_the_last_record() -> None:
+    def answer(request: Heard) -> bytes:
+        after = int(request.path.partition("=")[2])
         numbers = [seq for seq in (1, 2, 3, 4) if after < seq <= after + 2]
-        heard.writer.write(chunked(b"\n", *map(stream_line, numbers), b"not json\n"))
+        request.writer.write(chunked(b"\n", *map(stream_line, numbers), b"not json\n"))
         return b""
 
     async def story() -> None:
         async with serve(answer) as server:
             assert await take(4, f"{server.origin}/kmsg") == [("b", 1), ("b", 2), ("b", 3), ("b", 4)]
-            assert [heard.path for heard in server.heard] == ["/kmsg?after=0", "/kmsg?after=1", "/kmsg?after=2"]
+            assert [request.path for request in server.heard] == ["/kmsg?after=0", "/kmsg?after=1", "/kmsg?after=2"]
 
     asyncio.run(story())
 
@@ -172,19 +172,19 @@ def test_a_lost_stream_is_taken_up_where_it_broke() -> None:
 def test_a_stream_that_is_another_log_is_read_from_its_start() -> None:
     answers = [chunked(*map(stream_line, (7, 8))), chunked(b"\n", b"\n"), chunked(stream_line(1, boot="other"))]
 
-    def answer(heard: Heard) -> bytes:
-        heard.writer.write(answers.pop(0))
+    def answer(request: Heard) -> bytes:
+        request.writer.write(answers.pop(0))
         return b""
 
     async def story() -> None:
         async with serve(answer) as server:
             assert await take(3, f"{server.origin}/kmsg") == [("b", 7), ("b", 8), ("other", 1)]
-            assert [heard.path[-1] for heard in server.heard] == ["0", "7", "0"]
+            assert [request.path[-1] for request in server.heard] == ["0", "7", "0"]
 
     asyncio.run(story())
 
 
-def test_the_simulators_inventory_gives_addresses_in_one_spelling() -> None:
+def test_the_simulators_inventory_has_normalised_addresses() -> None:
     gpus = [{"uuid": UUID, "index": 3, "pci": "00000000:5D:00.0", "model": "NVIDIA H200"}]
 
     async def story() -> None:
@@ -198,7 +198,7 @@ def test_the_simulators_inventory_gives_addresses_in_one_spelling() -> None:
     asyncio.run(story())
 
 
-def test_the_drivers_pages_in_proc_are_an_inventory(tmp_path: Path) -> None:
+def test_the_drivers_files_in_proc_are_an_inventory(tmp_path: Path) -> None:
     page = tmp_path / "driver/nvidia/gpus/0000:5d:00.0/information"
     page.parent.mkdir(parents=True)
     page.write_text(f"Model: \t NVIDIA H200\nGPU UUID: \t {UUID}\nBus Location: \t 0000:5d:00.0\n")
@@ -210,10 +210,10 @@ async def _ask(proc: Path) -> Sequence[Gpu]:
     return await proc_inventory(proc)("n1")
 
 
-def follow(source: KmsgSource, clock: ManualClock, found: list[KernelRecord]) -> asyncio.Task[None]:
+def follow(source: KmsgSource, clock: ManualClock, records: list[KernelRecord]) -> asyncio.Task[None]:
     async def collect() -> None:
         async for record in follow_kmsg(source, time=clock):
-            found.append(record)  # noqa: PERF401  an endless stream never extends
+            records.append(record)  # noqa: PERF401  an endless stream never extends
 
     return asyncio.create_task(collect())
 
@@ -221,18 +221,18 @@ def follow(source: KmsgSource, clock: ManualClock, found: list[KernelRecord]) ->
 def test_records_of_a_pipe_arrive_as_they_are_written(tmp_path: Path) -> None:
     async def story() -> None:
         os.mkfifo(tmp_path / "kmsg")
-        found: list[KernelRecord] = []
+        records: list[KernelRecord] = []
         source = KmsgSource(tmp_path / "kmsg", "n1", "b", after_sequence=1, monotonic=lambda: 100.0)
-        task = follow(source, ManualClock(START), found)
+        task = follow(source, ManualClock(START), records)
         await settle()
         writer = os.open(tmp_path / "kmsg", os.O_WRONLY | os.O_NONBLOCK)
         os.write(writer, b"6,1,90000000,-;known already\n6,2,90000000,-;first\n SUBSYSTEM=pci\n6,3,95000")
-        await until_async(lambda: len(found) == 1)
+        await until_async(lambda: len(records) == 1)
         os.write(writer, b"000,-;second\n")
         os.close(writer)
-        await until_async(lambda: len(found) == 2)
+        await until_async(lambda: len(records) == 2)
         task.cancel()
-        assert [(record.seq, record.at) for record in found] == [
+        assert [(record.seq, record.at) for record in records] == [
             (2, START - timedelta(seconds=10)),
             (3, START - timedelta(seconds=5)),
         ]
@@ -240,16 +240,16 @@ def test_records_of_a_pipe_arrive_as_they_are_written(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_regular_file_is_looked_at_again_and_again(tmp_path: Path) -> None:
+def test_a_regular_file_is_polled(tmp_path: Path) -> None:
     async def story() -> None:
-        path, clock, found = tmp_path / "kmsg", ManualClock(START), list[KernelRecord]()
+        path, clock, records = tmp_path / "kmsg", ManualClock(START), list[KernelRecord]()
         path.write_text("6,1,0,-;one\n")
-        task = follow(KmsgSource(path, "n1", "b"), clock, found)
+        task = follow(KmsgSource(path, "n1", "b"), clock, records)
         await settle()
         with path.open("a") as file:
             file.write("6,2,0,-;two\n")
         await clock.advance(1)
-        assert [record.seq for record in found] == [1, 2]
+        assert [record.seq for record in records] == [1, 2]
         task.cancel()
 
     asyncio.run(story())

@@ -1,4 +1,4 @@
-"""Kernel lines from the journal and from a file: the same events as from /dev/kmsg, each once, through restarts."""
+"""Kernel lines from the journal and from a file: the same events as from /dev/kmsg, each once, across restarts."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def install_journalctl(root: Path, monkeypatch: pytest.MonkeyPatch, script: str)
 
 @asynccontextmanager
 async def following(
-    wanted: kernel_sources.KernelLogSettings, clock: ManualClock | ScaledClock
+    settings: kernel_sources.KernelLogSettings, clock: ManualClock | ScaledClock
 ) -> AsyncIterator[list[KernelRecord]]:
-    found: list[KernelRecord] = []
+    records: list[KernelRecord] = []
 
     async def collect() -> None:
-        async for record in kernel_sources.follow(wanted, time=clock):
-            found.append(record)  # noqa: PERF401  an endless stream never extends
+        async for record in kernel_sources.follow(settings, time=clock):
+            records.append(record)  # noqa: PERF401  an endless stream never extends
 
     task = asyncio.create_task(collect())
     try:
-        yield found
+        yield records
     finally:
         if task.done():
             task.result()
@@ -76,7 +76,7 @@ def journal(root: Path, position: KernelLogPosition | None = None) -> kernel_sou
     return kernel_sources.KernelLogSettings("journald", "n1", "b", root=root, position=position or KernelLogPosition())
 
 
-def test_the_agent_tells_the_hub_what_the_journal_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_pushes_events_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "journal").write_text(entry(5, "usb 1-1: new device") + entry(6))
     install_journalctl(tmp_path, monkeypatch, "exec tail -n +1 -f journal")
 
@@ -100,7 +100,7 @@ def test_the_agent_tells_the_hub_what_the_journal_says(tmp_path: Path, monkeypat
     )
 
 
-def test_a_journalctl_that_ends_is_started_again_behind_the_last_line(
+def test_a_journalctl_that_exits_is_restarted_after_the_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for start, line in enumerate((entry(6), entry(7)), 1):
@@ -108,8 +108,8 @@ def test_a_journalctl_that_ends_is_started_again_behind_the_last_line(
     install_journalctl(tmp_path, monkeypatch, "cat journal.$(wc -l < asked)")
 
     async def story() -> None:
-        async with following(journal(tmp_path), ScaledClock(speed=100)) as found:
-            await until_async(lambda: len(found) == 2)
+        async with following(journal(tmp_path), ScaledClock(speed=100)) as records:
+            await until_async(lambda: len(records) == 2)
 
     asyncio.run(story())
     first, *others = (tmp_path / "asked").read_text().splitlines()
@@ -117,18 +117,16 @@ def test_a_journalctl_that_ends_is_started_again_behind_the_last_line(
     assert others[0].endswith("--after-cursor=s=a;i=6")
 
 
-def test_a_cursor_that_the_journal_no_longer_knows_starts_it_from_the_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_journal_cursor_restarts_at_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "journal").write_text(entry(8))
     refuse = 'case "$*" in *after-cursor*) echo "Failed to seek to cursor: Invalid argument" >&2; exit 1;; esac'
     install_journalctl(tmp_path, monkeypatch, f"{refuse}\nexec tail -n +1 -f journal")
 
     async def story() -> None:
-        known = KernelLogPosition("journald", 1, 1, "s=gone;i=1")
-        async with following(journal(tmp_path, known), ScaledClock(speed=100)) as found:
-            await until_async(lambda: len(found) == 1)
-            assert found[0].cursor == "s=a;i=8"
+        position = KernelLogPosition("journald", 1, 1, "s=gone;i=1")
+        async with following(journal(tmp_path, position), ScaledClock(speed=100)) as records:
+            await until_async(lambda: len(records) == 1)
+            assert records[0].cursor == "s=a;i=8"
 
     asyncio.run(story())
 
@@ -140,7 +138,7 @@ def test_a_cursor_that_the_journal_no_longer_knows_starts_it_from_the_beginning(
         ("echo 'Data from the specified boot (+0) is not available: x' >&2; exit 1", "cannot be read: .Data from"),
     ],
 )
-def test_a_journal_that_may_not_be_read_is_said(
+def test_an_unreadable_journal_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, problem: str
 ) -> None:
     install_journalctl(tmp_path, monkeypatch, script)
@@ -148,20 +146,20 @@ def test_a_journal_that_may_not_be_read_is_said(
         asyncio.run(_first(journal(tmp_path)))
 
 
-def test_a_machine_without_journalctl_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_journalctl_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_journalctl(tmp_path, monkeypatch, "")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CollectError, match=r"journalctl cannot be started: No such file.*use --kernel-log kmsg"):
         asyncio.run(_first(journal(tmp_path)))
 
 
-def test_a_machine_that_keeps_no_journal_is_said(tmp_path: Path) -> None:
+def test_a_node_without_journal_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CollectError, match="journald has no journal files here"):
         asyncio.run(_first(journal(tmp_path)))
 
 
-async def _first(wanted: kernel_sources.KernelLogSettings) -> KernelRecord:
-    return await anext(kernel_sources.follow(wanted, time=ScaledClock()))
+async def _first(settings: kernel_sources.KernelLogSettings) -> KernelRecord:
+    return await anext(kernel_sources.follow(settings, time=ScaledClock()))
 
 
 def test_a_program_that_writes_into_the_kernel_log_is_not_the_kernel() -> None:
@@ -184,23 +182,23 @@ def test_a_program_that_writes_into_the_kernel_log_is_not_the_kernel() -> None:
     ],
 )
 def test_both_forms_of_a_syslog_line_are_read(line: str, at: datetime | None, since_boot_us: int | None) -> None:
-    found = syslog_line.read_line(line, NOW)
-    assert found is not None
-    assert (found.text, found.since_boot_us) == (XID, since_boot_us)
-    assert at is None or found.at == at
+    entry = syslog_line.read_line(line, NOW)
+    assert entry is not None
+    assert (entry.text, entry.since_boot_us) == (XID, since_boot_us)
+    assert at is None or entry.at == at
 
 
 def test_a_time_since_boot_that_no_kernel_writes_is_text() -> None:
-    found = syslog_line.read_line(f"Nov 15 11:59:00 n1 kernel: [{'9' * 5000}.917400] {XID}", NOW)
-    assert found is not None
-    assert found.since_boot_us is None
-    assert found.text.endswith(XID)
+    entry = syslog_line.read_line(f"Nov 15 11:59:00 n1 kernel: [{'9' * 5000}.917400] {XID}", NOW)
+    assert entry is not None
+    assert entry.since_boot_us is None
+    assert entry.text.endswith(XID)
 
 
 def test_a_line_of_december_read_in_january_is_last_years() -> None:
-    found = syslog_line.read_line("Dec 31 23:00:00 n1 kernel: x", datetime(2026, 1, 2, tzinfo=UTC))
-    assert found is not None
-    assert found.at.year == 2025
+    entry = syslog_line.read_line("Dec 31 23:00:00 n1 kernel: x", datetime(2026, 1, 2, tzinfo=UTC))
+    assert entry is not None
+    assert entry.at.year == 2025
     assert syslog_line.read_line("Nov 15 11:59:00 n1 sshd[7]: kernel: x", NOW) is None
 
 
@@ -212,7 +210,7 @@ def test_a_file_is_followed_through_rotation_and_truncation(tmp_path: Path) -> N
     async def story() -> None:
         path, clock = tmp_path / "kern.log", ManualClock(NOW)
         path.write_text(log_line(clock, 1))
-        async with following(kernel_sources.KernelLogSettings(str(path), "n1", "b"), clock) as found:
+        async with following(kernel_sources.KernelLogSettings(str(path), "n1", "b"), clock) as records:
             await settle()
             path.rename(tmp_path / "kern.log.1")
             with (tmp_path / "kern.log.1").open("a") as late:
@@ -224,7 +222,7 @@ def test_a_file_is_followed_through_rotation_and_truncation(tmp_path: Path) -> N
             with path.open("a") as rest:
                 rest.write(log_line(clock, 4)[-20:])
             await clock.advance(1)
-            assert [record.record.split(",")[2] for record in found] == [f"{n}000000" for n in (1, 2, 3, 4)]
+            assert [record.record.split(",")[2] for record in records] == [f"{n}000000" for n in (1, 2, 3, 4)]
 
     asyncio.run(story())
 
@@ -241,7 +239,7 @@ def test_a_file_that_was_truncated_in_the_middle_of_a_line_is_read_from_its_star
     file.close()
 
 
-def test_a_new_file_that_is_gone_again_is_said_and_nothing_is_closed_twice(tmp_path: Path) -> None:
+def test_a_new_log_file_that_disappears_is_an_error_and_nothing_is_closed_twice(tmp_path: Path) -> None:
     async def story() -> None:
         path, clock = tmp_path / "kern.log", ManualClock(NOW)
         path.write_text(log_line(clock, 1))
@@ -261,58 +259,60 @@ def test_a_new_file_that_is_gone_again_is_said_and_nothing_is_closed_twice(tmp_p
     asyncio.run(story())
 
 
-def test_a_restarted_agent_goes_on_in_the_file_that_was_rotated_meanwhile(tmp_path: Path) -> None:
+def test_a_restarted_agent_continues_in_a_rotated_file(tmp_path: Path) -> None:
     async def story() -> None:
         path, clock = tmp_path / "kern.log", ManualClock(NOW)
-        wanted = kernel_sources.KernelLogSettings(str(path), "n1", "b")
+        settings = kernel_sources.KernelLogSettings(str(path), "n1", "b")
         path.write_text(log_line(clock, 1))
-        async with following(wanted, clock) as found:
+        async with following(settings, clock) as records:
             await settle()
-            position = kernel_sources.build_position(found[0])
+            position = kernel_sources.build_position(records[0])
         with path.open("a") as file:
             file.write(log_line(clock, 2))
         path.rename(tmp_path / "kern.log-20261115")
         path.write_text(log_line(clock, 3))
-        async with following(replace(wanted, position=position), clock) as found:
+        async with following(replace(settings, position=position), clock) as records:
             await clock.advance(2)
-            assert [record.record.split(",")[2] for record in found] == ["2000000", "3000000"]
+            assert [record.record.split(",")[2] for record in records] == ["2000000", "3000000"]
 
     asyncio.run(story())
 
 
-def test_lines_of_the_boot_before_this_one_are_passed_over(tmp_path: Path) -> None:
+def test_lines_of_an_earlier_boot_are_skipped(tmp_path: Path) -> None:
     async def story() -> None:
         path, clock = tmp_path / "kern.log", ScaledClock()
         old = datetime.now(UTC) - timedelta(seconds=time.monotonic() + 3600)
         path.write_text(f"{old.isoformat()} n1 kernel: {XID}\n{datetime.now(UTC).isoformat()} n1 kernel: {XID} new\n")
-        async with following(kernel_sources.KernelLogSettings(str(path), "n1", "b"), clock) as found:
-            await until_async(lambda: bool(found))
-            assert [record.record.partition(";")[2] for record in found] == [f"{XID} new"]
+        async with following(kernel_sources.KernelLogSettings(str(path), "n1", "b"), clock) as records:
+            await until_async(lambda: bool(records))
+            assert [record.record.partition(";")[2] for record in records] == [f"{XID} new"]
 
     asyncio.run(story())
 
 
-def test_another_source_goes_on_where_the_one_before_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_source_continues_at_the_position_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "journal").write_text(entry(6) + entry(7))
     install_journalctl(tmp_path, monkeypatch, "exec tail -n +1 -f journal")
 
     async def story() -> None:
-        async with following(journal(tmp_path, KernelLogPosition("kmsg", 1042, 6)), ScaledClock()) as found:
-            await until_async(lambda: bool(found))
-            assert [record.cursor for record in found] == ["s=a;i=7"]
+        async with following(journal(tmp_path, KernelLogPosition("kmsg", 1042, 6)), ScaledClock()) as records:
+            await until_async(lambda: bool(records))
+            assert [record.cursor for record in records] == ["s=a;i=7"]
         (tmp_path / "kmsg").write_text("4,1042,6,-;known\n4,1043,7,-;new\n")
         back = kernel_sources.KernelLogSettings(
             "kmsg", "n1", "b", kmsg=tmp_path / "kmsg", position=KernelLogPosition("journald", 1, 6)
         )
         back = replace(back, needles=())
-        async with following(back, ScaledClock()) as found:
-            await until_async(lambda: bool(found))
-            assert [record.seq for record in found] == [1043]
+        async with following(back, ScaledClock()) as records:
+            await until_async(lambda: bool(records))
+            assert [record.seq for record in records] == [1043]
 
     asyncio.run(story())
 
 
-def test_a_position_is_kept_without_waiting_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_position_is_saved_without_waiting_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(_: int) -> None:
         raise OSError("a disk that hangs would be waited for")
 
@@ -321,7 +321,7 @@ def test_a_position_is_kept_without_waiting_for_the_disk(tmp_path: Path, monkeyp
     assert PositionFile(tmp_path / "cursor", "b1").load() == KernelLogPosition("kmsg", 7, 9, "m")
 
 
-def test_a_position_of_another_boot_is_none(tmp_path: Path) -> None:
+def test_a_position_of_another_boot_is_ignored(tmp_path: Path) -> None:
     kept = PositionFile(tmp_path / "cursor", "b1")
     kept.save(KernelLogPosition("file", 5, 6, "1:2"))
     assert kept.load() == KernelLogPosition("file", 5, 6, "1:2")
@@ -336,17 +336,17 @@ def test_a_file_gives_each_line_once_however_it_is_written_and_wherever_it_is_re
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "kern.log"
     path.touch()
-    file, found = OpenLogFile(path), list[tuple[bytes, int]]()
+    file, lines = OpenLogFile(path), list[tuple[bytes, int]]()
     with path.open("a") as writer:
         for piece in pieces:
             writer.write(piece)
             writer.flush()
-            found += file.read_lines(()) or ()
+            lines += file.read_lines(()) or ()
     file.close()
     whole = "".join(pieces).split("\n")[:-1]
-    assert [line.decode() for line, _ in found] == whole
-    if found:
-        place = resumed_at % len(found)
-        again = OpenLogFile(path, found[place][1])
-        assert list(again.read_lines(()) or ()) == found[place + 1 :]
+    assert [line.decode() for line, _ in lines] == whole
+    if lines:
+        place = resumed_at % len(lines)
+        again = OpenLogFile(path, lines[place][1])
+        assert list(again.read_lines(()) or ()) == lines[place + 1 :]
         again.close()

@@ -1,4 +1,4 @@
-"""Laws of work orders, for hubs and agents that die at any moment: done at most once, and answered in the end."""
+"""Properties of work orders when hub and agent crash at any moment: run at most once, and answered in the end."""
 
 from __future__ import annotations
 
@@ -52,30 +52,30 @@ class World:
     def start_agent(self) -> None:
         ledger = order_ledger.OrderLedger(self.root / "orders", now=NOON)
         bench = order_work.OrderContext(profiling.PauseFile(self.root))
-        self.desk = orders.OrderWorker(NODE, ledger, bench, time=self.clock, counter=Metric("orders", "counter", ""))
-        self.desk.resume()
+        self.worker = orders.OrderWorker(NODE, ledger, bench, time=self.clock, counter=Metric("orders", "counter", ""))
+        self.worker.resume()
 
     async def scan(
         self, bench: order_work.OrderContext, arguments: Mapping[str, str], now: datetime
     ) -> order_work.OrderOutcome:
-        (id,) = self.desk.ledger.find_unfinished()
+        (id,) = self.worker.ledger.find_unfinished()
         self.done[id] += 1
         if self.dies:
             raise Killed
         return order_work.OrderOutcome("done")
 
     def work(self, *, is_lost: bool = False) -> None:
-        receipts = self.desk.ledger.read_receipts()
+        receipts = self.worker.ledger.read_receipts()
         for envelope in self.outbox.pending_orders("main", "n1", now=NOON):
-            receipts |= asyncio.run(self.desk.handle(envelope))
+            receipts |= asyncio.run(self.worker.handle(envelope))
         for id, receipt in ({} if is_lost else receipts).items():
             self.outbox.accept_receipt(id, receipt, now=NOON)
-            self.desk.ledger.remove_receipt(id)
+            self.worker.ledger.remove_receipt(id)
 
     def step(self, name: str) -> None:
         if name == "give" and len(self.given) < 8:
-            wanted = OrderRequest("main", "n1", "scan", lifetime=timedelta(hours=1))
-            self.given.append(self.outbox.issue(wanted, now=NOON, actor="law").order.id)
+            request = OrderRequest("main", "n1", "scan", lifetime=timedelta(hours=1))
+            self.given.append(self.outbox.issue(request, now=NOON, actor="law").order.id)
         elif name == "hub restarts":
             self.start_hub()
         elif name == "agent restarts":
@@ -92,7 +92,7 @@ class World:
 
 @given(st.lists(st.sampled_from(STEPS), max_size=25))
 @examples(40)
-def test_no_order_is_done_twice_and_each_is_answered(steps: list[str]) -> None:
+def test_no_order_is_run_twice_and_each_is_answered(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         world = World(Path(folder))
         patch.setitem(orders.ORDER_FUNCTIONS, "scan", world.scan)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def test_no_order_is_done_twice_and_each_is_answered(steps: list[str]) -> None:
             world.step(name)
         world.work()
         tracked = [world.outbox.find_order(id) for id in world.given]
-        assert all(one is not None and one.state(NOON) is OrderState.ANSWERED for one in tracked)
+        assert all(order is not None and order.state(NOON) is OrderState.ANSWERED for order in tracked)
         assert all(count == 1 for count in world.done.values())
         assert world.done.keys() == set(world.given)
         assert world.journal.verify() is None

@@ -1,4 +1,4 @@
-"""Orders that change a machine: real children, fake programs, and the fake NVML behind the real reader."""
+"""Orders that change a node: real processes, fake programs, and the fake NVML behind the real reader process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Machine:
             os.symlink(opens, folder / "fd/3")
 
     def order(self, kind: str, **arguments: str) -> OrderOutcome:
-        work = {one.__name__: one for one in order_repairs.REPAIR_FUNCTIONS}[kind]
+        work = {function.__name__: function for function in order_repairs.REPAIR_FUNCTIONS}[kind]
         return asyncio.run(work(self.bench, arguments, NOON))  # type: ignore[arg-type]
 
     @property
@@ -77,7 +77,7 @@ def node(tmp_path: Path, machine: MakeFake) -> Machine:
     return Machine(tmp_path, machine(2))
 
 
-def test_a_gpu_that_nobody_holds_is_reset(node: Machine) -> None:
+def test_a_gpu_without_a_holder_is_reset(node: Machine) -> None:
     node.program("nvidia-smi", says="GPU 00000000:11:00.0 was successfully reset.")
     done = node.order("reset_gpu", gpu=SECOND)
     assert (done.result, done.text) == (Result.DONE, f"{SECOND} was reset and answers")
@@ -96,7 +96,7 @@ def test_a_gpu_with_a_program_on_it_is_not_reset_and_the_program_is_named(node: 
     assert node.order("reset_gpu", gpu="1").result is Result.DONE
 
 
-def test_whoever_has_the_device_file_open_holds_the_gpu_too(node: Machine) -> None:
+def test_a_process_with_an_open_device_file_holds_the_gpu_too(node: Machine) -> None:
     node.running(81, "nv-hostengine -n", opens="/dev/nvidia0")
     node.running(82, "nvidia-persistenced --verbose", opens="/dev/nvidia0")
     node.running(83, "nvidia-smi dmon", opens="/dev/nvidia1")
@@ -104,14 +104,14 @@ def test_whoever_has_the_device_file_open_holds_the_gpu_too(node: Machine) -> No
     assert (done.result, done.output) == (Result.REFUSED, "pid 81 nv-hostengine of ada")
 
 
-def test_gpus_that_the_driver_wants_reset_together_are_named(node: Machine) -> None:
+def test_gpus_that_must_be_reset_together_are_named(node: Machine) -> None:
     says = "GPU 00000000:10:00.0 is linked by NVLink to GPU 00000000:11:00.0, which must be reset with it."
     node.program("nvidia-smi", says=says, status=255)
     with pytest.raises(CollectError, match=r"status 255; the driver requires a reset together with 00000000:11:00.0"):
         node.order("reset_gpu", gpu=FIRST)
 
 
-def test_nobody_who_can_be_seen_is_not_nobody(node: Machine) -> None:
+def test_unreadable_processes_are_an_error_and_not_an_idle_gpu(node: Machine) -> None:
     node.fake.tell(0, ComputeProcesses="!3")
     with pytest.raises(CollectError, match=f"NVML does not report the processes on {FIRST}"):
         node.order("reset_gpu", gpu=FIRST)
@@ -124,7 +124,7 @@ def test_nobody_who_can_be_seen_is_not_nobody(node: Machine) -> None:
 
 
 @pytest.mark.slow
-def test_a_power_limit_is_lowered_within_the_range_and_given_back(node: Machine) -> None:
+def test_a_power_limit_is_lowered_within_the_range_and_restored(node: Machine) -> None:
     node.program("nvidia-smi", python=SET_LIMIT)
     lowered = node.order("lower_power", gpu=FIRST, percent="80")
     assert (lowered.result, lowered.text) == (Result.DONE, f"{FIRST} has a limit of 560 W; it was 700 W")
@@ -147,7 +147,7 @@ def test_a_limit_that_the_board_does_not_allow_is_refused_with_both_numbers(node
     assert node.called == []
 
 
-def test_a_limit_that_did_not_take_is_a_failure(node: Machine) -> None:
+def test_a_power_limit_that_was_not_set_is_a_failure(node: Machine) -> None:
     node.program("nvidia-smi", says="Insufficient Permissions", status=4)
     with pytest.raises(
         CollectError, match="has a limit of 700 W, not 600 W; nvidia-smi exited with status 4: Insufficient"
@@ -178,7 +178,7 @@ def test_a_service_that_does_not_stay_up_is_a_failure(node: Machine) -> None:
         node.order("restart_service", service="nvidia-dcgm")
 
 
-def test_a_layout_is_applied_compared_and_told(node: Machine) -> None:
+def test_a_layout_is_applied_and_verified(node: Machine) -> None:
     node.fake.tell(0, MigMode=1, slices=2)
     done = node.order("apply_mig", layout="all-1g.18gb")
     assert done.text == "layout all-1g.18gb applied: gpu 0: 1g.18gb, 1g.18gb; gpu 1: no MIG instances"
@@ -188,7 +188,7 @@ def test_a_layout_is_applied_compared_and_told(node: Machine) -> None:
     assert node.order("apply_mig", layout="-x; rm").result is Result.REFUSED
 
 
-def test_a_machine_with_work_on_it_is_not_rebooted(node: Machine) -> None:
+def test_a_node_with_running_processes_is_not_rebooted(node: Machine) -> None:
     node.fake.tell(1, ComputeProcesses=1)
     node.fake.tell(1, "ComputeProcesses.pid0", 4711)
     node.running(4711, "train")
@@ -202,7 +202,7 @@ def test_a_machine_with_work_on_it_is_not_rebooted(node: Machine) -> None:
         node.order("reboot", drained="yes")
 
 
-def test_a_vendors_first_question_is_answered_in_nvidia_smis_words(node: Machine) -> None:
+def test_the_report_for_vendors_is_the_output_of_nvidia_smi(node: Machine) -> None:
     node.program("nvidia-smi", says="Serial Number : 1650000000001")
     assert asyncio.run(order_work.describe_gpus(node.bench, {}, NOON)).output == "Serial Number : 1650000000001\n"
     node.program("nvidia-smi", says="No devices were found", status=6)

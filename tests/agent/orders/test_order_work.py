@@ -1,4 +1,4 @@
-"""Programs that an order runs: bounded in what they print and in how long they live."""
+"""Programs that an order runs: their output and their lifetime are limited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from watchkeeper.agent.profiling import PauseFile
 from watchkeeper.errors import CollectError
 
 
-def test_a_scan_gives_what_it_found_whether_good_or_bad(tmp_path: Path, machine: MakeFake) -> None:
+def test_a_scan_returns_its_report_whatever_the_verdict(tmp_path: Path, machine: MakeFake) -> None:
     fake = machine(2)
     (tmp_path / "kmsg").touch()
     where = ("--host-root", str(tmp_path), "--kmsg", str(tmp_path / "kmsg"), "--watch", "0")
@@ -32,7 +32,7 @@ def test_a_scan_gives_what_it_found_whether_good_or_bad(tmp_path: Path, machine:
         scanned("--no-such-option")
 
 
-def test_a_program_that_prints_too_much_is_given_up_with_both_numbers() -> None:
+def test_a_program_that_prints_too_much_is_killed_with_both_numbers() -> None:
     with pytest.raises(CollectError, match="bytes or more, the limit is 262144"):
         asyncio.run(order_context.run_program([sys.executable, "-c", "while True: print('x' * 9999)"], None))
 
@@ -51,6 +51,6 @@ def test_a_program_ends_with_the_order_that_started_it(tmp_path: Path) -> None:
     assert not Path("/proc", note.read_text()).exists()
 
 
-def test_a_program_that_is_not_there_is_named() -> None:
+def test_a_missing_program_is_an_error_with_its_name() -> None:
     with pytest.raises(CollectError, match="/nowhere/program: cannot be started: No such file"):
         asyncio.run(order_context.run_program(["/nowhere/program"], None))

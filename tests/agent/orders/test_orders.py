@@ -1,4 +1,4 @@
-"""The agent's side of work orders: what it refuses, what it does once, and what it remembers."""
+"""The agent's side of work orders: refusals, orders that run once, and the ledger."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Setup:
         self.count = Metric("orders", "counter", "")
         self.ledger = order_ledger.OrderLedger(root / "orders", now=NOON)
         bench = order_work.OrderContext(self.pause)
-        self.desk = orders.OrderWorker(node, self.ledger, bench, time=self.clock, counter=self.count)
+        self.worker = orders.OrderWorker(node, self.ledger, bench, time=self.clock, counter=self.count)
 
     def take(self, envelope: Envelope) -> Receipt:
-        ((_, sealed),) = asyncio.run(self.desk.handle(envelope)).items()
-        assert is_sealed(sealed, self.desk.node.key, purpose=SealPurpose.RECEIPT)
+        ((_, sealed),) = asyncio.run(self.worker.handle(envelope)).items()
+        assert is_sealed(sealed, self.worker.node.key, purpose=SealPurpose.RECEIPT)
         return wire.loads(Receipt, sealed.text)
 
 
-def test_every_kind_has_its_work() -> None:
+def test_every_kind_of_order_has_a_function() -> None:
     assert order_work.ORDER_FUNCTIONS.keys() == KINDS.keys()
 
 
-def test_an_order_is_done_and_answered(tmp_path: Path) -> None:
+def test_an_order_is_run_and_answered_with_a_receipt(tmp_path: Path) -> None:
     agent = Setup(tmp_path)
     receipt = agent.take(seal(PAUSE, KEY))
     assert (receipt.order, receipt.result) == ("WO-1", Result.DONE)
@@ -57,7 +57,7 @@ def test_an_order_is_done_and_answered(tmp_path: Path) -> None:
     assert agent.count.get(kind="profiling_pause", result="done") == 1
 
 
-def test_an_order_is_remembered_for_a_day_after_it_expired_whatever_the_clock_does(tmp_path: Path) -> None:
+def test_an_order_stays_in_the_ledger_for_a_day_after_it_expired(tmp_path: Path) -> None:
     agent = Setup(tmp_path)
     agent.take(seal(PAUSE, KEY))
     for hours, is_known in ((23, True), (0, True), (25, False)):
@@ -80,7 +80,7 @@ def test_an_order_is_remembered_for_a_day_after_it_expired_whatever_the_clock_do
         ({"issued_at": NOON + timedelta(minutes=6), "expires_at": NOON + timedelta(minutes=9)}, "360 s in the future"),
     ],
 )
-def test_what_may_not_be_done_is_refused_in_log_and_receipt(
+def test_an_order_that_is_not_allowed_is_refused_in_log_and_receipt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changed: Mapping[str, object], words: str
 ) -> None:
     agent = Setup(tmp_path, replace(NODE, allowed_kinds=frozenset({"profiling_pause"})))
@@ -92,7 +92,7 @@ def test_what_may_not_be_done_is_refused_in_log_and_receipt(
 
 
 @pytest.mark.parametrize("seal_text", ["", "00" * 32, "é"])
-def test_an_order_without_our_seal_is_refused_before_anything_else(tmp_path: Path, seal_text: str) -> None:
+def test_an_order_with_a_wrong_signature_is_refused_first(tmp_path: Path, seal_text: str) -> None:
     agent = Setup(tmp_path)
     receipt = agent.take(replace(seal(PAUSE, KEY), seal=seal_text))
     assert (receipt.result, receipt.text) == (
@@ -103,14 +103,14 @@ def test_an_order_without_our_seal_is_refused_before_anything_else(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"id": "WO-1"}', "\ud800"[:0] + "not json"])
-def test_what_is_no_order_at_all_is_said_and_not_answered(
+def test_an_invalid_order_is_logged_and_not_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    assert asyncio.run(Setup(tmp_path).desk.handle(Envelope(text, "00"))) == {}
+    assert asyncio.run(Setup(tmp_path).worker.handle(Envelope(text, "00"))) == {}
     assert "order refused" in caplog.text
 
 
-def test_an_order_that_comes_again_is_answered_again_and_not_done_again(tmp_path: Path) -> None:
+def test_a_repeated_order_is_answered_again_and_not_run_again(tmp_path: Path) -> None:
     agent = Setup(tmp_path)
     first = agent.take(seal(PAUSE, KEY))
     agent.pause.clear()
@@ -120,7 +120,7 @@ def test_an_order_that_comes_again_is_answered_again_and_not_done_again(tmp_path
     assert agent.pause.read() is None
 
 
-def test_a_nonce_is_good_for_one_order_only_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_nonce_is_valid_for_one_order_also_after_a_restart(tmp_path: Path) -> None:
     Setup(tmp_path).take(seal(PAUSE, KEY))
     again = Setup(tmp_path).take(seal(replace(PAUSE, id=OrderId("WO-2")), KEY))
     assert (again.result, "an order with this id or nonce was received before" in again.text) == (Result.REFUSED, True)
@@ -130,10 +130,10 @@ def test_a_nonce_is_good_for_one_order_only_also_after_a_restart(tmp_path: Path)
     assert other.result is Result.DONE
 
 
-def test_work_that_a_crash_cut_off_is_not_begun_again(tmp_path: Path) -> None:
+def test_an_order_that_a_crash_interrupted_is_not_repeated(tmp_path: Path) -> None:
     Setup(tmp_path).ledger.begin(PAUSE, now=NOON)
     agent = Setup(tmp_path)
-    agent.desk.resume()
+    agent.worker.resume()
     receipt = wire.loads(Receipt, agent.ledger.read_receipts()["WO-1"].text)
     assert receipt.result is Result.FAILED
     assert "it is unknown whether the work was done" in receipt.text
@@ -141,7 +141,7 @@ def test_work_that_a_crash_cut_off_is_not_begun_again(tmp_path: Path) -> None:
     assert agent.pause.read() is None
 
 
-def test_a_broken_memory_refuses_what_may_have_been_done(tmp_path: Path) -> None:
+def test_a_broken_ledger_refuses_orders_that_may_have_been_done(tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "ledger.json").write_text('{"lines": {"WO-')
     agent = Setup(tmp_path)
@@ -150,7 +150,7 @@ def test_a_broken_memory_refuses_what_may_have_been_done(tmp_path: Path) -> None
     assert agent.take(seal(later, KEY)).result is Result.DONE
 
 
-def test_nothing_is_done_that_cannot_be_written_down_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_that_cannot_be_recorded_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Setup(tmp_path)
     (tmp_path / "orders").rmdir()
     receipt = agent.take(seal(PAUSE, KEY))
@@ -158,7 +158,7 @@ def test_nothing_is_done_that_cannot_be_written_down_first(tmp_path: Path, monke
     assert agent.pause.read() is None
 
 
-def test_a_full_memory_refuses_with_both_numbers_and_forgets_only_the_old(
+def test_a_full_ledger_refuses_with_both_numbers_and_removes_only_old_orders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orders, "MAX_ORDERS", 2)
@@ -172,7 +172,7 @@ def test_a_full_memory_refuses_with_both_numbers_and_forgets_only_the_old(
     assert (agent.ledger.count, list(agent.ledger.read_receipts())) == (1, ["WO-4"])
 
 
-def test_work_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_times_out_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: object) -> order_work.OrderOutcome:
         await asyncio.Event().wait()
         raise AssertionError
@@ -184,20 +184,20 @@ def test_work_ends_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "86401", "1e3", "", "²", "9" * 200])
-def test_a_pause_of_no_sensible_length_is_refused(tmp_path: Path, seconds: str) -> None:
+def test_a_pause_of_invalid_length_is_refused(tmp_path: Path, seconds: str) -> None:
     receipt = Setup(tmp_path).take(seal(replace(PAUSE, arguments={"seconds": seconds}), KEY))
     assert (receipt.result, "it must be from 1 to 86400" in receipt.text) == (Result.FAILED, True)
 
 
-def receipts(heard: list[Heard]) -> list[Receipt]:
-    bodies = [one.body for one in heard if one.method == "POST"]
+def receipts(requests: list[Heard]) -> list[Receipt]:
+    bodies = [request.body for request in requests if request.method == "POST"]
     return [wire.loads(Receipt, wire.loads(Envelope, body).text) for body in bodies]
 
 
 async def follow(agent: Setup, url: str, *, done: asyncio.Event) -> None:
     """Run the loop while its pauses pass at once."""
     hub = push.HubEndpoint(url, "secret")
-    task = asyncio.create_task(orders.follow_orders(hub, agent.desk, time=agent.clock))
+    task = asyncio.create_task(orders.follow_orders(hub, agent.worker, time=agent.clock))
 
     async def is_done() -> bool:
         assert not task.done(), task.exception()
@@ -209,16 +209,16 @@ async def follow(agent: Setup, url: str, *, done: asyncio.Event) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def test_an_order_is_fetched_done_and_its_receipt_kept_until_the_hub_has_it(tmp_path: Path) -> None:
+def test_an_order_is_fetched_and_run_and_its_receipt_is_kept_until_confirmed(tmp_path: Path) -> None:
     agent, done = Setup(tmp_path), asyncio.Event()
     statuses = [200, 429, 503]
 
-    def answer(heard: Heard) -> bytes:
-        assert heard.headers["authorization"] == "Bearer secret"
-        if heard.method == "POST":
-            assert heard.path == "/api/orders/WO-1/receipt"
+    def answer(request: Heard) -> bytes:
+        assert request.headers["authorization"] == "Bearer secret"
+        if request.method == "POST":
+            assert request.path == "/api/orders/WO-1/receipt"
             return reply('{"ok":true}', status=statuses.pop())
-        assert heard.path == "/api/orders?cluster=main&node=n1&wait=30"
+        assert request.path == "/api/orders?cluster=main&node=n1&wait=30"
         if not statuses:
             done.set()
         return reply(wire.dumps({"ok": True, "orders": [seal(PAUSE, KEY)] if statuses else []}))
@@ -234,13 +234,13 @@ def test_an_order_is_fetched_done_and_its_receipt_kept_until_the_hub_has_it(tmp_
 
 
 @pytest.mark.slow
-def test_a_hub_that_is_away_or_gives_no_orders_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hub_without_orders_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent, done = Setup(tmp_path), asyncio.Event()
-    asked: list[datetime] = []
+    request_times: list[datetime] = []
 
-    def answer(heard: Heard) -> bytes:
-        asked.append(agent.clock.now())
-        if len(asked) == 4:
+    def answer(request: Heard) -> bytes:
+        request_times.append(agent.clock.now())
+        if len(request_times) == 4:
             done.set()
         return reply('{"ok":false}', status=409)
 
@@ -250,19 +250,19 @@ def test_a_hub_that_is_away_or_gives_no_orders_is_said_once(tmp_path: Path, capl
 
     asyncio.run(story())
     assert caplog.text.count("order fetch failed") == 1
-    assert asked[-1] - asked[0] > 3 * 0.5 * timedelta(seconds=orders.UNAVAILABLE_RETRY_SECONDS)
+    assert request_times[-1] - request_times[0] > 3 * 0.5 * timedelta(seconds=orders.UNAVAILABLE_RETRY_SECONDS)
 
 
 @pytest.mark.parametrize("body", ["", "[]", '{"orders": 5}', '{"orders": [{"text": 1}]}', '{"ok": true}'])
-def test_a_hub_that_answers_nonsense_costs_nothing_but_a_line(
+def test_an_invalid_response_of_the_hub_is_only_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str
 ) -> None:
     agent, done = Setup(tmp_path), asyncio.Event()
-    asked: list[int] = []
+    requests: list[int] = []
 
-    def answer(heard: Heard) -> bytes:
-        asked.append(1)
-        if len(asked) == 3:
+    def answer(request: Heard) -> bytes:
+        requests.append(1)
+        if len(requests) == 3:
             done.set()
         return reply(body)
 

@@ -53,7 +53,9 @@ MONTH_PARAMS = (
     QueryParam("month", "Month, such as 2026-11. Default: the current month."),
     QueryParam("zone", "Time zone of the month, such as Europe/Berlin. Default: UTC."),
 )
-POLICY_PARAM = QueryParam("policy", "Who pays for unallocated GPU-hours. Default: none.", cost.Policy)
+POLICY_PARAM = QueryParam(
+    "policy", f"Who pays for unallocated GPU-hours: {', '.join(cost.Policy)}. Default: none.", cost.Policy
+)
 T = TypeVar("T")
 
 

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from watchkeeper.hub import services
-from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import Endpoint, QueryParam
 
@@ -59,7 +58,7 @@ def endpoints(api: BundleApi) -> list[Endpoint]:
     params = (
         QueryParam("incident", "The id of an incident, such as INC-17; set either this or `node`."),
         QueryParam("node", "The name of a node; set either this or `incident`."),
-        shapes.CLUSTER,
+        QueryParam("cluster", "Cluster of the node, if several clusters have a node with this name."),
         QueryParam("hide_names", "1: replace the names of users and nodes with placeholders."),
     )
     return [

@@ -204,7 +204,7 @@ def endpoints(api: IncidentApi) -> list[Endpoint]:
         Endpoint.post(
             "/api/incidents/{id}/silence",
             api.silence_incident,
-            "Silence all incidents at the place of this incident until a time",
+            "Silence all incidents at the place of this incident for a time",
             body=SilenceBody,
             response=SilenceChanged,
         ),

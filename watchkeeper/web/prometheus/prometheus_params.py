@@ -79,7 +79,7 @@ SUMMARIES: dict[str, tuple[str, tuple[QueryParam, ...]]] = {
             QueryParam("rule_name[]", "Return only rules with this name; repeat it for several.", list[str]),
             QueryParam("rule_group[]", "Return only groups with this name; repeat it for several.", list[str]),
             QueryParam("file[]", "Return only rules of this file; repeat it for several.", list[str]),
-            MATCH,
+            replace(MATCH, description="Return only rules whose labels match this selector; repeat it for several."),
             QueryParam("exclude_alerts", "true: omit active alerts."),
             QueryParam("group_limit", "Number of groups per page.", int),
             QueryParam("group_next_token", "`groupNextToken` of the previous page."),
@@ -91,7 +91,10 @@ SUMMARIES: dict[str, tuple[str, tuple[QueryParam, ...]]] = {
     "status/config": ("Active configuration as YAML", ()),
     "status/flags": ("Settings of the hub under the names of Prometheus' flags", ()),
     "status/runtimeinfo": ("Start time, last rule reload and retention of the hub", ()),
-    "status/tsdb": ("Cardinality: the metrics and labels with the most series", (LIMIT,)),
+    "status/tsdb": (
+        "Cardinality: the metrics and labels with the most series",
+        (replace(LIMIT, description="Number of entries in each list, at most 10,000. Default: 10."),),
+    ),
     "status/walreplay": ("WAL replay; always done, because the hub serves requests only after it", ()),
     "notifications": ("Notifications of Prometheus' own pages; always empty", ()),
 }

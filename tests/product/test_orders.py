@@ -50,4 +50,4 @@ def test_work_that_died_with_its_agent_is_answered_by_the_next_one(
         fake.tell(driver.EVERY, Init=None)
         with place.an_agent():
             receipt = place.answered(id)
-    assert (receipt.result, "whether it was done is not known" in receipt.text) == ("failed", True)
+    assert (receipt.result, "it is unknown whether the work was done" in receipt.text) == ("failed", True)

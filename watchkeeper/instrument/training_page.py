@@ -110,23 +110,22 @@ def _list_training_rows(progress: TrainingProgress, model_utilisation: float | N
 
 
 def _list_checkpoint_rows(checkpoints: Checkpoints) -> list[Row]:
-    prefix = "training_checkpoint"
     return [
-        (f"{prefix}_starts_total", "Checkpoints started", checkpoints.started),
-        (f"{prefix}_writes_total", "Checkpoints written", checkpoints.written),
-        (f"{prefix}_failures_total", "Checkpoints that failed", checkpoints.failed),
+        ("training_checkpoint_starts_total", "Checkpoints started", checkpoints.started),
+        ("training_checkpoint_writes_total", "Checkpoints written", checkpoints.written),
+        ("training_checkpoint_failures_total", "Checkpoints that failed", checkpoints.failed),
         (
-            f"{prefix}_last_start_timestamp_seconds",
+            "training_checkpoint_last_start_timestamp_seconds",
             "Time when the last checkpoint started",
             checkpoints.last_started_at,
         ),
         (
-            f"{prefix}_last_success_timestamp_seconds",
+            "training_checkpoint_last_success_timestamp_seconds",
             "Time when the last checkpoint was complete",
             checkpoints.last_written_at,
         ),
-        (f"{prefix}_bytes", "Size of the last checkpoint", checkpoints.last_bytes),
-        (f"{prefix}_seconds", "Duration of the last checkpoint", checkpoints.last_seconds),
+        ("training_checkpoint_bytes", "Size of the last checkpoint", checkpoints.last_bytes),
+        ("training_checkpoint_seconds", "Duration of the last checkpoint", checkpoints.last_seconds),
     ]
 
 

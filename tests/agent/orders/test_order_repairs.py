@@ -129,7 +129,7 @@ def test_a_power_limit_is_lowered_within_the_range_and_restored(node: Machine) -
     lowered = node.order("lower_power", gpu=FIRST, percent="80")
     assert (lowered.result, lowered.text) == (Result.DONE, f"{FIRST} has a limit of 560 W; it was 700 W")
     assert node.order("lower_power", gpu=FIRST, percent="80").result is Result.ALREADY_SO
-    assert node.order("lower_power", gpu=FIRST, watts="500").text.endswith("before it was 560 W")
+    assert node.order("lower_power", gpu=FIRST, watts="500").text.endswith("it was 560 W")
     back = node.order("lower_power", gpu=FIRST, restore="default")
     assert back.text == f"{FIRST} has a limit of 700 W; it was 500 W"
     assert node.order("lower_power", gpu=FIRST, restore="default").result is Result.ALREADY_SO

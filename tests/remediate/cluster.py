@@ -71,7 +71,7 @@ class TestCluster:
             raise ActionRefused("the GPU is in use")
         done = self._effect(action, self.machines[action.place.node or ""])
         if self.dice.random() < self.troubles.after:
-            raise ActionFailed("timed out; nobody knows whether it happened")
+            raise ActionFailed("timed out; the effect is unknown")
         return done
 
     def _effect(self, action: Action, machine: Machine) -> ActionOutcome:
@@ -109,7 +109,11 @@ class TestCluster:
 
     def ours(self) -> list[str]:
         """Nodes that carry a cordon of ours."""
-        return [name for name, one in self.machines.items() if one.exists and (one.cordon or "").startswith(OURS)]
+        return [
+            name
+            for name, machine in self.machines.items()
+            if machine.exists and (machine.cordon or "").startswith(OURS)
+        ]
 
 
 def nodes(count: int, *, per_rack: int = 4, pools: int = 2) -> list[Node]:

@@ -12,21 +12,21 @@ from watchkeeper.model import events, fleet
 
 @dataclass
 class Inventory:
-    known: fleet.Node
+    expected_node: fleet.Node
 
     def node(self, name: str, cluster: str | None = None) -> fleet.Node | None:
-        return self.known if (name, cluster or "main") == ("n1", "main") else None
+        return self.expected_node if (name, cluster or "main") == ("n1", "main") else None
 
     def nodes(self) -> list[fleet.Node]:
-        return [self.known]
+        return [self.expected_node]
 
 
 def files(made: bytes | None) -> tuple[dict[str, bytes], dict[str, str]]:
     """What is in a bundle, and what is missing in it with the reason."""
     assert made is not None
-    found = evidence_file.read(made)
-    pieces = json.loads(found["manifest.json"])["pieces"]
-    return found, {piece["name"]: piece["missing"] for piece in pieces if "missing" in piece}
+    bundle = evidence_file.read(made)
+    pieces = json.loads(bundle["manifest.json"])["pieces"]
+    return bundle, {piece["name"]: piece["missing"] for piece in pieces if "missing" in piece}
 
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)

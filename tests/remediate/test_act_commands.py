@@ -30,8 +30,8 @@ from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth
 
 
-class Desk:
-    """A hub in mode ask over a cluster in memory, and somebody at a terminal."""
+class Shell:
+    """A hub in mode ask with a cluster in memory, and a user at a terminal."""
 
     def __init__(self, hub: Hub, cluster: TestCluster, port: int, loop: asyncio.AbstractEventLoop) -> None:
         self.hub, self.cluster, self.loop = hub, cluster, loop
@@ -49,12 +49,12 @@ class Desk:
 
     def planned(self, node: str = "n1") -> str:
         self.breaks(node)
-        found = await_that(lambda: [one for one in self.client.repairs().repairs if one.node.node == node])
-        return found[0].incident
+        repairs = await_that(lambda: [repair for repair in self.client.repairs().repairs if repair.node.node == node])
+        return repairs[0].incident
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def shell(tmp_path: Path) -> Iterator[Shell]:
     listener, loop, stop = server.listen("127.0.0.1", 0), asyncio.new_event_loop(), asyncio.Event()
     names = [node.name for node in nodes(4)]
     labels = {"__meta_watchkeeper_cluster": "main"}
@@ -77,86 +77,86 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
     await_that(hub.fleet.fleet.nodes)
-    yield Desk(hub, cluster, listener.getsockname()[1], loop)
+    yield Shell(hub, cluster, listener.getsockname()[1], loop)
     loop.call_soon_threadsafe(stop.set)
     thread.join(60)
     loop.close()
     hub.close()
 
 
-def test_a_plan_is_explained_approved_and_carried_out(desk: Desk) -> None:
-    id = desk.planned()
-    told = desk.types("explain", id).output
-    assert f"{id}  gpu_fell_off_bus: waits for approval" in told
-    assert "mode ask by remediate.mode; no [[remediate.trust]] matches" in told
-    assert "; policy cause.gpu_fell_off_bus" in told
-    assert "reboot n1   (within 30m)" in told
-    assert desk.cluster.calls == []
-    assert f"{id}.1 is cordoning" in desk.types("approve", id).output
-    await_that(lambda: desk.cluster.calls == ["cordon n1", "drain n1", "reboot n1"])
-    assert "approved plan" in desk.types("log").output
-    assert "validating" in desk.types("list").output
+def test_a_plan_is_explained_approved_and_carried_out(shell: Shell) -> None:
+    id = shell.planned()
+    output = shell.types("explain", id).output
+    assert f"{id}  gpu_fell_off_bus: waits for approval" in output
+    assert "mode ask by remediate.mode; no [[remediate.trust]] matches" in output
+    assert "; policy cause.gpu_fell_off_bus" in output
+    assert "reboot n1   (within 30m)" in output
+    assert shell.cluster.calls == []
+    assert f"{id}.1 is cordoning" in shell.types("approve", id).output
+    await_that(lambda: shell.cluster.calls == ["cordon n1", "drain n1", "reboot n1"])
+    assert "approved plan" in shell.types("log").output
+    assert "validating" in shell.types("list").output
 
 
-def test_a_stale_yes_is_refused_with_both_digests(desk: Desk) -> None:
-    id = desk.planned()
+def test_a_stale_approval_is_refused_with_both_digests(shell: Shell) -> None:
+    id = shell.planned()
     with pytest.raises(HubError, match="the approval is for plan abc, but the plan is now"):
-        desk.types("approve", id, "--plan", "abc")
-    assert desk.types("reject", id, "--why", "it is my test node").output == f"{id}.1 is rejected.\n"
-    assert "rejected" in desk.types("list", "--all").output
-    assert desk.types("list").output == "No repairs.\n"
-    assert f"{id}.2 is planned" in desk.types("again", id).output
+        shell.types("approve", id, "--plan", "abc")
+    assert shell.types("reject", id, "--why", "it is my test node").output == f"{id}.1 is rejected.\n"
+    assert "rejected" in shell.types("list", "--all").output
+    assert shell.types("list").output == "No repairs.\n"
+    assert f"{id}.2 is planned" in shell.types("again", id).output
 
 
 @pytest.mark.slow
-def test_a_stop_is_said_everywhere_and_holds_what_is_approved(desk: Desk) -> None:
-    id = desk.planned()
-    desk.types("stop", "--why", "power work")
-    assert desk.types("list").output.startswith("HALTED by local at ")
-    desk.types("approve", id)
-    assert "would be refused by stop" in desk.types("explain", id).output
-    assert desk.cluster.calls == []
-    assert desk.types("resume").output == "Repairs resumed.\n"
-    await_that(lambda: desk.cluster.ours() == ["n1"])
+def test_a_halt_is_shown_everywhere_and_blocks_approved_repairs(shell: Shell) -> None:
+    id = shell.planned()
+    shell.types("stop", "--why", "power work")
+    assert shell.types("list").output.startswith("HALTED by local at ")
+    shell.types("approve", id)
+    assert "would be refused by stop" in shell.types("explain", id).output
+    assert shell.cluster.calls == []
+    assert shell.types("resume").output == "Repairs resumed.\n"
+    await_that(lambda: shell.cluster.ours() == ["n1"])
 
 
-def test_a_policy_is_played_against_the_incidents_of_the_past(desk: Desk, tmp_path: Path) -> None:
-    id = desk.planned()
+def test_a_policy_is_tested_on_past_incidents(shell: Shell, tmp_path: Path) -> None:
+    id = shell.planned()
     mine = tmp_path / "mine.toml"
     mine.write_text('[cause.gpu_fell_off_bus]\nsteps = [{ action = "inspect", why = "we look first" }]')
-    told = desk.types("test", str(mine)).output
-    assert id in told
-    assert "0 of 1 would start without approval." in told
-    assert "inspect" in told
+    output = shell.types("test", str(mine)).output
+    assert id in output
+    assert "0 of 1 would start without approval." in output
+    assert "inspect" in output
     mine.write_text('[cause.nonsense]\nsteps = [{ action = "explode", why = "" }]')
     with pytest.raises(Exception, match=r"cause.nonsense.steps\[0\].action: expected one of"):
-        desk.types("test", str(mine))
+        shell.types("test", str(mine))
 
 
-def test_a_policy_is_played_against_the_report_of_an_incident(desk: Desk, tmp_path: Path) -> None:
+def test_a_policy_is_tested_on_an_incident_report(shell: Shell, tmp_path: Path) -> None:
     report, mine = tmp_path / "report.json", tmp_path / "mine.toml"
-    report.write_text(json.dumps(desk.client.report(desk.planned())))
+    report.write_text(json.dumps(shell.client.report(shell.planned())))
     mine.write_text("[limits]\n")
-    told = desk.types("test", str(mine), str(report)).output
-    assert "cordon → drain → reboot → validate → uncordon" in told
-    assert "1 of 1 would start without approval." in told
+    output = shell.types("test", str(mine), str(report)).output
+    assert "cordon → drain → reboot → validate → uncordon" in output
+    assert "1 of 1 would start without approval." in output
     report.write_text("[]")
     with pytest.raises(SettingsError, match="is not an incident report"):
-        desk.types("test", str(mine), str(report))
+        shell.types("test", str(mine), str(report))
 
 
-def test_an_incident_without_a_repair_says_why(desk: Desk) -> None:
-    desk.breaks("n2", 13)
-    id = await_that(lambda: [one.id for one in desk.client.incidents() if one.plan])[0]
-    assert "the pods or jobs to restart are unknown" in desk.types("explain", id).output
+def test_an_incident_without_a_repair_says_why(shell: Shell) -> None:
+    shell.breaks("n2", 13)
+    id = await_that(lambda: [incident.id for incident in shell.client.incidents() if incident.plan])[0]
+    assert "the pods or jobs to restart are unknown" in shell.types("explain", id).output
     with pytest.raises(HubError, match="no repair for"):
-        desk.types("reject", id, "--why", "x")
+        shell.types("reject", id, "--why", "x")
 
 
-def test_the_audit_is_json_with_who_what_and_why(desk: Desk) -> None:
-    id = desk.planned()
-    desk.types("reject", id, "--why", "no")
-    last = desk.client.repair_log()[-1]
+def test_the_audit_is_json_with_who_what_and_why(shell: Shell) -> None:
+    id = shell.planned()
+    shell.types("reject", id, "--why", "no")
+    last = shell.client.repair_log()[-1]
     assert (last.actor, last.kind, last.subject) == ("local", "repair", id)
     assert last.body["text"] == "local rejected the repair: no"
-    assert desk.hub.current.stages.journal.verify() is None
+    assert shell.hub.current.stages.journal.verify() is None

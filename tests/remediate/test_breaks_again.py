@@ -74,7 +74,7 @@ def test_a_gpu_that_breaks_again_is_repaired_again_although_its_incident_is_open
     watched.world.close()
 
 
-def test_one_that_breaks_again_and_again_is_for_people_after_as_many_attempts_as_are_allowed(watched: Watched) -> None:
+def test_repeated_faults_need_a_person_after_the_allowed_attempts(watched: Watched) -> None:
     for _ in range(2):
         watched.breaks()
         watched.is_repaired()
@@ -88,7 +88,7 @@ def test_one_that_breaks_again_and_again_is_for_people_after_as_many_attempts_as
     assert watched.world.take(watched.incidents.open_incidents()[0]) is None
 
 
-def test_where_the_mode_is_ask_the_second_repair_needs_its_own_yes(watched: Watched) -> None:
+def test_in_mode_ask_the_second_repair_needs_its_own_approval(watched: Watched) -> None:
     watched.breaks()
     watched.is_repaired()
     watched.world.mode = Mode.ASK

@@ -26,15 +26,15 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def asked(world: World, node: str = "n1") -> Repair:
+def plan_in_ask_mode(world: World, node: str = "n1") -> Repair:
     made = world.take(world.breaks(node))
     assert made is not None
     world.cluster.machines[node].is_sick = False
     return made
 
 
-def test_nothing_is_called_before_a_person_says_yes(world: World) -> None:
-    repair = asked(world)
+def test_nothing_is_called_before_approval(world: World) -> None:
+    repair = plan_in_ask_mode(world)
     world.settle(10)
     assert (world.state(repair.incident), world.cluster.calls) == ("planned", [])
     world.control.approve(repair.incident, repair.digest, actor="ada", now=world.now)
@@ -43,13 +43,13 @@ def test_nothing_is_called_before_a_person_says_yes(world: World) -> None:
     assert f"ada approved plan {repair.digest}" in world.story(repair.incident)
 
 
-def test_a_yes_to_another_plan_is_no_yes(world: World) -> None:
-    repair = asked(world)
+def test_an_approval_of_another_plan_is_refused(world: World) -> None:
+    repair = plan_in_ask_mode(world)
     with pytest.raises(InvalidTransition, match=f"the approval is for plan 123, but the plan is now {repair.digest}"):
         world.control.approve(repair.incident, "123", actor="ada", now=world.now)
 
 
-def test_a_plan_that_changes_needs_a_new_yes(tmp_path: Path) -> None:
+def test_a_changed_plan_needs_a_new_approval(tmp_path: Path) -> None:
     world = World(tmp_path, mode=Mode.ASK, limits=limits(pool_percent=0))
     incident = world.breaks("n1")
     first = world.take(incident)
@@ -66,9 +66,9 @@ def test_a_plan_that_changes_needs_a_new_yes(tmp_path: Path) -> None:
     world.close()
 
 
-def test_a_yes_that_guards_hold_up_for_too_long_expires(tmp_path: Path) -> None:
+def test_an_approval_expires_while_guards_refuse(tmp_path: Path) -> None:
     world = World(tmp_path, mode=Mode.ASK, limits=limits(pool_percent=0))
-    repair = asked(world)
+    repair = plan_in_ask_mode(world)
     approved = world.control.approve(repair.incident, repair.digest, actor="ada", now=world.now)
     assert approved.reason.startswith(
         "Refused by pool share: 0 of 2 nodes of pool pool-1 are out of service, one more is 1"
@@ -77,18 +77,18 @@ def test_a_yes_that_guards_hold_up_for_too_long_expires(tmp_path: Path) -> None:
     assert world.state(repair.incident) == "planned"
     assert "Planned: The approval by ada expired" in world.story(repair.incident)
     again = world.control.approve(repair.incident, repair.digest, actor="bob", now=world.now)
-    assert again.reason.startswith("Refused by pool share: "), "whoever says yes again hears why nothing happens"
+    assert again.reason.startswith("Refused by pool share: "), "a second approval shows why nothing happens"
     world.close()
 
 
-def test_a_suggestion_is_carried_out_by_people(world: World) -> None:
+def test_a_suggested_plan_cannot_be_approved(world: World) -> None:
     made = world.take(world.breaks("n1"), Mode.SUGGEST)
     assert made is not None
     with pytest.raises(InvalidTransition, match="the mode is suggest"):
         world.control.approve(made.id, made.digest, actor="ada", now=world.now)
 
 
-def test_a_plan_that_begins_with_a_look_asks_although_the_mode_is_act(world: World) -> None:
+def test_a_plan_that_starts_with_a_manual_step_needs_approval_in_mode_act(world: World) -> None:
     made = world.take(world.breaks("n1", "gpu_missing"), Mode.ACT)
     assert made is not None
     assert (made.mode, made.state) == ("ask", "planned")
@@ -97,9 +97,9 @@ def test_a_plan_that_begins_with_a_look_asks_although_the_mode_is_act(world: Wor
     assert world.cluster.ours() == ["n1"]
 
 
-def test_a_no_before_the_reboot_undoes_the_cordon(world: World) -> None:
+def test_rejecting_before_the_reboot_undoes_the_cordon(world: World) -> None:
     world.cluster.troubles = Troubles(slow=1.0)
-    repair = asked(world)
+    repair = plan_in_ask_mode(world)
     world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
     world.settle(5)
     assert world.cluster.ours() == ["n1"]
@@ -108,16 +108,16 @@ def test_a_no_before_the_reboot_undoes_the_cordon(world: World) -> None:
     assert (world.state(repair.incident), world.cluster.ours()) == ("rejected", [])
 
 
-def test_a_reboot_cannot_be_taken_back(world: World) -> None:
-    repair = asked(world)
+def test_a_reboot_cannot_be_undone(world: World) -> None:
+    repair = plan_in_ask_mode(world)
     world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
     world.settle(6)
     with pytest.raises(InvalidTransition, match="the repair is validating and cannot be undone"):
         world.control.reject(repair.incident, "oh", actor="bob", now=world.now)
 
 
-def test_a_rejected_repair_comes_back_only_when_a_person_wants_it(world: World) -> None:
-    repair = asked(world)
+def test_a_rejected_repair_is_retried_only_by_a_person(world: World) -> None:
+    repair = plan_in_ask_mode(world)
     world.control.reject(repair.incident, "no", actor="ada", now=world.now)
     incident = world.journal.incident(repair.incident)
     assert incident is not None
@@ -128,15 +128,15 @@ def test_a_rejected_repair_comes_back_only_when_a_person_wants_it(world: World) 
     assert (second.id, second.actions[0].mark) == ("INC-1.2", "watchkeeper:INC-1/2.1-cordon")
 
 
-def test_a_word_about_nothing_says_what_there_is(world: World) -> None:
+def test_an_unknown_repair_id_is_refused_with_the_way_to_list_repairs(world: World) -> None:
     with pytest.raises(HubError, match="no repair for INC-9"):
         world.control.reject("INC-9", "x", actor="ada", now=world.now)
 
 
-def test_the_breaker_stops_everything_until_a_person_closes_it(tmp_path: Path) -> None:
+def test_the_breaker_stops_all_starts_until_a_person_resets_it(tmp_path: Path) -> None:
     world = World(tmp_path, 12, limits(breaker_nodes=3))
     for node in range(6):
-        asked(world, f"n{node}")
+        plan_in_ask_mode(world, f"n{node}")
     world.settle(5)
     assert world.repairs.switch.tripped_why == "4 nodes requested a repair within 10m, the limit is 3"
     assert len(world.cluster.ours()) == 3
@@ -149,7 +149,7 @@ def test_the_breaker_stops_everything_until_a_person_closes_it(tmp_path: Path) -
     world.close()
 
 
-def test_to_stop_twice_is_fine_and_to_resume_what_runs_is_not(world: World) -> None:
+def test_halting_twice_is_allowed_and_resuming_without_a_halt_is_not(world: World) -> None:
     world.control.stop("a", actor="ada", now=world.now)
     world.control.stop("b", actor="bob", now=world.now)
     assert world.repairs.switch.stopped_by == "bob"
@@ -158,10 +158,10 @@ def test_to_stop_twice_is_fine_and_to_resume_what_runs_is_not(world: World) -> N
         world.control.resume(actor="ada", now=world.now)
 
 
-def test_settings_that_became_more_careful_end_what_waits_and_freeze_what_runs(tmp_path: Path) -> None:
+def test_a_lowered_mode_ends_waiting_repairs_and_blocks_running_ones(tmp_path: Path) -> None:
     world = World(tmp_path, limits=limits(starts=1))
     world.cluster.troubles = Troubles(slow=1.0)
-    running, waiting = asked(world, "n1"), asked(world, "n2")
+    running, waiting = plan_in_ask_mode(world, "n1"), plan_in_ask_mode(world, "n2")
     world.settle(5)
     calls = len(world.cluster.calls)
     world.mode_decision = ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
@@ -175,9 +175,9 @@ def test_settings_that_became_more_careful_end_what_waits_and_freeze_what_runs(t
     world.close()
 
 
-def test_what_policy_approved_asks_again_when_the_mode_is_lowered_to_ask(tmp_path: Path) -> None:
+def test_an_automatic_approval_needs_a_person_after_the_mode_is_lowered_to_ask(tmp_path: Path) -> None:
     world = World(tmp_path, limits=limits(pool_percent=0))
-    repair = asked(world)
+    repair = plan_in_ask_mode(world)
     assert world.state(repair.id) == "approved"
     world.mode_decision = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.step()
@@ -187,16 +187,16 @@ def test_what_policy_approved_asks_again_when_the_mode_is_lowered_to_ask(tmp_pat
     world.close()
 
 
-def test_a_no_that_comes_while_a_frozen_repair_is_looked_at_is_not_lost(tmp_path: Path) -> None:
+def test_a_rejection_during_the_check_of_a_blocked_repair_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.cluster.troubles = Troubles(slow=1.0)
-    repair = asked(world)
+    repair = plan_in_ask_mode(world)
     world.settle(5)
     assert world.state(repair.id) == "draining"
 
-    def mode_decision(one: Repair) -> ModeDecision:
-        if one.state == "draining":
-            world.control.reject(one.id, "not tonight", actor="ada", now=world.now)
+    def mode_decision(repair: Repair) -> ModeDecision:
+        if repair.state == "draining":
+            world.control.reject(repair.id, "not tonight", actor="ada", now=world.now)
         return ModeDecision(Mode.OBSERVE, "mode observe by remediate.mode")
 
     world.repairs._dependencies = replace(world.repairs._dependencies, current_mode=mode_decision)
@@ -205,20 +205,20 @@ def test_a_no_that_comes_while_a_frozen_repair_is_looked_at_is_not_lost(tmp_path
     world.close()
 
 
-def test_a_yes_that_comes_during_a_call_is_kept(tmp_path: Path) -> None:
+def test_an_approval_during_a_call_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path)
-    repair, perform = asked(world), world.cluster.perform
+    repair, perform = plan_in_ask_mode(world), world.cluster.perform
 
     def interrupted(action: Action) -> ActionOutcome:
-        found = world.repairs.find(repair.id)
-        if action.kind is ActionKind.DRAIN and found is not None and found.approved_by == "policy":
+        current = world.repairs.find(repair.id)
+        if action.kind is ActionKind.DRAIN and current is not None and current.approved_by == "policy":
             world.control.approve(repair.id, repair.digest, actor="ada", now=world.now)
         return perform(action)
 
     world.cluster.perform = interrupted  # type: ignore[method-assign]
     world.settle(10)
     assert "drain n1" in world.cluster.calls
-    found = world.repairs.find(repair.id)
-    assert found is not None
-    assert found.approved_by == "ada"
+    current = world.repairs.find(repair.id)
+    assert current is not None
+    assert current.approved_by == "ada"
     world.close()

@@ -53,9 +53,9 @@ def sources(journal: Journal) -> EvidenceSources:
     return EvidenceSources(journal, engine, Inventory(fleet.Node("main", "n1", pool="train")), "1.0")
 
 
-def test_what_is_not_known_is_said(sources: EvidenceSources) -> None:
-    found, missing = files(sources.bundle_incident("INC-1", now=LATER))
-    assert json.loads(found["incident.json"])["cause"] == "ecc_uncorrectable"
+def test_missing_evidence_is_listed_with_the_reason(sources: EvidenceSources) -> None:
+    present, missing = files(sources.bundle_incident("INC-1", now=LATER))
+    assert json.loads(present["incident.json"])["cause"] == "ecc_uncorrectable"
     assert missing == {
         "diagnosis.json": "the incident has no diagnosis",
         "plan.json": "the incident has no plan",
@@ -72,7 +72,7 @@ def test_what_is_not_known_is_said(sources: EvidenceSources) -> None:
     assert sources.bundle_node("n2", now=LATER) is None
 
 
-def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: EvidenceSources) -> None:
+def test_counters_are_compared_whatever_workload_held_the_gpu(sources: EvidenceSources) -> None:
     def report(value: float, at: timedelta, pod: str) -> None:
         name = {"__name__": "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "gpu": "0", "UUID": "GPU-1", "pod": pod}
         at_ms = round((NOON + at).timestamp() * 1000)
@@ -80,8 +80,8 @@ def test_counters_are_told_before_and_after_whoever_held_the_gpu(sources: Eviden
 
     report(0.0, timedelta(minutes=-6), "train-0")
     report(2.0, timedelta(minutes=59), "")
-    found, _ = files(sources.bundle_incident("INC-1", now=LATER))
-    assert found["counters.csv"].decode().splitlines() == [
+    present, _ = files(sources.bundle_incident("INC-1", now=LATER))
+    assert present["counters.csv"].decode().splitlines() == [
         "metric,gpu,labels,before 2026-05-04T11:55:00Z,now 2026-05-04T13:00:00Z",
         "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL,0,UUID=GPU-1,0.0,2.0",
     ]
@@ -94,27 +94,31 @@ def test_events_and_receipts_of_the_node_are_in_it_and_of_no_other(sources: Evid
         outbox.issue(OrderRequest("main", node, "scan", id=f"WO-{node}"), now=NOON, actor="ann")
     receipt = orders.Receipt(orders.OrderId("WO-n1"), NOON, Result.DONE, "this node is healthy", "{}")
     outbox.accept_receipt("WO-n1", orders.seal(receipt, KEY), now=NOON)
-    found, missing = files(sources.bundle_node("n1", now=LATER))
-    assert found["xid-history.log"] == b"2026-05-04T12:00:00Z Xid 48\n"
-    assert json.loads(found["orders/01-scan.json"])["text"] == "this node is healthy"
-    assert found["orders/01-scan.output"] == b"{}"
-    assert "incidents/INC-1/incident.json" in found
-    assert not any("n2" in name or b"WO-n2" in content for name, content in found.items())
+    present, missing = files(sources.bundle_node("n1", now=LATER))
+    assert present["xid-history.log"] == b"2026-05-04T12:00:00Z Xid 48\n"
+    assert json.loads(present["orders/01-scan.json"])["text"] == "this node is healthy"
+    assert present["orders/01-scan.output"] == b"{}"
+    assert "incidents/INC-1/incident.json" in present
+    assert not any("n2" in name or b"WO-n2" in content for name, content in present.items())
     assert "orders/" not in missing
 
 
 def test_names_of_people_and_nodes_are_replaced_throughout(sources: EvidenceSources) -> None:
-    found, _ = files(sources.bundle_incident("INC-1", now=LATER, hides_names=True))
-    told = json.loads(found["incident.json"])
-    assert (told["assignee"], told["place"]["node"], told["title"]) == ("person-1", "node-1", "GPU-1 on node-1")
+    present, _ = files(sources.bundle_incident("INC-1", now=LATER, hides_names=True))
+    incident = json.loads(present["incident.json"])
+    assert (incident["assignee"], incident["place"]["node"], incident["title"]) == (
+        "person-1",
+        "node-1",
+        "GPU-1 on node-1",
+    )
 
 
-def test_a_server_of_samples_that_is_away_costs_only_its_pieces(sources: EvidenceSources) -> None:
+def test_an_unreachable_query_engine_costs_only_its_own_files(sources: EvidenceSources) -> None:
     class Away(EmbeddedEngine):
         def instant(self, expr: str, at_ms: int) -> QueryResult:
             raise QueryError("connection refused")
 
-    found, missing = files(replace(sources, engine=Away(Head(max_series=1))).bundle_incident("INC-1", now=LATER))
+    present, missing = files(replace(sources, engine=Away(Head(max_series=1))).bundle_incident("INC-1", now=LATER))
     assert missing["counters.csv"] == "the query failed: connection refused"
-    assert "timeline.json" in found
+    assert "timeline.json" in present
     assert NODE.node == "n1"

@@ -45,31 +45,33 @@ def refusals(request: RepairRequest, availability: FleetAvailability, limits: Gu
     return list(find_refusals(GuardInputs(request, availability, limits, NOW)))
 
 
-def said(limits: GuardLimits, *out_names: str, node: str = "n0", mode: Mode = Mode.ACT, **more: object) -> list[str]:
-    standing = count_availability(FLEET, out(*out_names), **more)  # type: ignore[arg-type]
-    wish = RepairRequest(place(node), "gpu_fell_off_bus", mode)
-    return [f"{one.guard}: {one.text}" for one in refusals(wish, standing, limits)]
+def refusal_texts(
+    limits: GuardLimits, *out_names: str, node: str = "n0", mode: Mode = Mode.ACT, **more: object
+) -> list[str]:
+    availability = count_availability(FLEET, out(*out_names), **more)  # type: ignore[arg-type]
+    request = RepairRequest(place(node), "gpu_fell_off_bus", mode)
+    return [f"{refusal.guard}: {refusal.text}" for refusal in refusals(request, availability, limits)]
 
 
 def test_a_pool_gives_up_no_more_than_its_share() -> None:
     limits = replace(NONE, pool_percent=20)
-    assert said(limits, "n2") == []
-    assert said(limits, "n2", "n4") == [
+    assert refusal_texts(limits, "n2") == []
+    assert refusal_texts(limits, "n2", "n4") == [
         "pool share: 2 of 10 nodes of pool pool-0 are out of service, one more is 3, the limit is 2 (20 %)"
     ]
-    assert said(limits, "n1", "n3") == []
+    assert refusal_texts(limits, "n1", "n3") == []
 
 
 def test_the_fleet_gives_up_no_more_than_its_share() -> None:
     limits = replace(NONE, fleet_percent=10)
-    assert said(limits, "n1") == []
-    assert said(limits, "n1", "n2") == [
+    assert refusal_texts(limits, "n1") == []
+    assert refusal_texts(limits, "n1", "n2") == [
         "fleet share: 2 of 20 nodes of the fleet are out of service, one more is 3, the limit is 2 (10 %)"
     ]
 
 
 def test_a_node_that_is_out_already_takes_no_further_place() -> None:
-    assert said(replace(NONE, fleet_percent=10), "n1", "n0") == []
+    assert refusal_texts(replace(NONE, fleet_percent=10), "n1", "n0") == []
 
 
 def test_a_small_pool_may_always_give_up_one_unless_the_share_is_nothing() -> None:
@@ -82,60 +84,64 @@ def test_a_small_pool_may_always_give_up_one_unless_the_share_is_nothing() -> No
 
 def test_two_nodes_of_one_rack_are_never_out_at_once() -> None:
     limits = replace(NONE, domains=("rack",))
-    assert said(limits, "n5") == []
-    assert said(limits, "n1") == ["domain: n1 in rack r0 is out of service: 1 in that rack, the limit is 1"]
+    assert refusal_texts(limits, "n5") == []
+    assert refusal_texts(limits, "n1") == ["domain: n1 in rack r0 is out of service: 1 in that rack, the limit is 1"]
 
 
 def test_only_nodes_of_the_cluster_whose_scheduler_is_asked_are_repaired() -> None:
-    assert said(replace(NONE, cluster="main")) == []
-    (refused,) = said(replace(NONE, cluster="east"))
+    assert refusal_texts(replace(NONE, cluster="main")) == []
+    (refused,) = refusal_texts(replace(NONE, cluster="east"))
     assert refused.startswith("cluster: n0 is in cluster main, but this hub repairs east (fleet.cluster)")
 
 
 def test_so_many_repairs_begin_within_a_time() -> None:
     limits = replace(NONE, starts=2)
     starts = [RepairStart(NOW - timedelta(minutes=minutes), place("n9"), "x") for minutes in (90, 59, 1)]
-    assert said(limits, starts=starts[:2]) == []
-    assert said(limits, starts=starts) == ["rate: 2 repairs started within 1h, the limit is 2"]
+    assert refusal_texts(limits, starts=starts[:2]) == []
+    assert refusal_texts(limits, starts=starts) == ["rate: 2 repairs started within 1h, the limit is 2"]
 
 
 def test_a_node_is_not_repaired_again_and_again_for_one_cause() -> None:
     limits = replace(NONE, attempts=2)
     starts = [RepairStart(NOW - timedelta(days=days), place("n0"), "gpu_fell_off_bus") for days in (8, 6, 1)]
-    assert said(limits, starts=starts[:2]) == []
-    assert said(limits, starts=starts) == [
+    assert refusal_texts(limits, starts=starts[:2]) == []
+    assert refusal_texts(limits, starts=starts) == [
         "attempts: 2 repairs of n0 within 1w, the limit is 2: hand it over to the vendor"
     ]
-    assert said(limits, node="n1", starts=starts) == []
+    assert refusal_texts(limits, node="n1", starts=starts) == []
 
 
 def test_a_pool_keeps_the_gpus_that_its_jobs_need() -> None:
     quorum = Quorum("llm", "pool-0", 64)
     limits = replace(NONE, quorums=(quorum,))
-    assert said(limits, "n2") == []
-    assert said(limits, "n2", "n4") == ["quorum: pool pool-0 would have 56 healthy GPUs left, jobs of llm need 64"]
+    assert refusal_texts(limits, "n2") == []
+    assert refusal_texts(limits, "n2", "n4") == [
+        "quorum: pool pool-0 would have 56 healthy GPUs left, jobs of llm need 64"
+    ]
     sick = {place("n6"): 1}
-    assert said(limits, "n2", faulty_gpus=sick) == [
+    assert refusal_texts(limits, "n2", faulty_gpus=sick) == [
         "quorum: pool pool-0 would have 63 healthy GPUs left, jobs of llm need 64"
     ]
 
 
-def test_a_node_whose_gpus_nobody_counted_cannot_be_spared() -> None:
-    standing = count_availability([Node("main", "n0", "pool-0")], {})
+def test_a_node_with_an_unknown_number_of_gpus_is_refused() -> None:
+    availability = count_availability([Node("main", "n0", "pool-0")], {})
     limits = replace(NONE, quorums=(Quorum("llm", "pool-0", 8),))
-    assert [one.guard for one in refusals(RepairRequest(place("n0"), "x", Mode.ACT), standing, limits)] == ["quorum"]
+    assert [refusal.guard for refusal in refusals(RepairRequest(place("n0"), "x", Mode.ACT), availability, limits)] == [
+        "quorum"
+    ]
 
 
 def test_a_node_that_the_inventory_does_not_know_is_left_alone() -> None:
-    assert said(NONE, node="stranger") == [
+    assert refusal_texts(NONE, node="stranger") == [
         "inventory: stranger is not in the inventory of 20 nodes, so no budget covers it"
     ]
 
 
-def test_quiet_hours_hold_back_what_begins_by_itself_and_nobody_who_is_awake() -> None:
+def test_quiet_hours_refuse_automatic_starts_only() -> None:
     limits = replace(NONE, quiet_hours=(quiet_hours.parse("Mon-Fri 11:00-13:00"),))
-    assert said(limits) == ["quiet hours: it is Mon 12:00 UTC, within the quiet hours Mon-Fri 11:00-13:00"]
-    assert said(limits, mode=Mode.ASK) == []
+    assert refusal_texts(limits) == ["quiet hours: it is Mon 12:00 UTC, within the quiet hours Mon-Fri 11:00-13:00"]
+    assert refusal_texts(limits, mode=Mode.ASK) == []
 
 
 @pytest.mark.parametrize(
@@ -162,13 +168,13 @@ def test_hours_that_no_day_has_are_refused(text: str) -> None:
 
 def test_the_breaker_opens_over_distinct_nodes_and_stays_open() -> None:
     limits = replace(NONE, breaker_nodes=2)
-    wanted = {place("n1"): NOW, place("n2"): NOW, place("n3"): NOW - timedelta(minutes=11)}
-    assert guards.breaker_trip_reason(wanted, limits, since=None, now=NOW) is None
-    wanted[place("n4")] = NOW
-    why = guards.breaker_trip_reason(wanted, limits, since=None, now=NOW)
+    requested_at = {place("n1"): NOW, place("n2"): NOW, place("n3"): NOW - timedelta(minutes=11)}
+    assert guards.breaker_trip_reason(requested_at, limits, since=None, now=NOW) is None
+    requested_at[place("n4")] = NOW
+    why = guards.breaker_trip_reason(requested_at, limits, since=None, now=NOW)
     assert why == "3 nodes requested a repair within 10m, the limit is 2"
-    assert guards.breaker_trip_reason(wanted, limits, since=NOW, now=NOW) is None
-    tripped = said(NONE, switch=RepairSwitch(tripped_at=NOW, tripped_why=why))
+    assert guards.breaker_trip_reason(requested_at, limits, since=NOW, now=NOW) is None
+    tripped = refusal_texts(NONE, switch=RepairSwitch(tripped_at=NOW, tripped_why=why))
     assert tripped == [
         f"breaker: the circuit breaker tripped at 2026-05-04 12:00Z: {why}; `watchkeeper act reset` closes it"
     ]
@@ -176,42 +182,44 @@ def test_the_breaker_opens_over_distinct_nodes_and_stays_open() -> None:
 
 def test_a_stopped_hub_starts_nothing_and_says_who_stopped_it() -> None:
     switch = RepairSwitch(stopped_at=NOW, stopped_by="ada", stopped_why="power work")
-    assert said(NONE, switch=switch)[0].startswith("stop: ada halted all repairs at 2026-05-04 12:00Z (power work)")
+    assert refusal_texts(NONE, switch=switch)[0].startswith(
+        "stop: ada halted all repairs at 2026-05-04 12:00Z (power work)"
+    )
 
 
 def test_a_repair_that_leaves_the_node_in_service_needs_no_share() -> None:
-    standing = count_availability(FLEET, out("n1", "n2", "n3"))
-    wish = RepairRequest(place("n0"), "thermal_throttle", Mode.ACT, takes_node_out=False)
-    assert refusals(wish, standing, replace(NONE, fleet_percent=5)) == []
+    availability = count_availability(FLEET, out("n1", "n2", "n3"))
+    request = RepairRequest(place("n0"), "thermal_throttle", Mode.ACT, takes_node_out=False)
+    assert refusals(request, availability, replace(NONE, fleet_percent=5)) == []
 
 
 @given(st.sets(st.integers(0, 19), max_size=20), st.integers(0, 100), st.integers(0, 100))
 def test_whatever_is_out_a_start_never_exceeds_a_share(gone: set[int], pool: int, fleet: int) -> None:
     names = [f"n{at}" for at in gone if at != 0]
-    if not said(replace(NONE, pool_percent=pool, fleet_percent=fleet), *names):
+    if not refusal_texts(replace(NONE, pool_percent=pool, fleet_percent=fleet), *names):
         assert len(names) + 1 <= guards.out_of_service_budget(20, fleet)
         assert sum(int(name[1:]) % 2 == 0 for name in names) + 1 <= guards.out_of_service_budget(10, pool)
 
 
-def test_budgets_refuse_while_nobody_knows_what_others_have_taken_out() -> None:
+def test_budgets_refuse_while_cordoned_nodes_are_unknown() -> None:
     blind = ["kubernetes has never answered"]
-    assert said(NONE, unreadable=blind) == [
+    assert refusal_texts(NONE, unreadable=blind) == [
         "schedulers: unknown which of the 20 nodes others have cordoned: kubernetes has never answered"
     ]
 
 
 def test_what_takes_no_node_out_does_not_wait_for_a_silent_scheduler() -> None:
-    standing = count_availability(FLEET, {}, unreadable=["slurm has never answered"])
-    wish = RepairRequest(place("n0"), "app_illegal_access", Mode.ACT, takes_node_out=False)
-    assert refusals(wish, standing, NONE) == []
+    availability = count_availability(FLEET, {}, unreadable=["slurm has never answered"])
+    request = RepairRequest(place("n0"), "app_illegal_access", Mode.ACT, takes_node_out=False)
+    assert refusals(request, availability, NONE) == []
 
 
 def unmapped(name: str, *out_names: str, node: str) -> list[str]:
-    """What the guards say in a fleet of racks where nobody knows that of one node."""
-    fleet = [replace(one, domains={}) if one.name == name else one for one in FLEET]
-    wish = RepairRequest(place(node), "gpu_fell_off_bus", Mode.ACT)
-    found = refusals(wish, count_availability(fleet, out(*out_names)), replace(NONE, domains=("rack",)))
-    return [one.text for one in found]
+    """The refusals in a fleet with racks if the rack of one node is unknown."""
+    fleet = [replace(member, domains={}) if member.name == name else member for member in FLEET]
+    request = RepairRequest(place(node), "gpu_fell_off_bus", Mode.ACT)
+    refused = refusals(request, count_availability(fleet, out(*out_names)), replace(NONE, domains=("rack",)))
+    return [refusal.text for refusal in refused]
 
 
 def test_a_node_of_an_unknown_rack_goes_out_alone() -> None:
@@ -225,11 +233,11 @@ def test_a_node_of_an_unknown_rack_goes_out_alone() -> None:
 
 
 def test_a_fleet_without_racks_has_none_to_protect() -> None:
-    fleet = [replace(one, domains={}) for one in FLEET]
-    wish = RepairRequest(place("n0"), "gpu_fell_off_bus", Mode.ACT)
-    assert refusals(wish, count_availability(fleet, out("n7")), replace(NONE, domains=("rack",))) == []
+    fleet = [replace(member, domains={}) for member in FLEET]
+    request = RepairRequest(place("n0"), "gpu_fell_off_bus", Mode.ACT)
+    assert refusals(request, count_availability(fleet, out("n7")), replace(NONE, domains=("rack",))) == []
 
 
 def test_of_a_fleet_of_one_node_that_node_may_be_repaired() -> None:
-    wish = RepairRequest(place("n0"), "gpu_fell_off_bus", Mode.ACT)
-    assert refusals(wish, count_availability(FLEET[:1], {}), GuardLimits()) == []
+    request = RepairRequest(place("n0"), "gpu_fell_off_bus", Mode.ACT)
+    assert refusals(request, count_availability(FLEET[:1], {}), GuardLimits()) == []

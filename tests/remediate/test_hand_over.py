@@ -28,7 +28,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def desk(world: World) -> NodeHandOver:
+def hand_over_of(world: World) -> NodeHandOver:
     node = fleet.Node("main", world.nodes[0].name)
     sources = EvidenceSources(world.journal, EmbeddedEngine(Head(max_series=10)), Inventory(node), "1.0")
     return NodeHandOver(world.journal, sources, world.folder / "bundles", limit=2)
@@ -42,13 +42,13 @@ def fail(world: World, id: str) -> Repair:
         world.step()
         if world.state(id) == RepairState.FAILED:
             break
-    found = world.repairs.find(id)
-    assert found is not None
-    assert found.keeps_cordon, found.reason
-    return found
+    repair = world.repairs.find(id)
+    assert repair is not None
+    assert repair.keeps_cordon, repair.reason
+    return repair
 
 
-def told(world: World, id: str) -> list[str]:
+def hand_over_texts(world: World, id: str) -> list[str]:
     return [text for text in world.story(id) if "repair it manually" in text]
 
 
@@ -56,35 +56,35 @@ def test_a_node_is_handed_over_after_the_second_failed_repair_and_only_once(worl
     incident = world.breaks(world.nodes[0].name)
     world.take(incident)
     fail(world, incident.id)
-    handing = desk(world)
+    handing = hand_over_of(world)
     assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == []
     want = world.wants(incident)
     assert want is not None
     world.control.retry(want, actor="ada", now=world.now)
     last = fail(world, incident.id)
     assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == [incident.id]
-    (text,) = told(world, incident.id)
+    (text,) = hand_over_texts(world, incident.id)
     path = world.folder / "bundles" / f"{last.id}.tar.gz"
     assert text.startswith(f"2 repairs of {world.nodes[0].name} failed, the limit is 2")
     assert f"The evidence is in {path}" in text
     assert path.stat().st_mode & 0o777 == 0o600
-    found, _ = files(path.read_bytes())
-    assert b"Validation failed" in found["repairs.json"]
+    present, _ = files(path.read_bytes())
+    assert b"Validation failed" in present["repairs.json"]
     world.restart()
-    assert desk(world).hand_over_failed(world.repairs.active_repairs(), world.now) == []
+    assert hand_over_of(world).hand_over_failed(world.repairs.active_repairs(), world.now) == []
 
 
-def test_evidence_that_cannot_be_kept_is_said_and_the_node_is_handed_over_all_the_same(world: World) -> None:
+def test_a_node_is_handed_over_even_if_its_evidence_cannot_be_written(world: World) -> None:
     (world.folder / "bundles").write_text("in the way")
     incident = world.breaks(world.nodes[0].name)
     world.take(incident)
     fail(world, incident.id)
-    handing = NodeHandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
+    handing = NodeHandOver(world.journal, hand_over_of(world)._sources, world.folder / "bundles", limit=1)
     assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == [incident.id]
-    assert "The evidence could not be written" in told(world, incident.id)[0]
+    assert "The evidence could not be written" in hand_over_texts(world, incident.id)[0]
 
 
-def test_of_too_many_bundles_the_oldest_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_bundles_beyond_the_limit_are_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hand_over, "MAX_BUNDLES", 2)
     folder = world.folder / "bundles"
     folder.mkdir()
@@ -94,26 +94,26 @@ def test_of_too_many_bundles_the_oldest_go(world: World, monkeypatch: pytest.Mon
     incident = world.breaks(world.nodes[0].name)
     world.take(incident)
     repair = fail(world, incident.id)
-    NodeHandOver(world.journal, desk(world)._sources, folder, limit=1).hand_over_failed(
+    NodeHandOver(world.journal, hand_over_of(world)._sources, folder, limit=1).hand_over_failed(
         world.repairs.active_repairs(), world.now
     )
     assert {path.name for path in folder.iterdir()} == {"young.tar.gz", f"{repair.id}.tar.gz"}
 
 
-def test_a_journal_that_cannot_be_written_now_is_told_at_the_next_look(world: World) -> None:
+def test_a_hand_over_that_the_journal_refuses_is_repeated(world: World) -> None:
     incident = world.breaks(world.nodes[0].name)
     world.take(incident)
     fail(world, incident.id)
-    handing = NodeHandOver(world.journal, desk(world)._sources, world.folder / "bundles", limit=1)
+    handing = NodeHandOver(world.journal, hand_over_of(world)._sources, world.folder / "bundles", limit=1)
     world.journal._connection.execute("PRAGMA query_only = 1")
     with pytest.raises(StoreError):
         handing.hand_over_failed(world.repairs.active_repairs(), world.now)
     world.journal._connection.execute("PRAGMA query_only = 0")
     assert handing.hand_over_failed(world.repairs.active_repairs(), world.now) == [incident.id]
-    assert len(told(world, incident.id)) == 1
+    assert len(hand_over_texts(world, incident.id)) == 1
 
 
-def test_only_repairs_that_did_something_about_the_same_cause_count(world: World) -> None:
+def test_only_failed_repairs_of_the_same_cause_that_acted_count(world: World) -> None:
     incident = world.breaks(world.nodes[0].name)
     world.take(incident)
     repair = fail(world, incident.id)

@@ -38,11 +38,11 @@ def engine(*gpus: Mapping[str, Sequence[float]], holder: Mapping[str, str] = POD
     return made
 
 
-def judged(asked: EmbeddedEngine, **named: str) -> tuple[CheckState, str]:
+def judged(samples: EmbeddedEngine, **named: str) -> tuple[CheckState, str]:
     place = Place("main", node="n0", gpu="GPU-0")
-    told = named or {"pods": "research/nb-1"}
-    action = Action(ActionId("3-reclaim"), ActionKind.RECLAIM, place, IncidentId("INC-1"), "why", told)
-    verdict = IdleCheck(asked).check(action, NOON, NOON + HOUR)
+    arguments = named or {"pods": "research/nb-1"}
+    action = Action(ActionId("3-reclaim"), ActionKind.RECLAIM, place, IncidentId("INC-1"), "why", arguments)
+    verdict = IdleCheck(samples).check(action, NOON, NOON + HOUR)
     return verdict.state, verdict.text
 
 
@@ -58,8 +58,8 @@ def test_one_kernel_within_the_time_is_use(series: str) -> None:
 
 
 def test_a_workload_with_one_gpu_at_work_keeps_all_of_them() -> None:
-    standing, text = judged(engine({SM_ACTIVE: [0.0] * 6}, {SM_ACTIVE: [0.6] * 6}))
-    assert (standing, text) == (
+    state, text = judged(engine({SM_ACTIVE: [0.0] * 6}, {SM_ACTIVE: [0.6] * 6}))
+    assert (state, text) == (
         CheckState.FAILED,
         "research/nb-1: 1 of 2 GPUs idle for 60 min, 1 in use",
     )
@@ -68,8 +68,8 @@ def test_a_workload_with_one_gpu_at_work_keeps_all_of_them() -> None:
 def test_ranks_that_spin_for_a_crashed_one_are_waste_too() -> None:
     crashed = {SM_ACTIVE: [0.0] * 6, UTILISATION: [0.0] * 6}
     spinning = {SM_ACTIVE: [0.1] * 6, UTILISATION: [100.0] * 6}
-    standing, text = judged(engine(crashed, spinning, spinning))
-    assert (standing, text) == (
+    state, text = judged(engine(crashed, spinning, spinning))
+    assert (state, text) == (
         CheckState.PASSED,
         "research/nb-1: 1 of 3 GPUs idle for 60 min, 2 spinning",
     )
@@ -80,26 +80,26 @@ def test_profiling_that_broke_does_not_make_a_gpu_idle() -> None:
     assert judged(engine({SM_ACTIVE: [0.0] * 6, UTILISATION: [60.0] * 6}))[0] is CheckState.FAILED
 
 
-def test_without_samples_nobody_knows() -> None:
+def test_without_samples_idleness_is_unknown() -> None:
     assert judged(engine()) == (CheckState.UNKNOWN, "no samples of the GPUs of research/nb-1")
 
 
 def test_a_slurm_job_is_asked_for_on_every_node_it_has() -> None:
     still = {UTILISATION: [0.0] * 6}
-    asked = engine(*([still] * 9), holder={"hpc_job": "4711"})
-    assert judged(asked, jobs="4711") == (CheckState.PASSED, "4711: 9 of 9 GPUs idle for 60 min")
+    samples = engine(*([still] * 9), holder={"hpc_job": "4711"})
+    assert judged(samples, jobs="4711") == (CheckState.PASSED, "4711: 9 of 9 GPUs idle for 60 min")
 
 
 def test_labels_that_prometheus_renamed_are_the_same_workload() -> None:
-    asked = engine({UTILISATION: [70.0] * 6}, holder={"exported_namespace": "research", "exported_pod": "nb-1"})
-    assert judged(asked)[0] is CheckState.FAILED
+    samples = engine({UTILISATION: [70.0] * 6}, holder={"exported_namespace": "research", "exported_pod": "nb-1"})
+    assert judged(samples)[0] is CheckState.FAILED
 
 
-def test_an_engine_that_cannot_be_asked_says_nothing() -> None:
+def test_a_failed_query_leaves_idleness_unknown() -> None:
     class Gone(EmbeddedEngine):
         def instant(self, expr: str, at_ms: int, **_: object) -> object:  # type: ignore[override]
             raise QueryError("the server does not answer")
 
-    standing, text = judged(Gone(Head()))
-    assert standing is CheckState.UNKNOWN
+    state, text = judged(Gone(Head()))
+    assert state is CheckState.UNKNOWN
     assert "the server does not answer" in text

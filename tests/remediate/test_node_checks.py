@@ -29,7 +29,7 @@ def outbox(tmp_path: Path) -> Iterator[OrderQueue]:
 
 
 def check_of(outbox: OrderQueue | None, name: str) -> NodeCheck:
-    return next(one for one in node_validators(lambda: outbox) if one.name == name)
+    return next(validator for validator in node_validators(lambda: outbox) if validator.name == name)
 
 
 def answer(outbox: OrderQueue, output: str, at: float, result: Result = Result.DONE) -> None:
@@ -39,7 +39,7 @@ def answer(outbox: OrderQueue, output: str, at: float, result: Result = Result.D
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "verdict", "standing"),
+    ("name", "kind", "verdict", "state"),
     [
         ("scan", "scan", "healthy", CheckState.PASSED),
         ("scan", "scan", "degraded", CheckState.FAILED),
@@ -48,21 +48,19 @@ def answer(outbox: OrderQueue, output: str, at: float, result: Result = Result.D
         ("diag_3", "diag", "cannot tell", CheckState.UNKNOWN),
     ],
 )
-def test_a_node_is_asked_once_and_believed(
-    outbox: OrderQueue, name: str, kind: str, verdict: str, standing: CheckState
-) -> None:
+def test_a_node_is_checked_once(outbox: OrderQueue, name: str, kind: str, verdict: str, state: CheckState) -> None:
     check = check_of(outbox, name)
     assert check.check(NODE, NOON, NOON).state is CheckState.UNKNOWN
     assert check.check(NODE, NOON, NOON).text == f"{kind} of n1: the work order is waiting"
     (order,) = waiting(outbox)
     assert (order.kind, order.arguments.get("level", "scan")) == (kind, name.removeprefix("diag_"))
     answer(outbox, json.dumps({"verdict": verdict}), 0.1)
-    found = check.check(NODE, NOON, minutes(0.2))
-    assert (found.check, found.state) == (name, standing)
+    result = check.check(NODE, NOON, minutes(0.2))
+    assert (result.check, result.state) == (name, state)
     assert waiting(outbox, at=minutes(0.3)) == []
 
 
-def test_a_scan_that_cannot_tell_is_made_again_a_few_times_and_never_passes(outbox: OrderQueue) -> None:
+def test_a_scan_without_a_verdict_is_retried_and_never_passes(outbox: OrderQueue) -> None:
     check = check_of(outbox, "scan")
     for number in range(MAX_TRIES):
         assert check.check(NODE, NOON, minutes(2 * number)).state is CheckState.UNKNOWN
@@ -74,7 +72,7 @@ def test_a_scan_that_cannot_tell_is_made_again_a_few_times_and_never_passes(outb
     )
 
 
-def test_another_repair_asks_anew_and_a_refusal_is_final(outbox: OrderQueue) -> None:
+def test_another_repair_orders_a_new_check_and_a_refusal_is_final(outbox: OrderQueue) -> None:
     check = check_of(outbox, "diag_2")
     check.check(NODE, NOON, NOON)
     answer(outbox, "", 0.1, Result.REFUSED)
@@ -83,5 +81,5 @@ def test_another_repair_asks_anew_and_a_refusal_is_final(outbox: OrderQueue) -> 
     assert len(waiting(outbox, at=minutes(60))) == 1
 
 
-def test_without_a_key_nobody_can_say() -> None:
+def test_without_a_key_a_check_is_unknown() -> None:
     assert check_of(None, "scan").check(NODE, NOON, NOON).state is CheckState.UNKNOWN

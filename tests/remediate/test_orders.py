@@ -50,7 +50,7 @@ def test_an_order_waits_for_its_node_until_the_node_answers(outbox: OrderQueue, 
     assert journal.verify() is None
 
 
-def test_a_hub_that_restarts_goes_on_with_what_nobody_answered(outbox: OrderQueue, journal: Journal) -> None:
+def test_a_restarted_hub_keeps_unanswered_orders(outbox: OrderQueue, journal: Journal) -> None:
     first, second = (outbox.issue(SCAN, now=NOON, actor="ann").order for _ in range(2))
     outbox.accept_receipt(first.id, answer(first.id), now=NOON)
     again = OrderQueue(journal, HUB_KEY, now=minutes(5))
@@ -58,23 +58,23 @@ def test_a_hub_that_restarts_goes_on_with_what_nobody_answered(outbox: OrderQueu
     assert waiting(OrderQueue(journal, HUB_KEY, now=minutes(11)), at=minutes(11)) == []
 
 
-def test_asking_twice_under_one_id_is_asking_once(outbox: OrderQueue) -> None:
-    wanted = replace(SCAN, id="INC-1/reset-1")
-    first = outbox.issue(wanted, now=NOON, actor="plan")
-    assert outbox.issue(wanted, now=minutes(1), actor="plan").order == first.order
+def test_issuing_twice_under_one_id_issues_one_order(outbox: OrderQueue) -> None:
+    request = replace(SCAN, id="INC-1/reset-1")
+    first = outbox.issue(request, now=NOON, actor="plan")
+    assert outbox.issue(request, now=minutes(1), actor="plan").order == first.order
     outbox.accept_receipt(first.order.id, answer(first.order.id), now=NOON)
-    assert outbox.issue(wanted, now=minutes(2), actor="plan").receipt is not None
+    assert outbox.issue(request, now=minutes(2), actor="plan").receipt is not None
 
 
-def test_threads_that_ask_at_once_under_one_id_get_one_order(outbox: OrderQueue, journal: Journal) -> None:
-    wanted = replace(SCAN, id="INC-1/reset-1")
+def test_threads_that_issue_at_once_under_one_id_get_one_order(outbox: OrderQueue, journal: Journal) -> None:
+    request = replace(SCAN, id="INC-1/reset-1")
     with ThreadPoolExecutor(8) as threads:
-        given = list(threads.map(lambda _: outbox.issue(wanted, now=NOON, actor="plan").order, range(40)))
+        given = list(threads.map(lambda _: outbox.issue(request, now=NOON, actor="plan").order, range(40)))
     assert {order.nonce for order in given} == {given[0].nonce}
     assert len(journal.entries()) == 1
 
 
-def test_a_receipt_without_the_seal_of_its_node_proves_nothing_done(outbox: OrderQueue) -> None:
+def test_a_receipt_without_its_nodes_signature_proves_nothing(outbox: OrderQueue) -> None:
     id = outbox.issue(SCAN, now=NOON, actor="ann").order.id
     stranger = orders.node_key(HUB_KEY, "main", "n2")
     with pytest.raises(ActionRefused, match="has no valid signature of n1"):
@@ -106,16 +106,16 @@ def test_a_receipt_that_comes_after_the_order_expired_is_still_kept(outbox: Orde
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("invalid", "reason"),
     [
         (replace(SCAN, kind="melt"), "unknown order `melt`"),
         (replace(SCAN, arguments={"force": "1"}), "scan has no argument force"),
         (replace(SCAN, lifetime=timedelta(days=2)), "the limit is 1 day"),
     ],
 )
-def test_what_cannot_be_ordered_is_refused_with_words(outbox: OrderQueue, wanted: OrderRequest, words: str) -> None:
-    with pytest.raises(ActionRefused, match=words):
-        outbox.issue(wanted, now=NOON, actor="ann")
+def test_an_invalid_order_is_refused_with_the_reason(outbox: OrderQueue, invalid: OrderRequest, reason: str) -> None:
+    with pytest.raises(ActionRefused, match=reason):
+        outbox.issue(invalid, now=NOON, actor="ann")
     assert waiting(outbox) == []
 
 
@@ -130,12 +130,12 @@ def test_too_many_orders_are_refused_with_both_numbers(outbox: OrderQueue, monke
     outbox.issue(replace(SCAN, node="n2"), now=minutes(11), actor="ann")
 
 
-def test_listeners_hear_whose_order_it_is_and_when_the_hub_stops(outbox: OrderQueue) -> None:
-    heard: list[outboxes.Address | None] = []
-    outbox.subscribe(heard.append)
+def test_listeners_are_notified_of_orders_and_of_the_hubs_stop(outbox: OrderQueue) -> None:
+    notified: list[outboxes.Address | None] = []
+    outbox.subscribe(notified.append)
     outbox.issue(SCAN, now=NOON, actor="ann")
     outbox.close()
-    assert heard == [("main", "n1"), None]
+    assert notified == [("main", "n1"), None]
 
 
 def test_the_newest_orders_come_first_as_they_are_now(outbox: OrderQueue) -> None:
@@ -146,7 +146,7 @@ def test_the_newest_orders_come_first_as_they_are_now(outbox: OrderQueue) -> Non
     assert latest[0].fetched_at == minutes(3)
 
 
-def test_a_journal_from_before_there_were_orders_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_journal_without_orders_is_migrated(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     Journal(path).close()
     with closing(sqlite3.connect(path)) as connection:
@@ -166,7 +166,7 @@ def test_a_trim_takes_finished_orders_and_leaves_those_that_wait(outbox: OrderQu
     assert journal.order(waits) is None
 
 
-def test_an_order_row_that_somebody_changed_is_noticed(outbox: OrderQueue, journal: Journal) -> None:
+def test_a_changed_order_row_is_detected(outbox: OrderQueue, journal: Journal) -> None:
     id = outbox.issue(SCAN, now=NOON, actor="ann").order.id
     with closing(sqlite3.connect(journal.path)) as connection:
         connection.execute("UPDATE work_order SET body = replace(body, 'scan', 'spam') WHERE key = ?", (id,))
@@ -185,7 +185,7 @@ class FullAtTheEnd(Journal):
                 raise StoreError("the journal refused: database or disk is full")
 
 
-def test_an_order_that_the_journal_could_not_keep_is_fetched_by_nobody(tmp_path: Path) -> None:
+def test_an_order_that_the_journal_refused_cannot_be_fetched(tmp_path: Path) -> None:
     with closing(FullAtTheEnd(tmp_path / "journal.db")) as journal:
         outbox = OrderQueue(journal, HUB_KEY, now=NOON)
         with pytest.raises(StoreError):
@@ -193,7 +193,7 @@ def test_an_order_that_the_journal_could_not_keep_is_fetched_by_nobody(tmp_path:
         assert waiting(outbox) == []
 
 
-def test_a_clock_that_is_put_back_does_not_prolong_what_nobody_wants_any_more(outbox: OrderQueue) -> None:
+def test_a_clock_set_back_does_not_prolong_an_order(outbox: OrderQueue) -> None:
     reboot = replace(SCAN, kind="reboot", id="INC-1:4-reboot")
     outbox.issue(reboot, now=minutes(60), actor="repair")
     assert waiting(outbox, at=minutes(60)) != []

@@ -23,18 +23,18 @@ GPU = fleet.Place("main", node="n1", gpu="GPU-1")
 
 @dataclass
 class Cluster:
-    """A driver written by hand: it answers as it is told and counts what touches it."""
+    """A driver that returns `answer` and counts the calls."""
 
-    seen: NodeObservation | None = None
+    answer: NodeObservation | None = None
     name: str = "fake"
     observed: int = 0
     performed: int = 0
 
     def observe(self, place: fleet.Place) -> NodeObservation:
         self.observed += 1
-        if self.seen is None:
+        if self.answer is None:
             raise ActionFailed("it does not answer")
-        return self.seen
+        return self.answer
 
     def describe(self, action: Action) -> str:
         return f"{action.kind} {action.place.node}"
@@ -86,7 +86,7 @@ def test_planning_twice_gives_the_same_actions() -> None:
     assert make_plan(incident("gsp_timeout"), None, load()) == make_plan(incident("gsp_timeout"), None, load())
 
 
-def test_a_reset_of_a_gpu_that_nobody_can_name_becomes_a_look() -> None:
+def test_a_reset_of_an_unknown_gpu_becomes_a_manual_inspection() -> None:
     draft = make_plan(incident("ecc_uncorrectable", NODE), None, load())
     assert [action.kind for action in draft.actions] == ["cordon", "drain", "inspect", "validate", "uncordon"]
     assert "affected GPU" in draft.actions[2].why
@@ -117,12 +117,12 @@ def test_a_node_that_the_cluster_does_not_know_is_refused() -> None:
     assert {receipt.result for receipt in plan.receipts} == {Result.REFUSED}
 
 
-def test_a_cluster_that_does_not_answer_leaves_the_plan_and_says_so() -> None:
+def test_a_cluster_that_does_not_answer_is_named_in_the_plan() -> None:
     plan = planned("gpu_fell_off_bus", Cluster(None))
     assert plan.receipts[0].text == "cordon n1 (state of the node unknown: it does not answer)"
 
 
-def test_the_dry_run_driver_speaks_in_commands_and_refuses_to_act() -> None:
+def test_the_dry_run_driver_describes_commands_and_refuses_actions() -> None:
     draft = make_plan(incident("ecc_uncorrectable"), None, load())
     texts = [receipt.text for receipt in dry_run(draft, DryRunDriver(), now=NOON).receipts]
     assert texts[0].startswith("kubectl cordon n1")
@@ -131,11 +131,11 @@ def test_the_dry_run_driver_speaks_in_commands_and_refuses_to_act() -> None:
         DryRunDriver().perform(draft.actions[0])
 
 
-def test_who_suffers_from_a_node_is_not_taken_for_the_holder_of_one_gpu() -> None:
+def test_a_workload_affected_by_a_node_is_not_the_holder_of_one_gpu() -> None:
     text = '[cause.gsp_timeout]\nsteps = [{action = "drain", why = "x", arguments = {scope = "gpu"}}]'
     chosen = parse(text, where="test", base=load())
-    found = diagnosis.Finding("gsp_timeout", 0.9, GPU, "", "", (), ())
+    finding = diagnosis.Finding("gsp_timeout", 0.9, GPU, "", "", (), ())
     of_gpu = replace(incident("gsp_timeout"), workloads=("research/train-0",))
     of_node = replace(of_gpu, place=fleet.Place(GPU.cluster, node=GPU.node))
-    assert make_plan(of_gpu, found, chosen).actions[0].arguments["pods"] == "research/train-0"
-    assert "pods" not in make_plan(of_node, found, chosen).actions[0].arguments
+    assert make_plan(of_gpu, finding, chosen).actions[0].arguments["pods"] == "research/train-0"
+    assert "pods" not in make_plan(of_node, finding, chosen).actions[0].arguments

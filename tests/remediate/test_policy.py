@@ -87,7 +87,7 @@ hardware = false
 steps = [{ action = "cordon", why = "ours", limit = "30s" }, { action = "inspect", why = "look" }]
 
 [pool.lab.cause.gpu_fell_off_bus]
-steps = [{ action = "inspect", why = "nobody minds in the lab" }]
+steps = [{ action = "inspect", why = "the lab needs no repair" }]
 """
 
 

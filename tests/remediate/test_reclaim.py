@@ -1,4 +1,4 @@
-"""GPUs that are held and idle: the owner is told, has time, and keeps everything by using it."""
+"""Allocated idle GPUs: the owner is warned, has time, and keeps the GPUs by using them."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ def test_nothing_is_taken_unless_it_is_switched_on() -> None:
         policy.set_owner_wait(policy.load(reclaim=True), None)
 
 
-def test_the_owner_is_told_and_has_an_hour_before_anything_is_taken(world: World) -> None:
+def test_the_owner_is_warned_and_has_an_hour_before_the_reclaim(world: World) -> None:
     made = world.take(held_idle(world))
     assert made is not None
     world.settle(70)
     assert (world.state(made.incident), called(world, "warn_owner"), called(world, "reclaim")) == ("warning", 1, 0)
-    found = world.repairs.find(made.incident)
-    assert found is not None
-    assert "until 13:00Z to use it again" in found.waits_for[0]
+    repair = world.repairs.find(made.incident)
+    assert repair is not None
+    assert "until 13:00Z to use it again" in repair.waits_for[0]
     world.settle(100, seconds=60)
     assert (world.state(made.incident), called(world, "warn_owner"), called(world, "reclaim")) == ("done", 1, 1)
 
 
-def test_who_uses_the_gpu_again_in_time_keeps_it(world: World) -> None:
+def test_a_gpu_in_use_again_is_not_reclaimed(world: World) -> None:
     made = world.take(held_idle(world))
     assert made is not None
     world.settle(30, seconds=60)
     world.used.add("research/nb-1")
     world.settle(90, seconds=60)
     assert (world.state(made.incident), called(world, "reclaim")) == ("rolled_back", 0)
-    found = world.repairs.find(made.incident)
-    assert found is not None
-    assert found.reason == "In use again, not reclaimed: research/nb-1 at work"
+    repair = world.repairs.find(made.incident)
+    assert repair is not None
+    assert repair.reason == "In use again, not reclaimed: research/nb-1 at work"
 
 
 def test_an_incident_that_ends_in_the_waiting_time_takes_nothing(world: World) -> None:
@@ -84,7 +84,7 @@ def test_an_incident_that_ends_in_the_waiting_time_takes_nothing(world: World) -
     assert (world.state(made.incident), called(world, "reclaim")) == ("rolled_back", 0)
 
 
-def test_what_nobody_can_see_is_not_taken(world: World) -> None:
+def test_a_gpu_without_samples_is_not_reclaimed(world: World) -> None:
     made = world.take(held_idle(world))
     assert made is not None
     world.settle(30, seconds=60)
@@ -93,7 +93,7 @@ def test_what_nobody_can_see_is_not_taken(world: World) -> None:
     assert (world.state(made.incident), called(world, "reclaim")) == ("rolled_back", 0)
 
 
-def test_a_person_can_say_no_while_the_owner_has_time(world: World) -> None:
+def test_a_reclaim_can_be_rejected_while_the_owner_has_time(world: World) -> None:
     made = world.take(held_idle(world))
     assert made is not None
     world.settle(5, seconds=60)
@@ -102,7 +102,7 @@ def test_a_person_can_say_no_while_the_owner_has_time(world: World) -> None:
     assert (world.state(made.incident), called(world, "reclaim")) == ("rejected", 0)
 
 
-def test_in_mode_ask_not_even_a_warning_goes_out_without_a_yes(world: World) -> None:
+def test_in_mode_ask_no_warning_is_sent_without_approval(world: World) -> None:
     made = world.take(held_idle(world), Mode.ASK)
     assert made is not None
     world.settle(10, seconds=60)
@@ -112,7 +112,7 @@ def test_in_mode_ask_not_even_a_warning_goes_out_without_a_yes(world: World) -> 
     assert world.state(made.incident) == "warning"
 
 
-def test_a_hub_that_was_away_gives_the_owner_the_whole_time_again(world: World) -> None:
+def test_a_restarted_hub_gives_the_owner_the_whole_time_again(world: World) -> None:
     made = world.take(held_idle(world))
     assert made is not None
     world.settle(55, seconds=60)
@@ -148,9 +148,9 @@ def test_many_idle_nodes_open_no_breaker_and_wait_for_their_own_rate(small: Worl
     world = small
     made = [world.take(held_idle(world, f"n{at}", pods=(f"research/nb-{at}",))) for at in range(4)]
     world.settle(40)
-    assert sorted(world.state(one.id) for one in made if one) == ["approved", "approved", "warning", "warning"]
+    assert sorted(world.state(repair.id) for repair in made if repair) == ["approved", "approved", "warning", "warning"]
     assert not world.repairs.switch.is_tripped
-    waits = next(one for one in world.repairs.active_repairs() if one.state == "approved")
+    waits = next(repair for repair in world.repairs.active_repairs() if repair.state == "approved")
     assert waits.reason == "Refused by rate: 2 reclaims started within 1h, the limit is 2"
     broken = world.take(world.breaks("n3"))
     assert broken is not None
@@ -185,7 +185,7 @@ def test_who_is_exempt_keeps_idle_gpus(world: World, pattern: str) -> None:
         ),
     ],
 )
-def test_a_policy_that_takes_without_a_word_is_a_mistake(steps: str, problem: str) -> None:
+def test_a_reclaim_without_a_warning_is_an_error(steps: str, problem: str) -> None:
     with pytest.raises(SettingsError) as raised:
         policy.parse(f"[cause.gpu_idle_waste]\nsteps = [{steps}]", where="mine.toml", base=policy.load())
     assert problem in str(raised.value)

@@ -43,25 +43,25 @@ def after_xid(
             if cluster.ours():
                 break
             await asyncio.sleep(0.01)
-        told = [entry.text for entry in hub.services.journal.timeline("INC-1")]
+        texts = [entry.text for entry in hub.services.journal.timeline("INC-1")]
         hub.close()
-        return told
+        return texts
 
     return cluster, asyncio.run(story())
 
 
 def test_an_event_cordons_its_node_without_a_tick_or_a_diagnosis(tmp_path: Path) -> None:
-    cluster, told = after_xid(tmp_path, 79, Mode.ACT, patience_seconds=60.0)
+    cluster, texts = after_xid(tmp_path, 79, Mode.ACT, patience_seconds=60.0)
     assert cluster.ours() == ["n1"]
-    assert "Cordoning: Approved by policy; no guard refuses" in told
+    assert "Cordoning: Approved by policy; no guard refuses" in texts
 
 
 @pytest.mark.slow
 def test_a_node_of_another_cluster_is_not_taken_for_the_one_of_its_name_here(tmp_path: Path) -> None:
-    cluster, told = after_xid(tmp_path, 79, Mode.ACT, where="other")
+    cluster, texts = after_xid(tmp_path, 79, Mode.ACT, where="other")
     assert cluster.calls == []
     refused = "Refused by cluster: n1 is in cluster other, but this hub repairs main (fleet.cluster)"
-    assert any(text.startswith(refused) for text in told), told
+    assert any(text.startswith(refused) for text in texts), texts
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_nothing_is_touched_unless_the_mode_is_act_and_the_hardware_is_at_fault(
     assert cluster.calls == []
 
 
-def test_settings_become_a_ladder_and_limits(tmp_path: Path) -> None:
+def test_settings_become_trust_rules_and_limits(tmp_path: Path) -> None:
     (tmp_path / "hub.toml").write_text(
         """
         [remediate]
@@ -98,7 +98,7 @@ def test_settings_become_a_ladder_and_limits(tmp_path: Path) -> None:
     assert [step.action for step in load_policy(chosen).steps("gsp_timeout")] == ["inspect"]
 
 
-def test_idle_gpus_are_taken_back_only_where_the_settings_say_so(tmp_path: Path) -> None:
+def test_idle_gpus_are_reclaimed_only_if_the_settings_allow_it(tmp_path: Path) -> None:
     kinds = [step.action for step in load_policy(settings.RemediateSettings()).steps("gpu_idle_waste")]
     assert kinds == ["notify_owner"]
     chosen = replace(settings.RemediateSettings(), reclaim=True, reclaim_wait="20m", reclaims=3)
@@ -117,11 +117,11 @@ def test_idle_gpus_are_taken_back_only_where_the_settings_say_so(tmp_path: Path)
         load_policy(replace(settings.RemediateSettings(), policy=str(mine)))
 
 
-def test_a_node_is_looked_at_by_its_agent_before_it_is_given_back_where_agents_take_orders() -> None:
-    def checks(cause: str, **told: Any) -> tuple[str, ...]:
-        chosen = settings.RemediateSettings(driver=settings.DriverName.SLURM, **told)
-        asked = settings.Settings(hub=settings.HubSettings(order_key_file="hub.key"), remediate=chosen)
-        steps = load_policy(chosen, gives_orders=composite_driver.uses_node_agents(asked)).steps(cause)
+def test_agents_check_a_node_before_it_is_uncordoned() -> None:
+    def checks(cause: str, **chosen_settings: Any) -> tuple[str, ...]:
+        chosen = settings.RemediateSettings(driver=settings.DriverName.SLURM, **chosen_settings)
+        hub_settings = settings.Settings(hub=settings.HubSettings(order_key_file="hub.key"), remediate=chosen)
+        steps = load_policy(chosen, gives_orders=composite_driver.uses_node_agents(hub_settings)).steps(cause)
         return next(step.checks for step in steps if step.action == "validate")
 
     own = ("gpus_present", "conditions_clear", "no_new_xid")
@@ -147,7 +147,7 @@ def test_a_mistake_in_the_settings_names_its_key(tmp_path: Path, line: str, prob
         loading.load(tmp_path / "hub.toml")
 
 
-def test_a_rule_for_a_cause_that_nobody_knows_is_refused() -> None:
+def test_a_rule_for_an_unknown_cause_is_refused() -> None:
     chosen = replace(settings.RemediateSettings(), trust=(settings.TrustRule(Mode.ACT, cause="gpu_fel_of"),))
     with pytest.raises(SettingsError, match=r"remediate.trust\[0\].cause: unknown cause 'gpu_fel_of'"):
         build_trust_rules(chosen)
@@ -174,14 +174,14 @@ def test_an_incident_under_our_own_repair_keeps_its_cause_and_says_so(tmp_path: 
 
         await until_async(is_rebooted, interval_seconds=0.01)
         after = [hub.repairs.keeps_cause(incident) for _ in range(2)][-1]
-        told = [entry.text for entry in hub.services.journal.timeline("INC-1")]
+        texts = [entry.text for entry in hub.services.journal.timeline("INC-1")]
         hub.close()
-        return before, after, told
+        return before, after, texts
 
-    before, after, told = asyncio.run(story())
+    before, after, texts = asyncio.run(story())
     assert (before, after) == (False, True)
-    said = "INC-1.1 is running on n1: new signals of the node do not change the cause, gpu_fell_off_bus"
-    assert told.count(said) == 1
+    note = "INC-1.1 is running on n1: new signals of the node do not change the cause, gpu_fell_off_bus"
+    assert texts.count(note) == 1
 
 
 def test_a_plan_from_before_a_start_is_taken_when_the_journal_can_be_written_again(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_a_plan_from_before_a_start_is_taken_when_the_journal_can_be_written_aga
             await hub.repairs._tick()
         hub.current.stages.journal._connection.execute("PRAGMA query_only = 0")
         await hub.repairs._tick()
-        found = [repair.incident for repair in hub.repairs.repairs.active_repairs()]
+        repaired = [repair.incident for repair in hub.repairs.repairs.active_repairs()]
         hub.close()
-        return found
+        return repaired
 
     assert asyncio.run(story()) == ["INC-1"]

@@ -47,7 +47,7 @@ def test_a_lost_gpu_is_cordoned_drained_rebooted_validated_and_given_back(world:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["cordon", "drain", "reboot", "uncordon"])
-def test_a_hub_killed_around_a_call_goes_on_and_does_nothing_twice(world: World, kind: str, when: str) -> None:
+def test_a_hub_killed_around_a_call_continues_and_repeats_no_effect(world: World, kind: str, when: str) -> None:
     effect, deaths = world.cluster._effect, [kind]
 
     def deadly(action: Action, machine: object) -> ActionOutcome:
@@ -70,7 +70,7 @@ def test_a_hub_killed_around_a_call_goes_on_and_does_nothing_twice(world: World,
     assert set(world.cluster.effects.values()) == {1}
 
 
-def test_a_drain_that_never_ends_fails_with_who_is_in_the_way(world: World) -> None:
+def test_a_drain_that_never_ends_fails_with_what_blocks_it(world: World) -> None:
     world.cluster.troubles = Troubles(slow=1.0)
     id = broken(world)
     world.settle(80, seconds=60)
@@ -84,7 +84,7 @@ def test_a_drain_that_never_ends_fails_with_who_is_in_the_way(world: World) -> N
     assert (world.state(id), world.cluster.ours()) == ("rolled_back", [])
 
 
-def test_an_api_server_that_is_away_for_a_while_is_asked_again(world: World) -> None:
+def test_an_unreachable_api_server_is_retried(world: World) -> None:
     id = broken(world)
     world.settle(2)
     world.cluster.troubles = Troubles(before=1.0)
@@ -117,7 +117,7 @@ def test_a_driver_that_breaks_is_an_error_of_that_step_only(world: World) -> Non
     assert world.state(id) == "failed"
 
 
-def test_somebody_who_uncordons_under_our_hands_has_the_last_word(world: World) -> None:
+def test_an_uncordon_by_a_user_ends_the_repair(world: World) -> None:
     world.cluster.troubles = Troubles(slow=1.0)
     id = broken(world)
     world.settle(5)
@@ -128,7 +128,7 @@ def test_somebody_who_uncordons_under_our_hands_has_the_last_word(world: World) 
     assert world.cluster.machines["n1"].cordon is None
 
 
-def test_a_node_that_somebody_else_has_cordoned_is_theirs(world: World) -> None:
+def test_a_node_cordoned_by_another_user_is_not_changed(world: World) -> None:
     world.cluster.machines["n1"].cordon = "ada"
     id = broken(world)
     world.settle(20)
@@ -148,7 +148,7 @@ def test_a_node_that_is_deleted_ends_its_repair(world: World) -> None:
     assert any("n1 no longer exists" in text for text in world.story(id))
 
 
-def test_a_machine_that_came_back_under_the_same_name_is_another_one(world: World) -> None:
+def test_a_replaced_machine_with_the_same_name_ends_the_repair(world: World) -> None:
     world.cluster.troubles = Troubles(slow=1.0)
     id = broken(world)
     world.settle(5)
@@ -190,7 +190,7 @@ def test_a_node_that_does_not_pass_stays_out_and_has_an_open_incident(world: Wor
     assert "stays out of service after its repair: Validation failed" in world.reported[0].text
 
 
-def test_a_hub_that_was_away_while_a_node_was_validated_looks_before_it_calls_that_too_late(world: World) -> None:
+def test_a_hub_restarted_during_validation_checks_before_it_times_out(world: World) -> None:
     id = broken(world)
     while world.state(id) != "validating":
         world.step()
@@ -227,7 +227,7 @@ def test_a_fault_that_returns_gets_another_attempt_until_there_were_enough(tmp_p
     world.close()
 
 
-def test_a_step_for_people_waits_for_them_and_the_cordon_for_the_end_of_the_incident(world: World) -> None:
+def test_a_manual_step_waits_for_a_person_and_the_cordon_for_the_incident(world: World) -> None:
     id = broken(world, "cooling_failure")
     world.settle(10)
     waiting = world.repairs.find(id)
@@ -241,7 +241,7 @@ def test_a_step_for_people_waits_for_them_and_the_cordon_for_the_end_of_the_inci
     assert (world.state(id), world.cluster.ours()) == ("done", [])
 
 
-def test_a_lowered_power_limit_is_taken_back_when_it_is_over(world: World) -> None:
+def test_a_lowered_power_limit_is_restored_at_the_end(world: World) -> None:
     id = broken(world, "thermal_throttle")
     world.settle(5)
     assert world.cluster.calls == ["lower_power n1"]
@@ -253,7 +253,7 @@ def test_a_lowered_power_limit_is_taken_back_when_it_is_over(world: World) -> No
     assert repair.receipts[-1].action.arguments == {"restore": "default"}
 
 
-def test_a_cordon_that_lands_after_it_was_given_up_is_found_and_taken_off(world: World) -> None:
+def test_a_cordon_that_takes_effect_late_is_found_and_removed(world: World) -> None:
     id = broken(world)
     repair = world.repairs.find(id)
     assert repair is not None
@@ -264,7 +264,7 @@ def test_a_cordon_that_lands_after_it_was_given_up_is_found_and_taken_off(world:
     assert (world.state(id), world.cluster.ours()) == ("rejected", [])
 
 
-def test_a_node_is_looked_at_for_an_hour_after_its_repair_and_then_no_more(world: World) -> None:
+def test_a_node_is_observed_for_an_hour_after_its_repair(world: World) -> None:
     incident = world.breaks("n1")
     world.take(incident)
     world.cluster.machines["n1"].is_sick = False
@@ -298,7 +298,7 @@ def test_hundreds_of_incidents_at_once_stay_within_the_budget(tmp_path: Path) ->
     world.close()
 
 
-def test_a_cordon_needs_neither_a_look_nor_a_tick(world: World) -> None:
+def test_a_first_cordon_needs_no_observation_and_no_tick(world: World) -> None:
     looks: list[str] = []
     observe = world.cluster.observe
     world.cluster.observe = lambda place: looks.append(str(place)) or observe(place)  # type: ignore[method-assign, func-returns-value]
@@ -314,25 +314,25 @@ def test_a_plan_for_people_only_is_no_repair(world: World) -> None:
     assert world.take(world.breaks("n1", "cuda_oom")) is None
 
 
-def test_of_repairs_that_wait_there_are_so_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_repairs_is_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repairs, "MAX_ACTIVE_REPAIRS", 1)
     assert world.take(world.breaks("n1"), Mode.ASK) is not None
     assert world.take(world.breaks("n2"), Mode.ASK) is None
 
 
 def test_every_call_is_in_the_journal_before_it_is_made(world: World) -> None:
-    seen: list[bool] = []
+    starts: list[bool] = []
     perform = world.cluster.perform
 
     def checked(action: Action) -> ActionOutcome:
         kept = world.journal.active_repairs()[0]
-        seen.append(kept.is_begun and (kept.state == "restoring" or kept.action == action))
+        starts.append(kept.is_begun and (kept.state == "restoring" or kept.action == action))
         return perform(action)
 
     world.cluster.perform = checked  # type: ignore[method-assign]
     broken(world)
     world.settle(30)
-    assert seen == [True] * 4
+    assert starts == [True] * 4
     assert ActionKind.REBOOT in [step.kind for step in world.journal.latest_repairs()[0].actions]
 
 

@@ -60,7 +60,7 @@ def test_a_plan_is_another_one_with_other_steps_or_other_companions() -> None:
 
 def test_a_plan_of_a_journal_without_the_field_is_understood_by_its_text() -> None:
     written = shared_steps.with_shared_incidents(PLAN, ["INC-1", "INC-3"])
-    old = replace(written, receipts=tuple(replace(one, shared_with=()) for one in written.receipts))
+    old = replace(written, receipts=tuple(replace(receipt, shared_with=()) for receipt in written.receipts))
     assert (shared_steps.is_shared_with(old, "INC-3"), shared_steps.is_shared_with(old, "INC-2")) == (True, False)
     assert shared_steps.have_same_steps(old, written)
     assert shared_steps.with_shared_incidents(old, ["INC-4"]) == shared_steps.with_shared_incidents(

@@ -47,8 +47,8 @@ def test_a_cordon_is_written_on_the_node_once_and_taken_off_by_its_own_incident(
     assert driver.describe(cordon) == f"POST /cluster/nodes/{node.node}/cordon by watchkeeper:INC-1/1-cordon"
     driver.perform(cordon)
     driver.perform(cordon)
-    seen = driver.observe(node)
-    assert (seen.is_schedulable, seen.cordoned_by) == (False, cordon.mark)
+    observed = driver.observe(node)
+    assert (observed.is_schedulable, observed.cordoned_by) == (False, cordon.mark)
     with pytest.raises(ActionRefused, match="the cordon belongs to watchkeeper:INC-1/1-cordon, not to INC-2"):
         driver.perform(action(ActionKind.UNCORDON, node, step=5, incident="INC-2"))
     driver.perform(action(ActionKind.UNCORDON, node, step=5))
@@ -63,7 +63,7 @@ def test_a_node_that_the_simulator_does_not_have_does_not_exist(simulator: tuple
         driver.perform(action(ActionKind.CORDON, stranger))
 
 
-def test_a_reset_of_an_unknown_gpu_fails_with_the_simulators_words(
+def test_a_reset_of_an_unknown_gpu_fails_with_the_simulators_message(
     simulator: tuple[SimulatedDriver, fleet.Place],
 ) -> None:
     driver, node = simulator
@@ -71,7 +71,7 @@ def test_a_reset_of_an_unknown_gpu_fails_with_the_simulators_words(
         driver.perform(action(ActionKind.RESET_GPU, fleet.Place("sim", node=node.node, gpu="GPU-none")))
 
 
-def test_what_only_a_person_can_do_is_described_and_refused(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:
+def test_a_manual_step_is_described_and_refused(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:
     driver, node = simulator
     look = action(ActionKind.INSPECT, node)
     assert driver.describe(look) == f"Manual: inspect {node.node}"
@@ -79,7 +79,7 @@ def test_what_only_a_person_can_do_is_described_and_refused(simulator: tuple[Sim
         driver.perform(look)
 
 
-def test_a_simulator_that_is_not_there_is_a_failure_with_words() -> None:
+def test_an_unreachable_simulator_is_a_failure_with_the_reason() -> None:
     url = f"http://127.0.0.1:{servers.free_port()}"
     with pytest.raises(ActionFailed, match=r"GET /cluster/nodes/n1 failed: connection refused"):
         SimulatedDriver(url).observe(fleet.Place("sim", node="n1"))
@@ -95,7 +95,7 @@ class Page(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_server_that_speaks_no_json_is_a_failure_with_words() -> None:
+def test_a_server_without_json_is_a_failure_with_the_reason() -> None:
     with HTTPServer(("127.0.0.1", 0), Page) as other:
         thread = threading.Thread(target=other.handle_request)
         thread.start()
@@ -104,7 +104,7 @@ def test_a_server_that_speaks_no_json_is_a_failure_with_words() -> None:
         thread.join()
 
 
-def test_a_holder_is_told_once_and_then_its_gpu_is_free(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:
+def test_a_holder_is_warned_once_and_then_its_gpu_is_free(simulator: tuple[SimulatedDriver, fleet.Place]) -> None:
     driver, node = simulator
     gpu = fleet.Place("sim", node=node.node, gpu=simulation.Simulation(SETTINGS).layout.nodes[0].gpus[0].uuid)
     before = driver.observe(node).workloads

@@ -45,7 +45,7 @@ def waits(world: World, kind: ActionKind, why: str) -> None:
 
 
 def away(world: World) -> None:
-    """From the first drain on nobody answers any more, neither a look nor a call."""
+    """From the first drain on, every observation and call fails."""
     observe, perform, cluster = world.cluster.observe, world.cluster.perform, world.cluster
 
     def unseen(place: Place) -> NodeObservation:
@@ -95,7 +95,7 @@ def begin(world: World) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", AT_ONCE)
-def test_a_trouble_that_lasts_ends_the_repair_with_its_reason_on_the_incident(world: World, trouble: str) -> None:
+def test_a_lasting_failure_ends_the_repair_with_its_reason(world: World, trouble: str) -> None:
     begins, reason = AT_ONCE[trouble]
     observe, perform = world.cluster.observe, world.cluster.perform
     begins(world)
@@ -110,7 +110,7 @@ def test_a_trouble_that_lasts_ends_the_repair_with_its_reason_on_the_incident(wo
 
 
 @pytest.mark.parametrize("trouble", MID_DRAIN)
-def test_a_node_that_is_no_longer_ours_is_let_go_with_the_reason_on_the_incident(world: World, trouble: str) -> None:
+def test_a_node_that_is_no_longer_ours_is_released_with_the_reason(world: World, trouble: str) -> None:
     world.cluster.troubles = Troubles(slow=1.0)
     id = begin(world)
     world.settle(5)

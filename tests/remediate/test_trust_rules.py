@@ -38,7 +38,7 @@ def test_the_rule_that_holds_is_named(cause: str, pool: str, mode: str, why: str
     assert why in mode_decision.why
 
 
-def test_nothing_is_trusted_unless_somebody_says_so() -> None:
+def test_the_default_mode_is_observe() -> None:
     assert TrustRules().decide_mode("gpu_fell_off_bus", "lab").mode is Mode.OBSERVE
 
 

@@ -37,12 +37,12 @@ def begun(world: World, mode: Mode = Mode.ACT) -> Repair:
     world.step()
     assert world.cluster.calls == ["cordon n1"]
     world.cluster.machines["n1"].is_sick = False
-    found = world.repairs.find(made.id)
-    assert found is not None
-    return found
+    repair = world.repairs.find(made.id)
+    assert repair is not None
+    return repair
 
 
-def test_a_node_that_cannot_be_looked_at_is_not_drained_or_rebooted(world: World) -> None:
+def test_a_node_that_cannot_be_observed_is_not_drained_or_rebooted(world: World) -> None:
     made = begun(world)
     world.cluster.troubles = Troubles(observe=1.0)
     world.settle(20)
@@ -53,7 +53,7 @@ def test_a_node_that_cannot_be_looked_at_is_not_drained_or_rebooted(world: World
     assert world.state(made.incident) == "done"
 
 
-def test_a_node_that_nobody_can_look_at_for_too_long_is_kept_out_and_said_so(world: World) -> None:
+def test_a_node_unobserved_for_too_long_stays_cordoned_with_an_open_incident(world: World) -> None:
     made = begun(world)
     world.cluster.troubles = Troubles(observe=1.0)
     world.settle(80, seconds=60)
@@ -61,7 +61,7 @@ def test_a_node_that_nobody_can_look_at_for_too_long_is_kept_out_and_said_so(wor
     assert "the limit is 3600 s; blocked on: the state of n1 is unknown" in world.repairs.active_repairs()[0].reason
 
 
-def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: World) -> None:
+def test_an_automatic_repair_continues_in_mode_ask_only_after_approval(world: World) -> None:
     made = begun(world)
     world.mode_decision = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.settle(20)
@@ -74,14 +74,14 @@ def test_what_began_by_itself_goes_on_under_ask_only_with_a_persons_yes(world: W
     assert world.state(made.incident) == "done"
 
 
-def test_what_a_person_approved_goes_on_under_ask(world: World) -> None:
+def test_an_approved_repair_continues_in_mode_ask(world: World) -> None:
     made = begun(world, Mode.ASK)
     world.mode_decision = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.settle(30)
     assert world.state(made.incident) == "done"
 
 
-def test_under_ask_our_own_cordon_is_taken_off_without_a_yes_when_it_is_over(world: World) -> None:
+def test_in_mode_ask_our_cordon_is_removed_without_approval(world: World) -> None:
     made = begun(world)
     world.mode_decision = ModeDecision(Mode.ASK, "mode ask by remediate.mode")
     world.ends(made.incident)
@@ -101,7 +101,7 @@ def test_a_node_that_a_lowered_mode_leaves_cordoned_keeps_an_open_incident(world
     assert world.reported[0].fields["repair"] == made.id
 
 
-def test_a_clock_that_was_put_back_does_not_lengthen_a_yes(world: World) -> None:
+def test_a_clock_set_back_does_not_prolong_an_approval(world: World) -> None:
     world.limits = replace(world.limits, fleet_percent=0)
     world.open()
     incident = world.breaks("n1")
@@ -114,7 +114,7 @@ def test_a_clock_that_was_put_back_does_not_lengthen_a_yes(world: World) -> None
     assert "clock was set back" in world.repairs.active_repairs()[0].reason
 
 
-def test_a_clock_that_was_put_back_does_not_keep_a_repair_waiting(world: World) -> None:
+def test_a_clock_set_back_does_not_delay_a_repair(world: World) -> None:
     made = begun(world)
     world.cluster.troubles = Troubles(before=1.0)
     world.step()
@@ -138,7 +138,7 @@ def test_the_mark_of_another_hub_with_the_same_number_is_not_ours(world: World) 
     assert world.state(second.id) == "rolled_back"
 
 
-def test_a_stop_that_the_journal_cannot_keep_holds_all_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_halt_that_the_journal_refuses_is_in_force(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     begun(world)
 
     def full(*_: object, **__: object) -> None:
@@ -168,14 +168,14 @@ def test_nothing_is_called_for_an_intent_that_the_journal_lost(world: World, mon
         broken.setattr(world.journal, "active_repairs", gone)
         with pytest.raises(StoreError):
             world.take(incident)
-    for one in world.repairs.active_repairs():
-        world.repairs.advance(one.id, world.now)
+    for repair in world.repairs.active_repairs():
+        world.repairs.advance(repair.id, world.now)
     assert world.cluster.calls == []
     world.settle(5)
     assert world.cluster.calls == []
 
 
-def test_a_late_mark_is_found_although_its_cluster_was_silent_for_hours(world: World) -> None:
+def test_a_stray_cordon_is_found_after_the_cluster_was_unreachable_for_hours(world: World) -> None:
     made = begun(world)
     world.control.reject(made.id, "no", actor="ada", now=world.now)
     world.settle(5)
@@ -188,20 +188,20 @@ def test_a_late_mark_is_found_although_its_cluster_was_silent_for_hours(world: W
     assert world.cluster.ours() == []
 
 
-def test_a_silent_cluster_is_asked_for_late_marks_once_not_once_for_each_node(world: World) -> None:
+def test_an_unreachable_cluster_is_checked_for_stray_cordons_only_once(world: World) -> None:
     for name in ("n0", "n1", "n2"):
         made = world.take(world.breaks(name), Mode.ASK)
         assert made is not None
         world.control.reject(made.id, "no", actor="ada", now=world.now)
-    asked: list[str] = []
+    queried: list[str] = []
 
     def silent(place: object) -> NodeObservation:
-        asked.append(str(place))
+        queried.append(str(place))
         raise ActionFailed("no answer within 5 s")
 
     world.cluster.observe = silent  # type: ignore[method-assign]
     world.step()
-    assert len(asked) == 1
+    assert len(queried) == 1
 
 
 def test_a_gpu_drain_without_a_cordon_is_not_taken_for_a_lost_cordon(world: World) -> None:
@@ -218,7 +218,7 @@ def test_a_gpu_drain_without_a_cordon_is_not_taken_for_a_lost_cordon(world: Worl
     assert world.state(made.incident) == "done"
 
 
-def test_the_time_that_a_hub_was_away_is_not_held_against_a_step(world: World) -> None:
+def test_downtime_of_the_hub_does_not_count_towards_a_time_limit(world: World) -> None:
     made = begun(world)
     world.cluster.troubles = Troubles(slow=1.0)
     world.settle(3)

@@ -27,22 +27,22 @@ class Records:
     def events_at(
         self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = 1000
     ) -> list[events.Event]:
-        return [one for one in self.events if since <= one.at <= until and place.encloses(one.place)][:limit]
+        return [event for event in self.events if since <= event.at <= until and place.encloses(event.place)][:limit]
 
     def open_incidents_at(self, _: fleet.Place) -> list[str]:
-        return [one.id for one in self.open]
+        return [incident.id for incident in self.open]
 
     def incident(self, id: str) -> incidents.Incident | None:
-        return next(one for one in self.open if one.id == id)
+        return next(incident for incident in self.open if incident.id == id)
 
 
-def standing(verdict: CheckResult) -> tuple[CheckState, str]:
+def state_and_text(verdict: CheckResult) -> tuple[CheckState, str]:
     return verdict.state, verdict.text
 
 
-def test_quiet_has_to_last_before_it_counts() -> None:
+def test_a_node_must_soak_before_it_passes() -> None:
     check = NoNewXid(Records([xid(79, NOON - MINUTE)]))
-    assert standing(check.check(NODE, NOON, NOON + MINUTE)) == (
+    assert state_and_text(check.check(NODE, NOON, NOON + MINUTE)) == (
         CheckState.UNKNOWN,
         "Soaking: 60 of 300 s without a new Xid",
     )
@@ -53,7 +53,10 @@ def test_an_xid_of_hardware_after_the_repair_fails_it_and_one_of_a_program_does_
     check = NoNewXid(Records([xid(31, NOON + MINUTE)]))
     assert check.check(NODE, NOON, NOON + 5 * MINUTE).state is CheckState.PASSED
     check = NoNewXid(Records([xid(48, NOON + MINUTE)]))
-    assert standing(check.check(NODE, NOON, NOON + 2 * MINUTE)) == (CheckState.FAILED, "Xid 48 at 12:01:00Z: Xid 48")
+    assert state_and_text(check.check(NODE, NOON, NOON + 2 * MINUTE)) == (
+        CheckState.FAILED,
+        "Xid 48 at 12:01:00Z: Xid 48",
+    )
 
 
 def test_gpus_count_when_they_reported_after_the_repair() -> None:
@@ -66,14 +69,14 @@ def test_gpus_count_when_they_reported_after_the_repair() -> None:
         engine.appender.append([Sample(series, at_ms + seconds * 1000, value)])
 
     report("DCGM_FI_DEV_GPU_TEMP", 40.0, -10, UUID="GPU-1")
-    assert standing(check.check(NODE, NOON, NOON)) == (
+    assert state_and_text(check.check(NODE, NOON, NOON)) == (
         CheckState.UNKNOWN,
         "0 GPUs report, the expected number is unknown",
     )
     report("watchkeeper_node_expected_gpus", 2.0, 0)
     report("DCGM_FI_DEV_GPU_TEMP", 40.0, 10, UUID="GPU-1")
     verdict = check.check(NODE, NOON, NOON + timedelta(seconds=20))
-    assert standing(verdict) == (CheckState.UNKNOWN, "1 of 2 GPUs have reported since 12:00:00Z")
+    assert state_and_text(verdict) == (CheckState.UNKNOWN, "1 of 2 GPUs have reported since 12:00:00Z")
     report("DCGM_FI_DEV_GPU_TEMP", 40.0, 15, UUID="GPU-2")
     assert check.check(NODE, NOON, NOON + timedelta(seconds=20)).state is CheckState.PASSED
 
@@ -95,12 +98,12 @@ def test_a_fault_that_lasts_keeps_the_node_out() -> None:
     )
     records = Records(open=[incident])
     verdict = ConditionsClear(records).check(NODE, NOON, NOON)
-    assert standing(verdict) == (CheckState.UNKNOWN, "1 hardware faults are active, such as: Xid 79")
+    assert state_and_text(verdict) == (CheckState.UNKNOWN, "1 hardware faults are active, such as: Xid 79")
     records.open = [replace(incident, members=(replace(member, until=NOON),))]
     assert ConditionsClear(records).check(NODE, NOON, NOON).state is CheckState.PASSED
 
 
-def test_a_check_that_nobody_makes_or_that_breaks_has_not_passed() -> None:
+def test_a_check_without_validator_or_that_fails_to_run_has_not_passed() -> None:
     class Broken:
         name = "broken"
 
@@ -108,11 +111,11 @@ def test_a_check_that_nobody_makes_or_that_breaks_has_not_passed() -> None:
             raise StoreError("the disk is gone")
 
     verdicts = run_checks(["magic", "broken"], {"broken": Broken()}, NODE, since=NOON, now=NOON)
-    assert [one.state for one in verdicts] == [CheckState.UNKNOWN, CheckState.UNKNOWN]
+    assert [verdict.state for verdict in verdicts] == [CheckState.UNKNOWN, CheckState.UNKNOWN]
     assert verdicts[1].text == "the check broken failed to run: the disk is gone"
 
 
-def test_the_journal_is_a_keeper_of_records(tmp_path: Path) -> None:
+def test_the_journal_serves_the_checks(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     soon = NOON + timedelta(seconds=1)
     journal.save_events([xid(79, NOON)], NOON)
@@ -127,12 +130,12 @@ def test_a_gpu_that_two_exporters_report_counts_once() -> None:
     engine = EmbeddedEngine(Head())
     at = int((NOON + MINUTE).timestamp() * 1000)
     where = {"cluster": "main", "Hostname": "n1"}
-    seen = [
+    states = [
         Sample(Labels({"__name__": "DCGM_FI_DEV_GPU_TEMP", "UUID": "GPU-1", "job": job, **where}), at, 40.0)
         for job in ("dcgm-exporter", "watchkeeper")
     ]
     expected = Sample(Labels({"__name__": "watchkeeper_node_expected_gpus", **where}), at, 2.0)
-    engine.appender.append([*seen, expected])
+    engine.appender.append([*states, expected])
     verdict = GpusPresent(engine).check(NODE, NOON, NOON + MINUTE)
     assert (verdict.state, verdict.text[:15]) == (CheckState.UNKNOWN, "1 of 2 GPUs hav")
     engine.close()

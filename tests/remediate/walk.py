@@ -99,8 +99,8 @@ class Walk:
         for (id, kind), count in self.performed.items():
             incident = world.journal.incident(id)
             assert incident is not None
-            asked = 1 + incident.reopened
-            assert count <= asked, f"{kind} took effect {count} times for {id}, which asked {asked} times"
+            allowed = 1 + incident.reopened
+            assert count <= allowed, f"{kind} took effect {count} times for {id}, which asked {allowed} times"
 
     def finish(self) -> None:
         """The troubles end, the machines are well, the incidents are over: nothing of ours may be left."""
@@ -149,7 +149,7 @@ class Walk:
         self.dice.choice(list(self.world.cluster.machines.values())).is_sick = False
 
     def reopens(self) -> None:
-        over = [one for one in self.world.journal.incidents() if not one.is_open]
+        over = [incident for incident in self.world.journal.incidents() if not incident.is_open]
         if over:
             self.world.take(self.world.reopens(self.dice.choice(over).id))
 
@@ -177,13 +177,15 @@ class Walk:
         self.world.restart()
 
     def approves(self) -> None:
-        self._person(lambda one, digest: self.world.control.approve(one, digest, actor="ada", now=self.world.now))
+        self._person(
+            lambda repair_id, digest: self.world.control.approve(repair_id, digest, actor="ada", now=self.world.now)
+        )
 
     def rejects(self) -> None:
-        self._person(lambda one, _: self.world.control.reject(one, "no", actor="ada", now=self.world.now))
+        self._person(lambda repair_id, _: self.world.control.reject(repair_id, "no", actor="ada", now=self.world.now))
 
     def says_done(self) -> None:
-        self._person(lambda one, _: self.world.control.step_done(one, actor="ada", now=self.world.now))
+        self._person(lambda repair_id, _: self.world.control.step_done(repair_id, actor="ada", now=self.world.now))
 
     def settings_change(self) -> None:
         """The mode is another one from now on, as after a restart with other settings."""

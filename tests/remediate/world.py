@@ -38,8 +38,8 @@ class Healthy:
         if now - since < timedelta(seconds=5):
             return validation.CheckResult(self.name, validation.CheckState.UNKNOWN, "too early to say")
         is_sick = self.cluster.machines[place.node or ""].is_sick
-        standing = validation.CheckState.FAILED if is_sick else validation.CheckState.PASSED
-        return validation.CheckResult(self.name, standing, "sick" if is_sick else "fine")
+        state = validation.CheckState.FAILED if is_sick else validation.CheckState.PASSED
+        return validation.CheckResult(self.name, state, "sick" if is_sick else "fine")
 
 
 @dataclass
@@ -64,7 +64,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        around = RepairDependencies(
+        dependencies = RepairDependencies(
             self.journal,
             self.cluster,
             self.limits,
@@ -74,13 +74,13 @@ class World:
             current_mode=lambda _: self.mode_decision,
             check_idle=self.look_for_use,
         )
-        self.repairs = Repairs(around, now=self.now)
+        self.repairs = Repairs(dependencies, now=self.now)
         self.control = RepairControl(self.repairs, approval_lifetime=timedelta(hours=1))
 
     def look_for_use(self, action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:
-        used = [one for one in action.arguments.get("pods", "").split(",") if one in self.used]
-        standing = validation.CheckState.FAILED if used else self.idle
-        return validation.CheckResult("idle", standing, f"{', '.join(used)} at work" if used else "nothing runs")
+        used = [workload for workload in action.arguments.get("pods", "").split(",") if workload in self.used]
+        state = validation.CheckState.FAILED if used else self.idle
+        return validation.CheckResult("idle", state, f"{', '.join(used)} at work" if used else "nothing runs")
 
     def restart(self) -> None:
         """As after kill -9: nothing but the journal's file is left."""
@@ -148,8 +148,8 @@ class World:
             self.step(seconds)
 
     def state(self, id: str) -> str:
-        found = self.repairs.find(id)
-        return "none" if found is None else found.state
+        repair = self.repairs.find(id)
+        return "none" if repair is None else repair.state
 
     def story(self, id: str) -> list[str]:
         return [entry.text for entry in self.journal.timeline(id)]

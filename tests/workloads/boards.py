@@ -60,11 +60,11 @@ def engine(
     return made
 
 
-def asked(found: board.JobBoard, id: str, happened: Iterable[events.Event] = ()) -> report.JobReportInputs:
-    key = next(key for key in found.training_names if key.id == id)
-    name, facts, is_suspect = found.training_names[key], found.facts[key], key in found.suspects
+def report_inputs(job_board: board.JobBoard, id: str, happened: Iterable[events.Event] = ()) -> report.JobReportInputs:
+    key = next(key for key in job_board.training_names if key.id == id)
+    name, facts, is_suspect = job_board.training_names[key], job_board.facts[key], key in job_board.suspects
     return report.JobReportInputs(
-        found.find_line(key), key, name, facts, is_suspect, (), tuple(happened), str, evidence.cause_of
+        job_board.find_line(key), key, name, facts, is_suspect, (), tuple(happened), str, evidence.cause_of
     )
 
 

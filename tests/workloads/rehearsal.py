@@ -52,7 +52,9 @@ class Job:
     name: str = "llm"
 
     def pause_at(self, second: int) -> Pause | None:
-        return next((one for one in self.pauses if second >= one.every and second % one.every < one.seconds), None)
+        return next(
+            (pause for pause in self.pauses if second >= pause.every and second % pause.every < pause.seconds), None
+        )
 
     def steps(self, until: int) -> Iterator[float]:
         """When each step of a run ends."""
@@ -77,7 +79,7 @@ class Rehearsal:
     )
 
     def __post_init__(self) -> None:
-        self.groups = [one for one in rulefile.load_rules([RULES]).groups if one.name in GROUPS]
+        self.groups = [group for group in rulefile.load_rules([RULES]).groups if group.name in GROUPS]
         self.state: evaluate.RuleStates = {}
         self.fired: list[tuple[str, str, int]] = []
 
@@ -116,7 +118,7 @@ class Rehearsal:
 def _page(job: Job, second: int, *, last: float, steps: int) -> Iterator[Sample]:
     at_ms, pause = (START + second) * 1000, job.pause_at(second)
     stalled = job.stalls_at is not None and second >= job.stalls_at
-    checkpoints = sum(1 for one in job.pauses for _ in range(one.every, second, one.every))
+    checkpoints = sum(1 for pause in job.pauses for _ in range(pause.every, second, pause.every))
     for rank in range(job.ranks):
         who = {"cluster": "sim", "job_name": job.name, "rank": str(rank)}
         uuid = f"GPU-{job.name}-{rank}"
@@ -124,7 +126,7 @@ def _page(job: Job, second: int, *, last: float, steps: int) -> Iterator[Sample]
         util, active = job.stall_looks if stalled else looks
         late = job.slow if rank == job.slow_rank and second >= job.slow_from else 0.0
         compute = 0.8 * job.step * (1 + late) * (1 + job.noise * math.sin(rank + steps))
-        told = {
+        series = {
             "training_last_step_timestamp_seconds": START + last,
             "training_step_compute_seconds": compute,
             "training_iterations_total": float(steps),
@@ -132,11 +134,11 @@ def _page(job: Job, second: int, *, last: float, steps: int) -> Iterator[Sample]
             "training_checkpoint_writes_total": float(checkpoints),
         }
         if job.says_pauses:
-            told["training_paused"] = float(pause is not None and not stalled)
+            series["training_paused"] = float(pause is not None and not stalled)
         # Without profiling fields only watts tell: 120 of a GPU that is awake, and what its SMs draw.
         watts = {"DCGM_FI_DEV_POWER_USAGE": 120 + 600 * active, "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": 700.0}
         gpu = {"DCGM_FI_DEV_GPU_UTIL": util, **({"DCGM_FI_PROF_SM_ACTIVE": active} if job.has_profiling else watts)}
-        yield from (Sample(Labels({"__name__": name, **who}), at_ms, value) for name, value in told.items())
+        yield from (Sample(Labels({"__name__": name, **who}), at_ms, value) for name, value in series.items())
         yield Sample(Labels({"__name__": "training_rank_info", **who, "UUID": uuid, "Hostname": "n1"}), at_ms, 1.0)
         place = {"cluster": "sim", "UUID": uuid, "Hostname": "n1"}
         yield from (Sample(Labels({"__name__": name, **place}), at_ms, value) for name, value in gpu.items())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workloads.boards import NOW, RANK, RANKS, asked, engine, xid
+from tests.workloads.boards import NOW, RANK, RANKS, engine, report_inputs, xid
 from watchkeeper.cli.fleet import jobs as jobs_command
 from watchkeeper.diagnose import evidence
 from watchkeeper.diagnose.checks import training
@@ -47,25 +47,25 @@ def diverged(
         incident,
         NOW,
         engine=engine(RANKS, {f"training_world_size{{{RANK}}}": 4.0}, *more, before=before or {}),
-        events_at=lambda place, *_: [one for one in happened if place.encloses(one.place)],
+        events_at=lambda place, *_: [event for event in happened if place.encloses(event.place)],
     )
-    found = training.diverged(facts)
-    assert found is not None
-    assert found.cause == "training_diverged"
-    return [item.text for item in found.evidence]
+    finding = training.diverged(facts)
+    assert finding is not None
+    assert finding.cause == "training_diverged"
+    return [item.text for item in finding.evidence]
 
 
 def test_the_xid_and_the_slowed_clocks_of_its_ranks_are_evidence_and_another_gpu_s_are_not() -> None:
-    said = diverged([xid("GPU-3", 31), xid("GPU-9", 31)], {REASONS: 64.0})
-    assert said.count("Xid 31") == 1
-    assert any("throttled, clocks event reasons 0x40" in text for text in said)
+    finding = diverged([xid("GPU-3", 31), xid("GPU-9", 31)], {REASONS: 64.0})
+    assert finding.count("Xid 31") == 1
+    assert any("throttled, clocks event reasons 0x40" in text for text in finding)
 
 
 def test_memory_errors_alone_and_clocks_that_were_held_down_for_a_while_are_evidence() -> None:
-    said = diverged([], {REASONS: 0.0, CORRECTED: 40.0}, before={REASONS: 32.0, CORRECTED: 0.0})
-    assert any("corrected ECC errors within 11 min" in text for text in said)
-    assert any("throttled, clocks event reasons 0x20" in text for text in said)
-    assert not any(text.startswith("none of") for text in said)
+    finding = diverged([], {REASONS: 0.0, CORRECTED: 40.0}, before={REASONS: 32.0, CORRECTED: 0.0})
+    assert any("corrected ECC errors within 11 min" in text for text in finding)
+    assert any("throttled, clocks event reasons 0x20" in text for text in finding)
+    assert not any(text.startswith("none of") for text in finding)
 
 
 def test_without_any_the_diagnosis_says_how_many_gpus_were_looked_at_and_what_is_not_exported() -> None:
@@ -88,19 +88,23 @@ class Struck:
     def report(self) -> list[str]:
         """What `watchkeeper explain job` prints about it."""
         now = self.watch.simulation.now
-        found = board.make_board(self.watch.engine, now, board.BoardInputs())
-        [line] = [line for line in found.lines if line.name == self.job]
+        jobs_board = board.make_board(self.watch.engine, now, board.BoardInputs())
+        [line] = [line for line in jobs_board.lines if line.name == self.job]
         happened = self.watch.journal.events_at(fleet.Place("sim"), since=now - timedelta(hours=1), until=now)
-        plain = asked(found, line.id, happened)
+        plain = report_inputs(jobs_board, line.id, happened)
         return jobs_command.report_lines(report.make_report(self.watch.engine, now, plain))
 
     def evidence(self) -> list[str]:
-        [incident] = [one for one in self.watch.incidents() if one.place.domain == f"job={self.job}" and one.is_open]
-        found = self.watch.journal.diagnosis(incident.id)
-        assert found is not None
-        assert found.best is not None
-        assert found.best.cause == "training_diverged"
-        return [item.text for item in found.best.evidence]
+        [incident] = [
+            incident
+            for incident in self.watch.incidents()
+            if incident.place.domain == f"job={self.job}" and incident.is_open
+        ]
+        diagnosis = self.watch.journal.diagnosis(incident.id)
+        assert diagnosis is not None
+        assert diagnosis.best is not None
+        assert diagnosis.best.cause == "training_diverged"
+        return [item.text for item in diagnosis.best.evidence]
 
 
 async def strike(watch: MonitoredFleet, other: str | None) -> str:
@@ -109,7 +113,7 @@ async def strike(watch: MonitoredFleet, other: str | None) -> str:
     jobs, layout = simulation.machines.jobs, simulation.layout
     node = next(
         node for node in layout.nodes
-        if len({int(one) for one in jobs.job_of_gpu[node.rows]}) == 1 and (jobs.kind[node.rows] == 1).all()
+        if len({int(job) for job in jobs.job_of_gpu[node.rows]}) == 1 and (jobs.kind[node.rows] == 1).all()
     )  # fmt: skip
     if other is not None:
         simulation.inject(other, node=node.name, gpu=5 if other == "ecc-storm" else None)

@@ -35,40 +35,40 @@ def test_the_first_thing_that_explains_it_is_named(facts: JobFacts, bound: Bound
 
 
 def test_a_report_says_used_against_held_and_the_exact_fix() -> None:
-    found = assess_efficiency(
+    assessed = assess_efficiency(
         JobFacts(8, BUSY | {"active": 0.4, "memory": 0.25}, input_wait=0.5, memory_bytes=8e9), 3600
     )
-    assert [(one.what, one.held, one.used, one.share) for one in found.uses] == [
+    assert [(use.what, use.held, use.used, use.share) for use in assessed.uses] == [
         ("GPU", 8, pytest.approx(3.2), 0.4),
         ("GPU memory", 8e9, 2e9, 0.25),
         ("CPU", None, None, None),
     ]
-    assert found.fixes[0].command.startswith("DataLoader(num_workers=")
-    assert "75% of the GPU memory is free" in found.fixes[1].do
-    assert "input wait 50%" in found.why
+    assert assessed.fixes[0].command.startswith("DataLoader(num_workers=")
+    assert "75% of the GPU memory is free" in assessed.fixes[1].do
+    assert "input wait 50%" in assessed.why
 
 
-def test_what_is_not_measured_is_said_and_never_zero() -> None:
-    found = assess_efficiency(JobFacts(8), 3600)
-    assert found.uses[0].share is None
-    assert any("DCGM_FI_PROF_SM_ACTIVE" in gap for gap in found.unmeasured)
-    assert found.fixes == ()
+def test_missing_metrics_are_listed_and_never_zero() -> None:
+    assessed = assess_efficiency(JobFacts(8), 3600)
+    assert assessed.uses[0].share is None
+    assert any("DCGM_FI_PROF_SM_ACTIVE" in gap for gap in assessed.unmeasured)
+    assert assessed.fixes == ()
 
 
-def test_idle_gpus_of_a_program_that_says_nothing_are_not_blamed_on_its_data_loader() -> None:
-    found = assess_efficiency(JobFacts(1, {"active": 0.2, "tensor": 0.05, "utilisation": 0.3}), 3600)
-    assert found.why.startswith("GPUs are idle most of the time: SMs 20%")
-    assert found.fixes[0].do == "See what the program waits for: requests, input, or its CPUs"
+def test_idle_gpus_without_input_metrics_are_not_blamed_on_the_data_loader() -> None:
+    assessed = assess_efficiency(JobFacts(1, {"active": 0.2, "tensor": 0.05, "utilisation": 0.3}), 3600)
+    assert assessed.why.startswith("GPUs are idle most of the time: SMs 20%")
+    assert assessed.fixes[0].do == "See what the program waits for: requests, input, or its CPUs"
 
 
-def test_of_a_rank_that_is_gone_the_log_is_read_because_there_is_no_program_to_look_into() -> None:
+def test_the_fix_for_a_missing_rank_is_to_read_its_log() -> None:
     gone = Straggler(7, "n1", "7", "GPU-7", None, "stopped exporting metrics, and the others wait", is_gone=True)
     fix = assess_efficiency(JobFacts(8, {"active": 0.1, "utilisation": 0.87}, straggler=gone), 3600).fixes[0]
     assert fix.do == "Read the last log lines of rank 7 on n1, and the kernel log of its node"
     assert "py-spy" not in fix.command
 
 
-def test_a_job_that_hangs_for_a_gpu_is_told_to_look_into_its_program() -> None:
+def test_the_fix_for_a_hung_rank_is_to_find_the_blocking_call() -> None:
     hang = Straggler(None, "n1", "7", "GPU-7", None, "is idle while 7 of 8 GPUs spin in a collective")
     fix = assess_efficiency(JobFacts(8, {"active": 0.1, "utilisation": 0.87}, straggler=hang), 3600).fixes[0]
     assert fix.do == "See which call blocks GPU 7 on n1"

@@ -34,9 +34,9 @@ LATE = tuple(Job(2, name=f"late-{ranks}", ranks=ranks, slow_rank=ranks - 1, slow
 
 @pytest.fixture(scope="module")
 def rehearsal() -> Rehearsal:
-    played = Rehearsal((*STALLED, *SILENT, *HEALTHY, *LATE))
-    played.run(AT + 320)
-    return played
+    rehearsal = Rehearsal((*STALLED, *SILENT, *HEALTHY, *LATE))
+    rehearsal.run(AT + 320)
+    return rehearsal
 
 
 @pytest.mark.slow
@@ -70,5 +70,5 @@ def test_a_rank_a_tenth_slower_is_found_within_five_minutes(rehearsal: Rehearsal
 @pytest.mark.slow
 def test_only_the_late_rank_is_named(rehearsal: Rehearsal) -> None:
     answer = rehearsal.engine.instant("watchkeeper:training_rank_slow:ratio", (1_800_000_000 + AT + 315) * 1000)
-    assert {(one["job_name"], one["rank"]) for one in answer.latest()} == {("late-2", "1"), ("late-8", "7")}
+    assert {(labels["job_name"], labels["rank"]) for labels in answer.latest()} == {("late-2", "1"), ("late-8", "7")}
     assert all(0.05 < value < 0.15 for value in answer.latest().values())

@@ -35,12 +35,12 @@ UNMAPPED = {"jobs": 1, "gpus": 2}
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with told({**SERIES, **RANKS, **SLOW, **SERVED}) as running:
+    with site_with({**SERIES, **RANKS, **SLOW, **SERVED}) as running:
         yield running
 
 
 @contextlib.contextmanager
-def told(series: Mapping[str, float], hub: SmallHub | None = None) -> Iterator[Site]:
+def site_with(series: Mapping[str, float], hub: SmallHub | None = None) -> Iterator[Site]:
     """A hub that knows these series."""
     hub = hub or SmallHub()
     engine = embedded.EmbeddedEngine(head.Head())
@@ -60,11 +60,11 @@ def test_a_list_has_every_field_that_the_console_builds_on(site: Site) -> None:
     answer = site.ask("/api/jobs").json
     assert (answer["ok"], answer["total"], answer["unmapped"], answer["problems"]) == (True, 3, UNMAPPED, [])
     assert set(answer["jobs"][0]) == set(jobs.JobLine.__dataclass_fields__)
-    assert [one["id"] for one in answer["jobs"]] == ["alone", "4711", "web/chat"]
+    assert [job["id"] for job in answer["jobs"]] == ["alone", "4711", "web/chat"]
 
 
-def test_nobody_is_asked_for_a_team_before_rules_have_had_a_turn() -> None:
-    with told({'training_world_size{cluster="c",job_name="llm",rank="0"}': 4.0, **RANKS}) as early:
+def test_jobs_without_recorded_gpus_are_not_unmapped() -> None:
+    with site_with({'training_world_size{cluster="c",job_name="llm",rank="0"}': 4.0, **RANKS}) as early:
         answer = early.ask("/api/jobs").json
         printed = run(early).output
     assert (answer["total"], answer["unmapped"], answer["problems"]) == (
@@ -77,8 +77,8 @@ def test_nobody_is_asked_for_a_team_before_rules_have_had_a_turn() -> None:
 
 
 def test_filters_and_limits_are_kept_and_wrong_ones_refused(site: Site) -> None:
-    assert [one["id"] for one in site.ask("/api/jobs?team=vision").json["jobs"]] == ["4711"]
-    assert [one["id"] for one in site.ask("/api/jobs?team=unmapped").json["jobs"]] == ["alone"]
+    assert [job["id"] for job in site.ask("/api/jobs?team=vision").json["jobs"]] == ["4711"]
+    assert [job["id"] for job in site.ask("/api/jobs?team=unmapped").json["jobs"]] == ["alone"]
     assert site.ask("/api/jobs?state=stalled").json["total"] == 1
     assert [len(site.ask("/api/jobs?limit=1").json["jobs"]), site.ask("/api/jobs?limit=1").json["total"]] == [1, 3]
     for wrong in ("state=happy", "limit=0", "limit=99999", "limit=x"):
@@ -91,7 +91,7 @@ def test_one_job_is_found_by_its_id_and_by_the_name_it_gives_itself(site: Site) 
         assert answer["job"]["id"] == "4711"
         assert set(answer) == {"ok", *wire.field_names(jobs.JobReport)}
     assert site.ask("/api/jobs/web/chat").json["job"]["name"] == "chat"
-    assert site.ask("/api/jobs/nobody").status == 404
+    assert site.ask("/api/jobs/missing").status == 404
 
 
 def test_the_table_names_what_is_wrong_and_the_exit_code_says_that_something_is(site: Site) -> None:
@@ -107,11 +107,11 @@ def test_the_table_names_what_is_wrong_and_the_exit_code_says_that_something_is(
 
 
 def test_a_report_in_words_has_the_rank_its_gpu_and_the_fix(site: Site) -> None:
-    said = run(site, "4711").output
-    assert "4711 (pretrain): slow; 4 GPUs on 1 node" in said
-    assert "rank 2 on n1 computes 20% longer than the others at each step (3 working, 1 slow)" in said
-    assert "fix        Check rank 2 on n1, GPU 2" in said
-    table = said[said.index("  rank  ") :].splitlines()
+    output = run(site, "4711").output
+    assert "4711 (pretrain): slow; 4 GPUs on 1 node" in output
+    assert "rank 2 on n1 computes 20% longer than the others at each step (3 working, 1 slow)" in output
+    assert "fix        Check rank 2 on n1, GPU 2" in output
+    table = output[output.index("  rank  ") :].splitlines()
     assert table[1].split()[:3] == ["2", "n1", "2"]
 
 
@@ -121,9 +121,11 @@ def test_explaining_a_job_ends_with_its_report(site: Site) -> None:
 
 
 def test_a_slurm_job_is_explained_by_what_its_ranks_say_under_another_name(site: Site) -> None:
-    told = site.ask("/api/explain/job/4711").json["explained"]
-    assert ("ranks", "3 of 4 compute about 1 s per step") in [(line["name"], line["text"]) for line in told["lines"]]
-    assert (told["subject"], told["cause"]) == ("4711", "nccl_timeout_straggler")
+    explained = site.ask("/api/explain/job/4711").json["explained"]
+    assert ("ranks", "3 of 4 compute about 1 s per step") in [
+        (line["name"], line["text"]) for line in explained["lines"]
+    ]
+    assert (explained["subject"], explained["cause"]) == ("4711", "nccl_timeout_straggler")
 
 
 def test_a_job_without_a_cause_is_explained_in_the_words_of_its_report() -> None:
@@ -132,7 +134,7 @@ def test_a_job_without_a_cause_is_explained_in_the_words_of_its_report() -> None
     late = {row: 0.0 if "GPU-2" in row and "DCGM" in row else value for row, value in spins.items()}
     mute = {row: value for row, value in late.items() if not row.startswith("training_")}
     alone = {row: value for row, value in SERIES.items() if "training" not in row}
-    with told({**alone, **mute}) as site:
+    with site_with({**alone, **mute}) as site:
         headline = site.ask("/api/explain/job/4711").json["explained"]["headline"]
         why = site.ask("/api/jobs/4711").json["why"]
     assert why == "GPU 2 on n1 is idle while 3 of 4 GPUs spin in a collective (3 waiting, 1 idle)"
@@ -143,36 +145,40 @@ def test_a_grave_incident_of_its_node_is_the_answer_about_a_job() -> None:
     hub = SmallHub()
     stories.lose_gpu(hub)
     pod = 'cluster="c",workload_kind="pod",namespace="research",job_name="llm-70b"'
-    with told({f"watchkeeper:job_gpus:sum{{{pod}}}": 8.0, f"watchkeeper:job_nodes:count{{{pod}}}": 1.0}, hub) as site:
+    with site_with(
+        {f"watchkeeper:job_gpus:sum{{{pod}}}": 8.0, f"watchkeeper:job_nodes:count{{{pod}}}": 1.0}, hub
+    ) as site:
         told_about = site.ask("/api/explain/job/research/llm-70b").json["explained"]
     assert told_about["headline"].endswith("GPU 3 on gpu-r01-02 fell off the bus (INC-1)")
     assert told_about["cause"] == "gpu_fell_off_bus"
 
 
-def test_a_pod_that_waits_is_told_with_its_incident_wherever_somebody_asks() -> None:
+def test_a_pending_pod_is_explained_with_its_incident_everywhere() -> None:
     hub = SmallHub()
     stories.keep_waiting(hub, pod="ml/big-0")
-    with told({'watchkeeper:pending_gpu_pods:requests{cluster="c",namespace="ml",pod="big-0"}': 64.0}, hub) as site:
+    with site_with(
+        {'watchkeeper:pending_gpu_pods:requests{cluster="c",namespace="ml",pod="big-0"}': 64.0}, hub
+    ) as site:
         [line] = site.ask("/api/jobs").json["jobs"]
         shown = run(site, "ml/big").output
         by_pod, by_name, by_job = (
             CliRunner().invoke(explain_command.command, [*words, "--hub", site.url])
             for words in (("pod", "ml/big-0"), ("pod", "big-0"), ("job", "ml/big-0"))
         )
-        assert site.ask("/api/explain/pod/nobody").status == 404
+        assert site.ask("/api/explain/pod/missing").status == 404
     assert (line["id"], line["state"], line["incidents"]) == ("ml/big", "pending", ["INC-4"])
     assert "waits for 64 GPUs" in shown
     assert "INC-4" in shown
-    for said in (by_pod, by_name, by_job):
-        assert "Pod ml/big-0 waits for free GPUs (INC-4)" in said.output
-        assert "cause     insufficient_gpu_capacity" in said.output
-        assert "action    Ask for fewer GPUs" in said.output
-        assert said.exit_code == 1
+    for answer in (by_pod, by_name, by_job):
+        assert "Pod ml/big-0 waits for free GPUs (INC-4)" in answer.output
+        assert "cause     insufficient_gpu_capacity" in answer.output
+        assert "action    Ask for fewer GPUs" in answer.output
+        assert answer.exit_code == 1
 
 
 def test_a_name_that_pods_of_two_namespaces_have_is_not_guessed() -> None:
     series = {f'kube_pod_status_phase{{cluster="c",namespace="{name}",pod="a",phase="Pending"}}': 1.0 for name in "xy"}
-    with told(series) as site:
+    with site_with(series) as site:
         reply = site.ask("/api/explain/pod/a")
     assert (reply.status, reply.json["error"]) == (400, "2 namespaces have a pod a; name one of them: x, y")
 
@@ -180,6 +186,6 @@ def test_a_name_that_pods_of_two_namespaces_have_is_not_guessed() -> None:
 def test_replicas_are_advised_and_one_model_s_past_is_played(site: Site) -> None:
     assert "chat   2         6            60 requests wait" in run(site, "replicas").output
     assert site.ask("/api/replicas?model=chat&window=1h").json["replicas"][0]["wanted"] == 6
-    assert site.ask("/api/replicas?model=nobody").status == 404
+    assert site.ask("/api/replicas?model=missing").status == 404
     for wrong in ("window=soon", "window=1s", "window=30d"):
         assert site.ask(f"/api/replicas?model=chat&{wrong}").status == 400

@@ -20,13 +20,13 @@ def xid(minutes: float) -> HardwareEvent:
 
 
 def test_a_loss_that_stops_being_a_number_is_one_event_however_long_it_lasts() -> None:
-    [one] = find_anomalies(points(2.0, 1.9, math.nan, math.nan, math.nan), [])
-    assert (one.at, one.text) == (AT + timedelta(minutes=2), "loss is not a number")
+    [anomaly] = find_anomalies(points(2.0, 1.9, math.nan, math.nan, math.nan), [])
+    assert (anomaly.at, anomaly.text) == (AT + timedelta(minutes=2), "loss is not a number")
 
 
 def test_a_gradient_that_leaps_to_ten_times_its_middle_is_an_event() -> None:
-    [one] = find_anomalies([], points(*[0.7] * 9, 30.0, 0.7))
-    assert (one.at, one.value) == (AT + timedelta(minutes=9), 30.0)
+    [anomaly] = find_anomalies([], points(*[0.7] * 9, 30.0, 0.7))
+    assert (anomaly.at, anomaly.value) == (AT + timedelta(minutes=9), 30.0)
     assert find_anomalies([], points(*[0.7] * 9, 3.0, 0.7)) == []
 
 
@@ -39,7 +39,7 @@ def test_a_loss_without_hardware_events_says_so_by_an_empty_list() -> None:
     assert add_hardware_events(LossAnomaly(AT, "loss is infinite"), []).hardware == ()
 
 
-def test_what_the_job_told_is_not_repeated_by_what_its_series_show() -> None:
-    told, seen = LossAnomaly(AT, "nan loss"), LossAnomaly(AT + timedelta(minutes=1), "loss is not a number")
+def test_a_reported_anomaly_is_not_repeated_by_its_series() -> None:
+    reported, detected = LossAnomaly(AT, "nan loss"), LossAnomaly(AT + timedelta(minutes=1), "loss is not a number")
     later = LossAnomaly(AT + timedelta(hours=1), "loss is not a number")
-    assert merge_anomalies([told], [seen, later]) == [told, later]
+    assert merge_anomalies([reported], [detected, later]) == [reported, later]

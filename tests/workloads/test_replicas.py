@@ -29,9 +29,9 @@ MINUTE, DAY_MINUTES = 60.0, 24 * 60
 
 
 def followed(loads: Iterable[ModelLoad]) -> ReplicasReplay:
-    found = replay_advice(list(loads), cluster="c", model="chat", step_seconds=MINUTE)
-    assert found is not None
-    return found
+    replay = replay_advice(list(loads), cluster="c", model="chat", step_seconds=MINUTE)
+    assert replay is not None
+    return replay
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def followed(loads: Iterable[ModelLoad]) -> ReplicasReplay:
         (ModelLoad(0, 12, waiting=1000.0), 12, 12),
     ],
 )
-def test_the_most_that_any_number_asks_for_is_wanted(load: ModelLoad, have: int, want: int) -> None:
+def test_the_highest_demand_sets_the_desired_replicas(load: ModelLoad, have: int, want: int) -> None:
     assert advise_replicas(load, have)[0] == want
 
 
@@ -67,16 +67,16 @@ def test_without_a_queue_or_an_objective_nothing_is_advised() -> None:
 
 
 def test_a_rush_would_have_been_met_and_replicas_given_back_slowly() -> None:
-    found = followed(
+    replay = followed(
         ModelLoad(60.0 * at, 2, waiting=80.0 if 10 <= at < 30 else 0.0, requests_per_second=4.0, replica_capacity=4.0)
         for at in range(120)
     )
-    assert found.crowded_seconds == 20 * 60
-    # Nobody knows of a rush before it is there: the replicas of the first minute are those that there were.
-    assert found.advised_crowded_seconds == 60
-    assert found.steps[0].desired == 2
-    assert max(step.desired for step in found.steps) == MAX_REPLICAS
-    down = [later.at for earlier, later in itertools.pairwise(found.steps) if later.desired < earlier.desired]
+    assert replay.crowded_seconds == 20 * 60
+    # A rush is unknown before it starts: the first minute has the replicas from before.
+    assert replay.advised_crowded_seconds == 60
+    assert replay.steps[0].desired == 2
+    assert max(step.desired for step in replay.steps) == MAX_REPLICAS
+    down = [later.at for earlier, later in itertools.pairwise(replay.steps) if later.desired < earlier.desired]
     assert down[0] >= 10 * 60 + CALM_SECONDS
     assert all(later - earlier >= SHRINK_EVERY_SECONDS for earlier, later in itertools.pairwise(down))
 
@@ -97,17 +97,17 @@ def a_day(replicas: int = 4, peak: float = 40.0) -> list[ModelLoad]:
 
 
 def test_replicas_given_up_at_night_are_back_for_the_day_though_no_queue_was_ever_recorded() -> None:
-    found = followed(a_day())
-    assert (found.actual_replica_hours, found.actual_changes) == (pytest.approx(96.0), 0)
+    replay = followed(a_day())
+    assert (replay.actual_replica_hours, replay.actual_changes) == (pytest.approx(96.0), 0)
     # One at night, four at noon, between them one for each ten requests a second: a tenth more is put up with before
     # another is wanted, and each is kept for ten minutes.
     needed = sum(max(1, math.ceil((load.requests_per_second or 0.0) / 10.0)) for load in a_day()[:-1]) / 60
-    assert found.advised_replica_hours == pytest.approx(needed, abs=2)
-    assert {step.desired for step in found.steps} == {1, 2, 3, 4}
+    assert replay.advised_replica_hours == pytest.approx(needed, abs=2)
+    assert {step.desired for step in replay.steps} == {1, 2, 3, 4}
     # Down three times in the first night, up three times, and down three times in the evening.
-    assert found.advised_changes == 9
+    assert replay.advised_changes == 9
     # On each way up a minute passes in which more comes in than those that are there have shown.
-    assert (found.advised_crowded_seconds, found.advised_late_seconds) == (180.0, 180.0)
+    assert (replay.advised_crowded_seconds, replay.advised_late_seconds) == (180.0, 180.0)
 
 
 def test_the_minutes_until_a_sudden_load_is_noticed_count_as_late() -> None:
@@ -119,12 +119,12 @@ def test_the_minutes_until_a_sudden_load_is_noticed_count_as_late() -> None:
         ModelLoad(at * MINUTE, 4, waiting=0.0, requests_per_second=40.0, burn=0.0, replica_capacity=10.0)
         for at in range(120, 180)
     ]
-    found = followed([*quiet, *noon])
-    assert (found.late_seconds, found.advised_late_seconds) == (0.0, 60.0)
-    assert found.advised_crowded_seconds == 60.0
+    replay = followed([*quiet, *noon])
+    assert (replay.late_seconds, replay.advised_late_seconds) == (0.0, 60.0)
+    assert replay.advised_crowded_seconds == 60.0
 
 
-def test_late_requests_are_told_where_an_objective_is_measured_and_more_replicas_are_taken_to_help() -> None:
+def test_late_requests_are_reported_if_an_objective_is_measured() -> None:
     loads = [
         ModelLoad(
             at * MINUTE,
@@ -136,32 +136,32 @@ def test_late_requests_are_told_where_an_objective_is_measured_and_more_replicas
         )
         for at in range(120)
     ]
-    found = followed(loads)
+    replay = followed(loads)
     # A third replica from minute 61 on, for as long as two are known to be too few and ten minutes more.
-    assert (found.late_seconds, found.advised_late_seconds) == (30 * 60.0, 60.0)
-    assert [(step.at / 60, step.desired) for step in found.steps] == [(0, 2), (60, 3), (99, 2)]
+    assert (replay.late_seconds, replay.advised_late_seconds) == (30 * 60.0, 60.0)
+    assert [(step.at / 60, step.desired) for step in replay.steps] == [(0, 2), (60, 3), (99, 2)]
     without = followed([ModelLoad(at * MINUTE, 2, waiting=0.0) for at in range(10)])
     assert (without.late_seconds, without.advised_late_seconds) == (None, None)
 
 
 def test_a_queue_that_two_replicas_never_got_rid_of_would_not_have_been_there_with_more() -> None:
     """Two that answer all they can, and a queue that is as long as it may become, for three hours of four."""
-    found = followed(
+    replay = followed(
         ModelLoad(at * MINUTE, 2, waiting=400.0 if at >= 60 else 0.0, requests_per_second=24.0, replica_capacity=12.0)
         for at in range(241)
     )
-    assert (found.crowded_seconds, found.advised_crowded_seconds) == (180 * 60.0, 60.0)
+    assert (replay.crowded_seconds, replay.advised_crowded_seconds) == (180 * 60.0, 60.0)
     # All that may be at once, and one given up after another until a third is left, which is known to be needed.
-    assert [step.desired for step in found.steps] == [2, 8, 7, 6, 5, 4, 3]
+    assert [step.desired for step in replay.steps] == [2, 8, 7, 6, 5, 4, 3]
 
 
-def test_of_hours_in_which_nothing_was_seen_nothing_is_claimed() -> None:
-    seen = [ModelLoad(at * MINUTE, 2, waiting=100.0) for at in (*range(60), *range(300, 361))]
-    found = followed(seen)
-    assert found.observed_seconds == 59 * 60 + 60 * 60
-    assert found.actual_replica_hours == pytest.approx(2 * found.observed_seconds / 3600)
-    assert found.crowded_seconds == found.observed_seconds
-    assert (found.since, found.until) == (0.0, 360 * 60.0)
+def test_gaps_without_samples_are_skipped() -> None:
+    loads = [ModelLoad(at * MINUTE, 2, waiting=100.0) for at in (*range(60), *range(300, 361))]
+    replay = followed(loads)
+    assert replay.observed_seconds == 59 * 60 + 60 * 60
+    assert replay.actual_replica_hours == pytest.approx(2 * replay.observed_seconds / 3600)
+    assert replay.crowded_seconds == replay.observed_seconds
+    assert (replay.since, replay.until) == (0.0, 360 * 60.0)
 
 
 def test_one_point_or_two_far_apart_are_no_past() -> None:
@@ -172,18 +172,18 @@ def test_one_point_or_two_far_apart_are_no_past() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
-def test_a_queue_that_is_not_a_number_is_not_known_and_costs_no_other_model_its_advice(odd: float) -> None:
+def test_a_nan_queue_is_unknown_and_affects_no_other_model(odd: float) -> None:
     engine = embedded.EmbeddedEngine(head.Head(retention_ms=3_600_000))
     waiting = {"chat": 60.0, "broken": odd}
     for at_ms in (0, 60_000, 120_000):
         for model, value in waiting.items():
             own = {"cluster": "c", "model_name": model}
-            told = {"watchkeeper:inference_replicas:count": 2.0, "inference_requests_waiting": value}
+            series = {"watchkeeper:inference_replicas:count": 2.0, "inference_requests_waiting": value}
             engine.appender.append(
-                Sample(Labels({"__name__": name, **own}), at_ms, number) for name, number in told.items()
+                Sample(Labels({"__name__": name, **own}), at_ms, number) for name, number in series.items()
             )
     advised, problems = advise_now(engine, 120_000, {})
-    assert [(one.model, one.desired, problems) for one in advised] == [("broken", None, []), ("chat", 6, [])]
-    found = replay_model(engine, QueryRange(0, 120_000, 60_000), {}, cluster="c", model="broken")
-    assert found is not None
-    assert (found.observed_seconds, found.advised_replica_hours) == (120.0, found.actual_replica_hours)
+    assert [(advice.model, advice.desired, problems) for advice in advised] == [("broken", None, []), ("chat", 6, [])]
+    replay = replay_model(engine, QueryRange(0, 120_000, 60_000), {}, cluster="c", model="broken")
+    assert replay is not None
+    assert (replay.observed_seconds, replay.advised_replica_hours) == (120.0, replay.actual_replica_hours)

@@ -77,12 +77,12 @@ def add_pods(cluster: Cluster, app: str, on: str, *, count: int = 1) -> None:
         "spec": {"replicas": count, "selector": selector, "template": template},
     }
     cluster.create("/apis/apps/v1/namespaces/default/replicasets", raw)
-    until(lambda: sum(one.startswith(f"{app}-") for one in running(cluster, on)) == count)
+    until(lambda: sum(name.startswith(f"{app}-") for name in running(cluster, on)) == count)
 
 
 def running(cluster: Cluster, on: str) -> list[str]:
-    found = cluster.ask(f"/api/v1/pods?fieldSelector=spec.nodeName={on}")["items"]
-    return [one["metadata"]["name"] for one in found if one["status"]["phase"] == "Running"]
+    pods = cluster.ask(f"/api/v1/pods?fieldSelector=spec.nodeName={on}")["items"]
+    return [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Running"]
 
 
 def budget(cluster: Cluster, name: str, app: str, *, minimum: int) -> str:
@@ -96,14 +96,14 @@ def budget(cluster: Cluster, name: str, app: str, *, minimum: int) -> str:
     return f"{path}/{name}"
 
 
-def finished(driver: KubernetesDriver, wanted: Action) -> ActionOutcome:
+def finished(driver: KubernetesDriver, action: Action) -> ActionOutcome:
     """Perform it as the state machine does, again until it is complete."""
 
     def complete() -> ActionOutcome | None:
-        done = driver.perform(wanted)
+        done = driver.perform(action)
         return done if done.is_complete else None
 
-    return until(complete, what=f"complete: {wanted}", interval_seconds=PROGRAM_SECONDS)
+    return until(complete, what=f"complete: {action}", interval_seconds=PROGRAM_SECONDS)
 
 
 def clean(cluster: Cluster) -> None:
@@ -115,17 +115,17 @@ def clean(cluster: Cluster) -> None:
     )
     for path in lists:
         api, _, kind = path.rpartition("/")
-        for one in cluster.ask(path)["items"]:
-            about = one["metadata"]
+        for node in cluster.ask(path)["items"]:
+            about = node["metadata"]
             where = f"{api}/namespaces/{about['namespace']}/{kind}/{about['name']}"
             with contextlib.suppress(urllib.error.HTTPError):
                 cluster.ask(f"{where}?gracePeriodSeconds=0&propagationPolicy=Background", method="DELETE")
-    for one in cluster.ask("/api/v1/nodes")["items"]:
-        name = one["metadata"]["name"]
+    for node in cluster.ask("/api/v1/nodes")["items"]:
+        name = node["metadata"]["name"]
         if not name.startswith("hollow-"):
             cluster.ask(f"/api/v1/nodes/{name}", method="DELETE")
             continue
-        gone = {key: None for key in one["metadata"].get("annotations", {}) if key.startswith("watchkeeper.dev/")}
+        gone = {key: None for key in node["metadata"].get("annotations", {}) if key.startswith("watchkeeper.dev/")}
         cluster.ask(
             f"/api/v1/nodes/{name}",
             method="PATCH",

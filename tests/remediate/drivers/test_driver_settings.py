@@ -57,7 +57,7 @@ def test_repairs_reach_the_cluster_that_is_watched_or_one_of_their_own(tmp_path:
     assert driver.rules.evict_unmanaged is ("evict_unmanaged" in text)
 
 
-def test_a_driver_without_a_cluster_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_driver_without_a_cluster_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"remediate\.driver: .* needs a cluster. Set remediate\.kubeconfig"):
         chosen(tmp_path, '[remediate]\ndriver = "kubernetes"')
 

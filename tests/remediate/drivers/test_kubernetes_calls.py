@@ -77,7 +77,7 @@ def test_cordon_and_uncordon_leave_no_taint_for_the_node_controller_to_write() -
     with driving(*answers(before, OURS, {}, {})) as (server, driver):
         driver.perform(action(CORDON, "n1"))
         cordoned = json.loads(server.bodies[1])["spec"]
-    assert [one["key"] for one in cordoned["taints"]] == ["example.com/mine", UNSCHEDULABLE, UNHEALTHY]
+    assert [taint["key"] for taint in cordoned["taints"]] == ["example.com/mine", UNSCHEDULABLE, UNHEALTHY]
     with driving(*answers({"metadata": OURS["metadata"], "spec": cordoned}, PLAIN, {}, {})) as (server, driver):
         driver.perform(action(UNCORDON, "n1"))
         assert json.loads(server.bodies[1])["spec"] == {"unschedulable": None, "taints": [foreign]}
@@ -139,10 +139,10 @@ def test_a_server_that_says_no_is_a_failure_and_one_in_trouble_is_waited_for() -
         assert "etcdserver: leader changed" in why
 
 
-@pytest.mark.parametrize("told", ["train-0", "a/b/c", "/x"])
-def test_a_pod_that_is_not_named_in_full_is_refused(told: str) -> None:
+@pytest.mark.parametrize("pod", ["train-0", "a/b/c", "/x"])
+def test_a_pod_that_is_not_named_in_full_is_refused(pod: str) -> None:
     with driving() as (_, driver), pytest.raises(ActionRefused, match="is not a pod such as research/train-0"):
-        driver.perform(action(ActionKind.RESTART_APP, "n1", pods=told))
+        driver.perform(action(ActionKind.RESTART_APP, "n1", pods=pod))
 
 
 def test_what_kubernetes_cannot_do_is_refused() -> None:
@@ -154,7 +154,7 @@ def test_a_stop_in_the_middle_of_a_drain_evicts_no_further_pod() -> None:
     second = {"metadata": {**POD["metadata"], "name": "train-1", "uid": "u2"}}
     with driving(*answers(OURS, {"items": [POD, second]}, {})) as (_, driver):
         sent: list[str] = []
-        driver._is_stopped = lambda: any("eviction" in one for one in sent)
+        driver._is_stopped = lambda: any("eviction" in call for call in sent)
         send = driver.client.send
 
         def noted(call: ApiCall, **more: Any) -> ApiResponse:

@@ -52,12 +52,12 @@ def test_a_connection_that_was_closed_between_calls_is_replaced() -> None:
         assert server.connections == 2
 
 
-def test_an_answer_that_is_nested_without_end_is_only_words() -> None:
+def test_an_endlessly_nested_response_is_read_as_text() -> None:
     with asking(Reply(body=b"[" * 100_000)) as (_, client, _):
         assert client.send(GET).message.startswith("[[[")
 
 
-def test_an_answer_that_is_reset_halfway_is_for_later() -> None:
+def test_a_connection_reset_is_retried_later() -> None:
     with asking(Reply(cut=True, body={"x": "y" * 1000})) as (_, client, _), pytest.raises(ClusterUnavailable) as raised:
         client.send(GET)
     assert "GET /api/v1/nodes/n1 to the Kubernetes API server failed" in str(raised.value)
@@ -71,7 +71,7 @@ def test_an_answer_that_drips_ends_at_the_deadline() -> None:
         assert time.monotonic() - began < 30.0
 
 
-def test_a_server_that_is_not_there_is_for_later() -> None:
+def test_an_unreachable_server_is_retried_later() -> None:
     with serving() as server:
         url = server.url
     client = ApiClient(kubeconfig.ApiServer(url, access.NO_ACCESS, "test"))
@@ -92,7 +92,7 @@ def test_a_token_that_was_renewed_is_read_again(tmp_path: Path) -> None:
         assert server.header("Authorization") == "Bearer new"
 
 
-def test_a_token_file_that_is_gone_is_for_later_and_never_shown(tmp_path: Path) -> None:
+def test_a_missing_token_file_is_retried_later_and_never_shown(tmp_path: Path) -> None:
     with (
         asking(Reply(), token_file=tmp_path / "gone") as (_, client, _),
         pytest.raises(ClusterUnavailable, match="secret"),
@@ -100,14 +100,14 @@ def test_a_token_file_that_is_gone_is_for_later_and_never_shown(tmp_path: Path) 
         client.send(GET)
 
 
-def test_a_busy_server_is_asked_again_when_it_said_so() -> None:
+def test_a_busy_server_is_retried_after_its_retry_after() -> None:
     busy = Reply(status=429, body=b"Too many requests, please try again later.", headers={"Retry-After": "2"})
     with asking(busy, Reply(status=503), Reply()) as (_, client, waits):
         assert client.send(GET).status == 200
         assert waits == [2.0, 1.0]
 
 
-def test_a_server_that_wants_more_patience_than_a_call_has_is_for_later() -> None:
+def test_a_retry_after_beyond_the_deadline_is_retried_later() -> None:
     busy = Reply(status=429, body=b"Too many requests", headers={"Retry-After": "60"})
     with asking(busy) as (_, client, waits):
         with pytest.raises(ClusterUnavailable, match="Retry-After 60 s: Too many requests"):
@@ -115,7 +115,7 @@ def test_a_server_that_wants_more_patience_than_a_call_has_is_for_later() -> Non
         assert waits == []
 
 
-def test_a_server_that_stays_busy_is_given_up_for_now() -> None:
+def test_a_server_that_stays_busy_is_retried_later() -> None:
     busy = Reply(status=429, headers={"Retry-After": "0"})
     with asking(*[busy] * 9) as (server, client, _):
         with pytest.raises(ClusterUnavailable):

@@ -39,33 +39,44 @@ def patch(cluster: Cluster, body: dict[str, Any], name: str = "plain") -> None:
 
 
 def own_condition(cluster: Cluster) -> tuple[str, str] | None:
-    found = node(cluster, "plain")["status"].get("conditions", [])
-    return next(((one["status"], one["reason"]) for one in found if one["type"] == "WatchkeeperUnhealthy"), None)
+    conditions = node(cluster, "plain")["status"].get("conditions", [])
+    return next(
+        (
+            (condition["status"], condition["reason"])
+            for condition in conditions
+            if condition["type"] == "WatchkeeperUnhealthy"
+        ),
+        None,
+    )
 
 
 def events(cluster: Cluster) -> list[str]:
-    found = cluster.ask("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=plain")["items"]
-    return [one["reason"] for one in found if one["source"].get("component") == "watchkeeper"]
+    node_events = cluster.ask("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=plain")["items"]
+    return [event["reason"] for event in node_events if event["source"].get("component") == "watchkeeper"]
 
 
 def taints(cluster: Cluster) -> set[str]:
-    return {one["key"] for one in node(cluster, "plain")["spec"].get("taints", [])}
+    return {taint["key"] for taint in node(cluster, "plain")["spec"].get("taints", [])}
 
 
-def test_a_cordon_is_marked_told_to_others_and_taken_off_again(cluster: Cluster) -> None:
+def test_a_cordon_is_marked_reported_and_removed_again(cluster: Cluster) -> None:
     # A new node has a taint until the node controller takes it off; it writes the whole list that it read before.
     await_that(lambda: not taints(cluster))
     patch(cluster, {"spec": {"taints": [FOREIGN]}})
     with driving(cluster) as driver:
         driver.perform(action(CORDON, "plain", cause="gpu_fell_off_bus"))
-        seen = driver.observe(PLACE)
-        assert (seen.is_schedulable, seen.cordoned_by, seen.maintained_by) == (False, "watchkeeper:I-7/1-cordon", ())
+        observed = driver.observe(PLACE)
+        assert (observed.is_schedulable, observed.cordoned_by, observed.maintained_by) == (
+            False,
+            "watchkeeper:I-7/1-cordon",
+            (),
+        )
         assert taints(cluster) >= {"watchkeeper.dev/unhealthy", "example.com/mine"}
         assert own_condition(cluster) == ("True", "GpuFellOffBus")
         assert events(cluster) == ["WatchkeeperCordoned"]
         driver.perform(action(UNCORDON, "plain"))
-        seen = driver.observe(PLACE)
-    assert (seen.is_schedulable, seen.cordoned_by) == (True, None)
+        observed = driver.observe(PLACE)
+    assert (observed.is_schedulable, observed.cordoned_by) == (True, None)
     assert "watchkeeper.dev/unhealthy" not in taints(cluster)
     assert "example.com/mine" in taints(cluster)
     assert own_condition(cluster) == ("False", "Repaired")
@@ -82,15 +93,19 @@ def test_a_cordon_that_is_performed_again_changes_nothing(cluster: Cluster) -> N
     assert len(events(cluster)) == 2
 
 
-def test_a_cordon_of_somebody_else_is_neither_taken_over_nor_undone(cluster: Cluster) -> None:
+def test_a_cordon_of_another_user_is_neither_taken_over_nor_undone(cluster: Cluster) -> None:
     cluster.cordon("plain")
     with driving(cluster) as driver:
         with pytest.raises(ActionRefused, match="another user has cordoned it"):
             driver.perform(action(CORDON, "plain"))
         with pytest.raises(ActionRefused, match="the cordon is not Watchkeeper's"):
             driver.perform(action(UNCORDON, "plain"))
-        seen = driver.observe(PLACE)
-    assert (seen.is_schedulable, seen.cordoned_by, seen.maintained_by) == (False, None, ("another user's cordon",))
+        observed = driver.observe(PLACE)
+    assert (observed.is_schedulable, observed.cordoned_by, observed.maintained_by) == (
+        False,
+        None,
+        ("another user's cordon",),
+    )
     assert own_condition(cluster) is None
 
 
@@ -102,12 +117,12 @@ def test_a_cordon_of_another_incident_is_not_undone(cluster: Cluster) -> None:
         assert driver.observe(PLACE).is_schedulable is False
 
 
-def test_a_node_that_somebody_uncordons_under_our_hands_stays_uncordoned(cluster: Cluster) -> None:
+def test_a_node_that_a_user_uncordons_during_a_repair_stays_uncordoned(cluster: Cluster) -> None:
     with driving(cluster) as driver:
         driver.perform(action(CORDON, "plain"))
         cluster.cordon("plain", cordoned=False)
-        seen = driver.observe(PLACE)
-        assert (seen.is_schedulable, seen.cordoned_by) == (True, "watchkeeper:I-7/1-cordon")
+        observed = driver.observe(PLACE)
+        assert (observed.is_schedulable, observed.cordoned_by) == (True, "watchkeeper:I-7/1-cordon")
         with pytest.raises(ActionRefused, match="another user uncordoned the node"):
             finished(driver, action(ActionKind.DRAIN, "plain"))
         assert driver.observe(PLACE).cordoned_by is None
@@ -115,34 +130,34 @@ def test_a_node_that_somebody_uncordons_under_our_hands_stays_uncordoned(cluster
     assert own_condition(cluster) == ("False", "Repaired")
 
 
-def test_a_node_in_the_hands_of_nvsentinel_is_left_alone(cluster: Cluster) -> None:
+def test_a_node_maintained_by_nvsentinel_is_not_changed(cluster: Cluster) -> None:
     patch(cluster, {"metadata": {"labels": {"dgxc.nvidia.com/nvsentinel-state": "quarantined"}}})
     with driving(cluster) as driver, pytest.raises(ActionRefused, match="it is maintained by NVSentinel"):
         driver.perform(action(CORDON, "plain"))
     assert "unschedulable" not in node(cluster, "plain")["spec"]
 
 
-def test_a_node_that_somebody_else_takes_over_stays_cordoned_for_them(cluster: Cluster) -> None:
+def test_a_node_that_another_user_takes_over_stays_cordoned(cluster: Cluster) -> None:
     with driving(cluster) as driver:
         driver.perform(action(CORDON, "plain"))
         patch(cluster, {"metadata": {"labels": {"watchkeeper.dev/maintenance": "disk"}}})
         assert "stays cordoned by an administrator" in driver.perform(action(UNCORDON, "plain")).text
-        seen = driver.observe(PLACE)
-    assert (seen.is_schedulable, seen.cordoned_by) == (False, None)
+        observed = driver.observe(PLACE)
+    assert (observed.is_schedulable, observed.cordoned_by) == (False, None)
     assert "watchkeeper.dev/unhealthy" not in taints(cluster)
 
 
 def test_what_node_problem_detector_has_found_is_seen(cluster: Cluster) -> None:
-    said = {"type": "KernelDeadlock", "status": "True", "reason": "DockerHung", "message": "task docker:7 blocked"}
+    condition = {"type": "KernelDeadlock", "status": "True", "reason": "DockerHung", "message": "task docker:7 blocked"}
     fine = {"type": "ReadonlyFilesystem", "status": "False"}
-    cluster.ask("/api/v1/nodes/plain/status", method="PATCH", body={"status": {"conditions": [said, fine]}})
+    cluster.ask("/api/v1/nodes/plain/status", method="PATCH", body={"status": {"conditions": [condition, fine]}})
     with driving(cluster) as driver:
-        (found, *_) = driver.observe(PLACE).health_problems
-    assert found == "node-problem-detector (condition KernelDeadlock=True: task docker:7 blocked)"
+        (problem, *_) = driver.observe(PLACE).health_problems
+    assert problem == "node-problem-detector (condition KernelDeadlock=True: task docker:7 blocked)"
 
 
 class Meddled(ApiClient):
-    """A cluster in which somebody else writes the node right before each of our first patches."""
+    """A cluster in which another client writes the node right before each of our first patches."""
 
     def __init__(self, cluster: Cluster, times: int) -> None:
         super().__init__(reached(cluster))
@@ -155,7 +170,7 @@ class Meddled(ApiClient):
         return super().send(call, **more)
 
 
-def test_conflicts_are_met_with_a_fresh_look(cluster: Cluster) -> None:
+def test_conflicts_are_retried_with_a_fresh_read(cluster: Cluster) -> None:
     client = Meddled(cluster, 3)
     driver = KubernetesDriver(client)
     assert driver.perform(action(CORDON, "plain")).is_complete
@@ -180,7 +195,7 @@ def test_expired_credentials_are_waited_for_and_read_again(cluster: Cluster, tmp
         assert driver.perform(action(CORDON, "plain")).is_complete
 
 
-def test_a_node_that_is_deleted_and_made_again_bears_no_mark_and_is_another_one(cluster: Cluster) -> None:
+def test_a_recreated_node_has_no_mark_and_another_incarnation(cluster: Cluster) -> None:
     with driving(cluster) as driver:
         driver.perform(action(CORDON, "plain"))
         before = driver.observe(PLACE).incarnation
@@ -190,8 +205,8 @@ def test_a_node_that_is_deleted_and_made_again_bears_no_mark_and_is_another_one(
         with pytest.raises(ActionFailed, match="the cluster has no node plain"):
             driver.perform(action(ActionKind.DRAIN, "plain"))
         add_node(cluster, "plain")
-        seen = driver.observe(PLACE)
-        assert (seen.cordoned_by, seen.incarnation == before) == (None, False)
+        observed = driver.observe(PLACE)
+        assert (observed.cordoned_by, observed.incarnation == before) == (None, False)
         with pytest.raises(ActionRefused, match="our cordon is gone"):
             driver.perform(action(ActionKind.DRAIN, "plain"))
 

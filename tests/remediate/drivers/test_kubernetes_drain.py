@@ -56,7 +56,7 @@ def test_a_budget_that_never_allows_is_named_and_respected(cluster: Cluster) -> 
             done = driver.perform(action(DRAIN, NODE))
         assert not done.is_complete
         assert len(done.waits_for) == 2
-        assert all("disruption budget" in one and "keep-web needs 2" in one for one in done.waits_for)
+        assert all("disruption budget" in blocker and "keep-web needs 2" in blocker for blocker in done.waits_for)
         assert len(running(cluster, NODE)) == 2
         cluster.ask(path, method="DELETE")
         finished(driver, action(DRAIN, NODE))
@@ -79,7 +79,7 @@ def test_a_pod_that_never_ends_is_waited_for_with_its_reason(cluster: Cluster) -
         finished(driver, action(DRAIN, NODE))
 
 
-def test_a_pod_that_nobody_would_start_again_needs_permission(cluster: Cluster) -> None:
+def test_a_pod_without_a_controller_needs_permission(cluster: Cluster) -> None:
     cluster.create_pod("alone", gpus=1, nodeName=NODE)
     until(lambda: running(cluster, NODE) == ["alone"])
     with driving(cluster) as driver:
@@ -113,16 +113,16 @@ def test_an_api_server_that_goes_away_mid_drain_is_waited_for(cluster: Cluster) 
 def test_a_drain_of_one_gpu_moves_its_holders_only(cluster: Cluster) -> None:
     for name in ("sick", "well"):
         add_pods(cluster, name, NODE)
-    named = {one.partition("-")[0]: one for one in running(cluster, NODE)}
+    named = {name.partition("-")[0]: name for name in running(cluster, NODE)}
     with driving(cluster) as driver:
-        wanted = action(DRAIN, NODE, gpu=GPU, pods=f"default/{named['sick']}")
-        assert f"/pods/{named['sick']}/eviction" in driver.describe(wanted)
+        drain = action(DRAIN, NODE, gpu=GPU, pods=f"default/{named['sick']}")
+        assert f"/pods/{named['sick']}/eviction" in driver.describe(drain)
         driver.perform(action(CORDON, NODE))
-        finished(driver, wanted)
+        finished(driver, drain)
     assert running(cluster, NODE) == [named["well"]]
 
 
-def test_a_gpu_whose_holders_nobody_knows_is_not_drained(cluster: Cluster) -> None:
+def test_a_gpu_with_unknown_holders_is_not_drained(cluster: Cluster) -> None:
     add_pods(cluster, "web", NODE)
     with driving(cluster) as driver, pytest.raises(ActionRefused, match="the pods that hold the GPU are unknown"):
         driver.perform(action(DRAIN, NODE, gpu=GPU))
@@ -130,15 +130,15 @@ def test_a_gpu_whose_holders_nobody_knows_is_not_drained(cluster: Cluster) -> No
 
 
 def test_a_restart_ends_a_pod_once_and_not_the_one_that_follows_it(cluster: Cluster) -> None:
-    wanted = action(RESTART, NODE, pods="default/train-0")
+    restart = action(RESTART, NODE, pods="default/train-0")
     with driving(cluster, rules=EvictionRules(evict_unmanaged=True)) as driver:
         cluster.create_pod("train-0", gpus=1, nodeName=NODE)
         until(lambda: running(cluster, NODE) == ["train-0"])
-        assert not driver.perform(wanted).is_complete
-        finished(driver, wanted)
+        assert not driver.perform(restart).is_complete
+        finished(driver, restart)
         cluster.create_pod("train-0", gpus=1, nodeName=NODE)
         until(lambda: running(cluster, NODE) == ["train-0"])
-        assert driver.perform(wanted).is_complete
+        assert driver.perform(restart).is_complete
         assert running(cluster, NODE) == ["train-0"]
         # After a restart of the hub the time tells them apart.
         fresh = action(RESTART, NODE, pods="default/train-0", before="2020-01-01T00:00:00Z")

@@ -27,5 +27,5 @@ def test_an_event_at_a_hub_that_may_act_cordons_the_node(cluster: Cluster) -> No
     assert took["event_to_cordon_ms_p99"] < MOST_MS
     # The hub may have given the node back since: the incident was resolved.
     about = cluster.ask("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=event-0")["items"]
-    (told,) = [one["message"] for one in about if one["reason"] == "WatchkeeperCordoned"]
-    assert "(watchkeeper:INC-" in told
+    (message,) = [event["message"] for event in about if event["reason"] == "WatchkeeperCordoned"]
+    assert "(watchkeeper:INC-" in message

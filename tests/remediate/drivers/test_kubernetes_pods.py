@@ -81,9 +81,9 @@ def test_a_pod_that_ends_says_when_it_should_have(about: dict[str, Any], words: 
 
 
 def test_the_budget_that_holds_a_pod_is_named() -> None:
-    said = "The disruption budget web needs 1 healthy pods and has 1 currently"
-    status = {"details": {"causes": [{"reason": "DisruptionBudget", "message": said}]}}
-    assert pods.read_budget_message(status) == said
+    message = "The disruption budget web needs 1 healthy pods and has 1 currently"
+    status = {"details": {"causes": [{"reason": "DisruptionBudget", "message": message}]}}
+    assert pods.read_budget_message(status) == message
     several = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
     assert pods.read_budget_message({"message": several}) == several
     assert pods.read_budget_message({"message": "Too many requests, please try again later."}) is None

@@ -1,4 +1,4 @@
-"""Idle pods on a real API server: their owner is told on the pod, and what starts them is scaled to nothing."""
+"""Idle pods on a real API server: their owner is warned by an event, and their controller is scaled to zero."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def cluster(kubernetes: Cluster) -> Iterator[Cluster]:
 
 
 def pods(cluster: Cluster) -> str:
-    return ",".join(f"default/{one}" for one in running(cluster, NODE))
+    return ",".join(f"default/{name}" for name in running(cluster, NODE))
 
 
-def told(cluster: Cluster) -> list[dict[str, Any]]:
-    found = cluster.ask("/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind=Pod")["items"]
-    return [one for one in found if one["reason"] == "WatchkeeperIdle"]
+def warnings_of(cluster: Cluster) -> list[dict[str, Any]]:
+    pod_events = cluster.ask("/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind=Pod")["items"]
+    return [event for event in pod_events if event["reason"] == "WatchkeeperIdle"]
 
 
 def test_the_owner_reads_on_the_pod_why_when_and_how_to_keep_it(cluster: Cluster) -> None:
     add_pods(cluster, "notebook", NODE)
-    wanted = action(WARN, NODE, pods=pods(cluster), wait="1h")
+    warn = action(WARN, NODE, pods=pods(cluster), wait="1h")
     with driving(cluster) as driver:
         for _ in range(2):
-            assert driver.perform(wanted).text == f"warned the owners of {pods(cluster)}"
-        assert f"events about {pods(cluster)}" in driver.describe(wanted)
-    (event,) = told(cluster)
+            assert driver.perform(warn).text == f"warned the owners of {pods(cluster)}"
+        assert f"events about {pods(cluster)}" in driver.describe(warn)
+    (event,) = warnings_of(cluster)
     name = event["involvedObject"]["name"]
     assert "Use the GPU within 1h, or run: kubectl annotate pod" in event["message"]
     assert event["message"].endswith(f"-n default {name} watchkeeper.dev/keep=true (watchkeeper:I-7/1-warn_owner)")
@@ -57,19 +57,19 @@ def test_the_owner_reads_on_the_pod_why_when_and_how_to_keep_it(cluster: Cluster
 def test_what_is_idle_is_scaled_to_nothing_and_says_how_many_there_were(cluster: Cluster) -> None:
     add_pods(cluster, "notebook", NODE, count=2)
     add_pods(cluster, "training", NODE)
-    idle = ",".join(one for one in pods(cluster).split(",") if "notebook" in one)
-    wanted = action(RECLAIM, NODE, pods=idle, how="scale_down")
+    idle = ",".join(name for name in pods(cluster).split(",") if "notebook" in name)
+    reclaim = action(RECLAIM, NODE, pods=idle, how="scale_down")
     with driving(cluster) as driver:
-        assert driver.perform(wanted).text == "scaled down ReplicaSet default/notebook"
-        finished(driver, wanted)
-    found = cluster.ask(f"{SETS}/notebook")
-    assert found["spec"]["replicas"] == 0
-    notes = found["metadata"]["annotations"]
+        assert driver.perform(reclaim).text == "scaled down ReplicaSet default/notebook"
+        finished(driver, reclaim)
+    replica_set = cluster.ask(f"{SETS}/notebook")
+    assert replica_set["spec"]["replicas"] == 0
+    notes = replica_set["metadata"]["annotations"]
     assert (notes["watchkeeper.dev/replicas-before"], notes["watchkeeper.dev/reclaimed-by"]) == (
         "2",
         "watchkeeper:I-7/1-reclaim",
     )
-    assert [one.partition("-")[0] for one in running(cluster, NODE)] == ["training"]
+    assert [name.partition("-")[0] for name in running(cluster, NODE)] == ["training"]
 
 
 def test_a_controller_with_a_pod_at_work_is_not_scaled(cluster: Cluster) -> None:
@@ -83,15 +83,15 @@ def test_a_controller_with_a_pod_at_work_is_not_scaled(cluster: Cluster) -> None
 def test_requeue_evicts_the_idle_pod_alone(cluster: Cluster) -> None:
     add_pods(cluster, "notebook", NODE, count=2)
     first, second = sorted(pods(cluster).split(","))
-    wanted = action(RECLAIM, NODE, pods=first, how="requeue")
+    reclaim = action(RECLAIM, NODE, pods=first, how="requeue")
     with driving(cluster) as driver:
-        assert f"/pods/{first.partition('/')[2]}/eviction" in driver.describe(wanted)
-        finished(driver, wanted)
+        assert f"/pods/{first.partition('/')[2]}/eviction" in driver.describe(reclaim)
+        finished(driver, reclaim)
     assert first not in pods(cluster).split(",")
     assert second in pods(cluster).split(",")
 
 
-def test_a_pod_that_nobody_starts_again_ends_only_where_the_policy_cancels(cluster: Cluster) -> None:
+def test_a_pod_without_a_controller_is_ended_only_by_cancel(cluster: Cluster) -> None:
     cluster.create_pod("bare", gpus=1, nodeName=NODE)
     until(lambda: running(cluster, NODE) == ["bare"])
     with driving(cluster) as driver:
@@ -114,9 +114,9 @@ def test_a_pod_that_is_marked_to_be_kept_is_kept(cluster: Cluster, kind: ActionK
 
 def test_a_successor_that_was_never_warned_is_left_alone(cluster: Cluster) -> None:
     add_pods(cluster, "notebook", NODE)
-    wanted = action(RECLAIM, NODE, pods=pods(cluster), before="2020-01-01T00:00:00Z")
+    reclaim = action(RECLAIM, NODE, pods=pods(cluster), before="2020-01-01T00:00:00Z")
     with driving(cluster) as driver:
-        assert driver.perform(wanted).is_complete
+        assert driver.perform(reclaim).is_complete
     assert cluster.ask(f"{SETS}/notebook")["spec"]["replicas"] == 1
 
 

@@ -41,8 +41,8 @@ class World:
         self.driver = node.NodeAgentDriver(lambda: self.outbox, self.clock)
 
     def fetched(self) -> list[orders.Order]:
-        found = self.outbox.pending_orders("main", "n1", now=self.clock.now())
-        return [wire.loads(orders.Order, envelope.text) for envelope in found]
+        envelopes = self.outbox.pending_orders("main", "n1", now=self.clock.now())
+        return [wire.loads(orders.Order, envelope.text) for envelope in envelopes]
 
     def answer(self, result: Result, text: str = "so it is", key: bytes = KEY) -> None:
         (order,) = self.fetched()
@@ -112,11 +112,11 @@ def test_a_reboot_that_failed_is_not_ordered_again(world: World) -> None:
 def test_an_order_that_nobody_wants_any_more_is_handed_out_to_nobody(world: World) -> None:
     world.driver.perform(RESET)
     world.pass_time(REQUESTED_FOR.total_seconds() + 1)
-    assert world.fetched() == [], "its repair was stopped: a reset now would hit whoever has the GPU by then"
-    heard: list[object] = []
-    world.outbox.subscribe(heard.append)
+    assert world.fetched() == [], "its repair was stopped: a reset now would hit the workload that has the GPU by then"
+    notified: list[object] = []
+    world.outbox.subscribe(notified.append)
     world.driver.perform(RESET)
-    assert heard == [("main", "n1")]
+    assert notified == [("main", "n1")]
     assert len(world.fetched()) == 1
 
 
@@ -151,17 +151,17 @@ def test_what_no_agent_does_is_refused(world: World) -> None:
 
 
 class Cluster(dry_run.DryRunDriver):
-    """A scheduler that says what it is told to say."""
+    """A scheduler that reports a fixed observation."""
 
-    def __init__(self, seen: NodeObservation) -> None:
-        self.seen = seen
+    def __init__(self, observed: NodeObservation) -> None:
+        self.observed = observed
 
     def observe(self, place: Place) -> NodeObservation:
-        return replace(self.seen, place=place)
+        return replace(self.observed, place=place)
 
 
 @pytest.mark.parametrize(
-    ("seen", "told"),
+    ("observed", "arguments"),
     [
         (NodeObservation(REBOOT.place, exists=True, is_schedulable=False), {"drained": "yes"}),
         (NodeObservation(REBOOT.place, exists=True, is_schedulable=False, workloads=("ml/train",)), {}),
@@ -169,12 +169,12 @@ class Cluster(dry_run.DryRunDriver):
         (NodeObservation(REBOOT.place, exists=True), {}),
     ],
 )
-def test_an_agent_is_told_that_its_node_is_drained_when_the_cluster_says_so(
-    world: World, seen: NodeObservation, told: dict[str, str]
+def test_a_reboot_order_says_that_the_node_is_drained_if_the_cluster_reports_it(
+    world: World, observed: NodeObservation, arguments: dict[str, str]
 ) -> None:
-    both = composite_driver.CompositeDriver(Cluster(seen), world.driver)
+    both = composite_driver.CompositeDriver(Cluster(observed), world.driver)
     both.perform(REBOOT)
-    assert world.fetched()[0].arguments == told
+    assert world.fetched()[0].arguments == arguments
     with pytest.raises(ActionRefused, match="only describes"):
         both.perform(replace(RESET, kind=ActionKind.CORDON))
 
@@ -207,7 +207,7 @@ class Rebooting:
             profiling.PauseFile(root), tools=tools, roots=Roots(root / "proc", root)
         )
 
-    def desk(self) -> agents.OrderWorker:
+    def worker(self) -> agents.OrderWorker:
         allowed = agents.AgentIdentity("main", "n1", KEY, frozenset({"reboot"}))
         ledger = order_ledger.OrderLedger(self.root / "orders", now=NOON)
         return agents.OrderWorker(
@@ -215,7 +215,7 @@ class Rebooting:
         )
 
     async def work_until_the_machine_goes_down(self, envelope: orders.Envelope) -> None:
-        work = asyncio.create_task(self.desk().handle(envelope))
+        work = asyncio.create_task(self.worker().handle(envelope))
         await until_async((self.root / "called").exists)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -228,7 +228,7 @@ def test_a_reboot_is_answered_by_the_agent_that_starts_after_it(world: World, tm
     (envelope,) = world.outbox.pending_orders("main", "n1", now=NOON)
     asyncio.run(machine.work_until_the_machine_goes_down(envelope))
     machine.boot.write_text("bbbbbbbb-2\n")
-    after = machine.desk()
+    after = machine.worker()
     after.resume()
     ((id, receipt),) = after.ledger.read_receipts().items()
     world.outbox.accept_receipt(id, receipt, now=world.clock.now())

@@ -52,8 +52,8 @@ def start(cluster: Cluster, *options: str) -> str:
 
 def test_a_drain_carries_our_reason_and_is_resumed(cluster: Cluster, driver: SlurmDriver) -> None:
     assert driver.perform(action(CORDON)).text == f"drained n1 with the reason {MARK}"
-    seen = driver.observe(PLACE)
-    assert (seen.is_schedulable, seen.cordoned_by, seen.maintained_by) == (False, MARK, ())
+    observed = driver.observe(PLACE)
+    assert (observed.is_schedulable, observed.cordoned_by, observed.maintained_by) == (False, MARK, ())
     assert driver.perform(action(CORDON)).text == f"n1 is already drained by {MARK}"
     assert driver.perform(action(DRAIN)).is_complete
     driver.perform(action(UNCORDON))
@@ -83,16 +83,16 @@ def test_a_running_job_is_waited_for_and_nothing_is_done_to_it(cluster: Cluster,
 def test_a_running_job_is_requeued_where_the_policy_says_so(cluster: Cluster, driver: SlurmDriver) -> None:
     job, fixed = start(cluster), start(cluster, "--no-requeue")
     driver.perform(action(CORDON))
-    wanted = action(DRAIN, running_jobs="requeue")
-    waits = driver.perform(wanted).waits_for
-    assert any(one.startswith(f"job {fixed} of root: running, cannot be requeued: ") for one in waits)
+    drain = action(DRAIN, running_jobs="requeue")
+    waits = driver.perform(drain).waits_for
+    assert any(blocker.startswith(f"job {fixed} of root: running, cannot be requeued: ") for blocker in waits)
     until(lambda: "PENDING" in cluster.ask("squeue", "-h", "-j", job, "-o", "%T"))
-    until(lambda: not any(f"job {job} " in one for one in driver.perform(wanted).waits_for))
+    until(lambda: not any(f"job {job} " in blocker for blocker in driver.perform(drain).waits_for))
     cluster.ask("scancel", fixed)
-    until(lambda: driver.perform(wanted).is_complete)
+    until(lambda: driver.perform(drain).is_complete)
 
 
-def test_a_job_is_restarted_by_being_requeued_and_not_once_more(cluster: Cluster, driver: SlurmDriver) -> None:
+def test_a_job_is_restarted_by_one_requeue(cluster: Cluster, driver: SlurmDriver) -> None:
     job = start(cluster)
     assert driver.perform(action(RESTART, jobs=job)).text == "requeued 1 jobs, 1 remaining"
     again = action(RESTART, jobs=job, before="2020-01-01T00:00:00+00:00")
@@ -101,10 +101,10 @@ def test_a_job_is_restarted_by_being_requeued_and_not_once_more(cluster: Cluster
         driver.perform(action(RESTART))
 
 
-def test_a_drain_of_somebody_else_is_neither_taken_over_nor_resumed(cluster: Cluster, driver: SlurmDriver) -> None:
+def test_a_drain_of_another_user_is_neither_taken_over_nor_resumed(cluster: Cluster, driver: SlurmDriver) -> None:
     cluster.ask("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=disk swap, ticket 12")
-    seen = driver.observe(PLACE)
-    assert (seen.cordoned_by, seen.maintained_by) == (None, ("root (disk swap, ticket 12)",))
+    observed = driver.observe(PLACE)
+    assert (observed.cordoned_by, observed.maintained_by) == (None, ("root (disk swap, ticket 12)",))
     with pytest.raises(ActionRefused, match="it is maintained by root"):
         driver.perform(action(CORDON))
     with pytest.raises(ActionRefused, match="the drain is not Watchkeeper's"):
@@ -112,7 +112,7 @@ def test_a_drain_of_somebody_else_is_neither_taken_over_nor_resumed(cluster: Clu
     assert "disk swap" in cluster.ask("scontrol", "show", "node", "n1")
 
 
-def test_a_drain_that_somebody_else_takes_over_is_theirs(cluster: Cluster, driver: SlurmDriver) -> None:
+def test_a_drain_that_another_user_takes_over_is_not_resumed(cluster: Cluster, driver: SlurmDriver) -> None:
     driver.perform(action(CORDON))
     with pytest.raises(ActionRefused, match="belongs to watchkeeper:I-7/1-cordon, not to I-70"):
         driver.perform(action(UNCORDON, incident="I-70"))
@@ -121,7 +121,7 @@ def test_a_drain_that_somebody_else_takes_over_is_theirs(cluster: Cluster, drive
         driver.perform(action(UNCORDON))
 
 
-def test_a_node_that_somebody_resumes_is_not_drained_again(cluster: Cluster, driver: SlurmDriver) -> None:
+def test_a_node_that_a_user_resumes_is_not_drained_again(cluster: Cluster, driver: SlurmDriver) -> None:
     driver.perform(action(CORDON))
     cluster.ask("scontrol", "update", "NodeName=n1", "State=RESUME")
     until(lambda: driver.observe(PLACE).is_schedulable)
@@ -161,13 +161,13 @@ def test_a_controller_that_does_not_answer_is_waited_for(cluster: Cluster) -> No
     assert "no answer within 1 s" in done.waits_for[0] or "Unable to contact" in done.waits_for[0]
 
 
-def test_commands_that_are_not_there_are_said_with_the_way_out(cluster: Cluster) -> None:
+def test_missing_commands_are_an_error_with_a_remedy(cluster: Cluster) -> None:
     driver = SlurmDriver(cluster.folder / "nowhere", running_jobs=RunningJobs.WAIT)
     with pytest.raises(ActionFailed, match=r"cannot run the command: No such file.*remediate\.slurm_commands"):
         driver.perform(action(CORDON))
 
 
-def test_an_idle_job_is_told_and_then_held_for_its_owner(cluster: Cluster, driver: SlurmDriver) -> None:
+def test_an_idle_job_is_warned_and_then_held_for_its_owner(cluster: Cluster, driver: SlurmDriver) -> None:
     job = start(cluster)
     warn, take = action(WARN, jobs=job, wait="1h"), action(RECLAIM, jobs=job)
     assert "Use the GPU within 1h, or run: scontrol update JobId=" in driver.describe(warn)
@@ -200,7 +200,7 @@ def test_a_job_whose_comment_says_so_is_kept(cluster: Cluster, driver: SlurmDriv
 def test_a_drain_of_one_gpu_waits_for_its_jobs_and_no_others(cluster: Cluster, driver: SlurmDriver) -> None:
     sick, well = start(cluster), start(cluster)
     driver.perform(action(CORDON))
-    wanted = replace(action(DRAIN, jobs=sick, running_jobs="requeue"), place=Place("main", node="n1", gpu="GPU-1"))
-    assert driver.perform(wanted).waits_for == (f"job {sick} of root: running",)
-    until(lambda: driver.perform(wanted).is_complete)
+    drain = replace(action(DRAIN, jobs=sick, running_jobs="requeue"), place=Place("main", node="n1", gpu="GPU-1"))
+    assert driver.perform(drain).waits_for == (f"job {sick} of root: running",)
+    until(lambda: driver.perform(drain).is_complete)
     assert driver.observe(PLACE).workloads == (well,)

@@ -40,16 +40,16 @@ DONE = Reply(body={"warnings": [], "errors": []})
 
 
 def node(*states: str, reason: str = "") -> Reply:
-    found = {"name": "n1", "state": list(states), "reason": reason, "reason_set_by_user": "root" if reason else ""}
-    return Reply(body={"nodes": [found], "warnings": [], "errors": []})
+    record = {"name": "n1", "state": list(states), "reason": reason, "reason_set_by_user": "root" if reason else ""}
+    return Reply(body={"nodes": [record], "warnings": [], "errors": []})
 
 
-def said(error: str, status: int = 500, about: str = "") -> Reply:
+def failed(error: str, status: int = 500, about: str = "") -> Reply:
     return Reply(status, {"errors": [{"description": about, "error_number": 1, "error": error}], "warnings": []})
 
 
-def jobs(*found: dict[str, Any]) -> Reply:
-    return Reply(body={"jobs": list(found), "errors": [], "warnings": []})
+def jobs(*job_records: dict[str, Any]) -> Reply:
+    return Reply(body={"jobs": list(job_records), "errors": [], "warnings": []})
 
 
 JOB = {"job_id": 17, "job_state": ["RUNNING"], "user_name": "ada", "nodes": "n[1-2]"}
@@ -82,11 +82,11 @@ def test_a_drain_carries_our_reason_by_the_newest_interface_that_can_change_a_no
 def test_only_a_drain_of_ours_is_resumed() -> None:
     ours, theirs = node("IDLE", "DRAIN", reason=MARK), node("IDLE", "DRAIN", reason="disk")
     with serving(INTERFACES, ours, DONE, theirs) as server:
-        asked = driver(server)
-        assert asked.perform(action(UNCORDON)).text == "resumed n1"
+        slurm = driver(server)
+        assert slurm.perform(action(UNCORDON)).text == "resumed n1"
         assert json.loads(server.bodies[2]) == {"state": ["RESUME"]}
         with pytest.raises(ActionRefused, match="the drain is not Watchkeeper's"):
-            asked.perform(action(UNCORDON))
+            slurm.perform(action(UNCORDON))
         assert [call.partition(" ")[0] for call in calls(server)] == ["GET", "GET", "POST", "GET"]
 
 
@@ -95,28 +95,28 @@ def test_jobs_of_the_node_are_waited_for_and_asked_for_only_while_it_is_busy() -
     elsewhere = {**JOB, "job_id": 18, "nodes": "n3"}
     over = {**JOB, "job_id": 19, "job_state": ["COMPLETED"]}
     with serving(INTERFACES, busy, jobs(JOB, elsewhere, over), empty) as server:
-        asked = driver(server)
-        done = asked.perform(action(DRAIN))
+        slurm = driver(server)
+        done = slurm.perform(action(DRAIN))
         assert (done.is_complete, done.waits_for) == (False, ("job 17 of ada: running",))
-        assert asked.perform(action(DRAIN)).is_complete
+        assert slurm.perform(action(DRAIN)).is_complete
         assert [call for call in calls(server) if call.endswith("/jobs")] == ["GET /slurm/v0.0.42/jobs"]
 
 
-@pytest.mark.parametrize("wanted", [action(RESTART, jobs="17"), action(DRAIN, running_jobs="requeue")])
-def test_what_slurmrestd_has_no_call_for_is_refused_with_the_way_out(wanted: Action) -> None:
+@pytest.mark.parametrize("refused", [action(RESTART, jobs="17"), action(DRAIN, running_jobs="requeue")])
+def test_an_action_without_a_slurmrestd_call_is_refused_with_a_remedy(refused: Action) -> None:
     with serving() as server:
         with pytest.raises(ActionRefused, match=r"no call that requeues.*Install Slurm's commands"):
-            driver(server).perform(wanted)
+            driver(server).perform(refused)
         assert calls(server) == []
 
 
 def test_the_dry_run_shows_the_calls_and_makes_none() -> None:
-    asked = SlurmRestDriver(rest=SlurmRestClient("http://127.0.0.1:1"))
-    told = json.dumps({"state": ["DRAIN"], "reason": MARK})
-    assert asked.describe(action(CORDON)) == f"POST /slurm/VERSION/node/n1 {told}"
-    assert asked.describe(action(UNCORDON)).endswith('{"state": ["RESUME"]}, only if its reason names I-7')
-    assert asked.describe(action(DRAIN)) == "GET /slurm/VERSION/jobs, until no job is on n1"
-    assert "no call that requeues" in asked.describe(action(RESTART, jobs="17"))
+    slurm = SlurmRestDriver(rest=SlurmRestClient("http://127.0.0.1:1"))
+    body = json.dumps({"state": ["DRAIN"], "reason": MARK})
+    assert slurm.describe(action(CORDON)) == f"POST /slurm/VERSION/node/n1 {body}"
+    assert slurm.describe(action(UNCORDON)).endswith('{"state": ["RESUME"]}, only if its reason names I-7')
+    assert slurm.describe(action(DRAIN)) == "GET /slurm/VERSION/jobs, until no job is on n1"
+    assert "no call that requeues" in slurm.describe(action(RESTART, jobs="17"))
 
 
 def test_an_interface_that_cannot_change_a_node_is_refused_with_its_version() -> None:
@@ -131,13 +131,13 @@ def test_an_interface_that_cannot_change_a_node_is_refused_with_its_version() ->
 def test_a_slurmrestd_that_was_upgraded_is_asked_by_its_new_interface() -> None:
     newer = Reply(body={"paths": {"/slurm/v0.0.44/node/{node_name}": {"post": {}}}})
     with serving(INTERFACES, node("IDLE"), Reply(404, {}), newer, node("IDLE")) as server:
-        asked = driver(server)
-        assert asked.observe(PLACE).is_schedulable
-        assert asked.observe(PLACE).is_schedulable
+        slurm = driver(server)
+        assert slurm.observe(PLACE).is_schedulable
+        assert slurm.observe(PLACE).is_schedulable
         assert calls(server)[-1] == "GET /slurm/v0.0.44/node/n1"
 
 
-@pytest.mark.parametrize("answer", [said("Unable to contact slurm controller (connect failure)"), Reply(cut=True)])
+@pytest.mark.parametrize("answer", [failed("Unable to contact slurm controller (connect failure)"), Reply(cut=True)])
 def test_a_controller_or_server_that_is_away_is_waited_for(answer: Reply) -> None:
     with serving(INTERFACES, answer) as server:
         done = driver(server).perform(action(CORDON))
@@ -145,21 +145,21 @@ def test_a_controller_or_server_that_is_away_is_waited_for(answer: Reply) -> Non
     assert done.waits_for
 
 
-@pytest.mark.parametrize("answer", [said("Authentication failure", 401), Reply(body=b"<html>a proxy</html>")])
-def test_whoever_says_no_is_heard_and_the_node_is_not_taken_for_gone(answer: Reply) -> None:
+@pytest.mark.parametrize("answer", [failed("Authentication failure", 401), Reply(body=b"<html>a proxy</html>")])
+def test_an_error_of_slurmrestd_is_reported_and_the_node_still_exists(answer: Reply) -> None:
     with serving(INTERFACES, answer) as server, pytest.raises(ActionFailed, match=r"Authentication failure|a proxy"):
         driver(server).observe(PLACE)
 
 
 @pytest.mark.parametrize(
-    "answer", [said("Invalid node name specified"), said("No error", 200, about="Failure to query node n1")]
+    "answer", [failed("Invalid node name specified"), failed("No error", 200, about="Failure to query node n1")]
 )
 def test_a_node_that_slurm_does_not_know_does_not_exist(answer: Reply) -> None:
     with serving(INTERFACES, answer) as server:
         assert not driver(server).observe(PLACE).exists
 
 
-def test_a_stop_lets_no_call_through_that_changes_anything() -> None:
+def test_a_halt_blocks_every_call_that_changes_something() -> None:
     with serving(INTERFACES, node("IDLE")) as server:
         stopped = SlurmRestDriver(rest=SlurmRestClient(server.url), is_stopped=lambda: True)
         assert stopped.perform(action(CORDON)).waits_for[0].startswith("n1: repairs are halted")
@@ -172,9 +172,9 @@ def test_commands_are_taken_where_the_machine_has_them(tmp_path: Path, monkeypat
     bin = tmp_path / "bin"
     bin.mkdir()
     monkeypatch.setenv("PATH", str(bin))
-    found = backends.build_driver(loading.load(tmp_path / "hub.toml"), None)
-    assert isinstance(found, SlurmRestDriver)
-    assert found.rest.url == "http://slurm:6820"
+    cluster = backends.build_driver(loading.load(tmp_path / "hub.toml"), None)
+    assert isinstance(cluster, SlurmRestDriver)
+    assert cluster.rest.url == "http://slurm:6820"
     (bin / "scontrol").write_text("#!/bin/sh\n")
     (bin / "scontrol").chmod(0o755)
     assert type(backends.build_driver(loading.load(tmp_path / "hub.toml"), None)) is SlurmDriver

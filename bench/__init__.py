@@ -1,1 +1,1 @@
-"""Benches: how fast it is, as numbers that a person can compare from one month to the next."""
+"""Benchmarks: speed and memory as numbers that can be compared over time."""

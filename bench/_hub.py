@@ -1,8 +1,8 @@
-"""A hub whose memory is filled with telemetry, served as users reach it: `python -m bench._hub FOLDER PORT GPUS SLOTS`.
+"""Serve a hub whose memory is filled with telemetry: `python -m bench._hub FOLDER PORT GPUS SLOTS`.
 
-With `kept` behind that it reads what lies in its folder instead.
-Its clock stands still at the end of the telemetry, it has no targets and one rule that never fires, so that nothing
-but the questions of a bench takes time. Samples come in as after a restart.
+With a further argument `kept` it reads the samples in its folder instead. Its clock stops at the end of the telemetry;
+it has no targets and one rule that never fires, so that only the queries of a benchmark take time. Samples are loaded
+as after a restart.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 SILENT_RULES = "groups: [{name: silent, rules: [{alert: Never, expr: vector(0) > 1}]}]\n"
 
 
-def configured(folder: Path, port: int) -> settings.Settings:
+def create_settings(folder: Path, port: int) -> settings.Settings:
     return settings.Settings(
         hub=settings.HubSettings(data=str(folder / "hub"), port=port),
-        # Everything stays in memory, as in a Prometheus that has not cut its first block.
+        # All samples stay in memory, as in a Prometheus before its first block.
         query=settings.QuerySettings(memory="3h", block="12h"),
         rules=settings.RulesSettings(files=(str(folder / "rules.yml"),)),
     )
@@ -44,7 +44,7 @@ def fill(store: durable.DurableStore, fleet: telemetry.Telemetry) -> None:
         store.head.load_scrapes(f"node-{node}", ids[order], fleet.times_ms(node), rows=table)
 
 
-async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept: bool) -> None:
+async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_existing: bool) -> None:
     import asyncio
 
     from watchkeeper.cli.hub import serving
@@ -54,31 +54,31 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_kept:
     from watchkeeper.store import durable
     from watchkeeper.store.wal import wal_prefetch
 
-    chosen, stop = configured(folder, port), asyncio.Event()
+    hub_settings, stop = create_settings(folder, port), asyncio.Event()
     (folder / "rules.yml").write_text(SILENT_RULES)
-    with serving.open_listener(chosen) as door:
-        kept = samples.Samples(runtime.Runtime(chosen, clock.ManualClock(clock.from_ms(fleet.end_ms))))
-        build = serving.HubBuilder(kept)
-        rest = serving.build_in_steps(build)
-        wal_prefetch.run_while_reading(chosen.samples_path, rest)
-        kept.open()
-        assert isinstance(kept.engine, EmbeddedEngine)
-        assert isinstance(kept.engine.head, durable.DurableStore)
-        if not is_kept:
-            fill(kept.engine.head, fleet)
+    with serving.open_listener(hub_settings) as listener:
+        hub_samples = samples.Samples(runtime.Runtime(hub_settings, clock.ManualClock(clock.from_ms(fleet.end_ms))))
+        build = serving.HubBuilder(hub_samples)
+        build_steps = serving.build_in_steps(build)
+        wal_prefetch.run_while_reading(hub_settings.samples_path, build_steps)
+        hub_samples.open()
+        assert isinstance(hub_samples.engine, EmbeddedEngine)
+        assert isinstance(hub_samples.engine.head, durable.DurableStore)
+        if not is_existing:
+            fill(hub_samples.engine.head, fleet)
         async with asyncio.TaskGroup() as group:
-            await serving.serve_while_building(build, door, group, steps=rest, stop=stop)
+            await serving.serve_while_building(build, listener, group, steps=build_steps, stop=stop)
 
 
-def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> None:
-    # As `watchkeeper hub` does it.
+def main(folder: Path, port: int, *, gpus: int, slots: int, is_existing: bool) -> None:
+    # As in `watchkeeper hub`.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from watchkeeper.kit import lazy_imports
 
     lazy_imports.enable()
     from watchkeeper.store.wal import wal_prefetch
 
-    wal_prefetch.start_reading(configured(folder, port).samples_path)
+    wal_prefetch.start_reading(create_settings(folder, port).samples_path)
     import asyncio
 
     from bench import telemetry
@@ -86,9 +86,9 @@ def main(folder: Path, port: int, *, gpus: int, slots: int, is_kept: bool) -> No
 
     memory.release_eagerly()
     memory.collect_garbage_rarely()
-    asyncio.run(serve(folder, port, telemetry.Telemetry(gpus, slots), is_kept=is_kept))
+    asyncio.run(serve(folder, port, telemetry.Telemetry(gpus, slots), is_existing=is_existing))
 
 
 if __name__ == "__main__":
-    place, port, gpus, slots, *words = sys.argv[1:]
-    main(Path(place), int(port), gpus=int(gpus), slots=int(slots), is_kept="kept" in words)
+    folder_name, port, gpus, slots, *flags = sys.argv[1:]
+    main(Path(folder_name), int(port), gpus=int(gpus), slots=int(slots), is_existing="kept" in flags)

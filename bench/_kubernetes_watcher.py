@@ -1,7 +1,7 @@
-"""A process that watches a Kubernetes API server and nothing else.
+"""Watch a Kubernetes API server, and do nothing else.
 
-`python -m bench._kubernetes_watcher URL TOKEN CHANGES` prints one JSON object when everything is listed, and a second
-one when that many changes have arrived.
+`python -m bench._kubernetes_watcher URL TOKEN CHANGES` prints one JSON object after the initial lists, and another
+after this number of changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from watchkeeper.net import access
 from watchkeeper.readers.clusters import kubeconfig
 
 
-def resident(name: str = "VmRSS") -> float:
+def resident_mib(name: str = "VmRSS") -> float:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(name)) / 1024
 
@@ -31,36 +31,45 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def watch(url: str, token: str, changes: int) -> None:
-    empty = resident()
+    empty_mib = resident_mib()
     registry = own_metrics.Registry()
     server = kubeconfig.ApiServer(url, access.Access(credentials=token), "bench")
     source = kubernetes_source.KubernetesSource(
         server, settings.FleetSettings(), time=clock.ScaledClock(), metrics=registry
     )
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     task = asyncio.create_task(source.run())
     await until(lambda: all(kind.is_synced for kind in source.watch.kinds))
-    listed = time.perf_counter() - began
-    print(json.dumps({"list_seconds": listed, "empty_megabytes": empty, "listed_megabytes": resident()}), flush=True)
+    list_seconds = time.perf_counter() - started_at
+    print(
+        json.dumps({"list_seconds": list_seconds, "empty_megabytes": empty_mib, "listed_megabytes": resident_mib()}),
+        flush=True,
+    )
 
-    counted, lists = registry.metrics["watchkeeper_kubernetes_changes_total"], "watchkeeper_kubernetes_lists_total"
-    await until(lambda: sum(counted.values.values()) >= changes)
-    took = time.perf_counter()
+    changes_total, lists = (
+        registry.metrics["watchkeeper_kubernetes_changes_total"],
+        "watchkeeper_kubernetes_lists_total",
+    )
+    await until(lambda: sum(changes_total.values.values()) >= changes)
+    changed_at = time.perf_counter()
     view = source.view()
-    viewed = time.perf_counter()
-    made = source.series([]) | cluster_series.series(view, "main", now=time.time())
-    first = time.perf_counter()
+    viewed_at = time.perf_counter()
+    series = source.series([]) | cluster_series.series(view, "main", now=time.time())
+    first_series_at = time.perf_counter()
     source.series([])
-    found = {
-        "view_seconds": viewed - took,
-        "first_series_seconds": first - viewed,
-        "next_series_seconds": time.perf_counter() - first,
-        "series": len(made),
+    numbers = {
+        "view_seconds": viewed_at - changed_at,
+        "first_series_seconds": first_series_at - viewed_at,
+        "next_series_seconds": time.perf_counter() - first_series_at,
+        "series": len(series),
         "workloads": len(view.workloads),
         "lists": sum(registry.metrics[lists].values.values()),
     }
-    del view, made
-    print(json.dumps({**found, "resident_megabytes": resident(), "peak_megabytes": resident("VmHWM")}), flush=True)
+    del view, series
+    print(
+        json.dumps({**numbers, "resident_megabytes": resident_mib(), "peak_megabytes": resident_mib("VmHWM")}),
+        flush=True,
+    )
     task.cancel()
 
 

@@ -1,8 +1,8 @@
-"""A hub and Debian's Prometheus started anew over the same two hours, which both have in their logs alone, and days of
-blocks before them where that is asked for.
+"""Restart a hub and Debian's Prometheus over the same two hours in their WALs, with optional days of blocks before.
 
-`ours` and `prometheus` are the two with data directories filled; `seconds` and `mebibytes` start them as a user does,
-and say how soon they answered a first question and what they hold at rest. `memory` and `cold` compare the two.
+`create_hub` and `create_prometheus` fill the data directories; `measure_start_seconds` and `measure_memory_mib` start
+the servers as a user does, and measure the time to the first correct result and the memory at rest. The benchmarks
+`memory` and `cold` use them.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from tests.support.running_product import await_that
 from watchkeeper.config import settings
 from watchkeeper.kit import files
 
-# After its first answer a server tidies up for a while; the least that it holds in this time counts.
+# After its first result a server still cleans up; the lowest memory in this time counts.
 REST_SECONDS = 15
-PATIENCE_SECONDS = 900.0
-# A Prometheus cuts a block of two hours when it has three of them in memory.
+TIMEOUT_SECONDS = 900.0
+# Prometheus writes a block of two hours when it has three hours in memory.
 HEAD_MS = 3 * 3_600_000
 HEAD_TIMES = "prometheus_tsdb_head_"
-QUESTION = "count(DCGM_FI_DEV_GPU_TEMP)"
+QUERY = "count(DCGM_FI_DEV_GPU_TEMP)"
 
 
-def kept_samples(folder: Path) -> Path:
-    """Where a hub of `bench._hub` in this folder has its samples; the folder is then known as a hub's."""
-    claimed = files.DataDirectory(folder / "hub")
-    claimed.claim()
-    claimed.release()
+def samples_folder(folder: Path) -> Path:
+    """The samples folder of a hub of `bench._hub`; the data directory is marked as a hub's."""
+    directory = files.DataDirectory(folder / "hub")
+    directory.claim()
+    directory.release()
     return Path(settings.Settings(hub=settings.HubSettings(data=str(folder / "hub"))).samples_path)
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A program that can be started, where it answers, and what it starts on."""
+    """A server program with its URL, data directory and log."""
 
     command: tuple[str, ...]
     url: str
@@ -55,8 +55,8 @@ class Server:
     log: Path
 
 
-def ours(folder: Path, fleet: telemetry.Telemetry) -> Server:
-    """A hub on samples that `cold.fill` left in `kept_samples(folder)`; its modules are compiled, as when installed."""
+def create_hub(folder: Path, fleet: telemetry.Telemetry) -> Server:
+    """A hub on the samples that `cold.fill` wrote to `samples_folder(folder)`, with compiled modules."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run(
         [sys.executable, "-c", "import bench._hub, bench.telemetry, watchkeeper.cli.hub.serving"],
@@ -69,11 +69,11 @@ def ours(folder: Path, fleet: telemetry.Telemetry) -> Server:
     return Server(tuple(map(str, command)), url, folder / "hub", folder / "hub.log")
 
 
-def prometheus(folder: Path, fleet: telemetry.Telemetry, days: int = 0) -> Server:
-    """A Prometheus that was given the same by remote write, has cut its blocks, and was stopped."""
+def create_prometheus(folder: Path, fleet: telemetry.Telemetry, days: int = 0) -> Server:
+    """A Prometheus that got the same samples by remote write, has written its blocks, and was stopped."""
     with engines.prometheus(folder) as url:
-        _peers.write(fleet, [url], days=days)
-        await_that(lambda: _head_ms(url) <= HEAD_MS, within_seconds=PATIENCE_SECONDS)
+        _peers.write_telemetry(fleet, [url], days=days)
+        await_that(lambda: _head_ms(url) <= HEAD_MS, within_seconds=TIMEOUT_SECONDS)
     url = f"http://127.0.0.1:{servers.free_port()}"
     command = (
         str(servers.require("prometheus")),
@@ -86,72 +86,74 @@ def prometheus(folder: Path, fleet: telemetry.Telemetry, days: int = 0) -> Serve
 
 
 def _head_ms(url: str) -> float:
-    """Time that a Prometheus has in memory and log, and not yet in blocks."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_SECONDS) as answer:
-        told = dict(line.split(" ", 1) for line in answer.read().decode().splitlines() if line.startswith(HEAD_TIMES))
-    low, high = (float(told[f"{HEAD_TIMES}{end}_time"]) for end in ("min", "max"))
+    """The time range that Prometheus has in memory and WAL, not yet in blocks."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_SECONDS) as answer:
+        head_times = dict(
+            line.split(" ", 1) for line in answer.read().decode().splitlines() if line.startswith(HEAD_TIMES)
+        )
+    low, high = (float(head_times[f"{HEAD_TIMES}{end}_time"]) for end in ("min", "max"))
     return high - low
 
 
-def blocks_of(data: Path) -> int:
-    """Ours are files, a Prometheus' are folders with a description in each."""
+def count_blocks(data: Path) -> int:
+    """The number of blocks: ours are files, those of Prometheus are folders with a meta.json."""
     return sum(1 for kind in ("*.block", "meta.json") for _ in data.rglob(kind))
 
 
-def seconds(started: Sequence[Server], fleet: telemetry.Telemetry, *, times: int) -> list[float]:
-    """Seconds from start to first right answer: of each the median of several starts, in turn, on fresh copies."""
-    found: list[list[float]] = [[] for _ in started]
-    for one in started:
-        shutil.copytree(one.data, _copy_of(one))
+def measure_start_seconds(servers_to_start: Sequence[Server], fleet: telemetry.Telemetry, *, times: int) -> list[float]:
+    """Seconds from start to the first correct result: the median of several starts in turn, each on a new copy."""
+    seconds_by_server: list[list[float]] = [[] for _ in servers_to_start]
+    for server in servers_to_start:
+        shutil.copytree(server.data, _backup_folder(server))
     for _ in range(times):
-        for one, took in zip(started, found, strict=True):
-            shutil.rmtree(one.data)
-            shutil.copytree(_copy_of(one), one.data)
-            with _running(one, fleet) as (_, first):
-                took.append(first)
-    return [round(statistics.median(took), 2) for took in found]
+        for server, start_seconds in zip(servers_to_start, seconds_by_server, strict=True):
+            shutil.rmtree(server.data)
+            shutil.copytree(_backup_folder(server), server.data)
+            with _running(server, fleet) as (_, first):
+                start_seconds.append(first)
+    return [round(statistics.median(start_seconds), 2) for start_seconds in seconds_by_server]
 
 
-def _copy_of(one: Server) -> Path:
-    return one.data.with_name(f"{one.data.name}-kept")
+def _backup_folder(server: Server) -> Path:
+    return server.data.with_name(f"{server.data.name}-kept")
 
 
-def mebibytes(one: Server, fleet: telemetry.Telemetry) -> float:
-    """What it holds when it has answered and come to rest."""
-    with _running(one, fleet) as (pid, _):
-        return round(_at_rest(pid), 1)
+def measure_memory_mib(server: Server, fleet: telemetry.Telemetry) -> float:
+    """Memory at rest, after the first correct result."""
+    with _running(server, fleet) as (pid, _):
+        return round(_min_memory_mib(pid), 1)
 
 
 @contextlib.contextmanager
-def _running(one: Server, fleet: telemetry.Telemetry) -> Iterator[tuple[int, float]]:
-    """Start it; give its process, and how many seconds it took to answer."""
-    with one.log.open("wb") as output:
-        began = time.perf_counter()
-        server = subprocess.Popen(one.command, stdout=output, stderr=subprocess.STDOUT)
+def _running(server: Server, fleet: telemetry.Telemetry) -> Iterator[tuple[int, float]]:
+    """Start a server; yields its pid, and the seconds until the first correct result."""
+    with server.log.open("wb") as output:
+        started_at = time.perf_counter()
+        process = subprocess.Popen(server.command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            yield server.pid, _first_answer(server, one.url, fleet, log=one.log) - began
+            yield process.pid, _first_answer(process, server.url, fleet, log=server.log) - started_at
         finally:
-            servers.stop(server)
+            servers.stop(process)
 
 
 def _first_answer(server: subprocess.Popen[bytes], url: str, fleet: telemetry.Telemetry, *, log: Path) -> float:
-    """When the server first counted the whole fleet."""
-    asked = urllib.parse.urlencode({"query": QUESTION, "time": f"{fleet.end_ms / 1000:.3f}"})
-    wanted, deadline = f'"{fleet.gpus}"'.encode(), time.monotonic() + PATIENCE_SECONDS
+    """The time when the server first counted the whole fleet."""
+    parameters = urllib.parse.urlencode({"query": QUERY, "time": f"{fleet.end_ms / 1000:.3f}"})
+    expected, deadline = f'"{fleet.gpus}"'.encode(), time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline and server.poll() is None:
         with (
             contextlib.suppress(OSError),
-            urllib.request.urlopen(f"{url}/api/v1/query?{asked}", timeout=PATIENCE_SECONDS) as answer,
+            urllib.request.urlopen(f"{url}/api/v1/query?{parameters}", timeout=TIMEOUT_SECONDS) as answer,
         ):
-            if wanted in answer.read():
+            if expected in answer.read():
                 return time.perf_counter()
         time.sleep(0.02)
     raise RuntimeError(f"{url} did not count {fleet.gpus} GPUs:\n{log.read_text()[-2000:]}")
 
 
-def _at_rest(pid: int) -> float:
-    held = []
+def _min_memory_mib(pid: int) -> float:
+    samples_mib = []
     for _ in range(REST_SECONDS):
         time.sleep(1.0)
-        held.append(resident_mib(pid))
-    return min(held)
+        samples_mib.append(resident_mib(pid))
+    return min(samples_mib)

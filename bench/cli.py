@@ -1,7 +1,7 @@
-"""The command line: how long `watchkeeper --help` and a `query` against a running hub take, from start to prompt.
+"""The command line: run times of `watchkeeper --help` and of a `query` against a running hub.
 
-Each is started as a shell starts it, in turn with an empty Python that imports what every command does; the best time
-of each counts. `*_ratio` is what a command takes times that reference: the part that our own code adds.
+Commands run in turn with an empty Python that imports click; the best time of each counts. `*_ratio` is the time of a
+command divided by this reference.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ EXPRESSION = "count by (modelName) (DCGM_FI_DEV_GPU_TEMP)"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpus", type=int, default=64, help="size of the simulated fleet that is asked about")
-    parser.add_argument("--rounds", type=int, default=15, help="how often each is started; the best time counts")
+    parser.add_argument("--gpus", type=int, default=64, help="size of the simulated fleet")
+    parser.add_argument("--rounds", type=int, default=15, help="runs of each command; the best time counts")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -34,7 +34,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         line = [*WATCHKEEPER, "up", "--gpus", str(options.gpus), "--port", str(port), "--data", f"{folder}/kept"]
         with servers.running(line, ready_url=f"{url}/-/ready", log=Path(folder) / "log"):
-            found = fastest(
+            seconds_by_command = fastest(
                 {
                     "reference": REFERENCE,
                     "help": [*WATCHKEEPER, "--help"],
@@ -43,17 +43,20 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
                 },
                 rounds=options.rounds,
             )
-    numbers = {f"{name}_milliseconds": round(1000 * seconds, 1) for name, seconds in found.items()}
-    numbers |= {f"{name}_ratio": round(found[name] / found["reference"], 2) for name in ("help", "query")}
+    numbers = {f"{name}_milliseconds": round(1000 * seconds, 1) for name, seconds in seconds_by_command.items()}
+    numbers |= {
+        f"{name}_ratio": round(seconds_by_command[name] / seconds_by_command["reference"], 2)
+        for name in ("help", "query")
+    }
     return numbers | {"load_average": round(os.getloadavg()[0], 2)}
 
 
 def fastest(commands: dict[str, list[str]], *, rounds: int) -> dict[str, float]:
-    """The best wall time of each command, all of them started in turn."""
+    """The best wall time of each command, with all commands in turn."""
     best = dict.fromkeys(commands, math.inf)
     for _ in range(rounds):
         for name, line in commands.items():
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
-            best[name] = min(best[name], time.perf_counter() - began)
+            best[name] = min(best[name], time.perf_counter() - started_at)
     return best

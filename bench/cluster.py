@@ -1,8 +1,8 @@
-"""Memory of a watched Kubernetes cluster: its nodes and pods over HTTP into a process that does nothing else.
+"""Memory for watching a Kubernetes cluster: a process that lists and watches its nodes and pods.
 
-The API server is the tests' stand-in, with objects as large as real ones: nodes with every label of NFD and GFD, pods
-with their environment, volumes and managed fields. After the lists it sends changes, and its watches end now and then;
-`lists` must stay one for each kind, six in all.
+The API server is the stand-in of the tests, with objects as large as real ones: nodes with all labels of NFD and GFD,
+pods with environment, volumes and managed fields. After the lists it sends changes and sometimes ends a watch; `lists`
+must stay at one for each kind, six in total.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MANAGED = [{"manager": "kubelet", "operation": "Update", "fieldsV1": {f"f:{numbe
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, default=1000)
-    parser.add_argument("--pods", type=int, default=8000, help="pods in all; every second one holds GPUs")
-    parser.add_argument("--changes", type=int, default=5000, help="changes after the lists")
+    parser.add_argument("--pods", type=int, default=8000, help="number of pods; every second one has GPUs")
+    parser.add_argument("--changes", type=int, default=5000, help="changes after the initial lists")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -46,15 +46,15 @@ async def _measure(options: argparse.Namespace) -> dict[str, float]:
         child = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
         assert child.stdout is not None
         listed = json.loads(await child.stdout.readline())
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         for number in range(options.changes):
             server.put(PODS, _pod(number % options.pods, options.nodes))
             if number % 100 == 0:
                 await asyncio.sleep(0)
             if number in (options.changes // 3, options.changes // 2):
                 server.end(PODS, abort=number == options.changes // 2)
-        seen = json.loads(await child.stdout.readline())
-        seconds = time.perf_counter() - began
+        changed = json.loads(await child.stdout.readline())
+        seconds = time.perf_counter() - started_at
         await child.wait()
     numbers = {
         "nodes": options.nodes,
@@ -63,7 +63,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, float]:
         **listed,
         "changes": options.changes,
         "changes_seconds": seconds,
-        **seen,
+        **changed,
         "load_average": os.getloadavg()[0],
     }
     return {name: round(value, 3) for name, value in numbers.items()}
@@ -83,22 +83,22 @@ def _node(number: int) -> Raw:
 
 
 def _pod(number: int, nodes: int) -> Raw:
-    holds = number % 2 == 0
+    has_gpus = number % 2 == 0
     raw = pod(
         f"training-run-{number // 16:04d}-worker-{number:05d}",
-        gpus=GPUS // 4 if holds else 0,
+        gpus=GPUS // 4 if has_gpus else 0,
         node=f"gpu-node-{number % nodes:05d}.cluster.example",
         namespace=f"team-{number % 40}",
         startTime="2026-11-15T05:01:00Z",
         containerStatuses=[{"name": "main", "restartCount": 0, "imageID": f"sha256:{number:064d}"}],
     )
     owner: dict[str, Any] = {"kind": "Job", "name": f"training-run-{number // 16:04d}", "controller": True}
-    about = {
+    metadata = {
         "ownerReferences": [owner],
         "labels": {"job-name": owner["name"], "app": "train"},
         "managedFields": MANAGED,
     }
-    raw["metadata"] |= about
+    raw["metadata"] |= metadata
     raw["spec"]["containers"][0] |= {"env": ENVIRONMENT, "image": "registry.example/train:1"}
     raw["spec"]["volumes"] = VOLUMES
     return raw

@@ -1,8 +1,8 @@
-"""A restart: how long until a hub's samples are there again, from the log alone and from blocks, and the first answers.
+"""Restarts: time to load the samples of a hub, from the WAL alone and from blocks, and time of the first queries.
 
-The store is filled here and opened in a process of its own, so that nothing is warm but the disk's cache. `ratio` is
-the whole hub beside Prometheus, both with two hours in their logs and days of blocks before them: seconds from the
-start to the first right answer, the median of several starts that take turns.
+The store is opened in a separate process, so that only the disk cache is warm. `ratio` compares the hub with
+Prometheus, both with two hours in the WAL and days of blocks: seconds from start to the first correct result, as the
+median of several starts in turn.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.store import durable
 
-# A hub looks after its blocks each minute.
+# A hub maintains its blocks every minute.
 UPKEEP_SLOTS = 4
-FIRST_QUESTIONS = {
+FIRST_QUERIES = {
     "instant": "count(DCGM_FI_DEV_GPU_TEMP > 80)",
     "rate": "sum(rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]))",
     "narrow": 'DCGM_FI_DEV_GPU_TEMP{Hostname="gpu-0003"}',
@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=1000, help="size of the fleet")
     parser.add_argument("--slots", type=int, default=480, help="readings of each GPU, 15 s apart")
     parser.add_argument("--starts", type=int, default=5, help="starts of each server; the median counts")
-    parser.add_argument("--days", type=int, default=7, help="days of blocks before the log")
+    parser.add_argument("--days", type=int, default=7, help="days of blocks before the WAL")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -46,27 +46,31 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         for kind in ("log", "blocks"):
             path = Path(folder) / kind
             fill(fleet, path, with_blocks=kind == "blocks")
-            numbers |= {f"{kind}_{name}": number for name, number in reopened(path, fleet).items()}
-        numbers |= beside_prometheus(Path(folder), fleet, starts=options.starts, days=options.days)
+            numbers |= {f"{kind}_{name}": number for name, number in measure_reopen(path, fleet).items()}
+        numbers |= compare_starts(Path(folder), fleet, starts=options.starts, days=options.days)
     return numbers | {"load_average": round(os.getloadavg()[0], 2)}
 
 
-def beside_prometheus(folder: Path, fleet: telemetry.Telemetry, *, starts: int, days: int) -> dict[str, float]:
-    samples = _restart.kept_samples(folder)
+def compare_starts(folder: Path, fleet: telemetry.Telemetry, *, starts: int, days: int) -> dict[str, float]:
+    samples = _restart.samples_folder(folder)
     fill_past(fleet, samples, days)
     fill(fleet, samples, with_blocks=False)
-    hub = _restart.ours(folder, fleet)
-    blocks = {"hub_blocks": _restart.blocks_of(hub.data)}
+    hub = _restart.create_hub(folder, fleet)
+    blocks = {"hub_blocks": _restart.count_blocks(hub.data)}
     if not servers.find("prometheus"):
-        return blocks | {"hub_seconds": _restart.seconds([hub], fleet, times=starts)[0]}
-    other = _restart.prometheus(folder, fleet, days)
-    blocks["prometheus_blocks"] = _restart.blocks_of(other.data)
-    ours, theirs = _restart.seconds([hub, other], fleet, times=starts)
-    return blocks | {"hub_seconds": ours, "prometheus_seconds": theirs, "ratio": round(theirs / ours, 2)}
+        return blocks | {"hub_seconds": _restart.measure_start_seconds([hub], fleet, times=starts)[0]}
+    prometheus = _restart.create_prometheus(folder, fleet, days)
+    blocks["prometheus_blocks"] = _restart.count_blocks(prometheus.data)
+    hub_seconds, prometheus_seconds = _restart.measure_start_seconds([hub, prometheus], fleet, times=starts)
+    return blocks | {
+        "hub_seconds": hub_seconds,
+        "prometheus_seconds": prometheus_seconds,
+        "ratio": round(prometheus_seconds / hub_seconds, 2),
+    }
 
 
 def fill_past(fleet: telemetry.Telemetry, path: Path, days: int) -> None:
-    """Blocks of so many days before the telemetry, cut and merged as by a hub; nothing in a log."""
+    """Write blocks for this number of days before the telemetry, cut and merged as by a hub, without a WAL."""
     clock = [telemetry.START_MS]
     store = durable.open_store(path, durable.StoreSettings(uses_wal=False), clock_ms=lambda: clock[0])
     ids, tables = load(fleet, store)
@@ -82,10 +86,10 @@ def end_ms(fleet: telemetry.Telemetry) -> int:
 
 
 def fill(fleet: telemetry.Telemetry, path: Path, *, with_blocks: bool) -> None:
-    """A store as a hub leaves it: everything in the log, or everything but the last minutes in blocks."""
+    """Write a store as a hub does: all samples in the WAL, or all but the last minutes in blocks."""
     clock = [telemetry.START_MS]
-    limits = durable.StoreSettings(memory_ms=fleet.slots * telemetry.INTERVAL_MS + HOUR_MS)
-    store = durable.open_store(path, limits, clock_ms=lambda: clock[0])
+    store_settings = durable.StoreSettings(memory_ms=fleet.slots * telemetry.INTERVAL_MS + HOUR_MS)
+    store = durable.open_store(path, store_settings, clock_ms=lambda: clock[0])
     ids, tables = load(fleet, store)
     times = [fleet.times_ms(node).tolist() for node in range(fleet.nodes)]
     for slot in range(fleet.slots):
@@ -98,12 +102,12 @@ def fill(fleet: telemetry.Telemetry, path: Path, *, with_blocks: bool) -> None:
     store.close()
 
 
-def reopened(path: Path, fleet: telemetry.Telemetry) -> dict[str, float]:
-    """Seconds, CPU seconds and memory of a new process that opens the store and answers."""
+def measure_reopen(path: Path, fleet: telemetry.Telemetry) -> dict[str, float]:
+    """Seconds, CPU seconds and memory of a new process that opens the store and runs queries."""
     command = [sys.executable, "-m", "bench.cold", str(path), str(end_ms(fleet))]
     ran = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(ran.stdout)
-    return found
+    numbers: dict[str, float] = json.loads(ran.stdout)
+    return numbers
 
 
 def resident_megabytes() -> float:
@@ -113,7 +117,7 @@ def resident_megabytes() -> float:
     raise OSError("/proc/self/status has no VmRSS")
 
 
-def open_and_ask(path: Path, now_ms: int) -> dict[str, float]:
+def open_and_query(path: Path, now_ms: int) -> dict[str, float]:
     before_mb = resident_megabytes()
     wall, cpu = time.perf_counter(), time.process_time()
     store = durable.open_store(path, durable.StoreSettings(), clock_ms=lambda: now_ms)
@@ -125,7 +129,7 @@ def open_and_ask(path: Path, now_ms: int) -> dict[str, float]:
         "opened_megabytes": resident_megabytes(),
     }
     engine = EmbeddedEngine(store)
-    for name, expr in FIRST_QUESTIONS.items():
+    for name, expr in FIRST_QUERIES.items():
         wall = time.perf_counter()
         engine.instant(expr, now_ms)
         numbers[f"{name}_milliseconds"] = round(1000 * (time.perf_counter() - wall), 1)
@@ -136,4 +140,4 @@ def open_and_ask(path: Path, now_ms: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(open_and_ask(Path(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(open_and_query(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -1,9 +1,9 @@
-"""Cordons and drains on a real Kubernetes API server: by the driver alone, and from an event at a hub on.
+"""Cordons and drains on a real Kubernetes API server: by the driver alone, and from an event at a hub.
 
-`cordon_ms` is until the node is cordoned (a look and a patch), `perform_ms` until condition and event are written too,
-`get_ms` the plain look beside it. `event_to_cordon_ms` begins with the push of an Xid 79 to a hub of its own process.
-Then pods of hollow nodes are drained, all nodes at once; and the same with many Node objects whose pods a small
-stand-in for their kubelets ends.
+`cordon_ms` is the time until the node is cordoned (a get and a patch), `perform_ms` until condition and event are
+written too, and `get_ms` the time of a get. `event_to_cordon_ms` starts when an Xid 79 is pushed to a hub in a separate
+process. Then pods of hollow nodes are drained, all nodes at once, and those of many Node objects, for which a small
+stand-in of the kubelet ends pods.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, 
 from watchkeeper.remediate.drivers.kubernetes_node import STRATEGIC_PATCH
 from watchkeeper.remediate.drivers.kubernetes_pods import EvictionRules
 
-# As often as the state machine asks at first.
+# The first poll interval of the state machine.
 POLL_SECONDS = 0.2
-MOST_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 SETTLE_SECONDS = 0.2
-KUBELETS, LOOK_SECONDS = 8, 0.1
+KUBELETS, KUBELET_POLL_SECONDS = 8, 0.1
 PODS = "/api/v1/namespaces/default/pods"
-# bench/repair pushes events of a cluster with this name.
+# The cluster name of events of bench/repair.
 HUB = """
 hub.port = {port}
 hub.data = "{folder}/hub"
@@ -59,69 +59,74 @@ one_per_domain = []
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cordons", type=int, default=200)
-    parser.add_argument("--events", type=int, default=100, help="events at a hub, one node after the other")
+    parser.add_argument("--events", type=int, default=100, help="events at a hub, one node at a time")
     parser.add_argument("--hollow", type=int, default=16, help="nodes with a hollow kubelet")
     parser.add_argument("--nodes", type=int, default=200, help="Node objects with a stand-in for their kubelets")
     parser.add_argument("--pods", type=int, default=4, help="pods on each node")
-    parser.add_argument("--threads", type=int, default=16, help="nodes that are drained at the same time")
+    parser.add_argument("--threads", type=int, default=16, help="nodes to drain at the same time")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     with (
         tempfile.TemporaryDirectory() as folder,
         kubernetes_server.running(Path(folder) / "kubernetes", nodes=options.hollow) as cluster,
-        _driving(cluster) as driver,
+        _running_driver(cluster) as driver,
     ):
         for number in range(max(options.cordons, options.nodes)):
             story.add_node(cluster, _name(number))
-        numbers = _cordons(driver, options.cordons)
+        numbers = _measure_cordons(driver, options.cordons)
         if options.events:
-            numbers |= events_to_cordons(cluster, driver, options.events)
+            numbers |= measure_events(cluster, driver, options.events)
         if options.hollow:
-            numbers |= _hollow(cluster, driver, options)
-        numbers |= _objects(cluster, driver, options)
+            numbers |= _drain_hollow(cluster, driver, options)
+        numbers |= _drain_objects(cluster, driver, options)
     numbers |= {"load_average": os.getloadavg()[0]}
     return {name: round(value, 3) for name, value in numbers.items()}
 
 
-class Timed(ApiClient):
-    """Remembers when the last patch of a node itself was answered."""
+class TimedClient(ApiClient):
+    """Stores the time of the response to the last patch of a node."""
 
     patched_at = 0.0
 
     def send(self, call: ApiCall, **more: Any) -> ApiResponse:
-        answer = super().send(call, **more)
+        response = super().send(call, **more)
         if call.method == "PATCH" and not call.path.endswith("/status"):
             self.patched_at = time.perf_counter()
-        return answer
+        return response
 
 
 @contextlib.contextmanager
-def _driving(cluster: Cluster) -> Iterator[KubernetesDriver]:
-    driver = KubernetesDriver(Timed(story.reached(cluster)), EvictionRules(evict_unmanaged=True))
+def _running_driver(cluster: Cluster) -> Iterator[KubernetesDriver]:
+    driver = KubernetesDriver(TimedClient(story.reached(cluster)), EvictionRules(evict_unmanaged=True))
     try:
         yield driver
     finally:
         driver.close()
 
 
-def _cordons(driver: KubernetesDriver, count: int) -> dict[str, float]:
-    assert isinstance(driver.client, Timed)
-    looked, cordoned, performed = [], [], []
+def _measure_cordons(driver: KubernetesDriver, count: int) -> dict[str, float]:
+    assert isinstance(driver.client, TimedClient)
+    get_seconds, cordon_seconds, perform_seconds = [], [], []
     for number in range(count):
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         driver.client.send(ApiCall("GET", f"/api/v1/nodes/{_name(number)}"))
-        looked.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        done = driver.perform(story.action(ActionKind.CORDON, _name(number)))
-        performed.append(time.perf_counter() - began)
-        cordoned.append(driver.client.patched_at - began)
-        assert done.is_complete, done
+        get_seconds.append(time.perf_counter() - started_at)
+        started_at = time.perf_counter()
+        outcome = driver.perform(story.action(ActionKind.CORDON, _name(number)))
+        perform_seconds.append(time.perf_counter() - started_at)
+        cordon_seconds.append(driver.client.patched_at - started_at)
+        assert outcome.is_complete, outcome
         driver.perform(story.action(ActionKind.UNCORDON, _name(number)))
-    return {"cordons": count, **_ranked("get", looked), **_ranked("cordon", cordoned), **_ranked("perform", performed)}
+    return {
+        "cordons": count,
+        **_percentiles("get", get_seconds),
+        **_percentiles("cordon", cordon_seconds),
+        **_percentiles("perform", perform_seconds),
+    }
 
 
-def _ranked(name: str, times: list[float]) -> dict[str, float]:
+def _percentiles(name: str, times: list[float]) -> dict[str, float]:
     return {f"{name}_ms_p50": 1000 * median(times), f"{name}_ms_p99": 1000 * _p99(times)}
 
 
@@ -129,8 +134,8 @@ def _p99(times: list[float]) -> float:
     return sorted(times)[math.ceil(0.99 * len(times)) - 1]
 
 
-def events_to_cordons(cluster: Cluster, driver: KubernetesDriver, count: int) -> dict[str, float]:
-    """A hub that may act, told of one node after the other that a GPU fell off the bus."""
+def measure_events(cluster: Cluster, driver: KubernetesDriver, count: int) -> dict[str, float]:
+    """Push a GPU loss of one node after another to a hub with auto-repair."""
     names = [f"event-{number}" for number in range(count)]
     for name in names:
         story.add_node(cluster, name, labels={"nvidia.com/gpu.present": "true"})
@@ -139,36 +144,40 @@ def events_to_cordons(cluster: Cluster, driver: KubernetesDriver, count: int) ->
     command = [*repair.WATCHKEEPER, "hub", "--config", folder / "hub.toml"]
     with servers.running(command, ready_url=f"http://127.0.0.1:{port}/-/ready", log=folder / "hub.log"):
         hub = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        until(lambda: set(names) <= set(repair.known(hub, count)))
-        plain = [repair.push(hub, name, 43) for name in names]
-        cordoned = [_event(hub, driver.client, name) for name in names]
+        until(lambda: set(names) <= set(repair.list_nodes(hub, count)))
+        plain_push_seconds = [repair.push(hub, name, 43) for name in names]
+        cordon_seconds = [_measure_event(hub, driver.client, name) for name in names]
         hub.close()
-    return {"events": count, **_ranked("plain_push", plain), **_ranked("event_to_cordon", cordoned)}
+    return {
+        "events": count,
+        **_percentiles("plain_push", plain_push_seconds),
+        **_percentiles("event_to_cordon", cordon_seconds),
+    }
 
 
-def _event(hub: http.client.HTTPConnection, client: ApiClient, name: str) -> float:
-    began = time.perf_counter()
+def _measure_event(hub: http.client.HTTPConnection, client: ApiClient, name: str) -> float:
+    started_at = time.perf_counter()
     repair.push(hub, name, 79)
     while not client.send(ApiCall("GET", f"/api/v1/nodes/{name}")).body["spec"].get("unschedulable"):
-        assert time.perf_counter() - began < MOST_SECONDS, name
-        # Not faster: the hub asks the same API server.
+        assert time.perf_counter() - started_at < TIMEOUT_SECONDS, name
+        # Not faster: the hub uses the same API server.
         time.sleep(0.005)
-    took = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     repair.resolve(hub, name)
-    # What comes after the cordon (diagnosis, drain) is not to be measured with the next event.
+    # The steps after the cordon (diagnosis, drain) must not affect the next event.
     time.sleep(SETTLE_SECONDS)
-    return took
+    return seconds
 
 
-def _hollow(cluster: Cluster, driver: KubernetesDriver, options: argparse.Namespace) -> dict[str, float]:
+def _drain_hollow(cluster: Cluster, driver: KubernetesDriver, options: argparse.Namespace) -> dict[str, float]:
     names = [f"hollow-{number}" for number in range(options.hollow)]
     for name in names:
         story.add_pods(cluster, f"on-{name}", name, count=options.pods)
-    times = _drain_all(driver, names, threads=options.threads, of="hollow")
+    times = _drain_all(driver, names, threads=options.threads, prefix="hollow")
     return {"hollow_nodes": len(names), "hollow_pods": len(names) * options.pods, **times}
 
 
-def _objects(cluster: Cluster, driver: KubernetesDriver, options: argparse.Namespace) -> dict[str, float]:
+def _drain_objects(cluster: Cluster, driver: KubernetesDriver, options: argparse.Namespace) -> dict[str, float]:
     names = [_name(number) for number in range(options.nodes)]
     with ThreadPoolExecutor(8) as pool:
         list(
@@ -177,29 +186,29 @@ def _objects(cluster: Cluster, driver: KubernetesDriver, options: argparse.Names
             )
         )
     with _kubelets(cluster):
-        times = _drain_all(driver, names, threads=options.threads, of="object")
+        times = _drain_all(driver, names, threads=options.threads, prefix="object")
     return {"object_nodes": len(names), "object_pods": len(names) * options.pods, **times}
 
 
-def _drain_all(driver: KubernetesDriver, names: list[str], *, threads: int, of: str) -> dict[str, float]:
-    """From the first cordon to the last node without pods, and for each node from its cordon on."""
+def _drain_all(driver: KubernetesDriver, names: list[str], *, threads: int, prefix: str) -> dict[str, float]:
+    """Drain all nodes in parallel; returns the total time and percentiles of the time for each node."""
 
     def drain(name: str) -> float:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         driver.perform(story.action(ActionKind.CORDON, name))
         while not (done := driver.perform(story.action(ActionKind.DRAIN, name))).is_complete:
-            assert time.perf_counter() - began < MOST_SECONDS, done
+            assert time.perf_counter() - started_at < TIMEOUT_SECONDS, done
             time.sleep(POLL_SECONDS)
-        return time.perf_counter() - began
+        return time.perf_counter() - started_at
 
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        each = list(pool.map(drain, names))
-    whole = time.perf_counter() - began
+        node_seconds = list(pool.map(drain, names))
+    total_seconds = time.perf_counter() - started_at
     return {
-        f"{of}_drain_seconds": whole,
-        f"{of}_node_drain_seconds_p50": median(each),
-        f"{of}_node_drain_seconds_p99": _p99(each),
+        f"{prefix}_drain_seconds": total_seconds,
+        f"{prefix}_node_drain_seconds_p50": median(node_seconds),
+        f"{prefix}_node_drain_seconds_p99": _p99(node_seconds),
     }
 
 
@@ -213,17 +222,19 @@ def _add_pod(client: ApiClient, node: str, number: int) -> None:
 
 @contextlib.contextmanager
 def _kubelets(cluster: Cluster) -> Iterator[None]:
-    """What a kubelet does for a pod that is to end: nothing has to be stopped, so it is gone at once."""
+    """Delete terminating pods at once, in place of kubelets."""
     stopped = threading.Event()
     client = ApiClient(story.reached(cluster))
 
     def run() -> None:
         with ThreadPoolExecutor(KUBELETS) as pool:
-            while not stopped.wait(LOOK_SECONDS):
-                found = client.send(ApiCall("GET", f"{PODS}?resourceVersion=0")).body["items"]
-                ending = [pod["metadata"]["name"] for pod in found if "deletionTimestamp" in pod["metadata"]]
+            while not stopped.wait(KUBELET_POLL_SECONDS):
+                pods = client.send(ApiCall("GET", f"{PODS}?resourceVersion=0")).body["items"]
+                deleted_pods = [pod["metadata"]["name"] for pod in pods if "deletionTimestamp" in pod["metadata"]]
                 list(
-                    pool.map(lambda name: client.send(ApiCall("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")), ending)
+                    pool.map(
+                        lambda name: client.send(ApiCall("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")), deleted_pods
+                    )
                 )
 
     thread = threading.Thread(target=run)

@@ -1,8 +1,8 @@
-"""How long a diagnosis takes on a large fleet, and how many questions it asks, for each kind of place.
+"""Diagnoses on a large fleet: time and number of queries for each kind of place.
 
-A simulated fleet is scraped into the embedded engine, or written to a real VictoriaMetrics, until rates can be
-answered; then incidents of a GPU, a node, a rack, a job and a pod are diagnosed, evidence and all, as the pipeline does
-it. The limits are 1 s and 20 questions.
+A simulated fleet is scraped into the embedded engine, or written to a real VictoriaMetrics, until rates have enough
+samples. Then incidents of a GPU, a node, a rack, a job and a pod are diagnosed with evidence, as in the pipeline. The
+limits are 1 s and 20 queries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from watchkeeper.query import engine
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 WARM_INTERVALS = 6
-PACE = FleetIntervals(scrape_seconds=30, rule_seconds=30)
+INTERVALS = FleetIntervals(scrape_seconds=30, rule_seconds=30)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +33,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="diagnoses of each kind")
 
 
-class Counting:
-    """An engine that counts its questions."""
+class CountingEngine:
+    """An engine that counts its queries."""
 
     def __init__(self, inner: engine.InstantEngine) -> None:
-        self._inner, self.asked = inner, 0
+        self._engine, self.query_count = inner, 0
 
     def instant(self, expr: str, at_ms: int) -> engine.QueryResult:
-        self.asked += 1
-        return self._inner.instant(expr, at_ms)
+        self.query_count += 1
+        return self._engine.instant(expr, at_ms)
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -49,36 +49,36 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder = Path(name)
         if options.engine == "embedded":
-            watch = MonitoredFleet(simulation, folder, intervals=PACE)
-            ends.callback(watch.close)
-            asyncio.run(watch.advance(WARM_INTERVALS * remote.INTERVAL_SECONDS, with_rules=False))
-            assert watch.engine.local is not None
-            series = len(watch.engine.local.head)
+            monitored = MonitoredFleet(simulation, folder, intervals=INTERVALS)
+            ends.callback(monitored.close)
+            asyncio.run(monitored.advance(WARM_INTERVALS * remote.INTERVAL_SECONDS, with_rules=False))
+            assert monitored.engine.local is not None
+            series = len(monitored.engine.local.head)
         else:
             url, _ = ends.enter_context(remote.victoria_metrics(folder))
-            server = remote.engine_of(url, options.gpus)
+            server = remote.create_engine(url, options.gpus)
             ends.callback(server.close)
-            watch = MonitoredFleet(simulation, folder, intervals=PACE, remote=server)
-            ends.callback(watch.close)
-            asyncio.run(remote.spend(watch, url, WARM_INTERVALS, with_rules=False))
-            remote.show(url)
+            monitored = MonitoredFleet(simulation, folder, intervals=INTERVALS, remote=server)
+            ends.callback(monitored.close)
+            asyncio.run(remote.advance_intervals(monitored, url, WARM_INTERVALS, with_rules=False))
+            remote.flush_server(url)
             series = len(server.remote._numbered)
         numbers: dict[str, float] = {"gpus": options.gpus, "series": series}
-        for name, (cause, place) in _places(watch).items():
-            seconds, asked = _time(watch, cause, place, repeats=options.repeats)
-            numbers |= {f"{name}_seconds": seconds, f"{name}_questions": asked}
+        for name, (cause, place) in _places(monitored).items():
+            seconds, query_count = _measure(monitored, cause, place, repeats=options.repeats)
+            numbers |= {f"{name}_seconds": seconds, f"{name}_questions": query_count}
         return numbers
 
 
-def _places(watch: MonitoredFleet) -> dict[str, tuple[str, fleet.Place]]:
-    cluster, layout = watch.simulation.settings.cluster, watch.simulation.layout
+def _places(monitored: MonitoredFleet) -> dict[str, tuple[str, fleet.Place]]:
+    cluster, layout = monitored.simulation.settings.cluster, monitored.simulation.layout
     node = layout.nodes[len(layout.nodes) // 2]
-    seen = next(gpu for gpu in watch.fleet.gpus() if gpu.node == node.name)
-    jobs = watch.simulation.machines.jobs.running.values()
+    monitored_gpu = next(gpu for gpu in monitored.fleet.gpus() if gpu.node == node.name)
+    jobs = monitored.simulation.machines.jobs.running.values()
     largest = max((job for job in jobs if not job.is_slurm), key=lambda job: len(job.rows))
     pod = f"{largest.template.namespace}/{next(iter(largest.pod_names.values()))}"
     return {
-        "gpu": ("gpu_fell_off_bus", fleet.Place(cluster, node=node.name, gpu=seen.gpu.uuid)),
+        "gpu": ("gpu_fell_off_bus", fleet.Place(cluster, node=node.name, gpu=monitored_gpu.gpu.uuid)),
         "node": ("cooling_failure", fleet.Place(cluster, node=node.name)),
         "rack": ("cooling_failure", fleet.Place(cluster, domain=f"rack={node.rack}")),
         "job": ("training_slow", fleet.Place(cluster, domain=f"job={largest.name}")),
@@ -86,23 +86,25 @@ def _places(watch: MonitoredFleet) -> dict[str, tuple[str, fleet.Place]]:
     }
 
 
-def _time(watch: MonitoredFleet, cause: str, place: fleet.Place, *, repeats: int) -> tuple[float, int]:
-    """The median of whole diagnoses, and the questions of one."""
-    now, taken, asked = watch.simulation.now, [], 0
+def _measure(monitored: MonitoredFleet, cause: str, place: fleet.Place, *, repeats: int) -> tuple[float, int]:
+    """The median seconds of a diagnosis, and its number of queries."""
+    now, seconds, query_count = monitored.simulation.now, [], 0
     for _ in range(repeats):
-        counting = Counting(watch.engine)
-        began = time.perf_counter()
+        counting_engine = CountingEngine(monitored.engine)
+        started_at = time.perf_counter()
         facts = evidence.gather_facts(
             _incident(cause, place, now),
             now,
-            engine=counting,
-            events_at=lambda where, since, until: watch.journal.events_at(where, since=since, until=until),
-            names=watch.fleet.place_name,
+            engine=counting_engine,
+            events_at=lambda place_filter, since, until: monitored.journal.events_at(
+                place_filter, since=since, until=until
+            ),
+            names=monitored.fleet.place_name,
         )
         explain.diagnose(facts, now)
-        taken.append(time.perf_counter() - began)
-        asked = counting.asked
-    return round(median(taken), 4), asked
+        seconds.append(time.perf_counter() - started_at)
+        query_count = counting_engine.query_count
+    return round(median(seconds), 4), query_count
 
 
 def _incident(cause: str, place: fleet.Place, now: datetime) -> incidents.Incident:

@@ -1,10 +1,9 @@
-"""The doctor over log text: megabytes a second on one core, by how many lines hold a word of a signature, and memory.
+"""The doctor on log text: megabytes per second on one core, by the share of lines with a signature word, and memory.
 
-Lines are those of a training job's log with changing numbers, names and addresses; of each kind with a signature word
-most only look like trouble, as in real logs. The same lines are also read as Docker, the journal and a Go program's
-logger wrap them in JSON. `reference` is the time of Python alone to split the same bytes into
-lines and search each for one word, in the same run. Each density runs in a process of its own, so that its peak of
-resident memory is its own.
+Lines are those of a training job with varying numbers, names and addresses; as in real logs, most lines with a
+signature word are no error. The same lines are also wrapped in JSON as by Docker, the journal and a Go logger.
+`reference` is the time of plain Python to split the same bytes into lines and search each for one word, in the same
+run. Each density runs in a separate process, for a separate peak memory.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from functools import partial
 from watchkeeper.doctor import examine
 from watchkeeper.readers import bundles
 
-DULL = (
+PLAIN_LINES = (
     "2026-08-10 05:{minute:02}:{second:02},{milli:03} INFO trainer.py:{number} step {step} loss {loss:.4f} lr 3.0e-04",
     "[2026-08-10 05:{minute:02}:{second:02},{milli:03}] [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, ok",
     "Aug 10 05:{minute:02}:{second:02} gpu{node:03} systemd[1]: Started session-{number}.scope - session {number}",
     "{minute:02}:{second:02}.{milli:03} {hexa} fetched shard-{number:05}.tar of s3://bucket/{word}/{step}, {milli} ms",
 )
-# Each holds a word that some signature is found by.
-TELLING = (
+# Each has a word of a signature.
+SIGNATURE_LINES = (
     "2026-08-10 05:{minute:02}:{second:02},{milli:03} WARNING loader.py:{number} worker {node} retries: {word} failed",
     "gpu{node:03}:{number}:{step} [{gpu}] NCCL INFO Channel {milli:02}/0 : {gpu}[{gpu}] -> 3[3] via P2P/CUMEM/read",
     "gpu{node:03}:{number}:{step} [{gpu}] NCCL INFO comm 0x{hexa} rank {node} nranks 512 cudaDev {gpu} busId 1b000",
@@ -42,35 +41,35 @@ WORDS = ("alpha", "bravo", "carol", "delta", "echoes", "foxes", "golfer", "hotel
 BLOCK_LINES = 20_000
 
 
-def _docker(chance: random.Random, line: str) -> str:
-    time = f"2026-08-10T05:36:{chance.randrange(60):02}.{chance.randrange(10**9):09}Z"
+def _wrap_docker(rng: random.Random, line: str) -> str:
+    time = f"2026-08-10T05:36:{rng.randrange(60):02}.{rng.randrange(10**9):09}Z"
     return json.dumps({"log": line, "stream": "stderr", "time": time})
 
 
-def _journal(chance: random.Random, line: str) -> str:
+def _wrap_journal(rng: random.Random, line: str) -> str:
     fields = {
-        "__CURSOR": f"s={chance.getrandbits(128):032x};i={chance.getrandbits(24):x}",
-        "__REALTIME_TIMESTAMP": str(1_786_340_165_000_000 + chance.randrange(10**12)),
+        "__CURSOR": f"s={rng.getrandbits(128):032x};i={rng.getrandbits(24):x}",
+        "__REALTIME_TIMESTAMP": str(1_786_340_165_000_000 + rng.randrange(10**12)),
         "_BOOT_ID": "0123456789abcdef0123456789abcdef",
         "PRIORITY": "6",
         "_COMM": "python3",
         "_HOSTNAME": "gpu007",
         "SYSLOG_IDENTIFIER": "trainer",
-        "_PID": str(chance.randrange(100_000)),
+        "_PID": str(rng.randrange(100_000)),
         "MESSAGE": line.rstrip(),
     }
     return json.dumps(fields)
 
 
-def _logger(chance: random.Random, line: str) -> str:
-    ts, step = 1_786_340_165 + chance.random() * 1000, chance.randrange(10_000)
+def _wrap_logger(rng: random.Random, line: str) -> str:
+    ts, step = 1_786_340_165 + rng.random() * 1000, rng.randrange(10_000)
     return json.dumps({"level": "info", "ts": ts, "logger": "trainer", "msg": line.rstrip(), "step": step})
 
 
 WRAPPINGS: dict[str, Callable[[random.Random, str], str]] = {
-    "docker": _docker,
-    "journal": _journal,
-    "logger": _logger,
+    "docker": _wrap_docker,
+    "journal": _wrap_journal,
+    "logger": _wrap_logger,
 }
 
 
@@ -84,84 +83,84 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> dict[str, float]:
     if options.one is not None:
         return run(options.one, options.megabytes, options.wrapping)
-    found: dict[str, float] = {"megabytes": options.megabytes}
-    plain = [(name, share, "") for name, share in (("none", 0.0), ("percent", 0.01), ("tenth", 0.1), ("half", 0.5))]
-    for name, share, wrapping in [*plain, *((f"{wrapping}_tenth", 0.1, wrapping) for wrapping in WRAPPINGS)]:
-        turns = [run_alone(share, options.megabytes, wrapping) for _ in range(options.turns)]
-        best = max(turns, key=lambda turn: turn["megabytes_per_second"])
-        found |= {f"{name}_{key}": value for key, value in best.items()}
-    return found
+    numbers: dict[str, float] = {"megabytes": options.megabytes}
+    densities = [(name, share, "") for name, share in (("none", 0.0), ("percent", 0.01), ("tenth", 0.1), ("half", 0.5))]
+    for name, share, wrapping in [*densities, *((f"{wrapping}_tenth", 0.1, wrapping) for wrapping in WRAPPINGS)]:
+        runs = [run_alone(share, options.megabytes, wrapping) for _ in range(options.turns)]
+        best = max(runs, key=lambda turn: turn["megabytes_per_second"])
+        numbers |= {f"{name}_{key}": value for key, value in best.items()}
+    return numbers
 
 
 def run_alone(share: float, megabytes: int, wrapping: str) -> dict[str, float]:
     command = [sys.executable, "-m", "bench", "doctor", "--json", f"--one={share}", f"--megabytes={megabytes}"]
     command += [f"--wrapping={wrapping}"] * bool(wrapping)
-    answer: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return {key: value for key, value in answer.items() if key != "bench"}
+    numbers: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {key: value for key, value in numbers.items() if key != "bench"}
 
 
 def run(share: float, megabytes: int, wrapping: str | None) -> dict[str, float]:
     stream = Repeated(blocks(share, wrapping), megabytes << 20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.process_time()
+    started_at = time.process_time()
     examine.examine([bundles.Stream("train.log", stream)])
-    took = time.process_time() - began
+    cpu_seconds = time.process_time() - started_at
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.process_time()
+    started_at = time.process_time()
     for block in stream.blocks:
         sum(b"Xid" in line for line in block.split(b"\n"))
-    reference = (time.process_time() - began) * megabytes * (1 << 20) / sum(map(len, stream.blocks))
+    reference = (time.process_time() - started_at) * megabytes * (1 << 20) / sum(map(len, stream.blocks))
     return {
-        "megabytes_per_second": round(megabytes / took, 1),
-        "per_reference": round(took / reference, 2),
+        "megabytes_per_second": round(megabytes / cpu_seconds, 1),
+        "per_reference": round(cpu_seconds / reference, 2),
         "peak_resident_megabytes": round(peak / 1024, 1),
         "of_which_before_megabytes": round(before / 1024, 1),
     }
 
 
 def blocks(share: float, wrapping: str | None = None) -> list[bytes]:
-    """Some megabytes of lines, different throughout; what is longer repeats them."""
-    chance = random.Random(8)
+    """Some megabytes of different lines, which longer inputs repeat."""
+    rng = random.Random(8)
     if not wrapping:
-        return ["".join(_lines(chance, share)).encode() for _ in range(4)]
-    wrap = partial(WRAPPINGS[wrapping], chance)
-    return ["".join(f"{wrap(line)}\n" for line in _lines(chance, share)).encode() for _ in range(4)]
+        return ["".join(_lines(rng, share)).encode() for _ in range(4)]
+    wrap = partial(WRAPPINGS[wrapping], rng)
+    return ["".join(f"{wrap(line)}\n" for line in _lines(rng, share)).encode() for _ in range(4)]
 
 
-def _lines(chance: random.Random, share: float) -> Iterator[str]:
+def _lines(rng: random.Random, share: float) -> Iterator[str]:
     for _ in range(BLOCK_LINES):
-        shape = chance.choice(TELLING if chance.random() < share else DULL)
+        template = rng.choice(SIGNATURE_LINES if rng.random() < share else PLAIN_LINES)
         yield (
-            shape.format(
-                minute=chance.randrange(60),
-                second=chance.randrange(60),
-                milli=chance.randrange(1000),
-                number=chance.randrange(100_000),
-                step=chance.randrange(10_000_000),
-                node=chance.randrange(512),
-                gpu=chance.randrange(8),
-                loss=chance.random() * 10,
-                word=chance.choice(WORDS),
-                hexa=f"{chance.getrandbits(40):010x}",
+            template.format(
+                minute=rng.randrange(60),
+                second=rng.randrange(60),
+                milli=rng.randrange(1000),
+                number=rng.randrange(100_000),
+                step=rng.randrange(10_000_000),
+                node=rng.randrange(512),
+                gpu=rng.randrange(8),
+                loss=rng.random() * 10,
+                word=rng.choice(WORDS),
+                hexa=f"{rng.getrandbits(40):010x}",
             )
             + "\n"
         )
 
 
 class Repeated(io.RawIOBase):
-    """The blocks again and again up to a size, without holding more than them."""
+    """A stream that repeats the blocks up to a size."""
 
-    def __init__(self, given: list[bytes], size: int) -> None:
-        self.blocks = given
-        self._left = size
-        self._rest = b""
-        self._next = 0
+    def __init__(self, blocks: list[bytes], size: int) -> None:
+        self.blocks = blocks
+        self._remaining = size
+        self._current = b""
+        self._next_index = 0
 
     def read(self, size: int = -1, /) -> bytes:
-        if not self._rest:
-            self._rest = self.blocks[self._next % len(self.blocks)]
-            self._next += 1
-        piece = self._rest[: min(size if size >= 0 else len(self._rest), self._left)]
-        self._rest = self._rest[len(piece) :]
-        self._left -= len(piece)
-        return piece
+        if not self._current:
+            self._current = self.blocks[self._next_index % len(self.blocks)]
+            self._next_index += 1
+        part = self._current[: min(size if size >= 0 else len(self._current), self._remaining)]
+        self._current = self._current[len(part) :]
+        self._remaining -= len(part)
+        return part

@@ -1,8 +1,7 @@
-"""A sweep of the InfiniBand fabric: 512 host ports in ibsim, walked with infiniband-diags, against one bare walk.
+"""A sweep of an InfiniBand fabric: 512 host ports in ibsim, read with infiniband-diags, compared with ibnetdiscover.
 
-`sweep_seconds` is everything from the first program to the finished value; `walk_seconds` is `ibnetdiscover` alone in
-the same run, which any tool has to pay. `take_seconds` is what the hub needs to compare a sweep with the last and to
-make series of it.
+`sweep_seconds` is the whole sweep; `walk_seconds` is `ibnetdiscover` alone in the same run, which every tool needs.
+`take_seconds` is the time of the hub to compare a sweep with the previous one and to create its series.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, default=64, help="hosts of the fabric, each with one port on every rail")
+    parser.add_argument("--nodes", type=int, default=64, help="hosts of the fabric, each with one port per rail")
     parser.add_argument("--rails", type=int, default=8, help="rails of the fabric")
     parser.add_argument("--turns", type=int, default=5, help="sweeps; the median counts")
 
@@ -32,28 +31,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> dict[str, float]:
     plan = ibsim.Plan(options.nodes, options.rails, nodes_per_leaf=32, spines=8, links_per_spine=2)
     with tempfile.TemporaryDirectory() as folder, ibsim.running(plan, Path(folder)) as running:
-        wanted = fabric_sweep.SweepSettings(environment=running.environment)
-        walks, sweeps = [], []
+        sweep_settings = fabric_sweep.SweepSettings(environment=running.environment)
+        walk_seconds, sweep_seconds = [], []
         for _ in range(options.turns):
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             running.ask("ibnetdiscover")
-            walks.append(time.perf_counter() - began)
-            found = fabric_sweep.sweep(wanted, at_ms=0)
-            sweeps.append(found.seconds)
-    layout = fabric.FabricTopology(found)
+            walk_seconds.append(time.perf_counter() - started_at)
+            sweep = fabric_sweep.sweep(sweep_settings, at_ms=0)
+            sweep_seconds.append(sweep.seconds)
+    layout = fabric.FabricTopology(sweep)
     watch = fabric_watch.FabricWatch(config.FabricSettings(), "main")
-    began = time.perf_counter()
-    watch.accept_sweep(found, NOW)
-    took = time.perf_counter() - began
+    started_at = time.perf_counter()
+    watch.accept_sweep(sweep, NOW)
+    seconds = time.perf_counter() - started_at
     return {
         "host_ports": len(layout.host_links()),
-        "ports": len(found.ports),
+        "ports": len(sweep.ports),
         "switches": len(layout.switches()),
-        "unread": len(found.problems) + len(found.unread),
-        "sweep_seconds": round(median(sweeps), 3),
-        "slowest_sweep_seconds": round(max(sweeps), 3),
-        "walk_seconds": round(median(walks), 3),
-        "sweep_per_walk": round(median(sweeps) / median(walks), 2),
-        "take_seconds": round(took, 4),
+        "unread": len(sweep.problems) + len(sweep.unread),
+        "sweep_seconds": round(median(sweep_seconds), 3),
+        "slowest_sweep_seconds": round(max(sweep_seconds), 3),
+        "walk_seconds": round(median(walk_seconds), 3),
+        "sweep_per_walk": round(median(sweep_seconds) / median(walk_seconds), 2),
+        "take_seconds": round(seconds, 4),
         "series": len(watch.series(clock.to_ms(NOW))),
     }

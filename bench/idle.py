@@ -1,9 +1,8 @@
-"""The whole product at rest: CPU share and memory of `watchkeeper up`, simulator included.
+"""The whole product at rest: CPU share and memory of `watchkeeper up`, including the simulator.
 
-Both processes are started as a user starts them; CPU time and resident memory are the kernel's own
-figures, and memory is the most that was held in any second of the look. `start_seconds` is from the command to the
-first answer of the page. Memory settles when the first blocks have been merged, a quarter of an hour after the
-start: `--seconds 1800` sees it.
+Processes are started as by a user. CPU time and resident memory are those of the kernel; memory is the highest value of
+any second. `start_seconds` is the time from the command to the first response of the page. Memory settles after the
+first merge of blocks, a quarter of an hour after the start: use `--seconds 1800`.
 """
 
 from __future__ import annotations
@@ -23,38 +22,38 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=512, help="size of the fleet")
-    parser.add_argument("--seconds", type=int, default=60, help="how long to look")
-    parser.add_argument("--warm", type=int, default=30, help="seconds to wait before looking")
+    parser.add_argument("--seconds", type=int, default=60, help="seconds to measure")
+    parser.add_argument("--warm", type=int, default=30, help="seconds to wait before measuring")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     port = servers.free_port()
     with tempfile.TemporaryDirectory() as folder:
         line = [*WATCHKEEPER, "up", "--gpus", str(options.gpus), "--port", str(port), "--data", f"{folder}/kept"]
-        began = time.monotonic()
+        started_at = time.monotonic()
         with servers.running(line, ready_url=f"http://127.0.0.1:{port}/", log=Path(folder) / "log") as server:
-            started = time.monotonic() - began
+            start_seconds = time.monotonic() - started_at
             time.sleep(options.warm)
-            family = [server.pid, *children_of(server.pid)]
-            before, at = sum(cpu_seconds(pid) for pid in family), time.monotonic()
-            held = list(memory_over(family, options.seconds))
-            used = sum(cpu_seconds(pid) for pid in family) - before
+            pids = [server.pid, *children_of(server.pid)]
+            cpu_before, measured_from = sum(cpu_seconds(pid) for pid in pids), time.monotonic()
+            memory_samples = list(memory_over(pids, options.seconds))
+            cpu_used = sum(cpu_seconds(pid) for pid in pids) - cpu_before
             return {
                 "gpus": options.gpus,
-                "start_seconds": round(started, 2),
-                "core_share": round(used / (time.monotonic() - at), 4),
-                "memory_mib": round(max(map(sum, held)), 1),
-                "hub_memory_mib": round(max(hub for hub, *_ in held), 1),
-                "memory_at_end_mib": round(sum(held[-1]), 1),
+                "start_seconds": round(start_seconds, 2),
+                "core_share": round(cpu_used / (time.monotonic() - measured_from), 4),
+                "memory_mib": round(max(map(sum, memory_samples)), 1),
+                "hub_memory_mib": round(max(hub for hub, *_ in memory_samples), 1),
+                "memory_at_end_mib": round(sum(memory_samples[-1]), 1),
             }
 
 
-def memory_over(family: list[int], seconds: float) -> Iterator[list[float]]:
-    """What each process holds, once a second: a block that is written may need more than the moments around it."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+def memory_over(pids: list[int], seconds: float) -> Iterator[list[float]]:
+    """The memory of each process once a second, because writing a block needs more for a short time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         time.sleep(1.0)
-        yield [resident_mib(pid) for pid in family]
+        yield [resident_mib(pid) for pid in pids]
 
 
 def children_of(pid: int) -> list[int]:
@@ -62,9 +61,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all threads; proc(5), fields 14 and 15."""
-    columns = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(columns[11]) + int(columns[12])) / TICKS
+    """User and system time of all threads of a process (proc(5), fields 14 and 15)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def resident_mib(pid: int) -> float:

@@ -1,8 +1,8 @@
-"""What watching costs a training step or a request: the same loop with and without a monitor, turn by turn.
+"""The overhead of monitors for a training step or a request: the same loop with and without a monitor, in turn.
 
-A page is served and read ten times a second meanwhile, which is far more than any scraper does. Each turn times the
-empty loop and the watched one; the best turn of each counts, because what the machine does beside it only adds, and the
-processor time of the loop's own thread is given too. The limit is 20 µs a step.
+Meanwhile the page is read ten times a second, far more often than by a scraper. Each turn measures the empty loop and
+the monitored one; the best turn of each counts, because other work on the machine only adds time. The CPU time of the
+loop's thread is measured too. The limit is 20 µs per step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from watchkeeper.instrument.exports import Exports
 from watchkeeper.instrument.inference import InferenceMonitor
 from watchkeeper.instrument.training import TrainingMonitor
 
-READS_A_SECOND = 10
+READS_PER_SECOND = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--steps", type=int, default=200, help="steps in a turn; few, so that some turns are not interrupted"
+        "--steps", type=int, default=200, help="steps per turn; few, so that some turns are not interrupted"
     )
     parser.add_argument("--turns", type=int, default=200, help="turns of each loop")
 
@@ -34,7 +34,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     monitor = TrainingMonitor("bench", Exports(port=0))
     serving = InferenceMonitor("bench", "1", Exports())
     stop = threading.Event()
-    reader = threading.Thread(target=_read, args=(f"http://{monitor.exporter.address}/metrics", stop))
+    reader = threading.Thread(target=_read_repeatedly, args=(f"http://{monitor.exporter.address}/metrics", stop))
     reader.start()
     loops: dict[str, Callable[[int], None]] = {
         "empty": _empty,
@@ -43,17 +43,17 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         "empty_request": lambda steps: asyncio.run(_requests(_app, steps)),
         "request": lambda steps: asyncio.run(_requests(serving.asgi(_app), steps)),
     }
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
+    times_by_loop: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
     try:
         for _ in range(options.turns):
             for name, loop in loops.items():
-                taken[name].append(_time(loop, options.steps))
+                times_by_loop[name].append(_measure_microseconds(loop, options.steps))
     finally:
         stop.set()
         reader.join()
         monitor.close()
-    wall = {name: min(seconds for seconds, _ in times) for name, times in taken.items()}
-    cpu = {name: median(seconds for _, seconds in times) for name, times in taken.items()}
+    wall = {name: min(seconds for seconds, _ in times) for name, times in times_by_loop.items()}
+    cpu = {name: median(seconds for _, seconds in times) for name, times in times_by_loop.items()}
     numbers: dict[str, float] = {"steps": options.steps, "turns": options.turns, "limit_us": 20.0}
     numbers["empty_loop_us"] = wall["empty"]
     for name, reference in (("step", "empty"), ("split_step", "empty"), ("request", "empty_request")):
@@ -62,17 +62,17 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     return numbers
 
 
-def _time(loop: Callable[[int], None], steps: int) -> tuple[float, float]:
-    """Microseconds of a step: by the wall clock, and of processor time."""
-    began, used = time.perf_counter(), time.thread_time()
+def _measure_microseconds(loop: Callable[[int], None], steps: int) -> tuple[float, float]:
+    """Microseconds of wall time and of CPU time per step."""
+    started_at, cpu_before = time.perf_counter(), time.thread_time()
     loop(steps)
-    return (time.perf_counter() - began) / steps * 1e6, (time.thread_time() - used) / steps * 1e6
+    return (time.perf_counter() - started_at) / steps * 1e6, (time.thread_time() - cpu_before) / steps * 1e6
 
 
-def _read(url: str, stop: threading.Event) -> None:
-    while not stop.wait(1 / READS_A_SECOND):
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            answer.read()
+def _read_repeatedly(url: str, stop: threading.Event) -> None:
+    while not stop.wait(1 / READS_PER_SECOND):
+        with urllib.request.urlopen(url, timeout=5) as response:
+            response.read()
 
 
 def _empty(steps: int) -> None:
@@ -86,7 +86,7 @@ def _steps(monitor: TrainingMonitor, steps: int) -> None:
 
 
 def _split_steps(monitor: TrainingMonitor, steps: int) -> None:
-    """As far as a loop can be split: input, forward, backward, optimizer."""
+    """A loop with all phases: input, forward, backward, optimizer."""
     for _ in monitor.batches(range(steps)):
         with monitor.forward():
             pass

@@ -1,7 +1,7 @@
-"""A hub for whose orders a thousand agents wait: what that costs it, and how soon an order arrives.
+"""Work orders: the cost of a thousand agents that poll a hub, and the time until an order arrives.
 
-The reference is the same hub, in the same run, before the first agent asks. The agents are connections that poll as
-`agent.orders.orders` does; what an order then does is not part of it.
+The reference is the same hub in the same run before the first poll. Agents are connections that poll like
+`agent.orders.orders`; orders are not executed.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         line = [sys.executable, "-m", "watchkeeper.cli.main", "hub", "--config", str(root / "hub.toml")]
         ready = f"http://127.0.0.1:{port}/-/healthy"
         with servers.running(line, ready_url=ready, log=root / "log") as hub:
-            return asyncio.run(ask(hub, port, options))
+            return asyncio.run(measure_hub(hub, port, options))
 
 
-async def ask(hub: subprocess.Popen[bytes], port: int, options: argparse.Namespace) -> dict[str, Any]:
+async def measure_hub(hub: subprocess.Popen[bytes], port: int, options: argparse.Namespace) -> dict[str, Any]:
     await asyncio.sleep(3)
-    idle, memory = await cpu_share(hub.pid, options.seconds), resident_mib(hub.pid)
-    arrived: dict[str, float] = {}
-    agents = [asyncio.create_task(poll(port, f"n{number}", arrived)) for number in range(options.agents)]
+    idle_percent, memory_before = await cpu_share(hub.pid, options.seconds), resident_mib(hub.pid)
+    arrived_at: dict[str, float] = {}
+    agents = [asyncio.create_task(poll(port, f"n{number}", arrived_at)) for number in range(options.agents)]
     await asyncio.sleep(3)
-    busy = await cpu_share(hub.pid, options.seconds)
-    client, took = Client(f"http://127.0.0.1:{port}"), []
+    polled_percent = await cpu_share(hub.pid, options.seconds)
+    client, order_ms = Client(f"http://127.0.0.1:{port}"), []
     for number in range(options.orders):
         node = f"n{number * 7 % options.agents}"
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         await asyncio.to_thread(client.create_order, node, "scan", {})
-        while node not in arrived:
+        while node not in arrived_at:
             await asyncio.sleep(0.0005)
-        took.append((arrived.pop(node) - began) * 1000)
-    grown = resident_mib(hub.pid) - memory
+        order_ms.append((arrived_at.pop(node) - started_at) * 1000)
+    memory_growth = resident_mib(hub.pid) - memory_before
     threads = len(list(Path(f"/proc/{hub.pid}/task").iterdir()))
     for agent in agents:
         agent.cancel()
     await asyncio.gather(*agents, return_exceptions=True)
-    took.sort()
+    order_ms.sort()
     return {
-        "idle_cpu_percent": round(idle, 2),
-        "polled_cpu_percent": round(busy, 2),
-        "kib_per_agent": round(grown * 1024 / options.agents, 1),
+        "idle_cpu_percent": round(idle_percent, 2),
+        "polled_cpu_percent": round(polled_percent, 2),
+        "kib_per_agent": round(memory_growth * 1024 / options.agents, 1),
         "threads": threads,
-        "order_p50_ms": round(statistics.median(took), 2),
-        "order_p99_ms": round(took[int(0.99 * (len(took) - 1))], 2),
+        "order_p50_ms": round(statistics.median(order_ms), 2),
+        "order_p99_ms": round(order_ms[int(0.99 * (len(order_ms) - 1))], 2),
     }
 
 
-async def poll(port: int, node: str, arrived: dict[str, float]) -> None:
-    """Ask for ever, as an agent does; an order is answered by noting when it came."""
+async def poll(port: int, node: str, arrived_at: dict[str, float]) -> None:
+    """Poll forever, as an agent does, and store the time when an order arrives."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     request = f"GET /api/orders?node={node}&wait={WAIT_SECONDS} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
     try:
@@ -88,14 +88,14 @@ async def poll(port: int, node: str, arrived: dict[str, float]) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             size = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
             if json.loads(await reader.readexactly(int(size.split(b":")[1])))["orders"]:
-                arrived[node] = time.perf_counter()
+                arrived_at[node] = time.perf_counter()
                 await asyncio.sleep(3600)
     finally:
         writer.close()
 
 
 async def cpu_share(pid: int, seconds: float) -> float:
-    """Percent of one core."""
+    """CPU use in percent of one core."""
     before = cpu_seconds(pid)
     await asyncio.sleep(seconds)
     return 100 * (cpu_seconds(pid) - before) / seconds

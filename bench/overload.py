@@ -1,9 +1,9 @@
-"""More is asked than can be answered: panels are refused first, then pages; rules, events and repairs go on.
+"""Load shedding: panels are refused first, then pages; rules, events and repairs continue.
 
-A real hub over a simulated fleet. Askers put slow questions without pause, first more than panels may have in flight,
-then more than pages may; beside them people open pages, agents push events, and rules have their turns. Of each kind
-it counts what was answered and what was refused, and keeps one refusal in its own words. How many turns rules miss at
-rest is the reference: a machine that others use misses some by itself.
+A real hub over a simulated fleet. Clients send slow queries without pause, first more than the limit of panels, then
+more than the limit of pages; meanwhile other clients open pages, agents push events, and rules are evaluated. For each
+kind it counts responses and refusals, and shows one refusal. The missed evaluations at rest are the reference, because
+other load of the machine causes some.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from watchkeeper.web import shedding
 
 PANEL = "/api/v1/query_range?query=quantile_over_time(0.9,DCGM_FI_DEV_GPU_TEMP[5m])&start={start}&end={end}&step=15"
 PAGE = "/api/incidents?limit=1000"
-# A browser that was refused does not ask again at once.
+# A browser does not retry at once after a refusal.
 PAUSE_SECONDS = 1.0
 STAGES: dict[str, dict[str, int]] = {
     "at rest": {},
@@ -47,23 +47,23 @@ MISSED = re.compile(r"^watchkeeper_rules_missed_evaluations_total\{.*\} (\d+)", 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each stage")
-    parser.add_argument("--warm", type=float, default=60.0, help="seconds of samples before it begins")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each stage")
+    parser.add_argument("--warm", type=float, default=60.0, help="seconds of samples before the first stage")
 
 
 @dataclass(slots=True)
-class Heard:
-    """What came of one kind of question."""
+class ResponseStats:
+    """The responses to one kind of request."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     times: list[float] = field(default_factory=list)
     refusal: str = ""
 
-    def plain(self) -> dict[str, Any]:
-        found: dict[str, Any] = dict(self.statuses)
+    def as_numbers(self) -> dict[str, Any]:
+        numbers: dict[str, Any] = dict(self.statuses)
         if self.times:
-            found["p99_seconds"] = percentile(self.times, 0.99)
-        return found | ({"refusal": self.refusal} if self.refusal else {})
+            numbers["p99_seconds"] = percentile(self.times, 0.99)
+        return numbers | ({"refusal": self.refusal} if self.refusal else {})
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -73,60 +73,60 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         line = [*WATCHKEEPER, "up", "--gpus", str(options.gpus), "--port", str(port), "--data", f"{folder}/kept"]
         with servers.running(line, ready_url=f"{url}/-/ready", log=Path(folder) / "log"):
             time.sleep(options.warm)
-            found: dict[str, Any] = {"gpus": options.gpus, "seconds": options.seconds}
-            found["load_average_before"] = round(os.getloadavg()[0], 1)
-            for name, asked in STAGES.items():
-                missed, began = missed_turns(url), time.monotonic()
-                heard = asyncio.run(stage(url, asked, options.seconds))
-                found[name] = {kind: one.plain() for kind, one in heard.items()}
-                found[name]["turns of rules missed in a minute"] = round(
-                    (missed_turns(url) - missed) * 60 / (time.monotonic() - began), 1
+            numbers: dict[str, Any] = {"gpus": options.gpus, "seconds": options.seconds}
+            numbers["load_average_before"] = round(os.getloadavg()[0], 1)
+            for name, clients_by_kind in STAGES.items():
+                missed_before, started_at = missed_evaluations(url), time.monotonic()
+                stats_by_kind = asyncio.run(run_stage(url, clients_by_kind, options.seconds))
+                numbers[name] = {kind: stats.as_numbers() for kind, stats in stats_by_kind.items()}
+                numbers[name]["turns of rules missed in a minute"] = round(
+                    (missed_evaluations(url) - missed_before) * 60 / (time.monotonic() - started_at), 1
                 )
-            return found
+            return numbers
 
 
-def missed_turns(url: str) -> int:
+def missed_evaluations(url: str) -> int:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         return sum(map(int, MISSED.findall(answer.read().decode())))
 
 
-async def stage(url: str, asked: Mapping[str, int], seconds: float) -> dict[str, Heard]:
-    """Let so many of each kind ask for a while; what they heard."""
-    heard, until = {kind: Heard() for kind in asked}, time.monotonic() + seconds
-    askers = [
-        asker(url, kind, number, until=until, heard=heard[kind])
-        for kind, count in asked.items()
+async def run_stage(url: str, clients_by_kind: Mapping[str, int], seconds: float) -> dict[str, ResponseStats]:
+    """Run this number of clients of each kind for some time; returns their responses."""
+    stats_by_kind, deadline = {kind: ResponseStats() for kind in clients_by_kind}, time.monotonic() + seconds
+    clients = [
+        send_requests(url, kind, number, deadline=deadline, stats=stats_by_kind[kind])
+        for kind, count in clients_by_kind.items()
         for number in range(count)
     ]
-    await asyncio.gather(asyncio.sleep(seconds), *askers)
-    return heard
+    await asyncio.gather(asyncio.sleep(seconds), *clients)
+    return stats_by_kind
 
 
-async def asker(url: str, kind: str, number: int, *, until: float, heard: Heard) -> None:
-    connection, turn = http.Connection(timeout_seconds=120.0), 0
+async def send_requests(url: str, kind: str, number: int, *, deadline: float, stats: ResponseStats) -> None:
+    connection, request_number = http.Connection(timeout_seconds=120.0), 0
     try:
-        while time.monotonic() < until:
-            turn += 1
-            began = time.monotonic()
+        while time.monotonic() < deadline:
+            request_number += 1
+            started_at = time.monotonic()
             try:
-                answer = await connection.send(request(url, kind, number, turn))
+                response = await connection.send(request(url, kind, number, request_number))
             except CollectError as error:
-                heard.statuses[f"no answer: {error.problem}"] += 1
+                stats.statuses[f"no answer: {error.problem}"] += 1
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            heard.statuses["answered" if answer.status == 200 else f"refused with {answer.status}"] += 1
-            if answer.status == 200:
-                heard.times.append(time.monotonic() - began)
+            stats.statuses["answered" if response.status == 200 else f"refused with {response.status}"] += 1
+            if response.status == 200:
+                stats.times.append(time.monotonic() - started_at)
             else:
-                heard.refusal = heard.refusal or answer.body.decode(errors="replace")[:300]
+                stats.refusal = stats.refusal or response.body.decode(errors="replace")[:300]
                 await asyncio.sleep(PAUSE_SECONDS)
     finally:
         await connection.aclose()
 
 
-def request(url: str, kind: str, number: int, turn: int) -> http.HttpRequest:
+def request(url: str, kind: str, number: int, request_number: int) -> http.HttpRequest:
     if kind == "push":
-        body = pushing.body(number, turn + int(time.time()), 2)
+        body = pushing.body(number, request_number + int(time.time()), 2)
         return http.HttpRequest(f"{url}/api/events", "POST", {"Content-Type": "application/json"}, body)
     end = int(time.time())
     return http.HttpRequest(url + (PAGE if kind == "page" else PANEL.format(start=end - 300, end=end)))

@@ -1,8 +1,8 @@
-"""A thousand agents push events into one hub at the same moment: all are acknowledged, and none is lost.
+"""A thousand agents push events to one hub at the same time: all are acknowledged, and none is lost.
 
-A real hub over HTTP; each agent has a connection of its own and waits as long as the hub asks it to, as the real one
-does. The time of a push is from its first try to its acknowledgement. Then the hub is killed with -9, started again and
-told everything once more: what it keeps of that had been lost.
+Each agent has its own connection to a real hub and retries after the delay that the hub sends, as the real agent does.
+The time of a push is from the first attempt to the acknowledgement. Then the hub is killed with -9 and started again,
+and all events are sent again: events that it stores now had been lost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from watchkeeper.errors import CollectError
 from watchkeeper.net import http
 
 CODES = (13, 31, 43, 45, 63, 94)
-AGAIN_AT_ONCE = 1000
+RESEND_BATCH = 1000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agents", type=int, default=1000)
-    parser.add_argument("--pushes", type=int, default=5, help="of each agent, one after the other")
-    parser.add_argument("--events", type=int, default=4, help="in each push")
+    parser.add_argument("--pushes", type=int, default=5, help="pushes of each agent, one after another")
+    parser.add_argument("--events", type=int, default=4, help="events in each push")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -42,15 +42,15 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         line = [*WATCHKEEPER, "hub", "--config", f"{folder}/hub.toml"]
         ready, url = f"http://127.0.0.1:{port}/-/ready", f"http://127.0.0.1:{port}/api/events"
         with servers.running(line, ready_url=ready, log=Path(folder) / "log") as server:
-            before, began = cpu_seconds(server.pid), time.monotonic()
-            pushed = asyncio.run(all_at_once(url, bodies))
-            seconds = time.monotonic() - began
-            used, held = cpu_seconds(server.pid) - before, resident_mib(server.pid)
+            cpu_before, started_at = cpu_seconds(server.pid), time.monotonic()
+            deliveries = asyncio.run(push_all(url, bodies))
+            seconds = time.monotonic() - started_at
+            cpu_used, memory_mib = cpu_seconds(server.pid) - cpu_before, resident_mib(server.pid)
             server.kill()
             server.wait()
         with servers.running(line, ready_url=ready, log=Path(folder) / "log"):
-            lost = asyncio.run(tell_again(url, bodies))
-    times = [took for took, _ in pushed]
+            lost = asyncio.run(count_lost(url, bodies))
+    times = [seconds_to_ack for seconds_to_ack, _ in deliveries]
     return {
         "agents": options.agents,
         "pushes": len(times),
@@ -59,9 +59,9 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         "seconds": round(seconds, 2),
         "acknowledged_p50_seconds": percentile(times, 0.5),
         "acknowledged_p99_seconds": percentile(times, 0.99),
-        "asked_to_come_again": sum(tries - 1 for _, tries in pushed),
-        "hub_cpu_seconds": round(used, 2),
-        "hub_memory_mib": round(held, 1),
+        "asked_to_come_again": sum(tries - 1 for _, tries in deliveries),
+        "hub_cpu_seconds": round(cpu_used, 2),
+        "hub_memory_mib": round(memory_mib, 1),
     }
 
 
@@ -82,53 +82,57 @@ def body(agent: int, number: int, count: int) -> bytes:
     ).encode()
 
 
-async def all_at_once(url: str, bodies: Sequence[Sequence[bytes]]) -> list[tuple[float, int]]:
-    """For each push how long it took to be acknowledged, and in how many tries."""
-    found = await asyncio.gather(*(agent(url, mine) for mine in bodies))
-    return [one for mine in found for one in mine]
+async def push_all(url: str, bodies: Sequence[Sequence[bytes]]) -> list[tuple[float, int]]:
+    """Run all agents at the same time; returns seconds to acknowledgement and attempts of each push."""
+    deliveries = await asyncio.gather(*(run_agent(url, agent_bodies) for agent_bodies in bodies))
+    return [delivery for agent_deliveries in deliveries for delivery in agent_deliveries]
 
 
-async def agent(url: str, mine: Sequence[bytes]) -> list[tuple[float, int]]:
-    connection, found = http.Connection(timeout_seconds=push.HubEndpoint(url).timeout_seconds), []
+async def run_agent(url: str, bodies: Sequence[bytes]) -> list[tuple[float, int]]:
+    connection, deliveries = http.Connection(timeout_seconds=push.HubEndpoint(url).timeout_seconds), []
     try:
-        for content in mine:
-            began = time.monotonic()
-            tries = await delivered(connection, url, content)
-            found.append((time.monotonic() - began, tries))
+        for content in bodies:
+            started_at = time.monotonic()
+            tries = await deliver(connection, url, content)
+            deliveries.append((time.monotonic() - started_at, tries))
     finally:
         await connection.aclose()
-    return found
+    return deliveries
 
 
-async def delivered(connection: http.Connection, url: str, content: bytes) -> int:
-    """In how many tries the hub took it, by the agent's own rules."""
-    tries = 0
+async def deliver(connection: http.Connection, url: str, content: bytes) -> int:
+    """Push until the hub acknowledges, with the agent's retry rules; returns the number of attempts."""
+    attempts = 0
     while True:
-        tries += 1
-        pause = push.RETRY_BACKOFF.delay_seconds(tries)
+        attempts += 1
+        retry_seconds = push.RETRY_BACKOFF.delay_seconds(attempts)
         try:
-            answer = await connection.send(http.HttpRequest(url, "POST", {"Content-Type": "application/json"}, content))
-            verdict, wait = push.classify_response(answer, pause)
+            response = await connection.send(
+                http.HttpRequest(url, "POST", {"Content-Type": "application/json"}, content)
+            )
+            verdict, wait = push.classify_response(response, retry_seconds)
         except CollectError:
-            verdict, wait = push.PushResult.RETRY, pause
+            verdict, wait = push.PushResult.RETRY, retry_seconds
         if verdict is push.PushResult.DELIVERED:
-            return tries
+            return attempts
         if verdict is push.PushResult.REFUSED:
-            raise RuntimeError(f"the hub refuses it: {answer.body[:200]!r}")
+            raise RuntimeError(f"the hub refused the push: {response.body[:200]!r}")
         await asyncio.sleep(wait)
 
 
-async def tell_again(url: str, bodies: Sequence[Sequence[bytes]]) -> int:
-    """How many of the events the hub does not know."""
-    events = [event for mine in bodies for content in mine for event in json.loads(content)]
+async def count_lost(url: str, bodies: Sequence[Sequence[bytes]]) -> int:
+    """Send all events again, and count those that the hub did not have."""
+    events = [event for agent_bodies in bodies for content in agent_bodies for event in json.loads(content)]
     connection, lost = http.Connection(timeout_seconds=60.0), 0
     try:
-        for at in range(0, len(events), AGAIN_AT_ONCE):
-            content = json.dumps(events[at : at + AGAIN_AT_ONCE]).encode()
-            answer = await connection.send(http.HttpRequest(url, "POST", {"Content-Type": "application/json"}, content))
-            if answer.status != 200:
-                raise RuntimeError(f"the hub answered {answer.status}: {answer.body[:200]!r}")
-            lost += json.loads(answer.body)["kept"]
+        for at in range(0, len(events), RESEND_BATCH):
+            content = json.dumps(events[at : at + RESEND_BATCH]).encode()
+            response = await connection.send(
+                http.HttpRequest(url, "POST", {"Content-Type": "application/json"}, content)
+            )
+            if response.status != 200:
+                raise RuntimeError(f"the hub returned {response.status}: {response.body[:200]!r}")
+            lost += json.loads(response.body)["kept"]
     finally:
         await connection.aclose()
     return lost

@@ -1,7 +1,7 @@
-"""Panels: the five range queries of a dashboard over two hours, over HTTP, beside Prometheus and VictoriaMetrics.
+"""Panels: five range queries of a dashboard over two hours, compared with Prometheus and VictoriaMetrics over HTTP.
 
-`ratio` compares with Prometheus and `victoria_ratio` with VictoriaMetrics, as in `rules`. VictoriaMetrics has its own
-idea of rate(), so only Prometheus' answers are compared with ours.
+`ratio` compares with Prometheus and `victoria_ratio` with VictoriaMetrics, as in `rules`. VictoriaMetrics has a
+different rate(), so only results of Prometheus are checked for equality.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     fleet = telemetry.Telemetry(options.gpus, options.slots)
     step = telemetry.INTERVAL_MS // 1000
     end, start = fleet.end_ms / 1000, fleet.end_ms / 1000 - (fleet.slots - 1) * step
-    asked = {}
+    comparisons = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        _peers.filled(fleet, Path(folder), others=(_peers.PROMETHEUS, _peers.VICTORIA)) as peers,
+        _peers.running_peers(fleet, Path(folder), others=(_peers.PROMETHEUS, _peers.VICTORIA)) as peers,
     ):
         for expr in EXPRESSIONS:
-            asked[expr] = _peers.compare(
+            comparisons[expr] = _peers.compare(
                 peers,
                 "query_range",
                 rounds=options.rounds,
@@ -45,4 +45,4 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 end=f"{end:.3f}",
                 step=str(step),
             )
-    return rules.summary(asked, fleet, others=[peer.name for peer in peers[1:]])
+    return rules.summary(comparisons, fleet, others=[peer.name for peer in peers[1:]])

@@ -1,7 +1,7 @@
-"""Rules: the 17 expressions of a fleet's rules, each asked over HTTP at the newest time, beside Prometheus.
+"""Rules: 17 rule expressions as instant queries over HTTP, compared with Prometheus.
 
-`ratio` is the geometric mean of how many times faster than Prometheus each expression is; `slowest_ratio` is the worst
-of them. An answer that differs from Prometheus' is in `unequal`, and then no number counts.
+`ratio` is the geometric mean of the speed relative to Prometheus; `slowest_ratio` is the lowest of them. Expressions
+whose result differs from Prometheus' are in `unequal`; then the numbers are invalid.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ EXPRESSIONS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpus", type=int, default=512, help="size of the fleet; 10000 is the one that counts")
+    parser.add_argument("--gpus", type=int, default=512, help="size of the fleet; use 10000 for published results")
     parser.add_argument("--slots", type=int, default=480, help="readings of each GPU, 15 s apart")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is asked; the best time counts")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each query; the best time counts")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -46,24 +46,26 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     at = f"{fleet.end_ms / 1000:.3f}"
     with (
         tempfile.TemporaryDirectory() as folder,
-        _peers.filled(fleet, Path(folder), others=(_peers.PROMETHEUS,)) as peers,
+        _peers.running_peers(fleet, Path(folder), others=(_peers.PROMETHEUS,)) as peers,
     ):
-        asked = {
+        comparisons = {
             expr: _peers.compare(peers, "query", rounds=options.rounds, query=expr, time=at) for expr in EXPRESSIONS
         }
-    return summary(asked, fleet, others=[peer.name for peer in peers[1:]])
+    return summary(comparisons, fleet, others=[peer.name for peer in peers[1:]])
 
 
-def summary(asked: dict[str, _peers.Asked], fleet: telemetry.Telemetry, *, others: list[str]) -> dict[str, Any]:
-    """The numbers of questions asked side by side, the comparison with Prometheus as `ratio`."""
+def summary(
+    comparisons: dict[str, _peers.QueryComparison], fleet: telemetry.Telemetry, *, others: list[str]
+) -> dict[str, Any]:
+    """The numbers of compared queries, with the comparison with Prometheus as `ratio`."""
     numbers: dict[str, Any] = {"gpus": fleet.gpus, "series": fleet.gpus * len(telemetry.METRICS)}
     for other in others:
-        ratios = [one.ratio(other) for one in asked.values()]
+        ratios = [comparison.ratio(other) for comparison in comparisons.values()]
         prefix = "" if other == _peers.PROMETHEUS else "victoria_"
         numbers[f"{prefix}ratio"] = round(_peers.geometric_mean(ratios), 2)
         numbers[f"{prefix}slowest_ratio"] = round(min(ratios), 2)
     return numbers | {
-        "unequal": [expr for expr, one in asked.items() if not one.is_equal],
-        "milliseconds": {expr: one.milliseconds for expr, one in asked.items()},
+        "unequal": [expr for expr, comparison in comparisons.items() if not comparison.is_equal],
+        "milliseconds": {expr: comparison.milliseconds for expr, comparison in comparisons.items()},
         "load_average": round(os.getloadavg()[0], 2),
     }

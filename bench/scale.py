@@ -1,8 +1,8 @@
-"""How the hub's work grows with the fleet: CPU seconds per scrape interval, every shipped rule on.
+"""CPU use of the hub by fleet size: CPU seconds per scrape interval, with all shipped rules.
 
-Each size is a process of its own: a simulated fleet whose pages are read, stored, logged and judged by the real
-pipeline in simulated time. What the simulator itself takes, its steps and its pages, is measured and left out;
-HTTP is not part of it. `exponent` is the slope of the costs on logarithmic axes: 1 is linear, less is better.
+Each size runs in a separate process: the real pipeline scrapes, stores, logs and evaluates a simulated fleet in
+simulated time, without HTTP. The cost of the simulator is measured and subtracted. `exponent` is the slope of the costs
+on logarithmic axes: 1 is linear, less is better.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ INTERVAL_SECONDS = 15
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, nargs="+", default=[1000, 2000, 4000], help="sizes of the fleet")
-    parser.add_argument("--warm", type=int, default=4, help="intervals before looking: in the first all series are new")
     parser.add_argument(
-        "--intervals", type=int, default=8, help="intervals to look at; some rules have their turn in every fourth"
+        "--warm", type=int, default=4, help="intervals before measuring; in the first one all series are new"
+    )
+    parser.add_argument(
+        "--intervals", type=int, default=8, help="intervals to measure; some rules are evaluated in every fourth"
     )
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    sizes = {str(gpus): apart(gpus, options.warm, options.intervals) for gpus in sorted(options.gpus)}
+    sizes = {str(gpus): run_size(gpus, options.warm, options.intervals) for gpus in sorted(options.gpus)}
     return {
         "sizes": sizes,
-        "exponent": round(exponent({int(gpus): one["cpu_seconds"] for gpus, one in sizes.items()}), 3),
-        "gpus_of_one_core": max(one["gpus_of_one_core"] for one in sizes.values()),
+        "exponent": round(exponent({int(gpus): numbers["cpu_seconds"] for gpus, numbers in sizes.items()}), 3),
+        "gpus_of_one_core": max(numbers["gpus_of_one_core"] for numbers in sizes.values()),
         "load_average": round(os.getloadavg()[0], 2),
     }
 
 
-def apart(gpus: int, warm: int, intervals: int) -> dict[str, float]:
+def run_size(gpus: int, warm: int, intervals: int) -> dict[str, float]:
     command = [sys.executable, "-m", "bench.scale", str(gpus), str(warm), str(intervals)]
-    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(ran.stdout)
-    return found
+    completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    numbers: dict[str, float] = json.loads(completed.stdout)
+    return numbers
 
 
 def exponent(costs: dict[int, float]) -> float:
@@ -66,78 +68,83 @@ def exponent(costs: dict[int, float]) -> float:
     return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
 
 
-class TimedLine(SimulatedConnection):
-    """The simulated fleet's pages, and the CPU time that making them took."""
+class TimedConnection(SimulatedConnection):
+    """Returns pages of the simulated fleet, and measures the CPU time of rendering them."""
 
     cpu_seconds = 0.0
 
     async def send(self, request: http.HttpRequest) -> http.HttpResponse:
-        before = time.process_time()
-        answer = await super().send(request)
-        self.cpu_seconds += time.process_time() - before
-        return answer
+        cpu_before = time.process_time()
+        response = await super().send(request)
+        self.cpu_seconds += time.process_time() - cpu_before
+        return response
 
 
 class TimedSimulation(Simulation):
-    """A fleet that says what its own steps took."""
+    """A simulation that measures the CPU time of its steps."""
 
     cpu_seconds = 0.0
 
     def advance(self, seconds: int) -> None:
-        before = time.process_time()
+        cpu_before = time.process_time()
         super().advance(seconds)
-        self.cpu_seconds += time.process_time() - before
+        self.cpu_seconds += time.process_time() - cpu_before
 
 
-async def one_size(gpus: int, *, warm: int, intervals: int, folder: Path) -> dict[str, float]:
-    """CPU seconds of each part in an interval, the mean of those looked at."""
+async def measure_size(gpus: int, *, warm: int, intervals: int, folder: Path) -> dict[str, float]:
+    """Mean CPU seconds per interval of each part."""
     simulation = TimedSimulation(SimSettings(gpus=gpus, seed=7))
-    line = TimedLine(simulation)
-    limits = durable.StoreSettings(max_series=SERIES_PER_GPU * gpus)
-    store = durable.open_store(folder / "store", limits, clock_ms=lambda: clock.to_ms(simulation.now))
-    pace = FleetIntervals(INTERVAL_SECONDS, INTERVAL_SECONDS)
-    # The page of a simulated cluster has all its pods: as `sample_limit` of a job raises it for kube-state-metrics.
-    watch = MonitoredFleet(
-        simulation, folder, intervals=pace, store=store, connection=line, max_page_series=SERIES_PER_GPU * gpus
+    connection = TimedConnection(simulation)
+    store_settings = durable.StoreSettings(max_series=SERIES_PER_GPU * gpus)
+    store = durable.open_store(folder / "store", store_settings, clock_ms=lambda: clock.to_ms(simulation.now))
+    intervals_of_fleet = FleetIntervals(INTERVAL_SECONDS, INTERVAL_SECONDS)
+    # The page of the simulated cluster has all pods; real jobs raise `sample_limit` for kube-state-metrics.
+    monitored = MonitoredFleet(
+        simulation,
+        folder,
+        intervals=intervals_of_fleet,
+        store=store,
+        connection=connection,
+        max_page_series=SERIES_PER_GPU * gpus,
     )
     try:
-        await _pass(watch, store, warm)
-        before = time.process_time() - simulation.cpu_seconds - line.cpu_seconds
-        log_cpu = await _pass(watch, store, intervals)
-        used = (time.process_time() - simulation.cpu_seconds - line.cpu_seconds - before) / intervals
+        await _advance(monitored, store, warm)
+        cpu_before = time.process_time() - simulation.cpu_seconds - connection.cpu_seconds
+        log_cpu = await _advance(monitored, store, intervals)
+        cpu_seconds = (time.process_time() - simulation.cpu_seconds - connection.cpu_seconds - cpu_before) / intervals
         return {
             "series": len(store),
-            "cpu_seconds": round(used, 4),
+            "cpu_seconds": round(cpu_seconds, 4),
             "of_that_log": round(log_cpu / intervals, 4),
-            "core_share": round(used / INTERVAL_SECONDS, 4),
-            "gpus_of_one_core": round(gpus * INTERVAL_SECONDS / used),
+            "core_share": round(cpu_seconds / INTERVAL_SECONDS, 4),
+            "gpus_of_one_core": round(gpus * INTERVAL_SECONDS / cpu_seconds),
             "memory_mib": round(resident_mib(os.getpid()), 1),
-            "refused_pages": sum(loop.state.health is scrape.TargetHealth.DOWN for _, loop in watch._target_loops),
+            "refused_pages": sum(loop.state.health is scrape.TargetHealth.DOWN for _, loop in monitored._target_loops),
         }
     finally:
-        watch.close()
+        monitored.close()
         store.close()
 
 
-async def _pass(watch: MonitoredFleet, store: durable.DurableStore, intervals: int) -> float:
-    """Let intervals pass, the log synced each second as in a hub; returns the CPU seconds of that."""
-    spent = 0.0
-    began = time.monotonic()
+async def _advance(monitored: MonitoredFleet, store: durable.DurableStore, intervals: int) -> float:
+    """Simulate intervals and sync the WAL each second as a hub does; returns the CPU seconds of the syncs."""
+    sync_cpu_seconds = 0.0
+    started_at = time.monotonic()
     for second in range(1, intervals * INTERVAL_SECONDS + 1):
-        await watch.advance(1)
-        before = time.process_time()
+        await monitored.advance(1)
+        cpu_before = time.process_time()
         store.sync()
-        spent += time.process_time() - before
+        sync_cpu_seconds += time.process_time() - cpu_before
         if second % INTERVAL_SECONDS == 0:
-            said = f"interval {second // INTERVAL_SECONDS} of {intervals}, {time.monotonic() - began:.0f} s"
-            print(f"{said}, {len(store)} series, {resident_mib(os.getpid()):.0f} MiB", file=sys.stderr, flush=True)
-    return spent
+            progress = f"interval {second // INTERVAL_SECONDS} of {intervals}, {time.monotonic() - started_at:.0f} s"
+            print(f"{progress}, {len(store)} series, {resident_mib(os.getpid()):.0f} MiB", file=sys.stderr, flush=True)
+    return sync_cpu_seconds
 
 
 if __name__ == "__main__":
-    # As in a hub: with Python's own habits a sixth of the first minutes is the search for garbage among label sets.
+    # As in a hub: with Python's defaults, garbage collection takes a sixth of the first minutes.
     memory.release_eagerly()
     memory.collect_garbage_rarely()
-    with tempfile.TemporaryDirectory() as kept:
-        asked = {"warm": int(sys.argv[2]), "intervals": int(sys.argv[3])}
-        print(json.dumps(asyncio.run(one_size(int(sys.argv[1]), **asked, folder=Path(kept)))))
+    with tempfile.TemporaryDirectory() as folder_name:
+        interval_counts = {"warm": int(sys.argv[2]), "intervals": int(sys.argv[3])}
+        print(json.dumps(asyncio.run(measure_size(int(sys.argv[1]), **interval_counts, folder=Path(folder_name)))))

@@ -1,7 +1,7 @@
-"""The simulator: GPU-seconds simulated per CPU second, every page rendered each 15 s.
+"""The simulator: GPU-seconds per CPU second, with every page rendered each 15 s.
 
-The reference is the bare work of formatting as many numbers as the pages hold, measured in the same
-run: `page_ratio` compares machines and months, absolute times do not.
+The reference is formatting as many numbers as the pages have, in the same run, so that `page_ratio` is comparable
+between machines.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    started = time.process_time()
+    cpu_before_start = time.process_time()
     simulation = Simulation(SimSettings(gpus=options.gpus))
-    start_cpu = time.process_time() - started
+    start_cpu = time.process_time() - cpu_before_start
     nodes = [node.name for node in simulation.layout.nodes]
     step_cpu = page_cpu = 0.0
     pages = page_bytes = lines = 0
     for second in range(options.seconds):
-        before = time.process_time()
+        cpu_before = time.process_time()
         simulation.advance(1)
-        step_cpu += time.process_time() - before
+        step_cpu += time.process_time() - cpu_before
         if second % SCRAPE_SECONDS == 0:
-            before = time.process_time()
+            cpu_before = time.process_time()
             for name in nodes:
                 page = simulation.node_page(name)
                 page_bytes += len(page)
                 lines += page.count(b"\n")
-            page_cpu += time.process_time() - before
+            page_cpu += time.process_time() - cpu_before
             pages += len(nodes)
     reference = _format_reference(lines)
     return {
@@ -53,9 +53,9 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _format_reference(lines: int) -> float:
-    """CPU seconds to format that many numbers into lines, and nothing else."""
+    """CPU seconds to format this many numbers into lines."""
     numbers = [float(number) for number in range(1000)]
-    before = time.process_time()
+    cpu_before = time.process_time()
     for _ in range(max(1, lines // 1000)):
         "".join([f"metric {number}\n" for number in numbers]).encode()
-    return time.process_time() - before
+    return time.process_time() - cpu_before

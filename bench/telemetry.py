@@ -1,7 +1,7 @@
-"""GPU telemetry for the other benches: what a fleet reports in some hours, as whole matrices; alone, it says how much.
+"""Synthetic GPU telemetry for other benchmarks: some hours of a fleet, as matrices; by itself it prints its size.
 
-Eight GPUs to a node, 25 metrics each, a reading every 15 s, with dcgm-exporter's labels and number formats. A
-node's work changes rarely; temperature follows power. The same seed gives the same fleet.
+Eight GPUs per node, 25 metrics each, a reading every 15 s, with labels and number formats of dcgm-exporter. The work of
+a node changes rarely; temperature follows power. The same seed gives the same fleet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 START_MS = 1_760_000_400_000
 INTERVAL_MS = 15_000
-# Readings of days before the telemetry, which are there to fill blocks, are seldom.
+# The interval of readings before the telemetry, which fill blocks.
 PAST_INTERVAL_MS = 300_000
 DAY_MS = 86_400_000
 GPUS_PER_NODE = 8
@@ -33,7 +33,7 @@ METRICS = (
     *("GR_ENGINE_ACTIVE", "SM_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE", "PCIE_RX_BYTES"),
 )
 PROFILED = frozenset(METRICS[-5:])
-# Shares of idle, training, inference and stalled nodes, and what each means for load.
+# Shares of idle, training, inference and stalled nodes, with their utilisation and power.
 STATE_SHARES = (0.15, 0.60, 0.20, 0.05)
 BUSY = np.array([0.0, 0.97, 0.55, 1.0])
 WATTS = np.array([75.0, 640.0, 380.0, 190.0])
@@ -41,7 +41,7 @@ WATTS = np.array([75.0, 640.0, 380.0, 190.0])
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """`values(metric)[gpu, slot]`; a node's readings share `times_ms(node)`."""
+    """A fleet with its readings; all readings of a node have the times `times_ms(node)`."""
 
     gpus: int = 1000
     slots: int = 480
@@ -57,10 +57,10 @@ class Telemetry:
 
     @property
     def end_ms(self) -> int:
-        """Behind the last reading, and at no reading's place in the interval: no window's edge meets a sample."""
-        taken = {int(self.times_ms(node)[0]) % INTERVAL_MS for node in range(self.nodes)}
-        free = next(place for place in reversed(range(INTERVAL_MS)) if place not in taken)
-        return START_MS + (self.slots - 1) * INTERVAL_MS + free + INTERVAL_MS
+        """A time after the last reading at an offset of no node, so that no sample is at the edge of a window."""
+        used_offsets = {int(self.times_ms(node)[0]) % INTERVAL_MS for node in range(self.nodes)}
+        free_offset = next(offset for offset in reversed(range(INTERVAL_MS)) if offset not in used_offsets)
+        return START_MS + (self.slots - 1) * INTERVAL_MS + free_offset + INTERVAL_MS
 
     def gpus_of(self, node: int) -> range:
         return range(node * GPUS_PER_NODE, min(self.gpus, (node + 1) * GPUS_PER_NODE))
@@ -70,35 +70,35 @@ class Telemetry:
         return START_MS + offset + INTERVAL_MS * np.arange(self.slots, dtype=np.int64)
 
     def labels(self, metric: str, gpu: int) -> Labels:
-        node, inside = divmod(gpu, GPUS_PER_NODE)
+        node, index = divmod(gpu, GPUS_PER_NODE)
         team = node * 7 % TEAMS
         return Labels(
             {
-                "__name__": name_of(metric),
-                "gpu": str(inside),
+                "__name__": metric_name(metric),
+                "gpu": str(index),
                 "UUID": f"GPU-{gpu * 2654435761 % 2**32:08x}-{gpu:04x}-4a1b-9c3d-{gpu * 40503 % 2**48:012x}",
-                "pci_bus_id": f"00000000:{16 + 21 * inside:02X}:00.0",
-                "device": f"nvidia{inside}",
+                "pci_bus_id": f"00000000:{16 + 21 * index:02X}:00.0",
+                "device": f"nvidia{index}",
                 "modelName": "NVIDIA H200",
                 "Hostname": f"gpu-{node:04d}",
                 "DCGM_FI_DRIVER_VERSION": "570.133.20",
                 "namespace": f"team-{team:02d}",
-                "pod": f"train-{node // 4:03d}-{inside}",
+                "pod": f"train-{node // 4:03d}-{index}",
                 "container": "main",
             }
         )
 
     def metrics(self) -> Iterator[tuple[str, Floats]]:
-        """Each metric with its readings; some are made from others, so all are made in one go."""
+        """Each metric with its readings as GPU × slot; some depend on others, so all are generated together."""
         rng = np.random.default_rng(self.seed)
         shape = (self.gpus, self.slots)
         state = self._states(rng)
         busy = BUSY[state]
         watts = np.round(WATTS[state] + rng.normal(0, 6, shape), 3)
         yield "POWER_USAGE", watts
-        warmth = _followed(28 + watts * 0.075, seconds=60)
-        yield "GPU_TEMP", np.rint(warmth + rng.normal(0, 0.3, shape))
-        yield "MEMORY_TEMP", np.rint(warmth + 8 + rng.normal(0, 0.3, shape))
+        gpu_celsius = _follow_with_delay(28 + watts * 0.075, seconds=60)
+        yield "GPU_TEMP", np.rint(gpu_celsius + rng.normal(0, 0.3, shape))
+        yield "MEMORY_TEMP", np.rint(gpu_celsius + 8 + rng.normal(0, 0.3, shape))
         energy = rng.integers(10**9, 10**11, (self.gpus, 1)) + np.cumsum(np.rint(watts * 15_000), axis=1)
         yield "TOTAL_ENERGY_CONSUMPTION", energy
         yield "GPU_UTIL", np.clip(np.rint(100 * busy + rng.normal(0, 1.5, shape) * (busy > 0)), 0, 100)
@@ -115,45 +115,45 @@ class Telemetry:
         yield from self._constants(rng)
 
     def _constants(self, rng: np.random.Generator) -> Iterator[tuple[str, Floats]]:
-        flat = np.zeros((self.gpus, self.slots))
+        zeros = np.zeros((self.gpus, self.slots))
         for metric, level in (("MEM_CLOCK", 3201.0), ("ENC_UTIL", 0.0), ("DEC_UTIL", 0.0), ("FB_RESERVED", 771.0)):
-            yield metric, flat + level
+            yield metric, zeros + level
         for metric in ("PCIE_REPLAY_COUNTER", "ECC_SBE_VOL_TOTAL", "ECC_DBE_VOL_TOTAL"):
-            yield metric, np.cumsum(rng.random(flat.shape) < 1e-5, axis=1).astype(np.float64)
+            yield metric, np.cumsum(rng.random(zeros.shape) < 1e-5, axis=1).astype(np.float64)
         for metric in ("UNCORRECTABLE_REMAPPED_ROWS", "ROW_REMAP_FAILURE"):
-            yield metric, flat
-        yield "XID_ERRORS", flat + np.where(rng.random((self.gpus, 1)) < 0.004, 79.0, 0.0)
+            yield metric, zeros
+        yield "XID_ERRORS", zeros + np.where(rng.random((self.gpus, 1)) < 0.004, 79.0, 0.0)
 
     def _states(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """The state of each GPU's node in each slot: a new one about every two hours."""
-        fresh = rng.choice(len(STATE_SHARES), p=STATE_SHARES, size=(self.nodes, self.slots))
+        """The state of each GPU's node in each slot, which changes about every two hours."""
+        candidates = rng.choice(len(STATE_SHARES), p=STATE_SHARES, size=(self.nodes, self.slots))
         switches = rng.random((self.nodes, self.slots)) < 1 / 480
         switches[:, 0] = True
-        since = np.maximum.accumulate(np.where(switches, np.arange(self.slots), 0), axis=1)
-        states = np.take_along_axis(fresh, since, axis=1)
+        switched_at = np.maximum.accumulate(np.where(switches, np.arange(self.slots), 0), axis=1)
+        states = np.take_along_axis(candidates, switched_at, axis=1)
         return np.asarray(np.repeat(states, GPUS_PER_NODE, axis=0)[: self.gpus], dtype=np.int64)
 
     def _level(self, rng: np.random.Generator) -> Floats:
         return np.repeat(rng.integers(0, 4096, (self.gpus, 1)), self.slots, axis=1).astype(np.float64)
 
 
-def _followed(goal: Floats, *, seconds: float) -> Floats:
-    """Temperature behind its goal, with a time constant."""
+def _follow_with_delay(goal: Floats, *, seconds: float) -> Floats:
+    """Values that follow `goal` with a time constant, as temperature follows power."""
     share = 1 - np.exp(-INTERVAL_MS / 1000 / seconds)
-    out = np.empty_like(goal)
+    values = np.empty_like(goal)
     level = goal[:, 0]
     for slot in range(goal.shape[1]):
         level = level + (goal[:, slot] - level) * share
-        out[:, slot] = level
-    return out
+        values[:, slot] = level
+    return values
 
 
 def past_ms(days: int) -> range:
-    """Times of seldom readings of so many days before the telemetry."""
+    """Times of sparse readings for this number of days before the telemetry."""
     return range(START_MS - days * DAY_MS, START_MS, PAST_INTERVAL_MS)
 
 
-def name_of(metric: str) -> str:
+def metric_name(metric: str) -> str:
     return f"DCGM_FI_{'PROF' if metric in PROFILED else 'DEV'}_{metric}"
 
 
@@ -164,10 +164,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     fleet = Telemetry(options.gpus, options.slots)
-    before = time.process_time()
+    cpu_before = time.process_time()
     changed = sum(int(np.count_nonzero(np.diff(values, axis=1))) for _, values in fleet.metrics())
     return {
         "samples": fleet.samples,
         "changed_share": round(changed / fleet.samples, 4),
-        "cpu_seconds": round(time.process_time() - before, 3),
+        "cpu_seconds": round(time.process_time() - cpu_before, 3),
     }

@@ -1,7 +1,7 @@
-"""Usage: seconds to report a year of hourly usage of 10,000 GPUs and 200 teams, with its cost, out of a ledger.
+"""Usage: seconds to report a year of hourly usage of 10,000 GPUs and 200 teams from a ledger, with cost.
 
-`reference` is the time that NumPy alone takes to sum as many numbers as the year has, in the same run. Statements are
-those of every team in a month of jobs; their reference is the statement of one team.
+`reference` is the time of NumPy to sum as many numbers, in the same run. Statements are those of all teams in a month
+of jobs; their reference is the statement of one team.
 """
 
 from __future__ import annotations
@@ -37,99 +37,105 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        kept = ledger.UsageLedger(Path(folder))
-        begun = time.perf_counter()
-        hours = _fill(kept, options)
-        found: dict[str, float] = {"rows": hours, "build_seconds": time.perf_counter() - begun}
-        found["bytes"] = sum(path.stat().st_size for path in Path(folder).iterdir())
+        usage_ledger = ledger.UsageLedger(Path(folder))
+        started_at = time.perf_counter()
+        row_count = _fill(usage_ledger, options)
+        numbers: dict[str, float] = {"rows": row_count, "build_seconds": time.perf_counter() - started_at}
+        numbers["bytes"] = sum(path.stat().st_size for path in Path(folder).iterdir())
         engine, until = embedded.EmbeddedEngine(head.Head()), BEGIN + options.days * DAY
-        # Half an hour off, so that both edges are read hour by hour and the rest of the year day by day.
+        # Shifted by half an hour, so that the edges are read by hour and the rest by day.
         for name, shift in (("year", 0.0), ("year_off_days", HOUR / 2)):
             seconds = []
             for _ in range(options.rounds):
-                begun = time.perf_counter()
-                table = usage_reader.read_usage(engine, kept, since=BEGIN + shift, until=until - shift, by_job=False)
+                started_at = time.perf_counter()
+                table = usage_reader.read_usage(
+                    engine, usage_ledger, since=BEGIN + shift, until=until - shift, by_job=False
+                )
                 report = cost.report(table, prices.shipped_book(), ["team"], policy=cost.Policy.ALLOCATION)
-                seconds.append(time.perf_counter() - begun)
-            found[f"{name}_seconds"] = min(seconds)
-            whole = usage.total(summary.total(table))
-            found[f"{name}_sum_error"] = abs(whole / (options.gpus * table.hours) - 1)
-            found[f"{name}_money"] = report.money
-        found["reference_seconds"] = _reference(hours * len(usage.PARTS))
-        found["ratio"] = found["year_seconds"] / found["reference_seconds"]
-        found |= _statements(kept, engine, options)
-    return found
+                seconds.append(time.perf_counter() - started_at)
+            numbers[f"{name}_seconds"] = min(seconds)
+            total_usage = usage.total(summary.total(table))
+            numbers[f"{name}_sum_error"] = abs(total_usage / (options.gpus * table.hours) - 1)
+            numbers[f"{name}_money"] = report.money
+        numbers["reference_seconds"] = _reference(row_count * len(usage.PARTS))
+        numbers["ratio"] = numbers["year_seconds"] / numbers["reference_seconds"]
+        numbers |= _statements(usage_ledger, engine, options)
+    return numbers
 
 
 def _statements(
-    kept: ledger.UsageLedger, engine: embedded.EmbeddedEngine, options: argparse.Namespace
+    usage_ledger: ledger.UsageLedger, engine: embedded.EmbeddedEngine, options: argparse.Namespace
 ) -> dict[str, float]:
-    """What all statements of the month take from the first read to the last page, and what one does."""
-    _fill_jobs(kept, options)
-    found: dict[str, float] = {}
-    wanted: dict[str, tuple[str, ...]] = {"one_statement": ("team-000",), "statements": ()}
-    for name, teams in wanted.items():
-        begun = time.perf_counter()
-        table = usage_reader.read_usage(engine, kept, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
+    """Seconds for all statements of a month, and for one statement."""
+    _fill_jobs(usage_ledger, options)
+    numbers: dict[str, float] = {}
+    teams_by_run: dict[str, tuple[str, ...]] = {"one_statement": ("team-000",), "statements": ()}
+    for name, teams in teams_by_run.items():
+        started_at = time.perf_counter()
+        table = usage_reader.read_usage(engine, usage_ledger, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
         bill = cost.price_usage([table], prices.shipped_book(), policy=cost.Policy.ALLOCATION)
-        found[name] = sum(1 for _ in monthly.statements(bill, monthly.StatementRequest(MONTH, ZoneInfo("UTC"), teams)))
-        found[f"{name}_seconds"] = time.perf_counter() - begun
-    found["statement_rows"] = len(table.keys)
-    found["statements_ratio"] = found["statements_seconds"] / found["one_statement_seconds"]
-    return found
+        numbers[name] = sum(
+            1 for _ in monthly.statements(bill, monthly.StatementRequest(MONTH, ZoneInfo("UTC"), teams))
+        )
+        numbers[f"{name}_seconds"] = time.perf_counter() - started_at
+    numbers["statement_rows"] = len(table.keys)
+    numbers["statements_ratio"] = numbers["statements_seconds"] / numbers["one_statement_seconds"]
+    return numbers
 
 
-def _fill_jobs(kept: ledger.UsageLedger, options: argparse.Namespace) -> None:
-    at_once = options.gpus // GPUS_A_JOB
-    hours = np.repeat(np.arange(24), at_once)
-    of_hour = np.tile(np.arange(at_once), 24)
+def _fill_jobs(usage_ledger: ledger.UsageLedger, options: argparse.Namespace) -> None:
+    job_count = options.gpus // GPUS_A_JOB
+    hours = np.repeat(np.arange(24), job_count)
+    job_indices = np.tile(np.arange(job_count), 24)
     for day in range(MONTH_DAYS):
         start = BEGIN + day * DAY
-        keys = [_job(day, turn, at, options) for turn in range(24 // HOURS_A_JOB) for at in range(at_once)]
+        keys = [_job(day, job_slot, at, options) for job_slot in range(24 // HOURS_A_JOB) for at in range(job_count)]
         amounts = np.zeros((len(hours), len(usage.PARTS)))
         amounts[:, usage.ALLOCATED] = GPUS_A_JOB
-        owners = [keys[hour // HOURS_A_JOB * at_once + at] for hour, at in zip(hours, of_hour, strict=True)]
-        seen = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
-        jobs = recorded_hours.RecordedHours(start + hours * HOUR, owners, amounts, seen)
-        kept.keep(start, jobs, jobs)
+        owners = [keys[hour // HOURS_A_JOB * job_count + at] for hour, at in zip(hours, job_indices, strict=True)]
+        coverage = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
+        jobs = recorded_hours.RecordedHours(start + hours * HOUR, owners, amounts, coverage)
+        usage_ledger.keep(start, jobs, jobs)
 
 
-def _job(day: int, turn: int, at: int, options: argparse.Namespace) -> usage.Key:
+def _job(day: int, job_slot: int, at: int, options: argparse.Namespace) -> usage.Key:
     team = f"team-{at % options.teams:03}"
     return usage.key(
-        cluster="main", model=MODELS[at % len(MODELS)], node=f"node-{at:05}", team=team, job=f"{day}-{turn}-{at}"
+        cluster="main", model=MODELS[at % len(MODELS)], node=f"node-{at:05}", team=team, job=f"{day}-{job_slot}-{at}"
     )
 
 
-def _fill(kept: ledger.UsageLedger, options: argparse.Namespace) -> int:
-    """A year in which teams hold more by day than by night; returns the rows written."""
+def _fill(usage_ledger: ledger.UsageLedger, options: argparse.Namespace) -> int:
+    """Write a year in which teams use more GPUs by day than by night; returns the number of rows."""
     random = np.random.default_rng(14)
     keys = [
         usage.key(cluster="main", pool=model[7:11], model=model, team=f"team-{team:03}", namespace=f"team-{team:03}")
         for team in range(options.teams)
         for model in MODELS
     ]
-    nobody = usage.key(cluster="main", model=MODELS[0], team=usage.NOBODY)
+    unassigned = usage.key(cluster="main", model=MODELS[0], team=usage.NOBODY)
     weights = random.dirichlet(np.ones(len(keys)))
     for day in range(options.days):
         start = BEGIN + day * DAY
         amounts = np.zeros((24, len(keys) + 1, len(usage.PARTS)))
-        held = options.gpus * (0.7 + 0.2 * np.sin(np.arange(24) / 24 * 2 * np.pi))[:, None] * weights
-        amounts[:, :-1, usage.ALLOCATED] = held
-        amounts[:, :-1, usage.USED] = held * random.uniform(0.2, 0.9, held.shape)
-        amounts[:, :-1, usage.KWH] = held * random.uniform(0.3, 0.7, held.shape)
-        amounts[:, -1, usage.IDLE] = options.gpus - held.sum(axis=1)
+        allocated = options.gpus * (0.7 + 0.2 * np.sin(np.arange(24) / 24 * 2 * np.pi))[:, None] * weights
+        amounts[:, :-1, usage.ALLOCATED] = allocated
+        amounts[:, :-1, usage.USED] = allocated * random.uniform(0.2, 0.9, allocated.shape)
+        amounts[:, :-1, usage.KWH] = allocated * random.uniform(0.3, 0.7, allocated.shape)
+        amounts[:, -1, usage.IDLE] = options.gpus - allocated.sum(axis=1)
         starts = np.repeat(start + np.arange(24) * HOUR, len(keys) + 1)
         rows = amounts.reshape(-1, len(usage.PARTS))
-        seen = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
-        teams = recorded_hours.RecordedHours(starts, [*keys, nobody] * 24, rows, seen)
-        kept.keep(start, teams, recorded_hours.RecordedHours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), {}))
+        coverage = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
+        teams = recorded_hours.RecordedHours(starts, [*keys, unassigned] * 24, rows, coverage)
+        usage_ledger.keep(
+            start, teams, recorded_hours.RecordedHours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), {})
+        )
     rows_written: int = options.days * 24 * (len(keys) + 1)
     return rows_written
 
 
 def _reference(count: int) -> float:
     numbers = np.ones(count, dtype=np.float32)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     float(numbers.sum(dtype=np.float64))
-    return time.perf_counter() - begun
+    return time.perf_counter() - started_at

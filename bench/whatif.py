@@ -1,7 +1,6 @@
-"""What-if replays: seconds for a public trace of 23,871 instances where it is there, and for a synthetic month of jobs.
+"""What-if replays: seconds for a public trace of 23,871 instances, if it exists, and for a synthetic month of jobs.
 
-`reference` is the time that Python alone takes for as many pushes to and pops from a heap as a replay has events, in
-the same run.
+`reference` is the time of plain Python for as many heap pushes and pops as a replay has events, in the same run.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     if options.trace.exists():
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         recorded = jobs.read_jobs(options.trace.read_text(encoding="utf-8"), where=options.trace.name)
         fleet = jobs.uniform_nodes(3300, of_node=8)
-        answer = whatif.compare(recorded, fleet, whatif.FleetChange(add_gpus=64))
-        found["trace_rows"] = recorded.counts["rows"]
-        found["trace_seconds"] = time.perf_counter() - begun
-        found["trace_p95_wait_before"] = answer["before"]["wait"]["p95"]
-        found["trace_p95_wait_after"] = answer["after"]["wait"]["p95"]
-    made = month(options.jobs, options.gpus)
+        comparison = whatif.compare(recorded, fleet, whatif.FleetChange(add_gpus=64))
+        numbers["trace_rows"] = recorded.counts["rows"]
+        numbers["trace_seconds"] = time.perf_counter() - started_at
+        numbers["trace_p95_wait_before"] = comparison["before"]["wait"]["p95"]
+        numbers["trace_p95_wait_after"] = comparison["after"]["wait"]["p95"]
+    month_jobs = create_month(options.jobs, options.gpus)
     fleet = jobs.uniform_nodes(options.gpus, of_node=8)
     for policy in replay.QueuePolicy:
-        begun = time.perf_counter()
-        outcome = replay.replay(made, fleet, policy=policy)
-        found[f"month_{policy}_seconds"] = time.perf_counter() - begun
-        found[f"month_{policy}_utilisation"] = outcome.gpu_seconds(0, MONTH_SECONDS) / (options.gpus * MONTH_SECONDS)
-    found["reference_seconds"] = _reference(options.jobs)
-    found["month_ratio"] = found["month_backfill_seconds"] / found["reference_seconds"]
-    return found
+        started_at = time.perf_counter()
+        outcome = replay.replay(month_jobs, fleet, policy=policy)
+        numbers[f"month_{policy}_seconds"] = time.perf_counter() - started_at
+        numbers[f"month_{policy}_utilisation"] = outcome.gpu_seconds(0, MONTH_SECONDS) / (options.gpus * MONTH_SECONDS)
+    numbers["reference_seconds"] = _reference(options.jobs)
+    numbers["month_ratio"] = numbers["month_backfill_seconds"] / numbers["reference_seconds"]
+    return numbers
 
 
-def month(count: int, gpus: int) -> list[jobs.RecordedJob]:
-    """A month of jobs that would keep about nine tenths of the GPUs busy: many small and short, few large and long."""
+def create_month(count: int, gpus: int) -> list[jobs.RecordedJob]:
+    """A month of jobs that use about 90 % of the GPUs: many small and short jobs, few large and long ones."""
     random = np.random.default_rng(3)
     sizes = random.choice([1, 1, 1, 2, 4, 8, 8, 16, 32], count)
     lengths = np.exp(random.normal(0, 1.5, count))
@@ -67,10 +66,10 @@ def month(count: int, gpus: int) -> list[jobs.RecordedJob]:
 
 
 def _reference(count: int) -> float:
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     heap: list[tuple[float, int]] = []
     for at in range(count):
         heapq.heappush(heap, ((at * 7919) % 104_729 / 7, at))
     while heap:
         heapq.heappop(heap)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started_at

@@ -1,7 +1,7 @@
-"""Sizes of what people install: the wheel, the sdist, and an install of agent or hub with everything it needs.
+"""Sizes of the wheel, the sdist, and an installation of agent or hub with its dependencies.
 
-The wheel is built from this tree, with the console as it is built here. Dependencies are counted as they lie in the
-environment that runs the bench; what only the tests need does not count.
+The wheel is built from this tree with its built console. Dependencies are measured in the environment that runs the
+benchmark; those of the tests are not counted.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ PARTS = ("packs", "web/static")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep", metavar="DIR", help="leave wheel and sdist there")
+    parser.add_argument("--keep", metavar="DIR", help="write wheel and sdist to this directory")
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(options.keep or made)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(options.keep or temporary)
         wheel, sdist = build("wheel", folder), build("sdist", folder)
-        with zipfile.ZipFile(wheel) as opened:
-            sizes = {one.filename: one.file_size for one in opened.infolist()}
+        with zipfile.ZipFile(wheel) as archive:
+            sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
         numbers: dict[str, float] = {"wheel_bytes": wheel.stat().st_size, "sdist_bytes": sdist.stat().st_size}
     installed = sum(sizes.values())
     numbers["installed_bytes"] = installed
@@ -46,28 +46,28 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
 def build(target: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    # The path of what was built is its last line, wherever it writes its lines.
-    return Path((done.stdout + done.stderr).strip().splitlines()[-1])
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    # The last line of the output is the path of the result.
+    return Path((completed.stdout + completed.stderr).strip().splitlines()[-1])
 
 
 def requirements(extra: str) -> set[str]:
-    """Every distribution that an install brings along, ours not counted."""
-    found: set[str] = set()
-    waiting = [("watchkeeper", extra)]
-    while waiting:
-        name, wanted = waiting.pop()
+    """All distributions that an installation needs, without ours."""
+    packages: set[str] = set()
+    remaining = [("watchkeeper", extra)]
+    while remaining:
+        name, requested_extra = remaining.pop()
         for text in metadata.requires(name) or ():
             needed, _, marker = text.partition(";")
             is_extra = "extra ==" in marker
-            chosen = bool(wanted) and f'"{wanted}"' in marker.replace("'", '"')
+            is_requested = bool(requested_extra) and f'"{requested_extra}"' in marker.replace("'", '"')
             match = NAME.match(needed)
-            if match is None or (is_extra and not chosen) or not _is_here(match[0]):
+            if match is None or (is_extra and not is_requested) or not _is_installed(match[0]):
                 continue
-            if match[0].lower() not in found:
-                found.add(match[0].lower())
-                waiting.append((match[0], ""))
-    return found
+            if match[0].lower() not in packages:
+                packages.add(match[0].lower())
+                remaining.append((match[0], ""))
+    return packages
 
 
 def size_of(name: str) -> int:
@@ -78,8 +78,8 @@ def _files(name: str) -> Iterable[metadata.PackagePath]:
     return (file for file in metadata.files(name) or () if Path(str(file.locate())).is_file())
 
 
-def _is_here(name: str) -> bool:
-    """Packages for other systems or older Pythons are named, and not there."""
+def _is_installed(name: str) -> bool:
+    """Whether a package is installed; those for other systems or older Pythons are not."""
     try:
         metadata.distribution(name)
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""The whole agent as a user starts it, measured from outside: its processes, its page over HTTP, its way to a hub.
+"""Measure the whole agent as started by a user: its processes, its page over HTTP, and the time of events to a hub.
 
-`agent_bench` calls `bench_tree`. The hub is a stand-in of the standard library that notes when each event came.
-Where click is not installed, the agent is started without its command line.
+`agent_bench` calls `bench_tree`. The hub is a stand-in that stores the time of each event. Without click, the agent is
+started without its command line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# What `watchkeeper agent` does once its options are read.
+# The same as `watchkeeper agent` after parsing its options.
 WITHOUT_CLICK = """
 import asyncio, sys
 from pathlib import Path
@@ -37,38 +37,44 @@ settings = agent.AgentSettings(hub, Path(spool), kmsg=Path(kmsg), interval_secon
 asyncio.run(agent.run(settings, clock.ScaledClock(), asyncio.Event()))
 """
 MEMORY = {"Rss": "rss", "Pss": "pss", "Private_Dirty": "own", "Anonymous": "anonymous"}
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 class HubStandIn:
-    """Answers every push at once and remembers when each event came."""
+    """Acknowledges every push, and stores the time of each event."""
 
     def __init__(self) -> None:
         self.events: list[tuple[float, dict[str, Any]]] = []
-        answers = {"do_POST": self._take, "do_GET": lambda request: _say(request, 404), "log_message": _silent}
-        kind = type("Answer", (BaseHTTPRequestHandler,), {"protocol_version": "HTTP/1.1", **_methods(answers)})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+        methods = {
+            "do_POST": self._receive_events,
+            "do_GET": lambda request: _respond(request, 404),
+            "log_message": _ignore_log,
+        }
+        handler_class = type(
+            "Answer", (BaseHTTPRequestHandler,), {"protocol_version": "HTTP/1.1", **_as_methods(methods)}
+        )
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler_class)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def _take(self, request: BaseHTTPRequestHandler) -> None:
+    def _receive_events(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
         if request.path == "/api/events":
             now = time.time()
             self.events += [(now, event) for event in json.loads(body)]
-        _say(request, 200 if request.path in ("/api/events", "/api/nodes") else 404)
+        _respond(request, 200 if request.path in ("/api/events", "/api/nodes") else 404)
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
 
-def _methods(answers: dict[str, Callable[..., None]]) -> dict[str, Callable[..., None]]:
-    """Plain functions, which a class binds to its instances."""
+def _as_methods(answers: dict[str, Callable[..., None]]) -> dict[str, Callable[..., None]]:
+    """Wrap bound methods in functions that a class can bind to its instances."""
     return {name: lambda *given, answer=answer: answer(*given) for name, answer in answers.items()}
 
 
-def _say(request: BaseHTTPRequestHandler, status: int) -> None:
+def _respond(request: BaseHTTPRequestHandler, status: int) -> None:
     body = b'{"ok":true}'
     request.send_response(status)
     request.send_header("Content-Length", str(len(body)))
@@ -76,7 +82,7 @@ def _say(request: BaseHTTPRequestHandler, status: int) -> None:
     request.wfile.write(body)
 
 
-def _silent(*_: Any) -> None:
+def _ignore_log(*_: Any) -> None:
     pass
 
 
@@ -109,18 +115,18 @@ def running_agent(interval: float, kmsg: str) -> Iterator[RunningAgent]:
         without = ["-c", WITHOUT_CLICK, hub.url, folder, kmsg, str(port), f"{interval:g}"]
         arguments = with_click if has_click else without
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
-        said = Path(folder) / "stderr"
-        with said.open("wb") as stderr:
+        stderr_path = Path(folder) / "stderr"
+        with stderr_path.open("wb") as stderr:
             child = subprocess.Popen([sys.executable, *arguments], env=environment, stderr=stderr)
         try:
             agent = RunningAgent(child.pid, port, hub, "watchkeeper agent" if has_click else "agent.run, without click")
-            if not _wait(lambda: _has_gpus(agent), child):
-                raise SystemExit(f"the agent shows no GPU: {said.read_text(errors='replace')[-2000:]}")
+            if not _wait_until(lambda: _has_gpus(agent), child):
+                raise SystemExit(f"the agent has no GPU metrics: {stderr_path.read_text(errors='replace')[-2000:]}")
             yield agent
             agent.connection.close()
         finally:
             child.terminate()
-            child.wait(PATIENCE_SECONDS)
+            child.wait(TIMEOUT_SECONDS)
             hub.close()
 
 
@@ -132,9 +138,9 @@ def _has_gpus(agent: RunningAgent) -> bool:
         return False
 
 
-def _wait(condition: Callable[[], bool], child: subprocess.Popen[bytes]) -> bool:
-    """True once the condition holds; False if the child ends before, or takes too long."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def _wait_until(condition: Callable[[], bool], child: subprocess.Popen[bytes]) -> bool:
+    """Wait for a condition; False if the child exits first, or after the timeout."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         if child.poll() is not None or time.monotonic() > deadline:
             return False
@@ -143,39 +149,39 @@ def _wait(condition: Callable[[], bool], child: subprocess.Popen[bytes]) -> bool
 
 
 def processes_of(pid: int) -> list[int]:
-    """A process and all that it has started."""
-    found = [pid]
+    """A process and all its descendants."""
+    pids = [pid]
     with suppress(FileNotFoundError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                found += processes_of(int(child))
-    return found
+                pids += processes_of(int(child))
+    return pids
 
 
 def memory_of(pid: int) -> dict[str, float]:
-    """MiB of one process; `own` is what would be freed if it ended."""
+    """MiB of one process by kind; `own` would be freed if it exited."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     kib = {line.partition(":")[0]: line.partition(":")[2].split()[0] for line in lines[1:]}
-    return {short: round(int(kib[name]) / 1024, 1) for name, short in MEMORY.items()}
+    return {label: round(int(kib[name]) / 1024, 1) for name, label in MEMORY.items()}
 
 
 def mappings_of(pid: int, count: int = 6) -> dict[str, float]:
-    """The largest parts of the resident memory by what is mapped there, in MiB."""
+    """The largest mappings in resident memory, in MiB."""
     sizes: dict[str, int] = {}
     name = ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        words = line.split(maxsplit=5)
-        if "-" in words[0] and ":" not in words[0]:
-            name = Path(words[5]).name if len(words) > 5 else "anonymous"
-        elif words[0] == "Rss:":
-            sizes[name] = sizes.get(name, 0) + int(words[1])
-    largest = sorted(sizes.items(), key=lambda one: -one[1])
+        columns = line.split(maxsplit=5)
+        if "-" in columns[0] and ":" not in columns[0]:
+            name = Path(columns[5]).name if len(columns) > 5 else "anonymous"
+        elif columns[0] == "Rss:":
+            sizes[name] = sizes.get(name, 0) + int(columns[1])
+    largest = sorted(sizes.items(), key=lambda entry: -entry[1])
     rest = sum(kib for _, kib in largest[count:])
     return {name: round(kib / 1024, 1) for name, kib in [*largest[:count], ("rest", rest)]}
 
 
 def cpu_of(pids: list[int]) -> float:
-    """Seconds on a CPU: all threads of these processes, and what they have started and waited for meanwhile."""
+    """CPU seconds of all threads of these processes, including their exited children."""
     seconds = 0.0
     for pid in pids:
         with suppress(FileNotFoundError):
@@ -187,76 +193,76 @@ def cpu_of(pids: list[int]) -> float:
 
 
 def bench_tree(seconds: float, kmsg: str = "/dev/kmsg", xid_program: str | None = None) -> dict[str, Any]:
-    """Memory, CPU at one reading and one scrape a second, scrapes over HTTP, and the way of a provoked Xid."""
+    """Memory, CPU at one reading and one scrape per second, scrape time over HTTP, and the time of a provoked Xid."""
     with running_agent(1.0, kmsg) as agent:
         time.sleep(5)
-        # What the agent asks now and then, such as systemctl, is counted in its CPU time and is no part of its memory.
-        pids = [pid for pid in processes_of(agent.pid) if _name(pid) is not None]
-        used, start = cpu_of(pids), time.monotonic()
+        # Programs that the agent runs, such as systemctl, count in its CPU time but not in its memory.
+        pids = [pid for pid in processes_of(agent.pid) if _role(pid) is not None]
+        cpu_before, start = cpu_of(pids), time.monotonic()
         while time.monotonic() - start < seconds:
             agent.page()
             time.sleep(1.0)
         elapsed = time.monotonic() - start
-        cpu = 100 * (cpu_of(pids) - used) / elapsed
-        memory = {name: memory_of(pid) for pid in pids if (name := _name(pid)) is not None}
+        cpu = 100 * (cpu_of(pids) - cpu_before) / elapsed
+        memory = {name: memory_of(pid) for pid in pids if (name := _role(pid)) is not None}
         total = {kind: round(sum(part[kind] for part in memory.values()), 1) for kind in MEMORY.values()}
-        found: dict[str, Any] = {
+        numbers: dict[str, Any] = {
             "entry": agent.entry,
             "cpu_percent": round(cpu, 3),
             "memory_mib": memory | {"all": total},
-            "mapped_mib": {name: mappings_of(pid) for pid in pids if (name := _name(pid)) is not None},
-            "scrape_over_http_ms": _scrapes(agent),
+            "mapped_mib": {name: mappings_of(pid) for pid in pids if (name := _role(pid)) is not None},
+            "scrape_over_http_ms": _measure_scrapes(agent),
             "page_bytes": len(agent.page()),
         }
         if xid_program is not None:
-            found["xid"] = _provoke(agent, xid_program)
-        return found
+            numbers["xid"] = _provoke_xid(agent, xid_program)
+        return numbers
 
 
-def _name(pid: int) -> str | None:
-    """`agent` or `reader`; None for any other program, or one that has ended."""
+def _role(pid: int) -> str | None:
+    """`agent` or `reader`; None for other processes, and for processes that have exited."""
     with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if any(b"reader_child" in word for word in words):
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if any(b"reader_child" in word for word in arguments):
             return "reader"
-        if b"agent" in words or any(b"watchkeeper" in word for word in words):
+        if b"agent" in arguments or any(b"watchkeeper" in word for word in arguments):
             return "agent"
     return None
 
 
-def _scrapes(agent: RunningAgent, count: int = 500) -> dict[str, float]:
-    took = []
+def _measure_scrapes(agent: RunningAgent, count: int = 500) -> dict[str, float]:
+    durations = []
     for _ in range(count):
         start = time.perf_counter()
         agent.page()
-        took.append(time.perf_counter() - start)
+        durations.append(time.perf_counter() - start)
         time.sleep(0.005)
-    took.sort()
-    return {"p50": round(1e3 * statistics.median(took), 3), "p99": round(1e3 * took[int(count * 0.99)], 3)}
+    durations.sort()
+    return {"p50": round(1e3 * statistics.median(durations), 3), "p99": round(1e3 * durations[int(count * 0.99)], 3)}
 
 
-def _provoke(agent: RunningAgent, program: str) -> dict[str, Any]:
-    """From the launch of a kernel that touches memory it does not own to the event at the hub."""
+def _provoke_xid(agent: RunningAgent, program: str) -> dict[str, Any]:
+    """The time from the launch of a kernel with an illegal access to the event at the hub."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True, bufsize=1) as job:
         assert job.stdin is not None
         assert job.stdout is not None
         if job.stdout.readline().strip() != "ready":
-            return {"skipped": "cupy or a GPU for it is missing"}
+            return {"skipped": "needs cupy and a GPU"}
         job.stdin.write("\n")
         job.stdin.close()
-        launched = float(job.stdout.readline())
+        launched_at = float(job.stdout.readline())
         deadline = time.time() + 10
-        while not (found := _xids(agent, launched)) and time.time() < deadline:
+        while not (xids := _xids(agent, launched_at)) and time.time() < deadline:
             time.sleep(0.002)
         job.wait()
     time.sleep(3)
-    return {"launch_to_hub_ms": found[0]["after_ms"] if found else None, "events": _xids(agent, launched)[:5]}
+    return {"launch_to_hub_ms": xids[0]["after_ms"] if xids else None, "events": _xids(agent, launched_at)[:5]}
 
 
-def _xids(agent: RunningAgent, launched: float) -> list[dict[str, Any]]:
+def _xids(agent: RunningAgent, launched_at: float) -> list[dict[str, Any]]:
     return [
-        {"code": event["code"], "id": event["id"], "after_ms": round((at - launched) * 1e3, 1)}
+        {"code": event["code"], "id": event["id"], "after_ms": round((at - launched_at) * 1e3, 1)}
         for at, event in agent.hub.events
-        if event["kind"] == "xid" and at >= launched
+        if event["kind"] == "xid" and at >= launched_at
     ]

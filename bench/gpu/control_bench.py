@@ -1,8 +1,8 @@
-"""On a real GPU: what GPU context costs a log line, and that a pause leaves the profiling counters to other tools.
+"""On a real GPU: the overhead of GPU context for a log line, and whether a pause frees the profiling counters.
 
-`python bench/gpu/control_bench.py` prints one JSON object. The reference for the log line is a filter that asks NVML
-for each record, as people write it; both are measured in the same run. The counters are asked for with ncu, before our
-sampler runs, while it reads GPM ten times a second, and while it is paused.
+`python bench/gpu/control_bench.py` prints one JSON object. The reference for the log line is a filter that calls NVML
+for each record, in the same run. ncu reads the counters before our sampler runs, while it reads GPM ten times a second,
+and while it is paused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RECORDS = 5_000
 PROFILED = b"DCGM_FI_PROF_SM_ACTIVE{"
 
 
-class Naive(logging.Filter):
-    """Asks the driver for every record."""
+class NaiveFilter(logging.Filter):
+    """A log filter that calls NVML for every record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,70 +54,72 @@ class Naive(logging.Filter):
         return True
 
 
-def cost(filter: logging.Filter) -> dict[str, float]:
-    """Microseconds that one record spends in the filter."""
+def measure_filter(filter: logging.Filter) -> dict[str, float]:
+    """Microseconds of the filter for one record."""
     record = logging.makeLogRecord({"msg": "step"})
-    took = []
+    durations = []
     for _ in range(RECORDS):
-        began = time.perf_counter_ns()
+        started_ns = time.perf_counter_ns()
         filter.filter(record)
-        took.append((time.perf_counter_ns() - began) / 1000)
+        durations.append((time.perf_counter_ns() - started_ns) / 1000)
         time.sleep(0.0002)
-    took.sort()
-    return {"p50_us": round(statistics.median(took), 2), "p99_us": round(took[int(0.99 * RECORDS)], 2)}
+    durations.sort()
+    return {"p50_us": round(statistics.median(durations), 2), "p99_us": round(durations[int(0.99 * RECORDS)], 2)}
 
 
 def log_lines() -> dict[str, Any]:
     context = GpuContext(every_seconds=1)
-    until = time.monotonic() + 20
+    deadline = time.monotonic() + 20
     record: Any = logging.makeLogRecord({})
-    while context.filter(record) and not record.gpu_states and time.monotonic() < until:
+    while context.filter(record) and not record.gpu_states and time.monotonic() < deadline:
         time.sleep(0.05)
-    found = {"shown": record.gpu_context, "context": cost(context), "naive": cost(Naive())}
+    numbers = {"shown": record.gpu_context, "context": measure_filter(context), "naive": measure_filter(NaiveFilter())}
     context.close()
-    return found
+    return numbers
 
 
-def counters() -> str:
-    """What ncu says when it asks for a counter of one kernel now."""
+def read_counters_with_ncu() -> str:
+    """The output of ncu when it reads the counters of one kernel."""
     program = "import torch; x = torch.ones(1024, device='cuda'); (x + x).sum().item()"
-    line = ["ncu", "--set", "full", "-c", "3", sys.executable, "-c", program]
-    ran = subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
-    said = [" ".join(words.split()) for words in (ran.stdout + ran.stderr).splitlines()]
-    telling = [words for words in said if "ERROR" in words or words.startswith(("Executed Ipc", "==PROF== Profiling"))]
-    return f"exit {ran.returncode}: {'; '.join(telling)[:600]}"
+    command = ["ncu", "--set", "full", "-c", "3", sys.executable, "-c", program]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    output_lines = [" ".join(words.split()) for words in (completed.stdout + completed.stderr).splitlines()]
+    relevant_lines = [
+        words for words in output_lines if "ERROR" in words or words.startswith(("Executed Ipc", "==PROF== Profiling"))
+    ]
+    return f"exit {completed.returncode}: {'; '.join(relevant_lines)[:600]}"
 
 
-def pause() -> dict[str, Any]:
+def measure_pause() -> dict[str, Any]:
     node = os.uname().nodename
-    often = sampler.SamplerSettings(
+    settings = sampler.SamplerSettings(
         fleet.Place("bench", node=node), node, limits=reader_watch.ReaderLimits(interval_seconds=0.1)
     )
-    reading = sampler.Sampler(often, clock.ScaledClock())
-    found = {"before": counters()}
-    reading.start()
+    running_sampler = sampler.Sampler(settings, clock.ScaledClock())
+    results = {"before": read_counters_with_ncu()}
+    running_sampler.start()
     try:
-        _until(lambda: PROFILED in reading.page())
-        found["while_sampling"] = counters()
-        reading.pause_profiling(True)
-        _until(lambda: PROFILED not in reading.page())
-        found["while_paused"] = counters()
-        began = time.monotonic()
-        reading.pause_profiling(False)
-        _until(lambda: PROFILED in reading.page())
-        found["back_after_seconds"] = f"{time.monotonic() - began:.1f}"
+        _wait_until(lambda: PROFILED in running_sampler.page())
+        results["while_sampling"] = read_counters_with_ncu()
+        running_sampler.pause_profiling(True)
+        _wait_until(lambda: PROFILED not in running_sampler.page())
+        results["while_paused"] = read_counters_with_ncu()
+        started_at = time.monotonic()
+        running_sampler.pause_profiling(False)
+        _wait_until(lambda: PROFILED in running_sampler.page())
+        results["back_after_seconds"] = f"{time.monotonic() - started_at:.1f}"
     finally:
-        reading.stop()
-    return found
+        running_sampler.stop()
+    return results
 
 
-def _until(true: Any) -> None:
-    until = time.monotonic() + 30
-    while not true():
-        if time.monotonic() > until:
-            raise SystemExit("it never came true")
+def _wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit("the condition did not hold within 30 s")
         time.sleep(0.05)
 
 
 if __name__ == "__main__":
-    print(json.dumps({"log_lines": log_lines(), "pause": pause()}, indent=2))
+    print(json.dumps({"log_lines": log_lines(), "pause": measure_pause()}, indent=2))

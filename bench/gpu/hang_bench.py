@@ -1,11 +1,11 @@
-"""How a rank that waits in a real NCCL collective looks from outside: what the rules of `jobs.yaml` call spinning.
+"""GPU metrics of a rank that waits in a real NCCL collective, which the rules of `jobs.yaml` call spinning.
 
     python bench/gpu/hang_bench.py [--channels 0 16 32] [--seconds 12]
 
-Two ranks of NCCL on one GPU, each of which believes that it is on a host of its own (NCCL_HOSTID), because NCCL refuses
-two ranks of one host on one GPU. Both train for a while; then the second stays away from an all-reduce that the first
-has entered, as a rank that has died does. `--channels` is the least number of blocks that the collective takes: 0
-leaves it to NCCL, which over NVLink takes 16 and more. Prints the middle of each column for each phase as one JSON.
+Two NCCL ranks run on one GPU with different NCCL_HOSTID, because NCCL refuses two ranks of one host on one GPU. Both
+train for some time; then the second rank does not enter an all-reduce that the first has entered, like a rank that has
+died. `--channels` is the minimum number of blocks of the collective; with 0, NCCL chooses, 16 or more over NVLink.
+Prints the median of each column for each phase as one JSON object.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ COLUMNS = (
     "pcie_rx_per_sec",
     "sm_clock",
 )
-# NVML's utilisation is an average over up to a second, and power sinks slowly.
+# NVML's utilisation is an average over up to a second, and power falls slowly.
 SETTLE_SECONDS = 3.0
 SIZES = {"waits_small": 256, "waits_large": 2**27}
 
 
-def rank(seconds: float) -> None:
-    """One of the two; rank 0 tells when each phase begins and ends."""
+def run_rank(seconds: float) -> None:
+    """Run one of the two ranks; rank 0 reports start and end of each phase."""
     import torch
 
     torch.cuda.set_device(0)
@@ -47,21 +47,21 @@ def rank(seconds: float) -> None:
     is_first = torch.distributed.get_rank() == 0
     buffers = {phase: torch.ones(size, device="cuda") for phase, size in SIZES.items()}
     _train(torch, 1.0)
-    _tell(is_first, "trains", begins=True)
+    _report_phase(is_first, "trains", begins=True)
     _train(torch, seconds)
-    _tell(is_first, "trains", begins=False)
+    _report_phase(is_first, "trains", begins=False)
     for phase, buffer in buffers.items():
-        _tell(is_first, phase, begins=True)
+        _report_phase(is_first, phase, begins=True)
         if not is_first:
             time.sleep(seconds)
         torch.distributed.all_reduce(buffer)
         torch.cuda.synchronize()
-        _tell(is_first, phase, begins=False)
+        _report_phase(is_first, phase, begins=False)
     torch.distributed.destroy_process_group()
 
 
 def _train(torch: Any, seconds: float) -> None:
-    """Products and their all-reduce until the first of both says that it is enough."""
+    """Matrix products and all-reduces, until one rank reports that the time is over."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     gradients, is_over = torch.ones(2**20, device="cuda"), torch.zeros(1, device="cuda")
     ends = time.monotonic() + seconds
@@ -73,13 +73,13 @@ def _train(torch: Any, seconds: float) -> None:
         torch.distributed.all_reduce(is_over)
 
 
-def _tell(is_first: bool, phase: str, *, begins: bool) -> None:
+def _report_phase(is_first: bool, phase: str, *, begins: bool) -> None:
     if is_first:
         print(json.dumps({"phase": phase, "begins": begins, "t": time.time()}), flush=True)
 
 
-def watched(channels: int, seconds: float) -> dict[str, Any]:
-    """Both ranks from start to end under the product's own recorder."""
+def record_ranks(channels: int, seconds: float) -> dict[str, Any]:
+    """Run both ranks while the recorder of the product records the GPU."""
     recorder = subprocess.Popen(
         [sys.executable, "-m", "watchkeeper.probe.profile.recorder_child", "0.5"],
         cwd=ROOT,
@@ -90,23 +90,23 @@ def watched(channels: int, seconds: float) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     assert recorder.stdin is not None
     assert recorder.stdout is not None
-    said = recorder.stdout
-    reading = threading.Thread(target=lambda: rows.extend(json.loads(line) for line in said))
-    reading.start()
+    output = recorder.stdout
+    reader = threading.Thread(target=lambda: rows.extend(json.loads(line) for line in output))
+    reader.start()
     try:
         phases = _run_ranks(channels, seconds)
     finally:
         recorder.stdin.close()
         recorder.wait(timeout=30)
-        reading.join(timeout=30)
-    return {phase: _middle(rows, begin, end) for phase, (begin, end) in phases.items()}
+        reader.join(timeout=30)
+    return {phase: _median_in_phase(rows, begin, end) for phase, (begin, end) in phases.items()}
 
 
 def _run_ranks(channels: int, seconds: float) -> dict[str, tuple[float, float]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    given = {
+    environment = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
@@ -119,40 +119,42 @@ def _run_ranks(channels: int, seconds: float) -> dict[str, tuple[float, float]]:
     children = [
         subprocess.Popen(
             command,
-            env={**os.environ, **given, "RANK": str(number), "NCCL_HOSTID": f"host-{number}"},
+            env={**os.environ, **environment, "RANK": str(number), "NCCL_HOSTID": f"host-{number}"},
             stdout=subprocess.PIPE,
             text=True,
         )
         for number in range(2)
     ]
-    said = [child.communicate(timeout=60 + 10 * seconds)[0] for child in children]
-    marks = [json.loads(line) for line in said[0].splitlines() if line.startswith('{"phase"')]
-    begins = {mark["phase"]: mark["t"] for mark in marks if mark["begins"]}
-    return {mark["phase"]: (begins[mark["phase"]], mark["t"]) for mark in marks if not mark["begins"]}
+    outputs = [child.communicate(timeout=60 + 10 * seconds)[0] for child in children]
+    phase_events = [json.loads(line) for line in outputs[0].splitlines() if line.startswith('{"phase"')]
+    started_at = {mark["phase"]: mark["t"] for mark in phase_events if mark["begins"]}
+    return {mark["phase"]: (started_at[mark["phase"]], mark["t"]) for mark in phase_events if not mark["begins"]}
 
 
-def _middle(rows: list[dict[str, Any]], begin: float, end: float) -> dict[str, float]:
-    """Of the rows within a phase, without its first seconds and its last."""
-    read = [message["row"] for message in rows if "row" in message]
-    inside = [row for row in read if begin + SETTLE_SECONDS <= row["t"] <= end - 1]
-    found: dict[str, float] = {"seconds": round(end - begin, 1), "rows": len(inside)}
+def _median_in_phase(rows: list[dict[str, Any]], begin: float, end: float) -> dict[str, float]:
+    """Medians of the rows of a phase, without its first seconds and its last one."""
+    rows_read = [message["row"] for message in rows if "row" in message]
+    inside = [row for row in rows_read if begin + SETTLE_SECONDS <= row["t"] <= end - 1]
+    numbers: dict[str, float] = {"seconds": round(end - begin, 1), "rows": len(inside)}
     for name in COLUMNS:
         values = [row["values"][name] for row in inside if name in row["values"]]
         if values:
-            found[name] = round(statistics.median(values), 3)
-    return found
+            numbers[name] = round(statistics.median(values), 3)
+    return numbers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--channels", type=int, nargs="+", default=[0, 16, 32])
-    parser.add_argument("--seconds", type=float, default=12.0, help="length of a phase")
+    parser.add_argument("--seconds", type=float, default=12.0, help="seconds of each phase")
     parser.add_argument("--rank", action="store_true", help="used by the script itself")
-    chosen = parser.parse_args()
-    if chosen.rank:
-        rank(chosen.seconds)
+    options = parser.parse_args()
+    if options.rank:
+        run_rank(options.seconds)
         return
-    print(json.dumps({str(channels): watched(channels, chosen.seconds) for channels in chosen.channels}, indent=1))
+    print(
+        json.dumps({str(channels): record_ranks(channels, options.seconds) for channels in options.channels}, indent=1)
+    )
 
 
 if __name__ == "__main__":

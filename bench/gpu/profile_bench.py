@@ -1,11 +1,11 @@
-"""The recorder's cost and the classifier's hits on a real GPU, as one JSON object.
+"""The overhead of the recorder and the accuracy of the classifier on a real GPU, as one JSON object.
 
     python bench/gpu/profile_bench.py [--overhead-rounds 6] [--seconds 4.4] [--set SET] [--keep FOLDER]
 
-`overhead`: a bf16 training step with and without the recorder at ten samples a second, in turns within one run, and
-turns without it against each other, which is the noise of the method. `classes`: the share of samples of a set of
-workloads (`profile_unseen`, `profile_third` …) that get the right class, with all counters and with NVML's basic ones
-alone. Needs torch; some workloads also cupy, torchvision and transformers, and are left out where those are not there.
+`overhead`: a bf16 training step with and without the recorder at ten samples a second, in turn in one run; the
+difference between turns without it is the noise. `classes`: the share of samples of a set of workloads
+(`profile_unseen`, `profile_third` …) that get the correct class, with all counters and with NVML's basic counters only.
+Needs torch; some workloads also need cupy, torchvision and transformers, and are skipped without them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ STEPS_SECONDS = 2.5
 SETS = ("unseen", "third", "fourth", "fifth")
 
 
-def overhead(rounds: int) -> dict[str, Any]:
-    """Turns of off, on, on, off: a drift of clocks and heat hits both alike."""
+def measure_overhead(rounds: int) -> dict[str, Any]:
+    """Turns in the order off, on, on, off, so that a drift of clocks and heat affects both equally."""
     import torch
 
     model = profile_record.transformer(2048, 6)
@@ -40,25 +40,25 @@ def overhead(rounds: int) -> dict[str, Any]:
     for _ in range(30):
         train(x)
     torch.cuda.synchronize()
-    took: dict[str, list[float]] = {"off": [], "on": []}
+    step_seconds: dict[str, list[float]] = {"off": [], "on": []}
     rows = 0
     for turn in range(rounds):
         for name in ("off", "on", "on", "off") if turn % 2 == 0 else ("on", "off", "off", "on"):
             if name == "off":
-                took[name].append(_step_seconds(train, x))
+                step_seconds[name].append(_step_seconds(train, x))
                 continue
             with recorder.Recorder(0.1, [0]) as running:
-                took[name].append(_step_seconds(train, x))
+                step_seconds[name].append(_step_seconds(train, x))
                 rows += sum(len(track) for track in running.finish().tracks)
-    off, on = statistics.median(took["off"]), statistics.median(took["on"])
-    noise = abs(statistics.median(took["off"][::2]) / statistics.median(took["off"][1::2]) - 1)
+    off, on = statistics.median(step_seconds["off"]), statistics.median(step_seconds["on"])
+    noise = abs(statistics.median(step_seconds["off"][::2]) / statistics.median(step_seconds["off"][1::2]) - 1)
     return {
         "step_ms_without": round(1e3 * off, 4),
         "step_ms_with": round(1e3 * on, 4),
         "slow_down_percent": round(100 * (on / off - 1), 3),
         "noise_percent": round(100 * noise, 3),
-        "turns": len(took["on"]),
-        "samples_per_second": round(rows / (len(took["on"]) * STEPS_SECONDS), 2),
+        "turns": len(step_seconds["on"]),
+        "samples_per_second": round(rows / (len(step_seconds["on"]) * STEPS_SECONDS), 2),
     }
 
 
@@ -67,16 +67,16 @@ def _step_seconds(train: Any, x: Any) -> float:
 
     train(x)
     torch.cuda.synchronize()
-    since, count = time.perf_counter(), 0
-    while time.perf_counter() - since < STEPS_SECONDS:
+    started_at, count = time.perf_counter(), 0
+    while time.perf_counter() - started_at < STEPS_SECONDS:
         train(x)
         torch.cuda.synchronize()
         count += 1
-    return (time.perf_counter() - since) / count
+    return (time.perf_counter() - started_at) / count
 
 
-def classes(seconds: float, folder: Path, *, chosen: str) -> dict[str, Any]:
-    """Share of samples after the start-up whose label got the class it was made for."""
+def measure_classes(seconds: float, folder: Path, *, chosen: str) -> dict[str, Any]:
+    """The share of samples after the start-up whose label got its correct class."""
     importlib.import_module(f"bench.gpu.profile_{chosen}")
     path = folder / f"{chosen}.csv"
     truth = profile_record.run_all(seconds, path, [])
@@ -94,16 +94,17 @@ def classes(seconds: float, folder: Path, *, chosen: str) -> dict[str, Any]:
 
 
 def _hits(read: recording.Recording, truth: dict[str, str]) -> dict[str, Any]:
-    found = segments.judge_recording(read).segments
-    misses = [segment for segment in found if segment.verdict.bound.value != truth[segment.label]]
-    samples, wrong = (sum(segment.features.samples for segment in some) for some in (found, misses))
+    judged_segments = segments.judge_recording(read).segments
+    misses = [segment for segment in judged_segments if segment.verdict.bound.value != truth[segment.label]]
+    samples, wrong = (sum(segment.features.samples for segment in group) for group in (judged_segments, misses))
     return {
-        "labels": len(found),
+        "labels": len(judged_segments),
         "samples": samples,
         "right_percent": round(100 * (1 - wrong / max(1, samples)), 2),
-        "confidence": round(statistics.fmean(segment.verdict.confidence for segment in found), 2),
+        "confidence": round(statistics.fmean(segment.verdict.confidence for segment in judged_segments), 2),
         "misses": [
-            f"{one.label}: {one.verdict.bound}, {one.verdict.confidence}, is {truth[one.label]}" for one in misses
+            f"{segment.label}: {segment.verdict.bound}, {segment.verdict.confidence}, is {truth[segment.label]}"
+            for segment in misses
         ],
     }
 
@@ -116,13 +117,13 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, default=Path("."))
     options = parser.parse_args()
     options.keep.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     if options.seconds:
-        found["classes"] = classes(options.seconds, options.keep, chosen=options.chosen)
-        print(json.dumps(found), flush=True)
+        numbers["classes"] = measure_classes(options.seconds, options.keep, chosen=options.chosen)
+        print(json.dumps(numbers), flush=True)
     if options.overhead_rounds:
-        found["overhead"] = overhead(options.overhead_rounds)
-    print(json.dumps(found, indent=1))
+        numbers["overhead"] = measure_overhead(options.overhead_rounds)
+    print(json.dumps(numbers, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""A fifth set of workloads with known bottlenecks: other sizes, duty cycles and models than the four before it.
+"""A fifth set of workloads with known bottlenecks, with other sizes, duty cycles and models than the sets before.
 
-Written after the fourth was looked at and the limits were moved into the middle of the gaps between classes, and before
-it was recorded itself. Some stand near those limits by intention: tiny kernels that fill the GPU, loaders with little
-work behind them, requests that come often. `profile_bench --set fifth` records and judges it. At the first look 42 of
-43 labels were right, 97.7 % of the samples: a single product each 5 ms was called starved, for which a limit was added.
+It was written after the results of the fourth set, when the limits had been moved to the middle of the gaps between
+classes, and before it was recorded. Some workloads are near the limits on purpose: tiny kernels that fill the GPU,
+loaders with little work, frequent requests. `profile_bench --set fifth` records and classifies it. In the first run 42
+of 43 labels were correct, 97.7 % of the samples: a single product every 5 ms was classified as starved, for which a
+limit was added.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from pathlib import Path
 
 from bench.gpu.profile_record import (
     Step,
+    capture_graph,
+    classify_one_image,
     copies,
-    graph,
-    half,
-    holding,
+    hold_memory,
     kernel,
     linear_model,
     matmul,
-    one_image,
-    quiet,
+    random_bf16,
     recurrence,
     repeat,
     then_sleep,
-    think,
     torch_module,
     training_on,
     transformer,
+    use_cpu,
+    without_gradients,
     work_for,
     workload,
 )
@@ -70,14 +71,14 @@ def fifth_int8_16384() -> Step:
 @workload("compute_bound")
 def fifth_attention_of_16384() -> Step:
     torch = torch_module()
-    q, k, v = (half(2, 16, 16384, 128) for _ in range(3))
+    q, k, v = (random_bf16(2, 16, 16384, 128) for _ in range(3))
     return repeat(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), 2)
 
 
 @workload("compute_bound")
 def fifth_prefill_wide() -> Step:
     torch = torch_module()
-    weights, tokens = [(half(28672, 8192), half(8192, 28672)) for _ in range(4)], half(8192, 8192)
+    weights, tokens = [(random_bf16(28672, 8192), random_bf16(8192, 28672)) for _ in range(4)], random_bf16(8192, 8192)
     linear = torch.nn.functional.linear
 
     def run() -> None:
@@ -85,7 +86,7 @@ def fifth_prefill_wide() -> Step:
         for up, down in weights:
             x = x + linear(torch.relu(linear(x, up)), down)
 
-    return repeat(quiet(run), 2)
+    return repeat(without_gradients(run), 2)
 
 
 @workload("compute_bound_no_tensor")
@@ -121,14 +122,14 @@ def fifth_add_fp64() -> Step:
 @workload("memory_bound")
 def fifth_rms_norm() -> Step:
     torch = torch_module()
-    x = half(32768, 5120)
-    return repeat(quiet(lambda: torch.nn.functional.rms_norm(x, (5120,))), 20)
+    x = random_bf16(32768, 5120)
+    return repeat(without_gradients(lambda: torch.nn.functional.rms_norm(x, (5120,))), 20)
 
 
 @workload("memory_bound")
 def fifth_adam_fused() -> Step:
     torch = torch_module()
-    values = [torch.nn.Parameter(half(2**27)) for _ in range(8)]
+    values = [torch.nn.Parameter(random_bf16(2**27)) for _ in range(8)]
     for value in values:
         value.grad = torch.randn_like(value)
     return repeat(torch.optim.AdamW(values, lr=1e-4, fused=True).step, 5)
@@ -137,22 +138,22 @@ def fifth_adam_fused() -> Step:
 @workload("memory_bound")
 def fifth_kv_cache_of_128() -> Step:
     torch = torch_module()
-    q, k, v = half(128, 16, 1, 128), half(128, 16, 4096, 128), half(128, 16, 4096, 128)
-    return repeat(quiet(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)), 20)
+    q, k, v = random_bf16(128, 16, 1, 128), random_bf16(128, 16, 4096, 128), random_bf16(128, 16, 4096, 128)
+    return repeat(without_gradients(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)), 20)
 
 
 @workload("memory_bound")
 def fifth_decode_of_4() -> Step:
     torch = torch_module()
-    weights, x = [half(28672, 8192) for _ in range(16)], half(4, 8192)
-    return repeat(quiet(lambda: [torch.nn.functional.linear(x, weight) for weight in weights]), 5)
+    weights, x = [random_bf16(28672, 8192) for _ in range(16)], random_bf16(4, 8192)
+    return repeat(without_gradients(lambda: [torch.nn.functional.linear(x, weight) for weight in weights]), 5)
 
 
 @workload("memory_bound")
 def fifth_group_norm() -> Step:
     torch = torch_module()
     layer, x = torch.nn.GroupNorm(32, 256).cuda(), torch.randn(64, 256, 96, 96, device="cuda")
-    return repeat(quiet(lambda: layer(x)), 20)
+    return repeat(without_gradients(lambda: layer(x)), 20)
 
 
 @workload("memory_bound")
@@ -211,14 +212,14 @@ def fifth_lstm_cell_of_128() -> Step:
 
 @workload("launch_bound")
 def fifth_products_of_128() -> Step:
-    a = half(128, 128)
+    a = random_bf16(128, 128)
     return repeat(lambda: a @ a, 5000)
 
 
 @workload("launch_bound")
 def fifth_encoder_of_16_tokens() -> Step:
-    model, x = transformer(384, 10).eval(), half(1, 16, 384)
-    return repeat(quiet(lambda: model(x)), 30)
+    model, x = transformer(384, 10).eval(), random_bf16(1, 16, 384)
+    return repeat(without_gradients(lambda: model(x)), 30)
 
 
 @workload("launch_bound")
@@ -233,24 +234,24 @@ def fifth_recommender_training() -> Step:
 
 @workload("data_starved")
 def fifth_starved_8_of_60ms() -> Step:
-    a = half(6144, 6144)
+    a = random_bf16(6144, 6144)
     return then_sleep(lambda: work_for(lambda: a @ a, 0.008), 0.052)
 
 
 @workload("data_starved")
 def fifth_starved_60_of_200ms() -> Step:
-    train, x = training_on(transformer(1024, 4)), half(8, 1024, 1024)
+    train, x = training_on(transformer(1024, 4)), random_bf16(8, 1024, 1024)
     return then_sleep(lambda: work_for(lambda: train(x), 0.06), 0.14)
 
 
 @workload("data_starved")
 def fifth_thinks_then_copies() -> Step:
-    """A loader that takes 60 ms for a batch of 64 MiB, on which hardly anything is done."""
+    """A loader that takes 60 ms for a batch of 64 MiB, with little work on it."""
     torch = torch_module()
     host = torch.randn(2**24)
 
     def step() -> None:
-        think(0.06)
+        use_cpu(0.06)
         (host.cuda() * 2).sum().item()
 
     return step
@@ -262,7 +263,7 @@ def fifth_small_model_large_batches() -> Step:
     train, host = training_on(linear_model(512, 3)), torch.randn(16384, 512)
 
     def step() -> None:
-        think(0.05)
+        use_cpu(0.05)
         train(host.cuda().bfloat16())
         torch.cuda.synchronize()
 
@@ -278,7 +279,7 @@ def fifth_images_decoded() -> Step:
     train, host = training_on(model), torch.randn(96, 3, 224, 224)
 
     def step() -> None:
-        think(0.4)
+        use_cpu(0.4)
         train(host.cuda().bfloat16())
         torch.cuda.synchronize()
 
@@ -287,7 +288,7 @@ def fifth_images_decoded() -> Step:
 
 @workload("stalls_input_or_io")
 def fifth_stops_600_of_1400ms() -> Step:
-    train, x = training_on(linear_model(8192, 2)), half(8192, 8192)
+    train, x = training_on(linear_model(8192, 2)), random_bf16(8192, 8192)
     return then_sleep(lambda: work_for(lambda: train(x), 0.8), 0.6)
 
 
@@ -301,7 +302,7 @@ def fifth_memory_work_with_stops() -> Step:
 def fifth_saves_arrays() -> Step:
     import numpy
 
-    train, x = training_on(linear_model(6144, 4)), half(8192, 6144)
+    train, x = training_on(linear_model(6144, 4)), random_bf16(8192, 6144)
     state, path = numpy.ones(2**28, dtype=numpy.float32), Path(tempfile.mkdtemp(), "state.npy")
 
     def step() -> None:
@@ -314,24 +315,24 @@ def fifth_saves_arrays() -> Step:
 
 @workload("stalls_input_or_io")
 def fifth_validates_on_the_cpu() -> Step:
-    a = half(8192, 8192)
+    a = random_bf16(8192, 8192)
 
     def step() -> None:
         work_for(lambda: a @ a, 1.0)
-        think(0.7)
+        use_cpu(0.7)
 
     return step
 
 
 @workload("underutilized")
 def fifth_resnet18_each_20ms() -> Step:
-    return then_sleep(one_image("resnet18"), 0.02)
+    return then_sleep(classify_one_image("resnet18"), 0.02)
 
 
 @workload("underutilized")
 def fifth_encoder_request_each_20ms() -> Step:
-    model, x = transformer(768, 12).eval(), half(1, 32, 768)
-    return then_sleep(quiet(lambda: model(x)), 0.02)
+    model, x = transformer(768, 12).eval(), random_bf16(1, 32, 768)
+    return then_sleep(without_gradients(lambda: model(x)), 0.02)
 
 
 @workload("underutilized")
@@ -341,27 +342,27 @@ def fifth_eight_blocks() -> Step:
 
 @workload("underutilized")
 def fifth_product_each_5ms() -> Step:
-    a = half(1024, 1024)
+    a = random_bf16(1024, 1024)
     return then_sleep(lambda: a @ a, 0.005)
 
 
 @workload("underutilized")
 def fifth_graph_each_10ms() -> Step:
-    model, x = linear_model(1536, 12).eval(), half(1, 1536)
-    return then_sleep(graph(quiet(lambda: model(x))).replay, 0.01)
+    model, x = linear_model(1536, 12).eval(), random_bf16(1, 1536)
+    return then_sleep(capture_graph(without_gradients(lambda: model(x))).replay, 0.01)
 
 
 @workload("mixed")
 def fifth_language_model_training() -> Step:
-    train, x = training_on(transformer(1536, 6)), half(4, 2048, 1536)
+    train, x = training_on(transformer(1536, 6)), random_bf16(4, 2048, 1536)
     return repeat(lambda: train(x), 2)
 
 
 @workload("mixed")
 def fifth_products_and_copies() -> Step:
-    """10 ms of each, in turns."""
+    """10 ms of each in turn."""
     torch = torch_module()
-    a, source = half(6144, 6144), torch.randn(2**28, device="cuda")
+    a, source = random_bf16(6144, 6144), torch.randn(2**28, device="cuda")
     target = torch.empty_like(source)
 
     def step() -> None:
@@ -376,10 +377,10 @@ def fifth_products_and_copies() -> Step:
 
 @workload("idle")
 def fifth_20_gib_held() -> Step:
-    return holding(20 * 2**30)
+    return hold_memory(20 * 2**30)
 
 
 @workload("idle")
 def fifth_thinks_alone() -> Step:
     torch_module().zeros(1, device="cuda")
-    return lambda: think(0.2)
+    return lambda: use_cpu(0.2)

@@ -1,9 +1,9 @@
-"""A fourth set of workloads with known bottlenecks, its truths written down before it was ever recorded.
+"""A fourth set of workloads with known bottlenecks, whose classes were written down before it was recorded.
 
-Real programs as far as torch alone makes them: prefill and decode of a language model, training with a loader, serving,
-checkpoints, and the single operations that people try a GPU with. Left out is what even its author cannot tell apart:
-kernels that live in the cache, histograms, graphs of tiny kernels. `profile_bench --set fourth` records and judges it.
-At the first look 46 of 47 labels were right, 97.6 % of the samples; the sort on the CPU took 0.15 s, too short a stop.
+Realistic programs with torch: prefill and decode of a language model, training with a loader, serving, checkpoints, and
+single operations. Workloads without a clear class are omitted: kernels in the cache, histograms, graphs of tiny
+kernels. `profile_bench --set fourth` records and classifies it. In the first run 46 of 47 labels were correct, 97.6 %
+of the samples; the sort on the CPU took 0.15 s, too short for a stop.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from pathlib import Path
 from bench.gpu.profile_record import (
     Step,
     autocast_training,
+    capture_graph,
+    classify_one_image,
     convolution,
     copies,
-    graph,
-    half,
-    holding,
+    hold_memory,
     kernel,
     linear_model,
     matmul,
-    one_image,
-    quiet,
+    random_bf16,
     recurrence,
     repeat,
     then_sleep,
     torch_module,
     training_on,
     transformer,
+    without_gradients,
     work_for,
     workload,
 )
 
-# Each thread reads words of the host's memory as they come, over the link.
+# Each thread reads words of host memory in order, over PCIe.
 READ_HOST = r"""
 extern "C" __global__ void work(const float4* host, float* out, long count) {
   float sum = 0;
@@ -65,33 +65,33 @@ template <typename T> T mix(T x) {
 
 @workload("compute_bound")
 def fourth_prefill() -> Step:
-    """Layers as wide as those of a model with 8 billion weights, over 16,384 tokens."""
+    """Layers of the width of an 8B model, over 16,384 tokens."""
     torch = torch_module()
     shapes = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
-    layers = [[half(*shape) for shape in shapes] for _ in range(4)]
-    tokens, linear = half(16384, 4096), torch.nn.functional.linear
+    layers = [[random_bf16(*shape) for shape in shapes] for _ in range(4)]
+    tokens, linear = random_bf16(16384, 4096), torch.nn.functional.linear
 
     def run() -> None:
         x = tokens
         for wide, out, up, down in layers:
             q, k, v = linear(torch.nn.functional.rms_norm(x, (4096,)), wide).split((4096, 1024, 1024), -1)
             q, k, v = (part.view(8, 2048, -1, 128).transpose(1, 2) for part in (q, k, v))
-            seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            x = x + linear(seen.transpose(1, 2).reshape(16384, 4096), out)
+            attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + linear(attended.transpose(1, 2).reshape(16384, 4096), out)
             gate, value = linear(torch.nn.functional.rms_norm(x, (4096,)), up).chunk(2, -1)
             x = x + linear(torch.nn.functional.silu(gate) * value, down)
 
-    return repeat(quiet(run), 2)
+    return repeat(without_gradients(run), 2)
 
 
 @workload("compute_bound")
 def fourth_attention_backward() -> Step:
     torch = torch_module()
-    q, k, v = (half(8, 16, 4096, 128).requires_grad_() for _ in range(3))
+    q, k, v = (random_bf16(8, 16, 4096, 128).requires_grad_() for _ in range(3))
 
     def run() -> None:
-        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        torch.autograd.grad(seen, (q, k, v), seen)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(attended, (q, k, v), attended)
 
     return repeat(run, 3)
 
@@ -140,7 +140,7 @@ def fourth_conv_fp32() -> Step:
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             layer(x)
 
-    return repeat(quiet(run), 5)
+    return repeat(without_gradients(run), 5)
 
 
 @workload("compute_bound_no_tensor")
@@ -169,8 +169,8 @@ def fourth_complex_products() -> Step:
 @workload("memory_bound")
 def fourth_cross_entropy() -> Step:
     torch = torch_module()
-    x, words = half(8192, 128256), torch.randint(0, 128256, (8192,), device="cuda")
-    return repeat(quiet(lambda: torch.nn.functional.cross_entropy(x, words)), 5)
+    x, words = random_bf16(8192, 128256), torch.randint(0, 128256, (8192,), device="cuda")
+    return repeat(without_gradients(lambda: torch.nn.functional.cross_entropy(x, words)), 5)
 
 
 @workload("memory_bound")
@@ -193,15 +193,15 @@ def fourth_fourier() -> Step:
 def fourth_batch_norm_and_relu() -> Step:
     torch = torch_module()
     layer, x = torch.nn.BatchNorm2d(256).cuda().half().eval(), torch.randn(256, 256, 56, 56, device="cuda").half()
-    return repeat(quiet(lambda: torch.relu(layer(x))), 20)
+    return repeat(without_gradients(lambda: torch.relu(layer(x))), 20)
 
 
 @workload("memory_bound")
 def fourth_kv_cache() -> Step:
-    """One new token of each of 64 conversations looks back at 8,192."""
+    """One new token of each of 64 conversations attends to 8,192 tokens."""
     torch = torch_module()
-    q, k, v = half(64, 32, 1, 128), half(64, 32, 8192, 128), half(64, 32, 8192, 128)
-    return repeat(quiet(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)), 10)
+    q, k, v = random_bf16(64, 32, 1, 128), random_bf16(64, 32, 8192, 128), random_bf16(64, 32, 8192, 128)
+    return repeat(without_gradients(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)), 10)
 
 
 @workload("memory_bound")
@@ -219,13 +219,13 @@ def fourth_sparse_times_vector() -> Step:
 def fourth_gelu_and_residual() -> Step:
     torch = torch_module()
     x = torch.randn(2**29, device="cuda").half()
-    return repeat(quiet(lambda: torch.nn.functional.gelu(x) + x), 10)
+    return repeat(without_gradients(lambda: torch.nn.functional.gelu(x) + x), 10)
 
 
 @workload("memory_bound")
 def fourth_gather_wide_rows() -> Step:
     torch = torch_module()
-    table, index = half(2**20, 4096), torch.randint(0, 2**20, (2**18,), device="cuda")
+    table, index = random_bf16(2**20, 4096), torch.randint(0, 2**20, (2**18,), device="cuda")
     return repeat(lambda: table.index_select(0, index), 10)
 
 
@@ -233,7 +233,7 @@ def fourth_gather_wide_rows() -> Step:
 def fourth_max_pool() -> Step:
     torch = torch_module()
     x = torch.randn(128, 64, 256, 256, device="cuda").half().to(memory_format=torch.channels_last)
-    return repeat(quiet(lambda: torch.nn.functional.max_pool2d(x, 2)), 20)
+    return repeat(without_gradients(lambda: torch.nn.functional.max_pool2d(x, 2)), 20)
 
 
 @workload("pcie_bound")
@@ -282,7 +282,9 @@ def fourth_gpt2_decodes() -> Step:
 
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).cuda().half().eval()
     words = torch.randint(0, 50000, (1, 16), device="cuda")
-    return repeat(quiet(lambda: model.generate(words, max_new_tokens=32, do_sample=False, pad_token_id=0)), 1)
+    return repeat(
+        without_gradients(lambda: model.generate(words, max_new_tokens=32, do_sample=False, pad_token_id=0)), 1
+    )
 
 
 @workload("launch_bound")
@@ -307,7 +309,7 @@ def fourth_small_mlp_training() -> Step:
 
 @workload("launch_bound")
 def fourth_resnet18_one_image() -> Step:
-    return repeat(one_image("resnet18"), 50)
+    return repeat(classify_one_image("resnet18"), 50)
 
 
 @workload("data_starved")
@@ -318,13 +320,13 @@ def fourth_starved_20_of_100ms() -> Step:
 
 @workload("data_starved")
 def fourth_starved_25_of_55ms() -> Step:
-    a = half(8192, 8192)
+    a = random_bf16(8192, 8192)
     return then_sleep(lambda: work_for(lambda: a @ a, 0.025), 0.03)
 
 
 @workload("data_starved")
 def fourth_numpy_augments() -> Step:
-    """Images are cut and turned by one core, then a ResNet trains on them."""
+    """One core crops and flips images, then a ResNet trains on them."""
     torch = torch_module()
     import numpy
     import torchvision
@@ -367,7 +369,7 @@ def fourth_checkpoint_of_the_model() -> Step:
     torch = torch_module()
     model = linear_model(8192, 5)
     train, path = training_on(model, rows=8192, width=8192), Path(tempfile.mkdtemp(), "model.pt")
-    x = half(8192, 8192)
+    x = random_bf16(8192, 8192)
 
     def step() -> None:
         work_for(lambda: train(x), 1.0)
@@ -378,13 +380,13 @@ def fourth_checkpoint_of_the_model() -> Step:
 
 @workload("stalls_input_or_io")
 def fourth_stops_500_of_1500ms() -> Step:
-    a = half(8192, 8192)
+    a = random_bf16(8192, 8192)
     return then_sleep(lambda: work_for(lambda: a @ a, 1.0), 0.5)
 
 
 @workload("stalls_input_or_io")
 def fourth_stops_1500_of_3500ms() -> Step:
-    train, x = training_on(transformer(1024, 6)), half(8, 1024, 1024)
+    train, x = training_on(transformer(1024, 6)), random_bf16(8, 1024, 1024)
     return then_sleep(lambda: work_for(lambda: train(x), 2.0), 1.5)
 
 
@@ -392,7 +394,7 @@ def fourth_stops_1500_of_3500ms() -> Step:
 def fourth_metrics_on_the_cpu() -> Step:
     import numpy
 
-    train, x = training_on(linear_model(4096, 8), rows=8192, width=4096), half(8192, 4096)
+    train, x = training_on(linear_model(4096, 8), rows=8192, width=4096), random_bf16(8192, 4096)
     values = numpy.random.default_rng(1).random(10**7)
 
     def step() -> None:
@@ -404,13 +406,13 @@ def fourth_metrics_on_the_cpu() -> Step:
 
 @workload("underutilized")
 def fourth_encoder_request_each_50ms() -> Step:
-    model, x = transformer(768, 12).eval(), half(1, 64, 768)
-    return then_sleep(quiet(lambda: model(x)), 0.05)
+    model, x = transformer(768, 12).eval(), random_bf16(1, 64, 768)
+    return then_sleep(without_gradients(lambda: model(x)), 0.05)
 
 
 @workload("underutilized")
 def fourth_30_frames_a_second() -> Step:
-    return then_sleep(one_image("resnet50"), 0.027)
+    return then_sleep(classify_one_image("resnet50"), 0.027)
 
 
 @workload("underutilized")
@@ -420,8 +422,8 @@ def fourth_twenty_blocks() -> Step:
 
 @workload("underutilized")
 def fourth_small_graph_each_5ms() -> Step:
-    model, x = linear_model(768, 16).eval(), half(1, 768)
-    return then_sleep(graph(quiet(lambda: model(x))).replay, 0.005)
+    model, x = linear_model(768, 16).eval(), random_bf16(1, 768)
+    return then_sleep(capture_graph(without_gradients(lambda: model(x))).replay, 0.005)
 
 
 @workload("mixed")
@@ -436,9 +438,9 @@ def fourth_encoder_training_autocast() -> Step:
 
 @workload("mixed")
 def fourth_products_then_softmax() -> Step:
-    """20 ms of each, in turns."""
+    """20 ms of each in turn."""
     torch = torch_module()
-    a, x = half(8192, 8192), torch.randn(16384, 16384, device="cuda")
+    a, x = random_bf16(8192, 8192), torch.randn(16384, 16384, device="cuda")
 
     def step() -> None:
         work_for(lambda: a @ a, 0.02)
@@ -449,7 +451,7 @@ def fourth_products_then_softmax() -> Step:
 
 @workload("idle")
 def fourth_100_gib_held() -> Step:
-    return holding(100 * 2**30)
+    return hold_memory(100 * 2**30)
 
 
 @workload("idle")

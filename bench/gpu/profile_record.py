@@ -1,12 +1,11 @@
-"""Runs workloads whose bottleneck is known by construction, one after the other, while the recorder looks on.
+"""Record workloads with a known bottleneck, one after another.
 
     python bench/gpu/profile_record.py --seconds 6 --out recording.csv [--only NAME …]
 
-Needs torch and cupy. Writes a labelled recording with the columns of `watchkeeper.probe.profile.columns`, every one
-of them in each row, as in the shared recording; `truth.json` beside it says which class each label is.
-`profile_bench` holds the classifier against it. The workloads are in `profile_workloads`, half of which the limits
-were chosen by, and in `profile_unseen`, `profile_third`, `profile_fourth` and `profile_fifth`, each recorded after
-the limits of its day.
+Needs torch and cupy. Writes a labelled recording with all columns of `watchkeeper.probe.profile.columns` in each row,
+as in the shared recording, and `truth.json` with the class of each label. `profile_bench` tests the classifier with it.
+The workloads are in `profile_workloads`, half of which were used to choose the limits, and in `profile_unseen`,
+`profile_third`, `profile_fourth` and `profile_fifth`, each recorded after the limits of its time.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-# The recorder as it is, but PCIe's own counters and energy are read for each row too: 46 ms of it.
+# The recorder, but with NVML's PCIe counters and energy in each row, which takes 46 ms.
 RECORDER = """
 from watchkeeper.probe.profile import gpu_reader, recorder_child
 recorder_child.SLOW_SECONDS = 0.0
 gpu_reader.SLOW += gpu_reader.WITHOUT_GPM
 recorder_child.main()
 """
-# Between two workloads: allocation, compilation, and the power that sinks.
+# The time between workloads for allocation, compilation and falling power.
 PAUSE_SECONDS = 0.5
 Step = Callable[[], None]
 
@@ -46,11 +45,11 @@ WORKLOADS: list[Workload] = []
 
 
 def workload(truth: str) -> Callable[[Callable[[], Step]], Callable[[], Step]]:
-    def note(prepare: Callable[[], Step]) -> Callable[[], Step]:
+    def add_workload(prepare: Callable[[], Step]) -> Callable[[], Step]:
         WORKLOADS.append(Workload(prepare.__name__, truth, prepare))
         return prepare
 
-    return note
+    return add_workload
 
 
 def torch_module() -> Any:
@@ -60,7 +59,7 @@ def torch_module() -> Any:
 
 
 def repeat(run: Callable[[], Any], count: int) -> Step:
-    """`count` times, then wait for the GPU, so that the queue does not run ahead of the clock."""
+    """Run `count` times, then wait for the GPU."""
     torch = torch_module()
 
     def step() -> None:
@@ -71,8 +70,8 @@ def repeat(run: Callable[[], Any], count: int) -> Step:
     return step
 
 
-def quiet(run: Callable[[], Any]) -> Step:
-    """Without gradients, as a model that serves runs."""
+def without_gradients(run: Callable[[], Any]) -> Step:
+    """Run without gradients, as in inference."""
     torch = torch_module()
 
     def step() -> None:
@@ -101,15 +100,15 @@ def work_for(run: Callable[[], Any], seconds: float) -> None:
         torch.cuda.synchronize()
 
 
-def think(seconds: float) -> None:
-    """A processor that is busy, as one that decodes is."""
+def use_cpu(seconds: float) -> None:
+    """Keep a CPU busy, as decoding does."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(1000))
 
 
-def half(*shape: int) -> Any:
-    """Random numbers in bf16, which is what models are made of."""
+def random_bf16(*shape: int) -> Any:
+    """A random tensor in bf16."""
     torch = torch_module()
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
@@ -147,11 +146,11 @@ def transformer(width: int, layers: int) -> Any:
 
 
 def convolution(channels: int, images: int, side: int) -> Step:
-    """A layer of fp16 and 3 by 3, in the order of memory that tensor cores want."""
+    """A 3×3 convolution in fp16, in the memory format of tensor cores."""
     torch = torch_module()
     layer = torch.nn.Conv2d(channels, channels, 3, padding=1).cuda().half().to(memory_format=torch.channels_last)
     x = torch.randn(images, channels, side, side, device="cuda").half().to(memory_format=torch.channels_last)
-    return quiet(lambda: layer(x))
+    return without_gradients(lambda: layer(x))
 
 
 def recurrence(cell: Any, x: Any) -> Step:
@@ -160,21 +159,21 @@ def recurrence(cell: Any, x: Any) -> Step:
         for _ in range(200):
             state = cell(x, state)
 
-    return repeat(quiet(run), 5)
+    return repeat(without_gradients(run), 5)
 
 
-def one_image(name: str) -> Step:
-    """A model of torchvision in fp16, asked about a single image."""
+def classify_one_image(name: str) -> Step:
+    """A torchvision model in fp16 that classifies a single image."""
     torch = torch_module()
     import torchvision
 
     model = getattr(torchvision.models, name)().cuda().half().eval()
     x = torch.randn(1, 3, 224, 224, device="cuda").half()
-    return quiet(lambda: model(x))
+    return without_gradients(lambda: model(x))
 
 
 def training_on(model: Any, rows: int = 0, width: int = 0) -> Callable[[Any], None]:
-    """One step of training; with rows, a first one is behind it."""
+    """A function for one training step; with `rows`, a first step has already run."""
     torch = torch_module()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
@@ -207,21 +206,21 @@ def autocast_training(model: Any, optimizer: Any, x: Any) -> Step:
     return repeat(run, 2)
 
 
-def holding(size: int) -> Step:
-    """Memory that nobody computes with."""
-    held = torch_module().zeros(size, dtype=torch_module().uint8, device="cuda")
+def hold_memory(size: int) -> Step:
+    """Allocate memory without computing."""
+    buffer = torch_module().zeros(size, dtype=torch_module().uint8, device="cuda")
 
     def step() -> None:
-        assert held.is_cuda
+        assert buffer.is_cuda
         time.sleep(0.1)
 
     return step
 
 
-def graph(run: Callable[[], None]) -> Any:
+def capture_graph(run: Callable[[], None]) -> Any:
     torch = torch_module()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
+    side_stream = torch.cuda.Stream()
+    with torch.cuda.stream(side_stream):
         run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -238,8 +237,8 @@ def copies(size: int, *, is_pinned: bool, to_gpu: bool) -> Step:
     return repeat(lambda: target.copy_(source, non_blocking=is_pinned), 10)
 
 
-class Recorded:
-    """Rows of the recorder child, each with what ran at its time."""
+class WorkloadRecorder:
+    """The rows of the recorder child, with the name of the workload at their time."""
 
     def __init__(self, interval: float = 0.15) -> None:
         command = [sys.executable, "-c", RECORDER, str(interval), "0"]
@@ -255,7 +254,7 @@ class Recorded:
             if row is not None:
                 self.rows.append({"t": row["t"], **row["values"]})
 
-    def note(self, since: float, until: float, name: str) -> None:
+    def add_span(self, since: float, until: float, name: str) -> None:
         self._spans.append((since, until, name))
 
     def write(self, path: Path) -> None:
@@ -267,36 +266,36 @@ class Recorded:
             writer = csv.writer(file)
             writer.writerow(["t", "label", *names])
             for row in self.rows:
-                writer.writerow([row["t"], self._label(row["t"]), *(row.get(name, "") for name in names)])
+                writer.writerow([row["t"], self._label_at(row["t"]), *(row.get(name, "") for name in names)])
 
-    def _label(self, at: float) -> str:
-        # A row speaks of the time since the one before it.
+    def _label_at(self, at: float) -> str:
+        # A row covers the time since the previous one.
         return next((name for since, until, name in self._spans if since + 0.15 <= at <= until), "gap")
 
 
 def run_all(seconds: float, path: Path, only: list[str]) -> dict[str, str]:
     torch = torch_module()
-    recorded, truth = Recorded(), {}
-    for work in WORKLOADS:
-        if only and work.name not in only:
+    workload_recorder, truth = WorkloadRecorder(), {}
+    for current in WORKLOADS:
+        if only and current.name not in only:
             continue
         try:
-            step = work.prepare()
+            step = current.prepare()
             step()
             torch.cuda.synchronize()
             time.sleep(PAUSE_SECONDS / 2)
             since = time.time()
             while time.time() - since < seconds:
                 step()
-            recorded.note(since, time.time(), work.name)
-            truth[work.name] = work.truth
+            workload_recorder.add_span(since, time.time(), current.name)
+            truth[current.name] = current.truth
         except Exception as error:
-            print(f"{work.name}: {type(error).__name__}: {error}"[:300], file=sys.stderr)
+            print(f"{current.name}: {type(error).__name__}: {error}"[:300], file=sys.stderr)
         step = None
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         time.sleep(PAUSE_SECONDS / 2)
-    recorded.write(path)
+    workload_recorder.write(path)
     path.with_name(path.stem + ".truth.json").write_text(json.dumps(truth, indent=1))
     return truth
 
@@ -313,7 +312,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # As a module, so that workloads and this file share one list.
+    # As a module, so that the workloads and this file share one list.
     from bench.gpu import profile_record
 
     profile_record.main()

@@ -1,9 +1,9 @@
-"""A third set of workloads with known bottlenecks, its truths written down before it was ever recorded.
+"""A third set of workloads with known bottlenecks, whose classes were written down before it was recorded.
 
-Torch alone makes them: clear-cut representatives of each class, as somebody would choose them who wants to try the
-classifier. `profile_bench --set third` records and judges them. At the first look 21 of 23 labels were right, 91.3 % of
-the samples: a request of 6 µs each 25 ms was called idle, and copies into fresh pages hardly used. Both limits were
-corrected after that.
+They need only torch: clear examples of each class, as a user would choose them to try the classifier.
+`profile_bench --set third` records and classifies them. In the first run 21 of 23 labels were correct, 91.3 % of the
+samples: a request of 6 µs every 25 ms was classified as idle, and copies into new pages as underutilized. Both limits
+were corrected after that.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from bench.gpu.profile_record import (
     Step,
     convolution,
     copies,
-    holding,
+    hold_memory,
     linear_model,
     matmul,
-    quiet,
     repeat,
     then_sleep,
     torch_module,
     training_on,
+    without_gradients,
     work_for,
     workload,
 )
@@ -82,7 +82,7 @@ def third_matmul_fp32_4096() -> Step:
 
 @workload("idle")
 def third_context_and_nothing() -> Step:
-    return holding(2**20)
+    return hold_memory(2**20)
 
 
 @workload("memory_bound")
@@ -121,7 +121,7 @@ def third_small_request_each_25ms() -> Step:
 def third_layer_norm_and_residual() -> Step:
     torch = torch_module()
     layer, x = torch.nn.LayerNorm(8192).cuda().bfloat16(), torch.randn(32768, 8192, device="cuda").bfloat16()
-    return repeat(quiet(lambda: x + layer(x)), 20)
+    return repeat(without_gradients(lambda: x + layer(x)), 20)
 
 
 @workload("pcie_bound")
@@ -134,8 +134,8 @@ def third_from_gpu_pageable() -> Step:
 def third_matmul_fp8() -> Step:
     torch = torch_module()
     a, b = (torch.randn(16384, 8192, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
-    one = torch.ones((), device="cuda")
-    return repeat(lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16), 5)
+    scale = torch.ones((), device="cuda")
+    return repeat(lambda: torch._scaled_mm(a, b.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16), 5)
 
 
 @workload("compute_bound_no_tensor")
@@ -150,7 +150,7 @@ def third_embedding_gather() -> Step:
     torch = torch_module()
     table = torch.nn.Embedding(2**22, 512, device="cuda", dtype=torch.float16)
     index = torch.randint(0, 2**22, (4096, 256), device="cuda")
-    return repeat(quiet(lambda: table(index)), 20)
+    return repeat(without_gradients(lambda: table(index)), 20)
 
 
 @workload("launch_bound")

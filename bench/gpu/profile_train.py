@@ -1,4 +1,4 @@
-"""A training program for `watchkeeper profile -- python bench/gpu/profile_train.py SECONDS`; it knows no recorder."""
+"""A training program for `watchkeeper profile -- python bench/gpu/profile_train.py SECONDS`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A second set of workloads with known bottlenecks, recorded once the classifier's limits had been chosen.
+"""A second set of workloads with known bottlenecks, recorded after the limits of the classifier had been chosen.
 
-24 of its 26 labels were right then (softmax and memory work with stops were not), and two rules were corrected after
-that. `profile_third` was written for a claim about workloads that nobody had looked at.
+24 of its 26 labels were correct (softmax and memory work with stops were not), and two rules were corrected after that.
+`profile_third` was written to test with new workloads.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import time
 
 from bench.gpu.profile_record import (
     Step,
+    capture_graph,
     copies,
-    graph,
     kernel,
     linear_model,
     matmul,
-    quiet,
     repeat,
     then_sleep,
-    think,
     torch_module,
     training_on,
     transformer,
+    use_cpu,
+    without_gradients,
     workload,
 )
 
@@ -92,7 +92,7 @@ def embedding_lookup() -> Step:
     torch = torch_module()
     table = torch.nn.Embedding(2**21, 1024, device="cuda", dtype=torch.bfloat16)
     index = torch.randint(0, 2**21, (2**19,), device="cuda")
-    return repeat(quiet(lambda: table(index)), 20)
+    return repeat(without_gradients(lambda: table(index)), 20)
 
 
 @workload("memory_bound")
@@ -106,7 +106,7 @@ def decode_batch8_eager() -> Step:
     torch = torch_module()
     weights = [torch.randn(16384, 8192, device="cuda").bfloat16() for _ in range(24)]
     x = torch.randn(8, 8192, device="cuda").bfloat16()
-    return repeat(quiet(lambda: [torch.nn.functional.linear(x, weight) for weight in weights]), 5)
+    return repeat(without_gradients(lambda: [torch.nn.functional.linear(x, weight) for weight in weights]), 5)
 
 
 @workload("pcie_bound")
@@ -145,7 +145,7 @@ def small_convnet_training() -> Step:
 def transformer_decode_small() -> Step:
     torch = torch_module()
     model, x = transformer(512, 12).eval(), torch.randn(1, 1, 512, device="cuda").bfloat16()
-    return repeat(quiet(lambda: model(x)), 50)
+    return repeat(without_gradients(lambda: model(x)), 50)
 
 
 @workload("data_starved")
@@ -161,7 +161,7 @@ def starved_resnet() -> Step:
 
     model = torchvision.models.resnet50().cuda().bfloat16().eval()
     host = torch.randn(128, 3, 224, 224).bfloat16()
-    return then_sleep(quiet(lambda: model(host.cuda())), 0.1)
+    return then_sleep(without_gradients(lambda: model(host.cuda())), 0.1)
 
 
 @workload("data_starved")
@@ -212,14 +212,14 @@ def resnet_one_image_seldom() -> Step:
     import torchvision
 
     model, x = torchvision.models.resnet18().cuda().eval(), torch.randn(1, 3, 224, 224, device="cuda")
-    return then_sleep(quiet(lambda: model(x)), 0.1)
+    return then_sleep(without_gradients(lambda: model(x)), 0.1)
 
 
 @workload("underutilized")
 def tiny_graph_polling() -> Step:
     torch = torch_module()
     model, x = linear_model(512, 12).eval(), torch.randn(1, 512, device="cuda").bfloat16()
-    return then_sleep(graph(quiet(lambda: model(x))).replay, 0.002)
+    return then_sleep(capture_graph(without_gradients(lambda: model(x))).replay, 0.002)
 
 
 @workload("mixed")
@@ -242,4 +242,4 @@ def vision_transformer_training() -> Step:
 
 @workload("idle")
 def idle_with_busy_cpu() -> Step:
-    return lambda: think(0.2)
+    return lambda: use_cpu(0.2)

@@ -1,4 +1,4 @@
-"""Workloads with known bottlenecks; the limits of the classifier were chosen with half of them in sight."""
+"""Workloads with known bottlenecks; half of them were used to choose the limits of the classifier."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from bench.gpu.profile_record import (
     Step,
     autocast_training,
+    capture_graph,
     copies,
-    graph,
     kernel,
     linear_model,
     matmul,
@@ -63,8 +63,8 @@ def matmul_fp8() -> Step:
     torch = torch_module()
     a = torch.randn(8192, 8192, device="cuda").to(torch.float8_e4m3fn)
     b = torch.randn(8192, 8192, device="cuda").to(torch.float8_e4m3fn).t()
-    one = torch.ones((), device="cuda")
-    return repeat(lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16), 10)
+    scale = torch.ones((), device="cuda")
+    return repeat(lambda: torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16), 10)
 
 
 @workload("compute_bound")
@@ -183,7 +183,7 @@ def gather_random_words() -> Step:
 
 @workload("memory_bound")
 def decode_batch1_graph() -> Step:
-    """Matrix times vector over 8 GB of weights: what a language model does for each token."""
+    """Matrix times vector over 8 GB of weights, as a language model does for each token."""
     torch = torch_module()
     weights = [torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(64)]
     x = torch.randn(1, 8192, device="cuda", dtype=torch.bfloat16)
@@ -193,7 +193,7 @@ def decode_batch1_graph() -> Step:
         for weight in weights:
             y = torch.nn.functional.linear(y, weight)
 
-    return repeat(graph(token).replay, 10)
+    return repeat(capture_graph(token).replay, 10)
 
 
 @workload("memory_bound")
@@ -224,15 +224,15 @@ def h2d_pageable_64m() -> Step:
 @workload("pcie_bound")
 def both_ways_pinned() -> Step:
     torch = torch_module()
-    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    first_stream, second_stream = torch.cuda.Stream(), torch.cuda.Stream()
     host = [torch.empty(2**27, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     gpu = [torch.empty(2**27, dtype=torch.uint8, device="cuda") for _ in range(2)]
 
     def step() -> None:
         for _ in range(5):
-            with torch.cuda.stream(one):
+            with torch.cuda.stream(first_stream):
                 gpu[0].copy_(host[0], non_blocking=True)
-            with torch.cuda.stream(two):
+            with torch.cuda.stream(second_stream):
                 host[1].copy_(gpu[1], non_blocking=True)
         torch.cuda.synchronize()
 
@@ -241,7 +241,7 @@ def both_ways_pinned() -> Step:
 
 @workload("pcie_bound")
 def offloaded_weights() -> Step:
-    """Weights come from the host before each multiplication, as CPU offload does."""
+    """Weights are copied from the host before each multiplication, as with CPU offload."""
     torch = torch_module()
     host = torch.randn(8192, 8192).bfloat16().pin_memory()
     gpu, x = torch.empty_like(host, device="cuda"), torch.randn(512, 8192, device="cuda").bfloat16()
@@ -389,7 +389,7 @@ def stalls_600_of_1300ms() -> Step:
 
 @workload("stalls_input_or_io")
 def checkpoint_to_disk() -> Step:
-    """Training, and every second or so a checkpoint that is written while nothing runs."""
+    """Training that stops about every second to write a checkpoint."""
     torch = torch_module()
     train = training_on(linear_model(8192, 4), rows=4096, width=8192)
     x, folder = torch.randn(4096, 8192, device="cuda").bfloat16(), tempfile.mkdtemp()
@@ -432,7 +432,7 @@ def graph_few_requests() -> Step:
         with torch.no_grad():
             model(x)
 
-    replay = graph(run).replay
+    replay = capture_graph(run).replay
 
     def step() -> None:
         replay()

@@ -1,8 +1,8 @@
-"""Speeds without a second machine: what a piece of work takes in units of a reference that runs beside it.
+"""Speeds relative to a reference on the same machine.
 
-Both are measured in turn in CPU time, and the least of each counts: whatever else the machine does only adds. A
-speed that does not reach what is stored in speeds.toml is measured on, because minima of more turns are nearer to the
-truth; one that was lost stays lost. A test whose stored speed is 1000 says what it found.
+Work and reference are measured in turn in CPU time, and the minimum of each counts, because other work on the machine
+only adds time. If a speed is below the one in speeds.toml, it is measured more often, because the minimum of more turns
+is more exact; a real loss remains. Store 1000 as the speed of a test to see the measured value.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ LEAST_TURNS, MOST_TURNS = 5, 60
 
 def stored(name: str) -> float:
     with STORED.open("rb") as file:
-        found: float = tomllib.load(file)[name]
-    return found
+        stored_speed: float = tomllib.load(file)[name]
+    return stored_speed
 
 
 def check(name: str, work: Work, reference: Work) -> None:
-    """Fail if the work takes more than 1.4 times as long as when its speed was stored, in units of the reference."""
+    """Fail if the work, relative to the reference, takes more than 1.4 times as long as when its speed was stored."""
     compare(name, lambda: cpu_seconds(work), lambda: cpu_seconds(reference), turns=range(LEAST_TURNS, MOST_TURNS))
 
 
 def compare(name: str, taken: Taken, reference: Taken, *, turns: range) -> None:
-    """The same for work that says itself what it took, measured at least and at most so often."""
+    """The same for functions that return their own time; `turns` has the minimum and maximum number of turns."""
     usual = stored(name)
-    enough, found = KEPT_SHARE * usual, 0.0
+    min_speed, speed = KEPT_SHARE * usual, 0.0
     best_taken = best_reference = math.inf
     for turn in range(turns.stop):
         best_reference, best_taken = min(best_reference, reference()), min(best_taken, taken())
-        found = best_reference / best_taken
-        if turn + 1 >= turns.start and found >= enough:
+        speed = best_reference / best_taken
+        if turn + 1 >= turns.start and speed >= min_speed:
             break
-    assert found >= enough, f"{name} = {found:.3g} in the time of the reference, {usual:.3g} is stored"
+    assert speed >= min_speed, f"{name} = {speed:.3g} relative to the reference, {usual:.3g} is stored"
 
 
 def cpu_seconds(work: Work) -> float:
@@ -55,7 +55,7 @@ def cpu_seconds(work: Work) -> float:
 
 
 def cpu_seconds_of(command: Sequence[str]) -> float:
-    """What a command took as a process of its own."""
+    """CPU seconds of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,6 +1,6 @@
-"""The short form of the benches: no loss of more than 30 % against what is stored, on any machine, however busy.
+"""Short benchmarks: no loss of more than 30 % compared with the stored speeds, on any machine.
 
-In speeds.toml is the least of several runs, on a quiet machine and on a busy one.
+speeds.toml has the lowest speed of several runs, on an idle and on a busy machine.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def open_store(path: Path) -> durable.DurableStore:
 
 
 def table_work() -> None:
-    """What NumPy takes for a tenth of the reading that questions need: copies, sums and a sort."""
+    """NumPy copies, sums and sorts: about a tenth of the reads of the queries."""
     for _ in range(4):
         table = np.arange(512.0 * 240).reshape(512, 240) % 97
         np.sort(table.copy(), axis=1).sum(axis=0)
 
 
 def page_work(pages: list[bytes]) -> None:
-    """Splitting pages and reading their numbers, and nothing else."""
+    """Split pages and parse their numbers."""
     for page in pages:
         array("d", [float(line.rpartition(b" ")[2]) for line in page.split(b"\n") if line])
 
@@ -64,19 +64,19 @@ def ask_panels(engine: EmbeddedEngine) -> list[object]:
     return [prometheus_json.write_result(engine.range(expr, span), None) for expr in panels.EXPRESSIONS]
 
 
-def test_rules_are_as_fast_as_they_were(engine: EmbeddedEngine) -> None:
+def test_rules_keep_their_speed(engine: EmbeddedEngine) -> None:
     speeds.check("rules", lambda: ask_rules(engine), table_work)
 
 
-def test_panels_are_as_fast_as_they_were(engine: EmbeddedEngine) -> None:
+def test_panels_keep_their_speed(engine: EmbeddedEngine) -> None:
     speeds.check("range", lambda: ask_panels(engine), table_work)
 
 
 class Scraping:
-    """The pages of a small fleet, read, appended and logged again and again, a scrape interval apart."""
+    """Parses, appends and logs the pages of a small fleet repeatedly, with scrape intervals between."""
 
     def __init__(self, folder: Path) -> None:
-        self.pages = [page for node in _pages.pages(telemetry.Telemetry(64, 2)) for page in node]
+        self.pages = [page for node in _pages.render_pages(telemetry.Telemetry(64, 2)) for page in node]
         self._now_ms = telemetry.START_MS
         self._store = durable.open_store(folder, durable.StoreSettings(), clock_ms=lambda: self._now_ms)
         self._parsers = [ExpositionParser() for _ in self.pages[::2]]
@@ -97,13 +97,13 @@ class Scraping:
         self._store.close()
 
 
-def test_pages_are_read_stored_and_logged_as_fast_as_they_were(tmp_path: Path) -> None:
+def test_ingest_keeps_its_speed(tmp_path: Path) -> None:
     scraping = Scraping(tmp_path)
     speeds.check("ingest", scraping, lambda: page_work(scraping.pages))
     scraping.close()
 
 
-def test_a_log_is_read_as_fast_as_it_was(tmp_path: Path) -> None:
+def test_reading_the_wal_keeps_its_speed(tmp_path: Path) -> None:
     cold.fill(SMALL, tmp_path, with_blocks=False)
 
     def reopen() -> None:
@@ -112,30 +112,30 @@ def test_a_log_is_read_as_fast_as_it_was(tmp_path: Path) -> None:
     speeds.check("cold", reopen, table_work)
 
 
-def test_samples_take_no_more_room_than_they_did(tmp_path: Path) -> None:
-    found = disk.ours(SMALL, tmp_path)
-    assert found["block_bytes_per_sample"] * speeds.KEPT_SHARE <= speeds.stored("disk_bytes_per_sample")
-    assert found["log_bytes_per_sample"] * speeds.KEPT_SHARE <= speeds.stored("log_bytes_per_sample")
+def test_the_size_of_samples_on_disk_does_not_grow(tmp_path: Path) -> None:
+    numbers = disk.fill_store(SMALL, tmp_path)
+    assert numbers["block_bytes_per_sample"] * speeds.KEPT_SHARE <= speeds.stored("disk_bytes_per_sample")
+    assert numbers["log_bytes_per_sample"] * speeds.KEPT_SHARE <= speeds.stored("log_bytes_per_sample")
 
 
-def test_a_store_takes_no_more_memory_than_it_did(tmp_path: Path) -> None:
+def test_the_memory_of_a_store_does_not_grow(tmp_path: Path) -> None:
     cold.fill(SMALL, tmp_path, with_blocks=False)
-    found = cold.reopened(tmp_path, SMALL)
-    used = found["opened_megabytes"] - found["empty_megabytes"]
+    numbers = cold.measure_reopen(tmp_path, SMALL)
+    used = numbers["opened_megabytes"] - numbers["empty_megabytes"]
     assert used * speeds.KEPT_SHARE <= speeds.stored("memory_megabytes")
 
 
 @pytest.mark.slow
-def test_a_fleet_costs_no_more_cpu_time_than_it_did() -> None:
+def test_the_cpu_time_of_a_fleet_does_not_grow() -> None:
     def taken() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            return asyncio.run(scale.one_size(64, warm=1, intervals=2, folder=Path(folder)))["cpu_seconds"]
+            return asyncio.run(scale.measure_size(64, warm=1, intervals=2, folder=Path(folder)))["cpu_seconds"]
 
     speeds.compare("scale", taken, lambda: speeds.cpu_seconds(table_work), turns=range(2, 8))
 
 
 @pytest.mark.slow
-def test_the_command_line_starts_as_fast_as_it_did() -> None:
+def test_the_command_line_keeps_its_start_time() -> None:
     line = [*WATCHKEEPER, "--help"]
     speeds.compare(
         "cli", lambda: speeds.cpu_seconds_of(line), lambda: speeds.cpu_seconds_of(cli.REFERENCE), turns=range(5, 30)

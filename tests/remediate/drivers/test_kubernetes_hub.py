@@ -23,7 +23,7 @@ def cluster(kubernetes: Cluster) -> Iterator[Cluster]:
 
 def test_an_event_at_a_hub_that_may_act_cordons_the_node(cluster: Cluster) -> None:
     with story.driving(cluster) as driver:
-        took = cordon.events_to_cordons(cluster, driver, 2)
+        took = cordon.measure_events(cluster, driver, 2)
     assert took["event_to_cordon_ms_p99"] < MOST_MS
     # The hub may have given the node back since: the incident was resolved.
     about = cluster.ask("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=event-0")["items"]

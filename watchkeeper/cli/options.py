@@ -111,7 +111,7 @@ expected_bandwidth = click.option(
 force = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
 
-def option_group(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def option_group(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """One decorator that adds several options, in this order."""
     return lambda command: functools.reduce(lambda body, decorate: decorate(body), reversed(decorators), command)
 
@@ -152,6 +152,16 @@ def unmapped_lines(counts: Mapping[str, int]) -> list[str]:
     )
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a formatted table on a terminal, complete lines in a pipe; see `tables`."""
-    tables.print_table(header, rows)
+print_table = tables.print_table
+
+
+def print_rows(
+    plain: Any, header: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool, empty: str = ""
+) -> None:
+    """Print JSON, or a table, or the text `empty` if there are no rows."""
+    if as_json:
+        print_json(plain)
+    elif rows or not empty:
+        print_table(header, rows)
+    else:
+        click.echo(empty)

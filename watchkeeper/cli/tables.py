@@ -33,7 +33,10 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, names: 
         click.echo(line)
 
 
-def format_lines(header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: int) -> Iterator[str]:
+def format_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: int | None = None
+) -> Iterator[str]:
+    left_columns = len(header) if left_columns is None else left_columns
     widths = _natural_widths(header, rows)
     for row in [header, *rows]:
         padded = (

@@ -30,7 +30,7 @@ def parse(text: str, now: datetime) -> datetime:
 
 def parse_on_hub_clock(text: str, hub: Client) -> datetime:
     """Parse a time relative to the hub's clock, which may be simulated."""
-    return parse(text, hub.status().now if _is_relative(text) else datetime.now(UTC))
+    return parse(text, hub.status().now if text.startswith(("now", "-")) else datetime.now(UTC))
 
 
 def parse_window(start: str, end: str, hub: Client) -> tuple[datetime, datetime]:
@@ -38,10 +38,6 @@ def parse_window(start: str, end: str, hub: Client) -> tuple[datetime, datetime]
     if since >= until:
         raise click.UsageError(f"--from ({since:%Y-%m-%dT%H:%M:%SZ}) must be before --to ({until:%Y-%m-%dT%H:%M:%SZ})")
     return since, until
-
-
-def _is_relative(text: str) -> bool:
-    return text.startswith(("now", "-"))
 
 
 def utc(at: datetime) -> str:

@@ -90,10 +90,10 @@ def now(answer: answers.CapacityNow) -> Iterator[str]:
     rows = [
         [str(number) for number in (fit.gpus, fit.jobs, fit.usable_gpus, fit.stranded_gpus)] for fit in capacity.shapes
     ]
-    yield from _table_lines(["GPUs per job", "jobs that fit", "usable GPUs", "stranded GPUs"], rows)
+    yield from tables.format_lines(["GPUs per job", "jobs that fit", "usable GPUs", "stranded GPUs"], rows)
     if answer.waits:
         yield ""
-        yield from _table_lines(
+        yield from tables.format_lines(
             ["GPUs per job", "waiting", "longest wait", "started", "p50 wait", "p95 wait"],
             [_wait_row(wait) for wait in answer.waits[:MAX_ROWS]],
         )
@@ -125,7 +125,7 @@ def _use_lines(answer: answers.CapacityNow) -> Iterator[str]:
             [table.escape_cell(workload.name)[:40], str(workload.gpus), workload.fit, workload.profile, workload.why]
             for workload in changes[:MAX_ROWS]
         ]
-        yield from _table_lines(["workload", "GPUs", "advice", "MIG profile", "reason"], rows)
+        yield from tables.format_lines(["workload", "GPUs", "advice", "MIG profile", "reason"], rows)
     for layout in answer.repartition:
         yield (
             f"{layout.workloads} workloads on {layout.model} fit into MIG instances of {layout.gpus_to_cut} GPUs: "
@@ -133,15 +133,12 @@ def _use_lines(answer: answers.CapacityNow) -> Iterator[str]:
         )
 
 
-def _describe_change(change: str) -> str:
-    return f"W{change[1:]}" if change.startswith("without") else f"With {change}"
-
-
 def whatif(answer: answers.WhatIf) -> Iterator[str]:
     before, after = answer.before, answer.after
+    change = f"W{answer.change[1:]}" if answer.change.startswith("without") else f"With {answer.change}"
     newly_unfit = after.never_fits.jobs - before.never_fits.jobs
     yield (
-        f"{_describe_change(answer.change)}: "
+        f"{change}: "
         f"p95 wait {_format_seconds(before.wait.p95)} → {_format_seconds(after.wait.p95)}, "
         f"utilisation {_format_percent(before.utilisation)} → {_format_percent(after.utilisation)}, "
         f"{before.gpus:g} → {after.gpus:g} GPUs."
@@ -153,7 +150,7 @@ def whatif(answer: answers.WhatIf) -> Iterator[str]:
         spreads = [run.wait.by_gpus.get(shape, NO_JOBS) for run in (answer.recorded, before, after)]
         rows.append(_whatif_row(shape, *spreads))
     header = ["GPUs per job", "jobs", "mean recorded", "mean before", "mean after", "p95 before", "p95 after"]
-    yield from _table_lines(header, rows)
+    yield from tables.format_lines(header, rows)
     for name, run in (("before", before), ("after", after)):
         if run.never_fits.jobs:
             sizes = ", ".join(f"{size:g}" for size in run.never_fits.gpus)
@@ -212,10 +209,6 @@ def _problem_lines(problems: answers.PlainProblems) -> Iterator[str]:
         return
     yield f"Dropped: {', '.join(f'{count} × {kind}' for kind, count in problems.counts.items())}."
     yield from (f"  {line}" for line in problems.lines[:MAX_PROBLEM_LINES])
-
-
-def _table_lines(header: list[str], rows: list[list[str]]) -> Iterator[str]:
-    return tables.format_lines(header, rows, len(header))
 
 
 def _format_percent(value: float | None) -> str:

@@ -33,7 +33,7 @@ class DoctorGroup(groups.FullHelpGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return ["stack"]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         from watchkeeper.cli.doctor import doctor_stack
 
         return doctor_stack.command if cmd_name == "stack" else None
@@ -41,10 +41,8 @@ class DoctorGroup(groups.FullHelpGroup):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        if args[:1] == ["stack"]:
-            from watchkeeper.cli.doctor import doctor_stack
-
-            return doctor_stack.command.make_context(f"{info_name} stack", args[1:], parent, **extra)
+        if args[:1] == ["stack"] and (stack := self.get_command(parent, "stack")):
+            return stack.make_context(f"{info_name} stack", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -64,7 +62,9 @@ def command(files: Sequence[str], as_json: bool) -> None:
     """
     paths = [Path(name) for name in files if name != "-"]
     examines_node = not files and not _has_input(sys.stdin.fileno())
-    streams = _run_node_commands() if examines_node else _open_streams(files, paths)
+    outputs = local_commands.run_commands() if examines_node else ()
+    node_streams = (bundles.Stream(output.command, io.BytesIO(output.text)) for output in outputs)
+    streams = node_streams if examines_node else _open_streams(files, paths)
     with _progress(paths) as bar:
         answer = examine.examine(streams, bar.update if bar is not None else lambda _: None)
     if examines_node and (missing_commands := local_commands.missing_commands()):
@@ -80,11 +80,6 @@ def _open_streams(files: Sequence[str], paths: Sequence[Path]) -> Iterator[bundl
     if "-" in files or not files:
         yield from bundles.open_stream("-", sys.stdin.buffer)
     yield from bundles.open_all(paths)
-
-
-def _run_node_commands() -> Iterator[bundles.Stream]:
-    for answer in local_commands.run_commands():
-        yield bundles.Stream(answer.command, io.BytesIO(answer.text))
 
 
 def _has_input(descriptor: int) -> bool:

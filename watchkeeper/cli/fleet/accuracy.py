@@ -22,26 +22,17 @@ def command(hub: Client, as_json: bool) -> None:
     drill_scores = {score.cause: score for score in hub.drill_accuracy()}
     scores = {score.cause: score for score in hub.accuracy()}
     causes = [*scores.values(), *(_only_drilled(cause) for cause in sorted(drill_scores.keys() - scores.keys()))]
-    if as_json:
-        drilled = [drill_scores.get(cause.cause) for cause in causes]
-        options.print_json(
-            [
-                {**wire.to_plain(cause), "drills": None if drills is None else drills.plain}
-                for cause, drills in zip(causes, drilled, strict=True)
-            ]
-        )
-        return
-    if not causes:
-        click.echo("No diagnosed incidents and no drill results yet.")
-        return
-    rows = []
+    plain, rows = [], []
     for cause in causes:
         drills = drill_scores.get(cause.cause)
+        plain.append({**wire.to_plain(cause), "drills": None if drills is None else drills.plain})
         share = "-" if cause.right_share is None else f"{cause.right_share:.0%}"
         scored = "-" if drills is None else f"{drills.right} of {drills.drills}"
         actual_causes = dict.fromkeys([*cause.instead, *(drills.instead if drills else ())])
         rows.append([cause.cause, str(cause.diagnosed), str(cause.judged), share, scored, ", ".join(actual_causes)])
-    options.print_table(["cause", "diagnosed", "judged", "right", "right in drills", "actual cause if wrong"], rows)
+    header = ["cause", "diagnosed", "judged", "right", "right in drills", "actual cause if wrong"]
+    empty = "No diagnosed incidents and no drill results yet."
+    options.print_rows(plain, header, rows, as_json=as_json, empty=empty)
 
 
 def _only_drilled(cause: str) -> answers.Accuracy:

@@ -32,27 +32,11 @@ def command() -> None:
 def list_repairs(hub: Client, show_all: bool, as_json: bool) -> None:
     """List repairs that wait for approval or a guard, run, or keep a node out of service."""
     answer = hub.repairs(all=show_all)
-    if as_json:
-        options.print_json(answer.plain)
-        return
-    for line in _halt_lines(answer.switch):
+    for line in _halt_lines(answer.switch) if not as_json else ():
         click.echo(line)
-    if not answer.repairs:
-        click.echo("No repairs.")
-        return
-    rows = [
-        [
-            repair.id,
-            _format_state(repair.state),
-            repair.mode,
-            repair.node.node or "",
-            repair.cause,
-            times.utc(repair.made_at),
-            _format_detail(repair),
-        ]
-        for repair in answer.repairs
-    ]
-    options.print_table(["repair", "state", "mode", "node", "cause", "planned", "detail"], rows)
+    rows = [_format_row(repair) for repair in answer.repairs]
+    header = ["repair", "state", "mode", "node", "cause", "planned", "detail"]
+    options.print_rows(answer.plain, header, rows, as_json=as_json, empty="No repairs.")
 
 
 @command.command("explain")
@@ -142,14 +126,12 @@ def reset(hub: Client) -> None:
 def show_log(hub: Client, last: int, as_json: bool) -> None:
     """Show the audit log: who decided, approved, refused or called what, why, and the result."""
     entries = hub.repair_log(limit=last)
-    if as_json:
-        options.print_json([entry.plain for entry in entries])
-        return
     rows = [
         [str(entry.seq), times.utc(entry.at), entry.actor, str(entry.body.get("repair", "")), str(entry.body["text"])]
         for entry in entries
     ]
-    options.print_table(["entry", "time", "who", "repair", "what"], rows)
+    header = ["entry", "time", "who", "repair", "what"]
+    options.print_rows([entry.plain for entry in entries], header, rows, as_json=as_json)
 
 
 @command.command("test")
@@ -172,13 +154,11 @@ def test_policy(hub: Client, file: Path, reports: tuple[Path, ...], as_json: boo
         replays = reading.read_answer(tuple[answers.ReplayedIncident, ...], replayed)
     else:
         replays = hub.test_policy(file.read_text(encoding="utf-8"))
-    if as_json:
-        options.print_json([replay.plain for replay in replays])
-        return
     rows = [[plan.incident, plan.cause, plan.mode, _format_outcome(plan), " → ".join(plan.steps)] for plan in replays]
-    options.print_table(["incident", "cause", "mode", "result", "steps"], rows)
-    started = sum(plan.would_begin for plan in replays)
-    click.echo(f"{started} of {len(replays)} would start without approval.")
+    header = ["incident", "cause", "mode", "result", "steps"]
+    options.print_rows([plan.plain for plan in replays], header, rows, as_json=as_json)
+    if not as_json:
+        click.echo(f"{sum(plan.would_begin for plan in replays)} of {len(replays)} would start without approval.")
 
 
 def _read_incident(report: Path) -> incidents.Incident:
@@ -227,6 +207,11 @@ def _step_lines(steps: Sequence[answers.ExplanationStep]) -> list[str]:
         limit = "" if seconds is None else f"   (within {durations.format_seconds(seconds)})"
         lines += [f"  {at}. {step.kind:15} {step.why}", f"     {step.call}{limit}"]
     return lines
+
+
+def _format_row(repair: answers.RepairView) -> list[str]:
+    state, planned = _format_state(repair.state), times.utc(repair.made_at)
+    return [repair.id, state, repair.mode, repair.node.node or "", repair.cause, planned, _format_detail(repair)]
 
 
 def _format_detail(repair: answers.RepairView) -> str:

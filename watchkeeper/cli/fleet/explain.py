@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from watchkeeper.catalogue import causes, metrics, xid
@@ -9,7 +11,6 @@ from watchkeeper.cli import groups, options
 from watchkeeper.cli.fleet import explain_workload
 from watchkeeper.kit import wire
 
-LABEL_WIDTH = 14
 ACTION_TEXTS = {
     "check_fabric": "check the NVLink fabric",
     "contact_vendor": "contact NVIDIA or the vendor",
@@ -40,12 +41,8 @@ for _workload_command in (explain_workload.pod, explain_workload.node, explain_w
 def explain_xid(code: int, as_json: bool) -> None:
     """Explain an Xid CODE of NVIDIA's driver, for example 79."""
     row = xid.lookup(code)
-    if as_json:
-        options.print_json(xid_as_plain(row))
-        return
-    click.echo(f"Xid {row.code}: {row.name}" if row.is_known else row.name)
-    for label, text in _xid_lines(row):
-        click.echo(f"  {label:<{LABEL_WIDTH}}{text}")
+    title = f"Xid {row.code}: {row.name}" if row.is_known else row.name
+    options.print_result(xid_as_plain(row), [title, *_format_labels(_xid_texts(row))], as_json=as_json)
 
 
 def xid_as_plain(row: xid.XidRow) -> dict[str, object]:
@@ -54,24 +51,27 @@ def xid_as_plain(row: xid.XidRow) -> dict[str, object]:
     return plain | {"certainty": row.certainty, "next_step": causes.lookup(row.cause).next_step}
 
 
-def _xid_lines(row: xid.XidRow) -> list[tuple[str, str]]:
+def _format_labels(texts: Mapping[str, str]) -> list[str]:
+    return [f"  {label:<14}{text}" for label, text in texts.items() if text]
+
+
+def _xid_texts(row: xid.XidRow) -> dict[str, str]:
     nvidia = [row.nvidia_immediate and f"now {row.nvidia_immediate}"]
     nvidia.append(row.nvidia_investigatory and f"then {row.nvidia_investigatory}")
-    lines = [
-        ("severity", row.severity.value),
-        ("scope", row.scope),
-        ("likely cause", row.likely_cause),
-        ("cause id", row.cause),
-        ("action", ACTION_TEXTS[row.action]),
-        ("drain first", "yes" if row.needs_drain else "no"),
-        ("NVIDIA says", ", ".join(part for part in nvidia if part) or "nothing"),
-        ("Kubernetes", f"device plugin {DEVICE_PLUGIN_TEXTS[row.device_plugin]} by default"),
-        ("driver name", row.mnemonic),
-        ("note", row.note),
-        ("confidence", row.certainty),
-        ("source", row.source),
-    ]
-    return [(label, text) for label, text in lines if text]
+    return {
+        "severity": row.severity.value,
+        "scope": row.scope,
+        "likely cause": row.likely_cause,
+        "cause id": row.cause,
+        "action": ACTION_TEXTS[row.action],
+        "drain first": "yes" if row.needs_drain else "no",
+        "NVIDIA says": ", ".join(part for part in nvidia if part) or "nothing",
+        "Kubernetes": f"device plugin {DEVICE_PLUGIN_TEXTS[row.device_plugin]} by default",
+        "driver name": row.mnemonic,
+        "note": row.note,
+        "confidence": row.certainty,
+        "source": row.source,
+    }
 
 
 @command.command("metric")
@@ -83,22 +83,14 @@ def explain_metric(name: str, as_json: bool) -> None:
     if row is None:
         similar = ", ".join(metrics.similar_names(name))
         raise click.UsageError(f"unknown metric {name!r}." + (f" Similar names: {similar}" if similar else ""))
-    if as_json:
-        options.print_json(wire.to_plain(row))
-        return
-    click.echo(f"{row.name}: {row.meaning}")
-    for label, text in _metric_lines(row):
-        click.echo(f"  {label:<{LABEL_WIDTH}}{text}")
-
-
-def _metric_lines(row: metrics.MetricRow) -> list[tuple[str, str]]:
-    lines = [
-        ("unit", row.unit),
-        ("type", row.type),
-        ("newer name", row.newer_name),
-        ("values", row.bands),
-        ("cannot show", row.cannot_tell),
-        ("check next", row.look_next),
-        ("source", row.source),
-    ]
-    return [(label, text) for label, text in lines if text]
+    texts = {
+        "unit": row.unit,
+        "type": row.type,
+        "newer name": row.newer_name,
+        "values": row.bands,
+        "cannot show": row.cannot_tell,
+        "check next": row.look_next,
+        "source": row.source,
+    }
+    lines = [f"{row.name}: {row.meaning}", *_format_labels(texts)]
+    options.print_result(wire.to_plain(row), lines, as_json=as_json)

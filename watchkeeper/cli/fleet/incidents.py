@@ -38,16 +38,13 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
     # An empty list must not hide that the hub is degraded.
     for problem in hub.status().degraded:
         click.echo(f"degraded: {problem}", err=True)
-    if as_json:
-        options.print_json([incident.plain for incident in incidents])
-    elif incidents:
-        rows = [
-            [card.id, card.severity, _format_state(card), times.utc(card.opened_at), card.cause, card.title]
-            for card in incidents
-        ]
-        options.print_table(["id", "severity", "state", "opened", "cause", "what"], rows)
-    else:
-        click.echo("No open incidents.")
+    rows = [
+        [card.id, card.severity, _format_state(card), times.utc(card.opened_at), card.cause, card.title]
+        for card in incidents
+    ]
+    header = ["id", "severity", "state", "opened", "cause", "what"]
+    plain = [incident.plain for incident in incidents]
+    options.print_rows(plain, header, rows, as_json=as_json, empty="No open incidents.")
     if any(incident.state != "resolved" for incident in incidents):
         ctx.exit(1)
 
@@ -124,23 +121,13 @@ def silence(hub: Client, id: str, duration: str, reason: str) -> None:
 def notices(hub: Client, id: str, as_json: bool) -> None:
     """List the notifications of an incident: receiver, time, state and answer."""
     notices = hub.notices(id)
-    if as_json:
-        options.print_json(wire.to_plain(notices))
-    elif notices:
-        rows = [
-            [
-                notice.receiver,
-                notice.occasion,
-                notice.state,
-                str(notice.tries),
-                times.utc(notice.sent_at or notice.due_at),
-                notice.answer,
-            ]
-            for notice in notices
-        ]
-        options.print_table(["receiver", "occasion", "state", "tries", "sent or due", "answer"], rows)
-    else:
-        click.echo("No notifications. Receivers are set with `notify.via`.")
+    rows = [
+        [row.receiver, row.occasion, row.state, str(row.tries), times.utc(row.sent_at or row.due_at), row.answer]
+        for row in notices
+    ]
+    header = ["receiver", "occasion", "state", "tries", "sent or due", "answer"]
+    empty = "No notifications. Receivers are set with `notify.via`."
+    options.print_rows(wire.to_plain(notices), header, rows, as_json=as_json, empty=empty)
 
 
 @command.command("report")
@@ -156,7 +143,7 @@ def report(hub: Client, id: str, as_json: bool) -> None:
 
 
 @command.command("digest")
-@click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True, help="Summarise this many days.")
+@click.option("--days", type=click.IntRange(1, 366), default=7, help="Summarise this many days.")
 @options.as_json
 @options.with_hub
 def digest(hub: Client, days: int, as_json: bool) -> None:
@@ -181,15 +168,12 @@ def _format_state(incident: answers.IncidentCard) -> str:
     return f"{incident.state}, silenced" if incident.silenced_by else incident.state
 
 
-def _format_times(incident: answers.NamedIncident) -> str:
-    ended = f", resolved {times.utc(incident.resolved_at)}" if incident.resolved_at else ""
-    return f"opened {times.utc(incident.opened_at)}{ended}"
-
-
 def describe(answer: answers.FullIncidentDetail) -> list[str]:
     """The incident as lines of text, the summary first."""
     incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
-    lines = [f"{incident.id}  {incident.title}", f"{incident.severity}, {incident.state}; {_format_times(incident)}"]
+    ended = f", resolved {times.utc(incident.resolved_at)}" if incident.resolved_at else ""
+    state = f"{incident.severity}, {incident.state}; opened {times.utc(incident.opened_at)}{ended}"
+    lines = [f"{incident.id}  {incident.title}", state]
     if incident.workloads:
         lines.append(f"affects {', '.join(incident.workloads)}")
     if blast := answer.blast:

@@ -96,17 +96,15 @@ def replicas(hub: Client, model: str | None, cluster: str | None, window: str, a
     With MODEL, also replay the advice on recorded data. `watchkeeper render keda` gives an autoscaler the same numbers.
     """
     answer = hub.replicas(model=model, cluster=cluster, window=window if model else None)
-    if as_json:
-        options.print_json(answer.plain)
-        return
     rows = [
         [need.model, str(need.replicas), UNKNOWN if need.wanted is None else str(need.wanted), need.why]
         for need in answer.replicas
     ]
-    if rows:
-        options.print_table(["model", "replicas", "recommended", "reason"], rows)
-    else:
-        click.echo("No inference server reports its requests; see docs/howto/autoscale.md.")
+    empty = "No inference server reports its requests; see docs/howto/autoscale.md."
+    header = ["model", "replicas", "recommended", "reason"]
+    options.print_rows(answer.plain, header, rows, as_json=as_json, empty=empty)
+    if as_json:
+        return
     if model:
         _print_replay(answer.past, window)
     _print_problems(answer)

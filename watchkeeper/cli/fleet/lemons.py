@@ -9,9 +9,7 @@ from watchkeeper.client.hub import Client
 
 
 @click.command("lemons")
-@click.option(
-    "--days", type=click.IntRange(1, 366), default=90, show_default=True, help="Count the faults of this many days."
-)
+@click.option("--days", type=click.IntRange(1, 366), default=90, help="Count the faults of this many days.")
 @options.as_json
 @options.with_hub
 def command(hub: Client, days: int, as_json: bool) -> None:
@@ -25,13 +23,7 @@ def command(hub: Client, days: int, as_json: bool) -> None:
         options.print_json({name: answer.plain[name] for name in ("since", "lemons", "left_out", "unmapped", "unseen")})
     elif nodes:
         rows = [
-            [
-                node.name,
-                "lemon" if node.is_lemon else "",
-                str(node.faults),
-                f"{node.times_fleet:.1f}×",
-                ", ".join(node.reasons),
-            ]
+            [node.name, "lemon" * node.is_lemon, str(node.faults), f"{node.times_fleet:.1f}×", ", ".join(node.reasons)]
             for node in nodes
         ]
         click.echo(f"Since {answer.since:%Y-%m-%d}; hazard is relative to the whole fleet.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from watchkeeper.cli import groups, options, times
+from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 
 
@@ -47,27 +48,20 @@ def list_silences(hub: Client, as_json: bool) -> None:
     if answer.problem:
         # Not a row of the table: an unknown silence is neither active nor absent.
         click.echo(f"Some silences of Alertmanager are unknown: {answer.problem}", err=True)
-    if as_json:
-        options.print_json([silence.plain for silence in silences])
-        return
-    if not silences:
-        click.echo("No known silences." if answer.problem else "No silences.")
-        return
-    rows = [
-        [
-            silence.id,
-            "active" if silence.active else "ended" if silence.ended_by else "not active",
-            "maintenance" if silence.is_maintenance else "silence",
-            silence.keeper,
-            f"{silence.starts_at:%Y-%m-%dT%H:%MZ}",
-            f"{silence.ends_at:%Y-%m-%dT%H:%MZ}",
-            silence.author,
-            ", ".join(silence.matchers),
-            silence.reason,
-        ]
-        for silence in silences
-    ]
-    options.print_table(["id", "state", "kind", "stored in", "from", "until", "author", "matchers", "reason"], rows)
+    header = ["id", "state", "kind", "stored in", "from", "until", "author", "matchers", "reason"]
+    rows, empty = (
+        [_format_row(silence) for silence in silences],
+        "No known silences." if answer.problem else "No silences.",
+    )
+    options.print_rows([silence.plain for silence in silences], header, rows, as_json=as_json, empty=empty)
+
+
+def _format_row(silence: answers.ListedSilence) -> list[str]:
+    state = "active" if silence.active else "ended" if silence.ended_by else "not active"
+    kind = "maintenance" if silence.is_maintenance else "silence"
+    since, until = (f"{at:%Y-%m-%dT%H:%MZ}" for at in (silence.starts_at, silence.ends_at))
+    matchers = ", ".join(silence.matchers)
+    return [silence.id, state, kind, silence.keeper, since, until, silence.author, matchers, silence.reason]
 
 
 @command.command("end")

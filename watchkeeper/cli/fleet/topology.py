@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import click
@@ -70,9 +70,10 @@ def build_tree(answer: answers.Topology, detail: TreeDetail) -> list[TreeBranch]
     """Build the heading and tree of a hub's answer."""
     racks, switches = answer.racks, answer.switches
     nodes = [node for rack in racks for leaf in rack.leaves for node in leaf.nodes]
-    tree = [TreeBranch(_format_heading(answer, nodes), _first_problem(node.state for node in nodes))]
+    first_problem = next((node.state for node in nodes if node.state != "healthy"), "healthy")
+    tree = [TreeBranch(_format_heading(answer, nodes), first_problem)]
     tree += [_rack_branch(rack, detail) for rack in racks]
-    tree += _unmapped_branches(answer.unmapped)
+    tree += [TreeBranch(line[:1].lower() + line[1:], "unknown") for line in options.unmapped_lines(answer.unmapped)]
     if not detail.switches:
         return tree
     tree += [_switch_branch(switch) for switch in switches if detail.everything or switch.state not in FOLDED_STATES]
@@ -80,10 +81,6 @@ def build_tree(answer: answers.Topology, detail: TreeDetail) -> list[TreeBranch]
         if count := sum(switch.state == state for switch in switches):
             tree.append(TreeBranch(f"{tables.format_count(count, 'switch', 'switches')} {state}", state))
     return tree + _unlisted_branches(answer.fabric)
-
-
-def _unmapped_branches(counts: Mapping[str, int]) -> list[TreeBranch]:
-    return [TreeBranch(line[:1].lower() + line[1:], "unknown") for line in options.unmapped_lines(counts)]
 
 
 def _unlisted_branches(fabric: answers.SweepStatus | None) -> list[TreeBranch]:
@@ -201,10 +198,6 @@ def _summarise_parts(parts: Sequence[answers.TopologyGpu | answers.TopologyLink]
 
 def _reason_branches(why: Iterable[str]) -> list[TreeBranch]:
     return [TreeBranch(text) for text in why]
-
-
-def _first_problem(states: Iterable[str]) -> str:
-    return next((state for state in states if state != "healthy"), "healthy")
 
 
 def plain_lines(tree: Iterable[TreeBranch], indent: str = "") -> Iterator[str]:

@@ -6,7 +6,6 @@ import csv
 import io
 import shutil
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -119,20 +118,16 @@ def tabulate(answer: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     if kind == "vector":
         rows = [[str(Labels(series["metric"])), _format_value(series)] for series in result]
         return ["series", "value"], rows
-    rows = [
-        [str(Labels(series["metric"])), datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), value]
-        for series in result
-        for at, value in sorted([*series.get("values", ()), *_histogram_points(series)])
-    ]
+    rows = []
+    for series in result:
+        histograms = [(at, _format_histogram(histogram)) for at, histogram in series.get("histograms", ())]
+        for at, value in sorted([*series.get("values", ()), *histograms]):
+            rows.append([str(Labels(series["metric"])), times.utc(datetime.fromtimestamp(at, UTC)), value])
     return ["series", "time", "value"], rows
 
 
 def _format_value(series: dict[str, Any]) -> str:
     return str(series["value"][1]) if "value" in series else _format_histogram(series["histogram"][1])
-
-
-def _histogram_points(series: dict[str, Any]) -> Iterator[tuple[float, str]]:
-    return ((at, _format_histogram(histogram)) for at, histogram in series.get("histograms", ()))
 
 
 def _format_histogram(histogram: dict[str, Any]) -> str:

@@ -27,11 +27,9 @@ def list_scenarios(as_json: bool) -> None:
     from watchkeeper.sim import scenario
 
     scenarios = scenario.load_scenarios().values()
-    if as_json:
-        options.print_json([wire.to_plain(entry) for entry in scenarios])
-        return
     rows = [[entry.name, entry.truth.cause, entry.truth.severity, entry.title] for entry in scenarios]
-    options.print_table(["scenario", "cause", "severity", "what happens"], rows)
+    header = ["scenario", "cause", "severity", "what happens"]
+    options.print_rows([wire.to_plain(entry) for entry in scenarios], header, rows, as_json=as_json)
 
 
 @command.command("inject")
@@ -66,16 +64,12 @@ def inject(hub: Client, fault: str, place: str | None, as_json: bool) -> None:
 def faults(hub: Client, as_json: bool) -> None:
     """List the injected faults that are active."""
     active = hub.faults()
-    if as_json:
-        options.print_json([fault.plain for fault in active])
-    elif active:
-        rows = [
-            [fault.id, fault.scenario, fault.node, "" if fault.gpu is None else str(fault.gpu), _format_start(fault)]
-            for fault in active
-        ]
-        options.print_table(["fault", "scenario", "node", "gpu", "begins"], rows)
-    else:
-        click.echo("No injected faults.")
+    rows = [
+        [fault.id, fault.scenario, fault.node, "" if fault.gpu is None else str(fault.gpu), _format_start(fault)]
+        for fault in active
+    ]
+    header = ["fault", "scenario", "node", "gpu", "begins"]
+    options.print_rows([fault.plain for fault in active], header, rows, as_json=as_json, empty="No injected faults.")
 
 
 def _format_start(fault: answers.SimulatedFault) -> str:
@@ -94,13 +88,7 @@ def end(hub: Client, fault_id: str) -> None:
 
 
 @command.command("run")
-@click.option(
-    "--gpus",
-    type=click.IntRange(1, 200_000),
-    default=512,
-    show_default=True,
-    help="Number of simulated GPUs, eight per node.",
-)
+@click.option("--gpus", type=click.IntRange(1, 200_000), default=512, help="Number of simulated GPUs, eight per node.")
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=9481, help="Port on the loopback address; 0 selects a free port."
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,24 +20,19 @@ USER_ROLES = [role.value for role in auth.Role if role is not auth.Role.AGENT]
 
 
 def with_users_file(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --file and --config: the users file, or the settings that name it."""
-    command = click.option(
-        "--config",
-        "config_file",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Settings file that sets [hub] users.",
-    )(command)
-    return click.option("--file", "path", type=click.Path(path_type=Path), metavar="FILE", help="Users file.")(command)
+    """Add --file and --config, and pass the command the users `file`."""
 
+    @options.path_option("--file", metavar="FILE", help="Users file.")
+    @options.path_option("--config", metavar="FILE", help="Settings file that sets [hub] users.")
+    @functools.wraps(command)
+    def wrapper(*args: Any, file: Path | None, config: Path | None, **params: Any) -> None:
+        if file is None and config is not None and (users_path := loading.load(config).hub.users):
+            file = Path(users_path)
+        if file is None:
+            raise click.UsageError("give the users file with --file, or settings that set [hub] users with --config")
+        command(*args, file=file, **params)
 
-def find_users_file(path: Path | None, config_file: Path | None) -> Path:
-    if path is None and config_file is not None:
-        users_path = loading.load(config_file).hub.users
-        path = Path(users_path) if users_path else None
-    if path is None:
-        raise click.UsageError("give the users file with --file, or settings that set [hub] users with --config")
-    return path
+    return wrapper
 
 
 @click.group("users", cls=groups.FullHelpGroup)
@@ -51,9 +48,8 @@ def command() -> None:
 @click.option("--role", type=click.Choice(USER_ROLES), default="viewer", help="Role of the user.")
 @click.option("--no-password", is_flag=True, help="Create a user who can log in through a trusted proxy only.")
 @with_users_file
-def add(name: str, role: str, no_password: bool, path: Path | None, config_file: Path | None) -> None:
+def add(name: str, role: str, no_password: bool, file: Path) -> None:
     """Add a user; the password is prompted for, or read from the first line of standard input."""
-    file = find_users_file(path, config_file)
     current_users = users.load_users(file) if file.exists() else ()
     _require_valid(users.check_name, name)
     if any(user.name == name for user in current_users):
@@ -68,26 +64,19 @@ def add(name: str, role: str, no_password: bool, path: Path | None, config_file:
 @command.command("list")
 @options.as_json
 @with_users_file
-def list_users(as_json: bool, path: Path | None, config_file: Path | None) -> None:
+def list_users(as_json: bool, file: Path) -> None:
     """List users with role and login method."""
-    current_users = users.load_users(find_users_file(path, config_file))
-    if as_json:
-        options.print_json(
-            [{"name": user.name, "role": user.role, "has_password": user.hash is not None} for user in current_users]
-        )
-    elif current_users:
-        rows = [[user.name, user.role, "password" if user.hash else "proxy only"] for user in current_users]
-        options.print_table(["name", "role", "login"], rows)
-    else:
-        click.echo("No users.")
+    current_users = users.load_users(file)
+    plain = [{"name": user.name, "role": user.role, "has_password": user.hash is not None} for user in current_users]
+    rows = [[user.name, user.role, "password" if user.hash else "proxy only"] for user in current_users]
+    options.print_rows(plain, ["name", "role", "login"], rows, as_json=as_json, empty="No users.")
 
 
 @command.command("remove")
 @click.argument("name")
 @with_users_file
-def remove(name: str, path: Path | None, config_file: Path | None) -> None:
+def remove(name: str, file: Path) -> None:
     """Remove a user and end the user's sessions."""
-    file = find_users_file(path, config_file)
     current_users = users.load_users(file)
     _require_user(current_users, name, file)
     users.write_users(file, [user for user in current_users if user.name != name])
@@ -97,9 +86,8 @@ def remove(name: str, path: Path | None, config_file: Path | None) -> None:
 @command.command("passwd")
 @click.argument("name")
 @with_users_file
-def passwd(name: str, path: Path | None, config_file: Path | None) -> None:
+def passwd(name: str, file: Path) -> None:
     """Change the password of a user and end the user's sessions."""
-    file = find_users_file(path, config_file)
     current_users = users.load_users(file)
     _require_user(current_users, name, file)
     hash = users.hash_password(_read_password())

@@ -16,6 +16,7 @@ import click
 from watchkeeper.agent import control, node_facts
 from watchkeeper.agent.orders import order_context
 from watchkeeper.cli import groups
+from watchkeeper.cli.options import option_group, path_option
 from watchkeeper.kit import secret_file
 from watchkeeper.model import orders
 
@@ -46,62 +47,37 @@ class AgentCommands(groups.FullHelpGroup):
 
 
 # What work orders may use on this node.
-TOOL_OPTIONS = (
+with_tools = option_group(
     click.option(
-        "--allow-unit",
-        "units",
-        multiple=True,
-        metavar="UNIT",
-        default=order_context.UNITS,
-        show_default=True,
+        "--allow-unit", "units", multiple=True, metavar="UNIT", default=order_context.UNITS,
         help="Service that the order `restart_service` may restart; repeatable, replaces the default list.",
     ),
-    click.option(
-        "--mig-config",
-        type=PATH,
-        default=order_context.MIG_CONFIG,
-        show_default=True,
+    path_option(
+        "--mig-config", default=order_context.MIG_CONFIG,
         help="nvidia-mig-parted file with the layouts that the order `apply_mig` may apply.",
     ),
     click.option("--mig-layout", metavar="NAME", help="Layout in --mig-config that this node should have."),
     click.option(
-        "--tool",
-        "tools",
-        multiple=True,
-        metavar="NAME=PATH",
+        "--tool", "tools", multiple=True, metavar="NAME=PATH",
         help=f"Path of a program that orders run, if it is not on PATH; NAME is one of {', '.join(PROGRAMS)}.",
     ),
-)
-
-
-def _with_tools(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(TOOL_OPTIONS):
-        command = option(command)
-    return command
+)  # fmt: skip
 
 
 def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for work orders and logs, and pass them to the command as `control`."""
 
-    @click.option(
-        "--order-key",
-        type=PATH,
-        envvar="WATCHKEEPER_ORDER_KEY",
-        help="File with this node's key for work orders; without it, the agent accepts no orders.",
-    )
+    @path_option("--order-key", envvar="WATCHKEEPER_ORDER_KEY", help="Key file for work orders; without it, no orders.")
     @click.option(
         "--allow-order",
         "allowed",
         multiple=True,
         type=click.Choice([*orders.KINDS, NO_ORDERS]),
         default=orders.HARMLESS,
-        show_default=True,
         help="Kind of work order that this node accepts; repeatable, replaces the default list.",
     )
-    @_with_tools
-    @click.option(
-        "--log-gpu-context", is_flag=True, help="Write the log as JSON, with the state of the GPUs in each message."
-    )
+    @with_tools
+    @click.option("--log-gpu-context", is_flag=True, help="Log as JSON, with the state of the GPUs in each message.")
     @functools.wraps(command)
     def wrapper(
         *args: Any, order_key: Path | None, allowed: tuple[str, ...], log_gpu_context: bool, **options: Any
@@ -165,7 +141,7 @@ def find_own_path() -> str:
 @click.command("order-key")
 @click.argument("hub_key", metavar="HUB_KEY_FILE", type=PATH)
 @click.option("--node", required=True, help="Node that gets the key.")
-@click.option("--cluster", default="main", show_default=True, help="Cluster of the node.")
+@click.option("--cluster", default="main", help="Cluster of the node.")
 def order_key(hub_key: Path, node: str, cluster: str) -> None:
     """Print the key of one node for work orders, derived from the hub's key.
 

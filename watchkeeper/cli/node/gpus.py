@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import click
@@ -13,7 +13,7 @@ from watchkeeper.agent.gpus import gpu_groups, scan_readings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.cli import groups
 from watchkeeper.cli.node.gpu_choice import with_gpus
-from watchkeeper.cli.options import EXIT_UNKNOWN, as_json, print_json, print_table
+from watchkeeper.cli.options import EXIT_UNKNOWN, as_json, print_json, print_rows, print_table
 from watchkeeper.kit import clock, logs
 from watchkeeper.model import fleet, gpu_selectors
 from watchkeeper.readers.node import pci_sysfs
@@ -59,7 +59,7 @@ def command(as_json: bool, sysfs: Path, selection: gpu_selectors.GpuSelection | 
         gpu_rows = [row for row in gpu_rows if selection.includes(_selectable_gpu(row))]
         devices = [device for device in devices if device.pci in {row.pci for row in gpu_rows}]
     if as_json:
-        print_json({"gpus": [_row_as_json(row) for row in gpu_rows], "distance": distances(devices)})
+        print_json({"gpus": [asdict(row) for row in gpu_rows], "distance": distances(devices)})
     else:
         _print_rows(gpu_rows, devices)
     for fault in faults:
@@ -97,12 +97,9 @@ def create(name: str, gpus: tuple[str, ...]) -> None:
 def list_groups(as_json: bool) -> None:
     """List all groups and their GPUs."""
     groups_by_name = gpu_groups.load_all_groups(gpu_groups.find_user_file())
-    if as_json:
-        print_json({"groups": groups_by_name})
-    elif groups_by_name:
-        print_table(("group", "gpus"), [(name, " ".join(words)) for name, words in sorted(groups_by_name.items())])
-    else:
-        click.echo("No groups. Create one with `watchkeeper gpus group create NAME GPU…`.")
+    rows = [(name, " ".join(gpus)) for name, gpus in sorted(groups_by_name.items())]
+    empty = "No groups. Create one with `watchkeeper gpus group create NAME GPU…`."
+    print_rows({"groups": groups_by_name}, ("group", "gpus"), rows, as_json=as_json, empty=empty)
 
 
 @group.command("delete")
@@ -142,10 +139,6 @@ def distances(devices: list[pci_sysfs.PciDevice]) -> dict[str, dict[str, str]]:
 
 def _selectable_gpu(row: NodeGpuRow) -> gpu_selectors.SelectableGpu:
     return gpu_selectors.SelectableGpu(row.index, row.uuid, row.pci, row.slices)
-
-
-def _row_as_json(row: NodeGpuRow) -> dict[str, object]:
-    return {name: getattr(row, name) for name in NodeGpuRow.__slots__}
 
 
 def _print_rows(gpu_rows: list[NodeGpuRow], devices: list[pci_sysfs.PciDevice]) -> None:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.manual_clock import ManualClock
 from watchkeeper.config import settings
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ async def serve(folder: Path, port: int, fleet: telemetry.Telemetry, *, is_exist
     hub_settings, stop = create_settings(folder, port), asyncio.Event()
     (folder / "rules.yml").write_text(SILENT_RULES)
     with serving.open_listener(hub_settings) as listener:
-        hub_samples = samples.Samples(runtime.Runtime(hub_settings, clock.ManualClock(clock.from_ms(fleet.end_ms))))
+        hub_samples = samples.Samples(runtime.Runtime(hub_settings, ManualClock(clock.from_ms(fleet.end_ms))))
         build = serving.HubBuilder(hub_samples)
         build_steps = serving.build_in_steps(build)
         wal_prefetch.run_while_reading(hub_settings.samples_path, build_steps)

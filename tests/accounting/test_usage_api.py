@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.support.manual_clock import ManualClock
 from tests.web.kept_services import START
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
@@ -79,7 +80,7 @@ def recorded() -> Iterator[Sample]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("hub")
     (folder / "book.toml").write_text(BOOK)
-    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=ManualClock(START))
     of_hub = dataclasses.replace(hub.settings.hub, data=str(folder))
     of_cost = dataclasses.replace(hub.settings.cost, prices=str(folder / "book.toml"))
     hub.settings = dataclasses.replace(hub.settings, hub=of_hub, cost=of_cost)

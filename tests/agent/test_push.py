@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.loopback import Heard, Loopback, reply, serve
+from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until_async
 from watchkeeper.agent import spool as spool_module
 from watchkeeper.agent.push import HubEndpoint, PushResult, classify_response, push_forever
 from watchkeeper.agent.spool import Spool
-from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.kit.wire import loads
 from watchkeeper.model.events import Event, EventKind

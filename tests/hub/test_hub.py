@@ -11,12 +11,13 @@ import pytest
 
 from tests.support.hub_stories import HOT, NOON, gpu, xid
 from tests.support.loopback import reply, serve
+from tests.support.manual_clock import ManualClock
 from tests.support.opened import opened
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
 from watchkeeper.hub.diagnosis_queue import MAX_ATTEMPTS
-from watchkeeper.kit.clock import ManualClock, ScaledClock, to_ms
+from watchkeeper.kit.clock import ScaledClock, to_ms
 from watchkeeper.model.actions import Action
 from watchkeeper.model.fleet import Gpu, Node, NodeRegistration
 from watchkeeper.notify import heartbeat

@@ -15,12 +15,12 @@ from typing import NoReturn
 import pytest
 
 from tests.support.hub_stories import HOT, NOON, Line, later
+from tests.support.manual_clock import ManualClock
 from watchkeeper.config import settings
 from watchkeeper.errors import HubError
 from watchkeeper.hub import rule_loops
 from watchkeeper.hub.loops import Loop
 from watchkeeper.kit import own_metrics
-from watchkeeper.kit.clock import ManualClock
 from watchkeeper.model import alerts
 from watchkeeper.query.engine import QueryResult
 from watchkeeper.rules import evaluate, rulefile

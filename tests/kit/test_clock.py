@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.manual_clock import ManualClock, settle
 from watchkeeper.kit import clock
 
 START = datetime(2026, 1, 31, 9, tzinfo=UTC)
@@ -20,7 +21,7 @@ def wake_ups(delays: list[float], advances: list[float]) -> list[tuple[float, fl
     woken: list[tuple[float, float]] = []
 
     async def story() -> None:
-        manual = clock.ManualClock(START)
+        manual = ManualClock(START)
 
         async def sleeper(delay: float) -> None:
             await manual.sleep(delay)
@@ -28,7 +29,7 @@ def wake_ups(delays: list[float], advances: list[float]) -> list[tuple[float, fl
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(sleeper(delay)) for delay in delays]
-            await clock.settle()
+            await settle()
             for seconds in advances:
                 await manual.advance(seconds)
             for task in tasks:
@@ -49,7 +50,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines_and_see_their_own_time(
 
 def test_a_sleeper_that_sleeps_again_within_one_advance_wakes_twice() -> None:
     async def story() -> list[datetime]:
-        manual, wake_times = clock.ManualClock(START), []
+        manual, wake_times = ManualClock(START), []
 
         async def ticker() -> None:
             for _ in range(3):
@@ -57,7 +58,7 @@ def test_a_sleeper_that_sleeps_again_within_one_advance_wakes_twice() -> None:
                 wake_times.append(manual.now())
 
         task = asyncio.create_task(ticker())
-        await clock.settle()
+        await settle()
         await manual.advance(25)
         task.cancel()
         return wake_times

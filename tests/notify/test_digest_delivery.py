@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.support.incident_stories import NOON, Room, gpu, later, xid
+from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
 from watchkeeper.incidents import incident_labels
-from watchkeeper.kit import clock
 from watchkeeper.notify import digest_delivery, routing
 from watchkeeper.store.journal.journal import Journal, JournalEntry
 
@@ -61,7 +61,7 @@ def test_a_digest_is_sent_once_also_after_a_restart_and_a_failure(room: Room) ->
 
     async def live(from_seconds: float, seconds: float) -> None:
         time, made = (
-            clock.ManualClock(later(from_seconds)),
+            ManualClock(later(from_seconds)),
             digest_delivery.DigestDelivery(room.journal, str, incident_labels.InventoryLookup()),
         )
 
@@ -98,7 +98,7 @@ by: set[threading.Thread] = set()
 def test_the_event_loop_does_not_wait_for_the_journal(room: Room) -> None:
     async def live() -> None:
         time, made = (
-            clock.ManualClock(NOON),
+            ManualClock(NOON),
             digest_delivery.DigestDelivery(room.journal, str, incident_labels.InventoryLookup()),
         )
         sending = asyncio.create_task(made.run(lambda: table(1), time, asyncio.to_thread))

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.manual_clock import ManualClock
 from tests.support.opened import opened as open_hub
 from watchkeeper import errors
 from watchkeeper.cli.hub import up
 from watchkeeper.config import settings as config
 from watchkeeper.hub import hub
-from watchkeeper.kit import clock, files
+from watchkeeper.kit import files
 
 KEPT = sorted(Path(__file__).with_name("kept").glob("*.tar.xz"))
 
@@ -42,7 +43,7 @@ def opened(state: tuple[Path, dict[str, Any]]) -> Iterator[hub.Hub]:
     demo = up.demo_settings("127.0.0.1", 0, directory=str(folder), tokens=None)
     calm = dataclasses.replace(demo.remediate, driver=config.DriverName.DRY_RUN)
     now = datetime.fromtimestamp(told["at"] + 120, UTC)
-    made = open_hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(now))
+    made = open_hub(dataclasses.replace(demo, remediate=calm), time=ManualClock(now))
     yield made
     made.close()
 
@@ -87,4 +88,4 @@ def test_a_later_watchkeepers_directory_is_refused_with_both_numbers(tmp_path: P
     with pytest.raises(
         errors.StartRefused, match=f"format {files.FORMAT + 1}, this Watchkeeper supports up to {files.FORMAT}"
     ):
-        open_hub(dataclasses.replace(demo, remediate=calm), time=clock.ManualClock(datetime.now(UTC)))
+        open_hub(dataclasses.replace(demo, remediate=calm), time=ManualClock(datetime.now(UTC)))

@@ -11,12 +11,13 @@ import pytest
 
 from tests.remediate.cluster import Machine, TestCluster, nodes
 from tests.remediate.world import NOON
+from tests.support.manual_clock import ManualClock
 from tests.support.opened import opened
 from tests.support.waiting import until_async
 from watchkeeper.config import loading, settings
 from watchkeeper.errors import SettingsError, StoreError
 from watchkeeper.hub.repair_loop import build_limits, build_trust_rules, load_policy
-from watchkeeper.kit.clock import ManualClock, to_ms
+from watchkeeper.kit.clock import to_ms
 from watchkeeper.model import events, fleet
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.drivers import composite_driver

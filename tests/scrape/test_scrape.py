@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.loopback import Heard, reply, serve
+from tests.support.manual_clock import ManualClock, settle
 from tests.support.scraped import OWN, Kept, target, with_pages
 from tests.support.waiting import turns, until_async
-from watchkeeper.kit.clock import ManualClock, settle
 from watchkeeper.model.fleet import Node
 from watchkeeper.model.labels import Labels
 from watchkeeper.net.http import HttpRequest, HttpResponse

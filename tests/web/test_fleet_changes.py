@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.sync.client import ClientConnection
 
+from tests.support.manual_clock import ManualClock
 from tests.support.web.fleet_changes import gain_node, lose_node, move_rack
 from tests.web.live_viewer import PATIENCE_SECONDS, header, viewer
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from watchkeeper.kit import clock
 from watchkeeper.web import live
 from watchkeeper.web.fleet import fleet_snapshot
 
@@ -80,7 +80,7 @@ def test_only_changed_nodes_are_sent(change: Callable[[SmallHub], None], sent: l
 
 
 def test_a_changed_holder_is_sent_within_a_minute() -> None:
-    time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
+    time = ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
     with serving(SmallHub(clock=time), interval_seconds=60) as site, viewer(site) as socket:
         page = Follower(site, socket)
         version = page.fleet["version"]

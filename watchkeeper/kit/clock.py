@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -35,43 +35,6 @@ class ScaledClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds) / self.speed)
-
-
-class ManualClock:
-    """A clock that moves only when a test advances it; sleepers wake in the order of their deadlines."""
-
-    def __init__(self, start: datetime) -> None:
-        self._now = start
-        self._sleepers: list[tuple[datetime, asyncio.Future[None]]] = []
-
-    def now(self) -> datetime:
-        return self._now
-
-    async def sleep(self, seconds: float) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self._now + timedelta(seconds=max(0.0, seconds)), future))
-        await future
-
-    async def advance(self, seconds: float) -> None:
-        """Move time forward; each sleeper wakes at its deadline."""
-        until = self._now + timedelta(seconds=seconds)
-        while True:
-            due = min((s for s in self._sleepers if s[0] <= until), key=lambda s: s[0], default=None)
-            if due is None:
-                break
-            self._sleepers.remove(due)
-            self._now = max(self._now, due[0])
-            if not due[1].cancelled():
-                due[1].set_result(None)
-            await settle()
-        self._now = until
-        await settle()
-
-
-async def settle() -> None:
-    """Run every ready task until it waits again."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def to_ms(at: datetime) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.loopback import Heard, reply, serve
+from tests.support.manual_clock import ManualClock, settle
 from tests.support.waiting import until_async
 from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses, proc_inventory, simulator_inventory
 from watchkeeper.agent.kernel.kernel_follow import (
@@ -23,7 +24,7 @@ from watchkeeper.agent.kernel.kernel_follow import (
     follow_stream,
 )
 from watchkeeper.errors import CollectError
-from watchkeeper.kit.clock import ManualClock, ScaledClock, settle
+from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model.events import Event, EventKind
 from watchkeeper.model.fleet import Gpu, Place
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.loopback import reply, serve
+from tests.support.manual_clock import ManualClock, settle
 from tests.support.running_agent import UUID, events, machine, settings
 from tests.support.waiting import until_async
 from watchkeeper.agent import agent
@@ -25,7 +26,7 @@ from watchkeeper.agent.kernel.file_follow import OpenLogFile
 from watchkeeper.agent.kernel.kernel_follow import KernelRecord
 from watchkeeper.agent.kernel.kernel_position import KernelLogPosition, PositionFile, build_sequence
 from watchkeeper.errors import CollectError
-from watchkeeper.kit.clock import ManualClock, ScaledClock, settle
+from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.readers.logs import journal_entry, syslog_line
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
+from tests.support.manual_clock import ManualClock
 from watchkeeper.agent import profiling
 from watchkeeper.agent.orders import order_ledger, order_work, orders
-from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model.orders import OrderState, node_key
 from watchkeeper.remediate.orders import OrderQueue, OrderRequest

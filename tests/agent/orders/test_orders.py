@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.loopback import Heard, reply, serve
+from tests.support.manual_clock import ManualClock
 from tests.support.node_orders import NOON
 from tests.support.waiting import until_async
 from watchkeeper.agent import profiling, push
 from watchkeeper.agent.orders import order_ledger, order_work, orders
 from watchkeeper.kit import wire
-from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model.actions import Result
 from watchkeeper.model.orders import KINDS, Envelope, Order, OrderId, Receipt, SealPurpose, is_sealed, node_key, seal

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.manual_clock import ManualClock
 from tests.web.running import ANSWER_SECONDS, ask_json
 from watchkeeper.cli.hub import serving
 from watchkeeper.config import settings
@@ -30,7 +31,7 @@ def configure_hub(folder: Path, rules: str) -> tuple[settings.Settings, serving.
         hub=settings.HubSettings(data=str(folder / "kept"), port=0),
         rules=settings.RulesSettings(files=(str(folder / "rules.yml"),)),
     )
-    time = clock.ManualClock(clock.from_ms(NOW_MS))
+    time = ManualClock(clock.from_ms(NOW_MS))
     store = samples.Samples(runtime.Runtime(configured, time))
     store.open()
     store.engine.appender.append([Sample(Labels({"__name__": "temp", "gpu": "0"}), NOW_MS, 70.0)])

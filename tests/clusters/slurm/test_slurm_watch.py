@@ -18,12 +18,12 @@ import pytest
 
 from tests import servers
 from tests.support.clusters import slurm_cluster
+from tests.support.manual_clock import ManualClock
 from watchkeeper.clusters.slurm import slurm_reader
 from watchkeeper.clusters.slurm.slurm_watch import SlurmWatch, of_settings, view_of
 from watchkeeper.config import settings
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import commands
-from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Registry
 from watchkeeper.model.cluster import ClusterView
 from watchkeeper.model.workloads import WorkloadState

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.manual_clock import ManualClock
 from tests.support.node_orders import GPU, HUB_KEY, KEY, NOON, RESET
 from tests.support.waiting import until_async
 from watchkeeper.agent import profiling
@@ -19,7 +20,6 @@ from watchkeeper.agent.orders import orders as agents
 from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import wire
-from watchkeeper.kit.clock import ManualClock
 from watchkeeper.kit.own_metrics import Metric
 from watchkeeper.model import orders
 from watchkeeper.model.actions import ActionId, ActionKind, Result

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from tests.support.clusters.fabrics import fabric_of, without_link
+from tests.support.manual_clock import ManualClock
 from tests.web.kept_services import START
 from tests.web.small_hub import SmallHub
 from watchkeeper.clusters.fabric import fabric_watch
@@ -24,7 +25,7 @@ class CountingHub(SmallHub):
     """A hub whose engine holds what a test has put into it."""
 
     def __post_init__(self) -> None:
-        self.clock = clock.ManualClock(START)
+        self.clock = ManualClock(START)
         super().__post_init__()
         self.fabric = fabric_watch.FabricWatch(config.FabricSettings(), "main")
         self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))

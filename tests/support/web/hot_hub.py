@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from tests.support.manual_clock import ManualClock
 from tests.web.kept_services import START
 from tests.web.small_hub import SmallHub
 from watchkeeper.kit import clock
@@ -33,7 +34,7 @@ class HotHub(SmallHub):
     """GPU 0 was hot for ten minutes of the last hour, GPU 1 for one."""
 
     def __post_init__(self) -> None:
-        self.clock = clock.ManualClock(START)
+        self.clock = ManualClock(START)
         super().__post_init__()
         self.engine = embedded.EmbeddedEngine(head.Head(retention_ms=86_400_000))
         for gpu, hot in (("0", range(30, 40)), ("1", range(20, 21))):

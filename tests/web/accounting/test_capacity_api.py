@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.support.manual_clock import ManualClock
 from tests.web.kept_services import START
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
@@ -65,7 +66,7 @@ class Schedulers:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=ManualClock(START))
     kept = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))
     hub.engine, hub.clusters = kept, Schedulers()
     for at_ms in range(clock.to_ms(START) - DAYS * 86_400_000, clock.to_ms(START) + 1, FIVE_MINUTES_MS):
@@ -81,7 +82,7 @@ def site() -> Iterator[Site]:
 
 
 def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_not_free() -> None:
-    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=ManualClock(START))
     now_ms = clock.to_ms(START)
     reporting = [replace(gpu, last_seen_ms=now_ms) for gpu in hub.fleet.fleet_gpus]
     hub.fleet.fleet_gpus = [replace(reporting[0], gone_since_ms=now_ms), *reporting[1:8], *hub.fleet.fleet_gpus[8:]]
@@ -93,7 +94,7 @@ def test_without_a_scheduler_a_gpu_that_does_not_report_is_out_of_service_and_no
 
 
 def test_of_a_node_whose_scheduler_counts_slices_the_gpus_that_report_are_counted() -> None:
-    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=ManualClock(START))
     hub.fleet.fleet_gpus = [replace(gpu, last_seen_ms=clock.to_ms(START)) for gpu in hub.fleet.fleet_gpus]
     node_fields = {
         "cluster": hub.fleet.fleet_gpus[0].cluster,
@@ -165,7 +166,7 @@ def held_since(minutes: int, *, cluster_name: str = "main", gpu: str) -> Iterato
 
 
 def small_hub() -> SmallHub:
-    hub = SmallHub(racks=1, per_rack=2, clock=clock.ManualClock(START))
+    hub = SmallHub(racks=1, per_rack=2, clock=ManualClock(START))
     hub.engine = embedded.EmbeddedEngine(head.Head(retention_ms=30 * 86_400_000))
     return hub
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.support.manual_clock import ManualClock
 from tests.web.running import Reply, Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.cli.hub.users import command
 from watchkeeper.errors import SettingsError, StartRefused
-from watchkeeper.kit.clock import ManualClock
 from watchkeeper.web.auth import auth, users
 from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.login_limit import FREE_ATTEMPTS_BY_NAME, MAX_KEYS, LoginLimit, client_network

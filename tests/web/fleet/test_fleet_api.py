@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.support.manual_clock import ManualClock
 from tests.web import stories
 from tests.web.kept_services import CannedSimulator, KeptIncidents
 from tests.web.pushed import event
 from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
-from watchkeeper.kit import clock, wire
+from watchkeeper.kit import wire
 from watchkeeper.model import events
 from watchkeeper.web.fleet import fleet_api
 
@@ -44,7 +45,7 @@ def test_the_inventory_lists_nodes_by_rack_with_their_holders(site: Site) -> Non
 
 
 def test_a_page_that_opens_accepts_an_older_snapshot() -> None:
-    time = clock.ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
+    time = ManualClock(datetime(2026, 1, 31, tzinfo=UTC))
     with serving(SmallHub(clock=time)) as site:
         assert site.ask("/api/fleet").json["workloads"]
         site.hub.queries.failing = True

@@ -48,11 +48,6 @@ def network(text: str) -> None:
         raise ValueError(f"`{text}` is not an address or network such as 10.0.0.5 or 10.1.0.0/16") from error
 
 
-def at_least_zero(number: int) -> None:
-    if number < 0:
-        raise ValueError(f"{number} is below the minimum, 0")
-
-
 def valid_headers(lines: tuple[str, ...]) -> None:
     for line in lines:
         name, colon, _ = line.partition(":")

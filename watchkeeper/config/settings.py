@@ -18,7 +18,6 @@ from watchkeeper import __version__
 from watchkeeper.config.checks import (
     at_least_one,
     at_least_one_minute,
-    at_least_zero,
     http_address,
     network,
     not_empty,
@@ -40,6 +39,16 @@ def setting(default: Any, help: str, *, check: Check | None = None) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "check": check})
 
 
+class Seconds:
+    """The value of a duration setting in seconds."""
+
+    def __init__(self, setting_name: str) -> None:
+        self._setting_name = setting_name
+
+    def __get__(self, section: object, _: type) -> float:
+        return durations.parse_seconds(getattr(section, self._setting_name))
+
+
 # Our agent, the GPU Operator's exporter, and the exporter's own chart.
 KUBERNETES_TARGETS = (
     "app.kubernetes.io/name=watchkeeper-agent",
@@ -49,38 +58,28 @@ KUBERNETES_TARGETS = (
 
 
 class QueryEngine(StrEnum):
-    """What stores samples and evaluates PromQL."""
-
     EMBEDDED = "embedded"
     PROMETHEUS = "prometheus"
 
 
 class RuleOwner(StrEnum):
-    """What evaluates the rules."""
-
     WATCHKEEPER = "watchkeeper"
     SERVER = "server"
 
 
 class KubernetesSeries(StrEnum):
-    """Whether the hub writes the series of kube-state-metrics."""
-
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
 
 
 class NotifyVia(StrEnum):
-    """What sends notifications."""
-
     CONSOLE = "console"
     RECEIVERS = "receivers"
     ALERTMANAGER = "alertmanager"
 
 
 class DriverName(StrEnum):
-    """The cluster that repairs act on."""
-
     DRY_RUN = "dry_run"
     SIMULATED = "simulated"
     KUBERNETES = "kubernetes"
@@ -88,8 +87,6 @@ class DriverName(StrEnum):
 
 
 class RunningJobs(StrEnum):
-    """What a drain does with the jobs on a Slurm node."""
-
     WAIT = "wait"
     REQUEUE = "requeue"
 
@@ -99,9 +96,7 @@ class HubSettings:
     """Where the hub listens, where it stores its data, and how users log in."""
 
     host: str = setting(
-        "127.0.0.1",
-        "Address to listen on. An address other than loopback requires `tokens` or `users`.",
-        check=not_empty,
+        "127.0.0.1", "Listen address. An address other than loopback requires `tokens` or `users`.", check=not_empty
     )
     port: int = setting(9480, "Port of the console and the API. 0 selects any free port.", check=port_number)
     data: str = setting("data", "Data directory. Only this hub may use it.", check=not_empty)
@@ -113,8 +108,7 @@ class HubSettings:
     users: str | None = setting(None, "File of users and their password hashes. `watchkeeper users` writes it.")
     session_key_file: str | None = setting(
         None,
-        "File of the key that signs login sessions. Several hubs need the same key. If not set, the hub creates"
-        " `session.key` in `data`.",
+        "File of the key for login sessions, the same for all hubs. If not set, `session.key` in `data` is created.",
     )
     tls_cert_file: str | None = setting(
         None, "Certificate file for HTTPS, reloaded when it changes. If not set, the hub serves plain HTTP."
@@ -123,20 +117,16 @@ class HubSettings:
         None, "Private key file of `tls_cert_file`. If not set, that file contains the key too."
     )
     tls_client_ca_file: str | None = setting(
-        None,
-        "File of CA certificates for clients. If set, each client needs a certificate that one of these CAs signed.",
+        None, "File of CA certificates for clients. If set, each client needs a certificate of one of these CAs."
     )
     trusted_proxies: tuple[str, ...] = setting(
         (), "Addresses or networks of proxies. The hub trusts their `X-Forwarded-For` and `X-Forwarded-Proto` headers."
     )
     proxy_user_header: str | None = setting(
-        None,
-        "Header in which a trusted proxy sends the user who logged in, such as `X-Forwarded-User` of oauth2-proxy.",
+        None, "Header in which a trusted proxy sends the logged-in user, such as `X-Forwarded-User` of oauth2-proxy."
     )
     proxy_role: str | None = setting(
-        None,
-        "Role of users from `proxy_user_header` who are not in `users`: `viewer`, `operator` or `admin`. If not set,"
-        " their login fails.",
+        None, "Role of users from `proxy_user_header` who are not in `users`. If not set, their login fails."
     )
     order_key_file: str | None = setting(
         None, "File of the key that signs work orders for agents. If not set, the hub sends no work orders."
@@ -173,30 +163,23 @@ class FleetSettings:
     )
     kubernetes_series: KubernetesSeries = setting(
         KubernetesSeries.AUTO,
-        "Whether to write the series of kube-state-metrics. `auto` writes them unless a kube-state-metrics is scraped.",
+        "Whether to write the series of kube-state-metrics. `auto`: unless a kube-state-metrics is scraped.",
     )
     slurm: bool = setting(False, "Read the Slurm cluster of this machine with the Slurm commands.")
     slurm_rest_url: str | None = setting(
-        None,
-        "URL of slurmrestd, used instead of the commands: `http://slurm:6820` or `unix:///run/slurmrestd.sock`.",
+        None, "URL of slurmrestd, used instead of the commands: `http://slurm:6820` or `unix:///run/slurmrestd.sock`."
     )
     slurm_token_file: str | None = setting(None, "File of the JWT for slurmrestd. It is read for each request.")
     slurm_user: str | None = setting(None, "User name for `slurm_token_file`.")
-    slurm_interval: str = setting(
-        "15s", "Interval between two reads of Slurm's nodes and jobs.", check=positive_duration
-    )
+    slurm_interval: str = setting("15s", "Interval between two reads of Slurm's state.", check=positive_duration)
     slurm_agent_port: int = setting(
-        9400,
-        "Port of the agents on Slurm nodes. 0: the nodes are in the inventory, but they are not scraped.",
-        check=port_number,
+        9400, "Port of the agents on Slurm nodes. 0: the nodes are in the inventory but not scraped.", check=port_number
     )
     inventory: str | None = setting(
         None, "TOML or YAML file of nodes and teams: rack, leaf, pool, NVLink domain, expected GPUs, owners."
     )
     scrape: bool = setting(
-        True,
-        "Whether the hub scrapes targets. `false`: Prometheus or vmagent scrapes them, and target lists only add nodes"
-        " to the inventory.",
+        True, "Whether the hub scrapes targets. If `false`, another server does, and target lists only define nodes."
     )
     scrape_interval: str = setting("15s", "Interval between two scrapes of a target.", check=positive_duration)
     scrape_timeout: str = setting("10s", "Timeout of a scrape, at most `scrape_interval`.", check=positive_duration)
@@ -206,18 +189,13 @@ class FleetSettings:
         if url is not None and not url.startswith(("http://", "https://", "unix:///")):
             raise ValueError("`slurm_rest_url` is not a URL such as http://slurm:6820 or unix:///run/rest.sock")
 
-    @property
-    def slurm_interval_seconds(self) -> float:
-        return durations.parse_seconds(self.slurm_interval)
+    slurm_interval_seconds = Seconds("slurm_interval")
+    scrape_interval_seconds = Seconds("scrape_interval")
 
     @property
     def reads_pods(self) -> bool:
         """Whether pods of a Kubernetes cluster are targets."""
         return bool(self.kubernetes_targets) and (self.kubernetes or self.kubeconfig is not None)
-
-    @property
-    def scrape_interval_seconds(self) -> float:
-        return durations.parse_seconds(self.scrape_interval)
 
     @property
     def scrape_timeout_seconds(self) -> float:
@@ -231,13 +209,12 @@ class QuerySettings:
 
     engine: QueryEngine = setting(
         QueryEngine.EMBEDDED,
-        "What stores samples and evaluates PromQL. `prometheus` is any server with the HTTP API of Prometheus.",
+        "What stores samples and evaluates PromQL. `prometheus`: a server with the HTTP API of Prometheus.",
     )
     data: str | None = setting(None, "Directory of the samples. If not set, `samples` in `hub.data`.")
     retention: str = setting("15d", "How long samples are kept.", check=positive_duration)
     max_disk_mebibytes: int | None = setting(
-        None,
-        "Disk limit for samples in MiB. Above it, the oldest blocks are deleted. If not set, only `retention` applies.",
+        None, "Disk limit for samples in MiB: the oldest blocks are deleted. If not set, only `retention` applies."
     )
     memory: str = setting(
         "2h", "How long samples also stay in memory, for rules and recent queries.", check=positive_duration
@@ -264,8 +241,7 @@ class QuerySettings:
     )
     url: str | None = setting(None, "URL of the Prometheus server, without `/api/v1/query`.")
     write_url: str | None = setting(
-        None,
-        "Remote write URL, such as `http://prometheus:9090/api/v1/write`. If not set, the hub writes no samples to it.",
+        None, "Remote write URL, such as `http://prometheus:9090/api/v1/write`. If not set, no samples are written."
     )
     tenant: str | None = setting(None, "Tenant, sent to the server in the header `X-Scope-OrgID`.")
     headers: tuple[str, ...] = setting((), "Additional headers for the server, each `Name: value`.")
@@ -281,7 +257,7 @@ class QuerySettings:
     insecure_skip_verify: bool = setting(False, "Do not verify the certificate of the server. For tests only.")
     timeout: str = setting("30s", "Timeout of a request to the server, including retries.", check=positive_duration)
     retries: int = setting(
-        3, "How often a request is retried while the server is overloaded or unreachable.", check=at_least_zero
+        3, "How often a request is retried while the server is overloaded or unreachable.", check=not_negative
     )
     max_answer_mebibytes: int = setting(256, "Size limit of an answer of the server, in MiB.", check=at_least_one)
 
@@ -301,13 +277,8 @@ class QuerySettings:
         if (self.username is None) != (self.password_file is None):
             raise ValueError("`username` and `password_file` are required together, and one of them is missing")
 
-    @property
-    def retention_seconds(self) -> float:
-        return durations.parse_seconds(self.retention)
-
-    @property
-    def timeout_seconds(self) -> float:
-        return durations.parse_seconds(self.timeout)
+    retention_seconds = Seconds("retention")
+    timeout_seconds = Seconds("timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +287,7 @@ class RulesSettings:
 
     owner: RuleOwner = setting(
         RuleOwner.WATCHKEEPER,
-        "What evaluates the rules. `server`: Prometheus, vmalert or a ruler does, and the hub reads its alerts.",
+        "What evaluates the rules. `server`: Prometheus, vmalert or a ruler; the hub reads its alerts.",
     )
     server_url: str | None = setting(
         None, "URL of the server that evaluates the rules, without `/api/v1/rules`. If not set, `query.url`."
@@ -325,16 +296,12 @@ class RulesSettings:
     slos: str | None = setting(
         None, "File of service level objectives, from which rules are generated. If not set, the shipped examples."
     )
-    interval: str = setting(
-        "15s", "Evaluation interval of rule groups that set no `interval`.", check=positive_duration
-    )
+    interval: str = setting("15s", "Default evaluation interval of rule groups.", check=positive_duration)
 
     def __post_init__(self) -> None:
         http_address("server_url", self.server_url)
 
-    @property
-    def interval_seconds(self) -> float:
-        return durations.parse_seconds(self.interval)
+    interval_seconds = Seconds("interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,13 +318,10 @@ class NotifySettings:
         (), "URLs of the Alertmanagers that receive alerts, such as `http://alertmanager:9093`."
     )
     heartbeat_file: str | None = setting(
-        None,
-        "File with a URL that the hub calls every minute while it works. Use a service that alerts when they stop.",
+        None, "File with a URL that the hub calls every minute. Use a service that alerts when the calls stop."
     )
     watchdog: bool = setting(
-        False,
-        "Also send the alert `Watchdog`, which always fires, to Alertmanager. Route it to a service that alerts when"
-        " it stops.",
+        False, "Also send Alertmanager the alert `Watchdog`, which always fires, so that you notice when alerts stop."
     )
     console_url: str | None = setting(None, "URL of the console for links in notifications.")
     webhook_silence: str = setting(
@@ -367,9 +331,7 @@ class NotifySettings:
         check=positive_duration,
     )
 
-    @property
-    def webhook_silence_seconds(self) -> float:
-        return durations.parse_seconds(self.webhook_silence)
+    webhook_silence_seconds = Seconds("webhook_silence")
 
     def __post_init__(self) -> None:
         for url in self.alertmanager_urls:
@@ -402,13 +364,9 @@ class CapacitySettings:
     advice_token_file: str | None = setting(
         None, "File of the bearer token for `advice_webhook`. It is read for each request."
     )
-    advice_interval: str = setting(
-        "1h", "Interval between two calculations of scaling advice.", check=positive_duration
-    )
+    advice_interval: str = setting("1h", "Interval between two calculations of advice.", check=positive_duration)
 
-    @property
-    def advice_interval_seconds(self) -> float:
-        return durations.parse_seconds(self.advice_interval)
+    advice_interval_seconds = Seconds("advice_interval")
 
     def __post_init__(self) -> None:
         http_address("advice_webhook", self.advice_webhook)
@@ -452,8 +410,7 @@ class RemediateSettings:
         False, "Whether a drain may evict pods with an emptyDir volume on disk. Its data is lost."
     )
     slurm_commands: str | None = setting(
-        None,
-        "Directory of scontrol and squeue. If not set, those in PATH, or else slurmrestd of `[fleet]`.",
+        None, "Directory of scontrol and squeue. If not set, those in PATH, or else slurmrestd of `[fleet]`."
     )
     running_jobs: RunningJobs = setting(
         RunningJobs.WAIT, "What a drain does with jobs on a Slurm node: `wait` for their end, or `requeue` them."
@@ -465,17 +422,13 @@ class RemediateSettings:
         (), "`[[remediate.trust]]` tables: a `mode` for a `cause`, a `pool` or both. The most specific table applies."
     )
     policy: str | None = setting(None, "TOML file of repair steps by cause and pool, which replace the shipped steps.")
-    approval: str = setting(
-        "1h", "How long an approval is valid while guards refuse the repair.", check=positive_duration
-    )
+    approval: str = setting("1h", "How long an approval is valid while guards refuse it.", check=positive_duration)
     pool_percent: int = setting(
-        20,
-        "Limit of nodes of a pool that are out of service, in percent: at least one node, none with 0.",
-        check=percentage,
+        20, "Limit of out-of-service nodes of a pool in percent: at least one node, or none with 0.", check=percentage
     )
     fleet_percent: int = setting(
         10,
-        "Limit of nodes of the fleet that are out of service, in percent: at least one node, none with 0.",
+        "Limit of out-of-service nodes of the fleet in percent: at least one node, or none with 0.",
         check=percentage,
     )
     starts: int = setting(10, "Limit of repairs that start within `starts_window`.", check=at_least_one)
@@ -485,8 +438,7 @@ class RemediateSettings:
     )
     attempts_window: str = setting("7d", "Time window of `attempts`.", check=positive_duration)
     breaker_nodes: int = setting(
-        5,
-        "Circuit breaker: if more nodes need a repair in `breaker_window`, all repairs stop until a user resets it.",
+        5, "Circuit breaker: if more nodes need a repair in `breaker_window`, all repairs stop until a user resets it."
     )
     breaker_window: str = setting("10m", "Time window of `breaker_nodes`.", check=positive_duration)
     one_per_domain: tuple[str, ...] = setting(
@@ -506,12 +458,10 @@ class RemediateSettings:
     )
     hand_over_after: int = setting(
         2,
-        "How many failed repairs of one node for the same cause hand the node over to a person, with evidence.",
+        "How many failed repairs of a node for the same cause hand it over to a person, with evidence.",
         check=at_least_one,
     )
-    reclaim: bool = setting(
-        False, "Whether to reclaim GPUs that are allocated and idle, as far as `mode` and `trust` allow."
-    )
+    reclaim: bool = setting(False, "Whether to reclaim allocated, idle GPUs, as far as `mode` and `trust` allow.")
     reclaim_wait: str = setting("1h", "Time between the warning to the owner and the reclaim.", check=positive_duration)
     reclaim_exempt: tuple[str, ...] = setting(
         (), "Workloads and owners whose idle GPUs are never reclaimed, such as `research/*` or `team=infra`."
@@ -525,9 +475,7 @@ class RemediateSettings:
         for text in self.quiet_hours:
             quiet_hours.parse(text)
 
-    @property
-    def call_timeout_seconds(self) -> float:
-        return durations.parse_seconds(self.call_timeout)
+    call_timeout_seconds = Seconds("call_timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,13 +491,11 @@ class JournalSettings:
     )
     lease: str = setting(
         "10s",
-        "With `url_file`: duration of the leader's lease, after which another hub may acquire leadership.",
+        "With `url_file`: how long the leader's lease lasts before another hub may lead.",
         check=positive_duration,
     )
     hub_url: str | None = setting(
-        None,
-        "With `url_file`: URL of this hub, to which followers refer clients while it leads. If not set, it is derived"
-        " from `hub.host` and `hub.port`.",
+        None, "With `url_file`: URL of this hub for clients while it leads. If not set, from `hub.host` and `hub.port`."
     )
 
     def __post_init__(self) -> None:
@@ -559,13 +505,8 @@ class JournalSettings:
         if self.lease_seconds < 1:
             raise ValueError(f"lease: `{self.lease}` is below the minimum, 1s")
 
-    @property
-    def lease_seconds(self) -> float:
-        return durations.parse_seconds(self.lease)
-
-    @property
-    def retention_seconds(self) -> float:
-        return durations.parse_seconds(self.retention)
+    lease_seconds = Seconds("lease")
+    retention_seconds = Seconds("retention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,13 +547,8 @@ class FabricSettings:
     def is_watched(self) -> bool:
         return self.sweep or self.ufm_url is not None
 
-    @property
-    def interval_seconds(self) -> float:
-        return durations.parse_seconds(self.interval)
-
-    @property
-    def timeout_seconds(self) -> float:
-        return durations.parse_seconds(self.timeout)
+    interval_seconds = Seconds("interval")
+    timeout_seconds = Seconds("timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -629,13 +565,12 @@ class RenderSettings:
     image: str = setting(f"watchkeeper:{__version__}", "Container image of the agent and the hub.", check=not_empty)
     command: str = setting(
         "/usr/bin/watchkeeper",
-        "Path of the `watchkeeper` command on the nodes, for systemd units and scripts.",
+        "Path of the `watchkeeper` command on the nodes, for units and scripts.",
         check=not_empty,
     )
     etc: str = setting("/etc/watchkeeper", "Directory of settings and secrets on the nodes.", check=not_empty)
     scan_expected_gpus: int | None = setting(
-        None,
-        "Expected GPUs of every node, for scripts and systemd units. If not set, the GPUs that Slurm has configured.",
+        None, "Expected GPUs of every node, for units and scripts. If not set, the GPUs that Slurm has configured."
     )
     mig_layouts: tuple[str, ...] = setting(
         (), "MIG layouts, each `NAME: GPU: PROFILE PROFILE…`, such as `mixed: H100 80GB: 3g.40gb 2g.20gb 2g.20gb`."
@@ -645,12 +580,10 @@ class RenderSettings:
         (), "Values of the manifests and the Helm chart, each `path=value`, such as `hub.storage.size=200Gi`."
     )
     services: tuple[str, ...] = setting(
-        (),
-        "Deployments of model servers to autoscale, each `NAMESPACE/NAME=MODEL`, such as `serving/llama=llama-3-8b`.",
+        (), "Model server Deployments to autoscale, each `NAMESPACE/NAME=MODEL`: `serving/llama=llama-3-8b`."
     )
     docs_url: str | None = setting(
-        None,
-        "URL of the published docs/, for links from dashboards to runbooks. If not set, dashboards have no such links.",
+        None, "URL of the published docs/, for links from dashboards to runbooks. If not set, there are no links."
     )
     models: tuple[str, ...] = setting((), "Hugging Face names of models to download into the model cache in advance.")
 

@@ -28,9 +28,7 @@ def parse_ms(text: str) -> int:
         if text.isascii() and text.isdecimal():
             raise ValueError(f"`{text}` has no unit; write `{text}s` for seconds or `{text}m` for minutes")
         raise ValueError(f"`{text[:40]}` is not a duration such as 30s, 5m or 1h30m")
-    total = sum(
-        int(number) * unit_ms for number, unit_ms in zip(match.groups(), UNITS_MS.values(), strict=True) if number
-    )
+    total = sum(int(number) * unit for number, unit in zip(match.groups(), UNITS_MS.values(), strict=True) if number)
     if total > MAX_MS:
         raise ValueError(f"`{text[:40]}` is longer than 292 years")
     return total

@@ -51,7 +51,6 @@ class Redaction:
 
 
 def json_file(name: str, value: object) -> BundleFile:
-    """A file of readable JSON."""
     return BundleFile(name, (json.dumps(wire.to_plain(value), indent=1, ensure_ascii=False) + "\n").encode())
 
 

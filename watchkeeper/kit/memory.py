@@ -23,8 +23,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 MAX_ARENAS = 1
 # Larger allocations get their own mapping, which is released when they are freed. Four minutes of a metric of 512 GPUs
 # are 192 KiB: on the heap, merging such columns left 20 MiB of holes.
-MMAP_THRESHOLD_BYTES = 128 * 1024
-TRIM_THRESHOLD_BYTES = 1024 * 1024
+MMAP_BYTES = 128 * 1024
+TRIM_BYTES = 1024 * 1024
 # How many new objects start a collection of the youngest generation. With Python's default of 700 it ran five times a
 # second while 1,250 targets were scraped and took a tenth of the CPU of scraping; 10,000 objects are 2 MB.
 GC_THRESHOLD_OBJECTS = 10_000
@@ -33,7 +33,7 @@ OLDEST_GENERATION = 2
 # two million label sets, a fleet of 10,000 GPUs, it took 0.8 s, every few seconds while they were added.
 FREEZE_SECONDS = 3600.0
 # For the store of a large fleet, whose queries use arrays of megabytes: mapping each again costs as much as the query.
-QUERY_MMAP_THRESHOLD_BYTES, QUERY_TRIM_THRESHOLD_BYTES = 32 << 20, 64 << 20
+QUERY_MMAP_BYTES, QUERY_TRIM_BYTES = 32 << 20, 64 << 20
 
 
 def release_startup_memory() -> None:
@@ -74,9 +74,7 @@ def release_free_memory() -> None:
 
 def release_eagerly() -> None:
     """Return memory when it is freed, from now on; the hub and the simulator call it before they start."""
-    _set_malloc_options(
-        {M_ARENA_MAX: MAX_ARENAS, M_TRIM_THRESHOLD: TRIM_THRESHOLD_BYTES, M_MMAP_THRESHOLD: MMAP_THRESHOLD_BYTES}
-    )
+    _set_malloc_options({M_ARENA_MAX: MAX_ARENAS, M_TRIM_THRESHOLD: TRIM_BYTES, M_MMAP_THRESHOLD: MMAP_BYTES})
 
 
 def collect_garbage_rarely() -> None:
@@ -106,7 +104,7 @@ class _GcFreezer:
 
 def keep_query_buffers() -> None:
     """Keep some freed memory for the next query, from now on; a store calls it when it is large."""
-    _set_malloc_options({M_TRIM_THRESHOLD: QUERY_TRIM_THRESHOLD_BYTES, M_MMAP_THRESHOLD: QUERY_MMAP_THRESHOLD_BYTES})
+    _set_malloc_options({M_TRIM_THRESHOLD: QUERY_TRIM_BYTES, M_MMAP_THRESHOLD: QUERY_MMAP_BYTES})
 
 
 def _set_malloc_options(options: Mapping[int, int]) -> None:

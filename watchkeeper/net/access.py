@@ -80,9 +80,7 @@ class Access:
             if self.cert_file:
                 context.load_cert_chain(self.cert_file, self.key_file or None)
         except (OSError, ssl.SSLError) as error:
-            raise CollectError(
-                f"a certificate cannot be used: {error}", where=self.ca_file or self.cert_file
-            ) from error
+            raise CollectError(f"invalid certificate: {error}", where=self.ca_file or self.cert_file) from error
         if self.insecure_skip_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

@@ -130,9 +130,8 @@ def parse_answer(message: bytes, query_id: int) -> list[SrvRecord] | None:
             kind, _, _, length = struct.unpack_from("!HHIH", message, offset)
             offset += 10
             if kind == TYPE_SRV:
-                records.append(
-                    SrvRecord(_read_name(message, offset + 6)[0], struct.unpack_from("!H", message, offset + 4)[0])
-                )
+                [port] = struct.unpack_from("!H", message, offset + 4)
+                records.append(SrvRecord(_read_name(message, offset + 6)[0], port))
             offset += length
         return records
     except (struct.error, IndexError, UnicodeDecodeError) as error:

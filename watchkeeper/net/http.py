@@ -321,7 +321,6 @@ def _redirected_headers(target: str, request: HttpRequest, *, private: frozenset
 
 
 def _describe_error(error: BaseException) -> str:
-    """The message for an error of a library."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, EOFError):

@@ -80,25 +80,21 @@ class ClientCredentials:
         return _read_token(response.body, self.token_url)
 
     async def _post(self, form: list[tuple[str, str]], headers: dict[str, str]) -> http.HttpResponse:
-        connection = http.Connection(
-            access=self.access, max_body_bytes=MAX_ANSWER_BYTES, timeout_seconds=TIMEOUT_SECONDS
-        )
+        client = http.Connection(access=self.access, max_body_bytes=MAX_ANSWER_BYTES, timeout_seconds=TIMEOUT_SECONDS)
         request = http.HttpRequest(
             self.token_url, method="POST", headers={**FORM_HEADERS, **headers}, body=urlencode(form).encode("ascii")
         )
         try:
-            return await connection.send(request)
+            return await client.send(request)
         finally:
-            await connection.aclose()
+            await client.aclose()
 
 
 def _read_token(body: bytes, where: str) -> tuple[str, float]:
     try:
         answer = json.loads(body)
-        token, lifetime_seconds = (
-            str(answer["access_token"]),
-            float(answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS),
-        )
+        token = str(answer["access_token"])
+        lifetime_seconds = float(answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CollectError("the token server's answer has no access_token", where=where) from error
     if not token or not token.isprintable():

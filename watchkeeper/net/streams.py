@@ -87,9 +87,7 @@ class SocketReader(asyncio.StreamReader):
 
     async def _wait_for_more(self) -> None:
         if self._unread_bytes > MAX_UNREAD_BYTES:
-            raise asyncio.LimitOverrunError(
-                f"more than {MAX_UNREAD_BYTES} bytes without a line end", self._unread_bytes
-            )
+            raise asyncio.LimitOverrunError(f"more than {MAX_UNREAD_BYTES} bytes in one line", self._unread_bytes)
         if not await self._wait_for(self._unread_bytes + 1):
             raise asyncio.IncompleteReadError(self._consume(self._unread_bytes), None)
 

@@ -18,7 +18,7 @@ import ssl
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from urllib.parse import urljoin, urlsplit
@@ -180,9 +180,8 @@ class HttpClient:
             return _Connection([(socket.AF_UNIX, self._parts.path)], self.limits.idle_seconds, deadline)
         host, port = (proxy.hostname or "", proxy.port or 80) if self._proxy else (self._host, self._port)
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        connection = _Connection(
-            [(family, address) for family, *_, address in resolved], self.limits.idle_seconds, deadline
-        )
+        candidates = [(family, address) for family, *_, address in resolved]
+        connection = _Connection(candidates, self.limits.idle_seconds, deadline)
         try:
             if not self._allows_local_address and addresses.is_unexpectedly_local(host, connection.peer_address):
                 raise LocalAddressRefused(
@@ -251,15 +250,14 @@ def open_with_redirects(
         previous, url = urlsplit(url), urljoin(url, target)
         if urlsplit(url).hostname != previous.hostname:
             # Another server must not receive our credentials.
-            request = replace(
-                request, headers={name: text for name, text in request.headers.items() if name != "Authorization"}
-            )
+            headers = {name: text for name, text in request.headers.items() if name != "Authorization"}
+            request = replace(request, headers=headers)
 
 
 class _Connection:
     """A connection to the first address that accepts; each wait ends after `idle_seconds` or at the deadline."""
 
-    def __init__(self, candidates: list[tuple[int, Any]], idle_seconds: float, deadline: float) -> None:
+    def __init__(self, candidates: Sequence[tuple[int, Any]], idle_seconds: float, deadline: float) -> None:
         self.deadline = deadline
         self._idle_seconds = idle_seconds
         problem = OSError("the name has no address")
@@ -345,7 +343,6 @@ def _environment_proxy(url: str) -> str:
 
 
 def _describe_error(error: BaseException) -> str:
-    """The message for an error of a library."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -60,14 +60,12 @@ def back_up(source: StoreLocations, target: Path) -> BackupSummary:
     try:
         for folder in ("blocks", "wal"):
             (target / SAMPLES / folder).mkdir(parents=True)
-        copied_bytes = sum(
-            _copy(path, target / SAMPLES / "wal") for path in sorted(source.samples.glob(f"wal/*{wal.SUFFIX}"))
-        )
+        wal_files = sorted(source.samples.glob(f"wal/*{wal.SUFFIX}"))
+        copied_bytes = sum(_copy(path, target / SAMPLES / "wal") for path in wal_files)
         copied_bytes += sum(_copy(path, target / SAMPLES) for path in source.samples.glob("metadata.json"))
         linked_bytes, copied_block_bytes = _link_blocks(source.samples / "blocks", target / SAMPLES / "blocks")
-        copied_bytes += copied_block_bytes + (
-            0 if source.journal is None else _copy_journal(source.journal, target / JOURNAL)
-        )
+        copied_bytes += copied_block_bytes
+        copied_bytes += 0 if source.journal is None else _copy_journal(source.journal, target / JOURNAL)
         # Last, so that a directory with the mark is a complete backup.
         files.write_atomically(target / files.OWNER_MARK, (source.data / files.OWNER_MARK).read_bytes())
         files.sync_folder(target)

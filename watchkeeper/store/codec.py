@@ -32,6 +32,8 @@ SAMPLED_ROWS = 32
 MAX_ORDER = 2
 # kind, exponent, order, width of first columns, width of other columns, rows, columns, exceptions, size of each part
 HEADER = struct.Struct("<BBBBBxxxIIIIII")
+# The distance to the cell of the exception before, in 4 bytes, and the bits of the float, in 8.
+EXCEPTION_BYTES = 12
 INTS, DECIMALS, BITS = range(3)
 Bytes = npt.NDArray[np.uint8]
 
@@ -49,11 +51,11 @@ def decompress(content: bytes) -> bytes:
 
 def pack_ints(matrix: Ints) -> bytes:
     """Pack rows of integers; evenly growing rows, such as times, need almost no bytes."""
-    return _pack(INTS, 0, np.ascontiguousarray(matrix, dtype=np.int64), exception_cells=None, exception_bits=None)
+    return _pack(INTS, 0, np.ascontiguousarray(matrix, dtype=np.int64))
 
 
 def unpack_ints(packed: bytes) -> Ints:
-    kind, _, ints, _, _ = _unpack(packed)
+    kind, _, ints, _ = _unpack(packed)
     if kind != INTS:
         raise errors.StoreError(f"packed numbers have kind {kind}, expected integers ({INTS})")
     return ints
@@ -65,25 +67,25 @@ def pack_floats(matrix: Floats) -> bytes:
     bits = matrix.view(np.int64)
     exponent = _choose_exponent(matrix[:: max(1, len(matrix) // SAMPLED_ROWS)])
     ints, fits = _to_decimals(matrix, exponent)
-    exception_cells = np.flatnonzero(~fits)
-    if (
-        len(exception_cells) * MAX_EXCEPTION_SHARE > matrix.size
-        and _count_number_exceptions(matrix, fits) * MAX_EXCEPTION_SHARE > matrix.size
-    ):
-        return _pack(BITS, 0, bits, exception_cells=None, exception_bits=None)
-    exception_bits = bits.reshape(-1)[exception_cells]
-    if len(exception_cells):
-        ints = _fill_exceptions(ints, fits)
-    return _pack(DECIMALS, exponent, ints, exception_cells=exception_cells, exception_bits=exception_bits)
+    cells, limit = np.flatnonzero(~fits), matrix.size / MAX_EXCEPTION_SHARE
+    if not len(cells):
+        return _pack(DECIMALS, exponent, ints)
+    # Markers and gaps do not count as numbers: they compress well anyway.
+    if len(cells) > limit and np.count_nonzero(~fits & ~np.isnan(matrix)) > limit:
+        return _pack(BITS, 0, bits)
+    exceptions = np.diff(cells, prepend=0).astype("<u4").tobytes() + bits.reshape(-1)[cells].astype("<i8").tobytes()
+    return _pack(DECIMALS, exponent, _fill_exceptions(ints, fits), exceptions)
 
 
 def unpack_floats(packed: bytes) -> Floats:
-    kind, exponent, ints, exception_cells, exception_bits = _unpack(packed)
+    kind, exponent, ints, exceptions = _unpack(packed)
     if kind == BITS:
         return ints.view(np.float64)
     floats: Floats = ints / 10.0**exponent if exponent else ints.astype(np.float64)
-    if len(exception_cells):
-        floats.view(np.int64).reshape(-1)[exception_cells] = exception_bits
+    if exceptions:
+        count = len(exceptions) // EXCEPTION_BYTES
+        cells = np.cumsum(np.frombuffer(exceptions, dtype="<u4", count=count).astype(np.int64))
+        floats.view(np.int64).reshape(-1)[cells] = np.frombuffer(exceptions, dtype="<i8", offset=4 * count)
     return floats
 
 
@@ -106,11 +108,6 @@ def _choose_exponent(rows: Floats) -> int:
         if best_count >= numbers:
             break
     return best_exponent
-
-
-def _count_number_exceptions(matrix: Floats, fits: npt.NDArray[np.bool_]) -> int:
-    """How many numbers do not fit; markers and gaps are not counted, because they compress well anyway."""
-    return int(np.count_nonzero(~fits & ~np.isnan(matrix)))
 
 
 def _fill_exceptions(ints: Ints, fits: npt.NDArray[np.bool_]) -> Ints:
@@ -156,37 +153,24 @@ def _decode_narrow(planes: bytes, width: int, shape: tuple[int, int]) -> Ints:
     return ints
 
 
-def _pack(kind: int, exponent: int, ints: Ints, *, exception_cells: Ints | None, exception_bits: Ints | None) -> bytes:
+def _pack(kind: int, exponent: int, ints: Ints, exceptions: bytes = b"") -> bytes:
     rows, columns = ints.shape
     order = _choose_order(ints) if ints.size else 0
     first_width, first_planes = _encode_narrow(_first_values(ints, order))
     width, planes = _encode_narrow(_differences(ints, order))
-    parts = [compress(first_planes), compress(planes)]
-    if exception_cells is not None and exception_bits is not None and len(exception_cells):
-        parts.append(
-            compress(
-                np.diff(exception_cells, prepend=0).astype("<u4").tobytes() + exception_bits.astype("<i8").tobytes()
-            )
-        )
-    else:
-        parts.append(b"")
-    exception_count = 0 if exception_cells is None else len(exception_cells)
-    sizes = [len(part) for part in parts]
-    return HEADER.pack(kind, exponent, order, first_width, width, rows, columns, exception_count, *sizes) + b"".join(
-        parts
-    )
+    parts = [compress(first_planes), compress(planes), compress(exceptions) if exceptions else b""]
+    counts = rows, columns, len(exceptions) // EXCEPTION_BYTES
+    return HEADER.pack(kind, exponent, order, first_width, width, *counts, *map(len, parts)) + b"".join(parts)
 
 
 def _first_values(ints: Ints, order: int) -> Ints:
     """The numbers that differences omit: the first of each row, the first of its differences, and so on."""
-    return (
-        np.stack([_differences(ints[:, :order], level)[:, 0] for level in range(order)], axis=1)
-        if order
-        else ints[:, :0]
-    )
+    if not order:
+        return ints[:, :0]
+    return np.stack([_differences(ints[:, :order], level)[:, 0] for level in range(order)], axis=1)
 
 
-def _unpack(packed: bytes) -> tuple[int, int, Ints, Ints, Ints]:
+def _unpack(packed: bytes) -> tuple[int, int, Ints, bytes]:
     try:
         kind, exponent, order, first_width, width, rows, columns, exception_count, *sizes = HEADER.unpack_from(packed)
     except struct.error as error:
@@ -199,15 +183,7 @@ def _unpack(packed: bytes) -> tuple[int, int, Ints, Ints, Ints]:
     first_values = _decode_narrow(decompress(parts[0]), first_width, (rows, order))
     for level in reversed(range(order)):
         ints = np.cumsum(np.concatenate([first_values[:, level : level + 1], ints], axis=1), axis=1)
-    nothing = np.empty(0, dtype=np.int64)
-    if not exception_count:
-        return kind, exponent, ints, nothing, nothing
-    exceptions = decompress(parts[2])
-    exception_cells = np.cumsum(np.frombuffer(exceptions, dtype="<u4", count=exception_count).astype(np.int64))
-    return (
-        kind,
-        exponent,
-        ints,
-        exception_cells,
-        np.frombuffer(exceptions, dtype="<i8", offset=4 * exception_count).astype(np.int64),
-    )
+    exceptions = decompress(parts[2]) if exception_count else b""
+    if len(exceptions) != EXCEPTION_BYTES * exception_count:
+        raise errors.StoreError(f"packed numbers have {len(exceptions)} bytes for {exception_count} exceptions")
+    return kind, exponent, ints, exceptions

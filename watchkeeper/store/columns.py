@@ -135,9 +135,8 @@ class Slab:
         if not free_rows:
             section = self._free_sections.pop() if self._free_sections else self._add_section()
             self._kind_by_section[section] = kind
-            free_rows = self._free_rows[kind] = list(
-                range((section + 1) * SECTION_ROWS - 1, section * SECTION_ROWS - 1, -1)
-            )
+            first_row = section * SECTION_ROWS
+            free_rows = self._free_rows[kind] = list(range(first_row + SECTION_ROWS - 1, first_row - 1, -1))
         row = free_rows.pop()
         self._rows_used_by_section[row // SECTION_ROWS] += 1
         return row
@@ -219,7 +218,6 @@ class Slab:
             self._block(block)[cells + slot] = values[positions]
 
     def put_time(self, row: int, slot: int, at_ms: int) -> None:
-        """Write one slot of one row of times."""
         block, block_row = divmod(row, self.rows_per_block)
         self._block(block).view(np.int64)[block_row * self.capacity + slot] = at_ms
 

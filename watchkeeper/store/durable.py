@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +24,7 @@ from watchkeeper import errors
 from watchkeeper.config import settings
 from watchkeeper.kit import clock_jump, durations, memory
 from watchkeeper.kit.logs import fields
-from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
-from watchkeeper.model import samples as sample_model
 from watchkeeper.store import backup, quarantine
 from watchkeeper.store.blocks import compaction
 from watchkeeper.store.blocks.block import Block, ChunkCache
@@ -35,8 +33,7 @@ from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
 from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.head.head import MAX_AHEAD_MS, Head
 from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, find_histograms
-from watchkeeper.store.index import Cardinality, MatcherLike, Patterns
-from watchkeeper.store.interfaces import Appended
+from watchkeeper.store.index import MatcherLike, Patterns
 from watchkeeper.store.sample_columns import Columns, UnionCache, join
 from watchkeeper.store.series import SeriesSet
 from watchkeeper.store.wal import wal_prefetch, wal_reader, wal_records, wal_replay
@@ -136,6 +133,9 @@ class DurableStore:
             clock_ms=clock_ms,
         )
         self.metadata, self.exemplars = self.head.metadata, self.head.exemplars
+        self.series_id, self.active_series = self.head.series_id, self.head.active_series
+        self.append, self.append_scrape = self.head.append, self.head.append_scrape
+        self.cardinality = self.head.cardinality
         self.damages: list[Corruption] = []
         self._damage_count = 0
         self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), UnionCache()
@@ -176,34 +176,6 @@ class DurableStore:
     def late_ms(self) -> int:
         return self._limits.late_ms
 
-    # Appending
-
-    def series_id(self, labels: label_sets.Labels) -> int:
-        return self.head.series_id(labels)
-
-    def append_scrape(
-        self,
-        group_key: Hashable,
-        series_ids: Sequence[int] | Ints,
-        at_ms: int,
-        values: Sequence[float] | Floats,
-        *,
-        now_ms: int | None = None,
-    ) -> Appended:
-        return self.head.append_scrape(group_key, series_ids, at_ms, values, now_ms=now_ms)
-
-    def active_series(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
-        return self.head.active_series(group_key, since_ms)
-
-    def append(
-        self,
-        samples: Iterable[sample_model.Sample | histogram_model.HistogramSample],
-        *,
-        group_key: str | None = None,
-        now_ms: int | None = None,
-    ) -> Appended:
-        return self.head.append(samples, group_key=group_key, now_ms=now_ms)
-
     def sync(self) -> int:
         """Write accepted samples to disk; return how many. StoreError if the write fails."""
         with self._disk_errors():
@@ -221,22 +193,18 @@ class DurableStore:
         floor_ms = self._memory_start_ms(block_list)
         if start_ms + 1 >= floor_ms:
             return self.head.select(matchers, start_ms, end_ms, max_samples=max_samples)
-        parts, remaining_samples = [], max_samples
+        parts, limit = [], max_samples
         until_ms = min(end_ms, floor_ms - 1)
         for block in block_list.blocks:
             if block.end_ms > start_ms + 1 and block.start_ms <= until_ms:
-                select_part = partial(
-                    Block.select, matchers=matchers, start_ms=start_ms, end_ms=until_ms, max_samples=remaining_samples
-                )
-                part = self._read_block(block, select_part)
+                select = partial(Block.select, matchers=matchers, start_ms=start_ms, end_ms=until_ms, max_samples=limit)
+                part = self._read_block(block, select)
                 if part is not None:
                     parts.append(part)
-                    remaining_samples = (
-                        None if remaining_samples is None else max(0, remaining_samples - part.values.size)
-                    )
+                    limit = None if limit is None else max(0, limit - part.values.size)
         if end_ms >= floor_ms or not parts:
             since_ms = max(start_ms, floor_ms - 1)
-            parts.append(self.head.select(matchers, since_ms, max(end_ms, since_ms), max_samples=remaining_samples))
+            parts.append(self.head.select(matchers, since_ms, max(end_ms, since_ms), max_samples=limit))
         return parts[0] if len(parts) == 1 else join(parts, self._unions)
 
     def find_histograms(self, values: Floats) -> Cells | None:
@@ -291,9 +259,6 @@ class DurableStore:
                 or set()
             )
         return sorted(values)
-
-    def cardinality(self, limit: int) -> Cardinality:
-        return self.head.cardinality(limit)
 
     def warnings(self) -> tuple[str, ...]:
         """One warning for each damaged file, because query results may be incomplete."""
@@ -449,7 +414,9 @@ class DurableStore:
 
     def _merge_blocks(self) -> None:
         while True:
-            blocks = [block for block in self._block_list.blocks if self._may_merge(block)]
+            # A table of histograms is read as a whole, so blocks with a large one do not grow.
+            candidates = [block for block in self._block_list.blocks if block.path not in self._unmergeable]
+            blocks = [block for block in candidates if block.histogram_bytes <= MAX_MERGED_BYTES]
             sources = compaction.find_merge(blocks, self._limits.block_ms, until_ms=self._block_list.end_ms or 0)
             if not sources:
                 return
@@ -462,10 +429,6 @@ class DurableStore:
             remaining = [block for block in self._block_list.blocks if block not in sources]
             self._block_list = _BlockList(tuple(sorted([*remaining, merged], key=_start_ms)), self._block_list.end_ms)
             self._remove(sources)
-
-    def _may_merge(self, block: Block) -> bool:
-        """Whether a block may grow: its table of histograms is read as a whole, so its size is limited."""
-        return block.path not in self._unmergeable and block.histogram_bytes <= MAX_MERGED_BYTES
 
     def _remove_expired(self, oldest_ms: int) -> None:
         # Segments are this old only if blocks could not be written for as long.
@@ -488,12 +451,8 @@ class DurableStore:
         in_use = {block.path for block in self._block_list.blocks}
         for path in self._block_folder.glob("*-*"):
             end_ms = path.stem.rpartition("-")[2]
-            if (
-                path not in in_use
-                and path.suffix in (SUFFIX, REPLACED)
-                and end_ms.isdigit()
-                and int(end_ms) <= oldest_ms
-            ):
+            is_expired = end_ms.isdigit() and int(end_ms) <= oldest_ms
+            if is_expired and path not in in_use and path.suffix in (SUFFIX, REPLACED):
                 path.unlink(missing_ok=True)
 
     def _remove(self, blocks: Iterable[Block]) -> None:
@@ -556,7 +515,6 @@ class DurableStore:
 
     @contextmanager
     def _disk_errors(self) -> Iterator[None]:
-        """Convert an OSError to a StoreError."""
         try:
             yield
         except OSError as error:

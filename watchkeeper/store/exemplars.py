@@ -31,13 +31,10 @@ class Exemplars:
     def add(self, series: Labels, exemplar: Exemplar) -> bool:
         """Add an exemplar, unless it is not newer than the last of its series: exporters repeat them at each scrape."""
         with self._lock:
-            series_exemplars = self._exemplars_by_series.get(series)
-            if exemplar.is_too_long or (series_exemplars and exemplar.at_ms <= series_exemplars[-1].at_ms):
+            stored = self._exemplars_by_series.get(series)
+            if exemplar.is_too_long or (stored and exemplar.at_ms <= stored[-1].at_ms):
                 return False
-            if series_exemplars and (exemplar.labels, exemplar.value) == (
-                series_exemplars[-1].labels,
-                series_exemplars[-1].value,
-            ):
+            if stored and (exemplar.labels, exemplar.value) == (stored[-1].labels, stored[-1].value):
                 return False
             self._exemplars_by_series.setdefault(series, deque()).append(exemplar)
             self._series_by_age.append(series)

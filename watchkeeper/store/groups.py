@@ -75,7 +75,6 @@ class GroupTable:
         self.kind_of[number] = kind
 
     def add_many(self, numbers: Ints, kinds: Ints) -> None:
-        """Add many series."""
         size = int(numbers.max(initial=-1)) + 1
         self.group_of = grow_column(self.group_of, size, fill=NO_GROUP)
         self.row_of = grow_column(self.row_of, size, fill=NO_GROUP)
@@ -240,12 +239,11 @@ class GroupTable:
             empty = np.full((len(self._series_by_group[group]), int(self.slot_counts[group]) - kept_slots), ABSENT)
             self.slabs[slab].put_cells(self.row_of[self._series_by_group[group]], kept_slots, empty)
             self.times[slab].put_cells(time_row, kept_slots, empty[:1])
-            last = (
-                self.times[slab].get(time_row, np.array([kept_slots - 1])).view(np.int64)[0]
-                if kept_slots
-                else -NEVER_MS
+            times = self.times[slab].read_times(int(time_row[0]))
+            self.slot_counts[group], self.last_ms[group] = (
+                kept_slots,
+                times[kept_slots - 1] if kept_slots else -NEVER_MS,
             )
-            self.slot_counts[group], self.last_ms[group] = kept_slots, last
 
     def first_ms_from(self, at_ms: int) -> int | None:
         """The earliest time at or after `at_ms` in any group."""
@@ -262,21 +260,19 @@ class GroupTable:
 
     def _change_capacity(self, group: int, capacity: int) -> None:
         """Move a group to the slab with this capacity, which is at least its own."""
-        old_slab, new_slab = int(self.slab_of[group]), self._slab_for(capacity)
+        source, target = int(self.slab_of[group]), self._slab_for(capacity)
         members = self._series_by_group[group]
-        if old_slab == new_slab:
+        if source == target:
             return
         rows, time_row = self.row_of[members], self.time_row[group : group + 1].copy()
-        values = self.slabs[old_slab].read_rows(rows)
-        self.row_of[members] = self.slabs[new_slab].allocate_rows(
-            self.kind_of[members], is_wide=~rows_fit_narrow(values)
-        )
-        self.time_row[group] = self.times[new_slab].allocate_rows(TIME_KIND)[0]
-        self.slabs[new_slab].write_rows(self.row_of[members], values)
-        self.times[new_slab].write_rows(self.time_row[group : group + 1], self.times[old_slab].read_rows(time_row))
-        self.slabs[old_slab].free_rows(rows)
-        self.times[old_slab].free_rows(time_row)
-        self.slab_of[group] = new_slab
+        values = self.slabs[source].read_rows(rows)
+        self.row_of[members] = self.slabs[target].allocate_rows(self.kind_of[members], is_wide=~rows_fit_narrow(values))
+        self.time_row[group] = self.times[target].allocate_rows(TIME_KIND)[0]
+        self.slabs[target].write_rows(self.row_of[members], values)
+        self.times[target].write_rows(self.time_row[group : group + 1], self.times[source].read_rows(time_row))
+        self.slabs[source].free_rows(rows)
+        self.times[source].free_rows(time_row)
+        self.slab_of[group] = target
         self._mark_changed(group)
 
     def _mark_changed(self, group: int) -> None:

@@ -48,20 +48,18 @@ def find_histograms(values: Floats, find: Callable[[int], bytes | None]) -> Cell
 
     A mark whose histogram was lost, because its file is damaged, becomes ABSENT in place.
     """
-    cells_with_marks = np.flatnonzero(is_histogram(values))
-    if not len(cells_with_marks):
+    positions = np.flatnonzero(is_histogram(values))
+    if not len(positions):
         return None
     flat_values, cells = values.reshape(-1), np.full(values.size, None, dtype=object)
     histogram_by_mark: dict[int, Histogram | None] = {}
-    for cell, mark in zip(
-        cells_with_marks.tolist(), flat_values.view(np.int64)[cells_with_marks].tolist(), strict=True
-    ):
+    for position, mark in zip(positions.tolist(), flat_values.view(np.int64)[positions].tolist(), strict=True):
         if mark not in histogram_by_mark:
             packed = find(mark)
             histogram_by_mark[mark] = None if packed is None else unpack_histogram(packed)
-        cells[cell] = histogram_by_mark[mark]
+        cells[position] = histogram_by_mark[mark]
         if histogram_by_mark[mark] is None:
-            flat_values[cell] = ABSENT
+            flat_values[position] = ABSENT
     return cells.reshape(values.shape)
 
 

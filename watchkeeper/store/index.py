@@ -252,10 +252,10 @@ class SeriesIndex:
         if not matchers:
             return sorted(name for name, values in self._postings.items() if _any_in_range(values.values(), in_range))
         selection = self.select(matchers)
-        is_selected_in_range = in_range[selection.numbers]
-        if is_selected_in_range.all():
+        is_kept = in_range[selection.numbers]
+        if is_kept.all():
             return selection.series.derive("label names", _distinct_names)
-        return _distinct_names(list(compress(selection.series.pairs, is_selected_in_range.tolist())))
+        return _distinct_names(list(compress(selection.series.pairs, is_kept.tolist())))
 
     def label_values(
         self, name: str, matchers: Sequence[MatcherLike] = (), *, in_range: Mask | None = None
@@ -265,10 +265,10 @@ class SeriesIndex:
             values = self._postings.get(name, {})
             return sorted(value for value, posting in values.items() if _any_in_range([posting], in_range))
         selection = self.select(matchers)
-        is_selected_in_range = in_range[selection.numbers]
-        if is_selected_in_range.all():
+        is_kept = in_range[selection.numbers]
+        if is_kept.all():
             return selection.series.derive(("label values", name), lambda rows: _distinct_values(rows, name))
-        return _distinct_values(list(compress(selection.series.pairs, is_selected_in_range.tolist())), name)
+        return _distinct_values(list(compress(selection.series.pairs, is_kept.tolist())), name)
 
     def cardinality(self, limit: int) -> Cardinality:
         """The `limit` metrics, labels and pairs with the most series, values or bytes."""
@@ -287,7 +287,6 @@ class SeriesIndex:
         )
 
     def select(self, matchers: Sequence[MatcherLike]) -> Selection:
-        """The series that match all matchers."""
         key = tuple(matchers)
         version = self._version_for(key)
         cached = self._selections.get(key)
@@ -295,9 +294,8 @@ class SeriesIndex:
             self._selections.move_to_end(key)
             return cached
         numbers, name = self._find_matching(key), _metric_of(key)
-        selection = Selection(
-            numbers, self._metric_series(name, numbers) if name else self._standalone_set(numbers), version
-        )
+        series = self._metric_series(name, numbers) if name else self._standalone_set(numbers)
+        selection = Selection(numbers, series, version)
         self._cache_selection(key, selection)
         return selection
 
@@ -313,15 +311,11 @@ class SeriesIndex:
         self._selections_made += 1
         if self._selections_made % CLEANUP_INTERVAL == 0:
             DERIVED.set_limit(len(self))
-            cached_selections = self._selections.items()
-            for outdated_key in [
-                cached_key
-                for cached_key, cached in cached_selections
-                if cached.version != self._version_for(cached_key)
-            ]:
-                outdated = self._selections.pop(outdated_key)
-                if not _metric_of(outdated_key):
-                    outdated.series.register.release()
+            outdated = [old for old, cached in self._selections.items() if cached.version != self._version_for(old)]
+            for stale_key in outdated:
+                dropped = self._selections.pop(stale_key)
+                if not _metric_of(stale_key):
+                    dropped.series.register.release()
 
     def cached_selection(self, matchers: Sequence[MatcherLike]) -> Selection | None:
         """The selection for these matchers if it is cached and current."""
@@ -331,7 +325,7 @@ class SeriesIndex:
     def select_metric(self, name: str) -> Selection:
         """All series of one metric, or the series without a name; not cached."""
         if name:
-            numbers = np.sort(_to_numbers(self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))))
+            numbers = np.sort(self._posting(label_sets.METRIC_NAME, name))
         else:
             nameless = [number for labels, number in self._numbers.items() if not labels.name]
             numbers = np.array(sorted(nameless), dtype=np.int64)
@@ -339,28 +333,28 @@ class SeriesIndex:
 
     def _metric_series(self, name: str, numbers: Ints) -> SeriesSet:
         """Series of one metric as a set; only series that are new to the registry are read."""
-        register = self._registry_by_metric.get(name)
-        metric_posting = self._postings.get(label_sets.METRIC_NAME, {}).get(name, array("q"))
-        if register is None or 2 * len(register) > 3 * len(metric_posting) + 2 * REGISTRY_SLACK:
-            if register is not None:
-                register.release()
-            register = self._registry_by_metric[name] = LabelRegistry()
-            self._registry_ids[_to_numbers(metric_posting)] = UNREGISTERED
+        registry = self._registry_by_metric.get(name)
+        metric_posting = self._posting(label_sets.METRIC_NAME, name)
+        if registry is None or 2 * len(registry) > 3 * len(metric_posting) + 2 * REGISTRY_SLACK:
+            if registry is not None:
+                registry.release()
+            registry = self._registry_by_metric[name] = LabelRegistry()
+            self._registry_ids[metric_posting] = UNREGISTERED
         ids = self._registry_ids[numbers]
         for index in np.flatnonzero(ids == UNREGISTERED).tolist():
             labels = self.labels[numbers[index]]
             assert labels is not None
-            ids[index] = register.add(labels)
+            ids[index] = registry.add(labels)
         self._registry_ids[numbers] = ids
-        return SeriesSet(registered=(register, ids), has_one_name=True)
+        return SeriesSet(registered=(registry, ids), has_one_name=True)
 
     def _standalone_set(self, numbers: Ints) -> SeriesSet:
-        register = LabelRegistry()
+        registry = LabelRegistry()
         for number in numbers.tolist():
             labels = self.labels[number]
             assert labels is not None
-            register.add(labels)
-        return SeriesSet(registered=(register, np.arange(len(numbers))))
+            registry.add(labels)
+        return SeriesSet(registered=(registry, np.arange(len(numbers))))
 
     def _changed(self, name: str) -> None:
         self._version += 1
@@ -377,19 +371,20 @@ class SeriesIndex:
 
     def _find_matching(self, matchers: Sequence[MatcherLike]) -> Ints:
         """The series that match all matchers; `=` matchers come first, because they leave the fewest series."""
-        equalities = [matcher for matcher in matchers if matcher.op == "=" and matcher.value]
-        postings = [
-            _to_numbers(self._postings.get(matcher.name, {}).get(matcher.value, array("q"))) for matcher in equalities
-        ]
-        postings.sort(key=len)
+        postings = [self._posting(matcher.name, matcher.value) for matcher in matchers if _is_equality(matcher)]
         numbers: Ints | None = None
-        for posting_numbers in postings:
-            numbers = (
-                np.sort(posting_numbers) if numbers is None else numbers[self._member_mask(posting_numbers)[numbers]]
-            )
-        for matcher in (matcher for matcher in matchers if not (matcher.op == "=" and matcher.value)):
-            numbers = self._filter(numbers, matcher)
-        return np.array(sorted(self._numbers.values()), dtype=np.int64) if numbers is None else numbers
+        for posting in sorted(postings, key=len):
+            numbers = np.sort(posting) if numbers is None else numbers[self._member_mask(posting)[numbers]]
+        for matcher in matchers:
+            if not _is_equality(matcher):
+                numbers = self._filter(numbers, matcher)
+        return self._all_numbers() if numbers is None else numbers
+
+    def _posting(self, name: str, value: str) -> Ints:
+        return _to_numbers(self._postings.get(name, {}).get(value, array("q")))
+
+    def _all_numbers(self) -> Ints:
+        return np.array(sorted(self._numbers.values()), dtype=np.int64)
 
     def _filter(self, numbers: Ints | None, matcher: MatcherLike) -> Ints:
         """The series of `numbers`, or of all series, that a matcher accepts.
@@ -408,18 +403,10 @@ class SeriesIndex:
             checked: Ints = numbers[np.array(is_accepted, dtype=bool)]
             return checked
         accepts_absent = accepts("")
-        accepted_postings = [
-            _to_numbers(numbers) for value, numbers in values.items() if accepts(value) != accepts_absent
-        ]
-        is_member = self._member_mask(
-            np.concatenate(accepted_postings) if accepted_postings else np.empty(0, dtype=np.int64)
-        )
+        postings = [_to_numbers(posting) for value, posting in values.items() if accepts(value) != accepts_absent]
+        is_member = self._member_mask(np.concatenate(postings) if postings else np.empty(0, dtype=np.int64))
         if numbers is None:
-            numbers = (
-                np.array(sorted(self._numbers.values()), dtype=np.int64)
-                if accepts_absent
-                else np.flatnonzero(is_member)
-            )
+            numbers = self._all_numbers() if accepts_absent else np.flatnonzero(is_member)
         filtered: Ints = numbers[is_member[numbers] != accepts_absent]
         return filtered
 
@@ -434,12 +421,12 @@ class SeriesIndex:
 
 def _metric_of(matchers: Sequence[MatcherLike]) -> str:
     """The metric that a selector names, or an empty text."""
-    metric_names = (
-        matcher.value
-        for matcher in matchers
-        if matcher.name == label_sets.METRIC_NAME and matcher.op == "=" and matcher.value
-    )
-    return next(metric_names, "")
+    names = (matcher.value for matcher in matchers if matcher.name == label_sets.METRIC_NAME and _is_equality(matcher))
+    return next(names, "")
+
+
+def _is_equality(matcher: MatcherLike) -> bool:
+    return matcher.op == "=" and bool(matcher.value)
 
 
 def _to_numbers(posting: array[int]) -> Ints:

@@ -126,12 +126,10 @@ class RecordingWriter:
         self.counts["samples"] += len(times)
         steps = np.diff(times, prepend=0).tolist()
         if isinstance(values, list):
-            return self._encode_line(
-                {"native": dict(label_set), "t": steps, "v": [_sample_to_plain(v) for v in values]}
-            )
-        return self._encode_line(
-            {"series": dict(label_set), "t": steps, "v": [_number_to_plain(v) for v in values.tolist()]}
-        )
+            kind, plain = "native", [_sample_to_plain(value) for value in values]
+        else:
+            kind, plain = "series", [_number_to_plain(value) for value in values.tolist()]
+        return self._encode_line({kind: dict(label_set), "t": steps, "v": plain})
 
     def end(self) -> bytes:
         return self._encode_line({"end": self.counts}) + self._compressor.flush()

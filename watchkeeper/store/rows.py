@@ -75,7 +75,7 @@ def split_by_width(values: Floats) -> tuple[Ints, MixedTable]:
 
 
 class RowStore:
-    """All rows of one length, narrow and wide; a row number is valid until `free_rows`."""
+    """All rows of one length, narrow and wide; the methods of `Slab`, which documents them, for both."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -103,7 +103,6 @@ class RowStore:
         return moved
 
     def gather(self, rows: Ints, first_slots: Ints, *, width: int) -> Floats:
-        """`width` slots of each row, from its own first slot on; slots after the end of a row are ABSENT."""
         out: Floats | None = None
         for slab, positions, slab_rows in self._by_slab(rows):
             cells = slab.gather(slab_rows, first_slots[positions], width=width)
@@ -124,7 +123,6 @@ class RowStore:
             slab.put(slab_rows, slots if isinstance(slots, int) else slots[positions], values[positions])
 
     def locate_rows(self, rows: Ints) -> list[tuple[Slab, BlockCells]]:
-        """The cells of the first slots of rows, for `put_located`; valid until the rows are freed."""
         located: list[tuple[Slab, BlockCells]] = []
         for slab, positions, slab_rows in self._by_slab(rows):
             for block, block_positions, cells in slab.locate_rows(slab_rows):
@@ -141,12 +139,10 @@ class RowStore:
             slab.put_located([block_cells], slot, values)
 
     def put_cells(self, rows: Ints, slot: int, values: npt.NDArray[np.floating[Any]]) -> None:
-        """Write several slots of each row, starting at one slot."""
         for slab, positions, slab_rows in self._by_slab(rows):
             slab.put_cells(slab_rows, slot, values[positions])
 
     def insert_cell(self, rows: Ints, slot: int, *, filled: int) -> None:
-        """Insert an empty slot into rows with `filled` slots; the slots after it move by one."""
         for slab, _, slab_rows in self._by_slab(rows):
             slab.insert_cell(slab_rows, slot, filled=filled)
 
@@ -154,12 +150,10 @@ class RowStore:
         return self.gather(rows, np.zeros(len(rows), dtype=np.int64), width=self.capacity)
 
     def write_rows(self, rows: Ints, values: Floats) -> None:
-        """Write rows from their first slot on; the remaining slots become empty."""
         for slab, positions, slab_rows in self._by_slab(rows):
             slab.write_rows(slab_rows, values[positions])
 
     def shift_rows(self, rows: Ints, *, by: int) -> None:
-        """Drop the first `by` slots of rows; the last `by` slots become empty."""
         for slab, _, slab_rows in self._by_slab(rows):
             slab.shift_rows(slab_rows, by=by)
 

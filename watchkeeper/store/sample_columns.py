@@ -90,9 +90,8 @@ def _unite(sets: Sequence[SeriesSet]) -> SeriesUnion:
 def join(parts: Sequence[Columns], unions: UnionCache) -> Columns:
     """Merge parts of consecutive times; a series may be missing in any part."""
     union = unions.get([part.series for part in parts])
-    count = len(union.series)
     # Series with the same row of times in every part share a row of times in the result.
-    part_groups = np.full((count, len(parts)), -1, dtype=np.int64)
+    part_groups = np.full((len(union.series), len(parts)), -1, dtype=np.int64)
     for part_index, (part, positions) in enumerate(zip(parts, union.positions, strict=True)):
         part_groups[positions, part_index] = part.groups
     combinations, groups = np.unique(part_groups, axis=0, return_inverse=True)
@@ -102,24 +101,13 @@ def join(parts: Sequence[Columns], unions: UnionCache) -> Columns:
     starts = np.cumsum(lengths, axis=1) - lengths
     width = int(lengths.sum(axis=1).max()) if len(combinations) else 0
     times = np.full((len(combinations), width), NEVER_MS, dtype=np.int64)
-    values = np.full((count, width), ABSENT)
+    values = np.full((len(union.series), width), ABSENT)
     for part_index, (part, positions) in enumerate(zip(parts, union.positions, strict=True)):
-        chosen = np.flatnonzero(combinations[:, part_index] >= 0)
-        _write_runs(
-            times,
-            chosen,
-            part.times[combinations[chosen, part_index]],
-            starts=starts[chosen, part_index],
-            lengths=lengths[chosen, part_index],
-        )
-        series_groups = groups[positions]
-        _write_runs(
-            values,
-            positions,
-            part.values,
-            starts=starts[series_groups, part_index],
-            lengths=lengths[series_groups, part_index],
-        )
+        first, count = starts[:, part_index], lengths[:, part_index]
+        rows, series_groups = np.flatnonzero(combinations[:, part_index] >= 0), groups[positions]
+        part_times = part.times[combinations[rows, part_index]]
+        _write_runs(times, rows, part_times, starts=first[rows], lengths=count[rows])
+        _write_runs(values, positions, part.values, starts=first[series_groups], lengths=count[series_groups])
     return Columns(union.series, groups, times, values)
 
 

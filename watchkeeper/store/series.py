@@ -202,9 +202,7 @@ class LabelRegistry:
         """Drop the sets of this registry, to break reference cycles that otherwise wait for the garbage collector."""
         with LABEL_LOCK:
             self._recent = ()
-            paired = [
-                registry for pair in self._pairs_by_registry.values() for registry in (pair.merged, pair.combined)
-            ]
+            paired = [other for pair in self._pairs_by_registry.values() for other in (pair.merged, pair.combined)]
             for registry in (*self._mapped.values(), *paired):
                 if registry is not None:
                     registry.release()

@@ -106,5 +106,5 @@ def test_a_target_of_two_hours_gets_room_for_them_at_once(tmp_path: Path) -> Non
     assert read(rig.store) == held
     assert rig.store.head.used_bytes == used
     # No rows of a shorter length were ever taken.
-    assert [slab.capacity for slab in rig.store.head._group_table.slabs if slab._narrow._blocks] == [512]
+    assert [slab.capacity for slab in rig.store.head._table.slabs if slab._narrow._blocks] == [512]
     rig.store.close()

@@ -315,9 +315,8 @@ class Block:
         tables: list[tuple[Ints, Ints]] = []
         for chunk in np.unique(chunk_index.time_chunk[numbers]).tolist():
             chunk_rows = np.flatnonzero(chunk_index.time_chunk[numbers] == chunk)
-            table = self._load_chunk(chunk, codec.unpack_ints)[chunk_index.time_row[numbers[chunk_rows]]].astype(
-                np.int64
-            )
+            chunk_times = self._load_chunk(chunk, codec.unpack_ints)
+            table = chunk_times[chunk_index.time_row[numbers[chunk_rows]]].astype(np.int64)
             lows[chunk_rows] = np.count_nonzero(table <= start_ms, axis=1)
             highs[chunk_rows] = np.count_nonzero(table <= end_ms, axis=1)
             tables.append((chunk_rows, table))

@@ -53,7 +53,7 @@ class BlockWriter:
         self._file: BinaryIO = self._scratch.open("wb")
         self._file.write(MAGIC)
         self._labels = label_table.GrowingTable()
-        self._series_rows: list[Ints] = []
+        self._series: list[Ints] = []
         self._chunks: list[tuple[int, int, int, int, int]] = []
         self._time_rows: list[tuple[int, int, int]] = []
         self._time_row_by_hash: dict[bytes, int] = {}
@@ -92,7 +92,7 @@ class BlockWriter:
         time_rows = np.array([self._time_row(row) for row in times], dtype=np.int64)[inverse]
         first = times[inverse, row_has_sample.argmax(axis=1)]
         last = times[inverse, length - 1 - row_has_sample[:, ::-1].argmax(axis=1)]
-        self._series_rows.append(np.stack([np.full(len(rows), chunk), np.arange(len(rows)), time_rows, first, last]))
+        self._series.append(np.stack([np.full(len(rows), chunk), np.arange(len(rows)), time_rows, first, last]))
         self._labels.extend(columns.series.pairs[row] for row in rows.tolist())
         self.samples += int(np.count_nonzero(row_has_sample))
 
@@ -125,12 +125,10 @@ class BlockWriter:
         """Write labels and tables, sync the file to disk, and give it its name."""
         for length in list(self._pending_times):
             self._write_times(length)
-        series_rows = (
-            np.concatenate(self._series_rows, axis=1) if self._series_rows else np.empty((5, 0), dtype=np.int64)
-        )
+        series = np.concatenate(self._series, axis=1) if self._series else np.empty((5, 0), dtype=np.int64)
         parts = {
             "labels": self._write_part(self._labels.finish().pack()),
-            "series": self._write_part(codec.pack_ints(series_rows)),
+            "series": self._write_part(codec.pack_ints(series)),
             "times": self._write_part(codec.pack_ints(_matrix(self._time_rows, 3))),
             "chunks": self._write_part(codec.pack_ints(_matrix(self._chunks, 5))),
         }

@@ -47,7 +47,7 @@ class _Column:
             self._rows_with_label = np.append(rows_with_label, NO_ROW).astype(np.uint32)
             self._numbers = np.append(numbers[rows_with_label], NO_VALUE).astype(numbers.dtype)
 
-    def numbers_at(self, rows: Ints) -> Numbers:
+    def take(self, rows: Ints) -> Numbers:
         if self._rows_with_label is None:
             return self._numbers[rows]
         positions = np.searchsorted(self._rows_with_label, rows.astype(np.uint32))
@@ -61,20 +61,17 @@ class LabelTable:
         self.size = size
         self.values = values
         self._columns = {name: _Column(label_numbers) for name, label_numbers in zip(values, numbers, strict=True)}
-        self._pairs = {
-            name: [None, *((name, value) for value in label_values[1:])] for name, label_values in values.items()
-        }
+        self._pairs = {name: [None, *((name, text) for text in texts[1:])] for name, texts in values.items()}
 
     def find_matching(
         self, matchers: Sequence[MatcherLike], predicate: Callable[[MatcherLike], Callable[[str], bool]]
     ) -> Ints:
-        """The series that match all matchers."""
         rows = np.arange(self.size)
         for matcher in matchers:
             accepts = predicate(matcher)
             if matcher.name in self.values:
                 accepted = np.fromiter(map(accepts, self.values[matcher.name]), dtype=bool)
-                rows = rows[accepted[self._columns[matcher.name].numbers_at(rows)]]
+                rows = rows[accepted[self._columns[matcher.name].take(rows)]]
             elif not accepts(""):
                 return rows[:0]
         return rows
@@ -82,7 +79,7 @@ class LabelTable:
     def pairs_of(self, rows: Ints) -> list[Pairs]:
         columns = []
         for name, column in self._columns.items():
-            numbers = column.numbers_at(rows)
+            numbers = column.take(rows)
             # Series of one metric have the same few labels, so most columns are skipped.
             if numbers.any():
                 columns.append(list(map(self._pairs[name].__getitem__, numbers.tolist())))
@@ -91,20 +88,18 @@ class LabelTable:
         return [tuple([pair for pair in row if pair is not None]) for row in zip(*columns, strict=True)]
 
     def names_of(self, rows: Ints) -> set[str]:
-        return {name for name, column in self._columns.items() if column.numbers_at(rows).any()}
+        return {name for name, column in self._columns.items() if column.take(rows).any()}
 
     def values_of(self, name: str, rows: Ints) -> set[str]:
         if name not in self._columns:
             return set()
         label_values = self.values[name]
-        return {label_values[number] for number in np.unique(self._columns[name].numbers_at(rows)).tolist()} - {""}
+        return {label_values[number] for number in np.unique(self._columns[name].take(rows)).tolist()} - {""}
 
     def pack(self) -> bytes:
         values_part = codec.compress(json.dumps(self.values, ensure_ascii=False, separators=(",", ":")).encode())
         rows = np.arange(self.size)
-        columns = [
-            codec.pack_ints(column.numbers_at(rows)[None, :].astype(np.int64)) for column in self._columns.values()
-        ]
+        columns = [codec.pack_ints(column.take(rows)[None, :].astype(np.int64)) for column in self._columns.values()]
         sizes = np.array([len(column) for column in columns], dtype="<u4").tobytes()
         return HEADER.pack(self.size, len(values_part)) + values_part + sizes + b"".join(columns)
 

@@ -91,8 +91,8 @@ class Head:
         self.histograms = HistogramTable()
         self._clock_ms = clock_ms
         self._index = SeriesIndex()
-        self._group_table = GroupTable()
-        self._placement = SamplePlacement(self._group_table)
+        self._table = GroupTable()
+        self._placement = SamplePlacement(self._table)
         self._number_uses = np.empty(0, dtype=np.int64)
         self._ids_by_target: dict[Hashable, _ScrapeIds] = {}
         self._removals = 0
@@ -104,7 +104,7 @@ class Head:
 
     @property
     def used_bytes(self) -> int:
-        return self._group_table.used_bytes
+        return self._table.used_bytes
 
     def series_id(self, labels: label_sets.Labels) -> int:
         """The id of a series; a new series is added. StoreError names the limit that it exceeds."""
@@ -141,10 +141,7 @@ class Head:
 
         A sample whose series was removed is dropped as `forgotten`: call `series_id` again.
         """
-        ids, scrape_values = (
-            np.asarray(series_ids, dtype=np.int64),
-            normalise_nans(np.asarray(values, dtype=np.float64)),
-        )
+        ids, scrape_values = np.asarray(series_ids, dtype=np.int64), normalise_nans(np.asarray(values))
         with self.lock:
             now_ms = self._now_ms(now_ms)
             if self._is_too_far_ahead(at_ms, now_ms):
@@ -183,7 +180,7 @@ class Head:
     def active_series(self, group_key: Hashable, since_ms: int) -> dict[int, label_sets.Labels]:
         """The series of a group's newest scrape, if that is after `since_ms`, by id; without stale series."""
         with self.lock:
-            numbers = self._group_table.active_series(("scrape", group_key), since_ms)
+            numbers = self._table.active_series(("scrape", group_key), since_ms)
             ids = (self._number_uses[numbers] << NUMBER_BITS | numbers).tolist()
             entries = zip(ids, map(self._index.labels.__getitem__, numbers.tolist()), strict=True)
             return {id: labels for id, labels in entries if labels is not None}
@@ -222,12 +219,12 @@ class Head:
             return self._columns(self._index.select(matchers), start_ms, end_ms, max_samples=max_samples)
 
     def _columns(self, selection: Selection, start_ms: int, end_ms: int, *, max_samples: int | None) -> Columns:
-        locations = sample_locations.locate(selection, self._group_table)
+        locations = sample_locations.locate(selection, self._table)
         lows, highs = np.zeros(len(locations.groups), dtype=np.int64), np.zeros(len(locations.groups), dtype=np.int64)
         for part in locations.parts:
             groups = locations.groups[part.groups]
-            lows[part.groups] = self._group_table.slots_up_to(groups, start_ms, slab=part.slab)
-            highs[part.groups] = self._group_table.slots_up_to(groups, end_ms, slab=part.slab)
+            lows[part.groups] = self._table.slots_up_to(groups, start_ms, slab=part.slab)
+            highs[part.groups] = self._table.slots_up_to(groups, end_ms, slab=part.slab)
         counts = highs - lows
         check_sample_limit(int(counts[locations.group_index].sum()), max_samples)
         return self._copy(selection, locations, lows=lows, counts=counts)
@@ -236,7 +233,7 @@ class Head:
         """The newest sample of each series with start < time ≤ end: times, and values (ABSENT without a sample)."""
         with self.lock:
             selection = self._index.select(matchers)
-            locations = sample_locations.locate(selection, self._group_table)
+            locations = sample_locations.locate(selection, self._table)
             times, values = np.zeros(len(selection.numbers), dtype=np.int64), np.full(len(selection.numbers), ABSENT)
             # Series of ended jobs stay for the retention, but have no current sample.
             is_recent = self._placement.newest_ms[selection.numbers] > start_ms
@@ -256,10 +253,10 @@ class Head:
         time_range: tuple[int, int],
     ) -> Iterator[tuple[Ints, Ints, Floats]]:
         """Yield times and values of series in one slab, from the newest slot back; the last one of a series counts."""
-        (start_ms, end_ms), group_table = time_range, self._group_table
+        (start_ms, end_ms), table = time_range, self._table
         slot_of, time_of = np.zeros_like(locations.groups), np.zeros_like(locations.groups)
-        slot_of[part.groups] = group_table.slots_up_to(locations.groups[part.groups], end_ms, slab=part.slab) - 1
-        time_of[part.groups] = group_table.times[part.slab].get(part.time_rows, slot_of[part.groups]).view(np.int64)
+        slot_of[part.groups] = table.slots_up_to(locations.groups[part.groups], end_ms, slab=part.slab) - 1
+        time_of[part.groups] = table.times[part.slab].get(part.time_rows, slot_of[part.groups]).view(np.int64)
         series, rows, owners = part.series, part.rows, locations.group_index[part.series]
         slots, at_ms = slot_of[owners], time_of[owners]
         # Nearly all series have a sample in the newest slot; the others step back one slot at a time.
@@ -270,13 +267,11 @@ class Head:
                 slots, at_ms = slots[is_pending], at_ms[is_pending]
             if not len(series):
                 return
-            slot_values = group_table.slabs[part.slab].get(rows, slots)
+            slot_values = table.slabs[part.slab].get(rows, slots)
             yield series, at_ms, slot_values
             missing = np.flatnonzero(is_absent(slot_values))
             series, rows, owners, slots = series[missing], rows[missing], owners[missing], slots[missing] - 1
-            at_ms = (
-                group_table.times[part.slab].get(group_table.time_row[locations.groups[owners]], slots).view(np.int64)
-            )
+            at_ms = table.times[part.slab].get(table.time_row[locations.groups[owners]], slots).view(np.int64)
             is_pending = np.ones(len(series), dtype=bool)
 
     def find_histograms(self, values: Floats) -> Cells | None:
@@ -324,7 +319,7 @@ class Head:
         """
         with self.lock:
             numbers = ids & NUMBER_MASK
-            self._group_table.group(("scrape", key), max(expected_slots, len(times)))
+            self._table.group(("scrape", key), max(expected_slots, len(times)))
             self._advance(int(times.max()), self._now_ms(None))
             self._allow_late_samples()
             if self._placement.place_scrapes(("scrape", key), numbers, times, rows=rows):
@@ -352,14 +347,12 @@ class Head:
         order = np.argsort(numbers, kind="stable")
         _, firsts, counts = np.unique(numbers[order], return_index=True, return_counts=True)
         for round_number in range(int(counts.max()) if len(counts) else 0):
-            round_samples = order[firsts[counts > round_number] + round_number]
-            self._placement.place_singles(
-                numbers[round_samples], times[round_samples], values[round_samples], dropped=dropped
-            )
-            round_samples = round_samples[self._accepted(numbers[round_samples])]
-            if self.log is not None and len(round_samples):
-                ids = self._number_uses[numbers[round_samples]] << NUMBER_BITS | numbers[round_samples]
-                self.log.add_samples(ids, times[round_samples], values[round_samples])
+            indexes = order[firsts[counts > round_number] + round_number]
+            self._placement.place_singles(numbers[indexes], times[indexes], values[indexes], dropped=dropped)
+            indexes = indexes[self._accepted(numbers[indexes])]
+            if self.log is not None and len(indexes):
+                ids = self._number_uses[numbers[indexes]] << NUMBER_BITS | numbers[indexes]
+                self.log.add_samples(ids, times[indexes], values[indexes])
 
     def _place_together(
         self, key: Hashable, numbers: Ints, at_ms: int, *, ids: Ints, values: Floats, dropped: Counter[str]
@@ -403,7 +396,7 @@ class Head:
     def first_ms_from(self, at_ms: int) -> int | None:
         """The earliest time of any sample at or after `at_ms`."""
         with self.lock:
-            return self._group_table.first_ms_from(at_ms)
+            return self._table.first_ms_from(at_ms)
 
     def metric_names(self) -> list[str]:
         """The names of all metrics; the empty name stands for series without a name."""
@@ -458,7 +451,6 @@ class Head:
         return number
 
     def _add_many(self, new_series: Sequence[label_sets.Labels]) -> Ints:
-        """Add many new series."""
         names = [labels.name for labels in new_series]
         kinds = {name: _metric_kind(name) for name in set(names)}
         numbers = self._index.add_all(new_series, kinds)
@@ -559,7 +551,7 @@ class Head:
         expired = np.flatnonzero(self._placement.newest_ms[:count] < before_ms)
         expired = np.array([number for number in expired.tolist() if self._index.labels[number] is not None], dtype=int)
         if len(expired):
-            self._group_table.remove_members(expired)
+            self._table.remove_members(expired)
             self._index.remove(expired.tolist())
             # Ids of the removed series become invalid.
             self._number_uses[expired] += 1
@@ -572,14 +564,14 @@ class Head:
     def _copy(
         self, selection: Selection, locations: sample_locations.SampleLocations, *, lows: Ints, counts: Ints
     ) -> Columns:
-        group_table, group_index = self._group_table, locations.group_index
+        table, group_index = self._table, locations.group_index
         width = int(counts.max()) if len(counts) else 0
         times = np.full((len(locations.groups), width), NEVER_MS, dtype=np.int64)
         values: Floats | None = None
         for part in locations.parts:
-            part_times = group_table.times[part.slab].gather(part.time_rows, lows[part.groups], width=width)
+            part_times = table.times[part.slab].gather(part.time_rows, lows[part.groups], width=width)
             times[part.groups] = part_times.view(np.int64)
-            part_values = group_table.slabs[part.slab].gather(part.rows, lows[group_index[part.series]], width=width)
+            part_values = table.slabs[part.slab].gather(part.rows, lows[group_index[part.series]], width=width)
             if len(part.series) == len(selection.numbers):
                 values = part_values
                 break

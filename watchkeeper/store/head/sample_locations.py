@@ -42,36 +42,28 @@ class _LocationCache:
     locations: SampleLocations | None = None
 
 
-def locate(selection: Selection, group_table: GroupTable) -> SampleLocations:
+def locate(selection: Selection, table: GroupTable) -> SampleLocations:
     cache = selection.series.cached("sample locations", _LocationCache)
-    locations = cache.locations
-    if (
-        locations is None
-        or locations.versions is None
-        or (group_table.versions[locations.groups] != locations.versions).any()
-    ):
-        locations = cache.locations = _find_locations(selection, group_table)
-    return locations
+    cached = cache.locations
+    if cached is None or cached.versions is None or (table.versions[cached.groups] != cached.versions).any():
+        cached = cache.locations = _find_locations(selection, table)
+    return cached
 
 
-def _find_locations(selection: Selection, group_table: GroupTable) -> SampleLocations:
+def _find_locations(selection: Selection, table: GroupTable) -> SampleLocations:
     # Plus one, so that NO_GROUP comes first and is not negative.
-    groups, group_index = distinct(group_table.group_of[selection.numbers] + 1, len(group_table.versions) + 1)
+    groups, group_index = distinct(table.group_of[selection.numbers] + 1, len(table.versions) + 1)
     groups -= 1
     slabs = np.full(len(groups), NO_GROUP, dtype=np.int64)
-    slabs[groups != NO_GROUP] = group_table.slab_of[groups[groups != NO_GROUP]]
+    slabs[groups != NO_GROUP] = table.slab_of[groups[groups != NO_GROUP]]
     parts = []
     for slab in sorted_distinct(slabs[slabs != NO_GROUP]).tolist():
         slab_groups = np.flatnonzero(slabs == slab)
         series = np.flatnonzero((slabs == slab)[group_index])
         parts.append(
             SlabPart(
-                slab,
-                slab_groups,
-                series,
-                group_table.row_of[selection.numbers[series]],
-                group_table.time_row[groups[slab_groups]],
+                slab, slab_groups, series, table.row_of[selection.numbers[series]], table.time_row[groups[slab_groups]]
             )
         )
-    versions = None if NO_GROUP in groups[:1] else group_table.versions[groups]
+    versions = None if NO_GROUP in groups[:1] else table.versions[groups]
     return SampleLocations(groups, group_index, tuple(parts), versions)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class ResultRows(Protocol):
-    """The result of a statement."""
-
     @property
     def rowcount(self) -> int: ...
     def fetchone(self) -> Any: ...

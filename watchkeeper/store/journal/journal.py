@@ -149,15 +149,10 @@ class Journal:
         where, values = _node_condition(place)
         # Only events of the rack or leaf itself; those of its nodes are queried by node.
         where += " AND node IS NULL" if place.domain is not None else ""
-        rows = self._rows(
-            f"SELECT body FROM event WHERE {where} AND at BETWEEN ? AND ? ORDER BY at, key LIMIT ?",  # noqa: S608
-            *values,
-            wire.format_time(since),
-            wire.format_time(until),
-            min(limit, MAX_ROWS),
-        )
-        decoded = (self._decode(events.Event, row[0]) for row in rows)
-        return [event for event in decoded if place.encloses(event.place)]
+        selection = f"event WHERE {where} AND at BETWEEN ? AND ? ORDER BY at, key LIMIT ?"
+        times = wire.format_time(since), wire.format_time(until)
+        stored = self._select(events.Event, selection, *values, *times, min(limit, MAX_ROWS))
+        return [event for event in stored if place.encloses(event.place)]
 
     def latest_events(self, place: fleet.Place | None, since: datetime) -> list[events.Event]:
         """The newest event of each place, kind, code and server, from which conditions are restored after a restart.
@@ -165,16 +160,16 @@ class Journal:
         Limited to the node (or cluster) of a place; None means everywhere.
         """
         where, values = ("TRUE", []) if place is None else _node_condition(place)
-        rows = self._rows(
-            "SELECT body FROM (SELECT body, ROW_NUMBER() OVER (PARTITION BY json_extract(body, '$.place'),"  # noqa: S608
+        return self._select(
+            events.Event,
+            "(SELECT body, ROW_NUMBER() OVER (PARTITION BY json_extract(body, '$.place'),"  # noqa: S608
             " json_extract(body, '$.kind'), json_extract(body, '$.code'), json_extract(body, '$.fields.server')"
-            " ORDER BY at DESC, key DESC) AS turn"
-            f" FROM event WHERE {where} AND at >= ?) AS newest WHERE turn = 1 LIMIT ?",
+            " ORDER BY at DESC, key DESC) AS position"
+            f" FROM event WHERE {where} AND at >= ?) AS newest WHERE position = 1 LIMIT ?",
             *values,
             wire.format_time(since),
             MAX_ROWS,
         )
-        return [self._decode(events.Event, row[0]) for row in rows]
 
     def event(self, id: str) -> events.Event | None:
         return self._load_one(events.Event, "event", id)
@@ -204,16 +199,9 @@ class Journal:
                     "UPDATE number SET value = ? WHERE name = 'incident' AND value < ?",
                     (_number_of(incident.id), _number_of(incident.id)),
                 )
-            about_fields = {"state": incident.state, "severity": incident.severity, "cause": incident.cause}
-            self._write(
-                "incident",
-                {incident.id: wire.dumps(incident)},
-                at=at,
-                actor=actor,
-                kind=kind,
-                text=text,
-                extra_fields=about_fields,
-            )
+            fields = {"state": incident.state, "severity": incident.severity, "cause": incident.cause}
+            rows = {str(incident.id): wire.dumps(incident)}
+            self._write("incident", rows, at=at, actor=actor, kind=kind, text=text, fields=fields)
 
     def incident(self, id: str) -> incidents.Incident | None:
         return self._load_one(incidents.Incident, "incident", id)
@@ -288,51 +276,36 @@ class Journal:
         return self._load_one(orders.TrackedOrder, "work_order", id)
 
     def latest_orders(self, *, limit: int = 100) -> list[orders.TrackedOrder]:
-        """Newest first."""
-        rows = self._rows("SELECT body FROM work_order ORDER BY seq DESC LIMIT ?", min(limit, MAX_ROWS))
-        return [self._decode(orders.TrackedOrder, row[0]) for row in rows]
+        """Work orders, newest first."""
+        return self._select(orders.TrackedOrder, "work_order ORDER BY seq DESC LIMIT ?", min(limit, MAX_ROWS))
 
     def open_orders(self, now: datetime) -> list[orders.TrackedOrder]:
         """Work orders that wait for a receipt and have not expired, oldest first."""
-        rows = self._rows(
-            "SELECT body FROM work_order WHERE is_answered = 0 AND expires_at >= ? ORDER BY seq LIMIT ?",
-            wire.format_time(now),
-            MAX_ROWS,
-        )
-        return [self._decode(orders.TrackedOrder, row[0]) for row in rows]
+        selection = "work_order WHERE is_answered = 0 AND expires_at >= ? ORDER BY seq LIMIT ?"
+        return self._select(orders.TrackedOrder, selection, wire.format_time(now), MAX_ROWS)
 
     def save_repair(self, repair: repairs.Repair, *, at: datetime, actor: str, text: str, kind: str) -> None:
         """Store a repair, with an entry on the timeline of its incident."""
-        about_fields = {"repair": repair.id, "state": repair.state, "step": repair.step, "node": repair.node.node}
+        fields = {"repair": repair.id, "state": repair.state, "step": repair.step, "node": repair.node.node}
         rows = {str(repair.id): wire.dumps(repair)}
-        self._write(
-            "repair", rows, at=at, actor=actor, kind=kind, text=text, extra_fields=about_fields, subject=repair.incident
-        )
+        self._write("repair", rows, at=at, actor=actor, kind=kind, text=text, fields=fields, subject=repair.incident)
 
     def active_repairs(self) -> list[repairs.Repair]:
         """Repairs that wait, run, or have a node out of service; oldest first."""
-        rows = self._rows("SELECT body FROM repair WHERE is_alive = 1 ORDER BY seq LIMIT ?", MAX_ROWS)
-        return [self._decode(repairs.Repair, row[0]) for row in rows]
+        return self._select(repairs.Repair, "repair WHERE is_alive = 1 ORDER BY seq LIMIT ?", MAX_ROWS)
 
     def latest_repairs(self, *, limit: int = 100) -> list[repairs.Repair]:
-        """Newest first."""
-        rows = self._rows("SELECT body FROM repair ORDER BY seq DESC LIMIT ?", min(limit, MAX_ROWS))
-        return [self._decode(repairs.Repair, row[0]) for row in rows]
+        """Repairs, newest first."""
+        return self._select(repairs.Repair, "repair ORDER BY seq DESC LIMIT ?", min(limit, MAX_ROWS))
 
     def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[repairs.Repair]:
         """Repairs of a node, newest first."""
-        rows = self._rows(
-            "SELECT body FROM repair WHERE node = ? AND cluster = ? ORDER BY seq DESC LIMIT ?",
-            node.node,
-            node.cluster,
-            limit,
-        )
-        return [self._decode(repairs.Repair, row[0]) for row in rows]
+        selection = "repair WHERE node = ? AND cluster = ? ORDER BY seq DESC LIMIT ?"
+        return self._select(repairs.Repair, selection, node.node, node.cluster, limit)
 
     def repairs_of(self, incident_id: str, *, limit: int = 20) -> list[repairs.Repair]:
         """Repairs of an incident, newest first."""
-        rows = self._rows("SELECT body FROM repair WHERE incident = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)
-        return [self._decode(repairs.Repair, row[0]) for row in rows]
+        return self._select(repairs.Repair, "repair WHERE incident = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)
 
     def save_switch(self, switch: repairs.RepairSwitch, *, at: datetime, actor: str, text: str) -> None:
         rows = {REPAIR_SWITCH: wire.dumps(switch)}
@@ -349,12 +322,8 @@ class Journal:
 
     def silences(self, after: datetime) -> list[silences.Silence]:
         """Silences that end after a time, the latest end first."""
-        rows = self._rows(
-            "SELECT body FROM silence WHERE ends_at > ? ORDER BY ends_at DESC LIMIT ?",
-            wire.format_time(after),
-            MAX_ROWS,
-        )
-        return [self._decode(silences.Silence, row[0]) for row in rows]
+        selection = "silence WHERE ends_at > ? ORDER BY ends_at DESC LIMIT ?"
+        return self._select(silences.Silence, selection, wire.format_time(after), MAX_ROWS)
 
     def save_notice(self, notice: notices.Notice, *, at: datetime, text: str) -> None:
         """Store a notification, with an entry on the timeline of its incident."""
@@ -364,26 +333,21 @@ class Journal:
     def notices_of(self, incident_id: str) -> list[notices.Notice]:
         """All notifications of an incident, in the order of their creation."""
         # `seq` is from the last change, `rowid` from the creation: clocks and retries do not change it.
-        rows = self._rows("SELECT body FROM notice WHERE incident = ? ORDER BY rowid LIMIT ?", incident_id, MAX_ROWS)
-        return [self._decode(notices.Notice, row[0]) for row in rows]
+        return self._select(notices.Notice, "notice WHERE incident = ? ORDER BY rowid LIMIT ?", incident_id, MAX_ROWS)
 
     def undelivered_notices(self) -> list[notices.Notice]:
         """Notifications that are not delivered yet, oldest first."""
-        rows = self._rows(
-            "SELECT body FROM notice WHERE state IN ('waiting', 'sending') ORDER BY rowid LIMIT ?", MAX_ROWS
-        )
-        return [self._decode(notices.Notice, row[0]) for row in rows]
+        selection = "notice WHERE state IN ('waiting', 'sending') ORDER BY rowid LIMIT ?"
+        return self._select(notices.Notice, selection, MAX_ROWS)
 
     def save_alerts(self, changed: Sequence[alerts.Alert], *, at: datetime) -> None:
         """Store changed alerts for the next start, and remove resolved ones."""
         active = [alert for alert in changed if alert.state is not alerts.AlertState.RESOLVED]
-        resolved_labels = [alert.labels for alert in changed if alert.state is alerts.AlertState.RESOLVED]
+        resolved = [alert.labels for alert in changed if alert.state is alerts.AlertState.RESOLVED]
         if not changed:
             return
         with self.transaction():
-            self._connection.executemany(
-                "DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in resolved_labels]
-            )
+            self._connection.executemany("DELETE FROM alert WHERE key = ?", [(str(labels),) for labels in resolved])
             rows = {str(alert.labels): wire.dumps(_alert_to_plain(alert)) for alert in active}
             self._write("alert", rows, at=at, text=_describe_changes(changed))
 
@@ -409,35 +373,27 @@ class Journal:
         with self.transaction():
             first_kept = self._rows("SELECT MIN(seq) FROM entry WHERE at >= ?", wire.format_time(before))[0][0]
             last = self._rows("SELECT MAX(seq) FROM entry")[0][0] or 0
-            last_dropped = last if first_kept is None else first_kept - 1
+            cut = last if first_kept is None else first_kept - 1
             excess = self._rows("SELECT seq FROM event ORDER BY seq DESC LIMIT 1 OFFSET ?", max_events)
-            last_dropped = max(last_dropped, excess[0][0] if excess else 0)
-            last_dropped_row = self._rows("SELECT hash FROM entry WHERE seq = ?", last_dropped)
-            if not last_dropped_row:
+            cut = max(cut, excess[0][0] if excess else 0)
+            cut_row = self._rows("SELECT hash FROM entry WHERE seq = ?", cut)
+            if not cut_row:
                 return 0
-            body = {
-                "text": f"Dropped the entries up to {last_dropped}",
-                "after": last_dropped,
-                "hash": last_dropped_row[0][0],
-            }
+            body = {"text": f"Dropped the entries up to {cut}", "after": cut, "hash": cut_row[0][0]}
             self.record(journal_check.CHECKPOINT, "journal", at=now, actor=HUB, body=body)
-            dropped = self._connection.execute("DELETE FROM entry WHERE seq <= ?", (last_dropped,)).rowcount
-            self._connection.execute("DELETE FROM event WHERE seq <= ?", (last_dropped,))
-            self._connection.execute(
-                "DELETE FROM work_order WHERE seq <= ? AND (is_answered = 1 OR expires_at < ?)",
-                (last_dropped, wire.format_time(now)),
-            )
-            self._connection.execute("DELETE FROM incident WHERE seq <= ? AND state = 'resolved'", (last_dropped,))
-            self._connection.execute(
-                "DELETE FROM silence WHERE seq <= ? AND ends_at < ?", (last_dropped, wire.format_time(now))
-            )
-            self._connection.execute("DELETE FROM notice WHERE incident NOT IN (SELECT key FROM incident)")
-            self._connection.execute(
-                "DELETE FROM repair WHERE seq <= ? AND is_alive = 0 AND incident NOT IN (SELECT key FROM incident)",
-                (last_dropped,),
-            )
-            for table in ("diagnosis", "plan"):
-                self._connection.execute(f"DELETE FROM {table} WHERE key NOT IN (SELECT key FROM incident)")  # noqa: S608
+            dropped = self._connection.execute("DELETE FROM entry WHERE seq <= ?", (cut,)).rowcount
+            now_text = wire.format_time(now)
+            for rows, *values in (
+                ("event WHERE seq <= ?", cut),
+                ("work_order WHERE seq <= ? AND (is_answered = 1 OR expires_at < ?)", cut, now_text),
+                ("incident WHERE seq <= ? AND state = 'resolved'", cut),
+                ("silence WHERE seq <= ? AND ends_at < ?", cut, now_text),
+                ("notice WHERE incident NOT IN (SELECT key FROM incident)",),
+                ("repair WHERE seq <= ? AND is_alive = 0 AND incident NOT IN (SELECT key FROM incident)", cut),
+                ("diagnosis WHERE key NOT IN (SELECT key FROM incident)",),
+                ("plan WHERE key NOT IN (SELECT key FROM incident)",),
+            ):
+                self._connection.execute(f"DELETE FROM {rows}", values)  # noqa: S608
             return dropped
 
     def verify(self) -> int | None:
@@ -454,12 +410,12 @@ class Journal:
         text: str,
         actor: str = HUB,
         kind: str | None = None,
-        extra_fields: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Any] | None = None,
         subject: str | None = None,
     ) -> None:
         """Write an entry and its rows; the entry has their digests, so the hash chain covers them."""
         subject = subject or (next(iter(rows)) if table not in ("event", "alert") else table)
-        body = {**(extra_fields or {}), "text": text, **journal_check.row_digests(rows)}
+        body = {**(fields or {}), "text": text, **journal_check.row_digests(rows)}
         with self.transaction():
             entry = self.record(kind or table, subject, at=at, actor=actor, body=body)
             self._connection.executemany(
@@ -474,6 +430,10 @@ class Journal:
     def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         with self._translated_errors():
             return self._connection.execute(statement, values).fetchall()
+
+    def _select(self, kind: type[T], selection: str, *values: object) -> list[T]:
+        """Decode the bodies of the rows of a table with conditions, order and limit."""
+        return [self._decode(kind, row[0]) for row in self._rows(f"SELECT body FROM {selection}", *values)]  # noqa: S608
 
     def _load_one(self, kind: type[T], table: str, key: str) -> T | None:
         rows = self._rows(f"SELECT key, seq FROM {table} WHERE key = ?", key)  # noqa: S608
@@ -498,14 +458,11 @@ class Journal:
             for key, seq, body in self._rows(statement, *keys):
                 value_by_key[key] = self._decode(kind, body)
                 if len(rows) <= MAX_CACHED_LIST:
-                    self._keep_decoded((table, key), (seq, value_by_key[key]))
+                    with self._lock:
+                        self._decoded_rows[table, key] = (seq, value_by_key[key])
+                        if len(self._decoded_rows) > MAX_DECODED_ROWS:
+                            del self._decoded_rows[next(iter(self._decoded_rows))]
         return [value_by_key[key] for key, _ in rows if key in value_by_key]
-
-    def _keep_decoded(self, key: tuple[str, str], cached: tuple[int, object]) -> None:
-        with self._lock:
-            self._decoded_rows[key] = cached
-            if len(self._decoded_rows) > MAX_DECODED_ROWS:
-                del self._decoded_rows[next(iter(self._decoded_rows))]
 
     def _decode(self, kind: type[T], text: str) -> T:
         try:

@@ -40,20 +40,20 @@ def entry_of(row: tuple[Any, ...]) -> JournalEntry:
 
 
 def first_invalid_entry(connection: JournalConnection) -> int | None:
-    invalid_seqs = {
-        seq for seq in (_first_invalid_chain_entry(connection), _first_invalid_row(connection)) if seq is not None
-    }
-    return min(invalid_seqs, default=None)
+    invalid_seqs = _first_invalid_link(connection), _first_invalid_row(connection)
+    return min((seq for seq in invalid_seqs if seq is not None), default=None)
 
 
-def _first_invalid_chain_entry(connection: JournalConnection) -> int | None:
+def _first_invalid_link(connection: JournalConnection) -> int | None:
     expected_seq, prev = _chain_start(connection)
     for row in _read_pages(connection, "SELECT * FROM entry WHERE seq > ? ORDER BY seq LIMIT ?", after=0):
         if row[0] != expected_seq or not _is_unchanged(row, prev):
             return min(expected_seq, int(row[0]))
         entry = entry_of(row)
-        if entry.kind == "event" and _event_digests(connection, entry.seq) != entry.body.get(DIGESTS_KEY):
-            return entry.seq
+        if entry.kind == "event":
+            events = connection.execute("SELECT key, body FROM event WHERE seq = ?", (entry.seq,))
+            if row_digests(dict(events))[DIGESTS_KEY] != entry.body.get(DIGESTS_KEY):
+                return entry.seq
         expected_seq, prev = entry.seq + 1, entry.hash
     return None
 
@@ -62,9 +62,8 @@ def _is_unchanged(row: tuple[Any, ...], prev: str) -> bool:
     """Whether a row is exactly as written; texts are compared too, because other spellings would have equal hashes."""
     try:
         entry = entry_of(row)
-        return (
-            row[1] == wire.format_time(entry.at) and row[5] == wire.dumps(entry.body) and chain.is_intact(entry, prev)
-        )
+        texts = wire.format_time(entry.at), wire.dumps(entry.body)
+        return (row[1], row[5]) == texts and chain.is_intact(entry, prev)
     except (ValueError, TypeError, AttributeError):
         return False
 
@@ -78,11 +77,6 @@ def _chain_start(connection: JournalConnection) -> tuple[int, str]:
         except (ValueError, TypeError, KeyError):
             continue
     return 1, chain.GENESIS
-
-
-def _event_digests(connection: JournalConnection, seq: int) -> dict[str, str]:
-    rows = connection.execute("SELECT key, body FROM event WHERE seq = ?", (seq,))
-    return row_digests(dict(rows))[DIGESTS_KEY]
 
 
 def _first_invalid_row(connection: JournalConnection) -> int | None:

@@ -73,9 +73,8 @@ def search(location: JournalLocation, entry_filter: EntryFilter) -> EntryPage:
         kinds = {str(kind): int(count) for kind, count in kind_counts.fetchall()}
     entries = tuple(_entry(row, location) for row in rows)
     is_full = len(entries) >= entry_filter.limit
-    return EntryPage(
-        entries, int(first), int(last), entries[-1].seq if is_full else oldest, dict(sorted(kinds.items()))
-    )
+    oldest_read = entries[-1].seq if is_full else oldest
+    return EntryPage(entries, int(first), int(last), oldest_read, dict(sorted(kinds.items())))
 
 
 def first_invalid_entry(location: JournalLocation) -> tuple[int | None, int]:

@@ -67,9 +67,7 @@ class PostgresServer:
         try:
             self._parts = conninfo.conninfo_to_dict(address)
         except psycopg.Error:
-            raise SettingsError(
-                "is not a PostgreSQL URL", where="journal.url_file", remedy=f"Write {EXAMPLE}"
-            ) from None
+            raise SettingsError("is not a PostgreSQL URL", where="journal.url_file", remedy=f"Use {EXAMPLE}") from None
         host, port = (self._parts.get(key) for key in ("host", "port"))
         database = self._parts.get("dbname") or self._parts.get("user") or "of the user"
         self.name = f"PostgreSQL database {database} at {host or 'this machine'}{f':{port}' if port else ''}"
@@ -87,9 +85,8 @@ class PostgresServer:
             "tcp_user_timeout": int(timeout_seconds * 1000),
         }
         with self.guarded():
-            connection = _TimedConnection.connect(
-                conninfo.make_conninfo(**{**defaults, **self._parts}), autocommit=True
-            )
+            parameters = conninfo.make_conninfo(**{**defaults, **self._parts})
+            connection = _TimedConnection.connect(parameters, autocommit=True)
             connection.timeout_seconds = timeout_seconds
             try:
                 # A leader that was paused inside a transaction would block the election of another.
@@ -233,11 +230,8 @@ class PostgresConnection:
     def abort(self) -> None:
         """Abort the connection from another thread: a call that waits for an answer gets StoreError now."""
         self._is_aborted = True
-        with (
-            suppress(OSError, psycopg.Error),
-            socket.socket(fileno=os.dup(self._connection.fileno())) as connection_socket,
-        ):
-            connection_socket.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._connection.fileno())) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connection.close()

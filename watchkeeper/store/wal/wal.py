@@ -214,7 +214,6 @@ class WriteAheadLog:
                 self.add_samples(ids, times, values)
 
     def _open_segment(self) -> None:
-        """Create the next segment."""
         names = [int(path.stem) for path in self._folder.glob(f"*{SUFFIX}") if path.stem.isdigit()]
         path = self._folder / f"{max(names, default=0) + 1:010d}{SUFFIX}"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
@@ -270,7 +269,7 @@ class WriteAheadLog:
         changed: list[Floats] = []
         for column, (key, ids, at_ms, values) in enumerate(batch.scrapes):
             layout = self._layouts.get(key)
-            if layout is None or not _is_same_ids(layout.ids, ids):
+            if layout is None or not (layout.ids is ids or np.array_equal(layout.ids, ids)):
                 layout = self._layouts[key] = _WrittenLayout(self._next_layout, ids, values)
                 self._next_layout += 1
                 layouts.append((layout.number, key, ids.tolist()))
@@ -299,10 +298,6 @@ class WriteAheadLog:
         # After the parts, where earlier versions do not read.
         histogram_part = histograms.pack_table(batch.histograms) if batch.histograms else b""
         return PARTS.pack(*map(len, parts)) + b"".join(parts) + histogram_part
-
-
-def _is_same_ids(previous: Ints, ids: Ints) -> bool:
-    return previous is ids or (len(previous) == len(ids) and bool((previous == ids).all()))
 
 
 def _split_batch(batch: PendingBatch) -> Iterator[PendingBatch]:

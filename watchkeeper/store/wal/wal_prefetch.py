@@ -100,7 +100,7 @@ class _ReaderProcess:
 
     def receive(self) -> Any:
         """The next message; EOFError if the process has ended."""
-        while not self._is_readable() and next(self.steps, self) is not self:
+        while not self._poll.poll(0) and next(self.steps, self) is not self:
             pass
         try:
             packet, files, _, _ = socket.recv_fds(self._socket, PACKET.size, 1)
@@ -117,9 +117,6 @@ class _ReaderProcess:
             buffers.append(content[offset : offset + size])
             offset += size + _padding(size)
         return pickle.loads(content[:pickle_size], buffers=buffers)  # noqa: S301 (by our own process)
-
-    def _is_readable(self) -> bool:
-        return bool(self._poll.poll(0))
 
     def close(self) -> None:
         self._socket.close()

@@ -138,15 +138,15 @@ class _SegmentReader:
         self._label_numbers = np.empty(0, dtype=np.int64)
         self._in_layout = np.empty(0, dtype=np.int64)
         self._layouts: dict[int, _ReadLayout] = {}
-        self._newest_layout_by_key: dict[str, _ReadLayout] = {}
+        self._newest_layouts: dict[str, _ReadLayout] = {}
         self._target_numbers: dict[str, int] = {}
         # Indexed by layout number: the number of the target, how many series the layout has, where their last values
         # are, whether those are valid (not lost to damage), and how many slots are buffered.
-        self._target_by_layout = np.empty(0, dtype=np.int64)
-        self._size_by_layout = np.empty(0, dtype=np.int64)
-        self._start_by_layout = np.empty(0, dtype=np.int64)
-        self._is_known = np.empty(0, dtype=np.int64)
-        self._slot_count_by_layout = np.empty(0, dtype=np.int64)
+        self._targets = np.empty(0, dtype=np.int64)
+        self._sizes = np.empty(0, dtype=np.int64)
+        self._starts = np.empty(0, dtype=np.int64)
+        self._is_valid = np.empty(0, dtype=np.int64)
+        self._slot_counts = np.empty(0, dtype=np.int64)
         # The bits of the last values of all layouts, how many are in use, and buffered copies of them.
         self._last_bits = np.empty(0, dtype=np.int64)
         self._used_capacity = 0
@@ -177,7 +177,7 @@ class _SegmentReader:
         if not scrapes.shape[1]:
             return
         self._grow_layouts(int(scrapes[0].max()))
-        targets = self._target_by_layout[scrapes[0]].tolist()
+        targets = self._targets[scrapes[0]].tolist()
         if len(set(targets)) == len(targets):
             yield scrapes
             return
@@ -191,14 +191,14 @@ class _SegmentReader:
 
     def mark_gap(self) -> None:
         """Mark last values as invalid after missing bytes: changes have no base until the next full slot."""
-        self._is_known[:] = 0
+        self._is_valid[:] = 0
 
     def flush(self) -> None:
-        self._flush_layouts(self._slot_count_by_layout.nonzero()[0])
+        self._flush_layouts(self._slot_counts.nonzero()[0])
 
     def drain(self) -> Iterator[None]:
         """Flush the rest; yield for each batch, so that the caller need not wait for all."""
-        for number in self._slot_count_by_layout.nonzero()[0].tolist():
+        for number in self._slot_counts.nonzero()[0].tolist():
             self._flush_layouts(np.array([number]))
             if sum(part.size for part in self.parts) >= BATCH_SAMPLES:
                 yield
@@ -224,18 +224,18 @@ class _SegmentReader:
         self._grow_numbers(int((layout.ids & NUMBER_MASK).max(initial=0)))
         self._in_layout[layout.ids & NUMBER_MASK] = 1
         self._grow_layouts(layout.number)
-        self._target_by_layout[layout.number] = self._target_numbers.setdefault(layout.key, len(self._target_numbers))
-        self._size_by_layout[layout.number] = len(layout.ids)
+        self._targets[layout.number] = self._target_numbers.setdefault(layout.key, len(self._target_numbers))
+        self._sizes[layout.number] = len(layout.ids)
 
     def _grow_layouts(self, number: int) -> None:
-        if number < len(self._size_by_layout):
+        if number < len(self._sizes):
             return
-        self._target_by_layout = grow_column(self._target_by_layout, number + 1, fill=NO_POSITION)
-        self._size_by_layout = grow_column(self._size_by_layout, number + 1, fill=NO_POSITION)
-        self._start_by_layout = grow_column(self._start_by_layout, number + 1, fill=NO_POSITION)
-        self._is_known = grow_column(self._is_known, number + 1, fill=0)
-        self._slot_count_by_layout = grow_column(self._slot_count_by_layout, number + 1, fill=0)
-        self._buffered_times = _widen(self._buffered_times, len(self._size_by_layout))
+        self._targets = grow_column(self._targets, number + 1, fill=NO_POSITION)
+        self._sizes = grow_column(self._sizes, number + 1, fill=NO_POSITION)
+        self._starts = grow_column(self._starts, number + 1, fill=NO_POSITION)
+        self._is_valid = grow_column(self._is_valid, number + 1, fill=0)
+        self._slot_counts = grow_column(self._slot_counts, number + 1, fill=0)
+        self._buffered_times = _widen(self._buffered_times, len(self._sizes))
 
     def _label_numbers_of(self, ids: Ints) -> Ints:
         """The label set numbers of ids; UNKNOWN if the definition was damaged."""
@@ -249,17 +249,17 @@ class _SegmentReader:
 
     def _add_scrapes(self, scrapes: Ints, masks: Bytes, changed: Ints) -> None:
         """Update the last values and buffer them; each target occurs at most once."""
-        numbers, times, full_flags, counts_masked, sizes = scrapes
+        numbers, times, full_flags, counts, sizes = scrapes
         is_full = full_flags != 0
         # False if damage lost the values that a scrape depends on.
-        is_readable = (self._size_by_layout[numbers] == sizes) & (is_full | (self._is_known[numbers] != 0))
+        is_readable = (self._sizes[numbers] == sizes) & (is_full | (self._is_valid[numbers] != 0))
         started = numbers[is_full & is_readable]
-        for number in started[self._start_by_layout[started] == NO_POSITION].tolist():
+        for number in started[self._starts[started] == NO_POSITION].tolist():
             self._start_layout(self._layouts[number])
-        self._is_known[started] = 1
-        starts = np.where(is_readable, self._start_by_layout[numbers], NO_POSITION)
+        self._is_valid[started] = 1
+        starts = np.where(is_readable, self._starts[numbers], NO_POSITION)
         if is_full.any():
-            has_values = np.repeat(is_full, counts_masked) if not is_full.all() else slice(None)
+            has_values = np.repeat(is_full, counts) if not is_full.all() else slice(None)
             self._write_last(
                 _concatenate_ranges(starts[is_full], sizes[is_full]),
                 changed[has_values],
@@ -268,13 +268,13 @@ class _SegmentReader:
             )
         if len(masks):
             has_mask = ~is_full
-            has_values = np.repeat(has_mask, counts_masked) if is_full.any() else slice(None)
-            starts_masked, counts_masked, sizes_masked = starts[has_mask], counts_masked[has_mask], sizes[has_mask]
+            has_values = np.repeat(has_mask, counts) if is_full.any() else slice(None)
+            mask_starts, counts, mask_sizes = starts[has_mask], counts[has_mask], sizes[has_mask]
             # Each mask begins at a new byte.
-            widths = (sizes_masked + 7) // 8 * 8
-            shifts = starts_masked - (np.cumsum(widths) - widths)
-            positions = np.flatnonzero(np.unpackbits(masks).view(np.bool_)) + np.repeat(shifts, counts_masked)
-            self._write_last(positions, changed[has_values], starts_masked, counts_masked)
+            widths = (mask_sizes + 7) // 8 * 8
+            shifts = mask_starts - (np.cumsum(widths) - widths)
+            positions = np.flatnonzero(np.unpackbits(masks).view(np.bool_)) + np.repeat(shifts, counts)
+            self._write_last(positions, changed[has_values], mask_starts, counts)
         self._result.lost += int(sizes[~is_readable].sum())
         is_in_range = is_readable & (times >= self._time_range.since_ms) & (times < self._time_range.until_ms)
         self._buffer_slots(numbers[is_in_range], times[is_in_range])
@@ -288,19 +288,16 @@ class _SegmentReader:
 
     def _start_layout(self, layout: _ReadLayout) -> None:
         """Start to use a layout with full values; it replaces the previous layout of its target."""
-        previous = self._newest_layout_by_key.get(layout.key)
-        self._newest_layout_by_key[layout.key] = layout
+        previous = self._newest_layouts.get(layout.key)
+        self._newest_layouts[layout.key] = layout
         if previous is not None:
             self._flush_layouts(np.array([previous.number]))
-            self._size_by_layout[previous.number] = NO_POSITION
+            self._sizes[previous.number] = NO_POSITION
             del self._layouts[previous.number]
             if len(layout.ids) <= previous.capacity:
-                self._start_by_layout[layout.number], layout.capacity = (
-                    self._start_by_layout[previous.number],
-                    previous.capacity,
-                )
+                self._starts[layout.number], layout.capacity = (self._starts[previous.number], previous.capacity)
                 return
-        self._start_by_layout[layout.number], layout.capacity = self._used_capacity, len(layout.ids) + SPARE_SERIES
+        self._starts[layout.number], layout.capacity = self._used_capacity, len(layout.ids) + SPARE_SERIES
         self._used_capacity += layout.capacity
         self._last_bits = grow_column(self._last_bits, self._used_capacity, fill=0)
 
@@ -308,25 +305,24 @@ class _SegmentReader:
         """Copy the last values of layouts to the buffer; adjacent layouts with equal slots are copied together."""
         if not len(numbers):
             return
-        for layout in [self._layouts[number] for number in numbers[self._slot_count_by_layout[numbers] == 0].tolist()]:
+        for layout in [self._layouts[number] for number in numbers[self._slot_counts[numbers] == 0].tolist()]:
             if layout.label_numbers is None:
                 layout.label_numbers = self._label_numbers_of(layout.ids)
         if self._buffered_bits.shape[1] < len(self._last_bits):
             self._buffered_bits = _widen(self._buffered_bits, len(self._last_bits))
-        starts, slots = self._start_by_layout[numbers], self._slot_count_by_layout[numbers]
-        ends = starts + self._size_by_layout[numbers]
-        edges = np.flatnonzero(
-            (starts[1:] < ends[:-1]) | (starts[1:] > ends[:-1] + SPARE_SERIES) | (slots[1:] != slots[:-1])
-        )
+        starts, slots = self._starts[numbers], self._slot_counts[numbers]
+        ends = starts + self._sizes[numbers]
+        gaps = starts[1:] - ends[:-1]
+        edges = np.flatnonzero((gaps < 0) | (gaps > SPARE_SERIES) | (slots[1:] != slots[:-1]))
         firsts, lasts = [0, *(edges + 1).tolist()], [*edges.tolist(), len(numbers) - 1]
         for slot, low, high in zip(slots[firsts].tolist(), starts[firsts].tolist(), ends[lasts].tolist(), strict=True):
             self._buffered_bits[slot, low:high] = self._last_bits[low:high]
         self._buffered_times[slots, numbers] = times
-        self._slot_count_by_layout[numbers] += 1
+        self._slot_counts[numbers] += 1
         slot_limit = max(BUFFERED_SLOTS, min(4 * BUFFERED_SLOTS, MAX_BUFFERED_BYTES // self._last_bits.nbytes))
         if int(slots.max()) >= slot_limit - 1:
             # Layouts with at least half as many slots are flushed too, so that there are fewer batches.
-            self._flush_layouts(np.flatnonzero(self._slot_count_by_layout >= slot_limit // 2))
+            self._flush_layouts(np.flatnonzero(self._slot_counts >= slot_limit // 2))
 
     def _add_samples(self, record: WalRecord) -> None:
         self._grow_numbers(int((record.ids & NUMBER_MASK).max()))
@@ -347,11 +343,11 @@ class _SegmentReader:
             )
 
     def _flush_layouts(self, numbers: Ints) -> None:
-        for number, slot_count in zip(numbers.tolist(), self._slot_count_by_layout[numbers].tolist(), strict=True):
+        for number, slot_count in zip(numbers.tolist(), self._slot_counts[numbers].tolist(), strict=True):
             layout = self._layouts[number]
             if not slot_count or layout.label_numbers is None:
                 continue
-            has_label_set, start = layout.label_numbers != UNKNOWN, int(self._start_by_layout[number])
+            has_label_set, start = layout.label_numbers != UNKNOWN, int(self._starts[number])
             times = self._buffered_times[:slot_count, number].copy()
             rows = self._buffered_bits[:slot_count, start : start + len(layout.ids)].view(np.float64).T
             self._result.lost += int(np.count_nonzero(~has_label_set)) * slot_count
@@ -359,7 +355,7 @@ class _SegmentReader:
                 order, table = split_by_width(np.array(rows if has_label_set.all() else rows[has_label_set], order="C"))
                 series = layout.label_numbers[has_label_set][order]
                 self.parts.append(ReplayScrapes(layout.key, series, times, table, self._expected_slots(times)))
-        self._slot_count_by_layout[numbers] = 0
+        self._slot_counts[numbers] = 0
 
     def _expected_slots(self, times: Ints) -> int:
         """How many slots a target will have in total at its current interval."""

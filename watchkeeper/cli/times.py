@@ -34,9 +34,13 @@ def parse_on_hub_clock(text: str, hub: Client) -> datetime:
 
 
 def parse_window(start: str, end: str, hub: Client) -> tuple[datetime, datetime]:
-    since, until = parse_on_hub_clock(start, hub), parse_on_hub_clock(end, hub)
+    return check_order(parse_on_hub_clock(start, hub), parse_on_hub_clock(end, hub))
+
+
+def check_order(since: datetime, until: datetime) -> tuple[datetime, datetime]:
+    """The two times; UsageError if --from is not before --to."""
     if since >= until:
-        raise click.UsageError(f"--from ({since:%Y-%m-%dT%H:%M:%SZ}) must be before --to ({until:%Y-%m-%dT%H:%M:%SZ})")
+        raise click.UsageError(f"--from ({utc(since)}) must be before --to ({utc(until)})")
     return since, until
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import urllib.parse
@@ -188,14 +189,13 @@ def statement_command(hub: Client, month: str | None, teams: tuple[str, ...], fo
         raise click.UsageError("a statement covers a whole month: use --month instead of --from and --to")
     from watchkeeper.accounting import report_files
 
-    for team_statement in (
-        _statements_from_jobs(month, teams, params)
-        if params["jobs_path"]
-        else _fetch_statements(hub, month, teams, params)
-    ):
-        path = Path(folder) / f"{team_statement.month}-{_escape_file_name(team_statement.team)}.html"
-        _write_file(path, team_statement.page.encode())
-        click.echo(f"{path}: {report_files.format_money(team_statement.money, team_statement.currency)}")
+    source = _statements_from_jobs if params["jobs_path"] else functools.partial(_fetch_statements, hub)
+    for statement in source(month, teams, params):
+        # Escaped, so that each team has its own file.
+        team = re.sub(r"[^\w.-]", lambda character: urllib.parse.quote(character[0], safe=""), statement.team)
+        path = Path(folder) / f"{statement.month}-{team}.html"
+        _write_file(path, statement.page.encode())
+        click.echo(f"{path}: {report_files.format_money(statement.money, statement.currency)}")
 
 
 def _fetch_statements(
@@ -219,15 +219,7 @@ def _statements_from_jobs(
         raise click.UsageError(f"--month `{month[:40]}` is not YYYY-MM, for example 2026-11") from error
     bill = _read_bill({**params, "since": _format_time(since), "until": _format_time(until)})
     request = monthly.StatementRequest(month, params["zone"], teams, dict(params["of"]))
-    return (
-        reading.read_answer(answers.Statement, wire.to_plain(team_statement))
-        for team_statement in monthly.statements(bill, request)
-    )
-
-
-def _escape_file_name(team: str) -> str:
-    """A file name that is unique for each team."""
-    return re.sub(r"[^\w.-]", lambda character: urllib.parse.quote(character[0], safe=""), team)
+    return (reading.read_answer(answers.Statement, wire.to_plain(page)) for page in monthly.statements(bill, request))
 
 
 @command.command("budget")

@@ -130,9 +130,7 @@ def read_job_hours(params: Mapping[str, Any], book: Any = None) -> list[Any]:
     until = times.parse(add_zone(params["until"], params), now).timestamp() if params["until"] else table.until
     # The rest of the current month is neither allocated nor idle yet.
     until = min(until, max(now.timestamp(), table.until))
-    if not since < until:
-        begin, end = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}" for at in (since, until))
-        raise click.UsageError(f"--from ({begin}) must be before --to ({end})")
+    times.check_order(datetime.fromtimestamp(since, UTC), datetime.fromtimestamp(until, UTC))
     periods = [(since, until)] if book is None else book.price_periods(since, until)
     return [
         job_files.job_hours(table, since=start, until=end, capacity=params["gpus"], model=params["model"])

@@ -167,10 +167,7 @@ def _read_recording(
     last, start_source = clock.from_ms(recorded.header.to_ms), click.get_current_context().get_parameter_source("start")
     is_default = start_source is click.core.ParameterSource.DEFAULT
     since = clock.from_ms(recorded.header.from_ms) if is_default else times.parse(start, last)
-    until = times.parse(end, last)
-    if since >= until:
-        raise click.UsageError("--from must be before --to")
-    return recorded, since, until
+    return recorded, *times.check_order(since, times.parse(end, last))
 
 
 def _fetch_recording(

@@ -67,7 +67,9 @@ with_tools = option_group(
 def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for work orders and logs, and pass them to the command as `control`."""
 
-    @path_option("--order-key", envvar="WATCHKEEPER_ORDER_KEY", help="Key file for work orders; without it, no orders.")
+    @path_option(
+        "--order-key", envvar="WATCHKEEPER_ORDER_KEY", help="Key for work orders; without it, the agent accepts none."
+    )
     @click.option(
         "--allow-order",
         "allowed",

@@ -34,7 +34,6 @@ MAX_TEXT_LENGTH = 500
 
 
 def new_repair(proposal: RepairProposal, attempt: int, now: datetime) -> Repair:
-    """Return a new repair, not approved yet."""
     steps, limits = number_actions(proposal, attempt)
     return Repair(
         id=RepairId(f"{proposal.incident}.{attempt}"),
@@ -80,7 +79,6 @@ def approve(repair: Repair, actor: str, *, until: datetime | None, now: datetime
 
 
 def enter_state(repair: Repair, transition: Transition, now: datetime) -> Repair:
-    """Return the repair in the state of a transition."""
     assert transition.state is not None
     is_start = repair.state is RepairState.APPROVED and transition.state is not RepairState.PLANNED
     changed = _change_state(repair, transition.state, transition.why, now)

@@ -19,7 +19,6 @@ def rebooted_nodes(plan: actions.Plan) -> set[fleet.Place]:
 
 
 def with_shared_incidents(plan: actions.Plan, others: Iterable[str]) -> actions.Plan:
-    """Return the plan with these incidents added to its reboots."""
     added = set(others)
     if not added:
         return plan
@@ -28,7 +27,6 @@ def with_shared_incidents(plan: actions.Plan, others: Iterable[str]) -> actions.
 
 
 def is_shared_with(plan: actions.Plan, incident: str) -> bool:
-    """Whether a step of the plan is shared with this incident."""
     return any(incident in read_shared_incidents(receipt) for receipt in plan.receipts)
 
 

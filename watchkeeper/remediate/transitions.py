@@ -48,7 +48,7 @@ class TransitionKind(StrEnum):
     NEXT = "next"
     END = "end"
     # The node no longer has our cordon; the state of the repair stays.
-    RELEASE = "let_go"
+    RELEASE = "release"
 
 
 @dataclass(frozen=True, slots=True)

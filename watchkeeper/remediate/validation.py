@@ -11,13 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.model import events, fleet, incidents
+from watchkeeper.model import events, fleet
 from watchkeeper.query import engine as engines
+
+if TYPE_CHECKING:
+    from watchkeeper.store.journal.journal import Journal
 
 # The checks that the hub makes, with what each means; a step that names no check runs these.
 CHECKS: Mapping[str, str] = {
@@ -65,19 +68,7 @@ class Validator(Protocol):
         ...
 
 
-class ValidationJournal(Protocol):
-    """The part of the journal that checks use."""
-
-    def events_at(
-        self, place: fleet.Place, *, since: datetime, until: datetime, limit: int = 1000
-    ) -> list[events.Event]: ...
-
-    def open_incidents_at(self, node: fleet.Place) -> list[str]: ...
-
-    def incident(self, id: str) -> incidents.Incident | None: ...
-
-
-def hub_validators(engine: engines.Engine, journal: ValidationJournal, *, soak: timedelta = SOAK) -> list[Validator]:
+def hub_validators(engine: engines.Engine, journal: Journal, *, soak: timedelta = SOAK) -> list[Validator]:
     """Return the validators of CHECKS, which read the hub's own data."""
     return [GpusPresent(engine), ConditionsClear(journal), NoNewXid(journal, soak)]
 
@@ -127,7 +118,7 @@ class GpusPresent:
 
 @dataclass(frozen=True, slots=True)
 class ConditionsClear:
-    journal: ValidationJournal
+    journal: Journal
     name: str = "conditions_clear"
 
     def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:  # noqa: ARG002
@@ -147,7 +138,7 @@ class ConditionsClear:
 
 @dataclass(frozen=True, slots=True)
 class NoNewXid:
-    journal: ValidationJournal
+    journal: Journal
     soak: timedelta = SOAK
     name: str = "no_new_xid"
 

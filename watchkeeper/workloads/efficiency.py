@@ -144,7 +144,6 @@ def _explain(facts: JobFacts, bottleneck: BoundBy) -> str:
 
 
 def _suggest_first_fix(facts: JobFacts, bottleneck: BoundBy) -> Fix | None:
-    """Return the change that removes the bottleneck."""
     active, straggler = facts.uses.get("active"), facts.straggler
     if bottleneck is BoundBy.STRAGGLER and straggler is not None:
         gpu_text = f", GPU {straggler.gpu}" if straggler.rank is not None and straggler.gpu else ""

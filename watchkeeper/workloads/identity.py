@@ -30,7 +30,6 @@ class JobKey:
 
     @property
     def id(self) -> str:
-        """The id in commands and URLs."""
         return workloads.workload_name(self.namespace, self.name)
 
     def matches(self, text: str, cluster: str | None) -> bool:

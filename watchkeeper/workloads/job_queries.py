@@ -39,7 +39,6 @@ class JobQueries:
         self.problems: list[str] = []
 
     def allocated_gpus(self) -> Rows:
-        """Return the GPUs that are allocated to the job."""
         return self._query(f"watchkeeper:job_gpu:share{{{self._key.selector}}}")
 
     def series(self, name: str) -> Rows:

@@ -57,6 +57,7 @@ def make_report(engine: Engine, now: datetime, inputs: JobReportInputs) -> jobs.
     queries = JobQueries(engine, now, inputs.key, training=inputs.training)
     inspection = job_inspection.inspect_job(queries, inputs.line)
     readings, nodes, compared = inspection.readings, inspection.nodes, inspection.ranks
+    ordered = sorted(compared, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.node, rank.gpu))
     line, facts = inputs.line, inputs.facts
     if inputs.is_suspect:
         line, facts = job_inspection.refine_line(line, facts, inspection)
@@ -75,7 +76,7 @@ def make_report(engine: Engine, now: datetime, inputs: JobReportInputs) -> jobs.
         if command is None
         else efficiency.pending_efficiency(command),
         _account_goodput(queries, inputs, since, now),
-        tuple(sorted(compared, key=_rank_sort_key)[:MAX_RANKS]),
+        tuple(ordered[:MAX_RANKS]),
         max(0, len(compared) - MAX_RANKS),
         tuple(hardware[-MAX_EVENTS:]),
         loss_events,
@@ -91,10 +92,6 @@ def _safe_url(text: str) -> str | None:
     except ValueError:
         return None
     return text if parts.scheme in ("http", "https") and parts.netloc and text.isprintable() else None
-
-
-def _rank_sort_key(rank: jobs.Rank) -> tuple[bool, int, str, str]:
-    return rank.rank is None, rank.rank or 0, rank.node, rank.gpu
 
 
 def _explain(line: jobs.JobLine, inspection: job_inspection.JobInspection) -> str:

@@ -92,7 +92,6 @@ def read_workload_names(
 
 
 def read_reclaim_method(action: Action) -> str:
-    """Return the policy's `how` of a reclaim."""
     method = action.arguments.get("how", RECLAIM_METHODS[0])
     if method not in RECLAIM_METHODS:
         raise ActionRefused(f"how is `{method}`; use one of {', '.join(RECLAIM_METHODS)}", where=action.place.node)

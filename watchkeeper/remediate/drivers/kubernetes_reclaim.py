@@ -54,7 +54,8 @@ class PodReclaimer:
         if method == "requeue":
             return self.evict(self.classify(live, None, action), action)
         controllers = {pods.full_name(raw): self._find_top_controller(raw, action) for raw in live}
-        unscalable = [raw for raw in live if _controller_path(controllers[pods.full_name(raw)]) is None]
+        scalable = {name for name, controller in controllers.items() if controller is not None and controller.path}
+        unscalable = [raw for raw in live if pods.full_name(raw) not in scalable]
         if unscalable and method != "cancel":
             raise _build_unscalable_refusal(unscalable[0], controllers[pods.full_name(unscalable[0])])
         scale_texts = [
@@ -104,10 +105,6 @@ class PodReclaimer:
 def _is_successor(raw: pods.Raw, action: Action) -> bool:
     """Whether the pod is newer than the incident: a successor with the same name, whose owner was not warned."""
     return pods.is_newer(facts.mapping(raw, "metadata"), action.arguments.get("before"))
-
-
-def _controller_path(controller: idle.PodController | None) -> str | None:
-    return None if controller is None else controller.path
 
 
 def _refuse_keep_mark(raw: pods.Raw) -> None:

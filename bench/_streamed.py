@@ -146,7 +146,7 @@ async def measure(
         # As in a hub that has run for longer than any window.
         engine.cache_appender.since_ms = 0
     numbers["interval"] = await write_intervals(participants, options.intervals)
-    numbers["series"] = len(engine.remote._numbered)
+    numbers["series"] = len(engine.remote._encoded_labels)
     numbers["lost"] = engine.remote.sender.dropped.total() if engine.remote.sender is not None else 0
     await asyncio.to_thread(flush_server, url)
     if options.turns:

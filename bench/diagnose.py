@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             ends.callback(monitored.close)
             asyncio.run(remote.advance_intervals(monitored, url, WARM_INTERVALS, with_rules=False))
             remote.flush_server(url)
-            series = len(server.remote._numbered)
+            series = len(server.remote._encoded_labels)
         numbers: dict[str, float] = {"gpus": options.gpus, "series": series}
         for name, (cause, place) in _places(monitored).items():
             seconds, query_count = _measure(monitored, cause, place, repeats=options.repeats)

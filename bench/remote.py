@@ -109,7 +109,7 @@ async def measure_simulated(options: argparse.Namespace, url: str, folder: Path,
         states = monitored.pipeline.rule_state.values()
         return {
             "gpus": options.gpus,
-            "series": len(engine.remote._numbered),
+            "series": len(engine.remote._encoded_labels),
             "samples_an_interval": round((inserted_rows(url) - rows_before) / options.intervals),
             "lost": sum(loop.dropped_samples.total() for _, loop in monitored._target_loops),
             "rules_failing": sum(state.health is not evaluate.RuleHealth.OK for state in states),

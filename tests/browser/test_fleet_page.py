@@ -18,7 +18,7 @@ from tests.web.running import Site, serving
 from tests.web.small_hub import SmallHub
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
-from watchkeeper.rules import notation
+from watchkeeper.rules import series_notation
 from watchkeeper.store.head import head
 
 pytestmark = pytest.mark.servers
@@ -209,6 +209,8 @@ def test_the_chart_counts_who_holds_gpus_as_the_tile_does(
         open_fleet(page, site)
     (expr,) = urllib.parse.parse_qs(urllib.parse.urlsplit(asked.value.url).query)["query"]
     engine = embedded.EmbeddedEngine(head.Head())
-    engine.appender.append([Sample(notation.labels(name), 1_000, value) for name, value in {**POWER, **held}.items()])
+    engine.appender.append(
+        [Sample(series_notation.parse_labels(name), 1_000, value) for name, value in {**POWER, **held}.items()]
+    )
     found = {labels.get("strip"): value for labels, value in engine.instant(expr, 1_000).latest().items()}
     assert found["0"] == share

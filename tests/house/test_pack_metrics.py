@@ -75,7 +75,7 @@ def uses() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for where, expr in asked:
         # A selector of several names (vLLM alone and behind Ray) has a test with series of each beside its rule.
-        for name in walk.names(parser.parse(expr)) - {""}:
+        for name in walk.metric_names(parser.parse(expr)) - {""}:
             found.setdefault(name, set()).add(where)
     return found
 
@@ -136,7 +136,7 @@ def test_a_metric_that_nobody_makes_unasked_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize(("where", "expr"), console_expressions())
 def test_what_a_page_of_the_console_asks_is_promql(where: str, expr: str) -> None:
-    assert walk.names(parser.parse(expr)) - {""}, where
+    assert walk.metric_names(parser.parse(expr)) - {""}, where
 
 
 def test_every_placeholder_of_the_console_is_filled_by_its_code() -> None:

@@ -48,7 +48,7 @@ def test_what_their_own_rules_record_is_known() -> None:
 
 def test_every_part_of_an_expression_is_looked_through() -> None:
     text = "topk(scalar(a), sum by (x) (rate(b[5m])) + -c) or (max_over_time(d[1h:1m])) and on () {job='e'}"
-    assert walk.names(parser.parse(text)) == {"a", "b", "c", "d", ""}
+    assert walk.metric_names(parser.parse(text)) == {"a", "b", "c", "d", ""}
 
 
 def test_whatever_is_named_instead_of_theirs_is_a_question_that_works_here() -> None:
@@ -56,7 +56,7 @@ def test_whatever_is_named_instead_of_theirs_is_a_question_that_works_here() -> 
     assert len(instead) > 50
     for text in instead:
         assert expression.judge_expression(text).compatibility is Compatibility.WORKS, text
-        assert walk.names(parser.parse(text)) != {""}
+        assert walk.metric_names(parser.parse(text)) != {""}
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus of public dashboards is not here")

@@ -36,7 +36,7 @@ from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.remote import remote_write
-from watchkeeper.query.remote.sender import by_series
+from watchkeeper.query.remote.sender import group_by_series
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.interfaces import AnySample
 
@@ -157,7 +157,7 @@ def bodies(seed: int = 5) -> Iterator[bytes]:
     for sample in (*floats(chance), *classic(chance), *native(chance)):
         by_scrape.setdefault((sample.at_ms - START_MS) // STEP_MS, []).append(sample)
     for _, found in sorted(by_scrape.items()):
-        numbers = by_series(sample for sample in found if isinstance(sample, Sample))
+        numbers = group_by_series(sample for sample in found if isinstance(sample, Sample))
         yield remote_write.encode(list(numbers), [one for one in found if isinstance(one, HistogramSample)])
 
 

@@ -193,7 +193,7 @@ def read_series(line: str) -> Series:
     if starts:
         return Series(label_set, (), unreadable=START_TIMES)
     return Series(
-        label_set, tuple(point for word in histogram_text.WORDS.findall(points or "") for point in read_points(word))
+        label_set, tuple(point for word in histogram_text.VALUES.findall(points or "") for point in read_points(word))
     )
 
 

@@ -215,7 +215,8 @@ def _show(answer: engine.QueryResult) -> str:
 
 def _show_values(values: dict[int, notation.Point]) -> str:
     shown = [
-        f"{histogram_text.show(value) if isinstance(value, histograms.Histogram) else f'{value:g}'}@{at / 1000:g}"
+        (histogram_text.format_histogram(value) if isinstance(value, histograms.Histogram) else f"{value:g}")
+        + f"@{at / 1000:g}"
         for at, value in values.items()
     ]
     return " ".join(shown[:12]) + (" …" if len(shown) > 12 else "")

@@ -131,5 +131,5 @@ def test_a_product_of_both_sides_is_refused_with_both_numbers(monkeypatch: pytes
     engine.appender.append(Sample(Labels({"__name__": "a", "n": n}), at, 1.0) for n in "01" for at in (0, 600_000))
     engine.appender.append(Sample(Labels({"__name__": "b", "n": n}), at, 1.0) for n, at in (("0", 0), ("1", 600_000)))
     monkeypatch.setattr("watchkeeper.query.evaluate.binary.MAX_PAIRS", 3)
-    with pytest.raises(errors.QueryLimit, match="have 4 pairs of series with the same labels, the limit is 3"):
+    with pytest.raises(errors.QueryLimit, match="has 4 pairs of series, the limit is 3"):
         engine.range("a * on () group_left b", QueryRange(0, 600_000, 600_000))

@@ -28,7 +28,7 @@ AT_MS = 1_700_000_000_000
 
 @given(native.histograms)
 def test_test_notation_reads_back_what_it_shows(histogram: Histogram) -> None:
-    [found] = histogram_text.expand(histogram_text.show(histogram))
+    [found] = histogram_text.expand(histogram_text.format_histogram(histogram))
     assert found.compacted().is_same(histogram.compacted())
     assert found.hint is histogram.hint
 

@@ -14,7 +14,7 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
 from watchkeeper.render import fleet_facts, keda
-from watchkeeper.rules import notation
+from watchkeeper.rules import series_notation
 from watchkeeper.store.head import head
 
 SERVICES = ("serving/llama=llama-3-8b", "batch/embed=e5-large")
@@ -74,7 +74,7 @@ def test_a_burning_budget_asks_for_half_as_many_replicas_more_at_most(share: flo
         (f'slo:error_ratio:rate5m{{slo="inference-latency",{about}}}', share),
         (f"inference_requests_waiting{{{about}}}", 70),
     ):
-        engine.appender.append([Sample(notation.labels(name), 60_000, value)])
+        engine.appender.append([Sample(series_notation.parse_labels(name), 60_000, value)])
     waiting, _, late = keda.signals(
         keda.ScaledService("serving", "llama", "llama-3-8b"), keda.latency_objectives(SETTINGS), "prod-1"
     )

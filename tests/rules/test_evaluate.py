@@ -89,7 +89,7 @@ def test_a_group_over_its_limit_says_both_numbers_and_writes_nothing() -> None:
     rules = group("record: a, expr: celsius", head="  limit: 1\n")
     result = evaluate.evaluate(rules, FakeEngine({"celsius": {HOT: 1.0, WARM: 2.0}}), {}, now=START)
     assert result.samples == ()
-    assert result.results[0].state.last_error == "a answers 2 series; its group allows 1"
+    assert result.results[0].state.last_error == "a returns 2 series, the limit of its group is 1"
 
 
 def test_two_recorded_series_that_become_one_are_an_error() -> None:

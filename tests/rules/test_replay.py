@@ -10,7 +10,7 @@ from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
-from watchkeeper.rules import evaluate, notation, replay, rulefile
+from watchkeeper.rules import evaluate, replay, rulefile, series_notation
 from watchkeeper.store import recording
 from watchkeeper.store.head import head
 
@@ -24,9 +24,11 @@ def filled(*lines: str) -> embedded.EmbeddedEngine:
     series = []
     for line in lines:
         name, _, text = line.rpartition(": ")
-        pairs = [(START_MS + at * MINUTE_MS, v) for at, v in enumerate(notation.values(text)) if v is not None]
+        pairs = [
+            (START_MS + at * MINUTE_MS, v) for at, v in enumerate(series_notation.parse_values(text)) if v is not None
+        ]
         times, values = np.array([at for at, _ in pairs]), np.array([value for _, value in pairs])
-        series.append((notation.labels(name), times, values))
+        series.append((series_notation.parse_labels(name), times, values))
     recording.load_series(series, kept, until_ms=START_MS + 10_000 * MINUTE_MS)
     return embedded.EmbeddedEngine(kept)
 
@@ -134,7 +136,7 @@ def test_a_window_shorter_than_an_interval_is_a_failure_with_words() -> None:
     text = "groups: [{name: g, interval: 1h, rules: [{alert: A, expr: up}]}]"
     window = replay.ReplayWindow(START_MS + 1, START_MS + MINUTE_MS)
     found = run(rulefile.read_rules({"r.yaml": text}), filled("up: 1"), window)
-    assert "not evaluated once" in found.failures[0].problem
+    assert "no evaluation in this window" in found.failures[0].problem
 
 
 def test_samples_that_were_appended_one_by_one_are_replayed_as_well() -> None:

@@ -14,7 +14,7 @@ from watchkeeper.cli.hub import rules
 from watchkeeper.errors import QueryError, RuleFileError
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import is_stale
-from watchkeeper.rules import notation, unit_tests
+from watchkeeper.rules import series_notation, unit_tests
 
 RULES = """\
 groups:
@@ -62,11 +62,11 @@ def story(tmp_path: Path) -> Path:
     ],
 )
 def test_values_are_read_as_promtool_reads_them(text: str, values: list[float | None]) -> None:
-    assert notation.values(text) == values
+    assert series_notation.parse_values(text) == values
 
 
 def test_a_stale_marker_is_a_value_of_its_own() -> None:
-    (marker,) = notation.values("stale")
+    (marker,) = series_notation.parse_values("stale")
     assert marker is not None
     assert is_stale(marker)
 
@@ -74,15 +74,15 @@ def test_a_stale_marker_is_a_value_of_its_own() -> None:
 @pytest.mark.parametrize("text", ["1y3", "x", "1x", "_+1x2x3", "1x9999999"])
 def test_values_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(QueryError):
-        notation.values(text)
+        series_notation.parse_values(text)
 
 
 def test_a_series_is_read_with_and_without_a_name() -> None:
-    assert notation.labels('up{node="n1"}') == Labels({"__name__": "up", "node": "n1"})
-    assert notation.labels('{node="n1"}') == Labels({"node": "n1"})
-    assert notation.labels("{}") == Labels()
+    assert series_notation.parse_labels('up{node="n1"}') == Labels({"__name__": "up", "node": "n1"})
+    assert series_notation.parse_labels('{node="n1"}') == Labels({"node": "n1"})
+    assert series_notation.parse_labels("{}") == Labels()
     with pytest.raises(QueryError, match="not a series"):
-        notation.labels('up{node=~"n.*"}')
+        series_notation.parse_labels('up{node=~"n.*"}')
 
 
 def test_a_story_that_holds_has_no_failures(story: Path) -> None:

@@ -86,7 +86,7 @@ def test_all_problems_of_all_files_are_named_at_once() -> None:
     ("text", "expected"),
     [
         (rule("alert: A", "expr: up", "for: 5"), "r.yaml:6: alert A: for: `5` has no unit; write `5s`"),
-        (rule("alert: A", "expr: up", "form: 5m"), "r.yaml:6: unknown key `form` in a rule; known: alert"),
+        (rule("alert: A", "expr: up", "form: 5m"), "r.yaml:6: unknown key `form` in a rule; allowed keys: alert"),
         (rule("alert: A", "expr: up", "labels: {'a-b': x}"), "r.yaml:6: A: 'a-b' is not a label name"),
         (rule("alert: A", "expr: up", "labels: {__name__: x}"), "is not a label name"),
         (rule("alert: A", "expr: up", "labels: {a: [x]}"), "r.yaml:6: A: `a` must be text"),
@@ -97,14 +97,14 @@ def test_all_problems_of_all_files_are_named_at_once() -> None:
         (rule("alert: A", "expr: up", "labels: {s: '{{ if 1 }}'}"), "r.yaml:6: alert A: label `s`:"),
         (rule("alert: A", "record: b", "expr: up"), "r.yaml:4: a rule needs exactly one of `record` and `alert`"),
         (rule("record: a-b", "expr: up"), "r.yaml:4: record 'a-b' is not a metric name"),
-        (rule("record: a", "expr: up", "for: 5m"), "r.yaml:6: record a: `for` is for alerts only"),
+        (rule("record: a", "expr: up", "for: 5m"), "r.yaml:6: record a: `for` is only allowed for alerts"),
         (rule("alert: A"), "r.yaml:4: alert A: `expr` is missing"),
         (rule("alert: A", "expr: ''"), "r.yaml:5: alert A: `expr` is missing"),
-        (rule("alert: A", "expr: up[5m]"), "r.yaml:5: alert A: `expr` answers a range vector"),
-        (rule("alert: A", "expr: up", "expr: up"), "r.yaml:6: key `expr` is given twice"),
+        (rule("alert: A", "expr: up[5m]"), "r.yaml:5: alert A: `expr` returns a range vector"),
+        (rule("alert: A", "expr: up", "expr: up"), "r.yaml:6: key `expr` is duplicated"),
         ("groups:\n  - rules: []\n", "r.yaml:2: a group needs a `name`"),
         ("groups: 5\n", "r.yaml:1: expected a list"),
-        ("- a\n- b\n", "r.yaml:1: a rule file must be a table of keys"),
+        ("- a\n- b\n", "r.yaml:1: a rule file must be a mapping"),
         ("groups:\n  - name: g\n   rules: []\n", "r.yaml:3: not YAML"),
         ("[" * 60_000, "r.yaml: not YAML: nested deeper than 100"),
     ],
@@ -135,7 +135,7 @@ def test_the_same_rule_twice_is_a_slip_and_the_same_name_twice_is_not() -> None:
     twice = rule("alert: A", "expr: up") + rule("alert: A", "expr: up").removeprefix(
         "groups:\n  - name: g\n    rules:\n"
     )
-    assert problems(twice) == ["r.yaml:6: alert A is the same as the rule on line 4"]
+    assert problems(twice) == ["r.yaml:6: alert A is a duplicate of the rule on line 4"]
     assert len(rulefile.read_rules({"r.yaml": twice.replace("expr: up", "expr: up == 0", 1)}).rules) == 2
 
 

@@ -46,7 +46,7 @@ def test_what_is_written_is_a_rule_file(tmp_path: pytest.TempPathFactory) -> Non
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (("0.99", "99"), r"slos\[0\].*`objective: 99(\.0)?` is not a share between 0 and 1"),
+        (("0.99", "99"), r"slos\[0\].*`objective: 99(\.0)?` is not between 0 and 1"),
         (("28d", "28 days"), r"28 days"),
         (('code="500"}[window]', 'code="500"}[5m]'), r"`errors` has no \[window\]"),
         (("rate(requests_total[window])", "rate(requests_total[window]"), r"`total`: .*"),
@@ -62,7 +62,7 @@ def test_a_mistake_is_named(change: tuple[str, str], problem: str) -> None:
 
 def test_two_objectives_cannot_share_a_name() -> None:
     twice = FILE + FILE.split("slos:\n")[1]
-    with pytest.raises(rulefile.RuleFileProblems, match="chat-availability` stands twice"):
+    with pytest.raises(rulefile.RuleFileProblems, match="chat-availability` is duplicated"):
         slo.read_slos(twice, where="slo.yaml")
 
 

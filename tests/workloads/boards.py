@@ -9,7 +9,7 @@ from watchkeeper.diagnose import evidence
 from watchkeeper.model import events, fleet
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
-from watchkeeper.rules import notation
+from watchkeeper.rules import series_notation
 from watchkeeper.store.head import head
 from watchkeeper.workloads import board, report
 
@@ -54,9 +54,14 @@ def engine(
     made = embedded.EmbeddedEngine(head.Head())
     at = round(NOW.timestamp() * 1000) - 1000
     made.appender.append(
-        [Sample(notation.labels(name), at - 1000 * earlier_seconds, value) for name, value in (before or {}).items()]
+        [
+            Sample(series_notation.parse_labels(name), at - 1000 * earlier_seconds, value)
+            for name, value in (before or {}).items()
+        ]
     )
-    made.appender.append([Sample(notation.labels(name), at, value) for rows in several for name, value in rows.items()])
+    made.appender.append(
+        [Sample(series_notation.parse_labels(name), at, value) for rows in several for name, value in rows.items()]
+    )
     return made
 
 

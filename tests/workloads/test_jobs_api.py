@@ -21,7 +21,7 @@ from watchkeeper.kit import clock, wire
 from watchkeeper.model import jobs
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
-from watchkeeper.rules import notation
+from watchkeeper.rules import series_notation
 from watchkeeper.store.head import head
 from watchkeeper.workloads import board
 
@@ -46,7 +46,7 @@ def site_with(series: Mapping[str, float], hub: SmallHub | None = None) -> Itera
     engine = embedded.EmbeddedEngine(head.Head())
     at, own = clock.to_ms(hub.clock.now()) - 1000, f'cluster="{hub.settings.fleet.cluster}"'
     rows = {name.replace('cluster="c"', own): value for name, value in series.items()}
-    engine.appender.append([Sample(notation.labels(name), at, value) for name, value in rows.items()])
+    engine.appender.append([Sample(series_notation.parse_labels(name), at, value) for name, value in rows.items()])
     hub.engine = engine
     with serving(hub) as running:
         yield running

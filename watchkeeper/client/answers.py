@@ -80,7 +80,7 @@ class BlastRadius(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BurnRate(HubAnswer):
-    """How many times faster than sustainable the budget goes; at `factor` over both windows someone is told."""
+    """The burn rate over a long and a short window; its alert fires if both exceed `factor`."""
 
     window: str
     short_window: str
@@ -92,7 +92,7 @@ class BurnRate(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SloStatus(HubAnswer):
-    """One objective for one label set. `since` is when its worst burn-rate alert began to fire, None without one."""
+    """The error budget of an SLO for one label set; `since` is when the first burn-rate alert fired, or None."""
 
     name: str
     title: str
@@ -873,7 +873,7 @@ class QuerySeries(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome(HubAnswer):
-    """How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force."""
+    """The outcome of the last reload; with `problems`, the rules of `in_force_since` stay active."""
 
     at: datetime
     in_force_since: datetime
@@ -885,7 +885,7 @@ class Outcome(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReloadOutcome(HubAnswer):
-    """How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force."""
+    """The outcome of the last reload; with `problems`, the rules of `in_force_since` stay active."""
 
     at: datetime
     in_force_since: datetime
@@ -978,7 +978,7 @@ class SwitchChanged(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Episode(HubAnswer):
-    """One alert from its first true answer to its end; None where the window ends before."""
+    """One alert from its first result to its end; a time is None if the window ends before."""
 
     alert: str
     labels: Mapping[str, str]
@@ -991,7 +991,7 @@ class Episode(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Failure(HubAnswer):
-    """A rule that could not be asked, and why."""
+    """A rule that could not be evaluated, and why."""
 
     rule: str
     problem: str

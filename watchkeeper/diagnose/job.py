@@ -178,7 +178,7 @@ def _node_lines(facts: IncidentFacts, nodes: Sequence[str]) -> list[ExplainLine]
         throttled = [
             labels.get("gpu", "?")
             for labels, value in facts.context.rows(gpu_errors.CLOCK_REASONS, Hostname=node)
-            if gpu_errors.is_throttled(value)
+            if gpu_errors.is_throttling(value)
         ]
         reporting = facts.context.rows(place_context.REPORTING_GPUS, Hostname=node)
         parts = [f"{len(gpus)} GPUs" if gpus else "GPUs unknown"]

@@ -17,7 +17,7 @@ from watchkeeper.kit import durations, own_metrics
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import engine as engines
-from watchkeeper.query import gpu_errors, host_cpu
+from watchkeeper.query import gpu_errors, node_cpu
 
 Series = tuple[tuple[Labels, float], ...]
 # As in packs/rules: the node name in the `instance` label of node_exporter and of the hub's scrapes.
@@ -224,11 +224,11 @@ def _job_node_series(queries: PlaceQueries, gpus: Iterable[Labels]) -> dict[str,
         return {}
     cluster, minutes = f'cluster="{queries.cluster}"', queries.minutes
     gpu_matchers, instance_matchers = _gpu_node_matchers(cluster, nodes), _instance_matchers(cluster, nodes)
-    memory_errors = gpu_errors.memory_error_growth(gpu_matchers, minutes=minutes)
-    clock_reasons = gpu_errors.worst_clock_reasons(gpu_matchers, minutes=minutes)
-    cpus = queries.query(host_cpu.busy_share(instance_matchers), about="CPU use of its nodes")
+    memory_errors = gpu_errors.memory_errors_query(gpu_matchers, minutes=minutes)
+    clock_reasons = gpu_errors.clock_reasons_query(gpu_matchers, minutes=minutes)
+    cpus = queries.query(node_cpu.cpu_busy_query(instance_matchers), about="CPU use of its nodes")
     if not cpus:
-        cpus = queries.query(host_cpu.load_share(gpu_matchers, minutes=1), about="load of its nodes")
+        cpus = queries.query(node_cpu.cpu_load_query(gpu_matchers, minutes=1), about="load of its nodes")
     uuids = {labels.get("UUID", "") for labels in gpus}
     reporting = queries.query(f"DCGM_FI_DEV_GPU_UTIL{{{gpu_matchers}}}", about="its reporting GPUs")
     return {

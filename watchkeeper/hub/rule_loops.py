@@ -28,7 +28,7 @@ from watchkeeper.kit import clock, files, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import alerts, labels
 from watchkeeper.query.remote import http as remote_http
-from watchkeeper.query.remote import rules as server_rules
+from watchkeeper.query.remote import server_rules
 from watchkeeper.rules import evaluate, rulefile, slo
 from watchkeeper.rules import reload as reloads
 from watchkeeper.scrape import prometheus_config
@@ -124,7 +124,7 @@ class RuleLoops:
 
     def loops(self) -> list[Loop]:
         if self.follows_server:
-            follow = partial(self._follow_server, server_rules.client_of(self._settings))
+            follow = partial(self._follow_server, server_rules.open_client(self._settings))
             return [Loop("rule server", follow, self._settings.rules.interval_seconds)]
         return [
             Loop("rules", self._evaluate_next, 0.0),
@@ -375,7 +375,7 @@ def rule_sources(settings: config.Settings) -> reloads.RuleSources:
     """The configured or shipped rule files and SLOs, and the rule files that an existing prometheus.yml names."""
     rule_paths, slo_path = settings.rules.files, settings.rules.slos
     prometheus_yaml = settings.fleet.prometheus_config
-    files = [Path(path) for path in rule_paths] or list(rulefile.files([SHIPPED_RULES]))
+    files = [Path(path) for path in rule_paths] or list(rulefile.list_files([SHIPPED_RULES]))
     if prometheus_yaml is not None:
         files += prometheus_config.rule_paths(Path(prometheus_yaml))
     if slo_path is not None:

@@ -1,6 +1,6 @@
 """Stage 3: PromQL over any engine.
 
-Comes in: an expression and a time. Goes out: a `Answer` of labels, times and numbers. Two engines
-speak this interface: the embedded one here, and any server with the Prometheus HTTP API. Never here:
-knowledge about GPUs, alert states, or how answers are shown.
+In: an expression and a time. Out: a `QueryResult` with labels, times and values. Two engines implement the
+interface: the embedded engine, and the client of a server with the Prometheus HTTP API. Never here: knowledge
+about GPUs, alert states, or how results are shown.
 """

@@ -1,8 +1,8 @@
-"""The embedded engine: PromQL over the samples that this process keeps, without a server.
+"""The embedded engine: PromQL over the samples in this process, without a server.
 
-The hub makes one and gives it to rules, pages, reports and checks. Queries may run in any number of
-threads while the scraper appends: the store copies what a query reads under its lock (`store.head.head`).
-Parsed expressions are kept, because rules ask the same ones again and again.
+The hub creates one for rules, pages, reports and checks. Queries may run in any number of threads while the
+scraper appends: the store copies what a query reads under its lock (`store.head.head`). Parsed expressions are
+cached, because rules use the same expressions repeatedly.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from watchkeeper.store import interfaces
 from watchkeeper.store.columns import NEVER_MS, Ints, is_absent, is_stale
 
 MAX_PARSED_EXPRESSIONS = 2048
-# Points of an answer that the event loop makes itself: 0.3 ms.
+# Points of a result that the event loop computes without a thread: 0.3 ms.
 MAX_CHEAP_POINTS = 8_000
 
 
 class EmbeddedEngine:
-    """Implements `query.engine.Engine` and `LocalEngine` over one store: memory, or memory with its past on disk."""
+    """Implements `query.engine.Engine` and `LocalEngine` over one store: in memory, or in memory and on disk."""
 
     def __init__(self, head: interfaces.SampleStore, limits: QueryLimits = QueryLimits()) -> None:  # noqa: B008 (frozen)
         self.head = head
@@ -43,7 +43,7 @@ class EmbeddedEngine:
         self._parsed_lock = threading.Lock()
 
     def close(self) -> None:
-        """Let go of what the store holds open; what it was given is then on disk."""
+        """Close the store; appended samples are on disk afterwards."""
         self.head.close()
 
     def limits(self) -> QueryLimits:
@@ -63,9 +63,9 @@ class EmbeddedEngine:
     def instant(self, expr: str, at_ms: int) -> QueryResult:
         tree = self._parse(expr)
         times = np.array([at_ms], dtype=np.int64)
-        asked = Evaluator(self.head, self._limits, span=QueryRange(at_ms, at_ms, 1))
-        value = asked.evaluate(tree, times)
-        warnings, infos = (*self.head.warnings(), *asked.notes.warnings(expr)), asked.notes.infos(expr)
+        evaluator = Evaluator(self.head, self._limits, span=QueryRange(at_ms, at_ms, 1))
+        value = evaluator.evaluate(tree, times)
+        warnings, infos = (*self.head.warnings(), *evaluator.notes.warnings(expr)), evaluator.notes.infos(expr)
         if isinstance(value, Windows):
             return QueryResult(ResultType.MATRIX, _raw_frame(value), warnings=warnings, infos=infos)
         if isinstance(value, Text):
@@ -80,103 +80,108 @@ class EmbeddedEngine:
         if self._limits.max_steps is not None and steps > self._limits.max_steps:
             raise errors.QueryLimit(
                 f"the query has {steps} steps, the limit is {self._limits.max_steps}",
-                remedy="Use a larger step or a shorter time",
+                remedy="Use a larger step or a shorter time range",
             )
         tree = self._parse(expr)
-        asked = Evaluator(self.head, self._limits, span=span)
-        value = asked.evaluate(tree, span.times)
+        evaluator = Evaluator(self.head, self._limits, span=span)
+        value = evaluator.evaluate(tree, span.times)
         if isinstance(value, (Windows, Text)):
             kind = "range vector" if isinstance(value, Windows) else "string"
             raise errors.QueryError(
                 f'invalid expression type "{kind}" for range query, must be Scalar or instant Vector',
-                remedy="Put a function such as rate() around it",
+                remedy="Apply a function such as rate()",
             )
-        warnings, infos = (*self.head.warnings(), *asked.notes.warnings(expr)), asked.notes.infos(expr)
+        warnings, infos = (*self.head.warnings(), *evaluator.notes.warnings(expr)), evaluator.notes.infos(expr)
         return QueryResult(ResultType.MATRIX, _frame(value, span.times), warnings=warnings, infos=infos)
 
     def range_if_cheap(self, expr: str, span: QueryRange) -> QueryResult | None:
-        """The answer where it is there sooner than another thread would be; None where it may take longer.
+        """The result of a range query that is cheaper than a thread switch; None if it may take longer.
 
-        A panel of one node is: a selector of few series that was asked before. The way to a thread and back takes
-        0.15 ms, a third of what such an answer does, and far more on a busy machine.
+        Panels of one node are: a selector of few series that was queried before. A thread switch takes 0.15 ms, a
+        third of the time of such a query, and far more on a busy machine.
         """
         tree = self._parsed.get(expr)
-        if not isinstance(tree, ast.Selector) or tree.offset_ms or tree.offset_by or tree.at is not None:
+        if not isinstance(tree, ast.Selector) or tree.offset_ms or tree.offset_expr or tree.at is not None:
             return None
         steps = (span.end_ms - span.start_ms) // span.step_ms + 1
         count = self.head.cached_series_count(tree.matchers, span.start_ms - self._limits.lookback_ms)
         return self.range(expr, span) if count is not None and count * steps <= MAX_CHEAP_POINTS else None
 
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
-        found = {labels for each in matchers for labels in self.head.series(each, start_ms, end_ms)}
-        return sorted(found)
+        label_sets = {labels for selector in matchers for labels in self.head.series(selector, start_ms, end_ms)}
+        return sorted(label_sets)
 
     def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
-        return sorted({name for each in matchers or [()] for name in self.head.label_names(each, start_ms, end_ms)})
+        return sorted(
+            {name for selector in matchers or [()] for name in self.head.label_names(selector, start_ms, end_ms)}
+        )
 
     def label_values(
         self, name: str, matchers: Sequence[Sequence[Matcher]], *, start_ms: int, end_ms: int
     ) -> list[str]:
-        found = (self.head.label_values(name, each, start_ms, end_ms=end_ms) for each in matchers or [()])
-        return sorted({value for values in found for value in values})
+        value_lists = (self.head.label_values(name, selector, start_ms, end_ms=end_ms) for selector in matchers or [()])
+        return sorted({value for values in value_lists for value in values})
 
     def latest_samples(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
-        """The newest sample of each series that is not stale, with its own time; what /federate hands on."""
+        """The newest sample of each series that is not stale, with its time; /federate serves these."""
         series, times, values = self.head.latest(matchers, at_ms - self._limits.lookback_ms, at_ms)
         cells = self.head.find_histograms(values)
         rows = np.flatnonzero(~is_absent(values) & ~is_stale(values)).tolist()
         native = [None] * len(rows) if cells is None else cells[rows].tolist()
-        found = zip(series.labels_of(rows), times[rows].tolist(), values[rows].tolist(), native, strict=True)
+        newest = zip(series.labels_of(rows), times[rows].tolist(), values[rows].tolist(), native, strict=True)
         return [
-            Sample(labels, own_ms, value) if cell is None else HistogramSample(labels, own_ms, cell)
-            for labels, own_ms, value, cell in found
+            Sample(labels, sample_ms, value) if cell is None else HistogramSample(labels, sample_ms, cell)
+            for labels, sample_ms, value, cell in newest
         ]
 
     def raw_samples(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Iterator[RawSeries]:
-        """Every stored sample with start < time ≤ end, stale markers too; what a recording holds.
+        """Every stored sample with start < time ≤ end, including stale markers; recordings contain these.
 
-        A series that has native histograms comes with a list of them and of numbers, every other with numbers only.
+        A series with native histograms has a list of histograms and numbers, every other series only numbers.
         """
-        found = self.head.select(matchers, start_ms, end_ms, max_samples=self._limits.max_samples)
-        cells = self.head.find_histograms(found.values)
-        for row, labels in enumerate(found.series.labels_of(range(len(found.series)))):
-            times, values = found.times[found.groups[row]], found.values[row]
-            held = (times != NEVER_MS) & ~is_absent(values)
-            if not held.any():
+        columns = self.head.select(matchers, start_ms, end_ms, max_samples=self._limits.max_samples)
+        cells = self.head.find_histograms(columns.values)
+        for row, labels in enumerate(columns.series.labels_of(range(len(columns.series)))):
+            times, values = columns.times[columns.groups[row]], columns.values[row]
+            is_sample = (times != NEVER_MS) & ~is_absent(values)
+            if not is_sample.any():
                 continue
-            native = None if cells is None or is_none(cells[row]).all() else cells[row][held].tolist()
+            native = None if cells is None or is_none(cells[row]).all() else cells[row][is_sample].tolist()
             if native is None:
-                yield labels, times[held], values[held]
+                yield labels, times[is_sample], values[is_sample]
             else:
-                mixed = zip(native, values[held].tolist(), strict=True)
-                yield labels, times[held], [number if cell is None else cell for cell, number in mixed]
+                mixed = zip(native, values[is_sample].tolist(), strict=True)
+                yield labels, times[is_sample], [number if cell is None else cell for cell, number in mixed]
 
     def with_lookback(self, lookback_ms: int) -> EmbeddedEngine:
-        """The same samples seen with another lookback; for one question."""
-        other = copy.copy(self)
-        other._limits = dataclasses.replace(self._limits, lookback_ms=lookback_ms)
-        return other
+        """The same engine with another lookback, for one query."""
+        engine = copy.copy(self)
+        engine._limits = dataclasses.replace(self._limits, lookback_ms=lookback_ms)
+        return engine
 
     def metadata(self) -> dict[str, tuple[str, str, str]]:
-        """Type, help and unit of each metric that a target described."""
+        """Type, help and unit of each metric with metadata."""
         return self.head.metadata.descriptions()
 
     def exemplars(
         self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
     ) -> list[tuple[Labels, list[Exemplar]]]:
-        """What is kept of the series that one of the selectors means, with start ≤ time ≤ end."""
+        """Exemplars of series that match any of the selectors, with start ≤ time ≤ end."""
 
-        def is_meant(series: Labels) -> bool:
-            return any(all(patterns.matches(one, series.get(one.name, "")) for one in each) for each in matchers)
+        def is_selected(series: Labels) -> bool:
+            return any(
+                all(patterns.matches(matcher, series.get(matcher.name, "")) for matcher in selector)
+                for selector in matchers
+            )
 
-        return self.head.exemplars.select(is_meant, start_ms, end_ms)
+        return self.head.exemplars.select(is_selected, start_ms, end_ms)
 
     def _parse(self, expr: str) -> ast.Expr:
         with self._parsed_lock:
-            known = self._parsed.get(expr)
-            if known is not None:
+            cached = self._parsed.get(expr)
+            if cached is not None:
                 self._parsed.move_to_end(expr)
-                return known
+                return cached
         tree = parse(expr, self._limits)
         with self._parsed_lock:
             self._parsed[expr] = tree
@@ -186,18 +191,18 @@ class EmbeddedEngine:
 
 
 def _frame(value: Value, times: Millis) -> Frame:
-    """What is present of a value: rows that are absent throughout are left out."""
+    """Convert a value to a frame, without rows that are absent at every step."""
     if isinstance(value, Scalar):
         return Frame([Labels()], times, value.values[None, :], np.ones((1, len(times)), dtype=bool))
     assert isinstance(value, Vector)
     value = without_dropped(value)
-    is_shown = value.present.any(axis=1)
-    if value.histograms is None and is_shown.all():
+    has_values = value.present.any(axis=1)
+    if value.histograms is None and has_values.all():
         return Frame(value.series.register.labels_of(value.series.ids.tolist()), times, value.values, value.present)
-    return _shown(value, np.flatnonzero(is_shown), times)
+    return _frame_of_rows(value, np.flatnonzero(has_values), times)
 
 
-def _shown(value: Vector, rows: Ints, times: Millis) -> Frame:
+def _frame_of_rows(value: Vector, rows: Ints, times: Millis) -> Frame:
     labels, values, present = value.series.labels_of(rows.tolist()), value.values[rows], value.present[rows]
     if value.histograms is None:
         return Frame(labels, times, values, present)
@@ -206,21 +211,21 @@ def _shown(value: Vector, rows: Ints, times: Millis) -> Frame:
     return Frame(labels, times, values, present & is_none(cells), cells)
 
 
-def _raw_frame(found: Windows) -> Frame:
-    """The samples of a range selector's one window, on an axis of all their times."""
-    width = found.values.shape[1]
+def _raw_frame(windows: Windows) -> Frame:
+    """Convert the samples of one window per series to a frame whose time axis contains all their times."""
+    width = windows.values.shape[1]
     slots = np.arange(width)
-    mask = ((slots >= found.lows[:, :1]) & (slots < found.highs[:, :1]))[found.groups]
-    if found.usable is not None:
-        mask = mask & found.usable
-    rows, columns = np.nonzero(mask)
-    axis, places = np.unique(found.times[found.groups[rows], columns], return_inverse=True)
+    mask = ((slots >= windows.lows[:, :1]) & (slots < windows.highs[:, :1]))[windows.groups]
+    if windows.usable is not None:
+        mask = mask & windows.usable
+    rows, slots_used = np.nonzero(mask)
+    axis, positions = np.unique(windows.times[windows.groups[rows], slots_used], return_inverse=True)
     values, present = np.zeros((len(mask), len(axis))), np.zeros((len(mask), len(axis)), dtype=bool)
-    values[rows, places] = found.values[rows, columns]
-    present[rows, places] = True
+    values[rows, positions] = windows.values[rows, slots_used]
+    present[rows, positions] = True
     cells = None
-    if found.histograms is not None:
+    if windows.histograms is not None:
         cells = np.full(values.shape, None, dtype=object)
-        cells[rows, places] = found.histograms[rows, columns]
-    shown = without_dropped(Vector(found.series, values, present, cells))
-    return _shown(shown, np.flatnonzero(shown.present.any(axis=1)), axis)
+        cells[rows, positions] = windows.histograms[rows, slots_used]
+    vector = without_dropped(Vector(windows.series, values, present, cells))
+    return _frame_of_rows(vector, np.flatnonzero(vector.present.any(axis=1)), axis)

@@ -1,6 +1,6 @@
-"""The interface every rule, page, report and check asks through, whichever engine answers.
+"""The interface of query engines, which rules, pages, reports and checks use.
 
-Answers are columnar: label sets, times, and a values matrix with a presence mask. Absent is
+Results are columns: label sets, times, and a matrix of values with a presence mask. Absent is
 `present=False`, never NaN, because NaN is a value in PromQL.
 """
 
@@ -27,7 +27,7 @@ RawSeries: TypeAlias = tuple[Labels, Millis, Floats | list[float | Histogram]]
 
 
 class ResultType(StrEnum):
-    """What an expression answers, in Prometheus' words."""
+    """The type of a query result, in Prometheus' words."""
 
     VECTOR = "vector"
     MATRIX = "matrix"
@@ -44,20 +44,20 @@ class MatchOp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """One label condition of a selector; a label that is absent has the empty value."""
+    """One label matcher of a selector; an absent label has the empty value."""
 
     name: str
     op: MatchOp
     value: str
 
     def __hash__(self) -> int:
-        # Rules ask for the same selectors again and again, and an enum takes its time to be hashed.
+        # Without `op`: hashing an enum is slow, and rules look up the same selectors repeatedly.
         return hash((self.name, self.value))
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRange:
-    """A range query's times: start, end (both included) and step, in milliseconds."""
+    """The start, end (both included) and step of a range query, in milliseconds."""
 
     start_ms: int
     end_ms: int
@@ -65,7 +65,7 @@ class QueryRange:
 
     def __post_init__(self) -> None:
         if self.step_ms <= 0:
-            raise ValueError(f"step of {self.step_ms} ms must be above 0")
+            raise ValueError(f"step is {self.step_ms} ms, it must be above 0")
         if self.end_ms < self.start_ms:
             raise ValueError("end is before start")
 
@@ -78,7 +78,7 @@ class QueryRange:
 class Frame:
     """Series over a time axis: `values[s, t]` belongs to `labels[s]` at `times_ms[t]` where `present[s, t]`.
 
-    Native histograms are no numbers: they stand in `histograms`, where there are any, and are not `present`.
+    Native histograms are in `histograms`, and their cells are not `present`.
     """
 
     labels: Sequence[Labels]
@@ -93,29 +93,29 @@ class Frame:
             raise ValueError(f"frame of {shape} has values {self.values.shape} and present {self.present.shape}")
 
     def rows(self) -> Iterator[tuple[Labels, Millis, Floats]]:
-        """Each series with the times and values that are present."""
-        for at, labels in enumerate(self.labels):
-            mask = self.present[at]
-            yield labels, self.times_ms[mask], self.values[at][mask]
+        """Each series with its present times and values."""
+        for row, labels in enumerate(self.labels):
+            mask = self.present[row]
+            yield labels, self.times_ms[mask], self.values[row][mask]
 
     def raw_rows(self) -> Iterator[RawSeries]:
-        """Each series with all that is present: numbers, or a list of numbers and histograms where it has those."""
-        for at, (labels, times, values) in enumerate(self.rows()):
-            cells = [] if self.histograms is None else self.histograms[at].tolist()
-            native = {at_ms: cell for at_ms, cell in zip(self.times_ms.tolist(), cells, strict=False) if cell}
-            if not native:
+        """Each series with its numbers, or with a list of numbers and histograms if it has histograms."""
+        for row, (labels, times, values) in enumerate(self.rows()):
+            cells = [] if self.histograms is None else self.histograms[row].tolist()
+            histograms = {at_ms: cell for at_ms, cell in zip(self.times_ms.tolist(), cells, strict=False) if cell}
+            if not histograms:
                 yield labels, times, values
                 continue
-            found: dict[int, float | Histogram] = dict(zip(times.tolist(), values.tolist(), strict=True))
-            mixed = sorted((found | native).items())
+            numbers: dict[int, float | Histogram] = dict(zip(times.tolist(), values.tolist(), strict=True))
+            mixed = sorted((numbers | histograms).items())
             yield labels, np.array([at_ms for at_ms, _ in mixed]), [value for _, value in mixed]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryResult:
-    """What an engine says. A scalar is a frame of one row without labels; a string has only `text`.
+    """The result of a query. A scalar is a frame of one row without labels; a string has only `text`.
 
-    `warnings` say that the answer may be wrong, `infos` that the question may be.
+    `warnings` mean that the result may be wrong, `infos` that the expression may be wrong.
     """
 
     kind: ResultType
@@ -125,7 +125,7 @@ class QueryResult:
     infos: tuple[str, ...] = ()
 
     def latest(self) -> dict[Labels, float]:
-        """The last present value of each series: what an instant query answered."""
+        """The last present value of each series; for an instant query, its result."""
         frame = self.frame
         if not len(frame.times_ms):
             return {}
@@ -135,7 +135,7 @@ class QueryResult:
         return {frame.labels[row]: values[row] for row in rows}
 
     def latest_histograms(self) -> dict[Labels, Histogram]:
-        """Series whose last sample is a native histogram, which `latest` leaves out."""
+        """Series whose last sample is a native histogram, which `latest` omits."""
         cells = self.frame.histograms
         if cells is None or not len(self.frame.times_ms):
             return {}
@@ -145,51 +145,51 @@ class QueryResult:
 
 @dataclass(frozen=True, slots=True)
 class QueryLimits:
-    """What this engine refuses, so that a caller can say it before asking; None means no limit."""
+    """The limits of an engine, so that callers can check a query before they send it; None means no limit."""
 
     max_samples: int | None = 50_000_000
-    # Each sample counts as often as a window of an `..._over_time` holds it.
+    # A sample counts once for each window of an `..._over_time` function that contains it.
     max_window_samples: int | None = 1_000_000_000
-    # Prometheus' limit, which counts the ways from one step to the next; Grafana asks for exactly so many.
+    # Prometheus' limit of 11,000 intervals between steps; Grafana requests exactly that many.
     max_steps: int | None = 11_001
     max_expression_bytes: int | None = 64 * 1024
     max_depth: int | None = 100
     max_series: int | None = 1_000_000
     lookback_ms: int = interfaces.LOOKBACK_MS
-    # What `expr[1h:]` means without a step: Prometheus' default evaluation interval.
+    # The step of `expr[1h:]`: Prometheus' default evaluation interval.
     subquery_step_ms: int = 60_000
 
 
 class InstantEngine(Protocol):
-    """PromQL at one time, which is all that rules ask; QueryError or StoreError, never a library's error."""
+    """PromQL at one time, as rules need it; raises QueryError or StoreError, never a library's error."""
 
     def instant(self, expr: str, at_ms: int) -> QueryResult: ...
 
 
 class Engine(InstantEngine, Protocol):
-    """PromQL over stored samples, and the way to write some; errors are those of `InstantEngine`."""
+    """PromQL over stored samples, and an appender; raises the errors of `InstantEngine`."""
 
     @property
     def appender(self) -> interfaces.Appender:
-        """Where samples go that this engine answers from."""
+        """The appender that writes the samples which this engine queries."""
         ...
 
     @property
     def local(self) -> LocalEngine | None:
-        """What can be asked beyond PromQL; None where a server keeps the samples."""
+        """Reads beyond PromQL; None if a remote server keeps the samples."""
 
     def for_rules(self) -> InstantEngine:
-        """The engine that rules ask: some answer them from nearer by than all others."""
+        """The engine for rule evaluation, which may query a local cache."""
         ...
 
     def range(self, expr: str, span: QueryRange) -> QueryResult: ...
 
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
-        """Label sets of series with samples in the time; each inner list is one selector, the outer one is `or`."""
+        """Label sets of series with samples in the time range that match any of the selectors."""
         ...
 
     def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
-        """Names of labels of the series that match; of all series where there are no selectors."""
+        """Label names of the series that match; of all series if there are no selectors."""
         ...
 
     def label_values(
@@ -197,40 +197,40 @@ class Engine(InstantEngine, Protocol):
     ) -> list[str]: ...
 
     def metadata(self) -> dict[str, tuple[str, str, str]]:
-        """Type, help and unit of each metric that a target described."""
+        """Type, help and unit of each metric with metadata."""
         ...
 
     def exemplars(
         self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
     ) -> list[tuple[Labels, list[Exemplar]]]:
-        """What is kept of the series that one of the selectors means, with start ≤ time ≤ end."""
+        """Exemplars of series that match any of the selectors, with start ≤ time ≤ end."""
         ...
 
     def limits(self) -> QueryLimits: ...
 
     def close(self) -> None:
-        """Let go of files and connections; what was appended is then on disk, where one is ours."""
+        """Close files and connections; samples of a local store are on disk afterwards."""
         ...
 
 
 class LocalEngine(Protocol):
-    """What an engine can answer beside PromQL because the samples are in this process."""
+    """Reads beyond PromQL, for engines whose samples are in this process."""
 
-    # The hub puts the store of its data directory here.
+    # The hub sets the store of its data directory here.
     head: interfaces.SampleStore
 
     def range_if_cheap(self, expr: str, span: QueryRange) -> QueryResult | None:
-        """The answer where it is there sooner than another thread would be; None where it may take longer."""
+        """The result of a range query that is cheaper than a thread switch; None if it may take longer."""
         ...
 
     def latest_samples(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
-        """The newest sample of each series that is not stale, with its own time."""
+        """The newest sample of each series that is not stale, with its time."""
         ...
 
     def raw_samples(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Iterator[RawSeries]:
-        """Every stored sample with start < time ≤ end, stale markers too."""
+        """Every stored sample with start < time ≤ end, including stale markers."""
         ...
 
     def with_lookback(self, lookback_ms: int) -> Engine:
-        """The same samples seen with another lookback; for one question."""
+        """The same engine with another lookback, for one query."""
         ...

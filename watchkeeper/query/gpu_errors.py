@@ -1,14 +1,13 @@
-"""Memory errors and slowed clocks of GPUs over some minutes, as PromQL, and what the numbers mean.
+"""PromQL for memory errors and throttling of GPUs over some minutes.
 
-`workloads.questions` asks around a loss that went wrong, `diagnose.surroundings` around an incident of a job.
+`workloads.job_queries` uses it around a bad loss, `diagnose.place_context` around an incident of a job.
 """
 
 from __future__ import annotations
 
 from watchkeeper.model import clock_reasons
 
-# Counters that grow when memory errs, the cause that it speaks for, and what to call it; volatile ones count since the
-# driver was loaded.
+# Counters of memory errors, each with its cause and its title; volatile counters start when the driver is loaded.
 MEMORY_ERRORS = {
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": ("ecc_uncorrectable", "uncorrectable ECC errors"),
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": ("row_remap_pending", "rows remapped after uncorrectable errors"),
@@ -17,22 +16,23 @@ MEMORY_ERRORS = {
 CLOCK_REASONS = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
 
 
-def memory_error_growth(where: str, *, minutes: int) -> str:
-    """By how much each counter grew, also where it did not: a counter that nobody exports is another thing.
+def memory_errors_query(matchers: str, *, minutes: int) -> str:
+    """PromQL for the increase of each counter, also if it is 0; the label `field` names the counter.
 
-    The label `field` says which it is.
+    A counter without a series is not exported, which is not the same as an increase of 0.
     """
     parts = (
-        f'label_replace(increase({name}{{{where}}}[{minutes}m]), "field", "{name}", "", "")' for name in MEMORY_ERRORS
+        f'label_replace(increase({name}{{{matchers}}}[{minutes}m]), "field", "{name}", "", "")'
+        for name in MEMORY_ERRORS
     )
     return " or ".join(parts)
 
 
-def worst_clock_reasons(where: str, *, minutes: int) -> str:
-    """The largest number of the window: bits of heat and of the power brake are the highest that data centres see."""
-    return f"max_over_time({CLOCK_REASONS}{{{where}}}[{minutes}m])"
+def clock_reasons_query(matchers: str, *, minutes: int) -> str:
+    """PromQL for the largest bit mask of the window; thermal and power brake bits are the highest ones in use."""
+    return f"max_over_time({CLOCK_REASONS}{{{matchers}}}[{minutes}m])"
 
 
-def is_throttled(reasons: float) -> bool:
-    """Whether heat or the power brake is among the reasons."""
+def is_throttling(reasons: float) -> bool:
+    """Whether thermal slowdown or the power brake is among the clock event reasons."""
     return 0 <= reasons < 2**32 and bool(int(reasons) & (clock_reasons.THERMAL | clock_reasons.POWER_BRAKE))

@@ -1,7 +1,7 @@
-"""A native histogram in the JSON of Prometheus' HTTP API: count, sum, and the bounds and population of each bucket.
+"""Read and write native histograms in the JSON of Prometheus' HTTP API.
 
-The web API writes it, and the remote engine reads it from a server. The form names no schema, so reading looks for the
-one whose bounds these are; bounds of no exponential schema are custom ones.
+The web API writes it, and the remote engine reads it. The JSON has the count, the sum, and the bounds and population of
+each bucket, but no schema: reading finds the exponential schema with these bounds, else it uses custom bounds.
 """
 
 from __future__ import annotations
@@ -12,39 +12,41 @@ from typing import Any, TypeAlias
 
 from watchkeeper.model.histograms import CUSTOM, HIGHEST_SCHEMA, LOWEST_SCHEMA, Bucket, Buckets, Histogram
 
-# Which bounds belong to a bucket: the upper, the lower, none, both.
+# The bounds that a bucket includes: upper, lower, none, both.
 UPPER, LOWER, NONE, BOTH = range(4)
-RULES = {(False, True): UPPER, (True, False): LOWER, (False, False): NONE, (True, True): BOTH}
-# Bounds come as decimal text of floats.
+BOUNDARY_RULES = {(False, True): UPPER, (True, False): LOWER, (False, False): NONE, (True, True): BOTH}
+# Bounds are decimal text, rounded from floats.
 TOLERANCE = 1e-9
 
-Ruled: TypeAlias = tuple[int, Bucket]
+RuledBucket: TypeAlias = tuple[int, Bucket]
 
 
-def write(histogram: Histogram, spell: Callable[[float], str]) -> dict[str, Any]:
-    """The object for one histogram; `spell` writes a number as Prometheus does."""
-    written = [
-        [RULES[histogram.bound_inclusion(bucket)], *map(spell, bucket)]
+def write(histogram: Histogram, format_number: Callable[[float], str]) -> dict[str, Any]:
+    """The JSON object of a histogram; `format_number` formats a number as Prometheus does."""
+    bucket_rows = [
+        [BOUNDARY_RULES[histogram.bound_inclusion(bucket)], *map(format_number, bucket)]
         for bucket in histogram.buckets()
         if bucket.population
     ]
-    plain: dict[str, Any] = {"count": spell(histogram.count), "sum": spell(histogram.sum)}
-    return {**plain, "buckets": written} if written else plain
+    plain: dict[str, Any] = {"count": format_number(histogram.count), "sum": format_number(histogram.sum)}
+    return {**plain, "buckets": bucket_rows} if bucket_rows else plain
 
 
 def read(plain: Mapping[str, Any]) -> Histogram:
-    """The histogram that a server meant, as far as the form tells."""
-    buckets = [(int(rule), Bucket(float(low), float(high), float(count))) for rule, low, high, count in _rows(plain)]
+    """The histogram of a JSON object; the counter reset hint is unknown."""
+    buckets = [
+        (int(rule), Bucket(float(low), float(high), float(count))) for rule, low, high, count in _bucket_rows(plain)
+    ]
     zero = next((bucket for rule, bucket in buckets if rule == BOTH and bucket.lower == -bucket.upper), None)
     others = [(rule, bucket) for rule, bucket in buckets if bucket is not zero]
     count, total = float(plain["count"]), float(plain["sum"])
-    schema = _schema(others, zero.upper if zero else 0.0)
+    schema = _find_schema(others, zero.upper if zero else 0.0)
     if schema is None:
-        return _custom(others, count, total)
+        return _custom_histogram(others, count, total)
     sides: dict[bool, Buckets] = {
         is_negative: tuple(sorted((_index(bucket, schema), bucket.population) for _, bucket in chosen))
         for is_negative, chosen in (
-            (sign, [one for one in others if (one[1].upper <= 0) is sign]) for sign in (True, False)
+            (sign, [ruled for ruled in others if (ruled[1].upper <= 0) is sign]) for sign in (True, False)
         )
     }
     return Histogram(
@@ -58,25 +60,25 @@ def read(plain: Mapping[str, Any]) -> Histogram:
     )
 
 
-def _rows(plain: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+def _bucket_rows(plain: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
     return plain.get("buckets") or ()
 
 
-def _far(bucket: Bucket) -> float:
-    """The bound further from 0, without its sign."""
+def _outer_bound(bucket: Bucket) -> float:
+    """The absolute value of the bound that is further from 0."""
     return max(abs(bucket.lower), abs(bucket.upper))
 
 
-def _near(bucket: Bucket) -> float:
+def _inner_bound(bucket: Bucket) -> float:
     return min(abs(bucket.lower), abs(bucket.upper))
 
 
 def _index(bucket: Bucket, schema: int) -> int:
-    return round(math.log2(_far(bucket)) * 2.0**schema)
+    return round(math.log2(_outer_bound(bucket)) * 2.0**schema)
 
 
-def _schema(buckets: Sequence[Ruled], zero_threshold: float) -> int | None:
-    """The exponential schema that has all these buckets; None if there is none."""
+def _find_schema(buckets: Sequence[RuledBucket], zero_threshold: float) -> int | None:
+    """The exponential schema that contains all these buckets, or None."""
     if any(rule not in (UPPER, LOWER) or not _is_beside_zero(bucket) for rule, bucket in buckets):
         return None
     fitting = (
@@ -88,21 +90,21 @@ def _schema(buckets: Sequence[Ruled], zero_threshold: float) -> int | None:
 
 
 def _is_beside_zero(bucket: Bucket) -> bool:
-    """Whether a bucket has two finite bounds of one sign."""
-    return math.isfinite(_far(bucket)) and bucket.lower * bucket.upper > 0
+    """Whether a bucket has two finite bounds with the same sign."""
+    return math.isfinite(_outer_bound(bucket)) and bucket.lower * bucket.upper > 0
 
 
 def _fits(bucket: Bucket, schema: int, zero_threshold: float) -> bool:
-    """Whether a bucket of the schema is this one; beside a zero bucket it begins where that ends."""
-    near, far = (math.log2(bound) * 2.0**schema for bound in (_near(bucket), _far(bucket)))
-    is_whole = math.isclose(far - near, 1.0, rel_tol=TOLERANCE)
-    is_cut = _near(bucket) == zero_threshold and far - near < 1
-    return (is_whole or is_cut) and math.isclose(far, round(far), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    """Whether the schema has this bucket; the bucket next to the zero bucket may be cut at the zero threshold."""
+    inner, outer = (math.log2(bound) * 2.0**schema for bound in (_inner_bound(bucket), _outer_bound(bucket)))
+    is_whole = math.isclose(outer - inner, 1.0, rel_tol=TOLERANCE)
+    is_cut = _inner_bound(bucket) == zero_threshold and outer - inner < 1
+    return (is_whole or is_cut) and math.isclose(outer, round(outer), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
-def _custom(buckets: Sequence[Ruled], count: float, total: float) -> Histogram:
-    edges = {edge for _, bucket in buckets for edge in (bucket.lower, bucket.upper) if math.isfinite(edge)}
-    bounds = tuple(sorted(edges))
-    places = {bound: at for at, bound in enumerate(bounds)} | {math.inf: len(bounds)}
-    positive = tuple(sorted((places[bucket.upper], bucket.population) for _, bucket in buckets))
+def _custom_histogram(buckets: Sequence[RuledBucket], count: float, total: float) -> Histogram:
+    finite_bounds = {edge for _, bucket in buckets for edge in (bucket.lower, bucket.upper) if math.isfinite(edge)}
+    bounds = tuple(sorted(finite_bounds))
+    index_by_bound = {bound: index for index, bound in enumerate(bounds)} | {math.inf: len(bounds)}
+    positive = tuple(sorted((index_by_bound[bucket.upper], bucket.population) for _, bucket in buckets))
     return Histogram(schema=CUSTOM, count=count, sum=total, positive=positive, bounds=bounds)

@@ -1,9 +1,9 @@
-"""A server's engine with the newest samples near at hand: rules are evaluated here, and what they say is written there.
+"""A remote engine with a local cache of the newest samples, for rule evaluation.
 
-A server evaluates the shipped rules over 100,000 GPUs for minutes, because each of a hundred questions goes through all
-its series anew. This hub has read those samples itself: with `[query] near` it keeps `[query] memory` of them beside
-sending them on, and `for_rules` answers from there whatever reaches no further back. All other questions go to the
-server, which may know more than one hub. Rules go on while the server is away.
+A server needs minutes to evaluate the shipped rules over 100,000 GPUs, because each of a hundred queries reads all
+series again. This hub has scraped those samples itself: with `[query] near` it caches the last `[query] memory` of
+them, besides sending them to the server. `for_rules` queries the cache if the expression looks back no further. All
+other queries go to the server, which may have samples of several hubs. Rules are evaluated while the server is down.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from watchkeeper.store.groups import grow_column
 from watchkeeper.store.head.head import NUMBER_MASK, Head
 from watchkeeper.store.interfaces import AnySample, Appended
 
-# The longest usual scrape interval: so long after the first scrape every target has been read.
+# The longest usual scrape interval: after that time every target was scraped once.
 FIRST_ROUND_MS = 60_000
-NOT_SENT = -1
+NO_REMOTE_ID = -1
 
 
 class LocalCacheEngine(PrometheusEngine):
-    """Whatever is written goes to the server and stays here for a while."""
+    """A remote engine that also caches the samples it sends."""
 
     def __init__(self, access: settings.QuerySettings, limits: QueryLimits = LIMITS) -> None:
         super().__init__(access, limits)
@@ -52,24 +52,24 @@ class LocalCacheEngine(PrometheusEngine):
 
 
 class LocalCacheAppender:
-    """Implements `store.interfaces.Appender`: samples stay in memory, and go on to the server."""
+    """Implements `store.interfaces.Appender`: caches samples in memory and sends them to the server."""
 
     metadata = None
     exemplars = None
 
     def __init__(self, head: Head, remote: RemoteAppender) -> None:
         self.head, self._remote = head, remote
-        # For each series number here its number on the way to the server.
-        self._sent_as = np.empty(0, dtype=np.int64)
-        self._naming = threading.Lock()
-        # From here on memory has all that was scraped.
+        # For each series id of the cache, its id in the remote appender.
+        self._remote_ids = np.empty(0, dtype=np.int64)
+        self._ids_lock = threading.Lock()
+        # From this time on, the cache has all scraped samples.
         self.since_ms: int | None = None
 
     def series_id(self, labels: Labels) -> int:
-        number, sent_as = self.head.series_id(labels), self._remote.series_id(labels)
-        with self._naming:
-            self._sent_as = grow_column(self._sent_as, (number & NUMBER_MASK) + 1, fill=NOT_SENT)
-            self._sent_as[number & NUMBER_MASK] = sent_as
+        number, remote_id = self.head.series_id(labels), self._remote.series_id(labels)
+        with self._ids_lock:
+            self._remote_ids = grow_column(self._remote_ids, (number & NUMBER_MASK) + 1, fill=NO_REMOTE_ID)
+            self._remote_ids[number & NUMBER_MASK] = remote_id
         return number
 
     def append_scrape(self, key: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
@@ -77,20 +77,20 @@ class LocalCacheAppender:
         kept = self.head.append_scrape(key, numbers, at_ms, values)
         if self.since_ms is None:
             self.since_ms = at_ms + FIRST_ROUND_MS
-        sent = self._remote.append_scrape(key, self._sent_as[numbers & NUMBER_MASK].tolist(), at_ms, values)
-        # A series that is forgotten here or there is asked for anew.
+        sent = self._remote.append_scrape(key, self._remote_ids[numbers & NUMBER_MASK].tolist(), at_ms, values)
+        # The scraper requests a new id for a series that either side has forgotten.
         lost = {"forgotten": kept.dropped["forgotten"]} if "forgotten" in kept.dropped else {}
         return Appended(sent.kept, dict(Counter(sent.dropped) | Counter(lost)))
 
     def append(self, samples: Iterable[AnySample], *, group_key: str | None = None) -> Appended:
-        """Keep samples here, and queue them for the server without waiting for it."""
-        found = list(samples)
-        kept = self.head.append(found, group_key=group_key)
-        sent = self._remote.writer().offer(found) if found else Appended(0)
+        """Cache samples, and queue them for the server without waiting for it."""
+        batch = list(samples)
+        kept = self.head.append(batch, group_key=group_key)
+        sent = self._remote.require_sender().enqueue(batch) if batch else Appended(0)
         return Appended(min(kept.kept, sent.kept), dict(Counter(kept.dropped) + Counter(sent.dropped)))
 
     def active_series(self, key: Hashable, since_ms: int) -> Mapping[int, Labels]:
-        """A hub that starts has nothing in memory yet."""
+        """The series of the remote appender: after a start the cache is empty."""
         return self._remote.active_series(key, since_ms)
 
     def sync(self) -> int:
@@ -98,38 +98,42 @@ class LocalCacheAppender:
 
 
 class _RuleEngine:
-    """A near engine for rules: what memory reaches is answered from there."""
+    """Queries the cache if the expression looks back no further than the cache, else the server."""
 
     def __init__(self, engine: LocalCacheEngine) -> None:
         self._engine = engine
-        self._reaches: OrderedDict[str, int | None] = OrderedDict()
+        self._lookbacks_ms: OrderedDict[str, int | None] = OrderedDict()
 
     def instant(self, expr: str, at_ms: int) -> QueryResult:
-        engine, reach_ms, since_ms = self._engine, self._reach_ms(expr), self._engine.cache_appender.since_ms
-        if reach_ms is not None and since_ms is not None and reach_ms <= min(engine.cache_ms, at_ms - since_ms):
+        engine, lookback_ms, since_ms = self._engine, self._lookback_ms(expr), self._engine.cache_appender.since_ms
+        if lookback_ms is not None and since_ms is not None and lookback_ms <= min(engine.cache_ms, at_ms - since_ms):
             return engine.cache_engine.instant(expr, at_ms)
         return engine.instant(expr, at_ms)
 
-    def _reach_ms(self, expr: str) -> int | None:
-        if expr not in self._reaches:
+    def _lookback_ms(self, expr: str) -> int | None:
+        if expr not in self._lookbacks_ms:
             limits = self._engine.cache_engine.limits()
-            self._reaches[expr] = required_lookback_ms(parser.parse(expr, limits), limits.lookback_ms)
-            if len(self._reaches) > MAX_PARSED_EXPRESSIONS:
-                self._reaches.popitem(last=False)
-        return self._reaches[expr]
+            self._lookbacks_ms[expr] = required_lookback_ms(parser.parse(expr, limits), limits.lookback_ms)
+            if len(self._lookbacks_ms) > MAX_PARSED_EXPRESSIONS:
+                self._lookbacks_ms.popitem(last=False)
+        return self._lookbacks_ms[expr]
 
 
 def required_lookback_ms(expr: ast.Expr, lookback_ms: int) -> int | None:
-    """How far back an expression looks from the time it is asked for; None where only its evaluation would tell."""
+    """How far an expression looks back from its evaluation time; None if only an evaluation can tell."""
     if isinstance(expr, ast.Selector | ast.RangeSelector | ast.Subquery):
-        place = expr.selector if isinstance(expr, ast.RangeSelector) else expr
-        ranged_by = None if isinstance(expr, ast.Selector) else expr.range_by
-        if place.at is not None or place.offset_by is not None or ranged_by is not None:
+        selector = expr.selector if isinstance(expr, ast.RangeSelector) else expr
+        range_expr = None if isinstance(expr, ast.Selector) else expr.range_expr
+        if selector.at is not None or selector.offset_expr is not None or range_expr is not None:
             return None
-        own = place.offset_ms + (lookback_ms if isinstance(expr, ast.Selector) else expr.range_ms)
+        own_ms = selector.offset_ms + (lookback_ms if isinstance(expr, ast.Selector) else expr.range_ms)
         if not isinstance(expr, ast.Subquery):
-            return max(own, 0)
+            return max(own_ms, 0)
         inner = required_lookback_ms(expr.expr, lookback_ms)
-        return None if inner is None else max(own, 0) + inner
-    found = [required_lookback_ms(child, lookback_ms) for child in walk.children(expr)]
-    return None if any(one is None for one in found) else max((one for one in found if one is not None), default=0)
+        return None if inner is None else max(own_ms, 0) + inner
+    child_lookbacks = [required_lookback_ms(child, lookback_ms) for child in walk.children(expr)]
+    return (
+        None
+        if any(child_ms is None for child_ms in child_lookbacks)
+        else max((child_ms for child_ms in child_lookbacks if child_ms is not None), default=0)
+    )

@@ -1,7 +1,7 @@
-"""The life of alerts: one pure step from what was, and what the expression answers, to what is.
+"""Alert state transitions: compute the next alerts of a rule from the previous alerts and the query result.
 
-`evaluate` calls `step` once per alerting rule and interval. The states move exactly as Prometheus
-moves them, so that a rule file means the same here and there.
+`evaluate` calls `step` once per alerting rule and evaluation. The transitions are exactly those of Prometheus,
+so that a rule file has the same effect in both.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from watchkeeper.rules import templates
 from watchkeeper.rules.rulefile import AlertingRule
 
 ALERT_NAME = "alertname"
-# As long as Prometheus keeps a resolved alert: long enough for every receiver to have heard of it.
+# As in Prometheus: long enough to notify every receiver that the alert is resolved.
 RESOLVED_RETENTION = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleEnvironment:
-    """What every expansion of a rule's templates may use besides its own sample."""
+    """The template variables of a rule besides its sample: external labels, external URL, and queries."""
 
     external_labels: Mapping[str, str]
     external_url: str = ""
@@ -35,14 +35,14 @@ NO_ENVIRONMENT = RuleEnvironment(external_labels={})
 
 @dataclass(frozen=True, slots=True)
 class AlertStep:
-    """`alerts` is the whole new state; `changes` are those that began to fire or were resolved in this step."""
+    """The result of one step: all current alerts, and those that started firing or were resolved."""
 
     alerts: Mapping[Labels, Alert]
     changes: tuple[Alert, ...]
 
     @property
     def active(self) -> Iterator[Alert]:
-        """Pending and firing alerts: what is written as `ALERTS`."""
+        """Pending and firing alerts, which are written as `ALERTS`."""
         return (alert for alert in self.alerts.values() if alert.state is not AlertState.RESOLVED)
 
 
@@ -55,19 +55,19 @@ def step(
     environment: RuleEnvironment = NO_ENVIRONMENT,
     may_resolve: bool = True,
 ) -> AlertStep:
-    """Move every alert of one rule; QueryError if two series become the same alert.
+    """Compute the next alerts of one rule; QueryError if two series become the same alert.
 
-    Where `may_resolve` is false, an answer without a firing alert does not end it.
+    If `may_resolve` is false, a firing alert stays firing even if its series is missing from the result.
     """
-    seen = _seen(rule, vector, now=now, surroundings=environment)
+    fresh_alerts = _create_alerts(rule, vector, now=now, environment=environment)
     alerts: dict[Labels, Alert] = {}
     changes: list[Alert] = []
-    for labels in {**previous, **seen}:
+    for labels in {**previous, **fresh_alerts}:
         before = previous.get(labels)
-        if labels in seen:
-            after: Alert | None = _present(rule, before, seen[labels], now)
+        if labels in fresh_alerts:
+            after: Alert | None = _update_present(rule, before, fresh_alerts[labels], now)
         else:
-            after = _absent(rule, before, now, may_resolve=may_resolve)
+            after = _update_absent(rule, before, now, may_resolve=may_resolve)
         if after is None:
             continue
         alerts[labels] = after
@@ -76,46 +76,49 @@ def step(
     return AlertStep(alerts, tuple(changes))
 
 
-def _seen(
-    rule: AlertingRule, vector: Mapping[Labels, float], *, now: datetime, surroundings: RuleEnvironment
+def _create_alerts(
+    rule: AlertingRule, vector: Mapping[Labels, float], *, now: datetime, environment: RuleEnvironment
 ) -> dict[Labels, Alert]:
-    """A fresh pending alert for each series that the expression answers now."""
-    seen: dict[Labels, Alert] = {}
+    """A new pending alert for each series of the query result."""
+    fresh_alerts: dict[Labels, Alert] = {}
     for series, value in vector.items():
         context = templates.TemplateContext(
             labels=series,
             value=value,
-            external_labels=surroundings.external_labels,
-            external_url=surroundings.external_url,
-            query=surroundings.query,
+            external_labels=environment.external_labels,
+            external_url=environment.external_url,
+            query=environment.query,
         )
-        extra = {name: template.expand(context) for name, template in rule.labels.items()}
-        labels = Labels({**series, **extra, ALERT_NAME: rule.name, METRIC_NAME: ""})
-        if labels in seen:
-            raise QueryError(f"two series become the same alert {labels}", remedy="Aggregate, or keep a label apart")
+        rule_labels = {name: template.expand(context) for name, template in rule.labels.items()}
+        labels = Labels({**series, **rule_labels, ALERT_NAME: rule.name, METRIC_NAME: ""})
+        if labels in fresh_alerts:
+            raise QueryError(
+                f"two series become the same alert {labels}",
+                remedy="Aggregate the series, or keep a label that distinguishes them",
+            )
         annotations = {name: template.expand(context) for name, template in rule.annotations.items()}
-        seen[labels] = Alert(labels, AlertState.PENDING, active_at=now, value=value, annotations=annotations)
-    return seen
+        fresh_alerts[labels] = Alert(labels, AlertState.PENDING, active_at=now, value=value, annotations=annotations)
+    return fresh_alerts
 
 
-def _present(rule: AlertingRule, before: Alert | None, fresh: Alert, now: datetime) -> Alert:
+def _update_present(rule: AlertingRule, before: Alert | None, fresh: Alert, now: datetime) -> Alert:
     alert = fresh
     if before is not None and before.state is not AlertState.RESOLVED:
-        # A clock that was put back must not make a hold wait for the time it showed before.
+        # After the clock went back, `for` must not wait until the previous time.
         since = min(before.active_at, now)
         alert = replace(before, active_at=since, value=fresh.value, annotations=fresh.annotations, kept_since=None)
-    held = (now - alert.active_at).total_seconds()
-    if alert.state is AlertState.PENDING and held >= rule.hold_seconds:
+    active_seconds = (now - alert.active_at).total_seconds()
+    if alert.state is AlertState.PENDING and active_seconds >= rule.hold_seconds:
         alert = replace(alert, state=AlertState.FIRING, fired_at=now)
     return alert
 
 
-def _absent(rule: AlertingRule, before: Alert | None, now: datetime, *, may_resolve: bool) -> Alert | None:
+def _update_absent(rule: AlertingRule, before: Alert | None, now: datetime, *, may_resolve: bool) -> Alert | None:
     if before is None or before.state is AlertState.PENDING:
         return None
     if before.state is AlertState.RESOLVED:
-        forgotten = before.resolved_at is None or now - before.resolved_at > RESOLVED_RETENTION
-        return None if forgotten else before
+        is_expired = before.resolved_at is None or now - before.resolved_at > RESOLVED_RETENTION
+        return None if is_expired else before
     kept_since = min(before.kept_since or now, now)
     if (now - kept_since).total_seconds() < rule.keep_firing_seconds:
         return replace(before, kept_since=kept_since)

@@ -1,7 +1,7 @@
-"""Error budgets now: what the rules of an objective have recorded, put together for people.
+"""The current error budgets of SLOs, from the series that their rules record.
 
-`web/prometheus/slo_api.py` asks the engine for the series of `RECORDED` and hands the answer over; `state_of`
-decides. A number that was not recorded is None: an objective without traffic is neither kept nor missed.
+`web/prometheus/slo_api.py` queries `RECORDED_SERIES` and passes the result to `list_budgets`; `state_of` decides the
+state. A value that is not recorded is None: the state of an SLO without traffic is unknown.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from watchkeeper.model.alerts import Alert, AlertState, Severity
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.rules import slo, templates
 
-SHORTEST = slo.RAW_WINDOWS[0]
+SHORTEST_WINDOW = slo.RAW_WINDOWS[0]
 RECORDED_SERIES = f'{{__name__=~"{slo.RATIO}.+|{slo.BUDGET}",slo!=""}}'
 
 
 class ErrorBudgetState(StrEnum):
-    """From worst to best; unknown is not fine."""
+    """The states of an error budget, worst first; unknown is worse than ok."""
 
     BURNING_FAST = "burning_fast"
     SPENT = "spent"
@@ -34,7 +34,7 @@ WORST_FIRST = {state: place for place, state in enumerate(ErrorBudgetState)}
 
 @dataclass(frozen=True, slots=True)
 class BurnRate:
-    """How many times faster than sustainable the budget goes; at `factor` over both windows someone is told."""
+    """The burn rate over a long and a short window; its alert fires if both exceed `factor`."""
 
     window: str
     short_window: str
@@ -46,7 +46,7 @@ class BurnRate:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBudget:
-    """One objective for one label set. `since` is when its worst burn-rate alert began to fire, None without one."""
+    """The error budget of an SLO for one label set; `since` is when the first burn-rate alert fired, or None."""
 
     name: str
     title: str
@@ -65,73 +65,76 @@ class ErrorBudget:
 def list_budgets(
     slos: Iterable[slo.Slo], recorded: Mapping[Labels, float], alerts: Iterable[Alert]
 ) -> list[ErrorBudget]:
-    """Every objective with each of its label sets, the worst first; one without samples stands there once, unknown."""
+    """The error budgets of all SLOs and label sets, worst first; an SLO without samples has one, in state unknown."""
     firing = [alert for alert in alerts if alert.state is AlertState.FIRING]
-    found = []
-    for one in slos:
+    budgets = []
+    for objective in slos:
         rows: dict[Labels, dict[str, float]] = {}
         for series, value in recorded.items():
-            if series.get("slo") == one.name:
-                key = Labels({name: series.get(name, "") for name in one.by})
+            if series.get("slo") == objective.name:
+                key = Labels({name: series.get(name, "") for name in objective.by})
                 rows.setdefault(key, {})[series[METRIC_NAME]] = value
-        found += [_budget(one, key, rows[key], firing) for key in sorted(rows)] or [_budget(one, Labels(), {}, firing)]
-    return sorted(found, key=lambda budget: WORST_FIRST[budget.state])
+        budgets += [_budget(objective, key, rows[key], firing) for key in sorted(rows)] or [
+            _budget(objective, Labels(), {}, firing)
+        ]
+    return sorted(budgets, key=lambda budget: WORST_FIRST[budget.state])
 
 
 def state_of(indicator: float | None, left: float | None, severities: Iterable[str]) -> ErrorBudgetState:
-    told = set(severities)
-    if Severity.CRITICAL in told:
+    active_severities = set(severities)
+    if Severity.CRITICAL in active_severities:
         return ErrorBudgetState.BURNING_FAST
     if left is not None and left <= 0:
         return ErrorBudgetState.SPENT
-    if told:
+    if active_severities:
         return ErrorBudgetState.BURNING
     return ErrorBudgetState.UNKNOWN if indicator is None or left is None else ErrorBudgetState.OK
 
 
-def _budget(one: slo.Slo, labels: Labels, recorded: Mapping[str, float], firing: Sequence[Alert]) -> ErrorBudget:
-    mine = [
+def _budget(objective: slo.Slo, labels: Labels, recorded: Mapping[str, float], firing: Sequence[Alert]) -> ErrorBudget:
+    own_alerts = [
         alert
         for alert in firing
-        if alert.name == one.alert_name and all(alert.labels.get(name, "") == text for name, text in labels.items())
+        if alert.name == objective.alert_name
+        and all(alert.labels.get(name, "") == text for name, text in labels.items())
     ]
-    errors = _errors(recorded, SHORTEST)
-    indicator, left = None if errors is None else 1 - errors, recorded.get(slo.BUDGET)
-    inside = ",".join(f'{name}="{text}"' for name, text in [("slo", one.name), *labels.items()])
+    error_ratio = _error_ratio(recorded, SHORTEST_WINDOW)
+    indicator, left = None if error_ratio is None else 1 - error_ratio, recorded.get(slo.BUDGET)
+    matchers = ",".join(f'{name}="{text}"' for name, text in [("slo", objective.name), *labels.items()])
     return ErrorBudget(
-        name=one.name,
-        title=_title(one, labels),
+        name=objective.name,
+        title=_title(objective, labels),
         labels=labels,
-        objective=one.objective,
-        window=one.window,
+        objective=objective.objective,
+        window=objective.window,
         indicator=indicator,
         left=left,
-        burn_rates=tuple(_burn_rate(one, burn, recorded) for burn in slo.BURN_RATE_ALERTS),
-        state=state_of(indicator, left, [alert.labels.get("severity", "") for alert in mine]),
-        since=min((alert.fired_at for alert in mine if alert.fired_at is not None), default=None),
-        alerts=tuple(alert.labels for alert in mine),
-        query=f"{slo.BUDGET}{{{inside}}}",
+        burn_rates=tuple(_burn_rate(objective, burn, recorded) for burn in slo.BURN_RATE_ALERTS),
+        state=state_of(indicator, left, [alert.labels.get("severity", "") for alert in own_alerts]),
+        since=min((alert.fired_at for alert in own_alerts if alert.fired_at is not None), default=None),
+        alerts=tuple(alert.labels for alert in own_alerts),
+        query=f"{slo.BUDGET}{{{matchers}}}",
     )
 
 
-def _errors(recorded: Mapping[str, float], window: str) -> float | None:
-    """The share of errors. Rates of good and of all are each extrapolated, so their ratio may be a little over one."""
-    errors = recorded.get(slo.RATIO + window)
-    return None if errors is None else max(0.0, errors)
+def _error_ratio(recorded: Mapping[str, float], window: str) -> float | None:
+    """The error ratio, at least 0: the recorded ratio can be slightly negative, because rates are extrapolated."""
+    error_ratio = recorded.get(slo.RATIO + window)
+    return None if error_ratio is None else max(0.0, error_ratio)
 
 
-def _burn_rate(one: slo.Slo, burn: slo.BurnRateAlert, recorded: Mapping[str, float]) -> BurnRate:
-    def times(window: str) -> float | None:
-        errors = _errors(recorded, window)
-        return None if errors is None else errors / one.budget
+def _burn_rate(objective: slo.Slo, burn: slo.BurnRateAlert, recorded: Mapping[str, float]) -> BurnRate:
+    def rate_over(window: str) -> float | None:
+        error_ratio = _error_ratio(recorded, window)
+        return None if error_ratio is None else error_ratio / objective.budget
 
-    return BurnRate(burn.long, burn.short, burn.factor, burn.severity, times(burn.long), times(burn.short))
+    return BurnRate(burn.long, burn.short, burn.factor, burn.severity, rate_over(burn.long), rate_over(burn.short))
 
 
-def _title(one: slo.Slo, labels: Labels) -> str:
-    """The title with its labels filled in; without any sample there is nothing to fill in but the name."""
+def _title(objective: slo.Slo, labels: Labels) -> str:
+    """The title with its labels; the name if there is no sample, and so no labels."""
     return (
-        templates.parse_template(one.title).expand(templates.TemplateContext(labels=labels, value=0.0))
+        templates.parse_template(objective.title).expand(templates.TemplateContext(labels=labels, value=0.0))
         if labels
-        else one.name
+        else objective.name
     )

@@ -1,8 +1,8 @@
-"""One evaluation of a rule group: ask the engine, move the alerts, say what to write back.
+"""Evaluate a rule group: query the engine, update the alerts, and return the samples to append.
 
-The hub owns the loop: it walks `evaluate_each`, appends each rule's samples before the next rule is
-asked (so that a rule can read what an earlier one recorded), keeps the new state, and hands the
-changes to incidents. A rule that fails is reported and does not stop its group.
+The hub owns the loop: it iterates over `evaluate_each`, appends the samples of each rule before the next rule is
+evaluated (so that a rule can read what an earlier rule recorded), keeps the new state, and passes changed alerts to
+incidents. A rule that fails is reported and does not stop its group.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from watchkeeper.store import interfaces
 ALERTS = "ALERTS"
 ALERTS_FOR_STATE = "ALERTS_FOR_STATE"
 ALERT_STATE = "alertstate"
-# Since when the expression of an alert is silent that `keep_firing_for` keeps; Prometheus forgets it at each start.
+# When the expression of an alert that `keep_firing_for` keeps became false; Prometheus loses it at each restart.
 KEPT_SINCE = "watchkeeper_hub_alert_kept_since_seconds"
-# How far back a restart looks for the time an alert became active; Prometheus' outage tolerance.
+# How far back a restart searches for the time an alert became active; Prometheus' outage tolerance.
 OUTAGE_TOLERANCE = "1h"
-# The hub writes this series as long as it runs, so its last sample tells when rules were last looked after.
+# The hub writes this series while it runs, so its last sample is the time of the last rule evaluation.
 HEARTBEAT = "watchkeeper_hub_rule_group_seconds"
-# After a restart an expression needs its `for` and two intervals to be true again; Prometheus' usual interval.
+# The interval of groups without one, for resolve delays after a restart; Prometheus' default.
 USUAL_INTERVAL_SECONDS = 60.0
-# A hub that is back this soon has had no outage: what was seen before it went counts as seen.
-LONGEST_PAUSE = timedelta(seconds=2 * USUAL_INTERVAL_SECONDS)
-# After any start: with the first evaluation each target was read once, and a rate needs a second reading.
-FIRST_READINGS = timedelta(seconds=30)
-PAUSE_STEP_MS = 15_000
+# A restart within this time is not an outage: evaluations before it count.
+MAX_PAUSE = timedelta(seconds=2 * USUAL_INTERVAL_SECONDS)
+# After any start: at the first evaluation each target was scraped once, and a rate needs two scrapes.
+FIRST_SCRAPES = timedelta(seconds=30)
+HEARTBEAT_STEP_MS = 15_000
 
 
 class RuleHealth(StrEnum):
-    """Prometheus' words for a rule: not evaluated yet, fine, failed."""
+    """The health of a rule, in Prometheus' words: not evaluated yet, ok, failed."""
 
     UNKNOWN = "unknown"
     OK = "ok"
@@ -56,10 +56,10 @@ class RuleHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """What is remembered of one rule: its alerts, the series it wrote last, and how the last evaluation went.
+    """The state of one rule: its alerts, the series it wrote last, and the outcome of the last evaluation.
 
-    `named` is what each series of the last answer was recorded as: mostly the next answer has the same ones.
-    `holds_until` is set after a start: until then a firing alert does not end, see `with_holds`.
+    `recorded_as` has the recorded label set of each series of the last result: mostly the next result has the same.
+    `resolves_after` is set after a start: firing alerts are not resolved before, see `with_resolve_delays`.
     """
 
     alerts: Mapping[Labels, Alert] = field(default_factory=dict)
@@ -73,13 +73,13 @@ class RuleState:
 
 
 RuleStates: TypeAlias = Mapping[str, RuleState]
-# No rule has this key: what a restart finds of rules that are gone waits here for `retire`.
-NO_RULE = ""
+# The key of restored alerts whose rules no longer exist; `retire_rules` resolves them.
+ORPHANED_KEY = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """One rule, evaluated: what to append, which alerts began to fire or were resolved, and the state to keep."""
+    """The result of one rule: its new state, samples to append, and alerts that started firing or were resolved."""
 
     key: str
     rule: Rule
@@ -103,7 +103,7 @@ class GroupResult:
 
 
 def rule_key(group: RuleGroup, rule: Rule) -> str:
-    """What a rule is known by across reloads: a changed expression or label makes it another rule."""
+    """The identity of a rule across reloads: a changed expression or label makes it a different rule."""
     if isinstance(rule, RecordingRule):
         return f"{group.key};record;{rule.name};{rule.labels};{rule.expr}"
     labels = sorted((name, template.text) for name, template in rule.labels.items())
@@ -118,7 +118,7 @@ def evaluate(
     now: datetime,
     environment: alerting.RuleEnvironment = alerting.NO_ENVIRONMENT,
 ) -> GroupResult:
-    """Evaluate a whole group at once; its rules do not see what this evaluation records."""
+    """Evaluate a whole group; its rules do not see what this evaluation records."""
     results = tuple(evaluate_each(group, engine, state, now=now, environment=environment))
     return GroupResult(results, {**state, **{result.key: result.state for result in results}})
 
@@ -132,177 +132,189 @@ def evaluate_each(
     environment: alerting.RuleEnvironment = alerting.NO_ENVIRONMENT,
     timer: Callable[[], float] = time.perf_counter,
 ) -> Iterator[RuleResult]:
-    """Evaluate rule by rule; append each result's samples before taking the next one."""
+    """Evaluate rule by rule; callers append the samples of each result before they request the next one."""
     if environment.query is None:
         environment = replace(environment, query=partial(query_rows, engine, clock.to_ms(now)))
     for rule in group.rules:
-        key, began = rule_key(group, rule), timer()
-        before = _held(group, rule, state.get(key, RuleState()), now=now)
-        outcome = _evaluate_one(group, rule, engine, before, now=now, surroundings=environment)
-        kept = replace(outcome.state, evaluated_at=now, duration_seconds=timer() - began)
+        key, started = rule_key(group, rule), timer()
+        before = _with_default_delay(group, rule, state.get(key, RuleState()), now=now)
+        outcome = _evaluate_rule(group, rule, engine, before, now=now, environment=environment)
+        kept = replace(outcome.state, evaluated_at=now, duration_seconds=timer() - started)
         yield RuleResult(key, rule, kept, outcome.samples, outcome.changes)
 
 
 def retire_rules(
     state: RuleStates, rule_set: RuleSet, *, now: datetime
 ) -> tuple[RuleStates, tuple[Sample, ...], tuple[Alert, ...]]:
-    """Drop the rules that a reload took away: the state left, stale markers for their series, resolved alerts."""
+    """Drop rules that a reload removed: the remaining state, stale markers for their series, resolved alerts."""
     kept = {rule_key(group, rule) for group in rule_set.groups for rule in group.rules}
-    gone = [one for key, one in state.items() if key not in kept]
-    samples = tuple(_stale(labels, _after(one, now)) for one in gone for labels in sorted(one.written))
+    retired = [rule_state for key, rule_state in state.items() if key not in kept]
+    samples = tuple(
+        _stale_marker(labels, _stale_time(rule_state, now))
+        for rule_state in retired
+        for labels in sorted(rule_state.written)
+    )
     resolved = tuple(
         replace(alert, state=AlertState.RESOLVED, resolved_at=now)
-        for one in gone
-        for alert in one.alerts.values()
+        for rule_state in retired
+        for alert in rule_state.alerts.values()
         if alert.state is AlertState.FIRING
     )
-    return {key: one for key, one in state.items() if key in kept}, samples, resolved
+    return {key: rule_state for key, rule_state in state.items() if key in kept}, samples, resolved
 
 
-def _after(one: RuleState, now: datetime) -> datetime:
-    """When the series of a rule can end: a store takes one sample for a time, and the last evaluation may be of now."""
-    return now if one.evaluated_at is None else max(now, one.evaluated_at + timedelta(milliseconds=1))
+def _stale_time(rule_state: RuleState, now: datetime) -> datetime:
+    """The time of a rule's stale markers: after its last evaluation, because a series has one sample per time."""
+    return now if rule_state.evaluated_at is None else max(now, rule_state.evaluated_at + timedelta(milliseconds=1))
 
 
 def restore_alerts(rule_set: RuleSet, alerts: Iterable[Alert]) -> RuleStates:
-    """Give alerts kept from before a restart back to their rules; `retire` ends those of rules that are gone."""
+    """Assign alerts from before a restart to their rules; `retire_rules` resolves those of deleted rules."""
     kept = list(alerts)
     state: RuleStates = {}
     for group in rule_set.groups:
         state = restore_group(group, state, kept)
-    known = {labels for one in state.values() for labels in one.alerts}
-    strangers = {alert.labels: alert for alert in kept if alert.labels not in known}
-    written = frozenset(labels for alert in strangers.values() for labels in _series_of(alert))
-    return {**state, **({NO_RULE: RuleState(alerts=strangers, written=written)} if strangers else {})}
+    rule_alerts = {labels for rule_state in state.values() for labels in rule_state.alerts}
+    orphaned = {alert.labels: alert for alert in kept if alert.labels not in rule_alerts}
+    written = frozenset(labels for alert in orphaned.values() for labels in _active_series(alert))
+    return {**state, **({ORPHANED_KEY: RuleState(alerts=orphaned, written=written)} if orphaned else {})}
 
 
 def with_series_before_restart(
-    group: RuleGroup, state: RuleStates, wrote: Callable[[str], Iterable[Labels]]
+    group: RuleGroup, state: RuleStates, written_before: Callable[[str], Iterable[Labels]]
 ) -> RuleStates:
-    """The state before a group's first evaluation: what its rules wrote before a restart ends, if it is not so now."""
+    """Add series written before a restart to a group's state, so that missing ones get stale markers."""
     keys = [rule_key(group, rule) for rule in group.rules]
-    known = {key: state.get(key, RuleState()) for key in keys}
-    left = {key: replace(one, written=one.written.union(wrote(key))) for key, one in known.items()}
-    return {**state, **left}
+    restored = {key: state.get(key, RuleState()) for key in keys}
+    with_written = {
+        key: replace(rule_state, written=rule_state.written.union(written_before(key)))
+        for key, rule_state in restored.items()
+    }
+    return {**state, **with_written}
 
 
 def restore_group(group: RuleGroup, state: RuleStates, alerts: Iterable[Alert]) -> RuleStates:
-    """Give alerts kept from before a restart back to the rules they came from; strangers are left out."""
+    """Assign alerts from before a restart to the rules of a group; other alerts are ignored."""
     restored = dict(state)
     for alert in alerts:
-        rule = next((rule for rule in group.rules if isinstance(rule, AlertingRule) and _made(rule, alert)), None)
+        rule = next(
+            (rule for rule in group.rules if isinstance(rule, AlertingRule) and _may_have_created(rule, alert)), None
+        )
         if rule is None:
             continue
         key = rule_key(group, rule)
-        one = restored.get(key, RuleState())
+        rule_state = restored.get(key, RuleState())
         restored[key] = replace(
-            one, alerts={**one.alerts, alert.labels: alert}, written=one.written | _series_of(alert)
+            rule_state,
+            alerts={**rule_state.alerts, alert.labels: alert},
+            written=rule_state.written | _active_series(alert),
         )
     return restored
 
 
 def ages_before_restart(name: str, engine: engines.InstantEngine, started: datetime) -> Mapping[Labels, float]:
-    """How many seconds ago was what this series told of each alert, when rules were last looked after before `started`.
+    """The age in seconds of each alert's recorded time, at the last rule evaluation before `started`.
 
-    Of ALERTS_FOR_STATE: how long alerts had been active; of KEPT_SINCE: how long those had been silent that are kept.
+    For ALERTS_FOR_STATE: how long alerts had been active; for KEPT_SINCE: how long kept alerts had been false.
     """
     last = f"max(max_over_time(timestamp({HEARTBEAT})[{OUTAGE_TOLERANCE}:15s]))"
     seconds = next(iter(engine.instant(last, clock.to_ms(started)).latest().values()), None)
     if seconds is None:
         return {}
-    # At that moment, and not within some time before it: an alert that had ended by then is not to be continued.
+    # At exactly that time: an alert that was resolved before it must not continue.
     answer = engine.instant(name, round(seconds * 1000))
     return {labels.without(METRIC_NAME): max(0.0, seconds - value) for labels, value in answer.latest().items()}
 
 
-def restore_pending_ages(state: RuleStates, held: Mapping[Labels, float]) -> RuleStates:
-    """After the first evaluation of a restart: pending alerts have held for as long as they had before it.
+def restore_pending_ages(state: RuleStates, active_seconds: Mapping[Labels, float]) -> RuleStates:
+    """After the first evaluation of a restart, restore how long pending alerts had been active.
 
-    Like in Prometheus, the time in which nobody looked does not count: the expression may have been false in it.
+    As in Prometheus, the time without evaluations does not count: the expression may have been false.
     """
 
-    def go_on(alert: Alert) -> Alert:
-        if alert.state is not AlertState.PENDING or alert.labels not in held:
+    def extend_active(alert: Alert) -> Alert:
+        if alert.state is not AlertState.PENDING or alert.labels not in active_seconds:
             return alert
-        return replace(alert, active_at=alert.active_at - timedelta(seconds=held[alert.labels]))
+        return replace(alert, active_at=alert.active_at - timedelta(seconds=active_seconds[alert.labels]))
 
-    return _each_alert(state, go_on)
+    return _change_alerts(state, extend_active)
 
 
-def restore_keep_firing(state: RuleStates, silent: Mapping[Labels, float], *, now: datetime) -> RuleStates:
-    """Before the first evaluation of a restart: alerts that were kept have been silent for as long as before it.
+def restore_keep_firing(state: RuleStates, silent_seconds: Mapping[Labels, float], *, now: datetime) -> RuleStates:
+    """Before the first evaluation of a restart, restore how long kept alerts had been false.
 
-    Nor does the time count here in which nobody looked: the expression may have been true in it.
+    The time without evaluations does not count: the expression may have been true.
     """
 
-    def go_on(alert: Alert) -> Alert:
-        if alert.state is not AlertState.FIRING or alert.labels not in silent:
+    def extend_silent(alert: Alert) -> Alert:
+        if alert.state is not AlertState.FIRING or alert.labels not in silent_seconds:
             return alert
-        return replace(alert, kept_since=now - timedelta(seconds=silent[alert.labels]))
+        return replace(alert, kept_since=now - timedelta(seconds=silent_seconds[alert.labels]))
 
-    return _each_alert(state, go_on)
+    return _change_alerts(state, extend_silent)
 
 
-def _each_alert(state: RuleStates, change: Callable[[Alert], Alert]) -> RuleStates:
+def _change_alerts(state: RuleStates, change: Callable[[Alert], Alert]) -> RuleStates:
     changed = {}
-    for key, one in state.items():
-        alerts = {labels: change(alert) for labels, alert in one.alerts.items()}
-        changed[key] = replace(one, alerts=alerts, written=one.written.union(*map(_series_of, alerts.values())))
+    for key, rule_state in state.items():
+        alerts = {labels: change(alert) for labels, alert in rule_state.alerts.items()}
+        changed[key] = replace(
+            rule_state, alerts=alerts, written=rule_state.written.union(*map(_active_series, alerts.values()))
+        )
     return changed
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationCoverage:
-    """When this hub first evaluated a rule, and since when rules were looked after without a long pause by any hub."""
+    """When this hub started evaluating rules, and since when any hub has evaluated them without a long pause."""
 
     began: datetime
     since: datetime
 
 
 def evaluated_since(engine: engines.Engine, now: datetime) -> datetime | None:
-    """When the rules were first looked after without a pause that is an outage; None where nobody did before `now`."""
+    """Since when rules were evaluated without an outage; None if they were not evaluated before `now`."""
     hour = round(durations.parse_seconds(OUTAGE_TOLERANCE) * 1000)
-    span = engines.QueryRange(clock.to_ms(now) - hour, clock.to_ms(now), PAUSE_STEP_MS)
+    span = engines.QueryRange(clock.to_ms(now) - hour, clock.to_ms(now), HEARTBEAT_STEP_MS)
     answer = engine.range(f"max(timestamp({HEARTBEAT}))", span)
-    seen = {round(value * 1000) for _, _, values in answer.frame.rows() for value in values.tolist()}
+    heartbeats_ms = {round(value * 1000) for _, _, values in answer.frame.rows() for value in values.tolist()}
     since = now
-    for at in (clock.from_ms(at_ms) for at_ms in sorted(seen, reverse=True)):
-        if since - at > LONGEST_PAUSE:
+    for at in (clock.from_ms(at_ms) for at_ms in sorted(heartbeats_ms, reverse=True)):
+        if since - at > MAX_PAUSE:
             break
         since = at
     return None if since == now else since
 
 
-def with_resolve_delays(group: RuleGroup, state: RuleStates, watch: EvaluationCoverage) -> RuleStates:
-    """The state before a group's first evaluation: when the alerts from before a start may end.
+def with_resolve_delays(group: RuleGroup, state: RuleStates, coverage: EvaluationCoverage) -> RuleStates:
+    """Before a group's first evaluation, set when restored alerts may be resolved.
 
-    An outage of ours is not to be taken for health: an alert ends when its rule was looked after for as long as it
-    needs to be true again. That time goes on through short pauses, so that a hub which is restarted every minute still
-    ends its alerts.
+    An outage of the hub must not resolve alerts: a rule must be evaluated long enough for its expression to become true
+    again. Short pauses do not restart this delay, so that a hub which restarts every minute still resolves its alerts.
     """
-    held = dict(state)
+    delayed = dict(state)
     for rule in group.rules:
         key = rule_key(group, rule)
-        one = held.get(key, RuleState())
-        if isinstance(rule, AlertingRule) and _is_from_before(one):
-            until = max(watch.since + _time_to_show(group, rule), watch.began + FIRST_READINGS)
-            held[key] = replace(one, resolves_after=until)
-    return held
+        rule_state = delayed.get(key, RuleState())
+        if isinstance(rule, AlertingRule) and _is_restored(rule_state):
+            until = max(coverage.since + _resolve_delay(group, rule), coverage.began + FIRST_SCRAPES)
+            delayed[key] = replace(rule_state, resolves_after=until)
+    return delayed
 
 
-def _held(group: RuleGroup, rule: Rule, before: RuleState, *, now: datetime) -> RuleState:
-    """Where nobody knows of a time before this evaluation, all of the time to show again begins with it."""
-    if isinstance(rule, RecordingRule) or not _is_from_before(before) or before.resolves_after is not None:
+def _with_default_delay(group: RuleGroup, rule: Rule, before: RuleState, *, now: datetime) -> RuleState:
+    """Set the resolve delay of restored alerts from `now`, if it is not set yet."""
+    if isinstance(rule, RecordingRule) or not _is_restored(before) or before.resolves_after is not None:
         return before
-    return replace(before, resolves_after=now + _time_to_show(group, rule))
+    return replace(before, resolves_after=now + _resolve_delay(group, rule))
 
 
-def _is_from_before(one: RuleState) -> bool:
-    """It has alerts, and no evaluation of ours has seen them."""
-    return one.evaluated_at is None and bool(one.alerts)
+def _is_restored(rule_state: RuleState) -> bool:
+    """Whether a rule has alerts from before the start and was not evaluated yet."""
+    return rule_state.evaluated_at is None and bool(rule_state.alerts)
 
 
-def _time_to_show(group: RuleGroup, rule: AlertingRule) -> timedelta:
+def _resolve_delay(group: RuleGroup, rule: AlertingRule) -> timedelta:
     return timedelta(seconds=rule.hold_seconds + 2 * (group.interval_seconds or USUAL_INTERVAL_SECONDS))
 
 
@@ -313,41 +325,41 @@ class _Outcome:
     changes: tuple[Alert, ...] = ()
 
 
-def _evaluate_one(
+def _evaluate_rule(
     group: RuleGroup,
     rule: Rule,
     engine: engines.InstantEngine,
     before: RuleState,
     *,
     now: datetime,
-    surroundings: alerting.RuleEnvironment,
+    environment: alerting.RuleEnvironment,
 ) -> _Outcome:
     try:
-        answer = _ask(rule, engine, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
+        answer = _query(rule, engine, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
         vector, histograms = answer.latest(), answer.latest_histograms()
         if isinstance(rule, RecordingRule):
-            outcome = _record(rule, vector, histograms, before=before, now=now)
+            outcome = _evaluate_recording(rule, vector, histograms, before=before, now=now)
         else:
-            # A histogram is something, and no number.
+            # An alert on a histogram has no number as its value.
             vector = vector | dict.fromkeys(histograms, math.nan) if histograms else vector
-            outcome = _alert(rule, vector, before, now=now, surroundings=surroundings)
+            outcome = _evaluate_alerting(rule, vector, before, now=now, environment=environment)
         count = len(vector) + len(histograms) if isinstance(rule, RecordingRule) else _active_count(outcome.state)
         if group.limit and count > group.limit:
-            raise QueryLimit(f"{rule.name} answers {count} series; its group allows {group.limit}")
+            raise QueryLimit(f"{rule.name} returns {count} series, the limit of its group is {group.limit}")
     except WatchkeeperError as error:
-        # What the rule said before stays in force: a failed question is not an answer of "all is well".
+        # Alerts keep their state: a failed query must not resolve them.
         return _Outcome(replace(before, health=RuleHealth.ERROR, last_error=str(error)))
     return outcome
 
 
-def _ask(rule: Rule, engine: engines.InstantEngine, at_ms: int) -> engines.QueryResult:
+def _query(rule: Rule, engine: engines.InstantEngine, at_ms: int) -> engines.QueryResult:
     answer = engine.instant(rule.expr, at_ms)
     if answer.kind not in (engines.ResultType.VECTOR, engines.ResultType.SCALAR):
-        raise QueryError(f"{rule.name} answers a {answer.kind}; a rule needs a vector or a scalar")
+        raise QueryError(f"{rule.name} returns a {answer.kind}, a rule needs a vector or a scalar")
     return answer
 
 
-def _record(
+def _evaluate_recording(
     rule: RecordingRule,
     vector: Mapping[Labels, float],
     histograms: Mapping[Labels, Histogram],
@@ -355,24 +367,26 @@ def _record(
     before: RuleState,
     now: datetime,
 ) -> _Outcome:
-    known = before.recorded_as
-    if not histograms and list(vector) == list(known) and (known or not before.written):
-        # The series of the last answer, as nearly always: none has to be named, and none ends.
-        at_ms, again = clock.to_ms(now), zip(known.values(), vector.values(), strict=True)
-        samples = tuple([Sample(labels, at_ms, value) for labels, value in again])
-        return _Outcome(RuleState(health=RuleHealth.OK, recorded_as=known, written=before.written), samples)
-    named = {series: known.get(series) or _recorded(rule, series) for series in (*vector, *histograms)}
-    values = {named[series]: value for series, value in vector.items()}
-    native = {named[series]: histogram for series, histogram in histograms.items()}
-    if len(values | native if native else values) < len(named):
-        twice = next(labels for labels, count in Counter(named.values()).items() if count > 1)
-        raise QueryError(f"{rule.name}: two series become the same {twice}")
-    outcome = _written(RuleState(health=RuleHealth.OK, recorded_as=named), values, before=before, now=now)
-    return _with_histograms(outcome, native, now) if native else outcome
+    previous_names = before.recorded_as
+    if not histograms and list(vector) == list(previous_names) and (previous_names or not before.written):
+        # The same series as in the last result, as nearly always: recorded labels are known, and none becomes stale.
+        at_ms, recorded = clock.to_ms(now), zip(previous_names.values(), vector.values(), strict=True)
+        samples = tuple([Sample(labels, at_ms, value) for labels, value in recorded])
+        return _Outcome(RuleState(health=RuleHealth.OK, recorded_as=previous_names, written=before.written), samples)
+    recorded_as = {
+        series: previous_names.get(series) or _recorded_labels(rule, series) for series in (*vector, *histograms)
+    }
+    values = {recorded_as[series]: value for series, value in vector.items()}
+    native = {recorded_as[series]: histogram for series, histogram in histograms.items()}
+    if len(values | native if native else values) < len(recorded_as):
+        duplicate = next(labels for labels, count in Counter(recorded_as.values()).items() if count > 1)
+        raise QueryError(f"{rule.name}: two series become the same {duplicate}")
+    outcome = _build_outcome(RuleState(health=RuleHealth.OK, recorded_as=recorded_as), values, before=before, now=now)
+    return _add_histograms(outcome, native, now) if native else outcome
 
 
-def _with_histograms(outcome: _Outcome, native: Mapping[Labels, Histogram], now: datetime) -> _Outcome:
-    """What was written with histograms beside the numbers; a series that is one now is not stale."""
+def _add_histograms(outcome: _Outcome, native: Mapping[Labels, Histogram], now: datetime) -> _Outcome:
+    """Add histogram samples to an outcome, and remove stale markers of series that are histograms now."""
     at_ms = clock.to_ms(now)
     samples: list[interfaces.AnySample] = [sample for sample in outcome.samples if sample.labels not in native]
     samples += [HistogramSample(labels, at_ms, histogram) for labels, histogram in native.items()]
@@ -380,67 +394,67 @@ def _with_histograms(outcome: _Outcome, native: Mapping[Labels, Histogram], now:
     return replace(outcome, state=state, samples=tuple(samples))
 
 
-def _recorded(rule: RecordingRule, series: Labels) -> Labels:
+def _recorded_labels(rule: RecordingRule, series: Labels) -> Labels:
     return Labels({**series, **rule.labels, METRIC_NAME: rule.name})
 
 
-def _alert(
+def _evaluate_alerting(
     rule: AlertingRule,
     vector: Mapping[Labels, float],
     before: RuleState,
     *,
     now: datetime,
-    surroundings: alerting.RuleEnvironment,
+    environment: alerting.RuleEnvironment,
 ) -> _Outcome:
-    # Before the last evaluation: the clock was put back, and nobody knows for how long it has held.
-    was_put_back = before.evaluated_at is not None and now < before.evaluated_at
-    may_resolve = before.resolves_after is None or now >= before.resolves_after or was_put_back
-    moved = alerting.step(rule, before.alerts, vector, now=now, environment=surroundings, may_resolve=may_resolve)
+    # If the clock went back, `resolves_after` is meaningless.
+    clock_went_back = before.evaluated_at is not None and now < before.evaluated_at
+    may_resolve = before.resolves_after is None or now >= before.resolves_after or clock_went_back
+    step = alerting.step(rule, before.alerts, vector, now=now, environment=environment, may_resolve=may_resolve)
     values: dict[Labels, float] = {}
-    for alert in moved.active:
-        values |= _series(alert)
+    for alert in step.active:
+        values |= _alert_series(alert)
     state = RuleState(
-        alerts=moved.alerts, health=RuleHealth.OK, resolves_after=None if may_resolve else before.resolves_after
+        alerts=step.alerts, health=RuleHealth.OK, resolves_after=None if may_resolve else before.resolves_after
     )
-    return replace(_written(state, values, before=before, now=now), changes=moved.changes)
+    return replace(_build_outcome(state, values, before=before, now=now), changes=step.changes)
 
 
-def _written(state: RuleState, values: Mapping[Labels, float], *, before: RuleState, now: datetime) -> _Outcome:
-    """The samples of this evaluation, and a stale marker for each series that was written last time only."""
+def _build_outcome(state: RuleState, values: Mapping[Labels, float], *, before: RuleState, now: datetime) -> _Outcome:
+    """The samples of this evaluation, and a stale marker for each series that only the last evaluation wrote."""
     at_ms = clock.to_ms(now)
     samples = [Sample(labels, at_ms, value) for labels, value in values.items()]
-    samples += [_stale(labels, now) for labels in sorted(before.written - values.keys())]
+    samples += [_stale_marker(labels, now) for labels in sorted(before.written - values.keys())]
     return _Outcome(replace(state, written=frozenset(values)), tuple(samples))
 
 
-def _stale(labels: Labels, now: datetime) -> Sample:
+def _stale_marker(labels: Labels, now: datetime) -> Sample:
     return Sample(labels, clock.to_ms(now), STALE)
 
 
-def _series(alert: Alert) -> dict[Labels, float]:
-    """What stands for an active alert: two series in Prometheus' names, and ours while it is kept."""
-    shown = Labels({**alert.labels, METRIC_NAME: ALERTS, ALERT_STATE: alert.state.value})
-    values = {shown: 1.0, Labels({**alert.labels, METRIC_NAME: ALERTS_FOR_STATE}): alert.active_at.timestamp()}
+def _alert_series(alert: Alert) -> dict[Labels, float]:
+    """The series of an active alert: ALERTS and ALERTS_FOR_STATE, and KEPT_SINCE while `keep_firing_for` keeps it."""
+    alert_labels = Labels({**alert.labels, METRIC_NAME: ALERTS, ALERT_STATE: alert.state.value})
+    values = {alert_labels: 1.0, Labels({**alert.labels, METRIC_NAME: ALERTS_FOR_STATE}): alert.active_at.timestamp()}
     if alert.kept_since is not None:
         values[Labels({**alert.labels, METRIC_NAME: KEPT_SINCE})] = alert.kept_since.timestamp()
     return values
 
 
-def _series_of(alert: Alert) -> frozenset[Labels]:
-    return frozenset() if alert.state is AlertState.RESOLVED else frozenset(_series(alert))
+def _active_series(alert: Alert) -> frozenset[Labels]:
+    return frozenset() if alert.state is AlertState.RESOLVED else frozenset(_alert_series(alert))
 
 
 def _active_count(state: RuleState) -> int:
     return sum(alert.state is not AlertState.RESOLVED for alert in state.alerts.values())
 
 
-def _made(rule: AlertingRule, alert: Alert) -> bool:
-    """True when this rule can have made the alert: its name, and its labels where they are plain text."""
+def _may_have_created(rule: AlertingRule, alert: Alert) -> bool:
+    """Whether this rule may have created the alert: same name, and same labels without templates."""
     plain = {name: template.text for name, template in rule.labels.items() if "{{" not in template.text}
     return alert.name == rule.name and all(alert.labels.get(name, "") == text for name, text in plain.items())
 
 
 def query_rows(engine: engines.InstantEngine, at_ms: int, expr: str) -> list[dict[str, object]]:
-    """What the template function `query` answers."""
+    """The rows that the template function `query` returns."""
     answer = engine.instant(expr, at_ms).latest()
     return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]

@@ -1,7 +1,7 @@
-"""Reading rules once more while others are in force: all files together, or every problem with file and line.
+"""Load and reload rules: all files together, or every problem with file and line.
 
-`rule_loops` calls `read` at the start and at each reload, and `fingerprint` to see whether a file has changed.
-A `Reload` is what people are told about it, over HTTP, in metrics and in the console.
+`rule_loops` calls `read_sources` at the start and at each reload, and `file_stamps` to find changed files.
+The API, metrics and the console show the result as a `Reload`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from watchkeeper.rules import rulefile, slo
 
 @dataclass(frozen=True, slots=True)
 class RuleSources:
-    """Where rules come from. `slos` are objectives: `is_rendered` where their rules stand in `files` already."""
+    """Where rules come from; `slos` is a file of objectives, and `is_rendered` if `files` already has their rules."""
 
     files: tuple[Path, ...] = ()
     slos: Path | None = None
@@ -26,7 +26,7 @@ class RuleSources:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRules:
-    """What is in force: the rules, and the objectives that some of them were made from."""
+    """The active rules, and the SLOs from which some of them were generated."""
 
     rules: rulefile.RuleSet = field(default_factory=rulefile.RuleSet)
     slos: tuple[slo.Slo, ...] = ()
@@ -34,7 +34,7 @@ class LoadedRules:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force."""
+    """The outcome of the last reload; with `problems`, the rules of `in_force_since` stay active."""
 
     at: datetime
     in_force_since: datetime
@@ -48,8 +48,8 @@ class Reload:
 
 
 def read_sources(sources: RuleSources) -> LoadedRules:
-    """Everything that the sources say, or RuleFileProblems with every problem of every file."""
-    texts = dict(rulefile.texts(sources.files))
+    """Read all rules and SLOs; RuleFileProblems with every problem of every file."""
+    texts = dict(rulefile.read_texts(sources.files))
     problems: list[rulefile.RuleFileProblems] = []
     objectives: list[slo.Slo] = []
     if sources.slos is not None:
@@ -65,11 +65,11 @@ def read_sources(sources: RuleSources) -> LoadedRules:
     except rulefile.RuleFileProblems as error:
         problems.append(error)
     if problems:
-        raise rulefile.RuleFileProblems(tuple(one for each in problems for one in each.problems))
+        raise rulefile.RuleFileProblems(tuple(problem for error in problems for problem in error.problems))
     return LoadedRules(rules, tuple(objectives))
 
 
 def file_stamps(sources: RuleSources) -> Mapping[str, files.FileStamp | None]:
-    """The stamp of each file; None for one that is not there. Another answer means that something was written."""
-    paths = [*rulefile.files(sources.files), *([] if sources.slos is None else [sources.slos])]
+    """The stamp of each file, None if it is missing; a different result means that a file changed."""
+    paths = [*rulefile.list_files(sources.files), *([] if sources.slos is None else [sources.slos])]
     return {str(path): files.read_stamp(path) for path in paths}

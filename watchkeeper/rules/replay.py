@@ -1,9 +1,9 @@
-"""What rules would have done over history: each rule asked for every step of a time window, its alerts moved.
+"""Replay rules over history: evaluate each rule at every step of a time window, and list its alerts.
 
-`watchkeeper rules replay` fills an engine from a recording or a running hub and calls `run`. Rule by rule over
-the whole window, in the order of the files: a rule sees what earlier ones record, at the same step. A
-rule that reads what a later one records sees nothing of it. What the window's own hub had recorded under
-the same names is left out before (`names`), so that old and new answers do not mix.
+`watchkeeper rules replay` fills an engine from a recording or a running hub and calls `replay`. Each rule is evaluated
+over the whole window, in the order of the files: a rule reads what earlier rules record, at the same step, but nothing
+of what later rules record. Series that the hub had recorded under the same names are excluded before
+(`metric_names`), so that old and new results do not mix.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE, KE
 from watchkeeper.rules.rulefile import AlertingRule, RecordingRule, Rule, RuleGroup, RuleSet
 from watchkeeper.store import interfaces
 
-# An engine refuses more than 11,000 steps at once.
+# An engine refuses a query with more than 11,000 steps.
 STEPS_AT_ONCE = 5000
-# How far back an instant selector looks.
+# The lookback of an instant selector.
 LOOKBACK_MS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayWindow:
-    """From the first to the last evaluation."""
+    """The time window of a replay, and the interval of groups without their own."""
 
     from_ms: int
     to_ms: int
@@ -44,7 +44,7 @@ class ReplayWindow:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One alert from its first true answer to its end; None where the window ends before."""
+    """One alert from its first result to its end; a time is None if the window ends before."""
 
     alert: str
     labels: Labels
@@ -57,7 +57,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rule that could not be asked, and why."""
+    """A rule that could not be evaluated, and why."""
 
     rule: str
     problem: str
@@ -84,21 +84,23 @@ def replay(
 ) -> Timeline:
     """Every alert that these rules would have had in the window, earliest first.
 
-    What they record goes to `appender`; without one, rules read what is already recorded.
+    Recorded samples are written to `appender`; without one, rules read existing recorded samples.
     """
     episodes: list[Episode] = []
     failures: list[Failure] = []
     steps = 0
-    for done, (group, rule) in enumerate(_in_order(rule_set)):
+    for rules_done, (group, rule) in enumerate(_iterate_rules(rule_set)):
         if progress is not None:
-            progress(done, len(rule_set.rules))
+            progress(rules_done, len(rule_set.rules))
         try:
-            ticks = _Ticks(rule, engine, _span(group, window), offset_ms=round(group.query_offset_seconds * 1000))
-            steps += len(ticks.times)
+            rule_steps = _RuleSteps(
+                rule, engine, _query_range(group, window), offset_ms=round(group.query_offset_seconds * 1000)
+            )
+            steps += len(rule_steps.times)
             if isinstance(rule, RecordingRule):
-                _record(rule, ticks, appender=appender)
+                _replay_recording(rule, rule_steps, appender=appender)
             else:
-                episodes += _alert(rule, engine, ticks, appender=appender)
+                episodes += _replay_alerting(rule, engine, rule_steps, appender=appender)
         except WatchkeeperError as error:
             failures.append(Failure(rule.name, str(error)))
     episodes.sort(key=lambda episode: (episode.fired_at or episode.active_at, episode.alert, episode.labels))
@@ -106,9 +108,9 @@ def replay(
 
 
 def metric_names(rule_set: RuleSet) -> tuple[frozenset[str], frozenset[str], int]:
-    """Metric names that the rules read, names that they write, and how far they look back in milliseconds.
+    """The metric names that rules read, those that they write, and their lookback in milliseconds.
 
-    A selector without a name means that everything is read: then the first set is empty.
+    The first set is empty if a selector has no metric name: then the rules read all metrics.
     """
     written = frozenset(rule.name for rule in rule_set.rules if isinstance(rule, RecordingRule))
     read: set[str] = set()
@@ -118,12 +120,12 @@ def metric_names(rule_set: RuleSet) -> tuple[frozenset[str], frozenset[str], int
             lookback_ms = max(lookback_ms, back_ms + LOOKBACK_MS)
             reads_everything |= selector.name is None
             read.add(selector.name or "")
-    wanted = frozenset() if reads_everything else frozenset(read) - written
-    return wanted, written | {ALERTS, ALERTS_FOR_STATE, KEPT_SINCE}, lookback_ms
+    names_to_read = frozenset() if reads_everything else frozenset(read) - written
+    return names_to_read, written | {ALERTS, ALERTS_FOR_STATE, KEPT_SINCE}, lookback_ms
 
 
 def _selectors(expr: ast.Expr, back_ms: int) -> Iterator[tuple[ast.Selector, int]]:
-    """Each selector of an expression with how far before the evaluation it reads."""
+    """Each selector of an expression, with its lookback in milliseconds."""
     match expr:
         case ast.Selector():
             yield expr, back_ms + max(0, expr.offset_ms)
@@ -147,79 +149,77 @@ def _selectors(expr: ast.Expr, back_ms: int) -> Iterator[tuple[ast.Selector, int
             return
 
 
-def _in_order(rule_set: RuleSet) -> Iterator[tuple[RuleGroup, Rule]]:
+def _iterate_rules(rule_set: RuleSet) -> Iterator[tuple[RuleGroup, Rule]]:
     return ((group, rule) for group in rule_set.groups for rule in group.rules)
 
 
-def _span(group: RuleGroup, window: ReplayWindow) -> engines.QueryRange:
-    """Evaluations lie at whole intervals, as the hub's do."""
+def _query_range(group: RuleGroup, window: ReplayWindow) -> engines.QueryRange:
+    """The evaluation times of a group: multiples of its interval, as in the hub."""
     step_ms = round((group.interval_seconds or window.interval_seconds) * 1000)
     first = -(-window.from_ms // step_ms) * step_ms
     if first > window.to_ms:
-        raise QueryError(
-            f"group {group.name} is not evaluated once in this window; its interval is {step_ms / 1000:g} s"
-        )
+        raise QueryError(f"group {group.name} has no evaluation in this window, its interval is {step_ms / 1000:g} s")
     return engines.QueryRange(first, window.to_ms // step_ms * step_ms, step_ms)
 
 
-class _Ticks:
-    """The answers of one rule, step by step."""
+class _RuleSteps:
+    """The query results of one rule at each step."""
 
     def __init__(self, rule: Rule, engine: engines.Engine, span: engines.QueryRange, *, offset_ms: int) -> None:
         self.times = span.times
         self._rule, self._engine, self._offset_ms, self._step_ms = rule, engine, offset_ms, span.step_ms
 
-    def answers(self) -> Iterator[tuple[int, dict[Labels, float]]]:
+    def iterate_vectors(self) -> Iterator[tuple[int, dict[Labels, float]]]:
         for start in range(0, len(self.times), STEPS_AT_ONCE):
             times = self.times[start : start + STEPS_AT_ONCE]
             span = engines.QueryRange(int(times[0]) - self._offset_ms, int(times[-1]) - self._offset_ms, self._step_ms)
             frame = self._engine.range(self._rule.expr, span).frame
-            # Most rules are silent most of the time: only steps with an answer are looked at series by series.
-            answered = set(np.nonzero(frame.present)[1].tolist())
+            # Most rules have no result at most steps: only steps with samples are processed by series.
+            steps_with_samples = set(np.nonzero(frame.present)[1].tolist())
             for at, at_ms in enumerate(times.tolist()):
-                rows = np.flatnonzero(frame.present[:, at]).tolist() if at in answered else []
+                rows = np.flatnonzero(frame.present[:, at]).tolist() if at in steps_with_samples else []
                 yield at_ms, {frame.labels[row]: float(frame.values[row, at]) for row in rows}
 
 
-def _record(rule: RecordingRule, ticks: _Ticks, *, appender: interfaces.Appender | None) -> None:
-    """Append what the rule records, and a stale marker where a series ends."""
+def _replay_recording(rule: RecordingRule, rule_steps: _RuleSteps, *, appender: interfaces.Appender | None) -> None:
+    """Append the samples of a recording rule, and a stale marker at the end of each series."""
     before: set[Labels] = set()
-    made: list[Sample] = []
-    for at_ms, vector in ticks.answers():
+    samples: list[Sample] = []
+    for at_ms, vector in rule_steps.iterate_vectors():
         values = {Labels({**series, **rule.labels, METRIC_NAME: rule.name}): value for series, value in vector.items()}
         if len(values) < len(vector):
-            raise QueryError(f"{rule.name}: two series become the same")
-        made += [Sample(labels, at_ms, value) for labels, value in values.items()]
-        made += [Sample(labels, at_ms, STALE) for labels in before - values.keys()]
+            raise QueryError(f"{rule.name}: two series become the same series")
+        samples += [Sample(labels, at_ms, value) for labels, value in values.items()]
+        samples += [Sample(labels, at_ms, STALE) for labels in before - values.keys()]
         before = set(values)
     if appender is not None:
-        appender.append(made)
+        appender.append(samples)
 
 
-def _alert(
-    rule: AlertingRule, engine: engines.Engine, ticks: _Ticks, *, appender: interfaces.Appender | None
+def _replay_alerting(
+    rule: AlertingRule, engine: engines.Engine, rule_steps: _RuleSteps, *, appender: interfaces.Appender | None
 ) -> list[Episode]:
-    """Move the alerts of a rule through the window; what they were is appended as `ALERTS`."""
+    """Replay the alerts of a rule through the window, and append them as `ALERTS`."""
     current: dict[Labels, Alert] = {}
     ended: list[Episode] = []
-    made: list[Sample] = []
-    for at_ms, vector in ticks.answers():
+    samples: list[Sample] = []
+    for at_ms, vector in rule_steps.iterate_vectors():
         if not vector and not current:
             continue
-        surroundings = alerting.RuleEnvironment({}, query=partial(query_rows, engine, at_ms))
+        environment = alerting.RuleEnvironment({}, query=partial(query_rows, engine, at_ms))
         now = clock.from_ms(at_ms)
-        step = alerting.step(rule, current, vector, now=now, environment=surroundings)
+        step = alerting.step(rule, current, vector, now=now, environment=environment)
         for labels, alert in current.items():
             after = step.alerts.get(labels)
             if after is None or after.state is AlertState.RESOLVED:
                 ended.append(_episode(alert, ended_at=now))
-                made.append(Sample(_state_series(alert), at_ms, STALE))
+                samples.append(Sample(_state_series(alert), at_ms, STALE))
             elif after.state is not alert.state:
-                made.append(Sample(_state_series(alert), at_ms, STALE))
+                samples.append(Sample(_state_series(alert), at_ms, STALE))
         current = {labels: alert for labels, alert in step.alerts.items() if alert.state is not AlertState.RESOLVED}
-        made += [Sample(_state_series(alert), at_ms, 1.0) for alert in current.values()]
+        samples += [Sample(_state_series(alert), at_ms, 1.0) for alert in current.values()]
     if appender is not None:
-        appender.append(made)
+        appender.append(samples)
     return [*ended, *(_episode(alert, ended_at=None) for alert in current.values())]
 
 

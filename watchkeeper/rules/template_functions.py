@@ -1,7 +1,7 @@
-"""The functions that a rule's labels and annotations may call, spelled and rounded as Prometheus does.
+"""The template functions for labels and annotations of rules, with Prometheus' names and rounding.
 
-One table row per function; `templates` looks names up here when a rule file is loaded, so a
-misspelt one is found before anything fires.
+One table row per function. `template_reader` checks names when a rule file is loaded, so that an unknown function is
+reported before an alert fires.
 """
 
 from __future__ import annotations
@@ -19,65 +19,65 @@ from urllib.parse import quote_plus
 import re2
 
 from watchkeeper.kit import durations
-from watchkeeper.rules.template_printf import KINDS, printf, show
+from watchkeeper.rules.template_printf import GO_TYPES, format_value, printf
 from watchkeeper.rules.template_time import Moment
 
-LARGE = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
-SMALL = ("", "m", "u", "n", "p", "f", "a", "z", "y")
-BINARY = ("", "ki", "Mi", "Gi", "Ti", "Pi", "Ei", "Zi", "Yi")
+LARGE_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+SMALL_PREFIXES = ("", "m", "u", "n", "p", "f", "a", "z", "y")
+BINARY_PREFIXES = ("", "ki", "Mi", "Gi", "Ti", "Pi", "Ei", "Zi", "Yi")
 GROUP = stdlib_re.compile(r"\$(?:\{(\w+)\}|(\w+)|\$)")
-# A word as Unicode ends it: the x of world-x begins one, those of it's and n1.rack do not.
+# Words with Unicode word boundaries: the x of world-x starts a word, the s of it's and the r of n1.rack do not.
 WORD = stdlib_re.compile(r"\w+(?:['.’:]\w+)*")
 
 FIRST_LETTER = stdlib_re.compile(r"[^\W\d_]")
 HOST_AND_PORT = stdlib_re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):([^:\[\]]*)")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SCRIPT = {letter: f"\\u{ord(letter):04X}" for letter in "<>&=" + "".join(map(chr, range(32)))}
-SCRIPT |= {"\\": "\\\\", "'": "\\'", '"': '\\"'}
+JS_ESCAPES = {letter: f"\\u{ord(letter):04X}" for letter in "<>&=" + "".join(map(chr, range(32)))}
+JS_ESCAPES |= {"\\": "\\\\", "'": "\\'", '"': '\\"'}
 
 
 class TemplateError(ValueError):
-    """A template cannot be read or expanded; stays inside rules/, where it becomes a problem or a text."""
+    """A template cannot be read or expanded; inside rules/ it becomes a problem of the file or the expanded text."""
 
 
 def number(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise TemplateError(f"{show(value)!r} is not a number") from error
+        raise TemplateError(f"{format_value(value)!r} is not a number") from error
 
 
 def is_true(value: Any) -> bool:
-    """Go's truth: empty text, zero, nil and empty collections are false."""
+    """Whether Go treats a value as true: empty text, zero, nil and empty collections are false."""
     return bool(value)
 
 
 def humanize(value: Any) -> str:
     scaled, prefix = number(value), ""
     if scaled == 0 or not math.isfinite(scaled):
-        return _four(scaled)
+        return _format_4g(scaled)
     if abs(scaled) >= 1:
-        scaled, prefix = _scale(scaled, LARGE, by=1000)
+        scaled, prefix = _scale(scaled, LARGE_PREFIXES, by=1000)
     else:
-        for prefix in SMALL:
-            if abs(scaled) >= 1 or prefix == SMALL[-1]:
+        for prefix in SMALL_PREFIXES:
+            if abs(scaled) >= 1 or prefix == SMALL_PREFIXES[-1]:
                 break
             scaled *= 1000
-    return _four(scaled) + prefix
+    return _format_4g(scaled) + prefix
 
 
 def humanize1024(value: Any) -> str:
     scaled = number(value)
     if abs(scaled) <= 1 or not math.isfinite(scaled):
-        return _four(scaled)
-    scaled, prefix = _scale(scaled, BINARY, by=1024)
-    return _four(scaled) + prefix
+        return _format_4g(scaled)
+    scaled, prefix = _scale(scaled, BINARY_PREFIXES, by=1024)
+    return _format_4g(scaled) + prefix
 
 
 def humanize_duration(value: Any) -> str:
     seconds = number(value)
     if not math.isfinite(seconds):
-        return _four(seconds)
+        return _format_4g(seconds)
     if seconds == 0 or abs(seconds) < 1:
         return humanize(seconds) + "s"
     sign, length = "-" if seconds < 0 else "", abs(seconds)
@@ -88,25 +88,25 @@ def humanize_duration(value: Any) -> str:
         return f"{sign}{days}d {hour}h {minute}m {second}s"
     if hours:
         return f"{sign}{hour}h {minute}m {second}s"
-    return f"{sign}{minute}m {second}s" if minutes else f"{sign}{_four(length)}s"
+    return f"{sign}{minute}m {second}s" if minutes else f"{sign}{_format_4g(length)}s"
 
 
 def humanize_percentage(value: Any) -> str:
-    return _four(number(value) * 100) + "%"
+    return _format_4g(number(value) * 100) + "%"
 
 
 def humanize_timestamp(value: Any) -> str:
     seconds = number(value)
     if not math.isfinite(seconds):
-        return _four(seconds)
+        return _format_4g(seconds)
     return str(to_time(seconds))
 
 
 def to_time(value: Any) -> Moment:
-    """As in Prometheus, what is less than a millisecond is cut off."""
+    """Convert seconds to a time; as in Prometheus, fractions of a millisecond are truncated."""
     nanoseconds = number(value) * 1e9
     if not abs(nanoseconds) < 2.0**63:
-        raise TemplateError(f"{show(number(value))} cannot be represented as a nanoseconds timestamp")
+        raise TemplateError(f"{format_value(number(value))} cannot be represented as a nanoseconds timestamp")
     return Moment(EPOCH + timedelta(milliseconds=int(nanoseconds / 1e6)))
 
 
@@ -150,19 +150,21 @@ def index(value: Any, key: Any) -> Any:
     try:
         return value.get(key, "") if isinstance(value, Mapping) else value[int(key)]
     except (IndexError, TypeError, ValueError) as error:
-        raise TemplateError(f"index {show(key)} is not there") from error
+        raise TemplateError(f"index out of range: {format_value(key)}") from error
 
 
 def sprint(*values: Any) -> str:
-    """Go's Sprint: a space between two values of which neither is a text."""
-    texts = [show(value) for value in values[:1]]
+    """Go's Sprint: a space between two values if neither is a string."""
+    texts = [format_value(value) for value in values[:1]]
     for before, value in pairwise(values):
-        texts.append(show(value) if isinstance(before, str) or isinstance(value, str) else f" {show(value)}")
+        texts.append(
+            format_value(value) if isinstance(before, str) or isinstance(value, str) else f" {format_value(value)}"
+        )
     return "".join(texts)
 
 
 def upper(character: str) -> str:
-    """Go has no capital of ß, because it is two letters."""
+    """Convert a character to upper case as Go does, which keeps ß because its upper case has two letters."""
     return character.upper() if len(character.upper()) == 1 else character
 
 
@@ -179,7 +181,7 @@ def strip_port(text: Any) -> str:
 
 
 def strip_domain(text: Any) -> str:
-    """The first part of a host name, with its port; an address stays as it is."""
+    """The first part of a host name, with its port; an IP address is not changed."""
     host, port = _host_and_port(str(text))
     try:
         ipaddress.ip_address(host)
@@ -189,7 +191,7 @@ def strip_domain(text: Any) -> str:
 
 
 def _host_and_port(text: str) -> tuple[str, str | None]:
-    """n1:9400 and [::1]:9400 taken apart; anything else is a host alone."""
+    """Split n1:9400 and [::1]:9400; any other text is a host without a port."""
     match = HOST_AND_PORT.fullmatch(text)
     return (text, None) if match is None else (match[1] or match[2] or "", match[3])
 
@@ -199,10 +201,10 @@ def equal(value: Any, *others: Any) -> bool:
 
 
 def _comparable(left: Any, right: Any) -> bool:
-    """Go compares no whole number with another number: `gt $value 5` fails in Prometheus, `gt $value 5.0` does not."""
-    kinds = [KINDS.get(type(side)) for side in (left, right)]
-    if kinds[0] != kinds[1] and None not in (left, right):
-        raise TemplateError(f"incompatible types for comparison: {kinds[0] or 'value'} and {kinds[1] or 'value'}")
+    """Refuse to compare an integer with a float, as Go does: `gt $value 5` fails, `gt $value 5.0` works."""
+    go_types = [GO_TYPES.get(type(side)) for side in (left, right)]
+    if go_types[0] != go_types[1] and None not in (left, right):
+        raise TemplateError(f"incompatible types for comparison: {go_types[0] or 'value'} and {go_types[1] or 'value'}")
     return True
 
 
@@ -213,18 +215,18 @@ def _ordered(holds: Callable[[Any, Any], bool]) -> Callable[..., bool]:
     return compare
 
 
-def cut(value: Any, start: int = 0, before: int | None = None) -> Any:
-    """Go's `slice`: of a text its bytes, of a list its items, from the first place to before the second."""
-    whole = value.encode() if isinstance(value, str) else value
-    end = len(whole) if before is None else before
-    if not 0 <= start <= end <= len(whole):
-        raise TemplateError(f"{start} to {end} is not inside of the {len(whole)} that are there")
-    return whole[start:end].decode(errors="replace") if isinstance(value, str) else whole[start:end]
+def slice_value(value: Any, start: int = 0, stop: int | None = None) -> Any:
+    """Go's `slice`: the bytes of a text or the items of a list, from `start` to before `stop`."""
+    items = value.encode() if isinstance(value, str) else value
+    end = len(items) if stop is None else stop
+    if not 0 <= start <= end <= len(items):
+        raise TemplateError(f"{start} to {end} is out of range, the length is {len(items)}")
+    return items[start:end].decode(errors="replace") if isinstance(value, str) else items[start:end]
 
 
 def js(*values: Any) -> str:
-    """A text for inside of quotes of JavaScript."""
-    return "".join(SCRIPT.get(letter, letter) for letter in sprint(*values))
+    """Escape a text for a JavaScript string."""
+    return "".join(JS_ESCAPES.get(letter, letter) for letter in sprint(*values))
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -235,19 +237,19 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "humanizeTimestamp": humanize_timestamp,
     "printf": printf,
     "print": sprint,
-    "println": lambda *values: " ".join(show(value) for value in values) + "\n",
+    "println": lambda *values: " ".join(format_value(value) for value in values) + "\n",
     "html": lambda *values: html.escape(sprint(*values)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;"),
     "urlquery": lambda *values: quote_plus(sprint(*values)),
     "title": lambda text: WORD.sub(
-        lambda word: FIRST_LETTER.sub(lambda one: upper(one[0]), word[0], count=1), show(text)
+        lambda word: FIRST_LETTER.sub(lambda letter: upper(letter[0]), word[0], count=1), format_value(text)
     ),
-    "toUpper": lambda text: "".join(map(upper, show(text))),
-    "toLower": lambda text: show(text).lower(),
+    "toUpper": lambda text: "".join(map(upper, format_value(text))),
+    "toLower": lambda text: format_value(text).lower(),
     "toTime": to_time,
     "parseDuration": parse_duration,
-    "graphLink": lambda expr: f"/graph?g0.expr={quote_plus(show(expr))}&g0.tab=0",
-    "tableLink": lambda expr: f"/graph?g0.expr={quote_plus(show(expr))}&g0.tab=1",
-    "safeHtml": show,
+    "graphLink": lambda expr: f"/graph?g0.expr={quote_plus(format_value(expr))}&g0.tab=0",
+    "tableLink": lambda expr: f"/graph?g0.expr={quote_plus(format_value(expr))}&g0.tab=1",
+    "safeHtml": format_value,
     "args": lambda *values: {f"arg{at}": value for at, value in enumerate(values)},
     "reReplaceAll": re_replace_all,
     "match": matches,
@@ -259,7 +261,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "strvalue": lambda row: label_of("__value__", row),
     "sortByLabel": lambda name, rows: sorted(rows, key=lambda row: label_of(name, row)),
     "index": index,
-    "slice": cut,
+    "slice": slice_value,
     "js": js,
     "len": lambda value: len(value.encode() if isinstance(value, str) else value),
     "not": lambda value: not is_true(value),
@@ -267,15 +269,15 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "ne": lambda left, right: not equal(left, right),
     "lt": _ordered(lambda left, right: bool(left < right)),
     "le": _ordered(lambda left, right: bool(left <= right)),
-    # As Go has them, which matters to NaN.
+    # Negated as in Go, which matters for NaN.
     "gt": _ordered(lambda left, right: not left <= right),
     "ge": _ordered(lambda left, right: not left < right),
 }
 
 
-def _four(value: float) -> str:
+def _format_4g(value: float) -> str:
     """Go's %.4g."""
-    return f"{value:.4g}" if math.isfinite(value) else show(value)
+    return f"{value:.4g}" if math.isfinite(value) else format_value(value)
 
 
 def _scale(value: float, prefixes: Sequence[str], *, by: int) -> tuple[float, str]:
@@ -288,7 +290,7 @@ def _scale(value: float, prefixes: Sequence[str], *, by: int) -> tuple[float, st
 
 def _row(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or "Value" not in value:
-        raise TemplateError(f"{show(value)} is not a sample of a query")
+        raise TemplateError(f"{format_value(value)} is not a sample of a query result")
     return value
 
 

@@ -1,6 +1,6 @@
-"""A template's text, taken apart: plain text, what is printed, variables, and blocks.
+"""Parse a template into its parts: plain text, actions, variables, and blocks.
 
-`templates` expands the parts. Every mistake that can be seen without a value is found here: unknown functions,
+`templates` expands the parts. The parser reports every error that does not depend on a value: unknown functions,
 undefined variables, a missing `end`.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from watchkeeper.rules.template_functions import FUNCTIONS, TemplateError
 
-# {{- $labels.gpu -}}, from a `{{` to the next `}}`, which `_actions` finds: a pattern that looks for the end of each of
-# 100,000 that have none would keep the hub for minutes.
+# {{- $labels.gpu -}}. `_split_actions` finds the `{{` and checks for a `}}`: without that check the pattern needs
+# minutes for 100,000 `{{` without `}}`.
 ACTION = re.compile(r"\{\{(-(?=\s))?(.*?)((?<=\s)-)?\}\}", re.DOTALL)
 TOKEN = re.compile(
     r"""\s*(?:
@@ -31,16 +31,16 @@ TOKEN = re.compile(
 # $x := 1, $x = 2; range also has $key, $value := …
 DECLARATION = re.compile(r"(\$\w+)(?:\s*,\s*(\$\w+))?\s*(:?)=\s*(.*)\Z", re.DOTALL)
 KEYWORDS = frozenset({"if", "else", "end", "range", "with", "define", "template", "block", "break", "continue"})
-LEAVES = ("break", "continue")
+LOOP_EXITS = ("break", "continue")
 CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "nil": None}
-# What Prometheus defines before each template, besides `$` for everything.
+# The variables that Prometheus defines for each template; `$` is the root.
 VARIABLES = ("$", "$labels", "$value", "$externalLabels", "$externalURL")
-# Below these are labels and numbers, which have no methods.
+# Fields of these are labels and numbers, which have no methods.
 ROOTS = ("", *VARIABLES)
-# What needs the surroundings of an expansion; `Template.expand` supplies them.
-OWN = ("query", "externalURL", "pathPrefix")
-LAZY = ("and", "or")
-# Deeper than any annotation for people; keeps a hostile rule file from exhausting the stack.
+# Functions that need the context of an expansion; `Template.expand` provides them.
+CONTEXT_FUNCTIONS = ("query", "externalURL", "pathPrefix")
+SHORT_CIRCUIT = ("and", "or")
+# Deeper than any real annotation; a malicious rule file must not exhaust the stack.
 MAX_DEPTH = 30
 
 
@@ -59,7 +59,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class FieldAccess:
-    """`(…).Value`: fields of what a pipeline gives."""
+    """`(…).Value`: fields of the value of a pipeline."""
 
     of: Term
     fields: tuple[str, ...]
@@ -67,7 +67,7 @@ class FieldAccess:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`(…).Format "2006"`: what a pipeline gives is asked with arguments."""
+    """`(…).Format "2006"`: a method call with arguments on the value of a pipeline."""
 
     of: Term
     name: str
@@ -94,7 +94,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Include:
-    """`template "name" value`: what was defined under a name, with the value as its dot."""
+    """`template "name" value`: expand a named template with the value as its dot."""
 
     name: str
     value: Term
@@ -109,7 +109,7 @@ class LoopExit:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """`if`, `with` or `range`: the word, the variables that get its value, that value, and the two bodies."""
+    """`if`, `with` or `range`: the keyword, the variables that get the value, the value, and the two bodies."""
 
     word: str
     variables: tuple[str, ...]
@@ -123,17 +123,17 @@ Part: TypeAlias = str | Print | Assign | Include | LoopExit | Branch
 Parts: TypeAlias = tuple[Part, ...]
 
 
-def read(text: str) -> tuple[Parts, Mapping[str, Parts]]:
-    """The parts of a template and what it defines by name, or TemplateError with what is wrong in it."""
-    reader = _TemplateReader(_actions(text))
-    parts = reader.body(set(VARIABLES), depth=0)
+def read_template(text: str) -> tuple[Parts, Mapping[str, Parts]]:
+    """Parse a template into its parts and its named templates; TemplateError if it is invalid."""
+    reader = _TemplateReader(_split_actions(text))
+    parts = reader.read_body(set(VARIABLES), depth=0)
     if reader.stop is not None:
         raise TemplateError(f"unexpected {{{{{reader.stop}}}}}")
-    return parts, reader.defined
+    return parts, reader.templates_by_name
 
 
-def _actions(text: str) -> Iterator[tuple[bool, str]]:
-    """Pieces in order: (False, plain text) and (True, inside of an action); trim marks are applied."""
+def _split_actions(text: str) -> Iterator[tuple[bool, str]]:
+    """Split a template into (False, plain text) and (True, content of an action); trim markers are applied."""
     at, trim = 0, False
     while (start := text.find("{{", at)) >= 0 and text.find("}}", start + 2) >= 0:
         match = ACTION.match(text, start)
@@ -152,15 +152,15 @@ def _actions(text: str) -> Iterator[tuple[bool, str]]:
 
 
 class _TemplateReader:
-    """Turns pieces into parts; `stop` is the `else …` or `end` that ended the last body, None at the text's end."""
+    """Parses pieces to parts; `stop` is the `else …` or `end` after the last body, None at the end of the text."""
 
     def __init__(self, pieces: Iterator[tuple[bool, str]]) -> None:
         self.pieces = pieces
         self.stop: str | None = None
         self.ranges = 0
-        self.defined: dict[str, Parts] = {}
+        self.templates_by_name: dict[str, Parts] = {}
 
-    def body(self, known: set[str], *, depth: int) -> tuple[Part, ...]:
+    def read_body(self, variables: set[str], *, depth: int) -> tuple[Part, ...]:
         if depth > MAX_DEPTH:
             raise TemplateError(f"blocks are nested deeper than {MAX_DEPTH}")
         parts: list[Part] = []
@@ -173,90 +173,90 @@ class _TemplateReader:
                 self.stop = text
                 return tuple(parts)
             elif word in ("if", "with", "range"):
-                parts.append(self.branch(text, set(known), depth=depth))
+                parts.append(self.read_branch(text, set(variables), depth=depth))
             elif word in ("define", "template", "block"):
-                parts += self.named(word, text.removeprefix(word), known, depth=depth)
-            elif text in LEAVES:
-                parts.append(self.leave(text))
+                parts += self.read_named(word, text.removeprefix(word), variables, depth=depth)
+            elif text in LOOP_EXITS:
+                parts.append(self.read_loop_exit(text))
             else:
-                parts.append(_statement(text, known))
+                parts.append(_read_statement(text, variables))
         return tuple(parts)
 
-    def branch(self, text: str, known: set[str], *, depth: int) -> Branch:
+    def read_branch(self, text: str, known_variables: set[str], *, depth: int) -> Branch:
         word, *rest = text.split(None, 1)
-        variables, value = _declared(word, "".join(rest), known)
+        variables, value = _read_declaration(word, "".join(rest), known_variables)
         self.ranges += word == "range"
-        then = self.body(set(known), depth=depth + 1)
+        then = self.read_body(set(known_variables), depth=depth + 1)
         self.ranges -= word == "range"
         otherwise: tuple[Part, ...] = ()
         if self.stop is not None and self.stop.startswith("else"):
             chained = self.stop.removeprefix("else").strip()
             if chained:
-                otherwise = (self.branch(chained, set(known), depth=depth + 1),)
+                otherwise = (self.read_branch(chained, set(known_variables), depth=depth + 1),)
                 return Branch(word, variables, value, then, otherwise)
-            otherwise = self.body(set(known), depth=depth + 1)
+            otherwise = self.read_body(set(known_variables), depth=depth + 1)
         if self.stop != "end":
             raise TemplateError(f"`{{{{{word}}}}}` has no `{{{{end}}}}`")
         self.stop = None
         return Branch(word, variables, value, then, otherwise)
 
-    def named(self, word: str, text: str, known: set[str], *, depth: int) -> list[Part]:
-        """`define` and `block` keep a body under a name; `template` and `block` put one here."""
-        name, value = _Terms(text, known).named()
+    def read_named(self, word: str, text: str, variables: set[str], *, depth: int) -> list[Part]:
+        """Parse `define` and `block`, which define a named template, and `template` and `block`, which include one."""
+        name, value = _PipelineReader(text, variables).read_name_and_value()
         if word != "template":
             if word == "define" and (depth or value is not None):
-                raise TemplateError("`define` takes a name, and stands outside of all blocks")
+                raise TemplateError("`define` needs a name and must be outside of all blocks")
             ranges, self.ranges = self.ranges, 0
-            # What is defined sees nothing of the place where it is put but its own dot.
-            body = self.body({"$"}, depth=depth + 1)
+            # A named template sees only its dot, no variables of the template that includes it.
+            body = self.read_body({"$"}, depth=depth + 1)
             if self.stop != "end":
                 raise TemplateError(f"`{{{{{word}}}}}` has no `{{{{end}}}}`")
-            if self.defined.setdefault(name, body) is not body:
+            if self.templates_by_name.setdefault(name, body) is not body:
                 raise TemplateError(f'multiple definition of template "{name}"')
             self.stop, self.ranges = None, ranges
         return [] if word == "define" else [Include(name, Literal(None) if value is None else value)]
 
-    def leave(self, word: str) -> LoopExit:
+    def read_loop_exit(self, word: str) -> LoopExit:
         if not self.ranges:
             raise TemplateError(f"{{{{{word}}}}} outside {{{{range}}}}")
         return LoopExit(word)
 
 
-def _declared(word: str, text: str, known: set[str]) -> tuple[tuple[str, ...], Term]:
-    """The variables that a branch declares, which are known from here on, and its value."""
+def _read_declaration(word: str, text: str, known_variables: set[str]) -> tuple[tuple[str, ...], Term]:
+    """Parse the variables that a branch declares, and its value."""
     match = DECLARATION.match(text)
     if match is None:
-        return (), _Terms(text, known).whole()
+        return (), _PipelineReader(text, known_variables).read_whole()
     if match[2] and word != "range":
-        raise TemplateError(f"`{word}` takes one variable")
-    value = _Terms(match[4], known).whole()
+        raise TemplateError(f"`{word}` allows only one variable")
+    value = _PipelineReader(match[4], known_variables).read_whole()
     variables = tuple(name for name in match.group(1, 2) if name)
-    known.update(variables)
+    known_variables.update(variables)
     return variables, value
 
 
-def _statement(text: str, known: set[str]) -> Part:
+def _read_statement(text: str, variables: set[str]) -> Part:
     if not text:
         raise TemplateError("`{{}}` is empty")
     match = DECLARATION.match(text)
     if match is None:
-        return Print(_Terms(text, known).whole())
+        return Print(_PipelineReader(text, variables).read_whole())
     variable, second, is_new, rest = match.groups()
     if second:
-        raise TemplateError("only `range` takes two variables")
-    if not is_new and variable not in known:
+        raise TemplateError("only `range` allows two variables")
+    if not is_new and variable not in variables:
         raise TemplateError(f"undefined variable {variable}")
-    value = _Terms(rest, known).whole()
-    known.add(variable)
+    value = _PipelineReader(rest, variables).read_whole()
+    variables.add(variable)
     return Assign(variable, value, bool(is_new))
 
 
-class _Terms:
-    """Reads one pipeline: `$value | humanize`, `printf "%.1f" $value`, `first (query "up")`."""
+class _PipelineReader:
+    """Parses one pipeline: `$value | humanize`, `printf "%.1f" $value`, `first (query "up")`."""
 
-    def __init__(self, text: str, known: set[str]) -> None:
+    def __init__(self, text: str, variables: set[str]) -> None:
         self.tokens: list[tuple[str, str]] = []
-        self.known = known
+        self.variables = variables
         at, text = 0, text.strip()
         while at < len(text):
             match = TOKEN.match(text, at)
@@ -265,36 +265,36 @@ class _Terms:
             self.tokens.append((match.lastgroup or "", match.group(match.lastgroup or 0)))
             at = match.end()
 
-    def named(self) -> tuple[str, Term | None]:
-        """A name in quotes, and a value where there is one."""
-        name = self.operand(depth=0)
+    def read_name_and_value(self) -> tuple[str, Term | None]:
+        """Parse a quoted name and an optional value."""
+        name = self.read_operand(depth=0)
         if not isinstance(name, Literal) or not isinstance(name.value, str):
-            raise TemplateError('a template has a name in quotes, such as "rows"')
-        return name.value, self.whole() if self.tokens else None
+            raise TemplateError('a template needs a quoted name, such as "rows"')
+        return name.value, self.read_whole() if self.tokens else None
 
-    def whole(self) -> Term:
-        term = self.pipeline(depth=0)
+    def read_whole(self) -> Term:
+        term = self.read_pipeline(depth=0)
         if self.tokens:
             raise TemplateError(f"unexpected `{self.tokens[0][1]}`")
         return term
 
-    def pipeline(self, *, depth: int) -> Term:
+    def read_pipeline(self, *, depth: int) -> Term:
         if depth > MAX_DEPTH:
             raise TemplateError(f"parentheses are nested deeper than {MAX_DEPTH}")
-        term = self.command(depth=depth)
+        term = self.read_command(depth=depth)
         while self.tokens and self.tokens[0] == ("mark", "|"):
             self.tokens.pop(0)
-            step = self.command(depth=depth)
+            step = self.read_command(depth=depth)
             if not isinstance(step, FunctionUse):
-                raise TemplateError("only a function can stand after `|`")
+                raise TemplateError("only a function can follow `|`")
             term = FunctionUse(step.function, (*step.args, term))
         return term
 
-    def command(self, *, depth: int) -> Term:
-        head = self.operand(depth=depth)
+    def read_command(self, *, depth: int) -> Term:
+        head = self.read_operand(depth=depth)
         args = []
         while self.tokens and self.tokens[0] not in (("mark", "|"), ("mark", ")")):
-            args.append(self.operand(depth=depth))
+            args.append(self.read_operand(depth=depth))
         if not args:
             return head
         if isinstance(head, FieldAccess) or (isinstance(head, Path) and head.fields and head.variable not in ROOTS):
@@ -306,24 +306,24 @@ class _Terms:
             )
             return Method(inner, name, tuple(args))
         if not isinstance(head, FunctionUse) or head.args:
-            raise TemplateError("a value cannot be given arguments; a function name must come first")
+            raise TemplateError("only a function can have arguments; write its name first")
         return FunctionUse(head.function, tuple(args))
 
-    def operand(self, *, depth: int) -> Term:
+    def read_operand(self, *, depth: int) -> Term:
         kind, text = self.tokens.pop(0) if self.tokens else ("", "")
         if kind == "text":
             return Literal(text[1:-1] if text[0] == "`" else _unquote(text))
         if kind == "number":
-            return Literal(_number(text))
+            return Literal(_parse_number(text))
         if kind == "path":
             variable, *fields = text.split(".")
-            if variable and variable not in self.known:
+            if variable and variable not in self.variables:
                 raise TemplateError(f"undefined variable {variable}")
             return Path(variable, tuple(name for name in fields if name))
         if kind == "word":
-            return self._word(text)
+            return self._read_word(text)
         if text == "(":
-            term = self.pipeline(depth=depth + 1)
+            term = self.read_pipeline(depth=depth + 1)
             if not self.tokens or self.tokens.pop(0)[1] != ")":
                 raise TemplateError("`(` has no matching `)`")
             if self.tokens and self.tokens[0][0] == "field":
@@ -331,12 +331,12 @@ class _Terms:
             return term
         raise TemplateError(f"unexpected `{text}`" if text else "a value is missing")
 
-    def _word(self, text: str) -> Term:
+    def _read_word(self, text: str) -> Term:
         if text in CONSTANTS:
             return Literal(CONSTANTS[text])
         if text in KEYWORDS:
-            raise TemplateError(f"`{text}` is not supported here")
-        if text not in FUNCTIONS and text not in OWN and text not in LAZY:
+            raise TemplateError(f"`{text}` is not supported")
+        if text not in FUNCTIONS and text not in CONTEXT_FUNCTIONS and text not in SHORT_CIRCUIT:
             raise TemplateError(f'function "{text}" not defined')
         return FunctionUse(text, ())
 
@@ -348,7 +348,7 @@ def _unquote(text: str) -> str:
         raise TemplateError(f"unknown escape in {text}") from error
 
 
-def _number(text: str) -> int | float:
+def _parse_number(text: str) -> int | float:
     try:
         if "x" in text.lower():
             return int(text, 16)

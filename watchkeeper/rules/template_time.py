@@ -1,7 +1,7 @@
-"""A time as templates have it: what `toTime` gives, printed as Go prints it, and the methods that people call on it.
+"""The times of templates, as `toTime` returns them: printed as Go prints them, with the methods of Go's time.Time.
 
-`templates` calls them; `(… | toTime).Format "2006-01-02"` takes Go's layouts, in which a certain time is written as all
-times are to be.
+`templates` calls the methods; `(… | toTime).Format "2006-01-02"` uses Go's layouts, which show how a reference time is
+formatted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-# Parts of Mon Jan 2 15:04:05 MST 2006, the longest of each kind first, and how strftime calls them; times are in UTC.
+# Parts of Mon Jan 2 15:04:05 MST 2006, the longest of each kind first, and their strftime codes; times are in UTC.
 NAMES = {"January": "%B", "Jan": "%b", "Monday": "%A", "Mon": "%a", "PM": "%p", "MST": "UTC"}
 ZONES = {"Z07:00": "Z", "Z0700": "Z", "Z07": "Z", "-07:00": "+00:00", "-0700": "+0000", "-07": "+00"}
 NUMBERS = {
@@ -26,8 +26,8 @@ NUMBERS = {
     "06": "%y",
     "15": "%H",
 }
-PARTS = NAMES | ZONES | NUMBERS
-LAYOUT = re.compile("|".join([*map(re.escape, PARTS), "pm", "_2(?!006)", r"[.,](?:0+|9+)(?!\d)", "[1-5]"]))
+LAYOUT_PARTS = NAMES | ZONES | NUMBERS
+LAYOUT = re.compile("|".join([*map(re.escape, LAYOUT_PARTS), "pm", "_2(?!006)", r"[.,](?:0+|9+)(?!\d)", "[1-5]"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Moment:
         return self.format("2006-01-02 15:04:05.999999999 -0700 MST")
 
     def format(self, layout: str) -> str:
-        return LAYOUT.sub(lambda part: self._part(part[0]), layout)
+        return LAYOUT.sub(lambda part: self._format_part(part[0]), layout)
 
-    def _part(self, part: str) -> str:
-        if part in PARTS:
-            return self.at.strftime(PARTS[part])
+    def _format_part(self, part: str) -> str:
+        if part in LAYOUT_PARTS:
+            return self.at.strftime(LAYOUT_PARTS[part])
         if part[0] in ".,":
             digits = f"{self.at.microsecond:06}".ljust(len(part) - 1, "0")[: len(part) - 1]
             shown = digits.rstrip("0") if part[1] == "9" else digits

@@ -1,7 +1,7 @@
-"""promtool's rule tests on our own engine: the same YAML, the same verdict.
+"""Run promtool's rule tests on the embedded engine: the same YAML, the same result.
 
-`watchkeeper rules test` and the tests of packs/rules call `run`. Time starts at 0, or where the test says, and moves
-by the evaluation interval; before each evaluation the samples due by then are appended, as promtool does.
+`watchkeeper rules test` and the tests of packs/rules call `run_test_file`. Time starts at 0 or at `start_timestamp`,
+and advances by the evaluation interval. Before each evaluation samples up to that time are appended, as in promtool.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import embedded, histogram_text
 from watchkeeper.query.engine import Engine, QueryLimits
-from watchkeeper.rules import alerting, evaluate, notation, rulefile
+from watchkeeper.rules import alerting, evaluate, rulefile, series_notation
 from watchkeeper.store.head import head
 from watchkeeper.store.interfaces import AnySample
 
-# promtool compares values as floats; ours may differ in the last bits because it adds in another order.
+# promtool compares floats exactly; our results may differ in the last bits, because numbers are added in another order.
 RELATIVE_TOLERANCE = 1e-9
 DEFAULT_INTERVAL = "1m"
 WILDCARDS = frozenset("*?[")
-# Every time that a test can name is kept.
+# Samples of any time are kept.
 RETENTION_MS = durations.MAX_MS
 
 
@@ -70,10 +70,10 @@ class ExprTest:
 
 @dataclass(frozen=True, slots=True)
 class RuleTest:
-    """One test: series over time, and what must be so at which time."""
+    """One test: input series, and the expected alerts and samples at given times."""
 
     input_series: tuple[InputSeries, ...] = ()
-    # Without it that of the evaluations.
+    # Empty: the evaluation interval.
     interval: str = ""
     name: str = ""
     start_timestamp: str | int | float = 0
@@ -84,7 +84,7 @@ class RuleTest:
 
     @property
     def start_ms(self) -> int:
-        """When time begins; ValueError if the text is none."""
+        """The start time; ValueError if the text is not a time."""
         text = str(self.start_timestamp)
         if text.replace(".", "", 1).isdigit():
             return round(float(text) * 1000)
@@ -94,49 +94,49 @@ class RuleTest:
 
 @dataclass(frozen=True, slots=True)
 class RuleTestFile:
-    """One test file."""
+    """A file of rule tests, in promtool's format."""
 
     rule_files: tuple[str, ...] = ()
     tests: tuple[RuleTest, ...] = ()
     evaluation_interval: str = DEFAULT_INTERVAL
     group_eval_order: tuple[str, ...] = ()
-    # promtool's word for "the last bits may differ", which is always so here.
+    # Ignored: values are always compared with a tolerance here.
     fuzzy_compare: bool = False
 
 
 def run_test_file(path: Path, *, open_engine: Callable[[], Engine] | None = None) -> list[str]:
-    """Every expectation of one file that does not hold, in words; RuleFileError if the file cannot be read."""
-    file = _read(path)
-    rule_set = rulefile.load_rules(_rule_files(path, file))
+    """Run one test file and return its failures; RuleFileError if the file cannot be read."""
+    file = _read_test_file(path)
+    rule_set = rulefile.load_rules(_find_rule_files(path, file))
     failures: list[str] = []
-    for at, story in enumerate(file.tests):
-        title = story.name or f"test {at + 1}"
+    for index, rule_test in enumerate(file.tests):
+        title = rule_test.name or f"test {index + 1}"
         try:
-            engine = _embedded(file) if open_engine is None else open_engine()
-            failures += [f"{title}: {failure}" for failure in _play(file, story, rule_set, engine)]
+            engine = _open_engine(file) if open_engine is None else open_engine()
+            failures += [f"{title}: {failure}" for failure in _run_test(file, rule_test, rule_set, engine)]
         except (ValueError, QueryError) as error:
             failures.append(f"{title}: {error}")
     return failures
 
 
-def _rule_files(path: Path, file: RuleTestFile) -> list[Path]:
-    """Files and patterns count from the directory of the test file; a pattern without a match is a slip."""
-    found: list[Path] = []
+def _find_rule_files(path: Path, file: RuleTestFile) -> list[Path]:
+    """Find rule files; paths are relative to the test file, and a pattern must match at least one file."""
+    paths: list[Path] = []
     for name in file.rule_files:
         matching = sorted(glob.glob(str(path.parent / name))) if WILDCARDS.intersection(name) else [path.parent / name]
         if not matching:
             raise RuleFileError(f"no rule file matches `{name}`", path=str(path))
-        found += [Path(each) for each in matching]
-    return found
+        paths += [Path(match) for match in matching]
+    return paths
 
 
-def _embedded(file: RuleTestFile) -> Engine:
-    # As in promtool and in a server, a subquery without a step takes the interval of the rules.
+def _open_engine(file: RuleTestFile) -> Engine:
+    # As in promtool and in a server, the default step of a subquery is the evaluation interval.
     limits = QueryLimits(subquery_step_ms=durations.parse_ms(file.evaluation_interval))
     return embedded.EmbeddedEngine(head.Head(retention_ms=RETENTION_MS), limits)
 
 
-def _read(path: Path) -> RuleTestFile:
+def _read_test_file(path: Path) -> RuleTestFile:
     try:
         plain = yaml_text.load(path.read_text(encoding="utf-8"))
         return wire.from_plain(RuleTestFile, _without_nulls(plain))
@@ -147,7 +147,7 @@ def _read(path: Path) -> RuleTestFile:
 
 
 def _without_nulls(plain: Any) -> Any:
-    """A key without a value, such as `exp_alerts:`, is the same as no key."""
+    """Remove keys without a value, such as `exp_alerts:`, and convert times to text."""
     if isinstance(plain, dict):
         return {key: _without_nulls(value) for key, value in plain.items() if value is not None}
     if isinstance(plain, datetime):
@@ -155,134 +155,141 @@ def _without_nulls(plain: Any) -> Any:
     return [_without_nulls(item) for item in plain] if isinstance(plain, list) else plain
 
 
-def _play(script: RuleTestFile, story: RuleTest, rule_set: rulefile.RuleSet, engine: Engine) -> Iterator[str]:
-    step_ms = durations.parse_ms(script.evaluation_interval)
-    due = {_ms(test.eval_time) for test in story.alert_rule_test} | {
-        _ms(test.eval_time) for test in story.promql_expr_test
+def _run_test(
+    test_file: RuleTestFile, rule_test: RuleTest, rule_set: rulefile.RuleSet, engine: Engine
+) -> Iterator[str]:
+    step_ms = durations.parse_ms(test_file.evaluation_interval)
+    eval_times_ms = {_parse_ms(test.eval_time) for test in rule_test.alert_rule_test} | {
+        _parse_ms(test.eval_time) for test in rule_test.promql_expr_test
     }
-    start_ms = story.start_ms
-    waiting = _samples(script, story)
-    state: evaluate.RuleStates = {}
-    for now_ms in range(0, max(due, default=0) + 1, step_ms):
-        engine.appender.append(_take(waiting, start_ms + now_ms))
-        state = _tick(script, story, rule_set, engine, state, now_ms=now_ms)
-        for test in story.alert_rule_test:
-            if now_ms <= _ms(test.eval_time) < now_ms + step_ms:
-                yield from _alerts_differ(test, state)
-    # As in promtool, what comes after the last evaluation is not there yet.
-    for question in story.promql_expr_test:
+    start_ms = rule_test.start_ms
+    pending = _build_samples(test_file, rule_test)
+    states: evaluate.RuleStates = {}
+    for now_ms in range(0, max(eval_times_ms, default=0) + 1, step_ms):
+        engine.appender.append(_pop_due(pending, start_ms + now_ms))
+        states = _evaluate_groups(test_file, rule_test, rule_set, engine, states, now_ms=now_ms)
+        for test in rule_test.alert_rule_test:
+            if now_ms <= _parse_ms(test.eval_time) < now_ms + step_ms:
+                yield from _compare_alerts(test, states)
+    # As in promtool, samples after the last evaluation are not appended.
+    for expr_test in rule_test.promql_expr_test:
         try:
-            yield from _samples_differ(question, engine, start_ms)
+            yield from _compare_samples(expr_test, engine, start_ms)
         except (ValueError, QueryError) as error:
-            yield f"`{question.expr}` at {question.eval_time}: {error}"
+            yield f"`{expr_test.expr}` at {expr_test.eval_time}: {error}"
 
 
-def _tick(
-    script: RuleTestFile,
-    story: RuleTest,
+def _evaluate_groups(
+    test_file: RuleTestFile,
+    rule_test: RuleTest,
     rule_set: rulefile.RuleSet,
     engine: Engine,
-    state: evaluate.RuleStates,
+    states: evaluate.RuleStates,
     *,
     now_ms: int,
 ) -> evaluate.RuleStates:
-    order = {name: at for at, name in enumerate(script.group_eval_order)}
-    surroundings = alerting.RuleEnvironment(story.external_labels, story.external_url)
-    kept = dict(state)
+    order = {name: at for at, name in enumerate(test_file.group_eval_order)}
+    environment = alerting.RuleEnvironment(rule_test.external_labels, rule_test.external_url)
+    new_states = dict(states)
     for group in sorted(rule_set.groups, key=lambda group: order.get(group.name, len(order))):
-        now = clock.from_ms(story.start_ms + now_ms)
-        for result in evaluate.evaluate_each(group, engine, state, now=now, environment=surroundings):
+        now = clock.from_ms(rule_test.start_ms + now_ms)
+        for result in evaluate.evaluate_each(group, engine, states, now=now, environment=environment):
             if result.state.health is evaluate.RuleHealth.ERROR:
                 raise QueryError(
                     f"{result.rule.name} failed at {durations.format_ms(now_ms)}: {result.state.last_error}"
                 )
             engine.appender.append(result.samples)
-            kept[result.key] = result.state
-    return kept
+            new_states[result.key] = result.state
+    return new_states
 
 
-def _samples(script: RuleTestFile, story: RuleTest) -> list[AnySample]:
-    """Every sample of the story backwards, so that the next ones are taken from the end in the order of the file."""
-    step_ms, start_ms = durations.parse_ms(story.interval or script.evaluation_interval), story.start_ms
-    found: list[AnySample] = []
-    for series in story.input_series:
+def _build_samples(test_file: RuleTestFile, rule_test: RuleTest) -> list[AnySample]:
+    """All samples of a test, newest first, so that `_pop_due` takes them from the end in the order of the file."""
+    step_ms, start_ms = durations.parse_ms(rule_test.interval or test_file.evaluation_interval), rule_test.start_ms
+    samples: list[AnySample] = []
+    for series in rule_test.input_series:
         try:
-            values = enumerate(notation.values(str(series.values)))
+            values = enumerate(series_notation.parse_values(str(series.values)))
             timed = ((start_ms + at * step_ms, value) for at, value in values if value is not None)
-            found += [notation.sample(series.series, at_ms, value) for at_ms, value in timed]
+            samples += [series_notation.build_sample(series.series, at_ms, value) for at_ms, value in timed]
         except (ValueError, QueryError) as error:
             raise ValueError(f"series `{series.series}`: {error}") from error
-    return sorted(found, key=lambda sample: sample.at_ms)[::-1]
+    return sorted(samples, key=lambda sample: sample.at_ms)[::-1]
 
 
-def _take(waiting: list[AnySample], until_ms: int) -> list[AnySample]:
-    taken = []
-    while waiting and waiting[-1].at_ms <= until_ms:
-        taken.append(waiting.pop())
-    return taken
+def _pop_due(pending: list[AnySample], until_ms: int) -> list[AnySample]:
+    due = []
+    while pending and pending[-1].at_ms <= until_ms:
+        due.append(pending.pop())
+    return due
 
 
-def _alerts_differ(test: AlertTest, state: evaluate.RuleStates) -> Iterator[str]:
-    found = sorted(
-        _told(alert.labels, alert.annotations)
-        for one in state.values()
-        for alert in one.alerts.values()
+def _compare_alerts(test: AlertTest, states: evaluate.RuleStates) -> Iterator[str]:
+    actual = sorted(
+        _describe_alert(alert.labels, alert.annotations)
+        for rule_state in states.values()
+        for alert in rule_state.alerts.values()
         if alert.state is AlertState.FIRING and alert.name == test.alertname
     )
     expected = sorted(
-        _told(Labels({**_texts(alert.exp_labels), alerting.ALERT_NAME: test.alertname}), _texts(alert.exp_annotations))
+        _describe_alert(
+            Labels({**_stringify(alert.exp_labels), alerting.ALERT_NAME: test.alertname}),
+            _stringify(alert.exp_annotations),
+        )
         for alert in test.exp_alerts
     )
-    if found != expected:
-        yield f"alert {test.alertname} at {test.eval_time}: expected {_list(expected)}; found {_list(found)}"
+    if actual != expected:
+        yield f"alert {test.alertname} at {test.eval_time}: {_difference(expected, actual)}"
 
 
-def _told(labels: Labels, annotations: Mapping[str, str]) -> str:
-    """An alert with everything that a test may expect of it, as one text."""
+def _describe_alert(labels: Labels, annotations: Mapping[str, str]) -> str:
+    """An alert as text, with everything that a test compares."""
     return " ".join([str(labels), *(f'{name}="{text}"' for name, text in sorted(annotations.items()))])
 
 
-def _samples_differ(test: ExprTest, engine: Engine, start_ms: int) -> Iterator[str]:
-    answer = engine.instant(test.expr, start_ms + _ms(test.eval_time))
-    found: dict[Labels, float | Histogram] = {**answer.latest(), **answer.latest_histograms()}
-    expected = {notation.labels(sample.labels): _expected(sample) for sample in test.exp_samples}
-    if found.keys() != expected.keys() or not all(_same(found[key], value) for key, value in expected.items()):
-        shown = [[f"{labels} {_shown(side[labels])}" for labels in sorted(side)] for side in (expected, found)]
-        yield f"`{test.expr}` at {test.eval_time}: expected {_list(shown[0])}; found {_list(shown[1])}"
+def _compare_samples(test: ExprTest, engine: Engine, start_ms: int) -> Iterator[str]:
+    result = engine.instant(test.expr, start_ms + _parse_ms(test.eval_time))
+    actual: dict[Labels, float | Histogram] = {**result.latest(), **result.latest_histograms()}
+    expected = {series_notation.parse_labels(sample.labels): _expected_value(sample) for sample in test.exp_samples}
+    if actual.keys() != expected.keys() or not all(
+        _is_same_value(actual[key], value) for key, value in expected.items()
+    ):
+        shown = [[f"{labels} {_format_value(side[labels])}" for labels in sorted(side)] for side in (expected, actual)]
+        yield f"`{test.expr}` at {test.eval_time}: {_difference(*shown)}"
 
 
-def _ms(text: str | int) -> int:
+def _parse_ms(text: str | int) -> int:
     return durations.parse_ms(str(text))
 
 
-def _texts(plain: Mapping[str, Any]) -> dict[str, str]:
+def _stringify(plain: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(value) for name, value in plain.items()}
 
 
-def _expected(sample: ExpectedSample) -> float | Histogram:
-    """A number, or the histogram between its braces, as promtool has it."""
+def _expected_value(sample: ExpectedSample) -> float | Histogram:
+    """The expected value of a sample: a number, or a histogram in braces as in promtool."""
     if not sample.histogram:
         return float(sample.value)
     [histogram] = histogram_text.expand(sample.histogram.strip())
     return histogram
 
 
-def _shown(value: float | Histogram) -> str:
-    return histogram_text.show(value) if isinstance(value, Histogram) else f"{value:g}"
+def _format_value(value: float | Histogram) -> str:
+    return histogram_text.format_histogram(value) if isinstance(value, Histogram) else f"{value:g}"
 
 
-def _same(left: float | Histogram, right: float | Histogram) -> bool:
+def _is_same_value(left: float | Histogram, right: float | Histogram) -> bool:
     if isinstance(left, Histogram) and isinstance(right, Histogram):
-        return _alike(left.compacted(), right.compacted())
+        return _is_same_histogram(left.compacted(), right.compacted())
     if isinstance(left, Histogram) or isinstance(right, Histogram):
         return False
     return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE) or (math.isnan(left) and math.isnan(right))
 
 
-def _alike(left: Histogram, right: Histogram) -> bool:
-    """The same buckets with nearly the same numbers; a hint about counter resets is no part of it."""
-    return left.layout == right.layout and all(map(_same, left.numbers, right.numbers))
+def _is_same_histogram(left: Histogram, right: Histogram) -> bool:
+    """Whether histograms have the same buckets and nearly the same numbers; reset hints are ignored."""
+    return left.layout == right.layout and all(map(_is_same_value, left.numbers, right.numbers))
 
 
-def _list(items: Sequence[object]) -> str:
-    return ", ".join(str(item) for item in items) or "none"
+def _difference(expected: Sequence[str], actual: Sequence[str]) -> str:
+    return f"expected {', '.join(expected) or 'none'}; found {', '.join(actual) or 'none'}"

@@ -134,7 +134,7 @@ def make_board(engine: Engine, now: datetime, inputs: BoardInputs) -> JobBoard:
 
 def _count_throttled_gpus(engine: Engine, at_ms: int, reasons: Rows, problems: list[str]) -> Rows:
     """Return how many GPUs of each job are throttled by heat or the power brake."""
-    throttled = [labels.get("UUID", "") for labels, value in reasons.items() if gpu_errors.is_throttled(value)]
+    throttled = [labels.get("UUID", "") for labels, value in reasons.items() if gpu_errors.is_throttling(value)]
     if not throttled:
         return {}
     try:

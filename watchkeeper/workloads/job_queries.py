@@ -12,7 +12,7 @@ from itertools import islice
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import own_metrics
 from watchkeeper.model.labels import Labels
-from watchkeeper.query import gpu_errors, host_cpu
+from watchkeeper.query import gpu_errors, node_cpu
 from watchkeeper.query.engine import Engine, QueryRange
 from watchkeeper.workloads.identity import JobKey
 
@@ -99,8 +99,8 @@ class JobQueries:
         """
         matchers = self._instance_matchers(nodes)
         sent = f"sum by (instance) (rate(node_infiniband_port_data_transmitted_bytes_total{{{matchers}}}[2m]))"
-        agent_load = host_cpu.load_share(self._node_matchers(nodes), minutes=1)
-        cpus = self._query(host_cpu.busy_share(matchers)) or self._query(agent_load)
+        agent_load = node_cpu.cpu_load_query(self._node_matchers(nodes), minutes=1)
+        cpus = self._query(node_cpu.cpu_busy_query(matchers)) or self._query(agent_load)
         return _map_by_node(cpus), _map_by_node(self._query(sent))
 
     def usual_watts(self) -> float | None:
@@ -118,16 +118,16 @@ class JobQueries:
         if cores is not None:
             return cores, None if idle_cores is None else max(0.0, cores - idle_cores)
         matchers = self._node_matchers(nodes)
-        core_count = host_cpu.cpu_count(matchers)
-        busy_cores = f"{host_cpu.load_share(matchers, minutes=5)} * on (Hostname) {core_count}"
+        core_count = node_cpu.cpu_count_query(matchers)
+        busy_cores = f"{node_cpu.cpu_load_query(matchers, minutes=5)} * on (Hostname) {core_count}"
         return self._query_value(f"sum({core_count})"), self._query_value(f"sum({busy_cores})")
 
     def gpu_faults(self, nodes: Iterable[str], at: datetime) -> Rows:
         """Return the growth of memory errors and the worst throttle reason around a time; `field` has the metric."""
         matchers = self._node_matchers(nodes)
         errors, reasons = (
-            gpu_errors.memory_error_growth(matchers, minutes=15),
-            gpu_errors.worst_clock_reasons(matchers, minutes=12),
+            gpu_errors.memory_errors_query(matchers, minutes=15),
+            gpu_errors.clock_reasons_query(matchers, minutes=12),
         )
         expr = f'{errors} or label_replace({reasons}, "field", "{gpu_errors.CLOCK_REASONS}", "", "")'
         return self._query(expr, at_ms=min(self._at_ms, round(at.timestamp() * 1000) + 120_000))

@@ -238,7 +238,7 @@ def _build_counter_events(
             counter_events.append(
                 jobs.HardwareEvent(at, place, "ecc", "", cause, f"{value:.0f} {what} within 15 min", reading.rank)
             )
-        elif field == gpu_errors.CLOCK_REASONS and gpu_errors.is_throttled(value):
+        elif field == gpu_errors.CLOCK_REASONS and gpu_errors.is_throttling(value):
             cause = "power_brake" if int(value) & clock_reasons.POWER_BRAKE else "thermal_throttle"
             text = f"throttled, reasons 0x{int(value):x}"
             counter_events.append(

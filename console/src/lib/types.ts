@@ -59,7 +59,7 @@ export interface BlastRadius {
   dollars_per_hour: number;
 }
 export type BudgetState = "over" | "will_be_over" | "may_be_over" | "unknown" | "within" | "no_budget";
-/** How many times faster than sustainable the budget goes; at `factor` over both windows someone is told. */
+/** The burn rate over a long and a short window; its alert fires if both exceed `factor`. */
 export interface BurnRate {
   window: string;
   short_window: string;
@@ -69,7 +69,7 @@ export interface BurnRate {
   short_rate: number | null;
 }
 export type ErrorBudgetState = "burning_fast" | "spent" | "burning" | "unknown" | "ok";
-/** One objective for one label set. `since` is when its worst burn-rate alert began to fire, None without one. */
+/** The error budget of an SLO for one label set; `since` is when the first burn-rate alert fired, or None. */
 export interface Slo {
   name: string;
   title: string;
@@ -1004,7 +1004,7 @@ export interface QuerySeries {
   histogram?: [number, Record<string, unknown>];
   histograms?: [number, Record<string, unknown>][];
 }
-/** How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force. */
+/** The outcome of the last reload; with `problems`, the rules of `in_force_since` stay active. */
 export interface Outcome {
   at: string;
   in_force_since: string;
@@ -1013,7 +1013,7 @@ export interface Outcome {
   problems: string[];
   is_successful: boolean;
 }
-/** How the last reading of the rule files went; with `problems`, the rules of `in_force_since` stay in force. */
+/** The outcome of the last reload; with `problems`, the rules of `in_force_since` stay active. */
 export interface ReloadOutcome {
   at: string;
   in_force_since: string;
@@ -1088,7 +1088,7 @@ export interface RepairLog {
 export interface SwitchChanged {
   switch: RepairSwitchView;
 }
-/** One alert from its first true answer to its end; None where the window ends before. */
+/** One alert from its first result to its end; a time is None if the window ends before. */
 export interface Episode {
   alert: string;
   labels: Record<string, string>;
@@ -1098,7 +1098,7 @@ export interface Episode {
   value: number;
   annotations: Record<string, string>;
 }
-/** A rule that could not be asked, and why. */
+/** A rule that could not be evaluated, and why. */
 export interface Failure {
   rule: string;
   problem: string;

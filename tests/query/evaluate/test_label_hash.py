@@ -21,19 +21,19 @@ from watchkeeper.query.evaluate.values import DROPPED_NAME
     ],
 )
 def test_the_hash_is_xxh64(text: bytes, digest: int) -> None:
-    assert label_hash.hashes([text]).tolist() == [digest]
+    assert label_hash.hash_texts([text]).tolist() == [digest]
 
 
 @given(st.lists(st.binary(max_size=80), max_size=20))
 def test_texts_of_many_lengths_are_hashed_together_as_each_alone(texts: list[bytes]) -> None:
-    alone = [label_hash.hashes([text])[0] for text in texts]
-    assert label_hash.hashes(texts).tolist() == alone
+    alone = [label_hash.hash_texts([text])[0] for text in texts]
+    assert label_hash.hash_texts(texts).tolist() == alone
 
 
 def test_labels_are_packed_with_their_lengths_and_without_a_name_that_was_taken_away() -> None:
     kept = (("node", "n1"), ("why", "é" * 130))
-    assert label_hash.packed(kept) == b"\x04node\x02n1\x03why\xff\x04\x01\x00" + "é".encode() * 130
-    assert label_hash.packed(((DROPPED_NAME, "temp"), *kept)) == label_hash.packed(kept)
+    assert label_hash.encode_pairs(kept) == b"\x04node\x02n1\x03why\xff\x04\x01\x00" + "é".encode() * 130
+    assert label_hash.encode_pairs(((DROPPED_NAME, "temp"), *kept)) == label_hash.encode_pairs(kept)
 
 
 def test_limit_ratio_chooses_the_series_that_prometheus_chooses() -> None:

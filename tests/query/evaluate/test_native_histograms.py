@@ -33,7 +33,7 @@ def shown(answer: QueryResult) -> dict[str, str]:
     """Each series with its histogram in the notation, without the hint, or its number."""
     found = {str(labels): f"{value:g}" for labels, value in answer.latest().items()}
     for labels, histogram in answer.latest_histograms().items():
-        text = histogram_text.show(histogram.compacted())
+        text = histogram_text.format_histogram(histogram.compacted())
         found[str(labels)] = text.replace(f" counter_reset_hint:{histogram.hint.name.lower()}", "")
     return found
 
@@ -164,7 +164,7 @@ def test_quantiles_ascend_and_all_is_between_the_ends(histogram: Histogram) -> N
 
 @given(exponential, st.floats(-20, 20))
 def test_what_is_trimmed_on_both_sides_is_all(histogram: Histogram, limit: float) -> None:
-    below, above = (estimates.trimmed(histogram, limit, keeps_below=keeps) for keeps in (True, False))
+    below, above = (estimates.trim(histogram, limit, keeps_below=keeps) for keeps in (True, False))
     assert below.count + above.count == pytest.approx(histogram.count)
     assert all(bucket.upper >= limit or bucket.lower <= limit for bucket in above.buckets())
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.query.evaluate import exact, windows
-from watchkeeper.query.evaluate.grouping import by_group
+from watchkeeper.query.evaluate import compensated_sums, windows
+from watchkeeper.query.evaluate.grouping import reduce_groups
 from watchkeeper.store.columns import NEVER_MS
 from watchkeeper.store.series import LabelRegistry, Pairs
 
@@ -30,7 +30,7 @@ def test_picked_columns_are_those_of_each_group(seed: int, kinds: int) -> None:
     different = np.sort(rng.integers(0, 20, (kinds, 6)), axis=1)
     slots = different[rng.integers(0, kinds, 150)]
     expected = np.take_along_axis(values, slots[groups], axis=1)
-    assert (windows.Picks(slots).of(values, groups) == expected).all()
+    assert (windows.SlotPicker(slots).pick_rows(values, groups) == expected).all()
 
 
 @pytest.mark.parametrize("sizes", [[3] * 50, [150], [1, 149], [2, 3, 5, 7, 11, 13, 17, 19, 23, 50]])
@@ -40,12 +40,12 @@ def test_groups_are_reduced_alike_whatever_their_sizes(sizes: list[int], steps: 
     starts = np.cumsum([0, *sizes[:-1]])
     for reduce in (np.add, np.fmax, np.fmin):
         expected = np.stack([reduce.reduce(part, axis=0) for part in np.split(table, starts[1:])])
-        assert by_group(reduce, table, starts) == pytest.approx(expected, rel=1e-14)
+        assert reduce_groups(reduce, table, starts) == pytest.approx(expected, rel=1e-14)
 
 
 def test_a_long_sum_of_groups_keeps_small_numbers() -> None:
     values = np.full((100_000, 2), 0.1)
-    assert exact.grouped_total(values, np.array([0]))[0] == pytest.approx(10_000.0, rel=1e-14)
+    assert compensated_sums.sum_groups(values, np.array([0]))[0] == pytest.approx(10_000.0, rel=1e-14)
 
 
 def test_work_on_label_sets_is_not_done_again_when_others_come_or_go() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.query.loading import instant, loaded, ranged
 from watchkeeper import errors
 from watchkeeper.query.engine import QueryLimits
-from watchkeeper.query.promql import ast, computed, parser, printer
+from watchkeeper.query.promql import ast, duration_expr, parser, printer
 
 COUNTER = "x_total 0+1x60"
 # What is written, and what it is in a query with a step of 30 s over 10 minutes.
@@ -24,7 +24,7 @@ DURATIONS = {
     "range() / 4": 150_000,
     "max_of(step(), min_of(2m, 90))": 90_000,
 }
-KNOWN = computed.Known(step_ms=30_000, range_ms=600_000)
+KNOWN = duration_expr.QueryTimes(step_ms=30_000, range_ms=600_000)
 
 
 @pytest.mark.parametrize(("text", "milliseconds"), DURATIONS.items())
@@ -34,8 +34,10 @@ def test_a_duration_is_computed_wherever_one_may_stand(text: str, milliseconds: 
     [found] = tree.args
     assert isinstance(found, ast.Subquery)
     fixed = (found.range_ms, found.step_ms, found.offset_ms)
-    by = (found.range_by, found.step_by, found.offset_by)
-    worked_out = [ms if how is None else computed.milliseconds(how, KNOWN) for ms, how in zip(fixed, by, strict=True)]
+    by = (found.range_expr, found.step_expr, found.offset_expr)
+    worked_out = [
+        ms if how is None else duration_expr.evaluate_ms(how, KNOWN) for ms, how in zip(fixed, by, strict=True)
+    ]
     assert worked_out == [milliseconds] * 3
     assert parser.parse(printer.to_text(tree)) == tree
 
@@ -120,5 +122,5 @@ def test_two_series_of_an_info_metric_about_one_target_are_refused() -> None:
 
 @pytest.mark.parametrize("text", ["-" * 5000 + "1m", "(" * 5000, "1m" + " + 1m" * 5000, "min_of(1m, " * 5000])
 def test_an_expression_that_is_deep_by_its_durations_is_refused(text: str) -> None:
-    with pytest.raises(errors.QueryLimit, match="50 are allowed"):
+    with pytest.raises(errors.QueryLimit, match="the limit is 50"):
         parser.parse(f"a[{text}]", QueryLimits(max_depth=50))

@@ -17,7 +17,7 @@ from tests.support.waiting import until
 from watchkeeper.config.settings import RuleOwner, RulesSettings, Settings
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model.alerts import AlertState
-from watchkeeper.query.remote import http, rules
+from watchkeeper.query.remote import http, server_rules
 
 NOW = datetime(2024, 1, 15, tzinfo=UTC)
 HOT = {"alertname": "Hot", "severity": "critical", "gpu": "3"}
@@ -51,9 +51,9 @@ def listing(*found: dict[str, Any]) -> Reply:
     return success({"groups": [{"name": "heat", "interval": 15, "rules": list(found)}]})
 
 
-def read(*replies: Reply, now: datetime = NOW) -> rules.RulesSnapshot:
+def read(*replies: Reply, now: datetime = NOW) -> server_rules.RulesSnapshot:
     with serving(*replies) as server, contextlib.closing(client(server.url)) as asked:
-        return rules.read_rules(asked, now)
+        return server_rules.read_rules(asked, now)
 
 
 def client(url: str) -> http.ServerClient:
@@ -73,12 +73,12 @@ def test_alerts_of_a_server_become_ours() -> None:
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        (success({"groups": []}), "no alerting rules, so nobody watches"),
-        (success({"groups": None}), "no alerting rules, so nobody watches"),
-        (listing({"type": "recording", "name": "a:b", "health": "ok"}), "no alerting rules, so nobody watches"),
-        (success({"rules": 1}), "has not the form"),
+        (success({"groups": []}), "no alerting rules"),
+        (success({"groups": None}), "no alerting rules"),
+        (listing({"type": "recording", "name": "a:b", "health": "ok"}), "no alerting rules"),
+        (success({"rules": 1}), "does not match the Prometheus"),
         (Reply(404, b"page not found"), "answered 404"),
-        (listing(rule(health="err", lastError="boom")), "none of 1 alerting rules can be relied on.*boom"),
+        (listing(rule(health="err", lastError="boom")), "all 1 alerting rules have problems.*boom"),
     ],
 )
 def test_a_server_without_rules_or_answers_is_unknown_and_not_healthy(reply: Reply, why: str) -> None:
@@ -93,7 +93,7 @@ def test_a_rule_that_fails_or_stands_still_is_named() -> None:
     reading = read(listing(rule(name="A"), rule(name="B", lastEvaluation=late), never))
     assert reading.is_known
     assert reading.problems == (
-        "heat/B: the server evaluated it last 5m ago, and should each 15s",
+        "heat/B: the server last evaluated it 5m ago, its interval is 15s",
         "heat/C: the server has not evaluated it yet",
     )
 
@@ -105,40 +105,40 @@ def test_alerts_are_read_from_their_own_list_where_rules_come_without_them() -> 
 
 
 def test_an_alert_begins_once_and_ends_when_the_server_says_so() -> None:
-    first = rules.compare_alerts({}, read(listing(rule(alert()))), NOW)
+    first = server_rules.compare_alerts({}, read(listing(rule(alert()))), NOW)
     assert [one.state for one in first.changes] == [AlertState.FIRING]
-    again = rules.compare_alerts(first.alerts, read(listing(rule(alert()))), NOW)
+    again = server_rules.compare_alerts(first.alerts, read(listing(rule(alert()))), NOW)
     assert (again.changes, again.alerts) == ((), first.alerts)
     later = NOW + timedelta(seconds=15)
-    ended = rules.compare_alerts(again.alerts, read(listing(rule())), later)
+    ended = server_rules.compare_alerts(again.alerts, read(listing(rule())), later)
     assert ended.alerts == {}
     assert [(one.state, one.resolved_at) for one in ended.changes] == [(AlertState.RESOLVED, later)]
 
 
 @pytest.mark.parametrize("reply", [success({"groups": []}), Reply(500), listing(rule(health="err"), rule(name="Cold"))])
 def test_an_alert_goes_on_while_its_rule_is_not_known_to_be_well(reply: Reply) -> None:
-    before = rules.compare_alerts({}, read(listing(rule(alert()))), NOW).alerts
-    after = rules.compare_alerts(before, read(reply), NOW)
+    before = server_rules.compare_alerts({}, read(listing(rule(alert()))), NOW).alerts
+    after = server_rules.compare_alerts(before, read(reply), NOW)
     assert (after.alerts, after.changes) == (before, ())
 
 
 def test_a_pending_alert_that_goes_away_is_not_news() -> None:
-    before = rules.compare_alerts({}, read(listing(rule(alert("pending")))), NOW)
+    before = server_rules.compare_alerts({}, read(listing(rule(alert("pending")))), NOW)
     assert before.changes == ()
-    assert rules.compare_alerts(before.alerts, read(listing(rule())), NOW).changes == ()
+    assert server_rules.compare_alerts(before.alerts, read(listing(rule())), NOW).changes == ()
 
 
 def test_a_rule_that_was_taken_away_ends_its_alerts_and_says_why() -> None:
-    before = rules.compare_alerts({}, read(listing(rule(alert()))), NOW).alerts
-    [ended] = rules.compare_alerts(before, read(listing(rule(name="Cold"))), NOW).changes
+    before = server_rules.compare_alerts({}, read(listing(rule(alert()))), NOW).alerts
+    [ended] = server_rules.compare_alerts(before, read(listing(rule(name="Cold"))), NOW).changes
     assert ended.annotations == {"resolved_because": "the server no longer has this rule"}
 
 
 def test_the_rules_are_read_where_they_run() -> None:
     query = engines.settings("http://prometheus:9090")
-    assert rules.client_of(Settings(query=query)).url == "http://prometheus:9090"
+    assert server_rules.open_client(Settings(query=query)).url == "http://prometheus:9090"
     elsewhere = RulesSettings(owner=RuleOwner.SERVER, server_url="http://vmalert:8880/")
-    assert rules.client_of(Settings(query=query, rules=elsewhere)).url == "http://vmalert:8880"
+    assert server_rules.open_client(Settings(query=query, rules=elsewhere)).url == "http://vmalert:8880"
 
 
 @contextlib.contextmanager
@@ -157,10 +157,12 @@ def vmalert(folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize("name", ["prometheus", "vmalert"])
 def test_real_servers_tell_their_alerts(name: str, tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(RULE_FILE)
-    started = engines.prometheus(tmp_path, "rule_files: [rules.yml]\n") if name == "prometheus" else vmalert(tmp_path)
+    started = (
+        engines.prometheus(tmp_path, "rule_files: [server_rules.yml]\n") if name == "prometheus" else vmalert(tmp_path)
+    )
     with started as url, contextlib.closing(client(url)) as asked:
-        until(lambda: bool(rules.read_rules(asked, ScaledClock().now()).alerts))
-        reading = rules.read_rules(asked, ScaledClock().now())
+        until(lambda: bool(server_rules.read_rules(asked, ScaledClock().now()).alerts))
+        reading = server_rules.read_rules(asked, ScaledClock().now())
     [hot] = reading.alerts
     assert (hot.name, hot.state, hot.value, hot.annotations["summary"]) == ("Hot", "firing", 91.0, "at 91")
     assert [one.name for one in reading.rules] == ["Hot", "Cold"]
@@ -170,6 +172,4 @@ def test_real_servers_tell_their_alerts(name: str, tmp_path: Path) -> None:
 @pytest.mark.servers
 def test_a_prometheus_without_rule_files_is_unknown(tmp_path: Path) -> None:
     with engines.prometheus(tmp_path) as url, contextlib.closing(client(url)) as asked:
-        assert (
-            rules.read_rules(asked, NOW).unknown_reason == f"{url}: the server has no alerting rules, so nobody watches"
-        )
+        assert server_rules.read_rules(asked, NOW).unknown_reason == f"{url}: the server has no alerting rules"

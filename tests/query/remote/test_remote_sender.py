@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from watchkeeper import errors
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.remote.sender import BATCH_SAMPLES, reason_of
+from watchkeeper.query.remote.sender import BATCH_SAMPLES, drop_reason
 from watchkeeper.store.interfaces import Appended
 
 SERIES = Labels({"__name__": "x"})
@@ -46,7 +46,9 @@ def test_a_batch_of_nothing_but_refusals_ends_after_a_bounded_number_of_requests
 def test_trouble_of_the_server_is_raised_and_says_what_was_written_before() -> None:
     with (
         writing(TAKEN, Reply(500, b"disk full")) as (_, sender),
-        pytest.raises(errors.StoreError, match=r"answered 500\. 2000 samples were written before. It says 'disk"),
+        pytest.raises(
+            errors.StoreError, match=r"answered 500\. 2000 samples were written before. The response says 'disk"
+        ),
     ):
         sender.send(numbered(3000))
 
@@ -65,7 +67,7 @@ def test_wrong_credentials_are_no_reason_to_drop_samples() -> None:
 def test_queued_samples_arrive_in_order_without_anyone_waiting() -> None:
     with writing(TAKEN) as (server, sender):
         for turn in range(50):
-            assert sender.offer(numbered(10, first=10 * turn)) == Appended(10, {})
+            assert sender.enqueue(numbered(10, first=10 * turn)) == Appended(10, {})
         assert sender.flush(60)
         assert arrived(server) == [float(number) for number in range(500)]
         assert (sender.kept, sender.queued, sender.problem) == (500, 0, None)
@@ -79,10 +81,10 @@ def test_a_full_queue_loses_its_oldest_samples_and_counts_them() -> None:
         return TAKEN
 
     with writing(hold, TAKEN, max_queued=20) as (server, sender):
-        sender.offer(numbered(1))
+        sender.enqueue(numbered(1))
         until(lambda: bool(server.asked))
-        assert sender.offer(numbered(15, first=100)) == Appended(15, {})
-        assert sender.offer(numbered(15, first=200)) == Appended(0, {"queue_full": 15})
+        assert sender.enqueue(numbered(15, first=100)) == Appended(15, {})
+        assert sender.enqueue(numbered(15, first=200)) == Appended(0, {"queue_full": 15})
         gate.set()
         assert sender.flush(60)
         assert arrived(server) == [0.0, *(float(number) for number in range(200, 215))]
@@ -92,7 +94,7 @@ def test_a_full_queue_loses_its_oldest_samples_and_counts_them() -> None:
 @pytest.mark.slow
 def test_the_queue_waits_for_a_server_that_is_away() -> None:
     with writing(Reply(500), Reply(500), TAKEN) as (server, sender):
-        sender.offer(numbered(3))
+        sender.enqueue(numbered(3))
         until(lambda: sender.problem is not None)
         assert sender.flush(60)
         assert (arrived(server)[-3:], sender.problem, sender.kept) == ([0.0, 1.0, 2.0], None, 3)
@@ -100,11 +102,11 @@ def test_the_queue_waits_for_a_server_that_is_away() -> None:
 
 def test_closing_does_not_wait_for_a_server_that_is_away_and_counts_what_is_lost() -> None:
     with writing(Reply(500)) as (server, sender):
-        sender.offer(numbered(3))
+        sender.enqueue(numbered(3))
         until(lambda: bool(server.asked))
         sender.close()
         assert sender.dropped == {"closed": 3}
-        assert sender.offer(numbered(1)) == Appended(0, {"closed": 1})
+        assert sender.enqueue(numbered(1)) == Appended(0, {"closed": 1})
 
 
 def test_a_scrape_is_queued_and_forgotten_ids_are_told() -> None:
@@ -133,4 +135,4 @@ def test_a_scrape_is_queued_and_forgotten_ids_are_told() -> None:
     ],
 )
 def test_a_refusal_is_counted_under_the_reason_that_appends_know(message: str, reason: str) -> None:
-    assert reason_of(message) == reason
+    assert drop_reason(message) == reason

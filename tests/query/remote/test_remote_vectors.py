@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.query.remote import answers, vectors
+from watchkeeper.query.remote import responses, vectors
 from watchkeeper.query.remote.http import Response
 
 AT_MS = 1_705_276_800_000
@@ -34,14 +34,14 @@ def test_rows_are_those_that_json_has(found: list[tuple[dict[str, str], str]], s
     result = [{"metric": metric, "value": [1705276800.123, value]} for metric, value in found]
     told = {"status": "success", "data": {"resultType": "vector", "result": result}, "warnings": ["w"]}
     sent = json.dumps(told, separators=spacing, ensure_ascii=False).encode()
-    wanted = answers.instant(told["data"], AT_MS, answers.Said())
+    wanted = responses.read_instant(told["data"], AT_MS, responses.ResponseNotes())
     read = vectors.read(sent)
     if spacing != (",", ":"):
         assert read is None
         return
     assert read is not None
     assert (read.labels, read.values) == (wanted.frame.labels, wanted.frame.values[:, 0].tolist())
-    assert answers.said(read.beside).warnings == ("w",)
+    assert responses.read_notes(read.envelope).warnings == ("w",)
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_the_series_of_the_answer_before_are_the_same_objects() -> None:
 def test_a_partial_answer_says_so() -> None:
     read = vectors.read(body([{"metric": {}, "value": [1, "2"]}], isPartial=True))
     assert read is not None
-    assert answers.said(read.beside).warnings == (answers.PARTIAL,)
-    assert answers.content(Response(200, {}, body([])), "x")[0] == read.beside["data"]
+    assert responses.read_notes(read.envelope).warnings == (responses.PARTIAL,)
+    assert responses.read_payload(Response(200, {}, body([])), "x")[0] == read.envelope["data"]

@@ -104,7 +104,7 @@ def test_received_samples_can_be_asked_for_and_old_ones_are_counted() -> None:
     taken = remote_write.append_request(body, engine.appender)
     assert taken == Appended(2, {"out_of_order": 1})
     assert instant(engine, "x", "3s") == {'x{gpu="0"}': 2.0}
-    assert remote_write.response_for(taken) == (400, "2 samples were kept, others were not: 1 out_of_order")
+    assert remote_write.response_for(taken) == (400, "2 samples were stored, others were dropped: 1 out_of_order")
     assert remote_write.response_for(Appended(2, {"exemplar": 1})) == (204, "")
 
 
@@ -143,7 +143,7 @@ def test_a_request_cut_anywhere_keeps_nothing(data: st.DataObject) -> None:
     ends = {len(message) * turn // 3 for turn in range(4)}
     cut = data.draw(st.integers(1, len(message) - 1).filter(lambda at: at not in ends))
     engine = EmbeddedEngine(Head())
-    with pytest.raises(errors.WireError, match="cut off or broken"):
+    with pytest.raises(errors.WireError, match="truncated or invalid"):
         remote_write.append_request(packed(message[:cut]), engine.appender)
     assert len(engine.head) == 0
 
@@ -173,5 +173,5 @@ def test_only_the_first_version_of_the_protocol_is_accepted(
 
 def test_samples_of_one_series_are_sent_in_their_order() -> None:
     first, second = Labels({"__name__": "a"}), Labels({"__name__": "b"})
-    rows = sender.by_series([Sample(first, 2, 1.0), Sample(second, 1, 5.0), Sample(first, 3, 2.0)])
+    rows = sender.group_by_series([Sample(first, 2, 1.0), Sample(second, 1, 5.0), Sample(first, 3, 2.0)])
     assert list(rows) == [(first, [2, 3], [1.0, 2.0]), (second, [1], [5.0])]

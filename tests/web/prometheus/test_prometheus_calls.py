@@ -315,7 +315,7 @@ def test_a_write_that_the_disk_refuses_is_to_be_sent_again() -> None:
 
 def test_a_write_of_the_year_2200_is_left_out_and_said(site: Site) -> None:
     reply = write(site, 7_258_118_400_000, 1.0)
-    assert (reply.status, reply.body.decode()) == (400, "0 samples were kept, others were not: 1 future")
+    assert (reply.status, reply.body.decode()) == (400, "0 samples were stored, others were dropped: 1 future")
     assert len(get(site, "query", query="temp")["result"]) == 1
     assert b'left_out_total{reason="future"} 1' in site.ask("/metrics").body
 
@@ -328,7 +328,7 @@ def test_a_label_of_a_megabyte_is_left_out_with_the_limits(site: Site) -> None:
     reply = site.ask("/api/v1/write", method="POST", body=remote_write.encode(rows), headers=PROTOBUF)
     assert reply.status == 400
     assert reply.body.decode().startswith(
-        "1 samples were kept, others were not: 1 limit (more than 64 labels, more than"
+        "1 samples were stored, others were dropped: 1 limit (more than 64 labels, more than"
     )
     assert len(get(site, "query", query="fine")["result"]) == 1
 
@@ -339,7 +339,7 @@ def test_an_expression_of_a_megabyte_is_refused_with_both_numbers(site: Site) ->
     assert (reply.status, reply.json["errorType"]) == (413, "bad_data")
     assert "bytes or more, the limit is 262,144. Split the expression into recording rules" in reply.json["error"]
     reply = site.ask("/api/v1/query", method="POST", body=urlencode({"query": f'x{{a="{"y" * 10**5}"}}'}), headers=FORM)
-    assert (reply.status, "100,007 bytes; 65,536 are allowed" in reply.json["error"]) == (400, True)
+    assert (reply.status, "100,007 bytes, the limit is 65,536" in reply.json["error"]) == (400, True)
 
 
 def test_a_write_that_is_not_remote_write_is_refused(site: Site) -> None:

@@ -254,7 +254,7 @@ def starved(facts: IncidentFacts) -> Finding | None:
 def slow_gpu(facts: IncidentFacts) -> Finding | None:
     """A GPU of the job is slowed down by heat or power, which slows down the whole job."""
     rows = facts.context.rows(gpu_errors.CLOCK_REASONS)
-    throttled = [(labels, value) for labels, value in rows if gpu_errors.is_throttled(value)]
+    throttled = [(labels, value) for labels, value in rows if gpu_errors.is_throttling(value)]
     if facts.incident.family not in FAMILIES or not throttled:
         return None
     labels, value = throttled[0]
@@ -383,7 +383,7 @@ def _memory_error_evidence(facts: IncidentFacts, job_uuids: set[str]) -> tuple[E
 def _throttle_evidence(facts: IncidentFacts, job_uuids: set[str]) -> tuple[Evidence, ...]:
     evidence = []
     for labels, value in facts.context.rows(CLOCK_REASONS):
-        if labels.get("UUID", "") in job_uuids and gpu_errors.is_throttled(value):
+        if labels.get("UUID", "") in job_uuids and gpu_errors.is_throttling(value):
             place = _place(facts, labels)
             text = f"{facts.names(place)}: throttled, clocks event reasons 0x{int(value):x}"
             evidence.append(Evidence(gpu_errors.CLOCK_REASONS, text, at=facts.at, place=place))

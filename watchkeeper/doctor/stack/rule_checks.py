@@ -148,7 +148,7 @@ def _group_by_reason(dead_rules: list[tuple[str, list[str]]]) -> tuple[str, ...]
 
 def _existing_series(stack: Stack, server: Prometheus) -> answers.ExistingSeries:
     """Existing series, those that working rules will record, and own series that exist only during a fault."""
-    queried = {name for text in _texts(stack) if (expr := _parse(text)) is not None for name in walk.names(expr)}
+    queried = {name for text in _texts(stack) if (expr := _parse(text)) is not None for name in walk.metric_names(expr)}
     pages = {page for page in PAGE_PREFIXES.values() if any(name.startswith(page) for name in server.names)}
     own_series = frozenset(
         name

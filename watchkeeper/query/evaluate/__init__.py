@@ -1,5 +1,5 @@
 """The evaluator of the embedded engine.
 
-Comes in: a syntax tree and all times it is wanted at. Goes out: one value for the whole tree, columns of
-series × steps. Each node is evaluated once for all steps. Never here: text, storage layout, the clock.
+In: a syntax tree and all its evaluation times. Out: one value for the whole tree, in columns of series × steps.
+Each node is evaluated once for all steps. Never here: text, storage layout, the clock.
 """

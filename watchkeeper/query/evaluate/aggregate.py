@@ -1,6 +1,6 @@
-"""Aggregations: many series become one per group, or only some of a group stay.
+"""Aggregations: reduce each group to one series, or select series of each group.
 
-Rows are brought into the order of their groups once; then NumPy reduces each group's rows for all steps.
+Rows are sorted by group once; then NumPy reduces the rows of each group for all steps.
 """
 
 from __future__ import annotations
@@ -13,52 +13,52 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate import exact, label_hash, native_aggregate
-from watchkeeper.query.evaluate.grouping import Groups, by_group, group, sizes_of
+from watchkeeper.query.evaluate import compensated_sums, label_hash, native_aggregate
+from watchkeeper.query.evaluate.grouping import Groups, group, group_sizes, reduce_groups
 from watchkeeper.query.evaluate.notes import Notes
-from watchkeeper.query.evaluate.over_time import mean, sorted_quantile
-from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty, with_label
+from watchkeeper.query.evaluate.over_time import divide_sums, sorted_quantile
+from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty_vector, with_label
 from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.series import Pairs, SeriesSet
 
-# Rows of 8 bytes that lie in the processor's cache together, for some hundred steps.
-TURNED_ROWS = 256
+# Rows that fit into the CPU cache together, for some hundred steps.
+TRANSPOSED_ROWS = 256
 Reduction = Callable[[Floats, Mask, Groups], Floats]
 
 
 def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | None, *, notes: Notes) -> Vector:
     if isinstance(parameter, Text) and node.is_without and parameter.value in node.grouping:
-        # As in Prometheus, `without` takes the new label away again.
+        # As in Prometheus, `without` removes the new label.
         return aggregate(replace(node, op="count", parameter=None), vector, None, notes=notes)
-    vector = native_aggregate.left_out(node, vector, notes)
+    vector = native_aggregate.drop_unsupported(node, vector, notes)
     groups = group(vector.series, node.grouping, is_on=not node.is_without)
     if isinstance(parameter, Scalar):
         _check_parameter(node, parameter.values, notes)
     if not len(vector.series):
-        return empty(vector.values.shape[1])
+        return empty_vector(vector.values.shape[1])
     if isinstance(parameter, Text):
         return _count_values(vector, groups, parameter.value)
     if parameter is not None and node.op != "quantile":
-        chosen = CHOICES[node.op](vector, groups, parameter.values)
+        chosen = SELECTIONS[node.op](vector, groups, parameter.values)
         return chosen if vector.histograms is None else replace(chosen, histograms=vector.histograms)
-    numbers = vector.floats if node.op in native_aggregate.ADDED else vector
-    values, present = groups.brought_together(numbers.values), groups.brought_together(numbers.present)
+    numbers = vector.floats if node.op in native_aggregate.COMBINERS else vector
+    values, present = groups.sort_by_group(numbers.values), groups.sort_by_group(numbers.present)
     with np.errstate(all="ignore"):
         if parameter is not None:
             result = _quantile(values, present, groups, parameter.values)
         else:
             result = REDUCTIONS[node.op](values, present, groups)
     reduced = Vector(groups.series, result, _any(present, groups))
-    if vector.histograms is None or node.op not in native_aggregate.ADDED:
+    if vector.histograms is None or node.op not in native_aggregate.COMBINERS:
         return reduced
-    return native_aggregate.put_into(reduced, node, vector, groups=groups, notes=notes)
+    return native_aggregate.merge_histograms(reduced, node, vector, groups=groups, notes=notes)
 
 
 def _any(present: Mask, groups: Groups) -> Mask:
     if present.all():
         return np.ones((len(groups), present.shape[1]), dtype=bool)
-    return by_group(np.logical_or, present, groups.starts)
+    return reduce_groups(np.logical_or, present, groups.starts)
 
 
 def _filled(values: Floats, present: Mask, fill: float) -> Floats:
@@ -67,32 +67,32 @@ def _filled(values: Floats, present: Mask, fill: float) -> Floats:
 
 def _count(_: Floats, present: Mask, groups: Groups) -> Floats:
     if present.all():
-        sizes = sizes_of(groups.starts, len(present)).astype(np.float64)
+        sizes = group_sizes(groups.starts, len(present)).astype(np.float64)
         return np.broadcast_to(sizes[:, None], (len(groups), present.shape[1]))
-    return by_group(np.add, present.astype(np.float64), groups.starts)
+    return reduce_groups(np.add, present.astype(np.float64), groups.starts)
 
 
 def _sum(values: Floats, present: Mask, groups: Groups) -> Floats:
-    return exact.grouped_total(_filled(values, present, 0.0), groups.starts)
+    return compensated_sums.sum_groups(_filled(values, present, 0.0), groups.starts)
 
 
 def _avg(values: Floats, present: Mask, groups: Groups) -> Floats:
     sums, count = _sum(values, present, groups), _count(values, present, groups)
     if np.isfinite(sums).all():
         return sums / np.maximum(count, 1)
-    sizes = np.repeat(np.maximum(count, 1), sizes_of(groups.starts, len(values)), axis=0)
-    scaled = exact.grouped_total(_filled(values, present, 0.0) / sizes, groups.starts)
-    return mean(sums, count.astype(np.int64), scaled)
+    sizes = np.repeat(np.maximum(count, 1), group_sizes(groups.starts, len(values)), axis=0)
+    scaled = compensated_sums.sum_groups(_filled(values, present, 0.0) / sizes, groups.starts)
+    return divide_sums(sums, count.astype(np.int64), scaled)
 
 
 def _stdvar(values: Floats, present: Mask, groups: Groups) -> Floats:
-    """The mean square of the distance to the mean; counted from the largest, so that equal values give exactly 0."""
-    sizes = sizes_of(groups.starts, len(values))
+    """The mean squared deviation; values count from the maximum, so that equal values give exactly 0."""
+    sizes = group_sizes(groups.starts, len(values))
     count = np.maximum(_count(values, present, groups), 1)
     shifted = np.where(present, values - np.repeat(_max(values, present, groups), sizes, axis=0), 0.0)
-    middle = by_group(np.add, shifted, groups.starts) / count
-    away = np.where(present, shifted - np.repeat(middle, sizes, axis=0), 0.0)
-    return by_group(np.add, away * away, groups.starts) / count
+    middle = reduce_groups(np.add, shifted, groups.starts) / count
+    deviation = np.where(present, shifted - np.repeat(middle, sizes, axis=0), 0.0)
+    return reduce_groups(np.add, deviation * deviation, groups.starts) / count
 
 
 def _stddev(values: Floats, present: Mask, groups: Groups) -> Floats:
@@ -100,11 +100,11 @@ def _stddev(values: Floats, present: Mask, groups: Groups) -> Floats:
 
 
 def _min(values: Floats, present: Mask, groups: Groups) -> Floats:
-    return by_group(np.fmin, _filled(values, present, np.nan), groups.starts)
+    return reduce_groups(np.fmin, _filled(values, present, np.nan), groups.starts)
 
 
 def _max(values: Floats, present: Mask, groups: Groups) -> Floats:
-    return by_group(np.fmax, _filled(values, present, np.nan), groups.starts)
+    return reduce_groups(np.fmax, _filled(values, present, np.nan), groups.starts)
 
 
 def _group(values: Floats, _: Mask, groups: Groups) -> Floats:
@@ -125,65 +125,69 @@ REDUCTIONS: dict[str, Reduction] = {
 
 def _quantile(values: Floats, present: Mask, groups: Groups, quantiles: Floats) -> Floats:
     out = np.empty((len(groups), values.shape[1]))
-    for number, (low, high) in enumerate(_edges(groups, len(values))):
-        out[number] = sorted_quantile(_turned(values[low:high]), present[low:high].T, quantiles)
+    for number, (low, high) in enumerate(_group_edges(groups, len(values))):
+        out[number] = sorted_quantile(_transpose(values[low:high]), present[low:high].T, quantiles)
     return out
 
 
-def _turned(table: Floats) -> Floats:
-    """Steps × series, some series at a time: a step's values then lie together for sorting."""
+def _transpose(table: Floats) -> Floats:
+    """Transpose to steps × series, some series at a time: the values of a step are then adjacent for sorting."""
     out = np.empty(table.shape[::-1])
-    for row in range(0, len(table), TURNED_ROWS):
-        out[:, row : row + TURNED_ROWS] = table[row : row + TURNED_ROWS].T
+    for row in range(0, len(table), TRANSPOSED_ROWS):
+        out[:, row : row + TRANSPOSED_ROWS] = table[row : row + TRANSPOSED_ROWS].T
     return out
 
 
-def _edges(groups: Groups, rows: int) -> list[tuple[int, int]]:
+def _group_edges(groups: Groups, rows: int) -> list[tuple[int, int]]:
     stops = [*groups.starts[1:].tolist(), rows]
     return list(zip(groups.starts.tolist(), stops, strict=True))
 
 
 def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
-    """How many series of a group have each value; the value becomes a label."""
+    """Count the series of a group with each value; the value becomes a label."""
     if not label:
-        raise errors.QueryError("count_values needs a label name, not an empty text")
+        raise errors.QueryError("count_values needs a label name, it is empty")
     if vector.histograms is not None:
-        return _count_texts(vector, groups, label)
+        return _count_mixed_values(vector, groups, label)
     rows, steps = np.nonzero(vector.present)
-    # By their bits: 0 and -0 are two labels.
+    # Compare bits: 0 and -0 are different label values.
     bits, which = np.unique(vector.values[rows, steps].view(np.int64), return_inverse=True)
     distinct = bits.view(np.float64)
-    cells = groups.of[rows] * max(len(distinct), 1) + which
+    cells = groups.group_of_row[rows] * max(len(distinct), 1) + which
     kinds, kind_of = np.unique(cells, return_inverse=True)
     counts = np.zeros((len(kinds), vector.values.shape[1]))
     np.add.at(counts, (kind_of, steps), 1.0)
-    # The label may be one of those that tell groups apart: then some become one.
-    numbers: dict[Pairs, int] = {}
+    # If the label is also a grouping label, some groups are merged.
+    row_by_pairs: dict[Pairs, int] = {}
     owners = np.empty(len(kinds), dtype=np.int64)
-    for at, kind in enumerate(kinds.tolist()):
+    for index, kind in enumerate(kinds.tolist()):
         owner, value = divmod(kind, max(len(distinct), 1))
         pairs = with_label(groups.series.pairs[owner], label, format_value(float(distinct[value])))
-        owners[at] = numbers.setdefault(pairs, len(numbers))
-    total = np.zeros((len(numbers), counts.shape[1]))
+        owners[index] = row_by_pairs.setdefault(pairs, len(row_by_pairs))
+    total = np.zeros((len(row_by_pairs), counts.shape[1]))
     np.add.at(total, owners, counts)
-    return Vector(SeriesSet(list(numbers)), total, total > 0)
+    return Vector(SeriesSet(list(row_by_pairs)), total, total > 0)
 
 
-def _count_texts(vector: Vector, groups: Groups, label: str) -> Vector:
-    """The same where some values are histograms."""
+def _count_mixed_values(vector: Vector, groups: Groups, label: str) -> Vector:
+    """`_count_values` for vectors with histograms."""
     assert vector.histograms is not None
     counts: dict[Pairs, Floats] = {}
     for row, step in np.argwhere(vector.present).tolist():
         histogram = vector.histograms[row, step]
-        text = format_value(vector.values[row, step]) if histogram is None else native_aggregate.text(histogram)
-        pairs = with_label(groups.series.pairs[groups.of[row]], label, text)
+        text = (
+            format_value(vector.values[row, step])
+            if histogram is None
+            else native_aggregate.format_histogram(histogram)
+        )
+        pairs = with_label(groups.series.pairs[groups.group_of_row[row]], label, text)
         counts.setdefault(pairs, np.zeros(vector.values.shape[1]))[step] += 1
-    found = np.stack(list(counts.values())) if counts else np.empty((0, vector.values.shape[1]))
-    return Vector(SeriesSet(list(counts)), found, found > 0)
+    totals = np.stack(list(counts.values())) if counts else np.empty((0, vector.values.shape[1]))
+    return Vector(SeriesSet(list(counts)), totals, totals > 0)
 
 
 def format_value(value: float) -> str:
-    """A number as Go's `%f` with the fewest digits writes it: 100000000000000000000000, 0.5, +Inf."""
+    """Format a number as Go's `%f` with the fewest digits: 100000000000000000000000, 0.5, +Inf."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -193,21 +197,21 @@ def format_value(value: float) -> str:
 
 
 def _check_parameter(node: ast.Aggregate, parameters: Floats, notes: Notes) -> None:
-    """Refuse a k that is no whole number of 64 bits, and a ratio that is NaN; a quantile may be anything."""
+    """Refuse a k that is NaN or not an int64, and a ratio that is NaN; warn about a quantile out of range."""
     assert node.parameter is not None
-    # As in Prometheus, of all steps only the smallest below 0 and the largest above it are spoken of.
+    # As in Prometheus, only the smallest parameter below 0 and the largest one above 0 are reported.
     outermost = np.array([np.minimum(parameters.min(), 0), np.maximum(parameters.max(), 0)])
     if node.op == "quantile":
-        notes.doubt_quantiles(outermost, node.parameter)
+        notes.check_quantiles(outermost, node.parameter)
         return
-    what = "Ratio" if node.op == "limit_ratio" else "Parameter"
+    subject = "Ratio" if node.op == "limit_ratio" else "Parameter"
     if np.isnan(parameters).any():
-        raise errors.QueryError(f"{what} value is NaN", remedy="Give a finite number")
+        raise errors.QueryError(f"{subject} value is NaN", remedy="Use a finite number")
     if node.op == "limit_ratio":
-        notes.doubt_ratios(outermost, node.parameter)
+        notes.check_ratios(outermost, node.parameter)
     elif (large := parameters[np.abs(parameters) >= 2.0**63]).size:
-        way = "over" if large[0] > 0 else "under"
-        raise errors.QueryError(f"Scalar value {large[0]:g} {way}flows int64", remedy="Give a smaller number")
+        direction = "over" if large[0] > 0 else "under"
+        raise errors.QueryError(f"Scalar value {large[0]:g} {direction}flows int64", remedy="Use a smaller number")
 
 
 def _topk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
@@ -219,21 +223,21 @@ def _bottomk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
 
 
 def _extremes(vector: Vector, groups: Groups, limits: Ints, *, sign: float) -> Vector:
-    """The k first series of each group in the order of `sign × value`, NaN last; one step comes back sorted."""
+    """The first k series of each group in the order of `sign × value`, NaN last; an instant query is sorted."""
     keep = np.zeros(vector.present.shape, dtype=bool)
     order = np.empty(0, dtype=np.int64)
     for step, limit in enumerate(limits.tolist()):
         rows = np.flatnonzero(vector.present[:, step])
-        keys = sign * vector.values[rows, step]
-        order = rows[np.lexsort((keys, np.isnan(keys), groups.of[rows]))]
-        keep[order[_rank(groups.of[order]) < limit], step] = True
+        sort_keys = sign * vector.values[rows, step]
+        order = rows[np.lexsort((sort_keys, np.isnan(sort_keys), groups.group_of_row[rows]))]
+        keep[order[_rank(groups.group_of_row[order]) < limit], step] = True
     kept = Vector(vector.series, vector.values, keep)
     is_instant = len(limits) == 1
-    return kept.only(order[keep[order].ravel()]) if is_instant else kept
+    return kept.select_rows(order[keep[order].ravel()]) if is_instant else kept
 
 
 def _rank(owners: Ints) -> Ints:
-    """The place of each row within its run of equal owners."""
+    """The rank of each row within its group; the rows of a group are adjacent."""
     if not len(owners):
         return owners
     begins = np.flatnonzero(np.concatenate([[True], owners[1:] != owners[:-1]]))
@@ -242,24 +246,24 @@ def _rank(owners: Ints) -> Ints:
 
 
 def _limitk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
-    """Any k series of each group: the first ones present at the step."""
+    """The first k series of each group that are present at the step."""
     limits = parameters.astype(np.int64)
     keep = np.zeros(vector.present.shape, dtype=bool)
     for step, limit in enumerate(limits.tolist()):
         rows = groups.order[vector.present[groups.order, step]]
-        keep[rows[_rank(groups.of[rows]) < limit], step] = True
+        keep[rows[_rank(groups.group_of_row[rows]) < limit], step] = True
     return Vector(vector.series, vector.values, keep)
 
 
 def _limit_ratio(vector: Vector, _: Groups, parameters: Floats) -> Vector:
-    """A share of the series, chosen by a hash of their labels; -r are exactly those that 1-r leaves out."""
+    """A share of the series, selected by a hash of their labels; -r selects exactly the series that 1-r omits."""
     ratios = np.clip(parameters, -1.0, 1.0)
-    places = vector.series.derive("hash_offsets", label_hash.offsets)[:, None]
+    places = vector.series.derive("hash_offsets", label_hash.hash_fractions)[:, None]
     chosen = np.where(ratios >= 0, places < ratios, places >= 1.0 + ratios)
     return Vector(vector.series, vector.values, vector.present & chosen)
 
 
-CHOICES: dict[str, Callable[[Vector, Groups, Floats], Vector]] = {
+SELECTIONS: dict[str, Callable[[Vector, Groups, Floats], Vector]] = {
     "topk": _topk,
     "bottomk": _bottomk,
     "limitk": _limitk,

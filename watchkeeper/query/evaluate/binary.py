@@ -1,7 +1,7 @@
-"""Binary operators between scalars and vectors, and how two vectors find each other.
+"""Binary operators between scalars and vectors, and vector matching.
 
-Partners depend on labels only, so all pairs of rows that could ever meet are worked out once and kept with
-the left series set. Whether they do meet is then a question of presence, for all steps at once.
+Matching depends only on labels, so all pairs of rows with matching labels are computed once and cached with the left
+series set. Which pairs have samples at a step is then computed for all steps at once.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from watchkeeper.kit.own_metrics import escape
 from watchkeeper.model.labels import Labels, quote_name
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import native_operators
-from watchkeeper.query.evaluate.grouping import Groups, group, sizes_of
+from watchkeeper.query.evaluate.grouping import Groups, group, group_sizes
 from watchkeeper.query.evaluate.native_operators import Results, Side
 from watchkeeper.query.evaluate.notes import Notes
-from watchkeeper.query.evaluate.values import NAMES, Scalar, Vector, drop_name, empty, relabelled
+from watchkeeper.query.evaluate.values import NAMES, Scalar, Vector, drop_name, empty_vector, with_series
 from watchkeeper.query.promql.ast import Binary, Matching, MatchKind
 from watchkeeper.query.promql.types import TRIMS
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.series import Pairs, SeriesSet
 
-# As many as an engine has series by default; pairs beyond that come from labels that do not tell series apart.
+# The default limit of series of an engine; more pairs mean that the matching labels do not identify series.
 MAX_PAIRS = 1_000_000
 ARITHMETIC: dict[str, Callable[[Floats, Floats], Floats]] = {
     "+": np.add,
@@ -56,7 +56,7 @@ def combine(node: Binary, left: Vector | Scalar, right: Vector | Scalar, *, note
             matching = node.matching or Matching()
             if node.op in SET_OPERATORS:
                 return SET_OPERATORS[node.op](left, right, matching)
-            return _meet(node, left, right, matching=matching, notes=notes)
+            return _combine_vectors(node, left, right, matching=matching, notes=notes)
         if isinstance(left, Vector):
             return _with_scalar(node, left, left.values, right.values, notes=notes)
         assert isinstance(right, Vector)
@@ -64,137 +64,145 @@ def combine(node: Binary, left: Vector | Scalar, right: Vector | Scalar, *, note
 
 
 def _with_scalar(node: Binary, vector: Vector, left: Floats, right: Floats, *, notes: Notes) -> Vector:
-    sides = (Side(values, vector.histograms if values is vector.values else None) for values in (left, right))
-    found = _outcome(node, *sides, met=vector.present, kept=vector.values, notes=notes)
-    result = Vector(vector.series, found.values, found.present, found.histograms)
+    operands = (Side(values, vector.histograms if values is vector.values else None) for values in (left, right))
+    results = _apply(node, *operands, matched=vector.present, kept_values=vector.values, notes=notes)
+    result = Vector(vector.series, results.values, results.present, results.histograms)
     return drop_name(result) if node.op in ARITHMETIC or node.returns_bool else result
 
 
-def _outcome(node: Binary, left: Side, right: Side, *, met: Mask, kept: Floats, notes: Notes) -> Results:
-    """What an operator makes of samples that have met; a comparison keeps samples of `kept`."""
+def _apply(node: Binary, left: Side, right: Side, *, matched: Mask, kept_values: Floats, notes: Notes) -> Results:
+    """Apply an operator to matched samples; a comparison keeps samples of `kept_values`."""
     if node.op in ARITHMETIC:
-        found = Results(ARITHMETIC[node.op](left.values, right.values), met)
+        results = Results(ARITHMETIC[node.op](left.values, right.values), matched)
     elif node.op in TRIMS:
-        found = Results(kept, np.zeros(met.shape, dtype=bool))
-        met = native_operators.refuse_numbers(node, left, right, met=met, notes=notes)
+        results = Results(kept_values, np.zeros(matched.shape, dtype=bool))
+        matched = native_operators.exclude_numbers(node, left, right, matched=matched, notes=notes)
     else:
         holds = COMPARISONS[node.op](left.values, right.values)
-        found = Results(holds.astype(np.float64), met) if node.returns_bool else Results(kept, met & holds)
+        results = (
+            Results(holds.astype(np.float64), matched) if node.returns_bool else Results(kept_values, matched & holds)
+        )
     if left.histograms is None and right.histograms is None:
-        return found
-    return native_operators.put_into(found, node, left, right, met=met, notes=notes)
+        return results
+    return native_operators.merge_histograms(results, node, left, right, matched=matched, notes=notes)
 
 
-def _meet(node: Binary, left: Vector, right: Vector, *, matching: Matching, notes: Notes) -> Vector:
-    """An arithmetic or comparison operator between two vectors."""
+def _combine_vectors(node: Binary, left: Vector, right: Vector, *, matching: Matching, notes: Notes) -> Vector:
+    """Apply an arithmetic or comparison operator to two vectors."""
     if matching.fill_left is not None or matching.fill_right is not None:
-        left, right = _filled(left, right, matching)
+        left, right = _fill_missing(left, right, matching)
     steps = left.values.shape[1]
-    # As in Prometheus, a step at which one side is empty has no result and no complaint.
-    live = np.asarray(left.present.any(axis=0) & right.present.any(axis=0))
-    if not live.any():
-        return empty(steps)
+    # As in Prometheus, a step at which one side is empty has no result and no error.
+    has_both = np.asarray(left.present.any(axis=0) & right.present.any(axis=0))
+    if not has_both.any():
+        return empty_vector(steps)
     is_swapped = matching.kind is MatchKind.ONE_TO_MANY
-    many, one = (right, left) if is_swapped else (left, right)
-    one_groups = group(one.series, matching.labels, is_on=matching.is_on)
-    _refuse_duplicates(one, one_groups, live, side="left" if is_swapped else "right")
+    many_side, one_side = (right, left) if is_swapped else (left, right)
+    one_groups = group(one_side.series, matching.labels, is_on=matching.is_on)
+    _refuse_duplicates(one_side, one_groups, has_both, side="left" if is_swapped else "right")
     drops_name = node.op in ARITHMETIC or node.returns_bool
-    pairs = many.series.derive_with(
-        one.series,
+    pairs = many_side.series.derive_with(
+        one_side.series,
         ("pairs", matching, drops_name),
-        lambda: _pair(many.series, one.series, matching=matching, drops_name=drops_name),
+        lambda: _build_pairs(many_side.series, one_side.series, matching=matching, drops_name=drops_name),
     )
-    lhs, rhs = _side(many, pairs.many), _side(one, pairs.one)
+    left_operand, right_operand = _select_rows(many_side, pairs.many_rows), _select_rows(one_side, pairs.one_rows)
     if is_swapped:
-        lhs, rhs = rhs, lhs
-    present = many.present[pairs.many] & one.present[pairs.one]
+        left_operand, right_operand = right_operand, left_operand
+    present = many_side.present[pairs.many_rows] & one_side.present[pairs.one_rows]
     if matching.kind is MatchKind.ONE_TO_ONE:
-        _refuse_many(pairs, present)
-    found = _outcome(node, lhs, rhs, met=present, kept=lhs.values, notes=notes)
-    met = Vector(pairs.series, found.values, found.present, found.histograms)
+        _refuse_implicit_many(pairs, present)
+    results = _apply(node, left_operand, right_operand, matched=present, kept_values=left_operand.values, notes=notes)
+    combined = Vector(pairs.series, results.values, results.present, results.histograms)
     if matching.kind is MatchKind.ONE_TO_ONE and not pairs.has_repeats:
-        # Each has what is compared in its labels, and nothing else has the same.
-        return met
+        # The result labels are the matching labels, which are unique.
+        return combined
     try:
-        return relabelled(met, pairs.series)
+        return with_series(combined, pairs.series)
     except errors.QueryError as error:
         raise errors.QueryError(
             "multiple matches for labels: grouping labels must ensure unique matches",
-            remedy="Match on more labels, or carry over fewer with group_left or group_right",
+            remedy="Match on more labels, or include fewer labels in group_left or group_right",
         ) from error
 
 
-def _filled(left: Vector, right: Vector, matching: Matching) -> tuple[Vector, Vector]:
-    """Both sides, with a sample for each group that only the other side has at a step."""
-    ours, theirs, there, back = _shared(left, right, matching)
-    missing_right = _any_of(left, ours, np.arange(len(ours))) & ~_any_of(right, theirs, there)
-    missing_left = _any_of(right, theirs, np.arange(len(theirs))) & ~_any_of(left, ours, back)
+def _fill_missing(left: Vector, right: Vector, matching: Matching) -> tuple[Vector, Vector]:
+    """Both sides, with a fill value for each group that only the other side has at a step."""
+    left_groups, right_groups, right_of_left, left_of_right = _match_groups(left, right, matching)
+    missing_right = _group_presence(left, left_groups, np.arange(len(left_groups))) & ~_group_presence(
+        right, right_groups, right_of_left
+    )
+    missing_left = _group_presence(right, right_groups, np.arange(len(right_groups))) & ~_group_presence(
+        left, left_groups, left_of_right
+    )
     fills = matching.fill_left, matching.fill_right
-    # Prometheus turns the sides of group_right round, and the fills not (its fill-modifier.test).
+    # Prometheus swaps the sides of group_right, but not the fill values (its fill-modifier.test).
     fill_left, fill_right = reversed(fills) if matching.kind is MatchKind.ONE_TO_MANY else fills
     return (
-        _with_rows(left, theirs.series, missing_left, fill=fill_left),
-        _with_rows(right, ours.series, missing_right, fill=fill_right),
+        _append_filled(left, right_groups.series, missing_left, fill=fill_left),
+        _append_filled(right, left_groups.series, missing_right, fill=fill_right),
     )
 
 
-def _with_rows(vector: Vector, more: SeriesSet, present: Mask, *, fill: float | None) -> Vector:
+def _append_filled(vector: Vector, filled_series: SeriesSet, present: Mask, *, fill: float | None) -> Vector:
     if fill is None:
         return vector
-    filled = Vector(more, np.full(present.shape, fill), present)
+    filled = Vector(filled_series, np.full(present.shape, fill), present)
     return Vector(
-        vector.series.derive_with(more, "filled", lambda: _joined(vector.series, more)),
+        vector.series.derive_with(filled_series, "filled", lambda: _concatenate(vector.series, filled_series)),
         np.concatenate([vector.values, filled.values]),
         np.concatenate([vector.present, filled.present]),
-        native_operators.stacked(vector, filled),
+        native_operators.stack_histograms(vector, filled),
     )
 
 
-def _side(vector: Vector, rows: Ints) -> Side:
+def _select_rows(vector: Vector, rows: Ints) -> Side:
     return Side(vector.values[rows], None if vector.histograms is None else vector.histograms[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pairs:
-    """Rows of both sides that have the same signature, side by side, and the label sets they become."""
+    """Pairs of rows with the same matching labels, and the label sets of their results."""
 
-    many: Ints
-    one: Ints
-    of: Ints
+    many_rows: Ints
+    one_rows: Ints
+    group_of_pair: Ints
     series: SeriesSet
-    # Whether a group of the many side has more than one pair.
+    # Whether a group of the "many" side has more than one pair.
     has_repeats: bool
 
 
-def _pair(many: SeriesSet, one: SeriesSet, *, matching: Matching, drops_name: bool) -> _Pairs:
-    ours = group(many, matching.labels, is_on=matching.is_on)
-    theirs = group(one, matching.labels, is_on=matching.is_on)
-    partner = _link(ours.series, theirs.series)[ours.of]
-    sizes = np.append(sizes_of(theirs.starts, len(one)), 0)[partner]
-    _refuse_product(int(sizes.sum()))
-    many_rows = np.repeat(np.arange(len(many)), sizes)
-    # Pairs of a row lie together, and take the rows of its partner group one after the other.
+def _build_pairs(many_side: SeriesSet, one_side: SeriesSet, *, matching: Matching, drops_name: bool) -> _Pairs:
+    many_groups = group(many_side, matching.labels, is_on=matching.is_on)
+    one_groups = group(one_side, matching.labels, is_on=matching.is_on)
+    partner = _find_rows(many_groups.series, one_groups.series)[many_groups.group_of_row]
+    sizes = np.append(group_sizes(one_groups.starts, len(one_side)), 0)[partner]
+    _check_pair_count(int(sizes.sum()))
+    many_rows = np.repeat(np.arange(len(many_side)), sizes)
+    # The pairs of a row are adjacent, and use the rows of its partner group in order.
     nth = np.arange(len(many_rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    one_rows = theirs.order[theirs.starts[partner[many_rows]] + nth]
-    kept, carried = _results(many, one, matching, drops_name=drops_name)
+    one_rows = one_groups.order[one_groups.starts[partner[many_rows]] + nth]
+    kept, carried = _result_labels(many_side, one_side, matching, drops_name=drops_name)
     if matching.include:
         series = kept.register.combine_with(carried.register, kept.ids[many_rows], partners=carried.ids[one_rows])
     else:
         series = kept.register.select(kept.ids[many_rows])
-    of = ours.of[many_rows]
-    return _Pairs(many_rows, one_rows, of, series, len(np.unique(of)) < len(of))
+    group_of_pair = many_groups.group_of_row[many_rows]
+    return _Pairs(many_rows, one_rows, group_of_pair, series, len(np.unique(group_of_pair)) < len(group_of_pair))
 
 
-def _refuse_product(pairs: int) -> None:
+def _check_pair_count(pairs: int) -> None:
     if pairs > MAX_PAIRS:
         raise errors.QueryLimit(
-            f"both sides together have {pairs} pairs of series with the same labels, the limit is {MAX_PAIRS}",
+            f"vector matching has {pairs} pairs of series, the limit is {MAX_PAIRS}",
             remedy="Match on more labels, or aggregate one side first",
         )
 
 
-def _results(many: SeriesSet, one: SeriesSet, matching: Matching, *, drops_name: bool) -> tuple[SeriesSet, SeriesSet]:
-    """What each row of both sides gives to its results: the many side its labels, the other what is carried over."""
+def _result_labels(
+    many_side: SeriesSet, one_side: SeriesSet, matching: Matching, *, drops_name: bool
+) -> tuple[SeriesSet, SeriesSet]:
+    """The labels that each row contributes to its results: for the "one" side only the included labels."""
     names, include = frozenset(matching.labels), frozenset(matching.include)
 
     def keep(pairs: Pairs) -> Pairs:
@@ -206,109 +214,114 @@ def _results(many: SeriesSet, one: SeriesSet, matching: Matching, *, drops_name:
     def carry(pairs: Pairs) -> Pairs:
         return tuple([pair for pair in pairs if pair[0] in include])
 
-    return many.mapped(("kept", matching, drops_name), keep), one.mapped(("carried", include), carry)
+    return many_side.mapped(("kept", matching, drops_name), keep), one_side.mapped(("carried", include), carry)
 
 
-def _refuse_duplicates(vector: Vector, groups: Groups, live: Mask, *, side: str) -> None:
+def _refuse_duplicates(vector: Vector, groups: Groups, has_both: Mask, *, side: str) -> None:
     if len(groups) == len(vector.series):
         return
-    present = (vector.present & live)[groups.order]
+    present = (vector.present & has_both)[groups.order]
     counts = np.add.reduceat(present.astype(np.int64), groups.starts, axis=0)
     if (counts > 1).any():
         number, step = np.argwhere(counts > 1)[0].tolist()
-        rows = np.flatnonzero((groups.of == number) & vector.present[:, step])[:2].tolist()
+        rows = np.flatnonzero((groups.group_of_row == number) & vector.present[:, step])[:2].tolist()
         first, second = vector.series.labels_of(rows)
         [shared] = groups.series.labels_of([number])
         raise errors.QueryError(
-            f"found duplicate series for the match group {_shown(shared)} on the {side} hand-side of the operation: "
-            f"[{_shown(first)}, {_shown(second)}];many-to-many matching not allowed: matching labels must be unique on "
-            "one side",
+            f"found duplicate series for the match group {_format_labels(shared)} on the {side} hand-side of the "
+            f"operation: [{_format_labels(first)}, {_format_labels(second)}];many-to-many matching not allowed: "
+            "matching labels must be unique on one side",
             remedy="Match on more labels, or aggregate one side first",
         )
 
 
-def _shown(labels: Labels) -> str:
-    """A label set as Prometheus writes it in this message, cut to a readable length."""
+def _format_labels(labels: Labels) -> str:
+    """Format a label set as Prometheus does in this message, truncated."""
     text = "{" + ", ".join(f'{quote_name(name)}="{escape(value)}"' for name, value in labels.pairs) + "}"
     return text if len(text) <= errors.QUOTE_LIMIT else f"{text[: errors.QUOTE_LIMIT]}…"
 
 
-def _refuse_many(pairs: _Pairs, present: Mask) -> None:
+def _refuse_implicit_many(pairs: _Pairs, present: Mask) -> None:
     if not pairs.has_repeats:
         return
-    order = np.argsort(pairs.of, kind="stable")
-    starts = np.flatnonzero(np.diff(pairs.of[order], prepend=-1))
+    order = np.argsort(pairs.group_of_pair, kind="stable")
+    starts = np.flatnonzero(np.diff(pairs.group_of_pair[order], prepend=-1))
     if (np.add.reduceat(present[order].astype(np.int64), starts, axis=0) > 1).any():
         raise errors.QueryError(
             "multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)",
-            remedy="Say group_left or group_right, or match on more labels",
+            remedy="Use group_left or group_right, or match on more labels",
         )
 
 
-def _shared(left: Vector, right: Vector, matching: Matching) -> tuple[Groups, Groups, Ints, Ints]:
-    """The groups of both sides, and for each group of one side its number on the other, or -1."""
-    ours = group(left.series, matching.labels, is_on=matching.is_on)
-    theirs = group(right.series, matching.labels, is_on=matching.is_on)
-    return ours, theirs, _link(ours.series, theirs.series), _link(theirs.series, ours.series)
+def _match_groups(left: Vector, right: Vector, matching: Matching) -> tuple[Groups, Groups, Ints, Ints]:
+    """The groups of both sides, and for each group its number on the other side, or -1."""
+    left_groups = group(left.series, matching.labels, is_on=matching.is_on)
+    right_groups = group(right.series, matching.labels, is_on=matching.is_on)
+    return (
+        left_groups,
+        right_groups,
+        _find_rows(left_groups.series, right_groups.series),
+        _find_rows(right_groups.series, left_groups.series),
+    )
 
 
-def _link(series: SeriesSet, other: SeriesSet) -> Ints:
-    """For each label set its row in the other set, or -1."""
+def _find_rows(series: SeriesSet, other: SeriesSet) -> Ints:
+    """For each label set its row in the other series set, or -1."""
 
     def build() -> Ints:
         row_of = np.full(len(other.register) + 1, -1, dtype=np.int64)
         row_of[other.ids] = np.arange(len(other))
-        # A label set that the other register does not know is found at its end.
+        # A label set that is not in the other register has the number after its last one.
         return row_of[series.register.numbers_in(other.register)[series.ids]]
 
     return series.derive_with(other, "link", build)
 
 
-def _any_of(vector: Vector, groups: Groups, wanted: Ints) -> Mask:
-    """For each wanted group, at which steps any of its series is present; never for group -1."""
-    out = np.zeros((len(wanted), vector.present.shape[1]), dtype=bool)
+def _group_presence(vector: Vector, groups: Groups, group_numbers: Ints) -> Mask:
+    """For each group number, the steps at which any of its series is present; never for -1."""
+    out = np.zeros((len(group_numbers), vector.present.shape[1]), dtype=bool)
     if len(groups):
         present = np.logical_or.reduceat(vector.present[groups.order], groups.starts, axis=0)
-        out[wanted >= 0] = present[wanted[wanted >= 0]]
+        out[group_numbers >= 0] = present[group_numbers[group_numbers >= 0]]
     return out
 
 
 def _and(left: Vector, right: Vector, matching: Matching) -> Vector:
     if not (left.present.any() and right.present.any()):
-        return empty(left.values.shape[1])
-    ours, theirs, there, _ = _shared(left, right, matching)
-    partner = _any_of(right, theirs, there)[ours.of]
+        return empty_vector(left.values.shape[1])
+    left_groups, right_groups, right_of_left, _ = _match_groups(left, right, matching)
+    partner = _group_presence(right, right_groups, right_of_left)[left_groups.group_of_row]
     return Vector(left.series, left.values, left.present & partner, left.histograms)
 
 
 def _unless(left: Vector, right: Vector, matching: Matching) -> Vector:
     if not (left.present.any() and right.present.any()):
         return left
-    ours, theirs, there, _ = _shared(left, right, matching)
-    partner = _any_of(right, theirs, there)[ours.of]
+    left_groups, right_groups, right_of_left, _ = _match_groups(left, right, matching)
+    partner = _group_presence(right, right_groups, right_of_left)[left_groups.group_of_row]
     return Vector(left.series, left.values, left.present & ~partner, left.histograms)
 
 
 def _or(left: Vector, right: Vector, matching: Matching) -> Vector:
-    # Nearly all rules look for what is nowhere: then there is nothing to bring together.
+    # Most alert expressions are empty: then there is nothing to combine.
     if not (left.present.any() and right.present.any()):
         return left if left.present.any() else right
-    ours, theirs, _, back = _shared(left, right, matching)
-    partner = _any_of(left, ours, back)[theirs.of]
-    series = left.series.derive_with(right.series, "or", lambda: _joined(left.series, right.series))
+    left_groups, right_groups, _, left_of_right = _match_groups(left, right, matching)
+    partner = _group_presence(left, left_groups, left_of_right)[right_groups.group_of_row]
+    series = left.series.derive_with(right.series, "or", lambda: _concatenate(left.series, right.series))
     joined = Vector(
         series,
         np.concatenate([left.values, right.values]),
         np.concatenate([left.present, right.present & ~partner]),
-        native_operators.stacked(left, right),
+        native_operators.stack_histograms(left, right),
     )
-    return relabelled(joined, series)
+    return with_series(joined, series)
 
 
-def _joined(left: SeriesSet, right: SeriesSet) -> SeriesSet:
-    """The rows of both, one after the other."""
-    register, ours, theirs = left.register.merge_with(right.register)
-    return register.select(np.concatenate([ours[left.ids], theirs[right.ids]]))
+def _concatenate(left: SeriesSet, right: SeriesSet) -> SeriesSet:
+    """The rows of both series sets, left first."""
+    register, left_numbers, right_numbers = left.register.merge_with(right.register)
+    return register.select(np.concatenate([left_numbers[left.ids], right_numbers[right.ids]]))
 
 
 SET_OPERATORS = {"and": _and, "or": _or, "unless": _unless}

@@ -1,9 +1,8 @@
-"""What a native histogram lets one estimate: quantiles, fractions, variance, and what is left on one side of a value.
+"""Estimates from one native histogram: quantiles, fractions, variance, and trimming at a value.
 
-Inside an exponential bucket observations are spread evenly on a logarithmic scale; inside the zero bucket and between
-custom bounds, evenly. A zero bucket beside buckets of one sign only reaches to 0. Source: Prometheus'
-native histogram specification, and promql/quantile.go where that is silent. `histograms` calls these for
-each sample.
+Interpolation is logarithmic in exponential buckets, and linear in the zero bucket and in buckets with custom bounds.
+If all other buckets have one sign, the zero bucket ends at 0. Source: Prometheus' native histogram specification, and
+promql/quantile.go for what it does not specify. `native_estimates` and `native_operators` call these functions.
 """
 
 from __future__ import annotations
@@ -15,99 +14,102 @@ from enum import Enum
 from watchkeeper.model.histograms import Bucket, Buckets, Histogram
 
 
-class Doubt(Enum):
-    """What NaN among the observations does to an estimate: they are counted, and in no bucket."""
+class NanEffect(Enum):
+    """The effect of NaN observations on an estimate: they are counted, but are in no bucket."""
 
-    RESULT = "input to histogram_quantile has NaN observations, result is NaN"
-    SKEW = "input to histogram_quantile has NaN observations, result is skewed higher"
-    LEFT_OUT = "input to histogram_fraction has NaN observations, which are excluded from all fractions"
+    NAN_RESULT = "input to histogram_quantile has NaN observations, result is NaN"
+    SKEWED = "input to histogram_quantile has NaN observations, result is skewed higher"
+    EXCLUDED = "input to histogram_fraction has NaN observations, which are excluded from all fractions"
 
 
-def quantile(wanted: float, histogram: Histogram) -> tuple[float, Doubt | None]:
-    if wanted < 0 or wanted > 1:
-        return math.copysign(math.inf, wanted), None
-    if histogram.count == 0 or math.isnan(wanted):
+def quantile(phi: float, histogram: Histogram) -> tuple[float, NanEffect | None]:
+    if phi < 0 or phi > 1:
+        return math.copysign(math.inf, phi), None
+    if histogram.count == 0 or math.isnan(phi):
         return math.nan, None
     has_nan = math.isnan(histogram.sum)
-    # From the nearer end, where fewer counts are added up; with NaN only the lower end is certain.
-    is_upwards = has_nan or wanted < 0.5
-    rank = (wanted if is_upwards else 1 - wanted) * histogram.count
-    bucket, seen = _reached(histogram, rank, is_upwards=is_upwards)
+    # Start at the nearer end, where fewer counts are added; with NaN observations only the lower end is correct.
+    is_upwards = has_nan or phi < 0.5
+    rank = (phi if is_upwards else 1 - phi) * histogram.count
+    bucket, count = _find_bucket(histogram, rank, is_upwards=is_upwards)
     if histogram.is_custom and math.isinf(bucket.lower) and bucket.upper <= 0:
         return bucket.upper, None
     if histogram.is_custom and math.isinf(bucket.upper) and not math.isinf(bucket.lower):
         return bucket.lower, None
-    bucket = _narrowed(bucket, histogram)
-    seen = min(seen, histogram.count)
-    if seen < rank:
-        return (math.nan, Doubt.RESULT) if has_nan else (bucket.upper, None)
-    rank = rank - (seen - bucket.population) if is_upwards else seen - rank
+    bucket = _narrow_bucket(bucket, histogram)
+    count = min(count, histogram.count)
+    if count < rank:
+        return (math.nan, NanEffect.NAN_RESULT) if has_nan else (bucket.upper, None)
+    rank = rank - (count - bucket.population) if is_upwards else count - rank
     share = rank / bucket.population if bucket.population else math.nan
-    return _inside(bucket, share, is_linear=_is_linear(bucket, histogram)), Doubt.SKEW if has_nan else None
+    return _interpolate(bucket, share, is_linear=_is_linear(bucket, histogram)), NanEffect.SKEWED if has_nan else None
 
 
-def fraction(lower: float, upper: float, histogram: Histogram) -> tuple[float, Doubt | None]:
+def fraction(lower: float, upper: float, histogram: Histogram) -> tuple[float, NanEffect | None]:
     """The share of observations between two values."""
     if histogram.count == 0 or math.isnan(lower) or math.isnan(upper):
         return math.nan, None
-    doubt = Doubt.LEFT_OUT if math.isnan(histogram.sum) else None
+    nan_effect = NanEffect.EXCLUDED if math.isnan(histogram.sum) else None
     if lower >= upper:
-        return 0.0, doubt
-    most = histogram.count if doubt is None else sum(bucket.population for bucket in histogram.buckets())
-    low, high = (min(_rank_of(value, histogram, most), most) for value in (lower, upper))
-    return (high - low) / histogram.count, doubt
+        return 0.0, nan_effect
+    total = histogram.count if nan_effect is None else sum(bucket.population for bucket in histogram.buckets())
+    low, high = (min(_rank_of(value, histogram, total), total) for value in (lower, upper))
+    return (high - low) / histogram.count, nan_effect
 
 
 def variance(histogram: Histogram) -> float:
-    """The mean square of the distance to the mean, as if all of a bucket lay in its middle."""
+    """The mean squared distance to the mean, with all observations of a bucket at its middle."""
     if histogram.count == 0:
         return math.nan
     mean = histogram.sum / histogram.count
     parts = []
     for bucket in histogram.buckets():
         if bucket.population:
-            away = _middle(bucket, histogram) - mean
-            parts.append(bucket.population * away * away)
-    return _total(parts) / histogram.count
+            distance = _middle(bucket, histogram) - mean
+            parts.append(bucket.population * distance * distance)
+    return _sum_exactly(parts) / histogram.count
 
 
-def trimmed(histogram: Histogram, limit: float, *, keeps_below: bool) -> Histogram:
-    """Only the observations on one side of a value; the sum is estimated anew where any went."""
+def trim(histogram: Histogram, limit: float, *, keeps_below: bool) -> Histogram:
+    """Keep the observations on one side of a value; the sum is estimated if any are removed."""
     sides: list[Buckets] = []
     moments: list[tuple[float, float]] = []
     for side, sign in ((histogram.positive, 1.0), (histogram.negative, -1.0)):
-        kept: list[tuple[int, float]] = []
+        kept_buckets: list[tuple[int, float]] = []
         for index, count in side:
             begin, end = histogram.edges(index)
             bucket = Bucket(begin, end, count) if sign > 0 else Bucket(-end, -begin, count)
-            left, middle = _cut(bucket, limit, keeps_below=keeps_below, is_linear=histogram.is_custom)
-            kept.append((index, left))
-            moments.append((left, middle))
-        sides.append(tuple(kept))
+            kept_count, middle = _split_bucket(bucket, limit, keeps_below=keeps_below, is_linear=histogram.is_custom)
+            kept_buckets.append((index, kept_count))
+            moments.append((kept_count, middle))
+        sides.append(tuple(kept_buckets))
     zero = histogram.zero_count
     if zero > 0:
-        bucket = _narrowed(Bucket(-histogram.zero_threshold, histogram.zero_threshold, zero), histogram)
-        zero, middle = _cut(bucket, limit, keeps_below=keeps_below, is_linear=True)
+        bucket = _narrow_bucket(Bucket(-histogram.zero_threshold, histogram.zero_threshold, zero), histogram)
+        zero, middle = _split_bucket(bucket, limit, keeps_below=keeps_below, is_linear=True)
         moments.append((zero, middle))
     if (histogram.positive, histogram.negative, histogram.zero_count) == (*sides, zero):
         return histogram
-    count, total = _total([left for left, _ in moments]), _total([left * middle for left, middle in moments])
+    count, total = (
+        _sum_exactly([kept_count for kept_count, _ in moments]),
+        _sum_exactly([left * middle for left, middle in moments]),
+    )
     return replace(histogram, count=count, sum=total, zero_count=zero, positive=sides[0], negative=sides[1]).compacted()
 
 
-def _reached(histogram: Histogram, rank: float, *, is_upwards: bool) -> tuple[Bucket, float]:
-    """The first bucket, from one end, with which the count reaches a rank, and the count by then."""
-    bucket, seen = Bucket(0.0, 0.0, 0.0), 0.0
+def _find_bucket(histogram: Histogram, rank: float, *, is_upwards: bool) -> tuple[Bucket, float]:
+    """The first bucket, from one end, whose cumulative count reaches a rank, and that count."""
+    bucket, count = Bucket(0.0, 0.0, 0.0), 0.0
     buckets = histogram.buckets()
     for bucket in buckets if is_upwards else reversed(buckets):
-        seen += bucket.population
-        if bucket.population != 0 and seen >= rank:
+        count += bucket.population
+        if bucket.population != 0 and count >= rank:
             break
-    return bucket, seen
+    return bucket, count
 
 
-def _narrowed(bucket: Bucket, histogram: Histogram) -> Bucket:
-    """A bucket across 0 of which one side is surely empty, without that side."""
+def _narrow_bucket(bucket: Bucket, histogram: Histogram) -> Bucket:
+    """Cut a bucket that contains 0 at 0, if one side of it must be empty."""
     if histogram.is_custom:
         return bucket._replace(lower=0.0) if bucket.lower == -math.inf and bucket.upper > 0 else bucket
     if bucket.lower < 0 < bucket.upper:
@@ -122,8 +124,8 @@ def _is_linear(bucket: Bucket, histogram: Histogram) -> bool:
     return histogram.is_custom or bucket.lower <= 0 <= bucket.upper
 
 
-def _inside(bucket: Bucket, share: float, *, is_linear: bool) -> float:
-    """The value below which a share of the bucket lies."""
+def _interpolate(bucket: Bucket, share: float, *, is_linear: bool) -> float:
+    """The value below which a share of the bucket's observations lies."""
     if is_linear:
         return bucket.lower + (bucket.upper - bucket.lower) * share
     lower, upper = math.log2(abs(bucket.lower)), math.log2(abs(bucket.upper))
@@ -133,7 +135,7 @@ def _inside(bucket: Bucket, share: float, *, is_linear: bool) -> float:
 
 
 def _share_below(bucket: Bucket, value: float, *, is_linear: bool) -> float:
-    """The share of a bucket that lies below a value inside; all or nothing where it has no bound on one side."""
+    """The share of a bucket below a value inside; 1 or 0 if the bucket is unbounded on one side."""
     if bucket.lower == -math.inf:
         return 1.0
     if bucket.upper == math.inf:
@@ -144,17 +146,17 @@ def _share_below(bucket: Bucket, value: float, *, is_linear: bool) -> float:
     return (place - lower) / (upper - lower) if value > 0 else 1 - (place - upper) / (lower - upper)
 
 
-def _rank_of(value: float, histogram: Histogram, most: float) -> float:
-    """How many observations lie below a value."""
+def _rank_of(value: float, histogram: Histogram, total: float) -> float:
+    """The number of observations below a value."""
     rank = 0.0
-    for found in histogram.buckets():
-        bucket = _narrowed(found, histogram)
+    for raw_bucket in histogram.buckets():
+        bucket = _narrow_bucket(raw_bucket, histogram)
         if bucket.lower >= value:
             return rank
         if bucket.upper > value:
             return rank + bucket.population * _share_below(bucket, value, is_linear=_is_linear(bucket, histogram))
         rank += bucket.population
-    return most
+    return total
 
 
 def _middle(bucket: Bucket, histogram: Histogram) -> float:
@@ -165,24 +167,24 @@ def _middle(bucket: Bucket, histogram: Histogram) -> float:
     return math.copysign(math.sqrt(bucket.upper * bucket.lower), bucket.upper)
 
 
-def _cut(bucket: Bucket, limit: float, *, keeps_below: bool, is_linear: bool) -> tuple[float, float]:
-    """What a bucket keeps of its count on one side of a limit, and where the middle of that lies."""
+def _split_bucket(bucket: Bucket, limit: float, *, keeps_below: bool, is_linear: bool) -> tuple[float, float]:
+    """The count of a bucket on one side of a limit, and the middle of that part."""
     lower, upper, count = bucket
-    is_whole, is_gone = (upper <= limit, lower >= limit) if keeps_below else (lower >= limit, upper <= limit)
-    if is_whole or is_gone or not count:
+    is_whole, is_dropped = (upper <= limit, lower >= limit) if keeps_below else (lower >= limit, upper <= limit)
+    if is_whole or is_dropped or not count:
         return (count, _midpoint(lower, upper, is_linear=is_linear)) if is_whole and count else (0.0, 0.0)
     if math.isinf(lower) or math.isinf(upper):
-        return _cut_endless(bucket, limit, keeps_below=keeps_below)
+        return _split_unbounded(bucket, limit, keeps_below=keeps_below)
     below = count * _share_below(bucket, limit, is_linear=is_linear)
     if keeps_below:
         return below, _midpoint(lower, limit, is_linear=is_linear)
     return count - below, _midpoint(limit, upper, is_linear=is_linear)
 
 
-def _cut_endless(bucket: Bucket, limit: float, *, keeps_below: bool) -> tuple[float, float]:
-    """A bucket without a bound on one side: nobody knows where in it observations lie.
+def _split_unbounded(bucket: Bucket, limit: float, *, keeps_below: bool) -> tuple[float, float]:
+    """Split a bucket that is unbounded on one side, in which the positions of observations are unknown.
 
-    Below a positive bound they are taken to be above 0; else those towards the missing bound are taken to be there.
+    Below a positive bound observations are assumed to be positive; else they are assumed to be on the unbounded side.
     """
     lower, upper, count = bucket
     if lower == -math.inf and 0 < upper < math.inf:
@@ -206,7 +208,7 @@ def _midpoint(lower: float, upper: float, *, is_linear: bool) -> float:
     return math.copysign(math.sqrt(abs(lower * upper)), lower + upper)
 
 
-def _total(numbers: list[float]) -> float:
+def _sum_exactly(numbers: list[float]) -> float:
     try:
         return math.fsum(numbers)
     except (OverflowError, ValueError):

@@ -1,8 +1,7 @@
 """Quantiles and fractions of classic histograms: counters per bucket, with the upper bound in the label `le`.
 
-Histograms with the same bounds are computed together, for all steps at once. Buckets that are absent
-at a step are left out there, so steps are split by which buckets they have. Native histograms among the samples go to
-`native_estimates`.
+Histograms with the same bounds are computed together, for all steps at once. A bucket that is absent at a step is
+ignored there, so steps are grouped by their present buckets. `native_estimates` computes native histograms.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BOUND_LABEL = "le"
 # Differences below this share of the counts are rounding, not observations (Prometheus, promql/quantile.go).
 ROUNDING = 1e-12
 
-# From bounds [bucket], cumulative counts [bucket, cell] and the step of each cell, one number per cell.
+# Computes one number per cell from bounds [bucket], cumulative counts [bucket, cell] and the step of each cell.
 Compute: TypeAlias = Callable[[Floats, Floats, Ints], Floats]
 
 
@@ -44,51 +43,53 @@ class _Layout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Doubts:
-    """Where to say what is wrong with the buckets; `fixed_at` are the steps at which a repair is worth a word."""
+class _NoteTarget:
+    """Where to add notes about bad buckets; `notes_repairs` are the steps at which a monotonicity fix is reported."""
 
     notes: Notes
     about: ast.Expr
-    fixed_at: Mask
+    notes_repairs: Mask
 
 
 def _histogram_quantile(invocation: Invocation) -> Vector:
-    return _quantiles_of(invocation, 0, buckets_at=1)
+    return _quantile_at(invocation, 0, buckets_at=1)
 
 
-def _quantiles_of(invocation: Invocation, quantiles_at: int, *, buckets_at: int) -> Vector:
+def _quantile_at(invocation: Invocation, quantiles_at: int, *, buckets_at: int) -> Vector:
     quantiles, args = invocation.scalar(quantiles_at).values, invocation.call.args
-    invocation.notes.doubt_quantiles(quantiles, args[quantiles_at])
-    doubts = _Doubts(invocation.notes, args[buckets_at], (quantiles >= 0) & (quantiles <= 1))
+    invocation.notes.check_quantiles(quantiles, args[quantiles_at])
+    note_target = _NoteTarget(invocation.notes, args[buckets_at], (quantiles >= 0) & (quantiles <= 1))
     vector = invocation.vector(buckets_at)
-    classic = _per_histogram(
-        vector.floats, lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]), doubts=doubts
+    classic = _compute_all(
+        vector.floats,
+        lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]),
+        note_target=note_target,
     )
-    classic = _with_impossible(classic, quantiles)
+    classic = _set_out_of_range(classic, quantiles)
     if vector.histograms is None:
         return drop_name(classic)
     return drop_name(
-        native_estimates.with_quantiles(classic, vector, quantiles, about=doubts.about, notes=doubts.notes)
+        native_estimates.with_quantiles(classic, vector, quantiles, about=note_target.about, notes=note_target.notes)
     )
 
 
 def _histogram_quantiles(invocation: Invocation) -> Vector:
-    """Several quantiles at once; each result carries its quantile in the label given."""
+    """Several quantiles at once; each result has its quantile in the given label."""
     label = invocation.text(1)
     parts = []
     for at in range(2, len(invocation.args)):
-        wanted = invocation.scalar(at).values
-        part = _quantiles_of(invocation, at, buckets_at=0)
-        name = _spelled(float(wanted[0]))
+        quantiles = invocation.scalar(at).values
+        part = _quantile_at(invocation, at, buckets_at=0)
+        name = _format_openmetrics(float(quantiles[0]))
         series = [with_label(pairs, label, name) for pairs in part.series.pairs]
         parts.append(Vector(SeriesSet(series), part.values, part.present))
-    pairs = [each for part in parts for each in part.series.pairs]
+    pairs = [series_pairs for part in parts for series_pairs in part.series.pairs]
     values, present = (np.concatenate(arrays) for arrays in zip(*((p.values, p.present) for p in parts), strict=True))
     return merge_duplicates(Vector(SeriesSet(pairs), values, present))
 
 
-def _spelled(value: float) -> str:
-    """A number as OpenMetrics writes it in a label: 1.0, 0.25, +Inf."""
+def _format_openmetrics(value: float) -> str:
+    """Format a number as OpenMetrics does in a label: 1.0, 0.25, +Inf."""
     text = format_value(value)
     return text if not math.isfinite(value) or "." in text else f"{text}.0"
 
@@ -96,10 +97,10 @@ def _spelled(value: float) -> str:
 def _histogram_fraction(invocation: Invocation) -> Vector:
     lower, upper = invocation.scalar(0).values, invocation.scalar(1).values
     vector, about = invocation.vector(2), invocation.call.args[2]
-    classic = _per_histogram(
+    classic = _compute_all(
         vector.floats,
         lambda bounds, counts, steps: _fraction(bounds, counts, lower[steps], upper[steps]),
-        doubts=_Doubts(invocation.notes, about, np.zeros(len(lower), dtype=bool)),
+        note_target=_NoteTarget(invocation.notes, about, np.zeros(len(lower), dtype=bool)),
     )
     if vector.histograms is None:
         return drop_name(classic)
@@ -108,24 +109,24 @@ def _histogram_fraction(invocation: Invocation) -> Vector:
     )
 
 
-def _per_histogram(vector: Vector, compute: Compute, *, doubts: _Doubts) -> Vector:
+def _compute_all(vector: Vector, compute: Compute, *, note_target: _NoteTarget) -> Vector:
     steps = vector.values.shape[1]
-    for row, name, bound in vector.series.derive("malformed_buckets", _malformed):
+    for row, name, bound in vector.series.derive("malformed_buckets", _malformed_rows):
         if vector.present[row].any():
-            doubts.notes.doubt_bucket(name, bound, doubts.about)
+            note_target.notes.warn_bad_bucket(name, bound, note_target.about)
     series: list[Pairs] = []
     values: list[Floats] = [np.empty((0, steps))]
     present: list[Mask] = [np.empty((0, steps), dtype=bool)]
-    layouts = vector.series.derive("histograms", _layouts)
+    layouts = vector.series.derive("histograms", _build_layouts)
     for layout in layouts:
         shape = (len(layout.rows), steps)
         counts = vector.values[layout.rows].swapaxes(0, 1).reshape(len(layout.bounds), -1)
-        there = vector.present[layout.rows].swapaxes(0, 1).reshape(len(layout.bounds), -1)
-        found, was_fixed = _by_pattern(layout.bounds, counts, there, compute=compute, steps=steps)
-        for row in np.flatnonzero((was_fixed.reshape(shape) & doubts.fixed_at).any(axis=1)).tolist():
-            doubts.notes.doubt_monotonicity(layout.names[row], doubts.about)
-        values.append(found.reshape(shape))
-        present.append(np.any(there, axis=0).reshape(shape))
+        bucket_present = vector.present[layout.rows].swapaxes(0, 1).reshape(len(layout.bounds), -1)
+        results, was_repaired = _compute_by_pattern(layout.bounds, counts, bucket_present, compute=compute, steps=steps)
+        for row in np.flatnonzero((was_repaired.reshape(shape) & note_target.notes_repairs).any(axis=1)).tolist():
+            note_target.notes.note_monotonicity(layout.names[row], note_target.about)
+        values.append(results.reshape(shape))
+        present.append(np.any(bucket_present, axis=0).reshape(shape))
         series.extend(layout.series)
     shared = vector.series.derive("histogram_series", lambda _: SeriesSet(series))
     return Vector(shared, np.concatenate(values), np.concatenate(present))
@@ -138,79 +139,81 @@ def _bound(pairs: Pairs) -> float | None:
         return None
 
 
-def _malformed(series: Sequence[Pairs]) -> list[tuple[int, str, str]]:
-    """Rows that are no buckets, with their name and what stands where the bound should be."""
-    wrong = ((row, pairs) for row, pairs in enumerate(series) if _bound(pairs) is None)
-    return [(row, label_of(pairs, METRIC_NAME), label_of(pairs, BOUND_LABEL)) for row, pairs in wrong]
+def _malformed_rows(series: Sequence[Pairs]) -> list[tuple[int, str, str]]:
+    """Rows that are not buckets, with their metric name and their value of `le`."""
+    malformed = ((row, pairs) for row, pairs in enumerate(series) if _bound(pairs) is None)
+    return [(row, label_of(pairs, METRIC_NAME), label_of(pairs, BOUND_LABEL)) for row, pairs in malformed]
 
 
-def _layouts(series: Sequence[Pairs]) -> list[_Layout]:
-    """Bring buckets into histograms, and histograms into groups with the same bounds."""
+def _build_layouts(series: Sequence[Pairs]) -> list[_Layout]:
+    """Group buckets by histogram, and histograms by their bounds."""
     histograms: dict[Pairs, list[tuple[float, int]]] = {}
     for row, pairs in enumerate(series):
         bound = _bound(pairs)
         if bound is None:
             continue
-        # The name tells two histograms apart, although the result has none.
-        whose = tuple(pair for pair in pairs if pair[0] != BOUND_LABEL)
-        histograms.setdefault(whose, []).append((bound, row))
+        # The metric name distinguishes histograms, although the result has none.
+        signature = tuple(pair for pair in pairs if pair[0] != BOUND_LABEL)
+        histograms.setdefault(signature, []).append((bound, row))
     by_bounds: dict[tuple[float, ...], list[tuple[Pairs, list[int]]]] = {}
     for pairs, buckets in histograms.items():
         buckets.sort()
         by_bounds.setdefault(tuple(bound for bound, _ in buckets), []).append((pairs, [row for _, row in buckets]))
-    return [_layout(bounds, found) for bounds, found in by_bounds.items()]
+    return [_build_layout(bounds, members) for bounds, members in by_bounds.items()]
 
 
-def _layout(bounds: tuple[float, ...], found: list[tuple[Pairs, list[int]]]) -> _Layout:
+def _build_layout(bounds: tuple[float, ...], members: list[tuple[Pairs, list[int]]]) -> _Layout:
     return _Layout(
         bounds=np.array(bounds),
-        rows=np.array([rows for _, rows in found]),
-        series=[pairs for pairs, _ in found],
-        names=[label_of(pairs, METRIC_NAME) for pairs, _ in found],
+        rows=np.array([rows for _, rows in members]),
+        series=[pairs for pairs, _ in members],
+        names=[label_of(pairs, METRIC_NAME) for pairs, _ in members],
     )
 
 
-def _by_pattern(bounds: Floats, counts: Floats, there: Mask, *, compute: Compute, steps: int) -> tuple[Floats, Mask]:
-    """Compute each cell from the buckets it has, and say which had to be repaired.
+def _compute_by_pattern(
+    bounds: Floats, counts: Floats, present: Mask, *, compute: Compute, steps: int
+) -> tuple[Floats, Mask]:
+    """Compute each cell from its present buckets, and return which cells were made monotonic.
 
-    Cells that have the same buckets are computed together.
+    Cells with the same buckets are computed together.
     """
-    out, was_fixed = np.full(counts.shape[1], np.nan), np.zeros(counts.shape[1], dtype=bool)
-    for has, cells in _patterns(there):
+    out, was_repaired = np.full(counts.shape[1], np.nan), np.zeros(counts.shape[1], dtype=bool)
+    for has, cells in _iterate_patterns(present):
         if not len(cells) or not np.isposinf(bounds[has][-1]):
             continue
-        edges, cumulative = _coalesced(bounds[has], counts[has][:, cells])
+        edges, cumulative = _merge_equal_bounds(bounds[has], counts[has][:, cells])
         with np.errstate(all="ignore"):
-            rising, was_fixed[cells] = _monotonic(cumulative)
+            rising, was_repaired[cells] = _make_monotonic(cumulative)
             out[cells] = compute(edges, rising, cells % steps)
-    return out, was_fixed
+    return out, was_repaired
 
 
-def _patterns(there: Mask) -> Iterator[tuple[Mask, Ints]]:
-    """Each choice of buckets that any cell has, with its cells."""
-    whole = there.all(axis=0)
-    yield np.ones(len(there), dtype=bool), np.flatnonzero(whole)
-    # Nearly all cells have all buckets or none, and telling patterns apart takes long.
-    partial = np.flatnonzero(there.any(axis=0) & ~whole)
-    patterns, which = np.unique(there[:, partial], axis=1, return_inverse=True)
+def _iterate_patterns(present: Mask) -> Iterator[tuple[Mask, Ints]]:
+    """Each combination of present buckets, with its cells."""
+    whole = present.all(axis=0)
+    yield np.ones(len(present), dtype=bool), np.flatnonzero(whole)
+    # Nearly all cells have all buckets or none, and comparing patterns is slow.
+    partial = np.flatnonzero(present.any(axis=0) & ~whole)
+    patterns, which = np.unique(present[:, partial], axis=1, return_inverse=True)
     for number in range(patterns.shape[1]):
         yield patterns[:, number], partial[which.ravel() == number]
 
 
-def _coalesced(bounds: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Add up buckets whose bounds are the same number in different spellings."""
+def _merge_equal_bounds(bounds: Floats, counts: Floats) -> tuple[Floats, Floats]:
+    """Sum buckets whose bounds are the same number, written in different ways."""
     edges, starts = np.unique(bounds, return_index=True)
     return edges, np.add.reduceat(counts, starts, axis=0)
 
 
-def _monotonic(counts: Floats) -> tuple[Floats, Mask]:
-    """Counts that never fall from bucket to bucket, and where they did; tiny steps are rounding and are flattened."""
+def _make_monotonic(counts: Floats) -> tuple[Floats, Mask]:
+    """Make counts monotonic, and return which cells were not; tiny differences are rounding errors and are removed."""
     out, fell = counts.copy(), np.zeros(counts.shape[1], dtype=bool)
     for bucket in range(1, len(out)):
-        before, here = out[bucket - 1], out[bucket]
-        close = np.abs(here - before) < ROUNDING * (np.abs(here) + np.abs(before))
-        fell |= (here < before) & ~close
-        out[bucket] = np.where((here < before) | close, before, here)
+        lower, upper = out[bucket - 1], out[bucket]
+        is_close = np.abs(upper - lower) < ROUNDING * (np.abs(upper) + np.abs(lower))
+        fell |= (upper < lower) & ~is_close
+        out[bucket] = np.where((upper < lower) | is_close, lower, upper)
     return out, fell
 
 
@@ -230,12 +233,12 @@ def _quantile(bounds: Floats, counts: Floats, quantiles: Floats) -> Floats:
     return np.where(np.isnan(quantiles), np.nan, inside)
 
 
-def _with_impossible(vector: Vector, quantiles: Floats) -> Vector:
-    """A quantile below 0 or above 1 lies beyond everything, whichever buckets there are."""
-    beyond = (quantiles < 0) | (quantiles > 1)
-    if not beyond.any():
+def _set_out_of_range(vector: Vector, quantiles: Floats) -> Vector:
+    """Set the results of a quantile below 0 to -Inf and above 1 to +Inf."""
+    out_of_range = (quantiles < 0) | (quantiles > 1)
+    if not out_of_range.any():
         return vector
-    return Vector(vector.series, np.where(beyond, np.copysign(np.inf, quantiles), vector.values), vector.present)
+    return Vector(vector.series, np.where(out_of_range, np.copysign(np.inf, quantiles), vector.values), vector.present)
 
 
 def _fraction(bounds: Floats, counts: Floats, lower: Floats, upper: Floats) -> Floats:
@@ -246,19 +249,19 @@ def _fraction(bounds: Floats, counts: Floats, lower: Floats, upper: Floats) -> F
 
 
 def _rank_of(bounds: Floats, counts: Floats, value: Floats) -> Floats:
-    """How many observations lie below a value, interpolated within its bucket."""
+    """The number of observations below a value, interpolated within its bucket."""
     cells = np.arange(counts.shape[1])
     begins = np.concatenate([[-np.inf if bounds[0] <= 0 else 0.0], bounds[:-1]])
-    # The bucket whose begin is below the value and whose bound is above it, else all buckets that end before it.
+    # The bucket that contains the value, or the number of buckets if it is above all bounds.
     bucket = np.searchsorted(bounds, value, side="right")
     inside = bucket < len(bounds)
-    place = np.minimum(bucket, len(bounds) - 1)
-    below = np.where(place > 0, counts[np.maximum(place - 1, 0), cells], 0.0)
-    part = (value - begins[place]) / (bounds[place] - begins[place])
-    # A bucket without a lower bound cannot be interpolated: a value inside lies above all of it. In one without
-    # an upper bound the part is 0, so a value inside lies below all of it.
-    part = np.where(np.isneginf(begins[place]), 1.0, part)
-    rank = np.where(begins[place] >= value, below, below + (counts[place, cells] - below) * part)
+    index = np.minimum(bucket, len(bounds) - 1)
+    below = np.where(index > 0, counts[np.maximum(index - 1, 0), cells], 0.0)
+    part = (value - begins[index]) / (bounds[index] - begins[index])
+    # A bucket without a lower bound cannot be interpolated: all its observations count as below the value. In a bucket
+    # without an upper bound the part is 0, so none of its observations count.
+    part = np.where(np.isneginf(begins[index]), 1.0, part)
+    rank = np.where(begins[index] >= value, below, below + (counts[index, cells] - below) * part)
     return np.asarray(np.where(inside, np.minimum(rank, counts[-1]), counts[-1]))
 
 

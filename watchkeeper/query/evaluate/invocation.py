@@ -1,4 +1,4 @@
-"""A call of a PromQL function: its evaluated arguments, and what else a function may need to know."""
+"""A call of a PromQL function: its evaluated arguments, the times, and the notes of the query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from watchkeeper.store.series import SeriesSet
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Invocation:
-    """The parser has checked the number and types of arguments, so the accessors only assert them."""
+    """A function call; the parser has checked the number and types of arguments, so accessors only assert them."""
 
     call: ast.FunctionCall
     args: tuple[Value, ...]
@@ -43,7 +43,7 @@ class Invocation:
         assert isinstance(value, Text)
         return value.value
 
-    def one_row(self, values: Scalar) -> Vector:
+    def single_series(self, values: Scalar) -> Vector:
         """A vector of one series without labels."""
         return Vector(SeriesSet([()]), values.values[None, :], np.ones((1, len(self.times_ms)), dtype=bool))
 

@@ -1,7 +1,7 @@
-"""Calls of functions whose arguments have native histograms among their samples; the evaluator hands those over.
+"""Call functions whose arguments contain native histograms.
 
-Some functions know histograms themselves, some of ranges have a second half for them, and all others see the numbers
-only, as in Prometheus.
+Some functions support histograms, some range functions have a second implementation in `native_windows`, and all
+others read only the numbers, as in Prometheus. The evaluator calls this module.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from watchkeeper.query.evaluate.notes import Notes
 from watchkeeper.query.evaluate.values import Value, Vector, Windows, is_none, label_of
 from watchkeeper.store.histograms import Cells
 
-# Functions that take histograms as they are.
-KNOWING = frozenset(
+# Functions that support histograms themselves.
+HISTOGRAM_FUNCTIONS = frozenset(
     {
         *("histogram_avg", "histogram_count", "histogram_fraction", "histogram_quantile", "histogram_quantiles"),
         *("histogram_stddev", "histogram_stdvar", "histogram_sum"),
@@ -29,20 +29,20 @@ KNOWING = frozenset(
 )
 
 
-# A histogram takes as long as this many numbers: 50 µs to 200 µs.
-COST = 250
-COUNTING = frozenset({"increase", "rate"})
-# Counter resets that collide in a sum are told where a query wants count or sum of histograms only: elsewhere
-# Prometheus does not know of them (its issue 15346), and a sum is then of unknown kind without a word.
-TELLING_RESETS = {
+# A histogram takes as much time as this many numbers: 50 µs to 200 µs.
+SAMPLES_PER_HISTOGRAM = 250
+COUNTER_FUNCTIONS = frozenset({"increase", "rate"})
+# Prometheus warns about conflicting counter resets only if a query needs just the count or sum of histograms: elsewhere
+# it does not decode the reset hint (its issue 15346).
+NEEDS_RESETS = {
     **dict.fromkeys(("histogram_avg", "histogram_count", "histogram_sum"), True),
     **dict.fromkeys(("histogram_fraction", "histogram_quantile", "histogram_quantiles"), False),
     **dict.fromkeys(("histogram_stddev", "histogram_stdvar"), False),
 }
 
 
-def without_resets(cells: Cells) -> Cells:
-    """Histograms that do not say that they are counter resets."""
+def clear_reset_hints(cells: Cells) -> Cells:
+    """Replace the hint of a counter reset by unknown."""
     out = cells.copy()
     for cell in map(tuple, np.argwhere(~is_none(cells)).tolist()):
         if cells[cell].hint is ResetHint.RESET:
@@ -50,10 +50,10 @@ def without_resets(cells: Cells) -> Cells:
     return out
 
 
-def cost(args: Sequence[Value], steps: int) -> int:
-    """What results of histograms cost, counted in samples."""
+def estimate_cost(args: Sequence[Value], steps: int) -> int:
+    """The cost of results with histograms, in samples."""
     return sum(
-        COST * len(arg.series) * steps
+        SAMPLES_PER_HISTOGRAM * len(arg.series) * steps
         for arg in args
         if isinstance(arg, (Vector, Windows)) and arg.histograms is not None
     )
@@ -63,31 +63,33 @@ def has_histograms(value: Value) -> bool:
     return isinstance(value, (Vector, Windows)) and value.histograms is not None
 
 
-def negated(cells: Cells) -> Cells:
-    """Histograms with the other sign, which are gauges."""
+def negate(cells: Cells) -> Cells:
+    """Negate histograms; the results are gauges."""
     out = np.full(cells.shape, None, dtype=object)
     for cell in map(tuple, np.argwhere(~is_none(cells)).tolist()):
         out[cell] = cells[cell].scaled(-1.0)
     return out
 
 
-def call(function: PromFunction, invocation: Invocation) -> Value:
-    """The value of a function with histograms among its arguments."""
+def call_function(function: PromFunction, invocation: Invocation) -> Value:
+    """Call a function whose arguments contain histograms."""
     name = invocation.call.function
-    if name in KNOWING:
+    if name in HISTOGRAM_FUNCTIONS:
         return function(invocation)
     numbers = tuple(arg.floats if isinstance(arg, (Vector, Windows)) else arg for arg in invocation.args)
     about, notes = invocation.call.args[0], invocation.notes
     windows = next((arg for arg in invocation.args if isinstance(arg, Windows) and arg.histograms is not None), None)
     if windows is not None and name in native_windows.FUNCTIONS:
-        # What is said about windows of numbers may be about some that hold histograms, too.
-        result = function(replace(invocation, args=numbers, notes=Notes()))
-        assert isinstance(result, Vector)
-        found = native_windows.put_into(result, name, windows, about=about, notes=notes)
-        if name in COUNTING:
-            rows = np.flatnonzero(found.floats.present.any(axis=1)).tolist()
-            notes.doubt_counters(dict.fromkeys(label_of(found.series.pairs[row], METRIC_NAME) for row in rows), about)
-        return found
+        # Without the notes of this call: they may refer to windows that also have histograms.
+        number_result = function(replace(invocation, args=numbers, notes=Notes()))
+        assert isinstance(number_result, Vector)
+        merged = native_windows.merge_results(number_result, name, windows, about=about, notes=notes)
+        if name in COUNTER_FUNCTIONS:
+            rows = np.flatnonzero(merged.floats.present.any(axis=1)).tolist()
+            notes.check_counter_names(
+                dict.fromkeys(label_of(merged.series.pairs[row], METRIC_NAME) for row in rows), about
+            )
+        return merged
     if windows is not None:
-        native_windows.doubt_ignored(windows, about=about, notes=notes)
+        native_windows.note_ignored_histograms(windows, about=about, notes=notes)
     return function(replace(invocation, args=numbers))

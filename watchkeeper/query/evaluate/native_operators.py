@@ -1,8 +1,7 @@
-"""Binary operators where a side is a native histogram; `binary` calls this for the samples that have met.
+"""Binary operators where one side is a native histogram, for `binary`.
 
-Histograms are added to and subtracted from each other, multiplied and divided by numbers, compared for being the same,
-and trimmed at a number. Any other pair has no result, and an info says so, as in Prometheus (promql/engine.go,
-vectorElemBinop).
+Two histograms can be added, subtracted and compared for equality; a histogram can be multiplied, divided and trimmed by
+a number. Any other pair has no result and an info, as in Prometheus (promql/engine.go, vectorElemBinop).
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ OPERATIONS = {"+": "addition", "-": "subtraction"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """One side of an operator, laid out for the other: numbers, and histograms where there are any."""
+    """One side of an operator, with one row for each matched row of the other side."""
 
     values: Floats
     histograms: Cells | None
 
-    def at(self, cell: tuple[int, int]) -> float | Histogram:
-        found = None if self.histograms is None else self.histograms[cell]
-        # A scalar has one number for all rows.
-        return float(self.values[cell[-self.values.ndim :]]) if found is None else found
+    def value_at(self, cell: tuple[int, int]) -> float | Histogram:
+        histogram = None if self.histograms is None else self.histograms[cell]
+        # A scalar has one value for all rows.
+        return float(self.values[cell[-self.values.ndim :]]) if histogram is None else histogram
 
     @property
     def is_native(self) -> Mask | bool:
@@ -48,29 +47,31 @@ class Results:
     histograms: Cells | None = None
 
 
-def put_into(plain: Results, node: ast.Binary, left: Side, right: Side, *, met: Mask, notes: Notes) -> Results:
-    """The results that numbers gave, with those of histograms in their places; `met` is where both sides have one."""
-    values, present = np.array(plain.values), np.array(plain.present)
-    kept = np.full(values.shape, None, dtype=object)
-    for row, step in np.argwhere((left.is_native | right.is_native) & met).tolist():
-        found = _pair(node, left.at((row, step)), right.at((row, step)), notes=notes)
-        if isinstance(found, Histogram):
-            kept[row, step] = found
-        values[row, step] = found if isinstance(found, float) else np.nan
-        present[row, step] = found is not None
-    return Results(values, present, kept)
+def merge_histograms(
+    numbers: Results, node: ast.Binary, left: Side, right: Side, *, matched: Mask, notes: Notes
+) -> Results:
+    """Add the results of histograms to those of numbers; `matched` are the cells where both sides have a sample."""
+    values, present = np.array(numbers.values), np.array(numbers.present)
+    cells = np.full(values.shape, None, dtype=object)
+    for row, step in np.argwhere((left.is_native | right.is_native) & matched).tolist():
+        result = _combine_pair(node, left.value_at((row, step)), right.value_at((row, step)), notes=notes)
+        if isinstance(result, Histogram):
+            cells[row, step] = result
+        values[row, step] = result if isinstance(result, float) else np.nan
+        present[row, step] = result is not None
+    return Results(values, present, cells)
 
 
-def refuse_numbers(node: ast.Binary, left: Side, right: Side, *, met: Mask, notes: Notes) -> Mask:
-    """Where a trim operator has met a histogram; of two numbers it makes nothing, and says so."""
-    native = np.broadcast_to(left.is_native | right.is_native, met.shape)
-    if (met & ~native).any():
-        _refuse(node, "float", "float", notes=notes)
-    return np.asarray(met & native)
+def exclude_numbers(node: ast.Binary, left: Side, right: Side, *, matched: Mask, notes: Notes) -> Mask:
+    """The matched cells with a histogram; a trim operator on two numbers adds an info."""
+    native = np.broadcast_to(left.is_native | right.is_native, matched.shape)
+    if (matched & ~native).any():
+        _note_incompatible(node, "float", "float", notes=notes)
+    return np.asarray(matched & native)
 
 
-def stacked(left: Vector, right: Vector) -> Cells | None:
-    """The histograms of two vectors, one below the other."""
+def stack_histograms(left: Vector, right: Vector) -> Cells | None:
+    """Concatenate the histograms of two vectors."""
     if left.histograms is None and right.histograms is None:
         return None
     return np.concatenate(
@@ -81,13 +82,13 @@ def stacked(left: Vector, right: Vector) -> Cells | None:
     )
 
 
-def _pair(
+def _combine_pair(
     node: ast.Binary, left: float | Histogram, right: float | Histogram, *, notes: Notes
 ) -> float | Histogram | None:
     op = node.op
     if isinstance(left, Histogram) and isinstance(right, Histogram):
         if op in OPERATIONS:
-            return _combined(node, left, right, notes=notes)
+            return _combine_histograms(node, left, right, notes=notes)
         if op in ("==", "!="):
             holds = left.is_same(right) is (op == "==")
             return float(holds) if node.returns_bool else left if holds else None
@@ -97,36 +98,36 @@ def _pair(
         if op == "/":
             return left.divided(right).compacted()
         if op in TRIMS:
-            return estimates.trimmed(left, right, keeps_below=op == "</")
+            return estimates.trim(left, right, keeps_below=op == "</")
     elif isinstance(right, Histogram) and not isinstance(left, Histogram) and op == "*":
         return right.scaled(left).compacted()
     kinds = ["histogram" if isinstance(side, Histogram) else "float" for side in (left, right)]
-    _refuse(node, *kinds, notes=notes)
+    _note_incompatible(node, *kinds, notes=notes)
     return None
 
 
-def _combined(node: ast.Binary, left: Histogram, right: Histogram, *, notes: Notes) -> Histogram | None:
+def _combine_histograms(node: ast.Binary, left: Histogram, right: Histogram, *, notes: Notes) -> Histogram | None:
     try:
-        found = (
+        combined = (
             histograms.sum_histograms([left, right]) if node.op == "+" else histograms.subtract_histograms(left, right)
         )
     except histograms.IncompatibleHistograms:
-        notes.warn(f"incompatible bucket layout encountered for binary operator {node.op}", _first(node))
+        notes.warn(f"incompatible bucket layout encountered for binary operator {node.op}", _leftmost(node))
         return None
-    notes.doubt_combined(found, _first(node), operation=OPERATIONS[node.op])
-    result = found.histogram.compacted()
-    # No difference is a counter, whatever both sides were.
+    notes.note_combined(combined, _leftmost(node), operation=OPERATIONS[node.op])
+    result = combined.histogram.compacted()
+    # A difference is a gauge, even if both sides are counters.
     return result if node.op == "+" else replace(result, hint=ResetHint.GAUGE)
 
 
-def _refuse(node: ast.Binary, left: str, right: str, *, notes: Notes) -> None:
-    """Say that an operator does nothing with such samples."""
-    what = "incompatible sample types encountered for binary operator"
-    notes.tell(f'{what} "{node.op}": {left} {node.op} {right}', _first(node))
+def _note_incompatible(node: ast.Binary, left: str, right: str, *, notes: Notes) -> None:
+    """Add an info that the operator does not support these sample types."""
+    problem = "incompatible sample types encountered for binary operator"
+    notes.note(f'{problem} "{node.op}": {left} {node.op} {right}', _leftmost(node))
 
 
-def _first(node: ast.Expr) -> ast.Expr:
-    """Where the expression begins; an operator's own place is its sign."""
+def _leftmost(node: ast.Expr) -> ast.Expr:
+    """The leftmost operand, where the expression begins; the position of an operator node is that of its sign."""
     while isinstance(node, ast.Binary):
         node = node.left
     return node

@@ -1,8 +1,8 @@
-"""Range functions over windows that have native histograms among their samples.
+"""Range functions over windows that contain native histograms.
 
-Numbers are computed in columns as ever; then each window that holds a histogram is looked at by itself, sample by
-sample. Histograms are rare, and what Prometheus says about windows that hold both kinds differs from function to
-function (promql/functions.go). `native_calls` calls `put_into` with the result of the numbers.
+Numbers are computed in columns; then each window with a histogram is computed separately, sample by sample. Histograms
+are rare, and the warnings of Prometheus for windows with both kinds differ between functions (promql/functions.go).
+`native_calls` calls `merge_results` with the result of the numbers.
 """
 
 from __future__ import annotations
@@ -39,55 +39,57 @@ class Window:
 
     @property
     def histograms(self) -> list[Histogram] | None:
-        """All samples, if all are histograms; where some are numbers, nothing, and a warning."""
-        found = [sample for sample in self.samples if isinstance(sample, Histogram)]
-        if len(found) == len(self.samples):
-            return found
-        self.notes.doubt_mixed_samples(self.name, self.about)
+        """All samples if all are histograms; None and a warning if some are numbers."""
+        native_samples = [sample for sample in self.samples if isinstance(sample, Histogram)]
+        if len(native_samples) == len(self.samples):
+            return native_samples
+        self.notes.warn_mixed_samples(self.name, self.about)
         return None
 
-    def combined(self, add: Callable[[list[Histogram]], CombinedHistogram], found: list[Histogram]) -> Histogram | None:
+    def combine(
+        self, add: Callable[[list[Histogram]], CombinedHistogram], samples: list[Histogram]
+    ) -> Histogram | None:
         try:
-            combined = add(found)
+            combined = add(samples)
         except histograms.IncompatibleHistograms:
-            self.notes.doubt_schemas(self.name, self.about)
+            self.notes.warn_mixed_schemas(self.name, self.about)
             return None
-        self.notes.doubt_combined(combined, self.about, operation="aggregation")
+        self.notes.note_combined(combined, self.about, operation="aggregation")
         return combined.histogram
 
-    def difference(self, left: Histogram, right: Histogram) -> Histogram | None:
-        """What lies between two samples; resets are seen to elsewhere, so hints may say what they like."""
+    def subtract(self, left: Histogram, right: Histogram) -> Histogram | None:
+        """Subtract two samples; reset hints are ignored, because callers handle resets."""
         try:
-            found = histograms.subtract_histograms(left, right)
+            difference = histograms.subtract_histograms(left, right)
         except histograms.IncompatibleHistograms:
-            self.notes.doubt_schemas(self.name, self.about)
+            self.notes.warn_mixed_schemas(self.name, self.about)
             return None
-        self.notes.doubt_combined(found._replace(is_conflicting=False), self.about, operation="subtraction")
-        return found.histogram
+        self.notes.note_combined(difference._replace(is_conflicting=False), self.about, operation="subtraction")
+        return difference.histogram
 
 
 Compute: TypeAlias = Callable[[Window], Number | None]
 
 
 def _rate(window: Window) -> Number | None:
-    found = _extrapolated(window, is_counter=True)
-    return None if found is None else found.divided((window.end_ms - window.start_ms) / 1000)
+    increase = _extrapolate(window, is_counter=True)
+    return None if increase is None else increase.divided((window.end_ms - window.start_ms) / 1000)
 
 
 def _increase(window: Window) -> Number | None:
-    return _extrapolated(window, is_counter=True)
+    return _extrapolate(window, is_counter=True)
 
 
 def _delta(window: Window) -> Number | None:
-    return _extrapolated(window, is_counter=False)
+    return _extrapolate(window, is_counter=False)
 
 
-def _extrapolated(window: Window, *, is_counter: bool) -> Histogram | None:
-    found = window.histograms
-    if found is None or len(found) < 2:
+def _extrapolate(window: Window, *, is_counter: bool) -> Histogram | None:
+    samples = window.histograms
+    if samples is None or len(samples) < 2:
         return None
-    grown = _grown(window, found, is_counter=is_counter)
-    if grown is None:
+    increase = _observed_increase(window, samples, is_counter=is_counter)
+    if increase is None:
         return None
     times = window.times_ms
     sampled = (times[-1] - times[0]) / 1000
@@ -95,89 +97,91 @@ def _extrapolated(window: Window, *, is_counter: bool) -> Histogram | None:
     to_start, to_end = (times[0] - window.start_ms) / 1000, (window.end_ms - times[-1]) / 1000
     limit = interval * EDGE_GAP_INTERVALS
     to_start, to_end = (interval / 2 if gap >= limit else gap for gap in (to_start, to_end))
-    if is_counter and grown.count > 0 and found[0].count >= 0:
-        # A counter was never below 0, so it is not extrapolated to before that.
-        to_start = min(to_start, sampled * (found[0].count / grown.count))
-    return replace(grown.scaled((sampled + to_start + to_end) / sampled), hint=ResetHint.GAUGE)
+    if is_counter and increase.count > 0 and samples[0].count >= 0:
+        # A counter is never negative, so it is not extrapolated below 0.
+        to_start = min(to_start, sampled * (samples[0].count / increase.count))
+    return replace(increase.scaled((sampled + to_start + to_end) / sampled), hint=ResetHint.GAUGE)
 
 
-def _grown(window: Window, found: list[Histogram], *, is_counter: bool) -> Histogram | None:
-    """How much was observed from the first sample to the last, resets included."""
-    first, last = found[0], found[-1]
+def _observed_increase(window: Window, samples: list[Histogram], *, is_counter: bool) -> Histogram | None:
+    """The increase from the first sample to the last, including resets."""
+    first, last = samples[0], samples[-1]
     if not is_counter:
         if ResetHint.GAUGE is not first.hint or ResetHint.GAUGE is not last.hint:
-            window.notes.doubt_kind(window.name, window.about, wanted="gauge")
-        grown = window.difference(last, first)
-        return None if grown is None else grown.compacted()
-    if any(one.hint is ResetHint.GAUGE for one in found):
-        window.notes.doubt_kind(window.name, window.about, wanted="counter")
-    if found[1].is_reset_after(first):
-        # Whatever was before the reset does not count, not even its layout.
-        first = Histogram(schema=found[1].schema, bounds=found[1].bounds)
-    if any(one.is_custom != first.is_custom for one in found[1:]):
-        window.notes.doubt_schemas(window.name, window.about)
+            window.notes.warn_wrong_kind(window.name, window.about, expected_kind="gauge")
+        increase = window.subtract(last, first)
+        return None if increase is None else increase.compacted()
+    if any(sample.hint is ResetHint.GAUGE for sample in samples):
+        window.notes.warn_wrong_kind(window.name, window.about, expected_kind="counter")
+    if samples[1].is_reset_after(first):
+        # Samples before the reset do not count, nor does their layout.
+        first = Histogram(schema=samples[1].schema, bounds=samples[1].bounds)
+    if any(sample.is_custom != first.is_custom for sample in samples[1:]):
+        window.notes.warn_mixed_schemas(window.name, window.about)
         return None
-    schema = min(one.schema for one in (first, *found[1:]))
-    grown = window.difference(last if last.is_custom else last.coarsened(schema), first)
-    before = first
-    for one in found[1:]:
-        if grown is not None and one.is_reset_after(before):
-            grown = _plus(window, grown, before)
-        before = one
-    return None if grown is None else grown.compacted()
+    schema = min(sample.schema for sample in (first, *samples[1:]))
+    increase = window.subtract(last if last.is_custom else last.coarsened(schema), first)
+    previous = first
+    for sample in samples[1:]:
+        if increase is not None and sample.is_reset_after(previous):
+            increase = _add_before_reset(window, increase, previous)
+        previous = sample
+    return None if increase is None else increase.compacted()
 
 
-def _plus(window: Window, grown: Histogram, lost: Histogram) -> Histogram:
-    added = histograms.sum_histograms([grown, lost])
-    window.notes.doubt_combined(added._replace(is_conflicting=False), window.about, operation="addition")
-    return added.histogram
+def _add_before_reset(window: Window, increase: Histogram, before_reset: Histogram) -> Histogram:
+    total = histograms.sum_histograms([increase, before_reset])
+    window.notes.note_combined(total._replace(is_conflicting=False), window.about, operation="addition")
+    return total.histogram
 
 
 def _irate(window: Window) -> Number | None:
-    return _between_last_two(window, is_rate=True)
+    return _last_difference(window, is_rate=True)
 
 
 def _idelta(window: Window) -> Number | None:
-    return _between_last_two(window, is_rate=False)
+    return _last_difference(window, is_rate=False)
 
 
-def _between_last_two(window: Window, *, is_rate: bool) -> Number | None:
+def _last_difference(window: Window, *, is_rate: bool) -> Number | None:
     if len(window.samples) < 2:
         return None
-    before, last = window.samples[-2:]
+    previous, last = window.samples[-2:]
     seconds = (window.times_ms[-1] - window.times_ms[-2]) / 1000
-    if not isinstance(before, Histogram) and not isinstance(last, Histogram):
-        grown = last if is_rate and last < before else last - before
-        return grown / seconds if is_rate else grown
-    if not isinstance(before, Histogram) or not isinstance(last, Histogram):
-        window.notes.doubt_mixed_samples(window.name, window.about)
+    if not isinstance(previous, Histogram) and not isinstance(last, Histogram):
+        change = last if is_rate and last < previous else last - previous
+        return change / seconds if is_rate else change
+    if not isinstance(previous, Histogram) or not isinstance(last, Histogram):
+        window.notes.warn_mixed_samples(window.name, window.about)
         return None
-    gauges = [one.hint is ResetHint.GAUGE for one in (before, last)]
+    gauges = [sample.hint is ResetHint.GAUGE for sample in (previous, last)]
     if any(gauges) if is_rate else not all(gauges):
-        window.notes.doubt_kind(window.name, window.about, wanted="counter" if is_rate else "gauge")
-    grown_by = last if is_rate and last.is_reset_after(before) else window.difference(last, before)
-    if grown_by is None:
+        window.notes.warn_wrong_kind(window.name, window.about, expected_kind="counter" if is_rate else "gauge")
+    change_histogram = last if is_rate and last.is_reset_after(previous) else window.subtract(last, previous)
+    if change_histogram is None:
         return None
-    result = replace(grown_by.compacted(), hint=ResetHint.GAUGE)
+    result = replace(change_histogram.compacted(), hint=ResetHint.GAUGE)
     return result.divided(seconds) if is_rate else result
 
 
 def _changes(window: Window) -> Number | None:
-    return _counted(window, lambda now, before: not now.is_same(before), lambda now, before: not _is_same(now, before))
+    return _count_pairs(
+        window, lambda now, before: not now.is_same(before), lambda now, before: not _is_same(now, before)
+    )
 
 
 def _resets(window: Window) -> Number | None:
-    return _counted(window, lambda now, before: now.is_reset_after(before), lambda now, before: now < before)
+    return _count_pairs(window, lambda now, before: now.is_reset_after(before), lambda now, before: now < before)
 
 
 def _is_same(now: float, before: float) -> bool:
     return now == before or (math.isnan(now) and math.isnan(before))
 
 
-def _counted(
+def _count_pairs(
     window: Window, of_histograms: Callable[[Histogram, Histogram], bool], of_numbers: Callable[[float, float], bool]
 ) -> float:
-    """How often something happened from one sample to the next; another kind of sample is always something."""
+    """Count the pairs of consecutive samples that satisfy a condition; a change between number and histogram counts."""
     count = 0
     for before, now in zip(window.samples, window.samples[1:], strict=False):
         if isinstance(now, Histogram) and isinstance(before, Histogram):
@@ -190,13 +194,13 @@ def _counted(
 
 
 def _sum(window: Window) -> Number | None:
-    found = window.histograms
-    return None if found is None else window.combined(histograms.sum_histograms, found)
+    samples = window.histograms
+    return None if samples is None else window.combine(histograms.sum_histograms, samples)
 
 
 def _avg(window: Window) -> Number | None:
-    found = window.histograms
-    return None if found is None else window.combined(histograms.average_histograms, found)
+    samples = window.histograms
+    return None if samples is None else window.combine(histograms.average_histograms, samples)
 
 
 FUNCTIONS: dict[str, Compute] = {
@@ -218,32 +222,32 @@ FUNCTIONS: dict[str, Compute] = {
 }
 
 
-def put_into(result: Vector, function: str, windows: Windows, *, about: ast.Expr, notes: Notes) -> Vector:
-    """What numbers alone gave, with the results of windows that hold histograms in their places."""
+def merge_results(result: Vector, function: str, windows: Windows, *, about: ast.Expr, notes: Notes) -> Vector:
+    """Replace the results of windows that contain histograms."""
     values, present = np.array(result.values), np.array(result.present)
     cells = np.full(values.shape, None, dtype=object)
     compute = FUNCTIONS[function]
-    for row, step, window in _native(windows, about=about, notes=notes):
-        found = compute(window)
-        cells[row, step] = found if isinstance(found, Histogram) else None
-        values[row, step] = found if isinstance(found, float) else np.nan
-        present[row, step] = found is not None
+    for row, step, window in _native_windows(windows, about=about, notes=notes):
+        value = compute(window)
+        cells[row, step] = value if isinstance(value, Histogram) else None
+        values[row, step] = value if isinstance(value, float) else np.nan
+        present[row, step] = value is not None
     return Vector(result.series, values, present, cells)
 
 
-def doubt_ignored(windows: Windows, *, about: ast.Expr, notes: Notes) -> None:
-    """Say of which metrics histograms are left out, because numbers stand beside them in a window."""
-    for _, _, window in _native(windows, about=about, notes=notes):
+def note_ignored_histograms(windows: Windows, *, about: ast.Expr, notes: Notes) -> None:
+    """Add an info for each metric whose histograms are ignored because a window also contains numbers."""
+    for _, _, window in _native_windows(windows, about=about, notes=notes):
         if any(not isinstance(sample, Histogram) for sample in window.samples):
-            notes.doubt_ignored(window.name, about)
+            notes.note_ignored_histograms(window.name, about)
 
 
-def _native(windows: Windows, *, about: ast.Expr, notes: Notes) -> list[tuple[int, int, Window]]:
-    """The windows that hold a histogram, with their rows and steps."""
+def _native_windows(windows: Windows, *, about: ast.Expr, notes: Notes) -> list[tuple[int, int, Window]]:
+    """The windows that contain a histogram, with their rows and steps."""
     assert windows.histograms is not None
     is_native = ~is_none(windows.histograms)
     usable = np.ones(is_native.shape, dtype=bool) if windows.usable is None else windows.usable
-    found = []
+    native_windows = []
     for row in np.flatnonzero((is_native & usable).any(axis=1)).tolist():
         group = int(windows.groups[row])
         name = label_of(windows.series.pairs[row], METRIC_NAME)
@@ -257,5 +261,5 @@ def _native(windows: Windows, *, about: ast.Expr, notes: Notes) -> list[tuple[in
             samples = [number if cell is None else cell for cell, number in zip(cells, numbers, strict=True)]
             times_ms = windows.times[group, slots].tolist()
             window = Window(times_ms, samples, end_ms - windows.range_ms, end_ms, name, about, notes)
-            found.append((row, step, window))
-    return found
+            native_windows.append((row, step, window))
+    return native_windows

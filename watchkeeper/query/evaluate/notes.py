@@ -1,8 +1,8 @@
-"""What is said beside an answer: warnings, where it may be wrong, and infos, where the question may be.
+"""Warnings and infos of a query: the result may be wrong, or the expression may be wrong.
 
-The evaluator makes one `Notes` per query and hands it to whatever can doubt its input; the engine puts the
-lines into the answer. The sentences are Prometheus' own (util/annotations/annotations.go), because people
-search for them, and Grafana shows them.
+The evaluator creates one `Notes` per query and passes it to functions that check their input; the engine adds the
+lines to the result. The sentences are Prometheus' own (util/annotations/annotations.go), because people search for
+them, and Grafana shows them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from watchkeeper.model.histograms import CombinedHistogram
 from watchkeeper.query.engine import Floats
 from watchkeeper.query.promql import ast
-from watchkeeper.query.promql.mistakes import place
+from watchkeeper.query.promql.parse_errors import line_and_column
 
-# As many of each kind as Prometheus' HTTP API shows.
-SHOWN = 10
+# The maximum of each kind in Prometheus' HTTP API.
+MAX_SHOWN = 10
 COUNTER_ENDINGS = ("_total", "_sum", "_count", "_bucket")
 MONOTONICITY = (
     "input to histogram_quantile needed to be fixed for monotonicity "
@@ -26,7 +26,7 @@ MONOTONICITY = (
 
 
 class Notes:
-    """Each sentence once per place, in the order in which it came up."""
+    """Collects warnings and infos, each sentence once per position, in the order of first occurrence."""
 
     def __init__(self) -> None:
         self._warnings: dict[tuple[str, int], None] = {}
@@ -35,82 +35,84 @@ class Notes:
     def warn(self, sentence: str, about: ast.Expr) -> None:
         self._warnings[f"PromQL warning: {sentence}", about.position] = None
 
-    def tell(self, sentence: str, about: ast.Expr) -> None:
+    def note(self, sentence: str, about: ast.Expr) -> None:
         self._infos[f"PromQL info: {sentence}", about.position] = None
 
-    def doubt_quantiles(self, quantiles: Floats, about: ast.Expr) -> None:
-        wrong = quantiles[~((quantiles >= 0) & (quantiles <= 1))]
-        for quantile in np.unique(wrong).tolist():
-            self.warn(f"quantile value should be between 0 and 1, got {go_number(quantile)}", about)
+    def check_quantiles(self, quantiles: Floats, about: ast.Expr) -> None:
+        out_of_range = quantiles[~((quantiles >= 0) & (quantiles <= 1))]
+        for quantile in np.unique(out_of_range).tolist():
+            self.warn(f"quantile value should be between 0 and 1, got {format_go_number(quantile)}", about)
 
-    def doubt_ratios(self, ratios: Floats, about: ast.Expr) -> None:
+    def check_ratios(self, ratios: Floats, about: ast.Expr) -> None:
         for ratio in np.unique(ratios[np.abs(ratios) > 1]).tolist():
             capped = "1" if ratio > 0 else "-1"
-            self.warn(f"ratio value should be between -1 and 1, got {go_number(ratio)}, capping to {capped}", about)
+            self.warn(
+                f"ratio value should be between -1 and 1, got {format_go_number(ratio)}, capping to {capped}", about
+            )
 
-    def doubt_counters(self, names: Iterable[str], about: ast.Expr) -> None:
+    def check_counter_names(self, names: Iterable[str], about: ast.Expr) -> None:
         for name in names:
             if name and not name.endswith(COUNTER_ENDINGS):
                 ending = "/".join(COUNTER_ENDINGS)
-                self.tell(f'metric might not be a counter, name does not end in {ending}: "{name}"', about)
+                self.note(f'metric might not be a counter, name does not end in {ending}: "{name}"', about)
 
-    def doubt_bucket(self, name: str, bound: str, about: ast.Expr) -> None:
-        of = f'bucket label "le" is missing or has a malformed value of "{bound}"'
-        self.warn(of + _for_metric(name), about)
+    def warn_bad_bucket(self, name: str, bound: str, about: ast.Expr) -> None:
+        problem = f'bucket label "le" is missing or has a malformed value of "{bound}"'
+        self.warn(problem + _for_metric(name), about)
 
-    def doubt_monotonicity(self, name: str, about: ast.Expr) -> None:
-        self.tell(MONOTONICITY + _for_metric(name), about)
+    def note_monotonicity(self, name: str, about: ast.Expr) -> None:
+        self.note(MONOTONICITY + _for_metric(name), about)
 
-    def doubt_native(self, doubt: str, name: str, about: ast.Expr) -> None:
-        self.tell(doubt + _for_metric(name), about)
+    def note_nan_effect(self, effect: str, name: str, about: ast.Expr) -> None:
+        self.note(effect + _for_metric(name), about)
 
-    def doubt_mixed_buckets(self, name: str, about: ast.Expr) -> None:
+    def warn_mixed_buckets(self, name: str, about: ast.Expr) -> None:
         self.warn("vector contains a mix of classic and native histograms" + _for_metric(name), about)
 
-    def doubt_mixed_samples(self, name: str, about: ast.Expr) -> None:
+    def warn_mixed_samples(self, name: str, about: ast.Expr) -> None:
         self.warn(f'encountered a mix of histograms and floats for metric name "{name}"', about)
 
-    def doubt_schemas(self, name: str, about: ast.Expr) -> None:
-        what = "vector contains a mix of histograms with exponential and custom buckets schemas"
-        self.warn(f'{what} for metric name "{name}"', about)
+    def warn_mixed_schemas(self, name: str, about: ast.Expr) -> None:
+        problem = "vector contains a mix of histograms with exponential and custom buckets schemas"
+        self.warn(f'{problem} for metric name "{name}"', about)
 
-    def doubt_kind(self, name: str, about: ast.Expr, *, wanted: str) -> None:
-        self.warn(f'this native histogram metric is not a {wanted}: "{name}"', about)
+    def warn_wrong_kind(self, name: str, about: ast.Expr, *, expected_kind: str) -> None:
+        self.warn(f'this native histogram metric is not a {expected_kind}: "{name}"', about)
 
-    def doubt_combined(self, found: CombinedHistogram, about: ast.Expr, *, operation: str) -> None:
-        """What adding or subtracting histograms had to put up with."""
-        if found.is_conflicting:
+    def note_combined(self, combined: CombinedHistogram, about: ast.Expr, *, operation: str) -> None:
+        """Add notes about problems that occurred when histograms were added or subtracted."""
+        if combined.is_conflicting:
             self.warn(f"conflicting counter resets during histogram {operation}", about)
-        if found.is_reconciled:
-            self.tell(f"mismatched custom buckets were reconciled during {operation}", about)
+        if combined.is_reconciled:
+            self.note(f"mismatched custom buckets were reconciled during {operation}", about)
 
-    def doubt_ignored(self, name: str, about: ast.Expr) -> None:
-        what = "ignored histograms in a range containing both floats and histograms"
-        self.tell(f'{what} for metric name "{name}"', about)
+    def note_ignored_histograms(self, name: str, about: ast.Expr) -> None:
+        problem = "ignored histograms in a range containing both floats and histograms"
+        self.note(f'{problem} for metric name "{name}"', about)
 
-    def doubt_order(self, about: ast.Expr) -> None:
+    def warn_sort_ineffective(self, about: ast.Expr) -> None:
         self.warn("sort is ineffective for range queries since results are always ordered by labels", about)
 
     def warnings(self, expr: str) -> tuple[str, ...]:
-        return _lines(self._warnings, expr, kind="warning")
+        return _format_lines(self._warnings, expr, kind="warning")
 
     def infos(self, expr: str) -> tuple[str, ...]:
-        return _lines(self._infos, expr, kind="info")
+        return _format_lines(self._infos, expr, kind="info")
 
 
-def _lines(notes: Iterable[tuple[str, int]], expr: str, *, kind: str) -> tuple[str, ...]:
-    placed = ((sentence, place(expr, position)) for sentence, position in notes)
+def _format_lines(notes: Iterable[tuple[str, int]], expr: str, *, kind: str) -> tuple[str, ...]:
+    placed = ((sentence, line_and_column(expr, position)) for sentence, position in notes)
     lines = [f"{sentence} ({line}:{column})" for sentence, (line, column) in placed]
-    more = len(lines) - SHOWN
-    return (*lines[:SHOWN], f"{more} more {kind} annotations omitted") if more > 0 else tuple(lines)
+    more = len(lines) - MAX_SHOWN
+    return (*lines[:MAX_SHOWN], f"{more} more {kind} annotations omitted") if more > 0 else tuple(lines)
 
 
 def _for_metric(name: str) -> str:
     return f' for metric name "{name}"' if name else ""
 
 
-def go_number(value: float) -> str:
-    """A number as Go's %g writes it."""
+def format_go_number(value: float) -> str:
+    """Format a number as Go's %g does."""
     if np.isnan(value):
         return "NaN"
     if np.isinf(value):

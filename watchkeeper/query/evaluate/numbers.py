@@ -1,4 +1,4 @@
-"""Functions on each number by itself: rounding, logarithms, angles, clamping, and the calendar."""
+"""Element-wise functions: rounding, logarithms, trigonometry, clamping, and dates."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from watchkeeper.query.engine import Floats
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
-from watchkeeper.query.evaluate.values import Scalar, Vector, drop_name, empty
+from watchkeeper.query.evaluate.values import Scalar, Vector, drop_name, empty_vector
 
 # 1970-01-01 was a Thursday; Prometheus counts days of the week from Sunday.
 EPOCH_WEEKDAY = 4
 
-PLAIN: dict[str, Callable[[Floats], Floats]] = {
+ELEMENTWISE: dict[str, Callable[[Floats], Floats]] = {
     "abs": np.abs,
     "acos": np.arccos,
     "acosh": np.arccosh,
@@ -40,7 +40,7 @@ PLAIN: dict[str, Callable[[Floats], Floats]] = {
 }
 
 
-def _plain(compute: Callable[[Floats], Floats]) -> PromFunction:
+def _elementwise(compute: Callable[[Floats], Floats]) -> PromFunction:
     def call(invocation: Invocation) -> Vector:
         vector = invocation.vector(0)
         with np.errstate(all="ignore"):
@@ -62,32 +62,32 @@ def _clamp_max(invocation: Invocation) -> Vector:
 
 
 def _clamped(invocation: Invocation, low: Scalar | None, high: Scalar | None) -> Vector:
-    """Limits the wrong way round leave nothing."""
+    """Clamp values; the result is empty at steps where the minimum is above the maximum."""
     vector = invocation.vector(0)
     values, present = vector.values, vector.present
     if low is not None and high is not None:
         present = present & ~(high.values < low.values)
     if high is not None:
-        values = smaller(values, high.values)
+        values = minimum(values, high.values)
     if low is not None:
-        values = larger(values, low.values)
+        values = maximum(values, low.values)
     return drop_name(Vector(vector.series, values, present))
 
 
-def larger(left: Floats, right: Floats) -> Floats:
-    """As Go's math.Max: NaN beside anything is NaN, but beside infinity it is infinity."""
-    found = np.maximum(left, right)
-    return np.where((left == np.inf) | (right == np.inf), np.inf, found) if np.isnan(found).any() else found
+def maximum(left: Floats, right: Floats) -> Floats:
+    """The maximum as Go's math.Max: NaN if either is NaN, but infinity if either is infinity."""
+    larger = np.maximum(left, right)
+    return np.where((left == np.inf) | (right == np.inf), np.inf, larger) if np.isnan(larger).any() else larger
 
 
-def smaller(left: Floats, right: Floats) -> Floats:
-    """As Go's math.Min."""
-    found = np.minimum(left, right)
-    return np.where((left == -np.inf) | (right == -np.inf), -np.inf, found) if np.isnan(found).any() else found
+def minimum(left: Floats, right: Floats) -> Floats:
+    """The minimum as Go's math.Min: NaN if either is NaN, but -infinity if either is -infinity."""
+    smaller = np.minimum(left, right)
+    return np.where((left == -np.inf) | (right == -np.inf), -np.inf, smaller) if np.isnan(smaller).any() else smaller
 
 
 def _round(invocation: Invocation) -> Vector:
-    """To the nearest multiple, halves up; dividing by the inverse keeps 0.1 exact, as Prometheus does."""
+    """Round to the nearest multiple, halves up; dividing by the inverse keeps 0.1 exact, as in Prometheus."""
     vector = invocation.vector(0)
     with np.errstate(all="ignore"):
         inverse = 1.0 / (invocation.scalar(1).values if len(invocation.args) > 1 else np.ones(1))
@@ -96,18 +96,18 @@ def _round(invocation: Invocation) -> Vector:
 
 
 def _calendar(compute: Callable[[Floats], Floats]) -> PromFunction:
-    """A function of a time in seconds; without an argument, of the step."""
+    """Wrap a date function of seconds; without an argument it uses the time of the step."""
 
     def call(invocation: Invocation) -> Vector:
         if not invocation.args:
-            seconds = invocation.one_row(Scalar(invocation.times_ms / 1000))
+            seconds = invocation.single_series(Scalar(invocation.times_ms / 1000))
         else:
             seconds = invocation.vector(0)
         if not len(seconds.series):
-            return empty(len(invocation.times_ms))
+            return empty_vector(len(invocation.times_ms))
         with np.errstate(all="ignore"):
-            known = np.isfinite(seconds.values) & (np.abs(seconds.values) < 2.0**53)
-            values = np.where(known, compute(np.where(known, np.trunc(seconds.values), 0.0)), np.nan)
+            is_valid = np.isfinite(seconds.values) & (np.abs(seconds.values) < 2.0**53)
+            values = np.where(is_valid, compute(np.where(is_valid, np.trunc(seconds.values), 0.0)), np.nan)
         return drop_name(Vector(seconds.series, values, seconds.present))
 
     return call
@@ -117,10 +117,12 @@ def _dates(seconds: Floats) -> np.typing.NDArray[np.datetime64]:
     return seconds.astype(np.int64).astype("datetime64[s]")
 
 
-def _within(seconds: Floats, unit: str, larger: str) -> Floats:
-    """How many whole units have passed since the larger unit began."""
+def _units_within(seconds: Floats, unit: str, larger_unit: str) -> Floats:
+    """The number of whole units since the larger unit began."""
     dates = _dates(seconds)
-    passed = dates.astype(f"datetime64[{unit}]") - dates.astype(f"datetime64[{larger}]").astype(f"datetime64[{unit}]")
+    passed = dates.astype(f"datetime64[{unit}]") - dates.astype(f"datetime64[{larger_unit}]").astype(
+        f"datetime64[{unit}]"
+    )
     return np.asarray(passed.astype(np.int64), dtype=np.float64)
 
 
@@ -139,23 +141,23 @@ def _day_of_week(seconds: Floats) -> Floats:
 
 
 CALENDAR: dict[str, Callable[[Floats], Floats]] = {
-    "minute": lambda seconds: _within(seconds, "m", "h"),
-    "hour": lambda seconds: _within(seconds, "h", "D"),
+    "minute": lambda seconds: _units_within(seconds, "m", "h"),
+    "hour": lambda seconds: _units_within(seconds, "h", "D"),
     "day_of_week": _day_of_week,
-    "day_of_month": lambda seconds: _within(seconds, "D", "M") + 1,
-    "day_of_year": lambda seconds: _within(seconds, "D", "Y") + 1,
+    "day_of_month": lambda seconds: _units_within(seconds, "D", "M") + 1,
+    "day_of_year": lambda seconds: _units_within(seconds, "D", "Y") + 1,
     "days_in_month": _days_in_month,
-    "month": lambda seconds: _within(seconds, "M", "Y") + 1,
+    "month": lambda seconds: _units_within(seconds, "M", "Y") + 1,
     "year": _year,
 }
 
 FUNCTIONS: dict[str, PromFunction] = {
-    **{name: _plain(compute) for name, compute in PLAIN.items()},
+    **{name: _elementwise(compute) for name, compute in ELEMENTWISE.items()},
     **{name: _calendar(compute) for name, compute in CALENDAR.items()},
     "clamp": _clamp,
     "clamp_min": _clamp_min,
     "clamp_max": _clamp_max,
     "round": _round,
-    "max_of": lambda invocation: Scalar(larger(invocation.scalar(0).values, invocation.scalar(1).values)),
-    "min_of": lambda invocation: Scalar(smaller(invocation.scalar(0).values, invocation.scalar(1).values)),
+    "max_of": lambda invocation: Scalar(maximum(invocation.scalar(0).values, invocation.scalar(1).values)),
+    "min_of": lambda invocation: Scalar(minimum(invocation.scalar(0).values, invocation.scalar(1).values)),
 }

@@ -1,4 +1,4 @@
-"""The *_over_time functions, and the two that fit a line or smooth: one number from all samples of a window."""
+"""The *_over_time functions, deriv, predict_linear and smoothing: one number from all samples of a window."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate import exact
+from watchkeeper.query.evaluate import compensated_sums
 from watchkeeper.query.evaluate.values import Scalar, Vector, Windows
 from watchkeeper.query.evaluate.windows import Piece, edges, reduce, times_at, values_at
 from watchkeeper.store.columns import Ints
 
 
 def sum_over_time(windows: Windows) -> Vector:
-    return reduce(windows, lambda piece: exact.total(piece.filled(0.0)))
+    return reduce(windows, lambda piece: compensated_sums.sum_last_axis(piece.filled(0.0)))
 
 
 def avg_over_time(windows: Windows) -> Vector:
@@ -37,7 +37,7 @@ def stddev_over_time(windows: Windows) -> Vector:
 
 
 def mad_over_time(windows: Windows) -> Vector:
-    """The median distance from the median; one NaN makes it NaN."""
+    """The median absolute deviation; NaN if any sample is NaN."""
 
     def compute(piece: Piece) -> Floats:
         middle = sorted_quantile(piece.values, piece.mask, np.array([0.5]))
@@ -90,52 +90,52 @@ def ts_of_min_over_time(windows: Windows) -> Vector:
 
 
 def deriv(windows: Windows) -> Vector:
-    """The slope per second of the line through the samples; time counts from the first one, to keep numbers small."""
+    """The slope per second of a line through the samples; times count from the first sample, to keep numbers small."""
 
     def compute(piece: Piece) -> Floats:
         if piece.inside is None:
-            return _line(piece, piece.group_times[..., :1])[0]
+            return _fit_line(piece, piece.group_times[..., :1])[0]
         first = np.argmax(piece.inside, axis=-1)
-        return _line(piece, np.take_along_axis(piece.times, first[..., None], axis=-1))[0]
+        return _fit_line(piece, np.take_along_axis(piece.times, first[..., None], axis=-1))[0]
 
-    return reduce(windows, compute, at_least=2)
+    return reduce(windows, compute, min_samples=2)
 
 
 def predict_linear(windows: Windows, ahead_seconds: Scalar, *, at_ms: Ints) -> Vector:
-    """Where the line through the samples will be, some seconds after the step."""
+    """The value of a line through the samples, some seconds after the step."""
 
     def compute(piece: Piece) -> Floats:
-        slope, level = _line(piece, at_ms[piece.steps][None, :, None])
+        slope, level = _fit_line(piece, at_ms[piece.steps][None, :, None])
         return level + slope * ahead_seconds.values[piece.steps]
 
-    return reduce(windows, compute, at_least=2)
+    return reduce(windows, compute, min_samples=2)
 
 
 def double_exponential_smoothing(windows: Windows, smoothing: Scalar, trend: Scalar) -> Vector:
-    """Holt's smoothing of level and trend; a wrong factor is an error only where there is something to smooth."""
-    is_asked = (edges(windows).count > 0).any(axis=0)
+    """Holt's double exponential smoothing; an invalid factor is an error only at steps with samples."""
+    has_samples = (edges(windows).count > 0).any(axis=0)
     for name, factor in (("smoothing", smoothing), ("trend", trend)):
-        wrong = is_asked & ~((factor.values > 0) & (factor.values < 1))
-        if wrong.any():
+        is_invalid = has_samples & ~((factor.values > 0) & (factor.values < 1))
+        if is_invalid.any():
             raise errors.QueryError(
-                f"invalid {name} factor {factor.values[wrong][0]:g} of double_exponential_smoothing",
-                remedy="It must lie between 0 and 1, both excluded",
+                f"invalid {name} factor {factor.values[is_invalid][0]:g} of double_exponential_smoothing",
+                remedy="Use a factor between 0 and 1, both excluded",
             )
     return reduce(
         windows,
-        lambda piece: _smoothed(piece, smoothing.values[piece.steps], trend.values[piece.steps]),
-        at_least=2,
+        lambda piece: _smooth(piece, smoothing.values[piece.steps], trend.values[piece.steps]),
+        min_samples=2,
     )
 
 
 def sorted_quantile(values: Floats, mask: Mask, quantiles: Floats) -> Floats:
     """The quantile along the last axis, interpolated; NaN sorts below every number, as in Prometheus.
 
-    `quantiles` has one entry per step, which is the axis before the last.
+    `quantiles` has one value per step; steps are the axis before the last.
     """
     ordered = np.sort(values if mask.all() else np.where(mask, values, np.nan), axis=-1)
     count = np.count_nonzero(mask, axis=-1)
-    # NaN is sorted to the end, and with it what the mask leaves out.
+    # NaN is sorted to the end, and masked values with it.
     numbers = np.count_nonzero(~np.isnan(ordered), axis=-1) if np.isnan(ordered[..., -1:]).any() else count
     nans = count - numbers
     with np.errstate(all="ignore"):
@@ -144,17 +144,17 @@ def sorted_quantile(values: Floats, mask: Mask, quantiles: Floats) -> Floats:
         upper = np.clip(lower + 1, 0, np.maximum(count - 1, 0))
         weight = rank - np.floor(rank)
 
-        def pick(place: Ints) -> Floats:
-            found = np.take_along_axis(ordered, np.maximum(place - nans, 0)[..., None], axis=-1)[..., 0]
-            return np.where(place < nans, np.nan, found)
+        def pick(rank_index: Ints) -> Floats:
+            numbers_at_rank = np.take_along_axis(ordered, np.maximum(rank_index - nans, 0)[..., None], axis=-1)[..., 0]
+            return np.where(rank_index < nans, np.nan, numbers_at_rank)
 
         inside = pick(lower) * (1 - weight) + pick(upper) * weight
     inside = np.where(quantiles < 0, -np.inf, np.where(quantiles > 1, np.inf, inside))
     return np.where(np.isnan(quantiles) | (count == 0), np.nan, inside)
 
 
-def mean(sums: Floats, count: Ints, scaled: Floats) -> Floats:
-    """The quotient, or the sum of quotients where the sum itself is too large for a float."""
+def divide_sums(sums: Floats, count: Ints, scaled: Floats) -> Floats:
+    """Divide sums by counts; `scaled`, a sum of quotients, is used if the sum overflows."""
     with np.errstate(all="ignore"):
         plain = sums / np.maximum(count, 1)
     return np.where(np.isinf(sums) & np.isfinite(scaled), scaled, plain)
@@ -162,48 +162,51 @@ def mean(sums: Floats, count: Ints, scaled: Floats) -> Floats:
 
 def _mean(piece: Piece) -> Floats:
     filled, count = piece.filled(0.0), piece.count
-    sums = exact.total(filled)
+    sums = compensated_sums.sum_last_axis(filled)
     if np.isfinite(sums).all():
         return sums / np.maximum(count, 1)
-    return mean(sums, count, exact.total(filled / np.maximum(count, 1)[..., None]))
+    return divide_sums(sums, count, compensated_sums.sum_last_axis(filled / np.maximum(count, 1)[..., None]))
 
 
 def _variance(piece: Piece) -> Floats:
-    """The mean square of the distance to the mean; counted from the first sample, so that equal ones give exactly 0."""
+    """The mean squared deviation; values count from the first sample, so that equal samples give exactly 0."""
     count = np.maximum(piece.count, 1)
-    away = piece.values - piece.first[..., None]
+    deviation = piece.values - piece.first[..., None]
     if piece.inside is not None:
-        away = np.where(piece.inside, away, 0.0)
-    away -= (away.sum(axis=-1) / count)[..., None]
+        deviation = np.where(piece.inside, deviation, 0.0)
+    deviation -= (deviation.sum(axis=-1) / count)[..., None]
     if piece.inside is not None:
-        away = np.where(piece.inside, away, 0.0)
-    away *= away
-    return np.asarray(away.sum(axis=-1) / count)
+        deviation = np.where(piece.inside, deviation, 0.0)
+    deviation *= deviation
+    return np.asarray(deviation.sum(axis=-1) / count)
 
 
 def _time_of(piece: Piece, extreme: Floats) -> Floats:
-    """Seconds of the last sample with this value; of the last sample at all where all are NaN."""
-    hit = piece.mask & (piece.values == extreme[..., None])
-    hit = np.where(hit.any(axis=-1)[..., None], hit, piece.mask)
-    slots = hit.shape[-1] - 1 - np.argmax(hit[..., ::-1], axis=-1)
+    """The time in seconds of the last sample with this value; of the last sample if all are NaN."""
+    is_extreme = piece.mask & (piece.values == extreme[..., None])
+    is_extreme = np.where(is_extreme.any(axis=-1)[..., None], is_extreme, piece.mask)
+    slots = is_extreme.shape[-1] - 1 - np.argmax(is_extreme[..., ::-1], axis=-1)
     times = np.broadcast_to(piece.times, piece.values.shape)
     return np.take_along_axis(times, slots[..., None], axis=-1)[..., 0] / 1000
 
 
-def _line(piece: Piece, origin_ms: Ints) -> tuple[Floats, Floats]:
-    """Slope per second and level at the origin of the least-squares line; a constant series has slope 0 exactly."""
+def _fit_line(piece: Piece, origin_ms: Ints) -> tuple[Floats, Floats]:
+    """Fit a least-squares line: slope per second, and level at the origin; a constant series has exactly slope 0."""
     n = np.maximum(piece.count, 1)
     if piece.inside is None:
-        # All series of a group have the same times, so what depends on times alone is worked out once per group.
+        # All series of a group have the same times, so sums of times are computed once per group.
         shared = (piece.group_times - origin_ms) / 1000
-        sum_x, sum_xx = exact.total(shared)[piece.of], exact.total(shared * shared)[piece.of]
-        x = shared[piece.of]
+        sum_x, sum_xx = (
+            compensated_sums.sum_last_axis(shared)[piece.group_of_row],
+            compensated_sums.sum_last_axis(shared * shared)[piece.group_of_row],
+        )
+        x = shared[piece.group_of_row]
     else:
         x = np.where(piece.inside, (piece.times - origin_ms) / 1000, 0.0)
-        sum_x, sum_xx = exact.total(x), exact.total(x * x)
+        sum_x, sum_xx = compensated_sums.sum_last_axis(x), compensated_sums.sum_last_axis(x * x)
     y = piece.filled(0.0)
-    sum_y = exact.total(y)
-    covariance = exact.total(x * y) - sum_x * sum_y / n
+    sum_y = compensated_sums.sum_last_axis(y)
+    covariance = compensated_sums.sum_last_axis(x * y) - sum_x * sum_y / n
     variance = sum_xx - sum_x * sum_x / n
     slope = covariance / variance
     level = sum_y / n - slope * sum_x / n
@@ -213,19 +216,19 @@ def _line(piece: Piece, origin_ms: Ints) -> tuple[Floats, Floats]:
     return np.where(constant, flat, slope), np.where(constant, first + flat, level)
 
 
-def _smoothed(piece: Piece, smoothing: Floats, trend: Floats) -> Floats:
-    seen = np.zeros(piece.mask.shape[:-1], dtype=np.int64)
-    level, slope = np.zeros(seen.shape), np.zeros(seen.shape)
-    previous = np.zeros(seen.shape)
+def _smooth(piece: Piece, smoothing: Floats, trend: Floats) -> Floats:
+    count = np.zeros(piece.mask.shape[:-1], dtype=np.int64)
+    level, slope = np.zeros(count.shape), np.zeros(count.shape)
+    previous = np.zeros(count.shape)
     for slot in range(piece.mask.shape[-1]):
-        value, here = piece.values[..., slot], piece.mask[..., slot]
-        is_first, is_second = here & (seen == 0), here & (seen == 1)
-        later = here & (seen >= 1)
+        value, is_sample = piece.values[..., slot], piece.mask[..., slot]
+        is_first, is_second = is_sample & (count == 0), is_sample & (count == 1)
+        later = is_sample & (count >= 1)
         slope = np.where(is_second, value - level, slope)
-        bent = np.where(here & (seen >= 2), trend * (level - previous) + (1 - trend) * slope, slope)
-        smooth = smoothing * value + (1 - smoothing) * (level + bent)
+        new_slope = np.where(is_sample & (count >= 2), trend * (level - previous) + (1 - trend) * slope, slope)
+        smooth = smoothing * value + (1 - smoothing) * (level + new_slope)
         previous = np.where(later, level, previous)
-        slope = np.where(later, bent, slope)
+        slope = np.where(later, new_slope, slope)
         level = np.where(is_first, value, np.where(later, smooth, level))
-        seen += here
+        count += is_sample
     return level

@@ -1,7 +1,7 @@
-"""rate, increase, delta and their kin: how fast a series changed in a window.
+"""rate, increase, delta and similar functions: how fast a series changes in a window.
 
-They depend on the first and the last sample of a window, and on how much a counter lost by resets
-in between, which a running sum over the series answers for every window at once.
+They depend on the first and last sample of a window, and on how much a counter lost by resets between them, which is
+computed for all windows at once.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from watchkeeper.query.engine import Floats, Mask, Millis
 from watchkeeper.query.evaluate.values import Vector, Windows
 from watchkeeper.query.evaluate.windows import (
     Edges,
-    Picks,
+    SlotPicker,
     edges,
     group_edges,
-    only_rows,
-    picked,
-    pieces,
+    iterate_pieces,
+    pick,
     previous_slots,
+    select_rows,
     times_at,
     values_at,
 )
 from watchkeeper.store.columns import Ints
 
-# A gap at a window's edge that is longer than this many sample intervals means that the series began
-# or ended there; then half an interval is assumed (Prometheus, promql/functions.go, extrapolatedRate).
+# A gap at a window's edge longer than this many sample intervals means that the series started or ended
+# there; then half an interval is assumed (Prometheus, promql/functions.go, extrapolatedRate).
 EDGE_GAP_INTERVALS = 1.1
-# Falls that add up to less cannot carry a sum beyond the largest float, whose last bit is worth 2e292.
-HARMLESS = 1e290
+# Resets with a smaller sum cannot overflow the largest float, whose last bit is 2e292.
+OVERFLOW_SAFE_SUM = 1e290
 
 
 def rate(windows: Windows) -> Vector:
@@ -46,7 +46,7 @@ def delta(windows: Windows) -> Vector:
 
 
 def irate(windows: Windows) -> Vector:
-    """The rate between the last two samples; after a reset the counter started from 0."""
+    """The rate between the last two samples; after a reset the counter starts at 0."""
     return _between_last_two(windows, is_rate=True)
 
 
@@ -55,96 +55,106 @@ def idelta(windows: Windows) -> Vector:
 
 
 def changes(windows: Windows) -> Vector:
-    """How often the value differs from the one before it; NaN equals NaN here."""
+    """How often the value differs from the previous value; NaN equals NaN here."""
     if windows.usable is None and (windows.values[:, 1:] == windows.values[:, :-1]).all():
         edge = edges(windows)
         return Vector(windows.series, np.zeros(edge.count.shape), edge.count >= 1)
     values, before, has_before = _with_previous(windows)
     differs = has_before & (values != before) & ~(np.isnan(values) & np.isnan(before))
-    return _counted(windows, differs)
+    return _count_in_windows(windows, differs)
 
 
 def resets(windows: Windows) -> Vector:
-    """How often the value is below the one before it."""
+    """How often the value is less than the previous value."""
     values, before, has_before = _with_previous(windows)
-    return _counted(windows, has_before & (values < before))
+    return _count_in_windows(windows, has_before & (values < before))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Geometry:
-    """What extrapolation needs to know of the times of each group's windows; durations are in seconds."""
+    """The times of each group's windows as extrapolation needs them; durations are in seconds."""
 
     edge: Edges
-    first: Picks
-    last: Picks
-    sampled: Floats
-    to_start: Floats
-    to_end: Floats
-    # A difference times this is the increase over the whole window, or the rate: it is divided by `per` seconds.
-    stretch: Floats
-    per: float
-    # The longest time before a first sample, in times of the shortest that was sampled.
-    reach: float
+    first: SlotPicker
+    last: SlotPicker
+    sampled_seconds: Floats
+    start_gap: Floats
+    end_gap: Floats
+    # A difference times `factor` is the increase over the whole window, or the rate if `divisor_seconds` is not 1.
+    factor: Floats
+    divisor_seconds: float
+    # The longest gap before a first sample, divided by the shortest sampled time.
+    max_gap_ratio: float
 
 
-def _geometry(windows: Windows, edge: Edges, times: Millis, *, per: float) -> _Geometry:
-    first_ms, last_ms = picked(times, edge.first), picked(times, edge.last)
-    sampled = (last_ms - first_ms) / 1000
-    interval = sampled / (edge.count - 1)
-    to_start = (first_ms - (windows.ends_ms - windows.range_ms)) / 1000
-    to_end = (windows.ends_ms - last_ms) / 1000
+def _geometry(windows: Windows, edge: Edges, times: Millis, *, divisor_seconds: float) -> _Geometry:
+    first_ms, last_ms = pick(times, edge.first), pick(times, edge.last)
+    sampled_seconds = (last_ms - first_ms) / 1000
+    interval = sampled_seconds / (edge.count - 1)
+    start_gap = (first_ms - (windows.ends_ms - windows.range_ms)) / 1000
+    end_gap = (windows.ends_ms - last_ms) / 1000
     threshold = interval * EDGE_GAP_INTERVALS
-    to_start, to_end = (np.where(gap >= threshold, interval / 2, gap) for gap in (to_start, to_end))
+    start_gap, end_gap = (np.where(gap >= threshold, interval / 2, gap) for gap in (start_gap, end_gap))
     has_two = edge.count >= 2
-    shortest, longest = sampled.min(initial=np.inf, where=has_two), to_start.max(initial=0.0, where=has_two)
+    shortest, longest = sampled_seconds.min(initial=np.inf, where=has_two), start_gap.max(initial=0.0, where=has_two)
     return _Geometry(
         edge,
-        Picks(edge.first),
-        Picks(edge.last),
-        sampled,
-        to_start,
-        to_end,
-        stretch=(sampled + to_start + to_end) / sampled / per,
-        per=per,
-        reach=float(longest / shortest),
+        SlotPicker(edge.first),
+        SlotPicker(edge.last),
+        sampled_seconds,
+        start_gap,
+        end_gap,
+        factor=(sampled_seconds + start_gap + end_gap) / sampled_seconds / divisor_seconds,
+        divisor_seconds=divisor_seconds,
+        max_gap_ratio=float(longest / shortest),
     )
 
 
 def _extrapolated(windows: Windows, *, is_counter: bool, is_rate: bool) -> Vector:
     shape = (len(windows.series), len(windows.ends_ms))
-    values, enough = np.zeros(shape), np.zeros(shape, dtype=bool)
+    values, has_two = np.zeros(shape), np.zeros(shape, dtype=bool)
     if windows.times.shape[1] == 0:
-        return Vector(windows.series, values, enough)
-    per = windows.range_ms / 1000 if is_rate else 1.0
+        return Vector(windows.series, values, has_two)
+    divisor_seconds = windows.range_ms / 1000 if is_rate else 1.0
     with np.errstate(all="ignore"):
-        # Without holes all series of a group have the same times, so the work on times is done once per group.
-        shared = _geometry(windows, group_edges(windows), windows.times, per=per) if windows.usable is None else None
-        for rows in pieces(windows):
-            part = only_rows(windows, rows)
-            own = shared or _geometry(part, edges(part), part.times[part.groups], per=per)
-            of = part.groups if shared else np.arange(len(part.groups))
-            values[rows] = _result(part, own, of, is_counter=is_counter)
-            enough[rows] = (own.edge.count >= 2)[of]
-    return Vector(windows.series, values, enough)
+        # Without missing samples all series of a group have the same times, so they are processed once per group.
+        shared = (
+            _geometry(windows, group_edges(windows), windows.times, divisor_seconds=divisor_seconds)
+            if windows.usable is None
+            else None
+        )
+        for rows in iterate_pieces(windows):
+            part = select_rows(windows, rows)
+            geometry = shared or _geometry(part, edges(part), part.times[part.groups], divisor_seconds=divisor_seconds)
+            geometry_rows = part.groups if shared else np.arange(len(part.groups))
+            values[rows] = _extrapolate(part, geometry, geometry_rows, is_counter=is_counter)
+            has_two[rows] = (geometry.edge.count >= 2)[geometry_rows]
+    return Vector(windows.series, values, has_two)
 
 
-def _result(windows: Windows, geometry: _Geometry, of: Ints, *, is_counter: bool) -> Floats:
-    """The difference of each window's edges, stretched to the whole window."""
-    first, last = geometry.first.of(windows.values, of), geometry.last.of(windows.values, of)
+def _extrapolate(windows: Windows, geometry: _Geometry, geometry_rows: Ints, *, is_counter: bool) -> Floats:
+    """The difference of each window's edges, extrapolated to the whole window."""
+    first, last = (
+        geometry.first.pick_rows(windows.values, geometry_rows),
+        geometry.last.pick_rows(windows.values, geometry_rows),
+    )
     result = last - first
     if is_counter:
-        result = _with_what_was_lost(result, windows, geometry.edge, of=of)
-    # A counter was never below 0, so it is not extrapolated to before that. Most are far above it.
-    if not is_counter or first.min(initial=np.inf) > 2 * geometry.reach * result.max(initial=0.0):
-        return np.asarray(result * geometry.stretch[of])
-    sampled, to_start = geometry.sampled[of], geometry.to_start[of]
-    to_zero = np.where((result > 0) & (first >= 0), sampled * (first / result), to_start)
-    to_start = np.where(to_zero < to_start, to_zero, to_start)
-    return np.asarray(result * ((sampled + to_start + geometry.to_end[of]) / sampled / geometry.per))
+        result = _add_resets(result, windows, geometry.edge, geometry_rows=geometry_rows)
+    # A counter is never negative, so it is not extrapolated below 0. Most counters are far above 0.
+    if not is_counter or first.min(initial=np.inf) > 2 * geometry.max_gap_ratio * result.max(initial=0.0):
+        return np.asarray(result * geometry.factor[geometry_rows])
+    sampled_seconds, start_gap = geometry.sampled_seconds[geometry_rows], geometry.start_gap[geometry_rows]
+    zero_gap = np.where((result > 0) & (first >= 0), sampled_seconds * (first / result), start_gap)
+    start_gap = np.where(zero_gap < start_gap, zero_gap, start_gap)
+    return np.asarray(
+        result
+        * ((sampled_seconds + start_gap + geometry.end_gap[geometry_rows]) / sampled_seconds / geometry.divisor_seconds)
+    )
 
 
-def _with_what_was_lost(result: Floats, windows: Windows, edge: Edges, *, of: Ints) -> Floats:
-    """Differences of counters with what they lost by resets in each window: the values they fell from."""
+def _add_resets(result: Floats, windows: Windows, edge: Edges, *, geometry_rows: Ints) -> Floats:
+    """Add to differences of counters what they lost by resets in each window: the values before the resets."""
     if windows.usable is None and not (windows.values[:, 1:] < windows.values[:, :-1]).any():
         return result
     values, before, has_before = _with_previous(windows)
@@ -154,26 +164,26 @@ def _with_what_was_lost(result: Floats, windows: Windows, edge: Edges, *, of: In
         return result
     falls, so_far = before[fell], np.cumsum(fell, axis=1, dtype=np.int64)
     earlier_rows = (np.cumsum(so_far[:, -1]) - so_far[:, -1])[:, None]
-    low, high = (earlier_rows + picked(so_far, slots[of]) for slots in (edge.first, edge.last))
-    if not np.abs(falls).sum() < HARMLESS:
-        return _added_in_turn(result, falls, low=low, high=high)
-    # Sums of each window's own falls: a difference of running sums would lose a small fall after a large one.
+    low, high = (earlier_rows + pick(so_far, slots[geometry_rows]) for slots in (edge.first, edge.last))
+    if not np.abs(falls).sum() < OVERFLOW_SAFE_SUM:
+        return _add_in_order(result, falls, low=low, high=high)
+    # Sums by window: a difference of running sums would lose a small reset after a large one.
     sums = np.add.reduceat(np.append(falls, 0.0), np.stack([low, high], axis=-1).reshape(-1))[::2]
     return result + np.where(high > low, sums.reshape(low.shape), 0.0)
 
 
-def _added_in_turn(result: Floats, falls: Floats, *, low: Ints, high: Ints) -> Floats:
-    """One fall after the other, as Prometheus adds: near the largest float their order decides what remains."""
+def _add_in_order(result: Floats, falls: Floats, *, low: Ints, high: Ints) -> Floats:
+    """Add resets one after the other as Prometheus does: near the largest float the order changes the result."""
     added = np.array(result)
-    for place in range(int((high - low).max(initial=0))):
-        has_more = low + place < high
-        added[has_more] += falls[low[has_more] + place]
+    for nth in range(int((high - low).max(initial=0))):
+        has_more = low + nth < high
+        added[has_more] += falls[low[has_more] + nth]
     return added
 
 
 def _between_last_two(windows: Windows, *, is_rate: bool) -> Vector:
     edge = edges(windows)
-    previous = np.maximum(_along(previous_slots(windows), edge.last), 0)
+    previous = np.maximum(_pick_or_zero(previous_slots(windows), edge.last), 0)
     last, before = values_at(windows, edge.last), values_at(windows, previous)
     elapsed_ms = times_at(windows, edge.last) - times_at(windows, previous)
     with np.errstate(all="ignore"):
@@ -184,7 +194,7 @@ def _between_last_two(windows: Windows, *, is_rate: bool) -> Vector:
 
 
 def _with_previous(windows: Windows) -> tuple[Floats, Floats, Mask]:
-    """Each value, the value of the sample before it, and whether both are samples."""
+    """Each value, the value of the previous sample, and whether both are samples."""
     previous = previous_slots(windows)
     has_before = previous >= 0
     if windows.usable is not None:
@@ -196,18 +206,18 @@ def _with_previous(windows: Windows) -> tuple[Floats, Floats, Mask]:
         before[:, 0] = 0.0
         before[:, 1:] = windows.values[:, :-1]
         return windows.values, before, has_before
-    return windows.values, picked(windows.values, np.maximum(previous, 0)), has_before
+    return windows.values, pick(windows.values, np.maximum(previous, 0)), has_before
 
 
-def _counted(windows: Windows, happened: Mask) -> Vector:
-    """How often something happened after the first sample of each window, up to its last."""
+def _count_in_windows(windows: Windows, is_event: Mask) -> Vector:
+    """Count events after the first sample of each window, up to its last sample."""
     edge = edges(windows)
-    running = np.cumsum(happened, axis=1, dtype=np.int64)
-    count = _along(running, edge.last) - _along(running, edge.first)
+    running = np.cumsum(is_event, axis=1, dtype=np.int64)
+    count = _pick_or_zero(running, edge.last) - _pick_or_zero(running, edge.first)
     return Vector(windows.series, count.astype(np.float64), edge.count >= 1)
 
 
-def _along(columns: Ints, slots: Ints) -> Ints:
+def _pick_or_zero(columns: Ints, slots: Ints) -> Ints:
     if columns.shape[1] == 0:
         return np.zeros(slots.shape, dtype=np.int64)
-    return picked(columns, slots)
+    return pick(columns, slots)

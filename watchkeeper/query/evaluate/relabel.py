@@ -1,4 +1,4 @@
-"""Functions about labels and order: label_replace, label_join, sort, sort_by_label, absent."""
+"""Functions for labels and order: label_replace, label_join, sort, sort_by_label, absent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Mask, MatchOp
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
-from watchkeeper.query.evaluate.values import Vector, label_of, relabelled, with_label
+from watchkeeper.query.evaluate.values import Vector, label_of, with_label, with_series
 from watchkeeper.query.promql import ast
 from watchkeeper.store.series import Pairs, SeriesSet
 
@@ -34,10 +34,10 @@ def _label_replace(invocation: Invocation) -> Vector:
         if value not in expanded:
             match = compiled.fullmatch(value)
             expanded[value] = None if match is None else _expand(replacement, match)
-        found = expanded[value]
-        return pairs if found is None else with_label(pairs, target, found)
+        new_value = expanded[value]
+        return pairs if new_value is None else with_label(pairs, target, new_value)
 
-    return relabelled(vector, vector.series.mapped(("replace", target, replacement, source, pattern), replace))
+    return with_series(vector, vector.series.mapped(("replace", target, replacement, source, pattern), replace))
 
 
 @lru_cache(maxsize=256)
@@ -73,59 +73,59 @@ def _label_join(invocation: Invocation) -> Vector:
     def join(pairs: Pairs) -> Pairs:
         return with_label(pairs, target, separator.join(label_of(pairs, source) for source in sources))
 
-    return relabelled(vector, vector.series.mapped(("join", target, separator, *sources), join))
+    return with_series(vector, vector.series.mapped(("join", target, separator, *sources), join))
 
 
 def _check_label_name(name: str, function: str) -> None:
-    """Prometheus 3 allows any UTF-8 text but the empty one."""
+    """Refuse an empty label name; Prometheus 3 allows any other UTF-8 text."""
     if not name:
         raise errors.QueryError(f"invalid label name {errors.quote(name)} in {function}()")
 
 
 def _sort(invocation: Invocation) -> Vector:
-    return _by_value(invocation, sign=1.0)
+    return _sort_by_value(invocation, sign=1.0)
 
 
 def _sort_desc(invocation: Invocation) -> Vector:
-    return _by_value(invocation, sign=-1.0)
+    return _sort_by_value(invocation, sign=-1.0)
 
 
-def _by_value(invocation: Invocation, *, sign: float) -> Vector:
-    """Order matters for an instant query only; NaN comes last in both directions."""
+def _sort_by_value(invocation: Invocation, *, sign: float) -> Vector:
+    """Sort an instant query by value, NaN last in both directions; range queries are not sorted."""
     vector = invocation.vector(0)
     if vector.values.shape[1] != 1:
-        invocation.notes.doubt_order(invocation.call)
+        invocation.notes.warn_sort_ineffective(invocation.call)
         return vector
-    # What is not present may be a stale marker, which does not like to be computed with.
+    # Absent cells may be stale markers, and arithmetic with them raises warnings.
     keys = sign * np.where(vector.present[:, 0], vector.values[:, 0], np.nan)
-    return vector.only(np.lexsort((keys, np.isnan(keys))))
+    return vector.select_rows(np.lexsort((keys, np.isnan(keys))))
 
 
 def _sort_by_label(invocation: Invocation) -> Vector:
-    return _by_labels(invocation, is_reversed=False)
+    return _sort_by_labels(invocation, is_reversed=False)
 
 
 def _sort_by_label_desc(invocation: Invocation) -> Vector:
-    return _by_labels(invocation, is_reversed=True)
+    return _sort_by_labels(invocation, is_reversed=True)
 
 
-def _by_labels(invocation: Invocation, *, is_reversed: bool) -> Vector:
+def _sort_by_labels(invocation: Invocation, *, is_reversed: bool) -> Vector:
     vector = invocation.vector(0)
     if vector.values.shape[1] != 1:
-        invocation.notes.doubt_order(invocation.call)
+        invocation.notes.warn_sort_ineffective(invocation.call)
         return vector
     names = [invocation.text(at) for at in range(1, len(invocation.args))]
 
     def key(row: int) -> tuple[object, ...]:
         pairs = vector.series.pairs[row]
-        return (*(_natural(label_of(pairs, name)) for name in names), pairs)
+        return (*(_natural_key(label_of(pairs, name)) for name in names), pairs)
 
     rows = sorted(range(len(vector.series)), key=key, reverse=is_reversed)
-    return vector.only(np.array(rows, dtype=np.int64))
+    return vector.select_rows(np.array(rows, dtype=np.int64))
 
 
-def _natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """A key under which gpu9 comes before gpu10: of numbers the longer one is larger, of any length."""
+def _natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key for natural order, gpu9 before gpu10; digits are compared by length first, so any length works."""
     return tuple(
         (0, len(number := part.lstrip("0")), number) if part.isdecimal() else (1, 0, part)
         for part in DIGITS.split(text)
@@ -134,25 +134,25 @@ def _natural(text: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def absent(present: Mask, selected: ast.Expr) -> Vector:
-    """1 at the steps at which nothing is present, under the labels that the selector names for certain."""
+    """1 at the steps without samples, with the labels that the selector determines."""
     missing = ~np.any(present, axis=0)[None, :]
     return Vector(SeriesSet([_certain_labels(selected)]), np.ones(missing.shape), missing)
 
 
 def _certain_labels(expr: ast.Expr) -> Pairs:
-    """Labels with exactly one equality matcher, and no other matcher of the same label."""
+    """Labels with exactly one equality matcher and no other matcher."""
     while isinstance(expr, (ast.Paren, ast.RangeSelector)):
         expr = expr.expr if isinstance(expr, ast.Paren) else expr.selector
     if not isinstance(expr, ast.Selector):
         return ()
-    named: dict[str, str] = {}
-    doubtful = {METRIC_NAME}
+    values_by_name: dict[str, str] = {}
+    ambiguous = {METRIC_NAME}
     for matcher in expr.matchers:
-        if matcher.op is MatchOp.EQUAL and matcher.name not in named:
-            named[matcher.name] = matcher.value
+        if matcher.op is MatchOp.EQUAL and matcher.name not in values_by_name:
+            values_by_name[matcher.name] = matcher.value
         else:
-            doubtful.add(matcher.name)
-    return tuple(sorted((name, value) for name, value in named.items() if name not in doubtful and value))
+            ambiguous.add(matcher.name)
+    return tuple(sorted((name, value) for name, value in values_by_name.items() if name not in ambiguous and value))
 
 
 FUNCTIONS: dict[str, PromFunction] = {

@@ -1,7 +1,7 @@
-"""What an expression is while it is being evaluated: columns of series × steps.
+"""The values of expressions during evaluation: columns of series × steps.
 
-Absent is `present=False`; a number under it means nothing. A vector's label sets are shared, immutable
-and remember the label work done on them (`SeriesSet.derive`), so that a repeated query repeats none.
+Absent is `present=False`; ignore the value of an absent cell. A vector's label sets are shared and immutable, and cache
+the label sets derived from them (`SeriesSet.derive`), so that a repeated query does not compute them again.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
 from watchkeeper.store.series import Pairs, SeriesSet
 
-# A function that takes the metric name away moves it to this label, which stands where the name stood in the order
-# of labels; the engine drops it from the answer. So `label_replace(rate(…), "…", "$1", "__name__", "(.+)")` works and
-# `sum(rate({job="x"}[5m]))` may join metrics, as in Prometheus with promql-delayed-name-removal.
+# A function that drops the metric name renames its label to this one, which sorts at the same position; the engine
+# removes it from the result. So `label_replace(rate(…), "…", "$1", "__name__", "(.+)")` works and
+# `sum(rate({job="x"}[5m]))` may combine metrics, as in Prometheus with promql-delayed-name-removal.
 DROPPED_NAME = f"{METRIC_NAME}\0"
 NAMES = (METRIC_NAME, DROPPED_NAME)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vector:
-    """`values[s, t]` of series s at step t, where `present[s, t]`.
+    """An instant vector: `values[s, t]` of series s at step t, if `present[s, t]`.
 
-    `histograms` is None where all samples are numbers, as nearly always; else a cell of it is None where the sample is
-    a number, and where it is not the number there means nothing.
+    `histograms` is None if all samples are numbers, as nearly always. Else a cell has a histogram, or None if the
+    sample is a number; ignore the value of a cell with a histogram.
     """
 
     series: SeriesSet
@@ -38,13 +38,13 @@ class Vector:
     present: Mask
     histograms: Cells | None = None
 
-    def only(self, rows: Ints) -> Vector:
+    def select_rows(self, rows: Ints) -> Vector:
         histograms = None if self.histograms is None else self.histograms[rows]
         return Vector(self.series.subset(rows), self.values[rows], self.present[rows], histograms)
 
     @property
     def floats(self) -> Vector:
-        """The vector with its numbers only."""
+        """The vector without histograms."""
         if self.histograms is None:
             return self
         return Vector(self.series, self.values, self.present & is_none(self.histograms))
@@ -66,8 +66,8 @@ class Text:
 class Windows:
     """A range vector: for each step and group a window of slots, `lows[g, t] <= slot < highs[g, t]`.
 
-    `usable` is False for slots that hold no sample; None means that every slot of a window holds one.
-    `ends_ms` are the right edges; the left ones are `range_ms` earlier and lie outside the window.
+    `usable` is False for slots without a sample; None means that every slot of a window has a sample.
+    `ends_ms` are the right edges, which are included; the left edges are `range_ms` earlier and excluded.
     """
 
     series: SeriesSet
@@ -79,12 +79,12 @@ class Windows:
     highs: Ints
     ends_ms: Millis
     range_ms: int
-    # As in a vector, for each slot.
+    # As in `Vector`, for each slot.
     histograms: Cells | None = None
 
     @property
     def floats(self) -> Windows:
-        """The windows with their numbers only."""
+        """The windows without histograms."""
         if self.histograms is None:
             return self
         numbers = is_none(self.histograms)
@@ -99,47 +99,47 @@ def is_none(cells: Cells) -> Mask:
     return none
 
 
-def empty(steps: int) -> Vector:
+def empty_vector(steps: int) -> Vector:
     return Vector(SeriesSet([]), np.empty((0, steps)), np.empty((0, steps), dtype=bool))
 
 
 def drop_name(vector: Vector) -> Vector:
-    """The vector with its metric names set aside: the answer has none, and label functions can still read them."""
+    """Mark metric names as dropped: the result has none, but label functions can still read them."""
     if not vector.series.has_one_name:
-        return relabelled(vector, vector.series.mapped("drop_name", _set_aside))
-    # Series of one metric differ in other labels.
-    series = vector.series.mapped("drop_one_name", _set_aside, is_one_to_one=True)
+        return with_series(vector, vector.series.mapped("drop_name", _mark_name_dropped))
+    # Series of the same metric differ in other labels.
+    series = vector.series.mapped("drop_one_name", _mark_name_dropped, is_one_to_one=True)
     series.has_one_name = True
     return Vector(series, vector.values, vector.present, vector.histograms)
 
 
 def without_dropped(vector: Vector) -> Vector:
-    """The vector as an answer shows it; QueryError if two series become one at the same step."""
+    """Remove dropped metric names; QueryError if two series become the same at the same step."""
     if not vector.series.cached("has_dropped", lambda: _any_dropped(vector.series)):
         return vector
-    return relabelled(vector, vector.series.mapped("without_dropped", _without_dropped))
+    return with_series(vector, vector.series.mapped("without_dropped", _without_dropped))
 
 
 def label_of(pairs: Pairs, name: str) -> str:
-    """The value of a label, empty where it is absent; a metric name that was set aside is still the metric name."""
-    wanted = NAMES if name == METRIC_NAME else (name,)
-    return next((value for own, value in pairs if own in wanted), "")
+    """The value of a label, empty if it is absent; finds a dropped metric name too."""
+    names = NAMES if name == METRIC_NAME else (name,)
+    return next((value for label, value in pairs if label in names), "")
 
 
 def with_label(pairs: Pairs, name: str, value: str) -> Pairs:
-    """The label set with one label set, or removed by an empty value; a new metric name takes the place of the old."""
+    """Set one label, or remove it if the value is empty; a new metric name replaces a dropped one too."""
     replaced = NAMES if name == METRIC_NAME else (name,)
     kept = [pair for pair in pairs if pair[0] not in replaced]
     return tuple(sorted([*kept, (name, value)] if value else kept))
 
 
-def _set_aside(pairs: Pairs) -> Pairs:
-    return tuple([_dropped(pair[1]) if pair[0] == METRIC_NAME else pair for pair in pairs])
+def _mark_name_dropped(pairs: Pairs) -> Pairs:
+    return tuple([_dropped_name_pair(pair[1]) if pair[0] == METRIC_NAME else pair for pair in pairs])
 
 
 @lru_cache(maxsize=1024)
-def _dropped(name: str) -> tuple[str, str]:
-    """One pair for all series of a metric."""
+def _dropped_name_pair(name: str) -> tuple[str, str]:
+    """The cached label pair of a dropped metric name, shared by all series of the metric."""
     return DROPPED_NAME, name
 
 
@@ -155,17 +155,17 @@ def _without_dropped(pairs: Pairs) -> Pairs:
     return tuple([pair for pair in pairs if pair[0] != DROPPED_NAME])
 
 
-def relabelled(vector: Vector, series: SeriesSet) -> Vector:
-    """The vector under new label sets, row by row; rows that become the same series are merged."""
+def with_series(vector: Vector, series: SeriesSet) -> Vector:
+    """Replace the label set of each row; rows that become the same series are merged."""
     return merge_duplicates(Vector(series, vector.values, vector.present, vector.histograms))
 
 
 def merge_duplicates(vector: Vector) -> Vector:
-    """Join rows with equal label sets; QueryError where two of them have a value at the same step."""
-    merging = vector.series.cached("merging", lambda: _merging(vector.series))
-    if merging.rows is None:
+    """Merge rows with equal label sets; QueryError if two of them have a value at the same step."""
+    duplicates = vector.series.cached("merging", lambda: _find_duplicates(vector.series))
+    if duplicates.rows is None:
         return vector
-    order, starts = merging.order, merging.starts
+    order, starts = duplicates.order, duplicates.starts
     present = vector.present[order]
     counts = np.add.reduceat(present.astype(np.int64), starts, axis=0) if len(order) else present.astype(np.int64)
     if (counts > 1).any():
@@ -173,22 +173,22 @@ def merge_duplicates(vector: Vector) -> Vector:
         [labels] = vector.series.labels_of([row])
         raise errors.QueryError(
             f"vector cannot contain metrics with the same labelset: {errors.quote(str(labels))} appears twice",
-            remedy="Keep a label that tells the series apart, or aggregate them",
+            remedy="Keep a label that distinguishes the series, or aggregate them",
         )
-    # At most one row of each group is present at a step, so the sum of what is present is that row's value.
+    # At most one row of each group is present at a step.
     values = np.zeros(counts.shape)
     rows, steps = np.nonzero(vector.present)
-    values[merging.rows[rows], steps] = vector.values[rows, steps]
+    values[duplicates.rows[rows], steps] = vector.values[rows, steps]
     histograms = None
     if vector.histograms is not None:
         histograms = np.full(counts.shape, None, dtype=object)
-        histograms[merging.rows[rows], steps] = vector.histograms[rows, steps]
-    return Vector(merging.series, values, counts == 1, histograms)
+        histograms[duplicates.rows[rows], steps] = vector.histograms[rows, steps]
+    return Vector(duplicates.series, values, counts == 1, histograms)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Merging:
-    """Which rows share a label set; `rows` is None if none do."""
+class _DuplicateRows:
+    """The rows that share a label set; `rows` is None if there are none."""
 
     rows: Ints | None
     series: SeriesSet
@@ -196,14 +196,14 @@ class _Merging:
     starts: Ints
 
 
-def _merging(series: SeriesSet) -> _Merging:
+def _find_duplicates(series: SeriesSet) -> _DuplicateRows:
     ids, firsts, rows = np.unique(series.ids, return_index=True, return_inverse=True)
-    nothing = np.empty(0, dtype=np.int64)
+    no_rows = np.empty(0, dtype=np.int64)
     if len(ids) == len(series):
-        return _Merging(None, SeriesSet([]), nothing, nothing)
-    # Each is where its first row was.
+        return _DuplicateRows(None, SeriesSet([]), no_rows, no_rows)
+    # In the order of first rows.
     by_first = np.argsort(firsts)
     rows = np.argsort(by_first)[rows]
     order = np.argsort(rows, kind="stable")
     starts = np.searchsorted(rows[order], np.arange(len(ids)))
-    return _Merging(rows, series.register.select(ids[by_first]), order, starts)
+    return _DuplicateRows(rows, series.register.select(ids[by_first]), order, starts)

@@ -1,5 +1,5 @@
-"""The PromQL language: text to tree and back.
+"""The PromQL language: parse text to a tree, and print a tree as text.
 
-Comes in: an expression as text. Goes out: a typed tree (`ast`) in which every node knows where it
-stands, or a QueryError with line and column. Never here: samples, evaluation, I/O.
+In: an expression as text. Out: a typed tree (`ast`) whose nodes have positions, or a QueryError with line and column.
+Never here: samples, evaluation, I/O.
 """

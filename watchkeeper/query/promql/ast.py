@@ -1,7 +1,7 @@
-"""The PromQL syntax tree: what the parser builds, the printer writes and the evaluator walks.
+"""The nodes of the PromQL syntax tree, which the parser builds, the printer writes and the evaluator walks.
 
-Times and durations are whole milliseconds. `position` is the offset of a node's first character in
-the expression; two trees are equal when they mean the same, wherever they were written.
+Times and durations are whole milliseconds. `position` is the offset of a node's first character in the
+expression; comparisons of trees ignore it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AtEdge(StrEnum):
 
 
 class MatchKind(StrEnum):
-    """How many series of each side of a binary operator may meet."""
+    """How many series of each side of a binary operator may match."""
 
     ONE_TO_ONE = "one-to-one"
     MANY_TO_ONE = "many-to-one"  # group_left
@@ -52,7 +52,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class DurationExpr:
-    """A duration that a query must work out: a number of seconds, `step()`, `range()`, or something made of others."""
+    """A duration expression: a number of seconds, `step()`, `range()`, or an operation on other durations."""
 
     op: str
     args: tuple[DurationExpr, ...] = ()
@@ -61,9 +61,9 @@ class DurationExpr:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """An instant vector selector; `name` is also in `matchers` as `__name__`, when it was written outside the braces.
+    """An instant vector selector; a `name` before the braces is also in `matchers` as `__name__`.
 
-    `at` is a fixed time in milliseconds, an edge of the query, or None. Where `offset_by` is there, it counts.
+    `at` is a fixed time in milliseconds, the start or end of the query, or None. `offset_expr` overrides `offset_ms`.
     """
 
     name: str | None
@@ -71,22 +71,22 @@ class Selector:
     offset_ms: int = 0
     at: int | AtEdge | None = None
     position: int = field(default=0, compare=False)
-    offset_by: DurationExpr | None = None
+    offset_expr: DurationExpr | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSelector:
-    """`selector[5m]`; offset and @ are on the inner selector. Where `range_by` is there, it counts."""
+    """`selector[5m]`; the inner selector has offset and @. `range_expr` overrides `range_ms`."""
 
     selector: Selector
     range_ms: int
     position: int = field(default=0, compare=False)
-    range_by: DurationExpr | None = None
+    range_expr: DurationExpr | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Subquery:
-    """`expr[30m:1m]`; step None means the engine's default resolution. What ends in `_by` counts where it is there."""
+    """`expr[30m:1m]`; step None is the engine's default. A duration expression overrides the field in milliseconds."""
 
     expr: Expr
     range_ms: int
@@ -94,9 +94,9 @@ class Subquery:
     offset_ms: int = 0
     at: int | AtEdge | None = None
     position: int = field(default=0, compare=False)
-    range_by: DurationExpr | None = None
-    step_by: DurationExpr | None = None
-    offset_by: DurationExpr | None = None
+    range_expr: DurationExpr | None = None
+    step_expr: DurationExpr | None = None
+    offset_expr: DurationExpr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ class Paren:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """How the two sides of a binary operator find each other.
+    """The vector matching of a binary operator.
 
-    With `is_on` only `labels` are compared, else all but them. `include` is what group_left/right carry over.
-    `fill_left` and `fill_right` stand for samples that a side does not have.
+    With `is_on` only `labels` are compared, else all other labels. `include` has the labels of group_left/right.
+    `fill_left` and `fill_right` are the values for samples that one side does not have.
     """
 
     kind: MatchKind = MatchKind.ONE_TO_ONE
@@ -130,7 +130,7 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """`op` is as written: + - * / % ^ atan2 == != > < >= <= </ >/ and or unless.
+    """A binary operation; `op` is one of + - * / % ^ atan2 == != > < >= <= </ >/ and or unless.
 
     `matching` is None if a side is a scalar.
     """
@@ -145,7 +145,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """`sum by (a) (expr)`; `parameter` is k, the quantile, the ratio or count_values' label."""
+    """`sum by (a) (expr)`; `parameter` is k, the quantile, the ratio or the label of count_values."""
 
     op: str
     expr: Expr

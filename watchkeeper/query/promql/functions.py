@@ -1,7 +1,7 @@
-"""The signature of every PromQL function, one row each.
+"""The signatures of all PromQL functions, one row for each.
 
-The parser checks calls against this table, and the evaluator finds an implementation for each name.
-Source: prometheus/prometheus, promql/parser/functions.go, read 2026-08; experimental ones are behind
+The parser checks calls against this table, and the evaluator has an implementation for each name.
+Source: prometheus/prometheus, promql/parser/functions.go, read 2026-08; experimental functions are behind
 a feature flag there.
 """
 
@@ -14,7 +14,7 @@ from watchkeeper.query.promql.ast import ValueType
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`variadic` optional arguments of the last type may follow or be left out; -1 is any number of them."""
+    """A function signature; the last argument is optional and may repeat up to `variadic` times, -1 is no limit."""
 
     name: str
     args: tuple[ValueType, ...]
@@ -23,29 +23,29 @@ class Function:
     is_experimental: bool = False
 
     @property
-    def fewest(self) -> int:
+    def min_args(self) -> int:
         return len(self.args) - (1 if self.variadic else 0)
 
     @property
-    def most(self) -> int | None:
-        return None if self.variadic < 0 else self.fewest + self.variadic
+    def max_args(self) -> int | None:
+        return None if self.variadic < 0 else self.min_args + self.variadic
 
 
 V, R, S, T = ValueType.INSTANT, ValueType.RANGE, ValueType.SCALAR, ValueType.STRING
-OF_VECTOR = (
+VECTOR_FUNCTIONS = (
     "abs absent acos acosh asin asinh atan atanh ceil cos cosh deg exp floor histogram_avg histogram_count "
     "histogram_stddev histogram_stdvar histogram_sum ln log10 log2 rad sgn sin sinh sort sort_desc sqrt tan tanh "
     "timestamp"
 )
-OF_RANGE = (
+RANGE_FUNCTIONS = (
     "absent_over_time avg_over_time changes count_over_time delta deriv idelta increase irate last_over_time "
     "max_over_time min_over_time present_over_time rate resets stddev_over_time stdvar_over_time sum_over_time"
 )
-OF_RANGE_EXPERIMENTAL = (
+EXPERIMENTAL_RANGE_FUNCTIONS = (
     "first_over_time mad_over_time ts_of_first_over_time ts_of_last_over_time ts_of_max_over_time ts_of_min_over_time"
 )
-OF_OPTIONAL_TIME = "day_of_month day_of_week day_of_year days_in_month hour minute month year"
-OTHERS = (
+CALENDAR_FUNCTIONS = "day_of_month day_of_week day_of_year days_in_month hour minute month year"
+OTHER_FUNCTIONS = (
     Function("clamp", (V, S, S)),
     Function("clamp_max", (V, S)),
     Function("clamp_min", (V, S)),
@@ -77,15 +77,15 @@ OTHERS = (
 FUNCTIONS: dict[str, Function] = {
     function.name: function
     for function in (
-        *(Function(name, (V,)) for name in OF_VECTOR.split()),
-        *(Function(name, (R,)) for name in OF_RANGE.split()),
-        *(Function(name, (R,), is_experimental=True) for name in OF_RANGE_EXPERIMENTAL.split()),
-        *(Function(name, (V,), variadic=1) for name in OF_OPTIONAL_TIME.split()),
-        *OTHERS,
+        *(Function(name, (V,)) for name in VECTOR_FUNCTIONS.split()),
+        *(Function(name, (R,)) for name in RANGE_FUNCTIONS.split()),
+        *(Function(name, (R,), is_experimental=True) for name in EXPERIMENTAL_RANGE_FUNCTIONS.split()),
+        *(Function(name, (V,), variadic=1) for name in CALENDAR_FUNCTIONS.split()),
+        *OTHER_FUNCTIONS,
     )
 }
 
-# What the parameter of an aggregation must be; those that are not here take none.
+# The parameter type of each aggregation with a parameter.
 AGGREGATION_PARAMETERS = {
     "topk": S,
     "bottomk": S,

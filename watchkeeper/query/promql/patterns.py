@@ -1,4 +1,4 @@
-"""Regular expressions of label matchers: RE2's syntax, matched against the whole value as Prometheus does."""
+"""Regular expressions of label matchers: RE2 syntax, anchored at both ends as in Prometheus."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OPTIONS.log_errors = False
 OPTIONS.dot_nl = True
 
 
-# Longer ones come from generated queries: a compiled one can take megabytes, and is not asked twice.
-LONGEST_KEPT = 1000
+# Longer patterns come from generated queries: compiled they can take megabytes, and they are rarely used again.
+MAX_CACHED_LENGTH = 1000
 
 
 def compile_pattern(pattern: str) -> Any:
-    """A compiled RE2 pattern for `fullmatch`; ValueError says what is wrong with it."""
-    return _compile(pattern) if len(pattern) > LONGEST_KEPT else _compile_once(pattern)
+    """Compile an RE2 pattern for `fullmatch`; ValueError if it is invalid."""
+    return _compile(pattern) if len(pattern) > MAX_CACHED_LENGTH else _compile_cached(pattern)
 
 
 def _compile(pattern: str) -> Any:
@@ -31,15 +31,15 @@ def _compile(pattern: str) -> Any:
         raise ValueError(problem.decode(errors="replace") if isinstance(problem, bytes) else str(problem)) from error
 
 
-# A fleet's rules and dashboards hold a few hundred patterns.
-_compile_once = functools.lru_cache(maxsize=2048)(_compile)
+# Rules and dashboards of a fleet have a few hundred patterns.
+_compile_cached = functools.lru_cache(maxsize=2048)(_compile)
 
 
 def matches(matcher: engine.Matcher, value: str) -> bool:
-    """Whether a label value, empty where the label is absent, satisfies the matcher."""
+    """Whether a label value matches; the value of an absent label is empty."""
     if matcher.op is engine.MatchOp.EQUAL:
         return value == matcher.value
     if matcher.op is engine.MatchOp.NOT_EQUAL:
         return value != matcher.value
-    found = compile_pattern(matcher.value).fullmatch(value) is not None
-    return found is (matcher.op is engine.MatchOp.REGEX)
+    is_match = compile_pattern(matcher.value).fullmatch(value) is not None
+    return is_match is (matcher.op is engine.MatchOp.REGEX)

@@ -1,7 +1,7 @@
-"""What type an expression has, and which types may meet.
+"""The types of PromQL expressions, and type checks.
 
-The parser checks every node as it builds it; the evaluator and the rules ask `value_type`. The
-wording of a mismatch is Prometheus' own, because people search for it.
+The parser checks every node when it builds it; the evaluator and the rules call `value_type`. The messages are
+Prometheus' own, because people search for them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from watchkeeper.query.promql import ast
 from watchkeeper.query.promql.ast import ValueType
 from watchkeeper.query.promql.functions import AGGREGATION_PARAMETERS, FUNCTIONS, Function
-from watchkeeper.query.promql.mistakes import Mistake
+from watchkeeper.query.promql.parse_errors import ParseError
 
 COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
 TRIMS = frozenset({"</", ">/"})
@@ -39,72 +39,75 @@ def value_type(expr: ast.Expr) -> ValueType:
     return SCALAR if both_scalar else INSTANT
 
 
-def expect(expr: ast.Expr, wanted: ValueType, context: str) -> None:
-    got = value_type(expr)
-    if got is not wanted:
-        raise Mistake(f"expected type {wanted} in {context}, got {got}", expr.position)
+def check_type(expr: ast.Expr, expected: ValueType, context: str) -> None:
+    actual = value_type(expr)
+    if actual is not expected:
+        raise ParseError(f"expected type {expected} in {context}, got {actual}", expr.position)
 
 
 def check_call(function: Function, args: tuple[ast.Expr, ...], position: int) -> None:
-    count, most, name = len(args), function.most, function.name
-    if not function.variadic and count != function.fewest:
-        raise Mistake(f'expected {function.fewest} argument(s) in call to "{name}", got {count}', position)
-    if count < function.fewest:
-        raise Mistake(f'expected at least {function.fewest} argument(s) in call to "{name}", got {count}', position)
+    count, most, name = len(args), function.max_args, function.name
+    if not function.variadic and count != function.min_args:
+        raise ParseError(f'expected {function.min_args} argument(s) in call to "{name}", got {count}', position)
+    if count < function.min_args:
+        raise ParseError(
+            f'expected at least {function.min_args} argument(s) in call to "{name}", got {count}', position
+        )
     if most is not None and count > most:
-        raise Mistake(f'expected at most {most} argument(s) in call to "{name}", got {count}', position)
-    last = len(function.args) - 1
-    for at, arg in enumerate(args):
-        expect(arg, function.args[min(at, last)], f'call to function "{name}"')
+        raise ParseError(f'expected at most {most} argument(s) in call to "{name}", got {count}', position)
+    last_type = len(function.args) - 1
+    for index, arg in enumerate(args):
+        check_type(arg, function.args[min(index, last_type)], f'call to function "{name}"')
     if name == "info" and count > 1 and not (isinstance(args[1], ast.Selector) and args[1].name is None):
-        raise Mistake("expected label selectors only", args[1].position)
+        raise ParseError("expected label selectors only", args[1].position)
 
 
 def check_aggregate(aggregate: ast.Aggregate) -> None:
-    expect(aggregate.expr, INSTANT, "aggregation expression")
+    check_type(aggregate.expr, INSTANT, "aggregation expression")
     if aggregate.parameter is not None:
-        expect(aggregate.parameter, AGGREGATION_PARAMETERS[aggregate.op], "aggregation parameter")
+        check_type(aggregate.parameter, AGGREGATION_PARAMETERS[aggregate.op], "aggregation parameter")
 
 
 def check_unary(unary: ast.Unary) -> None:
-    got = value_type(unary.expr)
-    if got is not SCALAR and got is not INSTANT:
-        raise Mistake(
-            f"unary expression only allowed on expressions of type scalar or instant vector, got {got}", unary.position
+    actual = value_type(unary.expr)
+    if actual is not SCALAR and actual is not INSTANT:
+        raise ParseError(
+            f"unary expression only allowed on expressions of type scalar or instant vector, got {actual}",
+            unary.position,
         )
 
 
-def settle_matching(
-    op: str, sides: tuple[ast.Expr, ast.Expr], *, matching: ast.Matching, returns_bool: bool, at: int
+def resolve_matching(
+    op: str, sides: tuple[ast.Expr, ast.Expr], *, matching: ast.Matching, returns_bool: bool, position: int
 ) -> ast.Matching | None:
-    """Check a binary expression, and say how its sides match.
+    """Check a binary expression and return its vector matching.
 
-    That is None where a side is a scalar, many-to-many for set operators, else as written.
+    It is None if a side is a scalar, many-to-many for set operators, else as written.
     """
     left, right = value_type(sides[0]), value_type(sides[1])
-    for got, expr in ((left, sides[0]), (right, sides[1])):
-        if got is not SCALAR and got is not INSTANT:
-            raise Mistake("binary expression must contain only scalar and instant vector types", expr.position)
+    for actual, expr in ((left, sides[0]), (right, sides[1])):
+        if actual is not SCALAR and actual is not INSTANT:
+            raise ParseError("binary expression must contain only scalar and instant vector types", expr.position)
     is_comparison, is_set = op in COMPARISONS, op in SET_OPERATORS
     if returns_bool and not is_comparison:
-        raise Mistake("bool modifier can only be used on comparison operators", at)
-    if matching.is_on and (twice := set(matching.labels) & set(matching.include)):
-        raise Mistake(f'label "{min(twice)}" must not occur in ON and GROUP clause at once', at)
+        raise ParseError("bool modifier can only be used on comparison operators", position)
+    if matching.is_on and (repeated := set(matching.labels) & set(matching.include)):
+        raise ParseError(f'label "{min(repeated)}" must not occur in ON and GROUP clause at once', position)
     has_fill = matching.fill_left is not None or matching.fill_right is not None
     if has_fill and is_set:
-        raise Mistake(f'filling in missing series not allowed for set operator "{op}"', at)
+        raise ParseError(f'filling in missing series not allowed for set operator "{op}"', position)
     if left is SCALAR or right is SCALAR:
         if is_set:
-            raise Mistake(f'set operator "{op}" not allowed in binary scalar expression', at)
+            raise ParseError(f'set operator "{op}" not allowed in binary scalar expression', position)
         if op in TRIMS and left is right:
-            raise Mistake(f'operator "{op}" not allowed for Scalar operations', at)
+            raise ParseError(f'operator "{op}" not allowed for Scalar operations', position)
         if is_comparison and not returns_bool and left is right:
-            raise Mistake("comparisons between scalars must use BOOL modifier", at)
+            raise ParseError("comparisons between scalars must use BOOL modifier", position)
         if matching.labels:
-            raise Mistake("vector matching only allowed between instant vectors", at)
+            raise ParseError("vector matching only allowed between instant vectors", position)
         if has_fill:
-            raise Mistake("filling in missing series only allowed between instant vectors", at)
+            raise ParseError("filling in missing series only allowed between instant vectors", position)
         return None
     if is_set and matching.kind is not ast.MatchKind.ONE_TO_ONE:
-        raise Mistake(f'no grouping allowed for "{op}" operation', at)
+        raise ParseError(f'no grouping allowed for "{op}" operation', position)
     return ast.Matching(ast.MatchKind.MANY_TO_MANY, matching.is_on, labels=matching.labels) if is_set else matching

@@ -1,6 +1,6 @@
-"""Looking through a tree of PromQL: every part of an expression, and what it asks for.
+"""Walk a PromQL tree: its nodes, selectors and metric names.
 
-`migrate` and `doctor.stack` ask which series and labels somebody's rules and dashboards need.
+`migrate` and `doctor.stack` use it to find the series and labels that rules and dashboards need.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from watchkeeper.query.promql import ast
 
 
 def children(expr: ast.Expr) -> Iterator[ast.Expr]:
-    """What stands directly inside, in the order in which it is written."""
+    """The direct children of a node, in the order of the text."""
     match expr:
         case ast.RangeSelector():
             yield expr.selector
@@ -30,17 +30,17 @@ def children(expr: ast.Expr) -> Iterator[ast.Expr]:
             return
 
 
-def parts(expr: ast.Expr) -> Iterator[ast.Expr]:
-    """The expression and everything in it, from the outside to the inside."""
+def walk(expr: ast.Expr) -> Iterator[ast.Expr]:
+    """The expression and all nodes in it, parents first."""
     yield expr
     for child in children(expr):
-        yield from parts(child)
+        yield from walk(child)
 
 
 def selectors(expr: ast.Expr) -> Iterator[ast.Selector]:
-    return (part for part in parts(expr) if isinstance(part, ast.Selector))
+    return (part for part in walk(expr) if isinstance(part, ast.Selector))
 
 
-def names(expr: ast.Expr) -> frozenset[str]:
-    """The metric names that the expression asks for; an empty one stands for a selector without a fixed name."""
+def metric_names(expr: ast.Expr) -> frozenset[str]:
+    """The metric names that the expression selects; a selector without a fixed name has the empty name."""
     return frozenset(selector.name or "" for selector in selectors(expr))

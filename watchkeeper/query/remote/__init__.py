@@ -1,5 +1,5 @@
-"""Talking to a server that keeps samples elsewhere.
+"""The client of a remote server with the Prometheus HTTP API and remote write.
 
-Comes in: settings of such a server, and requests or samples for it. Goes out: answers as our own values.
-`query.prometheus` is the engine made of these parts. Never here: what a query means, or knowledge of a rule.
+In: settings of the server, requests, samples. Out: query results, alerts of the server's rules.
+`query.prometheus` is the engine built from these parts. Never here: what a query or a rule means.
 """

@@ -1,9 +1,8 @@
-"""Remote write 1.0 as bytes: samples in a snappy block of protobuf, both ways.
+"""Encode and decode remote write 1.0: samples as protobuf in a snappy block.
 
-`remote.sender` writes with `encode` what an engine appends on a server; the web application hands bodies of
-POST /api/v1/write to `receive`. The message is small and fixed, so it is read and written here by hand
-(prompb/remote.proto and types.proto of Prometheus): nearly every sample is the same 18 bytes long, which NumPy
-reads and writes in one go.
+`remote.sender` sends samples with `encode`; the web application passes bodies of POST /api/v1/write to
+`append_request`. The message is small and fixed, so this module encodes it without a library (prompb/remote.proto and
+types.proto of Prometheus): nearly every sample has 18 bytes, and NumPy reads and writes them all at once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
 from watchkeeper.query.engine import Floats, Millis
-from watchkeeper.query.remote.remembered import Remembered, allowed_bytes
+from watchkeeper.query.remote.bounded_cache import BoundedCache, default_limit_bytes
 from watchkeeper.store import label_limits
 from watchkeeper.store.head import head
 from watchkeeper.store.interfaces import AnySample, Appended, Appender
@@ -37,23 +36,23 @@ HEADERS = {
     "Content-Encoding": "snappy",
     "X-Prometheus-Remote-Write-Version": "0.1.0",
 }
-# A whole sample: tag 2 of a series, 16 bytes long, value as fixed 64 bits, time as a varint of 6 bytes.
+# A sample: tag 2 of a series, 16 bytes long, value as fixed 64 bits, time as a varint of 6 bytes.
 SAMPLE_BYTES = 18
 SAMPLE_HEAD = b"\x12\x10\x09"
 TIME_TAG = 0x10
 # Times whose varint has exactly 6 bytes: from 1971 to 2109.
 SIX_BYTE_TIMES = (1 << 35, (1 << 42) - 1)
 METRIC_TYPES = ("unknown", "counter", "gauge", "histogram", "gaugehistogram", "summary", "info", "stateset")
-# Long label sets are rare, and few of them would fill the memory.
-REMEMBERED_BYTES = 2048
-# What a remembered label set takes beside its bytes: places in dictionaries, the Labels, and a pointer for each pair.
-BESIDE_BYTES = 400
+# Longer label sets are not cached: they are rare, and few of them would fill the cache.
+MAX_CACHED_BYTES = 2048
+# The memory of a cached label set besides its bytes: dictionary entries, the Labels, and a pointer for each pair.
+ENTRY_OVERHEAD_BYTES = 400
 Series: TypeAlias = tuple[Labels, Millis, Floats]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """What one request may cost. Prometheus sends 2,000 samples in some 100 kB; vmagent up to 32 MiB unpacked."""
+    """The limits of one request. Prometheus sends 2,000 samples in about 100 kB; vmagent up to 32 MiB unpacked."""
 
     max_bytes: int = 8 * 1024 * 1024
     max_unpacked_bytes: int = 64 * 1024 * 1024
@@ -63,7 +62,7 @@ class WriteLimits:
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """One request: series with their times and values, what was left out and why, type, help and unit by metric."""
+    """A decoded request; `dropped` counts samples by reason, `metadata` has type, help and unit by metric."""
 
     series: list[Series]
     dropped: dict[str, int] = field(default_factory=dict)
@@ -75,39 +74,42 @@ class WriteRequest:
 def encode(
     series: Sequence[tuple[Labels, Sequence[int], Sequence[float]]], histograms: Iterable[HistogramSample] = ()
 ) -> bytes:
-    """A request body; the samples of one series stand in the order in which they are given."""
+    """Encode a request body; the samples of a series keep their order."""
     counts = [len(times) for _, times, _ in series]
-    times = np.fromiter((at for _, row, _ in series for at in row), dtype=np.int64, count=sum(counts))
+    times = np.fromiter((at_ms for _, row, _ in series for at_ms in row), dtype=np.int64, count=sum(counts))
     values = np.fromiter((value for _, _, row in series for value in row), dtype=np.float64, count=sum(counts))
     pieces = _sample_pieces(times, values, counts)
     body = bytearray()
     for (labels, _, _), samples in zip(series, pieces, strict=True):
-        names = _written.get(labels)
-        body += b"\x0a" + encode_varint(len(names) + len(samples)) + names + samples
-    for one in histograms:
-        inner = _written.get(one.labels) + histogram_wire.write(one.at_ms, one.value)
+        encoded_labels = _encoded_labels.get(labels)
+        body += b"\x0a" + encode_varint(len(encoded_labels) + len(samples)) + encoded_labels + samples
+    for sample in histograms:
+        inner = _encoded_labels.get(sample.labels) + histogram_wire.write(sample.at_ms, sample.value)
         body += b"\x0a" + encode_varint(len(inner)) + inner
     packed: bytes = bytes(cramjam.snappy.compress_raw(bytes(body)))
     return packed
 
 
-def encode_rows(names: Sequence[bytes], times: Millis, values: Floats) -> bytes:
-    """A request body of one sample for each row, whose labels `label_bytes` has written."""
-    samples = list(_sample_pieces(times, values, [1] * len(names)))
-    heads = [b"\x0a" + encode_varint(len(name) + len(sample)) for name, sample in zip(names, samples, strict=True)]
-    body = b"".join([part for row in zip(heads, names, samples, strict=True) for part in row])
+def encode_rows(encoded_labels: Sequence[bytes], times: Millis, values: Floats) -> bytes:
+    """Encode a request body with one sample per row; `encode_labels` has encoded the labels."""
+    samples = list(_sample_pieces(times, values, [1] * len(encoded_labels)))
+    heads = [
+        b"\x0a" + encode_varint(len(labels) + len(sample))
+        for labels, sample in zip(encoded_labels, samples, strict=True)
+    ]
+    body = b"".join([part for row in zip(heads, encoded_labels, samples, strict=True) for part in row])
     return bytes(cramjam.snappy.compress_raw(body))
 
 
 def encode_samples(samples: Sequence[Sample]) -> bytes:
-    """A request body of samples of different series."""
-    times = np.array([one.at_ms for one in samples], dtype=np.int64)
-    values = np.array([one.value for one in samples], dtype=np.float64)
-    return encode_rows([_written.get(one.labels) for one in samples], times, values)
+    """Encode a request body with one sample for each series."""
+    times = np.array([sample.at_ms for sample in samples], dtype=np.int64)
+    values = np.array([sample.value for sample in samples], dtype=np.float64)
+    return encode_rows([_encoded_labels.get(sample.labels) for sample in samples], times, values)
 
 
 def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iterator[bytes]:
-    """The encoded samples of each series."""
+    """Encode the samples of each series."""
     low, high = SIX_BYTE_TIMES
     bounds = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
     if len(times) and int(times.min()) >= low and int(times.max()) <= high:
@@ -115,10 +117,10 @@ def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iter
         block[:, :3] = np.frombuffer(SAMPLE_HEAD, dtype=np.uint8)
         block[:, 3:11] = values.astype("<f8").view(np.uint8).reshape(-1, 8)
         block[:, 11] = TIME_TAG
-        for place in range(6):
-            block[:, 12 + place] = (times >> 7 * place) & 0x7F | (0x80 if place < 5 else 0)
-        whole = block.tobytes()
-        yield from (whole[start * SAMPLE_BYTES : end * SAMPLE_BYTES] for start, end in pairwise(bounds))
+        for index in range(6):
+            block[:, 12 + index] = (times >> 7 * index) & 0x7F | (0x80 if index < 5 else 0)
+        block_bytes = block.tobytes()
+        yield from (block_bytes[start * SAMPLE_BYTES : end * SAMPLE_BYTES] for start, end in pairwise(bounds))
         return
     for start, end in pairwise(bounds):
         pairs = zip(times[start:end].tolist(), values[start:end], strict=True)
@@ -126,7 +128,7 @@ def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iter
 
 
 def _sample_bytes(at_ms: int, value: np.float64) -> bytes:
-    # tobytes keeps the bits of a stale marker, which a round trip through float arithmetic might not.
+    # tobytes keeps the bits of a stale marker; float arithmetic might change them.
     bits: bytes = value.astype("<f8").tobytes()
     inner = b"\x09" + bits + b"\x10" + encode_varint(at_ms & (1 << 64) - 1)
     return b"\x12" + encode_varint(len(inner)) + inner
@@ -138,29 +140,29 @@ def _pair_bytes(pair: tuple[str, str]) -> bytes:
     return b"\x0a" + encode_varint(len(inner)) + inner
 
 
-# Series share most of their labels, on the way out as on the way in.
-_written_pairs: Remembered[tuple[str, str], bytes] = Remembered(
-    _pair_bytes, lambda _, raw: 2 * len(raw) + BESIDE_BYTES, limit_bytes=allowed_bytes() // 4
+# Series share most of their labels.
+_encoded_pairs: BoundedCache[tuple[str, str], bytes] = BoundedCache(
+    _pair_bytes, lambda _, raw: 2 * len(raw) + ENTRY_OVERHEAD_BYTES, limit_bytes=default_limit_bytes() // 4
 )
 
 
-def label_bytes(labels: Labels) -> bytes:
-    """The labels of a series as they stand in a request, before its samples."""
-    return b"".join(map(_written_pairs.get, labels.pairs))
+def encode_labels(labels: Labels) -> bytes:
+    """Encode the labels of a series; in a request they precede its samples."""
+    return b"".join(map(_encoded_pairs.get, labels.pairs))
 
 
-_written: Remembered[Labels, bytes] = Remembered(
-    label_bytes, lambda _, raw: len(raw) + BESIDE_BYTES, limit_bytes=allowed_bytes()
+_encoded_labels: BoundedCache[Labels, bytes] = BoundedCache(
+    encode_labels, lambda _, raw: len(raw) + ENTRY_OVERHEAD_BYTES, limit_bytes=default_limit_bytes()
 )
 
 
 def unsupported_reason(content_type: str | None, content_encoding: str | None) -> str | None:
-    """Why a request with these headers cannot be read (to be answered with 415), or None."""
+    """Why a request with these headers is not supported (status 415), or None."""
     kind = (content_type or CONTENT_TYPE).lower().replace(" ", "")
     if kind.partition(";")[0] != CONTENT_TYPE or "io.prometheus.write.v2" in kind:
-        return f"content type {errors.quote(content_type)} is not remote write 1.0. Send {CONTENT_TYPE}"
+        return f"content type {errors.quote(content_type)} is not supported; send remote write 1.0 as {CONTENT_TYPE}"
     if (content_encoding or "snappy").lower() != "snappy":
-        return f"content encoding {errors.quote(content_encoding)} is not known here. Send snappy blocks"
+        return f"content encoding {errors.quote(content_encoding)} is not supported; send snappy blocks"
     return None
 
 
@@ -171,111 +173,114 @@ def append_request(
     limits: WriteLimits = WriteLimits(),  # noqa: B008 (frozen)
     now_ms: int | None = None,
 ) -> Appended:
-    """Append what a sender wrote; WireError if the body is broken or too large, before anything is kept.
+    """Append the samples of a request; WireError if the body is invalid or too large, before any sample is stored.
 
-    With `now_ms`, samples too far ahead of it are left out: one of the year 2200 would make all others old.
+    With `now_ms`, samples too far in the future are dropped: a sample of the year 2200 would make all others too old.
     """
     decoded = decode(body, limits)
     latest_ms = None if now_ms is None else now_ms + head.MAX_AHEAD_MS
     if appender.metadata is not None:
         for name, (kind, help, unit) in decoded.metadata.items():
             appender.metadata.record(name, kind, help=help, unit=unit)
-    left_out = Counter(decoded.dropped)
+    dropped = Counter(decoded.dropped)
     if latest_ms is not None:
-        left_out["future"] += sum(int(np.count_nonzero(times > latest_ms)) for _, times, _ in decoded.series)
-        left_out["future"] += sum(one.at_ms > latest_ms for one in decoded.histograms)
-    kept = appender.exemplars
+        dropped["future"] += sum(int(np.count_nonzero(times > latest_ms)) for _, times, _ in decoded.series)
+        dropped["future"] += sum(sample.at_ms > latest_ms for sample in decoded.histograms)
+    exemplar_store = appender.exemplars
     for series, exemplar in decoded.exemplars:
         is_future = latest_ms is not None and exemplar.at_ms > latest_ms
-        if kept is None or is_future or not kept.add(series, exemplar):
-            left_out["exemplar"] += 1
+        if exemplar_store is None or is_future or not exemplar_store.add(series, exemplar):
+            dropped["exemplar"] += 1
     numbers = (
         Sample(labels, at_ms, value)
         for labels, times, values in decoded.series
         for at_ms, value in zip(times.tolist(), values.tolist(), strict=True)
         if latest_ms is None or at_ms <= latest_ms
     )
-    samples = _with_histograms(numbers, decoded.histograms, latest_ms) if decoded.histograms else numbers
-    taken = appender.append(samples)
-    return Appended(taken.kept, dict(Counter(taken.dropped) + left_out))
+    samples = _merge_by_time(numbers, decoded.histograms, latest_ms) if decoded.histograms else numbers
+    appended = appender.append(samples)
+    return Appended(appended.kept, dict(Counter(appended.dropped) + dropped))
 
 
-def _with_histograms(
+def _merge_by_time(
     numbers: Iterable[Sample], histograms: Iterable[HistogramSample], latest_ms: int | None
 ) -> list[AnySample]:
-    """All in the order of time: a series may have both kinds."""
-    found: list[AnySample] = [*numbers, *(one for one in histograms if latest_ms is None or one.at_ms <= latest_ms)]
-    return sorted(found, key=lambda sample: sample.at_ms)
+    """Numbers and histograms, sorted by time: a series may have both."""
+    merged: list[AnySample] = [
+        *numbers,
+        *(sample for sample in histograms if latest_ms is None or sample.at_ms <= latest_ms),
+    ]
+    return sorted(merged, key=lambda sample: sample.at_ms)
 
 
-# Reasons that do not speak for themselves.
-EXPLAINED = {
+# Explanations for reasons whose name is not enough.
+REASON_DETAILS = {
     "limit": f" (more than {label_limits.MAX_LABELS} labels, more than {label_limits.MAX_NAME_LENGTH} characters in a "
-    f"name or {label_limits.MAX_VALUE_LENGTH:,} in a value, or more series or histograms than the store takes)",
-    "too_old": " (before what may still come late)",
-    "invalid_labels": " (no name, a name twice, or no UTF-8)",
+    f"name or {label_limits.MAX_VALUE_LENGTH:,} in a value, or more series or histograms than the store allows)",
+    "too_old": " (older than the out-of-order window)",
+    "invalid_labels": " (no name, a duplicate name, or not UTF-8)",
 }
 
 
-def response_for(taken: Appended) -> tuple[int, str]:
-    """Status and text for the sender: 400 makes it log the reason and go on; it would repeat a 5xx for ever.
+def response_for(appended: Appended) -> tuple[int, str]:
+    """Status and text for the sender: it logs a 400 and continues, but it would retry a 5xx forever.
 
-    A lost exemplar is no lost sample: Prometheus' own receiver does not complain about one either.
+    Dropped exemplars are not reported, as in Prometheus' own receiver.
     """
-    lost = sorted((reason, count) for reason, count in taken.dropped.items() if reason != "exemplar")
+    lost = sorted((reason, count) for reason, count in appended.dropped.items() if reason != "exemplar")
     if not lost:
         return 204, ""
-    reasons = ", ".join(f"{count} {reason}{EXPLAINED.get(reason, '')}" for reason, count in lost)
-    return 400, f"{taken.kept} samples were kept, others were not: {reasons}"
+    reasons = ", ".join(f"{count} {reason}{REASON_DETAILS.get(reason, '')}" for reason, count in lost)
+    return 400, f"{appended.kept} samples were stored, others were dropped: {reasons}"
 
 
 def decode(body: bytes, limits: WriteLimits = WriteLimits()) -> WriteRequest:  # noqa: B008 (frozen)
-    """Read a request body; WireError says what is broken, or which limit it breaks."""
+    """Decode a request body; WireError if it is invalid or exceeds a limit."""
     message = _unpack(body, limits)
     try:
-        return _RequestReader(message, limits).finish()
+        return _RequestReader(message, limits).read()
     except (IndexError, struct.error, UnicodeDecodeError) as error:
-        raise errors.WireError((f"remote write: the message is cut off or broken ({error})",)) from error
+        raise errors.WireError((f"remote write: the message is truncated or invalid ({error})",)) from error
 
 
 def _unpack(body: bytes, limits: WriteLimits) -> bytes:
-    _refuse_above("bytes", len(body), limits.max_bytes)
+    _check_limit("bytes", len(body), limits.max_bytes)
     try:
-        # The length stands in front, so that a bomb is known before it goes off.
-        _refuse_above("bytes when unpacked", cramjam.snappy.decompress_raw_len(body), limits.max_unpacked_bytes)
+        # The block starts with its unpacked length, so a decompression bomb is refused before it is unpacked.
+        _check_limit("bytes when unpacked", cramjam.snappy.decompress_raw_len(body), limits.max_unpacked_bytes)
         return bytes(cramjam.snappy.decompress_raw(body))
     except cramjam.DecompressionError as error:
         raise errors.WireError((f"remote write: the body is not a snappy block ({error})",)) from error
 
 
-def _refuse_above(what: str, found: int, limit: int) -> None:
-    if found > limit:
-        raise errors.WireError((f"remote write: the request has {found} {what}, the limit is {limit}",))
+def _check_limit(what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise errors.WireError((f"remote write: the request has {count} {what}, the limit is {limit}",))
 
 
 class _RequestReader:
-    """One pass over a message: samples of the usual form are noted by place and read together at the end."""
+    """Reads a message in one pass: it collects offsets of samples in the usual layout and reads them at the end."""
 
     def __init__(self, message: bytes, limits: WriteLimits) -> None:
         self.message = message
         self.limits = limits
         self.labels: list[Labels] = []
         self.counts: list[int] = []
-        self.places: list[int] = []
-        self.odd: dict[int, tuple[int, float]] = {}
+        self.offsets: list[int] = []
+        self.unusual: dict[int, tuple[int, float]] = {}
         self.dropped: Counter[str] = Counter()
         self.metadata: dict[str, tuple[str, str, str]] = {}
         self.exemplars: list[tuple[Labels, Exemplar]] = []
         self.histograms: list[HistogramSample] = []
 
-    def finish(self) -> WriteRequest:
+    def read(self) -> WriteRequest:
         for tag, start, end in read_fields(self.message, 0, len(self.message)):
-            if tag == 0x0A and not (end - start > SAMPLE_BYTES and self._read_again(start, end)):
+            if tag == 0x0A and not (end - start > SAMPLE_BYTES and self._read_cached_series(start, end)):
                 self._read_series(start, end)
             elif tag == 0x1A:
                 self._read_metadata(start, end)
-        self._refuse_too_many()
-        times, values = self._samples()
+        self._check_limits()
+        times, values = self._read_samples()
         ends = np.cumsum(self.counts, dtype=np.int64).tolist()
         series = [
             (labels, times[end - count : end], values[end - count : end])
@@ -283,32 +288,32 @@ class _RequestReader:
         ]
         return WriteRequest(series, dict(self.dropped), self.metadata, self.exemplars, self.histograms)
 
-    def _read_again(self, start: int, end: int) -> bool:
-        """Read a series whose labels are known and that has one sample of the usual form, as nearly all are."""
+    def _read_cached_series(self, start: int, end: int) -> bool:
+        """Read a series with cached labels and one sample in the usual layout, as nearly all series have."""
         message, at = self.message, end - SAMPLE_BYTES
         if not (message.startswith(SAMPLE_HEAD, at) and self._is_usual(at + 2, end)):
             return False
-        labels = _read.known(message[start:at])
+        labels = _label_sets.peek(message[start:at])
         if labels is None:
             return False
         self.labels.append(labels)
         self.counts.append(1)
-        self.places.append(at + 2)
+        self.offsets.append(at + 2)
         return True
 
     def _read_series(self, start: int, end: int) -> None:
-        message, place = self.message, start
-        while place < end and message[place] == 0x0A:
-            length, place = read_varint(message, place + 1)
-            place += length
-        if place > end:
-            raise IndexError(f"labels end at byte {place}, their series at {end}")
-        read = _read.get if place - start <= REMEMBERED_BYTES else _read_labels
-        labels = read(message[start:place])
-        before = len(self.places)
-        for tag, at, stop in read_fields(message, place, end):
+        message, position = self.message, start
+        while position < end and message[position] == 0x0A:
+            length, position = read_varint(message, position + 1)
+            position += length
+        if position > end:
+            raise IndexError(f"labels end at byte {position}, their series at {end}")
+        read_labels = _label_sets.get if position - start <= MAX_CACHED_BYTES else _read_labels
+        labels = read_labels(message[start:position])
+        before = len(self.offsets)
+        for tag, at, stop in read_fields(message, position, end):
             if tag == 0x12:
-                self._note_sample(at, stop)
+                self._record_sample(at, stop)
             elif tag == 0x1A and labels is not None:
                 self.exemplars.append((labels, _read_exemplar(message, at, stop)))
             elif tag == 0x22:
@@ -316,23 +321,23 @@ class _RequestReader:
             elif tag == 0x1A:
                 self.dropped["exemplar"] += 1
             elif tag == 0x0A:
-                raise IndexError("labels stand behind samples")
-        count = len(self.places) - before
+                raise IndexError("labels follow samples")
+        count = len(self.offsets) - before
         if labels is None:
             self.dropped["invalid_labels"] += count
-            for number in range(before, len(self.places)):
-                self.odd.pop(number, None)
-            del self.places[before:]
+            for number in range(before, len(self.offsets)):
+                self.unusual.pop(number, None)
+            del self.offsets[before:]
             return
         if count:
             self.labels.append(labels)
             self.counts.append(count)
-        self._refuse_too_many()
+        self._check_limits()
 
-    def _refuse_too_many(self) -> None:
-        _refuse_above("series", len(self.labels), self.limits.max_series)
-        _refuse_above("samples", len(self.places) + len(self.histograms), self.limits.max_samples)
-        _refuse_above("exemplars", len(self.exemplars), self.limits.max_samples)
+    def _check_limits(self) -> None:
+        _check_limit("series", len(self.labels), self.limits.max_series)
+        _check_limit("samples", len(self.offsets) + len(self.histograms), self.limits.max_samples)
+        _check_limit("exemplars", len(self.exemplars), self.limits.max_samples)
 
     def _read_histogram(self, labels: Labels | None, start: int, end: int) -> None:
         if labels is None:
@@ -345,15 +350,15 @@ class _RequestReader:
         else:
             self.histograms.append(HistogramSample(labels, at_ms, histogram))
 
-    def _note_sample(self, start: int, end: int) -> None:
-        usual = self._is_usual(start, end)
-        if not usual:
-            # A value of 0 and a time of 0 are left out by some writers, and times before 1971 are shorter.
-            self.odd[len(self.places)] = _read_sample(self.message, start, end)
-        self.places.append(start if usual else -1)
+    def _record_sample(self, start: int, end: int) -> None:
+        is_usual = self._is_usual(start, end)
+        if not is_usual:
+            # Some senders omit a value of 0 and a time of 0, and times before 1971 are shorter.
+            self.unusual[len(self.offsets)] = _read_sample(self.message, start, end)
+        self.offsets.append(start if is_usual else -1)
 
     def _is_usual(self, start: int, end: int) -> bool:
-        """A value, and a time of 6 bytes, each but the last of which says that another follows."""
+        """Whether a sample has a value and then a time of 6 bytes; all bytes but the last have the continuation bit."""
         message = self.message
         return (
             end - start == SAMPLE_BYTES - 2
@@ -363,18 +368,18 @@ class _RequestReader:
             and message[end - 1] < 0x80
         )
 
-    def _samples(self) -> tuple[Millis, Floats]:
-        places = np.array(self.places, dtype=np.int64)
+    def _read_samples(self) -> tuple[Millis, Floats]:
+        offsets = np.array(self.offsets, dtype=np.int64)
         raw = np.frombuffer(self.message, dtype=np.uint8)
-        usual = np.flatnonzero(places >= 0)
-        times, values = np.zeros(len(places), dtype=np.int64), np.zeros(len(places))
+        usual = np.flatnonzero(offsets >= 0)
+        times, values = np.zeros(len(offsets), dtype=np.int64), np.zeros(len(offsets))
         if len(usual):
-            starts = places[usual][:, None]
+            starts = offsets[usual][:, None]
             values[usual] = np.ascontiguousarray(raw[starts + np.arange(1, 9)]).view("<f8")[:, 0]
             septets = (raw[starts + np.arange(10, 16)] & 0x7F).astype(np.int64)
             times[usual] = (septets << (7 * np.arange(6))).sum(axis=1)
-        for place, (at_ms, value) in self.odd.items():
-            times[place], values[place] = at_ms, value
+        for index, (at_ms, value) in self.unusual.items():
+            times[index], values[index] = at_ms, value
         return times, values
 
     def _read_metadata(self, start: int, end: int) -> None:
@@ -384,8 +389,8 @@ class _RequestReader:
                 kind = at
             elif tag in texts:
                 texts[tag] = self.message[at:stop].decode()
-        known = METRIC_TYPES[kind] if kind < len(METRIC_TYPES) else METRIC_TYPES[0]
-        self.metadata[texts[0x12]] = (known, texts[0x22], texts[0x2A])
+        metric_type = METRIC_TYPES[kind] if kind < len(METRIC_TYPES) else METRIC_TYPES[0]
+        self.metadata[texts[0x12]] = (metric_type, texts[0x22], texts[0x2A])
 
 
 def _read_sample(message: bytes, start: int, end: int) -> tuple[int, float]:
@@ -419,8 +424,8 @@ def _read_pair(message: bytes, start: int, end: int) -> tuple[str, str]:
 
 
 def _read_labels(raw: bytes) -> Labels | None:
-    """The label set of a series; None if a name is empty or twice, or there is no metric name."""
-    pairs = [_read_pairs.get(raw[start:end]) for _, start, end in read_fields(raw, 0, len(raw))]
+    """The label set of a series; None if a name is empty or duplicate, or the metric name is missing."""
+    pairs = [_label_pairs.get(raw[start:end]) for _, start, end in read_fields(raw, 0, len(raw))]
     names = {name for name, _ in pairs}
     metric = next((value for name, value in pairs if name == METRIC_NAME), "")
     if len(names) < len(pairs) or "" in names or not metric:
@@ -429,12 +434,12 @@ def _read_labels(raw: bytes) -> Labels | None:
     return Labels.with_metric_name(metric, tuple(sorted(others)))
 
 
-# Most label sets are made of labels that others have too, and share them.
-_read_pairs: Remembered[bytes, tuple[str, str]] = Remembered(
+# Most label sets consist of labels that other label sets have too, and share them.
+_label_pairs: BoundedCache[bytes, tuple[str, str]] = BoundedCache(
     lambda raw: _read_pair(raw, 0, len(raw)),
-    lambda raw, _: 2 * len(raw) + BESIDE_BYTES,
-    limit_bytes=allowed_bytes() // 4,
+    lambda raw, _: 2 * len(raw) + ENTRY_OVERHEAD_BYTES,
+    limit_bytes=default_limit_bytes() // 4,
 )
-_read: Remembered[bytes, Labels | None] = Remembered(
-    _read_labels, lambda raw, _: len(raw) + BESIDE_BYTES, limit_bytes=allowed_bytes()
+_label_sets: BoundedCache[bytes, Labels | None] = BoundedCache(
+    _read_labels, lambda raw, _: len(raw) + ENTRY_OVERHEAD_BYTES, limit_bytes=default_limit_bytes()
 )

@@ -1,9 +1,9 @@
-"""Samples on their way to a server by remote write: at once, or through a bounded queue.
+"""Send samples to a server by remote write: at once, or through a bounded queue.
 
-`send` belongs to callers that must know what became of their samples (recorded series, ALERTS); `offer` to the
-scraper, which must not wait for a server. The queue is worked off by one thread, so that the samples of a series
-stay in order; while the server is away it waits and repeats, and when the queue is full the oldest samples
-go, because what is so now matters more than what was. Samples that the server refuses are counted by reason.
+`send` is for callers that need the result (recorded series, ALERTS); `enqueue` is for the scraper, which must not wait
+for a server. One thread sends the queue, so that the samples of a series stay in order. It retries while the server is
+down. If the queue is full, the oldest samples are dropped, because newer ones matter more. Samples that the server
+refuses are counted by reason.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.remote import answers, remote_write
+from watchkeeper.query.remote import remote_write, responses
 from watchkeeper.query.remote.http import RETRY_BACKOFF, Request, ServerClient
-from watchkeeper.query.remote.parcel import Parcel
+from watchkeeper.query.remote.scrape_batch import ScrapeBatch
 from watchkeeper.store.interfaces import AnySample, Appended
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 # Prometheus' own max_samples_per_send.
 BATCH_SAMPLES = 2000
 QUEUED_SAMPLES = 500_000
-# A server keeps nothing of a request with one bad sample in it, so a refused batch is halved until the bad ones are
-# found. 10,000 bad samples must not become 20,000 requests: beyond this many the rest of the batch is given up.
-HALVINGS = 64
-REFUSED = (400, 409, 413, 415, 422)
-# Words of Prometheus, Mimir and Thanos about samples that they do not keep.
+# A server stores nothing of a request with one bad sample, so a refused batch is halved until the bad samples are
+# isolated. 10,000 bad samples must not become 20,000 requests: beyond this limit the rest of the batch is dropped.
+MAX_HALVINGS = 64
+REFUSED_STATUSES = (400, 409, 413, 415, 422)
+# Phrases of Prometheus, Mimir and Thanos for refused samples, and our reason for each.
 REASONS = (
     ("out of order", "out_of_order"),
     ("out-of-order", "out_of_order"),
@@ -46,16 +46,16 @@ REASONS = (
     ("limit", "limit"),
 )
 
-Load: TypeAlias = list[AnySample] | Parcel
+SampleBatch: TypeAlias = list[AnySample] | ScrapeBatch
 
 
 class Sender:
-    """One address that takes remote write. `close` ends the thread; what is then still queued is lost and counted."""
+    """Sends samples to one remote-write address. `close` stops the thread; queued samples are dropped and counted."""
 
     def __init__(self, client: ServerClient, *, max_queued: int = QUEUED_SAMPLES) -> None:
         self._client = client
         self._max_queued = max_queued
-        self._queue: deque[Sequence[AnySample] | Parcel] = deque()
+        self._queue: deque[Sequence[AnySample] | ScrapeBatch] = deque()
         self._queued = 0
         self._in_flight = 0
         self._change = threading.Condition()
@@ -67,25 +67,25 @@ class Sender:
 
     @property
     def queued(self) -> int:
-        """Samples that the server has not taken yet."""
+        """Samples that the server has not stored yet."""
         return self._queued + self._in_flight
 
     def send(self, samples: Iterable[AnySample]) -> Appended:
-        """Write samples now; StoreError says why the server cannot be written to, and from which sample on."""
+        """Write samples now; StoreError if the server fails, with the number of samples already written."""
         kept, dropped, rest = 0, Counter[str](), iter(samples)
         while batch := list(islice(rest, BATCH_SAMPLES)):
             try:
-                taken = self._write(batch)
+                appended = self._write(batch)
             except errors.StoreError as error:
                 if kept:
                     error.now = f"{kept} samples were written before. {error.now or ''}".strip()
                 raise
-            kept += taken.kept
-            dropped.update(taken.dropped)
+            kept += appended.kept
+            dropped.update(appended.dropped)
         return Appended(kept, dict(dropped))
 
-    def offer(self, samples: Sequence[AnySample] | Parcel) -> Appended:
-        """Queue samples without waiting; counts those that had to go to make room."""
+    def enqueue(self, samples: Sequence[AnySample] | ScrapeBatch) -> Appended:
+        """Queue samples without waiting; the result counts samples that were dropped because the queue is full."""
         lost = 0
         with self._change:
             if self._closing.is_set():
@@ -93,18 +93,18 @@ class Sender:
             self._queue.append(samples)
             self._queued += len(samples)
             while self._queued > self._max_queued:
-                gone = self._queue.popleft()
-                self._queued -= len(gone)
-                lost += len(gone)
+                oldest = self._queue.popleft()
+                self._queued -= len(oldest)
+                lost += len(oldest)
             self.dropped.update({"queue_full": lost} if lost else {})
             self._change.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="remote write", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="remote write", daemon=True)
                 self._thread.start()
         return Appended(len(samples) - lost, {"queue_full": lost} if lost else {})
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until the queue is empty; False if it is not by then."""
+        """Wait until the queue is empty; False after the timeout."""
         with self._change:
             return self._change.wait_for(lambda: self.queued == 0, timeout_seconds)
 
@@ -120,20 +120,20 @@ class Sender:
             self._queue.clear()
             self._queued = 0
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
             self._deliver(batch)
             with self._change:
                 self._in_flight = 0
                 self._change.notify_all()
 
-    def _next_batch(self) -> list[Sequence[AnySample] | Parcel] | None:
-        """The oldest samples, up to a batch; None when the sender closes."""
+    def _next_batch(self) -> list[Sequence[AnySample] | ScrapeBatch] | None:
+        """The oldest samples, up to one batch; None after `close`."""
         with self._change:
             self._change.wait_for(lambda: self._queue or self._closing.is_set())
             if self._closing.is_set():
                 return None
-            batch: list[Sequence[AnySample] | Parcel] = []
+            batch: list[Sequence[AnySample] | ScrapeBatch] = []
             count = 0
             while self._queue and (not batch or count + len(self._queue[0]) <= BATCH_SAMPLES):
                 batch.append(self._queue.popleft())
@@ -142,18 +142,20 @@ class Sender:
             self._in_flight = count
             return batch
 
-    def _deliver(self, batch: list[Sequence[AnySample] | Parcel]) -> None:
-        loads: list[Load] = [[one for part in batch if not isinstance(part, Parcel) for one in part]]
-        if parcels := [part for part in batch if isinstance(part, Parcel)]:
-            loads.append(Parcel.joined(parcels))
-        for load in loads:
-            for at in range(0, len(load), BATCH_SAMPLES):
-                part = load[at : at + BATCH_SAMPLES]
-                if not self._insist(part):
+    def _deliver(self, queued: list[Sequence[AnySample] | ScrapeBatch]) -> None:
+        batches: list[SampleBatch] = [
+            [sample for part in queued if not isinstance(part, ScrapeBatch) for sample in part]
+        ]
+        if scraped := [part for part in queued if isinstance(part, ScrapeBatch)]:
+            batches.append(ScrapeBatch.concatenate(scraped))
+        for samples in batches:
+            for at in range(0, len(samples), BATCH_SAMPLES):
+                part = samples[at : at + BATCH_SAMPLES]
+                if not self._write_with_retries(part):
                     self.dropped["closed"] += len(part)
 
-    def _insist(self, part: Load) -> bool:
-        """Write samples, again and again while the server is away; False when the sender closes first."""
+    def _write_with_retries(self, part: SampleBatch) -> bool:
+        """Write samples and retry while the server is down; False if the sender is closed first."""
         failures = 0
         while not self._closing.is_set():
             try:
@@ -161,68 +163,68 @@ class Sender:
                 return True
             except errors.StoreError as error:
                 if self.problem is None:
-                    log.warning("Samples cannot be written to the server", extra=fields(error=error))
+                    log.warning("remote write failed, retrying", extra=fields(error=error))
                 self.problem = str(error)
             failures += 1
             self._closing.wait(RETRY_BACKOFF.delay_seconds(failures))
         return False
 
-    def _write(self, batch: Load) -> Appended:
-        """Write samples in few requests; only those that the server refuses for themselves are lost."""
+    def _write(self, batch: SampleBatch) -> Appended:
+        """Write samples in few requests; drop only the samples that the server refuses."""
         kept, dropped, halvings, message = 0, Counter[str](), 0, ""
-        parts: list[Load] = [batch]
+        parts: list[SampleBatch] = [batch]
         while parts:
             part = parts.pop()
-            refused = self._post(part)
-            if refused is None:
+            problem = self._post(part)
+            if problem is None:
                 kept += len(part)
-            elif len(part) > 1 and halvings < HALVINGS:
+            elif len(part) > 1 and halvings < MAX_HALVINGS:
                 halvings += 1
                 middle = len(part) // 2
                 parts += [part[middle:], part[:middle]]
             else:
-                message = refused
-                dropped[reason_of(refused)] += len(part)
+                message = problem
+                dropped[drop_reason(problem)] += len(part)
         if dropped:
             count = sum(dropped.values())
-            log.warning("The server refused samples", extra=fields(count=count, message=errors.quote(message)))
+            log.warning("samples dropped by server", extra=fields(count=count, message=errors.quote(message)))
         with self._change:
             self.kept += kept
             self.dropped.update(dropped)
             self.problem = None
         return Appended(kept, dict(dropped))
 
-    def _post(self, samples: Load) -> str | None:
-        """Why the server refuses exactly these samples, or None; StoreError for any other trouble."""
-        body = samples.body() if isinstance(samples, Parcel) else _body(samples)
+    def _post(self, samples: SampleBatch) -> str | None:
+        """Why the server refuses these samples, or None; StoreError for any other failure."""
+        body = samples.encode() if isinstance(samples, ScrapeBatch) else _encode(samples)
         response = self._client.send(Request("POST", "", body=body, headers=remote_write.HEADERS))
         if 200 <= response.status < 300:
             return None
-        if response.status in REFUSED:
+        if response.status in REFUSED_STATUSES:
             return response.body[:1000].decode("utf-8", "replace").strip() or f"status {response.status}"
-        raise answers.refusal(response, self._client.url)
+        raise responses.response_error(response, self._client.url)
 
 
-def _body(samples: list[AnySample]) -> bytes:
-    histograms = [one for one in samples if isinstance(one, HistogramSample)]
-    numbers = [one for one in samples if isinstance(one, Sample)]
-    if not histograms and len({one.labels for one in numbers}) == len(numbers):
-        # What a rule has recorded: one sample of each series.
+def _encode(samples: list[AnySample]) -> bytes:
+    histograms = [sample for sample in samples if isinstance(sample, HistogramSample)]
+    numbers = [sample for sample in samples if isinstance(sample, Sample)]
+    if not histograms and len({sample.labels for sample in numbers}) == len(numbers):
+        # One sample of each series, as a recording rule writes.
         return remote_write.encode_samples(numbers)
-    return remote_write.encode(list(by_series(numbers)), histograms)
+    return remote_write.encode(list(group_by_series(numbers)), histograms)
 
 
-def by_series(samples: Iterable[Sample]) -> Iterator[tuple[Labels, list[int], list[float]]]:
-    """The samples of each series together, in the order in which they came."""
-    found: dict[Labels, tuple[list[int], list[float]]] = {}
+def group_by_series(samples: Iterable[Sample]) -> Iterator[tuple[Labels, list[int], list[float]]]:
+    """Group samples by series; the samples of a series keep their order."""
+    columns_by_series: dict[Labels, tuple[list[int], list[float]]] = {}
     for sample in samples:
-        times, values = found.setdefault(sample.labels, ([], []))
+        times, values = columns_by_series.setdefault(sample.labels, ([], []))
         times.append(sample.at_ms)
         values.append(sample.value)
-    return ((labels, times, values) for labels, (times, values) in found.items())
+    return ((labels, times, values) for labels, (times, values) in columns_by_series.items())
 
 
-def reason_of(message: str) -> str:
-    """The server's message as one of the reasons that appends count by."""
+def drop_reason(message: str) -> str:
+    """The reason for a server's message, as used in `Appended.dropped`."""
     lower = message.lower()
-    return next((reason for words, reason in REASONS if words in lower), "refused")
+    return next((reason for phrase, reason in REASONS if phrase in lower), "refused")

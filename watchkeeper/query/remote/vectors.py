@@ -1,8 +1,8 @@
-"""A server's instant vector read row by row, because its series are those of the answer before.
+"""A fast reader for instant vectors of a server, with a cache of label sets.
 
-A rule gets the same hundred thousand series at each turn. Their labels are recognised by the bytes in which the server
-writes them, and only the values are read: a tenth of the time of JSON into dictionaries into label sets.
-`prometheus` asks here first, and `answers` reads whatever is not written in the usual way.
+A rule gets the same hundred thousand series at each evaluation. The cache finds their labels by the bytes that the
+server sends, so that only the values are parsed: a tenth of the time of a JSON parser. `prometheus` tries this reader
+first; `responses` reads every response with another layout.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from typing import Any, NamedTuple
 import orjson
 
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.remote.remembered import Remembered, allowed_bytes
+from watchkeeper.query.remote.bounded_cache import BoundedCache, default_limit_bytes
 
 # {"metric":{"__name__":"up","instance":"n1"},"value":[1730000000.123,"1"]},
 ROW = b'{"metric":'
 VALUE = b',"value":['
-# Inside a string a quotation mark stands behind a backslash, so neither of the two can be part of a label.
+# In a string a quotation mark follows a backslash, so neither END nor NEXT can be part of a label.
 END = b"]}"
 NEXT = b'"]},' + ROW
-# What a remembered label set takes beside its bytes: a place in a dictionary, the Labels and its pairs.
-BESIDE_BYTES = 1500
+# The memory of a cached label set besides its bytes: a dictionary entry, the Labels and its pairs.
+ENTRY_OVERHEAD_BYTES = 1500
 
 
-class Rows(NamedTuple):
-    """Series and their values, and what the answer says beside them."""
+class VectorRows(NamedTuple):
+    """Series and their values, and the rest of the response."""
 
     labels: list[Labels]
     values: list[float]
-    beside: Mapping[str, Any]
+    envelope: Mapping[str, Any]
 
 
-def _labels(raw: bytes) -> Labels:
+def _parse_labels(raw: bytes) -> Labels:
     return Labels(orjson.loads(raw))
 
 
-_known: Remembered[bytes, Labels] = Remembered(
-    _labels, lambda raw, _: len(raw) + BESIDE_BYTES, limit_bytes=allowed_bytes()
+_label_cache: BoundedCache[bytes, Labels] = BoundedCache(
+    _parse_labels, lambda raw, _: len(raw) + ENTRY_OVERHEAD_BYTES, limit_bytes=default_limit_bytes()
 )
 
 
-def read(body: bytes) -> Rows | None:
-    """The rows of a successful answer; None if it has none, or one that is not a series with a number."""
+def read(body: bytes) -> VectorRows | None:
+    """The rows of a successful response; None if it has no rows, or a row without a number."""
     head, *pieces = body.split(ROW)
     if not pieces:
         return None
@@ -51,20 +51,20 @@ def read(body: bytes) -> Rows | None:
     try:
         for piece in pieces:
             raw, _, rest = piece.rpartition(VALUE)
-            stamp, text, tail = rest.split(b'"', 2)
-            if not stamp.endswith(b",") or not tail.startswith(END):
+            timestamp, text, tail = rest.split(b'"', 2)
+            if not timestamp.endswith(b",") or not tail.startswith(END):
                 return None
-            labels.append(_known.get(raw))
+            labels.append(_label_cache.get(raw))
             values.append(float(text))
-        beside = orjson.loads(head + tail[len(END) :])
+        envelope = orjson.loads(head + tail[len(END) :])
     except ValueError:
         return None
-    is_whole = body.count(NEXT) == len(pieces) - 1 and _is_vector(beside)
-    return Rows(labels, values, beside) if is_whole else None
+    is_complete = body.count(NEXT) == len(pieces) - 1 and _is_empty_vector(envelope)
+    return VectorRows(labels, values, envelope) if is_complete else None
 
 
-def _is_vector(beside: Any) -> bool:
-    """Whether nothing but the rows was taken out of an answer."""
-    if not isinstance(beside, dict) or beside.get("status") != "success":
+def _is_empty_vector(envelope: Any) -> bool:
+    """Whether a response without its rows is a successful, empty instant vector."""
+    if not isinstance(envelope, dict) or envelope.get("status") != "success":
         return False
-    return beside.get("data") == {"resultType": "vector", "result": []}
+    return envelope.get("data") == {"resultType": "vector", "result": []}

@@ -140,7 +140,7 @@ def _write_histogram(histogram: Histogram) -> bytes:
     if not histogram.is_custom:
         # An empty span marks a native histogram without observations.
         mark = b"" if histogram.positive or histogram.negative else _bytes_field(EXPOSITION.positive.spans, b"")
-        return histogram_wire.buckets(histogram, EXPOSITION) + mark
+        return histogram_wire.encode_buckets(histogram, EXPOSITION) + mark
     counts = dict(histogram.positive)
     cumulative = accumulate(counts.get(index, 0.0) for index in range(len(histogram.bounds)))
     classic = (

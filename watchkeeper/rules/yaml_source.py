@@ -1,4 +1,4 @@
-"""YAML text with its places: which line a value stands on, and where inside it an expression is wrong."""
+"""YAML values with their lines, and the positions of expressions inside them, for error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK_STYLES = frozenset({"|", ">"})
 
 @dataclass(frozen=True, slots=True)
 class YamlEntry:
-    """A YAML value and the line, from 1, of the key or dash that it belongs to."""
+    """A YAML value, and the line (from 1) of its key or dash."""
 
     node: yaml.Node
     line: int
@@ -27,7 +27,7 @@ class YamlEntry:
 
     @property
     def is_text(self) -> bool:
-        """Numbers and yes/no count as the text they are written in, as in Prometheus' own reader."""
+        """Whether the value is a scalar; numbers and yes/no count as text, as in Prometheus."""
         return isinstance(self.node, yaml.ScalarNode)
 
     @property
@@ -35,7 +35,7 @@ class YamlEntry:
         return "" if self.is_null or not self.is_text else str(self.node.value)
 
 
-def entries(node: yaml.MappingNode) -> Iterator[tuple[str, YamlEntry]]:
+def mapping_entries(node: yaml.MappingNode) -> Iterator[tuple[str, YamlEntry]]:
     for key, value in node.value:
         yield str(key.value), YamlEntry(value, key.start_mark.line + 1)
 
@@ -46,22 +46,22 @@ class YamlSource:
     text: str
 
     def position(self, entry: YamlEntry, expression: str, *, at: tuple[int, int]) -> tuple[int, int]:
-        """Line and column in the file of a line and column in an expression, both from 1.
+        """Convert a line and column in an expression to those in the file, both from 1.
 
-        YAML may fold lines and strip indents, but it keeps every character that is not white space, so
-        counting those leads from the one to the other.
+        YAML may fold lines and strip indents, but it keeps every character that is not white space, so these
+        characters are counted.
         """
         lines = expression.split("\n")
         before = "".join(lines[: at[0] - 1]) + lines[min(at[0], len(lines)) - 1][: at[1] - 1]
-        left = sum(not character.isspace() for character in before)
-        places = list(self._visible(entry.node))
-        if left < len(places):
-            return places[left]
-        line, column = places[-1]
+        visible_before = sum(not character.isspace() for character in before)
+        positions = list(self._visible_positions(entry.node))
+        if visible_before < len(positions):
+            return positions[visible_before]
+        line, column = positions[-1]
         return line, column + 1
 
-    def _visible(self, node: yaml.Node) -> Iterator[tuple[int, int]]:
-        """Line and column of each character of a value that is not white space."""
+    def _visible_positions(self, node: yaml.Node) -> Iterator[tuple[int, int]]:
+        """The line and column of each character of a value that is not white space."""
         start, end, source = node.start_mark, node.end_mark, self.text.split("\n")
         style = node.style if isinstance(node, yaml.ScalarNode) else None
         is_block = style in BLOCK_STYLES

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.query.remote.remembered import LEAST_BYTES, Remembered, allowed_bytes
+from watchkeeper.query.remote.bounded_cache import MIN_LIMIT_BYTES, BoundedCache, default_limit_bytes
 
 
 class Worked:
@@ -15,7 +15,7 @@ class Worked:
 
     def __init__(self, room: int) -> None:
         self.made: Counter[int] = Counter()
-        self.remembered = Remembered(self._double, lambda _, __: 10, limit_bytes=10 * room)
+        self.remembered = BoundedCache(self._double, lambda _, __: 10, limit_bytes=10 * room)
 
     def _double(self, number: int) -> int:
         self.made[number] += 1
@@ -51,13 +51,13 @@ def test_those_that_never_come_again_give_way() -> None:
 
 @given(st.lists(st.integers(0, 30), max_size=200))
 def test_no_more_is_kept_than_allowed_and_every_answer_is_right(asked: list[int]) -> None:
-    remembered: Remembered[int, str] = Remembered(str, lambda number, _: 1 + number, limit_bytes=60)
+    remembered: BoundedCache[int, str] = BoundedCache(str, lambda number, _: 1 + number, limit_bytes=60)
     for number in asked:
         assert remembered.get(number) == str(number)
-        assert remembered.known(number) in (None, str(number))
+        assert remembered.peek(number) in (None, str(number))
         assert remembered.used_bytes <= 60
-    assert remembered.used_bytes == sum(1 + number for number in range(31) if remembered.known(number) is not None)
+    assert remembered.used_bytes == sum(1 + number for number in range(31) if remembered.peek(number) is not None)
 
 
 def test_a_machine_has_room_for_a_fleet() -> None:
-    assert allowed_bytes() >= LEAST_BYTES
+    assert default_limit_bytes() >= MIN_LIMIT_BYTES

@@ -1,7 +1,7 @@
-"""What can be wrong with an expression, said in Prometheus' words because people search for them.
+"""Parse errors of PromQL, in Prometheus' words because people search for them.
 
-The lexer, the type checks and the parser raise `Mistake` with a place; the parser's edge turns it
-into the QueryError that everyone else sees.
+The lexer, the type checks and the parser raise `ParseError` with a position; `parser.parse` converts it
+to a QueryError with line and column.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from watchkeeper import errors
 from watchkeeper.query.promql.functions import AGGREGATIONS
 
-EXPERIMENTAL = "Watchkeeper speaks stable PromQL; this is an experiment behind a feature flag of Prometheus"
+EXPERIMENTAL = "Watchkeeper supports stable PromQL; in Prometheus this modifier is behind a feature flag"
 WORD_OPERATORS = frozenset({"and", "or", "unless", "atan2"})
 SIGN_OPERATORS = frozenset(
     ("+", "-", "*", "/", "%", "^", "==", "!=", ">", "<", ">=", "<=", "</", ">/", "@", "=~", "!~")
@@ -24,8 +24,8 @@ UNCLOSED = {
 }
 
 
-class Mistake(Exception):
-    """Something is wrong at a place of the expression, counted in characters."""
+class ParseError(Exception):
+    """An error at a position of the expression, counted in characters."""
 
     def __init__(self, problem: str, position: int, remedy: str | None = None) -> None:
         super().__init__(problem)
@@ -33,28 +33,28 @@ class Mistake(Exception):
         self.position = position
         self.remedy = remedy
 
-    def as_error(self, text: str) -> errors.QueryError:
-        line, column = place(text, self.position)
-        kind = errors.QueryLimit if isinstance(self, TooDeep) else errors.QueryError
+    def to_query_error(self, text: str) -> errors.QueryError:
+        line, column = line_and_column(text, self.position)
+        kind = errors.QueryLimit if isinstance(self, NestedTooDeep) else errors.QueryError
         return kind(self.problem, line=line, column=column, remedy=self.remedy)
 
 
-def place(text: str, position: int) -> tuple[int, int]:
-    """Line and column of a character, both counted from 1."""
+def line_and_column(text: str, position: int) -> tuple[int, int]:
+    """The line and column of a character, both from 1."""
     return text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
 
 
-class TooDeep(Mistake):
-    def __init__(self, position: int, deepest: int) -> None:
+class NestedTooDeep(ParseError):
+    def __init__(self, position: int, max_depth: int) -> None:
         super().__init__(
-            f"expression is nested {deepest + 1} levels deep or more; {deepest} are allowed",
+            f"expression is nested {max_depth + 1} levels deep or more, the limit is {max_depth}",
             position,
-            "A chain of n operators has n levels: group it with parentheses, or use recording rules",
+            "Group it with parentheses or use recording rules: a chain of n operators has n levels",
         )
 
 
-def describe(kind: str, text: str) -> str:
-    """A token as an error names it: `identifier "x"`, `<op:+>`, `<by>`, `end of input`."""
+def describe_token(kind: str, text: str) -> str:
+    """A token as error messages name it: `identifier "x"`, `<op:+>`, `<by>`, `end of input`."""
     word = text.lower()
     if kind == "end":
         return "end of input"
@@ -71,22 +71,22 @@ def describe(kind: str, text: str) -> str:
     return f"<op:{text}>" if kind in SIGN_OPERATORS else f'"{text[: errors.QUOTE_LIMIT]}"'
 
 
-def complain(kind: str, text: str, *, context: str, expected: str) -> str:
-    """What to say about a token that has no place here."""
+def describe_unexpected(kind: str, text: str, *, context: str, expected: str) -> str:
+    """The message for an unexpected token."""
     if kind == "bad":
-        return describe_bad(text)
-    problem = f"unexpected {describe(kind, text)}"
+        return describe_bad_token(text)
+    problem = f"unexpected {describe_token(kind, text)}"
     problem += f" in {context}" if context else ""
     return problem + (f", expected {expected}" if expected else "")
 
 
-def describe_bad(text: str) -> str:
-    """Why a piece of text is no token."""
+def describe_bad_token(text: str) -> str:
+    """The message for text that is not a token."""
     if len(text) > 1 or text.isdigit():
         return f"bad number or duration syntax: {quote(text)}"
     return UNCLOSED.get(text) or f"unexpected character: {text!r}"
 
 
 def quote(text: str) -> str:
-    """In double quotes as Prometheus has it, where the text is short."""
+    """Quote a text as Prometheus does, and truncate it if it is long."""
     return f'"{text}"' if len(text) <= errors.QUOTE_LIMIT else errors.quote(text)

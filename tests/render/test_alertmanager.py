@@ -81,7 +81,7 @@ def test_a_value_with_quotes_and_backslashes_means_the_same_to_alertmanager(
 def test_what_cannot_be_expressed_is_said_where_it_belongs(tmp_path: Path) -> None:
     text = alertmanager.config_text(fleet_settings.load(tmp_path))
     for lost in (
-        "Not expressible: the digest of the week.",
+        "Not expressible: the weekly digest.",
         "Not expressible: after 15m without acknowledgement the hub tells tickets.",
         "Not expressible: at most 6 messages a minute.",
         "Not expressible: mailto. It goes through the hub",

@@ -12,7 +12,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.render import helm, kubernetes
 
 EVERYTHING = tuple(f"{path}=true" for path in kubernetes.COMPONENTS.values())
-RIGHTS = tuple(f"{name}.enabled=true" for name in kubernetes.RIGHTS)
+RIGHTS = tuple(f"{name}.enabled=true" for name in kubernetes.RBAC_COMPONENTS)
 BARE = (
     "agent.runtimeClassName=''",
     "agent.priorityClassName=''",

@@ -58,7 +58,9 @@ def test_components_are_off_until_a_value_turns_them_on(tmp_path: Path) -> None:
     plain = render_tools.run([kubectl, "kustomize", render_tools.write(kubernetes.files(settings()), tmp_path)])
     kinds = {one["kind"] for one in render_tools.objects(plain).values()}
     assert not kinds & CUSTOM
-    assert not {f"ClusterRole/watchkeeper-{name}" for name in kubernetes.RIGHTS} & set(render_tools.objects(plain))
+    assert not {f"ClusterRole/watchkeeper-{name}" for name in kubernetes.RBAC_COMPONENTS} & set(
+        render_tools.objects(plain)
+    )
 
 
 @pytest.mark.slow
@@ -230,7 +232,7 @@ def test_what_differs_from_the_defaults_goes_along_and_files_of_this_machine_are
     text = kubernetes.hub_settings(asked)
     (tmp_path / "hub.toml").write_text(text)
     assert loading.load(tmp_path / "hub.toml").fleet.scrape_interval == "30s"
-    assert "# Not here: files" in text
+    assert "# Omitted: files" in text
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_the_same_marks_become_helms_language() -> None:
 
 
 def test_a_mark_without_a_value_is_an_error_and_never_left_in_the_file() -> None:
-    with pytest.raises(SettingsError, match=r"there is no value `agent\.nme`"):
+    with pytest.raises(SettingsError, match=r"unknown value `agent\.nme`"):
         manifests.fill_manifest("a: @agent.nme@\n", VALUES, FACTS)
 
 

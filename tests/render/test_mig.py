@@ -79,12 +79,12 @@ def test_one_layout_may_divide_several_models_but_each_once() -> None:
     both = with_layouts("mine: H100 80GB: 7g.80gb", "mine: H200 141GB: 3g.71gb 3g.71gb", boot="mine")
     assert len(mig.layouts(both)["mine"]) == 2
     assert "-c mine" in mig.files(both)[1].text
-    with pytest.raises(SettingsError, match="is there already"):
+    with pytest.raises(SettingsError, match="exists already"):
         mig.layouts(with_layouts("mine: H100 80GB: 7g.80gb", "mine: H100 80GB: 3g.40gb"))
 
 
 def test_the_boot_unit_names_a_layout_that_exists() -> None:
-    with pytest.raises(SettingsError, match="there is no MIG layout `none`"):
+    with pytest.raises(SettingsError, match="unknown MIG layout `none`"):
         mig.files(with_layouts(boot="none"))
 
 

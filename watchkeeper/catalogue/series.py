@@ -16,7 +16,7 @@ from watchkeeper.catalogue import metrics, pack
 ALIASES = "metric_aliases.csv"
 OWN_PREFIX = "watchkeeper_"
 # Series of the hub; other series with the prefix are on the agents' pages.
-OF_THE_HUB = tuple(
+HUB_PREFIXES = tuple(
     f"{OWN_PREFIX}{what}_"
     for what in ("node", "scheduler", "fabric", "fleet", "inventory", "pending", "queue", "quota", "events", "hub")
 )
@@ -81,7 +81,7 @@ def origin(name: str) -> Origin:
     if name in _aliases():
         return Origin(SeriesSource.ALIAS, replacement=_aliases()[name])
     if name.startswith(OWN_PREFIX):
-        return Origin(SeriesSource.HUB if name.startswith(OF_THE_HUB) else SeriesSource.AGENT)
+        return Origin(SeriesSource.HUB if name.startswith(HUB_PREFIXES) else SeriesSource.AGENT)
     if name.startswith(RECORDED) or name in ("ALERTS", "ALERTS_FOR_STATE"):
         return Origin(SeriesSource.RULE)
     if name.startswith("DCGM_FI_"):

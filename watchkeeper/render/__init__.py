@@ -1,5 +1,5 @@
-"""Files for other people's systems, made from our one configuration and our packs.
+"""Renders configuration files for other systems from the settings and packs.
 
-Comes in: settings and packs. Goes out: a tree of files, the same for the same input. Never here: a network call, or a
-change to a system; a person or their tool applies what was written.
+In: settings and packs. Out: a tree of files, the same for the same input. Never here: a network call, or a
+change to a system; a person or a deployment tool applies the files.
 """

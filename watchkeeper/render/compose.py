@@ -1,8 +1,8 @@
 """`render compose`: Prometheus, Alertmanager, Grafana, agent and hub on one machine with containers.
 
-The configurations are those of the other targets, for the names that containers have here. The hub opens incidents and
-tells Alertmanager, which tells people; Prometheus keeps history for Grafana and alerts nobody, so that nothing is
-told twice. Secrets are made on the machine by `prepare.sh` and are never rendered.
+The files are those of the other targets, with the names of the containers. The hub opens incidents and sends alerts to
+Alertmanager; Prometheus stores history for Grafana and sends no alerts, so that nothing is notified twice. `prepare.sh`
+creates secrets on the machine; they are never rendered.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from watchkeeper.render.yaml_text import YamlPart
 
 # Versions that the rendered configurations were written for; change them here or in an override file.
 PROMETHEUS, ALERTMANAGER, GRAFANA = "prom/prometheus:v3.5.0", "prom/alertmanager:v0.28.1", "grafana/grafana:12.0.2"
-# Where Grafana's provisioning looks for dashboards; a test compares it with what `grafana` writes.
+# Where Grafana's provisioning reads dashboards; a test compares it with the output of `grafana`.
 DASHBOARDS = "/var/lib/grafana/dashboards/watchkeeper"
 HUB_URL, AGENT = "http://hub:9480", "agent:9400"
 ABOUT = """Watchkeeper beside Prometheus, Alertmanager and Grafana. Start it with:
   ./prepare.sh && docker compose up -d                  # on a machine with GPUs: --profile gpu up -d
 Console: http://127.0.0.1:9480, with the token of `admin` in secrets/tokens. Grafana: port 3000, Prometheus: port 9090.
-Until [notify] routes names receivers, Alertmanager tells nobody. What you change belongs into compose.override.yaml."""
-# What every container of ours, and most of the others, can do without.
+Alertmanager sends nothing until [notify] routes has receivers. Put your changes into compose.override.yaml."""
+# Restrictions of every container.
 HARDENED: dict[str, Any] = {
     "restart": "unless-stopped",
     "read_only": True,
@@ -35,21 +35,26 @@ HARDENED: dict[str, Any] = {
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
-    here = _here(settings)
-    quiet = replace(here, notify=replace(here.notify, via=config.NotifyVia.CONSOLE, alertmanager_urls=()))
-    made = resources.files("watchkeeper").joinpath("packs", "compose", "prepare.sh").read_text(encoding="utf-8")
+    container_settings = _container_settings(settings)
+    without_alerting = replace(
+        container_settings,
+        notify=replace(container_settings.notify, via=config.NotifyVia.CONSOLE, alertmanager_urls=()),
+    )
+    prepare_script = (
+        resources.files("watchkeeper").joinpath("packs", "compose", "prepare.sh").read_text(encoding="utf-8")
+    )
     return [
         RenderedFile("compose.yaml", compose_text(settings)),
-        RenderedFile("prepare.sh", made, is_executable=True),
-        RenderedFile("hub.toml", hub_text(here)),
-        *in_folder(prometheus.files(quiet), "prometheus"),
-        *in_folder(alertmanager.files(here), "alertmanager"),
-        *in_folder(targets.load("grafana")(here), "grafana"),
+        RenderedFile("prepare.sh", prepare_script, is_executable=True),
+        RenderedFile("hub.toml", hub_text(container_settings)),
+        *in_folder(prometheus.files(without_alerting), "prometheus"),
+        *in_folder(alertmanager.files(container_settings), "alertmanager"),
+        *in_folder(targets.load("grafana")(container_settings), "grafana"),
     ]
 
 
-def _here(settings: config.Settings) -> config.Settings:
-    """The settings as they are among the containers: other names, and no files or clusters of this machine."""
+def _container_settings(settings: config.Settings) -> config.Settings:
+    """The settings for containers: other host names, and no files or clusters of this machine."""
     fleet = replace(settings.fleet, sd_files=(), prometheus_config=None, kubernetes=False, kubeconfig=None, slurm=False)
     rendered = replace(
         settings.render,
@@ -57,21 +62,23 @@ def _here(settings: config.Settings) -> config.Settings:
         prometheus_url="http://prometheus:9090",
         targets=(AGENT, *settings.render.targets),
     )
-    told = replace(settings.notify, via=config.NotifyVia.ALERTMANAGER, alertmanager_urls=("http://alertmanager:9093",))
+    notify = replace(
+        settings.notify, via=config.NotifyVia.ALERTMANAGER, alertmanager_urls=("http://alertmanager:9093",)
+    )
     hub = replace(settings.hub, host="0.0.0.0", tokens="/run/secrets/tokens", data="/var/lib/watchkeeper")  # noqa: S104
-    return replace(settings, fleet=fleet, render=rendered, notify=told, hub=hub)
+    return replace(settings, fleet=fleet, render=rendered, notify=notify, hub=hub)
 
 
-def hub_text(here: config.Settings) -> str:
-    about = "The hub's settings in its container; those of the machine it was rendered on, less what cannot go along."
-    there = {
-        "hub.host": here.hub.host,
-        "hub.data": here.hub.data,
-        "hub.tokens": here.hub.tokens,
-        # Alertmanager has them.
+def hub_text(container_settings: config.Settings) -> str:
+    about = "The hub's settings in its container, without the files of the machine that rendered them."
+    overrides = {
+        "hub.host": container_settings.hub.host,
+        "hub.data": container_settings.hub.data,
+        "hub.tokens": container_settings.hub.tokens,
+        # Alertmanager has the routes.
         "notify.routes": None,
     }
-    return yaml_text.comment(about) + "\n" + settings_text.toml(here, there)
+    return yaml_text.comment(about) + "\n" + settings_text.toml(container_settings, overrides)
 
 
 def compose_text(settings: config.Settings) -> str:
@@ -90,7 +97,7 @@ def compose_text(settings: config.Settings) -> str:
         YamlPart({"volumes": {name: {} for name in ("hub", "agent", "prometheus", "alertmanager", "grafana")}}),
         YamlPart(
             {"secrets": {name: {"file": f"./secrets/{name}"} for name in ("tokens", "scrape", "webhook", "grafana")}},
-            "Made by prepare.sh, once.",
+            "Created by prepare.sh.",
         ),
     ]
     return yaml_text.document(ABOUT, parts)
@@ -109,23 +116,23 @@ def _hub(settings: config.Settings) -> dict[str, Any]:
 
 
 def _agent(settings: config.Settings) -> dict[str, Any]:
-    """Sees the node through read-only mounts, as its DaemonSet does; GPUs come from the NVIDIA runtime."""
+    """The agent reads the node through read-only mounts, as in its DaemonSet; GPUs come from the NVIDIA runtime."""
     gpus = {"driver": "nvidia", "count": "all", "capabilities": ["gpu", "utility"]}
     who = ["--cluster", settings.fleet.cluster, "--node", "${NODE_NAME:?run ./prepare.sh first}"]
     listen = ["--listen", "0.0.0.0:9400", "--open-metrics", "--spool", "/var/lib/watchkeeper/spool"]
-    seen = ("/proc", "/sys", "/lib/modules", "/boot", "/var/log")
+    host_paths = ("/proc", "/sys", "/lib/modules", "/boot", "/var/log")
     return {
         "image": settings.render.image,
         "profiles": ["gpu"],
         "command": ["agent", "--hub", HUB_URL, *who, *listen, "--host-root", "/host", "--log-json"],
         **HARDENED,
-        # Root, because /dev/kmsg is root's; of root's powers only the one that reads it.
+        # Root, because only root may open /dev/kmsg; with only the capability to read it.
         "user": "0:0",
         "cap_add": ["SYSLOG"],
         "tmpfs": ["/tmp"],  # noqa: S108
         "env_file": ["./secrets/agent.env"],
         "devices": ["/dev/kmsg:/dev/kmsg:r"],
-        "volumes": [*(f"{path}:/host{path}:ro" for path in seen), "agent:/var/lib/watchkeeper"],
+        "volumes": [*(f"{path}:/host{path}:ro" for path in host_paths), "agent:/var/lib/watchkeeper"],
         "deploy": {"resources": {"limits": {"memory": "512M"}, "reservations": {"devices": [gpus]}}},
         "depends_on": ["hub"],
     }
@@ -141,7 +148,7 @@ def _prometheus(settings: config.Settings) -> dict[str, Any]:
         ],
         **HARDENED,
         "ports": ["127.0.0.1:9090:9090"],
-        # The folder itself stays the image's, so that the secret can be laid beside them.
+        # Mounted as single files, so that the secret can be mounted beside them.
         "volumes": [
             "./prometheus/prometheus.yml:/etc/prometheus/prometheus.yml:ro",
             "./prometheus/rules:/etc/prometheus/rules:ro",
@@ -175,7 +182,7 @@ def _grafana() -> dict[str, Any]:
             "GF_SECURITY_ADMIN_PASSWORD__FILE": "/run/secrets/grafana",
             "GF_ANALYTICS_REPORTING_ENABLED": "false",
         },
-        # The token with which its data source asks the hub.
+        # The token of its data source.
         "env_file": ["./secrets/grafana.env"],
         "volumes": [
             "./grafana/provisioning:/etc/grafana/provisioning:ro",

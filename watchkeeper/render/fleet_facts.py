@@ -1,6 +1,6 @@
-"""What several targets ask of the settings: which nodes the inventory names, who the teams are, which rules hold.
+"""Facts that several targets need: nodes and teams of the inventory, scrape addresses, rules.
 
-Read once for each rendering, through the same readers as the hub's, so that both believe the same.
+Read with the same functions as in the hub, so that both agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from watchkeeper.rules import reload, replay, slo
 
 @dataclass(frozen=True, slots=True)
 class NodeFact:
-    """A node that the inventory writes out; `expected_gpus` None is unknown."""
+    """A node that the inventory lists; `expected_gpus` None is unknown."""
 
     name: str
     expected_gpus: int | None
@@ -27,7 +27,7 @@ class NodeFact:
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """A rule file as the hub reads it; `name` is unique among them."""
+    """A rule file of the hub; `name` is unique."""
 
     name: str
     text: str
@@ -39,46 +39,46 @@ def inventory(settings: config.Settings) -> inventory_file.InventoryFile:
 
 
 def nodes(settings: config.Settings) -> list[NodeFact]:
-    """Every node that the inventory names, in its order, except those that should have no GPU."""
-    found = inventory(settings)
-    names = dict.fromkeys(name for row in found.nodes for name in row.names)
+    """The nodes of the inventory in its order, without those that have no GPU."""
+    inventory_rows = inventory(settings)
+    names = dict.fromkeys(name for row in inventory_rows.nodes for name in row.names)
     facts = []
     for name in names:
-        said = (row.expected_gpus for row in found.rows_of(settings.fleet.cluster, name))
-        facts.append(NodeFact(name, next((count for count in said if count is not None), None)))
+        counts = (row.expected_gpus for row in inventory_rows.rows_of(settings.fleet.cluster, name))
+        facts.append(NodeFact(name, next((count for count in counts if count is not None), None)))
     return [fact for fact in facts if fact.expected_gpus != 0]
 
 
 def scrape_addresses(settings: config.Settings) -> list[str]:
-    """What is scraped at a fixed address: `render.targets` written out, and the nodes of the inventory."""
-    found: list[str] = []
+    """Fixed scrape addresses: `render.targets` expanded, and the nodes of the inventory."""
+    addresses: list[str] = []
     for text in settings.render.targets:
         try:
-            found += hostlist.expand(text)
+            addresses += hostlist.expand(text)
         except hostlist.BadHostlist as error:
             raise SettingsError(str(error), where="render.targets") from error
     port = settings.fleet.slurm_agent_port or agent_server.PORT
-    found += [f"{node.name}:{port}" for node in nodes(settings)]
-    return list(dict.fromkeys(found))
+    addresses += [f"{node.name}:{port}" for node in nodes(settings)]
+    return list(dict.fromkeys(addresses))
 
 
 def rule_texts(settings: config.Settings) -> list[RuleText]:
-    """The files of every rule that the hub would evaluate, checked; objectives stand in them as rules."""
+    """The rule files that the hub evaluates, checked; SLOs are included as rules."""
     sources = rule_loops.rule_sources(settings)
     book = reload.read_sources(sources)
     names: dict[str, int] = {}
-    found = [RuleText(_unique(path.stem, names), path.read_text(encoding="utf-8")) for path in sources.files]
+    texts = [RuleText(_unique_name(path.stem, names), path.read_text(encoding="utf-8")) for path in sources.files]
     if sources.slos is not None and not sources.is_rendered:
         text = slo.render_rules(list(book.slos), source=sources.slos.name)
-        found.append(RuleText(_unique(sources.slos.stem, names), text))
-    return found
+        texts.append(RuleText(_unique_name(sources.slos.stem, names), text))
+    return texts
 
 
 def rule_series(settings: config.Settings) -> frozenset[str]:
-    """Names of the series that these rules read and do not make themselves."""
+    """Names of the series that these rules read and do not record."""
     return replay.metric_names(reload.read_sources(rule_loops.rule_sources(settings)).rules)[0]
 
 
-def _unique(stem: str, names: dict[str, int]) -> str:
+def _unique_name(stem: str, names: dict[str, int]) -> str:
     names[stem] = names.get(stem, 0) + 1
     return stem if names[stem] == 1 else f"{stem}-{names[stem]}"

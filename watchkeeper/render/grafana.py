@@ -1,8 +1,8 @@
 """`render grafana`: dashboards and their provisioning.
 
-A dashboard is a page of packs/dashboards: rows of panels with their queries, as a person writes them. `board` makes
-Grafana's JSON of it, `grafana_panel` the JSON of one panel; tests hold the result against Grafana's own SDK, our engine
-and Prometheus. docs/decisions/0016-dashboards.md says why the JSON is not written by that SDK.
+A dashboard is a file of packs/dashboards: rows of panels with queries. `dashboard` makes its Grafana JSON and
+`grafana_panel` that of one panel; tests check the result with Grafana's own SDK, the embedded engine and Prometheus.
+docs/decisions/0016-dashboards.md explains why that SDK does not write the JSON.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from watchkeeper.render import yaml_text
 from watchkeeper.render.grafana_panel import DATASOURCE, UID, DashboardPanel, LinkTargets, PanelGrid
 from watchkeeper.render.tree import RenderedFile
 
-# What Grafana 12 writes; older ones read it, newer ones bring it up to date.
+# The version that Grafana 12 writes; older releases read it, newer ones migrate it.
 SCHEMA_VERSION = 42
-# In the order in which people come to them.
+# In the order of the menu.
 NAMES = ("fleet", "node", "gpu", "mig", "fabric", "training", "inference", "cost")
-# A variable of a page, the words above it, and where its values come from.
+# A variable of a page: its label, and the query for its values.
 VARIABLES = {
     "cluster": ("Cluster", "label_values(DCGM_FI_DEV_GPU_TEMP, cluster)"),
     "node": ("Node", 'label_values(DCGM_FI_DEV_GPU_TEMP{cluster=~"$cluster"}, Hostname)'),
@@ -33,7 +33,7 @@ VARIABLES = {
     "job": ("Job", 'label_values(training_last_step_timestamp_seconds{cluster=~"$cluster"}, job_name)'),
     "model": ("Model", 'label_values(inference_requests_total{cluster=~"$cluster"}, model_name)'),
 }
-# Which labels of an alert say that it is about what a page shows.
+# The alert label that corresponds to a variable.
 ALERT_LABELS = {"node": "Hostname", "gpu": "gpu", "job": "job_name", "model": "model_name"}
 REFRESH = "30s"
 FIELD = re.compile(r"\bDCGM_FI_\w+")
@@ -70,14 +70,20 @@ def dashboards(settings: config.Settings) -> dict[str, dict[str, Any]]:
 
 
 def dcgm_fields(settings: config.Settings) -> set[str]:
-    """DCGM's fields that panels ask for."""
+    """DCGM fields that panels query."""
     pages = [page(name, settings) for name in NAMES]
-    texts = [query.expr for one in pages for row in one.rows for panel in row.panels for query in panel.queries]
+    texts = [
+        query.expr
+        for dashboard_page in pages
+        for row in dashboard_page.rows
+        for panel in row.panels
+        for query in panel.queries
+    ]
     return {name for text in texts for name in FIELD.findall(text)}
 
 
-def as_text(found: dict[str, Any]) -> str:
-    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+def as_text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 @cache
@@ -91,14 +97,14 @@ def page(name: str, settings: config.Settings) -> DashboardPage:
 
 
 def dashboard(name: str, settings: config.Settings) -> dict[str, Any]:
-    found = page(name, settings)
-    shelf = PanelGrid(LinkTargets(name, console_url(settings), settings.render.docs_url))
-    for row in found.rows:
-        shelf.add_row(row.title, row.panels)
+    dashboard_page = page(name, settings)
+    grid = PanelGrid(LinkTargets(name, console_url(settings), settings.render.docs_url))
+    for row in dashboard_page.rows:
+        grid.add_row(row.title, row.panels)
     return {
         "uid": f"{UID}{name}",
-        "title": found.title,
-        "description": found.about,
+        "title": dashboard_page.title,
+        "description": dashboard_page.about,
         "tags": ["watchkeeper"],
         "schemaVersion": SCHEMA_VERSION,
         "editable": True,
@@ -107,22 +113,22 @@ def dashboard(name: str, settings: config.Settings) -> dict[str, Any]:
         "time": {"from": "now-3h", "to": "now"},
         "timezone": "browser",
         "links": _links(settings),
-        "templating": {"list": [_server_choice(), *(_variable(one) for one in found.variables)]},
-        "annotations": {"list": [_alerts(found)]},
-        "panels": shelf.panels,
+        "templating": {"list": [_server_choice(), *(_variable(name) for name in dashboard_page.variables)]},
+        "annotations": {"list": [_alerts(dashboard_page)]},
+        "panels": grid.panels,
     }
 
 
 def console_url(settings: config.Settings) -> str:
-    """The console's address for people, else the hub's own."""
+    """The console's public address, by default the hub's."""
     return (settings.notify.console_url or settings.render.hub_url).rstrip("/")
 
 
 def _links(settings: config.Settings) -> list[dict[str, Any]]:
-    """The other pages, and the console with what is behind the alerts."""
+    """Links to the other dashboards, and to the incidents in the console."""
     pages = _link("Watchkeeper", "dashboards", "external link", "Pages of this fleet")
     incidents = _link(
-        "Incidents", "link", "bolt", "What is wrong, why, and what to do", url=f"{console_url(settings)}/incidents"
+        "Incidents", "link", "bolt", "Open incidents with cause and next step", url=f"{console_url(settings)}/incidents"
     )
     return [
         pages | {"tags": ["watchkeeper"], "asDropdown": True, "includeVars": True, "keepTime": True},
@@ -146,7 +152,7 @@ def _link(title: str, type: str, icon: str, *tooltip: str, url: str = "") -> dic
 
 
 def _server_choice() -> dict[str, Any]:
-    """A page works on every Prometheus, and on the hub itself, which answers as one."""
+    """A dashboard works with every Prometheus and with the hub's Prometheus API."""
     return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 
 
@@ -159,7 +165,7 @@ def _variable(name: str) -> dict[str, Any]:
         "datasource": DATASOURCE,
         "query": {"query": query, "refId": f"variable-{name}"},
         "definition": query,
-        # At each change of the time range: nodes and jobs come and go.
+        # Updated when the time range changes: nodes and jobs come and go.
         "refresh": 2,
         "sort": 1,
         "includeAll": True,
@@ -169,9 +175,9 @@ def _variable(name: str) -> dict[str, Any]:
     }
 
 
-def _alerts(found: DashboardPage) -> dict[str, Any]:
-    """Firing alerts as marks on every chart, where they are about what the page shows."""
-    about = [f'{ALERT_LABELS[name]}=~"${name}|"' for name in found.variables if name in ALERT_LABELS]
+def _alerts(dashboard_page: DashboardPage) -> dict[str, Any]:
+    """Annotations for firing alerts that match the page's variables."""
+    about = [f'{ALERT_LABELS[name]}=~"${name}|"' for name in dashboard_page.variables if name in ALERT_LABELS]
     matchers = ", ".join(['alertstate="firing"', 'cluster=~"$cluster"', *about])
     return {
         "name": "Alerts",
@@ -187,7 +193,7 @@ def _alerts(found: DashboardPage) -> dict[str, Any]:
 
 def _provider() -> str:
     about = (
-        "Grafana reads every dashboard of the folder again when a file changes. Copy `provisioning` to "
+        "Grafana reloads the dashboards of the folder when a file changes. Copy `provisioning` to "
         "/etc/grafana/provisioning and `dashboards` to the path below."
     )
     provider = {
@@ -202,17 +208,17 @@ def _provider() -> str:
 
 
 def _source(settings: config.Settings) -> str:
-    """The server that has the samples: a Prometheus where the hub keeps none itself, else the hub."""
+    """The data source: the server of `query.url`, or the hub."""
     if settings.query.url is not None:
-        about = "Samples are kept by the server of `query.url`."
+        about = "Samples are stored by the server of `query.url`."
         return yaml_text.document(
             about, [yaml_text.YamlPart({"apiVersion": 1, "datasources": [_server(settings.query.url)]})]
         )
     about = (
-        "The hub answers as a Prometheus. Give Grafana a viewer's token in its environment as WATCHKEEPER_TOKEN; where "
-        "the hub has no tokens, leave the last three keys out."
+        "The hub has Prometheus' API. Set WATCHKEEPER_TOKEN in Grafana's environment to a viewer's token; if "
+        "the hub has no tokens, remove the last three keys."
     )
-    signed = {
+    datasource = {
         **_server(settings.render.hub_url),
         "jsonData": {
             "httpMethod": "POST",
@@ -221,7 +227,7 @@ def _source(settings: config.Settings) -> str:
         },
         "secureJsonData": {"httpHeaderValue1": "Bearer $WATCHKEEPER_TOKEN"},
     }
-    return yaml_text.document(about, [yaml_text.YamlPart({"apiVersion": 1, "datasources": [signed]})])
+    return yaml_text.document(about, [yaml_text.YamlPart({"apiVersion": 1, "datasources": [datasource]})])
 
 
 def _server(url: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One panel of a dashboard as Grafana's JSON, and its place on the page.
 
-A panel that names an alert leads to its runbook, and takes its limit from the alert's own expression, so that a
-threshold is written once. `grafana.board` fills a `Shelf` row by row.
+A panel that names an alert links to its runbook and takes the threshold from the alert's expression, so that it is
+written once. `grafana.dashboard` fills a `PanelGrid` row by row.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from watchkeeper.kit import yaml_text
 from watchkeeper.query.promql import ast, parser
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# Grafana's page is 24 wide.
+# The width of Grafana's grid.
 PAGE = 24
 REF_IDS = "ABCDEFGH"
-# Before the name of a page, in its address.
+# The prefix of a dashboard's uid.
 UID = "watchkeeper-"
-# What a way to another page takes along.
-KEPT = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
+# Parameters that a link to another dashboard keeps.
+KEPT_PARAMETERS = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
 
 
 class PanelKind(StrEnum):
-    """How a panel looks, in our words; `TYPES` has Grafana's."""
+    """The kind of a panel; `TYPES` has Grafana's type."""
 
     STAT = "stat"
     TIMESERIES = "timeseries"
@@ -48,13 +48,13 @@ HEIGHTS = {PanelKind.STAT: 4, PanelKind.TIMESERIES: 8, PanelKind.BARS: 8, PanelK
 class PanelQuery:
     expr: str
     legend: str = ""
-    # Counts that `increase` has extrapolated are shown whole.
+    # Round counts that `increase` extrapolates.
     round: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardPanel:
-    """`width` 0 shares the row; `colors` are steps, each from a value on; `alert` gives runbook and limit."""
+    """`width` 0 shares the row; `colors` maps a lower bound to a colour; `alert` gives runbook and limit."""
 
     title: str
     kind: PanelKind
@@ -73,7 +73,7 @@ class DashboardPanel:
 
 @dataclass(frozen=True, slots=True)
 class AlertThreshold:
-    """What an alert compares with: it fires above or below a value."""
+    """The threshold of an alert: it fires above or below a value."""
 
     value: float
     is_upper: bool
@@ -81,7 +81,7 @@ class AlertThreshold:
 
 @dataclass(frozen=True, slots=True)
 class LinkTargets:
-    """Where links of a page lead: the console, and the documents where they can be read."""
+    """Link targets of a dashboard: the console, and the documentation if it is published."""
 
     page: str
     console_url: str
@@ -115,34 +115,34 @@ class PanelGrid:
 
 
 def _share(panel: DashboardPanel, panels: tuple[DashboardPanel, ...]) -> int:
-    """Numbers share one line of the page; charts stand two by two."""
+    """Stat panels share one row; two charts fill a row."""
     if panel.kind is not PanelKind.STAT:
         return PAGE // 2
-    return PAGE // sum(one.kind is PanelKind.STAT for one in panels)
+    return PAGE // sum(other.kind is PanelKind.STAT for other in panels)
 
 
 def panel_json(panel: DashboardPanel, site: LinkTargets) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    panel_object: dict[str, Any] = {
         "type": TYPES[panel.kind],
         "title": panel.title,
         "description": panel.about,
         "datasource": DATASOURCE,
         "targets": [_target(panel, number) for number in range(len(panel.queries))],
-        "fieldConfig": {"defaults": _defaults(panel) | _ways_on(panel, site), "overrides": _cell_links(panel)},
+        "fieldConfig": {"defaults": _defaults(panel) | _drilldown_links(panel, site), "overrides": _cell_links(panel)},
         "options": _options(panel),
     }
     if panel.kind is PanelKind.TABLE:
-        found["transformations"] = [_columns(panel)]
+        panel_object["transformations"] = [_columns(panel)]
     if panel.alert is not None and site.docs_url is not None:
         where = f"{site.docs_url.rstrip('/')}/{runbook_path(panel.alert).removeprefix('docs/')}"
-        found["links"] = [{"title": f"Runbook of {panel.alert}", "url": where, "targetBlank": True}]
-    return found
+        panel_object["links"] = [{"title": f"Runbook of {panel.alert}", "url": where, "targetBlank": True}]
+    return panel_object
 
 
 def _target(panel: DashboardPanel, number: int) -> dict[str, Any]:
     query = panel.queries[number]
     is_instant = panel.kind is not PanelKind.TIMESERIES
-    found: dict[str, Any] = {
+    target: dict[str, Any] = {
         "refId": REF_IDS[number],
         "datasource": DATASOURCE,
         "expr": f"round({query.expr})" if query.round else query.expr,
@@ -151,57 +151,61 @@ def _target(panel: DashboardPanel, number: int) -> dict[str, Any]:
         "legendFormat": query.legend or "__auto",
         "editorMode": "code",
     }
-    return found | ({"format": "table"} if panel.kind is PanelKind.TABLE else {})
+    return target | ({"format": "table"} if panel.kind is PanelKind.TABLE else {})
 
 
 def _defaults(panel: DashboardPanel) -> dict[str, Any]:
     steps = [(float(at), color) for at, color in panel.colors.items()] or _limit_steps(panel)
-    found: dict[str, Any] = {"unit": panel.unit, "noValue": "–"}
+    defaults: dict[str, Any] = {"unit": panel.unit, "noValue": "–"}
     if steps:
-        # Below the first step its colour holds as well: Grafana writes that step without a number.
+        # The first step has no number: its colour also applies below it.
         written = [{"value": at if number else None, "color": color} for number, (at, color) in enumerate(steps)]
-        found["thresholds"] = {"mode": "absolute", "steps": written}
-        found["color"] = {"mode": "palette-classic" if panel.kind is PanelKind.TIMESERIES else "thresholds"}
+        defaults["thresholds"] = {"mode": "absolute", "steps": written}
+        defaults["color"] = {"mode": "palette-classic" if panel.kind is PanelKind.TIMESERIES else "thresholds"}
     if panel.max is not None:
-        found |= {"min": 0, "max": panel.max}
+        defaults |= {"min": 0, "max": panel.max}
     if panel.kind is PanelKind.TIMESERIES:
-        found["custom"] = {
+        defaults["custom"] = {
             "drawStyle": "line",
             "lineWidth": 1,
             "fillOpacity": 40 if panel.stacked else 0,
             "showPoints": "never",
-            # A gap is a gap: missing is never drawn as if it were known.
+            # Gaps stay gaps: missing samples are not interpolated.
             "spanNulls": False,
             "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
             "scaleDistribution": {"type": "log", "log": 10} if panel.scale == "log" else {"type": "linear"},
             "thresholdsStyle": {"mode": "line" if steps else "off"},
         }
-    return found
+    return defaults
 
 
-def _ways_on(panel: DashboardPanel, site: LinkTargets) -> dict[str, Any]:
-    """A click on a line leads on: from a node to its page, from a GPU to its own, and from there to the console."""
+def _drilldown_links(panel: DashboardPanel, site: LinkTargets) -> dict[str, Any]:
+    """Links of a series: from a node to its dashboard, from a GPU to its dashboard, and from there to the console."""
     legends = [query.legend for query in panel.queries]
     if not all("{{Hostname}}" in legend for legend in legends):
         return {}
     if not all("{{gpu}}" in legend for legend in legends):
-        return {"links": [_to_page("node", "This node", {"node": "Hostname"})]} if site.page != "node" else {}
+        return {"links": [_page_link("node", "This node", {"node": "Hostname"})]} if site.page != "node" else {}
     if site.page != "gpu":
-        return {"links": [_to_page("gpu", "This GPU", {"node": "Hostname", "gpu": "gpu"})]}
+        return {"links": [_page_link("gpu", "This GPU", {"node": "Hostname", "gpu": "gpu"})]}
     url = f"{site.console_url}/gpu/${{__field.labels.UUID}}"
     return {"links": [{"title": "This GPU in the console", "url": url, "targetBlank": True}]}
 
 
-def _to_page(page: str, title: str, chosen: dict[str, str]) -> dict[str, Any]:
+def _page_link(page: str, title: str, chosen: dict[str, str]) -> dict[str, Any]:
     variables = "".join(f"&var-{name}=${{__field.labels.{label}}}" for name, label in chosen.items())
-    return {"title": title, "url": f"/d/{UID}{page}?{KEPT}{variables}", "targetBlank": False}
+    return {"title": title, "url": f"/d/{UID}{page}?{KEPT_PARAMETERS}{variables}", "targetBlank": False}
 
 
 def _cell_links(panel: DashboardPanel) -> list[dict[str, Any]]:
-    """The name of a node in a table leads to its page."""
+    """Link a node name in a table to its dashboard."""
     if panel.columns.get("Hostname") is None:
         return []
-    link = {"title": "This node", "url": f"/d/{UID}node?{KEPT}&var-node=${{__value.text}}", "targetBlank": False}
+    link = {
+        "title": "This node",
+        "url": f"/d/{UID}node?{KEPT_PARAMETERS}&var-node=${{__value.text}}",
+        "targetBlank": False,
+    }
     column = {"id": "byName", "options": panel.columns["Hostname"]}
     return [{"matcher": column, "properties": [{"id": "links", "value": [link]}]}]
 
@@ -235,7 +239,7 @@ def _options(panel: DashboardPanel) -> dict[str, Any]:
 
 
 def _columns(panel: DashboardPanel) -> dict[str, Any]:
-    """Only the columns that the panel names, in its order, under names for people."""
+    """Show only the columns that the panel lists, in its order, with its titles."""
     return {
         "id": "organize",
         "options": {
@@ -247,13 +251,13 @@ def _columns(panel: DashboardPanel) -> dict[str, Any]:
 
 
 def runbook_path(alert: str) -> str:
-    """The path of the runbook that the shipped rule of this name leads to."""
+    """The runbook path of the shipped alert of this name."""
     return str(_rules()[alert]["annotations"]["runbook_url"])
 
 
 @cache
 def alert_threshold(alert: str) -> AlertThreshold:
-    """What the shipped rule of this name compares with at its end; ValueError where that is not one number."""
+    """The threshold of the shipped alert of this name; ValueError if it does not compare with a number."""
     tree = parser.parse(_rules()[alert]["expr"])
     if isinstance(tree, ast.Binary) and isinstance(tree.right, ast.Number) and tree.op in (">", ">=", "<", "<="):
         return AlertThreshold(tree.right.value, tree.op.startswith(">"))
@@ -263,6 +267,6 @@ def alert_threshold(alert: str) -> AlertThreshold:
 @cache
 def _rules() -> dict[str, dict[str, Any]]:
     folder = resources.files("watchkeeper").joinpath("packs", "rules")
-    texts = [one.read_text(encoding="utf-8") for one in folder.iterdir() if one.name.endswith(".yaml")]
+    texts = [file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".yaml")]
     groups = [group for text in texts for group in yaml_text.load(text)["groups"]]
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}

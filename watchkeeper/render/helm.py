@@ -1,7 +1,7 @@
 """`render helm`: the manifests of `kubernetes` as a chart, with values.yaml, its schema and notes.
 
-Each manifest is the one of the kustomization with Helm's marks in place of values, so `helm template` of the same
-values gives the same objects; only the Namespace is missing, which is Helm's to make (`--create-namespace`).
+Each manifest is that of the kustomization with Helm templates in place of values, so `helm template` with the same
+values gives the same objects, without the Namespace (`helm install --create-namespace` creates it).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from watchkeeper.render import kubernetes, manifests
 from watchkeeper.render.tree import RenderedFile
 
 CHART = "watchkeeper"
-# Free in their keys: labels of nodes and objects, and what the scheduler counts.
+# Maps with any keys: labels and resources.
 FREE = frozenset({"nodeSelector", "labels", "requests", "limits"})
-# Rules and dashboards hold braces of their own, which Helm would take for its language; it copies them as files.
+# Rules and dashboards contain braces that Helm would evaluate, so the chart copies them as files.
 IN_A_RANGE = {"rules.name": "{{ $name }}", "dashboard.name": "{{ $name }}"}
 
 
@@ -46,7 +46,7 @@ def files(settings: config.Settings) -> list[RenderedFile]:
 
 
 def schema(values: dict[str, Any]) -> dict[str, Any]:
-    """A JSON schema of the values: a key that is misspelt, or a text where a number belongs, is refused."""
+    """A JSON schema of the values: unknown keys and wrong types are rejected."""
     return {"$schema": "https://json-schema.org/draft-07/schema#", **_kind_of(values)}
 
 
@@ -62,8 +62,8 @@ def _kind_of(value: Any, name: str = "") -> dict[str, Any]:
         return {"type": "string"}
     if name in FREE:
         return {"type": "object"}
-    inner = {key: _kind_of(one, key) for key, one in value.items()}
-    # `helm` itself adds `global` where this chart is part of another.
+    inner = {key: _kind_of(item, key) for key, item in value.items()}
+    # Helm adds `global` to a subchart.
     extra = {} if name else {"global": {"type": "object"}}
     return {"type": "object", "additionalProperties": False, "properties": inner | extra}
 
@@ -71,7 +71,7 @@ def _kind_of(value: Any, name: str = "") -> dict[str, Any]:
 def _optional(template: Callable[[str], str]) -> Iterator[tuple[str, str]]:
     monitors = template("prometheus-operator/monitors.yaml")
     yield "monitors.yaml", _when("prometheusOperator.enabled", monitors)
-    for name in kubernetes.RIGHTS:
+    for name in kubernetes.RBAC_COMPONENTS:
         yield (
             f"{name}.yaml",
             _when(f"{name}.enabled", manifests.template_manifest(kubernetes.rbac_manifest(name), {}, {})),
@@ -87,7 +87,7 @@ def _when(path: str, text: str) -> str:
 
 
 def _for_each(pattern: str, ending: str, text: str) -> str:
-    """One object for each file of the chart that fits the pattern; `$` is the chart itself inside a range."""
+    """One object for each file of the chart that matches; inside a range, `$` is the root context."""
     inside = text.replace("{{ .Values.", "{{ $.Values.").replace("{{ .Release.", "{{ $.Release.")
     return (
         f'{{{{- range $path, $_ := .Files.Glob "{pattern}" }}}}\n'

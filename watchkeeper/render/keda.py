@@ -1,9 +1,9 @@
-"""`render keda`: ScaledObjects that follow the queue and the latency objective of a model, and the same as plain HPAs.
+"""`render keda`: ScaledObjects that follow the queue and the latency objective of a model, and equivalent HPAs.
 
-Services come from `render.services`, objectives from `rules.slos`, and the queries ask what the shipped rules record.
-The queue leads: waiting requests are shared by new replicas, latency is not. An objective of latency pulls along when
-its budget burns, by half as many replicas more at a time, because its number does not say how many are missing. An
-objective of answers pulls nothing: a server that fails does so with more replicas too.
+Services come from `render.services`, objectives from `rules.slos`, and queries use series of the shipped rules. The
+queue is the main signal, because new replicas share waiting requests. A latency SLO whose error budget burns adds half
+as many replicas at a time, because latency does not show how many are missing. An availability SLO does not scale: a
+server that fails also fails with more replicas.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from watchkeeper.workloads.replicas import (
 
 SERVICE = re.compile(r"(?P<namespace>[a-z0-9-]+)/(?P<name>[a-z0-9.-]+)=(?P<model>[^\s\"{}]+)")
 EXAMPLE = "serving/llama=llama-3-8b"
-# Requests over a bucket's bound are late ones: that makes an objective one of latency.
+# A latency SLO counts requests above a histogram bucket.
 LATE = re.compile(r'_bucket\{[^}]*\ble="(?P<seconds>[0-9.]+)"')
 DEFAULT_PORTS = {"http": 80, "https": 443}
 READER = "watchkeeper-reader"
-# Loading a model takes minutes, so replicas go slowly and one at a time.
+# Loading a model takes minutes, so replicas are removed slowly, one at a time.
 DOWN = {
     "stabilizationWindowSeconds": round(CALM_SECONDS),
     "policies": [{"type": "Pods", "value": 1, "periodSeconds": round(SHRINK_EVERY_SECONDS)}],
 }
 UP = {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 60}]}
-ABOUT_OBJECT = """Scales {name} by the requests that wait for {model}, and when its latency objective burns. Needs KEDA.
+ABOUT_OBJECT = """Scales {name} by the waiting requests of {model}, and by its latency SLO. Needs KEDA.
   kubectl apply -f .
-The server that is asked: {server}"""
-ABOUT_HPA = """The same without KEDA: Kubernetes' own autoscaler over external metrics, which an adapter gives it.
-Use either this or KEDA; two autoscalers of one Deployment fight."""
-ABOUT_ADAPTER = """Values for the chart prometheus-adapter: what the HPAs of this folder ask for.
+Query server: {server}"""
+ABOUT_HPA = """The same without KEDA: HorizontalPodAutoscalers with external metrics, which prometheus-adapter provides.
+Use either this or KEDA; two autoscalers of one Deployment conflict."""
+ABOUT_ADAPTER = """Values for the chart prometheus-adapter: the external metrics of the HPAs in this folder.
   helm install adapter prometheus-community/prometheus-adapter -n monitoring -f prometheus-adapter-values.yaml"""
 
 
@@ -62,7 +62,7 @@ class ScaledService:
 
 @dataclass(frozen=True, slots=True)
 class ScalingSignal:
-    """One number that a service is scaled by: `per_replica` is shared by replicas, the other kind is not."""
+    """One metric that a service scales by; `per_replica` metrics are divided by the number of replicas."""
 
     name: str
     query: str
@@ -74,22 +74,28 @@ class ScalingSignal:
 def files(settings: config.Settings) -> list[RenderedFile]:
     chosen = [_service(text) for text in settings.render.services or (EXAMPLE,)]
     objectives = latency_objectives(settings)
-    found = [
-        *(RenderedFile(f"keda/{one.namespace}-{one.name}.yaml", _scaled(one, objectives, settings)) for one in chosen),
-        *(RenderedFile(f"hpa/{one.namespace}-{one.name}.yaml", _plain(one, objectives, settings)) for one in chosen),
+    rendered = [
+        *(
+            RenderedFile(f"keda/{service.namespace}-{service.name}.yaml", _scaled(service, objectives, settings))
+            for service in chosen
+        ),
+        *(
+            RenderedFile(f"hpa/{service.namespace}-{service.name}.yaml", _plain(service, objectives, settings))
+            for service in chosen
+        ),
         RenderedFile("hpa/prometheus-adapter-values.yaml", _adapter(chosen, objectives, settings)),
     ]
     if _asks_hub(settings):
-        found += [
+        rendered += [
             RenderedFile(f"keda/{space}-access.yaml", _access(space)) for space in sorted({s.namespace for s in chosen})
         ]
-    return found
+    return rendered
 
 
 def latency_objectives(settings: config.Settings) -> list[slo.Slo]:
-    """The objectives of a model's latency: their errors are requests over a bucket's bound."""
+    """The latency SLOs: their errors are requests above a histogram bucket."""
     objectives = reload.read_sources(rule_loops.rule_sources(settings)).slos
-    return [one for one in objectives if is_latency(one)]
+    return [objective for objective in objectives if is_latency(objective)]
 
 
 def is_latency(objective: slo.Slo) -> bool:
@@ -97,39 +103,39 @@ def is_latency(objective: slo.Slo) -> bool:
 
 
 def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str) -> list[ScalingSignal]:
-    """What a service is scaled by; each query gives one number, or none where there is no traffic."""
+    """The scaling signals of a service; each query returns one number, or none without traffic."""
     about = f'cluster="{cluster}", model_name="{service.model}"'
-    found = [
+    scaling_signals = [
         ScalingSignal(
             "waiting",
             f"sum(inference_requests_waiting{{{about}}})",
             f"{MAX_WAITING_PER_REPLICA:g}",
             True,
-            f"Requests that wait, {MAX_WAITING_PER_REPLICA:g} for each replica at most.",
+            f"Waiting requests, at most {MAX_WAITING_PER_REPLICA:g} for each replica.",
         ),
-        # Without it a quiet queue would take all replicas but one away, and the next request would bring them back.
+        # Without it an empty queue would remove all replicas but one, and the next requests would add them again.
         ScalingSignal(
             "load",
             f"sum(rate(inference_request_duration_seconds_count{{{about}}}[5m])) / "
             f"max(watchkeeper:inference_replica_requests:max1d{{{about}}})",
             "1",
             True,
-            "Replicas that the requests of now need, by the most that one has answered within a day.",
+            "Replicas that the current request rate needs, by the highest rate of one replica within a day.",
         ),
     ]
-    for one in objectives:
-        late = LATE.search(one.errors)
+    for objective in objectives:
+        late = LATE.search(objective.errors)
         assert late is not None
-        found.append(
+        scaling_signals.append(
             ScalingSignal(
-                f"burn-{one.name}",
-                f'clamp_max(max({slo.RATIO}5m{{slo="{one.name}", {about}}}) / {one.budget:.6g}, {MAX_GROWTH:g})',
+                f"burn-{objective.name}",
+                f'clamp_max(max({slo.RATIO}5m{{slo="{objective.name}", {about}}}) / {objective.budget:.6g}, {MAX_GROWTH:g})',
                 "1",
                 False,
-                f"More than {one.budget:.4g} of the requests take over {late['seconds']} s: half as many again.",
+                f"More than {objective.budget:.4g} of the requests take longer than {late['seconds']} s: add half as many replicas.",
             )
         )
-    return found
+    return scaling_signals
 
 
 def _service(text: str) -> ScaledService:
@@ -155,14 +161,14 @@ def _server(settings: config.Settings) -> str:
 
 def _scaled(service: ScaledService, objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
     server = _server(settings)
-    parts = [_trigger(one, server, settings) for one in signals(service, objectives, settings.fleet.cluster)]
+    parts = [_trigger(signal, server, settings) for signal in signals(service, objectives, settings.fleet.cluster)]
     spec = {
         "scaleTargetRef": {"kind": "Deployment", "name": service.name},
         "minReplicaCount": MIN_REPLICAS,
         "maxReplicaCount": MAX_REPLICAS,
         "pollingInterval": 15,
         "cooldownPeriod": 600,
-        # Where the server does not answer, replicas stay as they are: nobody knows is not nobody waits.
+        # If the server does not respond, replicas stay unchanged: unknown is not an empty queue.
         "fallback": {"failureThreshold": 3, "replicas": MIN_REPLICAS, "behavior": "currentReplicasIfHigher"},
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": UP, "scaleDown": DOWN}}},
     }
@@ -178,35 +184,35 @@ def _scaled(service: ScaledService, objectives: Sequence[slo.Slo], settings: con
 
 
 def _trigger(signal: ScalingSignal, server: str, settings: config.Settings) -> YamlPart:
-    found: dict[str, Any] = {
+    trigger: dict[str, Any] = {
         "type": "prometheus",
         "metricType": "AverageValue" if signal.per_replica else "Value",
         "metadata": {
             "serverAddress": server,
             "query": signal.query,
             "threshold": signal.threshold,
-            # No answer is an error and not a 0, which would take replicas away.
+            # No result is an error and not 0, which would remove replicas.
             "ignoreNullValues": "false" if signal.per_replica else "true",
         },
     }
     if _asks_hub(settings):
-        found["metadata"]["authModes"] = "bearer"
-        found["authenticationRef"] = {"name": READER}
-    return YamlPart(found, signal.why)
+        trigger["metadata"]["authModes"] = "bearer"
+        trigger["authenticationRef"] = {"name": READER}
+    return YamlPart(trigger, signal.why)
 
 
 def _access(namespace: str) -> str:
     about = (
-        f"How KEDA shows itself to the hub: a viewer's token, in a Secret `{READER}` of this namespace that you make:\n"
+        f"KEDA authenticates with a viewer's token. Create the Secret `{READER}` in this namespace:\n"
         f"  kubectl -n {namespace} create secret generic {READER} --from-literal=token=…"
     )
-    found = {
+    authentication = {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "TriggerAuthentication",
         "metadata": {"name": READER, "namespace": namespace},
         "spec": {"secretTargetRef": [{"parameter": "bearerToken", "name": READER, "key": "token"}]},
     }
-    return yaml_text.document(about, [YamlPart(found)])
+    return yaml_text.document(about, [YamlPart(authentication)])
 
 
 def _metric(service: ScaledService, signal: ScalingSignal) -> str:
@@ -221,7 +227,7 @@ def _plain(service: ScaledService, objectives: Sequence[slo.Slo], settings: conf
         metrics.append(
             {"type": "External", "external": {"metric": {"name": _metric(service, signal)}, "target": target}}
         )
-    found = {
+    autoscaler = {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
         "metadata": {"name": service.name, "namespace": service.namespace},
@@ -233,11 +239,11 @@ def _plain(service: ScaledService, objectives: Sequence[slo.Slo], settings: conf
             "behavior": {"scaleUp": UP, "scaleDown": DOWN},
         },
     }
-    return yaml_text.document(ABOUT_HPA, [YamlPart(found)])
+    return yaml_text.document(ABOUT_HPA, [YamlPart(autoscaler)])
 
 
 def _adapter(services: Sequence[ScaledService], objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
-    """The adapter asks whether a series exists before it asks for a metric; the query itself is ours."""
+    """The adapter discovers a series before it runs the metric's query."""
     rules = [
         {
             "seriesQuery": re.search(r"[a-z][\w:]+\{[^}]*\}", signal.query)[0],  # type: ignore[index]
@@ -260,6 +266,9 @@ def _adapter(services: Sequence[ScaledService], objectives: Sequence[slo.Slo], s
             "extraVolumeMounts": [mount],
         }
         parts.append(
-            YamlPart(access, f"The hub wants a viewer's token: key `token` of a Secret `{READER}` beside the adapter.")
+            YamlPart(
+                access,
+                f"The hub needs a viewer's token: key `token` of a Secret `{READER}` in the adapter's namespace.",
+            )
         )
     return yaml_text.document(ABOUT_ADAPTER, parts)

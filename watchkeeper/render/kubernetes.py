@@ -1,7 +1,7 @@
-"""`render kubernetes`: agent and hub as a kustomization, with the parts that not every cluster has as components.
+"""`render kubernetes`: agent and hub as a kustomization, with optional parts as components.
 
-Manifests and their values are packs/kubernetes; `manifests` puts one into the other. The same pieces make the chart of
-`helm`, and the monitors and rules that `operator` needs. Nothing here holds a secret: secrets.sh makes them there.
+Manifests and their values are in packs/kubernetes; `manifests` fills them. `helm` makes its chart from the same files,
+and `operator` its monitors and rules. No secret is rendered: secrets.sh creates them in the cluster.
 """
 
 from __future__ import annotations
@@ -22,36 +22,34 @@ from watchkeeper.render.tree import RenderedFile
 from watchkeeper.scrape import discovery
 
 BASE = ("agent", "hub", "rbac", "network", "disruption")
-# A component, and the value that turns it on.
+# Components, and the value that enables each.
 COMPONENTS = {
     "prometheus-operator": "prometheusOperator.enabled",
     "dashboards": "dashboards.enabled",
     "repair": "repair.enabled",
     "reclaim": "reclaim.enabled",
 }
-# Components that are rights of the hub: packs/kubernetes/NAME-rbac.yaml.
-RIGHTS = ("repair", "reclaim")
+# Components with RBAC permissions of the hub: packs/kubernetes/NAME-rbac.yaml.
+RBAC_COMPONENTS = ("repair", "reclaim")
 KUSTOMIZATION = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
 COMPONENT = "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\n"
-ABOUT = """Agent and hub. Look at it with `kubectl kustomize .`, then, with the secrets of secrets.sh in place:
+ABOUT = """Agent and hub. Review it with `kubectl kustomize .`, create secrets with secrets.sh, then:
   kubectl apply -k .
-Changes of yours belong into a kustomization of your own that names this directory under `resources`."""
-ABOUT_COMPONENTS = (
-    """Parts that need something of the cluster. Turn one on by moving it up here, or by `[render] values`."""
-)
-WHAT = {
+Put your changes into a kustomization of your own that lists this directory under `resources`."""
+ABOUT_COMPONENTS = """Optional components. Enable one by moving its line to `components`, or with `[render] values`."""
+COMPONENT_SUMMARIES = {
     "prometheus-operator": "PodMonitor, ServiceMonitor and PrometheusRules; needs the Prometheus Operator",
     "dashboards": "dashboards for the sidecar of Grafana's chart",
-    "repair": "rights to cordon and drain nodes; off unless you want repairs",
-    "reclaim": "rights to scale down what holds idle GPUs, beside those of repair; off unless you want that",
+    "repair": "permissions to cordon and drain nodes; needed only for repairs",
+    "reclaim": "permissions to scale down workloads with idle GPUs; needed only to reclaim GPUs",
 }
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
-    values, known = load_values(settings), facts(settings)
+    values, manifest_facts = load_values(settings), facts(settings)
 
     def fill(path: str) -> str:
-        return manifests.fill_manifest(manifests.read_manifest(path), values, known)
+        return manifests.fill_manifest(manifests.read_manifest(path), values, manifest_facts)
 
     base = [
         RenderedFile(f"base/{name}.yaml", text)
@@ -60,27 +58,29 @@ def files(settings: config.Settings) -> list[RenderedFile]:
     ]
     listed = "".join(f"  - {file.path.removeprefix('base/')}\n" for file in base)
     return [
-        RenderedFile("kustomization.yaml", _top(values)),
+        RenderedFile("kustomization.yaml", _top_kustomization(values)),
         RenderedFile("base/kustomization.yaml", f"{KUSTOMIZATION}resources:\n{listed}"),
         *base,
-        *_monitoring(settings, values, known),
-        *_dashboards(settings, values, known),
+        *_monitoring(settings, values, manifest_facts),
+        *_dashboards(settings, values, manifest_facts),
         *(
             file
-            for name in RIGHTS
-            for file in _component(name, {"rbac.yaml": manifests.fill_manifest(rbac_manifest(name), values, known)})
+            for name in RBAC_COMPONENTS
+            for file in _component(
+                name, {"rbac.yaml": manifests.fill_manifest(rbac_manifest(name), values, manifest_facts)}
+            )
         ),
         RenderedFile("secrets.sh", fill("chart/secrets.sh"), is_executable=True),
     ]
 
 
 def load_values(settings: config.Settings) -> dict[str, Any]:
-    """values.yaml as it is for these settings, with `[render] values` on top."""
+    """The values for these settings, with `[render] values` applied."""
     return dict(kit_yaml.load(values_text(settings)))
 
 
 def values_text(settings: config.Settings) -> str:
-    """values.yaml, comments and all; each value that the settings choose stands in it."""
+    """The text of values.yaml with its comments, filled from the settings."""
     text = manifests.read_manifest("values.yaml")
     repairs_here = settings.remediate.driver is config.DriverName.KUBERNETES
     written = {
@@ -94,13 +94,13 @@ def values_text(settings: config.Settings) -> str:
     text = text.replace("    @settings@\n", textwrap.indent(hub_settings(settings), "    ", lambda _: True))
     plain = dict(kit_yaml.load(text))
     for chosen in settings.render.values:
-        text = _choose(text, plain, chosen)
+        text = _set_value(text, plain, chosen)
     return text
 
 
 def facts(settings: config.Settings) -> dict[str, str]:
-    """What manifests say and nobody chooses."""
-    series = sorted(name for name in fleet_facts.rule_series(settings) if name.startswith(prometheus.OF_THE_HUB))
+    """Facts of manifests that are not values."""
+    series = sorted(name for name in fleet_facts.rule_series(settings) if name.startswith(prometheus.HUB_PREFIXES))
     return {
         "namespace": settings.render.namespace,
         "version": __version__,
@@ -114,7 +114,7 @@ def hub_settings(settings: config.Settings) -> str:
     return settings_text.toml(
         settings,
         {
-            "hub.host": "0.0.0.0",  # noqa: S104 (inside its pod; network.yaml says who gets there)
+            "hub.host": "0.0.0.0",  # noqa: S104 (inside its pod; network.yaml limits access)
             "hub.port": None,
             "hub.data": "/var/lib/watchkeeper",
             "hub.tokens": "/etc/watchkeeper-tokens/tokens",
@@ -129,17 +129,17 @@ def hub_settings(settings: config.Settings) -> str:
 
 
 def rbac_manifest(name: str) -> str:
-    """What remediate/drivers/kubernetes.py needs to repair or to reclaim, for a hub in any namespace."""
+    """The RBAC manifest for repairs or reclaims, for a hub in any namespace."""
     return manifests.read_manifest(f"{name}-rbac.yaml").replace("namespace: watchkeeper}", "namespace: @namespace@}")
 
 
 def rule_objects(settings: config.Settings) -> dict[str, str]:
     """The `spec` of a PrometheusRule for each rule file, by its name."""
-    found = {}
+    specs = {}
     for rule in fleet_facts.rule_texts(settings):
         groups = kit_yaml.load(rule.text)["groups"]
-        found[rule.name.lower().replace("_", "-")] = yaml_text.dump({"spec": {"groups": groups}})
-    return found
+        specs[rule.name.lower().replace("_", "-")] = yaml_text.dump({"spec": {"groups": groups}})
+    return specs
 
 
 def dashboard_objects(settings: config.Settings) -> dict[str, str]:
@@ -154,29 +154,29 @@ def has_objects(text: str) -> bool:
     return any(document is not None for document in yaml.safe_load_all(text))
 
 
-def _choose(text: str, plain: dict[str, Any], chosen: str) -> str:
-    """Put one `path=value` into values.yaml where its line stands."""
+def _set_value(text: str, plain: dict[str, Any], chosen: str) -> str:
+    """Set one `path=value` in the text of values.yaml."""
     path, equals, written = chosen.partition("=")
     where = f"render.values: {chosen}"
     if not equals:
-        raise SettingsError("a value is `path=value`, as in hub.storage.size=200Gi", where=where)
+        raise SettingsError("expected `path=value`, as in hub.storage.size=200Gi", where=where)
     before = manifests.value(plain, path)
     value = yaml.safe_load(written)
     if type(value) is not type(before):
         kinds = f"{type(before).__name__}, not {type(value).__name__}"
         raise SettingsError(f"`{path}` is a {kinds}", where=where)
-    key, node = _found(text, path)
+    key, node = _locate(text, path)
     text_of = json.dumps(value, ensure_ascii=False)
     if _is_block(node):
         lines = text.splitlines(keepends=True)
         start, indent = key.start_mark.line, key.start_mark.column
-        lines[start : _end_of(lines, start, indent)] = [f"{' ' * indent}{key.value}: {text_of}\n"]
+        lines[start : _value_end(lines, start, indent)] = [f"{' ' * indent}{key.value}: {text_of}\n"]
         return "".join(lines)
     return text[: node.start_mark.index] + text_of + text[node.end_mark.index :]
 
 
-def _found(text: str, path: str) -> tuple[yaml.Node, yaml.Node]:
-    """The key and the value at a path, with their places in the text."""
+def _locate(text: str, path: str) -> tuple[yaml.Node, yaml.Node]:
+    """The YAML nodes of key and value at a path."""
     node = yaml.compose(text)
     key: yaml.Node = node
     for step in path.split("."):
@@ -185,21 +185,21 @@ def _found(text: str, path: str) -> tuple[yaml.Node, yaml.Node]:
 
 
 def _is_block(node: yaml.Node) -> bool:
-    """True for a value on lines of its own, whose end is where the next line stands further out."""
+    """Whether the value is a block that ends where the indentation decreases."""
     if isinstance(node, yaml.ScalarNode):
         return node.style == "|"
     return isinstance(node, yaml.CollectionNode) and node.flow_style is False
 
 
-def _end_of(lines: list[str], start: int, indent: int) -> int:
-    """The line after a value that may go over several: those that stand further in."""
+def _value_end(lines: list[str], start: int, indent: int) -> int:
+    """The line after a value, which includes all lines that are indented further."""
     end = start + 1
     while end < len(lines) and lines[end].strip() and len(lines[end]) - len(lines[end].lstrip()) > indent:
         end += 1
     return end
 
 
-def _top(values: dict[str, Any]) -> str:
+def _top_kustomization(values: dict[str, Any]) -> str:
     chosen = [name for name, path in COMPONENTS.items() if manifests.value(values, path)]
     text = yaml_text.comment(ABOUT) + f"{KUSTOMIZATION}resources:\n  - base\n"
     text += "components:\n" if chosen else "components: []\n"
@@ -207,7 +207,7 @@ def _top(values: dict[str, Any]) -> str:
     others = [name for name in COMPONENTS if name not in chosen]
     if others:
         text += yaml_text.comment(ABOUT_COMPONENTS)
-        text += "".join(f"#   components/{name}: {WHAT[name]}\n" for name in others)
+        text += "".join(f"#   components/{name}: {COMPONENT_SUMMARIES[name]}\n" for name in others)
     return text
 
 
@@ -215,27 +215,34 @@ def _component(name: str, texts: dict[str, str]) -> Iterator[RenderedFile]:
     listed = "".join(f"  - {path}\n" for path in texts)
     folder = f"components/{name}"
     yield RenderedFile(
-        f"{folder}/kustomization.yaml", yaml_text.comment(WHAT[name]) + f"{COMPONENT}resources:\n{listed}"
+        f"{folder}/kustomization.yaml",
+        yaml_text.comment(COMPONENT_SUMMARIES[name]) + f"{COMPONENT}resources:\n{listed}",
     )
     yield from (RenderedFile(f"{folder}/{path}", text) for path, text in texts.items())
 
 
-def _monitoring(settings: config.Settings, values: dict[str, Any], known: dict[str, str]) -> Iterator[RenderedFile]:
+def _monitoring(
+    settings: config.Settings, values: dict[str, Any], manifest_facts: dict[str, str]
+) -> Iterator[RenderedFile]:
     texts = {
         "monitors.yaml": manifests.fill_manifest(
-            manifests.read_manifest("prometheus-operator/monitors.yaml"), values, known
+            manifests.read_manifest("prometheus-operator/monitors.yaml"), values, manifest_facts
         )
     }
     head = manifests.read_manifest("prometheus-operator/rules.yaml")
     for name, spec in rule_objects(settings).items():
-        texts[f"rules-{name}.yaml"] = manifests.fill_manifest(head, values, {**known, "rules.name": name}) + spec
+        texts[f"rules-{name}.yaml"] = (
+            manifests.fill_manifest(head, values, {**manifest_facts, "rules.name": name}) + spec
+        )
     return _component("prometheus-operator", texts)
 
 
-def _dashboards(settings: config.Settings, values: dict[str, Any], known: dict[str, str]) -> Iterator[RenderedFile]:
+def _dashboards(
+    settings: config.Settings, values: dict[str, Any], manifest_facts: dict[str, str]
+) -> Iterator[RenderedFile]:
     head = manifests.read_manifest("dashboards/dashboard.yaml")
     texts = {
-        f"{name}.yaml": manifests.fill_manifest(head, values, {**known, "dashboard.name": name})
+        f"{name}.yaml": manifests.fill_manifest(head, values, {**manifest_facts, "dashboard.name": name})
         + f"  {name}.json: |\n    {text}\n"
         for name, text in dashboard_objects(settings).items()
     }

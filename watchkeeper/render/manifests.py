@@ -1,7 +1,7 @@
 """Kubernetes manifests, written once and rendered twice: with values in place, or as templates of a Helm chart.
 
-A manifest of packs/kubernetes is YAML with a few marks. `filled` puts values in, `templated` turns each mark into
-Helm's own language, so that a chart and a kustomization of the same values are the same objects.
+A manifest of packs/kubernetes is YAML with marks. `fill_manifest` replaces them by values, `template_manifest` by Helm
+templates, so that a chart and a kustomization with the same values give the same objects.
 
     @agent.kernelLog@           a value of values.yaml; alone on its line: a text of several lines
     @sha256 hub.settings@       the hash of one
@@ -25,7 +25,7 @@ MARK = re.compile(r"@(?P<hash>sha256 )?(?P<path>[a-zA-Z][\w.]*)@")
 BLOCK = re.compile(r"^(?P<indent> *)@(?P<path>[\w.]+)@\n", re.M)
 CONDITION = re.compile(r"^ *#if (?P<path>[\w.]+)\n(?P<body>.*?)^ *#end\n", re.M | re.S)
 EACH = re.compile(r"^(?P<indent> *)#each (?P<path>[\w.]+)\n", re.M)
-# Helm knows where it installs to.
+# Facts that Helm provides.
 HELM_FACTS = {"namespace": "{{ .Release.Namespace }}"}
 
 Values = Mapping[str, Any]
@@ -38,54 +38,54 @@ def read_manifest(path: str, folder: str = "kubernetes") -> str:
 
 def value(values: Values, path: str) -> Any:
     """The value at a dotted path; SettingsError if there is none."""
-    found: Any = values
+    node: Any = values
     for step in path.split("."):
-        if not isinstance(found, Mapping) or step not in found:
-            raise SettingsError(f"there is no value `{path}`", where="render.values")
-        found = found[step]
-    return found
+        if not isinstance(node, Mapping) or step not in node:
+            raise SettingsError(f"unknown value `{path}`", where="render.values")
+        node = node[step]
+    return node
 
 
 def fill_manifest(text: str, values: Values, facts: Mapping[str, str]) -> str:
     """The manifest with its values in place."""
-    text = CONDITION.sub(lambda found: found["body"] if value(values, found["path"]) else "", text)
-    text = EACH.sub(lambda found: _entries(found["indent"], value(values, found["path"])), text)
+    text = CONDITION.sub(lambda match: match["body"] if value(values, match["path"]) else "", text)
+    text = EACH.sub(lambda match: _entries(match["indent"], value(values, match["path"])), text)
 
-    def put(found: re.Match[str]) -> str:
-        if found["path"] in facts:
-            return facts[found["path"]]
-        return _hashed(value(values, found["path"])) if found["hash"] else _plain(value(values, found["path"]))
+    def replace_mark(match: re.Match[str]) -> str:
+        if match["path"] in facts:
+            return facts[match["path"]]
+        return _hashed(value(values, match["path"])) if match["hash"] else _value_text(value(values, match["path"]))
 
-    return MARK.sub(put, _with_blocks(text, lambda indent, path: _indented(value(values, path), indent)))
+    return MARK.sub(replace_mark, _with_blocks(text, lambda indent, path: _indented(value(values, path), indent)))
 
 
 def template_manifest(text: str, values: Values, facts: Mapping[str, str]) -> str:
     """The manifest as a template of a chart whose values.yaml has these values."""
-    text = CONDITION.sub(lambda found: f"{{{{- if .Values.{found['path']} }}}}\n{found['body']}{{{{- end }}}}\n", text)
+    text = CONDITION.sub(lambda match: f"{{{{- if .Values.{match['path']} }}}}\n{match['body']}{{{{- end }}}}\n", text)
     text = EACH.sub(
-        lambda found: (
-            f"{found['indent']}{{{{- range .Values.{found['path']} }}}}\n"
-            f"{found['indent']}- {{{{ . | toJson }}}}\n{found['indent']}{{{{- end }}}}\n"
+        lambda match: (
+            f"{match['indent']}{{{{- range .Values.{match['path']} }}}}\n"
+            f"{match['indent']}- {{{{ . | toJson }}}}\n{match['indent']}{{{{- end }}}}\n"
         ),
         text,
     )
 
-    def put(found: re.Match[str]) -> str:
-        path = found["path"]
+    def replace_mark(match: re.Match[str]) -> str:
+        path = match["path"]
         if path in HELM_FACTS:
             return HELM_FACTS[path]
         if path in facts:
             return facts[path]
-        if found["hash"]:
+        if match["hash"]:
             return f"{{{{ .Values.{path} | sha256sum }}}}"
         return f"{{{{ .Values.{path}{'' if isinstance(value(values, path), str) else ' | toJson'} }}}}"
 
     block = "{{{{- .Values.{path} | nindent {indent} }}}}\n"
-    return MARK.sub(put, _with_blocks(text, lambda indent, path: block.format(path=path, indent=len(indent))))
+    return MARK.sub(replace_mark, _with_blocks(text, lambda indent, path: block.format(path=path, indent=len(indent))))
 
 
 def _with_blocks(text: str, write: Callable[[str, str], str]) -> str:
-    return BLOCK.sub(lambda found: write(found["indent"], found["path"]), text)
+    return BLOCK.sub(lambda match: write(match["indent"], match["path"]), text)
 
 
 def _entries(indent: str, entries: list[Any]) -> str:
@@ -93,12 +93,12 @@ def _entries(indent: str, entries: list[Any]) -> str:
 
 
 def _indented(text: str, indent: str) -> str:
-    """As Helm's nindent does it: every line, empty ones too."""
+    """Indent every line, also empty ones, as Helm's nindent does."""
     return "".join(f"{indent}{line}\n" for line in text.rstrip("\n").split("\n"))
 
 
-def _plain(found: Any) -> str:
-    return found if isinstance(found, str) else json.dumps(found)
+def _value_text(item: Any) -> str:
+    return item if isinstance(item, str) else json.dumps(item)
 
 
 def _hashed(text: str) -> str:

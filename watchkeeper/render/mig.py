@@ -1,6 +1,6 @@
-"""`render mig`: layouts for NVIDIA's mig-parted, each of them possible, and a unit that applies one at boot.
+"""`render mig`: checked layouts for NVIDIA's mig-parted, and a unit that applies one at boot.
 
-Every model gets the layouts that divide it evenly; `render.mig_layouts` adds more, and an impossible one is refused.
+Every model gets the layouts that divide it evenly; `render.mig_layouts` adds more, and impossible ones are rejected.
 `operator` uses the same text for the MIG manager of Kubernetes.
 """
 
@@ -19,17 +19,17 @@ from watchkeeper.render.yaml_text import YamlPart
 
 UNIT = "watchkeeper-mig.service"
 DISABLED, ENABLED = "all-disabled", "all-enabled"
-ABOUT = """MIG layouts for nvidia-mig-parted. Each was checked: its instances fit beside each other on that GPU. Try it:
+ABOUT = """MIG layouts for nvidia-mig-parted. Each was checked: its instances fit together on the GPU. Apply one:
   nvidia-mig-parted apply -f mig.yaml -c all-balanced
 GPUs must be idle. On Kubernetes label the node instead: nvidia.com/mig.config=all-balanced"""
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
-    known = layouts(settings)
+    available = layouts(settings)
     boot = settings.render.mig_boot
-    if boot not in known:
+    if boot not in available:
         raise SettingsError(
-            f"there is no MIG layout `{boot}`", where="render.mig_boot", remedy=f"Layouts are {', '.join(known)}"
+            f"unknown MIG layout `{boot}`", where="render.mig_boot", remedy=f"Layouts are {', '.join(available)}"
         )
     unit = systemd.unit(UNIT, settings).replace("@LAYOUT@", boot)
     folder = settings.render.etc.strip("/")
@@ -41,26 +41,26 @@ def config_text(settings: config.Settings) -> str:
 
 
 def layouts(settings: config.Settings) -> dict[str, list[dict[str, Any]]]:
-    """Every layout by name; one layout may divide several models, each in its own way."""
-    found: dict[str, list[dict[str, Any]]] = {
+    """All layouts by name; one layout may have entries for several models."""
+    entries: dict[str, list[dict[str, Any]]] = {
         DISABLED: [{"devices": "all", "mig-enabled": False}],
         ENABLED: [{"devices": "all", "mig-enabled": True, "mig-devices": {}}],
     }
     for gpu in mig.gpus():
         for profile in mig.profiles(gpu).values():
             name = f"all-{profile.name.replace('+', '.')}"
-            found.setdefault(name, []).append(_entry(gpu, {profile.name: profile.most}))
-        found.setdefault("all-balanced", []).append(_entry(gpu, _balanced(gpu)))
+            entries.setdefault(name, []).append(_entry(gpu, {profile.name: profile.most}))
+        entries.setdefault("all-balanced", []).append(_entry(gpu, _balanced(gpu)))
     for number, text in enumerate(settings.render.mig_layouts, 1):
         name, gpu, names = _read(text, f"render.mig_layouts[{number}]")
-        if name in found and (name.startswith("all-") or any(_is_for(entry, gpu) for entry in found[name])):
+        if name in entries and (name.startswith("all-") or any(_is_for(entry, gpu) for entry in entries[name])):
             raise SettingsError(
-                f"the layout `{name}` of {gpu} is there already",
+                f"the layout `{name}` of {gpu} exists already",
                 where=f"render.mig_layouts[{number}]",
                 remedy="Choose another name",
             )
-        found.setdefault(name, []).append(_entry(gpu, Counter(names)))
-    return found
+        entries.setdefault(name, []).append(_entry(gpu, Counter(names)))
+    return entries
 
 
 def _read(text: str, where: str) -> tuple[str, str, list[str]]:
@@ -76,13 +76,15 @@ def _read(text: str, where: str) -> tuple[str, str, list[str]]:
     try:
         mig.place_instances(gpu, names)
     except mig.ImpossibleLayout as error:
-        raise SettingsError(str(error), where=where, remedy="Take other profiles or fewer of them") from error
+        raise SettingsError(str(error), where=where, remedy="Use other profiles or fewer of them") from error
     return name, gpu, names
 
 
 def _balanced(gpu: str) -> dict[str, int]:
-    """One of half the GPU, one of a quarter, and small ones for the rest; two halves where there is nothing smaller."""
-    by_size = {(one.compute, one.memory): one.name for one in mig.profiles(gpu).values() if one.is_plain}
+    """One instance of half the GPU, one of a quarter, and the smallest for the rest; two halves if nothing is smaller."""
+    by_size = {
+        (profile.compute, profile.memory): profile.name for profile in mig.profiles(gpu).values() if profile.is_plain
+    }
     larger = {7: ((3, 4), (2, 2)), 4: ((2, 2),), 2: ()}[mig.gpus()[gpu].compute]
     return {**{by_size[size]: 1 for size in larger}, by_size[1, 1]: 2}
 

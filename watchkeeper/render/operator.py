@@ -1,7 +1,7 @@
-"""`render operator`: a stack for a cluster: GPU Operator, kube-prometheus-stack and Watchkeeper, with an installer.
+"""`render operator`: GPU Operator, kube-prometheus-stack and Watchkeeper for a cluster, with an installer.
 
-Values and ConfigMaps are packs/operator with the settings put in; layouts of MIG come from `mig`, the chart from
-`helm`. install.sh looks at the cluster first, can say what it would do, and can be run again.
+Values and ConfigMaps are packs/operator filled from the settings; MIG layouts come from `mig`, the chart from `helm`.
+install.sh checks the cluster first, has a dry run, and can be run again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ OPERATOR_VERSION = "v26.7.0"
 OPERATOR_NAMESPACE = "gpu-operator"
 OWN_AGENT = config.KUBERNETES_TARGETS[0]
 FIELD = "DCGM_FI_"
-ABOUT_MIG = """MIG layouts for the operator's MIG manager; a node asks for one:
+ABOUT_MIG = """MIG layouts for the operator's MIG manager; select one for a node:
   kubectl label --overwrite node NAME nvidia.com/mig.config=all-balanced
-GPUs must be idle, and what the node's label nvidia.com/mig.config.state says is what came of it."""
-ABOUT_FIELDS = (
-    """Fields for dcgm-exporter, as its counters file has them: those that the shipped rules and dashboards ask for."""
-)
+GPUs must be idle, and the node's label nvidia.com/mig.config.state shows the result."""
+ABOUT_FIELDS = """Fields for dcgm-exporter, in the format of its counters file: those that the shipped rules and dashboards read."""
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
@@ -54,7 +52,7 @@ def files(settings: config.Settings) -> list[RenderedFile]:
 
 
 def fields(settings: config.Settings) -> list[str]:
-    """Names of DCGM's fields that rules or dashboards read, in the order of their names."""
+    """Sorted names of the DCGM fields that rules or dashboards read."""
     of_rules = {name for name in fleet_facts.rule_series(settings) if name.startswith(FIELD)}
     return sorted(of_rules | grafana.dcgm_fields(settings))
 
@@ -70,7 +68,7 @@ def _facts(settings: config.Settings) -> dict[str, str]:
         "retention": settings.query.retention,
         "operatorVersion": OPERATOR_VERSION,
         "labels": json.dumps(labels),
-        # Two exporters on one node are one too many.
+        # No second exporter beside the agent.
         "exporter": json.dumps(settings.fleet.kubernetes_targets[:1] != (OWN_AGENT,)),
         "receiver": json.dumps(settings.query.write_url is not None),
         "digest": hashlib.sha256(models.encode()).hexdigest()[:8],
@@ -78,17 +76,17 @@ def _facts(settings: config.Settings) -> dict[str, str]:
 
 
 def _fields(settings: config.Settings) -> str:
-    """As the exporter's own file: name, type, help. A field that the catalogue does not know cannot be asked for."""
+    """The counters file of dcgm-exporter: name, type, help; without fields that the catalogue lacks."""
     rows = [row for name in fields(settings) if (row := metrics.lookup(name)) is not None and row.name == name]
     lines = [f"{row.name}, {row.type}, {row.meaning.replace(',', ';')}" for row in rows]
     return _config_map("watchkeeper-dcgm-metrics", "dcgm-metrics.csv", "\n".join(lines) + "\n", about=ABOUT_FIELDS)
 
 
 def _config_map(name: str, key: str, text: str, *, about: str) -> str:
-    found: dict[str, Any] = {
+    config_map: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name, "namespace": OPERATOR_NAMESPACE},
         "data": {key: text},
     }
-    return yaml_text.document(about, [YamlPart(found)])
+    return yaml_text.document(about, [YamlPart(config_map)])

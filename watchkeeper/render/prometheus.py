@@ -1,7 +1,7 @@
 """`render prometheus`: a prometheus.yml that scrapes what the hub scrapes, and every rule that the hub evaluates.
 
-Targets come from [fleet] and `render.targets`, rules through `rule_loops.sources`, labels of alerts from the catalogue,
-so that Alertmanager sees the same labels from Prometheus as from the hub. `compose` puts these files beside others.
+Targets come from [fleet] and `render.targets`, rules from the hub's rule sources, alert labels from the catalogue.
+Alertmanager gets the same labels from Prometheus as from the hub. `compose` includes these files.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from watchkeeper.render.tree import RenderedFile
 from watchkeeper.render.yaml_text import InlineMapping, YamlPart
 from watchkeeper.scrape import dcgm_names, discovery
 
-# The hub's own name for what it finds; rules leave other jobs out of `node down`.
+# The job name of the hub; the rules for nodes that are down use only this job.
 JOB = discovery.DiscoveryDefaults().job
 TOKEN_FILE = "/etc/prometheus/watchkeeper.token"  # noqa: S105
-# What only the hub can be asked for; `kubernetes` scrapes the same.
-OF_THE_HUB = series.OF_THE_HUB
+# Series that only the hub exports; `kubernetes` scrapes the same.
+HUB_PREFIXES = series.HUB_PREFIXES
 POD_LABEL = "__meta_kubernetes_pod_label_"
-ABOUT = """Prometheus for a fleet of GPUs. Try it with: promtool check config prometheus.yml
-Rules: either this Prometheus evaluates them or the hub does. Let the hub follow this one with
+ABOUT = """Prometheus for a fleet of GPUs. Check it with: promtool check config prometheus.yml
+Rules: either this Prometheus evaluates them or the hub does. To let the hub read the alerts of this server, set
   [rules] owner = "server" and server_url = "{url}"
-or leave rule_files out."""
+Otherwise remove rule_files."""
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
@@ -58,13 +58,13 @@ def _global(settings: config.Settings) -> dict[str, Any]:
 
 
 def alerting(settings: config.Settings) -> dict[str, Any]:
-    """Where alerts go, and the labels that routes and inhibition ask for, as the hub's own alerts have them."""
+    """Alertmanager addresses, and the alert labels that routes and inhibition use, as on the hub's alerts."""
     default = {"source_labels": ["cluster"], "regex": "", "target_label": "cluster"}
     rules = [
         InlineMapping(default, replacement=settings.fleet.cluster),
         _copy("Hostname", "node"),
         _copy("UUID", "gpu"),
-        # As in the hub: the first team whose row fits, else the namespace itself.
+        # As in the hub: the first matching team, else the namespace.
         _copy("namespace", "team"),
     ]
     rules += [
@@ -72,15 +72,15 @@ def alerting(settings: config.Settings) -> dict[str, Any]:
         for team in reversed(fleet_facts.inventory(settings).teams)
         if team.namespaces
     ]
-    found: dict[str, Any] = {"alert_relabel_configs": rules}
+    alerting: dict[str, Any] = {"alert_relabel_configs": rules}
     if settings.notify.alertmanager_urls:
-        found["alertmanagers"] = [_alertmanager(url) for url in settings.notify.alertmanager_urls]
-    return found
+        alerting["alertmanagers"] = [_alertmanager(url) for url in settings.notify.alertmanager_urls]
+    return alerting
 
 
 def _gpu_jobs(settings: config.Settings) -> list[YamlPart]:
     fleet = settings.fleet
-    found: list[YamlPart] = []
+    jobs: list[YamlPart] = []
     lists: dict[str, Any] = {}
     if fleet.sd_files:
         lists["file_sd_configs"] = [{"files": list(fleet.sd_files)}]
@@ -97,19 +97,19 @@ def _gpu_jobs(settings: config.Settings) -> list[YamlPart]:
             _copy(f"{discovery.META}node", "instance"),
         ]
         why = "GPU nodes by address. A node's name is its `instance`, as in the hub."
-        found.append(YamlPart({"job_name": JOB, **lists, **_labels(settings, rules)}, why))
+        jobs.append(YamlPart({"job_name": JOB, **lists, **_labels(settings, rules)}, why))
     if fleet.reads_pods:
-        found.append(_pods(settings))
-    return found
+        jobs.append(_pods(settings))
+    return jobs
 
 
 def _pods(settings: config.Settings) -> YamlPart:
     where = {"kubeconfig_file": settings.fleet.kubeconfig} if settings.fleet.kubeconfig is not None else {}
     chosen = kubernetes_discovery.selectors(settings.fleet.kubernetes_targets)
     names = list(dict.fromkeys(name for name, _ in chosen))
-    wanted = "|".join(_one_of_many(names.index(name), len(names), value) for name, value in chosen)
+    pattern = "|".join(_one_of_many(names.index(name), len(names), value) for name, value in chosen)
     rules = [
-        _keep([POD_LABEL + re.sub(r"[^a-zA-Z0-9_]", "_", name) for name in names], wanted),
+        _keep([POD_LABEL + re.sub(r"[^a-zA-Z0-9_]", "_", name) for name in names], pattern),
         _keep(["__meta_kubernetes_pod_container_port_name"], "|".join(kubernetes_discovery.PORT_NAMES)),
         _keep(["__meta_kubernetes_pod_phase"], "Running"),
         _cluster(settings),
@@ -123,15 +123,17 @@ def _pods(settings: config.Settings) -> YamlPart:
     }
     return YamlPart(
         job,
-        "Pods with one of these labels, by the name of their port. The hub reads one pod of a node, the first of the "
-        "list; Prometheus reads all, so run either our agent or dcgm-exporter on a node.",
+        "Pods with one of these labels and port names. The hub scrapes one pod of a node, the first of the "
+        "list; Prometheus scrapes all, so run either the agent or dcgm-exporter on a node.",
     )
 
 
 def _labels(settings: config.Settings, rules: list[InlineMapping]) -> dict[str, Any]:
-    """Relabelling of targets, then of samples: exporters of all ages in the spelling that the rules use."""
-    wanted = fleet_facts.rule_series(settings)
-    renamed = sorted((new, old) for new, old in dcgm_names.names_before_4_6().items() if not wanted or old in wanted)
+    """Relabelling of targets and samples: names of all exporter versions become those that the rules use."""
+    rule_series = fleet_facts.rule_series(settings)
+    renamed = sorted(
+        (new, old) for new, old in dcgm_names.names_before_4_6().items() if not rule_series or old in rule_series
+    )
     unnamed = f"{dcgm_names.DCGM_PREFIX}.*;;(.+)"
     metrics = [
         InlineMapping(source_labels=["hostname", "Hostname"], regex="(.+);", target_label="Hostname"),
@@ -146,22 +148,22 @@ def _hub_jobs(settings: config.Settings) -> list[YamlPart]:
     scheme, _, address = settings.render.hub_url.rstrip("/").partition("://")
     signed_in = {"authorization": {"credentials_file": TOKEN_FILE}} if settings.hub.tokens is not None else {}
     at = {"scheme": scheme, **signed_in, "static_configs": [{"targets": [address]}]}
-    wanted = fleet_facts.rule_series(settings)
-    names = sorted(name for name in wanted if name.startswith(OF_THE_HUB))
-    found = [YamlPart({"job_name": "watchkeeper-hub", **at}, "The hub about itself.")]
+    rule_series = fleet_facts.rule_series(settings)
+    names = sorted(name for name in rule_series if name.startswith(HUB_PREFIXES))
+    jobs = [YamlPart({"job_name": "watchkeeper-hub", **at}, "The hub's own metrics.")]
     if names:
         match = f'{{__name__=~"{"|".join(names)}"}}'
         federated = {"honor_labels": True, "metrics_path": "/federate", "params": {"match[]": [match]}}
-        why = "What only the hub knows and the rules ask for: expected GPUs, racks, schedulers, fabric."
-        found.append(YamlPart({"job_name": "watchkeeper-series", **federated, **at}, why))
-    return found
+        why = "Series that only the hub has and rules read: expected GPUs, racks, schedulers, fabric."
+        jobs.append(YamlPart({"job_name": "watchkeeper-series", **federated, **at}, why))
+    return jobs
 
 
 def _alertmanager(url: str) -> dict[str, Any]:
     scheme, _, rest = url.rstrip("/").partition("://")
     address, slash, prefix = rest.partition("/")
-    found: dict[str, Any] = {"scheme": scheme, "static_configs": [{"targets": [address]}]}
-    return found | ({"path_prefix": f"/{prefix}"} if slash else {})
+    job: dict[str, Any] = {"scheme": scheme, "static_configs": [{"targets": [address]}]}
+    return job | ({"path_prefix": f"/{prefix}"} if slash else {})
 
 
 def _cluster(settings: config.Settings) -> InlineMapping:
@@ -181,15 +183,15 @@ def _keep(sources: list[str], pattern: str) -> InlineMapping:
 
 
 def _one_of_many(at: int, count: int, value: str) -> str:
-    """A pattern for `value` at one place of several joined labels."""
+    """A pattern that matches `value` in one of several joined labels."""
     return "[^;]*;" * at + _escaped(value) + ";[^;]*" * (count - at - 1)
 
 
 def _pattern(glob: str) -> str:
-    """A name with * and ? as a regular expression of Prometheus."""
+    """Convert a name with * and ? into a regular expression."""
     return "".join({"*": ".*", "?": "."}.get(letter) or _escaped(letter) for letter in glob)
 
 
 def _escaped(text: str) -> str:
-    """Python escapes a hyphen as well, which reads badly and means the same without."""
+    """Escape a text for Prometheus; Python also escapes hyphens, which is not needed."""
     return re.escape(text).replace("\\-", "-")

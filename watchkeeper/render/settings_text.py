@@ -1,6 +1,6 @@
-"""The hub's settings as a TOML file for another machine: what differs from the defaults, and what that machine needs.
+"""The hub's settings as a TOML file for another machine: values that differ from the defaults, and overrides.
 
-A setting that names a file of this machine cannot go along; it is named in a comment, so that nobody misses it.
+A setting that names a file of this machine is written as a comment.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 
-# Not the hub's: what `render` itself is told.
-LEFT_OUT = frozenset({"render"})
+# Settings of `render`, which the hub does not need.
+OMITTED_SECTIONS = frozenset({"render"})
 
 
-def toml(settings: config.Settings, there: Mapping[str, Any]) -> str:
-    """The file; `there` are dotted keys that have another value there, or None where they have none."""
-    sections = [field.name for field in dataclasses.fields(settings) if field.name not in LEFT_OUT]
-    tables = {name: list(_lines(name, getattr(settings, name), there)) for name in sections}
+def toml(settings: config.Settings, overrides: Mapping[str, Any]) -> str:
+    """The TOML text; `overrides` are values by dotted key, None to omit a key."""
+    sections = [field.name for field in dataclasses.fields(settings) if field.name not in OMITTED_SECTIONS]
+    tables = {name: list(_lines(name, getattr(settings, name), overrides)) for name in sections}
     return "\n".join("\n".join([f"[{name}]", *lines]) + "\n" for name, lines in tables.items() if lines)
 
 
-def _lines(section: str, table: Any, there: Mapping[str, Any]) -> Iterator[str]:
+def _lines(section: str, table: Any, overrides: Mapping[str, Any]) -> Iterator[str]:
     for field in dataclasses.fields(table):
         key, value = f"{section}.{field.name}", getattr(table, field.name)
-        if key in there:
-            if there[key] is not None:
-                yield f"{field.name} = {_written(there[key])}"
+        if key in overrides:
+            if overrides[key] is not None:
+                yield f"{field.name} = {_toml_value(overrides[key])}"
         elif value == field.default:
             continue
         elif key in loading.PATH_KEYS:
-            yield f"# Not here: {field.name} = {_written(value)}, which names files of another machine. Mount them."
+            yield f"# Omitted: {field.name} = {_toml_value(value)}: files of another machine. Mount them and set it."
         else:
-            yield f"{field.name} = {_written(value)}"
+            yield f"{field.name} = {_toml_value(value)}"
 
 
-def _written(value: Any) -> str:
-    """JSON's texts, numbers, lists and booleans are TOML's; text of other scripts is left readable."""
+def _toml_value(value: Any) -> str:
+    """Format a value: strings, numbers, lists and booleans of JSON are valid TOML."""
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""`render slurm`: prolog, epilog and HealthCheckProgram, and what slurm.conf and gres.conf need for them.
+"""`render slurm`: prolog, epilog and HealthCheckProgram, and fragments of slurm.conf and gres.conf.
 
-The scripts are packs/slurm with the path of the command put in. The nodes of gres.conf and how many GPUs each
-has come from the inventory; what it does not say is left to Slurm's own detection.
+The scripts are packs/slurm with the path of the command. Nodes and GPU counts of gres.conf come from the inventory;
+without them Slurm detects the GPUs.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ FOLDER = "etc/slurm"
 # A name that ends in a number: gpu-r01-07
 NUMBERED = re.compile(r"(.*?)(\d+)")
 SLURM_CONF = """\
-# For slurm.conf, which takes it with the line: Include watchkeeper.conf
-# Prologs and epilogs that are there already stay: let theirs and these stand in one folder and name it as prolog.d/*
+# Add to slurm.conf: Include watchkeeper.conf
+# To keep existing prologs and epilogs, put all scripts into one folder and set Prolog=/etc/slurm/prolog.d/*
 Prolog=/etc/slurm/watchkeeper-prolog.sh
 Epilog=/etc/slurm/watchkeeper-epilog.sh
-# The prolog runs when the job gets its nodes, not at its first step: a sick node is found before the job starts.
+# The prolog runs when the job gets its nodes, not at its first step: an unhealthy node is found before the job starts.
 PrologFlags=Alloc
-# A minute for the script itself, some for a busy node; longer means that a driver call hangs.
+# The script needs up to a minute, more on a busy node; longer means that a driver call hangs.
 PrologEpilogTimeout=120
 
 HealthCheckProgram=/etc/slurm/watchkeeper-health.sh
 HealthCheckInterval=300
 # Also while jobs run; CYCLE spreads the nodes over the interval.
 HealthCheckNodeState=ANY,CYCLE
-# slurm.conf itself must say, once: GresTypes=gpu
+# slurm.conf also needs: GresTypes=gpu
 """
 GRES_CONF = """\
-# For gres.conf, which takes it with the line: Include watchkeeper-gres.conf
-# AutoDetect=nvml finds models, cores and links by itself where Slurm was built with NVML. The lines below say what
-# must be there: a node that has fewer comes up as `inval` instead of losing jobs.
+# Add to gres.conf: Include watchkeeper-gres.conf
+# AutoDetect=nvml finds models, cores and links if Slurm was built with NVML. The lines below set the expected GPUs:
+# a node with fewer registers as `inval` and gets no jobs.
 """
 NO_NODES = """\
-# No node is written out in the inventory ([fleet] inventory), so there is nothing to promise here.
+# The inventory ([fleet] inventory) lists no nodes, so no expected GPUs are set.
 AutoDetect=nvml
 """
 
@@ -73,21 +73,21 @@ def script(name: str, settings: config.Settings, *, when: str = "") -> str:
 
 
 def nodes_text(settings: config.Settings) -> str:
-    """How the NodeName lines of slurm.conf must count GPUs; these lines are the site's own."""
-    rows = [f"#   NodeName={names} … Gres=gpu:{count}" for count, names in _counted(settings)]
-    return "".join(f"{row}\n" for row in ["# The nodes of the inventory have, on their own lines:", *rows] if rows)
+    """A comment with the GPU counts that the site's NodeName lines need."""
+    rows = [f"#   NodeName={names} … Gres=gpu:{count}" for count, names in _nodes_by_gpu_count(settings)]
+    return "".join(f"{row}\n" for row in ["# Set these GPU counts on your own NodeName lines:", *rows] if rows)
 
 
 def gres_text(settings: config.Settings) -> str:
     rows = [
         f"NodeName={names} Name=gpu File=/dev/nvidia{'0' if count == 1 else f'[0-{count - 1}]'}"
-        for count, names in _counted(settings)
+        for count, names in _nodes_by_gpu_count(settings)
     ]
     return GRES_CONF + ("".join(f"{row}\n" for row in rows) if rows else NO_NODES)
 
 
-def _counted(settings: config.Settings) -> Iterable[tuple[int, str]]:
-    """Nodes in Slurm's short form by how many GPUs they have; those of unknown number are left out."""
+def _nodes_by_gpu_count(settings: config.Settings) -> Iterable[tuple[int, str]]:
+    """Nodes in Slurm's short form by number of GPUs; nodes with an unknown number are omitted."""
     counts: dict[int, list[str]] = {}
     for node in fleet_facts.nodes(settings):
         if node.expected_gpus is not None:
@@ -96,9 +96,9 @@ def _counted(settings: config.Settings) -> Iterable[tuple[int, str]]:
 
 
 def fold_names(names: Sequence[str]) -> str:
-    """Names in Slurm's short form: runs of their last number in brackets."""
+    """Fold names into Slurm's short form, with ranges of their last number in brackets."""
     parts: list[str] = []
-    for (head, width), members in groupby(names, key=_head):
+    for (head, width), members in groupby(names, key=_split_number):
         if not width:
             parts.append(head)
             continue
@@ -107,17 +107,17 @@ def fold_names(names: Sequence[str]) -> str:
     return ",".join(parts)
 
 
-def _head(name: str) -> tuple[str, int]:
-    """What stands before the last number, and how wide that number is; 0 where a name ends otherwise."""
+def _split_number(name: str) -> tuple[str, int]:
+    """The text before the last number, and the width of the number; 0 without one."""
     match = NUMBERED.fullmatch(name)
     return (match[1], len(match[2])) if match else (name, 0)
 
 
 def _runs(numbers: Sequence[int], width: int) -> str:
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            found.append([number])
-    return ",".join(f"{run[0]:0{width}d}" + (f"-{run[-1]:0{width}d}" if len(run) > 1 else "") for run in found)
+            runs.append([number])
+    return ",".join(f"{run[0]:0{width}d}" + (f"-{run[-1]:0{width}d}" if len(run) > 1 else "") for run in runs)

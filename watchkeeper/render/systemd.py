@@ -1,7 +1,6 @@
 """`render systemd`: units of agent and hub, a timer for diagnostics, and the settings of both.
 
-The units are packs/systemd as they are, with the path of the command put in; `watchkeeper agent unit` prints the
-first of them from the same file.
+The units are packs/systemd with the path of the command; `watchkeeper agent unit` prints the first of them.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ UNITS = (
     "watchkeeper-diag.service",
     "watchkeeper-diag.timer",
 )
-# What StateDirectory= of the hub's unit makes.
+# Created by StateDirectory= of the hub's unit.
 STATE = "/var/lib/watchkeeper-hub"
 ENVIRONMENT = """\
-# Read by watchkeeper-agent.service. The token needs the role `agent`; this file should be root's alone, mode 0600.
+# Read by watchkeeper-agent.service. The token needs the role `agent`; this file must belong to root with mode 0600.
 WATCHKEEPER_HUB={hub}
-{token}# Options that `watchkeeper agent --help` lists. Without a way to sign in, /metrics is served on loopback only.
+{token}# Options of `watchkeeper agent --help`. Without authentication, /metrics is served on loopback only.
 WATCHKEEPER_AGENT_OPTIONS=--cluster {cluster}{expected}
 """
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
-    """Paths are those below /, so that the tree can be copied as it is."""
+    """Paths start below /, so that the tree can be copied to the root directory."""
     units = [RenderedFile(f"etc/systemd/system/{name}", unit(name, settings)) for name in UNITS]
     folder = settings.render.etc.strip("/")
     return [
@@ -41,7 +40,7 @@ def files(settings: config.Settings) -> list[RenderedFile]:
 
 
 def hub(settings: config.Settings) -> str:
-    """The settings as they were given; only the data directory is the unit's own."""
+    """The hub's settings, with the data directory of the unit."""
     named = {key: getattr(getattr(settings, key.partition(".")[0]), key.partition(".")[2]) for key in loading.PATH_KEYS}
     files = {key: value for key, value in named.items() if value}
     return f"# Read by watchkeeper-hub.service.\n{settings_text.toml(settings, {**files, 'hub.data': STATE})}"

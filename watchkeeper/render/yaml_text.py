@@ -1,6 +1,6 @@
-"""YAML for people: in the order it was made, blocks for long texts, and a comment above each part that needs one.
+"""Readable YAML: keys in insertion order, block style for long texts, and comments above parts.
 
-Every target that writes YAML goes through `document`, so that all of them look alike.
+Every target writes YAML with `document`, so that all files look alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIDTH = 118
 
 @dataclass(frozen=True, slots=True)
 class YamlPart:
-    """Some keys of the document, with a comment above; no comment where the keys say it themselves."""
+    """Some keys of the document, with an optional comment above."""
 
     value: Any
     comment: str = ""
@@ -28,12 +28,12 @@ class InlineMapping(dict[str, Any]):
 
 
 def document(about: str, parts: Sequence[YamlPart]) -> str:
-    """One YAML document with a comment about the whole at its top."""
+    """One YAML document with a comment at its top."""
     return comment(about) + "".join("\n" + comment(part.comment) + dump(part.value) for part in parts)
 
 
 def dump_list(key: str, entries: Sequence[YamlPart]) -> str:
-    """`key:` with one commented entry after another; an empty list where there is none."""
+    """A list under `key:`, each entry with its comment."""
     if not entries:
         return f"{key}: []\n"
     texts = (comment(entry.comment) + dump([entry.value]) for entry in entries)
@@ -41,7 +41,7 @@ def dump_list(key: str, entries: Sequence[YamlPart]) -> str:
 
 
 def comment(text: str) -> str:
-    """Each paragraph of the text as comment lines; lines that begin with two spaces stay as they are."""
+    """The text as wrapped comment lines; lines that begin with two spaces are not wrapped."""
     lines: list[str] = []
     for line in text.strip("\n").splitlines() if text else []:
         lines += [line] if line.startswith("  ") or not line else textwrap.wrap(line, WIDTH - 2)
@@ -53,7 +53,7 @@ def dump(value: Any) -> str:
 
 
 class _Writer(yaml.SafeDumper):
-    """Lists indented under their key, no anchors between equal values."""
+    """A dumper that indents lists and writes no anchors."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         super().increase_indent(flow, False)

@@ -57,7 +57,7 @@ def test_an_alert_takes_the_same_routes_as_the_incident_would(tmp_path: Path, la
     subject = {**labels, "family": causes.lookup(labels["cause"]).family}
     book = routing.load(tmp_path / "notify.toml")
     routes = book.routes_for({name: frozenset({value}) for name, value in subject.items()}, NOW)
-    wanted = [name for route in routes for name in route.receivers] or [alertmanager.NOBODY]
+    wanted = [name for route in routes for name in route.receivers] or [alertmanager.NO_RECEIVER]
     path = written(tmp_path, settings)
     said = amtool("config", "routes", "test", f"--config.file={path}", *(f"{name}={labels[name]}" for name in labels))
     assert [name.strip().removesuffix("-without-resolved") for name in said.split(",")] == wanted
@@ -75,17 +75,17 @@ def test_a_value_with_quotes_and_backslashes_means_the_same_to_alertmanager(
     path = written(tmp_path, settings)
     quoted = team.replace("\\", "\\\\").replace('"', '\\"')
     said = amtool("config", "routes", "test", f"--config.file={path}", f'team="{quoted}"')
-    assert said.strip() == ("t" if is_told else alertmanager.NOBODY)
+    assert said.strip() == ("t" if is_told else alertmanager.NO_RECEIVER)
 
 
 def test_what_cannot_be_expressed_is_said_where_it_belongs(tmp_path: Path) -> None:
     text = alertmanager.config_text(fleet_settings.load(tmp_path))
     for lost in (
         "Not expressible: the weekly digest.",
-        "Not expressible: after 15m without acknowledgement the hub tells tickets.",
+        "Not expressible: after 15m without acknowledgement the hub also notifies tickets.",
         "Not expressible: at most 6 messages a minute.",
-        "Not expressible: mailto. It goes through the hub",
-        "Outside its hours the hub tries the routes below",
+        "Not expressible: mailto. It is sent to the hub",
+        "Outside these hours the hub continues with the next routes",
     ):
         assert text.count(lost) >= 1, lost
 

@@ -76,7 +76,7 @@ def config_text(settings: config.Settings) -> str:
         "group_interval": "5m",
     }
     parts = [
-        "# Alerts that match no route are not notified, as in the hub. A group corresponds to one incident of the hub.\n"
+        "# Alerts that match no route are not notified, as in the hub. A group is one incident of the hub.\n"
         + yaml_text.dump({"route": {**root, "repeat_interval": "4h"}})
         + _indented(yaml_text.dump_list("routes", routes)),
         yaml_text.dump_list(

@@ -82,9 +82,8 @@ def _read(text: str, where: str) -> tuple[str, str, list[str]]:
 
 def _balanced(gpu: str) -> dict[str, int]:
     """One instance of half the GPU, one of a quarter, and the smallest for the rest; two halves if nothing is smaller."""
-    by_size = {
-        (profile.compute, profile.memory): profile.name for profile in mig.profiles(gpu).values() if profile.is_plain
-    }
+    plain = [profile for profile in mig.profiles(gpu).values() if profile.is_plain]
+    by_size = {(profile.compute, profile.memory): profile.name for profile in plain}
     larger = {7: ((3, 4), (2, 2)), 4: ((2, 2),), 2: ()}[mig.gpus()[gpu].compute]
     return {**{by_size[size]: 1 for size in larger}, by_size[1, 1]: 2}
 

@@ -26,7 +26,7 @@ FIELD = "DCGM_FI_"
 ABOUT_MIG = """MIG layouts for the operator's MIG manager; select one for a node:
   kubectl label --overwrite node NAME nvidia.com/mig.config=all-balanced
 GPUs must be idle, and the node's label nvidia.com/mig.config.state shows the result."""
-ABOUT_FIELDS = """Fields for dcgm-exporter, in the format of its counters file: those that the shipped rules and dashboards read."""
+ABOUT_FIELDS = """Fields for dcgm-exporter in its counters format: those that the shipped rules and dashboards read."""
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:

@@ -126,13 +126,14 @@ def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str)
     for objective in objectives:
         late = LATE.search(objective.errors)
         assert late is not None
+        burning = f'{slo.RATIO}5m{{slo="{objective.name}", {about}}}'
         scaling_signals.append(
             ScalingSignal(
                 f"burn-{objective.name}",
-                f'clamp_max(max({slo.RATIO}5m{{slo="{objective.name}", {about}}}) / {objective.budget:.6g}, {MAX_GROWTH:g})',
+                f"clamp_max(max({burning}) / {objective.budget:.6g}, {MAX_GROWTH:g})",
                 "1",
                 False,
-                f"More than {objective.budget:.4g} of the requests take longer than {late['seconds']} s: add half as many replicas.",
+                f"More than {objective.budget:.4g} take over {late['seconds']} s: add half as many.",
             )
         )
     return scaling_signals

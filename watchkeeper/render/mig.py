@@ -81,7 +81,7 @@ def _read(text: str, where: str) -> tuple[str, str, list[str]]:
 
 
 def _balanced(gpu: str) -> dict[str, int]:
-    """One instance of half the GPU, one of a quarter, and the smallest for the rest; two halves if nothing is smaller."""
+    """One instance of half the GPU, one of a quarter, the smallest for the rest; two halves if none is smaller."""
     plain = [profile for profile in mig.profiles(gpu).values() if profile.is_plain]
     by_size = {(profile.compute, profile.memory): profile.name for profile in plain}
     larger = {7: ((3, 4), (2, 2)), 4: ((2, 2),), 2: ()}[mig.gpus()[gpu].compute]

@@ -39,7 +39,7 @@ def find_failed_repairs(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
 
 
 class NodeHandOver:
-    """Not thread-safe: call it from one thread at a time."""
+    """Hands nodes over to people when their repairs keep failing. Not thread-safe."""
 
     def __init__(self, journal: Journal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
         self._journal = journal

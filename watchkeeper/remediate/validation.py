@@ -103,9 +103,9 @@ class GpusPresent:
     def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
         selector = node_selector(place)
         expected = self._query_count(f"max(watchkeeper_node_expected_gpus{selector})", now)
-        is_fresh_expr = f"timestamp({PRESENCE_METRIC}{selector}) > {since.timestamp():.3f}"
+        fresh_series = f"timestamp({PRESENCE_METRIC}{selector}) > {since.timestamp():.3f}"
         # Two exporters, or several MIG instances of a GPU, count as one GPU.
-        reporting = self._query_count(f"count(count by (UUID) ({is_fresh_expr}))", now) or 0
+        reporting = self._query_count(f"count(count by (UUID) ({fresh_series}))", now) or 0
         if expected is None:
             text = f"{reporting} GPUs report, the expected number is unknown"
             return CheckResult(self.name, CheckState.UNKNOWN, text)

@@ -1,4 +1,4 @@
-"""A program that appends numbered scrapes until it is killed, and says which of them are synced."""
+"""A program that appends numbered scrapes until it is killed, and prints which are synced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A durable store in a test's folder, on a clock that the test moves, and ways to look into it."""
+"""A durable store in a test's folder, with a clock that the test moves, and helpers to read it."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class Rig:
 
 
 def read(store: interfaces.SampleStore, *matchers: Matcher, start: int = -1, end: int = 10**15) -> Read:
-    """Every sample of the series that match; NaNs as words, so that they compare."""
-    found = store.select(list(matchers), start, end)
+    """Every sample of the series that match; NaNs as texts, so that they can be compared."""
+    selected = store.select(list(matchers), start, end)
     out: Read = {}
-    for row, labels in enumerate(found.series.labels_of(range(len(found.series)))):
-        values = found.values[row]
-        held = ~columns.is_absent(values) & (found.times[found.groups[row]] != columns.NEVER_MS)
-        times = found.times[found.groups[row]][held].tolist()
-        rows = list(zip(times, map(spelled, values[held]), strict=True))
+    for row, labels in enumerate(selected.series.labels_of(range(len(selected.series)))):
+        values = selected.values[row]
+        has_sample = ~columns.is_absent(values) & (selected.times[selected.groups[row]] != columns.NEVER_MS)
+        times = selected.times[selected.groups[row]][has_sample].tolist()
+        rows = list(zip(times, map(spelled, values[has_sample]), strict=True))
         if rows:
             out[labels] = rows
     return out

@@ -1,4 +1,4 @@
-"""A backup made while samples come in is whole; what is restored from it answers like the original."""
+"""A backup during writes is complete, and the restored store answers like the original."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def holdings(folder: Path) -> backup.StoreLocations:
 @pytest.fixture
 def kept(tmp_path: Path) -> backup.StoreLocations:
     """A data directory with a journal, of a hub that is about to write samples."""
-    found = holdings(tmp_path / "data")
-    directory = files.DataDirectory(found.data)
+    corruptions = holdings(tmp_path / "data")
+    directory = files.DataDirectory(corruptions.data)
     directory.claim()
     directory.release()
-    written = journal.Journal(found.journal)
+    written = journal.Journal(corruptions.journal)
     written.record("note", "INC-1", at=NOW, actor="ada", body={"text": "hello"})
     written.close()
-    return found
+    return corruptions
 
 
 def filled(kept: backup.StoreLocations, minutes: int) -> Rig:
@@ -55,8 +55,8 @@ def test_a_restored_backup_answers_like_the_original(kept: backup.StoreLocations
     entries = journal.Journal(tmp_path / "new" / "journal.sqlite")
     assert [entry.body["text"] for entry in entries.timeline("INC-1")] == ["hello"]
     assert files.DataDirectory(tmp_path / "new").claim() is None
-    for one in (entries, again.store, rig.store):
-        one.close()
+    for store in (entries, again.store, rig.store):
+        store.close()
 
 
 class Writer(threading.Thread):
@@ -97,7 +97,7 @@ def test_backups_made_while_the_hub_writes_and_merges_hold_what_was_synced_befor
         writer.rig.store.close()
 
 
-def test_damage_is_named_by_file_and_place(kept: backup.StoreLocations) -> None:
+def test_damage_is_reported_by_file_and_offset(kept: backup.StoreLocations) -> None:
     rig = filled(kept, 130)
     rig.store.close()
     assert list(backup.find_corruptions(kept)) == []
@@ -105,18 +105,18 @@ def test_damage_is_named_by_file_and_place(kept: backup.StoreLocations) -> None:
         content = bytearray(path.read_bytes())
         content[40] ^= 1
         path.write_bytes(content)
-    found = list(backup.find_corruptions(kept))
-    assert {damage.path for damage in found} == {rig.blocks()[0], rig.segments()[0]}
+    corruptions = list(backup.find_corruptions(kept))
+    assert {damage.path for damage in corruptions} == {rig.blocks()[0], rig.segments()[0]}
 
 
-def test_a_journal_that_was_changed_is_named(kept: backup.StoreLocations) -> None:
+def test_a_changed_journal_is_reported(kept: backup.StoreLocations) -> None:
     content = kept.journal.read_bytes()
     kept.journal.write_bytes(content.replace(b"hello", b"hullo"))
     Path(f"{kept.journal}-wal").unlink(missing_ok=True)
     assert "entry 1 of the journal" in str(next(backup.find_corruptions(kept)))
 
 
-def test_nothing_is_written_over(kept: backup.StoreLocations, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(kept: backup.StoreLocations, tmp_path: Path) -> None:
     rig = filled(kept, 5)
     rig.store.back_up(tmp_path / "copy", data=kept.data, journal=kept.journal)
     with pytest.raises(errors.StoreError, match="the directory is not empty"):

@@ -1,4 +1,4 @@
-"""A clock that was ahead is put back: samples of now are taken again, what was real stays, what was ahead is kept."""
+"""A clock that was ahead is set back: new samples are accepted, past samples stay, future samples are quarantined."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def times(rig: Rig) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("ahead_ms", [11 * MINUTE, 3 * HOUR, 40 * DAY])
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_was_real_stays_and_what_was_ahead_is_set_aside(tmp_path: Path, ahead_ms: int, is_restarted: bool) -> None:
+def test_past_samples_stay_and_future_samples_are_quarantined(
+    tmp_path: Path, ahead_ms: int, is_restarted: bool
+) -> None:
     rig = Rig(tmp_path)
     filled(rig, DAY, 100, maintains=True)
     real = times(rig)
@@ -47,8 +49,8 @@ def test_what_was_real_stays_and_what_was_ahead_is_set_aside(tmp_path: Path, ahe
         rig.store.close()
         rig.open()
     else:
-        found = rig.store.quarantine_future_samples()
-        assert found.samples == 3 * 45
+        quarantined = rig.store.quarantine_future_samples()
+        assert quarantined.samples == 3 * 45
     assert times(rig) == real
     filled(rig, DAY + 101 * MINUTE, 60, maintains=True)
     expected = list(range(DAY, DAY + 100 * MINUTE, MINUTE)) + list(
@@ -62,7 +64,7 @@ def test_what_was_real_stays_and_what_was_ahead_is_set_aside(tmp_path: Path, ahe
 
 
 @pytest.mark.parametrize("back_minutes", [2, 4, 9, 15])
-def test_a_store_that_takes_hardly_any_late_samples_goes_on_after_a_restart_with_the_clock_put_back(
+def test_a_store_with_a_short_out_of_order_window_works_after_a_restart_with_the_clock_set_back(
     tmp_path: Path, back_minutes: int
 ) -> None:
     rig = Rig(tmp_path, dataclasses.replace(SETTINGS, block_ms=3 * MINUTE, late_ms=MINUTE // 2, memory_ms=6 * MINUTE))
@@ -79,7 +81,7 @@ def test_a_store_that_takes_hardly_any_late_samples_goes_on_after_a_restart_with
 @pytest.mark.slow
 @examples(10)
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 60), st.booleans()), min_size=1, max_size=5))
-def test_any_walk_of_the_clock_loses_nothing_before_where_it_was_put_back(
+def test_any_walk_of_the_clock_keeps_all_samples_before_the_time_it_was_set_back_to(
     tmp_path_factory: pytest.TempPathFactory, walk: list[tuple[int, int, bool]]
 ) -> None:
     """The law: what is seen are the samples of each stretch up to the moment that the clock was put back to."""
@@ -102,7 +104,7 @@ def test_any_walk_of_the_clock_loses_nothing_before_where_it_was_put_back(
     rig.store.close()
 
 
-def test_a_clock_that_is_wrong_for_a_moment_costs_nothing(tmp_path: Path) -> None:
+def test_a_clock_that_is_wrong_for_a_moment_changes_nothing(tmp_path: Path) -> None:
     rig, seconds = Rig(tmp_path), [0.0]
     check = clock_check.ClockCheck(monotonic=lambda: seconds[0])
     filled(rig, DAY, 10)
@@ -116,15 +118,15 @@ def test_a_clock_that_is_wrong_for_a_moment_costs_nothing(tmp_path: Path) -> Non
     rig.store.close()
 
 
-def test_what_was_set_aside_is_said_with_its_count(tmp_path: Path) -> None:
+def test_a_quarantine_is_reported_with_its_count(tmp_path: Path) -> None:
     rig, seconds = Rig(tmp_path), [0.0]
     check = clock_check.ClockCheck(monotonic=lambda: seconds[0])
     filled(rig, DAY, 10)
     rig.now_ms = DAY - HOUR
     check.quarantine_if_ahead(rig.store, rig.now_ms)
     seconds[0] = clock_check.QUARANTINE_AFTER_SECONDS
-    said = check.quarantine_if_ahead(rig.store, rig.now_ms)
-    assert said == (
+    problem = check.quarantine_if_ahead(rig.store, rig.now_ms)
+    assert problem == (
         "set back by 1.1 h: 30 samples ahead of it were moved to"
         f" {tmp_path}/ahead/1970-01-01T23-00-00.000Z-0 and are not queried"
     )
@@ -132,7 +134,7 @@ def test_what_was_set_aside_is_said_with_its_count(tmp_path: Path) -> None:
     rig.store.close()
 
 
-def test_a_clock_that_leaps_past_the_retention_removes_nothing_for_a_day(tmp_path: Path) -> None:
+def test_a_clock_that_jumps_past_the_retention_removes_nothing_for_a_day(tmp_path: Path) -> None:
     rig = Rig(tmp_path, dataclasses.replace(SETTINGS, retention_ms=2 * DAY))
     filled(rig, 0, 100, maintains=True)
     before = times(rig)
@@ -146,7 +148,7 @@ def test_a_clock_that_leaps_past_the_retention_removes_nothing_for_a_day(tmp_pat
     rig.store.close()
 
 
-def test_a_day_of_doubt_ends_when_the_clock_is_put_back() -> None:
+def test_the_day_without_removal_ends_when_the_clock_is_set_back() -> None:
     doubt = clock_jump.ClockJumpGuard(3600)
     assert [doubt.may_remove(at) for at in (0, 3600, 10**6, 10**6 + 3600, 7200, 10800)] == [
         True,
@@ -158,7 +160,7 @@ def test_a_day_of_doubt_ends_when_the_clock_is_put_back() -> None:
     ]
 
 
-def test_what_was_set_aside_goes_when_it_is_older_than_anything_kept(tmp_path: Path) -> None:
+def test_quarantined_samples_are_removed_after_the_retention(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 10**12, 40)
     rig.now_ms = 10**12 - DAY
@@ -170,7 +172,7 @@ def test_what_was_set_aside_goes_when_it_is_older_than_anything_kept(tmp_path: P
 
 
 @pytest.mark.parametrize("maintains", [False, True])
-def test_what_was_set_aside_can_be_brought_back_if_the_clock_was_right_then(tmp_path: Path, maintains: bool) -> None:
+def test_quarantined_blocks_can_be_moved_back(tmp_path: Path, maintains: bool) -> None:
     rig = Rig(tmp_path)
     filled(rig, DAY, 100, maintains=maintains)
     before = times(rig)
@@ -186,7 +188,7 @@ def test_what_was_set_aside_can_be_brought_back_if_the_clock_was_right_then(tmp_
     rig.store.close()
 
 
-def test_two_stretches_ahead_do_not_overwrite_one_another(tmp_path: Path) -> None:
+def test_two_quarantines_do_not_overwrite_each_other(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     for _ in range(2):
         rig.now_ms = DAY

@@ -24,13 +24,13 @@ AWKWARD = st.one_of(
 @pytest.mark.slow
 @given(arrays.arrays(np.float64, SHAPES, elements=AWKWARD))
 def test_floats_come_back_bit_for_bit(matrix: np.ndarray) -> None:
-    found = codec.unpack_floats(codec.pack_floats(matrix))
-    assert found.shape == matrix.shape
-    assert (found.view(np.int64) == matrix.view(np.int64)).all()
+    unpacked = codec.unpack_floats(codec.pack_floats(matrix))
+    assert unpacked.shape == matrix.shape
+    assert (unpacked.view(np.int64) == matrix.view(np.int64)).all()
 
 
 @given(arrays.arrays(np.int64, SHAPES))
-def test_whole_numbers_come_back_even_where_differences_overflow(matrix: np.ndarray) -> None:
+def test_integers_come_back_even_where_differences_overflow(matrix: np.ndarray) -> None:
     assert (codec.unpack_ints(codec.pack_ints(matrix)) == matrix).all()
 
 
@@ -40,7 +40,7 @@ def test_decimals_of_an_exporter_cost_a_fraction_of_their_eight_bytes() -> None:
     assert len(codec.pack_ints(np.arange(480)[None, :] * 15_000 + np.arange(50)[:, None])) < 400
 
 
-def test_gaps_and_markers_among_decimals_cost_next_to_nothing() -> None:
+def test_gaps_and_markers_among_decimals_need_few_bytes() -> None:
     matrix = np.full((50, 480), 61.0)
     matrix[:, 100:300] = columns.ABSENT
     matrix[:, 99] = STALE
@@ -48,7 +48,7 @@ def test_gaps_and_markers_among_decimals_cost_next_to_nothing() -> None:
 
 
 @given(arrays.arrays(np.float64, (3, 5)), st.data())
-def test_cut_off_numbers_are_refused_with_our_own_error(matrix: np.ndarray, draw: st.DataObject) -> None:
+def test_truncated_numbers_are_a_store_error(matrix: np.ndarray, draw: st.DataObject) -> None:
     packed = codec.pack_floats(matrix)
     with pytest.raises(errors.StoreError):
         codec.unpack_floats(packed[: draw.draw(st.integers(0, len(packed) - 1))])

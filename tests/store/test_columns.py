@@ -1,4 +1,4 @@
-"""Rows of slots: each has one owner, and rows of a kind lie together."""
+"""Rows of slots: each has one owner, and rows of a kind are adjacent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def test_rows_of_one_kind_lie_together_though_kinds_take_turns() -> None:
+def test_rows_of_one_kind_are_adjacent_when_kinds_alternate() -> None:
     slab = Slab(16)
     taken = np.stack([slab.allocate_rows(kinds(1, 2)) for _ in range(SECTION_ROWS)])
     assert (np.diff(taken, axis=0) == 1).all()
     assert abs(int(taken[0, 0]) - int(taken[0, 1])) == SECTION_ROWS
 
 
-def test_a_shelf_that_nobody_uses_may_be_had_by_another_kind() -> None:
+def test_an_unused_section_can_be_used_by_another_kind() -> None:
     slab = Slab(16)
     first = slab.allocate_rows(np.full(SECTION_ROWS, 1))
     slab.free_rows(first)
@@ -35,7 +35,7 @@ def test_a_shelf_that_nobody_uses_may_be_had_by_another_kind() -> None:
     assert slab.used_bytes == SECTION_ROWS * 16 * 8
 
 
-def test_a_kind_whose_shelves_were_full_gets_its_rows_back() -> None:
+def test_a_kind_whose_sections_were_full_reuses_its_freed_rows() -> None:
     slab = Slab(16)
     rows = slab.allocate_rows(np.full(2 * SECTION_ROWS, 1))
     slab.free_rows(rows[:SECTION_ROWS])
@@ -44,7 +44,7 @@ def test_a_kind_whose_shelves_were_full_gets_its_rows_back() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(1, 90)), max_size=30))
-def test_no_row_has_two_owners_and_a_taken_row_is_empty(turns: list[tuple[bool, int, int]]) -> None:
+def test_no_row_has_two_owners_and_an_allocated_row_is_empty(turns: list[tuple[bool, int, int]]) -> None:
     slab, held = Slab(16), list[int]()
     for takes, kind, count in turns:
         if takes:
@@ -61,19 +61,19 @@ def test_no_row_has_two_owners_and_a_taken_row_is_empty(turns: list[tuple[bool, 
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15)), min_size=1, max_size=20), st.integers(1, 16))
-def test_gathered_slots_are_those_of_their_rows_and_end_with_them(wanted: list[tuple[int, int]], width: int) -> None:
+def test_gathered_slots_are_those_of_their_rows_and_end_with_them(requested: list[tuple[int, int]], width: int) -> None:
     slab = Slab(16)
     all_rows = slab.allocate_rows(np.zeros(41, dtype=np.int64))
     table = np.arange(41.0 * 16).reshape(41, 16)
     slab.write_rows(all_rows, table)
-    rows, slots = np.array(wanted, dtype=np.int64).T
+    rows, slots = np.array(requested, dtype=np.int64).T
     padded = np.concatenate([table, np.full((41, 16), ABSENT)], axis=1)
-    expected = np.stack([padded[row, slot : slot + width] for row, slot in wanted])
-    found = slab.gather(all_rows[rows], slots, width=width)
-    assert found.view(np.int64).tolist() == expected.view(np.int64).tolist()
+    expected = np.stack([padded[row, slot : slot + width] for row, slot in requested])
+    gathered = slab.gather(all_rows[rows], slots, width=width)
+    assert gathered.view(np.int64).tolist() == expected.view(np.int64).tolist()
 
 
-def test_shelves_that_nobody_uses_go_back_to_the_system_though_one_row_of_their_block_stays() -> None:
+def test_unused_sections_return_their_memory_while_a_row_of_their_block_is_used() -> None:
     slab = Slab(512)
     rows = slab.allocate_rows(np.repeat(np.arange(64), SECTION_ROWS))
     before = resident_bytes()

@@ -1,4 +1,4 @@
-"""A durable store answers as if nothing had happened: after a restart, after a block was cut, after a merge."""
+"""A durable store gives the same results after a restart, after a block was written, and after a merge."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_restart_brings_back_what_was_synced(tmp_path: Path) -> None:
     rig.store.close()
 
 
-def test_a_target_goes_on_after_a_restart_where_it_was(tmp_path: Path) -> None:
+def test_a_target_continues_after_a_restart(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 5)
     rig.reopen()
@@ -62,7 +62,7 @@ def test_a_restart_knows_which_series_of_a_target_had_not_ended(tmp_path: Path) 
     rig.store.close()
 
 
-def test_half_an_hour_becomes_a_block_once_late_samples_are_no_longer_taken(tmp_path: Path) -> None:
+def test_half_an_hour_becomes_a_block_when_late_samples_are_refused(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 41)
     before = everything(rig)
@@ -77,7 +77,7 @@ def test_half_an_hour_becomes_a_block_once_late_samples_are_no_longer_taken(tmp_
     rig.store.close()
 
 
-def test_the_log_forgets_what_a_block_has(tmp_path: Path) -> None:
+def test_the_wal_drops_segments_whose_samples_are_in_a_block(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 30)
     rig.store.sync()
@@ -98,7 +98,7 @@ def test_blocks_grow_into_larger_ones_and_answers_stay_the_same(tmp_path: Path) 
     rig.store.close()
 
 
-def test_a_crash_between_a_merge_and_its_cleaning_up_doubles_nothing(tmp_path: Path) -> None:
+def test_a_crash_between_a_merge_and_its_cleanup_duplicates_nothing(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 121)
     rig.store.maintain(3 * BLOCK + SETTINGS.late_ms)
@@ -116,7 +116,7 @@ def test_a_crash_between_a_merge_and_its_cleaning_up_doubles_nothing(tmp_path: P
     rig.store.close()
 
 
-def test_blocks_older_than_the_retention_go(tmp_path: Path) -> None:
+def test_blocks_older_than_the_retention_are_removed(tmp_path: Path) -> None:
     rig = Rig(tmp_path, dataclasses.replace(SETTINGS, retention_ms=DAY))
     filled(rig, 30)
     rig.store.maintain(BLOCK + DAY - 1)
@@ -126,7 +126,7 @@ def test_blocks_older_than_the_retention_go(tmp_path: Path) -> None:
     rig.store.close()
 
 
-def test_the_oldest_blocks_go_when_all_are_too_large(tmp_path: Path) -> None:
+def test_the_oldest_blocks_are_removed_above_the_disk_limit(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 121)
     rig.store.maintain(3 * BLOCK + SETTINGS.late_ms)
@@ -138,7 +138,7 @@ def test_the_oldest_blocks_go_when_all_are_too_large(tmp_path: Path) -> None:
     rig.store.close()
 
 
-def test_a_late_sample_finds_its_place_and_a_later_one_is_counted(tmp_path: Path) -> None:
+def test_a_late_sample_is_inserted_and_a_later_one_is_counted(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 12)
     assert rig.scrape("node", TEMP, 10 * MINUTE + 1, [1.0, 2.0]).kept == 2
@@ -161,7 +161,7 @@ def test_a_sample_for_a_time_that_a_block_has_is_too_old(tmp_path: Path) -> None
     rig.store.close()
 
 
-def test_an_exporter_from_the_future_expires_nobody(tmp_path: Path) -> None:
+def test_an_exporter_from_the_future_expires_no_other_series(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 5)
     for at_ms in (DAY, DAY + 1):
@@ -173,7 +173,7 @@ def test_an_exporter_from_the_future_expires_nobody(tmp_path: Path) -> None:
     rig.store.close()
 
 
-def test_blocks_of_a_clock_that_ran_ahead_are_set_aside(tmp_path: Path) -> None:
+def test_blocks_of_a_clock_that_ran_ahead_are_quarantined(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 30, start=24 * 60)
     rig.store.maintain(DAY + BLOCK + SETTINGS.late_ms)
@@ -186,7 +186,7 @@ def test_blocks_of_a_clock_that_ran_ahead_are_set_aside(tmp_path: Path) -> None:
     rig.store.close()
 
 
-def test_what_is_known_about_metrics_survives(tmp_path: Path) -> None:
+def test_metadata_survives_a_restart(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.store.metadata.record("temp", "gauge", help="GPU temperature", unit="celsius")
     rig.reopen()
@@ -219,13 +219,13 @@ def test_more_samples_than_a_query_may_read_are_refused_before_they_are_unpacked
     rig.store.close()
 
 
-def test_a_directory_that_cannot_be_used_is_refused_with_words(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "samples").write_text("a file is in the way")
     with pytest.raises(errors.StoreError, match="samples cannot be stored here"):
         durable.open_store(tmp_path / "samples", SETTINGS, clock_ms=lambda: 0)
 
 
-def test_a_time_that_neither_memory_nor_a_block_has_is_simply_empty(tmp_path: Path) -> None:
+def test_a_time_that_neither_memory_nor_a_block_has_is_empty(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     filled(rig, 30, start=60)
     rig.store.maintain(3 * BLOCK + SETTINGS.late_ms)

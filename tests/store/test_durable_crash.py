@@ -1,4 +1,4 @@
-"""`kill -9` at any moment: what was synced is there, nothing is corrupt, and the store goes on."""
+"""`kill -9` at any moment: synced samples are there, nothing is corrupt, and the store continues."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ def run_and_kill(path: Path, first: int, *, lines: int, seconds: float) -> int:
     command = [sys.executable, "-m", "tests.store.crash_writer", str(path), str(first)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
-        said = [int(writer.stdout.readline()) for _ in range(lines)]
+        synced = [int(writer.stdout.readline()) for _ in range(lines)]
         timer = threading.Timer(seconds, writer.kill)
         timer.start()
-        said += map(int, writer.stdout)
+        synced += map(int, writer.stdout)
         timer.join()
-    return said[-1]
+    return synced[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_dozens_of_kills_lose_nothing_that_was_synced_and_corrupt_nothing(tmp_path: Path) -> None:
+def test_dozens_of_kills_lose_no_synced_sample_and_corrupt_nothing(tmp_path: Path) -> None:
     rng, first = random.Random(7), 0
     for _ in range(KILLS):
         synced = run_and_kill(tmp_path, first, lines=rng.randint(1, 12), seconds=rng.uniform(0.0, 0.05))
         store = durable.open_store(tmp_path, LIMITS, clock_ms=lambda: 10**12)
-        found, status = read(store), store.status()
+        samples, status = read(store), store.status()
         cells = store.find_histograms(store.select([equals("__name__", LATENCY.name)], -1, 10**15).values)
         store.close()
         assert (status.damages, status.lost_samples) == (0, 0)
-        kept = len(next(iter(found.values()), []))
+        kept = len(next(iter(samples.values()), []))
         assert kept > synced
         for worker, labels in enumerate(SERIES):
-            assert found.get(labels, []) == [(at * SECOND, float(worker + at)) for at in range(kept)]
+            assert samples.get(labels, []) == [(at * SECOND, float(worker + at)) for at in range(kept)]
         observed = [] if cells is None else [cell.count for cell in cells[0] if cell is not None]
         assert observed == [float(at) for at in range(kept)]
         first = kept

@@ -1,4 +1,4 @@
-"""Flipped bytes, torn files and a full disk: named and counted, never a crash, and the rest is still there."""
+"""Flipped bytes, truncated files and a full disk: reported and counted, without a crash or other loss."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from watchkeeper.store.blocks.block_writer import UNFINISHED, block_name
 DAY = 86_400_000
 
 
-def is_part_of(found: Read, whole: Read) -> bool:
-    return all(set(rows) <= set(whole.get(labels, [])) for labels, rows in found.items())
+def is_part_of(part: Read, whole: Read) -> bool:
+    return all(set(rows) <= set(whole.get(labels, [])) for labels, rows in part.items())
 
 
 PLACES = st.floats(0, 1, exclude_max=True)
@@ -68,7 +68,7 @@ def flipped(original: Path, pattern: str, place: float, *, bit: int) -> Iterator
 @pytest.mark.slow
 @examples(150)
 @given(PLACES, st.integers(0, 7))
-def test_a_flipped_bit_in_the_log_is_named_and_only_what_hangs_on_it_is_missing(
+def test_a_flipped_bit_in_the_wal_is_reported_and_only_dependent_samples_are_missing(
     logged: tuple[Path, Read], place: float, bit: int
 ) -> None:
     with flipped(logged[0], "wal/*.wal", place, bit=bit) as rig:
@@ -82,7 +82,7 @@ def test_a_flipped_bit_in_the_log_is_named_and_only_what_hangs_on_it_is_missing(
 @pytest.mark.slow
 @examples(150)
 @given(PLACES, st.integers(0, 7))
-def test_a_flipped_bit_in_a_block_is_named_and_the_rest_is_answered(
+def test_a_flipped_bit_in_a_block_is_reported_and_the_rest_is_read(
     cut: tuple[Path, Read], place: float, bit: int
 ) -> None:
     with flipped(cut[0], "blocks/*.block", place, bit=bit) as rig:
@@ -91,7 +91,7 @@ def test_a_flipped_bit_in_a_block_is_named_and_the_rest_is_answered(
         assert rig.store.warnings()[0].startswith(f"samples may be missing: {rig.blocks()[0]} at byte")
 
 
-def test_a_torn_end_of_the_log_costs_the_last_record_only(tmp_path: Path) -> None:
+def test_a_truncated_wal_loses_only_the_last_record(tmp_path: Path) -> None:
     rig, whole = filled(tmp_path, minutes=20)
     rig.store.close()
     segment = rig.segments()[0]
@@ -102,7 +102,7 @@ def test_a_torn_end_of_the_log_costs_the_last_record_only(tmp_path: Path) -> Non
     store.close()
 
 
-def test_damage_in_one_segment_takes_nothing_from_the_next(tmp_path: Path) -> None:
+def test_damage_in_one_segment_does_not_affect_the_next(tmp_path: Path) -> None:
     rig, whole = filled(tmp_path, minutes=10)
     rig.reopen()
     for minute in range(10, 20):
@@ -127,7 +127,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_without_room_loses_nothing_that_the_process_lives_to_write(tmp_path: Path) -> None:
+def test_a_full_disk_loses_nothing_while_the_process_runs(tmp_path: Path) -> None:
     rig, _ = filled(tmp_path, minutes=25)
     with files_of_at_most(20):
         for minute in range(25, 30):
@@ -147,32 +147,32 @@ def test_a_disk_without_room_loses_nothing_that_the_process_lives_to_write(tmp_p
 
 
 @pytest.mark.slow
-def test_what_memory_let_go_of_while_no_block_could_be_written_comes_out_of_the_log(tmp_path: Path) -> None:
+def test_samples_that_memory_dropped_before_their_block_come_from_the_wal(tmp_path: Path) -> None:
     rig, taken = Rig(tmp_path), (tmp_path / "blocks" / block_name(0, BLOCK)).with_suffix(UNFINISHED)
     # The name is taken by a folder, so the system refuses the first block, and with it all that come after.
     taken.mkdir(parents=True, exist_ok=True)
-    wanted = []
+    expected = []
     for minute in range(0, 10 * 60, 2):
         rig.scrape("node", SERIES, minute * MINUTE, [minute + 0.5, 1.0, 2.0, 3.0])
         rig.store.sync()
-        wanted.append((minute * MINUTE, minute + 0.5))
+        expected.append((minute * MINUTE, minute + 0.5))
         if minute % 60 == 58:
             with contextlib.suppress(errors.StoreError):
                 rig.store.maintain(rig.now_ms)
     assert rig.blocks() == []
-    assert len(read(rig.store)[SERIES[0]]) < len(wanted)
+    assert len(read(rig.store)[SERIES[0]]) < len(expected)
     taken.rmdir()
     rig.store.maintain(rig.now_ms)
-    assert read(rig.store)[SERIES[0]] == wanted
-    assert read(rig.reopen())[SERIES[0]] == wanted
+    assert read(rig.store)[SERIES[0]] == expected
+    assert read(rig.reopen())[SERIES[0]] == expected
     rig.store.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_really_full_disk_is_said_with_words_and_outlived(tmp_path: Path) -> None:
+def test_a_really_full_disk_is_an_error_and_survived(tmp_path: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"none", os.fsencode(tmp_path), b"tmpfs", 0, b"size=64k"):
-        pytest.skip(f"this machine lets nobody mount: {os.strerror(ctypes.get_errno())}")
+        pytest.skip(f"mounting is not allowed here: {os.strerror(ctypes.get_errno())}")
     try:
         rig, whole = filled(tmp_path, minutes=5)
         (tmp_path / "filler").write_bytes(b"x" * (os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_bsize))
@@ -189,7 +189,9 @@ def test_a_really_full_disk_is_said_with_words_and_outlived(tmp_path: Path) -> N
         libc.umount(os.fsencode(tmp_path))
 
 
-def test_what_waits_for_the_disk_is_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_wait_for_the_disk_are_limited_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("watchkeeper.store.wal.wal.MAX_PENDING_SAMPLES", 40)
     rig = Rig(tmp_path)
     for minute in range(100):
@@ -199,7 +201,7 @@ def test_what_waits_for_the_disk_is_bounded_and_counted(tmp_path: Path, monkeypa
     rig.store.close()
 
 
-def test_a_series_whose_first_samples_went_unlogged_is_named_to_the_log_all_the_same(
+def test_a_series_whose_first_samples_were_not_logged_is_defined_in_the_wal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("watchkeeper.store.wal.wal.MAX_PENDING_SAMPLES", 40)
@@ -214,7 +216,7 @@ def test_a_series_whose_first_samples_went_unlogged_is_named_to_the_log_all_the_
     rig.store.close()
 
 
-def test_a_log_of_a_later_version_is_named_and_left_alone(tmp_path: Path) -> None:
+def test_a_wal_of_a_later_version_is_reported_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "wal").mkdir()
     later = tmp_path / "wal" / "0000000007.wal"
     later.write_bytes(b"WKWAL\x00\x00\x02 something that comes later")
@@ -226,7 +228,7 @@ def test_a_log_of_a_later_version_is_named_and_left_alone(tmp_path: Path) -> Non
     assert later.read_bytes().endswith(b"something that comes later")
 
 
-def test_a_block_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+def test_a_block_of_a_later_version_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "blocks").mkdir()
     (tmp_path / "blocks" / "0-1800000.block").write_bytes(b"WKBLOCK\x02 something that comes later")
     store = durable.open_store(tmp_path, SETTINGS, clock_ms=lambda: DAY)

@@ -1,4 +1,4 @@
-"""Laws: a durable store answers as a head that forgets nothing, whatever was cut, merged or restarted in between."""
+"""Laws: a durable store gives the results of an unlimited head, with any blocks, merges and restarts in between."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def take(rig: Rig, plain: Head, step: Step) -> None:
     if kind == "scrape":
         rig.now_ms += 15_000
         at_ms, values = max(0, rig.now_ms - amount // 6 * MINUTE), np.array([value] * len(keys))
-        said = []
+        outcomes = []
         for store in (rig.store, plain):
             ids = [store.series_id(named("x", key=key)) for key in keys]
-            said.append(store.append_scrape(keys, ids, at_ms, values, now_ms=rig.now_ms))
-        assert said[0] == said[1]
+            outcomes.append(store.append_scrape(keys, ids, at_ms, values, now_ms=rig.now_ms))
+        assert outcomes[0] == outcomes[1]
     elif kind == "sample":
         batch = [Sample(named("x", key=keys), max(0, rig.now_ms - amount * MINUTE), value)]
         assert rig.store.append(batch, now_ms=rig.now_ms) == plain.append(batch, now_ms=rig.now_ms)
@@ -74,7 +74,7 @@ def take(rig: Rig, plain: Head, step: Step) -> None:
 @pytest.mark.slow
 @examples(60)
 @given(st.lists(STEP, max_size=40), st.integers(0, 300), st.integers(0, 300))
-def test_memory_and_blocks_hold_what_memory_alone_would(steps: list[Step], start: int, length: int) -> None:
+def test_memory_and_blocks_have_the_samples_of_an_unlimited_head(steps: list[Step], start: int, length: int) -> None:
     with lived(steps) as (rig, plain):
         assert read(rig.store) == read(plain)
         since, until = start * MINUTE, (start + length) * MINUTE
@@ -88,7 +88,7 @@ def test_memory_and_blocks_hold_what_memory_alone_would(steps: list[Step], start
 @pytest.mark.slow
 @examples(60)
 @given(st.lists(STEP, max_size=40), st.integers(0, 300))
-def test_queries_over_blocks_answer_as_over_memory(steps: list[Step], at: int) -> None:
+def test_queries_over_blocks_equal_queries_over_memory(steps: list[Step], at: int) -> None:
     with lived(steps) as (rig, plain):
         rig.store.maintain(rig.now_ms)
         for query in QUERIES:

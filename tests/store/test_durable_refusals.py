@@ -1,4 +1,4 @@
-"""A disk that refuses one file: it is named, everything else is answered and kept, and nothing of it is destroyed."""
+"""A disk error for one file: it is reported, the rest is read and written, and the file is not destroyed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from watchkeeper.store.blocks.block_writer import REPLACED, UNFINISHED, block_na
 
 # Reading its beginning is an input/output error, as of a disk that fails.
 UNREADABLE = Path("/proc/self/mem")
-# Root may read everything, so there somebody else asks.
-IS_ROOT, NOBODY = os.geteuid() == 0, 65534
+# Root may read everything, so another user runs the check.
+IS_ROOT, NOBODY_UID = os.geteuid() == 0, 65534
 
 
 def cut_twice(path: Path) -> Rig:
@@ -35,7 +35,7 @@ def cut_twice(path: Path) -> Rig:
 
 
 @pytest.mark.parametrize("pattern", ["blocks/0-*.block", "wal/*.wal", "metadata.json"])
-def test_a_file_that_the_disk_cannot_read_is_named_and_the_store_opens(tmp_path: Path, pattern: str) -> None:
+def test_an_unreadable_file_is_reported_and_the_store_opens(tmp_path: Path, pattern: str) -> None:
     rig = cut_twice(tmp_path)
     (tmp_path / "metadata.json").write_text("{}")
     [path] = tmp_path.glob(pattern)
@@ -54,25 +54,25 @@ def test_a_file_that_the_disk_cannot_read_is_named_and_the_store_opens(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["wal", "blocks"])
-def test_a_folder_that_this_user_may_not_read_is_refused_and_not_taken_for_an_empty_one(name: str) -> None:
+def test_an_unreadable_folder_is_refused_and_does_not_count_as_empty(name: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         rig = cut_twice(Path(place) / "samples")
         for path in (Path(place), *Path(place).rglob("*")):
-            os.chown(path, NOBODY if IS_ROOT else -1, -1)
+            os.chown(path, NOBODY_UID if IS_ROOT else -1, -1)
         folder = rig.path / name
         folder.chmod(0o300)
-        os.seteuid(NOBODY if IS_ROOT else os.geteuid())
+        os.seteuid(NOBODY_UID if IS_ROOT else os.geteuid())
         try:
             with pytest.raises(errors.StoreError, match=f"{folder}: samples cannot be stored here: Permission denied"):
                 rig.open()
-            found = list(backup.find_corruptions(backup.StoreLocations(rig.path, rig.path, None)))
+            corruptions = list(backup.find_corruptions(backup.StoreLocations(rig.path, rig.path, None)))
         finally:
             os.seteuid(0 if IS_ROOT else os.geteuid())
             folder.chmod(0o700)
-    assert [damage.path for damage in found] == [folder]
+    assert [damage.path for damage in corruptions] == [folder]
 
 
-def test_a_disk_that_fails_while_a_block_is_read_costs_that_block_only(tmp_path: Path) -> None:
+def test_a_read_error_in_a_block_loses_only_that_block(tmp_path: Path) -> None:
     rig = cut_twice(tmp_path)
     rig.open()
     block = rig.store._block_list.blocks[0]
@@ -83,15 +83,15 @@ def test_a_disk_that_fails_while_a_block_is_read_costs_that_block_only(tmp_path:
     rig.store.close()
 
 
-def test_a_block_that_cannot_be_read_is_kept_when_the_log_has_its_time_again(tmp_path: Path) -> None:
+def test_an_unreadable_block_is_kept_when_the_wal_replaces_it(tmp_path: Path) -> None:
     rig = cut_twice(tmp_path)
     newest = rig.blocks()[-1]
     of_a_later_version = newest.read_bytes()[:-1] + b"\x02"
     newest.write_bytes(of_a_later_version)
     rig.open()
     rig.store.maintain(rig.now_ms)
-    known = [*range(30), *range(45, 75)]
-    assert read(rig.reopen())[SERIES[0]] == [(minute * MINUTE, minute + 0.5) for minute in known]
+    expected_values = [*range(30), *range(45, 75)]
+    assert read(rig.reopen())[SERIES[0]] == [(minute * MINUTE, minute + 0.5) for minute in expected_values]
     replaced = newest.with_suffix(REPLACED)
     assert [damage.path for damage in rig.store.damages] == [replaced]
     assert replaced.read_bytes() == of_a_later_version
@@ -105,7 +105,7 @@ def test_a_block_that_cannot_be_read_is_kept_when_the_log_has_its_time_again(tmp
     rig.store.close()
 
 
-def test_samples_reach_the_log_when_what_is_known_about_metrics_cannot_be_written(tmp_path: Path) -> None:
+def test_samples_reach_the_wal_when_metadata_cannot_be_written(tmp_path: Path) -> None:
     rig, _ = filled(tmp_path, minutes=5)
     (tmp_path / "metadata.json").mkdir()
     rig.store.metadata.record("temp", "gauge")
@@ -116,7 +116,7 @@ def test_samples_reach_the_log_when_what_is_known_about_metrics_cannot_be_writte
     assert len(read(Rig(tmp_path, now_ms=rig.now_ms).store)[SERIES[0]]) == 6
 
 
-def test_old_blocks_make_room_also_while_no_block_can_be_written(tmp_path: Path) -> None:
+def test_expired_blocks_are_removed_while_no_block_can_be_written(tmp_path: Path) -> None:
     rig = cut_twice(tmp_path)
     rig.settings = replace(SETTINGS, retention_ms=3 * BLOCK)
     rig.open()

@@ -1,4 +1,4 @@
-"""The newest exemplars are kept, each once, and one too many lets the oldest go."""
+"""The newest exemplars are stored once, and the oldest are dropped at the limit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def trace(id: str, at_ms: int, value: float = 1.0) -> Exemplar:
 
 
 def times(kept: Exemplars, series: Labels = A) -> list[int]:
-    found = kept.select(lambda labels: labels == series, 0, 10**9)
-    return [one.at_ms for _, row in found for one in row]
+    selected = kept.select(lambda labels: labels == series, 0, 10**9)
+    return [exemplar.at_ms for _, row in selected for exemplar in row]
 
 
 def test_an_exemplar_is_found_by_its_series_and_time() -> None:
@@ -29,7 +29,7 @@ def test_an_exemplar_is_found_by_its_series_and_time() -> None:
     assert kept.select(lambda _: True, 2, 2) == [(A, [trace("y", 2)])]
 
 
-def test_the_same_again_an_older_one_and_a_long_one_are_not_kept() -> None:
+def test_repeated_older_and_long_exemplars_are_dropped() -> None:
     kept = Exemplars()
     assert kept.add(A, trace("x", 5))
     assert not kept.add(A, trace("x", 9))
@@ -40,9 +40,7 @@ def test_the_same_again_an_older_one_and_a_long_one_are_not_kept() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 100)), max_size=60), st.integers(1, 8))
-def test_no_more_are_kept_than_there_is_room_for_and_the_newest_stay(
-    noted: list[tuple[Labels, int]], room: int
-) -> None:
+def test_the_newest_exemplars_up_to_the_limit_stay(noted: list[tuple[Labels, int]], room: int) -> None:
     kept, taken = Exemplars(room), []
     for number, (series, at_ms) in enumerate(noted):
         if kept.add(series, trace(str(number), at_ms)):

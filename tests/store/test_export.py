@@ -1,4 +1,4 @@
-"""Samples leave as Parquet, or with words about what is missing for that."""
+"""Samples are exported as Parquet, or an error says what is missing."""
 
 from __future__ import annotations
 

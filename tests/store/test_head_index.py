@@ -1,4 +1,4 @@
-"""Selectors find exactly the series whose labels satisfy every matcher."""
+"""Selectors select exactly the series whose labels match every matcher."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def chosen(*matchers: tuple[str, str, str], fleet: list[Labels] = FLEET) -> list
     index = SeriesIndex()
     for labels in fleet:
         index.add(labels)
-    found = index.select([Matcher(name, MatchOp(op), value) for name, op, value in matchers])
-    return found.series.labels_of(range(len(found.series)))
+    selection = index.select([Matcher(name, MatchOp(op), value) for name, op, value in matchers])
+    return selection.series.labels_of(range(len(selection.series)))
 
 
 def test_equality_with_the_empty_value_means_that_the_label_is_absent() -> None:
@@ -51,12 +51,12 @@ def test_a_dot_matches_a_line_break() -> None:
     assert chosen(("a", "=~", "one.two"), fleet=odd) == odd
 
 
-def test_a_broken_pattern_is_a_query_error() -> None:
+def test_an_invalid_pattern_is_a_query_error() -> None:
     with pytest.raises(errors.QueryError, match="is not a regular expression"):
         chosen(("gpu", "=~", "(a"))
 
 
-def test_a_selection_is_remembered_until_a_series_of_its_metric_comes() -> None:
+def test_a_selection_is_cached_until_a_series_of_its_metric_is_added() -> None:
     index = SeriesIndex()
     index.add(FLEET[0])
     matchers = [Matcher("__name__", MatchOp.EQUAL, "temp")]
@@ -67,15 +67,15 @@ def test_a_selection_is_remembered_until_a_series_of_its_metric_comes() -> None:
     assert len(index.select(matchers).series) == 2
 
 
-def test_a_removed_series_is_no_longer_selected_and_its_number_is_used_again() -> None:
+def test_a_removed_series_is_not_selected_and_its_number_is_reused() -> None:
     index = SeriesIndex()
     numbers = [index.add(labels) for labels in FLEET]
     index.remove([numbers[0]])
     assert index.find(FLEET[0]) is None
     assert index.label_values("node") == ["n1", "n10", "n2"]
     assert index.add(Labels({"__name__": "new"})) == numbers[0]
-    found = index.select([Matcher("node", MatchOp.REGEX, ".*n1.*")])
-    assert found.series.labels_of(range(len(found.series))) == [FLEET[2], FLEET[3]]
+    selection = index.select([Matcher("node", MatchOp.REGEX, ".*n1.*")])
+    assert selection.series.labels_of(range(len(selection.series))) == [FLEET[2], FLEET[3]]
 
 
 TEXTS = st.sampled_from(["", "a", "b", "ab", "a|b"])

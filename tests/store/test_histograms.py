@@ -1,4 +1,4 @@
-"""Native histograms are kept like numbers: through restarts, blocks, merges and late arrivals, and never twice."""
+"""Native histograms are stored like numbers: through restarts, blocks, merges and late samples, and only once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def grown(count: int) -> Histogram:
 
 def kept(store: interfaces.SampleStore, name: str = "latency") -> list[tuple[int, Histogram | float]]:
     """Every sample of one series, histograms as such."""
-    found = store.select([equals("__name__", name)], -1, 10**15)
-    cells = store.find_histograms(found.values)
-    times = found.times[found.groups[0]].tolist() if len(found.groups) else []
+    columns = store.select([equals("__name__", name)], -1, 10**15)
+    cells = store.find_histograms(columns.values)
+    times = columns.times[columns.groups[0]].tolist() if len(columns.groups) else []
     histograms_there = [None] * len(times) if cells is None else cells[0].tolist()
-    rows = zip(times, histograms_there, found.values[0].tolist() if times else [], strict=True)
+    rows = zip(times, histograms_there, columns.values[0].tolist() if times else [], strict=True)
     return [(at_ms, number if cell is None else cell) for at_ms, cell, number in rows]
 
 
@@ -40,23 +40,23 @@ def fill(rig: Rig, minutes: int, *, start: int = 0) -> None:
 
 
 def counts(rig: Rig) -> list[float]:
-    return [one.count for _, one in kept(rig.store) if isinstance(one, Histogram)]
+    return [sample.count for _, sample in kept(rig.store) if isinstance(sample, Histogram)]
 
 
-def test_a_restart_brings_histograms_back_from_the_log(tmp_path: Path) -> None:
+def test_a_restart_replays_histograms_from_the_wal(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     fill(rig, 5)
     before = kept(rig.store)
     rig.reopen()
     assert kept(rig.store) == before
-    assert [one.hint for _, one in before if isinstance(one, Histogram)] == [
+    assert [sample.hint for _, sample in before if isinstance(sample, Histogram)] == [
         ResetHint.UNKNOWN,
         *[ResetHint.NOT_RESET] * 4,
     ]
     rig.store.close()
 
 
-def test_histograms_go_on_after_a_restart_and_a_segment_stands_by_itself(tmp_path: Path) -> None:
+def test_histograms_continue_after_a_restart_and_each_segment_is_self_contained(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.store.append([HistogramSample(LATENCY, 0, grown(1))])
     rig.reopen()
@@ -95,7 +95,7 @@ def test_only_blocks_with_histograms_have_a_table_of_them(tmp_path: Path) -> Non
     rig.store.close()
 
 
-def test_a_late_histogram_finds_its_place_and_an_old_one_none(tmp_path: Path) -> None:
+def test_a_late_histogram_is_inserted_and_an_old_one_is_refused(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     fill(rig, 1)
     fill(rig, 1, start=20)
@@ -108,7 +108,7 @@ def test_a_late_histogram_finds_its_place_and_an_old_one_none(tmp_path: Path) ->
     rig.store.close()
 
 
-def test_the_same_histogram_again_is_no_second_one_and_another_is_refused() -> None:
+def test_a_repeated_histogram_is_stored_once_and_a_different_one_is_refused() -> None:
     head = Head()
     sample = HistogramSample(LATENCY, MINUTE, grown(3))
     assert [head.append([sample]).kept, head.append([sample]).kept] == [1, 1]
@@ -116,18 +116,18 @@ def test_the_same_histogram_again_is_no_second_one_and_another_is_refused() -> N
     assert len(kept(head)) == 1
 
 
-def test_numbers_and_histograms_may_take_turns() -> None:
+def test_numbers_and_histograms_may_alternate() -> None:
     head = Head()
     head.append([Sample(LATENCY, 0, 2.5), HistogramSample(LATENCY, 1, grown(3)), Sample(LATENCY, 2, 4.5)])
-    assert [getattr(one, "count", one) for _, one in kept(head)] == [2.5, 3.0, 4.5]
+    assert [getattr(sample, "count", sample) for _, sample in kept(head)] == [2.5, 3.0, 4.5]
 
 
-def test_a_counter_that_began_anew_is_known_and_a_gauge_stays_one() -> None:
+def test_a_counter_reset_is_detected_and_a_gauge_stays_a_gauge() -> None:
     head = Head()
     gauge = dataclasses.replace(grown(1), hint=ResetHint.GAUGE)
     rows = [grown(3), grown(2), Histogram(CUSTOM, 9.0, bounds=(1.0,)), gauge, grown(5)]
-    head.append(HistogramSample(LATENCY, at, one) for at, one in enumerate(rows))
-    hints = [one.hint for _, one in kept(head) if isinstance(one, Histogram)]
+    head.append(HistogramSample(LATENCY, at, sample) for at, sample in enumerate(rows))
+    hints = [sample.hint for _, sample in kept(head) if isinstance(sample, Histogram)]
     assert hints == [ResetHint.UNKNOWN, ResetHint.RESET, ResetHint.RESET, ResetHint.GAUGE, ResetHint.UNKNOWN]
 
 
@@ -146,14 +146,14 @@ def test_a_number_that_looks_like_a_mark_is_an_ordinary_nan() -> None:
     assert np.isnan(value)
 
 
-def test_what_is_too_old_is_forgotten_with_its_samples() -> None:
+def test_histograms_expire_with_their_samples() -> None:
     head = Head(retention_ms=10 * MINUTE)
     for minute in range(100):
         head.append([HistogramSample(LATENCY, minute * MINUTE, grown(minute + 1))])
     assert 10 < len(head.histograms.packed) < 40
 
 
-def test_histograms_beyond_what_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_histograms_above_the_memory_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histograms, "MAX_BYTES", 200)
     head = Head()
     outcome = head.append(HistogramSample(LATENCY, minute * MINUTE, grown(minute)) for minute in range(10))
@@ -161,7 +161,7 @@ def test_histograms_beyond_what_memory_holds_are_refused(monkeypatch: pytest.Mon
     assert head.append([Sample(named("plain"), 0, 1.0)]).kept == 1
 
 
-def test_a_mark_without_its_histogram_reads_as_nothing(tmp_path: Path) -> None:
+def test_a_mark_without_its_histogram_reads_as_absent(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     fill(rig, 3)
     rig.store.head.histograms.packed.pop(next(iter(rig.store.head.histograms.packed)))
@@ -173,7 +173,9 @@ def test_a_record_of_an_earlier_version_has_no_histograms(tmp_path: Path) -> Non
     rig = Rig(tmp_path)
     rig.store.append([Sample(named("plain"), 0, 1.0)])
     rig.store.close()
-    [record] = [one for one in wal_records.records(rig.segments()[0]) if isinstance(one, wal_records.WalRecord)]
+    [record] = [
+        sample for sample in wal_records.records(rig.segments()[0]) if isinstance(sample, wal_records.WalRecord)
+    ]
     assert record.histograms == {}
 
 

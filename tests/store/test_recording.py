@@ -1,4 +1,4 @@
-"""Recordings: what is written is read back, and a file that is not whole is not believed."""
+"""Recordings: everything written is read back, and a truncated file is refused."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def written(path: Path, *rows: tuple[Labels, list[int], list[float]]) -> Path:
 def test_everything_that_was_written_is_read_back(tmp_path: Path) -> None:
     values = [1.5, math.nan, math.inf, -math.inf, STALE, 0.0]
     labels = Labels({"__name__": "x", "why": 'a "quoted" ümlaut\n'})
-    found = recording.read(written(tmp_path / "r", (labels, [1, 2, 3, 4, 5, 700], values)))
-    assert found.header == HEADER
-    assert found.nodes == [fleet.Node("blue", "n1", expected_gpus=8)]
-    ((read_labels, times, read_values),) = found.series
+    read_back = recording.read(written(tmp_path / "r", (labels, [1, 2, 3, 4, 5, 700], values)))
+    assert read_back.header == HEADER
+    assert read_back.nodes == [fleet.Node("blue", "n1", expected_gpus=8)]
+    ((read_labels, times, read_values),) = read_back.series
     assert (read_labels, times.tolist()) == (labels, [1, 2, 3, 4, 5, 700])
     assert is_stale(read_values.tolist()[4])
     assert not is_stale(read_values.tolist()[1])
     assert read_values.tolist()[2:4] == [math.inf, -math.inf]
-    assert found.counts()["samples"] == 6
+    assert read_back.counts()["samples"] == 6
 
 
 @given(native.histograms)
@@ -52,19 +52,19 @@ def test_native_histograms_among_numbers_are_read_back(histogram: Histogram) -> 
     writer = recording.RecordingWriter(HEADER)
     labels = Labels({"__name__": "h"})
     content = writer.add_series(labels, np.array([5, 9, 70]), [1.5, histogram, STALE]) + writer.end()
-    found = recording.Recording(HEADER)
-    recording._add_line(found, json.loads(gzip.decompress(content).splitlines()[1]))
-    [(own, times, values)] = found.native
+    read_back = recording.Recording(HEADER)
+    recording._add_line(read_back, json.loads(gzip.decompress(content).splitlines()[1]))
+    [(own, times, values)] = read_back.native
     assert (own, times.tolist(), values[0]) == (labels, [5, 9, 70], 1.5)
     assert isinstance(values[1], Histogram)
     assert values[1].is_same(histogram)
     assert values[1].hint is histogram.hint
     assert isinstance(values[2], float)
     assert is_stale(values[2])
-    assert found.counts() == {**dict.fromkeys(found.counts(), 0), "series": 1, "samples": 3}
+    assert read_back.counts() == {**dict.fromkeys(read_back.counts(), 0), "series": 1, "samples": 3}
 
 
-def test_native_histograms_poured_into_a_head_answer_like_the_original() -> None:
+def test_native_histograms_loaded_into_a_head_answer_like_the_original() -> None:
     series = Labels({"__name__": "h"})
     grown = [Histogram(count=float(n), sum=2.0 * n, positive=((1, float(n)),)) for n in range(1, 11)]
     kept = head.Head(retention_ms=3_600_000)
@@ -82,12 +82,12 @@ def test_numbers_survive_to_the_last_bit(values: list[float]) -> None:
     writer = recording.RecordingWriter(HEADER)
     content = writer.add_series(Labels({"__name__": "x"}), np.arange(len(values)), np.array(values)) + writer.end()
     lines = gzip.decompress(content).splitlines()
-    found = recording.Recording(HEADER)
-    recording._add_line(found, json.loads(lines[1]))
-    assert found.series[0][2].tolist() == values
+    read_back = recording.Recording(HEADER)
+    recording._add_line(read_back, json.loads(lines[1]))
+    assert read_back.series[0][2].tolist() == values
 
 
-def test_a_file_that_was_cut_off_is_not_believed(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "r", (Labels({"__name__": "x"}), [1], [1.0]))
     lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     path.write_bytes(gzip.compress(b"".join(lines[:-1])))
@@ -106,14 +106,14 @@ def test_a_file_that_was_cut_off_is_not_believed(tmp_path: Path) -> None:
         (b"hello", "line 1 is invalid"),
     ],
 )
-def test_a_file_of_another_kind_says_so(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, line: bytes, problem: str) -> None:
     path = tmp_path / "r"
     path.write_bytes(gzip.compress(line + b"\n"))
     with pytest.raises(StoreError, match=problem):
         recording.read(path)
 
 
-def test_a_time_that_no_clock_has_is_named_by_its_line(tmp_path: Path) -> None:
+def test_an_impossible_time_is_reported_with_its_line(tmp_path: Path) -> None:
     path = written(tmp_path / "r", (Labels({"__name__": "x"}), [1], [1.0]))
     text = gzip.decompress(path.read_bytes()).replace(b'"t": [1]', b'"t": [1000000000000000000000]')
     path.write_bytes(gzip.compress(text))
@@ -121,14 +121,14 @@ def test_a_time_that_no_clock_has_is_named_by_its_line(tmp_path: Path) -> None:
         recording.read(path)
 
 
-def test_a_file_that_is_not_packed_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_compressed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text("hello")
     with pytest.raises(StoreError, match="cannot be read"):
         recording.read(path)
 
 
-def test_a_recording_poured_into_a_head_answers_like_the_original() -> None:
+def test_a_recording_loaded_into_a_head_answers_like_the_original() -> None:
     times = np.arange(0, 600_000, 15_000)
     series = [(Labels({"__name__": "x", "n": str(n)}), times + 7 * n, np.arange(40.0) * n) for n in range(4)]
     gone = np.array([*range(20), *[STALE]], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Rows of four and of eight bytes: what is written comes back to the last bit, and no row is wider than it must be."""
+"""Rows of four and of eight bytes: values are stored without loss, and rows are as narrow as possible."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def bits(values: Floats) -> list[list[int]]:
 
 
 @given(st.lists(st.tuples(VALUES, VALUES, VALUES), min_size=1, max_size=80))
-def test_whatever_is_scraped_is_read_again_to_the_last_bit(scrapes: list[tuple[float, float, float]]) -> None:
+def test_scraped_values_are_stored_without_loss(scrapes: list[tuple[float, float, float]]) -> None:
     store = head.Head()
     ids = scraped(store, [named("x", gpu=str(gpu)) for gpu in range(3)])
     for slot, values in enumerate(scrapes):
         store.append_scrape("node", ids, slot * 15_000, np.array(values))
-    wanted = normalise_nans(np.array(scrapes).T)
-    assert bits(read(store, HOUR)) == bits(wanted)
+    expected = normalise_nans(np.array(scrapes).T)
+    assert bits(read(store, HOUR)) == bits(expected)
 
 
 @given(st.lists(st.lists(VALUES, min_size=4, max_size=4), min_size=1, max_size=6), st.integers(1, 4))
-def test_what_a_restart_hands_over_at_once_is_read_again_to_the_last_bit(rows: list[list[float]], at_once: int) -> None:
+def test_replayed_values_are_stored_without_loss(rows: list[list[float]], at_once: int) -> None:
     store = head.Head()
     ids = scraped(store, [named("x", gpu=str(gpu)) for gpu in range(len(rows))])
     table, times = normalise_nans(np.array(rows)), np.arange(4) * 15_000
@@ -50,7 +50,7 @@ def test_what_a_restart_hands_over_at_once_is_read_again_to_the_last_bit(rows: l
     assert bits(read(store, HOUR)) == bits(table)
 
 
-def test_rows_of_whole_numbers_take_half_the_memory() -> None:
+def test_rows_of_integers_need_half_the_memory() -> None:
     sizes = []
     for value in (76.0, 0.123456):
         store = head.Head()
@@ -75,19 +75,19 @@ def test_a_row_is_wide_only_while_it_has_a_value_that_needs_it() -> None:
     assert read(store, 400 * MINUTE)[0, -3:].tolist() == [397.0, 398.0, 399.0]
 
 
-def test_late_samples_and_one_that_goes_alone_keep_their_bits() -> None:
+def test_late_and_single_samples_keep_their_bits() -> None:
     store = head.Head(late_ms=HOUR)
     ids = scraped(store, [named("x", gpu="0"), named("x", gpu="1")])
     for slot in (0, 2, 3):
         store.append_scrape("node", ids, slot * MINUTE, np.array([1.0, 2.0]))
     store.append_scrape("node", ids, MINUTE, np.array([0.1, 7.0]))
     store.append_scrape("other", ids[1:], 4 * MINUTE, np.array([1e300]))
-    found = store.select([Matcher("gpu", MatchOp.EQUAL, "1")], -1, HOUR).values
-    assert found[0].tolist() == [2.0, 7.0, 2.0, 2.0, 1e300]
+    values_read = store.select([Matcher("gpu", MatchOp.EQUAL, "1")], -1, HOUR).values
+    assert values_read[0].tolist() == [2.0, 7.0, 2.0, 2.0, 1e300]
     assert store.select([Matcher("gpu", MatchOp.EQUAL, "0")], -1, HOUR).values[0, :4].tolist() == [1.0, 0.1, 1.0, 1.0]
 
 
-def test_an_empty_slot_fits_four_bytes_and_lies_in_files_as_it_always_did() -> None:
+def test_an_empty_slot_fits_four_bytes_and_its_value_in_files_is_unchanged() -> None:
     assert fits_narrow(np.array([ABSENT, STALE, 0.5, 0.1])).tolist() == [True, False, True, False]
     matrix = np.array([[1.0, ABSENT, 3.0]])
     kept = codec.unpack_floats(codec.pack_floats(to_file(matrix.copy())))

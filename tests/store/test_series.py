@@ -1,4 +1,4 @@
-"""Label sets as numbers: what is known about some of them serves every set that they are part of."""
+"""Label sets as numbers: cached results are shared by all sets of series."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def temp(gpu: int) -> Labels:
     return Labels({"__name__": "temp", "gpu": str(gpu)})
 
 
-def test_the_same_rows_are_the_same_set_with_all_that_is_known_about_it() -> None:
+def test_the_same_rows_are_the_same_set_with_its_cached_results() -> None:
     register = register_of(A, B)
-    one = register.select(np.array([0, 1]))
-    assert register.select(np.array([0, 1])) is one
+    first_set = register.select(np.array([0, 1]))
+    assert register.select(np.array([0, 1])) is first_set
     assert register.select(np.array([1, 0])).pairs == [B, A]
 
 
-def test_partners_are_found_on_whichever_side_they_come_later() -> None:
+def test_partners_are_found_when_either_registry_grows_later() -> None:
     ours, theirs = register_of(A, B), register_of(C, B)
     assert ours.numbers_in(theirs).tolist() == [-1, 1]
     theirs.number(A)
@@ -43,7 +43,7 @@ def test_partners_are_found_on_whichever_side_they_come_later() -> None:
     assert ours.numbers_in(theirs).tolist() == [2, 1, 0]
 
 
-def test_a_label_set_of_two_registers_is_one_in_what_joins_them() -> None:
+def test_a_label_set_of_two_registries_has_one_number_in_their_union() -> None:
     ours, theirs = register_of(A, B), register_of(B, C)
     both, mine, others = ours.merge_with(theirs)
     assert [both.pairs[number] for number in (*mine, *others)] == [A, B, B, C]
@@ -63,7 +63,7 @@ def test_a_series_that_takes_the_number_of_another_has_its_own_labels() -> None:
     assert index.select(TEMPERATURE).series.labels_of([0]) == [temp(1)]
 
 
-def test_series_that_are_gone_do_not_fill_the_memory() -> None:
+def test_removed_series_do_not_fill_the_memory() -> None:
     index = SeriesIndex()
     for gpu in range(3 * indexes.REGISTRY_SLACK):
         number = index.add(temp(gpu))
@@ -73,7 +73,7 @@ def test_series_that_are_gone_do_not_fill_the_memory() -> None:
         index.remove([number])
 
 
-def test_a_register_that_begins_anew_leaves_nothing_to_the_garbage_collector() -> None:
+def test_a_replaced_registry_leaves_no_reference_cycles() -> None:
     index = SeriesIndex()
     index.add(temp(0))
     made = index.select(TEMPERATURE).series.mapped("as it is", lambda pairs: pairs)
@@ -93,7 +93,7 @@ def test_a_register_that_begins_anew_leaves_nothing_to_the_garbage_collector() -
         gc.enable()
 
 
-def test_what_was_asked_once_about_series_that_are_gone_keeps_nothing_of_them() -> None:
+def test_old_selections_of_removed_series_are_dropped() -> None:
     index = SeriesIndex()
     for gpu in range(3 * indexes.CLEANUP_INTERVAL):
         number = index.add(temp(gpu))

@@ -1,4 +1,4 @@
-"""What a store keeps in memory: label sets once, and nothing of what is no longer there."""
+"""The memory of a store: label sets are stored once, and removed data needs no memory."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def without_name(pairs: Pairs) -> Pairs:
     return tuple(pair for pair in pairs if pair[0] != "__name__")
 
 
-def test_label_sets_worked_out_from_two_metrics_are_kept_once() -> None:
-    one, other = (SeriesSet(label_sets(name)).mapped("nameless", without_name) for name in ("temp", "power"))
-    assert all(mine is theirs for mine, theirs in zip(one.pairs, other.pairs, strict=True))
+def test_equal_label_sets_derived_from_two_metrics_are_stored_once() -> None:
+    first_set, second_set = (SeriesSet(label_sets(name)).mapped("nameless", without_name) for name in ("temp", "power"))
+    assert all(mine is theirs for mine, theirs in zip(first_set.pairs, second_set.pairs, strict=True))
 
 
-def test_a_block_that_was_joined_with_memory_has_the_label_sets_of_memory() -> None:
+def test_a_block_that_was_joined_with_memory_shares_its_label_sets() -> None:
     newest, older = SeriesSet(label_sets("temp")), SeriesSet([*label_sets("gone"), *reversed(label_sets("temp"))])
-    told = list(older.pairs)
+    pairs_before = list(older.pairs)
     union = UnionCache().get([older, newest])
-    assert older.pairs == told
+    assert older.pairs == pairs_before
     assert all(mine is theirs for mine, theirs in zip(older.pairs[8:], reversed(newest.pairs), strict=True))
-    assert sorted(union.series.pairs) == sorted(told)
+    assert sorted(union.series.pairs) == sorted(pairs_before)
 
 
-def test_a_selection_asked_again_after_others_came_takes_no_more_memory(tmp_path: Path) -> None:
+def test_a_repeated_selection_needs_no_more_memory(tmp_path: Path) -> None:
     rig, temps = Rig(tmp_path), [named("temp", gpu=str(gpu)) for gpu in range(2000)]
     rig.scrape("node", temps, MINUTE, [1.0] * len(temps))
     tracemalloc.start()
@@ -53,7 +53,7 @@ def test_a_selection_asked_again_after_others_came_takes_no_more_memory(tmp_path
     rig.store.close()
 
 
-def test_chunks_of_a_file_that_is_gone_leave_the_cache() -> None:
+def test_chunks_of_a_removed_file_leave_the_cache() -> None:
     cache, kept = ChunkCache(), np.zeros((4, 4))
     for path in (Path("gone"), Path("stays")):
         cache.add((path, 0), kept)
@@ -63,18 +63,18 @@ def test_chunks_of_a_file_that_is_gone_leave_the_cache() -> None:
     assert cache.used_bytes == kept.nbytes
 
 
-def test_the_labels_of_many_series_fill_several_records_and_all_come_back(tmp_path: Path) -> None:
+def test_the_labels_of_many_series_are_split_into_records_and_all_are_read(tmp_path: Path) -> None:
     rig, many = Rig(tmp_path), [named("temp", gpu=str(gpu)) for gpu in range(2 * wal.MAX_DEFINITIONS + 1)]
     rig.scrape("node", many, MINUTE, [float(gpu) for gpu in range(len(many))])
     rig.reopen()
     [segment] = rig.segments()
-    assert [len(one.definitions) for one in wal_records.records(segment)] == [
+    assert [len(first_set.definitions) for first_set in wal_records.records(segment)] == [
         wal.MAX_DEFINITIONS,
         wal.MAX_DEFINITIONS,
         1,
     ]
-    found = rig.store.select([equals("__name__", "temp")], 0, MINUTE)
-    assert sorted(found.values[:, 0].tolist()) == [float(gpu) for gpu in range(len(many))]
+    columns = rig.store.select([equals("__name__", "temp")], 0, MINUTE)
+    assert sorted(columns.values[:, 0].tolist()) == [float(gpu) for gpu in range(len(many))]
     rig.store.close()
 
 
@@ -90,13 +90,13 @@ def test_a_merged_block_answers_for_its_sources_and_they_leave_the_cache(tmp_pat
     assert rig.store._cache.used_bytes
     rig.store.maintain(4 * BLOCK + SETTINGS.late_ms)
     [merged] = rig.blocks()
-    found = rig.store.select([equals("__name__", "temp")], -1, 4 * BLOCK - 1)
-    assert found.values.shape == (3, 120)
+    columns = rig.store.select([equals("__name__", "temp")], -1, 4 * BLOCK - 1)
+    assert columns.values.shape == (3, 120)
     assert {path for path, _ in rig.store._cache._chunks} <= {merged}
     rig.store.close()
 
 
-def test_a_block_forgets_its_labels_when_no_new_selector_comes_and_reads_them_again(tmp_path: Path) -> None:
+def test_a_block_drops_unused_labels_and_reads_them_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.scrape("node", [named("temp"), named("power")], MINUTE, [1.0, 2.0])
     rig.store.maintain(BLOCK + SETTINGS.late_ms)

@@ -1,4 +1,4 @@
-"""The table of a block's labels: the same answers as looking at every label set, in little memory."""
+"""The label table of a block: the same matches as a scan over all label sets, in little memory."""
 
 from __future__ import annotations
 
@@ -36,18 +36,20 @@ def table_of(series: list[Pairs]) -> LabelTable:
 
 
 @given(tables, st.sampled_from((*NAMES, "rack")), st.sampled_from(("", "a", "b")))
-def test_a_table_answers_as_its_label_sets_would(found: list[dict[str, str]], name: str, value: str) -> None:
-    series = [tuple(sorted(labels.items())) for labels in found]
+def test_a_table_matches_like_its_label_sets(label_sets_by_row: list[dict[str, str]], name: str, value: str) -> None:
+    series = [tuple(sorted(labels.items())) for labels in label_sets_by_row]
     table, every = table_of(series), np.arange(len(series))
     assert table.pairs_of(every) == series
-    wanted = [row for row, labels in enumerate(found) if labels.get(name, "") == value]
+    expected = [row for row, labels in enumerate(label_sets_by_row) if labels.get(name, "") == value]
     rows = table.find_matching([Equal(name, value)], Patterns().predicate)
-    assert rows.tolist() == wanted
+    assert rows.tolist() == expected
     both = table.find_matching([Equal(name, value), Equal("node", "a")], Patterns().predicate)
-    assert both.tolist() == [row for row in wanted if found[row].get("node") == "a"]
+    assert both.tolist() == [row for row in expected if label_sets_by_row[row].get("node") == "a"]
     assert table.pairs_of(rows) == [series[row] for row in rows]
-    assert table.names_of(rows) == {label for row in rows for label in found[row]}
-    assert table.values_of(name, rows) == {found[row][name] for row in rows if name in found[row]}
+    assert table.names_of(rows) == {label for row in rows for label in label_sets_by_row[row]}
+    assert table.values_of(name, rows) == {
+        label_sets_by_row[row][name] for row in rows if name in label_sets_by_row[row]
+    }
 
 
 @pytest.mark.parametrize("values", [255, 256, 257, 65_535, 65_536, 65_537])
@@ -83,7 +85,7 @@ def _fleet(*, series: int, rare_names: int) -> Iterator[Pairs]:
         yield (*common, *rare)
 
 
-def test_a_damaged_table_says_so() -> None:
+def test_a_damaged_table_is_an_error() -> None:
     packed = table_of([(("gpu", "0"),)]).pack()
     with pytest.raises(StoreError, match="cannot be read"):
         LabelTable.unpack(packed[:6])

@@ -1,4 +1,4 @@
-"""The head keeps what it is given, in order, within its limits, and says what it dropped."""
+"""The head stores samples in order and within its limits, and counts what it drops."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def equals(name: str, value: str) -> Matcher:
 
 def read(store: head.Head, name: str, *, start: int = -1, end: int = 10**15) -> dict[Labels, list[tuple[int, float]]]:
     """Every sample of a metric, series by series."""
-    found = store.select([equals("__name__", name)], start, end)
+    selected = store.select([equals("__name__", name)], start, end)
     out: dict[Labels, list[tuple[int, float]]] = {}
-    for row, labels in enumerate(found.series.labels_of(range(len(found.series)))):
-        times = found.times[found.groups[row]]
-        absent = columns.is_absent(found.values[row])
+    for row, labels in enumerate(selected.series.labels_of(range(len(selected.series)))):
+        times = selected.times[selected.groups[row]]
+        absent = columns.is_absent(selected.values[row])
         out[labels] = [
             (int(time), float(value))
-            for time, value, empty in zip(times, found.values[row], absent, strict=True)
+            for time, value, empty in zip(times, selected.values[row], absent, strict=True)
             if time != columns.NEVER_MS and not empty
         ]
     return out
@@ -108,7 +108,7 @@ def test_a_sample_far_ahead_of_the_clock_is_dropped() -> None:
     assert store.append([Sample(named("x"), now + 600_000, 1.0)], now_ms=now).kept == 1
 
 
-def test_without_a_clock_a_leap_in_time_is_taken_once_a_second_scrape_confirms_it() -> None:
+def test_without_a_clock_a_time_jump_is_accepted_after_a_second_scrape() -> None:
     store = head.Head()
     ids = scraped(store, [named("x"), named("y")])
     store.append_scrape("a", ids[:1], 0, np.array([1.0]))
@@ -142,7 +142,7 @@ def test_a_single_sample_for_a_scraped_series_continues_its_history() -> None:
     }
 
 
-def test_one_series_too_many_is_refused_with_both_numbers() -> None:
+def test_a_series_above_the_limit_is_refused_with_both_numbers() -> None:
     store = head.Head(max_series=2)
     scraped(store, [named("x", a="1"), named("x", a="2")])
     with pytest.raises(errors.StoreError, match=r"2 series, the limit is 2"):
@@ -169,7 +169,7 @@ def test_old_slots_are_dropped_so_that_memory_stays_bounded() -> None:
     assert kept[0][0] <= 3999 * 15_000 - HOUR
 
 
-def test_a_silent_series_is_forgotten_and_its_old_id_is_no_longer_taken() -> None:
+def test_an_expired_series_is_removed_and_its_old_id_is_refused() -> None:
     store = head.Head(retention_ms=HOUR)
     ids = scraped(store, [named("old"), named("live")])
     store.append_scrape("node", ids, 0, np.array([1.0, 1.0]))
@@ -182,7 +182,7 @@ def test_a_silent_series_is_forgotten_and_its_old_id_is_no_longer_taken() -> Non
     assert read(store, "new") == {named("new"): []}
 
 
-def test_a_scrape_of_the_same_ids_again_notices_that_one_was_forgotten_meanwhile() -> None:
+def test_a_repeated_scrape_detects_a_series_that_was_removed() -> None:
     store = head.Head(retention_ms=HOUR)
     ids = scraped(store, [named("old"), named("live")])
     for at in (0, 1):
@@ -195,7 +195,7 @@ def test_a_scrape_of_the_same_ids_again_notices_that_one_was_forgotten_meanwhile
     assert read(store, "new") == {named("new"): []}
 
 
-def test_an_array_of_ids_that_its_owner_changes_is_read_as_it_is_now() -> None:
+def test_an_array_of_ids_that_the_caller_changes_is_read_again() -> None:
     store = head.Head()
     ids = scraped(store, [named("a"), named("b")])
     for at in (0, 1):
@@ -233,7 +233,7 @@ def test_the_latest_sample_steps_back_over_scrapes_that_missed_the_series() -> N
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40), st.floats()), max_size=120))
-def test_what_is_read_back_is_what_was_accepted_in_order(moves: list[tuple[str, int, float]]) -> None:
+def test_accepted_samples_are_read_in_order(moves: list[tuple[str, int, float]]) -> None:
     """Samples of three series, each a number of seconds after its own last one, through both ways in."""
     store = head.Head(retention_ms=10**12)
     expected: dict[Labels, list[tuple[int, str]]] = {}
@@ -246,5 +246,5 @@ def test_what_is_read_back_is_what_was_accepted_in_order(moves: list[tuple[str, 
         else:
             store.append_scrape(key, np.array([store.series_id(labels)]), clock[key], np.array([value]))
         expected.setdefault(labels, []).append((clock[key], repr(value)))
-    found = {labels: [(at, repr(value)) for at, value in rows] for labels, rows in read(store, "x").items()}
-    assert found == expected
+    samples_read = {labels: [(at, repr(value)) for at, value in rows] for labels, rows in read(store, "x").items()}
+    assert samples_read == expected

@@ -1,4 +1,4 @@
-"""Tests that hold for the journal hold for each place it may be kept in."""
+"""Every test of the journal runs for each place that a journal can have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a journal may be kept, for tests that hold for all: a file, or a database of a server."""
+"""The places of a journal for tests of all of them: a file, or a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Database:
 
     def lead(self) -> Journal:
         """A lease of no time: the next one who wants it gets it."""
-        with closing(self.candidate()) as one:
-            epoch = one.acquire()
+        with closing(self.candidate()) as election:
+            epoch = election.acquire()
         assert epoch is not None
         return Journal(postgres.PostgresConnection(self.server, epoch, leader="hub-1 at http://hub-1:9480"))
 

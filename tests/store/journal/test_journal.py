@@ -1,4 +1,4 @@
-"""The journal keeps what it acknowledged, once, in order, and notices when someone changed it."""
+"""The journal stores what it acknowledged, once and in order, and detects changes."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ def test_incident_numbers_are_not_used_twice(place: places.Place) -> None:
 
 
 def test_diagnosis_plan_and_alerts_come_back_as_they_were(journal: Journal) -> None:
-    found = diagnosis.Diagnosis("INC-1", NOON, (), ("kernel log",))
+    result = diagnosis.Diagnosis("INC-1", NOON, (), ("kernel log",))
     plan = actions.Plan(incidents.IncidentId("INC-1"), "unknown", trust.Mode.OBSERVE, NOON, "Look at it", ())
     alert = alerts.Alert(
         labels.Labels({"alertname": "A"}), alerts.AlertState.FIRING, NOON, float("inf"), {"s": "t"}, NOON
     )
-    journal.save_diagnosis(found)
+    journal.save_diagnosis(result)
     journal.save_plan(plan)
     journal.save_alerts([alert], at=NOON)
-    assert (journal.diagnosis("INC-1"), journal.plan("INC-1"), journal.alerts()) == (found, plan, [alert])
+    assert (journal.diagnosis("INC-1"), journal.plan("INC-1"), journal.alerts()) == (result, plan, [alert])
     journal.save_alerts([dataclasses.replace(alert, state=alerts.AlertState.RESOLVED)], at=minutes(1))
     assert [entry.text for entry in journal.entries_of("alert")] == [f"firing: {alert.name}", f"resolved: {alert.name}"]
     assert journal.alerts() == []
@@ -102,7 +102,7 @@ def test_a_second_leader_makes_the_first_one_stop_writing(place: places.Place) -
     second.close()
 
 
-def test_what_is_written_together_is_kept_together_or_not_at_all(journal: Journal) -> None:
+def test_a_transaction_is_stored_completely_or_not(journal: Journal) -> None:
     with pytest.raises(ZeroDivisionError), journal.transaction():  # noqa: PT012
         journal.save_events([xid(1)], NOON)
         raise ZeroDivisionError
@@ -113,7 +113,7 @@ def test_what_is_written_together_is_kept_together_or_not_at_all(journal: Journa
     assert len(journal.entries()) == 2
 
 
-def test_what_was_read_inside_a_transaction_that_was_undone_is_forgotten(journal: Journal) -> None:
+def test_rows_that_were_read_in_a_rolled_back_transaction_are_not_cached(journal: Journal) -> None:
     undone = dataclasses.replace(an_incident(), title="undone")
 
     def keep_and_read() -> None:
@@ -146,7 +146,7 @@ def test_trimming_drops_the_oldest_and_the_rest_still_verifies(journal: Journal)
     assert journal.verify() is None
 
 
-def test_trimming_keeps_no_more_events_than_asked(journal: Journal) -> None:
+def test_trimming_keeps_at_most_the_given_number_of_events(journal: Journal) -> None:
     for seq in range(5):
         journal.save_events([xid(seq)], NOON)
     journal.trim(minutes(-60), now=NOON, max_events=2)
@@ -171,7 +171,7 @@ def test_several_threads_write_one_chain(journal: Journal) -> None:
 @pytest.mark.parametrize(
     "content", [b"this is not a database, but it is long enough to be one" * 20, b"SQLite format 3\0x"]
 )
-def test_a_file_that_is_no_database_is_refused_with_words(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal.db").write_bytes(content)
     with pytest.raises(StoreError, match=r"journal.db: the journal cannot be opened"):
         Journal(tmp_path / "journal.db")
@@ -203,7 +203,7 @@ def test_a_row_that_cannot_be_read_names_the_journal(journal: Journal, place: pl
         journal.events_at(GPU, since=NOON, until=NOON)
 
 
-def test_an_entry_carries_its_own_hash(journal: Journal) -> None:
+def test_an_entry_has_its_own_hash(journal: Journal) -> None:
     entry = journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": "seen it"})
     assert journal.entries() == [entry]
     assert dataclasses.replace(entry, actor="bob").hash == entry.hash

@@ -1,4 +1,4 @@
-"""Laws of the journal: what goes in comes out, a changed byte is noticed, a killed writer loses nothing."""
+"""Laws of the journal: entries are stored unchanged, any changed byte is detected, a killed writer loses nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ found_events = st.builds(
 
 @given(batches=st.lists(st.lists(found_events, max_size=5), max_size=4))
 @examples(25)
-def test_every_event_comes_back_once_and_as_it_was(batches: list[list[events.Event]]) -> None:
+def test_every_event_is_stored_once_and_unchanged(batches: list[list[events.Event]]) -> None:
     with tempfile.TemporaryDirectory() as folder, closing(Journal(Path(folder) / "journal.db")) as journal:
         taken = [event for batch in batches for event in journal.save_events(batch, NOON)]
         assert len({event.id for event in taken}) == len(taken)
@@ -68,7 +68,7 @@ def write_a_story(path: Path) -> None:
 @pytest.mark.slow
 @given(column=st.sampled_from(["at", "actor", "kind", "subject", "prev", "hash"]), choice=st.integers(0, 999))
 @examples(40)
-def test_any_changed_column_is_noticed(column: str, choice: int) -> None:
+def test_any_changed_column_is_detected(column: str, choice: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.db"
         write_a_story(path)
@@ -84,7 +84,7 @@ def test_any_changed_column_is_noticed(column: str, choice: int) -> None:
 @pytest.mark.slow
 @given(table=st.sampled_from(["entry", "event", "incident"]), choice=st.integers(0, 9999), flip=st.integers(1, 127))
 @examples(60)
-def test_any_flipped_byte_of_what_was_written_is_noticed(table: str, choice: int, flip: int) -> None:
+def test_any_flipped_byte_is_detected(table: str, choice: int, flip: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.db"
         write_a_story(path)
@@ -97,7 +97,7 @@ def test_any_flipped_byte_of_what_was_written_is_noticed(table: str, choice: int
             assert journal.verify() is not None
 
 
-def test_a_removed_entry_and_a_removed_event_are_noticed(tmp_path: Path) -> None:
+def test_a_removed_entry_and_a_removed_event_are_detected(tmp_path: Path) -> None:
     write_a_story(tmp_path / "a.db")
     write_a_story(tmp_path / "b.db")
     with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as raw:

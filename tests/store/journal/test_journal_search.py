@@ -1,4 +1,4 @@
-"""Searching the audit beside its writer: filters, pages, how far back was looked, and a chain that someone touched."""
+"""Searching the journal while it is written: filters, pages, search limits, and a changed chain."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def written(tmp_path: Path) -> Iterator[tuple[journal.Journal, JournalLocation]]
 
 
 def test_without_filters_the_newest_come_first(written: tuple[journal.Journal, JournalLocation]) -> None:
-    found = journal_search.search(written[1], EntryFilter(limit=5))
-    assert [entry.seq for entry in found.entries] == [31, 30, 29, 28, 27]
-    assert (found.first, found.last, found.looked_back_to) == (1, 31, 27)
-    assert found.kinds == {"note": 30, "plan": 1}
+    page = journal_search.search(written[1], EntryFilter(limit=5))
+    assert [entry.seq for entry in page.entries] == [31, 30, 29, 28, 27]
+    assert (page.first, page.last, page.looked_back_to) == (1, 31, 27)
+    assert page.kinds == {"note": 30, "plan": 1}
 
 
 def test_pages_join_without_a_gap_or_a_repeat(written: tuple[journal.Journal, JournalLocation]) -> None:
-    seen, before = [], None
+    seqs, before = [], None
     while before is None or before > 1:
         page = journal_search.search(written[1], EntryFilter(limit=7, before=before))
-        seen += [entry.seq for entry in page.entries]
+        seqs += [entry.seq for entry in page.entries]
         before = page.looked_back_to
-    assert seen == list(range(31, 0, -1))
+    assert seqs == list(range(31, 0, -1))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "count"),
+    ("entry_filter", "count"),
     [
         (EntryFilter(kinds=("plan",)), 1),
         (EntryFilter(kinds=("plan", "note"), actor="ann"), 15),
@@ -60,20 +60,20 @@ def test_pages_join_without_a_gap_or_a_repeat(written: tuple[journal.Journal, Jo
     ],
 )
 def test_filters_keep_what_fits(
-    written: tuple[journal.Journal, JournalLocation], wanted: EntryFilter, count: int
+    written: tuple[journal.Journal, JournalLocation], entry_filter: EntryFilter, count: int
 ) -> None:
-    assert len(journal_search.search(written[1], wanted).entries) == count
+    assert len(journal_search.search(written[1], entry_filter).entries) == count
 
 
-def test_a_search_looks_at_a_bounded_part_and_says_how_far(
+def test_a_search_reads_a_limited_part_and_reports_how_far(
     written: tuple[journal.Journal, JournalLocation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_search, "MAX_SEARCHED_ENTRIES", 10)
-    found = journal_search.search(written[1], EntryFilter(words=("note 3:",)))
-    assert (found.entries, found.looked_back_to) == ((), 22)
+    page = journal_search.search(written[1], EntryFilter(words=("note 3:",)))
+    assert (page.entries, page.looked_back_to) == ((), 22)
 
 
-def test_a_chain_that_someone_touched_names_the_entry(written: tuple[journal.Journal, JournalLocation]) -> None:
+def test_verification_names_the_changed_entry(written: tuple[journal.Journal, JournalLocation]) -> None:
     kept, where = written
     assert journal_search.first_invalid_entry(where) == (None, 31)
     with sqlite3.connect(kept.path) as forger:
@@ -82,6 +82,6 @@ def test_a_chain_that_someone_touched_names_the_entry(written: tuple[journal.Jou
     assert journal_search.first_invalid_entry(where) == (12, 31)
 
 
-def test_a_place_without_a_journal_says_so(tmp_path: Path) -> None:
+def test_a_missing_journal_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no journal found"):
         journal_search.search(JournalLocation(tmp_path / "none.sqlite"), EntryFilter())

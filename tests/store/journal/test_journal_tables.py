@@ -1,4 +1,4 @@
-"""What is asked of the journal's tables has the same answer in a file and on a server."""
+"""Queries of the journal's tables have the same results in SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_repairs_that_run_or_hold_a_node_are_alive(journal: Journal) -> None:
         ("R-4", states.DONE, True),
     ):
         journal.save_repair(a_repair(id, state, has_cordon=has_cordon), at=NOON, actor="hub", text=state, kind="repair")
-    assert [one.id for one in journal.active_repairs()] == ["R-1", "R-2"]
-    assert [one.id for one in journal.repairs_at(NODE)] == ["R-4", "R-3", "R-2", "R-1"]
-    assert [one.id for one in journal.repairs_of("INC-1", limit=1)] == ["R-4"]
+    assert [repair.id for repair in journal.active_repairs()] == ["R-1", "R-2"]
+    assert [repair.id for repair in journal.repairs_at(NODE)] == ["R-4", "R-3", "R-2", "R-1"]
+    assert [repair.id for repair in journal.repairs_of("INC-1", limit=1)] == ["R-4"]
     assert len(journal.timeline("INC-1")) == 4
     journal.save_switch(repairs.RepairSwitch(stopped_at=NOON), at=NOON, actor="ada", text="stopped")
     assert journal.switch().is_stopped
@@ -72,39 +72,39 @@ def test_repairs_that_run_or_hold_a_node_are_alive(journal: Journal) -> None:
 def test_orders_wait_until_they_are_answered_or_expire(journal: Journal) -> None:
     order = orders.Order(orders.OrderId("WO-1"), "main", "n1", "scan", NOON, minutes(10), nonce="n")
     journal.save_order(orders.TrackedOrder(order, "ada", "why"), at=NOON, actor="ada", text="ordered")
-    assert [one.order.id for one in journal.open_orders(minutes(5))] == ["WO-1"]
+    assert [tracked.order.id for tracked in journal.open_orders(minutes(5))] == ["WO-1"]
     assert journal.open_orders(minutes(11)) == []
     receipt = orders.Receipt(order.id, minutes(1), actions.Result.DONE, "clean")
     journal.save_order(orders.TrackedOrder(order, "ada", "why", receipt=receipt), at=NOON, actor="n1", text="done")
     assert journal.open_orders(minutes(5)) == []
-    assert [one.receipt for one in journal.latest_orders()] == [receipt]
+    assert [tracked.receipt for tracked in journal.latest_orders()] == [receipt]
 
 
-def test_silences_and_notices_come_back_by_time_and_state(journal: Journal) -> None:
+def test_silences_and_notices_are_read_by_time_and_state(journal: Journal) -> None:
     matcher = silences.Matcher("node", "n1")
     for count in (1, 2):
         silence = silences.Silence(f"S-{count}", (matcher,), "ada", "known", NOON, minutes(count))
         journal.save_silence(silence, at=NOON, actor="ada", text="silenced")
-    assert [one.id for one in journal.silences(NOON)] == ["S-2", "S-1"]
-    assert [one.id for one in journal.silences(NOON + timedelta(seconds=90))] == ["S-2"]
+    assert [silence.id for silence in journal.silences(NOON)] == ["S-2", "S-1"]
+    assert [silence.id for silence in journal.silences(NOON + timedelta(seconds=90))] == ["S-2"]
     for id, state in (("a", notices.NoticeState.WAITING), ("b", notices.NoticeState.SENT)):
         journal.save_notice(a_notice(id, state), at=NOON, text=state)
-    assert [one.id for one in journal.undelivered_notices()] == ["a"]
-    assert [one.id for one in journal.notices_of("INC-1")] == ["a", "b"]
+    assert [notice.id for notice in journal.undelivered_notices()] == ["a"]
+    assert [notice.id for notice in journal.notices_of("INC-1")] == ["a", "b"]
 
 
-def test_messages_come_back_as_they_were_decided_whatever_happened_to_them_since(place: places.Place) -> None:
+def test_notices_are_read_in_the_order_of_their_creation(place: places.Place) -> None:
     with closing(place.lead()) as journal:
         for id in ("b", "a", "c", "b", "c", "b"):
             journal.save_notice(a_notice(id, notices.NoticeState.WAITING), at=NOON, text="")
     place.spoil("VACUUM")
     with closing(place.lead()) as journal:
-        assert [one.id for one in journal.notices_of("INC-1")] == ["b", "a", "c"]
-        assert [one.id for one in journal.undelivered_notices()] == ["b", "a", "c"]
+        assert [notice.id for notice in journal.notices_of("INC-1")] == ["b", "a", "c"]
+        assert [notice.id for notice in journal.undelivered_notices()] == ["b", "a", "c"]
         assert journal.verify() is None
 
 
-def test_a_text_with_any_character_comes_back_as_it_was(journal: Journal) -> None:
+def test_any_character_is_stored_unchanged(journal: Journal) -> None:
     odd = replace(xid(1), text='NUL \0, line\n, quote ", \\u0000, 溫度 🔥', fields={"?": "%s %", "\0": "\0"})
     assert [replace(event, received_at=None) for event in journal.save_events([odd], NOON)] == [odd]
     kept = journal.event(odd.id)
@@ -114,7 +114,7 @@ def test_a_text_with_any_character_comes_back_as_it_was(journal: Journal) -> Non
     assert journal.verify() is None
 
 
-def test_what_was_changed_behind_its_back_is_noticed(journal: Journal, place: places.Place) -> None:
+def test_a_changed_row_is_detected(journal: Journal, place: places.Place) -> None:
     journal.save_events([xid(1), xid(2)], NOON)
     journal.save_incident(an_incident(), kind="opened", text="it began", at=NOON)
     journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": "seen"})
@@ -125,24 +125,24 @@ def test_what_was_changed_behind_its_back_is_noticed(journal: Journal, place: pl
     assert journal.verify() == 1
 
 
-def test_a_removed_entry_is_noticed(journal: Journal, place: places.Place) -> None:
+def test_a_removed_entry_is_detected(journal: Journal, place: places.Place) -> None:
     for seq in range(3):
         journal.record("note", "INC-1", at=NOON, actor="ada", body={"text": f"{seq}"})
     place.spoil("DELETE FROM entry WHERE seq = 2")
     assert journal.verify() == 2
 
 
-def test_what_pages_ask_for_all_the_time_is_found_by_an_index(tmp_path: Path) -> None:
-    asked: list[str] = []
+def test_frequent_queries_of_pages_use_an_index(tmp_path: Path) -> None:
+    statements: list[str] = []
     with closing(Journal(tmp_path / "journal.sqlite")) as journal:
         connection = journal._connection
         assert isinstance(connection, sqlite3.Connection)
-        connection.set_trace_callback(asked.append)
+        connection.set_trace_callback(statements.append)
         journal.incidents(open_only=True)
         journal.incidents(opened_since=NOON)
         journal.entries_of("repair")
         connection.set_trace_callback(None)
-        plans = [[row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {one}")] for one in asked]
+        plans = [[row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")] for statement in statements]
     assert [plan[0] for plan in plans] == [
         "SEARCH incident USING INDEX incident_open_by_time (opened_at>?)",
         "SEARCH incident USING INDEX incident_by_time (opened_at>?)",
@@ -150,20 +150,20 @@ def test_what_pages_ask_for_all_the_time_is_found_by_an_index(tmp_path: Path) ->
     ]
 
 
-def test_incidents_are_found_from_a_time_on_and_the_oldest_of_all_is_known(journal: Journal) -> None:
+def test_incidents_are_read_from_a_time_on_and_the_oldest_is_found(journal: Journal) -> None:
     assert journal.first_opened_at() is None
     for at in range(3):
         opened = replace(an_incident(f"INC-{at + 1}"), opened_at=minutes(at))
         journal.save_incident(opened, kind="opened", text="", at=opened.opened_at)
-    assert [one.id for one in journal.incidents(opened_since=minutes(1))] == ["INC-3", "INC-2"]
+    assert [incident.id for incident in journal.incidents(opened_since=minutes(1))] == ["INC-3", "INC-2"]
     assert journal.first_opened_at() == NOON
 
 
 @pytest.mark.slow
-def test_the_open_incidents_of_a_storm_are_not_read_anew_for_every_picture(journal: Journal) -> None:
+def test_the_open_incidents_of_a_storm_are_decoded_once(journal: Journal) -> None:
     with journal.transaction():
         for number in range(1, 1_102):
             journal.save_incident(an_incident(f"INC-{number}"), kind="opened", text="", at=NOON)
     first, second = (journal.incidents(open_only=True, limit=10_000) for _ in range(2))
     assert len(first) == 1_101
-    assert all(one is again for one, again in zip(first, second, strict=True))
+    assert all(before is after for before, after in zip(first, second, strict=True))

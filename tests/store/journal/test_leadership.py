@@ -1,4 +1,4 @@
-"""A hub's place among several, in this process: who leads, who may act, and what happens when that cannot go on."""
+"""A hub's place among several, in this process: who leads, who may act, and what happens when that fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def first(url_file: Path) -> Iterator[Leadership]:
     hub.close()
 
 
-def test_the_second_hub_follows_until_the_first_one_lets_go(first: Leadership, url_file: Path) -> None:
+def test_the_second_hub_follows_until_the_first_releases_the_lease(first: Leadership, url_file: Path) -> None:
     second = a_hub(url_file, port=9481)
     with closing(first.open()) as leading, closing(second.open()) as following:
         leading.save_events([xid(1)], NOON)
@@ -62,7 +62,7 @@ def test_the_second_hub_follows_until_the_first_one_lets_go(first: Leadership, u
     second.close()
 
 
-def test_nothing_is_called_once_the_lease_may_be_over(first: Leadership) -> None:
+def test_nothing_runs_after_the_lease_may_have_expired(first: Leadership) -> None:
     place, id = fleet.Place("main", node="n1"), incidents.IncidentId("INC-1")
     action = actions.Action(actions.ActionId("A-1"), actions.ActionKind.CORDON, place, id, "because")
     with closing(first.open()):
@@ -81,7 +81,7 @@ def test_nothing_is_called_once_the_lease_may_be_over(first: Leadership) -> None
             cluster.perform(action)
 
 
-def test_a_leader_whose_loop_hangs_is_not_renewed(first: Leadership) -> None:
+def test_a_leader_whose_loop_hangs_does_not_renew_its_lease(first: Leadership) -> None:
     with closing(first.open()):
         first._lease_until, first._loop_answered_at = 7.0, first._loop_answered_at - 1_000_000
         first._try_to_renew()
@@ -130,11 +130,11 @@ def test_verify_reads_a_journal_on_a_server(first: Leadership, url_file: Path) -
         journal.save_events([xid(1)], NOON)
     (url_file.parent / "hub.toml").write_text('[journal]\nurl_file = "journal.url"\n')
     line = ["verify", "--config", str(url_file.parent / "hub.toml")]
-    found = CliRunner().invoke(store_command.command, line)
-    assert (found.exit_code, found.output) == (0, "no damage found\n")
+    result = CliRunner().invoke(store_command.command, line)
+    assert (result.exit_code, result.output) == (0, "no damage found\n")
     with servers.read_server(url_file).connect() as raw:
         raw.execute("UPDATE event SET body = replace(body, '79', '31')")
-    found = CliRunner().invoke(store_command.command, line)
-    assert found.exit_code == 1
-    assert "PostgreSQL database" in found.output
-    assert "entry 1 of the journal or one of its rows was changed" in found.output
+    result = CliRunner().invoke(store_command.command, line)
+    assert result.exit_code == 1
+    assert "PostgreSQL database" in result.output
+    assert "entry 1 of the journal or one of its rows was changed" in result.output

@@ -1,4 +1,4 @@
-"""The journal on a server: a stale leader writes nothing, and a server that goes away leaves nothing half written."""
+"""The journal in PostgreSQL: a former leader writes nothing, and an outage leaves no partial write."""
 
 from __future__ import annotations
 
@@ -60,17 +60,19 @@ def test_one_candidate_leads_until_its_lease_is_over(database: places.Database) 
 def test_of_many_candidates_one_gets_an_epoch(database: places.Database) -> None:
     candidates = [database.candidate(lease_seconds=60.0) for _ in range(8)]
     won: list[int | None] = []
-    threads = [threading.Thread(target=lambda one=one: won.append(one.acquire())) for one in candidates]
+    threads = [
+        threading.Thread(target=lambda candidate=candidate: won.append(candidate.acquire())) for candidate in candidates
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for one in candidates:
-        one.close()
+    for candidate in candidates:
+        candidate.close()
     assert sorted(won, key=str) == [1, *[None] * 7]
 
 
-def test_a_released_lead_is_taken_at_once_and_by_the_same_holder_always(database: places.Database) -> None:
+def test_a_released_lease_is_acquired_at_once(database: places.Database) -> None:
     with closing(database.candidate(60.0)) as first, closing(database.candidate(60.0)) as second:
         assert [first.acquire(), first.acquire()] == [1, 2]
         first.release(1)
@@ -80,7 +82,7 @@ def test_a_released_lead_is_taken_at_once_and_by_the_same_holder_always(database
 
 
 @pytest.mark.slow
-def test_a_leader_that_is_stopped_in_a_transaction_holds_nobody_up_for_longer_than_its_lease(
+def test_a_leader_that_stops_in_a_transaction_blocks_others_no_longer_than_its_lease(
     database: places.Database,
 ) -> None:
     with closing(database.candidate(0.2)) as first, closing(database.candidate(60.0)) as second:
@@ -107,7 +109,7 @@ def _take(candidate: election.Election) -> int | None:
 
 
 @pytest.mark.slow
-def test_the_lead_cannot_change_inside_a_transaction(database: places.Database, journal: Journal) -> None:
+def test_leadership_cannot_change_inside_a_transaction(database: places.Database, journal: Journal) -> None:
     with closing(database.candidate(60.0)) as second:
         with journal.transaction():
             journal.save_events([xid(1)], NOON)
@@ -149,7 +151,7 @@ def test_a_connection_that_breaks_in_a_transaction_leaves_nothing_and_stays_brok
         assert len(again.save_events([xid(1)], NOON)) == 1
 
 
-def test_a_server_that_stops_answering_is_given_up(
+def test_a_server_that_stops_answering_is_a_timeout(
     database: places.Database, address: str, postgres: postgres_server.Cluster
 ) -> None:
     connection = servers.PostgresConnection(database.server, 0)
@@ -166,7 +168,7 @@ def test_a_server_that_stops_answering_is_given_up(
             os.kill(pid, signal.SIGCONT)
 
 
-def test_whoever_waits_for_an_answer_is_freed_when_the_line_is_cut(database: places.Database) -> None:
+def test_a_waiting_call_fails_when_the_connection_is_aborted(database: places.Database) -> None:
     connection = servers.PostgresConnection(database.server, 0)
     timer = threading.Timer(0.2, connection.abort)
     timer.start()
@@ -176,7 +178,7 @@ def test_whoever_waits_for_an_answer_is_freed_when_the_line_is_cut(database: pla
     assert connection.is_broken
 
 
-def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
+def test_an_unreachable_server_is_named_without_its_password() -> None:
     server = servers.PostgresServer("postgresql://ada:s3cret@127.0.0.1:1/journal")
     with pytest.raises(StoreError, match=r"PostgreSQL database journal at 127\.0\.0\.1:1: .*refused") as raised:
         server.create()
@@ -205,7 +207,7 @@ DROP INDEX incident_open_by_time;
 """
 
 
-def test_a_journal_of_before_gets_what_it_lacks_and_keeps_its_messages_in_order(database: places.Database) -> None:
+def test_an_older_journal_gets_missing_columns_and_keeps_its_order(database: places.Database) -> None:
     database.spoil(FIRST_MADE)
     waiting = notices.NoticeState.WAITING
     with closing(database.lead()) as journal, closing(servers.PostgresConnection(database.server, 0)) as reader:
@@ -218,13 +220,13 @@ def test_a_journal_of_before_gets_what_it_lacks_and_keeps_its_messages_in_order(
         journal.save_notice(a_notice("b", waiting), at=NOON, text="")
         journal.save_notice(a_notice("a", waiting), at=NOON, text="")
         database.server.create()
-        assert [one.id for one in journal.notices_of("INC-1")] == ["y", "z", "a", "x", "b"]
+        assert [notice.id for notice in journal.notices_of("INC-1")] == ["y", "z", "a", "x", "b"]
         indexes = {row[0] for row in reader.execute("SELECT indexname FROM pg_indexes WHERE schemaname = 'public'")}
     assert indexes >= {"notice_in_order", "incident_open_by_time"}
     assert "notice_by_incident" not in indexes
 
 
-def test_hubs_that_start_together_make_the_tables_once(address: str) -> None:
+def test_hubs_that_start_together_create_the_tables_once(address: str) -> None:
     failures: list[Exception] = []
 
     def create() -> None:

@@ -1,4 +1,4 @@
-"""What a restart reads from the log is what was there, also where it is read many series and slots at a time."""
+"""Replay restores all samples of the WAL, also when it reads many series and slots at a time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NAMES, NODES = st.sampled_from(["", "temp", "power"]), st.sampled_from(["", "a",
 LABEL_SETS = st.lists(st.builds(lambda name, node: Labels({"__name__": name, "node": node}), NAMES, NODES), max_size=12)
 
 
-def one_by_one(head: Head, asked: list[Labels]) -> list[int]:
+def add_one_by_one(head: Head, requested: list[Labels]) -> list[int]:
     ids = []
-    for labels in asked:
+    for labels in requested:
         try:
             ids.append(head.series_id(labels))
         except errors.StoreError:
@@ -33,26 +33,26 @@ def one_by_one(head: Head, asked: list[Labels]) -> list[int]:
 
 
 @given(LABEL_SETS, LABEL_SETS, st.sets(st.integers(0, 11)), st.integers(0, 6))
-def test_many_series_at_once_are_what_they_are_one_by_one(
-    before: list[Labels], asked: list[Labels], silent: set[int], room: int
+def test_adding_many_series_equals_adding_them_one_by_one(
+    before: list[Labels], requested: list[Labels], silent: set[int], room: int
 ) -> None:
     heads = [Head(retention_ms=MINUTE, max_series=room), Head(retention_ms=MINUTE, max_series=room)]
     for head in heads:
-        ids = one_by_one(head, [Labels(labels) for labels in before])
+        ids = add_one_by_one(head, [Labels(labels) for labels in before])
         spoken = np.array(sorted({id for at, id in enumerate(ids) if at not in silent and id != UNKNOWN}), dtype=int)
         head.append_scrape("node", spoken, 10 * MINUTE, np.ones(len(spoken)))
         head.expire(10 * MINUTE)
-    found = [
-        one_by_one(heads[0], [Labels(labels) for labels in asked]),
-        heads[1].series_ids([Labels(labels) for labels in asked]).tolist(),
+    id_lists = [
+        add_one_by_one(heads[0], [Labels(labels) for labels in requested]),
+        heads[1].series_ids([Labels(labels) for labels in requested]).tolist(),
     ]
-    assert found[0] == found[1]
+    assert id_lists[0] == id_lists[1]
     assert heads[0].cardinality(99) == heads[1].cardinality(99)
     for matchers in ([], [equals("__name__", "temp")], [equals("node", "a")], [equals("node", "")]):
         series = [head.select(matchers, 0, 10 * MINUTE).series for head in heads]
         assert list(series[0].pairs) == list(series[1].pairs)
-    known = [id for id in found[0] if id != UNKNOWN]
-    outcomes = [head.append_scrape("again", known, 11 * MINUTE, np.arange(float(len(known)))) for head in heads]
+    accepted = [id for id in id_lists[0] if id != UNKNOWN]
+    outcomes = [head.append_scrape("again", accepted, 11 * MINUTE, np.arange(float(len(accepted)))) for head in heads]
     assert outcomes[0] == outcomes[1]
     assert read(heads[0]) == read(heads[1])
 
@@ -64,7 +64,7 @@ SCRAPES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.bool
 @pytest.mark.slow
 @examples(100)
 @given(SCRAPES, st.integers(2, 7))
-def test_scrapes_of_any_shape_come_back(scrapes: list[tuple[str, int, bool]], gathered: int) -> None:
+def test_scrapes_of_any_shape_are_replayed(scrapes: list[tuple[str, int, bool]], gathered: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(wal_reader, "BUFFERED_SLOTS", gathered)
         patch.setattr(wal_reader, "SPARE_SERIES", 2)
@@ -81,7 +81,7 @@ def test_scrapes_of_any_shape_come_back(scrapes: list[tuple[str, int, bool]], ga
         rig.store.close()
 
 
-def test_a_number_that_another_series_gets_takes_nothing_from_the_one_before(tmp_path: Path) -> None:
+def test_a_reused_series_number_keeps_the_samples_of_the_earlier_series(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.scrape("gone", [named("temp", node="gone")], MINUTE, [1.0])
     rig.store.sync()

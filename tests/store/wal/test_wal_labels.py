@@ -1,4 +1,4 @@
-"""Label sets come out of the log as they went in, whatever characters they have, and share their pairs."""
+"""Label sets are read from the WAL unchanged, with any characters, and share their pairs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def written(definitions: dict[int, Labels]) -> bytes:
 
 @given(st.dictionaries(st.integers(0, 2**63 - 1), LABEL_SETS, max_size=5))
 def test_label_sets_are_read_as_they_were_written(definitions: dict[int, Labels]) -> None:
-    found = wal_labels.decode(written(definitions), wal_labels.SharedPairs())
-    assert {id: Labels.from_sorted_pairs(pairs) for id, pairs in found.items()} == definitions
+    decoded = wal_labels.decode(written(definitions), wal_labels.SharedPairs())
+    assert {id: Labels.from_sorted_pairs(pairs) for id, pairs in decoded.items()} == definitions
 
 
-def test_a_pair_of_many_series_is_kept_once_also_over_records_with_escapes() -> None:
+def test_a_pair_of_many_series_is_stored_once_over_records_with_escapes() -> None:
     shared = wal_labels.SharedPairs()
     plain = {id: Labels({"__name__": name, "node": "n1"}) for id, name in enumerate(["temp", "power"])}
     odd = {7: Labels({"node": "n1", "path": 'C:\\"x"'})}
-    found = wal_labels.decode(written(plain), shared) | wal_labels.decode(written(odd), shared)
-    nodes = [pair for pairs in found.values() for pair in pairs if pair[0] == "node"]
+    decoded = wal_labels.decode(written(plain), shared) | wal_labels.decode(written(odd), shared)
+    nodes = [pair for pairs in decoded.values() for pair in pairs if pair[0] == "node"]
     assert len(nodes) == 3
     assert all(pair is nodes[0] for pair in nodes)
 
 
 @given(LABEL_SETS)
-def test_a_label_set_made_of_kept_pairs_is_the_one_that_was_kept(labels: Labels) -> None:
+def test_a_label_set_of_shared_pairs_equals_the_original(labels: Labels) -> None:
     again = Labels.from_sorted_pairs(labels.pairs)
     assert again == labels
     assert hash(again) == hash(labels)

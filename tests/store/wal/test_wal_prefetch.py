@@ -1,4 +1,4 @@
-"""A log that is read ahead gives what it would have given when it is asked for, whatever becomes of its reader."""
+"""A prefetched WAL gives the same batches as reading it directly, even if the reader fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def filled(folder: Path) -> Rig:
     return rig
 
 
-def begun(path: Path, *, most_bytes: int = wal_prefetch.MAX_PENDING_BYTES) -> wal_prefetch._ReaderProcess:
+def start_reader(path: Path, *, most_bytes: int = wal_prefetch.MAX_PENDING_BYTES) -> wal_prefetch._ReaderProcess:
     """A reader that has looked at the files of the log."""
     wal_prefetch.start_reading(path, max_pending_bytes=most_bytes)
     reader = wal_prefetch._reader_by_path[path]
@@ -43,11 +43,11 @@ def begun(path: Path, *, most_bytes: int = wal_prefetch.MAX_PENDING_BYTES) -> wa
     return reader
 
 
-def test_what_was_read_ahead_is_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_prefetched_batches_are_received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = filled(tmp_path)
     held = read(rig.store)
     rig.store.close()
-    ended = os.pidfd_open(begun(tmp_path).process)
+    ended = os.pidfd_open(start_reader(tmp_path).process)
     # Nothing is left to be read here.
     monkeypatch.delattr(wal_reader, "read")
     assert read(rig.open()) == held
@@ -56,7 +56,7 @@ def test_what_was_read_ahead_is_all_there(tmp_path: Path, monkeypatch: pytest.Mo
     rig.store.close()
 
 
-def test_other_work_is_done_while_the_log_is_waited_for(tmp_path: Path) -> None:
+def test_other_steps_run_while_the_wal_is_awaited(tmp_path: Path) -> None:
     rig = filled(tmp_path)
     rig.store.close()
     every = list(wal_reader.read(tmp_path / "wal", since_ms=-MINUTE))
@@ -64,21 +64,21 @@ def test_other_work_is_done_while_the_log_is_waited_for(tmp_path: Path) -> None:
     wal_prefetch.start_reading(tmp_path)
     # The reader is not there so soon.
     wal_prefetch.run_while_reading(tmp_path, (took.append(step) for step in range(3)))
-    found = list(wal_prefetch.read(tmp_path, since_ms=-wal_reader.NEVER_MS))
+    batches = list(wal_prefetch.read(tmp_path, since_ms=-wal_reader.NEVER_MS))
     assert took == [0, 1, 2]
-    assert [spelled(part) for part in found] == [spelled(part) for part in every]
+    assert [spelled(part) for part in batches] == [spelled(part) for part in every]
 
 
-def test_what_has_been_read_goes_before_other_work(tmp_path: Path) -> None:
+def test_received_batches_come_before_other_steps(tmp_path: Path) -> None:
     filled(tmp_path).store.close()
-    reader, took = begun(tmp_path), list[int]()
+    reader, took = start_reader(tmp_path), list[int]()
     wal_prefetch.run_while_reading(tmp_path, (took.append(step) for step in range(3)))
     assert reader.receive() == (-wal_reader.NEVER_MS, wal_prefetch._file_sizes(tmp_path))
     assert not took
     wal_prefetch._reader_by_path.pop(tmp_path).close()
 
 
-def test_without_a_reader_other_work_is_done_at_once(tmp_path: Path) -> None:
+def test_without_a_reader_other_steps_run_at_once(tmp_path: Path) -> None:
     took: list[int] = []
     wal_prefetch.run_while_reading(tmp_path, (took.append(step) for step in range(3)))
     assert took == [0, 1, 2]
@@ -86,7 +86,7 @@ def test_without_a_reader_other_work_is_done_at_once(tmp_path: Path) -> None:
 
 def test_a_log_that_has_grown_since_is_read_again(tmp_path: Path) -> None:
     rig = filled(tmp_path)
-    begun(tmp_path)
+    start_reader(tmp_path)
     rig.scrape("late", [named("temp", target="late")], SLOTS * 15_000, [1.0])
     held = read(rig.store)
     rig.store.close()
@@ -95,20 +95,18 @@ def test_a_log_that_has_grown_since_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_is_killed_loses_nothing_and_gives_nothing_twice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_reader_loses_and_repeats_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rig = filled(tmp_path)
     rig.store.close()
     every = list(wal_reader.read(tmp_path / "wal", since_ms=-MINUTE))
     for taken in range(len(every)):
         caplog.clear()
         # It waits for each batch to be taken.
-        reader = begun(tmp_path, most_bytes=0)
-        found = wal_prefetch.read(tmp_path, since_ms=-wal_reader.NEVER_MS)
-        parts = [next(found) for _ in range(taken)]
+        reader = start_reader(tmp_path, most_bytes=0)
+        batches = wal_prefetch.read(tmp_path, since_ms=-wal_reader.NEVER_MS)
+        parts = [next(batches) for _ in range(taken)]
         os.kill(reader.process, signal.SIGKILL)
-        parts += found
+        parts += batches
         assert [spelled(part) for part in parts] == [spelled(part) for part in every]
         assert "What reads the log ahead has ended" in caplog.messages or taken >= len(every) - 1
 
@@ -116,7 +114,9 @@ def test_a_reader_that_is_killed_loses_nothing_and_gives_nothing_twice(
 def spelled(part: wal_reader.ReplayBatch | wal_reader.SegmentResult) -> object:
     if isinstance(part, wal_reader.SegmentResult):
         return part
-    return part.labels, [(one.series.tolist(), one.times.tolist(), cells(one)) for one in part.parts]
+    return part.labels, [
+        (part_read.series.tolist(), part_read.times.tolist(), cells(part_read)) for part_read in part.parts
+    ]
 
 
 def cells(part: wal_reader.ReplayScrapes | wal_reader.ReplaySamples) -> list[list[float]]:
@@ -125,7 +125,7 @@ def cells(part: wal_reader.ReplayScrapes | wal_reader.ReplaySamples) -> list[lis
     return [*part.table.narrow.tolist(), *part.table.wide.tolist()]
 
 
-def test_beside_a_damaged_block_the_log_is_read_from_where_the_good_ones_end(tmp_path: Path) -> None:
+def test_with_a_damaged_block_the_wal_is_read_from_the_end_of_the_valid_blocks(tmp_path: Path) -> None:
     rig = filled(tmp_path)
     rig.store.maintain(rig.now_ms)
     rig.store.close()
@@ -133,14 +133,14 @@ def test_beside_a_damaged_block_the_log_is_read_from_where_the_good_ones_end(tmp
     newest.write_bytes(b"no block")
     held = read(rig.open())
     rig.store.close()
-    begun(tmp_path)
+    start_reader(tmp_path)
     assert read(rig.open()) == held
     # Of the half hour of the damaged block the log still has a part.
     assert any(BLOCK <= at_ms < 2 * BLOCK for rows in held.values() for at_ms, _ in rows)
     rig.store.close()
 
 
-def test_a_short_log_and_one_that_is_not_there_have_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_or_missing_wal_has_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wal_prefetch.start_reading(tmp_path)
     assert not wal_prefetch._reader_by_path
     rig = filled(tmp_path)

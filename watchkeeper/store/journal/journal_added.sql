@@ -1,5 +1,5 @@
--- What was added to version 1 of the journal. A Watchkeeper that does not know these tables works with the file all
--- the same, so the version stays; they are created wherever they are missing.
+-- Tables and indexes that were added to version 1 of the journal. An older Watchkeeper ignores them, so the version is
+-- unchanged; they are created if they are missing.
 CREATE TABLE IF NOT EXISTS work_order (
   key TEXT PRIMARY KEY,
   seq INTEGER NOT NULL,
@@ -27,7 +27,7 @@ CREATE INDEX IF NOT EXISTS notice_by_incident ON notice (incident);
 
 CREATE INDEX IF NOT EXISTS incident_open_by_node ON incident (json_extract(body, '$.place.node')) WHERE state <> 'resolved';
 
--- Pages list what is open all the time; without it they look through every incident that is kept.
+-- Pages list open incidents often; without this index they scan all stored incidents.
 CREATE INDEX IF NOT EXISTS incident_open_by_time ON incident (opened_at) WHERE state <> 'resolved';
 CREATE INDEX IF NOT EXISTS entry_by_kind ON entry (kind, seq);
 

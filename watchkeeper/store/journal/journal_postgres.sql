@@ -1,5 +1,5 @@
--- The journal, version 1, as PostgreSQL keeps it: the tables of journal_schema.sql and journal_added.sql, and the row of
--- the leader. Texts compare by their bytes, as in SQLite, whatever the language of the database is. What came later is in
+-- The journal, version 1, in PostgreSQL: the tables of journal_schema.sql and journal_added.sql, and the leader's lease.
+-- Texts are compared by their bytes, as in SQLite, in every locale of the database. Later additions are in
 -- journal_postgres_added.sql.
 CREATE TABLE leader (
   is_only BOOLEAN PRIMARY KEY DEFAULT TRUE CHECK (is_only),
@@ -11,7 +11,7 @@ CREATE TABLE leader (
 );
 INSERT INTO leader VALUES (TRUE, 1, 0, '', '', 'epoch');
 
--- SQLite's function. An escaped NUL, which PostgreSQL's texts cannot hold, reads as U+FFFD; `body` itself stays as it is.
+-- SQLite's function. PostgreSQL's texts cannot contain NUL, so an escaped NUL reads as U+FFFD; `body` is not changed.
 CREATE FUNCTION json_extract(body TEXT, path TEXT) RETURNS TEXT IMMUTABLE PARALLEL SAFE LANGUAGE SQL AS
   $$ SELECT replace(body, '\u0000', '\ufffd')::jsonb #>> string_to_array(substr(path, 3), '.') $$;
 

@@ -1,6 +1,6 @@
--- The journal, version 1. `entry` is the truth and is only ever added to; every other table is a projection
--- of it, written in the same transaction, whose row names the entry that last wrote it. What is searched by
--- is computed from `body`, so that a row cannot disagree with itself.
+-- The journal, version 1. `entry` is append-only and authoritative; every other table is a projection of it, written in
+-- the same transaction, and each row has the number of the entry that last wrote it. Columns for searching are computed
+-- from `body`, so that they always match it.
 CREATE TABLE entry (
   seq INTEGER PRIMARY KEY,
   at TEXT NOT NULL,

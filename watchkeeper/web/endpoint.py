@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from watchkeeper.errors import WireError
 from watchkeeper.kit import wire
@@ -142,7 +142,9 @@ def typed_response(content: DataclassInstance | Mapping[str, object]) -> Respons
 
 async def compress_response(response: Response, accepted: str) -> Response:
     """Compress a long text response if the client accepts gzip; streams are not compressed."""
-    body: bytes = getattr(response, "body", b"")
+    if isinstance(response, StreamingResponse | FileResponse):
+        return response
+    body = bytes(response.body)
     is_text = response.headers.get("content-type", "").startswith(COMPRESSIBLE_TYPES)
     if len(body) < compression.MIN_BYTES or not is_text or "content-encoding" in response.headers:
         return response

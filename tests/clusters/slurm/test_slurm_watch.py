@@ -312,5 +312,5 @@ def test_the_settings_choose_commands_slurmrestd_or_nothing() -> None:
     assert asked() is None
     assert asked(slurm=True) is slurm_reader.SlurmCommandReader
     assert asked(slurm_rest_url="unix:///run/rest.sock") is slurm_reader.SlurmRestReader
-    with pytest.raises(ValueError, match="`slurm_rest_url` is not an address"):
+    with pytest.raises(ValueError, match="`slurm_rest_url` is not a URL"):
         settings.FleetSettings(slurm_rest_url="slurm:6820")

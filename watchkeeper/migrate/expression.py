@@ -79,7 +79,7 @@ def _labels(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
         matcher.name for selector in _gpu_selectors(expr) for matcher in selector.matchers if _needs_label(matcher)
     }
     if needed or any(True for _ in _gpu_selectors(expr)):
-        for part in walk.walk(expr):
+        for part in walk.iterate_nodes(expr):
             if isinstance(part, ast.Aggregate) and any(True for _ in _gpu_selectors(part)):
                 needed |= set(part.grouping)
     for name in sorted(needed - LABELS):
@@ -91,7 +91,7 @@ def _labels(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
 
 def _meaning(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
     """Find expressions that work but mislead: rates of gauges."""
-    for part in walk.walk(expr):
+    for part in walk.iterate_nodes(expr):
         if not isinstance(part, ast.FunctionCall) or part.function not in OVER_TIME:
             continue
         for selector in _gpu_selectors(part):

@@ -74,20 +74,20 @@ class LocalCacheAppender:
 
     def append_scrape(self, key: Hashable, ids: Sequence[int], at_ms: int, values: Sequence[float]) -> Appended:
         numbers: Ints = np.asarray(ids, dtype=np.int64)
-        kept = self.head.append_scrape(key, numbers, at_ms, values)
+        cached = self.head.append_scrape(key, numbers, at_ms, values)
         if self.since_ms is None:
             self.since_ms = at_ms + FIRST_ROUND_MS
         sent = self._remote.append_scrape(key, self._remote_ids[numbers & NUMBER_MASK].tolist(), at_ms, values)
         # The scraper requests a new id for a series that either side has forgotten.
-        lost = {"forgotten": kept.dropped["forgotten"]} if "forgotten" in kept.dropped else {}
+        lost = {"forgotten": cached.dropped["forgotten"]} if "forgotten" in cached.dropped else {}
         return Appended(sent.kept, dict(Counter(sent.dropped) | Counter(lost)))
 
     def append(self, samples: Iterable[AnySample], *, group_key: str | None = None) -> Appended:
         """Cache samples, and queue them for the server without waiting for it."""
         batch = list(samples)
-        kept = self.head.append(batch, group_key=group_key)
+        cached = self.head.append(batch, group_key=group_key)
         sent = self._remote.require_sender().enqueue(batch) if batch else Appended(0)
-        return Appended(min(kept.kept, sent.kept), dict(Counter(kept.dropped) + Counter(sent.dropped)))
+        return Appended(min(cached.kept, sent.kept), dict(Counter(cached.dropped) + Counter(sent.dropped)))
 
     def active_series(self, key: Hashable, since_ms: int) -> Mapping[int, Labels]:
         """The series of the remote appender: after a start the cache is empty."""
@@ -131,7 +131,7 @@ def required_lookback_ms(expr: ast.Expr, lookback_ms: int) -> int | None:
             return max(own_ms, 0)
         inner = required_lookback_ms(expr.expr, lookback_ms)
         return None if inner is None else max(own_ms, 0) + inner
-    child_lookbacks = [required_lookback_ms(child, lookback_ms) for child in walk.children(expr)]
+    child_lookbacks = [required_lookback_ms(child, lookback_ms) for child in walk.iterate_children(expr)]
     return (
         None
         if any(child_ms is None for child_ms in child_lookbacks)

@@ -29,7 +29,7 @@ class ErrorBudgetState(StrEnum):
     OK = "ok"
 
 
-WORST_FIRST = {state: place for place, state in enumerate(ErrorBudgetState)}
+WORST_FIRST = {state: rank for rank, state in enumerate(ErrorBudgetState)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,16 +139,16 @@ def evaluate_each(
         key, started = rule_key(group, rule), timer()
         before = _with_default_delay(group, rule, state.get(key, RuleState()), now=now)
         outcome = _evaluate_rule(group, rule, engine, before, now=now, environment=environment)
-        kept = replace(outcome.state, evaluated_at=now, duration_seconds=timer() - started)
-        yield RuleResult(key, rule, kept, outcome.samples, outcome.changes)
+        new_state = replace(outcome.state, evaluated_at=now, duration_seconds=timer() - started)
+        yield RuleResult(key, rule, new_state, outcome.samples, outcome.changes)
 
 
 def retire_rules(
     state: RuleStates, rule_set: RuleSet, *, now: datetime
 ) -> tuple[RuleStates, tuple[Sample, ...], tuple[Alert, ...]]:
     """Drop rules that a reload removed: the remaining state, stale markers for their series, resolved alerts."""
-    kept = {rule_key(group, rule) for group in rule_set.groups for rule in group.rules}
-    retired = [rule_state for key, rule_state in state.items() if key not in kept]
+    rule_keys = {rule_key(group, rule) for group in rule_set.groups for rule in group.rules}
+    retired = [rule_state for key, rule_state in state.items() if key not in rule_keys]
     samples = tuple(
         _stale_marker(labels, _stale_time(rule_state, now))
         for rule_state in retired
@@ -160,7 +160,7 @@ def retire_rules(
         for alert in rule_state.alerts.values()
         if alert.state is AlertState.FIRING
     )
-    return {key: rule_state for key, rule_state in state.items() if key in kept}, samples, resolved
+    return {key: rule_state for key, rule_state in state.items() if key in rule_keys}, samples, resolved
 
 
 def _stale_time(rule_state: RuleState, now: datetime) -> datetime:
@@ -170,12 +170,12 @@ def _stale_time(rule_state: RuleState, now: datetime) -> datetime:
 
 def restore_alerts(rule_set: RuleSet, alerts: Iterable[Alert]) -> RuleStates:
     """Assign alerts from before a restart to their rules; `retire_rules` resolves those of deleted rules."""
-    kept = list(alerts)
+    restored_alerts = list(alerts)
     state: RuleStates = {}
     for group in rule_set.groups:
-        state = restore_group(group, state, kept)
+        state = restore_group(group, state, restored_alerts)
     rule_alerts = {labels for rule_state in state.values() for labels in rule_state.alerts}
-    orphaned = {alert.labels: alert for alert in kept if alert.labels not in rule_alerts}
+    orphaned = {alert.labels: alert for alert in restored_alerts if alert.labels not in rule_alerts}
     written = frozenset(labels for alert in orphaned.values() for labels in _active_series(alert))
     return {**state, **({ORPHANED_KEY: RuleState(alerts=orphaned, written=written)} if orphaned else {})}
 
@@ -222,8 +222,8 @@ def ages_before_restart(name: str, engine: engines.InstantEngine, started: datet
     if seconds is None:
         return {}
     # At exactly that time: an alert that was resolved before it must not continue.
-    answer = engine.instant(name, round(seconds * 1000))
-    return {labels.without(METRIC_NAME): max(0.0, seconds - value) for labels, value in answer.latest().items()}
+    result = engine.instant(name, round(seconds * 1000))
+    return {labels.without(METRIC_NAME): max(0.0, seconds - value) for labels, value in result.latest().items()}
 
 
 def restore_pending_ages(state: RuleStates, active_seconds: Mapping[Labels, float]) -> RuleStates:
@@ -268,7 +268,7 @@ def _change_alerts(state: RuleStates, change: Callable[[Alert], Alert]) -> RuleS
 class EvaluationCoverage:
     """When this hub started evaluating rules, and since when any hub has evaluated them without a long pause."""
 
-    began: datetime
+    started: datetime
     since: datetime
 
 
@@ -276,8 +276,8 @@ def evaluated_since(engine: engines.Engine, now: datetime) -> datetime | None:
     """Since when rules were evaluated without an outage; None if they were not evaluated before `now`."""
     hour = round(durations.parse_seconds(OUTAGE_TOLERANCE) * 1000)
     span = engines.QueryRange(clock.to_ms(now) - hour, clock.to_ms(now), HEARTBEAT_STEP_MS)
-    answer = engine.range(f"max(timestamp({HEARTBEAT}))", span)
-    heartbeats_ms = {round(value * 1000) for _, _, values in answer.frame.rows() for value in values.tolist()}
+    result = engine.range(f"max(timestamp({HEARTBEAT}))", span)
+    heartbeats_ms = {round(value * 1000) for _, _, values in result.frame.rows() for value in values.tolist()}
     since = now
     for at in (clock.from_ms(at_ms) for at_ms in sorted(heartbeats_ms, reverse=True)):
         if since - at > MAX_PAUSE:
@@ -297,7 +297,7 @@ def with_resolve_delays(group: RuleGroup, state: RuleStates, coverage: Evaluatio
         key = rule_key(group, rule)
         rule_state = delayed.get(key, RuleState())
         if isinstance(rule, AlertingRule) and _is_restored(rule_state):
-            until = max(coverage.since + _resolve_delay(group, rule), coverage.began + FIRST_SCRAPES)
+            until = max(coverage.since + _resolve_delay(group, rule), coverage.started + FIRST_SCRAPES)
             delayed[key] = replace(rule_state, resolves_after=until)
     return delayed
 
@@ -335,8 +335,8 @@ def _evaluate_rule(
     environment: alerting.RuleEnvironment,
 ) -> _Outcome:
     try:
-        answer = _query(rule, engine, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
-        vector, histograms = answer.latest(), answer.latest_histograms()
+        result = _query(rule, engine, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
+        vector, histograms = result.latest(), result.latest_histograms()
         if isinstance(rule, RecordingRule):
             outcome = _evaluate_recording(rule, vector, histograms, before=before, now=now)
         else:
@@ -353,10 +353,10 @@ def _evaluate_rule(
 
 
 def _query(rule: Rule, engine: engines.InstantEngine, at_ms: int) -> engines.QueryResult:
-    answer = engine.instant(rule.expr, at_ms)
-    if answer.kind not in (engines.ResultType.VECTOR, engines.ResultType.SCALAR):
-        raise QueryError(f"{rule.name} returns a {answer.kind}, a rule needs a vector or a scalar")
-    return answer
+    result = engine.instant(rule.expr, at_ms)
+    if result.kind not in (engines.ResultType.VECTOR, engines.ResultType.SCALAR):
+        raise QueryError(f"{rule.name} returns a {result.kind}, a rule needs a vector or a scalar")
+    return result
 
 
 def _evaluate_recording(
@@ -456,5 +456,5 @@ def _may_have_created(rule: AlertingRule, alert: Alert) -> bool:
 
 def query_rows(engine: engines.InstantEngine, at_ms: int, expr: str) -> list[dict[str, object]]:
     """The rows that the template function `query` returns."""
-    answer = engine.instant(expr, at_ms).latest()
-    return [{"Labels": labels, "Value": value} for labels, value in sorted(answer.items())]
+    vector = engine.instant(expr, at_ms).latest()
+    return [{"Labels": labels, "Value": value} for labels, value in sorted(vector.items())]

@@ -151,21 +151,21 @@ class _FileReader:
             return []
         if root is None:
             return []
-        top = self.read_table(YamlEntry.whole(root), frozenset({"groups"}), "a rule file")
+        root_table = self.read_table(YamlEntry.from_node(root), frozenset({"groups"}), "a rule file")
         names: dict[str, int] = {}
-        return [self.read_group(item, names) for item in self.read_items(top.get("groups"))]
+        return [self.read_group(item, names) for item in self.read_items(root_table.get("groups"))]
 
-    def read_group(self, item: YamlEntry, names: dict[str, int]) -> RuleGroup:
-        cells = self.read_table(item, GROUP_KEYS, "a group")
+    def read_group(self, entry: YamlEntry, names: dict[str, int]) -> RuleGroup:
+        cells = self.read_table(entry, GROUP_KEYS, "a group")
         name = self.read_text(cells.get("name"))
         if not name:
-            self.add_problem("a group needs a `name`", item.line)
+            self.add_problem("a group needs a `name`", entry.line)
         elif name in names:
-            self.add_problem(f"group {name} is already defined on line {names[name]}", item.line)
-        names.setdefault(name, item.line)
+            self.add_problem(f"group {name} is already defined on line {names[name]}", entry.line)
+        names.setdefault(name, entry.line)
         shared = self.read_label_texts(cells.get("labels"), f"group {name}")
         self.first_lines.clear()
-        rules = [self.read_rule(entry, shared) for entry in self.read_items(cells.get("rules"))]
+        rules = [self.read_rule(rule_entry, shared) for rule_entry in self.read_items(cells.get("rules"))]
         return RuleGroup(
             name=name,
             path=self.source.path,
@@ -175,17 +175,17 @@ class _FileReader:
             limit=self.read_count(cells.get("limit"), f"group {name}: limit"),
         )
 
-    def read_rule(self, item: YamlEntry, shared: Mapping[str, YamlEntry]) -> Rule | None:
-        cells = self.read_table(item, RECORD_KEYS | ALERT_KEYS, "a rule")
+    def read_rule(self, entry: YamlEntry, shared: Mapping[str, YamlEntry]) -> Rule | None:
+        cells = self.read_table(entry, RECORD_KEYS | ALERT_KEYS, "a rule")
         record, alert = self.read_text(cells.get("record")), self.read_text(cells.get("alert"))
         if bool(record) == bool(alert):
-            self.add_problem("a rule needs exactly one of `record` and `alert`", item.line)
+            self.add_problem("a rule needs exactly one of `record` and `alert`", entry.line)
             return None
         expr = self.read_expression(
-            cells.get("expr"), f"{'record' if record else 'alert'} {record or alert}", item.line
+            cells.get("expr"), f"{'record' if record else 'alert'} {record or alert}", entry.line
         )
         labels = {**shared, **self.read_label_texts(cells.get("labels"), record or alert)}
-        rule = self.read_recording(item, cells, labels) if record else self.read_alerting(item, cells, labels)
+        rule = self.read_recording(entry, cells, labels) if record else self.read_alerting(entry, cells, labels)
         return None if expr is None else rule
 
     def read_recording(
@@ -256,18 +256,20 @@ class _FileReader:
                 self.add_problem(f"{where} `{name}`: {error}", cell.line)
         return parsed
 
-    def read_table(self, entry: YamlEntry, allowed_keys: frozenset[str] | None, what: str) -> dict[str, YamlEntry]:
+    def read_table(
+        self, entry: YamlEntry, allowed_keys: frozenset[str] | None, description: str
+    ) -> dict[str, YamlEntry]:
         cells: dict[str, YamlEntry] = {}
         if not isinstance(entry.node, yaml.MappingNode):
             if not entry.is_null:
-                self.add_problem(f"{what} must be a mapping", entry.line)
+                self.add_problem(f"{description} must be a mapping", entry.line)
             return cells
         for name, cell in mapping_entries(entry.node):
             if name in cells:
                 self.add_problem(f"key `{name}` is duplicated", cell.line)
             elif allowed_keys is not None and name not in allowed_keys:
                 self.add_problem(
-                    f"unknown key `{name}` in {what}; allowed keys: {', '.join(sorted(allowed_keys))}", cell.line
+                    f"unknown key `{name}` in {description}; allowed keys: {', '.join(sorted(allowed_keys))}", cell.line
                 )
             else:
                 cells[name] = cell
@@ -279,39 +281,39 @@ class _FileReader:
         if not isinstance(entry.node, yaml.SequenceNode):
             self.add_problem("expected a list", entry.line)
             return []
-        return [YamlEntry.whole(node) for node in entry.node.value]
+        return [YamlEntry.from_node(node) for node in entry.node.value]
 
     def read_text(self, entry: YamlEntry | None) -> str:
         if entry is not None and not entry.is_text:
             self.add_problem("expected text", entry.line)
         return entry.text if entry is not None and entry.is_text else ""
 
-    def read_seconds(self, entry: YamlEntry | None, what: str) -> float:
-        return self.read_number(entry, what, durations.parse_seconds)
+    def read_seconds(self, entry: YamlEntry | None, description: str) -> float:
+        return self.read_number(entry, description, durations.parse_seconds)
 
-    def read_count(self, entry: YamlEntry | None, what: str) -> int:
-        return int(self.read_number(entry, what, _whole_number))
+    def read_count(self, entry: YamlEntry | None, description: str) -> int:
+        return int(self.read_number(entry, description, _parse_integer))
 
-    def read_number(self, entry: YamlEntry | None, what: str, read: Callable[[str], float]) -> float:
+    def read_number(self, entry: YamlEntry | None, description: str, read: Callable[[str], float]) -> float:
         text = self.read_text(entry)
         if entry is None or not text:
             return 0
         try:
             return read(text)
         except ValueError as error:
-            self.add_problem(f"{what}: {error}", entry.line)
+            self.add_problem(f"{description}: {error}", entry.line)
             return 0
 
-    def check_unique(self, key: tuple[str, ...], what: str, line: int) -> None:
+    def check_unique(self, key: tuple[str, ...], description: str, line: int) -> None:
         if key in self.first_lines:
-            self.add_problem(f"{what} is a duplicate of the rule on line {self.first_lines[key]}", line)
+            self.add_problem(f"{description} is a duplicate of the rule on line {self.first_lines[key]}", line)
         self.first_lines.setdefault(key, line)
 
     def add_problem(self, problem: str, line: int | None, remedy: str | None = None) -> None:
         self.problems.append(RuleFileError(problem, path=self.source.path, line=line, remedy=remedy))
 
 
-def _whole_number(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if not text.isdigit():
         raise ValueError(f"`{text[:40]}` is not a whole number")
     return int(text)

@@ -18,7 +18,7 @@ class YamlEntry:
     line: int
 
     @classmethod
-    def whole(cls, node: yaml.Node) -> YamlEntry:
+    def from_node(cls, node: yaml.Node) -> YamlEntry:
         return cls(node, node.start_mark.line + 1)
 
     @property

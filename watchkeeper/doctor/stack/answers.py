@@ -50,7 +50,7 @@ def missing_reasons(expr: ast.Expr, existing: ExistingSeries) -> list[str]:
         case ast.FunctionCall() if expr.function in ABSENT:
             return []
         case _:
-            inner = [missing_reasons(part, existing) for part in walk.children(expr)]
+            inner = [missing_reasons(part, existing) for part in walk.iterate_children(expr)]
             return [lack for part in inner for lack in part]
 
 

@@ -151,16 +151,16 @@ def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
         return _count_mixed_values(vector, groups, label)
     rows, steps = np.nonzero(vector.present)
     # Compare bits: 0 and -0 are different label values.
-    bits, which = np.unique(vector.values[rows, steps].view(np.int64), return_inverse=True)
+    bits, value_index = np.unique(vector.values[rows, steps].view(np.int64), return_inverse=True)
     distinct = bits.view(np.float64)
-    cells = groups.group_of_row[rows] * max(len(distinct), 1) + which
-    kinds, kind_of = np.unique(cells, return_inverse=True)
-    counts = np.zeros((len(kinds), vector.values.shape[1]))
+    cells = groups.group_of_row[rows] * max(len(distinct), 1) + value_index
+    cell_kinds, kind_of = np.unique(cells, return_inverse=True)
+    counts = np.zeros((len(cell_kinds), vector.values.shape[1]))
     np.add.at(counts, (kind_of, steps), 1.0)
     # If the label is also a grouping label, some groups are merged.
     row_by_pairs: dict[Pairs, int] = {}
-    owners = np.empty(len(kinds), dtype=np.int64)
-    for index, kind in enumerate(kinds.tolist()):
+    owners = np.empty(len(cell_kinds), dtype=np.int64)
+    for index, kind in enumerate(cell_kinds.tolist()):
         owner, value = divmod(kind, max(len(distinct), 1))
         pairs = with_label(groups.series.pairs[owner], label, format_value(float(distinct[value])))
         owners[index] = row_by_pairs.setdefault(pairs, len(row_by_pairs))
@@ -231,9 +231,9 @@ def _extremes(vector: Vector, groups: Groups, limits: Ints, *, sign: float) -> V
         sort_keys = sign * vector.values[rows, step]
         order = rows[np.lexsort((sort_keys, np.isnan(sort_keys), groups.group_of_row[rows]))]
         keep[order[_rank(groups.group_of_row[order]) < limit], step] = True
-    kept = Vector(vector.series, vector.values, keep)
+    selected = Vector(vector.series, vector.values, keep)
     is_instant = len(limits) == 1
-    return kept.select_rows(order[keep[order].ravel()]) if is_instant else kept
+    return selected.select_rows(order[keep[order].ravel()]) if is_instant else selected
 
 
 def _rank(owners: Ints) -> Ints:
@@ -258,8 +258,8 @@ def _limitk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
 def _limit_ratio(vector: Vector, _: Groups, parameters: Floats) -> Vector:
     """A share of the series, selected by a hash of their labels; -r selects exactly the series that 1-r omits."""
     ratios = np.clip(parameters, -1.0, 1.0)
-    places = vector.series.derive("hash_offsets", label_hash.hash_fractions)[:, None]
-    chosen = np.where(ratios >= 0, places < ratios, places >= 1.0 + ratios)
+    hashes = vector.series.derive("hash_offsets", label_hash.hash_fractions)[:, None]
+    chosen = np.where(ratios >= 0, hashes < ratios, hashes >= 1.0 + ratios)
     return Vector(vector.series, vector.values, vector.present & chosen)
 
 

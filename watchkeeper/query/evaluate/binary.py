@@ -182,11 +182,13 @@ def _build_pairs(many_side: SeriesSet, one_side: SeriesSet, *, matching: Matchin
     # The pairs of a row are adjacent, and use the rows of its partner group in order.
     nth = np.arange(len(many_rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     one_rows = one_groups.order[one_groups.starts[partner[many_rows]] + nth]
-    kept, carried = _result_labels(many_side, one_side, matching, drops_name=drops_name)
+    many_labels, one_labels = _result_labels(many_side, one_side, matching, drops_name=drops_name)
     if matching.include:
-        series = kept.register.combine_with(carried.register, kept.ids[many_rows], partners=carried.ids[one_rows])
+        series = many_labels.register.combine_with(
+            one_labels.register, many_labels.ids[many_rows], partners=one_labels.ids[one_rows]
+        )
     else:
-        series = kept.register.select(kept.ids[many_rows])
+        series = many_labels.register.select(many_labels.ids[many_rows])
     group_of_pair = many_groups.group_of_row[many_rows]
     return _Pairs(many_rows, one_rows, group_of_pair, series, len(np.unique(group_of_pair)) < len(group_of_pair))
 

@@ -142,8 +142,8 @@ def _share_below(bucket: Bucket, value: float, *, is_linear: bool) -> float:
         return 0.0
     if is_linear:
         return (value - bucket.lower) / (bucket.upper - bucket.lower)
-    lower, upper, place = (math.log2(abs(edge)) for edge in (bucket.lower, bucket.upper, value))
-    return (place - lower) / (upper - lower) if value > 0 else 1 - (place - upper) / (lower - upper)
+    lower, upper, position = (math.log2(abs(edge)) for edge in (bucket.lower, bucket.upper, value))
+    return (position - lower) / (upper - lower) if value > 0 else 1 - (position - upper) / (lower - upper)
 
 
 def _rank_of(value: float, histogram: Histogram, total: float) -> float:

@@ -179,10 +179,10 @@ def _compute_by_pattern(
     Cells with the same buckets are computed together.
     """
     out, was_repaired = np.full(counts.shape[1], np.nan), np.zeros(counts.shape[1], dtype=bool)
-    for has, cells in _iterate_patterns(present):
-        if not len(cells) or not np.isposinf(bounds[has][-1]):
+    for has_bucket, cells in _iterate_patterns(present):
+        if not len(cells) or not np.isposinf(bounds[has_bucket][-1]):
             continue
-        edges, cumulative = _merge_equal_bounds(bounds[has], counts[has][:, cells])
+        edges, cumulative = _merge_equal_bounds(bounds[has_bucket], counts[has_bucket][:, cells])
         with np.errstate(all="ignore"):
             rising, was_repaired[cells] = _make_monotonic(cumulative)
             out[cells] = compute(edges, rising, cells % steps)
@@ -191,13 +191,13 @@ def _compute_by_pattern(
 
 def _iterate_patterns(present: Mask) -> Iterator[tuple[Mask, Ints]]:
     """Each combination of present buckets, with its cells."""
-    whole = present.all(axis=0)
-    yield np.ones(len(present), dtype=bool), np.flatnonzero(whole)
+    is_complete = present.all(axis=0)
+    yield np.ones(len(present), dtype=bool), np.flatnonzero(is_complete)
     # Nearly all cells have all buckets or none, and comparing patterns is slow.
-    partial = np.flatnonzero(present.any(axis=0) & ~whole)
-    patterns, which = np.unique(present[:, partial], axis=1, return_inverse=True)
+    partial = np.flatnonzero(present.any(axis=0) & ~is_complete)
+    patterns, pattern_of_cell = np.unique(present[:, partial], axis=1, return_inverse=True)
     for number in range(patterns.shape[1]):
-        yield patterns[:, number], partial[which.ravel() == number]
+        yield patterns[:, number], partial[pattern_of_cell.ravel() == number]
 
 
 def _merge_equal_bounds(bounds: Floats, counts: Floats) -> tuple[Floats, Floats]:

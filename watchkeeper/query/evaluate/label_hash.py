@@ -61,19 +61,19 @@ def hash_texts(texts: Sequence[bytes]) -> Words:
 def _hash_rows(table: npt.NDArray[np.uint8]) -> Words:
     """The hash of each row: first stripes of four words, then single words, then the remaining bytes."""
     count, length = table.shape
-    whole = length // WORD_BYTES
-    words = np.ascontiguousarray(table[:, : whole * WORD_BYTES]).view("<u8")
+    word_count = length // WORD_BYTES
+    words = np.ascontiguousarray(table[:, : word_count * WORD_BYTES]).view("<u8")
     in_stripes = length // STRIPE_BYTES * STRIPE_BYTES // WORD_BYTES
     mixed = _hash_stripes(words[:, :in_stripes]) if in_stripes else np.repeat(P5, count)
     mixed = mixed + np.uint64(length)
     for word in words[:, in_stripes:].T:
         mixed = _rotate(mixed ^ _round(ZERO, word), 27) * P1 + P4
-    rest = table[:, whole * WORD_BYTES :]
-    if rest.shape[1] >= HALF_BYTES:
-        half = np.ascontiguousarray(rest[:, :HALF_BYTES]).view("<u4")[:, 0].astype(np.uint64)
+    tail = table[:, word_count * WORD_BYTES :]
+    if tail.shape[1] >= HALF_BYTES:
+        half = np.ascontiguousarray(tail[:, :HALF_BYTES]).view("<u4")[:, 0].astype(np.uint64)
         mixed = _rotate(mixed ^ half * P1, 23) * P2 + P3
-        rest = rest[:, HALF_BYTES:]
-    for byte in rest.T.astype(np.uint64):
+        tail = tail[:, HALF_BYTES:]
+    for byte in tail.T.astype(np.uint64):
         mixed = _rotate(mixed ^ byte * P5, 11) * P1
     mixed = (mixed ^ mixed >> np.uint64(33)) * P2
     mixed = (mixed ^ mixed >> np.uint64(29)) * P3

@@ -100,11 +100,11 @@ class Notes:
         return _format_lines(self._infos, expr, kind="info")
 
 
-def _format_lines(notes: Iterable[tuple[str, int]], expr: str, *, kind: str) -> tuple[str, ...]:
-    placed = ((sentence, line_and_column(expr, position)) for sentence, position in notes)
+def _format_lines(sentences: Iterable[tuple[str, int]], expr: str, *, kind: str) -> tuple[str, ...]:
+    placed = ((sentence, line_and_column(expr, position)) for sentence, position in sentences)
     lines = [f"{sentence} ({line}:{column})" for sentence, (line, column) in placed]
-    more = len(lines) - MAX_SHOWN
-    return (*lines[:MAX_SHOWN], f"{more} more {kind} annotations omitted") if more > 0 else tuple(lines)
+    omitted = len(lines) - MAX_SHOWN
+    return (*lines[:MAX_SHOWN], f"{omitted} more {kind} annotations omitted") if omitted > 0 else tuple(lines)
 
 
 def _for_metric(name: str) -> str:

@@ -51,10 +51,10 @@ class LabelSources:
 def parse_label_sources(selector: ast.Selector | None) -> LabelSources:
     matchers = () if selector is None else selector.matchers
     names = tuple(matcher for matcher in matchers if matcher.name == METRIC_NAME)
-    rest = tuple(matcher for matcher in matchers if matcher.name != METRIC_NAME)
+    label_matchers = tuple(matcher for matcher in matchers if matcher.name != METRIC_NAME)
     if all(matcher.op in EXCLUDING for matcher in names):
         names = (*names, ANY_INFO_METRIC) if names else (TARGET_INFO,)
-    return LabelSources(names, rest)
+    return LabelSources(names, label_matchers)
 
 
 def time_modifiers(expr: ast.Expr) -> Iterator[ast.Selector | ast.Subquery]:
@@ -134,15 +134,15 @@ def _source_sets(rows_by_metric: dict[str, list[int]], present: Mask, sample_ms:
 
 
 def _add_labels(pairs: Pairs, sources: Sequence[Pairs], label_sources: LabelSources) -> Pairs:
-    own, names = dict(pairs), {matcher.name for matcher in label_sources.labels}
+    labels, names = dict(pairs), {matcher.name for matcher in label_sources.labels}
     added: dict[str, str] = {}
     for source in sources:
         for name, value in source:
             is_requested = name in names if names else name not in IDENTIFYING
-            if name in (METRIC_NAME, DROPPED_NAME) or name in own or not is_requested:
+            if name in (METRIC_NAME, DROPPED_NAME) or name in labels or not is_requested:
                 continue
             if added.setdefault(name, value) != value:
                 raise errors.QueryError(
                     f"conflicting label: {name} is {added[name]!r} in one info metric, {value!r} in another"
                 )
-    return tuple(sorted({**own, **added}.items()))
+    return tuple(sorted({**labels, **added}.items()))

@@ -45,8 +45,8 @@ def bounds(times: Millis, at_ms: Millis) -> Ints:
     # The first step at or after each time; how many times are at or before a step is then a running count.
     first = np.clip(-((at_ms[0] - times) // step_ms), 0, steps)
     first += np.arange(len(times))[:, None] * (steps + 1)
-    first_counts = np.bincount(first.ravel(), minlength=len(times) * (steps + 1)).reshape(len(times), steps + 1)
-    return np.cumsum(first_counts[:, :steps], axis=1)
+    time_counts = np.bincount(first.ravel(), minlength=len(times) * (steps + 1)).reshape(len(times), steps + 1)
+    return np.cumsum(time_counts[:, :steps], axis=1)
 
 
 def has_nan(values: Floats) -> bool:

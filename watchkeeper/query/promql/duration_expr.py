@@ -105,9 +105,9 @@ def _read_duration(text: str, *, max_depth: int) -> tuple[int, DurationExpr | No
     tokens = tokenize(text)
     reader = DurationReader(tokens, 0, max_depth=max_depth)
     duration = reader.read_expression()
-    kind, rest, _ = tokens[reader.index]
+    kind, text, _ = tokens[reader.index]
     if kind != "end":
-        raise ParseError(describe_unexpected(kind, rest, context="duration", expected='"]"'), 0)
+        raise ParseError(describe_unexpected(kind, text, context="duration", expected='"]"'), 0)
     return resolve(duration, 0, is_positive=True)
 
 

@@ -77,8 +77,8 @@ def parse_number(text: str, position: int) -> float:
     is_hex = text[:2] in ("0x", "0X")
     if is_hex or (text[0] == "0" and OCTAL.fullmatch(text)):
         digits = text[2:] if is_hex else text
-        whole = int(digits.replace("_", ""), 16 if is_hex else 8)
-        value = float(whole) if whole <= LARGEST_INTEGER else math.inf
+        integer = int(digits.replace("_", ""), 16 if is_hex else 8)
+        value = float(integer) if integer <= LARGEST_INTEGER else math.inf
     else:
         value = float(text)
     if math.isinf(value):

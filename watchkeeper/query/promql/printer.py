@@ -142,12 +142,12 @@ def _label_name(name: str) -> str:
 
 def _selector(expr: ast.Selector) -> str:
     name_matcher = engine.Matcher(labels.METRIC_NAME, engine.MatchOp.EQUAL, expr.name or "")
-    shown = sorted(
+    matcher_texts = sorted(
         f"{_label_name(matcher.name)}{matcher.op}{_quote(matcher.value)}"
         for matcher in expr.matchers
         if not expr.name or matcher != name_matcher
     )
-    return f"{expr.name or ''}{{{','.join(shown)}}}" if shown or not expr.name else expr.name
+    return f"{expr.name or ''}{{{','.join(matcher_texts)}}}" if matcher_texts or not expr.name else expr.name
 
 
 def _modifiers(expr: ast.Selector | ast.Subquery) -> str:
@@ -155,8 +155,8 @@ def _modifiers(expr: ast.Selector | ast.Subquery) -> str:
     if isinstance(expr.at, ast.AtEdge):
         text += f" @ {expr.at}()"
     elif expr.at is not None:
-        seconds, rest = divmod(abs(expr.at), 1000)
-        text += f" @ {'-' if expr.at < 0 else ''}{seconds}.{rest:03}"
+        seconds, millis = divmod(abs(expr.at), 1000)
+        text += f" @ {'-' if expr.at < 0 else ''}{seconds}.{millis:03}"
     if expr.offset_expr is not None:
         return f"{text} offset ({duration_expr.to_text(expr.offset_expr)})"
     return text + (f" offset {durations.format_ms(expr.offset_ms)}" if expr.offset_ms else "")

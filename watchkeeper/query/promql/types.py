@@ -46,15 +46,15 @@ def check_type(expr: ast.Expr, expected: ValueType, context: str) -> None:
 
 
 def check_call(function: Function, args: tuple[ast.Expr, ...], position: int) -> None:
-    count, most, name = len(args), function.max_args, function.name
+    count, max_args, name = len(args), function.max_args, function.name
     if not function.variadic and count != function.min_args:
         raise ParseError(f'expected {function.min_args} argument(s) in call to "{name}", got {count}', position)
     if count < function.min_args:
         raise ParseError(
             f'expected at least {function.min_args} argument(s) in call to "{name}", got {count}', position
         )
-    if most is not None and count > most:
-        raise ParseError(f'expected at most {most} argument(s) in call to "{name}", got {count}', position)
+    if max_args is not None and count > max_args:
+        raise ParseError(f'expected at most {max_args} argument(s) in call to "{name}", got {count}', position)
     last_type = len(function.args) - 1
     for index, arg in enumerate(args):
         check_type(arg, function.args[min(index, last_type)], f'call to function "{name}"')

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from watchkeeper.query.promql import ast
 
 
-def children(expr: ast.Expr) -> Iterator[ast.Expr]:
+def iterate_children(expr: ast.Expr) -> Iterator[ast.Expr]:
     """The direct children of a node, in the order of the text."""
     match expr:
         case ast.RangeSelector():
@@ -30,15 +30,15 @@ def children(expr: ast.Expr) -> Iterator[ast.Expr]:
             return
 
 
-def walk(expr: ast.Expr) -> Iterator[ast.Expr]:
+def iterate_nodes(expr: ast.Expr) -> Iterator[ast.Expr]:
     """The expression and all nodes in it, parents first."""
     yield expr
-    for child in children(expr):
-        yield from walk(child)
+    for child in iterate_children(expr):
+        yield from iterate_nodes(child)
 
 
 def selectors(expr: ast.Expr) -> Iterator[ast.Selector]:
-    return (part for part in walk(expr) if isinstance(part, ast.Selector))
+    return (part for part in iterate_nodes(expr) if isinstance(part, ast.Selector))
 
 
 def metric_names(expr: ast.Expr) -> frozenset[str]:

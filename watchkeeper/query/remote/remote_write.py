@@ -253,9 +253,9 @@ def _unpack(body: bytes, limits: WriteLimits) -> bytes:
         raise errors.WireError((f"remote write: the body is not a snappy block ({error})",)) from error
 
 
-def _check_limit(what: str, count: int, limit: int) -> None:
+def _check_limit(unit: str, count: int, limit: int) -> None:
     if count > limit:
-        raise errors.WireError((f"remote write: the request has {count} {what}, the limit is {limit}",))
+        raise errors.WireError((f"remote write: the request has {count} {unit}, the limit is {limit}",))
 
 
 class _RequestReader:

@@ -135,8 +135,8 @@ def read_range(data: Any, span: QueryRange, notes: ResponseNotes) -> QueryResult
     times = span.times
 
     def positions_of(points: Sequence[Any]) -> Millis:
-        positions, rest = np.divmod(_millis(points) - span.start_ms, span.step_ms)
-        if rest.any() or not 0 <= int(positions[0]) <= int(positions[-1]) < len(times):
+        positions, remainders = np.divmod(_millis(points) - span.start_ms, span.step_ms)
+        if remainders.any() or not 0 <= int(positions[0]) <= int(positions[-1]) < len(times):
             raise errors.StoreError("the response of the server has times that were not requested")
         return positions
 

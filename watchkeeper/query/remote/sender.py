@@ -72,8 +72,8 @@ class Sender:
 
     def send(self, samples: Iterable[AnySample]) -> Appended:
         """Write samples now; StoreError if the server fails, with the number of samples already written."""
-        kept, dropped, rest = 0, Counter[str](), iter(samples)
-        while batch := list(islice(rest, BATCH_SAMPLES)):
+        kept, dropped, remaining = 0, Counter[str](), iter(samples)
+        while batch := list(islice(remaining, BATCH_SAMPLES)):
             try:
                 appended = self._write(batch)
             except errors.StoreError as error:

@@ -43,7 +43,6 @@ class EmbeddedEngine:
         self._parsed_lock = threading.Lock()
 
     def close(self) -> None:
-        """Close the store; appended samples are on disk afterwards."""
         self.head.close()
 
     def limits(self) -> QueryLimits:
@@ -76,12 +75,7 @@ class EmbeddedEngine:
         return QueryResult(kind, _frame(value, times), warnings=warnings, infos=infos)
 
     def range(self, expr: str, span: QueryRange) -> QueryResult:
-        steps = (span.end_ms - span.start_ms) // span.step_ms + 1
-        if self._limits.max_steps is not None and steps > self._limits.max_steps:
-            raise errors.QueryLimit(
-                f"the query has {steps} steps, the limit is {self._limits.max_steps}",
-                remedy="Use a larger step or a shorter time range",
-            )
+        self._limits.check_steps(span)
         tree = self._parse(expr)
         evaluator = Evaluator(self.head, self._limits, span=span)
         value = evaluator.evaluate(tree, span.times)
@@ -95,17 +89,13 @@ class EmbeddedEngine:
         return QueryResult(ResultType.MATRIX, _frame(value, span.times), warnings=warnings, infos=infos)
 
     def range_if_cheap(self, expr: str, span: QueryRange) -> QueryResult | None:
-        """The result of a range query that is cheaper than a thread switch; None if it may take longer.
-
-        Panels of one node are: a selector of few series that was queried before. A thread switch takes 0.15 ms, a
-        third of the time of such a query, and far more on a busy machine.
-        """
+        # Panels of one node are cheap: a selector of few series that was queried before. A thread switch takes 0.15 ms,
+        # a third of the time of such a query, and far more on a busy machine.
         tree = self._parsed.get(expr)
         if not isinstance(tree, ast.Selector) or tree.offset_ms or tree.offset_expr or tree.at is not None:
             return None
-        steps = (span.end_ms - span.start_ms) // span.step_ms + 1
         count = self.head.cached_series_count(tree.matchers, span.start_ms - self._limits.lookback_ms)
-        return self.range(expr, span) if count is not None and count * steps <= MAX_CHEAP_POINTS else None
+        return self.range(expr, span) if count is not None and count * span.steps <= MAX_CHEAP_POINTS else None
 
     def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
         label_sets = {labels for selector in matchers for labels in self.head.series(selector, start_ms, end_ms)}
@@ -123,7 +113,6 @@ class EmbeddedEngine:
         return sorted({value for values in value_lists for value in values})
 
     def latest_samples(self, matchers: Sequence[Matcher], at_ms: int) -> list[interfaces.AnySample]:
-        """The newest sample of each series that is not stale, with its time; /federate serves these."""
         series, times, values = self.head.latest(matchers, at_ms - self._limits.lookback_ms, at_ms)
         cells = self.head.find_histograms(values)
         rows = np.flatnonzero(~is_absent(values) & ~is_stale(values)).tolist()
@@ -154,20 +143,16 @@ class EmbeddedEngine:
                 yield labels, times[is_sample], [number if cell is None else cell for cell, number in mixed]
 
     def with_lookback(self, lookback_ms: int) -> EmbeddedEngine:
-        """The same engine with another lookback, for one query."""
         engine = copy.copy(self)
         engine._limits = dataclasses.replace(self._limits, lookback_ms=lookback_ms)
         return engine
 
     def metadata(self) -> dict[str, tuple[str, str, str]]:
-        """Type, help and unit of each metric with metadata."""
         return self.head.metadata.descriptions()
 
     def exemplars(
         self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
     ) -> list[tuple[Labels, list[Exemplar]]]:
-        """Exemplars of series that match any of the selectors, with start ≤ time ≤ end."""
-
         def is_selected(series: Labels) -> bool:
             return any(
                 all(patterns.matches(matcher, series.get(matcher.name, "")) for matcher in selector)

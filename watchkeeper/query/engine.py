@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from watchkeeper import errors
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
@@ -68,6 +69,10 @@ class QueryRange:
             raise ValueError(f"step is {self.step_ms} ms, it must be above 0")
         if self.end_ms < self.start_ms:
             raise ValueError("end is before start")
+
+    @property
+    def steps(self) -> int:
+        return (self.end_ms - self.start_ms) // self.step_ms + 1
 
     @property
     def times(self) -> Millis:
@@ -158,6 +163,13 @@ class QueryLimits:
     lookback_ms: int = interfaces.LOOKBACK_MS
     # The step of `expr[1h:]`: Prometheus' default evaluation interval.
     subquery_step_ms: int = 60_000
+
+    def check_steps(self, span: QueryRange) -> None:
+        if self.max_steps is not None and span.steps > self.max_steps:
+            raise errors.QueryLimit(
+                f"the query has {span.steps} steps, the limit is {self.max_steps}",
+                remedy="Use a larger step or a shorter time range",
+            )
 
 
 class InstantEngine(Protocol):

@@ -35,7 +35,8 @@ def write(histogram: Histogram, format_number: Callable[[float], str]) -> dict[s
 def read(plain: Mapping[str, Any]) -> Histogram:
     """The histogram of a JSON object; the counter reset hint is unknown."""
     buckets = [
-        (int(rule), Bucket(float(low), float(high), float(count))) for rule, low, high, count in _bucket_rows(plain)
+        (int(rule), Bucket(float(low), float(high), float(count)))
+        for rule, low, high, count in plain.get("buckets") or ()
     ]
     zero = next((bucket for rule, bucket in buckets if rule == BOTH and bucket.lower == -bucket.upper), None)
     others = [(rule, bucket) for rule, bucket in buckets if bucket is not zero]
@@ -58,10 +59,6 @@ def read(plain: Mapping[str, Any]) -> Histogram:
         positive=sides[False],
         negative=sides[True],
     )
-
-
-def _bucket_rows(plain: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-    return plain.get("buckets") or ()
 
 
 def _outer_bound(bucket: Bucket) -> float:

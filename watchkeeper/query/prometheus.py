@@ -79,12 +79,7 @@ class PrometheusEngine:
 
     def range(self, expr: str, span: QueryRange) -> QueryResult:
         self._check_size(expr)
-        steps, max_steps = (span.end_ms - span.start_ms) // span.step_ms + 1, self._limits.max_steps
-        if max_steps is not None and steps > max_steps:
-            raise errors.QueryLimit(
-                f"the query has {steps} steps, the limit is {max_steps}",
-                remedy="Use a larger step or a shorter time range",
-            )
+        self._limits.check_steps(span)
         times = [("start", _seconds(span.start_ms)), ("end", _seconds(span.end_ms)), ("step", _seconds(span.step_ms))]
         return self._evaluate("/api/v1/query_range", expr, times, lambda response: self._read_matrix(response, span))
 
@@ -110,7 +105,6 @@ class PrometheusEngine:
         return sorted(self._fetch_list(path, matchers, start_ms, end_ms, method="GET") or ())
 
     def metadata(self) -> dict[str, tuple[str, str, str]]:
-        """Type, help and unit of each metric with metadata on the server."""
         data, _ = self._fetch("/api/v1/metadata", [], method="GET")
         with self._convert_read_errors():
             return {
@@ -122,7 +116,6 @@ class PrometheusEngine:
     def exemplars(
         self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
     ) -> list[tuple[Labels, list[Exemplar]]]:
-        """The server's exemplars of series that match any of the selectors."""
         times = [("start", _seconds(start_ms)), ("end", _seconds(end_ms))]
         expr = " or ".join(responses.format_selector(selector) for selector in matchers)
         data, _ = self._fetch("/api/v1/query_exemplars", [("query", expr), *times])

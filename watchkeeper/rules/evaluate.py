@@ -374,7 +374,8 @@ def _evaluate_recording(
         samples = tuple([Sample(labels, at_ms, value) for labels, value in recorded])
         return _Outcome(RuleState(health=RuleHealth.OK, recorded_as=previous_names, written=before.written), samples)
     recorded_as = {
-        series: previous_names.get(series) or _recorded_labels(rule, series) for series in (*vector, *histograms)
+        series: previous_names.get(series) or Labels({**series, **rule.labels, METRIC_NAME: rule.name})
+        for series in (*vector, *histograms)
     }
     values = {recorded_as[series]: value for series, value in vector.items()}
     native = {recorded_as[series]: histogram for series, histogram in histograms.items()}
@@ -392,10 +393,6 @@ def _add_histograms(outcome: _Outcome, native: Mapping[Labels, Histogram], now: 
     samples += [HistogramSample(labels, at_ms, histogram) for labels, histogram in native.items()]
     state = replace(outcome.state, written=outcome.state.written | native.keys())
     return replace(outcome, state=state, samples=tuple(samples))
-
-
-def _recorded_labels(rule: RecordingRule, series: Labels) -> Labels:
-    return Labels({**series, **rule.labels, METRIC_NAME: rule.name})
 
 
 def _evaluate_alerting(

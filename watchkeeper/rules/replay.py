@@ -21,7 +21,7 @@ from watchkeeper.model.alerts import Alert, AlertState
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine as engines
-from watchkeeper.query.promql import ast, parser
+from watchkeeper.query.promql import ast, parser, walk
 from watchkeeper.rules import alerting
 from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE, KEPT_SINCE, query_rows
 from watchkeeper.rules.rulefile import AlertingRule, RecordingRule, Rule, RuleGroup, RuleSet
@@ -89,9 +89,10 @@ def replay(
     episodes: list[Episode] = []
     failures: list[Failure] = []
     steps = 0
-    for rules_done, (group, rule) in enumerate(_iterate_rules(rule_set)):
+    rules = [(group, rule) for group in rule_set.groups for rule in group.rules]
+    for rules_done, (group, rule) in enumerate(rules):
         if progress is not None:
-            progress(rules_done, len(rule_set.rules))
+            progress(rules_done, len(rules))
         try:
             rule_steps = _RuleSteps(
                 rule, engine, _query_range(group, window), offset_ms=round(group.query_offset_seconds * 1000)
@@ -133,24 +134,9 @@ def _selectors(expr: ast.Expr, back_ms: int) -> Iterator[tuple[ast.Selector, int
             yield from _selectors(expr.selector, back_ms + expr.range_ms)
         case ast.Subquery():
             yield from _selectors(expr.expr, back_ms + expr.range_ms + max(0, expr.offset_ms))
-        case ast.Unary() | ast.Paren():
-            yield from _selectors(expr.expr, back_ms)
-        case ast.Binary():
-            yield from _selectors(expr.left, back_ms)
-            yield from _selectors(expr.right, back_ms)
-        case ast.Aggregate():
-            yield from _selectors(expr.expr, back_ms)
-            if expr.parameter is not None:
-                yield from _selectors(expr.parameter, back_ms)
-        case ast.FunctionCall():
-            for argument in expr.args:
-                yield from _selectors(argument, back_ms)
         case _:
-            return
-
-
-def _iterate_rules(rule_set: RuleSet) -> Iterator[tuple[RuleGroup, Rule]]:
-    return ((group, rule) for group in rule_set.groups for rule in group.rules)
+            for child in walk.iterate_children(expr):
+                yield from _selectors(child, back_ms)
 
 
 def _query_range(group: RuleGroup, window: ReplayWindow) -> engines.QueryRange:

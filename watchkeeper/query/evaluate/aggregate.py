@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -95,10 +96,6 @@ def _stdvar(values: Floats, present: Mask, groups: Groups) -> Floats:
     return reduce_groups(np.add, deviation * deviation, groups.starts) / count
 
 
-def _stddev(values: Floats, present: Mask, groups: Groups) -> Floats:
-    return np.sqrt(_stdvar(values, present, groups))
-
-
 def _min(values: Floats, present: Mask, groups: Groups) -> Floats:
     return reduce_groups(np.fmin, _filled(values, present, np.nan), groups.starts)
 
@@ -118,7 +115,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "min": _min,
     "max": _max,
     "group": _group,
-    "stddev": _stddev,
+    "stddev": lambda values, present, groups: np.sqrt(_stdvar(values, present, groups)),
     "stdvar": _stdvar,
 }
 
@@ -214,25 +211,17 @@ def _check_parameter(node: ast.Aggregate, parameters: Floats, notes: Notes) -> N
         raise errors.QueryError(f"Scalar value {large[0]:g} {direction}flows int64", remedy="Use a smaller number")
 
 
-def _topk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
-    return _extremes(vector, groups, parameters.astype(np.int64), sign=-1.0)
-
-
-def _bottomk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
-    return _extremes(vector, groups, parameters.astype(np.int64), sign=1.0)
-
-
-def _extremes(vector: Vector, groups: Groups, limits: Ints, *, sign: float) -> Vector:
+def _extremes(vector: Vector, groups: Groups, parameters: Floats, *, sign: float) -> Vector:
     """The first k series of each group in the order of `sign × value`, NaN last; an instant query is sorted."""
     keep = np.zeros(vector.present.shape, dtype=bool)
     order = np.empty(0, dtype=np.int64)
-    for step, limit in enumerate(limits.tolist()):
+    for step, limit in enumerate(parameters.astype(np.int64).tolist()):
         rows = np.flatnonzero(vector.present[:, step])
         sort_keys = sign * vector.values[rows, step]
         order = rows[np.lexsort((sort_keys, np.isnan(sort_keys), groups.group_of_row[rows]))]
         keep[order[_rank(groups.group_of_row[order]) < limit], step] = True
     selected = Vector(vector.series, vector.values, keep)
-    is_instant = len(limits) == 1
+    is_instant = len(parameters) == 1
     return selected.select_rows(order[keep[order].ravel()]) if is_instant else selected
 
 
@@ -247,9 +236,8 @@ def _rank(owners: Ints) -> Ints:
 
 def _limitk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
     """The first k series of each group that are present at the step."""
-    limits = parameters.astype(np.int64)
     keep = np.zeros(vector.present.shape, dtype=bool)
-    for step, limit in enumerate(limits.tolist()):
+    for step, limit in enumerate(parameters.astype(np.int64).tolist()):
         rows = groups.order[vector.present[groups.order, step]]
         keep[rows[_rank(groups.group_of_row[rows]) < limit], step] = True
     return Vector(vector.series, vector.values, keep)
@@ -264,8 +252,8 @@ def _limit_ratio(vector: Vector, _: Groups, parameters: Floats) -> Vector:
 
 
 SELECTIONS: dict[str, Callable[[Vector, Groups, Floats], Vector]] = {
-    "topk": _topk,
-    "bottomk": _bottomk,
+    "topk": partial(_extremes, sign=-1.0),
+    "bottomk": partial(_extremes, sign=1.0),
     "limitk": _limitk,
     "limit_ratio": _limit_ratio,
 }

@@ -48,6 +48,7 @@ READ_EDGES_ONLY = frozenset(
         *("present_over_time", "rate", "resets", "ts_of_first_over_time", "ts_of_last_over_time"),
     }
 )
+KEEPS_NAME = ("first_over_time", "last_over_time")
 
 
 class Evaluator:
@@ -362,51 +363,20 @@ def _quantile_over_time(invocation: Invocation) -> Vector:
     return drop_name(result)
 
 
-def _predict_linear(invocation: Invocation) -> Vector:
-    return drop_name(over_time.predict_linear(invocation.windows(0), invocation.scalar(1), at_ms=invocation.times_ms))
-
-
-def _smoothing(invocation: Invocation) -> Vector:
-    return drop_name(
-        over_time.double_exponential_smoothing(invocation.windows(0), invocation.scalar(1), invocation.scalar(2))
-    )
-
-
 FUNCTIONS: dict[str, PromFunction] = {
     **numbers.FUNCTIONS,
     **relabel.FUNCTIONS,
     **histograms.FUNCTIONS,
-    **{
-        compute.__name__: _window_function(compute)
-        for compute in (
-            rates.changes,
-            rates.delta,
-            rates.idelta,
-            rates.irate,
-            rates.resets,
-            over_time.avg_over_time,
-            over_time.count_over_time,
-            over_time.deriv,
-            over_time.mad_over_time,
-            over_time.max_over_time,
-            over_time.min_over_time,
-            over_time.present_over_time,
-            over_time.stddev_over_time,
-            over_time.stdvar_over_time,
-            over_time.sum_over_time,
-            over_time.ts_of_first_over_time,
-            over_time.ts_of_last_over_time,
-            over_time.ts_of_max_over_time,
-            over_time.ts_of_min_over_time,
-        )
-    },
-    "increase": _counter_function(rates.increase),
-    "rate": _counter_function(rates.rate),
-    "first_over_time": _window_function(over_time.first_over_time, keeps_name=True),
-    "last_over_time": _window_function(over_time.last_over_time, keeps_name=True),
+    **{name: _window_function(compute) for name, compute in (rates.FUNCTIONS | over_time.FUNCTIONS).items()},
+    **{name: _counter_function(rates.FUNCTIONS[name]) for name in ("increase", "rate")},
+    **{name: _window_function(over_time.FUNCTIONS[name], keeps_name=True) for name in KEEPS_NAME},
     "quantile_over_time": _quantile_over_time,
-    "predict_linear": _predict_linear,
-    "double_exponential_smoothing": _smoothing,
+    "predict_linear": lambda call: drop_name(
+        over_time.predict_linear(call.windows(0), call.scalar(1), at_ms=call.times_ms)
+    ),
+    "double_exponential_smoothing": lambda call: drop_name(
+        over_time.double_exponential_smoothing(call.windows(0), call.scalar(1), call.scalar(2))
+    ),
     "scalar": _scalar,
     "vector": lambda invocation: invocation.single_series(invocation.scalar(0)),
     "time": lambda invocation: Scalar(invocation.times_ms / 1000),

@@ -15,7 +15,7 @@ import numpy as np
 
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate import native_estimates
+from watchkeeper.query.evaluate import estimates, native_estimates
 from watchkeeper.query.evaluate.aggregate import format_value
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.notes import Notes
@@ -51,10 +51,6 @@ class _NoteTarget:
     notes_repairs: Mask
 
 
-def _histogram_quantile(invocation: Invocation) -> Vector:
-    return _quantile_at(invocation, 0, buckets_at=1)
-
-
 def _quantile_at(invocation: Invocation, quantiles_at: int, *, buckets_at: int) -> Vector:
     quantiles, args = invocation.scalar(quantiles_at).values, invocation.call.args
     invocation.notes.check_quantiles(quantiles, args[quantiles_at])
@@ -69,7 +65,13 @@ def _quantile_at(invocation: Invocation, quantiles_at: int, *, buckets_at: int) 
     if vector.histograms is None:
         return drop_name(classic)
     return drop_name(
-        native_estimates.with_quantiles(classic, vector, quantiles, about=note_target.about, notes=note_target.notes)
+        native_estimates.append_native(
+            classic,
+            vector,
+            lambda step, histogram: estimates.quantile(float(quantiles[step]), histogram),
+            about=note_target.about,
+            notes=note_target.notes,
+        )
     )
 
 
@@ -105,7 +107,13 @@ def _histogram_fraction(invocation: Invocation) -> Vector:
     if vector.histograms is None:
         return drop_name(classic)
     return drop_name(
-        native_estimates.with_fractions(classic, vector, lower, upper, about=about, notes=invocation.notes)
+        native_estimates.append_native(
+            classic,
+            vector,
+            lambda step, histogram: estimates.fraction(float(lower[step]), float(upper[step]), histogram),
+            about=about,
+            notes=invocation.notes,
+        )
     )
 
 
@@ -267,7 +275,7 @@ def _rank_of(bounds: Floats, counts: Floats, value: Floats) -> Floats:
 
 FUNCTIONS: dict[str, PromFunction] = {
     **native_estimates.FUNCTIONS,
-    "histogram_quantile": _histogram_quantile,
+    "histogram_quantile": lambda invocation: _quantile_at(invocation, 0, buckets_at=1),
     "histogram_quantiles": _histogram_quantiles,
     "histogram_fraction": _histogram_fraction,
 }

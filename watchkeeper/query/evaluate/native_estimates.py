@@ -13,7 +13,6 @@ import numpy as np
 
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import METRIC_NAME
-from watchkeeper.query.engine import Floats
 from watchkeeper.query.evaluate import estimates
 from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.native_aggregate import native_mask
@@ -25,27 +24,7 @@ from watchkeeper.store.series import SeriesSet
 Estimate = Callable[[int, Histogram], tuple[float, estimates.NanEffect | None]]
 
 
-def with_quantiles(classic: Vector, vector: Vector, quantiles: Floats, *, about: ast.Expr, notes: Notes) -> Vector:
-    phis = quantiles.tolist()
-    return _append_native(
-        classic, vector, lambda step, histogram: estimates.quantile(phis[step], histogram), about=about, notes=notes
-    )
-
-
-def with_fractions(
-    classic: Vector, vector: Vector, lower: Floats, upper: Floats, *, about: ast.Expr, notes: Notes
-) -> Vector:
-    lows, highs = lower.tolist(), upper.tolist()
-    return _append_native(
-        classic,
-        vector,
-        lambda step, histogram: estimates.fraction(lows[step], highs[step], histogram),
-        about=about,
-        notes=notes,
-    )
-
-
-def _append_native(classic: Vector, vector: Vector, estimate: Estimate, *, about: ast.Expr, notes: Notes) -> Vector:
+def append_native(classic: Vector, vector: Vector, estimate: Estimate, *, about: ast.Expr, notes: Notes) -> Vector:
     """Append results of native histograms to those of classic histograms."""
     assert vector.histograms is not None
     rows_of = {pairs: row for row, pairs in enumerate(classic.series.pairs)}

@@ -8,8 +8,10 @@ are rare, and the warnings of Prometheus for windows with both kinds differ betw
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -46,9 +48,10 @@ class Window:
         self.notes.warn_mixed_samples(self.name, self.about)
         return None
 
-    def combine(
-        self, add: Callable[[list[Histogram]], CombinedHistogram], samples: list[Histogram]
-    ) -> Histogram | None:
+    def combine(self, add: Callable[[list[Histogram]], CombinedHistogram]) -> Histogram | None:
+        samples = self.histograms
+        if samples is None:
+            return None
         try:
             combined = add(samples)
         except histograms.IncompatibleHistograms:
@@ -74,14 +77,6 @@ Compute: TypeAlias = Callable[[Window], Number | None]
 def _rate(window: Window) -> Number | None:
     increase = _extrapolate(window, is_counter=True)
     return None if increase is None else increase.divided((window.end_ms - window.start_ms) / 1000)
-
-
-def _increase(window: Window) -> Number | None:
-    return _extrapolate(window, is_counter=True)
-
-
-def _delta(window: Window) -> Number | None:
-    return _extrapolate(window, is_counter=False)
 
 
 def _extrapolate(window: Window, *, is_counter: bool) -> Histogram | None:
@@ -135,14 +130,6 @@ def _add_before_reset(window: Window, increase: Histogram, before_reset: Histogr
     return total.histogram
 
 
-def _irate(window: Window) -> Number | None:
-    return _last_difference(window, is_rate=True)
-
-
-def _idelta(window: Window) -> Number | None:
-    return _last_difference(window, is_rate=False)
-
-
 def _last_difference(window: Window, *, is_rate: bool) -> Number | None:
     if len(window.samples) < 2:
         return None
@@ -170,10 +157,6 @@ def _changes(window: Window) -> Number | None:
     )
 
 
-def _resets(window: Window) -> Number | None:
-    return _count_pairs(window, lambda now, before: now.is_reset_after(before), lambda now, before: now < before)
-
-
 def _is_same(now: float, before: float) -> bool:
     return now == before or (math.isnan(now) and math.isnan(before))
 
@@ -193,26 +176,16 @@ def _count_pairs(
     return float(count)
 
 
-def _sum(window: Window) -> Number | None:
-    samples = window.histograms
-    return None if samples is None else window.combine(histograms.sum_histograms, samples)
-
-
-def _avg(window: Window) -> Number | None:
-    samples = window.histograms
-    return None if samples is None else window.combine(histograms.average_histograms, samples)
-
-
 FUNCTIONS: dict[str, Compute] = {
     "rate": _rate,
-    "increase": _increase,
-    "delta": _delta,
-    "irate": _irate,
-    "idelta": _idelta,
+    "increase": partial(_extrapolate, is_counter=True),
+    "delta": partial(_extrapolate, is_counter=False),
+    "irate": partial(_last_difference, is_rate=True),
+    "idelta": partial(_last_difference, is_rate=False),
     "changes": _changes,
-    "resets": _resets,
-    "sum_over_time": _sum,
-    "avg_over_time": _avg,
+    "resets": partial(_count_pairs, of_histograms=Histogram.is_reset_after, of_numbers=operator.lt),
+    "sum_over_time": lambda window: window.combine(histograms.sum_histograms),
+    "avg_over_time": lambda window: window.combine(histograms.average_histograms),
     "count_over_time": lambda window: float(len(window.samples)),
     "present_over_time": lambda _: 1.0,
     "first_over_time": lambda window: window.samples[0],

@@ -49,19 +49,7 @@ def _elementwise(compute: Callable[[Floats], Floats]) -> PromFunction:
     return call
 
 
-def _clamp(invocation: Invocation) -> Vector:
-    return _clamped(invocation, invocation.scalar(1), invocation.scalar(2))
-
-
-def _clamp_min(invocation: Invocation) -> Vector:
-    return _clamped(invocation, invocation.scalar(1), None)
-
-
-def _clamp_max(invocation: Invocation) -> Vector:
-    return _clamped(invocation, None, invocation.scalar(1))
-
-
-def _clamped(invocation: Invocation, low: Scalar | None, high: Scalar | None) -> Vector:
+def _clamp(invocation: Invocation, low: Scalar | None, high: Scalar | None) -> Vector:
     """Clamp values; the result is empty at steps where the minimum is above the maximum."""
     vector = invocation.vector(0)
     values, present = vector.values, vector.present
@@ -154,9 +142,9 @@ CALENDAR: dict[str, Callable[[Floats], Floats]] = {
 FUNCTIONS: dict[str, PromFunction] = {
     **{name: _elementwise(compute) for name, compute in ELEMENTWISE.items()},
     **{name: _calendar(compute) for name, compute in CALENDAR.items()},
-    "clamp": _clamp,
-    "clamp_min": _clamp_min,
-    "clamp_max": _clamp_max,
+    "clamp": lambda call: _clamp(call, call.scalar(1), call.scalar(2)),
+    "clamp_min": lambda call: _clamp(call, call.scalar(1), None),
+    "clamp_max": lambda call: _clamp(call, None, call.scalar(1)),
     "round": _round,
     "max_of": lambda invocation: Scalar(maximum(invocation.scalar(0).values, invocation.scalar(1).values)),
     "min_of": lambda invocation: Scalar(minimum(invocation.scalar(0).values, invocation.scalar(1).values)),

@@ -2,103 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import compensated_sums
 from watchkeeper.query.evaluate.values import Scalar, Vector, Windows
-from watchkeeper.query.evaluate.windows import Piece, edges, reduce, times_at, values_at
+from watchkeeper.query.evaluate.windows import Edges, Piece, edges, reduce, times_at, values_at
 from watchkeeper.store.columns import Ints
 
-
-def sum_over_time(windows: Windows) -> Vector:
-    return reduce(windows, lambda piece: compensated_sums.sum_last_axis(piece.filled(0.0)))
-
-
-def avg_over_time(windows: Windows) -> Vector:
-    return reduce(windows, _mean)
-
-
-def min_over_time(windows: Windows) -> Vector:
-    return reduce(windows, lambda piece: np.fmin.reduce(piece.filled(np.nan), axis=-1))
-
-
-def max_over_time(windows: Windows) -> Vector:
-    return reduce(windows, lambda piece: np.fmax.reduce(piece.filled(np.nan), axis=-1))
-
-
-def stdvar_over_time(windows: Windows) -> Vector:
-    return reduce(windows, _variance)
-
-
-def stddev_over_time(windows: Windows) -> Vector:
-    return reduce(windows, lambda piece: np.sqrt(_variance(piece)))
-
-
-def mad_over_time(windows: Windows) -> Vector:
-    """The median absolute deviation; NaN if any sample is NaN."""
-
-    def compute(piece: Piece) -> Floats:
-        middle = sorted_quantile(piece.values, piece.mask, np.array([0.5]))
-        spread = sorted_quantile(np.abs(piece.values - middle[..., None]), piece.mask, np.array([0.5]))
-        return np.where((np.isnan(piece.values) & piece.mask).any(axis=-1), np.nan, spread)
-
-    return reduce(windows, compute)
+WindowFunction: TypeAlias = Callable[[Windows], Vector]
 
 
 def quantile_over_time(windows: Windows, quantiles: Scalar) -> Vector:
     return reduce(windows, lambda piece: sorted_quantile(piece.values, piece.mask, quantiles.values[piece.steps]))
-
-
-def count_over_time(windows: Windows) -> Vector:
-    count = edges(windows).count
-    return Vector(windows.series, count.astype(np.float64), count > 0)
-
-
-def present_over_time(windows: Windows) -> Vector:
-    count = edges(windows).count
-    return Vector(windows.series, np.ones(count.shape), count > 0)
-
-
-def last_over_time(windows: Windows) -> Vector:
-    edge = edges(windows)
-    return Vector(windows.series, values_at(windows, edge.last), edge.count > 0)
-
-
-def first_over_time(windows: Windows) -> Vector:
-    edge = edges(windows)
-    return Vector(windows.series, values_at(windows, edge.first), edge.count > 0)
-
-
-def ts_of_last_over_time(windows: Windows) -> Vector:
-    edge = edges(windows)
-    return Vector(windows.series, times_at(windows, edge.last) / 1000, edge.count > 0)
-
-
-def ts_of_first_over_time(windows: Windows) -> Vector:
-    edge = edges(windows)
-    return Vector(windows.series, times_at(windows, edge.first) / 1000, edge.count > 0)
-
-
-def ts_of_max_over_time(windows: Windows) -> Vector:
-    return reduce(windows, lambda piece: _time_of(piece, np.fmax.reduce(piece.filled(np.nan), axis=-1)))
-
-
-def ts_of_min_over_time(windows: Windows) -> Vector:
-    return reduce(windows, lambda piece: _time_of(piece, np.fmin.reduce(piece.filled(np.nan), axis=-1)))
-
-
-def deriv(windows: Windows) -> Vector:
-    """The slope per second of a line through the samples; times count from the first sample, to keep numbers small."""
-
-    def compute(piece: Piece) -> Floats:
-        if piece.inside is None:
-            return _fit_line(piece, piece.group_times[..., :1])[0]
-        first = np.argmax(piece.inside, axis=-1)
-        return _fit_line(piece, np.take_along_axis(piece.times, first[..., None], axis=-1))[0]
-
-    return reduce(windows, compute, min_samples=2)
 
 
 def predict_linear(windows: Windows, ahead_seconds: Scalar, *, at_ms: Ints) -> Vector:
@@ -232,3 +152,61 @@ def _smooth(piece: Piece, smoothing: Floats, trend: Floats) -> Floats:
         level = np.where(is_first, value, np.where(later, smooth, level))
         count += is_sample
     return level
+
+
+def _median_deviation(piece: Piece) -> Floats:
+    """The median absolute deviation; NaN if any sample is NaN."""
+    middle = sorted_quantile(piece.values, piece.mask, np.array([0.5]))
+    spread = sorted_quantile(np.abs(piece.values - middle[..., None]), piece.mask, np.array([0.5]))
+    return np.where((np.isnan(piece.values) & piece.mask).any(axis=-1), np.nan, spread)
+
+
+def _slope(piece: Piece) -> Floats:
+    """The slope per second of a line through the samples; times count from the first sample, to keep numbers small."""
+    if piece.inside is None:
+        return _fit_line(piece, piece.group_times[..., :1])[0]
+    first = np.argmax(piece.inside, axis=-1)
+    return _fit_line(piece, np.take_along_axis(piece.times, first[..., None], axis=-1))[0]
+
+
+def _smallest(piece: Piece) -> Floats:
+    return np.asarray(np.fmin.reduce(piece.filled(np.nan), axis=-1))
+
+
+def _largest(piece: Piece) -> Floats:
+    return np.asarray(np.fmax.reduce(piece.filled(np.nan), axis=-1))
+
+
+def _of_samples(compute: Callable[[Piece], Floats], *, min_samples: int = 1) -> WindowFunction:
+    """A function of all samples of a window."""
+    return lambda windows: reduce(windows, compute, min_samples=min_samples)
+
+
+def _of_edges(compute: Callable[[Windows, Edges], Floats]) -> WindowFunction:
+    """A function of the first and last sample of a window, or of their number."""
+
+    def call(windows: Windows) -> Vector:
+        edge = edges(windows)
+        return Vector(windows.series, compute(windows, edge), edge.count > 0)
+
+    return call
+
+
+FUNCTIONS: dict[str, WindowFunction] = {
+    "avg_over_time": _of_samples(_mean),
+    "count_over_time": _of_edges(lambda _, edge: edge.count.astype(np.float64)),
+    "deriv": _of_samples(_slope, min_samples=2),
+    "first_over_time": _of_edges(lambda windows, edge: values_at(windows, edge.first)),
+    "last_over_time": _of_edges(lambda windows, edge: values_at(windows, edge.last)),
+    "mad_over_time": _of_samples(_median_deviation),
+    "max_over_time": _of_samples(_largest),
+    "min_over_time": _of_samples(_smallest),
+    "present_over_time": _of_edges(lambda _, edge: np.ones(edge.count.shape)),
+    "stddev_over_time": _of_samples(lambda piece: np.sqrt(_variance(piece))),
+    "stdvar_over_time": _of_samples(_variance),
+    "sum_over_time": _of_samples(lambda piece: compensated_sums.sum_last_axis(piece.filled(0.0))),
+    "ts_of_first_over_time": _of_edges(lambda windows, edge: times_at(windows, edge.first) / 1000),
+    "ts_of_last_over_time": _of_edges(lambda windows, edge: times_at(windows, edge.last) / 1000),
+    "ts_of_max_over_time": _of_samples(lambda piece: _time_of(piece, _largest(piece))),
+    "ts_of_min_over_time": _of_samples(lambda piece: _time_of(piece, _smallest(piece))),
+}

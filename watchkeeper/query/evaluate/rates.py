@@ -6,7 +6,9 @@ computed for all windows at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from watchkeeper.query.evaluate.windows import (
     group_edges,
     iterate_pieces,
     pick,
+    pick_or_zero,
     previous_slots,
     select_rows,
     times_at,
@@ -33,28 +36,7 @@ EDGE_GAP_INTERVALS = 1.1
 OVERFLOW_SAFE_SUM = 1e290
 
 
-def rate(windows: Windows) -> Vector:
-    return _extrapolated(windows, is_counter=True, is_rate=True)
-
-
-def increase(windows: Windows) -> Vector:
-    return _extrapolated(windows, is_counter=True, is_rate=False)
-
-
-def delta(windows: Windows) -> Vector:
-    return _extrapolated(windows, is_counter=False, is_rate=False)
-
-
-def irate(windows: Windows) -> Vector:
-    """The rate between the last two samples; after a reset the counter starts at 0."""
-    return _between_last_two(windows, is_rate=True)
-
-
-def idelta(windows: Windows) -> Vector:
-    return _between_last_two(windows, is_rate=False)
-
-
-def changes(windows: Windows) -> Vector:
+def _changes(windows: Windows) -> Vector:
     """How often the value differs from the previous value; NaN equals NaN here."""
     if windows.usable is None and (windows.values[:, 1:] == windows.values[:, :-1]).all():
         edge = edges(windows)
@@ -64,7 +46,7 @@ def changes(windows: Windows) -> Vector:
     return _count_in_windows(windows, differs)
 
 
-def resets(windows: Windows) -> Vector:
+def _resets(windows: Windows) -> Vector:
     """How often the value is less than the previous value."""
     values, before, has_before = _with_previous(windows)
     return _count_in_windows(windows, has_before & (values < before))
@@ -110,7 +92,7 @@ def _geometry(windows: Windows, edge: Edges, times: Millis, *, divisor_seconds: 
     )
 
 
-def _extrapolated(windows: Windows, *, is_counter: bool, is_rate: bool) -> Vector:
+def _extrapolate_windows(windows: Windows, *, is_counter: bool, is_rate: bool) -> Vector:
     shape = (len(windows.series), len(windows.ends_ms))
     values, has_two = np.zeros(shape), np.zeros(shape, dtype=bool)
     if windows.times.shape[1] == 0:
@@ -127,12 +109,12 @@ def _extrapolated(windows: Windows, *, is_counter: bool, is_rate: bool) -> Vecto
             part = select_rows(windows, rows)
             geometry = shared or _geometry(part, edges(part), part.times[part.groups], divisor_seconds=divisor_seconds)
             geometry_rows = part.groups if shared else np.arange(len(part.groups))
-            values[rows] = _extrapolate(part, geometry, geometry_rows, is_counter=is_counter)
+            values[rows] = _extrapolate_rows(part, geometry, geometry_rows, is_counter=is_counter)
             has_two[rows] = (geometry.edge.count >= 2)[geometry_rows]
     return Vector(windows.series, values, has_two)
 
 
-def _extrapolate(windows: Windows, geometry: _Geometry, geometry_rows: Ints, *, is_counter: bool) -> Floats:
+def _extrapolate_rows(windows: Windows, geometry: _Geometry, geometry_rows: Ints, *, is_counter: bool) -> Floats:
     """The difference of each window's edges, extrapolated to the whole window."""
     first, last = (
         geometry.first.pick_rows(windows.values, geometry_rows),
@@ -182,8 +164,9 @@ def _add_in_order(result: Floats, falls: Floats, *, low: Ints, high: Ints) -> Fl
 
 
 def _between_last_two(windows: Windows, *, is_rate: bool) -> Vector:
+    """The change between the last two samples; for a rate, the counter starts at 0 after a reset."""
     edge = edges(windows)
-    previous = np.maximum(_pick_or_zero(previous_slots(windows), edge.last), 0)
+    previous = np.maximum(pick_or_zero(previous_slots(windows), edge.last), 0)
     last, before = values_at(windows, edge.last), values_at(windows, previous)
     elapsed_ms = times_at(windows, edge.last) - times_at(windows, previous)
     with np.errstate(all="ignore"):
@@ -213,11 +196,16 @@ def _count_in_windows(windows: Windows, is_event: Mask) -> Vector:
     """Count events after the first sample of each window, up to its last sample."""
     edge = edges(windows)
     running = np.cumsum(is_event, axis=1, dtype=np.int64)
-    count = _pick_or_zero(running, edge.last) - _pick_or_zero(running, edge.first)
+    count = pick_or_zero(running, edge.last) - pick_or_zero(running, edge.first)
     return Vector(windows.series, count.astype(np.float64), edge.count >= 1)
 
 
-def _pick_or_zero(columns: Ints, slots: Ints) -> Ints:
-    if columns.shape[1] == 0:
-        return np.zeros(slots.shape, dtype=np.int64)
-    return pick(columns, slots)
+FUNCTIONS: dict[str, Callable[[Windows], Vector]] = {
+    "changes": _changes,
+    "delta": partial(_extrapolate_windows, is_counter=False, is_rate=False),
+    "idelta": partial(_between_last_two, is_rate=False),
+    "increase": partial(_extrapolate_windows, is_counter=True, is_rate=False),
+    "irate": partial(_between_last_two, is_rate=True),
+    "rate": partial(_extrapolate_windows, is_counter=True, is_rate=True),
+    "resets": _resets,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -82,14 +82,6 @@ def _check_label_name(name: str, function: str) -> None:
         raise errors.QueryError(f"invalid label name {errors.quote(name)} in {function}()")
 
 
-def _sort(invocation: Invocation) -> Vector:
-    return _sort_by_value(invocation, sign=1.0)
-
-
-def _sort_desc(invocation: Invocation) -> Vector:
-    return _sort_by_value(invocation, sign=-1.0)
-
-
 def _sort_by_value(invocation: Invocation, *, sign: float) -> Vector:
     """Sort an instant query by value, NaN last in both directions; range queries are not sorted."""
     vector = invocation.vector(0)
@@ -99,14 +91,6 @@ def _sort_by_value(invocation: Invocation, *, sign: float) -> Vector:
     # Absent cells may be stale markers, and arithmetic with them raises warnings.
     keys = sign * np.where(vector.present[:, 0], vector.values[:, 0], np.nan)
     return vector.select_rows(np.lexsort((keys, np.isnan(keys))))
-
-
-def _sort_by_label(invocation: Invocation) -> Vector:
-    return _sort_by_labels(invocation, is_reversed=False)
-
-
-def _sort_by_label_desc(invocation: Invocation) -> Vector:
-    return _sort_by_labels(invocation, is_reversed=True)
 
 
 def _sort_by_labels(invocation: Invocation, *, is_reversed: bool) -> Vector:
@@ -158,8 +142,8 @@ def _certain_labels(expr: ast.Expr) -> Pairs:
 FUNCTIONS: dict[str, PromFunction] = {
     "label_replace": _label_replace,
     "label_join": _label_join,
-    "sort": _sort,
-    "sort_desc": _sort_desc,
-    "sort_by_label": _sort_by_label,
-    "sort_by_label_desc": _sort_by_label_desc,
+    "sort": partial(_sort_by_value, sign=1.0),
+    "sort_desc": partial(_sort_by_value, sign=-1.0),
+    "sort_by_label": partial(_sort_by_labels, is_reversed=False),
+    "sort_by_label_desc": partial(_sort_by_labels, is_reversed=True),
 }

@@ -206,7 +206,7 @@ def select_rows(windows: Windows, rows: slice) -> Windows:
 
 
 def values_at(windows: Windows, slots: Ints) -> Floats:
-    return _pick_or_zero(windows.values, slots)
+    return pick_or_zero(windows.values, slots)
 
 
 def times_at(windows: Windows, slots: Ints) -> Millis:
@@ -308,10 +308,9 @@ def _cut_stretches(table: npt.NDArray[T], starts: Ints, width: int) -> npt.NDArr
     return stretches[np.arange(len(table))[:, None], starts]
 
 
-def _pick_or_zero(columns: Floats, slots: Ints) -> Floats:
-    if columns.shape[1] == 0:
-        return np.zeros(slots.shape)
-    return pick(columns, slots)
+def pick_or_zero(table: npt.NDArray[T], slots: Ints) -> npt.NDArray[T]:
+    """`pick`, or zeros if the table has no columns."""
+    return pick(table, slots) if table.shape[1] else np.zeros(slots.shape, dtype=table.dtype)
 
 
 def _nearest_usable_before(usable: Mask) -> Ints:

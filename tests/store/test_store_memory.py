@@ -57,7 +57,7 @@ def test_chunks_of_a_removed_file_leave_the_cache() -> None:
     cache, kept = ChunkCache(), np.zeros((4, 4))
     for path in (Path("gone"), Path("stays")):
         cache.add((path, 0), kept)
-    cache.forget(Path("gone"))
+    cache.drop_file(Path("gone"))
     assert cache.get((Path("gone"), 0)) is None
     assert cache.get((Path("stays"), 0)) is kept
     assert cache.used_bytes == kept.nbytes

@@ -458,7 +458,7 @@ class DurableStore:
     def _remove(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             block.path.unlink(missing_ok=True)
-            self._cache.forget(block.path)
+            self._cache.drop_file(block.path)
 
     def _open_blocks(self) -> _BlockList:
         for path in self._block_folder.glob(f"*{UNFINISHED}"):

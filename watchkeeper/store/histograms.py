@@ -121,7 +121,7 @@ class HistogramTable:
         for mark, packed in table.items():
             self._add(mark, packed, used_ms)
 
-    def forget_before(self, at_ms: int) -> None:
+    def drop_before(self, at_ms: int) -> None:
         """Drop histograms that were last used before a time."""
         for mark in [mark for mark, used_ms in self._used_ms.items() if used_ms < at_ms]:
             self.bytes -= len(self.packed.pop(mark))

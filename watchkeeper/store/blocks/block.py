@@ -58,7 +58,7 @@ class ChunkCache:
                 _, dropped = self._chunks.popitem(last=False)
                 self.used_bytes -= dropped.nbytes
 
-    def forget(self, path: Path) -> None:
+    def drop_file(self, path: Path) -> None:
         """Drop the chunks of a file that is not used any more."""
         with self._lock:
             for key in [key for key in self._chunks if key[0] == path]:

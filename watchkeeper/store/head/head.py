@@ -558,7 +558,7 @@ class Head:
             self._removals += 1
         if self.histograms.packed:
             # Slots are dropped only when space is needed, so some outlive the retention.
-            self.histograms.forget_before(before_ms - self.retention_ms)
+            self.histograms.drop_before(before_ms - self.retention_ms)
         return len(expired)
 
     def _copy(

@@ -23,7 +23,10 @@ MAX_TEMPLATES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class TimeBounds:
-    """Accepted times: from `oldest_ms` on, out of order from `late_ms` on; slots before `clear_before_ms` may go."""
+    """Times that are accepted: from `oldest_ms` on, and out of order from `late_ms` on.
+
+    Slots before `clear_before_ms` may be dropped.
+    """
 
     oldest_ms: int = -NEVER_MS
     late_ms: int = NEVER_MS

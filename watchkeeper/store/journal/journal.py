@@ -209,7 +209,7 @@ class Journal:
     def incidents(
         self, *, open_only: bool = False, limit: int = 1000, opened_since: datetime | None = None
     ) -> list[incidents.Incident]:
-        """Newest first."""
+        """Incidents, newest first."""
         state = "state <> 'resolved'" if open_only else "TRUE"
         since = "" if opened_since is None else wire.format_time(opened_since)
         rows = self._rows(

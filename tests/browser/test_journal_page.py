@@ -70,5 +70,5 @@ def test_the_chain_is_read_again_when_asked(page: Page, demo: Product) -> None:
 def test_a_recording_has_no_journal_and_says_so(page: Page) -> None:
     with serving(SmallHub()) as site:
         page.goto(f"{site.url}/journal")
-        expect(page.get_by_test_id("chain-panel")).to_contain_text("it has no journal")
+        expect(page.get_by_test_id("chain-panel")).to_contain_text("a replayed recording has no journal")
         page.goto("about:blank")

@@ -66,7 +66,7 @@ def keep_waiting(hub: SmallHub, *, pod: str, id: str = "INC-4") -> incidents.Inc
 def lose_rack(hub: SmallHub, *, rack: str = "r01", id: str = "INC-9") -> incidents.Incident:
     """All nodes of a rack fall silent at once."""
     place, at = fleet.Place("main", domain=f"rack={rack}"), hub.clock.now() - timedelta(minutes=3)
-    title = f"Rack {rack} does not answer"
+    title = f"Rack {rack} is down"
     member = incidents.Member(
         incidents.MemberKind.DOMAIN, f"d-{id}", place, "node_down", at, title, alerts.Severity.CRITICAL
     )

@@ -193,7 +193,7 @@ def test_the_command_hands_a_sweep_to_a_hub_and_says_when_it_cannot_look(
     hub.fabric = fabric_watch.FabricWatch(config.FabricSettings(), "main")
     with serving(hub) as site:
         done = CliRunner().invoke(command.command, ["sweep", "--push", "--hub", site.url])
-    assert (done.exit_code, done.output[:8], done.output[-12:]) == (0, "24 ports", ", 0 changes\n")
+    assert (done.exit_code, done.output[:8], done.output[-12:]) == (0, "pushed 2", "; 0 changes\n")
     assert len(hub.fabric.leaf_by_node()) == 4
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     done = CliRunner().invoke(command.command, ["sweep"])

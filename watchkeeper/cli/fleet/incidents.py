@@ -192,7 +192,7 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
     for finding in () if diagnosis is None else diagnosis.findings:
         lines += ["", f"{finding.cause} ({finding.confidence:.0%}): {finding.why}"]
         lines += [f"  evidence  {item.text}" for item in finding.evidence]
-        lines += [f"  excluded  {item.cause}: {item.why}" for item in finding.ruled_out]
+        lines += [f"  ruled out {item.cause}: {item.why}" for item in finding.ruled_out]
         lines += [
             f"  action    {step.do}" + (f"   $ {step.command}" if step.command else "") for step in finding.actions
         ]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.paths import SHARED
 from watchkeeper.accounting import job_files, summary, usage
 from watchkeeper.errors import CollectError
-from watchkeeper.readers.table import MOST_NAMED
+from watchkeeper.readers.table import MAX_NAMED_LINES
 
 UTC = ZoneInfo("UTC")
 TRACES = SHARED / "corpus" / "traces"
@@ -59,8 +59,8 @@ def test_bad_lines_of_sacct_are_named_and_counted() -> None:
 def test_named_lines_are_bounded_and_the_rest_is_counted() -> None:
     rows = "".join(f"{id},1,never,\n" for id in range(100))
     found = read(f"id,gpus,started,ended\n{rows}ok,1,0,3600\n")
-    assert len(found.problems.lines()) == MOST_NAMED + 1
-    assert found.problems.lines()[-1] == "jobs.csv: and 80 more lines like these"
+    assert len(found.problems.lines()) == MAX_NAMED_LINES + 1
+    assert found.problems.lines()[-1] == "jobs.csv: and 80 more problems"
 
 
 jobs = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 200), st.sampled_from([0.5, 1, 2, 8])), min_size=1)
@@ -185,7 +185,7 @@ def test_a_slice_that_several_gpus_have_is_not_guessed() -> None:
     text = "JobID|Start|End|AllocTRES\n1|0|3600|gres/gpu:1g.24gb=1\n2|0|3600|gres/gpu=1\n"
     found = read(text)
     assert [job.gpus for job in found.jobs] == [1]
-    said = "1g.24gb is another part of each GPU that has it: of which model is it?"
+    said = "1g.24gb is a different share of each GPU model; name the GPU model"
     assert found.problems.lines() == [f"jobs.csv:2: cannot be used: {said}"]
 
 
@@ -222,7 +222,7 @@ def test_a_time_without_jobs_says_of_which_time_the_table_is() -> None:
     ("text", "said"),
     [
         ("a,b\n1,2\n", "which column is the start of a job"),
-        ("", "this is no table"),
+        ("", "not a table"),
         ("id,gpus,started,ended\nx,0,1,2\n", "no row is a job that held a GPU"),
         ("id,gpus,started,ended\nx,1,,\n", "jobs that never started: 1"),
         ("id,gpus,submitted,started,ended\nx,1,,,\n", "no row has a time"),

@@ -87,7 +87,7 @@ def test_an_option_for_tables_is_not_dropped_in_silence_without_one() -> None:
     assert "--step applies to a table: add --csv FILE" in result.output
 
 
-@pytest.mark.parametrize(("content", "words", "code"), [(b"", "this is no table", 1), (b"\xff", "is not UTF-8", 2)])
+@pytest.mark.parametrize(("content", "words", "code"), [(b"", "not a table", 1), (b"\xff", "is not UTF-8", 2)])
 def test_a_file_that_is_no_table_is_one_clear_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str, code: int
 ) -> None:

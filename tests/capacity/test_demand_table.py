@@ -140,11 +140,11 @@ def test_times_without_a_zone_among_others_and_times_to_come_are_noted() -> None
         ("time,gpus\n", "0 rows can be used; a forecast needs at least 2"),
         ("time,gpus\n2026-01-01,5\n", "1 row can be used"),
         ("time,gpus\n2026-01-01,-\n2026-01-02,n/a\n", "d.csv:2: unreadable cell: '-' is not a number"),
-        ("time,gpu\n2026-01-01,5\n", "there is no column 'gpus'. It has: time, gpu"),
-        ("time,gpus,gpus\n2026-01-01,5,6\n", "2 columns are named 'gpus'"),
+        ("time,gpu\n2026-01-01,5\n", "there is no column 'gpus'. The table has: time, gpu"),
+        ("time,gpus,gpus\n2026-01-01,5,6\n", "2 columns have the name 'gpus'"),
         ("\ntime,gpus\n2026-01-01,5\n", "the first line must name the columns"),
-        ("2026-01-01,5\n2026-01-02,6\n2026-01-03,7\n", "d.csv:1: the first line has values and must name the columns"),
-        ("t\0i\0m\0e\0", "d.csv:1: this is no text"),
+        ("2026-01-01,5\n2026-01-02,6\n2026-01-03,7\n", "d.csv:1: the first line has values, but must name the columns"),
+        ("t\0i\0m\0e\0", "d.csv:1: not a text file"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_what_is_wrong_with_it(text: str, words: str) -> None:
@@ -157,7 +157,7 @@ def test_a_quotation_mark_that_is_never_closed_is_named_by_the_line_where_it_sta
     rows = hours(48)
     rows[10][0] = f'"{rows[10][0]}'
     found = read(rows)
-    said = "wrong number of cells: 1 of 2, down to line 49: is a quotation mark missing?"
+    said = "wrong number of cells: 1 of 2, up to line 49: check for a missing quotation mark"
     assert found.problems.lines() == [f"d.csv:12: {said}"]
     assert found.counts["used"] == 10
 
@@ -166,7 +166,7 @@ def test_a_line_that_was_torn_is_named_and_the_others_count() -> None:
     rows = hours(48)
     rows[10][1] += "\0\0"
     found = read(rows)
-    assert found.problems.lines() == ["d.csv:12: a byte that is zero"]
+    assert found.problems.lines() == ["d.csv:12: zero byte"]
     assert found.counts == {"rows": 48, "used": 47, "left_out": 1}
 
 

@@ -138,8 +138,8 @@ def test_the_list_of_bad_lines_is_bounded_and_the_counts_are_not() -> None:
     text = "time,gpus\n0,1\n3600,2\n" + "oops,1\n" * 500
     _, problems = read_demand(text)
     assert problems.counts == {"unreadable cell": 500}
-    assert len(problems.lines()) == table.MOST_NAMED + 1
-    assert problems.lines()[-1] == "d.csv: and 480 more lines like these"
+    assert len(problems.lines()) == table.MAX_NAMED_LINES + 1
+    assert problems.lines()[-1] == "d.csv: and 480 more problems"
 
 
 @pytest.mark.parametrize("text", ["=cmd()|' /C calc'!A0", "@SUM(1)", "+1+1", "-2+3", "\tx", "\x1b[31mred"])

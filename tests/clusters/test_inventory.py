@@ -110,7 +110,7 @@ def test_an_alias_that_means_two_nodes_means_neither() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[[nodes]]\nmatch = 'n[1-'", "nodes[1].match: `n[1-` has a bracket without its partner"),
+        ("[[nodes]]\nmatch = 'n[1-'", "nodes[1].match: `n[1-` has an unmatched bracket"),
         ("[[nodes]]\nrack = 'r1'", "nodes[1].match: a row needs nodes"),
         ("[[nodes]]\nmatch = 'n1'\nracks = 'r1'", "nodes[1]: `racks` is not known here. Known are aliases"),
         ("[[nodes]]\nmatch = 'n1'\nexpected_gpus = -1", "nodes[1].expected_gpus: `-1` is not a count from 0 to 1023"),

@@ -120,7 +120,7 @@ def test_a_histogram_that_means_nothing_is_counted_and_left_out(broken: Histogra
     else:
         body = histogram_wire.write(AT_MS, broken)
     [(_, start, end)] = read_fields(body, 0, len(body))
-    with pytest.raises(histogram_wire.Broken):
+    with pytest.raises(histogram_wire.InvalidHistogram):
         histogram_wire.read(body, start, end)
 
 

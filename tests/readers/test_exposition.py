@@ -79,7 +79,7 @@ def test_bad_lines_are_named_and_good_ones_kept() -> None:
 def test_a_time_that_no_store_could_hold_is_a_bad_line() -> None:
     found, page = read("a 1 -99999999999999999999\nb 2 -9223372036854775807\n")
     assert (found, page.timestamps_ms) == ({"b": 2.0}, {0: -9223372036854775807})
-    assert page.problems == ("line 1: time '-99999999999999999999' has more than 64 bits",)
+    assert page.problems == ("line 1: timestamp '-99999999999999999999' has more than 64 bits",)
 
 
 def test_a_value_that_turns_bad_on_a_known_line_is_named_and_comes_back() -> None:
@@ -110,7 +110,7 @@ def test_the_same_series_keep_the_same_handle_list() -> None:
 def test_two_spellings_of_one_series_are_one_and_the_first_counts() -> None:
     found, page = read('a{x="1",y="2"} 1\na{y="2",x="1",} 5\n')
     assert found == {'a{x="1", y="2"}': 1.0}
-    assert page.problems == ('\'a{x="1", y="2"}\' stands twice; the first is kept',)
+    assert page.problems == ('\'a{x="1", y="2"}\' is a duplicate; the first sample was kept',)
 
 
 def test_a_series_that_stood_there_at_two_times_does_not_stand_there_twice_without_them() -> None:
@@ -149,7 +149,7 @@ def test_an_exemplar_is_told_once_and_again_when_it_has_changed() -> None:
 def test_a_broken_exemplar_is_named_and_its_sample_kept(exemplar: str) -> None:
     found, page = read(f"a_total 3 # {exemplar}\n# EOF\n", openmetrics=True)
     assert (found, page.bad_lines, page.exemplars) == ({"a_total": 3.0}, 1, ())
-    assert page.problems[0].startswith("line 1: the sample is kept, its exemplar is not: ")
+    assert page.problems[0].startswith("line 1: the exemplar was dropped, its sample was kept: ")
 
 
 def test_an_exemplar_beside_a_bad_line_is_not_lost() -> None:
@@ -160,7 +160,7 @@ def test_an_exemplar_beside_a_bad_line_is_not_lost() -> None:
 
 
 def test_an_openmetrics_page_without_its_end_is_refused() -> None:
-    with pytest.raises(CollectError, match="cut short"):
+    with pytest.raises(CollectError, match="truncated"):
         read("a 1\n", openmetrics=True)
 
 

@@ -13,7 +13,7 @@ from watchkeeper.errors import CollectError
 from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.model.labels import Labels
 from watchkeeper.readers.exposition import ExpositionPage, ExpositionParser, FamilyMetadata
-from watchkeeper.readers.exposition_protobuf import ProtobufParser, go_number
+from watchkeeper.readers.exposition_protobuf import ProtobufParser, format_go_number
 
 CLASSIC = pages.whole(1, 7) + pages.double(2, 3.5) + pages.bucket(0.5, 4) + pages.bucket(2500000, 6)
 TEXT = b"""# HELP requests_total Asked.
@@ -137,12 +137,12 @@ def test_a_sample_with_a_time_keeps_it() -> None:
 @pytest.mark.parametrize(
     ("broken", "named"),
     [
-        (pages.family("", pages.GAUGE, pages.metric(pages.GAUGE, b"")), "needs a name"),
-        (pages.family("x", 9, pages.metric(pages.GAUGE, b"")), "its type is 9"),
+        (pages.family("", pages.GAUGE, pages.metric(pages.GAUGE, b"")), "has no name"),
+        (pages.family("x", 9, pages.metric(pages.GAUGE, b"")), "unknown type: 9"),
         (pages.family("x", pages.GAUGE, pages.inner(4, b"\x0f")), "'x': wire type 7"),
         (pages.family("x", pages.GAUGE, pages.metric(pages.GAUGE, b"", a="y" * 5000)), "5,000 characters"),
-        (native_page(pages.native(1, 1.0, [1], schema=60)), "60 is no schema"),
-        (native_page(pages.native(1, 1.0, [-4])), "less than 0 times"),
+        (native_page(pages.native(1, 1.0, [1], schema=60)), "schema 60 is not valid"),
+        (native_page(pages.native(1, 1.0, [-4])), "a count is negative"),
     ],
 )
 def test_what_cannot_be_read_is_named_and_the_rest_is_kept(broken: bytes, named: str) -> None:
@@ -157,11 +157,11 @@ def test_a_series_that_stands_twice_is_kept_once() -> None:
     parser = ProtobufParser()
     page = parser.parse(SAME + SAME)
     assert (len(page.handles), page.bad_lines) == (13, 13)
-    assert "stands twice" in page.problems[0]
+    assert "is a duplicate" in page.problems[0]
 
 
 def test_a_page_that_is_cut_short_is_refused() -> None:
-    with pytest.raises(CollectError, match="cut short"):
+    with pytest.raises(CollectError, match="truncated"):
         ProtobufParser().parse(SAME[:-1])
 
 
@@ -185,4 +185,4 @@ def test_whatever_bytes_come_nothing_but_a_collect_error_leaves(noise: bytes, at
     [(1.0, "1"), (0.005, "0.005"), (1e6, "1e+06"), (1234567.0, "1.234567e+06"), (1e-5, "1e-05"), (math.inf, "+Inf")],
 )
 def test_a_bound_is_written_as_in_text(value: float, text: str) -> None:
-    assert go_number(value) == text
+    assert format_go_number(value) == text

@@ -94,7 +94,7 @@ class FabricPage:
         """Read facts that rarely change; after a failure, the last facts are shown until they are stale."""
         sysfs = self.roots.sysfs
         adapters_by_name, _ = self._facts_reader.read(
-            infiniband_sysfs.device_names(sysfs), lambda name: infiniband_sysfs.read_adapter(sysfs, name)
+            infiniband_sysfs.list_devices(sysfs), lambda name: infiniband_sysfs.read_adapter(sysfs, name)
         )
         adapters = [adapters_by_name[name] for name in sorted(adapters_by_name)]
         rows = [row for adapter in adapters for row in _build_adapter_rows(adapter)]
@@ -108,7 +108,7 @@ class FabricPage:
             answer = self.runner.run(["ethtool", "-S", netdev])
             if answer.outcome is commands.CommandOutcome.NOT_FOUND:
                 return
-            for pause in infiniband_sysfs.read_pauses(answer.text):
+            for pause in infiniband_sysfs.read_pause_counters(answer.text):
                 labels = {"device": adapter.name, "netdev": netdev, "priority": str(pause.priority)}
                 unit = "frames" if pause.kind == "pause" else "microseconds"
                 name = f"watchkeeper_infiniband_pause_{unit}_total"

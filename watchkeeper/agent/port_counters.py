@@ -130,7 +130,7 @@ class PortCounters:
     def read(self, now: float) -> tuple[list[PortReading], tuple[str, ...]]:
         """Every port that answers, and the adapters that hang; `now` is monotonic time."""
         ports_by_adapter, stalled = self._reader.read(
-            infiniband_sysfs.device_names(self.sysfs), lambda name: infiniband_sysfs.read_ports(self.sysfs, name)
+            infiniband_sysfs.list_devices(self.sysfs), lambda name: infiniband_sysfs.read_ports(self.sysfs, name)
         )
         ports = [port for name in sorted(ports_by_adapter) for port in ports_by_adapter[name]]
         return [self._build_reading(port, now) for port in ports], stalled

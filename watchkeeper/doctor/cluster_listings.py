@@ -60,7 +60,7 @@ def _add_node_signs(node: NodeFacts, listing: Listing, facts: DoctorFacts) -> No
 def _add_object_signs(item: object, listing: Listing, facts: DoctorFacts) -> None:
     assert isinstance(item, dict)
     if item["kind"] == "Node":
-        node = kubernetes_text.node_of(item)
+        node = kubernetes_text.read_node(item)
         # Most nodes of a cluster may have no GPU by design: only nodes labelled as GPU nodes count.
         labels = item["metadata"].get("labels") or {}
         if kubernetes_text.gpu_count(node.capacity) is not None or any(
@@ -69,11 +69,11 @@ def _add_object_signs(item: object, listing: Listing, facts: DoctorFacts) -> Non
             node.line = _line_of(listing, node.name)
             _add_node_signs(node, listing, facts)
     elif item["kind"] == "Pod":
-        pod = kubernetes_text.pod_of(item)
+        pod = kubernetes_text.read_pod(item)
         place = {"pod": pod.name, "namespace": pod.namespace, "node": pod.node}
         if pod.requests_gpu is False:
             add_sign(facts, listing, "k8s-pod-without-gpu", line=_line_of(listing, pod.name), fields=place)
-        for container, reason, code in pod.endings:
+        for container, reason, code in pod.terminations:
             fields = place | {"container": container}
             line = _line_of(listing, pod.name)
             if reason == "OOMKilled":

@@ -64,7 +64,7 @@ class DoctorFacts:
     dropped_events: int = 0
     # Shown next to the findings: unknown order of inputs, settings worth a change.
     notes: list[str] = field(default_factory=list)
-    dumps: list[tuple[flight_recorder.Dump, Sighting]] = field(default_factory=list)
+    dumps: list[tuple[flight_recorder.RankDump, Sighting]] = field(default_factory=list)
     # By input, a list for each kind of record, in line order.
     records: dict[str, list[list[TextRecord]]] = field(default_factory=dict)
     _sightings: dict[str, list[Sighting]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class DoctorFacts:
                 Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], truncated, self._order, clock)
             )
 
-    def add_dump(self, dump: flight_recorder.Dump, *, input: str, text: str, fields: Mapping[str, str]) -> None:
+    def add_dump(self, dump: flight_recorder.RankDump, *, input: str, text: str, fields: Mapping[str, str]) -> None:
         self._order += 1
         self.dumps.append((dump, Sighting("flight-recorder", input, 1, text, fields, self._order)))
 

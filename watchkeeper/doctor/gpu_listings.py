@@ -59,7 +59,7 @@ def read_gpu_signs(listing: Listing, facts: DoctorFacts) -> None:
         _add_sample_signs(listing, facts)
     if "XIDER" in listing.text:
         _add_dmon_signs(listing, facts)
-    models = [model.text for gpu in gpus if (model := gpu.get("product_name")) is not None]
+    models = [model.text for gpu in gpus if (model := gpu.find("product_name")) is not None]
     if models and all(map(WITHOUT_NVSWITCH.search, models)) and FABRIC_MANAGER.search(listing.text):
         add_sign(facts, listing, "gpu-without-nvswitch", line=gpus[0].line, fields={})
 
@@ -130,8 +130,8 @@ def _clock_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
             other.endswith(("thermal_slowdown", "brake_slowdown", "power_brake")) for other in active
         ):
             yield "smi-hw-slowdown", value.line
-    enforced = gpu.get("enforced_power_limit", "current_power_limit", "/power_limit")
-    default_watts, watts = _number(gpu.get("default_power_limit")), _number(enforced)
+    enforced = gpu.find("enforced_power_limit", "current_power_limit", "/power_limit")
+    default_watts, watts = _number(gpu.find("default_power_limit")), _number(enforced)
     is_capped = any(key.endswith("sw_power_cap") for key in active)
     if is_capped and enforced and default_watts and watts and watts < LOW_POWER_SHARE * default_watts:
         yield "smi-power-limit-low", enforced.line
@@ -143,9 +143,9 @@ def _number(value: nvidia_smi.Value | None) -> float | None:
 
 def _limit_line(gpu: GpuReading) -> int | None:
     """The line of a temperature at the limit that the GPU reports; without a reported limit there is none."""
-    temperature = gpu.get("gpu_current_temp", "temperature/gpu_temp")
-    limit = _number(gpu.get("gpu_max_operating_temp", "gpu_temp_max_gpu_threshold"))
-    slowdown = _number(gpu.get("gpu_slowdown_temp", "gpu_temp_slow_threshold"))
+    temperature = gpu.find("gpu_current_temp", "temperature/gpu_temp")
+    limit = _number(gpu.find("gpu_max_operating_temp", "gpu_temp_max_gpu_threshold"))
+    slowdown = _number(gpu.find("gpu_slowdown_temp", "gpu_temp_slow_threshold"))
     if temperature is None or temperature.number is None:
         return None
     is_at_limit = limit and temperature.number >= limit - LIMIT_MARGIN_CELSIUS
@@ -153,14 +153,14 @@ def _limit_line(gpu: GpuReading) -> int | None:
 
 
 def _link_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
-    width = gpu.get("link_width/current", "current_link_width")
-    lanes, max_lanes = _number(width), _number(gpu.get("link_width/max", "max_link_width"))
+    width = gpu.find("link_width/current", "current_link_width")
+    lanes, max_lanes = _number(width), _number(gpu.find("link_width/max", "max_link_width"))
     if width and lanes and max_lanes and lanes <= max_lanes / _width_divisor(gpu):
         yield "smi-pcie-width", width.line
-    link = gpu.get("pcie_generation/current", "current_link_gen", "pcie_gen/current_link_gen")
-    best = _number(gpu.get("pcie_generation/device_max", "max_device_link_gen", "pcie_generation/max", "max_link_gen"))
-    host_best = _number(gpu.get("pcie_generation/host_max", "max_host_link_gen"))
-    state, generation = gpu.get("performance_state", "perf_state"), _number(link)
+    link = gpu.find("pcie_generation/current", "current_link_gen", "pcie_gen/current_link_gen")
+    best = _number(gpu.find("pcie_generation/device_max", "max_device_link_gen", "pcie_generation/max", "max_link_gen"))
+    host_best = _number(gpu.find("pcie_generation/host_max", "max_host_link_gen"))
+    state, generation = gpu.find("performance_state", "perf_state"), _number(link)
     # Without load the driver lowers the generation of the link: only P0 counts.
     is_loaded = state is not None and state.text == "P0"
     if is_loaded and link and generation and best and generation < min(best, host_best or best):
@@ -169,18 +169,18 @@ def _link_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
 
 def _width_divisor(gpu: GpuReading) -> int:
     """Training GPUs need slots with all lanes; other GPUs also run well with half of them."""
-    model = gpu.get("product_name")
+    model = gpu.find("product_name")
     return 2 if model is not None and TRAINING_BOARD.search(model.text) else 4
 
 
 def _mode_signs(gpu: GpuReading) -> Iterable[tuple[str, int]]:
-    current, pending = gpu.get("mig_mode/current", "current_mig"), gpu.get("mig_mode/pending", "pending_mig")
+    current, pending = gpu.find("mig_mode/current", "current_mig"), gpu.find("mig_mode/pending", "pending_mig")
     if current and pending and {current.text, pending.text} == {"Enabled", "Disabled"}:
         yield "smi-mig-pending", pending.line
-    state, status = gpu.get("fabric/state"), gpu.get("fabric/status")
+    state, status = gpu.find("fabric/state"), gpu.find("fabric/status")
     if state and (state.text in ("In Progress", "Not Started") or (status and status.text not in ("Success", "N/A"))):
         yield "smi-fabric", state.line
-    recovery_action = gpu.get("gpu_recovery_action")
+    recovery_action = gpu.find("gpu_recovery_action")
     if recovery_action and recovery_action.text not in ("None", "N/A"):
         yield "smi-recovery-action", recovery_action.line
     table = [value for key, value in gpu.values.items() if key.startswith("table/")]

@@ -39,7 +39,7 @@ def recognise(name: str, head: bytes) -> str:
     """The kind of an input; `text` if it is readable but not recognised, otherwise `binary` or `empty`."""
     if not head.strip():
         return "empty"
-    if flight_recorder.looks_like(head):
+    if flight_recorder.is_dump(head):
         return "flight_recorder"
     if is_binary(head):
         return "binary"
@@ -55,7 +55,7 @@ def recognise(name: str, head: bytes) -> str:
 
 def is_binary(head: bytes) -> bool:
     sample = head[:8192]
-    if encodings.utf16_name(sample) is not None:
+    if encodings.detect_utf16(sample) is not None:
         return False
     control = len(sample) - len(sample.translate(None, CONTROL))
     return control > MAX_CONTROL_SHARE * len(sample)

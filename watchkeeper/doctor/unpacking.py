@@ -26,8 +26,10 @@ class Unpacked:
 
 def unpack(stream: bundles.Stream, start: bytes, kind: str, *, whole: Set[str]) -> Unpacked:
     """Unpack an input; kinds in `whole` are documents with their own reader, which are not unpacked."""
-    utf16 = encodings.utf16_name(start)
-    byte_order_mark = next((mark for mark in (codecs.BOM_UTF8, *encodings.MARKS) if start.startswith(mark)), b"")
+    utf16 = encodings.detect_utf16(start)
+    byte_order_mark = next(
+        (mark for mark in (codecs.BOM_UTF8, *encodings.BYTE_ORDER_MARKS) if start.startswith(mark)), b""
+    )
     if byte_order_mark:
         stream.read(len(byte_order_mark))
     start = start.removeprefix(byte_order_mark)

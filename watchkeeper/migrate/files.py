@@ -131,7 +131,7 @@ def _counters(path: Path, text: str) -> list[MigrationVerdict]:
     return verdicts
 
 
-def _counter(path: Path, counter: counters_csv.Counter) -> MigrationVerdict:
+def _counter(path: Path, counter: counters_csv.CounterField) -> MigrationVerdict:
     match = choice.dcgm_families().get(counter.name)
     if match is None:
         why = "NVML does not provide it; keep dcgm-exporter for this field"
@@ -148,7 +148,7 @@ def _counter(path: Path, counter: counters_csv.Counter) -> MigrationVerdict:
 def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: bool) -> list[MigrationVerdict]:
     try:
         dashboard = grafana_dashboard.read_dashboard(text)
-    except grafana_dashboard.NotADashboard as error:
+    except grafana_dashboard.InvalidDashboard as error:
         if error.is_other and not is_named:
             return []
         return [MigrationVerdict(str(path), "", path.name, Compatibility.CANNOT, (f"not a dashboard: {error}",))]

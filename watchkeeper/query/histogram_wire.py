@@ -14,9 +14,9 @@ from typing import NamedTuple
 from watchkeeper.kit.protobuf import encode_varint
 from watchkeeper.model.histograms import CUSTOM, Buckets, Histogram, ResetHint
 from watchkeeper.readers import histogram_message
-from watchkeeper.readers.histogram_message import REMOTE_WRITE, Broken, Numbering
+from watchkeeper.readers.histogram_message import REMOTE_WRITE, HistogramFieldNumbers, InvalidHistogram
 
-__all__ = ["Broken", "encode_buckets", "read", "write"]
+__all__ = ["InvalidHistogram", "encode_buckets", "read", "write"]
 
 # Wire types of protobuf: a tag is the field number times 8, plus the wire type.
 VARINT, DOUBLE, BYTES = range(3)
@@ -43,7 +43,7 @@ def write(at_ms: int, histogram: Histogram) -> bytes:
     return _field(4, inner)
 
 
-def encode_buckets(histogram: Histogram, numbering: Numbering) -> bytes:
+def encode_buckets(histogram: Histogram, numbering: HistogramFieldNumbers) -> bytes:
     """Encode counts, sum, schema and buckets; counts are floats, because PromQL results have fractions."""
     numbers = [
         (numbering.count, histogram.count),

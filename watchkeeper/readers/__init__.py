@@ -1,5 +1,5 @@
-"""One device or text format each, read into typed facts.
+"""Parsers: each reads one device interface or text format into typed records.
 
-Comes in: bytes or text of one source. Goes out: facts, and what could not be read. Never here: a
-schedule, a thread, a network client, or an opinion about what the facts mean.
+In: bytes or text of one source. Out: records, and the problems of what could not be read. Never here: a
+schedule, a thread, a network client, or a judgement about the records.
 """

@@ -1,8 +1,8 @@
-"""What people hand in, as named streams of bytes: files, folders, gzip files, tar and zip bundles, standard input.
+"""Open user input as named byte streams: files, folders, compressed files, tar and zip archives, standard input.
 
-Archives come from strangers. Nothing is ever unpacked to disk, so a path such as `../../etc/passwd` is
-only a name; members are read as streams with a limit on how much they may grow, on how many there
-are, and on how deep archives nest. What is not read is said in `Stream.problem`, never dropped in silence.
+Archives are untrusted. Nothing is unpacked to disk, so a path such as `../../etc/passwd` is only a name. Members are
+read as streams, with limits on their unpacked size, their number and the nesting depth. `Stream.problem` says what was
+not read, and why.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pathlib import Path
 
 from watchkeeper.readers.logs.log_text import ByteStream
 
-# A support bundle of a rack has some thousand files; an archive with more is a mistake or an attack.
+# A support bundle of a rack has a few thousand files; an archive with more is a mistake or an attack.
 MAX_MEMBERS = 20_000
-# Text compresses 10 to 50 times; what grows more than this beyond the first megabytes is a bomb.
+# Text compresses 10 to 50 times; a higher ratio after the first megabytes is a decompression bomb.
 MAX_RATIO = 200
 FREE_BYTES = 64 << 20
 MAX_MEMBER_BYTES = 8 << 30
 MAX_DEPTH = 3
-# An archive inside an archive has to be held in memory to be opened.
+# An archive inside an archive must be held in memory to be opened.
 MAX_NESTED_BYTES = 256 << 20
 PEEK_BYTES = 512
 
@@ -41,12 +41,12 @@ UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, z
 
 
 class TooLarge(Exception):
-    """A member grew beyond its limit while it was read."""
+    """The unpacked size of a member exceeds its limit."""
 
 
 @dataclass(slots=True)
 class Stream:
-    """One input: a name, and bytes that can be read once. `problem` says why it could not be read to its end."""
+    """One input: a name, and bytes that can be read once. `problem` says why it was not read to its end."""
 
     name: str
     source: ByteStream
@@ -72,49 +72,49 @@ class Stream:
             self.problem = str(error)
             return b""
         except UNREADABLE as error:
-            self.problem = f"reading stopped after {self.read_bytes:,} bytes: {error}"
+            self.problem = f"read failed after {self.read_bytes:,} bytes: {error}"
             return b""
         self.read_bytes += len(piece)
         return piece
 
 
 @dataclass(slots=True)
-class _Limited:
-    """A decompressing stream that stops when it has grown too far beyond what was stored."""
+class _LimitedStream:
+    """A decompressing stream that raises TooLarge when the unpacked size exceeds its limit."""
 
     source: ByteStream
     stored_bytes: Callable[[], int]
-    grown_bytes: int = 0
+    unpacked_bytes: int = 0
 
     def read(self, size: int, /) -> bytes:
         piece = self.source.read(size)
-        self.grown_bytes += len(piece)
+        self.unpacked_bytes += len(piece)
         stored = self.stored_bytes()
-        allowed = min(MAX_MEMBER_BYTES, FREE_BYTES + MAX_RATIO * stored)
-        if self.grown_bytes > allowed:
-            raise TooLarge(f"grows beyond {allowed:,} bytes from {stored:,} stored; the rest was not read")
+        limit_bytes = min(MAX_MEMBER_BYTES, FREE_BYTES + MAX_RATIO * stored)
+        if self.unpacked_bytes > limit_bytes:
+            raise TooLarge(f"unpacks to more than {limit_bytes:,} bytes from {stored:,}; the rest was not read")
         return piece
 
 
 def open_all(paths: Iterable[Path]) -> Iterator[Stream]:
-    """Every input below the paths, in a stable order; each stream is valid until the next one is asked for."""
+    """Open every input below the paths, in a stable order; a stream is valid until the next is requested."""
     for path in paths:
         yield from _open_path(path)
 
 
 def open_stream(name: str, source: ByteStream) -> Iterator[Stream]:
-    """Standard input or any other stream, which may itself be an archive."""
+    """Open standard input or any other stream, which may be an archive."""
     yield from _open(Stream(name, source), depth=0)
 
 
 def total_bytes(paths: Iterable[Path]) -> int:
-    """How much there is to read as stored, for a progress bar."""
+    """The stored size of all inputs in bytes, for a progress bar."""
     files = (file for path in paths for file in (_files(path) if path.is_dir() else [path]))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Plain files below a folder; links are not followed, so that a bundle cannot lead out of itself."""
+    """Files below a folder; links to folders are not followed, so that a bundle cannot refer to files outside it."""
     for base, folders, names in os.walk(folder, followlinks=False):
         folders.sort()
         yield from (Path(base, name) for name in sorted(names))
@@ -124,7 +124,7 @@ def _open_path(path: Path) -> Iterator[Stream]:
     if path.is_dir():
         for number, file in enumerate(_files(path)):
             if number >= MAX_MEMBERS:
-                yield _refused(str(path), f"has more than {MAX_MEMBERS:,} files; the rest was not read")
+                yield _failed_stream(str(path), f"has more than {MAX_MEMBERS:,} files; the rest was not read")
                 return
             if not file.is_symlink():
                 yield from _open_file(file)
@@ -134,14 +134,14 @@ def _open_path(path: Path) -> Iterator[Stream]:
 
 def _open_file(path: Path) -> Iterator[Stream]:
     try:
-        state = path.stat()
-        # A named pipe would wait for a writer for ever; a process substitution is one on purpose.
-        if not (stat.S_ISREG(state.st_mode) or stat.S_ISFIFO(state.st_mode) or stat.S_ISCHR(state.st_mode)):
-            yield _refused(str(path), "is not a plain file")
+        status = path.stat()
+        # A pipe is accepted, because a process substitution is one.
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode)):
+            yield _failed_stream(str(path), "is not a file")
             return
         file = path.open("rb")
     except OSError as error:
-        yield _refused(str(path), error.strerror or str(error))
+        yield _failed_stream(str(path), error.strerror or str(error))
         return
     with closing(file):
         yield from _open(Stream(str(path), file), depth=0)
@@ -149,14 +149,14 @@ def _open_file(path: Path) -> Iterator[Stream]:
 
 def _open(stream: Stream, *, depth: int) -> Iterator[Stream]:
     head = stream.peek(PEEK_BYTES)
-    packed = head.startswith((GZIP, BZIP2, XZ))
+    is_compressed = head.startswith((GZIP, BZIP2, XZ))
     is_archive = head.startswith(ZIP) or head[257:262] == b"ustar"
-    if (packed or is_archive) and depth >= MAX_DEPTH:
-        yield _refused(stream.name, f"is nested deeper than {MAX_DEPTH} archives and was not opened")
-    elif packed:
-        inner = _Limited(_decompressed(head, stream), lambda: stream.read_bytes)
+    if (is_compressed or is_archive) and depth >= MAX_DEPTH:
+        yield _failed_stream(stream.name, f"is nested deeper than {MAX_DEPTH} archives and was not opened")
+    elif is_compressed:
+        unpacked = _LimitedStream(_decompress(head, stream), lambda: stream.read_bytes)
         name = stream.name.removesuffix(".gz").removesuffix(".bz2").removesuffix(".xz")
-        yield from _open(Stream(name, inner), depth=depth + 1)
+        yield from _open(Stream(name, unpacked), depth=depth + 1)
     elif head[257:262] == b"ustar":
         yield from _open_tar(stream, depth=depth)
     elif head.startswith(ZIP):
@@ -165,8 +165,8 @@ def _open(stream: Stream, *, depth: int) -> Iterator[Stream]:
         yield stream
 
 
-def _decompressed(head: bytes, stream: Stream) -> ByteStream:
-    raw = _as_file(stream)
+def _decompress(head: bytes, stream: Stream) -> ByteStream:
+    raw = _open_as_file(stream)
     if head.startswith(GZIP):
         return gzip.GzipFile(fileobj=raw)
     return bz2.BZ2File(raw) if head.startswith(BZIP2) else lzma.LZMAFile(raw)
@@ -174,50 +174,51 @@ def _decompressed(head: bytes, stream: Stream) -> ByteStream:
 
 def _open_tar(stream: Stream, *, depth: int) -> Iterator[Stream]:
     try:
-        with tarfile.open(fileobj=_as_file(stream), mode="r|") as archive:
+        with tarfile.open(fileobj=_open_as_file(stream), mode="r|") as archive:
             for number, member in enumerate(archive):
                 if number >= MAX_MEMBERS:
-                    yield _refused(stream.name, f"has more than {MAX_MEMBERS:,} members; the rest was not read")
+                    yield _failed_stream(stream.name, f"has more than {MAX_MEMBERS:,} members; the rest was not read")
                     return
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None:
-                    inner = Stream(f"{stream.name}!{member.name}", content)
-                    yield from _open(inner, depth=depth + 1)
+                    member_stream = Stream(f"{stream.name}!{member.name}", content)
+                    yield from _open(member_stream, depth=depth + 1)
     except (*UNREADABLE, TooLarge) as error:
-        yield _refused(stream.name, f"is a broken tar archive: {error}")
+        yield _failed_stream(stream.name, f"is a broken tar archive: {error}")
 
 
 def _open_zip(stream: Stream, *, depth: int) -> Iterator[Stream]:
-    """A zip has its index at the end: a file is opened in place, anything else is held in memory."""
+    """Open a zip archive, whose index is at the end: a file is read in place, other streams are held in memory."""
     source = stream.source
     seekable = source if isinstance(source, io.BufferedReader) and source.seekable() else None
     if seekable is None:
         content = stream.peek(MAX_NESTED_BYTES + 1)
         if len(content) > MAX_NESTED_BYTES:
-            yield _refused(
-                stream.name, f"is a zip of more than {MAX_NESTED_BYTES:,} bytes that cannot be read in place"
+            yield _failed_stream(
+                stream.name,
+                f"is a zip archive of more than {MAX_NESTED_BYTES:,} bytes inside another archive or a stream",
             )
             return
     try:
         with zipfile.ZipFile(seekable or io.BytesIO(content)) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
             if len(members) > MAX_MEMBERS:
-                yield _refused(stream.name, f"has {len(members):,} members; only {MAX_MEMBERS:,} were read")
+                yield _failed_stream(stream.name, f"has {len(members):,} members; only {MAX_MEMBERS:,} were read")
             for member in members[:MAX_MEMBERS]:
-                with archive.open(member) as packed:
-                    limited = _Limited(packed, partial(int, member.compress_size))
-                    yield from _open(Stream(f"{stream.name}!{member.filename}", limited), depth=depth + 1)
+                with archive.open(member) as member_file:
+                    member_stream = _LimitedStream(member_file, partial(int, member.compress_size))
+                    yield from _open(Stream(f"{stream.name}!{member.filename}", member_stream), depth=depth + 1)
     # ValueError: an index that points before the beginning of the file ("negative seek value -38").
     except (*UNREADABLE, TooLarge, NotImplementedError, ValueError) as error:
-        yield _refused(stream.name, f"is a zip archive that cannot be read: {error}")
+        yield _failed_stream(stream.name, f"is a zip archive that cannot be read: {error}")
 
 
-def _refused(name: str, problem: str) -> Stream:
+def _failed_stream(name: str, problem: str) -> Stream:
     return Stream(name, io.BytesIO(), problem)
 
 
-def _as_file(stream: Stream) -> io.BufferedReader:
-    """A stream with the whole interface of a file, for the libraries that ask for one."""
+def _open_as_file(stream: Stream) -> io.BufferedReader:
+    """The stream as a file object, for libraries that need one."""
 
     class Raw(io.RawIOBase):
         def readable(self) -> bool:

@@ -1,7 +1,7 @@
-"""dcgm-exporter's counters file: one `name, type, help` a line, `#` for comments.
+"""Read dcgm-exporter's counters file: one `name, type, help` per line, `#` for comments.
 
-People who come from dcgm-exporter bring theirs. A line that cannot be used is named with its number and
-left out, so that one unknown field never costs the others; `readers.nvml.choice` says which fields it knows.
+Users who migrate from dcgm-exporter keep their file. An invalid line is dropped and reported with its number; the other
+lines stay in use. `readers.nvml.choice` decides which fields are supported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_LINES = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
-    """One wish of the file."""
+class CounterField:
+    """One line of the file: a DCGM field to export."""
 
     name: str
     prom_type: str
@@ -29,39 +29,39 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class CountersFile:
-    counters: tuple[Counter, ...]
+    counters: tuple[CounterField, ...]
     problems: tuple[str, ...]
 
 
 def read(lines: Iterable[str]) -> CountersFile:
-    """Every usable line, and a sentence about each other one."""
-    counters: dict[str, Counter] = {}
+    """Read every valid line, and a problem for each invalid line."""
+    counters: dict[str, CounterField] = {}
     problems = []
     for number, line in enumerate(lines, 1):
         if number > MAX_LINES:
-            problems.append(f"line {number}: the file goes on, the limit is {MAX_LINES} lines; the rest is left out")
+            problems.append(f"line {number}: the limit is {MAX_LINES} lines; this line and the rest were dropped")
             break
         text = line.strip()
         if not text or text.startswith("#"):
             continue
-        found = _read_line(text, number)
-        if isinstance(found, str):
-            problems.append(f"line {number}: {found}; it is left out")
-        elif found.name in counters:
-            problems.append(f"line {number}: {found.name} stands already on line {counters[found.name].line}")
+        counter = _read_line(text, number)
+        if isinstance(counter, str):
+            problems.append(f"line {number}: {counter}; the line was dropped")
+        elif counter.name in counters:
+            problems.append(f"line {number}: {counter.name} is a duplicate of line {counters[counter.name].line}")
         else:
-            counters[found.name] = found
+            counters[counter.name] = counter
     return CountersFile(tuple(counters.values()), tuple(problems))
 
 
-def _read_line(text: str, number: int) -> Counter | str:
+def _read_line(text: str, number: int) -> CounterField | str:
     try:
         cells = next(csv.reader([text], skipinitialspace=True, strict=True))
     except csv.Error as error:
         return f"{quote(text)} is not CSV: {error}"
     if len(cells) != 3:
-        return f"has {len(cells)} cells, three are needed: name, type, help"
+        return f"has {len(cells)} columns, expected 3: name, type, help"
     name, prom_type, help = (cell.strip() for cell in cells)
     if prom_type not in PROM_TYPES:
-        return f"type {quote(prom_type)} of {name} is none of counter, gauge, label"
-    return Counter(name, prom_type, " ".join(help.split()), number)
+        return f"type {quote(prom_type)} of {name} is not counter, gauge or label"
+    return CounterField(name, prom_type, " ".join(help.split()), number)

@@ -1,10 +1,10 @@
-"""What `dcgmi dmon` and `dcgmi discovery -l` print.
+"""Read the output of `dcgmi dmon` and `dcgmi discovery -l`.
 
     #Entity   GRACT        SMACT        DRAMA             | 0      | Name: NVIDIA A100-SXM4-80GB      |
     ID                                                    |        | PCI Bus ID: 00000000:07:00.0     |
     GPU 0     N/A          0.930        0.252             |        | Device UUID: GPU-9ca02968-…      |
 
-`agent.gpus.dcgm_profile` asks both: the first gives numbers by DCGM's own GPU id, the second tells which GPU that is.
+`agent.gpus.dcgm_profile` runs both: the first prints values by DCGM's GPU id, the second the UUID of each id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 
 from watchkeeper.catalogue import pack
 
-# DCGM's short names (dcgm_fields.cpp) of the profiling fields; one that is not here is known by its place.
+# DCGM's short names (dcgm_fields.cpp) of the profiling fields; other fields are identified by their column.
 SHORT_NAMES = {
     "GRACT": 1001,
     "SMACT": 1002,
@@ -38,56 +38,56 @@ DEVICE = re.compile(r"Device UUID:\s*(GPU-[0-9a-fA-F-]+)")
 DISCOVERY = ("dcgmi", "discovery", "-l")
 
 
-def arguments(fields: Sequence[int], seconds: float) -> list[str]:
-    """The command that prints these fields of every GPU again and again; its `-d` counts milliseconds."""
+def dmon_command(fields: Sequence[int], seconds: float) -> list[str]:
+    """The command that prints these fields of every GPU at this interval; `-d` is in milliseconds."""
     return ["dcgmi", "dmon", "-e", ",".join(map(str, fields)), "-d", str(max(100, round(seconds * 1000)))]
 
 
 @dataclass(slots=True)
 class DmonReader:
-    """Reads the lines of one `dcgmi dmon`, which was asked for these fields; the header tells their order."""
+    """Reads the output of one `dcgmi dmon` with these fields; the header gives their order."""
 
     fields: Sequence[int]
     _columns: Sequence[int] = ()
 
     def read(self, line: str) -> tuple[int, Mapping[int, float]] | None:
-        """A GPU's id with its numbers; None for a header, a MIG instance, or a line of another shape.
+        """A GPU's id with its values; None for a header, a MIG instance, or any other line.
 
-        `N/A` is absent: the first sample after a start has nothing to say, and a paused GPU never has.
+        `N/A` is absent: the first sample after a start has no values, and a paused GPU never has values.
         """
         if line.startswith("#Entity"):
-            self._columns = self._order(line.split()[1:])
+            self._columns = self._column_fields(line.split()[1:])
             return None
         match = ROW.match(line)
         cells = [] if match is None else match["cells"].split()
         if match is None or len(cells) != len(self._columns):
             return None
-        numbers = {
+        values = {
             field: number
             for field, cell in zip(self._columns, cells, strict=True)
             if (number := _number(cell)) is not None
         }
-        return int(match["gpu"]), numbers
+        return int(match["gpu"]), values
 
-    def _order(self, names: Sequence[str]) -> Sequence[int]:
-        """The field of each column; nothing if the printout has other columns than were asked for."""
+    def _column_fields(self, names: Sequence[str]) -> Sequence[int]:
+        """The field of each column; empty if the columns are not the requested fields."""
         if len(names) != len(self.fields):
             return ()
-        found = [SHORT_NAMES.get(name, field) for name, field in zip(names, self.fields, strict=True)]
-        return found if sorted(found) == sorted(self.fields) else ()
+        columns = [SHORT_NAMES.get(name, field) for name, field in zip(names, self.fields, strict=True)]
+        return columns if sorted(columns) == sorted(self.fields) else ()
 
 
 def read_discovery(lines: Iterable[str]) -> dict[int, str]:
-    """DCGM's GPU ids with the UUIDs that they stand for."""
-    found: dict[int, str] = {}
+    """Map DCGM's GPU ids to UUIDs."""
+    uuids: dict[int, str] = {}
     gpu: int | None = None
     for line in lines:
         if (number := GPU_ID.match(line)) is not None:
             gpu = int(number[1])
-        if gpu is not None and (device := DEVICE.search(line)) is not None:
-            found[gpu] = device[1]
+        if gpu is not None and (uuid_match := DEVICE.search(line)) is not None:
+            uuids[gpu] = uuid_match[1]
             gpu = None
-    return found
+    return uuids
 
 
 @cache

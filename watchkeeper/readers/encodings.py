@@ -1,4 +1,4 @@
-"""Text that is not UTF-8: what Windows tools write, told by its mark or by the empty byte beside each letter."""
+"""Detect UTF-16 text of Windows tools, by its byte order mark or its zero bytes, and convert it to UTF-8."""
 
 from __future__ import annotations
 
@@ -7,28 +7,33 @@ from dataclasses import dataclass
 
 from watchkeeper.readers.logs.log_text import ByteStream
 
-MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-# Latin text in UTF-16 has a zero as nearly every second byte; binary files have theirs anywhere.
-LOOKED_AT_BYTES = 1024
-LEAST_BYTES = 16
-EMPTY_SHARE, OTHER_SHARE = 0.9, 0.05
+BYTE_ORDER_MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+# In Latin text in UTF-16 nearly every second byte is zero; in binary files zero bytes are anywhere.
+SAMPLE_BYTES = 1024
+MIN_SAMPLE_BYTES = 16
+MIN_ZERO_SHARE, MAX_OTHER_ZERO_SHARE = 0.9, 0.05
 
 
-def utf16_name(start: bytes) -> str | None:
-    """The name of a text's UTF-16, if it is in one."""
-    marked = MARKS.get(start[:2])
-    sample = start[:LOOKED_AT_BYTES]
-    if marked is not None or len(sample) < LEAST_BYTES:
-        return marked
-    for name, empty, other in (("utf-16-le", sample[1::2], sample[::2]), ("utf-16-be", sample[::2], sample[1::2])):
-        if empty.count(0) >= EMPTY_SHARE * len(empty) and other.count(0) <= OTHER_SHARE * len(other):
+def detect_utf16(start: bytes) -> str | None:
+    """The UTF-16 encoding of a text; None if it is not UTF-16."""
+    encoding_of_mark = BYTE_ORDER_MARKS.get(start[:2])
+    sample = start[:SAMPLE_BYTES]
+    if encoding_of_mark is not None or len(sample) < MIN_SAMPLE_BYTES:
+        return encoding_of_mark
+    for name, high_bytes, low_bytes in (
+        ("utf-16-le", sample[1::2], sample[::2]),
+        ("utf-16-be", sample[::2], sample[1::2]),
+    ):
+        if high_bytes.count(0) >= MIN_ZERO_SHARE * len(high_bytes) and low_bytes.count(0) <= MAX_OTHER_ZERO_SHARE * len(
+            low_bytes
+        ):
             return name
     return None
 
 
 @dataclass(slots=True)
 class Utf8Stream:
-    """A stream of UTF-16, in UTF-8."""
+    """Converts a UTF-16 stream to UTF-8."""
 
     source: ByteStream
     encoding: str

@@ -1,9 +1,9 @@
-"""Prometheus text pages (0.0.4, and OpenMetrics 1.0 with its exemplars) into handles and values.
+"""Parse Prometheus text (0.0.4, and OpenMetrics 1.0 with exemplars) into handles and values.
 
-An exporter sends the same series again and again, only the values change. So each target has its own
-parser, which remembers the raw bytes before each value. A page laid out as the one before costs a
-comparison with them; else a line seen before costs one split and one dictionary look-up, and only a new
-line is read label by label. The scraper maps the handles to stored series once and hands the values on.
+An exporter sends the same series in every scrape, only the values change. So each target has its own parser, which
+caches the raw bytes before each value. If a page has the same lines as the page before, parsing it is one comparison
+with the cache. Otherwise each cached line costs one split and one dictionary lookup, and only new lines are parsed
+label by label. The scraper maps the handles to stored series once, and stores the values of each page.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from watchkeeper.errors import CollectError, quote
 from watchkeeper.model import labels
 from watchkeeper.model.histograms import Histogram
 
-# A full dcgm-exporter page of an 8-GPU node has some 500 series, kube-state-metrics of 20,000 GPUs some 60,000 of those
-# that our rules read; a page far above that is a mistake.
+# A full dcgm-exporter page of an 8-GPU node has about 500 series. Of kube-state-metrics, Watchkeeper's rules read about
+# 60,000 series for 20,000 GPUs.
 MAX_SERIES = 250_000
-# Enough to recognise the problem; the count tells how large it is.
-BAD_LINES_NAMED = 5
-# What a label may hold; a longer value is a stack trace or a file, and would be kept once for each series.
+# Problems that are listed per page; further bad lines are only counted.
+MAX_PROBLEMS = 5
+# A longer label value is a stack trace or a file, and would be kept once for each series.
 MAX_LABEL_LENGTH = 4096
 MAX_LABELS = 64
-# Series that came and went are forgotten once there are so many of them beyond half of the present ones. Each is a kB,
-# of every target: a page of a node has 500.
+# The cache is reset when the series that are no longer on the page exceed half of the current series by this number.
+# Each takes about 1 kB per target; the page of a node has 500.
 FORGET_SLACK = 200
 
 # DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1"} 41
@@ -47,12 +47,12 @@ FLOAT = re.compile(rb"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|
 
 
 class BadLine(Exception):
-    """Why one line of a page cannot be read; the page's other lines are kept."""
+    """One line of a page is invalid; the other lines are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyMetadata:
-    """What an exporter says about a metric name."""
+    """Type, help and unit of a metric."""
 
     type: str = "unknown"
     help: str = ""
@@ -64,8 +64,8 @@ class ExpositionPage:
     """One page: `values[i]` belongs to the series `parser.labels[handles[i]]`.
 
     `handles` is the same list object as on the page before while the series stay the same.
-    `timestamps_ms` maps positions to explicit times and is empty for ordinary exporters. When `epoch`
-    changes the parser has forgotten old series and every handle has a new meaning.
+    `timestamps_ms` maps positions to explicit timestamps and is empty for most exporters. When `epoch` changes, the
+    parser was reset and every handle has a new meaning.
     """
 
     handles: list[int]
@@ -74,15 +74,15 @@ class ExpositionPage:
     timestamps_ms: Mapping[int, int] = field(default_factory=dict)
     bad_lines: int = 0
     problems: tuple[str, ...] = ()
-    # Those that were not on the page before, by the handle of their series; a time of None is that of the scrape.
+    # Exemplars that were not on the page before, by the handle of their series; timestamp None is the scrape time.
     exemplars: tuple[tuple[int, labels.Labels, float, int | None], ...] = ()
-    # Native histograms by the handle of their series, which is not among `handles`; pages of text have none.
+    # Native histograms by the handle of their series, which is not in `handles`; text pages have none.
     histograms: tuple[tuple[int, Histogram, int | None], ...] = ()
 
 
 @dataclass(slots=True)
-class _TextReading:
-    """What has been gathered of a page so far."""
+class _ParsedText:
+    """The samples and problems of a page so far."""
 
     handles: list[int] = field(default_factory=list)
     tokens: list[bytes] = field(default_factory=list)
@@ -91,100 +91,100 @@ class _TextReading:
     problems: list[str] = field(default_factory=list)
     exemplars: list[tuple[int, labels.Labels, float, int | None]] = field(default_factory=list)
 
-    def complain(self, number: int, reason: str) -> None:
+    def add_problem(self, line_number: int, reason: str) -> None:
         self.bad_lines += 1
-        if len(self.problems) < BAD_LINES_NAMED:
-            self.problems.append(f"line {number}: {reason}")
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(f"line {line_number}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
 class _PageLayout:
-    """A page without its values: each line up to its value, or the whole of a line that has none."""
+    """A page without its values: each line up to its value, or the whole line if it has no value."""
 
     prefixes: list[bytes]
     has_value: bytes
     fixed_bytes: int
-    openmetrics: bool
+    is_openmetrics: bool
 
 
 class ExpositionParser:
-    """Reads the pages of one target; keep one per target, because its memory is what makes it fast."""
+    """Parses the pages of one target. Keep one per target: its cache makes it fast."""
 
     def __init__(self, *, max_series: int = MAX_SERIES) -> None:
         self.labels: list[labels.Labels] = []
         self.families: dict[str, FamilyMetadata] = {}
-        # Counts the changes of `families`.
+        # Increases with each change of `families`.
         self.families_version = 0
         self.epoch = 0
         self._max_series = max_series
-        # The memory is cleared between pages (see parse); this bounds it within one enormous page.
-        self._most_remembered = 3 * max_series + FORGET_SLACK
-        self._known: dict[bytes, int] = {}
-        self._handle_of: dict[labels.Labels, int] = {}
-        # The series of a page share nearly all their labels, and labels are most of what a parser keeps.
+        # The cache is reset between pages (see parse); this limits it within one very large page.
+        self._max_remembered = 3 * max_series + FORGET_SLACK
+        self._handle_of_prefix: dict[bytes, int] = {}
+        self._handle_of_labels: dict[labels.Labels, int] = {}
+        # The series of a page share nearly all their labels, and labels take most of a parser's memory.
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
-        # Within one page: the labels of a GPU are written in the same way for each of its metrics.
-        self._bodies: dict[bytes, tuple[tuple[str, str], ...]] = {}
+        # Within one page: the label text of a GPU is the same for each of its metrics.
+        self._label_bodies: dict[bytes, tuple[tuple[str, str], ...]] = {}
         self._comments: set[bytes] = set()
-        # The exemplar that each series carried last, as it was written: most come again with every page.
+        # The raw text of the last exemplar of each series: most exemplars repeat on every page.
         self._exemplars: dict[int, bytes] = {}
         self._last_handles: list[int] = []
-        # Whether the page before had a series at several times: on the next page the times may be the same.
+        # Whether the page before had a series more than once: on the next page its timestamps may be equal.
         self._has_repeats = False
         self._layout: _PageLayout | None = None
-        # Whether the series of the page before were not yet found written in a way that cannot be laid out.
-        self._may_lay_out = True
+        # False if building a layout failed for the current series.
+        self._may_have_layout = True
 
     def parse(self, page: bytes, *, openmetrics: bool = False) -> ExpositionPage:
-        """Every readable sample of the page; CollectError if it has too many series or is cut short."""
+        """Parse every valid sample of the page; CollectError if it has too many series or is truncated."""
         if 2 * len(self.labels) > 3 * len(self._last_handles) + 2 * FORGET_SLACK:
-            self._forget()
+            self._reset()
         lines = page.split(b"\n")
-        again = self._read_again(lines, len(page), openmetrics=openmetrics)
-        if again is not None:
-            return ExpositionPage(self._last_handles, again, self.epoch)
-        reading = self._gather(lines, self._known, openmetrics=openmetrics)
+        repeated_values = self._read_same_layout(lines, len(page), openmetrics=openmetrics)
+        if repeated_values is not None:
+            return ExpositionPage(self._last_handles, repeated_values, self.epoch)
+        parsed = self._parse_lines(lines, self._handle_of_prefix, openmetrics=openmetrics)
         if openmetrics and page.rstrip(b"\r\n").rpartition(b"\n")[2] != b"# EOF":
-            raise CollectError("the page is cut short: it does not end with `# EOF`")
+            raise CollectError("the page is truncated: it does not end with `# EOF`")
         try:
             # Python reads 1_000 as a number; Prometheus does not. One search per page finds it.
-            if b"_" in b" ".join(reading.tokens):
+            if b"_" in b" ".join(parsed.tokens):
                 raise ValueError
-            values = array("d", map(float, reading.tokens))
+            values = array("d", map(float, parsed.tokens))
         except ValueError:
-            # Some value is not a number: read every line the careful way, which names the bad ones.
-            exemplars = reading.exemplars
-            reading = self._gather(lines, {}, openmetrics=openmetrics)
-            reading.exemplars = exemplars
-            values = array("d", map(float, reading.tokens))
-        if reading.handles != self._last_handles or self._has_repeats:
-            self._refuse_repeats(reading, values)
-            self._layout, self._may_lay_out = None, True
-        elif self._may_lay_out and not (reading.timestamps_ms or reading.bad_lines):
-            self._layout = self._lay_out(lines, openmetrics=openmetrics)
-            self._may_lay_out = self._layout is not None
+            # A value is not a number: parse every line again without the cache, which reports the bad lines.
+            exemplars = parsed.exemplars
+            parsed = self._parse_lines(lines, {}, openmetrics=openmetrics)
+            parsed.exemplars = exemplars
+            values = array("d", map(float, parsed.tokens))
+        if parsed.handles != self._last_handles or self._has_repeats:
+            self._check_repeats(parsed, values)
+            self._layout, self._may_have_layout = None, True
+        elif self._may_have_layout and not (parsed.timestamps_ms or parsed.bad_lines):
+            self._layout = self._build_layout(lines, openmetrics=openmetrics)
+            self._may_have_layout = self._layout is not None
         return ExpositionPage(
             self._last_handles,
             values,
             self.epoch,
-            timestamps_ms=reading.timestamps_ms,
-            bad_lines=reading.bad_lines,
-            problems=tuple(reading.problems),
-            exemplars=tuple(reading.exemplars),
+            timestamps_ms=parsed.timestamps_ms,
+            bad_lines=parsed.bad_lines,
+            problems=tuple(parsed.problems),
+            exemplars=tuple(parsed.exemplars),
         )
 
-    def _read_again(self, lines: list[bytes], page_bytes: int, *, openmetrics: bool) -> array[float] | None:
-        """The values of a page that differs from the one before in nothing else; None where it does or may."""
+    def _read_same_layout(self, lines: list[bytes], page_bytes: int, *, openmetrics: bool) -> array[float] | None:
+        """The values of a page that differs from the page before only in its values; None for other pages."""
         layout = self._layout
-        if layout is None or len(lines) != len(layout.prefixes) or openmetrics != layout.openmetrics:
+        if layout is None or len(lines) != len(layout.prefixes) or openmetrics != layout.is_openmetrics:
             return None
         rests = list(map(bytes.removeprefix, lines, layout.prefixes))
         tokens = list(compress(rests, layout.has_value))
         rest_bytes, values = len(b"".join(rests)), b"\n".join([b"", *tokens])
         is_same = (
-            # A line that begins otherwise is left whole, and then there are more bytes.
+            # A line with a different prefix stays whole, so that the sum is larger.
             rest_bytes + layout.fixed_bytes == page_bytes
-            # The lines without a value have no rest, the others one that begins with a space.
+            # Lines without a value have an empty rest; other rests start with a space.
             and rest_bytes + len(tokens) == len(values)
             and values.count(b"\n ") == len(tokens)
         )
@@ -195,91 +195,91 @@ class ExpositionParser:
         except ValueError:
             return None
 
-    def _lay_out(self, lines: list[bytes], *, openmetrics: bool) -> _PageLayout | None:
-        """What to expect of the next page; None if a line is written in an unusual way."""
-        # The objects that are remembered anyway: a fleet has gigabytes of pages.
-        spelt = {handle: series for series, handle in self._known.items()}
+    def _build_layout(self, lines: list[bytes], *, openmetrics: bool) -> _PageLayout | None:
+        """The layout to expect of the next page; None if a line has unusual spacing."""
+        # Reuse the cached objects to save memory: the pages of a fleet are gigabytes.
+        prefix_of_handle = {handle: series for series, handle in self._handle_of_prefix.items()}
         comments = {line: line for line in self._comments}
         handles = iter(self._last_handles)
         prefixes, has_value = [], bytearray()
         for line in lines:
             is_sample = line not in comments and bool(line.strip())
-            prefix = spelt.get(next(handles, -1), b"") if is_sample else comments.get(line, line)
+            prefix = prefix_of_handle.get(next(handles, -1), b"") if is_sample else comments.get(line, line)
             if is_sample and line.rpartition(b" ")[0] != prefix:
                 return None
             prefixes.append(prefix)
             has_value.append(is_sample)
         return _PageLayout(prefixes, bytes(has_value), sum(map(len, prefixes)) + len(lines) - 1, openmetrics)
 
-    def _gather(self, lines: list[bytes], remembered: dict[bytes, int], *, openmetrics: bool) -> _TextReading:
-        """Handle and value token of each line; this loop is the hot path of the whole hub."""
-        reading = _TextReading()
-        add_handle, add_token, known = reading.handles.append, reading.tokens.append, remembered.get
+    def _parse_lines(self, lines: list[bytes], handle_of_prefix: dict[bytes, int], *, openmetrics: bool) -> _ParsedText:
+        """Collect the handle and value token of each line; this loop is the hot path of the hub."""
+        parsed = _ParsedText()
+        add_handle, add_token, find_handle = parsed.handles.append, parsed.tokens.append, handle_of_prefix.get
         comments = self._comments
-        for number, line in enumerate(lines, 1):
+        for line_number, line in enumerate(lines, 1):
             series, _, token = line.rpartition(b" ")
-            handle = known(series)
+            handle = find_handle(series)
             if handle is not None:
                 add_handle(handle)
                 add_token(token)
             elif line not in comments:
-                self._read_unknown(line, number, reading=reading, openmetrics=openmetrics)
-        self._bodies.clear()
-        if len(reading.handles) > self._max_series:
-            self._refuse_size(lines)
-        return reading
+                self._read_new_line(line, line_number, parsed=parsed, openmetrics=openmetrics)
+        self._label_bodies.clear()
+        if len(parsed.handles) > self._max_series:
+            self._refuse_too_many(lines)
+        return parsed
 
-    def _read_unknown(self, line: bytes, number: int, *, reading: _TextReading, openmetrics: bool) -> None:
-        """A line that is not remembered: blank, a comment, a new series, or one with a time or an exemplar."""
+    def _read_new_line(self, line: bytes, line_number: int, *, parsed: _ParsedText, openmetrics: bool) -> None:
+        """Parse a line that is not cached: blank, a comment, a new series, or one with a timestamp or exemplar."""
         text = line.strip(b" \t\r")
         if not text:
             return
         if text.startswith(b"#"):
             self._read_comment(line)
             return
-        text, exemplar = self._without_exemplar(text) if openmetrics else (text, b"")
+        text, exemplar = self._cut_exemplar(text) if openmetrics else (text, b"")
         try:
-            handle, rest = self._split(text)
+            handle, rest = self._split_series(text)
             if openmetrics and not exemplar:
-                # foo_bucket{le="1"} 8 # {trace_id="a"} 0.67: what follows the sharp is an exemplar.
+                # foo_bucket{le="1"} 8 # {trace_id="a"} 0.67: an exemplar follows the `#`.
                 rest, _, exemplar = rest.partition(b" # ")
             token, at_ms = _split_value(rest, openmetrics)
-        except BadLine as bad:
-            reading.complain(number, str(bad))
+        except BadLine as error:
+            parsed.add_problem(line_number, str(error))
             return
         if at_ms is not None:
-            reading.timestamps_ms[len(reading.handles)] = at_ms
-        reading.handles.append(handle)
-        reading.tokens.append(token)
+            parsed.timestamps_ms[len(parsed.handles)] = at_ms
+        parsed.handles.append(handle)
+        parsed.tokens.append(token)
         if exemplar:
-            self._note_exemplar(handle, exemplar, number, reading=reading)
-        series, _, last = line.rpartition(b" ")
-        # Only a line that ends with its value is remembered: `a 1 1` ends with a time, `a 1 # {} 1` with an exemplar.
-        if last.strip(b"\r") == token and at_ms is None and not (openmetrics and b" # " in series):
-            self._known[series] = handle
+            self._add_exemplar(handle, exemplar, line_number, parsed=parsed)
+        series, _, last_token = line.rpartition(b" ")
+        # Only a line that ends with its value is cached: `a 1 1` ends with a timestamp, `a 1 # {} 1` with an exemplar.
+        if last_token.strip(b"\r") == token and at_ms is None and not (openmetrics and b" # " in series):
+            self._handle_of_prefix[series] = handle
 
-    def _split(self, line: bytes) -> tuple[int, bytes]:
-        """The handle of the line's series, and what follows it; two spellings of one label set share a handle."""
+    def _split_series(self, line: bytes) -> tuple[int, bytes]:
+        """The handle of the line's series, and the rest of the line; two spellings of a label set share a handle."""
         end = line.rfind(b"}") + 1
-        known = self._known.get(line[:end]) if end else None
-        if known is not None:
-            return known, line[end:]
+        handle = self._handle_of_prefix.get(line[:end]) if end else None
+        if handle is not None:
+            return handle, line[end:]
         label_set, rest = self._read_series(line, end)
         if len(label_set.name) > MAX_LABEL_LENGTH:
             raise BadLine(f"the name has {len(label_set.name):,} characters, the limit is {MAX_LABEL_LENGTH:,}")
-        handle = self._handle_of.setdefault(label_set, len(self.labels))
+        handle = self._handle_of_labels.setdefault(label_set, len(self.labels))
         if handle == len(self.labels):
-            if handle > self._most_remembered:
-                raise BadLine(f"{handle} different series are remembered already, the limit is {self._most_remembered}")
+            if handle > self._max_remembered:
+                raise BadLine(f"{handle} different series on this page, the limit is {self._max_remembered}")
             label_set.pairs = tuple([self._pairs.setdefault(pair, pair) for pair in label_set.pairs])
             self.labels.append(label_set)
-        self._known[line[: len(line) - len(rest)]] = handle
+        self._handle_of_prefix[line[: len(line) - len(rest)]] = handle
         return handle, rest
 
     def _read_series(self, line: bytes, end: int) -> tuple[labels.Labels, bytes]:
-        """The label set a line begins with, and the rest of the line; `end` is where its last brace closes."""
+        """The label set at the start of a line, and the rest of the line; `end` is after the last closing brace."""
         start = line.find(b"{")
-        name, pairs = line[:start], self._bodies.get(line[start:end]) if start > 0 else None
+        name, pairs = line[:start], self._label_bodies.get(line[start:end]) if start > 0 else None
         if pairs is not None and PLAIN_NAME.fullmatch(name):
             return labels.Labels.with_metric_name(name.decode(), pairs), line[end:]
         try:
@@ -288,25 +288,25 @@ class ExpositionParser:
             raise BadLine(f"is not UTF-8: {error.reason}") from error
         rest = text.encode()
         if start > 0:
-            self._bodies[line[start : len(line) - len(rest)]] = label_set.pairs_without_name
+            self._label_bodies[line[start : len(line) - len(rest)]] = label_set.pairs_without_name
         return label_set, rest
 
-    def _without_exemplar(self, line: bytes) -> tuple[bytes, bytes]:
-        """A line of a known series without its exemplar; other lines as they are, for a label may hold a sharp too."""
+    def _cut_exemplar(self, line: bytes) -> tuple[bytes, bytes]:
+        """Split the exemplar from a line of a cached series; not from others, whose labels may contain ` # {`."""
         head, sharp, exemplar = line.rpartition(b" # {")
-        return (head, b"{" + exemplar) if sharp and head.rpartition(b" ")[0] in self._known else (line, b"")
+        return (head, b"{" + exemplar) if sharp and head.rpartition(b" ")[0] in self._handle_of_prefix else (line, b"")
 
-    def _note_exemplar(self, handle: int, raw: bytes, number: int, *, reading: _TextReading) -> None:
+    def _add_exemplar(self, handle: int, raw: bytes, line_number: int, *, parsed: _ParsedText) -> None:
         if self._exemplars.get(handle) == raw:
             return
         self._exemplars[handle] = raw
         try:
             label_set, rest = _read_labels(raw.decode(), {}, 0)
             token, at_ms = _split_value(rest.encode(), openmetrics=True)
-        except (BadLine, UnicodeDecodeError) as bad:
-            reading.complain(number, f"the sample is kept, its exemplar is not: {bad}")
+        except (BadLine, UnicodeDecodeError) as error:
+            parsed.add_problem(line_number, f"the exemplar was dropped, its sample was kept: {error}")
             return
-        reading.exemplars.append((handle, label_set, float(token), at_ms))
+        parsed.exemplars.append((handle, label_set, float(token), at_ms))
 
     def _read_comment(self, line: bytes) -> None:
         if len(self._comments) >= 2 * self._max_series:
@@ -315,59 +315,63 @@ class ExpositionParser:
         match = COMMENT.match(line.decode("utf-8", "replace").strip())
         if match is None:
             return
-        word, plain, quoted, text = match.groups()
-        name = plain or _unquote(quoted)
+        keyword, plain_name, quoted_name, text = match.groups()
+        name = plain_name or _unquote(quoted_name)
         if name not in self.families and len(self.families) >= self._max_series:
             return
-        known = self.families.get(name, FamilyMetadata())
+        previous = self.families.get(name, FamilyMetadata())
         family = FamilyMetadata(
-            type=text if word == "TYPE" else known.type,
-            help=ESCAPE.sub(_unescape, text) if word == "HELP" else known.help,
-            unit=text if word == "UNIT" else known.unit,
+            type=text if keyword == "TYPE" else previous.type,
+            help=ESCAPE.sub(_unescape, text) if keyword == "HELP" else previous.help,
+            unit=text if keyword == "UNIT" else previous.unit,
         )
         if family != self.families.get(name):
             self.families[name] = family
             self.families_version += 1
 
-    def _refuse_repeats(self, reading: _TextReading, values: array[float]) -> None:
-        """Keep the first of samples that name the same series and time; this handle list is then the current one."""
-        self._has_repeats = len(set(reading.handles)) != len(reading.handles)
+    def _check_repeats(self, parsed: _ParsedText, values: array[float]) -> None:
+        """Drop duplicates of a series and timestamp, except the first; then set the current handles."""
+        self._has_repeats = len(set(parsed.handles)) != len(parsed.handles)
         if self._has_repeats:
-            self._drop_repeats(reading, values)
-        self._last_handles = reading.handles
+            self._drop_repeats(parsed, values)
+        self._last_handles = parsed.handles
 
-    def _drop_repeats(self, reading: _TextReading, values: array[float]) -> None:
-        seen: set[tuple[int, int | None]] = set()
-        kept: list[int] = []
-        for at, handle in enumerate(reading.handles):
-            key = (handle, reading.timestamps_ms.get(at))
-            if key in seen:
-                reading.bad_lines += 1
-                if len(reading.problems) < BAD_LINES_NAMED:
-                    reading.problems.append(f"{quote(str(self.labels[handle]))} stands twice; the first is kept")
+    def _drop_repeats(self, parsed: _ParsedText, values: array[float]) -> None:
+        sample_keys: set[tuple[int, int | None]] = set()
+        kept_positions: list[int] = []
+        for position, handle in enumerate(parsed.handles):
+            key = (handle, parsed.timestamps_ms.get(position))
+            if key in sample_keys:
+                parsed.bad_lines += 1
+                if len(parsed.problems) < MAX_PROBLEMS:
+                    parsed.problems.append(
+                        f"{quote(str(self.labels[handle]))} is a duplicate; the first sample was kept"
+                    )
                 continue
-            seen.add(key)
-            kept.append(at)
-        times = reading.timestamps_ms
-        reading.timestamps_ms = {place: times[at] for place, at in enumerate(kept) if at in times}
-        reading.handles = [reading.handles[at] for at in kept]
-        values[:] = array("d", [values[at] for at in kept])
+            sample_keys.add(key)
+            kept_positions.append(position)
+        times = parsed.timestamps_ms
+        parsed.timestamps_ms = {
+            new_position: times[position] for new_position, position in enumerate(kept_positions) if position in times
+        }
+        parsed.handles = [parsed.handles[position] for position in kept_positions]
+        values[:] = array("d", [values[position] for position in kept_positions])
 
-    def _refuse_size(self, lines: list[bytes]) -> None:
-        found = sum(1 for line in lines if line.strip() and not line.lstrip().startswith(b"#"))
-        self._forget()
+    def _refuse_too_many(self, lines: list[bytes]) -> None:
+        count = sum(1 for line in lines if line.strip() and not line.lstrip().startswith(b"#"))
+        self._reset()
         raise CollectError(
-            f"the page has {found} samples, the limit is {self._max_series}",
-            now="Nothing of this page is kept",
+            f"the page has {count} samples, the limit is {self._max_series}",
+            now="The whole page was dropped",
             remedy="Raise the limit for this target, or drop metrics in the exporter",
         )
 
-    def _forget(self) -> None:
-        """Start anew when most remembered series are gone, as after months of pods coming and going."""
+    def _reset(self) -> None:
+        """Clear the cache, when most cached series are no longer exposed, for example after months of pod churn."""
         self.epoch += 1
         self.labels = []
-        self._known.clear()
-        self._handle_of.clear()
+        self._handle_of_prefix.clear()
+        self._handle_of_labels.clear()
         self._pairs.clear()
         self._comments.clear()
         self._exemplars.clear()
@@ -376,46 +380,46 @@ class ExpositionParser:
 
 
 def _read_series(line: str) -> tuple[labels.Labels, str]:
-    """The label set a line begins with, and the rest of the line."""
+    """The label set at the start of a line, and the rest of the line."""
     if (match := NAME.match(line)) is not None:
         return _read_labels(line, {labels.METRIC_NAME: match[1]}, match.end())
-    if (quoted := QUOTED_NAME.match(line)) is not None and quoted[1]:
-        return _read_pairs(line, {labels.METRIC_NAME: _unquote(quoted[1])}, quoted.end())
+    if (quoted_name := QUOTED_NAME.match(line)) is not None and quoted_name[1]:
+        return _read_pairs(line, {labels.METRIC_NAME: _unquote(quoted_name[1])}, quoted_name.end())
     raise BadLine(f"no metric name in {quote(line)}")
 
 
-def _read_labels(line: str, pairs: dict[str, str], at: int) -> tuple[labels.Labels, str]:
-    """The labels in braces from a place on, together with those known, and the rest of the line."""
-    if line[at : at + 1] != "{":
-        return labels.Labels(pairs), line[at:]
-    return _read_pairs(line, pairs, at + 1)
+def _read_labels(line: str, pairs: dict[str, str], position: int) -> tuple[labels.Labels, str]:
+    """The labels in braces at a position, merged with the given pairs, and the rest of the line."""
+    if line[position : position + 1] != "{":
+        return labels.Labels(pairs), line[position:]
+    return _read_pairs(line, pairs, position + 1)
 
 
-def _read_pairs(line: str, pairs: dict[str, str], at: int) -> tuple[labels.Labels, str]:
-    """The labels from inside the braces on."""
-    while (label := LABEL.match(line, at)) is not None:
-        plain, quoted, value = label.groups()
-        name = plain or _unquote(quoted)
+def _read_pairs(line: str, pairs: dict[str, str], position: int) -> tuple[labels.Labels, str]:
+    """The labels after an opening brace, and the rest of the line."""
+    while (label := LABEL.match(line, position)) is not None:
+        plain_name, quoted_name, value = label.groups()
+        name = plain_name or _unquote(quoted_name)
         if not name or name in pairs:
-            raise BadLine(f"label {quote(name)} stands twice" if name else "a label has no name")
+            raise BadLine(f"duplicate label {quote(name)}" if name else "a label has no name")
         pairs[name] = _unquote(value)
-        at = label.end()
+        position = label.end()
         if len(value) > MAX_LABEL_LENGTH or len(name) > MAX_LABEL_LENGTH or len(pairs) > MAX_LABELS:
             raise BadLine(
                 f"label {quote(name)} has {len(value):,} characters and is number {len(pairs)}; "
                 f"the limits are {MAX_LABEL_LENGTH:,} characters and {MAX_LABELS} labels"
             )
-    rest = line[at:].lstrip(" \t")
+    rest = line[position:].lstrip(" \t")
     if not rest.startswith("}"):
-        raise BadLine(f"label list breaks off at {quote(rest)}")
+        raise BadLine(f"invalid label list at {quote(rest)}")
     return labels.Labels(pairs), rest[1:]
 
 
 def _split_value(rest: bytes, openmetrics: bool) -> tuple[bytes, int | None]:
-    """Value and explicit time of what follows the series."""
+    """The value and optional timestamp in the rest of a line."""
     parts = rest.split()
     if len(parts) not in (1, 2):
-        raise BadLine(f"expected a value and perhaps a time, found {quote(rest.decode('utf-8', 'replace').strip())}")
+        raise BadLine(f"expected value and optional timestamp, got {quote(rest.decode('utf-8', 'replace').strip())}")
     if not FLOAT.fullmatch(parts[0]):
         raise BadLine(f"value {quote(parts[0].decode('utf-8', 'replace'))} is not a number")
     if len(parts) == 1:
@@ -423,9 +427,9 @@ def _split_value(rest: bytes, openmetrics: bool) -> tuple[bytes, int | None]:
     try:
         at_ms = round(float(parts[1]) * 1000) if openmetrics else int(parts[1].decode("ascii"))
     except (ValueError, OverflowError) as error:
-        raise BadLine(f"time {quote(parts[1].decode('utf-8', 'replace'))} is not a number") from error
+        raise BadLine(f"timestamp {quote(parts[1].decode('utf-8', 'replace'))} is not a number") from error
     if at_ms.bit_length() > 63:
-        raise BadLine(f"time {quote(parts[1].decode())} has more than 64 bits")
+        raise BadLine(f"timestamp {quote(parts[1].decode())} has more than 64 bits")
     return parts[0], at_ms
 
 

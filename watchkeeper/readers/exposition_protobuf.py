@@ -1,8 +1,8 @@
-"""An exporter's page as protobuf: delimited messages MetricFamily, the only form that has native histograms.
+"""Parse an exporter's protobuf page: delimited MetricFamily messages, the only format with native histograms.
 
-Read like a page of text (`exposition`): each target has its own parser, which remembers the bytes of each series'
-labels, so that a series seen before costs one look-up. Field numbers are those of metrics.proto in Prometheus'
-prompb/io/prometheus/client; when a series was created is not looked at.
+As for text (`exposition`), each target has its own parser, which caches the label bytes of each series, so that a
+known series costs one lookup. Field numbers are those of metrics.proto in Prometheus' prompb/io/prometheus/client;
+created timestamps are ignored.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from watchkeeper.model.histograms import Histogram, ResetHint
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.readers import histogram_message
 from watchkeeper.readers.exposition import (
-    BAD_LINES_NAMED,
     FORGET_SLACK,
     MAX_LABEL_LENGTH,
     MAX_LABELS,
+    MAX_PROBLEMS,
     MAX_SERIES,
     BadLine,
     ExpositionPage,
@@ -35,182 +35,184 @@ CONTENT_TYPE = "application/vnd.google.protobuf"
 ACCEPT = f"{CONTENT_TYPE};proto=io.prometheus.client.MetricFamily;encoding=delimited"
 TYPES = ("counter", "gauge", "summary", "unknown", "histogram", "gaugehistogram")
 GAUGE_HISTOGRAM = 5
-# Fields of a family, of a metric, and of what a metric holds.
+# Tags of a family and of a metric, and field numbers of a metric's types.
 NAME, HELP, TYPE, METRIC, UNIT = 0x0A, 0x12, 0x18, 0x22, 0x2A
 LABEL, TIMESTAMP = 0x0A, 0x30
 GAUGE, COUNTER, SUMMARY, UNTYPED, HISTOGRAM = 2, 3, 4, 5, 7
 NATIVE = ("", "", "native")
-# Field 16: exemplars of a native histogram, which are those of no bucket.
+# Field 16: exemplars of a native histogram, which belong to no bucket.
 NATIVE_EXEMPLAR = 0x82
 
-# Which series of a metric: the ending of its name, and the label that its value is in.
-Part: TypeAlias = tuple[str, str, str]
-Bytes: TypeAlias = tuple[int, int]
+# A series of a metric: the suffix of its name, and the name and value of its extra label.
+SeriesPart: TypeAlias = tuple[str, str, str]
+ByteRange: TypeAlias = tuple[int, int]
 
 
-class MetricPoint(NamedTuple):
-    part: Part
+class MetricSample(NamedTuple):
+    part: SeriesPart
     value: float
-    exemplar: Bytes | None = None
+    exemplar: ByteRange | None = None
 
 
 @dataclass(slots=True)
 class _MetricBytes:
-    """Where one metric's parts lie in the page."""
+    """The byte ranges of one metric's parts in the page."""
 
     labels_end: int
-    labels: list[Bytes]
-    content: dict[int, Bytes]
+    labels: list[ByteRange]
+    content: dict[int, ByteRange]
     at_ms: int | None
 
 
 @dataclass(slots=True)
-class _ProtobufReading:
-    """What has been gathered of a page so far."""
+class _ParsedMessages:
+    """The samples and problems of a page so far."""
 
     body: bytes
     handles: list[int] = field(default_factory=list)
     values: array[float] = field(default_factory=lambda: array("d"))
     timestamps_ms: dict[int, int] = field(default_factory=dict)
-    seen: set[tuple[int, int | None]] = field(default_factory=set)
-    bad: int = 0
+    sample_keys: set[tuple[int, int | None]] = field(default_factory=set)
+    bad_count: int = 0
     problems: list[str] = field(default_factory=list)
     exemplars: list[tuple[int, Labels, float, int | None]] = field(default_factory=list)
     histograms: list[tuple[int, Histogram, int | None]] = field(default_factory=list)
 
-    def complain(self, name: str, reason: object) -> None:
-        self.bad += 1
-        if len(self.problems) < BAD_LINES_NAMED:
+    def add_problem(self, name: str, reason: object) -> None:
+        self.bad_count += 1
+        if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(f"{quote(name)}: {reason}")
 
 
 class ProtobufParser:
-    """Reads the pages of one target; histograms with native buckets as those, and as classic ones too if wanted."""
+    """Parses the pages of one target. With `keeps_classic`, native histograms are also read as classic histograms."""
 
     def __init__(self, *, max_series: int = MAX_SERIES, keeps_classic: bool = False) -> None:
         self.labels: list[Labels] = []
         self.families: dict[str, FamilyMetadata] = {}
-        # Counts the changes of `families`.
+        # Increases with each change of `families`.
         self.families_version = 0
         self.epoch = 0
         self._max_series = max_series
         self._keeps_classic = keeps_classic
-        self._handle_of: dict[tuple[str, bytes, Part], int] = {}
+        self._handle_of: dict[tuple[str, bytes, SeriesPart], int] = {}
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
         self._exemplars: dict[int, set[bytes]] = {}
         self._last_handles: list[int] = []
         self._last_count = 0
 
     def parse(self, body: bytes) -> ExpositionPage:
-        """Every readable sample of the page; CollectError if it has too many series or is cut short."""
+        """Parse every valid sample of the page; CollectError if it has too many series or is truncated."""
         if 2 * len(self.labels) > 3 * self._last_count + 2 * FORGET_SLACK:
-            self._forget()
-        reading, place = _ProtobufReading(body), 0
-        while place < len(body):
+            self._reset()
+        parsed, position = _ParsedMessages(body), 0
+        while position < len(body):
             try:
-                size, start = read_varint(body, place)
+                size, start = read_varint(body, position)
             except IndexError:
-                size, start = len(body), place
+                size, start = len(body), position
             if start + size > len(body):
-                raise CollectError(f"the page is cut short: byte {place} begins what has no end in {len(body)} bytes")
-            self._read_family(reading, start, start + size)
-            place = start + size
-        if reading.handles != self._last_handles:
-            self._last_handles = reading.handles
-        self._last_count = len(reading.handles) + len(reading.histograms)
+                raise CollectError(
+                    f"the page is truncated: the message at byte {position} exceeds the {len(body)} bytes of the page"
+                )
+            self._read_family(parsed, start, start + size)
+            position = start + size
+        if parsed.handles != self._last_handles:
+            self._last_handles = parsed.handles
+        self._last_count = len(parsed.handles) + len(parsed.histograms)
         return ExpositionPage(
             self._last_handles,
-            reading.values,
+            parsed.values,
             self.epoch,
-            timestamps_ms=reading.timestamps_ms,
-            bad_lines=reading.bad,
-            problems=tuple(reading.problems),
-            exemplars=tuple(reading.exemplars),
-            histograms=tuple(reading.histograms),
+            timestamps_ms=parsed.timestamps_ms,
+            bad_lines=parsed.bad_count,
+            problems=tuple(parsed.problems),
+            exemplars=tuple(parsed.exemplars),
+            histograms=tuple(parsed.histograms),
         )
 
-    def _read_family(self, reading: _ProtobufReading, start: int, end: int) -> None:
-        texts, metrics, kind = {NAME: "", HELP: "", UNIT: ""}, [], 0
+    def _read_family(self, parsed: _ParsedMessages, start: int, end: int) -> None:
+        texts, metrics, type_number = {NAME: "", HELP: "", UNIT: ""}, [], 0
         try:
-            for tag, at, stop in read_fields(reading.body, start, end):
+            for tag, at, stop in read_fields(parsed.body, start, end):
                 if tag == METRIC:
                     metrics.append((at, stop))
                 elif tag in texts:
-                    texts[tag] = reading.body[at:stop].decode()
+                    texts[tag] = parsed.body[at:stop].decode()
                 elif tag == TYPE:
-                    kind = at
+                    type_number = at
         except (IndexError, UnicodeDecodeError) as error:
-            reading.complain(texts[NAME] or f"the family at byte {start}", f"is no family: {error}")
+            parsed.add_problem(texts[NAME] or f"the family at byte {start}", f"is not a MetricFamily: {error}")
             return
         name = texts[NAME]
-        if not name or kind >= len(TYPES):
-            reading.complain(name, f"a family needs a name and one of {len(TYPES)} types, its type is {kind}")
+        if not name or type_number >= len(TYPES):
+            parsed.add_problem(name, f"has no name or an unknown type: {type_number}, types are 0 to {len(TYPES) - 1}")
             return
         if len(name) > MAX_LABEL_LENGTH:
-            reading.complain(name, f"the name has {len(name):,} characters, the limit is {MAX_LABEL_LENGTH:,}")
+            parsed.add_problem(name, f"the name has {len(name):,} characters, the limit is {MAX_LABEL_LENGTH:,}")
             return
-        self._note_family(name, FamilyMetadata(TYPES[kind], texts[HELP], texts[UNIT]))
+        self._add_family(name, FamilyMetadata(TYPES[type_number], texts[HELP], texts[UNIT]))
         for at, stop in metrics:
             try:
-                self._read_metric(reading, name, kind=kind, where=(at, stop))
-            except (BadLine, histogram_message.Broken, IndexError, UnicodeDecodeError, struct.error) as error:
-                reading.complain(name, error)
-        self._refuse_size(reading)
+                self._read_metric(parsed, name, type_number=type_number, span=(at, stop))
+            except (BadLine, histogram_message.InvalidHistogram, IndexError, UnicodeDecodeError, struct.error) as error:
+                parsed.add_problem(name, error)
+        self._check_size(parsed)
 
-    def _note_family(self, name: str, family: FamilyMetadata) -> None:
+    def _add_family(self, name: str, family: FamilyMetadata) -> None:
         if family == self.families.get(name) or (name not in self.families and len(self.families) >= self._max_series):
             return
         self.families[name] = family
         self.families_version += 1
 
-    def _read_metric(self, reading: _ProtobufReading, name: str, *, kind: int, where: Bytes) -> None:
-        body, metric = reading.body, _metric(reading.body, *where)
-        own = body[where[0] : metric.labels_end]
+    def _read_metric(self, parsed: _ParsedMessages, name: str, *, type_number: int, span: ByteRange) -> None:
+        body, metric = parsed.body, _read_metric_fields(parsed.body, *span)
+        label_bytes = body[span[0] : metric.labels_end]
         native = metric.content.get(HISTOGRAM)
         is_native = native is not None and histogram_message.is_native(body, *native)
         if native is not None and is_native:
-            _, found = histogram_message.read(body, *native, numbering=histogram_message.EXPOSITION)
-            if kind == GAUGE_HISTOGRAM:
-                found = replace(found, hint=ResetHint.GAUGE)
-            handle = self._handle(reading, (name, own, NATIVE), metric)
-            if self._is_first(reading, handle, metric.at_ms):
-                reading.histograms.append((handle, found, metric.at_ms))
-                self._note_exemplars(reading, handle, _exemplars(body, *native))
+            _, histogram = histogram_message.read(body, *native, numbering=histogram_message.EXPOSITION)
+            if type_number == GAUGE_HISTOGRAM:
+                histogram = replace(histogram, hint=ResetHint.GAUGE)
+            handle = self._find_handle(parsed, (name, label_bytes, NATIVE), metric)
+            if self._is_first(parsed, handle, metric.at_ms):
+                parsed.histograms.append((handle, histogram, metric.at_ms))
+                self._add_exemplars(parsed, handle, _native_exemplars(body, *native))
             if not self._keeps_classic:
                 return
-        for point in _points(body, metric):
-            handle = self._handle(reading, (name, own, point.part), metric)
-            if not self._is_first(reading, handle, metric.at_ms):
+        for sample in _read_samples(body, metric):
+            handle = self._find_handle(parsed, (name, label_bytes, sample.part), metric)
+            if not self._is_first(parsed, handle, metric.at_ms):
                 continue
             if metric.at_ms is not None:
-                reading.timestamps_ms[len(reading.handles)] = metric.at_ms
-            reading.handles.append(handle)
-            reading.values.append(point.value)
-            if point.exemplar is not None:
-                self._note_exemplars(reading, handle, [point.exemplar])
+                parsed.timestamps_ms[len(parsed.handles)] = metric.at_ms
+            parsed.handles.append(handle)
+            parsed.values.append(sample.value)
+            if sample.exemplar is not None:
+                self._add_exemplars(parsed, handle, [sample.exemplar])
 
-    def _is_first(self, reading: _ProtobufReading, handle: int, at_ms: int | None) -> bool:
-        """Whether the page has not had this series yet, at this time."""
-        if (handle, at_ms) in reading.seen:
-            reading.complain(str(self.labels[handle]), "stands twice; the first is kept")
+    def _is_first(self, parsed: _ParsedMessages, handle: int, at_ms: int | None) -> bool:
+        """Whether this is the first sample of the series and timestamp on the page."""
+        if (handle, at_ms) in parsed.sample_keys:
+            parsed.add_problem(str(self.labels[handle]), "is a duplicate; the first sample was kept")
             return False
-        reading.seen.add((handle, at_ms))
+        parsed.sample_keys.add((handle, at_ms))
         return True
 
-    def _handle(self, reading: _ProtobufReading, key: tuple[str, bytes, Part], metric: _MetricBytes) -> int:
-        known = self._handle_of.get(key)
-        if known is not None:
-            return known
-        name, _, (ending, label, value) = key
-        pairs = {METRIC_NAME: name + ending}
+    def _find_handle(self, parsed: _ParsedMessages, key: tuple[str, bytes, SeriesPart], metric: _MetricBytes) -> int:
+        handle = self._handle_of.get(key)
+        if handle is not None:
+            return handle
+        name, _, (suffix, label, value) = key
+        pairs = {METRIC_NAME: name + suffix}
         for at, stop in metric.labels:
-            own, text = _label(reading.body, at, stop)
-            if own in pairs:
-                raise BadLine(f"label {quote(own)} stands twice")
-            pairs[own] = text
-            if len(text) > MAX_LABEL_LENGTH or len(own) > MAX_LABEL_LENGTH or len(pairs) > MAX_LABELS:
+            label_name, text = _read_label(parsed.body, at, stop)
+            if label_name in pairs:
+                raise BadLine(f"duplicate label {quote(label_name)}")
+            pairs[label_name] = text
+            if len(text) > MAX_LABEL_LENGTH or len(label_name) > MAX_LABEL_LENGTH or len(pairs) > MAX_LABELS:
                 raise BadLine(
-                    f"label {quote(own)} has {len(text):,} characters and is number {len(pairs)}; "
+                    f"label {quote(label_name)} has {len(text):,} characters and is number {len(pairs)}; "
                     f"the limits are {MAX_LABEL_LENGTH:,} characters and {MAX_LABELS} labels"
                 )
         if label:
@@ -221,28 +223,28 @@ class ProtobufParser:
         self.labels.append(series)
         return handle
 
-    def _note_exemplars(self, reading: _ProtobufReading, handle: int, places: list[Bytes]) -> None:
-        """Those that were not on the page before."""
-        raw = {reading.body[at:stop] for at, stop in places}
-        known = self._exemplars.get(handle, set())
-        for one in sorted(raw - known):
-            reading.exemplars.append((handle, *_read_exemplar(one)))
+    def _add_exemplars(self, parsed: _ParsedMessages, handle: int, spans: list[ByteRange]) -> None:
+        """Add the exemplars that were not on the page before."""
+        raw = {parsed.body[at:stop] for at, stop in spans}
+        previous = self._exemplars.get(handle, set())
+        for exemplar in sorted(raw - previous):
+            parsed.exemplars.append((handle, *_read_exemplar(exemplar)))
         if raw:
             self._exemplars[handle] = raw
 
-    def _refuse_size(self, reading: _ProtobufReading) -> None:
-        found = len(reading.handles) + len(reading.histograms)
-        if found <= self._max_series:
+    def _check_size(self, parsed: _ParsedMessages) -> None:
+        count = len(parsed.handles) + len(parsed.histograms)
+        if count <= self._max_series:
             return
-        self._forget()
+        self._reset()
         raise CollectError(
-            f"the page has {found} samples or more, the limit is {self._max_series}",
-            now="Nothing of this page is kept",
+            f"the page has {count} samples or more, the limit is {self._max_series}",
+            now="The whole page was dropped",
             remedy="Raise the limit for this target, or drop metrics in the exporter",
         )
 
-    def _forget(self) -> None:
-        """Start anew when most remembered series are gone."""
+    def _reset(self) -> None:
+        """Clear the cache, when most cached series are no longer exposed."""
         self.epoch += 1
         self.labels = []
         self._handle_of.clear()
@@ -251,90 +253,90 @@ class ProtobufParser:
         self._last_handles = []
 
 
-def _metric(body: bytes, start: int, end: int) -> _MetricBytes:
-    found = _MetricBytes(start, [], {}, None)
+def _read_metric_fields(body: bytes, start: int, end: int) -> _MetricBytes:
+    metric = _MetricBytes(start, [], {}, None)
     for tag, at, stop in read_fields(body, start, end):
         if tag == LABEL:
-            found.labels.append((at, stop))
-            found.labels_end = stop
+            metric.labels.append((at, stop))
+            metric.labels_end = stop
         elif tag == TIMESTAMP:
-            found.at_ms = to_signed(at)
+            metric.at_ms = to_signed(at)
         elif tag & 7 == 2:
-            found.content[tag >> 3] = (at, stop)
-    return found
+            metric.content[tag >> 3] = (at, stop)
+    return metric
 
 
-def _points(body: bytes, metric: _MetricBytes) -> Iterator[MetricPoint]:
-    """The numbers of a metric, each with the part of it that it belongs to."""
-    for kind, where in metric.content.items():
+def _read_samples(body: bytes, metric: _MetricBytes) -> Iterator[MetricSample]:
+    """The samples of a metric, each with the series that it belongs to."""
+    for kind, span in metric.content.items():
         if kind in (GAUGE, COUNTER, UNTYPED):
-            yield _plain(body, *where)
+            yield _read_value(body, *span)
         elif kind == SUMMARY:
-            yield from _summary(body, *where)
+            yield from _read_summary(body, *span)
         elif kind == HISTOGRAM:
-            yield from _classic(body, *where)
+            yield from _read_classic_histogram(body, *span)
 
 
-def _plain(body: bytes, start: int, end: int) -> MetricPoint:
-    """A field that is not written is 0."""
+def _read_value(body: bytes, start: int, end: int) -> MetricSample:
+    """Read a gauge, counter or untyped value; an absent field is 0."""
     value, exemplar = 0.0, None
     for tag, at, stop in read_fields(body, start, end):
         if tag == 0x09:
-            value = _double(body, at)
+            value = _read_double(body, at)
         elif tag == 0x12:
             exemplar = (at, stop)
-    return MetricPoint(("", "", ""), value, exemplar)
+    return MetricSample(("", "", ""), value, exemplar)
 
 
-def _summary(body: bytes, start: int, end: int) -> Iterator[MetricPoint]:
+def _read_summary(body: bytes, start: int, end: int) -> Iterator[MetricSample]:
     count, total = 0.0, 0.0
     for tag, at, stop in read_fields(body, start, end):
         if tag == 0x08:
             count = float(at)
         elif tag == 0x11:
-            total = _double(body, at)
+            total = _read_double(body, at)
         elif tag == 0x1A:
-            own = {tag: _double(body, at) for tag, at, _ in read_fields(body, at, stop) if tag in (0x09, 0x11)}
-            yield MetricPoint(("", "quantile", go_number(own.get(0x09, 0.0))), own.get(0x11, 0.0))
-    yield MetricPoint(("_sum", "", ""), total)
-    yield MetricPoint(("_count", "", ""), count)
+            numbers = {tag: _read_double(body, at) for tag, at, _ in read_fields(body, at, stop) if tag in (0x09, 0x11)}
+            yield MetricSample(("", "quantile", format_go_number(numbers.get(0x09, 0.0))), numbers.get(0x11, 0.0))
+    yield MetricSample(("_sum", "", ""), total)
+    yield MetricSample(("_count", "", ""), count)
 
 
-def _classic(body: bytes, start: int, end: int) -> Iterator[MetricPoint]:
-    """Buckets that count what lies below their bound; the last one, which counts everything, may be left out."""
+def _read_classic_histogram(body: bytes, start: int, end: int) -> Iterator[MetricSample]:
+    """Read a classic histogram with cumulative buckets; the `+Inf` bucket is added if the message omits it."""
     numbers: dict[int, float] = {}
     has_last = False
     for tag, at, stop in read_fields(body, start, end):
         if tag == 0x08:
             numbers[tag] = float(at)
         elif tag in (0x11, 0x21):
-            numbers[tag] = _double(body, at)
+            numbers[tag] = _read_double(body, at)
         elif tag == 0x1A:
-            bound, count, exemplar = _bucket(body, at, stop)
+            bound, count, exemplar = _read_bucket(body, at, stop)
             has_last = has_last or bound == math.inf
-            yield MetricPoint(("_bucket", "le", go_number(bound)), count, exemplar)
+            yield MetricSample(("_bucket", "le", format_go_number(bound)), count, exemplar)
     count = numbers.get(0x21) or numbers.get(0x08, 0.0)
     if not has_last:
-        yield MetricPoint(("_bucket", "le", "+Inf"), count)
-    yield MetricPoint(("_sum", "", ""), numbers.get(0x11, 0.0))
-    yield MetricPoint(("_count", "", ""), count)
+        yield MetricSample(("_bucket", "le", "+Inf"), count)
+    yield MetricSample(("_sum", "", ""), numbers.get(0x11, 0.0))
+    yield MetricSample(("_count", "", ""), count)
 
 
-def _bucket(body: bytes, start: int, end: int) -> tuple[float, float, Bytes | None]:
+def _read_bucket(body: bytes, start: int, end: int) -> tuple[float, float, ByteRange | None]:
     bound, count, exemplar = 0.0, 0.0, None
     for tag, at, stop in read_fields(body, start, end):
         if tag == 0x08:
             count = count or float(at)
         elif tag == 0x11:
-            bound = _double(body, at)
+            bound = _read_double(body, at)
         elif tag == 0x21:
-            count = _double(body, at) or count
+            count = _read_double(body, at) or count
         elif tag == 0x1A:
             exemplar = (at, stop)
     return bound, count, exemplar
 
 
-def _exemplars(body: bytes, start: int, end: int) -> list[Bytes]:
+def _native_exemplars(body: bytes, start: int, end: int) -> list[ByteRange]:
     return [(at, stop) for tag, at, stop in read_fields(body, start, end) if tag == NATIVE_EXEMPLAR]
 
 
@@ -342,28 +344,28 @@ def _read_exemplar(raw: bytes) -> tuple[Labels, float, int | None]:
     pairs, value, at_ms = {}, 0.0, None
     for tag, at, stop in read_fields(raw, 0, len(raw)):
         if tag == 0x0A:
-            name, text = _label(raw, at, stop)
+            name, text = _read_label(raw, at, stop)
             pairs[name] = text
         elif tag == 0x11:
-            value = _double(raw, at)
+            value = _read_double(raw, at)
         elif tag == 0x1A:
-            own = {tag: to_signed(at) for tag, at, _ in read_fields(raw, at, stop) if tag in (0x08, 0x10)}
-            at_ms = own.get(0x08, 0) * 1000 + own.get(0x10, 0) // 1_000_000
+            time_parts = {tag: to_signed(at) for tag, at, _ in read_fields(raw, at, stop) if tag in (0x08, 0x10)}
+            at_ms = time_parts.get(0x08, 0) * 1000 + time_parts.get(0x10, 0) // 1_000_000
     return Labels(pairs), value, at_ms
 
 
-def _label(body: bytes, start: int, end: int) -> tuple[str, str]:
-    found = {tag: body[at:stop].decode() for tag, at, stop in read_fields(body, start, end) if tag in (0x0A, 0x12)}
-    return found.get(0x0A, ""), found.get(0x12, "")
+def _read_label(body: bytes, start: int, end: int) -> tuple[str, str]:
+    texts = {tag: body[at:stop].decode() for tag, at, stop in read_fields(body, start, end) if tag in (0x0A, 0x12)}
+    return texts.get(0x0A, ""), texts.get(0x12, "")
 
 
-def _double(body: bytes, at: int) -> float:
+def _read_double(body: bytes, at: int) -> float:
     (value,) = struct.unpack_from("<d", body, at)
     return float(value)
 
 
-def go_number(value: float) -> str:
-    """A bound as pages of text have it: Go's shortest %g."""
+def format_go_number(value: float) -> str:
+    """Format a bound as in text pages: Go's shortest %g."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     if value == 0 or 1e-4 <= abs(value) < 1e6:

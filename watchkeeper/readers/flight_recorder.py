@@ -1,7 +1,7 @@
-"""Dumps of PyTorch's flight recorder: what each rank enqueued, started and completed, by process group.
+"""Read dumps of PyTorch's flight recorder: the collectives that a rank scheduled, started and completed.
 
-A dump is a pickle or JSON and does not say which rank wrote it; the file name does. The doctor compares
-the dumps of a job to find the rank that is behind.
+A dump is a pickle or JSON without the rank that wrote it; the file name has the rank. The doctor compares the dumps of
+a job to find the rank that is behind.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from watchkeeper.readers import safe_pickle
 RANK_OF_NAME = re.compile(r"rank[_-]?(\d{1,9})(?=\D|$)(?!.*rank[_-]?\d)", re.IGNORECASE)
 
 
-class NotADump(WatchkeeperError):
-    """The file has not the shape of a flight-recorder dump."""
+class InvalidDump(WatchkeeperError):
+    """The file is not a valid flight-recorder dump."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One entry: `state` is scheduled, started or completed."""
+    """One collective of a dump: `state` is scheduled, started or completed."""
 
     group: str
     sequence: int
@@ -37,8 +37,8 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Dump:
-    """What one rank recorded, oldest first; `ranks` are the members of each group."""
+class RankDump:
+    """The collectives of one rank, oldest first; `ranks` are the ranks of each process group."""
 
     rank: int | None
     version: str
@@ -46,7 +46,7 @@ class Dump:
     collectives: tuple[Collective, ...]
 
 
-def looks_like(head: bytes) -> bool:
+def is_dump(head: bytes) -> bool:
     return (
         (head[:1] == b"\x80" or head.lstrip()[:1] == b"{")
         and b"entries" in head
@@ -54,37 +54,37 @@ def looks_like(head: bytes) -> bool:
     )
 
 
-def read(name: str, raw: bytes) -> Dump:
-    """One dump; a pickle is never loaded, see `safe_pickle`."""
+def read(name: str, raw: bytes) -> RankDump:
+    """Read a dump; a pickle is never executed, see `safe_pickle`."""
     if raw[:1] == b"\x80":
         loaded = safe_pickle.loads(raw)
     else:
         try:
             loaded = json.loads(raw)
         except (ValueError, RecursionError) as error:
-            raise NotADump(f"broken JSON: {error}", where=name) from error
+            raise InvalidDump(f"invalid JSON: {error}", where=name) from error
     if not isinstance(loaded, dict) or not isinstance(loaded.get("entries"), (list, tuple)):
-        raise NotADump("has no entries", where=name)
+        raise InvalidDump("has no `entries` list", where=name)
     rank = RANK_OF_NAME.search(name.rsplit("/", 1)[-1])
     entries = [entry for entry in loaded["entries"] if isinstance(entry, dict)]
-    return Dump(
+    return RankDump(
         rank=int(rank[1]) if rank else None,
         version=str(loaded.get("version", "")),
-        ranks=_groups(loaded.get("pg_config")),
-        collectives=tuple(_collective(entry) for entry in entries),
+        ranks=_read_groups(loaded.get("pg_config")),
+        collectives=tuple(_read_collective(entry) for entry in entries),
     )
 
 
-def _groups(config: Any) -> dict[str, tuple[int, ...]]:
-    found = {}
+def _read_groups(config: Any) -> dict[str, tuple[int, ...]]:
+    groups = {}
     for key, group in config.items() if isinstance(config, dict) else ():
         if isinstance(group, dict):
             text = str(group.get("ranks", ""))
-            found[str(key)] = tuple(int(number) for number in re.findall(r"\d+", text))
-    return found
+            groups[str(key)] = tuple(int(number) for number in re.findall(r"\d+", text))
+    return groups
 
 
-def _collective(entry: Mapping[str, Any]) -> Collective:
+def _read_collective(entry: Mapping[str, Any]) -> Collective:
     group = entry.get("process_group")
     name = str(group[0]) if isinstance(group, (list, tuple)) and group else str(entry.get("pg_id", ""))
     sequence = entry.get("collective_seq_id", entry.get("seq_id", 0))

@@ -1,7 +1,7 @@
-"""A native histogram as a protobuf message; remote write and exporters' pages number the same fields differently.
+"""Read native histograms from protobuf messages of exporters and of remote write, which number the fields differently.
 
-Counts come as floats, or as whole numbers of which only the differences are sent; buckets come as spans with gaps
-between them. `exposition_protobuf` reads those of pages, `query.histogram_wire` those of remote write.
+Counts are floats, or delta-encoded integers; buckets are spans with gaps between them. `exposition_protobuf` uses this
+for exporters' pages, `query.histogram_wire` for remote write.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import NamedTuple
 from watchkeeper.kit.protobuf import decode_zigzag, read_fields, read_varint, to_signed
 from watchkeeper.model.histograms import CUSTOM, HIGHEST_SCHEMA, LOWEST_SCHEMA, Buckets, Histogram, ResetHint
 
-# Schemas up to this are legal, and Prometheus 3 reduces those above 8.
+# The highest valid schema; Prometheus 3 reduces schemas above 8.
 FINEST_SCHEMA = 52
 MAX_BUCKETS = 10_000
 # Spans count in 32 bits.
 MAX_INDEX = (1 << 31) - 1
-ABSENT = 0
+NO_FIELD = 0
 
 
-class Broken(ValueError):
-    """The message is no histogram that means anything."""
+class InvalidHistogram(ValueError):
+    """The message is not a valid histogram."""
 
 
-class Side(NamedTuple):
-    """The fields of the positive or the negative buckets."""
+class SideFields(NamedTuple):
+    """The field numbers of the positive or the negative buckets."""
 
     spans: int
     deltas: int
@@ -37,8 +37,8 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbering:
-    """The number of each field; ABSENT where the message has none."""
+class HistogramFieldNumbers:
+    """The number of each field; NO_FIELD for a field that the message does not have."""
 
     count_int: int
     count: int
@@ -47,20 +47,22 @@ class Numbering:
     zero_threshold: int
     zero_count_int: int
     zero_count: int
-    negative: Side
-    positive: Side
-    hint: int = ABSENT
-    time: int = ABSENT
-    bounds: int = ABSENT
+    negative: SideFields
+    positive: SideFields
+    hint: int = NO_FIELD
+    time: int = NO_FIELD
+    bounds: int = NO_FIELD
 
     @property
     def doubles(self) -> frozenset[int]:
-        return frozenset({self.negative.counts, self.positive.counts, self.bounds} - {ABSENT})
+        return frozenset({self.negative.counts, self.positive.counts, self.bounds} - {NO_FIELD})
 
 
 # prompb/types.proto and prompb/io/prometheus/client/metrics.proto of Prometheus.
-REMOTE_WRITE = Numbering(1, 2, 3, 4, 5, 6, 7, Side(8, 9, 10), Side(11, 12, 13), hint=14, time=15, bounds=16)
-EXPOSITION = Numbering(1, 4, 2, 5, 6, 7, 8, Side(9, 10, 11), Side(12, 13, 14))
+REMOTE_WRITE = HistogramFieldNumbers(
+    1, 2, 3, 4, 5, 6, 7, SideFields(8, 9, 10), SideFields(11, 12, 13), hint=14, time=15, bounds=16
+)
+EXPOSITION = HistogramFieldNumbers(1, 4, 2, 5, 6, 7, 8, SideFields(9, 10, 11), SideFields(12, 13, 14))
 
 
 class _BucketSpan(NamedTuple):
@@ -69,11 +71,11 @@ class _BucketSpan(NamedTuple):
 
 
 class _HistogramFields:
-    """The fields of one message by their numbers."""
+    """The field values of one message, by field number."""
 
-    def __init__(self, message: bytes, start: int, end: int, *, numbering: Numbering) -> None:
+    def __init__(self, message: bytes, start: int, end: int, *, numbering: HistogramFieldNumbers) -> None:
         self.floats: dict[int, float] = {}
-        self.whole: dict[int, int] = {}
+        self.integers: dict[int, int] = {}
         self.spans: dict[int, list[_BucketSpan]] = {}
         self.lists: dict[int, list[float]] = {}
         spans = (numbering.negative.spans, numbering.positive.spans)
@@ -83,60 +85,62 @@ class _HistogramFields:
             if number in spans and kind == 2:
                 self.spans.setdefault(number, []).append(_read_span(message, at, stop))
             elif number in deltas and kind in (0, 2):
-                found = [decode_zigzag(at)] if kind == 0 else _read_deltas(message, at, stop)
-                self.lists.setdefault(number, []).extend(found)
+                deltas_read = [decode_zigzag(at)] if kind == 0 else _read_deltas(message, at, stop)
+                self.lists.setdefault(number, []).extend(deltas_read)
             elif number in doubles and kind in (1, 2):
                 self.lists.setdefault(number, []).extend(struct.unpack_from(f"<{(stop - at) // 8}d", message, at))
             elif kind == 1:
                 (self.floats[number],) = struct.unpack_from("<d", message, at)
             elif kind == 0:
-                self.whole[number] = at
+                self.integers[number] = at
 
-    def number(self, as_float: int, as_whole: int) -> float:
-        return self.floats.get(as_float) or float(self.whole.get(as_whole, 0))
+    def number(self, as_float: int, as_integer: int) -> float:
+        return self.floats.get(as_float) or float(self.integers.get(as_integer, 0))
 
-    def side(self, side: Side, name: str) -> Buckets:
-        whole = itertools.accumulate(self.lists.get(side.deltas, []))
-        counts = self.lists.get(side.counts) or [float(count) for count in whole]
-        found: list[int] = []
+    def read_side(self, side: SideFields, name: str) -> Buckets:
+        running_counts = itertools.accumulate(self.lists.get(side.deltas, []))
+        counts = self.lists.get(side.counts) or [float(count) for count in running_counts]
+        indexes: list[int] = []
         index = 0
         for number, span in enumerate(self.spans.get(side.spans, [])):
             if number and span.offset < 0:
-                raise Broken(f"{name} spans overlap")
+                raise InvalidHistogram(f"{name} spans overlap")
             index += span.offset
-            if len(found) + span.length > min(len(counts), MAX_BUCKETS):
-                raise Broken(f"{name} spans have more buckets than there are counts, or than {MAX_BUCKETS}")
-            found.extend(range(index, index + span.length))
+            if len(indexes) + span.length > min(len(counts), MAX_BUCKETS):
+                raise InvalidHistogram(
+                    f"{name} spans have more buckets than counts, or more than the limit of {MAX_BUCKETS}"
+                )
+            indexes.extend(range(index, index + span.length))
             index += span.length
-        if len(found) != len(counts):
-            raise Broken(f"{name} spans have {len(found)} buckets for {len(counts)} counts")
-        return tuple(zip(found, counts, strict=True))
+        if len(indexes) != len(counts):
+            raise InvalidHistogram(f"{name} spans have {len(indexes)} buckets for {len(counts)} counts")
+        return tuple(zip(indexes, counts, strict=True))
 
 
-def read(message: bytes, start: int, end: int, *, numbering: Numbering) -> tuple[int, Histogram]:
-    """The time and the histogram between two bytes; Broken says why it is none."""
-    found = _HistogramFields(message, start, end, numbering=numbering)
-    hint = found.whole.get(numbering.hint, 0)
+def read(message: bytes, start: int, end: int, *, numbering: HistogramFieldNumbers) -> tuple[int, Histogram]:
+    """Read the timestamp and histogram in a byte range; InvalidHistogram if it is not valid."""
+    fields = _HistogramFields(message, start, end, numbering=numbering)
+    hint = fields.integers.get(numbering.hint, 0)
     histogram = Histogram(
-        schema=decode_zigzag(found.whole.get(numbering.schema, 0)),
-        count=found.number(numbering.count, numbering.count_int),
-        sum=found.floats.get(numbering.sum, 0.0),
-        zero_threshold=found.floats.get(numbering.zero_threshold, 0.0),
-        zero_count=found.number(numbering.zero_count, numbering.zero_count_int),
-        positive=found.side(numbering.positive, "positive"),
-        negative=found.side(numbering.negative, "negative"),
-        bounds=tuple(found.lists.get(numbering.bounds, ())),
+        schema=decode_zigzag(fields.integers.get(numbering.schema, 0)),
+        count=fields.number(numbering.count, numbering.count_int),
+        sum=fields.floats.get(numbering.sum, 0.0),
+        zero_threshold=fields.floats.get(numbering.zero_threshold, 0.0),
+        zero_count=fields.number(numbering.zero_count, numbering.zero_count_int),
+        positive=fields.read_side(numbering.positive, "positive"),
+        negative=fields.read_side(numbering.negative, "negative"),
+        bounds=tuple(fields.lists.get(numbering.bounds, ())),
         hint=ResetHint(hint) if hint in set(ResetHint) else ResetHint.UNKNOWN,
     )
-    return to_signed(found.whole.get(numbering.time, 0)), _checked(histogram)
+    return to_signed(fields.integers.get(numbering.time, 0)), _validate(histogram)
 
 
 def is_native(message: bytes, start: int, end: int) -> bool:
-    """Whether a histogram of an exporter's page has native buckets, be it an empty span that only says so."""
-    marks = (EXPOSITION.negative.spans, EXPOSITION.positive.spans)
+    """Whether a histogram of an exporter's page has native buckets; an empty span marks it as native too."""
+    span_fields = (EXPOSITION.negative.spans, EXPOSITION.positive.spans)
     for tag, at, _ in read_fields(message, start, end):
         number, kind = tag >> 3, tag & 7
-        if number in marks or (number == EXPOSITION.zero_count_int and kind == 0 and at > 0):
+        if number in span_fields or (number == EXPOSITION.zero_count_int and kind == 0 and at > 0):
             return True
         is_size = number in (EXPOSITION.zero_threshold, EXPOSITION.zero_count) and kind == 1
         if is_size and struct.unpack_from("<d", message, at)[0] > 0:
@@ -145,27 +149,36 @@ def is_native(message: bytes, start: int, end: int) -> bool:
 
 
 def _read_span(message: bytes, start: int, end: int) -> _BucketSpan:
-    found = {tag: at for tag, at, _ in read_fields(message, start, end)}
-    return _BucketSpan(decode_zigzag(found.get(0x08, 0)), found.get(0x10, 0))
+    values = {tag: at for tag, at, _ in read_fields(message, start, end)}
+    return _BucketSpan(decode_zigzag(values.get(0x08, 0)), values.get(0x10, 0))
 
 
-def _read_deltas(message: bytes, place: int, end: int) -> Iterator[int]:
-    while place < end:
-        number, place = read_varint(message, place)
+def _read_deltas(message: bytes, position: int, end: int) -> Iterator[int]:
+    while position < end:
+        number, position = read_varint(message, position)
         yield decode_zigzag(number)
 
 
-def _checked(one: Histogram) -> Histogram:
-    counts = (one.count, one.zero_count, *(count for _, count in one.positive + one.negative))
+def _validate(histogram: Histogram) -> Histogram:
+    counts = (histogram.count, histogram.zero_count, *(count for _, count in histogram.positive + histogram.negative))
     if any(count < 0 for count in counts):
-        raise Broken("something was counted less than 0 times")
-    if any(abs(index) > MAX_INDEX for index, _ in one.positive + one.negative):
-        raise Broken("a bucket lies beyond every number")
-    if one.schema == CUSTOM:
-        is_odd = one.negative or one.zero_count or one.zero_threshold or list(one.bounds) != sorted(set(one.bounds))
-        if is_odd or not all(map(math.isfinite, one.bounds)) or any(at > len(one.bounds) for at, _ in one.positive):
-            raise Broken("custom bounds do not ascend, or do not fit the buckets")
-        return one
-    if one.bounds or not LOWEST_SCHEMA <= one.schema <= FINEST_SCHEMA or not one.zero_threshold >= 0:
-        raise Broken(f"{one.schema} is no schema, or has bounds that it cannot have")
-    return one.coarsened(HIGHEST_SCHEMA) if one.schema > HIGHEST_SCHEMA else one
+        raise InvalidHistogram("a count is negative")
+    if any(abs(index) > MAX_INDEX for index, _ in histogram.positive + histogram.negative):
+        raise InvalidHistogram(f"a bucket index exceeds {MAX_INDEX}")
+    if histogram.schema == CUSTOM:
+        is_invalid = (
+            histogram.negative
+            or histogram.zero_count
+            or histogram.zero_threshold
+            or list(histogram.bounds) != sorted(set(histogram.bounds))
+        )
+        if (
+            is_invalid
+            or not all(map(math.isfinite, histogram.bounds))
+            or any(index > len(histogram.bounds) for index, _ in histogram.positive)
+        ):
+            raise InvalidHistogram("custom bounds are not ascending, or do not match the buckets")
+        return histogram
+    if histogram.bounds or not LOWEST_SCHEMA <= histogram.schema <= FINEST_SCHEMA or not histogram.zero_threshold >= 0:
+        raise InvalidHistogram(f"schema {histogram.schema} is not valid, or has custom bounds or a bad zero threshold")
+    return histogram.coarsened(HIGHEST_SCHEMA) if histogram.schema > HIGHEST_SCHEMA else histogram

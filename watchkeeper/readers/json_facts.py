@@ -1,7 +1,6 @@
-"""Facts out of JSON that may have any shape: what is not as promised is empty or None, never an exception.
+"""Read values from untrusted JSON: a missing or malformed value is empty or None, never an exception.
 
-`kubernetes_objects` reads objects of an API with these; only an object without a name is refused, because nothing can
-be kept of it.
+`kubernetes_objects` reads API objects with these functions; only an object without a name is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from watchkeeper.errors import CollectError, quote
 
 
 def count(value: Any) -> int | None:
-    """A whole number, as JSON has it or as a quantity; GPUs have no fractions."""
+    """A whole number, from a JSON number or a Kubernetes quantity; None for anything else."""
     if isinstance(value, int):
         return value
     text = value.removesuffix("k") if isinstance(value, str) else ""
@@ -25,22 +24,22 @@ def count(value: Any) -> int | None:
 
 
 def time(value: Any) -> float | None:
-    """Seconds since 1970 of an RFC 3339 time."""
+    """An RFC 3339 time in seconds since 1970; None for anything else."""
     try:
         return datetime.fromisoformat(value).timestamp()
     except (TypeError, ValueError):
         return None
 
 
-def name_of(about: Mapping[str, Any]) -> str:
-    name = about.get("name")
+def require_name(metadata: Mapping[str, Any]) -> str:
+    name = metadata.get("name")
     if not isinstance(name, str) or not name:
-        raise CollectError(f"an object without a name: {quote(dict(about))}")
+        raise CollectError(f"the object has no name: {quote(dict(metadata))}")
     return name
 
 
 def text(facts: Mapping[str, Any], name: str, *, intern_it: bool = True) -> str:
-    """A text, kept once for all objects that have it; long ones that no other object has need not be."""
+    """A text value, interned to save memory; pass `intern_it=False` for texts that are unique to an object."""
     value = facts.get(name)
     if not isinstance(value, str):
         return ""
@@ -48,7 +47,7 @@ def text(facts: Mapping[str, Any], name: str, *, intern_it: bool = True) -> str:
 
 
 def mapping(facts: Any, name: str | None = None) -> Mapping[str, Any]:
-    """`found` itself, or what stands in it under `name`."""
+    """`facts` itself, or its value under `name`; empty if that is not a mapping."""
     value = facts if name is None else facts.get(name) if isinstance(facts, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 

@@ -1,8 +1,8 @@
-"""Every form of nvidia-smi's output into one shape: a GPU with named values, each with the line it stands on.
+"""Read GPUs with named values and line numbers from any output format of nvidia-smi.
 
-`-q` is indented text, `-q -x` is XML, without options it is a table, `--query-gpu` gives CSV. The names of
-`-q` and XML differ in spelling only, so keys are normalised: `ecc_errors/volatile/dram_uncorrectable`. The doctor
-looks at the values; what a driver does not report is absent.
+`-q` prints indented text, `-q -x` XML, no option a table, `--query-gpu` CSV. The names of `-q` and XML differ only in
+spelling, so keys are normalised: `ecc_errors/volatile/dram_uncorrectable`. The doctor checks the values; a value that
+the driver does not report is absent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
-# An 8-GPU node has some 2,000 values; a page far above this is not from nvidia-smi.
+# An 8-GPU node has about 2,000 values; a text with far more is not from nvidia-smi.
 MAX_VALUES = 200_000
 MAX_XML_DEPTH = 30
 
@@ -32,23 +32,23 @@ class Value:
 
 @dataclass(slots=True)
 class GpuReading:
-    """One GPU in one printout; `name` is its address or index as printed."""
+    """One GPU in one output; `name` is its address or index as printed."""
 
     name: str
     line: int
     index: str | None = None
     values: dict[str, Value] = field(default_factory=dict)
 
-    def ending(self, *suffixes: str) -> Iterator[tuple[str, Value]]:
+    def find_all(self, *suffixes: str) -> Iterator[tuple[str, Value]]:
         """Values whose key ends with one of the suffixes."""
         return ((key, value) for key, value in self.values.items() if key.endswith(suffixes))
 
-    def get(self, *suffixes: str) -> Value | None:
-        return next((value for _, value in self.ending(*suffixes)), None)
+    def find(self, *suffixes: str) -> Value | None:
+        return next((value for _, value in self.find_all(*suffixes)), None)
 
 
 class NotNvidiaSmi(Exception):
-    """The text is not what it looked like."""
+    """The text is not output of nvidia-smi."""
 
 
 # GPU 00000000:2D:00.0
@@ -71,16 +71,16 @@ TABLE_SECOND = re.compile(
 NVLINK_GPU = re.compile(r"^\s*GPU (\d+): .*\(UUID: ((?:GPU|MIG)-[^)]*|[^)]*)\)")
 NVLINK_LINK = re.compile(r"^\s+Link (\d+): (.+?)\s*$")
 # nvidia-smi --query-gpu=index,gpu_recovery_action --format=csv,noheader
-QUERIED = re.compile(r"nvidia-smi\b.*--query-gpu[= ]\"?([a-z_.0-9]+(?:,[a-z_.0-9]+)*)")
+QUERY_COMMAND = re.compile(r"nvidia-smi\b.*--query-gpu[= ]\"?([a-z_.0-9]+(?:,[a-z_.0-9]+)*)")
 
 
-def key_of(name: str) -> str:
-    """`HW Thermal Slowdown` and `hw_thermal_slowdown` are one key."""
+def normalise_key(name: str) -> str:
+    """The key of a name: `HW Thermal Slowdown` becomes `hw_thermal_slowdown`."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def read_query(lines: Sequence[str]) -> list[GpuReading]:
-    """`nvidia-smi -q`: sections by indentation; values before the first GPU belong to the first one."""
+    """Read `nvidia-smi -q`, with sections by indentation; values before the first GPU are ignored."""
     gpus: list[GpuReading] = []
     path: list[tuple[int, str]] = []
     for number, line in enumerate(lines, 1):
@@ -91,31 +91,31 @@ def read_query(lines: Sequence[str]) -> list[GpuReading]:
         match = QUERY_LINE.match(line)
         if match is None or not gpus:
             continue
-        depth, name, value = len(match[1]), match[2], match[3]
-        path = [(at, part) for at, part in path if at < depth]
+        line_indent, name, value = len(match[1]), match[2], match[3]
+        path = [(indent, part) for indent, part in path if indent < line_indent]
         if value is None:
-            path.append((depth, key_of(name)))
+            path.append((line_indent, normalise_key(name)))
         elif len(gpus[-1].values) < MAX_VALUES:
-            gpus[-1].values["/".join([*(part for _, part in path), key_of(name)])] = Value(value.strip(), number)
+            gpus[-1].values["/".join([*(part for _, part in path), normalise_key(name)])] = Value(value.strip(), number)
     for gpu in gpus:
         gpu.index = value.text if (value := gpu.values.get("minor_number")) is not None else None
     return gpus
 
 
 def read_query_excerpt(lines: Sequence[str]) -> GpuReading | None:
-    """A cut-out of `-q` without the line that names the GPU: what it says belongs to one GPU, which one is unknown."""
-    wanted = [("GPU 00000000:00:00.0", 0)] + [
-        (line, at) for at, line in enumerate(lines, 1) if not line.startswith("|")
+    """Read an excerpt of `-q` without the line that names the GPU: its values belong to one unknown GPU."""
+    numbered_lines = [("GPU 00000000:00:00.0", 0)] + [
+        (line, line_number) for line_number, line in enumerate(lines, 1) if not line.startswith("|")
     ]
-    reading = read_query([line for line, _ in wanted])[0]
+    reading = read_query([line for line, _ in numbered_lines])[0]
     if not any("/" in key for key in reading.values):
         return None
-    values = {key: Value(value.text, wanted[value.line - 1][1]) for key, value in reading.values.items()}
+    values = {key: Value(value.text, numbered_lines[value.line - 1][1]) for key, value in reading.values.items()}
     return GpuReading("", 1, None, values)
 
 
 def read_xml(text: str) -> list[GpuReading]:
-    """`nvidia-smi -q -x`; declarations of entities are refused, because they can blow a small file up."""
+    """Read `nvidia-smi -q -x`; entity declarations are refused, because they can expand without limit."""
     reader = _XmlReader()
     parser = expat.ParserCreate()
     parser.StartElementHandler = reader.start
@@ -127,7 +127,7 @@ def read_xml(text: str) -> list[GpuReading]:
         parser.Parse(text, True)
     except expat.ExpatError as error:
         if not reader.gpus:
-            raise NotNvidiaSmi(f"broken XML: {error}") from error
+            raise NotNvidiaSmi(f"invalid XML: {error}") from error
     return reader.gpus
 
 
@@ -135,25 +135,25 @@ class _XmlReader:
     def __init__(self) -> None:
         self.gpus: list[GpuReading] = []
         self.path: list[str] = []
-        self.words: list[str] = []
+        self.text_parts: list[str] = []
         self.line: Callable[[], int] = int
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if len(self.path) >= MAX_XML_DEPTH:
-            raise NotNvidiaSmi(f"XML nests deeper than {MAX_XML_DEPTH}")
+            raise NotNvidiaSmi(f"the XML is nested deeper than {MAX_XML_DEPTH} levels")
         if tag == "gpu":
             self.gpus.append(GpuReading(attributes.get("id", ""), self.line()))
             self.path = []
         else:
-            self.path.append(key_of(tag))
-        self.words = []
+            self.path.append(normalise_key(tag))
+        self.text_parts = []
 
-    def text(self, words: str) -> None:
-        self.words.append(words)
+    def text(self, text: str) -> None:
+        self.text_parts.append(text)
 
     def end(self, tag: str) -> None:
-        value = "".join(self.words).strip()
-        self.words = []
+        value = "".join(self.text_parts).strip()
+        self.text_parts = []
         if self.gpus and self.path and value and len(self.gpus[-1].values) < MAX_VALUES:
             self.gpus[-1].values.setdefault("/".join(self.path), Value(value, self.line()))
             if self.path == ["minor_number"]:
@@ -162,7 +162,7 @@ class _XmlReader:
             self.path.pop()
 
     def refuse(self, *_: object) -> None:
-        raise NotNvidiaSmi("the XML declares entities; nvidia-smi never does")
+        raise NotNvidiaSmi("the XML declares entities, which nvidia-smi never does")
 
 
 def read_table(lines: Sequence[str]) -> list[GpuReading]:
@@ -181,17 +181,17 @@ def read_table(lines: Sequence[str]) -> list[GpuReading]:
 
 
 def read_csv(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """`--query-gpu=… --format=csv`: each row under the header's names, `clocks.sm [MHz]` as `clocks_sm`.
+    """Read `--query-gpu=… --format=csv`: line number, and cells by column name, `clocks.sm [MHz]` as `clocks_sm`.
 
-    Without a header the names are those of the command, where it was pasted as well.
+    Without a header the column names are read from the pasted command.
     """
     header: list[str] = []
     for number, line in enumerate(lines, 1):
-        if (asked := QUERIED.search(line)) is not None:
-            header = [key_of(name) for name in asked[1].split(",")]
+        if (command := QUERY_COMMAND.search(line)) is not None:
+            header = [normalise_key(name) for name in command[1].split(",")]
             continue
         cells = next(csv.reader([line], skipinitialspace=True), [])
-        names = [key_of(cell.split("[")[0]) for cell in cells]
+        names = [normalise_key(cell.split("[")[0]) for cell in cells]
         if (
             len(cells) > 1
             and any("." in cell or cell.strip() in ("index", "uuid", "name", "timestamp") for cell in cells)
@@ -203,7 +203,7 @@ def read_csv(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def read_nvlinks(lines: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
-    """`nvidia-smi nvlink --status` and `-e`: line, GPU index, link, and its speed, `<inactive>` or `counter: n`."""
+    """Read `nvidia-smi nvlink --status` and `-e`: line, GPU index, link, and speed, `<inactive>` or `counter: n`."""
     gpu: str | None = None
     for number, line in enumerate(lines, 1):
         if (header := NVLINK_GPU.match(line)) is not None:

@@ -1,8 +1,7 @@
-"""Plain values out of a pickle without ever running it.
+"""Read plain values from a pickle without executing it.
 
-A pickle is a program, and loading one runs what it says. Here its instructions are only read with
-`pickletools`, and those that build numbers, texts, lists and mappings are carried out by hand. An
-instruction that would import or call something ends the reading with `UnsafePickle`, which names it.
+Loading a pickle executes code. This module only decodes its instructions with `pickletools`, and interprets those that
+build numbers, texts, lists and mappings. An instruction that imports or calls anything else raises `UnsafePickle`.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from typing import Any
 
 from watchkeeper.errors import WatchkeeperError
 
-# A dump with 2,000 entries has some 200,000 instructions.
+# A dump with 2,000 entries has about 200,000 instructions.
 MAX_INSTRUCTIONS = 20_000_000
 MAX_BYTES = 256 << 20
-# PyTorch writes lists of numbers through these; each is the list it was given.
-LIST_MAKERS = frozenset({f"torch.jit._pickle build_{kind}list" for kind in ("int", "double", "bool", "tensor")})
-MAPPING_MAKERS = frozenset({"collections OrderedDict"})
+# PyTorch writes lists of numbers with these functions; each returns its argument as a list.
+LIST_CONSTRUCTORS = frozenset({f"torch.jit._pickle build_{kind}list" for kind in ("int", "double", "bool", "tensor")})
+MAPPING_CONSTRUCTORS = frozenset({"collections OrderedDict"})
 CONSTANTS = {
     "NONE": None,
     "NEWTRUE": True,
@@ -51,41 +50,41 @@ MARK = object()
 
 
 class UnsafePickle(WatchkeeperError):
-    """The pickle wants to import or call something, or is not a pickle of plain values."""
+    """The pickle imports or calls something, or is not a valid pickle of plain values."""
 
 
-class _Maker:
-    """A name that the pickle mentions; harmless, because it is never looked up."""
+class _Constructor:
+    """The name of a constructor in the pickle; harmless, because it is never imported."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def loads(raw: bytes) -> Any:
-    """The value of a pickle of plain values; a cut-off pickle raises UnsafePickle with what is true."""
+    """The value of a pickle of plain values; UnsafePickle if it is truncated, invalid or unsafe."""
     if len(raw) > MAX_BYTES:
-        raise UnsafePickle(f"the pickle has {len(raw):,} bytes, more than {MAX_BYTES:,}")
-    machine = _Machine()
+        raise UnsafePickle(f"the pickle has {len(raw):,} bytes, the limit is {MAX_BYTES:,}")
+    machine = _PickleMachine()
     try:
         for count, (opcode, argument, position) in enumerate(pickletools.genops(raw)):
             if count > MAX_INSTRUCTIONS:
                 raise UnsafePickle(f"the pickle has more than {MAX_INSTRUCTIONS:,} instructions")
             if opcode.name == "STOP":
                 return machine.stack.pop()
-            machine.perform(opcode.name, argument, position or 0)
+            machine.execute(opcode.name, argument, position or 0)
     except (ValueError, IndexError, TypeError, KeyError, OverflowError) as error:
-        raise UnsafePickle(f"the pickle is broken or cut off: {error}") from error
-    raise UnsafePickle("the pickle ends before its last instruction")
+        raise UnsafePickle(f"the pickle is invalid or truncated: {error}") from error
+    raise UnsafePickle("the pickle is truncated: it has no STOP instruction")
 
 
-class _Machine:
-    """The stack and the memo of pickle's language, for values only."""
+class _PickleMachine:
+    """The stack and memo of a pickle interpreter for plain values."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def perform(self, name: str, argument: Any, position: int) -> None:
+    def execute(self, name: str, argument: Any, position: int) -> None:
         if name in CONSTANTS:
             self.stack.append(CONSTANTS[name])
         elif name in LITERALS:
@@ -101,77 +100,77 @@ class _Machine:
         elif name in BUILDERS:
             BUILDERS[name](self)
         elif name in ("GLOBAL", "STACK_GLOBAL"):
-            self._name(
+            self._push_constructor(
                 argument if name == "GLOBAL" else " ".join(reversed([self.stack.pop(), self.stack.pop()])), position
             )
         elif name == "REDUCE":
-            self._reduce(position)
+            self._call_constructor(position)
         else:
             raise UnsafePickle(f"instruction {name} at byte {position} would run code; it was not run")
 
     def items_since_mark(self) -> list[Any]:
-        at = len(self.stack) - 1
-        while self.stack[at] is not MARK:
-            at -= 1
-            if at < 0:
+        position = len(self.stack) - 1
+        while self.stack[position] is not MARK:
+            position -= 1
+            if position < 0:
                 raise ValueError("no mark on the stack")
-        items = self.stack[at + 1 :]
-        del self.stack[at:]
+        items = self.stack[position + 1 :]
+        del self.stack[position:]
         return items
 
-    def _name(self, name: str, position: int) -> None:
-        if name not in LIST_MAKERS | MAPPING_MAKERS:
-            raise UnsafePickle(f"the pickle asks for {name} at byte {position}; nothing was loaded and nothing was run")
-        self.stack.append(_Maker(name))
+    def _push_constructor(self, name: str, position: int) -> None:
+        if name not in LIST_CONSTRUCTORS | MAPPING_CONSTRUCTORS:
+            raise UnsafePickle(f"the pickle imports {name} at byte {position}; it was not imported and nothing was run")
+        self.stack.append(_Constructor(name))
 
-    def _reduce(self, position: int) -> None:
-        arguments, maker = self.stack.pop(), self.stack.pop()
-        if not isinstance(maker, _Maker):
+    def _call_constructor(self, position: int) -> None:
+        arguments, constructor = self.stack.pop(), self.stack.pop()
+        if not isinstance(constructor, _Constructor):
             raise UnsafePickle(f"the pickle calls something at byte {position}; it was not called")
-        if maker.name in LIST_MAKERS:
+        if constructor.name in LIST_CONSTRUCTORS:
             self.stack.append(list(arguments[0]))
         else:
             self.stack.append(dict(arguments[0]) if arguments else {})
 
 
-def _push_mark(machine: _Machine) -> None:
+def _push_mark(machine: _PickleMachine) -> None:
     machine.stack.append(MARK)
 
 
-def _pop(machine: _Machine) -> None:
+def _pop(machine: _PickleMachine) -> None:
     machine.stack.pop()
 
 
-def _pop_mark(machine: _Machine) -> None:
+def _pop_mark(machine: _PickleMachine) -> None:
     machine.items_since_mark()
 
 
-def _dup(machine: _Machine) -> None:
+def _duplicate_top(machine: _PickleMachine) -> None:
     machine.stack.append(machine.stack[-1])
 
 
-def _append(machine: _Machine) -> None:
+def _append(machine: _PickleMachine) -> None:
     item = machine.stack.pop()
     machine.stack[-1].append(item)
 
 
-def _appends(machine: _Machine) -> None:
+def _appends(machine: _PickleMachine) -> None:
     items = machine.items_since_mark()
     machine.stack[-1].extend(items)
 
 
-def _set_item(machine: _Machine) -> None:
+def _set_item(machine: _PickleMachine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
     machine.stack[-1][key] = value
 
 
-def _set_items(machine: _Machine) -> None:
+def _set_items(machine: _PickleMachine) -> None:
     items = machine.items_since_mark()
     machine.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
 
-def _tuple_of(count: int) -> Any:
-    def build(machine: _Machine) -> None:
+def _tuple_builder(count: int) -> Any:
+    def build(machine: _PickleMachine) -> None:
         items = tuple(machine.stack[len(machine.stack) - count :])
         del machine.stack[len(machine.stack) - count :]
         machine.stack.append(items)
@@ -183,15 +182,15 @@ BUILDERS: dict[str, Any] = {
     "MARK": _push_mark,
     "POP": _pop,
     "POP_MARK": _pop_mark,
-    "DUP": _dup,
+    "DUP": _duplicate_top,
     "EMPTY_LIST": lambda machine: machine.stack.append([]),
     "EMPTY_DICT": lambda machine: machine.stack.append({}),
     "EMPTY_TUPLE": lambda machine: machine.stack.append(()),
     "LIST": lambda machine: machine.stack.append(machine.items_since_mark()),
     "TUPLE": lambda machine: machine.stack.append(tuple(machine.items_since_mark())),
-    "TUPLE1": _tuple_of(1),
-    "TUPLE2": _tuple_of(2),
-    "TUPLE3": _tuple_of(3),
+    "TUPLE1": _tuple_builder(1),
+    "TUPLE2": _tuple_builder(2),
+    "TUPLE3": _tuple_builder(3),
     "APPEND": _append,
     "APPENDS": _appends,
     "SETITEM": _set_item,

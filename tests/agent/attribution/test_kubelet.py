@@ -75,7 +75,7 @@ def test_two_pods_that_share_a_gpu_by_time_slicing_both_hold_it(kubelet: Kubelet
 )
 def test_a_device_is_found_by_every_name_that_plugins_use(device_id: str, key: str, part: str | None) -> None:
     pod = Pod("p", [Container(devices=[("nvidia.com/mig-1g.10gb", [device_id])])])
-    holders = pod_resources.holdings(pod_resources.read_list(_list(pod)))
+    holders = pod_resources.holdings_by_device(pod_resources.read_list(_list(pod)))
     assert holders == {key: (holding("p", part=part),)}
 
 

@@ -33,8 +33,8 @@ def test_an_invalid_line_is_reported_and_the_others_are_used() -> None:
     counters_file = counters_csv.read([*lines, good, good])
     assert [counter.name for counter in counters_file.counters] == ["DCGM_FI_DEV_GPU_UTIL"]
     assert [problem.partition(":")[0] for problem in counters_file.problems] == ["line 1", "line 2", "line 3", "line 5"]
-    assert "2 cells, three are needed" in counters_file.problems[0]
-    assert "stands already on line 4" in counters_file.problems[3]
+    assert "2 columns, expected 3" in counters_file.problems[0]
+    assert "is a duplicate of line 4" in counters_file.problems[3]
 
 
 def test_a_field_that_nvml_does_not_have_is_reported_and_dropped() -> None:

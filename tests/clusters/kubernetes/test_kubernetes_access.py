@@ -72,13 +72,13 @@ def test_a_context_may_be_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("user", "more", "words"),
     [
-        ({"exec": {"command": "aws"}}, {}, "wants a program to be run for a token (`exec`)"),
+        ({"exec": {"command": "aws"}}, {}, "uses a credential plugin (`exec`)"),
         ({"auth-provider": {"name": "gcp"}}, {}, "(`auth-provider`)"),
-        ({}, {"current-context": ""}, "has no current-context. Name one with fleet.kubernetes_context"),
+        ({}, {"current-context": ""}, "has no current-context. Set fleet.kubernetes_context to a context of the file"),
         ({}, {"current-context": "other"}, "has no context 'other'. It has: prod"),
         ({}, {"clusters": []}, "has no cluster 'c'. It has: none"),
         ({}, {"clusters": [{"name": "c", "cluster": {}}]}, "has no server address"),
-        ({"client-key-data": "%%%"}, {}, "`client-key-data` is not base64"),
+        ({"client-key-data": "%%%"}, {}, "`client-key-data` is not a base64 certificate"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_way_out(

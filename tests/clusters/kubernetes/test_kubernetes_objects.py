@@ -138,7 +138,7 @@ def test_a_pod_that_a_gate_holds_back_says_so() -> None:
 
 def test_a_pod_that_nobody_has_looked_at_says_that() -> None:
     assert (
-        kubernetes_view.scheduled_pod(objects.read_pod(pod("p", gpus=1)), "main", gpus=1).reason == "not looked at yet"
+        kubernetes_view.scheduled_pod(objects.read_pod(pod("p", gpus=1)), "main", gpus=1).reason == "not scheduled yet"
     )
 
 
@@ -242,4 +242,4 @@ def test_no_object_makes_the_readers_fail_with_anything_but_our_error(raw: dict[
         try:
             read(raw)
         except CollectError as error:
-            assert "without a name" in error.problem  # noqa: PT017
+            assert "has no name" in error.problem  # noqa: PT017

@@ -96,7 +96,7 @@ def test_nodes_are_expected_with_their_gpus_leaf_and_partition_and_read_at_the_a
 
 
 def test_slices_that_slurm_counts_are_no_gpus_that_a_node_should_have() -> None:
-    cut = records.nodes_of_text("NodeName=n1 State=IDLE Gres=gpu:h200_1g.18gb:14(S:0-1) Partitions=gpu\n")
+    cut = records.read_nodes_text("NodeName=n1 State=IDLE Gres=gpu:h200_1g.18gb:14(S:0-1) Partitions=gpu\n")
     slurm = watch(Told([*cut, node("n2", gres="gpu:h200:8"), node("n3", gpus=4, gres="gpu:1g.24gb:4")]))
     asyncio.run(slurm.refresh())
     assert [(one.name, one.expected_gpus) for one in slurm.discover(discovery.DiscoveredTargets()).nodes] == [

@@ -92,7 +92,7 @@ def test_a_hostile_pickle_is_refused_and_never_run() -> None:
     answer = ask(nccl_trace_rank_0=hostile)
     assert "eval" in (answer.inputs[0].problem or "")
     assert not answer.findings
-    with pytest.raises(safe_pickle.UnsafePickle, match=r"cut off|ends before"):
+    with pytest.raises(safe_pickle.UnsafePickle, match="truncated"):
         safe_pickle.loads(pickle.dumps(dump(3, "started"))[:-40])
 
 

@@ -70,7 +70,7 @@ class PodResourcesClient:
 
     async def read(self) -> Mapping[str, tuple[workloads.Holding, ...]]:
         """Holders by device: the UUID of a GPU or MIG instance, `nvidia3` or `3`; CollectError if the call fails."""
-        return pod_resources.holdings(await self.read_allocated())
+        return pod_resources.holdings_by_device(await self.read_allocated())
 
     async def read_allocated(self) -> tuple[pod_resources.AllocatedDevice, ...]:
         """The devices of every container, as the kubelet reports them."""

@@ -146,7 +146,7 @@ class SlurmJobs:
         # Imported here: a node without Slurm saves half a MiB.
         from watchkeeper.readers.clusters import slurm_records
 
-        job = slurm_records.job_of_text(answer.text, job_id)
+        job = slurm_records.read_job_text(answer.text, job_id)
         if job is None or not job.gpus_by_node:
             return None
         return _JobGpus(job.gpus_by_node.get(self.node, ()), user=job.user, read_at=now)

@@ -101,7 +101,7 @@ class DcgmProfile:
             return f"dcgmi discovery lists no GPU: {last_lines[0] if last_lines else answer.outcome}"
         fields = sorted({dcgmi.field_ids()[family.name] for family in self.families})
         reader = dcgmi.DmonReader(fields)
-        child = StreamingProcess(dcgmi.arguments(fields, self.interval_seconds), self.environment)
+        child = StreamingProcess(dcgmi.dmon_command(fields, self.interval_seconds), self.environment)
         try:
             last_line = ""
             async with aclosing(child.lines()) as lines:

@@ -143,7 +143,7 @@ def _read_panels(folder: Path) -> Iterator[facts.Panel]:
     for path in sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]:
         try:
             dashboard = grafana_dashboard.read_dashboard(path.read_text(encoding="utf-8"))
-        except (grafana_dashboard.NotADashboard, OSError, UnicodeDecodeError) as error:
+        except (grafana_dashboard.InvalidDashboard, OSError, UnicodeDecodeError) as error:
             click.echo(f"note: {path}: {error}", err=True)
             continue
         for query in dashboard.queries:

@@ -62,11 +62,11 @@ def sweep(settings: SweepSettings, *, at_ms: int) -> fabric.Fabric:
             raise CollectError("this host sees nothing but itself: its port has no link", remedy=remedy)
         shown = ["--load-cache", kept, *settings.options()]
         text = _must_answer(ask, ["iblinkinfo", "-l", *shown], problems)
-        ports = infiniband_fabric.read_ports(text.splitlines(), found.owner_of)
+        ports = infiniband_fabric.read_ports(text.splitlines(), found.device_of_port)
         if not ports:
             raise CollectError(f"no port is in its {len(text):,} characters", where="iblinkinfo", remedy=REMEDY)
         if settings.reads_counters:
-            ports = _count(ask, shown, ports, owner_of=found.owner_of, unread=unread)
+            ports = _count(ask, shown, ports, owner_of=found.device_of_port, unread=unread)
     seconds = round(perf_counter() - began, 3)
     return fabric.Fabric(at_ms, SOURCE, found.devices, tuple(ports), tuple(problems), tuple(unread), seconds)
 
@@ -120,4 +120,4 @@ def _count(
         _note_trouble("ibqueryerrors", answer, unread)
         for key, values in found.items():
             counters.setdefault(key, {}).update(values)
-    return infiniband_fabric.with_counters(ports, counters)
+    return infiniband_fabric.add_counters(ports, counters)

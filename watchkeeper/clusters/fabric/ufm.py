@@ -47,7 +47,7 @@ async def read_fabric(settings: config.FabricSettings, *, at_ms: int) -> fabric.
     problems = [] if found else [f"UFM lists {len(systems)} systems and {len(ports)} ports, and none could be read"]
     counters, unread = await _telemetry(settings)
     if counters is not None:
-        found = infiniband_fabric.with_counters(found, counters)
+        found = infiniband_fabric.add_counters(found, counters)
     seconds = round(perf_counter() - began, 3)
     return fabric.Fabric(
         at_ms, SOURCE, tuple(devices), tuple(found), tuple(problems), (unread,) if unread else (), seconds

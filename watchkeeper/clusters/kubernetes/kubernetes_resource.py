@@ -273,7 +273,7 @@ class ResourceWatch(Generic[T]):
 def key_of(raw: Any) -> Key:
     """Namespace and name of an object."""
     about = json_facts.mapping(raw, "metadata")
-    return json_facts.text(about, "namespace"), json_facts.name_of(about)
+    return json_facts.text(about, "namespace"), json_facts.require_name(about)
 
 
 def _object(line: bytes, where: str) -> Mapping[str, Any]:

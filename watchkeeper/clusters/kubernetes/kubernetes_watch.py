@@ -150,7 +150,7 @@ def _warnings() -> ResourceKind[objects.WarningEvent]:
 
 def _warned_key(raw: Any) -> tuple[str, ...]:
     about = json_facts.mapping(raw, "involvedObject")
-    return json_facts.text(about, "kind"), json_facts.text(about, "namespace"), json_facts.name_of(about)
+    return json_facts.text(about, "kind"), json_facts.text(about, "namespace"), json_facts.require_name(about)
 
 
 def _is_open(raw: Any) -> bool:

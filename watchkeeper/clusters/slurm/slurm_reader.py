@@ -77,19 +77,19 @@ class FallbackQuery(Generic[T]):
 
 
 def _json_nodes(text: str) -> list[records.NodeRecord]:
-    return records.nodes_of_json(text, where="nodes")
+    return records.read_nodes_json(text, where="nodes")
 
 
 def _json_jobs(text: str) -> list[records.JobRecord]:
-    return records.jobs_of_json(text, where="jobs")
+    return records.read_jobs_json(text, where="jobs")
 
 
 def _text_nodes(text: str) -> list[records.NodeRecord]:
-    return _some(records.nodes_of_text(text), text, "NodeName=")
+    return _some(records.read_nodes_text(text), text, "NodeName=")
 
 
 def _text_jobs(text: str) -> list[records.JobRecord]:
-    found = records.jobs_of_text(text)
+    found = records.read_jobs_text(text)
     return found if "No jobs in the system" in text else _some(found, text, "JobId=")
 
 
@@ -131,11 +131,11 @@ class SlurmCommandReader:
         return await self._jobs.run(self.ask)
 
     async def leaves(self) -> dict[str, str]:
-        return records.leaves_of_topology(await self._say("scontrol", "show", "topology"))
+        return records.read_topology_leaves(await self._say("scontrol", "show", "topology"))
 
     async def limits(self) -> list[records.AccountLimit]:
         shown = ("sacctmgr", "-n", "-P", "show", "assoc", "format=account,user,grptres")
-        return records.limits_of_text(await self._say(*shown))
+        return records.read_limits_text(await self._say(*shown))
 
     async def _say(self, *command: str) -> str:
         """What a command prints; nothing where this cluster does not have the thing."""
@@ -155,10 +155,10 @@ class SlurmRestReader:
     _version: str | None = None
 
     async def nodes(self) -> list[records.NodeRecord]:
-        return await asyncio.to_thread(records.nodes_of_json, await self._get("nodes"), where=self.url)
+        return await asyncio.to_thread(records.read_nodes_json, await self._get("nodes"), where=self.url)
 
     async def jobs(self) -> list[records.JobRecord]:
-        return await asyncio.to_thread(records.jobs_of_json, await self._get("jobs"), where=self.url)
+        return await asyncio.to_thread(records.read_jobs_json, await self._get("jobs"), where=self.url)
 
     async def leaves(self) -> dict[str, str]:
         """slurmrestd does not tell the topology."""

@@ -14,7 +14,7 @@ from watchkeeper.catalogue import tables
 from watchkeeper.doctor.facts import DoctorFacts, Sighting, field_values
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.doctor.signatures import lookup
-from watchkeeper.readers.flight_recorder import Collective, Dump
+from watchkeeper.readers.flight_recorder import Collective, RankDump
 
 MAX_RANKS_NAMED = 32
 MAX_NAMED = 4
@@ -284,14 +284,14 @@ def dumps(facts: DoctorFacts) -> Iterable[Opinion]:
             yield from _compare_ranks(group, stuck, dumps_by_rank)
 
 
-def _current_collective(dump: Dump, group: str) -> Collective | None:
+def _current_collective(dump: RankDump, group: str) -> Collective | None:
     """The current collective of a rank: its first incomplete one, otherwise its last."""
     own = [collective for collective in dump.collectives if collective.group == group and not collective.is_p2p]
     return next((collective for collective in own if collective.state != "completed"), own[-1] if own else None)
 
 
 def _compare_ranks(
-    group: str, stuck: dict[int, Collective], dumps_by_rank: dict[int, tuple[Dump, Sighting]]
+    group: str, stuck: dict[int, Collective], dumps_by_rank: dict[int, tuple[RankDump, Sighting]]
 ) -> Iterable[Opinion]:
     members = next((dump.ranks[group] for dump, _ in dumps_by_rank.values() if dump.ranks.get(group)), ())
     absent = [rank for rank in members if rank not in dumps_by_rank]

@@ -225,4 +225,4 @@ def labelled_nodes(selector: str, context: str | None = None) -> list[str]:
         problem = " ".join(result.error_text.split())[-MAX_REASON_CHARS:] or f"exit status {result.status}"
         raise CollectError(f"kubectl failed to list nodes with {selector}: {problem}")
     nodes = map(json_facts.mapping, json_facts.items(node_list, "items"))
-    return [json_facts.name_of(json_facts.mapping(node, "metadata")) for node in nodes]
+    return [json_facts.require_name(json_facts.mapping(node, "metadata")) for node in nodes]

@@ -345,7 +345,7 @@ class _RequestReader:
             return
         try:
             at_ms, histogram = histogram_wire.read(self.message, start, end)
-        except histogram_wire.Broken:
+        except histogram_wire.InvalidHistogram:
             self.dropped["invalid_histogram"] += 1
         else:
             self.histograms.append(HistogramSample(labels, at_ms, histogram))

@@ -1,4 +1,4 @@
-"""Kubernetes and Slurm in the forms in which they answer: objects, JSON, printed text.
+"""Parsers for the output of Kubernetes and Slurm: objects, JSON and printed text.
 
-Comes in: documents and text. Goes out: typed records. Never here: a request to a server.
+In: documents and text. Out: typed records. Never here: a request to a server.
 """

@@ -1,8 +1,8 @@
-"""Objects of the Kubernetes API into the few facts that matter for GPUs, small enough to keep one for every pod.
+"""Reduce objects of the Kubernetes API to the fields that matter for GPUs, so that the hub can keep every pod.
 
-`collect/kubernetes_watch` hands over each object as the API server wrote it; what comes out has no reference to it,
-so a pod of ten kilobytes of JSON is kept as one. Texts that thousands of objects share are kept once. Nothing is
-taken for granted: an object without the promised shape gives empty facts, and one without a name gives CollectError.
+`clusters.kubernetes.kubernetes_watch` passes each object as the API server wrote it. The result has no reference to
+that object, so a pod of ten kilobytes of JSON takes one kilobyte; texts that many objects share are kept once. An
+object with missing or malformed fields gives empty values; an object without a name gives CollectError.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from watchkeeper.readers import json_facts as facts
 GPU_RESOURCE = re.compile(r"^nvidia\.com/(?:gpu(?:\.shared)?|mig-[\w.]+)$")
 # Device classes and drivers of NVIDIA's driver for dynamic resources.
 GPU_CLASSES = ("gpu.nvidia.com", "mig.nvidia.com")
-# Some hundred labels of node-feature-discovery on every node, about the CPU and the kernel.
-UNWANTED_LABELS = ("feature.node.kubernetes.io/", "beta.kubernetes.io/", "pod-template-hash", "controller-uid",
+# node-feature-discovery adds about a hundred labels to each node, about its CPU and kernel.
+IGNORED_LABEL_PREFIXES = ("feature.node.kubernetes.io/", "beta.kubernetes.io/", "pod-template-hash", "controller-uid",
                    "batch.kubernetes.io/controller-uid", "controller-revision-hash")  # fmt: skip
 MAX_LABELS = 100
-# Our mark on a node that we have cordoned; the Kubernetes driver writes it.
+# The annotation that Watchkeeper's Kubernetes driver writes on nodes that it cordons.
 CORDONED_BY = "watchkeeper.dev/cordoned-by"
-LONGEST_MESSAGE = 500
-# Who puts a pod into a queue writes its name here: Kueue, Volcano, YuniKorn.
+MAX_MESSAGE_CHARS = 500
+# Labels and annotations that name a pod's queue: Kueue, Volcano, YuniKorn.
 QUEUE_NAMES = ("kueue.x-k8s.io/queue-name", "scheduling.volcano.sh/queue-name", "volcano.sh/queue-name", "queue")
 # 0/3 nodes are available: 1 node(s) were unschedulable, 2 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are …
 REFUSALS = re.compile(r"^0/\d+ nodes are available: (?P<reasons>.*?)\.?(?: preemption: .*)?$", re.DOTALL)
 REFUSAL = re.compile(r"(?P<nodes>\d+) (?P<reason>[^,{]+(?:\{[^}]*\}(?:, that the pod didn't tolerate)?)?)")
-# node(s) had untolerated taint {nvidia.com/gpu: present}: the taint is said elsewhere, the reason is one word.
+# node(s) had untolerated taint {nvidia.com/gpu: present}: the pod's tolerations show the taint, so the reason omits it.
 BRACES = re.compile(r" ?\{[^}]*\}(?:, that the pod didn't tolerate)?")
 
 Counts = tuple[tuple[str, int], ...]
@@ -47,9 +47,9 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesNode:
-    """`conditions` are type and status; `why_not_ready` is the kubelet's or the controller's sentence.
+    """A node. `conditions` are pairs of type and status; `not_ready_reason` quotes the Ready condition.
 
-    A machine that is taken out and put back under its name has another `uid`.
+    A node that is deleted and registered again under the same name has a new `uid`.
     """
 
     name: str
@@ -66,7 +66,7 @@ class KubernetesNode:
 
     @property
     def is_ready(self) -> bool | None:
-        """None where the API server has not heard from the kubelet for a while."""
+        """None if the status is unknown, because the kubelet no longer posts it."""
         status = dict(self.conditions).get("Ready", "Unknown")
         return None if status == "Unknown" else status == "True"
 
@@ -86,7 +86,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesPod:
-    """A pod that has not ended. Of one that holds no GPU and is no target only name, node, phase and owner are kept."""
+    """A pod that has not ended. A pod without GPUs that is not a target keeps only name, node, phase and owner."""
 
     namespace: str
     name: str
@@ -113,13 +113,13 @@ class KubernetesPod:
 
     @property
     def requests_gpus(self) -> bool:
-        """By counted resources; what its claims bring is in the claims."""
+        """Whether it requests GPUs as counted resources; GPUs of resource claims are in `claims`."""
         return self.gpus > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """GPU lines of one ResourceQuota: resource, hard, used."""
+    """A ResourceQuota; `lines` are resource, hard and used of each GPU resource."""
 
     namespace: str
     name: str
@@ -128,7 +128,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesJob:
-    """A job that is not done. `gpus` is what one of its pods asks for; `wanted` pods should run now."""
+    """A job that is not done. `gpus` is the request of one pod; `expected_pods` should run now."""
 
     namespace: str
     name: str
@@ -143,7 +143,7 @@ class KubernetesJob:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of dynamic resources: how many GPUs it has, or asks for, and the pod that they are counted for."""
+    """A ResourceClaim: the GPUs that it has, or requests, and the pod that they are counted for."""
 
     namespace: str
     name: str
@@ -153,7 +153,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class WarningEvent:
-    """The last warning about an object."""
+    """The newest warning event of an object."""
 
     kind: str
     namespace: str
@@ -165,50 +165,54 @@ class WarningEvent:
 
 
 def read_node(raw: Any) -> KubernetesNode:
-    about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
+    metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     conditions = [condition for condition in facts.items(status, "conditions") if isinstance(condition, dict)]
-    sick = [one for one in conditions if one.get("type") == "Ready" and one.get("status") != "True"]
+    not_ready = [
+        condition for condition in conditions if condition.get("type") == "Ready" and condition.get("status") != "True"
+    ]
     addresses = (facts.mapping(address) for address in facts.items(status, "addresses"))
     return KubernetesNode(
-        facts.name_of(about),
-        uid=facts.text(about, "uid", intern_it=False),
-        labels=_labels(about),
+        facts.require_name(metadata),
+        uid=facts.text(metadata, "uid", intern_it=False),
+        labels=_labels(metadata),
         taints=tuple(_taint(taint) for taint in facts.items(spec, "taints")),
         is_cordoned=spec.get("unschedulable") is True,
-        conditions=tuple((facts.text(one, "type"), facts.text(one, "status")) for one in conditions),
-        not_ready_reason=f"{facts.text(sick[0], 'reason')}: {facts.text(sick[0], 'message')}"[:LONGEST_MESSAGE]
-        if sick
+        conditions=tuple((facts.text(condition, "type"), facts.text(condition, "status")) for condition in conditions),
+        not_ready_reason=f"{facts.text(not_ready[0], 'reason')}: {facts.text(not_ready[0], 'message')}"[
+            :MAX_MESSAGE_CHARS
+        ]
+        if not_ready
         else "",
         capacity=_counts(facts.mapping(status, "capacity")),
         allocatable=_counts(facts.mapping(status, "allocatable")),
-        addresses=tuple(dict.fromkeys(text for one in addresses if (text := facts.text(one, "address")))),
-        cordoned_by=facts.text(facts.mapping(about, "annotations"), CORDONED_BY),
+        addresses=tuple(dict.fromkeys(text for address in addresses if (text := facts.text(address, "address")))),
+        cordoned_by=facts.text(facts.mapping(metadata, "annotations"), CORDONED_BY),
     )
 
 
 def read_pod(raw: Any, *, is_target: bool = False) -> KubernetesPod:
-    """`is_target`: an agent or exporter, whose address and ports are wanted as well."""
-    about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
+    """Read a pod; with `is_target` (an agent or exporter) also its address, ports and labels."""
+    metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     gpus = _pod_gpus(spec)
     claims = _claims(spec, status)
     runtime_class = facts.text(spec, "runtimeClassName")
-    small = KubernetesPod(
-        intern(facts.text(about, "namespace")),
-        facts.name_of(about),
+    minimal_pod = KubernetesPod(
+        intern(facts.text(metadata, "namespace")),
+        facts.require_name(metadata),
         node=facts.text(spec, "nodeName"),
         phase=facts.text(status, "phase") or "Unknown",
-        owner=_owner(about),
+        owner=_owner(metadata),
         runtime_class=runtime_class,
         address=facts.text(status, "podIP") if is_target else "",
         ports=_ports(spec) if is_target else (),
-        labels=_labels(about) if is_target else {},
+        labels=_labels(metadata) if is_target else {},
         is_ready=_condition(status, "Ready")[0],
     )
-    return _whole(raw, small, gpus=gpus, claims=claims) if gpus or claims or runtime_class else small
+    return _read_gpu_pod(raw, minimal_pod, gpus=gpus, claims=claims) if gpus or claims or runtime_class else minimal_pod
 
 
 def read_quota(raw: Any) -> Quota:
-    about, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "status")
+    metadata, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "status")
     hard, used = (
         facts.mapping(status, "hard") or facts.mapping(facts.mapping(raw, "spec"), "hard"),
         facts.mapping(status, "used"),
@@ -218,126 +222,132 @@ def read_quota(raw: Any) -> Quota:
         for name, value in sorted(hard.items())
         if GPU_RESOURCE.match(name.removeprefix("requests.").removeprefix("limits."))
     )
-    return Quota(intern(facts.text(about, "namespace")), facts.name_of(about), lines)
+    return Quota(intern(facts.text(metadata, "namespace")), facts.require_name(metadata), lines)
 
 
 def read_job(raw: Any) -> KubernetesJob:
-    about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
-    asked, completions = facts.count(spec.get("parallelism")), facts.count(spec.get("completions"))
-    parallelism = 1 if asked is None else asked
-    # Towards its end a job needs fewer pods than may run side by side.
-    left = parallelism if completions is None else completions - (facts.count(status.get("succeeded")) or 0)
+    metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
+    requested, completions = facts.count(spec.get("parallelism")), facts.count(spec.get("completions"))
+    parallelism = 1 if requested is None else requested
+    # Near its end a job needs fewer pods than its parallelism allows.
+    remaining = parallelism if completions is None else completions - (facts.count(status.get("succeeded")) or 0)
     return KubernetesJob(
-        intern(facts.text(about, "namespace")),
-        facts.name_of(about),
+        intern(facts.text(metadata, "namespace")),
+        facts.require_name(metadata),
         parallelism=parallelism,
-        expected_pods=min(parallelism, max(0, left)),
+        expected_pods=min(parallelism, max(0, remaining)),
         active=facts.count(status.get("active")) or 0,
         gpus=_pod_gpus(facts.mapping(facts.mapping(spec, "template"), "spec")),
-        queue=_queue(about),
-        created_at=facts.time(about.get("creationTimestamp")),
+        queue=_queue(metadata),
+        created_at=facts.time(metadata.get("creationTimestamp")),
         is_suspended=spec.get("suspend") is True,
     )
 
 
 def is_job_done(raw: Any) -> bool:
-    """True for a job that has completed or failed."""
+    """Whether a job has completed or failed."""
     return any(_condition(facts.mapping(raw, "status"), kind)[0] for kind in ("Complete", "Failed"))
 
 
 def read_claim(raw: Any) -> Claim:
-    """A ResourceClaim of resource.k8s.io; one that pods share is counted for the first of them."""
-    about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
+    """Read a ResourceClaim of resource.k8s.io; a claim that several pods share is counted for the first pod."""
+    metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     results = [
-        facts.mapping(one)
-        for one in facts.items(facts.mapping(facts.mapping(status, "allocation"), "devices"), "results")
+        facts.mapping(result)
+        for result in facts.items(facts.mapping(facts.mapping(status, "allocation"), "devices"), "results")
     ]
-    requests = [facts.mapping(one) for one in facts.items(facts.mapping(spec, "devices"), "requests")]
-    # Version v1 puts the request into `exactly`, v1beta1 did not.
-    asked = [facts.mapping(one, "exactly") or one for one in requests]
-    held = sum(1 for one in results if facts.text(one, "driver") in GPU_CLASSES)
-    wanted = sum(
-        facts.count(one.get("count", 1)) or 0 for one in asked if facts.text(one, "deviceClassName") in GPU_CLASSES
+    requests = [facts.mapping(request) for request in facts.items(facts.mapping(spec, "devices"), "requests")]
+    # v1 puts the request into `exactly`, v1beta1 does not.
+    exact_requests = [facts.mapping(request, "exactly") or request for request in requests]
+    allocated = sum(1 for result in results if facts.text(result, "driver") in GPU_CLASSES)
+    requested = sum(
+        facts.count(request.get("count", 1)) or 0
+        for request in exact_requests
+        if facts.text(request, "deviceClassName") in GPU_CLASSES
     )
-    users = [facts.text(facts.mapping(one), "name") for one in facts.items(status, "reservedFor")]
+    consumers = [facts.text(facts.mapping(consumer), "name") for consumer in facts.items(status, "reservedFor")]
     return Claim(
-        intern(facts.text(about, "namespace")), facts.name_of(about), held if results else wanted, next(iter(users), "")
+        intern(facts.text(metadata, "namespace")),
+        facts.require_name(metadata),
+        allocated if results else requested,
+        next(iter(consumers), ""),
     )
 
 
 def read_warning(raw: Any) -> WarningEvent:
-    """An event; current API servers write `series` and `eventTime`, old ones `count` and `lastTimestamp`."""
-    about, series = facts.mapping(raw, "involvedObject"), facts.mapping(raw, "series")
+    """Read an event; current API servers write `series` and `eventTime`, older versions `count` and `lastTimestamp`."""
+    involved, series = facts.mapping(raw, "involvedObject"), facts.mapping(raw, "series")
     at = series.get("lastObservedTime") or raw.get("lastTimestamp") or raw.get("eventTime")
     return WarningEvent(
-        facts.text(about, "kind"),
-        intern(facts.text(about, "namespace")),
-        facts.text(about, "name"),
+        facts.text(involved, "kind"),
+        intern(facts.text(involved, "namespace")),
+        facts.text(involved, "name"),
         intern(facts.text(raw, "reason")),
-        facts.text(raw, "message", intern_it=False)[:LONGEST_MESSAGE],
+        facts.text(raw, "message", intern_it=False)[:MAX_MESSAGE_CHARS],
         at=facts.time(at),
         count=facts.count(series.get("count")) or facts.count(raw.get("count")) or 1,
     )
 
 
-def pending_reason(word: str, message: str) -> str:
-    """Why a scheduler leaves a pod waiting, in its own words and without numbers: the reason of most nodes."""
-    found = REFUSALS.match(message)
-    if found is None:
-        return word or "not looked at yet"
+def pending_reason(reason_name: str, message: str) -> str:
+    """Why a pod is pending: the scheduler's reason for most nodes, without the node count."""
+    match = REFUSALS.match(message)
+    if match is None:
+        return reason_name or "not scheduled yet"
     nodes: dict[str, int] = {}
-    for refusal in REFUSAL.finditer(found["reasons"]):
+    for refusal in REFUSAL.finditer(match["reasons"]):
         reason = BRACES.sub("", refusal["reason"]).strip(" .")
         nodes[reason] = nodes.get(reason, 0) + int(refusal["nodes"])
-    # A lack of GPUs is what people act on, however many other nodes have no GPU to begin with.
-    scarce = [reason for reason in nodes if reason.startswith("Insufficient nvidia.com/")]
-    return intern(max(scarce or nodes, key=lambda reason: nodes[reason], default=word or "Unschedulable"))
+    # People act on a GPU shortage, even if more nodes are refused because they have no GPU.
+    gpu_shortages = [reason for reason in nodes if reason.startswith("Insufficient nvidia.com/")]
+    return intern(max(gpu_shortages or nodes, key=lambda reason: nodes[reason], default=reason_name or "Unschedulable"))
 
 
-def _whole(raw: Any, small: KubernetesPod, *, gpus: int, claims: tuple[str, ...]) -> KubernetesPod:
-    about, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
+def _read_gpu_pod(raw: Any, minimal_pod: KubernetesPod, *, gpus: int, claims: tuple[str, ...]) -> KubernetesPod:
+    metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     is_scheduled, reason, message = _condition(status, "PodScheduled")
-    ended = facts.text(status, "reason")
+    status_reason = facts.text(status, "reason")
     return KubernetesPod(
-        small.namespace,
-        small.name,
-        node=small.node,
-        phase=small.phase,
-        owner=small.owner,
-        labels=_labels(about),
+        minimal_pod.namespace,
+        minimal_pod.name,
+        node=minimal_pod.node,
+        phase=minimal_pod.phase,
+        owner=minimal_pod.owner,
+        labels=_labels(metadata),
         containers=_containers(spec, status),
         gpus=gpus,
         claims=claims,
-        created_at=facts.time(about.get("creationTimestamp")),
+        created_at=facts.time(metadata.get("creationTimestamp")),
         started_at=facts.time(status.get("startTime")),
-        is_ready=small.is_ready,
-        is_scheduled=bool(small.node) if is_scheduled is None else is_scheduled,
-        reason=reason or ended,
-        message=message or facts.text(status, "message", intern_it=False)[:LONGEST_MESSAGE],
-        queue=_queue(about),
-        tolerations=tuple(_taint(one) for one in facts.items(spec, "tolerations")),
+        is_ready=minimal_pod.is_ready,
+        is_scheduled=bool(minimal_pod.node) if is_scheduled is None else is_scheduled,
+        reason=reason or status_reason,
+        message=message or facts.text(status, "message", intern_it=False)[:MAX_MESSAGE_CHARS],
+        queue=_queue(metadata),
+        tolerations=tuple(_taint(toleration) for toleration in facts.items(spec, "tolerations")),
         node_selector={
             intern(key): facts.text(facts.mapping(spec, "nodeSelector"), key)
             for key in facts.mapping(spec, "nodeSelector")
         },
-        runtime_class=small.runtime_class,
-        address=small.address,
-        ports=small.ports,
+        runtime_class=minimal_pod.runtime_class,
+        address=minimal_pod.address,
+        ports=minimal_pod.ports,
         device_ids=_device_ids(status),
     )
 
 
 def _containers(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Container, ...]:
     states = {
-        facts.text(facts.mapping(one), "name"): facts.mapping(one) for one in facts.items(status, "containerStatuses")
+        facts.text(facts.mapping(container_status), "name"): facts.mapping(container_status)
+        for container_status in facts.items(status, "containerStatuses")
     }
-    found = []
+    containers = []
     for raw in map(facts.mapping, facts.items(spec, "containers")):
         name = facts.text(raw, "name")
         state = states.get(name, {})
         last = facts.mapping(facts.mapping(state, "lastState"), "terminated")
         exit_code = last.get("exitCode")
-        found.append(
+        containers.append(
             Container(
                 name,
                 gpus=_requests(raw),
@@ -346,39 +356,41 @@ def _containers(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Con
                 last_exit_code=exit_code if isinstance(exit_code, int) else None,
             )
         )
-    return tuple(found)
+    return tuple(containers)
 
 
 def _pod_gpus(spec: Mapping[str, Any]) -> int:
-    """What the scheduler counts: all containers together, or the greediest of those that run before them."""
-    together = sum(count for raw in facts.items(spec, "containers") for _, count in _requests(facts.mapping(raw)))
-    before = [sum(count for _, count in _requests(facts.mapping(raw))) for raw in facts.items(spec, "initContainers")]
-    return max([together, *before])
+    """The count that the scheduler uses: the sum of all containers, or the largest init container if that is more."""
+    regular_gpus = sum(count for raw in facts.items(spec, "containers") for _, count in _requests(facts.mapping(raw)))
+    init_gpus = [
+        sum(count for _, count in _requests(facts.mapping(raw))) for raw in facts.items(spec, "initContainers")
+    ]
+    return max([regular_gpus, *init_gpus])
 
 
 def _requests(container: Mapping[str, Any]) -> Counts:
-    """GPUs of a container; a limit without a request is one, as the API server would fill it in."""
+    """GPU requests of a container; a limit without a request counts as the request, as in the API server."""
     resources = facts.mapping(container, "resources")
     return _counts({**facts.mapping(resources, "limits"), **facts.mapping(resources, "requests")})
 
 
 def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the claims; the status knows those that were made from a template."""
-    found = [
-        facts.mapping(one)
-        for one in (*facts.items(spec, "resourceClaims"), *facts.items(status, "resourceClaimStatuses"))
+    """Names of the claims; the status names those that were created from a template."""
+    claims = [
+        facts.mapping(claim)
+        for claim in (*facts.items(spec, "resourceClaims"), *facts.items(status, "resourceClaimStatuses"))
     ]
-    return tuple(dict.fromkeys(name for one in found if (name := facts.text(one, "resourceClaimName"))))
+    return tuple(dict.fromkeys(name for claim in claims if (name := facts.text(claim, "resourceClaimName"))))
 
 
 def _device_ids(status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Devices of running containers by their plugin's id, which API servers since 1.36 tell."""
+    """The device plugin's ids of the devices of running containers; API servers list them since 1.36."""
     return tuple(
-        facts.text(facts.mapping(one), "resourceID")
+        facts.text(facts.mapping(device), "resourceID")
         for container in map(facts.mapping, facts.items(status, "containerStatuses"))
         for resource in map(facts.mapping, facts.items(container, "allocatedResourcesStatus"))
         if GPU_RESOURCE.match(facts.text(resource, "name"))
-        for one in facts.items(resource, "resources")
+        for device in facts.items(resource, "resources")
     )
 
 
@@ -392,43 +404,52 @@ def _ports(spec: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> tuple[bool | None, str, str]:
-    """Whether a condition is so, the word for why, and the sentence; None where nobody has said."""
-    for one in map(facts.mapping, facts.items(status, "conditions")):
-        if one.get("type") == kind:
-            known = {"True": True, "False": False}.get(facts.text(one, "status"))
-            return known, facts.text(one, "reason"), facts.text(one, "message", intern_it=False)[:LONGEST_MESSAGE]
+    """Status, reason and message of a condition; the status is None if it is unknown or not listed."""
+    for condition in map(facts.mapping, facts.items(status, "conditions")):
+        if condition.get("type") == kind:
+            is_true = {"True": True, "False": False}.get(facts.text(condition, "status"))
+            return (
+                is_true,
+                facts.text(condition, "reason"),
+                facts.text(condition, "message", intern_it=False)[:MAX_MESSAGE_CHARS],
+            )
     return None, "", ""
 
 
-def _queue(about: Mapping[str, Any]) -> str:
-    """The queue that a queueing controller put it in; the namespace where there is no such controller."""
-    named = {**facts.mapping(about, "annotations"), **facts.mapping(about, "labels")}
+def _queue(metadata: Mapping[str, Any]) -> str:
+    """The queue that labels or annotations name; the namespace if none does."""
+    annotations_and_labels = {**facts.mapping(metadata, "annotations"), **facts.mapping(metadata, "labels")}
     return next(
-        (intern(named[key]) for key in QUEUE_NAMES if isinstance(named.get(key), str)), facts.text(about, "namespace")
+        (
+            intern(annotations_and_labels[key])
+            for key in QUEUE_NAMES
+            if isinstance(annotations_and_labels.get(key), str)
+        ),
+        facts.text(metadata, "namespace"),
     )
 
 
-def _owner(about: Mapping[str, Any]) -> str:
-    for owner in map(facts.mapping, facts.items(about, "ownerReferences")):
+def _owner(metadata: Mapping[str, Any]) -> str:
+    for owner in map(facts.mapping, facts.items(metadata, "ownerReferences")):
         if owner.get("controller") is True:
             return intern(f"{facts.text(owner, 'kind')}/{facts.text(owner, 'name')}")
     return ""
 
 
-def _labels(about: Mapping[str, Any]) -> dict[str, str]:
-    wanted = (
+def _labels(metadata: Mapping[str, Any]) -> dict[str, str]:
+    kept_labels = (
         (name, value)
-        for name, value in facts.mapping(about, "labels").items()
-        if isinstance(value, str) and not name.startswith(UNWANTED_LABELS)
+        for name, value in facts.mapping(metadata, "labels").items()
+        if isinstance(value, str) and not name.startswith(IGNORED_LABEL_PREFIXES)
     )
-    return {intern(name): intern(value) for _, (name, value) in zip(range(MAX_LABELS), wanted, strict=False)}
+    return {intern(name): intern(value) for _, (name, value) in zip(range(MAX_LABELS), kept_labels, strict=False)}
 
 
 def _taint(raw: Any) -> Taint:
-    found = facts.mapping(raw)
-    return Taint(facts.text(found, "key"), facts.text(found, "value"), facts.text(found, "effect"))
+    taint = facts.mapping(raw)
+    return Taint(facts.text(taint, "key"), facts.text(taint, "value"), facts.text(taint, "effect"))
 
 
 def _counts(resources: Mapping[str, Any]) -> Counts:
-    found = ((name, facts.count(value)) for name, value in resources.items() if GPU_RESOURCE.match(name))
-    return tuple(sorted((intern(name), count) for name, count in found if count is not None))
+    counts = ((name, facts.count(value)) for name, value in resources.items() if GPU_RESOURCE.match(name))
+    return tuple(sorted((intern(name), count) for name, count in counts if count is not None))

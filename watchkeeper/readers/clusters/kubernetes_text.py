@@ -1,6 +1,6 @@
-"""`kubectl describe` and `kubectl get -o json|yaml` into the few facts about nodes and pods that matter for GPUs.
+"""Read nodes and pods from pasted output of `kubectl describe` and `kubectl get -o json|yaml`.
 
-YAML is read only where PyYAML is installed; without it the same text still goes through the line patterns.
+YAML is parsed only if PyYAML is installed; otherwise the line patterns read the text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_ITEMS = 50_000
 
 @dataclass(slots=True)
 class NodeFacts:
-    """A node's own word about its resources; an empty mapping means the printout has none."""
+    """The resources of a node; a mapping is empty if the output does not list them."""
 
     name: str
     line: int
@@ -40,34 +40,34 @@ class NodeFacts:
 
 @dataclass(slots=True)
 class PodFacts:
-    """What a pod says about itself; `endings` are (container, reason, exit code) of containers that ended."""
+    """A pod; `terminations` are (container, reason, exit code) of its terminated containers."""
 
     name: str
     namespace: str
     node: str
     line: int
     requests_gpu: bool | None = None
-    endings: list[tuple[str, str, int | None]] = field(default_factory=list)
+    terminations: list[tuple[str, str, int | None]] = field(default_factory=list)
 
 
 def gpu_count(resources: Mapping[str, str]) -> int | None:
-    """GPUs among the resources; None if no GPU resource is listed."""
+    """Sum of the GPU resources; None if no GPU resource is listed."""
     counts = [json_facts.count(value) for name, value in resources.items() if GPU_RESOURCE.match(name)]
-    found = [count for count in counts if count is not None]
-    return sum(found) if found else None
+    gpu_counts = [count for count in counts if count is not None]
+    return sum(gpu_counts) if gpu_counts else None
 
 
 def read_node_text(lines: Sequence[str]) -> list[NodeFacts]:
-    """`kubectl describe node`, also a cut-out that starts at Capacity."""
+    """Read `kubectl describe node`, also an excerpt that starts at Capacity."""
     nodes: list[NodeFacts] = []
-    section, name, line_of_name = "", "", 1
+    section, name, name_line = "", "", 1
     for number, line in enumerate(lines, 1):
         if (header := SECTION.match(line)) is not None:
             section = header["name"]
             if section == "Name":
-                name, line_of_name = header["value"].strip(), number
+                name, name_line = header["value"].strip(), number
             elif section == "Capacity":
-                nodes.append(NodeFacts(name, number if not name else line_of_name))
+                nodes.append(NodeFacts(name, number if not name else name_line))
         elif line and not line[0].isspace():
             section = ""
         elif nodes and section in ("Capacity", "Allocatable") and (item := RESOURCE.match(line)) is not None:
@@ -77,8 +77,8 @@ def read_node_text(lines: Sequence[str]) -> list[NodeFacts]:
 
 
 def read_status_excerpt(text: str) -> NodeFacts | None:
-    """The resources of one node in a piece of `kubectl get node -o yaml` that lacks the object's beginning."""
-    blocks = {found["name"]: found for found in STATUS_BLOCK.finditer(text)}
+    """Read the resources of a node from an excerpt of `kubectl get node -o yaml` without the object's start."""
+    blocks = {match["name"]: match for match in STATUS_BLOCK.finditer(text)}
     if "capacity" not in blocks:
         return None
     node = NodeFacts("", text.count("\n", 0, blocks["capacity"].start()) + 1)
@@ -89,7 +89,7 @@ def read_status_excerpt(text: str) -> NodeFacts | None:
 
 
 def read_objects(text: str, *, is_yaml: bool) -> Iterator[Mapping[str, Any]]:
-    """The objects of a JSON or YAML printout; a List gives its items. Nothing for text that cannot be read."""
+    """The objects of JSON or YAML output; a List gives its items. Nothing if the text cannot be parsed."""
     try:
         loaded = _load_yaml(text) if is_yaml else [json.loads(text)]
     except (ValueError, RecursionError):
@@ -113,7 +113,7 @@ def _load_yaml(text: str) -> list[Any]:
         from watchkeeper.kit import yaml_text
     except ImportError:
         return []
-    # A document may refer to itself again and again (`&a [*a, *a]`) and grow without end: kubectl prints no aliases.
+    # Aliases can expand without limit (`&a [*a, *a]`), and kubectl prints none.
     if re.search(r"(?m)[:\-]\s+\*\w", text):
         return []
     try:
@@ -122,7 +122,7 @@ def _load_yaml(text: str) -> list[Any]:
         raise ValueError("not YAML") from error
 
 
-def node_of(item: Mapping[str, Any]) -> NodeFacts:
+def read_node(item: Mapping[str, Any]) -> NodeFacts:
     status = _mapping(item.get("status"))
     node = NodeFacts(str(_mapping(item["metadata"]).get("name", "")), 1)
     node.capacity = {str(name): str(value) for name, value in _mapping(status.get("capacity")).items()}
@@ -133,21 +133,23 @@ def node_of(item: Mapping[str, Any]) -> NodeFacts:
     return node
 
 
-def pod_of(item: Mapping[str, Any]) -> PodFacts:
-    meta, spec, status = (_mapping(item.get(part)) for part in ("metadata", "spec", "status"))
-    pod = PodFacts(str(meta.get("name", "")), str(meta.get("namespace", "")), str(spec.get("nodeName", "")), 1)
-    limits = [_mapping(_mapping(c.get("resources")).get("limits")) for c in _mappings(spec.get("containers"))]
+def read_pod(item: Mapping[str, Any]) -> PodFacts:
+    metadata, spec, status = (_mapping(item.get(part)) for part in ("metadata", "spec", "status"))
+    pod = PodFacts(str(metadata.get("name", "")), str(metadata.get("namespace", "")), str(spec.get("nodeName", "")), 1)
+    limits = [
+        _mapping(_mapping(container.get("resources")).get("limits")) for container in _mappings(spec.get("containers"))
+    ]
     pod.requests_gpu = any(GPU_RESOURCE.match(str(name)) for names in limits for name in names) or bool(
         spec.get("resourceClaims")
     )
     for container in _mappings(status.get("containerStatuses")) + _mappings(status.get("initContainerStatuses")):
         for state in (_mapping(container.get("state")), _mapping(container.get("lastState"))):
-            if ended := _mapping(state.get("terminated")):
-                code = ended.get("exitCode")
-                pod.endings.append(
+            if terminated := _mapping(state.get("terminated")):
+                code = terminated.get("exitCode")
+                pod.terminations.append(
                     (
                         str(container.get("name", "")),
-                        str(ended.get("reason", "")),
+                        str(terminated.get("reason", "")),
                         code if isinstance(code, int) else None,
                     )
                 )

@@ -1,10 +1,9 @@
-"""The kubelet's word about which container holds which device: messages of its pod-resources API, read by hand.
+"""Read messages of the kubelet's pod-resources API: which container each device is allocated to.
 
-The API is a handful of protobuf messages (k8s.io/kubelet, podresources/v1/api.proto, read 2026-11 as of Kubernetes
-1.20; later fields from its documentation and other people's readers), which never change their field numbers; reading
-them with `kit.protobuf` costs the agent nothing, a protobuf runtime would. `collect/kubelet` brings the bytes, and
-attribution asks for devices under the names that NVML knows: a GPU's UUID, a MIG slice's UUID, `nvidia3` where a
-plugin counts device files, or `3` where it counts GPUs.
+The API has few protobuf messages (k8s.io/kubelet, podresources/v1/api.proto, read 2026-11 as of Kubernetes 1.20; later
+fields from its documentation and from other readers), and their field numbers never change. `kit.protobuf` reads them,
+so the agent needs no protobuf runtime. `agent.attribution.kubelet` passes the bytes. Devices are named as in NVML: the
+UUID of a GPU or MIG instance, `nvidia3` where a plugin counts device files, or `3` where it counts GPUs.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from watchkeeper.errors import CollectError
 from watchkeeper.kit import protobuf
 from watchkeeper.model import workloads
 
-# The kind of a field that holds a text or another message.
-BYTES = 2
-# A node of 8 GPUs cut into 7 slices and shared 16 ways has fewer; more is not a kubelet.
+# The wire type of a field that holds a text or a message.
+LENGTH_DELIMITED = 2
+# A node with 8 GPUs, 7 MIG instances each, shared 16 ways has fewer; a longer list is not from a kubelet.
 MAX_DEVICES = 10_000
 GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
 GPU_DRIVERS = ("gpu.nvidia.com", "mig.nvidia.com")
@@ -29,15 +28,15 @@ UUID = re.compile(r"(?:MIG-GPU-[0-9a-fA-F-]{36}/\d+/\d+|(?:MIG|GPU)-[0-9a-fA-F]{
 # nvidia0, nvidia0/vgpu3, nvidia0/gi2 and nvidia0/gi2/vgpu1 as GKE's plugin writes them.
 DEVICE_FILE = re.compile(r"^nvidia(?P<minor>\d{1,3})(?:/gi(?P<slice>\d{1,2}))?(?:/vgpu\d+)?$")
 # gpu-0 and gpu-0-mig-1g.10gb-19-0, as NVIDIA's driver for dynamic resources names its devices by their minor number.
-CLAIMED = re.compile(r"^gpu-(?P<minor>\d{1,3})(?:-mig-(?P<slice>[\w.+-]+))?$")
+CLAIM_DEVICE = re.compile(r"^gpu-(?P<minor>\d{1,3})(?:-mig-(?P<slice>[\w.+-]+))?$")
 # k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-0, and k8s.gpu.nvidia.com/device=gpu-0 of older
-# releases of that driver. Kubelets that do not name the driver yet tell nothing but this.
+# releases of that driver. Kubelets that do not list the driver yet have only this name.
 CDI_NAME = re.compile(r"^k8s\.(?P<driver>gpu\.nvidia\.com)/(?:claim|device)=(?:[0-9a-f-]{36}-)?(?P<name>gpu-\d.*)$")
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevice:
-    """A device under the name that NVML knows. `slice` names the part of it that is meant; None: all of it."""
+    """A device by its NVML name. `slice` names the MIG instance; None is the whole GPU."""
 
     key: str
     slice: str | None = None
@@ -45,7 +44,7 @@ class NvmlDevice:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedDevice:
-    """One device in one container, as the kubelet wrote it. `claim` is set for a dynamic resource."""
+    """One device of one container, as the kubelet lists it. `claim` is set for a dynamic resource."""
 
     namespace: str
     pod: str
@@ -57,95 +56,103 @@ class AllocatedDevice:
 
     @property
     def device(self) -> NvmlDevice | None:
-        """The device that is held; None for an id that names no NVIDIA device."""
+        """The allocated device; None if the id does not name an NVIDIA device."""
         for text in (*self.cdi_ids, self.device_id):
-            if found := UUID.search(text):
-                return _of_uuid(found[0])
-        # A plugin that shares a GPU appends the number of the share: `0::3`, `nvidia1-replica-2`.
+            if match := UUID.search(text):
+                return _device_of_uuid(match[0])
+        # A plugin that shares a GPU appends the replica number: `0::3`, `nvidia1-replica-2`.
         name = re.split(r"::|-replica", self.device_id)[0]
         if name.isascii() and name.isdigit():
             return NvmlDevice(name)
-        whole = (CLAIMED if self.claim else DEVICE_FILE).match(name)
-        return None if whole is None else NvmlDevice(f"nvidia{int(whole['minor'])}", whole["slice"])
+        name_match = (CLAIM_DEVICE if self.claim else DEVICE_FILE).match(name)
+        return None if name_match is None else NvmlDevice(f"nvidia{int(name_match['minor'])}", name_match["slice"])
 
 
 def read_list(message: bytes) -> tuple[AllocatedDevice, ...]:
-    """Every NVIDIA device that a ListPodResourcesResponse names; CollectError if it is no such message."""
-    found: list[AllocatedDevice] = []
-    for pod in _all(message, 1):
-        found += _of_pod(pod)
-        if len(found) > MAX_DEVICES:
-            raise CollectError(f"the kubelet names {len(found)} devices or more, the limit is {MAX_DEVICES}")
-    return tuple(found)
+    """Every NVIDIA device in a ListPodResourcesResponse; CollectError for any other message."""
+    devices: list[AllocatedDevice] = []
+    for pod in _read_parts(message, 1):
+        devices += _devices_of_pod(pod)
+        if len(devices) > MAX_DEVICES:
+            raise CollectError(
+                f"the kubelet lists at least {len(devices)} allocated devices, the limit is {MAX_DEVICES}"
+            )
+    return tuple(devices)
 
 
 def read_allocatable(message: bytes) -> tuple[str, ...]:
-    """Ids of the NVIDIA devices that an AllocatableResourcesResponse offers, in the kubelet's order."""
-    found: list[str] = []
-    for devices in _all(message, 1):
-        if _text(devices, 1).startswith(GPU_RESOURCES):
-            found += (part.decode("utf-8", "replace") for part in _all(devices, 2))
-        if len(found) > MAX_DEVICES:
-            raise CollectError(f"the kubelet offers {len(found)} devices or more, the limit is {MAX_DEVICES}")
-    return tuple(found)
+    """Ids of the NVIDIA devices in an AllocatableResourcesResponse, in the kubelet's order."""
+    device_ids: list[str] = []
+    for devices in _read_parts(message, 1):
+        if _read_text(devices, 1).startswith(GPU_RESOURCES):
+            device_ids += (part.decode("utf-8", "replace") for part in _read_parts(devices, 2))
+        if len(device_ids) > MAX_DEVICES:
+            raise CollectError(
+                f"the kubelet lists at least {len(device_ids)} allocatable devices, the limit is {MAX_DEVICES}"
+            )
+    return tuple(device_ids)
 
 
-def holdings(held: Iterable[AllocatedDevice]) -> Mapping[str, tuple[workloads.Holding, ...]]:
-    """Who holds each device, once for each container however many shares of it the container has."""
-    found: dict[str, dict[workloads.Holding, None]] = {}
-    for one in held:
-        device = one.device
-        key = one.device_id if device is None else device.key
-        pod = workloads.Workload(workloads.WorkloadKind.POD, one.pod, namespace=one.namespace, container=one.container)
-        part = None if device is None else device.slice
-        found.setdefault(key, {})[workloads.Holding(pod, slice=part)] = None
-    return {key: tuple(those) for key, those in found.items()}
+def holdings_by_device(allocated_devices: Iterable[AllocatedDevice]) -> Mapping[str, tuple[workloads.Holding, ...]]:
+    """The holders of each device; a container with several replicas of a device is listed once."""
+    by_device: dict[str, dict[workloads.Holding, None]] = {}
+    for allocated in allocated_devices:
+        device = allocated.device
+        key = allocated.device_id if device is None else device.key
+        pod = workloads.Workload(
+            workloads.WorkloadKind.POD, allocated.pod, namespace=allocated.namespace, container=allocated.container
+        )
+        slice_name = None if device is None else device.slice
+        by_device.setdefault(key, {})[workloads.Holding(pod, slice=slice_name)] = None
+    return {key: tuple(device_holdings) for key, device_holdings in by_device.items()}
 
 
-def _of_uuid(uuid: str) -> NvmlDevice:
+def _device_of_uuid(uuid: str) -> NvmlDevice:
     return NvmlDevice(uuid, uuid) if uuid.startswith("MIG-") else NvmlDevice(uuid)
 
 
-def _of_pod(pod: bytes) -> Iterator[AllocatedDevice]:
-    name, namespace = _text(pod, 1), _text(pod, 2)
-    for container in _all(pod, 3):
-        called = _text(container, 1)
-        for devices in _all(container, 2):
-            resource = _text(devices, 1)
+def _devices_of_pod(pod: bytes) -> Iterator[AllocatedDevice]:
+    name, namespace = _read_text(pod, 1), _read_text(pod, 2)
+    for container in _read_parts(pod, 3):
+        container_name = _read_text(container, 1)
+        for devices in _read_parts(container, 2):
+            resource = _read_text(devices, 1)
             if resource.startswith(GPU_RESOURCES):
-                for device_id in _all(devices, 2):
-                    yield AllocatedDevice(namespace, name, called, resource, device_id.decode("utf-8", "replace"))
-        for claim in _all(container, 5):
-            yield from _of_claim(claim, AllocatedDevice(namespace, name, called, "", ""))
+                for device_id in _read_parts(devices, 2):
+                    yield AllocatedDevice(
+                        namespace, name, container_name, resource, device_id.decode("utf-8", "replace")
+                    )
+        for claim in _read_parts(container, 5):
+            yield from _devices_of_claim(claim, AllocatedDevice(namespace, name, container_name, "", ""))
 
 
-def _of_claim(claim: bytes, holder: AllocatedDevice) -> Iterator[AllocatedDevice]:
-    name = _text(claim, 2)
-    for resource in _all(claim, 4):
-        driver, cdi_ids = _text(resource, 2), tuple(_text(device, 1) for device in _all(resource, 1))
-        named = [(driver, _text(resource, 4), cdi_ids)] if driver in GPU_DRIVERS else []
+def _devices_of_claim(claim: bytes, holder: AllocatedDevice) -> Iterator[AllocatedDevice]:
+    name = _read_text(claim, 2)
+    for resource in _read_parts(claim, 4):
+        driver, cdi_ids = _read_text(resource, 2), tuple(_read_text(device, 1) for device in _read_parts(resource, 1))
+        devices = [(driver, _read_text(resource, 4), cdi_ids)] if driver in GPU_DRIVERS else []
         if not driver:
-            found = [(cdi_id, CDI_NAME.match(cdi_id)) for cdi_id in cdi_ids]
-            named = [(match["driver"], match["name"], (cdi_id,)) for cdi_id, match in found if match is not None]
-        for by, device, ids in named:
-            yield AllocatedDevice(holder.namespace, holder.pod, holder.container, by, device, name or "claim", ids)
+            matches = [(cdi_id, CDI_NAME.match(cdi_id)) for cdi_id in cdi_ids]
+            devices = [(match["driver"], match["name"], (cdi_id,)) for cdi_id, match in matches if match is not None]
+        for resource_name, device, ids in devices:
+            yield AllocatedDevice(
+                holder.namespace, holder.pod, holder.container, resource_name, device, name or "claim", ids
+            )
 
 
-def _all(message: bytes, wanted: int) -> Iterator[bytes]:
-    """The parts under one number, in the order they stand; CollectError where the bytes are no message of the API."""
+def _read_parts(message: bytes, field_number: int) -> Iterator[bytes]:
+    """The values of one field, in order; CollectError if the bytes are not a message of the API."""
     try:
         for tag, start, end in protobuf.read_fields(message, 0, len(message)):
-            if tag >> 3 == wanted:
-                if tag & 7 != BYTES:
-                    raise IndexError(f"a number under {wanted}, where a part should be")
+            if tag >> 3 == field_number:
+                if tag & 7 != LENGTH_DELIMITED:
+                    raise IndexError(f"field {field_number} has wire type {tag & 7}, expected {LENGTH_DELIMITED}")
                 yield message[start:end]
     except IndexError as error:
         raise CollectError(f"not a message of the pod-resources API: {error}") from error
 
 
-def _text(message: bytes, wanted: int) -> str:
-    """The last value of a text field, as protobuf has it; empty where it is absent."""
-    last = b""
-    for value in _all(message, wanted):
-        last = value
-    return last.decode("utf-8", "replace")
+def _read_text(message: bytes, field_number: int) -> str:
+    """The last value of a text field, as in protobuf; empty if the field is absent."""
+    values = [b"", *_read_parts(message, field_number)]
+    return values[-1].decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Slurm's printouts, as text or JSON, into nodes and jobs with their states and reasons."""
+"""Read nodes and jobs with their states and reasons from pasted Slurm output, text or JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """A node or a node range; `gres` None means that the printout does not say."""
+    """A node or a node range; `gres` is None if the output does not list it."""
 
     name: str
     state: str
@@ -22,7 +22,7 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job with its state, and why it waits or how it ended."""
+    """A job with its state, and the reason why it is pending or ended."""
 
     id: str
     state: str
@@ -46,7 +46,7 @@ SINFO_NODE = re.compile(
     r"^(?P<node>\S+)\s+\d+\s+\S+\s+(?P<state>[a-z]+[*~#!%$@^-]?)"
     r"(?:\s+\d+\s+\d+:\d+:\d+\s+\d+\s+\d+\s+\d+\s+\S+\s+(?P<reason>\S.*))?\s*$"
 )
-# NODELIST   STATE   REASON      HOSTNAMES PARTITION STATE CPUS(A/I/O/T)      (sinfo -o, columns as wished)
+# NODELIST   STATE   REASON      HOSTNAMES PARTITION STATE CPUS(A/I/O/T)      (sinfo -o with custom columns)
 NODE_COLUMNS = frozenset({"NODELIST", "HOSTNAMES"})
 # 2  gpu  t2  root PD  0:00  3 (Resources)
 SQUEUE = re.compile(
@@ -58,18 +58,18 @@ DRAINED = re.compile(r"drain|drng|maint", re.IGNORECASE)
 
 
 def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
-    """scontrol show node, sinfo and sinfo -R."""
-    name, line_of_name = "", 0
-    found: dict[str, str] = {}
+    """Read the output of `scontrol show node`, `sinfo` and `sinfo -R`."""
+    name, name_line = "", 0
+    fields: dict[str, str] = {}
     in_reasons = in_node_rows = False
     columns: list[str] = []
     for number, line in enumerate(lines, 1):
         if (header := NODE_NAME.match(line.strip())) is not None:
             if name:
-                yield _node(name, found, line_of_name)
-            name, found, line_of_name = header["name"], {}, number
+                yield _node(name, fields, name_line)
+            name, fields, name_line = header["name"], {}, number
         if name:
-            found.update({item["name"]: item["value"].strip() for item in ASSIGNED.finditer(line)})
+            fields.update({item["name"]: item["value"].strip() for item in ASSIGNED.finditer(line)})
         if REASON_HEADER.match(line):
             in_reasons = True
         elif in_reasons and line.strip():
@@ -79,18 +79,18 @@ def read_nodes(lines: Sequence[str]) -> Iterator[SlurmNode]:
             yield SlurmNode(row["nodes"], row["state"], "", None, number)
         elif in_node_rows and (row := SINFO_NODE.match(line)) is not None:
             yield SlurmNode(row["node"], row["state"], (row["reason"] or "").strip(), None, number)
-        elif columns and (node := _chosen(columns, line, number)) is not None:
+        elif columns and (node := _read_custom_row(columns, line, number)) is not None:
             yield node
         words = line.split()
         if NODE_COLUMNS & set(words) and "STATE" in words:
             columns = words
         in_node_rows = in_node_rows or NODE_HEADER.match(line) is not None
     if name:
-        yield _node(name, found, line_of_name)
+        yield _node(name, fields, name_line)
 
 
-def _chosen(columns: Sequence[str], line: str, number: int) -> SlurmNode | None:
-    """A row under columns that somebody chose; a reason may have blanks where it is the last one."""
+def _read_custom_row(columns: Sequence[str], line: str, number: int) -> SlurmNode | None:
+    """Read a row with custom columns; a reason may contain spaces if it is the last column."""
     cells = line.split(maxsplit=len(columns) - 1)
     row = dict(zip(columns, cells, strict=False))
     name = next((row[column] for column in columns if column in NODE_COLUMNS and column in row), "")
@@ -100,19 +100,19 @@ def _chosen(columns: Sequence[str], line: str, number: int) -> SlurmNode | None:
     return SlurmNode(name, row["STATE"], "" if reason == "none" else reason.strip(), None, number)
 
 
-def _node(name: str, found: Mapping[str, str], line: int) -> SlurmNode:
-    return SlurmNode(name, found.get("State", ""), found.get("Reason", ""), found.get("Gres"), line)
+def _node(name: str, fields: Mapping[str, str], line: int) -> SlurmNode:
+    return SlurmNode(name, fields.get("State", ""), fields.get("Reason", ""), fields.get("Gres"), line)
 
 
 def read_jobs(lines: Sequence[str]) -> Iterator[SlurmJob]:
-    """squeue's waiting jobs."""
+    """Read the pending jobs of `squeue`."""
     for number, line in enumerate(lines, 1):
         if (row := SQUEUE.match(line)) is not None:
             yield SlurmJob(row["id"], "PENDING", row["reason"], "", number)
 
 
 def read_json(text: str) -> tuple[list[SlurmNode], list[SlurmJob]]:
-    """`sinfo --json`, `scontrol show nodes --json` and `squeue --json` of Slurm 22.05 and later."""
+    """Read `sinfo --json`, `scontrol show nodes --json` and `squeue --json` of Slurm 22.05 and later."""
     try:
         loaded = json.loads(text)
     except (ValueError, RecursionError):
@@ -135,8 +135,8 @@ def read_json(text: str) -> tuple[list[SlurmNode], list[SlurmJob]]:
 
 
 def _items(loaded: Any, name: str) -> list[Mapping[str, Any]]:
-    found = loaded.get(name) if isinstance(loaded, dict) else None
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    entries = loaded.get(name) if isinstance(loaded, dict) else None
+    return [item for item in entries if isinstance(item, dict)] if isinstance(entries, list) else []
 
 
 def _states(value: Any) -> list[str]:

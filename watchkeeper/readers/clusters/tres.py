@@ -1,7 +1,7 @@
-"""The GPUs of a job in Slurm's accounting, by type: `gres/gpu:h200=4` is four, a MIG slice is its part of one GPU.
+"""Count the GPUs of a job in Slurm's accounting, by type: `gres/gpu:h200=4` is 4, a MIG instance a fraction of a GPU.
 
-A shard or a share of MPS is a part of a GPU too, but its line does not say how large: `is_share_of_unknown_size` tells
-such a job from one without a GPU. `accounting.job_files` and `capacity.jobs` read AllocTRES and ReqTRES here.
+A shard or MPS share is a fraction of a GPU too, but its size is not recorded: `is_share_of_unknown_size` distinguishes
+such a job from one without GPUs. `accounting.job_files` and `capacity.jobs` parse AllocTRES and ReqTRES with it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SHARE = re.compile(r"(?:^|,)gres/(?:shard|mps)[:=]")
 
 
 def gpus_by_type(text: str, *, model: str = "") -> dict[str, float]:
-    """How many GPUs of each type; the type is empty where the line names none. Empty for a job without GPUs.
+    """The number of GPUs of each type, with "" for GPUs without a type; empty for a job without GPUs.
 
-    `model` is the GPU of slices that name none; ValueError for one that is a part of several GPUs and not the same.
+    `model` is the GPU model of MIG profiles that name none; ValueError if the share of such a profile depends on it.
     """
-    found: dict[str, float] = {}
+    gpus: dict[str, float] = {}
     total, typed = 0, 0
     for match in slurm_records.GPUS.finditer(text):
         count, kind = int(match["count"] or 1), match["type"] or match["alone"]
@@ -29,14 +29,14 @@ def gpus_by_type(text: str, *, model: str = "") -> dict[str, float]:
             total += count
             continue
         typed += count
-        cut = SLICE.fullmatch(kind)
-        named = kind if cut is None else cut["model"] or ""
-        part = 1.0 if cut is None else _share(cut["profile"].lower(), named or model)
-        found[named] = found.get(named, 0.0) + count * part
-    # `gres/gpu=4` stands beside the types that it is made of.
+        slice_match = SLICE.fullmatch(kind)
+        type_name = kind if slice_match is None else slice_match["model"] or ""
+        share = 1.0 if slice_match is None else _share(slice_match["profile"].lower(), type_name or model)
+        gpus[type_name] = gpus.get(type_name, 0.0) + count * share
+    # `gres/gpu=4` is the total of the types listed beside it.
     if total > typed:
-        found[""] = found.get("", 0.0) + total - typed
-    return found
+        gpus[""] = gpus.get("", 0.0) + total - typed
+    return gpus
 
 
 def is_share_of_unknown_size(text: str) -> bool:
@@ -44,7 +44,7 @@ def is_share_of_unknown_size(text: str) -> bool:
 
 
 def _share(profile: str, model: str) -> float:
-    found = mig.gpu_share(profile, model)
-    if found is None:
-        raise ValueError(f"{profile} is another part of each GPU that has it: of which model is it?")
-    return found
+    share = mig.gpu_share(profile, model)
+    if share is None:
+        raise ValueError(f"{profile} is a different share of each GPU model; name the GPU model")
+    return share

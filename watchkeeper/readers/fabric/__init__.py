@@ -1,4 +1,4 @@
-"""InfiniBand ports and fabrics in the forms in which they can be read.
+"""Parsers for InfiniBand ports and fabrics.
 
-Comes in: sysfs, infiniband-diags output, UFM's JSON. Goes out: ports and links. Never here: a limit or an opinion.
+In: sysfs, infiniband-diags output, UFM's JSON. Out: ports and links. Never here: a threshold or a judgement.
 """

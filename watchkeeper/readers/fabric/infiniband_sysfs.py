@@ -1,9 +1,9 @@
-"""What the kernel shows of this machine's InfiniBand and RoCE adapters under /sys/class/infiniband.
+"""Read this node's InfiniBand and RoCE adapters from /sys/class/infiniband.
 
-An adapter has ports; a port has a state, a rate, counters, and a table of GIDs. Each file may vanish while it is read
-(a driver that reloads) or be refused by the adapter (EINVAL for a GID that is not set, EOPNOTSUPP for a counter that
-the hardware lacks): it is then absent, never zero. `collect/port_counters` reads this under a deadline, because a file
-may also hang while firmware does not answer.
+An adapter has ports; a port has a state, a rate, counters and a GID table. A file may vanish during the read (when a
+driver reloads) or fail to read (EINVAL for a GID that is not set, EOPNOTSUPP for a counter that the hardware lacks):
+the value is then absent, never zero. `agent.port_counters` reads with a deadline, because a read hangs while the
+firmware does not answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLASS = "class/infiniband"
 RATE = re.compile(r"^(?P<gbps>[\d.]+) Gb/sec(?: \((?P<lanes>\d+)X(?: (?P<speed>\w+))?\))?")
 # 4: ACTIVE      5: LinkUp
 NUMBERED = re.compile(r"^(?P<id>\d+): (?P<name>\w+)")
-# hw_counters/lifespan is the time in ms that the kernel caches the others.
+# hw_counters/lifespan is the time in ms for which the kernel caches the counters.
 NOT_COUNTERS = frozenset({"lifespan"})
 ETHERNET = "Ethernet"
 # mlx5 has 128 or 256 entries a port, of which a handful are set.
@@ -46,7 +46,7 @@ class Gid:
 
 @dataclass(frozen=True, slots=True)
 class SysfsPort:
-    """One port now. Counters are the raw numbers of their files, by folder and file."""
+    """The current state of one port. Counters are the raw numbers, by folder and file name."""
 
     device: str
     number: int
@@ -58,7 +58,7 @@ class SysfsPort:
 
 @dataclass(frozen=True, slots=True)
 class Netdev:
-    """The network interface of an adapter; a link counts its ups and downs in `carrier_changes`."""
+    """The network interface of an adapter; `carrier_changes` counts link up and link down."""
 
     name: str
     mtu_bytes: int | None = None
@@ -67,7 +67,7 @@ class Netdev:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What seldom changes: firmware, board, identity, interfaces and the GID tables."""
+    """The values of an adapter that rarely change: firmware, board, identity, interfaces and GID tables."""
 
     name: str
     firmware: str | None = None
@@ -84,66 +84,66 @@ class Adapter:
         return ETHERNET in self.layers.values()
 
 
-def device_names(sysfs: Path) -> list[str]:
-    return sorted(path.name for path in _listing(sysfs / CLASS))
+def list_devices(sysfs: Path) -> list[str]:
+    return sorted(path.name for path in _list_files(sysfs / CLASS))
 
 
 def read_ports(sysfs: Path, device: str) -> list[SysfsPort]:
-    """The ports of one adapter with all their counters."""
-    found = []
+    """Read the ports of one adapter with all their counters."""
+    ports = []
     for number, folder in _ports(sysfs / CLASS / device):
         rate = RATE.match(read_text(folder / "rate") or "")
-        found.append(
+        ports.append(
             SysfsPort(
                 device,
                 number,
-                state_id=_numbered(folder / "state"),
-                physical_id=_numbered(folder / "phys_state"),
+                state_id=_read_state_id(folder / "state"),
+                physical_id=_read_state_id(folder / "phys_state"),
                 bytes_per_second=float(rate["gbps"]) * 1e9 / 8 if rate is not None else None,
                 counters=dict(_counters(folder)),
             )
         )
-    return found
+    return ports
 
 
 def read_adapter(sysfs: Path, device: str) -> Adapter:
     folder = sysfs / CLASS / device
     ports = _ports(folder)
-    netdevs = [path.name for path in _listing(folder / "device/net")]
+    netdevs = [path.name for path in _list_files(folder / "device/net")]
     return Adapter(
         device,
         firmware=read_text(folder / "fw_ver"),
         board=read_text(folder / "board_id"),
         model=read_text(folder / "hca_type"),
         node_guid=(read_text(folder / "node_guid") or "").replace(":", "") or None,
-        pci=_address(folder / "device"),
-        netdevs=tuple(_netdev(sysfs, name) for name in sorted(netdevs)),
+        pci=_pci_address(folder / "device"),
+        netdevs=tuple(_read_netdev(sysfs, name) for name in sorted(netdevs)),
         gids={number: tuple(_gids(port)) for number, port in ports},
         layers={number: layer for number, port in ports if (layer := read_text(port / "link_layer")) is not None},
     )
 
 
 def _ports(folder: Path) -> list[tuple[int, Path]]:
-    numbered = [(int(path.name), path) for path in _listing(folder / "ports") if path.name.isdigit()]
+    numbered = [(int(path.name), path) for path in _list_files(folder / "ports") if path.name.isdigit()]
     return sorted(numbered)[:MAX_PORTS]
 
 
 def _counters(folder: Path) -> Iterator[tuple[tuple[str, str], int]]:
-    """Deliberately without Path: ten adapters have 500 counters, read every few seconds on every node."""
+    """Deliberately without Path, for speed: ten adapters have 500 counters, read every few seconds on every node."""
     for kind in ("counters", "hw_counters"):
-        inside = f"{folder}/{kind}"
+        directory = f"{folder}/{kind}"
         try:
-            names = sorted(os.listdir(inside))
+            names = sorted(os.listdir(directory))
         except OSError:
             continue
         for name in names[:MAX_COUNTERS]:
-            value = None if name in NOT_COUNTERS else _counter(f"{inside}/{name}")
+            value = None if name in NOT_COUNTERS else _counter(f"{directory}/{name}")
             if value is not None:
                 yield (kind, name), value
 
 
 def _counter(path: str) -> int | None:
-    """`N/A (no PMA)` is what a port without performance management answers."""
+    """Read a counter; None for `N/A (no PMA)`, which a port without performance management returns."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:
@@ -158,10 +158,10 @@ def _counter(path: str) -> int | None:
 
 
 def _gids(port: Path) -> Iterator[Gid]:
-    numbered = sorted(
-        (path for path in _listing(port / "gids") if path.name.isdigit()), key=lambda path: int(path.name)
+    gid_files = sorted(
+        (path for path in _list_files(port / "gids") if path.name.isdigit()), key=lambda path: int(path.name)
     )
-    for path in numbered[:MAX_GIDS]:
+    for path in gid_files[:MAX_GIDS]:
         gid = read_text(path)
         if not gid or UNSET_GID.match(gid):
             continue
@@ -170,44 +170,44 @@ def _gids(port: Path) -> Iterator[Gid]:
         yield Gid(int(path.name), gid, kind or None, netdev or None)
 
 
-def _netdev(sysfs: Path, name: str) -> Netdev:
+def _read_netdev(sysfs: Path, name: str) -> Netdev:
     folder = sysfs / "class/net" / name
-    return Netdev(name, _whole(folder / "mtu"), _whole(folder / "carrier_changes"))
+    return Netdev(name, _read_number(folder / "mtu"), _read_number(folder / "carrier_changes"))
 
 
-def _address(link: Path) -> str | None:
+def _pci_address(link: Path) -> str | None:
     try:
         return fleet.normalise_pci(link.resolve().name)
     except (OSError, ValueError, RuntimeError):
         return None
 
 
-def _listing(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError:
         return []
 
 
-def _numbered(path: Path) -> int | None:
+def _read_state_id(path: Path) -> int | None:
     match = NUMBERED.match(read_text(path) or "")
     return int(match["id"]) if match is not None else None
 
 
-def _whole(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     text = read_text(path) or ""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else None
 
 
 #      rx_prio3_pause: 1204      tx_prio3_pause: 0      rx_prio3_pause_duration: 88
-PAUSE = re.compile(
+PAUSE_COUNTER = re.compile(
     r"^\s*(?P<direction>[rt]x)_prio(?P<priority>[0-7])_(?P<kind>pause|pause_duration): (?P<value>\d+)\s*$", re.MULTILINE
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """A counter of priority flow control: pause frames, or microseconds of pause, of one priority and direction."""
+class PauseCounter:
+    """A counter of priority flow control: pause frames, or pause time in microseconds, by priority and direction."""
 
     direction: str
     priority: int
@@ -215,14 +215,14 @@ class Pause:
     value: int
 
 
-def read_pauses(text: str) -> list[Pause]:
-    """The PFC counters in what `ethtool -S` prints; sysfs does not have them."""
+def read_pause_counters(text: str) -> list[PauseCounter]:
+    """Read the PFC counters from `ethtool -S`; sysfs does not have them."""
     return [
-        Pause(
+        PauseCounter(
             "received" if row["direction"] == "rx" else "transmitted",
             int(row["priority"]),
             row["kind"],
             int(row["value"]),
         )
-        for row in PAUSE.finditer(text)
+        for row in PAUSE_COUNTER.finditer(text)
     ]

@@ -1,7 +1,7 @@
-"""Printouts of InfiniBand tools into ports: their state, rate and counters, each with a line.
+"""Read ports with state, rate, counters and line numbers from pasted output of InfiniBand tools.
 
-ibstat and ibstatus list the ports of one node, iblinkinfo those of the fabric, perfquery and ibqueryerrors
-their counters. The doctor compares the counters with packs/ib_counters.csv.
+ibstat and ibstatus list the ports of one node, iblinkinfo the ports of the fabric, perfquery and ibqueryerrors
+the counters. The doctor compares the counters with packs/ib_counters.csv.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class PrintedPort:
-    """One port as one tool printed it; `owner` is an adapter, a node or a switch, as the tool names it."""
+    """One port in a tool's output; `owner` is the adapter, node or switch that the tool names."""
 
     owner: str
     number: str
@@ -49,11 +49,11 @@ LINK = re.compile(
     r'^\s*(?:0x\w+\s+)?(?:"\s*(?P<name>[^"]*)"\s+)?\d*\s+(?P<number>\d+)\[[^\]]*\] '
     r"==\(\s*(?P<speed>.*?)\s*(?P<state>Active|Down|Initialize|Armed)/\s*(?P<physical>\w+)\)==>(?P<rest>.*)$"
 )
-COULD_BE = re.compile(r"Could be (?P<could>[^)]+?)\s*\)")
+POSSIBLE_SPEED = re.compile(r"Could be (?P<could>[^)]+?)\s*\)")
 
 
 def read_ports(lines: Sequence[str]) -> list[PrintedPort]:
-    """ibstat, ibstatus and ibv_devinfo; a cut-out without a header is one port of an unknown adapter."""
+    """Read ibstat, ibstatus and ibv_devinfo; an excerpt without a header is one port of an unknown adapter."""
     ports: list[PrintedPort] = []
     owner = ""
     for number, line in enumerate(lines, 1):
@@ -66,11 +66,11 @@ def read_ports(lines: Sequence[str]) -> list[PrintedPort]:
         elif (match := FIELD.match(line)) is not None:
             if not ports:
                 ports.append(PrintedPort(owner, "", number))
-            _fill(ports[-1], match["name"].lower(), match["value"], number)
+            _set_field(ports[-1], match["name"].lower(), match["value"], number)
     return [port for port in ports if port.state is not None]
 
 
-def _fill(port: PrintedPort, name: str, value: str, line: int) -> None:
+def _set_field(port: PrintedPort, name: str, value: str, line: int) -> None:
     if name in ("state", "portstate", "port_state"):
         port.state, port.line = value.removeprefix("PORT_").split(" (")[0], line
     elif name in ("physical state", "phys state", "phys_state"):
@@ -82,7 +82,7 @@ def _fill(port: PrintedPort, name: str, value: str, line: int) -> None:
 
 
 def read_counters(lines: Sequence[str]) -> list[PrintedPort]:
-    """perfquery and ibqueryerrors."""
+    """Read the counters of perfquery and ibqueryerrors."""
     ports: list[PrintedPort] = []
     owner = ""
     for number, line in enumerate(lines, 1):
@@ -93,7 +93,7 @@ def read_counters(lines: Sequence[str]) -> list[PrintedPort]:
         elif (match := QUERY_PORT.match(line)) is not None:
             ports.append(PrintedPort(owner, match["number"], number))
             ports[-1].counters = {
-                found["name"]: (int(found["value"]), number) for found in QUERY_COUNTER.finditer(match["rest"])
+                counter["name"]: (int(counter["value"]), number) for counter in QUERY_COUNTER.finditer(match["rest"])
             }
         elif ports and (match := PERF_COUNTER.match(line)) is not None:
             ports[-1].counters[match["name"]] = (int(match["value"]), number)
@@ -101,12 +101,12 @@ def read_counters(lines: Sequence[str]) -> list[PrintedPort]:
 
 
 def read_links(lines: Sequence[str]) -> Iterator[tuple[int, str, str, str, str, str]]:
-    """iblinkinfo: line, kind of owner, owner, port, state, and what the link could be."""
+    """Read iblinkinfo: line, kind of owner, owner, port, state, and the higher speed or width that is possible."""
     kind, owner = "", ""
     for number, line in enumerate(lines, 1):
         if (match := LINK_OWNER.match(line)) is not None:
             kind, owner = match["kind"], match["name"]
         elif (match := LINK.match(line)) is not None:
-            could = COULD_BE.search(match["rest"])
+            possible = POSSIBLE_SPEED.search(match["rest"])
             name = (match["name"] or owner).strip()
-            yield number, kind, name, match["number"], match["state"], could["could"] if could else ""
+            yield number, kind, name, match["number"], match["state"], possible["could"] if possible else ""

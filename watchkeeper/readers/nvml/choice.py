@@ -39,7 +39,7 @@ def own_families() -> tuple[NvmlFamily, ...]:
     return pack.load("gpu_families.csv", _read_own)
 
 
-def choose_families(wanted: Iterable[counters_csv.Counter] | None = None) -> Choice:
+def choose_families(wanted: Iterable[counters_csv.CounterField] | None = None) -> Choice:
     """What a counters file asks for, or our default set; our own families are always part of it."""
     if wanted is None:
         return Choice((*(family for family, is_chosen in dcgm_families().values() if is_chosen), *own_families()))

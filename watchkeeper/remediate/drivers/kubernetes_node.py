@@ -71,7 +71,7 @@ def parse_node(raw: Raw, at: datetime | None) -> NodeSnapshot:
     conditions = tuple(condition for condition in facts.items(status, "conditions") if isinstance(condition, dict))
     signals = list(_read_signals(metadata, taints, conditions))
     return NodeSnapshot(
-        facts.name_of(metadata),
+        facts.require_name(metadata),
         uid=facts.text(metadata, "uid"),
         version=facts.text(metadata, "resourceVersion"),
         is_cordoned=spec.get("unschedulable") is True,

@@ -69,7 +69,7 @@ def classify_pod(raw: Raw, rules: EvictionRules, *, at: datetime | None = None, 
     if is_returning := is_returning and _tolerates(spec, TAINT):
         decision, why = DrainDecision.LEAVE, "it was created after the cordon and tolerates it"
     namespace, uid = facts.text(metadata, "namespace"), facts.text(metadata, "uid")
-    return PodState(namespace, facts.name_of(metadata), uid, decision, why, is_returning)
+    return PodState(namespace, facts.require_name(metadata), uid, decision, why, is_returning)
 
 
 def _decide_drain(

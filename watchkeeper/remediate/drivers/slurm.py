@@ -262,7 +262,7 @@ class SlurmDriver:
             return None
         if not is_success:
             raise self._build_failure(text, place)
-        return next((node for node in records.nodes_of_text(text) if node.name == name), None)
+        return next((node for node in records.read_nodes_text(text) if node.name == name), None)
 
     def _list_node_jobs(self, node: records.NodeRecord) -> list[SlurmJob]:
         return self._list_jobs(self._squeue_command("-w", node.name), None)

@@ -139,7 +139,7 @@ class SlurmRestDriver(slurm.SlurmDriver):
             return None
         if status >= 300 or errors:
             raise self._build_failure(errors or f"HTTP {status}", place)
-        node_records = _parse_records(text, records.nodes_of_json, self.rest.url)
+        node_records = _parse_records(text, records.read_nodes_json, self.rest.url)
         return next((node for node in node_records if node.name == name), None)
 
     def _list_node_jobs(self, node: records.NodeRecord) -> list[slurm.SlurmJob]:
@@ -148,7 +148,7 @@ class SlurmRestDriver(slurm.SlurmDriver):
             return []
         return [
             slurm.SlurmJob(job.array or job.id, job.states[0], job.user, str(job.started_at or ""))
-            for job in _parse_records(self._call("/jobs", None), records.jobs_of_json, self.rest.url)
+            for job in _parse_records(self._call("/jobs", None), records.read_jobs_json, self.rest.url)
             if node.name in job.nodes and slurm.PRESENT_STATES.intersection(job.states)
         ]
 

@@ -58,7 +58,7 @@ def answers(asked: EmbeddedEngine, at_ms: int) -> list[dict[Labels, float]]:
 @pytest.mark.slow
 @examples(15)
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 6), min_size=1, max_size=6))
-def test_asked_again_and_again_it_answers_as_when_asked_once(turns: list[Turn]) -> None:
+def test_a_repeated_query_has_the_same_result(turns: list[Turn]) -> None:
     always = engine()
     for count in range(1, len(turns) + 1):
         always.appender.append(samples(turns[count - 1], count * TURN_MS), group_key="fleet")

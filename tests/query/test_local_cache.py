@@ -81,7 +81,7 @@ def questions(server: Scripted) -> int:
     return sum(one.path != "/write" for one in server.asked)
 
 
-def test_rules_are_answered_near_as_soon_as_memory_has_all_that_they_look_at() -> None:
+def test_rules_use_the_cache_once_it_covers_their_lookback() -> None:
     with hub() as (server, engine):
         scrape(engine, range(20))
         assert asked(engine, "temp", 5) == {THERE: 1.0}
@@ -91,7 +91,7 @@ def test_rules_are_answered_near_as_soon_as_memory_has_all_that_they_look_at() -
         assert questions(server) == 2
 
 
-def test_what_memory_does_not_reach_and_what_others_ask_is_the_server_s_to_answer() -> None:
+def test_longer_lookbacks_and_other_queries_use_the_server() -> None:
     with hub(memory="15m") as (_, engine):
         scrape(engine, range(40))
         assert asked(engine, "max_over_time(temp[16m])", 39) == {THERE: 1.0}
@@ -111,7 +111,7 @@ def test_the_server_gets_every_sample_whether_scraped_or_recorded() -> None:
     assert found == [("rule:x", 7.0), *((str(TEMP), float(minute)) for minute in range(3))]
 
 
-def test_rules_go_on_while_the_server_is_away() -> None:
+def test_rules_are_evaluated_while_the_server_is_down() -> None:
     with hub() as (server, engine):
         scrape(engine, range(8))
         assert engine.remote.sender is not None
@@ -122,7 +122,7 @@ def test_rules_go_on_while_the_server_is_away() -> None:
         assert asked(engine, "rule:x", 7) == {Labels({"__name__": "rule:x"}): 7.0}
 
 
-def test_a_series_that_memory_has_forgotten_is_asked_for_anew() -> None:
+def test_a_series_that_the_cache_has_forgotten_gets_a_new_id() -> None:
     with hub(memory="15m") as (_, engine):
         other = Labels({"__name__": "temp", "gpu": "1"})
         old = array("q", [engine.appender.series_id(other)])
@@ -134,6 +134,6 @@ def test_a_series_that_memory_has_forgotten_is_asked_for_anew() -> None:
         assert engine.appender.append_scrape("other", again, at_ms, array("d", [2.0])).dropped == {}
 
 
-def test_near_without_a_place_to_write_is_refused() -> None:
+def test_a_local_cache_without_a_write_url_is_refused() -> None:
     with pytest.raises(ValueError, match="write_url"):
         settings.QuerySettings(engine=settings.QueryEngine.PROMETHEUS, url="http://x:1", near=True)

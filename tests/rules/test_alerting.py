@@ -82,12 +82,12 @@ def test_an_alert_keeps_firing_through_gaps_shorter_than_keep_firing_for() -> No
     assert states(alert_rule(keep=5), story) == [(0, "firing"), (11, "resolved")]
 
 
-def test_a_clock_that_was_put_back_makes_no_hold_wait_for_the_time_it_showed_before() -> None:
+def test_a_clock_that_goes_back_does_not_extend_the_hold() -> None:
     story = [(180, True), (1, True), (5, True), (6, True)]
     assert states(alert_rule(hold=5), story) == [(180, "pending"), (6, "firing")]
 
 
-def test_a_clock_that_was_put_back_keeps_no_alert_firing() -> None:
+def test_a_clock_that_goes_back_does_not_keep_an_alert_firing() -> None:
     story = [(180, True), (181, False), (1, False), (5, False), (6, False)]
     assert states(alert_rule(keep=5), story) == [(180, "firing"), (6, "resolved")]
 
@@ -126,7 +126,7 @@ def test_two_series_that_become_one_alert_are_an_error() -> None:
     st.integers(0, 10),
     st.integers(0, 10),
 )
-def test_no_story_makes_an_illegal_move(story: list[tuple[int, bool]], hold: int, keep: int) -> None:
+def test_no_sequence_makes_an_illegal_transition(story: list[tuple[int, bool]], hold: int, keep: int) -> None:
     rule, alerts, minute = alert_rule(hold=hold, keep=keep), {}, 0
     before: AlertState | None = None
     for pause, is_hot in story:

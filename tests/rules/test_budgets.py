@@ -56,14 +56,14 @@ def test_an_objective_without_samples_is_unknown_and_still_listed() -> None:
         (0.5, [], "ok"),
     ],
 )
-def test_the_worst_word_wins(left: float, told: list[tuple[str, str]], state: str) -> None:
+def test_the_worst_state_wins(left: float, told: list[tuple[str, str]], state: str) -> None:
     alerts = [firing(*one) for one in told]
     [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=left), alerts)
     assert found.state == state
     assert found.since == (NOON if told else None)
 
 
-def test_an_alert_about_another_model_is_not_this_one_s() -> None:
+def test_an_alert_of_another_model_does_not_count() -> None:
     other = Alert(firing("critical", "1h").labels.with_labels(model_name="code"), AlertState.FIRING, NOON, 0.2)
     [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, left=0.5), [other])
     assert found.state is budgets.ErrorBudgetState.OK
@@ -79,7 +79,7 @@ def test_no_more_than_all_answers_are_good() -> None:
     assert (found.indicator, found.burn_rates[0].rate) == (1.0, 0.0)
 
 
-def test_what_burns_stands_first_and_what_is_kept_last() -> None:
+def test_burning_budgets_come_first() -> None:
     calm = {Labels({**name, "model_name": "a"}): value for name, value in recorded(_5m=0.0, left=1.0).items()}
     found = budgets.list_budgets([GOAL], calm | recorded(_5m=0.5, left=0.2), [firing("critical", "1h")])
     assert [(one.title, one.state.value) for one in found] == [

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from tests.rules.fake_engine import FakeEngine
+from tests.rules.group_evaluation import evaluate_group
 from watchkeeper.kit.clock import to_ms
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels
@@ -38,35 +39,35 @@ def shown(samples: tuple[Sample, ...]) -> dict[str, float | str]:
     return {str(sample.labels): "stale" if is_stale(sample.value) else sample.value for sample in samples}
 
 
-def test_a_recording_rule_renames_relabels_and_marks_what_vanished() -> None:
+def test_a_recording_rule_renames_relabels_and_marks_missing_series() -> None:
     engine = FakeEngine({"celsius": {HOT: 95.0, WARM: 50.0}})
     rules = group("record: 'node:celsius', expr: celsius, labels: {site: east}")
-    first = evaluate.evaluate(rules, engine, {}, now=START)
+    first = evaluate_group(rules, engine, {}, now=START)
     assert shown(first.samples) == {
         'node:celsius{node="n7", site="east"}': 95.0,
         'node:celsius{node="n8", site="east"}': 50.0,
     }
     engine.answers["celsius"] = {HOT: 96.0}
-    second = evaluate.evaluate(rules, engine, first.state, now=minute(1))
+    second = evaluate_group(rules, engine, first.state, now=minute(1))
     assert shown(second.samples)['node:celsius{node="n8", site="east"}'] == "stale"
-    assert evaluate.evaluate(rules, engine, second.state, now=minute(2)).samples == (
+    assert evaluate_group(rules, engine, second.state, now=minute(2)).samples == (
         Sample(Labels({"__name__": "node:celsius", "node": "n7", "site": "east"}), 1767225720000, 96.0),
     )
 
 
 def test_an_alert_is_written_as_prometheus_writes_it() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
-    pending = evaluate.evaluate(HOT_GROUP, engine, {}, now=START)
+    pending = evaluate_group(HOT_GROUP, engine, {}, now=START)
     assert shown(pending.samples) == {
         str(FIRING.with_labels(alertstate="pending")): 1.0,
         str(SINCE): START.timestamp(),
     }
-    firing = evaluate.evaluate(HOT_GROUP, engine, pending.state, now=minute(1))
+    firing = evaluate_group(HOT_GROUP, engine, pending.state, now=minute(1))
     assert shown(firing.samples)[str(FIRING)] == 1.0
     assert shown(firing.samples)[str(FIRING.with_labels(alertstate="pending"))] == "stale"
     assert [alert.name for alert in firing.changes] == ["Hot"]
     engine.answers["celsius > 90"] = {}
-    ended = evaluate.evaluate(HOT_GROUP, engine, firing.state, now=minute(2))
+    ended = evaluate_group(HOT_GROUP, engine, firing.state, now=minute(2))
     assert shown(ended.samples) == {str(FIRING): "stale", str(SINCE): "stale"}
     assert [alert.state for alert in ended.changes] == [AlertState.RESOLVED]
 
@@ -74,9 +75,9 @@ def test_an_alert_is_written_as_prometheus_writes_it() -> None:
 def test_a_rule_that_fails_keeps_its_alerts_and_does_not_stop_the_group() -> None:
     rules = group("alert: Hot, expr: celsius > 90", "record: a, expr: vector(1)")
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}, "vector(1)": {Labels(): 1.0}})
-    first = evaluate.evaluate(rules, engine, {}, now=START)
+    first = evaluate_group(rules, engine, {}, now=START)
     del engine.answers["celsius > 90"]
-    second = evaluate.evaluate(rules, engine, first.state, now=minute(1))
+    second = evaluate_group(rules, engine, first.state, now=minute(1))
     failed, fine = second.results
     assert (failed.state.health, fine.state.health) == (evaluate.RuleHealth.ERROR, evaluate.RuleHealth.OK)
     assert "no answer" in failed.state.last_error
@@ -87,14 +88,14 @@ def test_a_rule_that_fails_keeps_its_alerts_and_does_not_stop_the_group() -> Non
 
 def test_a_group_over_its_limit_says_both_numbers_and_writes_nothing() -> None:
     rules = group("record: a, expr: celsius", head="  limit: 1\n")
-    result = evaluate.evaluate(rules, FakeEngine({"celsius": {HOT: 1.0, WARM: 2.0}}), {}, now=START)
+    result = evaluate_group(rules, FakeEngine({"celsius": {HOT: 1.0, WARM: 2.0}}), {}, now=START)
     assert result.samples == ()
     assert result.results[0].state.last_error == "a returns 2 series, the limit of its group is 1"
 
 
 def test_two_recorded_series_that_become_one_are_an_error() -> None:
     rules = group("record: a, expr: celsius, labels: {node: all}")
-    result = evaluate.evaluate(rules, FakeEngine({"celsius": {HOT: 1.0, WARM: 2.0}}), {}, now=START)
+    result = evaluate_group(rules, FakeEngine({"celsius": {HOT: 1.0, WARM: 2.0}}), {}, now=START)
     assert "same a" in result.results[0].state.last_error
 
 
@@ -110,9 +111,7 @@ def test_a_rule_reads_what_an_earlier_one_recorded_in_the_same_evaluation() -> N
 
 def test_a_query_offset_asks_for_the_past_and_writes_for_now() -> None:
     engine = FakeEngine({"celsius": {HOT: 95.0}})
-    result = evaluate.evaluate(
-        group("record: a, expr: celsius", head="  query_offset: 1m\n"), engine, {}, now=minute(1)
-    )
+    result = evaluate_group(group("record: a, expr: celsius", head="  query_offset: 1m\n"), engine, {}, now=minute(1))
     assert engine.asked == [("celsius", 1767225600000)]
     assert [sample.at_ms for sample in result.samples] == [1767225660000]
 
@@ -120,59 +119,59 @@ def test_a_query_offset_asks_for_the_past_and_writes_for_now() -> None:
 def test_annotations_may_ask_the_engine() -> None:
     rules = group("""alert: Hot, expr: celsius > 90, annotations: {more: '{{ query "power" | first | value }} W'}""")
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}, "power": {WARM: 700.0}})
-    assert evaluate.evaluate(rules, engine, {}, now=START).changes[0].annotations == {"more": "700 W"}
+    assert evaluate_group(rules, engine, {}, now=START).changes[0].annotations == {"more": "700 W"}
 
 
-def test_alerts_given_back_after_a_restart_go_on_without_a_second_change() -> None:
+def test_restored_alerts_continue_without_a_second_change() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
     state: evaluate.RuleStates = {}
     for at in (0, 1):
-        state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
+        state = evaluate_group(HOT_GROUP, engine, state, now=minute(at)).state
     kept = list(state[HOT_KEY].alerts.values())
     strangers = [replace(alert, labels=alert.labels.with_labels(alertname="Other")) for alert in kept]
     restored = evaluate.restore_group(HOT_GROUP, {}, [*kept, *strangers])
     assert list(restored[HOT_KEY].alerts.values()) == kept
-    after = evaluate.evaluate(HOT_GROUP, engine, restored, now=minute(3))
+    after = evaluate_group(HOT_GROUP, engine, restored, now=minute(3))
     assert after.changes == ()
     engine.answers["celsius > 90"] = {}
-    silent = evaluate.evaluate(HOT_GROUP, engine, restored, now=minute(3))
+    silent = evaluate_group(HOT_GROUP, engine, restored, now=minute(3))
     assert (silent.changes, list(silent.state[HOT_KEY].alerts.values())) == ((), kept)
-    held = evaluate.evaluate(HOT_GROUP, engine, silent.state, now=minute(5.9))
+    held = evaluate_group(HOT_GROUP, engine, silent.state, now=minute(5.9))
     assert held.changes == ()
-    ended = evaluate.evaluate(HOT_GROUP, engine, held.state, now=minute(6))
+    ended = evaluate_group(HOT_GROUP, engine, held.state, now=minute(6))
     assert [alert.state for alert in ended.changes] == [AlertState.RESOLVED]
     assert shown(ended.samples) == {str(FIRING): "stale", str(SINCE): "stale"}
 
 
-def test_a_pending_alert_goes_on_with_what_it_had_held_before_a_restart() -> None:
+def test_a_pending_alert_keeps_its_active_time_after_a_restart() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
-    first = evaluate.evaluate(HOT_GROUP, engine, {}, now=START)
+    first = evaluate_group(HOT_GROUP, engine, {}, now=START)
     state = evaluate.restore_pending_ages(first.state, {SINCE.without("__name__"): 40.0})
-    second = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(0.25))
+    second = evaluate_group(HOT_GROUP, engine, state, now=minute(0.25))
     assert second.changes == ()
-    third = evaluate.evaluate(HOT_GROUP, engine, second.state, now=minute(0.5))
+    third = evaluate_group(HOT_GROUP, engine, second.state, now=minute(0.5))
     assert [(alert.state, alert.active_at) for alert in third.changes] == [
         (AlertState.FIRING, START - timedelta(seconds=40))
     ]
 
 
-def test_what_a_rule_wrote_before_a_restart_ends_where_it_is_not_so_any_more() -> None:
+def test_series_from_before_a_restart_become_stale_if_missing() -> None:
     rules = group("record: a, expr: celsius > 90", "alert: Hot, expr: celsius > 90, for: 1m")
     before = [Labels({"__name__": "a", "node": node}) for node in ("n7", "n8")]
     wrote = dict(zip((evaluate.rule_key(rules, rule) for rule in rules.rules), (before, [SINCE]), strict=True))
     for answer, ended in (({HOT: 95.0}, {str(before[1])}), ({}, {*map(str, before), str(SINCE)})):
         state = evaluate.with_series_before_restart(rules, {}, wrote.__getitem__)
-        first = evaluate.evaluate(rules, FakeEngine({"celsius > 90": answer}), state, now=START)
+        first = evaluate_group(rules, FakeEngine({"celsius > 90": answer}), state, now=START)
         assert {name for name, value in shown(first.samples).items() if value == "stale"} == ended
-        second = evaluate.evaluate(rules, FakeEngine({"celsius > 90": answer}), first.state, now=minute(1))
+        second = evaluate_group(rules, FakeEngine({"celsius > 90": answer}), first.state, now=minute(1))
         assert "stale" not in [value for name, value in shown(second.samples).items() if name in ended]
 
 
-def test_a_rule_that_a_reload_took_away_resolves_its_alerts_and_ends_its_series() -> None:
+def test_a_removed_rule_resolves_its_alerts_and_ends_its_series() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
     state: evaluate.RuleStates = {}
     for at in (0, 1):
-        state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
+        state = evaluate_group(HOT_GROUP, engine, state, now=minute(at)).state
     left, samples, resolved = evaluate.retire_rules(state, rulefile.RuleSet(), now=minute(2))
     assert left == {}
     assert shown(samples) == {str(FIRING): "stale", str(SINCE): "stale"}
@@ -212,7 +211,7 @@ def test_an_alert_that_is_kept_firing_tells_since_when_and_no_longer_once_it_is_
     told = []
     for at, is_hot in ((0, True), (1, False), (2, False), (3, True)):
         engine.answers["celsius > 90"] = {HOT: 95.0} if is_hot else {}
-        result = evaluate.evaluate(rules, engine, state, now=minute(at))
+        result = evaluate_group(rules, engine, state, now=minute(at))
         state = result.state
         told.append(shown(result.samples).get(str(SINCE.with_labels(__name__=evaluate.KEPT_SINCE))))
     assert told == [None, minute(1).timestamp(), minute(1).timestamp(), "stale"]
@@ -222,7 +221,7 @@ def test_alerts_of_rules_that_a_new_start_no_longer_has_are_retired() -> None:
     engine = FakeEngine({"celsius > 90": {HOT: 95.0}})
     state: evaluate.RuleStates = {}
     for at in (0, 1):
-        state = evaluate.evaluate(HOT_GROUP, engine, state, now=minute(at)).state
+        state = evaluate_group(HOT_GROUP, engine, state, now=minute(at)).state
     rules = rulefile.RuleSet((group("alert: Cold, expr: celsius < 0"),))
     restored = evaluate.restore_alerts(rules, list(state[HOT_KEY].alerts.values()))
     left, samples, resolved = evaluate.retire_rules(restored, rules, now=minute(2))

@@ -30,7 +30,7 @@ def test_an_alert_names_a_shipped_cause_with_its_severity_and_runbook(rule: rule
 
 
 @EACH_ALERT
-def test_an_alert_has_words_for_people(rule: rulefile.AlertingRule) -> None:
+def test_an_alert_has_a_summary_and_an_action(rule: rulefile.AlertingRule) -> None:
     assert {"summary", "description", "action", "runbook_url"} == set(rule.annotations)
     place = r"\$labels\.(Hostname|node|rack|pod|namespace|job_name|model_name|cluster|team)"
     assert re.search(place, rule.annotations["summary"].text), "a summary says where"
@@ -44,7 +44,7 @@ def test_xid_rules_agree_with_the_catalogue() -> None:
         assert (xid.lookup(int(code)).cause, xid.lookup(int(code)).severity) == (rule.labels["cause"].text, "critical")
 
 
-def test_every_rule_file_has_tests_that_know_silence() -> None:
+def test_every_rule_file_has_tests_without_alerts() -> None:
     assert [path.name for path in TESTS] == [path.name for path in FILES]
     assert all("silent" in path.read_text() for path in TESTS)
 
@@ -73,7 +73,7 @@ def test_the_tests_of_a_file_hold_on_our_engine(path: Path) -> None:
 
 @pytest.mark.servers
 @pytest.mark.parametrize(("command", "paths"), [("check", FILES), ("test", TESTS)])
-def test_promtool_comes_to_the_same_verdict(command: str, paths: list[Path]) -> None:
+def test_promtool_has_the_same_result(command: str, paths: list[Path]) -> None:
     promtool = servers.require("promtool")
     ran = subprocess.run([promtool, command, "rules", *paths], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.rules.group_evaluation import evaluate_group
 from watchkeeper.kit import clock
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels
@@ -97,7 +98,7 @@ def test_a_rule_that_fails_is_named_and_the_others_go_on() -> None:
     assert [episode.alert for episode in found.fired] == ["Hot"]
 
 
-def test_replay_says_the_same_as_the_hub_would_have() -> None:
+def test_a_replay_equals_the_evaluation_of_the_hub() -> None:
     """The law: rule by rule over the window equals step by step over the rules."""
     rule = "{alert: Hot, expr: 'avg_over_time(temp[3m]) > 70', for: 2m, keep_firing_for: 1m}"
     text = f"groups: [{{name: g, rules: [{rule}]}}]"
@@ -105,7 +106,7 @@ def test_replay_says_the_same_as_the_hub_would_have() -> None:
     engine, state, changes = filled(series), {}, []
     for minute in range(31):
         now = clock.from_ms(START_MS + minute * MINUTE_MS)
-        result = evaluate.evaluate(rule_set.groups[0], engine, state, now=now)
+        result = evaluate_group(rule_set.groups[0], engine, state, now=now)
         state = result.state
         changes += [(alert.state, minute) for alert in result.changes]
     found = run(rule_set, filled(series), replay.ReplayWindow(START_MS, START_MS + 30 * MINUTE_MS, 60.0))
@@ -132,7 +133,7 @@ def test_a_selector_without_a_name_reads_everything() -> None:
     assert replay.metric_names(rulefile.read_rules({"r.yaml": text}))[0] == frozenset()
 
 
-def test_a_window_shorter_than_an_interval_is_a_failure_with_words() -> None:
+def test_a_window_shorter_than_an_interval_is_reported() -> None:
     text = "groups: [{name: g, interval: 1h, rules: [{alert: A, expr: up}]}]"
     window = replay.ReplayWindow(START_MS + 1, START_MS + MINUTE_MS)
     found = run(rulefile.read_rules({"r.yaml": text}), filled("up: 1"), window)

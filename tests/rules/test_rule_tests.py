@@ -85,7 +85,7 @@ def test_a_series_is_read_with_and_without_a_name() -> None:
         series_notation.parse_labels('up{node=~"n.*"}')
 
 
-def test_a_story_that_holds_has_no_failures(story: Path) -> None:
+def test_a_passing_test_has_no_failures(story: Path) -> None:
     assert unit_tests.run_test_file(story) == []
 
 
@@ -98,7 +98,7 @@ def test_a_story_that_holds_has_no_failures(story: Path) -> None:
         ("95x5", "95y5", "is not a value"),
     ],
 )
-def test_an_expectation_that_does_not_hold_is_told(story: Path, right: str, wrong: str, failure: str) -> None:
+def test_a_failed_expectation_is_reported(story: Path, right: str, wrong: str, failure: str) -> None:
     story.write_text(STORY.replace(right, wrong))
     (found,) = unit_tests.run_test_file(story)
     assert found.startswith("a hot node: ")
@@ -293,7 +293,7 @@ def test_steps_left_out_labels_centuries_and_the_last_samples_are_as_in_promtool
         *(("evaluation_interval: 1m", "evaluation_interval: 30s"), ("'x', eval", "'x{', eval"), ("tests:", "test:")),
     ],
 )
-def test_promtool_comes_to_the_same_verdict(tmp_path: Path, right: str, other: str) -> None:
+def test_promtool_has_the_same_result(tmp_path: Path, right: str, other: str) -> None:
     (tmp_path / "rich.yaml").write_text(RICH_RULES)
     path = tmp_path / "test.yaml"
     path.write_text(RICH_STORY.replace(right, other, 1) if right else RICH_STORY)

@@ -131,7 +131,7 @@ def test_a_bad_expression_is_found_where_it_stands_in_the_file(lines: tuple[str,
     assert found.startswith(f"r.yaml:{line}: alert A: column {column}: "), found
 
 
-def test_the_same_rule_twice_is_a_slip_and_the_same_name_twice_is_not() -> None:
+def test_a_duplicate_rule_is_refused_but_not_a_duplicate_name() -> None:
     twice = rule("alert: A", "expr: up") + rule("alert: A", "expr: up").removeprefix(
         "groups:\n  - name: g\n    rules:\n"
     )

@@ -81,7 +81,7 @@ class QueryRange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """Series over a time axis: `values[s, t]` belongs to `labels[s]` at `times_ms[t]` where `present[s, t]`.
+    """Series over a time axis: `values[s, t]` is the value of `labels[s]` at `times_ms[t]` if `present[s, t]`.
 
     Native histograms are in `histograms`, and their cells are not `present`.
     """

@@ -88,39 +88,12 @@ class RuleResult:
     changes: tuple[Alert, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GroupResult:
-    results: tuple[RuleResult, ...]
-    state: RuleStates
-
-    @property
-    def samples(self) -> tuple[interfaces.AnySample, ...]:
-        return tuple(sample for result in self.results for sample in result.samples)
-
-    @property
-    def changes(self) -> tuple[Alert, ...]:
-        return tuple(change for result in self.results for change in result.changes)
-
-
 def rule_key(group: RuleGroup, rule: Rule) -> str:
     """The identity of a rule across reloads: a changed expression or label makes it a different rule."""
     if isinstance(rule, RecordingRule):
         return f"{group.key};record;{rule.name};{rule.labels};{rule.expr}"
     labels = sorted((name, template.text) for name, template in rule.labels.items())
     return f"{group.key};alert;{rule.name};{labels};{rule.expr}"
-
-
-def evaluate(
-    group: RuleGroup,
-    engine: engines.InstantEngine,
-    state: RuleStates,
-    *,
-    now: datetime,
-    environment: alerting.RuleEnvironment = alerting.NO_ENVIRONMENT,
-) -> GroupResult:
-    """Evaluate a whole group; its rules do not see what this evaluation records."""
-    results = tuple(evaluate_each(group, engine, state, now=now, environment=environment))
-    return GroupResult(results, {**state, **{result.key: result.state for result in results}})
 
 
 def evaluate_each(

@@ -189,8 +189,9 @@ def _build_alert(slo: Slo, burn: BurnRateAlert) -> dict[str, object]:
         "annotations": {
             "summary": f"The error budget for {slo.title} burns too fast",
             "description": (
-                f"{{{{ $value | humanizePercentage }}}} went wrong over {burn.long}; {slo.budget:.4g} of all may. "
-                f"At this rate the budget of {slo.window} is gone in {durations.format_seconds(round(share))} or less."
+                f"The error ratio over {burn.long} is {{{{ $value | humanizePercentage }}}}, the SLO allows "
+                f"{slo.budget * 100:.4g}%. At this rate the error budget of {slo.window} is used up in "
+                f"{durations.format_seconds(round(share))} or less."
             ),
             "action": slo.action,
             "runbook_url": f"docs/runbooks/{causes.lookup(slo.cause).runbook}.md",

@@ -156,7 +156,7 @@ def shown(frame_rows: object, at: int) -> dict[str, str]:
 @pytest.mark.parametrize("expr", EXPRESSIONS)
 @examples(20)
 @given(histories=HISTORIES)
-def test_a_range_query_says_at_each_step_what_an_instant_query_says(
+def test_a_range_query_equals_an_instant_query_at_each_step(
     expr: str, histories: list[list[tuple[int, float]]]
 ) -> None:
     engine, _ = engine_of(histories)

@@ -13,7 +13,7 @@ PAIR = ('used{gpu="0"} 30', 'used{gpu="1"} 40', 'free{gpu="0"} 70', 'free{gpu="2
 JOIN = ('temp{node="n1", gpu="0"} 80', 'temp{node="n1", gpu="1"} 90', 'rack{node="n1", rack="r7"} 1')
 
 
-def test_only_series_with_a_partner_meet_and_the_name_goes() -> None:
+def test_only_matching_series_are_combined_and_the_name_is_dropped() -> None:
     assert instant(loaded(*PAIR), "used / (used + free)") == {'{gpu="0"}': pytest.approx(0.3)}
 
 
@@ -37,12 +37,12 @@ def test_group_left_carries_labels_over_from_the_one_side() -> None:
     }
 
 
-def test_many_to_one_must_be_said() -> None:
+def test_many_to_one_must_be_explicit() -> None:
     with pytest.raises(errors.QueryError, match="many-to-one matching must be explicit"):
         loaded(*JOIN).instant("temp * on (node) rack", 0)
 
 
-def test_many_to_one_must_be_said_also_where_a_comparison_leaves_one() -> None:
+def test_many_to_one_must_be_explicit_even_if_a_comparison_keeps_one() -> None:
     with pytest.raises(errors.QueryError, match="many-to-one matching must be explicit"):
         loaded(*JOIN, 'limit{node="n1"} 85').instant("temp > on (node) limit", 0)
 
@@ -52,7 +52,7 @@ def test_two_partners_on_the_one_side_are_an_error_that_names_them() -> None:
         loaded(*JOIN).instant("rack * on (node) temp", 0)
 
 
-def test_partners_that_take_turns_are_no_duplicates() -> None:
+def test_matches_at_different_steps_are_not_duplicates() -> None:
     engine = loaded("a 1 1 1", 'b{pod="old"} 5 stale', 'b{pod="new"} _ 7 8')
     assert ranged(engine, "a * on () b", "2m") == {"{}": {0: 5.0, 60: 7.0, 120: 8.0}}
 
@@ -111,12 +111,12 @@ def test_topk_comes_sorted_and_nan_is_taken_last() -> None:
     assert list(instant(engine, "bottomk(2, x)")) == ['x{a="1"}', 'x{a="3"}']
 
 
-def test_topk_of_a_range_query_chooses_anew_at_each_step() -> None:
+def test_topk_of_a_range_query_selects_at_each_step() -> None:
     engine = loaded('x{a="1"} 1 9', 'x{a="2"} 5 5')
     assert ranged(engine, "topk(1, x)", "1m") == {'x{a="1"}': {60: 9.0}, 'x{a="2"}': {0: 5.0}}
 
 
-def test_limit_ratio_and_its_complement_share_out_all_series() -> None:
+def test_limit_ratio_and_its_complement_select_all_series() -> None:
     engine = loaded(*(f'x{{a="{at}"}} 1' for at in range(40)))
     some, others = instant(engine, "limit_ratio(0.3, x)"), instant(engine, "limit_ratio(-0.7, x)")
     assert some.keys() | others.keys() == instant(engine, "x").keys()

@@ -47,7 +47,7 @@ def test_clamping_between_crossed_limits_leaves_nothing() -> None:
         ("vector(min_of(NaN, 1))", math.nan),
     ],
 )
-def test_nan_gives_way_to_the_limit_that_everything_is_beyond(expr: str, value: float) -> None:
+def test_nan_is_clamped_to_an_infinite_limit(expr: str, value: float) -> None:
     assert instant(loaded("x NaN", "y 1"), expr) == {"{}": pytest.approx(value, nan_ok=True)}
 
 

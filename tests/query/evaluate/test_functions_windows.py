@@ -77,7 +77,7 @@ def test_an_average_too_large_to_add_up_is_still_found() -> None:
     assert instant(engine, "sum_over_time(x[5m])", "1m") == {"{}": math.inf}
 
 
-def test_what_is_infinite_stays_so_however_large_the_others_are() -> None:
+def test_an_infinite_sum_stays_infinite_beside_large_numbers() -> None:
     engine = loaded("x -Inf 1e308 1e308 -5", 'y{n="1"} -Inf', 'y{n="2"} 1e308', 'y{n="3"} 1e308')
     for expr in ("sum_over_time(x[5m])", "avg_over_time(x[5m])"):
         assert instant(engine, expr, "3m") == {"{}": -math.inf}

@@ -82,7 +82,7 @@ def test_an_expression_makes_of_histograms_what_prometheus_does(expr: str, wante
         ("delta(h{job='a'}[5m])", 'this native histogram metric is not a gauge: "h"'),
     ],
 )
-def test_what_has_no_result_is_warned_about(expr: str, said: str) -> None:
+def test_a_warning_explains_a_missing_result(expr: str, said: str) -> None:
     answer = answered(expr, GROWING, CUSTOM, NUMBERS, MIXED)
     [warning] = answer.warnings
     assert warning.startswith(f"PromQL warning: {said}")
@@ -98,7 +98,7 @@ def test_what_has_no_result_is_warned_about(expr: str, said: str) -> None:
         ("min_over_time(m[5m])", "ignored histograms in a range containing both floats and histograms for metric name"),
     ],
 )
-def test_histograms_that_are_left_out_are_told(expr: str, told: str) -> None:
+def test_dropped_histograms_are_reported(expr: str, told: str) -> None:
     answer = answered(expr, GROWING, NUMBERS, MIXED)
     assert answer.warnings == ()
     [info] = answer.infos
@@ -134,7 +134,7 @@ def test_a_query_over_too_many_histograms_is_refused_before_it_takes_minutes() -
         engine.range("rate(h[2m])", QueryRange(0, 300_000, 1000))
 
 
-def test_what_is_handed_on_has_histograms_beside_numbers() -> None:
+def test_federated_samples_include_histograms() -> None:
     engine: EmbeddedEngine = loaded(GROWING, NUMBERS, "h2 1 {{count:2 sum:3}} stale")
     newest = {sample.labels.name: sample.value for sample in engine.latest_samples([], 60_000)}
     assert {name: isinstance(value, Histogram) for name, value in newest.items()} == {"h": True, "n": False, "h2": True}

@@ -23,13 +23,13 @@ def asked(expr: str, *lines: str) -> QueryResult:
         ("vector(1) +\n  rate(heat[5m])", f'PromQL info: {COUNTER_HINT}: "heat" (2:8)'),
     ],
 )
-def test_a_rate_of_something_not_named_like_a_counter_is_told(expr: str, told: str) -> None:
+def test_a_rate_of_a_metric_not_named_like_a_counter_is_reported(expr: str, told: str) -> None:
     answer = asked(expr, "heat 1 2", "work_total 1 2")
     assert (answer.infos, answer.warnings) == ((told,), ())
 
 
 @pytest.mark.parametrize("expr", ["rate(work_total[5m])", "rate(heat[1s])", "delta(heat[5m])", "rate(absent[5m])"])
-def test_a_counter_a_gauge_function_and_a_window_without_result_are_not_doubted(expr: str) -> None:
+def test_counters_gauge_functions_and_empty_windows_have_no_notes(expr: str) -> None:
     assert asked(expr, "heat 1 2", "work_total 1 2").infos == ()
 
 
@@ -54,7 +54,7 @@ def test_of_parameters_that_change_from_step_to_step_the_outermost_are_warned_of
         assert warnings == tuple(f"{said} {value} (1:10)" for value in values)
 
 
-def test_buckets_without_a_bound_are_named_and_left_out() -> None:
+def test_buckets_without_a_bound_are_reported_and_dropped() -> None:
     answer = asked("histogram_quantile(0.5, x)", "x 1", 'x{le="Hello World"} 1')
     bad = 'PromQL warning: bucket label "le" is missing or has a malformed value of'
     assert answer.warnings == (
@@ -63,7 +63,7 @@ def test_buckets_without_a_bound_are_named_and_left_out() -> None:
     )
 
 
-def test_bucket_counts_that_fall_are_told_when_a_quantile_is_made_of_them() -> None:
+def test_falling_bucket_counts_of_a_quantile_are_reported() -> None:
     [told] = asked("histogram_quantile(0.5, h_bucket)", *FALLING).infos
     assert told.startswith("PromQL info: input to histogram_quantile needed to be fixed for monotonicity (see https://")
     assert told.endswith('for metric name "h_bucket" (1:25)')

@@ -26,5 +26,5 @@ HOT = {'hot{gpu="0"}': 91.0, 'hot{gpu="1"}': 41.0}
         ("count_over_time((hot > 99 and hot)[2m:1m])", {}),
     ],
 )
-def test_what_is_nowhere_changes_nothing(expr: str, expected: dict[str, float]) -> None:
+def test_an_empty_vector_changes_no_result(expr: str, expected: dict[str, float]) -> None:
     assert instant(loaded(*SERIES), expr, "1m") == expected

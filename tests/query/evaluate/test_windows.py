@@ -48,7 +48,7 @@ def test_a_long_sum_of_groups_keeps_small_numbers() -> None:
     assert compensated_sums.sum_groups(values, np.array([0]))[0] == pytest.approx(10_000.0, rel=1e-14)
 
 
-def test_work_on_label_sets_is_not_done_again_when_others_come_or_go() -> None:
+def test_label_sets_are_not_derived_again_when_series_churn() -> None:
     asked: list[Pairs] = []
 
     def shout(pairs: Pairs) -> Pairs:

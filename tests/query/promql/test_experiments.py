@@ -70,7 +70,7 @@ ENGINE = loaded('left{a="1"} 1', 'left{a="2"} 2', 'right{a="2"} 20', 'right{a="3
         ("left + fill(1) fill", {'{a="1"}': 6.0, '{a="2"}': 3.0}),
     ],
 )
-def test_what_a_side_does_not_have_is_filled_in(expr: str, wanted: dict[str, float]) -> None:
+def test_a_missing_side_is_filled(expr: str, wanted: dict[str, float]) -> None:
     assert instant(ENGINE, expr) == wanted
     tree = parser.parse(expr)
     assert parser.parse(printer.to_text(tree)) == tree

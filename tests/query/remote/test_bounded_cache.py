@@ -29,19 +29,19 @@ class Worked:
         return self.made.total() - before
 
 
-def test_what_fits_in_is_worked_out_once() -> None:
+def test_cached_values_are_computed_once() -> None:
     worked = Worked(room=100)
     assert [worked.turn(100) for _ in range(3)] == [100, 0, 0]
 
 
-def test_of_a_few_more_than_fit_in_most_are_remembered_turn_after_turn() -> None:
+def test_most_entries_stay_cached_if_slightly_too_many_repeat() -> None:
     worked = Worked(room=100)
     worked.turn(110)
     # The least recently used would go first in an LRU, and then none of the 110 would ever be found.
     assert sum(worked.turn(110) for _ in range(40)) < 40 * 30
 
 
-def test_those_that_never_come_again_give_way() -> None:
+def test_unused_entries_are_evicted() -> None:
     worked = Worked(room=100)
     worked.turn(100)
     for _ in range(6):
@@ -50,7 +50,7 @@ def test_those_that_never_come_again_give_way() -> None:
 
 
 @given(st.lists(st.integers(0, 30), max_size=200))
-def test_no_more_is_kept_than_allowed_and_every_answer_is_right(asked: list[int]) -> None:
+def test_the_cache_never_exceeds_its_limit_and_returns_correct_values(asked: list[int]) -> None:
     remembered: BoundedCache[int, str] = BoundedCache(str, lambda number, _: 1 + number, limit_bytes=60)
     for number in asked:
         assert remembered.get(number) == str(number)
@@ -59,5 +59,5 @@ def test_no_more_is_kept_than_allowed_and_every_answer_is_right(asked: list[int]
     assert remembered.used_bytes == sum(1 + number for number in range(31) if remembered.peek(number) is not None)
 
 
-def test_a_machine_has_room_for_a_fleet() -> None:
+def test_the_default_limit_is_enough_for_a_fleet() -> None:
     assert default_limit_bytes() >= MIN_LIMIT_BYTES

@@ -47,7 +47,7 @@ def test_a_question_carries_its_time_to_the_millisecond_and_our_deadline() -> No
     assert asked.form == {"query": ["up"], "time": ["1705276800.007"], "nocache": ["1"], "timeout": ["20s"]}
 
 
-def test_a_busy_server_is_asked_again_after_growing_pauses() -> None:
+def test_a_busy_server_is_retried_with_backoff() -> None:
     with serving(Reply(503), Reply(502), Reply(429, headers={"Retry-After": "7"}), ONE) as server:
         pauses, client = pauses_of(server.url)
         assert client.send(http.Request("GET", "/")).status == 200
@@ -56,7 +56,7 @@ def test_a_busy_server_is_asked_again_after_growing_pauses() -> None:
     assert pauses[2:] == [7.0]
 
 
-def test_retries_are_bounded_and_the_last_answer_is_told() -> None:
+def test_retries_are_limited_and_the_last_response_is_reported() -> None:
     with serving(Reply(503, b"overloaded")) as server, engines.engine_of(server.url, retries=1) as engine:
         with pytest.raises(errors.StoreError, match=r"answered 503\. The response says 'overloaded'"):
             engine.instant("up", 0)
@@ -79,14 +79,14 @@ def test_a_retry_date_counts_from_the_servers_own_clock() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 501])
-def test_what_a_repetition_cannot_mend_is_not_repeated(status: int) -> None:
+def test_a_permanent_error_is_not_retried(status: int) -> None:
     with serving(Reply(status)) as server, engines.engine_of(server.url) as engine:
         with pytest.raises(errors.StoreError, match=f"answered {status}"):
             engine.instant("up", 0)
         assert len(server.asked) == 1
 
 
-def test_a_query_that_ran_out_of_time_is_not_repeated() -> None:
+def test_a_query_timeout_is_not_retried() -> None:
     reply = Reply(503, b'{"status":"error","errorType":"timeout","error":"query timed out in query execution"}')
     with serving(reply) as server, engines.engine_of(server.url) as engine:
         with pytest.raises(errors.QueryError, match="timed out in query execution"):
@@ -94,7 +94,7 @@ def test_a_query_that_ran_out_of_time_is_not_repeated() -> None:
         assert len(server.asked) == 1
 
 
-def test_nothing_listening_is_said_with_the_address_and_the_setting() -> None:
+def test_a_refused_connection_names_the_address_and_the_setting() -> None:
     url = f"http://127.0.0.1:{servers.free_port()}"
     with engines.engine_of(url, retries=0) as engine, pytest.raises(errors.StoreError) as caught:
         engine.instant("up", 0)
@@ -219,7 +219,7 @@ def test_histograms_of_a_range_lie_at_their_times() -> None:
         ("expanding series: boom", errors.QueryError, "expanding series: boom"),
     ],
 )
-def test_a_servers_error_is_told_with_its_place(message: str, kind: type[errors.QueryError], text: str) -> None:
+def test_a_server_error_keeps_its_position(message: str, kind: type[errors.QueryError], text: str) -> None:
     with (
         serving(failure(422, "execution", message)) as server,
         engines.engine_of(server.url) as engine,
@@ -324,7 +324,7 @@ def test_a_missing_certificate_file_is_refused_at_the_start(tmp_path: Path) -> N
         PrometheusEngine(engines.settings("https://x", ca_file=str(tmp_path / "none.pem")))
 
 
-def test_without_an_address_for_writing_an_append_is_refused_with_words() -> None:
+def test_an_append_without_a_write_url_is_refused_with_a_remedy() -> None:
     with (
         engines.engine_of("http://127.0.0.1:1", write_url=None) as engine,
         pytest.raises(errors.StoreError, match=r"query\.write_url is not set"),
@@ -338,7 +338,7 @@ def test_metadata_is_read_from_the_server() -> None:
         assert engine.metadata() == {"power": ("gauge", "Board power", "watts")}
 
 
-def test_what_stands_behind_the_address_goes_with_each_request_and_into_no_message() -> None:
+def test_url_parameters_are_sent_with_each_request_and_are_in_no_message() -> None:
     with (
         serving(success({}), failure(500, "internal", "boom")) as server,
         engines.engine_of(f"{server.url}/?extra_label=cluster=a") as engine,

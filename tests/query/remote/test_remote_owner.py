@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rules.group_evaluation import evaluate_group
 from tests.support import engines
 from watchkeeper.kit import clock
 from watchkeeper.model.alerts import AlertState
@@ -44,7 +45,7 @@ def evaluated(engine: PrometheusEngine, rules: Path, settle: engines.Settle) -> 
             2, {}
         )
         settle()
-        result = evaluate.evaluate(group, engine, state, now=at(seconds))
+        result = evaluate_group(group, engine, state, now=at(seconds))
         state = result.state
         assert engine.appender.append(result.samples).dropped == {}
         changes += [(seconds, alert.state) for alert in result.changes]

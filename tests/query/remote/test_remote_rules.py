@@ -87,7 +87,7 @@ def test_a_server_without_rules_or_answers_is_unknown_and_not_healthy(reply: Rep
     assert pytest.raises(AssertionError, match=why).matches(AssertionError(reading.unknown_reason))
 
 
-def test_a_rule_that_fails_or_stands_still_is_named() -> None:
+def test_a_failing_or_stuck_rule_is_named() -> None:
     late = text(NOW - timedelta(minutes=5))
     never = rule(name="C", lastEvaluation="0001-01-01T00:00:00Z")
     reading = read(listing(rule(name="A"), rule(name="B", lastEvaluation=late), never))
@@ -116,13 +116,13 @@ def test_an_alert_begins_once_and_ends_when_the_server_says_so() -> None:
 
 
 @pytest.mark.parametrize("reply", [success({"groups": []}), Reply(500), listing(rule(health="err"), rule(name="Cold"))])
-def test_an_alert_goes_on_while_its_rule_is_not_known_to_be_well(reply: Reply) -> None:
+def test_an_alert_stays_firing_while_its_rule_has_a_problem(reply: Reply) -> None:
     before = server_rules.compare_alerts({}, read(listing(rule(alert()))), NOW).alerts
     after = server_rules.compare_alerts(before, read(reply), NOW)
     assert (after.alerts, after.changes) == (before, ())
 
 
-def test_a_pending_alert_that_goes_away_is_not_news() -> None:
+def test_a_pending_alert_that_disappears_is_not_a_change() -> None:
     before = server_rules.compare_alerts({}, read(listing(rule(alert("pending")))), NOW)
     assert before.changes == ()
     assert server_rules.compare_alerts(before.alerts, read(listing(rule())), NOW).changes == ()
@@ -155,7 +155,7 @@ def vmalert(folder: Path) -> Iterator[str]:
 
 @pytest.mark.servers
 @pytest.mark.parametrize("name", ["prometheus", "vmalert"])
-def test_real_servers_tell_their_alerts(name: str, tmp_path: Path) -> None:
+def test_alerts_are_read_from_real_servers(name: str, tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(RULE_FILE)
     started = (
         engines.prometheus(tmp_path, "rule_files: [server_rules.yml]\n") if name == "prometheus" else vmalert(tmp_path)

@@ -43,7 +43,7 @@ def test_a_batch_of_nothing_but_refusals_ends_after_a_bounded_number_of_requests
         assert len(server.asked) < 140
 
 
-def test_trouble_of_the_server_is_raised_and_says_what_was_written_before() -> None:
+def test_a_server_error_reports_the_samples_already_written() -> None:
     with (
         writing(TAKEN, Reply(500, b"disk full")) as (_, sender),
         pytest.raises(
@@ -64,7 +64,7 @@ def test_wrong_credentials_are_no_reason_to_drop_samples() -> None:
         sender.send(numbered(1))
 
 
-def test_queued_samples_arrive_in_order_without_anyone_waiting() -> None:
+def test_queued_samples_arrive_in_order_without_blocking() -> None:
     with writing(TAKEN) as (server, sender):
         for turn in range(50):
             assert sender.enqueue(numbered(10, first=10 * turn)) == Appended(10, {})
@@ -92,7 +92,7 @@ def test_a_full_queue_loses_its_oldest_samples_and_counts_them() -> None:
 
 
 @pytest.mark.slow
-def test_the_queue_waits_for_a_server_that_is_away() -> None:
+def test_the_queue_waits_for_a_server_that_is_down() -> None:
     with writing(Reply(500), Reply(500), TAKEN) as (server, sender):
         sender.enqueue(numbered(3))
         until(lambda: sender.problem is not None)
@@ -100,7 +100,7 @@ def test_the_queue_waits_for_a_server_that_is_away() -> None:
         assert (arrived(server)[-3:], sender.problem, sender.kept) == ([0.0, 1.0, 2.0], None, 3)
 
 
-def test_closing_does_not_wait_for_a_server_that_is_away_and_counts_what_is_lost() -> None:
+def test_closing_does_not_wait_for_a_server_that_is_down_and_counts_dropped_samples() -> None:
     with writing(Reply(500)) as (server, sender):
         sender.enqueue(numbered(3))
         until(lambda: bool(server.asked))
@@ -109,7 +109,7 @@ def test_closing_does_not_wait_for_a_server_that_is_away_and_counts_what_is_lost
         assert sender.enqueue(numbered(1)) == Appended(0, {"closed": 1})
 
 
-def test_a_scrape_is_queued_and_forgotten_ids_are_told() -> None:
+def test_a_scrape_is_queued_and_forgotten_ids_are_counted() -> None:
     with serving(TAKEN) as server, engines.engine_of(server.url, max_series=2) as engine:
         ids = [engine.appender.series_id(SERIES.with_labels(gpu=gpu)) for gpu in ("0", "1")]
         assert engine.appender.series_id(SERIES.with_labels(gpu="0")) == ids[0]

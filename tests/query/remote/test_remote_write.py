@@ -60,14 +60,14 @@ def test_a_stale_marker_keeps_its_bits_both_ways() -> None:
     assert values.view(np.uint64).tolist() == [STALE_BITS]
 
 
-def test_writers_may_leave_zeros_out() -> None:
+def test_senders_may_omit_zeros() -> None:
     """Protocol buffers 3 does not write a field that is 0."""
     message = one_series(b"", b"\x10\x05", b"\x09" + struct.pack("<d", 2.5))
     [(labels, times, values)] = remote_write.decode(packed(message)).series
     assert (str(labels), times.tolist(), values.tolist()) == ("x", [0, 5, 0], [0.0, 0.0, 2.5])
 
 
-def test_what_has_no_place_here_is_counted_and_the_rest_kept() -> None:
+def test_unsupported_parts_are_counted_and_the_rest_is_stored() -> None:
     sample = field(0x12, b"\x10\x05")
     name = field(0x0A, field(0x0A, b"__name__") + field(0x12, b"x"))
     twice = field(0x0A, field(0x0A, b"a") + field(0x12, b"1")) * 2

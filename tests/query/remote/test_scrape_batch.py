@@ -19,7 +19,7 @@ def scraped(count: int, first: int = 0) -> ScrapeBatch:
 
 
 @given(st.lists(st.tuples(label_sets, points), max_size=6))
-def test_a_parcel_is_the_same_request_as_its_samples(rows: list[tuple[Labels, tuple[int, float]]]) -> None:
+def test_a_scrape_batch_is_the_same_request_as_its_samples(rows: list[tuple[Labels, tuple[int, float]]]) -> None:
     names = [remote_write.encode_labels(labels) for labels, _ in rows]
     times, values = [at for _, (at, _) in rows], [value for _, (_, value) in rows]
     parcel = ScrapeBatch(names, np.array(times, dtype=np.int64), np.array(values, dtype=np.float64))

@@ -225,7 +225,7 @@ class Evaluator:
         return target_labels.add_target_labels(vector, info_vector, sample_ms(), label_sources)
 
     def query_time(self, node: ast.FunctionCall, times: Millis) -> Value:
-        """start(), end(), range() and step() of the query, in seconds."""
+        """Evaluate start(), end(), range() and step(), in seconds."""
         span, query_times = self._span, self._query_times
         value_ms = {
             "start": span.start_ms,

@@ -111,7 +111,7 @@ class Parser:
             raise NestedTooDeep(position, self.max_depth)
 
     def parse_expression(self, min_binding: int) -> ast.Expr:
-        """An operand and every operator after it that binds tighter than `loosest`."""
+        """Parse an operand and every operator after it that binds tighter than `min_binding`."""
         self.depth += 1
         if self.depth > self.max_depth:
             raise NestedTooDeep(self.position, self.max_depth)

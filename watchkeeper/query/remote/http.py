@@ -33,7 +33,7 @@ IDLE_CONNECTIONS = 8
 
 
 class ServerClient:
-    """One server; any number of threads may `send` at the same time."""
+    """A client for one server; any number of threads may call `send` at the same time."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ def filled(engine: EmbeddedEngine, *, minutes: int = 20) -> EmbeddedEngine:
     return engine
 
 
-def test_a_panel_that_was_asked_before_is_at_hand_with_the_same_answer() -> None:
+def test_a_repeated_panel_is_cheap_and_has_the_same_result() -> None:
     engine = filled(EmbeddedEngine(Head()))
     assert engine.range_if_cheap(PANEL, SPAN) is None
     slow = engine.range(PANEL, SPAN)
@@ -39,7 +39,7 @@ def test_a_panel_that_was_asked_before_is_at_hand_with_the_same_answer() -> None
     assert np.array_equal(quick.frame.values, slow.frame.values)
 
 
-def test_a_panel_is_asked_anew_when_a_series_came() -> None:
+def test_a_panel_with_a_new_series_is_not_cheap() -> None:
     engine = filled(EmbeddedEngine(Head()))
     engine.range(PANEL, SPAN)
     engine.appender.series_id(Labels({"__name__": "temp", "node": "a", "gpu": "2"}))
@@ -47,13 +47,13 @@ def test_a_panel_is_asked_anew_when_a_series_came() -> None:
 
 
 @pytest.mark.parametrize("expr", ["sum(temp)", "rate(temp[5m])", "temp offset 1h", "temp @ 60", "1"])
-def test_what_may_take_longer_is_not_at_hand(expr: str) -> None:
+def test_expensive_expressions_are_not_cheap(expr: str) -> None:
     engine = filled(EmbeddedEngine(Head()))
     engine.range(expr, SPAN)
     assert engine.range_if_cheap(expr, SPAN) is None
 
 
-def test_more_points_than_the_event_loop_has_time_for_are_not_at_hand() -> None:
+def test_too_many_points_are_not_cheap() -> None:
     engine = filled(EmbeddedEngine(Head()))
     engine.range("temp", SPAN)
     long = QueryRange(0, MAX_CHEAP_POINTS * 1000, 1000)
@@ -61,7 +61,7 @@ def test_more_points_than_the_event_loop_has_time_for_are_not_at_hand() -> None:
 
 
 @pytest.mark.slow
-def test_what_lies_in_blocks_is_not_at_hand(tmp_path: Path) -> None:
+def test_samples_in_blocks_are_not_cheap(tmp_path: Path) -> None:
     now = [MINUTE]
     limits = durable.StoreSettings(memory_ms=10 * MINUTE, block_ms=5 * MINUTE, late_ms=0)
     store = durable.open_store(tmp_path, limits, clock_ms=lambda: now[0])

@@ -87,10 +87,7 @@ def measure_classes(seconds: float, folder: Path, *, chosen: str) -> dict[str, A
         )
         for track in read.tracks
     ]
-    return {
-        "all_counters": _hits(read, truth),
-        "basic_counters": _hits(replace(read, tracks=tuple(basic)), truth),
-    }
+    return {"all_counters": _hits(read, truth), "basic_counters": _hits(replace(read, tracks=tuple(basic)), truth)}
 
 
 def _hits(read: recording.Recording, truth: dict[str, str]) -> dict[str, Any]:

@@ -166,9 +166,7 @@ class SimCluster:
             raise ActionRefused("the node is rebooting", where=node.name, remedy="Try again when it is ready")
         if not self.machines.exporter.is_present[gpu.row]:
             raise ActionRefused(
-                f"{gpu.uuid} is not on the PCIe bus and cannot be reset",
-                where=node.name,
-                remedy="Reboot the node",
+                f"{gpu.uuid} is not on the PCIe bus and cannot be reset", where=node.name, remedy="Reboot the node"
             )
         job = self.machines.jobs.job_on_gpu(gpu.row)
         if job is not None:

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from watchkeeper.model.clock_reasons import (
-    HW_SLOWDOWN,
-    HW_THERMAL,
-    IDLE,
-    POWER_BRAKE,
-    POWER_CAP,
-    SW_THERMAL,
-    THERMAL,
-)
+from watchkeeper.model.clock_reasons import HW_SLOWDOWN, HW_THERMAL, IDLE, POWER_BRAKE, POWER_CAP, SW_THERMAL, THERMAL
 from watchkeeper.sim.fleet import FleetLayout
 
 Floats = NDArray[np.float64]

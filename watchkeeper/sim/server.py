@@ -205,9 +205,7 @@ def open_listener(settings: SimSettings) -> socket.socket:
     where = f"{settings.host}:{settings.port}"
     if settings.host not in LOOPBACK:
         raise StartRefused(
-            "the simulator has no authentication, so it listens only on loopback",
-            where=where,
-            remedy="Use 127.0.0.1",
+            "the simulator has no authentication, so it listens only on loopback", where=where, remedy="Use 127.0.0.1"
         )
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

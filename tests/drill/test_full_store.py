@@ -17,14 +17,14 @@ from watchkeeper.store.head.head import Head
 def test_nodes_whose_pages_exceed_the_series_limit_are_not_down_and_miss_no_gpu(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     store = Head(max_series=2500)
-    watch = MonitoredFleet(simulation, tmp_path, store=store)
-    asyncio.run(watch.advance(200))
+    monitored = MonitoredFleet(simulation, tmp_path, store=store)
+    asyncio.run(monitored.advance(200))
     assert len(store) == store.max_series
-    up = watch.engine.instant("up", clock.to_ms(simulation.now)).latest()
-    assert 0 < len(up) < len(watch._target_loops)
+    up = monitored.engine.instant("up", clock.to_ms(simulation.now)).latest()
+    assert 0 < len(up) < len(monitored._target_loops)
     assert set(up.values()) == {1.0}
-    assert watch.incidents() == []
-    watch.close()
+    assert monitored.incidents() == []
+    monitored.close()
 
 
 @pytest.mark.slow
@@ -32,24 +32,24 @@ def test_a_gpu_that_appears_when_the_store_is_full_is_not_missing(tmp_path: Path
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     absent = simulation.inject("gpu-missing", node="gpu-r01-02", gpu=3)
     store = Head()
-    watch = MonitoredFleet(simulation, tmp_path, store=store)
-    asyncio.run(watch.advance(25))
+    monitored = MonitoredFleet(simulation, tmp_path, store=store)
+    asyncio.run(monitored.advance(25))
     store.max_series = len(store)
     simulation.end_fault(absent.id)
-    asyncio.run(watch.advance(200))
-    assert watch.incidents() == []
-    watch.close()
+    asyncio.run(monitored.advance(200))
+    assert monitored.incidents() == []
+    monitored.close()
 
 
 @pytest.mark.slow
 def test_gpus_of_a_new_job_are_not_missing_when_the_store_is_full(tmp_path: Path) -> None:
     simulation = Simulation(SimSettings(gpus=64, seed=7))
     store = Head()
-    watch = MonitoredFleet(simulation, tmp_path, store=store)
-    asyncio.run(watch.advance(60))
+    monitored = MonitoredFleet(simulation, tmp_path, store=store)
+    asyncio.run(monitored.advance(60))
     store.max_series = len(store)
     taken = next(node for node in simulation.layout.nodes if simulation.machines.jobs.jobs_on_node(node))
     simulation.cluster.drain(taken, "a person")
-    asyncio.run(watch.advance(200))
-    assert watch.incidents() == []
-    watch.close()
+    asyncio.run(monitored.advance(200))
+    assert monitored.incidents() == []
+    monitored.close()

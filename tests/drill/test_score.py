@@ -101,8 +101,8 @@ def test_wrong_place_cause_and_severity_are_scored_separately(fault: SimFault) -
 
 
 def test_critical_incidents_are_false_pages_and_info_is_not_counted() -> None:
-    cried = [incident(), incident(severity=alerts.Severity.WARNING), incident(severity=alerts.Severity.INFO)]
-    healthy = score.HealthyHours(2000.0, tuple(score.pages_and_tickets(cried)))
+    opened = [incident(), incident(severity=alerts.Severity.WARNING), incident(severity=alerts.Severity.INFO)]
+    healthy = score.HealthyHours(2000.0, tuple(score.pages_and_tickets(opened)))
     total = score.total_score([], healthy)
     assert (total.false_pages, total.false_alarms_per_1000_gpu_hours, total.is_right) == (1, 1.0, False)
 

@@ -74,9 +74,10 @@ def run(plan: GameDayPlan, *, on_progress: ReportProgress) -> GameDayResult:
             hours_per_fleet = hours_done.value / max(1, len(fleets))
             hours = f", {hours_per_fleet:.1f} of {plan.healthy_hours:g} healthy hours" if healthy else ""
             on_progress(f"{finished} of {len(scenarios)} scenarios{hours}")
-        healthy_parts = [future.result() for future in healthy]
         verdicts = [verdict for future in scenarios for verdict in future.result()]
-        return GameDayResult(verdicts, scoring.merge_healthy_hours(healthy_parts))
+        parts = [future.result() for future in healthy]
+        alarms = tuple(alarm for part in parts for alarm in part.alarms)
+        return GameDayResult(verdicts, scoring.HealthyHours(sum(part.gpu_hours for part in parts), alarms))
 
 
 def _fleet_sizes(plan: GameDayPlan, workers: int) -> list[int]:

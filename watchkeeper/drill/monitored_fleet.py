@@ -8,7 +8,9 @@ connection to targets differs from a hub: `Simulation.page_at` replaces HTTP.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +27,7 @@ from watchkeeper.query import embedded, prometheus
 from watchkeeper.readers import exposition
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import discovery, fleet, schedule, scrape, status_series
-from watchkeeper.sim.simulation import Simulation
+from watchkeeper.sim.simulation import SimSettings, Simulation
 from watchkeeper.store import interfaces
 from watchkeeper.store.head import head
 from watchkeeper.store.journal import journal
@@ -212,3 +214,13 @@ class MonitoredFleet:
             ]
         except ValueError as error:
             raise CollectError(f"invalid inventory: {error}", where=node) from error
+
+
+@contextmanager
+def temporary_fleet(settings: SimSettings, intervals: FleetIntervals) -> Iterator[MonitoredFleet]:
+    """A new simulated fleet whose journal is deleted at the end."""
+    with (
+        tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder,
+        closing(MonitoredFleet(Simulation(settings), Path(folder), intervals=intervals)) as monitored,
+    ):
+        yield monitored

@@ -6,14 +6,10 @@ to the single scenarios (`--pairs`); the name of a score contains both faults.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from watchkeeper.drill import score
-from watchkeeper.drill.monitored_fleet import HUB_INTERVALS, FleetIntervals, MonitoredFleet
-from watchkeeper.kit import durations
-from watchkeeper.model import incidents
+from watchkeeper.drill.monitored_fleet import HUB_INTERVALS, temporary_fleet
 from watchkeeper.sim import scenario
 from watchkeeper.sim.faults import SimFault
 from watchkeeper.sim.simulation import SimSettings, Simulation
@@ -38,53 +34,23 @@ PAIRS = (
 SECOND_AFTER_DETECTION = frozenset({("fan-failure", "xid-48")})
 
 
-async def run_pair(
-    names: tuple[str, str], *, seed: int = score.SEED, intervals: FleetIntervals = HUB_INTERVALS
-) -> list[score.ScenarioVerdict]:
+async def run_pair(names: tuple[str, str]) -> list[score.ScenarioVerdict]:
     """Inject two faults into one node of a new fleet and score each."""
-    simulation = Simulation(SimSettings(gpus=GPUS, seed=seed))
-    with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
-        monitored = MonitoredFleet(simulation, Path(folder), intervals=intervals)
-        try:
-            return await _score_pair(monitored, names)
-        finally:
-            monitored.close()
-
-
-async def _score_pair(monitored: MonitoredFleet, names: tuple[str, str]) -> list[score.ScenarioVerdict]:
-    scenarios = [scenario.find_scenario(monitored.simulation.scenarios, name) for name in names]
-    history = max(round(durations.parse_seconds(chosen.history)) for chosen in scenarios)
-    await monitored.advance(history, with_rules=False)
-    await monitored.advance(2 * monitored.intervals.rule_seconds)
-    earlier_ids = {incident.id for incident in monitored.incidents()}
-    faults = [monitored.simulation.inject(scenarios[0].name)]
-    if names in SECOND_AFTER_DETECTION:
-        await _score_until_right(monitored, faults, earlier_ids)
-    faults.append(_inject_beside(monitored.simulation, faults[0], scenarios[1]))
-    scores = await _score_until_right(monitored, faults, earlier_ids)
-    return [
-        score.ScenarioVerdict(
-            replace(result, name=f"{result.name} beside {other}"), tuple(score.unexplained_pages(monitored, fault))
-        )
-        for result, other, fault in zip(scores, reversed(names), faults, strict=True)
-    ]
-
-
-async def _score_until_right(
-    monitored: MonitoredFleet, faults: list[SimFault], earlier_ids: set[incidents.IncidentId]
-) -> list[score.ScenarioScore]:
-    """Advance until the score of every fault is right, or until the time limit of a single fault."""
-    scores = [score.score_fault(monitored, fault, []) for fault in faults]
-    settled_seconds, waited_seconds = 0, 0
-    while not all(result.is_right for result in scores) and waited_seconds < score.DETECTION_TIMEOUT_SECONDS:
-        await monitored.advance(score.SCORE_EVERY_SECONDS)
-        waited_seconds += score.SCORE_EVERY_SECONDS
-        settled_seconds += score.SCORE_EVERY_SECONDS if all(result.detected for result in scores) else 0
-        opened = [incident for incident in monitored.incidents() if incident.id not in earlier_ids]
-        scores = [score.score_fault(monitored, fault, opened) for fault in faults]
-        if settled_seconds >= score.SETTLE_SECONDS:
-            break
-    return scores
+    with temporary_fleet(SimSettings(gpus=GPUS, seed=score.SEED), HUB_INTERVALS) as monitored:
+        first, second = (scenario.find_scenario(monitored.simulation.scenarios, name) for name in names)
+        await score.advance_history(monitored, [first, second])
+        earlier_ids = {incident.id for incident in monitored.incidents()}
+        faults = [monitored.simulation.inject(first.name)]
+        if names in SECOND_AFTER_DETECTION:
+            await score.score_until_right(monitored, faults, earlier_ids)
+        faults.append(_inject_beside(monitored.simulation, faults[0], second))
+        scores = await score.score_until_right(monitored, faults, earlier_ids)
+        return [
+            score.ScenarioVerdict(
+                replace(result, name=f"{result.name} beside {other}"), tuple(score.unexplained_pages(monitored, fault))
+            )
+            for result, other, fault in zip(scores, reversed(names), faults, strict=True)
+        ]
 
 
 def _inject_beside(simulation: Simulation, first: SimFault, second: scenario.Scenario) -> SimFault:

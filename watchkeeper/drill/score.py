@@ -6,19 +6,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from watchkeeper.catalogue import causes
-from watchkeeper.drill.monitored_fleet import HUB_INTERVALS, FleetIntervals, MonitoredFleet
+from watchkeeper.drill.monitored_fleet import HUB_INTERVALS, FleetIntervals, MonitoredFleet, temporary_fleet
 from watchkeeper.kit import clock, durations, wire
 from watchkeeper.model import alerts, diagnosis, fleet
-from watchkeeper.model.incidents import Incident, Member
+from watchkeeper.model.incidents import Incident, IncidentId, Member
 from watchkeeper.sim import scenario
 from watchkeeper.sim.faults import SimFault
-from watchkeeper.sim.simulation import SimSettings, Simulation
+from watchkeeper.sim.simulation import SimSettings
 
 # Two racks and all four pools: one rack can fail and the other is the comparison.
 SCENARIO_GPUS = 128
@@ -146,35 +144,43 @@ def _score(
     )
 
 
-async def run_scenario(name: str, *, intervals: FleetIntervals = HUB_INTERVALS) -> ScenarioVerdict:
+async def run_scenario(name: str) -> ScenarioVerdict:
     """Simulate a new fleet with history, inject one fault, and score the incidents."""
-    simulation = Simulation(SimSettings(gpus=SCENARIO_GPUS, seed=SEED))
-    with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
-        monitored = MonitoredFleet(simulation, Path(folder), intervals=intervals)
-        try:
-            return await _score_scenario(monitored, scenario.find_scenario(simulation.scenarios, name))
-        finally:
-            monitored.close()
+    with temporary_fleet(SimSettings(gpus=SCENARIO_GPUS, seed=SEED), HUB_INTERVALS) as monitored:
+        chosen = scenario.find_scenario(monitored.simulation.scenarios, name)
+        await advance_history(monitored, [chosen])
+        fault = monitored.simulation.inject(name)
+        await _advance_to_fault(monitored, fault)
+        earlier_ids = {incident.id for incident in monitored.incidents()}
+        (score,) = await score_until_right(monitored, [fault], earlier_ids)
+        duplicates = await _find_duplicate_incidents(monitored, fault) if score.is_right else ()
+        return ScenarioVerdict(
+            replace(score, has_no_duplicates=not duplicates), tuple(unexplained_pages(monitored, fault)), duplicates
+        )
 
 
-async def _score_scenario(monitored: MonitoredFleet, chosen: scenario.Scenario) -> ScenarioVerdict:
-    await monitored.advance(round(durations.parse_seconds(chosen.history)), with_rules=False)
+async def advance_history(monitored: MonitoredFleet, scenarios: Sequence[scenario.Scenario]) -> None:
+    """Advance by the longest history of the scenarios without rules, then by two evaluations of the rules."""
+    history_seconds = max(durations.parse_seconds(chosen.history) for chosen in scenarios)
+    await monitored.advance(round(history_seconds), with_rules=False)
     await monitored.advance(2 * monitored.intervals.rule_seconds)
-    fault = monitored.simulation.inject(chosen.name)
-    await _advance_to_fault(monitored, fault)
-    earlier_ids = {incident.id for incident in monitored.incidents()}
+
+
+async def score_until_right(
+    monitored: MonitoredFleet, faults: Sequence[SimFault], earlier_ids: set[IncidentId]
+) -> list[ScenarioScore]:
+    """Advance until the score of every fault is right, or until the time limit of a single fault."""
+    scores = [_score_fault(monitored, fault, []) for fault in faults]
     settled_seconds, waited_seconds = 0, 0
-    score = score_fault(monitored, fault, [])
-    while not score.is_right and waited_seconds < DETECTION_TIMEOUT_SECONDS and settled_seconds < SETTLE_SECONDS:
+    while not all(score.is_right for score in scores):
+        if waited_seconds >= DETECTION_TIMEOUT_SECONDS or settled_seconds >= SETTLE_SECONDS:
+            break
         await monitored.advance(SCORE_EVERY_SECONDS)
         waited_seconds += SCORE_EVERY_SECONDS
-        settled_seconds += SCORE_EVERY_SECONDS if score.detected else 0
+        settled_seconds += SCORE_EVERY_SECONDS if all(score.detected for score in scores) else 0
         opened = [incident for incident in monitored.incidents() if incident.id not in earlier_ids]
-        score = score_fault(monitored, fault, opened)
-    duplicates = await _find_duplicate_incidents(monitored, fault) if score.is_right else ()
-    return ScenarioVerdict(
-        replace(score, has_no_duplicates=not duplicates), tuple(unexplained_pages(monitored, fault)), duplicates
-    )
+        scores = [_score_fault(monitored, fault, opened) for fault in faults]
+    return scores
 
 
 async def _advance_to_fault(monitored: MonitoredFleet, fault: SimFault) -> None:
@@ -199,7 +205,7 @@ async def _find_duplicate_incidents(monitored: MonitoredFleet, fault: SimFault) 
     return tuple(incident for incident in monitored.incidents() if incident.is_open and incident.place.domain in places)
 
 
-def score_fault(monitored: MonitoredFleet, fault: SimFault, opened: Sequence[Incident]) -> ScenarioScore:
+def _score_fault(monitored: MonitoredFleet, fault: SimFault, opened: Sequence[Incident]) -> ScenarioScore:
     place = monitored.simulation.fault_place(fault)
     return score_best_incident(
         fault, place, opened, diagnosis_of=monitored.journal.diagnosis, allowed_seconds=monitored.allowed_seconds
@@ -238,27 +244,16 @@ class HealthyHours:
 HEALTHY_INTERVALS = FleetIntervals(scrape_seconds=30, rule_seconds=60)
 
 
-async def run_healthy(
-    *, hours: float, gpus: int, seed: int = SEED, on_progress: Callable[[float], None] = lambda _: None
-) -> HealthyHours:
+async def run_healthy(*, hours: float, gpus: int, seed: int, on_progress: Callable[[float], None]) -> HealthyHours:
     """Simulate hours without a fault; `on_progress` gets the simulated hours after each step."""
-    simulation = Simulation(SimSettings(gpus=gpus, seed=seed))
-    with tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder:
-        monitored = MonitoredFleet(simulation, Path(folder), intervals=HEALTHY_INTERVALS)
-        try:
-            remaining_seconds = round(hours * 3600)
-            while remaining_seconds > 0:
-                step_seconds = min(remaining_seconds, 600)
-                await monitored.advance(step_seconds)
-                remaining_seconds -= step_seconds
-                on_progress(step_seconds / 3600)
-            return HealthyHours(hours * gpus, tuple(pages_and_tickets(monitored.incidents())))
-        finally:
-            monitored.close()
-
-
-def merge_healthy_hours(parts: Sequence[HealthyHours]) -> HealthyHours:
-    return HealthyHours(sum(part.gpu_hours for part in parts), tuple(alarm for part in parts for alarm in part.alarms))
+    with temporary_fleet(SimSettings(gpus=gpus, seed=seed), HEALTHY_INTERVALS) as monitored:
+        remaining_seconds = round(hours * 3600)
+        while remaining_seconds > 0:
+            step_seconds = min(remaining_seconds, 600)
+            await monitored.advance(step_seconds)
+            remaining_seconds -= step_seconds
+            on_progress(step_seconds / 3600)
+        return HealthyHours(hours * gpus, tuple(pages_and_tickets(monitored.incidents())))
 
 
 def pages_and_tickets(incidents: Iterable[Incident]) -> list[Incident]:

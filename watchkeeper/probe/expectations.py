@@ -40,8 +40,6 @@ PEER_LIMITS = ShareLimits(0.93, 0.85)
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The expected result of one test on one GPU model."""
-
     model: str
     test: str
     expected: float
@@ -67,7 +65,6 @@ def expectations_by_test(model: str) -> Mapping[str, Expectation]:
 
 @cache
 def health_limits() -> Mapping[str, float]:
-    """The limit of each health check, by its name."""
     return dict(pack.load("health_limits.csv", lambda cells: (pack.required(cells["check"]), float(cells["limit"]))))
 
 

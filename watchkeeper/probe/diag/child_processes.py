@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -61,8 +61,6 @@ class ChildMessage:
 
 
 class Child:
-    """One running child process."""
-
     def __init__(self, name: str, program: ChildProgram) -> None:
         self.name = name
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
@@ -80,10 +78,6 @@ class Child:
     def output(self) -> IO[bytes]:
         assert self._popen.stdout is not None
         return self._popen.stdout
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Write a request; if the child has exited, its output shows that."""
@@ -147,10 +141,6 @@ class Children:
         for name in list(self._running):
             self.kill(name)
         self._selector.close()
-
-    @property
-    def names(self) -> Sequence[str]:
-        return tuple(self._running)
 
     def start(self, name: str, program: ChildProgram) -> None:
         try:

@@ -27,10 +27,6 @@ MAX_BYTES = 16 << 20
 VERDICTS = {"pass": DiagVerdict.PASS, "warn": DiagVerdict.WARN, "warning": DiagVerdict.WARN, "fail": DiagVerdict.FAIL}
 
 
-def command_line(level: int, gpus: Sequence[int], *, program: str = PROGRAM) -> list[str]:
-    return [program, "diag", "-r", str(level), "-j", "-i", ",".join(map(str, gpus))]
-
-
 def run_dcgmi(command: Sequence[str], timeout_seconds: float) -> tuple[str | None, str]:
     """The output, or None and the reason. The exit status is ignored: dcgmi sets it also when a test fails."""
     with tempfile.TemporaryFile() as output:
@@ -67,11 +63,8 @@ def parse_output(text: str, uuids: Mapping[int, str]) -> tuple[TestResult, ...]:
     tree = next((json_facts.mapping(top, name) for name in TOP_KEYS if name in top), None)
     if tree is None or "runtime_error" in tree:
         reason = str((tree or {}).get("runtime_error") or " ".join(text.split()))[:300]
-        return (
-            TestResult(
-                NO_DIAGNOSTIC, None, DiagVerdict.SKIP, f"dcgmi returned no diagnostic: {reason or 'empty output'}"
-            ),
-        )
+        why = f"dcgmi returned no diagnostic: {reason or 'empty output'}"
+        return (TestResult(NO_DIAGNOSTIC, None, DiagVerdict.SKIP, why),)
     return tuple(_results(tree, uuids))
 
 
@@ -80,16 +73,13 @@ def _results(tree: Mapping[str, Any], uuids: Mapping[int, str]) -> Iterator[Test
         for test in _mappings(category, "tests"):
             name = "dcgm." + re.sub(r"[^a-z0-9]+", "_", str(test.get("name", "")).lower()).strip("_")
             for row in _mappings(test, "results"):
+                verdict = VERDICTS.get(str(row.get("status", "")).lower(), DiagVerdict.SKIP)
                 for gpu in _gpus_of_row(row, uuids):
-                    yield TestResult(name, gpu, _verdict(row), _reason(row))
+                    yield TestResult(name, gpu, verdict, _reason(row))
 
 
 def _mappings(parent: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
     return (item for item in json_facts.items(parent, name) if isinstance(item, Mapping))
-
-
-def _verdict(row: Mapping[str, Any]) -> DiagVerdict:
-    return VERDICTS.get(str(row.get("status", "")).lower(), DiagVerdict.SKIP)
 
 
 def _reason(row: Mapping[str, Any]) -> str:

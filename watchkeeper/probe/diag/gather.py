@@ -20,8 +20,6 @@ NVML, CUDA = "nvml", "cuda"
 
 
 class _FactsCollector:
-    """The facts from all messages so far."""
-
     def __init__(self) -> None:
         self.driver: NvmlStatus | None = None
         self.cuda: CudaStatus | None = None
@@ -38,7 +36,7 @@ class _FactsCollector:
         if message.child == CUDA:
             self.cuda = self.cuda or _parse_cuda_status(body)
         elif body["type"] == "ready":
-            self.driver = NvmlStatus(str(body["driver"]), str(body["library"]), int(body["count"]))
+            self.driver = NvmlStatus(str(body["driver"]), str(body["library"]))
         elif body["type"] == "reading":
             self.gpus, self.lost = software_facts.read_gpus(body["gpus"])
             self.is_nvml_done = True

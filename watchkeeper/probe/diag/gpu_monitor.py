@@ -19,15 +19,14 @@ STOP_MARGIN_CELSIUS = 2.0
 SLOWDOWN_MARGIN = "watchkeeper_gpu_slowdown_margin_celsius"
 CLOCK_REASONS = "watchkeeper_gpu_clocks_event_reason"
 UNCORRECTABLE = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
-CORRECTABLE = "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"
+REPLAYS = "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"
 COUNTERS = {
     UNCORRECTABLE: "uncorrectable memory errors",
-    CORRECTABLE: "corrected memory errors",
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "corrected memory errors",
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "rows remapped after uncorrectable errors",
     "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": "rows remapped after corrected errors",
-    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": "PCIe replays",
+    REPLAYS: "PCIe replays",
 }
-REPLAYS = "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"
 # Software slowdown starts before hardware slowdown.
 SLOWDOWN_REASONS = {
     "hw_thermal": (DiagVerdict.FAIL, "HW thermal slowdown"),
@@ -108,15 +107,8 @@ class GpuMonitor:
         return None
 
     def results(self) -> tuple[TestResult, ...]:
-        results: list[TestResult] = []
-        for uuid, history in self.gpus.items():
-            results += [
-                _judge_temperature(uuid, history),
-                _judge_clocks(uuid, history),
-                _judge_errors(uuid, history),
-                _judge_xids(uuid, history),
-            ]
-        return tuple(results)
+        judges = (_judge_temperature, _judge_clocks, _judge_errors, _judge_xids)
+        return tuple(judge(uuid, history) for uuid, history in self.gpus.items() for judge in judges)
 
 
 def _judge_temperature(uuid: str, history: GpuHistory) -> TestResult:
@@ -127,9 +119,8 @@ def _judge_temperature(uuid: str, history: GpuHistory) -> TestResult:
     if margin is None:
         return TestResult("temperature", uuid, DiagVerdict.PASS, text, measured=history.max_celsius, unit="°C")
     text += f", {margin:g} °C below the slowdown temperature, the limit is {limit:g} °C"
-    verdict = (
-        DiagVerdict.FAIL if margin <= STOP_MARGIN_CELSIUS else DiagVerdict.WARN if margin <= limit else DiagVerdict.PASS
-    )
+    verdict = DiagVerdict.WARN if margin <= limit else DiagVerdict.PASS
+    verdict = DiagVerdict.FAIL if margin <= STOP_MARGIN_CELSIUS else verdict
     return TestResult("temperature", uuid, verdict, text, measured=history.max_celsius, unit="°C")
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from watchkeeper.model import gpu_selectors
 from watchkeeper.model.diag import NO_WORK, DiagReport, DiagVerdict, TestedGpu, TestResult
@@ -56,17 +55,13 @@ class DiagOptions:
         return default_programs | dict(self.programs)
 
 
-def _ignore_progress(_worker: str, _test: str, _done: float, _facts: Mapping[str, Any]) -> None:
-    pass
-
-
 def run(
     level: int,
     *,
     now: datetime,
     node: NodeFacts | None = None,
     options: DiagOptions | None = None,
-    report_progress: ReportProgress = _ignore_progress,
+    report_progress: ReportProgress = lambda *_: None,
 ) -> DiagReport:
     """Run all tests of this level on the selected GPUs; `node` has the facts of the node other than its GPUs."""
     options, start = options or DiagOptions(), time.monotonic()
@@ -164,7 +159,7 @@ def _worker_program(options: DiagOptions, uuids: Sequence[str]) -> child_process
 
 
 def _run_dcgm(gpus: Sequence[GpuReading], level: int, program: str) -> tuple[TestResult, ...]:
-    command = dcgm.command_line(level, [gpu.index for gpu in gpus], program=program)
+    command = [program, "diag", "-r", str(level), "-j", "-i", ",".join(str(gpu.index) for gpu in gpus)]
     text, reason = dcgm.run_dcgmi(command, dcgm.TIMEOUT_SECONDS[level])
     if text is None:
         return (TestResult(dcgm.NO_DIAGNOSTIC, None, DiagVerdict.SKIP, reason),)

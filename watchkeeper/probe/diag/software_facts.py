@@ -46,7 +46,6 @@ class NvmlStatus:
 
     version: str | None = None
     library: str | None = None
-    count: int = 0
     error_name: str | None = None
     error_text: str = ""
 

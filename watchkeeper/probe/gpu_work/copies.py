@@ -21,15 +21,7 @@ PAIR_BYTES = 512 * MIB
 REPEATS = 8
 
 
-def copy_to_gpu(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:
-    return _measure_pcie(bench, options, is_to_gpu=True)
-
-
-def copy_from_gpu(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:
-    return _measure_pcie(bench, options, is_to_gpu=False)
-
-
-def _measure_pcie(bench: Bench, options: Mapping[str, Any], *, is_to_gpu: bool) -> dict[str, Any]:
+def copy_over_pcie(bench: Bench, options: Mapping[str, Any], *, is_to_gpu: bool) -> dict[str, Any]:
     torch, size = bench.torch, int(options.get("bytes", HOST_BYTES))
     sent = torch.randint(-(2**62), 2**62, (size // 8,), dtype=torch.int64)
     received = torch.empty_like(sent)

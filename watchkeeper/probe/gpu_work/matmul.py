@@ -69,8 +69,8 @@ class MatrixProduct:
             raise TestSkipped(f"this torch has no {number_format.operand}")
         min_capability = (8, 0) if number_format.is_tf32 else MIN_CAPABILITY.get(number_format.operand, (0, 0))
         if bench.is_gpu and (capability := bench.torch.cuda.get_device_capability()) < min_capability:
-            words = "not supported by compute capability {}.{}, needs {}.{}"
-            raise TestSkipped(words.format(*capability, *min_capability))
+            reason = "not supported by compute capability {}.{}, needs {}.{}"
+            raise TestSkipped(reason.format(*capability, *min_capability))
 
     def random_matrix(self, size: int) -> Any:
         torch = self._torch
@@ -80,11 +80,8 @@ class MatrixProduct:
     def integer_matrix(self, size: int) -> Any:
         """A matrix of integers that the format represents exactly."""
         torch, max_integer = self._torch, self.number_format.max_integer
-        return (
-            torch.randint(-max_integer, max_integer + 1, (size, size), device=self.bench.device)
-            .to(torch.float32)
-            .to(self.operand)
-        )
+        matrix = torch.randint(-max_integer, max_integer + 1, (size, size), device=self.bench.device)
+        return matrix.to(torch.float32).to(self.operand)
 
     def multiply(self, left: Any, right: Any) -> Any:
         torch = self._torch
@@ -103,16 +100,7 @@ class MatrixProduct:
         )
 
 
-def make_test(name: str) -> Any:
-    number_format = FORMATS[name]
-
-    def run(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:
-        return _run(bench, number_format, options)
-
-    return run
-
-
-def _run(bench: Bench, number_format: NumberFormat, options: Mapping[str, Any]) -> dict[str, Any]:
+def multiply_matrices(bench: Bench, options: Mapping[str, Any], *, number_format: NumberFormat) -> dict[str, Any]:
     product = MatrixProduct(bench, number_format)
     size = int(options.get("size", 0)) or _fitting_size(bench, product)
     left, right = product.random_matrix(size), product.random_matrix(size)
@@ -202,11 +190,13 @@ def _check_exact_product(product: MatrixProduct, size: int, *, plant: bool) -> l
 
 def count_differing(torch: Any, first: Any, second: Any) -> int:
     """The number of elements that differ in any bit; NaN equals NaN."""
-    integer_types = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[first.element_size()]
-    return int((first.view(integer_types) != second.view(integer_types)).sum())
+    return int((_view_as_integers(torch, first) != _view_as_integers(torch, second)).sum())
 
 
 def flip_bit(torch: Any, matrix: Any) -> None:
     """Flip the lowest bit of one element, for tests."""
-    integer_types = {2: torch.int16, 4: torch.int32, 8: torch.int64}[matrix.element_size()]
-    matrix.view(integer_types)[3, 5] ^= 1
+    _view_as_integers(torch, matrix)[3, 5] ^= 1
+
+
+def _view_as_integers(torch: Any, matrix: Any) -> Any:
+    return matrix.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[matrix.element_size()])

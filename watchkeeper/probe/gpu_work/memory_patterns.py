@@ -136,7 +136,7 @@ def _plant_flip(chunks: Sequence[Chunk], word_index: int, bit: int) -> None:
     for chunk in chunks:
         offset = word_index - chunk.first_word
         if 0 <= offset < chunk.words.numel():
-            chunk.words[offset] ^= _signed(1 << bit)
+            chunk.words[offset] ^= 1 << bit if bit < 63 else -1 << 63
 
 
 def _describe_flip(flip: Flip, chunks: Sequence[Chunk]) -> str:
@@ -211,7 +211,3 @@ class TorchSweeper:
             return ~addresses
         mixed = (addresses + seed) * 0x1E3779B97F4A7C15
         return mixed ^ (mixed >> 29) ^ (mixed << 31)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word

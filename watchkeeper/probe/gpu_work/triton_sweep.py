@@ -18,7 +18,7 @@ WARPS = 4
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _made(at, first, seed, fill, KIND: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _pattern_word(at, first, seed, fill, KIND: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """The pattern word at `first + at`; `memory_patterns` defines the kinds."""
     if KIND == 0:
         return first + at
@@ -52,7 +52,7 @@ def _sweep(  # type: ignore[no-untyped-def] # noqa: PLR0917
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if CHECK >= 0:
         read = tl.load(words + at)
-        expected = _made(at, first, seed, check_fill, CHECK)
+        expected = _pattern_word(at, first, seed, check_fill, CHECK)
         wrong = (read != expected).to(tl.int32)
         total = tl.sum(wrong)
         if total > 0:
@@ -62,7 +62,7 @@ def _sweep(  # type: ignore[no-untyped-def] # noqa: PLR0917
             tl.store(kept + slot * 3 + 1, read, mask=is_kept)
             tl.store(kept + slot * 3 + 2, expected, mask=is_kept)
     if WRITE >= 0:
-        tl.store(words + at, _made(at, first, seed, write_fill, WRITE))
+        tl.store(words + at, _pattern_word(at, first, seed, write_fill, WRITE))
 
 
 class TritonSweeper:

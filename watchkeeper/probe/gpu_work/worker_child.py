@@ -14,6 +14,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import IO, Any
 
 from watchkeeper.probe.gpu_work import copies, matmul, memory_patterns, stress
@@ -21,12 +22,12 @@ from watchkeeper.probe.gpu_work.bench import Bench, TestSkipped
 
 Test = Callable[[Bench, Mapping[str, Any]], dict[str, Any]]
 TESTS: Mapping[str, Test] = {
-    "pcie_to_gpu": copies.copy_to_gpu,
-    "pcie_from_gpu": copies.copy_from_gpu,
+    "pcie_to_gpu": partial(copies.copy_over_pcie, is_to_gpu=True),
+    "pcie_from_gpu": partial(copies.copy_over_pcie, is_to_gpu=False),
     "memory_copy": copies.copy_inside_gpu,
     "p2p": copies.copy_between_gpus,
     "memory_patterns": memory_patterns.run_patterns,
-    **{f"matmul_{name}": matmul.make_test(name) for name in matmul.FORMATS},
+    **{f"matmul_{name}": partial(matmul.multiply_matrices, number_format=row) for name, row in matmul.FORMATS.items()},
     "stress": stress.stress,
 }
 
@@ -46,8 +47,7 @@ def main() -> None:
     if bench is None:
         return
     while True:
-        request = json.loads(requests.get())
-        _run_test(bench, request, send)
+        _run_test(bench, json.loads(requests.get()), send)
 
 
 def _read_requests(requests: queue.SimpleQueue[str]) -> None:

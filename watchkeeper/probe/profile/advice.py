@@ -52,6 +52,17 @@ class AchievedRates:
     memory_gb: float | None
     pcie_gb: float | None
 
+    def by_unit(self) -> list[tuple[str, float]]:
+        """The known rates with the units that are shown to users."""
+        rates = (
+            ("TFLOP/s on tensor cores if 16-bit", self.tensor_tflops),
+            ("TFLOP/s fp32", self.fp32_tflops),
+            ("TFLOP/s fp64", self.fp64_tflops),
+            ("GB/s memory", self.memory_gb),
+            ("GB/s PCIe", self.pcie_gb),
+        )
+        return [(unit, value) for unit, value in rates if value is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class GpuRates:
@@ -79,31 +90,17 @@ class MetricExpectation:
 
 @cache
 def bottleneck_advice() -> Mapping[str, BottleneckAdvice]:
+    names = ("title", "meaning", "first_change", "then", "tool")
     rows = pack.load(
-        "bottlenecks.csv",
-        lambda cells: (
-            cells["class"],
-            BottleneckAdvice(cells["title"], cells["meaning"], cells["first_change"], cells["then"], cells["tool"]),
-        ),
+        "bottlenecks.csv", lambda cells: (cells["class"], BottleneckAdvice(*(cells[name] for name in names)))
     )
     return dict(rows)
 
 
 @cache
 def gpu_rates() -> Mapping[str, GpuRates]:
-    rows = pack.load(
-        "gpu_rates.csv",
-        lambda cells: (
-            cells["model"],
-            GpuRates(
-                float(cells["sms"]),
-                float(cells["tensor_flop"]),
-                float(cells["fp32_flop"]),
-                float(cells["fp64_flop"]),
-                float(cells["memory_gb_per_second"]),
-            ),
-        ),
-    )
+    names = ("sms", "tensor_flop", "fp32_flop", "fp64_flop", "memory_gb_per_second")
+    rows = pack.load("gpu_rates.csv", lambda cells: (cells["model"], GpuRates(*(float(cells[name]) for name in names))))
     return dict(rows)
 
 

@@ -295,7 +295,8 @@ def _classify_by_unit(features: Features) -> WorkloadVerdict:
     if highest >= threshold and ratio <= limits()["alone"]:
         why = f"{_unit_name(bound)} at {percent(highest)} of the practical ceiling, all others far below ({numbers})"
         return WorkloadVerdict(bound, 0.6 if highest >= limits()["weak_dominant"] else 0.45, why)
-    if limits()["quiet_unit"] <= memory_share and pipe_share < limits()["weak_dominant"] and not _has_tensor(features):
+    has_tensor = (features.tensor or 0.0) >= limits()["some_tensor"]
+    if limits()["quiet_unit"] <= memory_share and pipe_share < limits()["weak_dominant"] and not has_tensor:
         why = f"device memory at {percent(memory_share)} of the practical ceiling, no tensor work ({numbers})"
         return WorkloadVerdict(Bound.MEMORY, 0.45, why)
     if highest < limits()["weak_dominant"] and memory_share < limits()["quiet_unit"]:
@@ -338,10 +339,6 @@ BASIC: tuple[Rule, ...] = (
     classify_basic.detect_light_work,
     classify_basic.classify_by_unit,
 )
-
-
-def _has_tensor(features: Features) -> bool:
-    return (features.tensor or 0.0) >= limits()["some_tensor"]
 
 
 def _unit_name(bound: Bound) -> str:

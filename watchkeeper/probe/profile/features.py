@@ -99,6 +99,7 @@ def measure_features(
     power_over_idle = None if power is None else (power - idle_power) / max(1.0, model.power_watts - idle_power)
     nvlink = [rate for way in ("rx", "tx") if (rate := _mean(track, f"nvlink_total_{way}_per_sec")) is not None]
     nvlink_mib = None if model.nvlink_gb_per_second is None else model.nvlink_gb_per_second / 2 * MIB_PER_GB
+    sm_values = present_values(track.numbers.get("sm_util", ()))
     network = present_values((_mean(track, "net_rx_kbs"), _mean(track, "net_tx_kbs")))
     return Features(
         samples=len(track),
@@ -108,7 +109,7 @@ def measure_features(
         graphics=_kernel_share(track, present_values((pcie_in, pcie_out)), ceiling),
         is_graphics_estimated=not track.has("graphics_util"),
         sm=_share(track, "sm_util"),
-        sm_median=_median(track, "sm_util"),
+        sm_median=statistics.median(sm_values) / 100 if sm_values else None,
         occupancy=_share(track, "sm_occupancy"),
         tensor=_tensor_share(track),
         tensor_fp64=_share(track, "dfma_tensor_util"),
@@ -211,11 +212,6 @@ def _mean(track: GpuTrack, column: str) -> float | None:
 def _share(track: GpuTrack, column: str) -> float | None:
     mean = _mean(track, column)
     return None if mean is None else mean / 100
-
-
-def _median(track: GpuTrack, column: str) -> float | None:
-    values = present_values(track.numbers.get(column, ()))
-    return statistics.median(values) / 100 if values else None
 
 
 def _kernel_share(track: GpuTrack, copies_mib: Sequence[float], ceiling: float) -> float | None:

@@ -37,10 +37,6 @@ class ProcessTree:
         self._proc = proc
         self._last: tuple[float, ProcessTotals] | None = None
 
-    def is_alive(self) -> bool:
-        fields = _read_stat(self._proc / str(self._pid))
-        return fields is not None and fields[0] != "Z"
-
     def read(self, now: float) -> Mapping[str, float]:
         """Rates since the last call; the first call has none."""
         totals = self._read_totals()
@@ -90,7 +86,7 @@ class ProcessTree:
             for task in (folder / "task").iterdir():
                 if len(totals.thread_seconds) >= MAX_THREADS:
                     return
-                fields = _read_stat(task)
+                fields = read_stat(task)
                 if fields is not None:
                     totals.thread_seconds[int(task.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
                     # D: waits in the kernel, nearly always for a disk or a network file system.
@@ -121,7 +117,7 @@ def _disk_rates(totals: ProcessTotals, previous: ProcessTotals, seconds: float) 
     return {"read_kbs": round(read / 1024 / seconds, 1), "write_kbs": round(written / 1024 / seconds, 1)}
 
 
-def _read_stat(folder: Path) -> list[str] | None:
+def read_stat(folder: Path) -> list[str] | None:
     """The fields of `stat` after the name, which may contain spaces and brackets; the first is the state."""
     try:
         return (folder / "stat").read_text().rpartition(")")[2].split()

@@ -165,7 +165,6 @@ class Recorder:
         return self._recording(recent)
 
     def finish(self) -> Recording:
-        """The whole recording."""
         with self._lock:
             all_rows = {gpu: list(rows) for gpu, rows in self._rows.items()}
         return self._recording(all_rows)

@@ -29,6 +29,9 @@ MAX_NOTES = 8
 UNKNOWN_WORDS = frozenset({"", "nan", "none", "null", "n/a", "na", "-", "[n/a]", "[not supported]", "not supported"})
 # Counters round up, to 100.4 % for example.
 PERCENT_LIMIT = 101.0
+EXPECTED_COLUMNS = (
+    "A recording has t, gpu_util, mem_copy_util, power_w and, with GPM, sm_util, dram_bw_util, any_tensor_util …"
+)
 
 
 class RecordingError(WatchkeeperError):
@@ -102,9 +105,7 @@ def read_recording(path: Path) -> Recording:
 
 def read_text(text: str, *, where: str) -> Recording:
     if not text.strip():
-        raise RecordingError(
-            "the file is empty", where=where, remedy=f"The first line lists columns: {_expected_columns()}"
-        )
+        raise RecordingError("the file is empty", where=where, remedy=EXPECTED_COLUMNS)
     header = text.lstrip().partition("\n")[0]
     delimiter = max(",;\t", key=header.count)
     reader = csv.reader(io.StringIO(text), delimiter=delimiter)
@@ -164,23 +165,18 @@ class _RowTable:
 
     def _check_header(self) -> None:
         repeated = sorted({name for name in self._names if name and self._names.count(name) > 1})
-        listed = ", ".join(self._names[:12])[:200]
         if repeated:
             raise RecordingError(f"column {repeated[0]} is twice in the header", where=f"{self._where}:1")
         if columns.TIME not in self._names:
-            raise RecordingError(
-                f"no column `{columns.TIME}` (time in seconds)",
-                where=f"{self._where}:1",
-                now=f"The columns are {listed}",
-                remedy=f"A recording has {_expected_columns()}",
-            )
-        if not any(name in self._names for name in columns.ACTIVITY_COLUMNS):
-            raise RecordingError(
-                f"no column {', '.join(columns.ACTIVITY_COLUMNS)}: at least one is needed",
-                where=f"{self._where}:1",
-                now=f"The columns are {listed}",
-                remedy=f"A recording has {_expected_columns()}",
-            )
+            problem = f"no column `{columns.TIME}` (time in seconds)"
+        elif not any(name in self._names for name in columns.ACTIVITY_COLUMNS):
+            problem = f"no column {', '.join(columns.ACTIVITY_COLUMNS)}: at least one is needed"
+        else:
+            return
+        listed = ", ".join(self._names[:12])[:200]
+        raise RecordingError(
+            problem, where=f"{self._where}:1", now=f"The columns are {listed}", remedy=EXPECTED_COLUMNS
+        )
 
     def add(self, cells: list[str], line: int) -> None:
         self._count += 1
@@ -223,7 +219,7 @@ class _RowTable:
         if len(self._bad_rows) > MAX_BAD_SHARE * self._count or not self._rows:
             problem = self._bad_rows[0] if self._bad_rows else "no row after the header"
             count = f"{len(self._bad_rows)} of {self._count} rows are invalid" if self._bad_rows else None
-            raise RecordingError(problem, where=self._where, now=count, remedy=f"A recording has {_expected_columns()}")
+            raise RecordingError(problem, where=self._where, now=count, remedy=EXPECTED_COLUMNS)
         notes = [f"dropped: {text}" for text in self._bad_rows[:MAX_NOTES]]
         if len(self._bad_rows) > MAX_NOTES:
             notes.append(f"dropped: {len(self._bad_rows) - MAX_NOTES} more rows")
@@ -238,7 +234,7 @@ class _RowTable:
         without_activity = [track.gpu for track in tracks if not track.has_activity()]
         if len(without_activity) == len(tracks):
             problem = f"{', '.join(columns.ACTIVITY_COLUMNS)} have no values: the activity of the GPU is unknown"
-            raise RecordingError(problem, where=self._where, remedy=f"A recording has {_expected_columns()}")
+            raise RecordingError(problem, where=self._where, remedy=EXPECTED_COLUMNS)
         notes += [f"gpu {gpu}: dropped, no activity values" for gpu in without_activity]
         return Recording(tuple(track for track in tracks if track.gpu not in without_activity), tuple(notes))
 
@@ -285,10 +281,6 @@ def _is_invalid_number(text: str) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _expected_columns() -> str:
-    return "t, gpu_util, mem_copy_util, power_w and, with GPM, sm_util, dram_bw_util, any_tensor_util …"
 
 
 def _parse_time(text: str) -> float:

@@ -89,8 +89,10 @@ def build_report(
     start_up_seconds = min(track.times[0] for track in tracks) - started
     main = gpus[0].main
     bound, features = main.verdict.bound, main.features
-    spread = _activity_spread(gpus)
+    levels = [gpu.main.features.rhythm.mean for gpu in gpus]
+    spread = max(levels) - min(levels) if len(levels) > 1 else None
     workload_kind = kind or _guess_kind(command, len(gpus))
+    baseline_bound, compared_columns = _compare_with_baseline(recording, gpus[0], baseline=baseline, model=model)
     return ProfileReport(
         model=model,
         model_is_known=is_known and (recording.model is None or found_model is not None),
@@ -105,7 +107,7 @@ def build_report(
         expected=advice.metric_expectations(
             workload_kind,
             features,
-            limit_watts=_limit_watts(recording, gpus[0].gpu, model),
+            limit_watts=float(recording.facts.get(gpus[0].gpu, {}).get("power_limit_w") or model.power_watts),
             spread=spread,
             memory_used=gpus[0].memory_used,
         ),
@@ -113,8 +115,8 @@ def build_report(
         spread=spread,
         imbalance=_describe_imbalance(gpus, spread),
         host=_host_means(recording),
-        compared_columns=_compare_with_baseline(recording, gpus[0], baseline=baseline, model=model),
-        baseline_bound=_find_baseline_bound(baseline, model),
+        compared_columns=compared_columns,
+        baseline_bound=baseline_bound,
         notes=(*recording.notes, *_create_notes(recording, main, start_up_seconds=start_up_seconds)),
     )
 
@@ -160,16 +162,6 @@ def main_segment(timeline: Sequence[segments.Segment]) -> segments.Segment:
     )
 
 
-def _limit_watts(recording: Recording, gpu: str, model: limits.GpuCeilings) -> float:
-    limit_watts = recording.facts.get(gpu, {}).get("power_limit_w")
-    return float(limit_watts) if limit_watts else model.power_watts
-
-
-def _activity_spread(gpus: Sequence[GpuReport]) -> float | None:
-    levels = [gpu.main.features.rhythm.mean for gpu in gpus]
-    return max(levels) - min(levels) if len(levels) > 1 else None
-
-
 def _describe_imbalance(gpus: Sequence[GpuReport], spread: float | None) -> str | None:
     if spread is None or spread <= IMBALANCE:
         return None
@@ -199,30 +191,20 @@ def _host_means(recording: Recording) -> dict[str, float]:
 
 def _compare_with_baseline(
     recording: Recording, gpu: GpuReport, *, baseline: Recording | None, model: limits.GpuCeilings
-) -> tuple[compare.ComparedColumn, ...]:
+) -> tuple[str | None, tuple[compare.ComparedColumn, ...]]:
+    """The class of the most active GPU of the baseline, and the comparison of its main segment with that of `gpu`."""
     if baseline is None:
-        return ()
+        return None, ()
+    earlier = max(baseline.tracks, key=lambda track: segments.judge_whole(track, model).features.rhythm.mean)
+    earlier = segments.trim_to_work(earlier, model)
+    segment = main_segment(segments.judge_recording(replace(baseline, tracks=(earlier,)), model).segments)
     current = next(track for track in recording.tracks if track.gpu == gpu.gpu)
-    earlier, segment = _main_track(baseline, model)
-    return compare.compare(_segment_rows(earlier, segment), _segment_rows(current, gpu.main))
-
-
-def _main_track(baseline: Recording, model: limits.GpuCeilings) -> tuple[GpuTrack, segments.Segment]:
-    """The most active GPU of an earlier recording, and its main segment."""
-    track = max(baseline.tracks, key=lambda track: segments.judge_whole(track, model).features.rhythm.mean)
-    track = segments.trim_to_work(track, model)
-    judged_recording = segments.judge_recording(replace(baseline, tracks=(track,)), model)
-    return track, main_segment(judged_recording.segments)
+    compared = compare.compare(_segment_rows(earlier, segment), _segment_rows(current, gpu.main))
+    return segment.verdict.bound.value, compared
 
 
 def _segment_rows(track: GpuTrack, segment: segments.Segment) -> GpuTrack:
     return track.select_rows([row for row, at in enumerate(track.times) if segment.since <= at <= segment.until])
-
-
-def _find_baseline_bound(baseline: Recording | None, model: limits.GpuCeilings) -> str | None:
-    if baseline is None:
-        return None
-    return _main_track(baseline, model)[1].verdict.bound.value
 
 
 def _create_notes(recording: Recording, main: segments.Segment, *, start_up_seconds: float) -> Iterable[str]:

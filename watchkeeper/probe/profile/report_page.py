@@ -62,7 +62,6 @@ CHARTS: tuple[tuple[str, str, tuple[ChartLine, ...]], ...] = (
 
 
 def render_page(report: ProfileReport, recording: Recording, *, title: str) -> str:
-    """The HTML text of the report."""
     template = (resources.files("watchkeeper.packs") / "profile_report.html").read_text(encoding="utf-8")
     parts = {
         "TITLE": escape(title),
@@ -117,15 +116,7 @@ def _render_expected(report: ProfileReport) -> str:
 def _render_gpu(report: ProfileReport, recording: Recording, position: int) -> str:
     gpu = report.gpus[position]
     track = next(candidate for candidate in recording.tracks if candidate.gpu == gpu.gpu)
-    achieved = gpu.achieved
-    rates = (
-        ("TFLOP/s, tensor cores if 16-bit", achieved.tensor_tflops),
-        ("TFLOP/s fp32", achieved.fp32_tflops),
-        ("TFLOP/s fp64", achieved.fp64_tflops),
-        ("GB/s memory", achieved.memory_gb),
-        ("GB/s PCIe", achieved.pcie_gb),
-    )
-    tiles = "".join(f"<div><dt>{unit}</dt><dd>{value:,.1f}</dd></div>" for unit, value in rates if value is not None)
+    tiles = "".join(f"<div><dt>{unit}</dt><dd>{value:,.1f}</dd></div>" for unit, value in gpu.achieved.by_unit())
     charts = "".join(_render_chart(track, name, unit=unit, lines=lines) for name, unit, lines in CHARTS)
     uuid = recording.facts.get(gpu.gpu, {}).get("uuid", "")
     estimates = f"<p class=small>Estimates: share of each unit × its rate on {escape(report.model.name)}.</p>"

@@ -67,7 +67,7 @@ def gain_text(report: ProfileReport) -> str:
 
 def _evidence_lines(report: ProfileReport) -> Iterator[str]:
     for gpu in report.gpus:
-        features, achieved = gpu.main.features, gpu.achieved
+        features = gpu.main.features
         shares = (
             ("kernels", features.graphics),
             ("SMs", features.sm),
@@ -79,14 +79,7 @@ def _evidence_lines(report: ProfileReport) -> Iterator[str]:
         share_text = ", ".join(f"{name} {100 * value:.1f} %" for name, value in shares if value is not None)
         power_text = "" if features.power_watts is None else f", {features.power_watts:.0f} W"
         yield f"GPU {gpu.gpu}: {gpu.main.verdict.bound.value}; {share_text}{power_text}"
-        rates = (
-            ("TFLOP/s on tensor cores if 16-bit", achieved.tensor_tflops),
-            ("TFLOP/s fp32", achieved.fp32_tflops),
-            ("TFLOP/s fp64", achieved.fp64_tflops),
-            ("GB/s memory", achieved.memory_gb),
-            ("GB/s PCIe", achieved.pcie_gb),
-        )
-        rate_text = ", ".join(f"{value:,.0f} {unit}" for unit, value in rates if value is not None and value >= 1)
+        rate_text = ", ".join(f"{value:,.0f} {unit}" for unit, value in gpu.achieved.by_unit() if value >= 1)
         if rate_text:
             yield f"  about {rate_text} (estimates: share of each unit × its rate on {report.model.name})"
     if report.imbalance is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from watchkeeper.errors import WatchkeeperError
+from watchkeeper.probe.profile.process_tree import read_stat
 from watchkeeper.probe.profile.recorder import Recorder
 from watchkeeper.probe.profile.recording import Recording
 
@@ -176,8 +177,5 @@ def exit_status(code: int | None) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z" and os.getpid() != pid
+    fields = read_stat(Path("/proc") / str(pid))
+    return fields is not None and fields[0] != "Z" and os.getpid() != pid

@@ -28,8 +28,6 @@ class SimNodeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SimNodeView:
-    """The state of a node in the cluster."""
-
     name: str
     exists: bool
     schedulable: bool

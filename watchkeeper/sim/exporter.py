@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from watchkeeper.catalogue import pack, xid
-from watchkeeper.sim.fleet import FleetLayout, SimGpu, SimNode, gpu_models
+from watchkeeper.catalogue.gpu_models import gpu_models
+from watchkeeper.sim.fleet import FleetLayout, SimGpu, SimNode
 from watchkeeper.sim.jobs import SimJobs
 from watchkeeper.sim.readings import DcgmReadings, supports
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
-from watchkeeper.catalogue import pack
+from watchkeeper.catalogue.gpu_models import GpuModel, gpu_models
 from watchkeeper.errors import SettingsError, WatchkeeperError
 
 GPUS_PER_NODE = 8
@@ -25,26 +24,6 @@ RACKS_PER_LEAF = 2
 
 class UnknownName(WatchkeeperError):
     """A node, GPU, scenario or fault that this simulator does not have."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuModel:
-    """One row of packs/gpu_models.csv; None if the model lacks the part."""
-
-    name: str
-    memory_mib: int
-    tdp_watts: float
-    idle_watts: float
-    max_sm_mhz: int
-    idle_sm_mhz: int
-    memory_mhz: int
-    max_operating_celsius: int
-    slowdown_celsius: int
-    shutdown_celsius: int
-    memory_max_celsius: int | None
-    nvlink_gb_per_second: float | None
-    pcie_gb_per_second: float
-    pcie_generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,30 +136,6 @@ def build_layout(*, gpus: int, seed: int) -> FleetLayout:
         by_name={node.name: node for node in nodes},
         node_of_gpu=np.repeat(np.arange(count), [len(node.gpus) for node in nodes]),
         rack_of_node=np.arange(count) // NODES_PER_RACK,
-    )
-
-
-@cache
-def gpu_models() -> dict[str, GpuModel]:
-    return {model.name: model for model in pack.load("gpu_models.csv", _parse_model)}
-
-
-def _parse_model(cells: Mapping[str, str]) -> GpuModel:
-    return GpuModel(
-        name=pack.required(cells["model"]),
-        memory_mib=int(cells["memory_mib"]),
-        tdp_watts=float(cells["tdp_watts"]),
-        idle_watts=float(cells["idle_watts"]),
-        max_sm_mhz=int(cells["max_sm_mhz"]),
-        idle_sm_mhz=int(cells["idle_sm_mhz"]),
-        memory_mhz=int(cells["memory_mhz"]),
-        max_operating_celsius=int(cells["max_operating_celsius"]),
-        slowdown_celsius=int(cells["slowdown_celsius"]),
-        shutdown_celsius=int(cells["shutdown_celsius"]),
-        memory_max_celsius=int(cells["memory_max_celsius"]) if cells["memory_max_celsius"] else None,
-        nvlink_gb_per_second=float(cells["nvlink_gb_per_second"]) if cells["nvlink_gb_per_second"] else None,
-        pcie_gb_per_second=float(cells["pcie_gb_per_second"]),
-        pcie_generation=int(cells["pcie_generation"]),
     )
 
 

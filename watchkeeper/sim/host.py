@@ -104,7 +104,7 @@ class SimHosts:
                 page.add(labels, float(state == ("active" if is_up else "failed")))
 
     def _write_traffic(self, page: MetricsPage, node: SimNode) -> None:
-        ports = _port_labels(node)
+        ports = _port_labels(node.pool.name)
         port_bytes = self._port_bytes[node.rows][: len(ports)]
         for direction in ("received", "transmitted") if ports else ():
             name = f"node_infiniband_port_data_{direction}_bytes_total"
@@ -113,7 +113,7 @@ class SimHosts:
                 page.add(labels, float(int(value)))
 
     def _write_errors(self, page: MetricsPage, node: SimNode, *, now: int) -> None:
-        ports = _port_labels(node)
+        ports = _port_labels(node.pool.name)
         if not ports:
             return
         page.begin("node_infiniband_symbol_error_total", "counter", "Number of minor link errors detected")
@@ -126,19 +126,16 @@ class SimHosts:
             for port, labels in enumerate(ports):
                 is_bad = port == 0 and name == "port_errors_received_total"
                 page.add(labels, float(int(self._receive_errors[node.row])) if is_bad else 0.0)
-        page.begin("node_infiniband_state_id", "gauge", "State of the port (4: ACTIVE)")
-        for labels in ports:
-            page.add(labels, 4.0)
-        page.begin("node_infiniband_rate_bytes_per_second", "gauge", "Maximum signal transfer rate")
-        for labels in ports:
-            page.add(labels, PORTS[node.pool.name][1])
-
-
-def _port_labels(node: SimNode) -> tuple[str, ...]:
-    ports, _ = PORTS.get(node.pool.name, (0, 0.0))
-    return _format_port_labels(ports)
+        for name, help, value in (
+            ("state_id", "State of the port (4: ACTIVE)", 4.0),
+            ("rate_bytes_per_second", "Maximum signal transfer rate", PORTS[node.pool.name][1]),
+        ):
+            page.begin(f"node_infiniband_{name}", "gauge", help)
+            for labels in ports:
+                page.add(labels, value)
 
 
 @cache
-def _format_port_labels(ports: int) -> tuple[str, ...]:
+def _port_labels(pool: str) -> tuple[str, ...]:
+    ports, _ = PORTS.get(pool, (0, 0.0))
     return tuple(format_labels({"device": f"mlx5_{port}", "port": "1"}) for port in range(ports))

@@ -35,8 +35,6 @@ class SimJobKind(IntEnum):
 
 
 class WorkPhase(IntEnum):
-    """The phase of the work on a GPU in this second."""
-
     IDLE = 0
     COMPUTE = 1
     EXCHANGE = 2
@@ -142,7 +140,8 @@ class SimJobs:
         self._exchange, self._epoch, self._checkpoint = np.ones(count), np.ones(count), np.ones(count)
         self._gpus = np.array([len(node.gpus) for node in layout.nodes])
         self._free = self._gpus.copy()
-        self._pools = {pool: np.array([n.pool.name == pool for n in layout.nodes]) for pool in _pool_names(layout)}
+        pools = [node.pool.name for node in layout.nodes]
+        self._pools = {pool: np.array([name == pool for name in pools]) for pool in dict.fromkeys(pools)}
         self._timers: list[tuple[int, int, str]] = []
         self._pending: deque[SimJob] = deque(maxlen=REQUEUE_LIMIT)
         self._next_number = 4700 + rng.randrange(200)
@@ -319,7 +318,3 @@ class SimJobs:
             node = int(self.layout.node_of_gpu[row])
             self._free[node] += gpus_freed
             self.label_version[node] += 1
-
-
-def _pool_names(layout: FleetLayout) -> list[str]:
-    return list(dict.fromkeys(node.pool.name for node in layout.nodes))

@@ -47,11 +47,9 @@ class SimKernelRecord:
 
 @dataclass(slots=True)
 class NodeBoot:
-    """One boot of a node."""
-
     id: str
     started_at: datetime
-    next_sequence: int
+    next_sequence: int = 0
     last_micros: int = 0
     named_gpus: set[str] = field(default_factory=set)
 
@@ -113,7 +111,7 @@ class SimKernelLog:
 
     def reboot(self, node: SimNode, now: datetime) -> None:
         """Start a new kernel: a new boot id, numbering from zero, and the first lines of a boot."""
-        self._boots[node.name] = self._new_boot(now, 0)
+        self._boots[node.name] = NodeBoot(str(UUID(int=self._rng.getrandbits(128), version=4)), now)
         self.write(node, "Linux version 6.8.0-79-generic (buildd@lcy02) (x86_64-linux-gnu-gcc 13.3.0)", now, priority=5)
         loading_line = f"NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  {node.pool.driver}  Release Build"
         self.write(node, loading_line, now, priority=INFORMATIONAL)
@@ -128,6 +126,3 @@ class SimKernelLog:
             hex_values = {"hex8": f"{self._rng.getrandbits(32):08x}", "hex3": f"{self._rng.getrandbits(12):03x}"}
             if is_up(node):
                 self.write(node, text.format(**hex_values), now)
-
-    def _new_boot(self, now: datetime, sequence: int) -> NodeBoot:
-        return NodeBoot(str(UUID(int=self._rng.getrandbits(128), version=4)), now, sequence)

@@ -6,7 +6,7 @@ state of Kubernetes objects, not the health of GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from watchkeeper.sim.effects import EffectTotals
@@ -19,6 +19,7 @@ GPU = "nvidia_com_gpu"
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 PLUGIN = {"namespace": "gpu-operator", "daemonset": "nvidia-device-plugin-daemonset"}
 MIG_CONFIG = "all-1g.18gb"
+CONDITIONS = ("true", "false", "unknown")
 PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 # Far more than the teams of a simulated fleet use.
 QUOTA_GPUS = 100_000
@@ -80,10 +81,8 @@ class KubeStatePage:
     def _write_nodes(self, page: MetricsPage, total: EffectTotals, up: set[int]) -> None:
         page.begin("kube_node_status_condition", "gauge", "The condition of a cluster node.")
         for node in self._nodes:
-            is_up = node.row in up
-            for status in ("true", "false", "unknown"):
-                labels = format_labels({"node": node.name, "condition": "Ready", "status": status})
-                page.add(labels, float(status == ("true" if is_up else "unknown")))
+            current = "true" if node.row in up else "unknown"
+            _add_states(page, {"node": node.name, "condition": "Ready"}, "status", CONDITIONS, current=current)
         for kind in ("capacity", "allocatable"):
             page.begin(f"kube_node_status_{kind}", "gauge", f"The {kind} for different resources of a node.")
             for node in self._nodes:
@@ -110,12 +109,13 @@ class KubeStatePage:
             page.add(format_labels({**quota, "type": "hard"}), hard)
             page.add(format_labels({**quota, "type": "used"}), used)
         # A job over its quota has no pods: only its parallelism is visible.
-        page.begin("kube_job_spec_parallelism", "gauge", "The maximum desired number of pods of the job.")
-        for namespace in sorted(total.full_quotas):
-            page.add(format_labels({"namespace": namespace, "job_name": "quota-test"}), 2)
-        page.begin("kube_job_status_active", "gauge", "The number of actively running pods.")
-        for namespace in sorted(total.full_quotas):
-            page.add(format_labels({"namespace": namespace, "job_name": "quota-test"}), 0)
+        for name, help, pod_count in (
+            ("kube_job_spec_parallelism", "The maximum desired number of pods of the job.", 2),
+            ("kube_job_status_active", "The number of actively running pods.", 0),
+        ):
+            page.begin(name, "gauge", help)
+            for namespace in sorted(total.full_quotas):
+                page.add(format_labels({"namespace": namespace, "job_name": "quota-test"}), pod_count)
 
 
 RUNNING = PodEffect()
@@ -127,27 +127,27 @@ def _node_labels(node: SimNode, *, is_mig: bool) -> dict[str, str]:
     return product | (mig if is_mig else {})
 
 
+def _add_states(page: MetricsPage, labels: dict[str, str], name: str, states: Iterable[str], *, current: str) -> None:
+    """Add a sample for each state: 1 for the current one, else 0."""
+    for state in states:
+        page.add(format_labels({**labels, name: state}), float(state == current))
+
+
 def _write_pods(page: MetricsPage, pods: list[SimPod]) -> None:
     page.begin("kube_pod_info", "gauge", "Information about pod.")
     for pod in pods:
         page.add(format_labels({**pod.labels, "node": pod.node or ""}), 1)
     page.begin("kube_pod_status_phase", "gauge", "The pods current phase.")
     for pod in pods:
-        for phase in PHASES:
-            is_current = phase == ("Running" if pod.node else "Pending")
-            page.add(format_labels({**pod.labels, "phase": phase}), float(is_current))
+        _add_states(page, pod.labels, "phase", PHASES, current="Running" if pod.node else "Pending")
     page.begin("kube_pod_status_scheduled", "gauge", "Describes the status of the scheduling process for the pod.")
     for pod in pods:
-        for condition in ("true", "false", "unknown"):
-            page.add(
-                format_labels({**pod.labels, "condition": condition}),
-                float(condition == str(pod.node is not None).lower()),
-            )
+        is_scheduled = pod.node is not None
+        _add_states(page, pod.labels, "condition", CONDITIONS, current=str(is_scheduled).lower())
     page.begin("kube_pod_status_ready", "gauge", "Describes whether the pod is ready to serve requests.")
     for pod in pods:
         is_ready = pod.node is not None and pod.spec.is_ready
-        for condition in ("true", "false", "unknown"):
-            page.add(format_labels({**pod.labels, "condition": condition}), float(condition == str(is_ready).lower()))
+        _add_states(page, pod.labels, "condition", CONDITIONS, current=str(is_ready).lower())
     page.begin("kube_pod_start_time", "gauge", "Start time in unix timestamp for a pod.")
     for pod in pods:
         if pod.node:

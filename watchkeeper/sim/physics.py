@@ -71,8 +71,6 @@ class Environment:
 
 
 class Physics:
-    """The physical state of every GPU."""
-
     def __init__(self, layout: FleetLayout, rng: np.random.Generator) -> None:
         self.rng = rng
         nodes = layout.nodes

@@ -8,21 +8,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.model import clock_reasons
-from watchkeeper.sim.fleet import FleetLayout, GpuModel
+from watchkeeper.sim.fleet import FleetLayout
 from watchkeeper.sim.physics import Floats, Physics
 
 # NVML's fabric states, which DCGM exports unchanged (health_rules 1.2: not started or failed is a failure).
 FABRIC_NOT_STARTED, FABRIC_COMPLETED = 1, 3
-NVLINK_PREFIXES = ("DCGM_FI_DEV_NVLINK_", "DCGM_FI_PROF_NVLINK_")
-
+NVLINK_PREFIXES = ("DCGM_FI_DEV_NVLINK_", "DCGM_FI_PROF_NVLINK_", "DCGM_FI_DEV_FABRIC_MANAGER_STATUS")
 MEMORY_TEMPERATURES = ("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEM_MAX_OP_TEMP")
 
 
 def supports(model: GpuModel, field: str) -> bool:
     if field.startswith(NVLINK_PREFIXES):
-        return model.nvlink_gb_per_second is not None
-    if field == "DCGM_FI_DEV_FABRIC_MANAGER_STATUS":
         return model.nvlink_gb_per_second is not None
     return field not in MEMORY_TEMPERATURES or model.memory_max_celsius is not None
 
@@ -48,7 +46,6 @@ class DcgmReadings:
         self._corrected_rows = (np.arange(layout.gpu_count) % 577 == 3).astype(np.int64)
 
     def read_fields(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
-        """All simulated fields by name."""
         return {
             **self._device_fields(last_xid),
             **self._memory_fields(),

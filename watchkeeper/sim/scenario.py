@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
 
 import yaml
 
@@ -147,7 +146,10 @@ def parse_scenario(text: str, *, file: str) -> Scenario:
     except yaml.YAMLError as error:
         raise PackError(f"not YAML: {error}", where=where) from error
     try:
-        scenario = wire.from_plain(Scenario, _rename_for(document))
+        if isinstance(document, dict):
+            # `for` cannot be the name of a field in Python.
+            document = {"lasts" if key == "for" else key: value for key, value in document.items()}
+        scenario = wire.from_plain(Scenario, document)
     except WireError as error:
         raise PackError("; ".join(error.problems).replace("lasts", "for"), where=where) from error
     if f"{scenario.name}.yaml" != file:
@@ -166,10 +168,3 @@ def find_scenario(scenarios: dict[str, Scenario], name: str) -> Scenario:
         raise UnknownName(
             f"no scenario `{name[:80]}`", now=f"Scenarios: {', '.join(scenarios)}", remedy=remedy
         ) from None
-
-
-def _rename_for(document: Any) -> Any:
-    """Rename the key `for`, which cannot be a field name in Python."""
-    if not isinstance(document, dict):
-        return document
-    return {"lasts" if key == "for" else key: value for key, value in document.items()}

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,6 @@ from watchkeeper.net import asgi
 from watchkeeper.sim.cluster import ActionOutcome
 from watchkeeper.sim.faults import SimFault
 from watchkeeper.sim.fleet import UnknownName
-from watchkeeper.sim.kernel_log import SimKernelRecord
 from watchkeeper.sim.simulation import SimSettings, Simulation
 
 __all__ = ["SimSettings", "SimulatorApi", "open_listener", "run", "serve"]
@@ -44,8 +43,6 @@ MAX_BODY_BYTES = 64 * 1024
 
 
 class SimulatorApi:
-    """The HTTP endpoints of one simulation."""
-
     def __init__(self, simulation: Simulation, sim_clock: clock.ScaledClock, *, target: str) -> None:
         self.simulation = simulation
         self.clock = sim_clock
@@ -118,7 +115,9 @@ class SimulatorApi:
             records = self.simulation.kernel_records_since(seq, limit=STREAM_BATCH)
             if records:
                 seq = records[-1].seq
-                yield b"".join(_kernel_record_as_json(record) for record in records)
+                yield b"".join(
+                    json.dumps(wire.to_plain(record), ensure_ascii=False).encode() + b"\n" for record in records
+                )
             elif not await self._wait_for_records(seq):
                 yield b"\n"
 
@@ -139,30 +138,24 @@ class SimulatorApi:
     async def cluster_action(self, request: Request) -> Response:
         node = self.simulation.layout.node(request.path_params["node"])
         cluster, by = self.simulation.cluster, await _read_mark(request)
-        verbs: dict[str, Callable[[], ActionOutcome]] = {
+        verbs = {
             "cordon": lambda: cluster.cordon(node, by),
             "uncordon": lambda: cluster.uncordon(node, by),
             "drain": lambda: cluster.drain(node, by),
             "reboot": lambda: cluster.reboot(node, by, now=self.simulation.second),
         }
-        verb = request.path_params["verb"]
-        if verb not in verbs:
-            return _error_response(404, f"unknown node action `{verb[:40]}`; use {', '.join(verbs)}")
-        return _outcome_response(verbs[verb]())
+        return _run_verb(request.path_params["verb"], verbs, kind="node")
 
     async def gpu_action(self, request: Request) -> Response:
         node = self.simulation.layout.node(request.path_params["node"])
         gpu = self.simulation.layout.gpu(node, request.path_params["uuid"])
         cluster, by = self.simulation.cluster, await _read_mark(request)
-        verbs: dict[str, Callable[[], ActionOutcome]] = {
+        verbs = {
             "reset": lambda: cluster.reset_gpu(node, gpu, by),
             "warn": lambda: cluster.warn_holder(node, gpu, by),
             "reclaim": lambda: cluster.reclaim(node, gpu),
         }
-        verb = request.path_params["verb"]
-        if verb not in verbs:
-            return _error_response(404, f"unknown GPU action `{verb[:40]}`; use {', '.join(verbs)}")
-        return _outcome_response(verbs[verb]())
+        return _run_verb(request.path_params["verb"], verbs, kind="GPU")
 
     async def scenarios(self, _: Request) -> Response:
         scenarios = self.simulation.scenarios.values()
@@ -242,13 +235,8 @@ async def serve(settings: SimSettings, stop: asyncio.Event, *, listener: socket.
 
 
 def run(settings: SimSettings) -> None:
-    """Serve in this process until interrupted."""
     with suppress(KeyboardInterrupt):
         asyncio.run(serve(settings, asyncio.Event()))
-
-
-def _kernel_record_as_json(record: SimKernelRecord) -> bytes:
-    return json.dumps(wire.to_plain(record), ensure_ascii=False).encode() + b"\n"
 
 
 def _fault_as_json(fault: SimFault, simulation: Simulation) -> dict[str, Any]:
@@ -282,8 +270,10 @@ async def _read_mark(request: Request) -> str:
     return by
 
 
-def _outcome_response(outcome: ActionOutcome) -> Response:
-    return JSONResponse({"ok": True, **wire.to_plain(outcome)})
+def _run_verb(verb: str, verbs: Mapping[str, Callable[[], ActionOutcome]], *, kind: str) -> Response:
+    if verb not in verbs:
+        return _error_response(404, f"unknown {kind} action `{verb[:40]}`; use {', '.join(verbs)}")
+    return JSONResponse({"ok": True, **wire.to_plain(verbs[verb]())})
 
 
 def _error_response(status: int, error: str) -> JSONResponse:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
@@ -72,8 +73,6 @@ class SimServing:
 
 
 class SimWorkloads:
-    """The workloads of the fleet, by job number."""
-
     def __init__(self, jobs: SimJobs, physics: Physics, rng: random.Random) -> None:
         self._jobs, self._physics, self._rng = jobs, physics, rng
         self._training: dict[int, SimTraining] = {}
@@ -98,14 +97,14 @@ class SimWorkloads:
                     run, total.training.get(number, HEALTHY), phase=WorkPhase(int(phases[job.rows[0]])), now=now
                 )
             elif job.template.kind is SimJobKind.SERVING:
-                service = self._serving.get(number) or self._start_serving(job)
-                demand = total.serving.get(number)
-                self._step_serving(service, demand, wave=float(waves[job.rows[0]]))
+                if number not in self._serving:
+                    self._serving[number] = SimServing(job, self._rng.uniform(8, 25) * len(job.rows))
+                effect = total.serving.get(number)
+                self._step_serving(self._serving[number], effect, wave=float(waves[job.rows[0]]))
 
     def page(self, total: EffectTotals) -> bytes:
         page = MetricsPage()
-        jobs = self._jobs
-        alive = [run for run in self._training.values() if not jobs.is_down[run.job.rows[0]]]
+        alive = [run for run in self._training.values() if not self._jobs.is_down[run.job.rows[0]]]
         _write_training(page, alive, total)
         _write_serving(page, list(self._serving.values()))
         return page.content()
@@ -169,11 +168,6 @@ class SimWorkloads:
         run.data_wait += STEP_SECONDS * (effect.data_wait or (0.02 if not is_stuck else 0.0))
         run.compute_seconds = run.step_seconds * 0.8 / max(speed, 0.05) if not is_stuck else run.compute_seconds
 
-    def _start_serving(self, job: SimJob) -> SimServing:
-        run = SimServing(job, self._rng.uniform(8, 25) * len(job.rows))
-        self._serving[job.number] = run
-        return run
-
     def _step_serving(self, run: SimServing, effect: ServingEffect | None, *, wave: float) -> None:
         """Serve the requests of this step: requests beyond the capacity wait, and beyond MAX_WAITING fail."""
         requests = run.capacity * (effect.demand if effect else min(0.75, 0.6 * wave)) * STEP_SECONDS
@@ -228,73 +222,78 @@ def _write_training(page: MetricsPage, runs: list[SimTraining], total: EffectTot
     for run, effect in effects:
         for labels in run.place_labels[: len(run.place_labels) - effect.dead_rank]:
             page.add(labels, 1)
-    page.begin("training_world_size", "gauge", "Expected number of ranks of the job")
-    for run, _ in effects:
-        page.add(run.labels[0], len(run.labels))
-    page.begin("training_data_wait_seconds_total", "counter", "Time that steps waited for input")
-    for run, _ in effects:
-        page.add(run.labels[0], round(run.data_wait, 3))
-    page.begin("training_cuda_ooms_total", "counter", "CUDA out-of-memory errors (torch.cuda.memory_stats num_ooms)")
-    for run, _ in effects:
-        page.add(run.labels[0], run.ooms)
-    page.begin("training_iterations_total", "counter", "Total training iterations")
-    for run, _ in effects:
-        page.add(run.labels[0], int(run.steps))
-    _write_curves(page, effects)
+    for name, kind, help, value_of in JOB_METRICS:
+        page.begin(name, kind, help)
+        for run, effect in effects:
+            page.add(run.labels[0], value_of(run, effect))
 
 
-def _write_curves(page: MetricsPage, effects: list[tuple[SimTraining, TrainingEffect]]) -> None:
-    page.begin("training_loss", "gauge", "Current training loss")
-    for run, effect in effects:
-        page.add(run.labels[0], math.nan if effect.loss is LossFault.NAN else _loss(run))
-    page.begin("training_validation_loss", "gauge", "Validation loss of the last evaluation")
-    for run, effect in effects:
-        page.add(run.labels[0], math.nan if effect.loss is LossFault.NAN else round(1.04 * _loss(run), 4))
-    page.begin("training_grad_norm", "gauge", "Norm of the last gradient")
-    for run, effect in effects:
-        norm = 0.5 + 0.3 * math.sin(run.steps / 7)
-        page.add(run.labels[0], math.inf if effect.loss is LossFault.NAN else round(norm, 4))
-    page.begin("training_samples_per_second", "gauge", "Samples per second over the last minute")
-    for run, _ in effects:
-        page.add(run.labels[0], round(run.batch / run.step_seconds * run.speed, 4))
-    page.begin("training_checkpoint_last_success_timestamp_seconds", "gauge", "Time of the last complete checkpoint")
-    for run, _ in effects:
-        page.add(run.labels[0], run.checkpoint_at)
-    page.begin("training_checkpoint_writes_total", "counter", "Checkpoints written")
-    for run, _ in effects:
-        page.add(run.labels[0], run.checkpoints)
-    page.begin("training_checkpoint_failures_total", "counter", "Failed checkpoints")
-    for run, _ in effects:
-        page.add(run.labels[0], run.failed_checkpoints)
+def _loss(run: SimTraining, effect: TrainingEffect) -> float:
+    loss = 1.8 + 7.0 * math.exp(-run.steps / 3000) + 0.02 * math.sin(run.steps / 3)
+    return math.nan if effect.loss is LossFault.NAN else round(loss, 4)
 
 
-def _loss(run: SimTraining) -> float:
-    return round(1.8 + 7.0 * math.exp(-run.steps / 3000) + 0.02 * math.sin(run.steps / 3), 4)
+def _gradient_norm(run: SimTraining, effect: TrainingEffect) -> float:
+    return math.inf if effect.loss is LossFault.NAN else round(0.5 + 0.3 * math.sin(run.steps / 7), 4)
+
+
+# Name, type, help and value of the metrics of a whole job, which only its first rank exports.
+JOB_METRICS: tuple[tuple[str, str, str, Callable[[SimTraining, TrainingEffect], float]], ...] = (
+    ("training_world_size", "gauge", "Expected number of ranks of the job", lambda run, _: len(run.labels)),
+    (
+        "training_data_wait_seconds_total", "counter", "Time that steps waited for input",
+        lambda run, _: round(run.data_wait, 3),
+    ),
+    (
+        "training_cuda_ooms_total", "counter", "CUDA out-of-memory errors (torch.cuda.memory_stats num_ooms)",
+        lambda run, _: run.ooms,
+    ),
+    ("training_iterations_total", "counter", "Total training iterations", lambda run, _: int(run.steps)),
+    ("training_loss", "gauge", "Current training loss", _loss),
+    (
+        "training_validation_loss", "gauge", "Validation loss of the last evaluation",
+        lambda run, effect: round(1.04 * _loss(run, effect), 4),
+    ),
+    ("training_grad_norm", "gauge", "Norm of the last gradient", _gradient_norm),
+    (
+        "training_samples_per_second", "gauge", "Samples per second over the last minute",
+        lambda run, _: round(run.batch / run.step_seconds * run.speed, 4),
+    ),
+    (
+        "training_checkpoint_last_success_timestamp_seconds", "gauge", "Time of the last complete checkpoint",
+        lambda run, _: run.checkpoint_at,
+    ),
+    ("training_checkpoint_writes_total", "counter", "Checkpoints written", lambda run, _: run.checkpoints),
+    ("training_checkpoint_failures_total", "counter", "Failed checkpoints", lambda run, _: run.failed_checkpoints),
+)  # fmt: skip
 
 
 def _write_serving(page: MetricsPage, runs: list[SimServing]) -> None:
-    names = [run.job.name for run in runs]
+    by_name = [(run.job.name, run) for run in runs]
     page.begin("inference_request_duration_seconds", "histogram", "End-to-end inference latency")
-    for run, name in zip(runs, names, strict=True):
-        for bound, value in zip(DURATION_BUCKETS, run.durations, strict=True):
-            page.add(_model_labels(name, "le", _bound(bound)), int(value), suffix="_bucket")
+    for name, run in by_name:
+        _add_buckets(page, name, DURATION_BUCKETS, run.durations)
         page.add(_model_labels(name), round(run.seconds, 3), suffix="_sum")
         page.add(_model_labels(name), int(run.durations[-1]), suffix="_count")
     page.begin("vllm:time_to_first_token_seconds", "histogram", "Histogram of time to first token in seconds.")
-    for run, name in zip(runs, names, strict=True):
-        for bound, value in zip(TTFT_BUCKETS, run.first_tokens, strict=True):
-            page.add(_model_labels(name, "le", _bound(bound)), int(value), suffix="_bucket")
+    for name, run in by_name:
+        _add_buckets(page, name, TTFT_BUCKETS, run.first_tokens)
         page.add(_model_labels(name), int(run.first_tokens[-1]), suffix="_count")
     page.begin("inference_requests_total", "counter", "Requests by status code")
-    for run, name in zip(runs, names, strict=True):
+    for name, run in by_name:
         page.add(_model_labels(name, "code", "200"), int(run.answered))
         page.add(_model_labels(name, "code", "503"), int(run.failed))
     page.begin("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.")
-    for run, name in zip(runs, names, strict=True):
+    for name, run in by_name:
         page.add(_model_labels(name), int(run.waiting))
     page.begin("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.")
-    for run, name in zip(runs, names, strict=True):
+    for name, run in by_name:
         page.add(_model_labels(name), int(run.running))
+
+
+def _add_buckets(page: MetricsPage, model: str, bounds: Sequence[float], counts: Sequence[float]) -> None:
+    for bound, count in zip(bounds, counts, strict=True):
+        page.add(_model_labels(model, "le", _bound(bound)), int(count), suffix="_bucket")
 
 
 @lru_cache(maxsize=1 << 15)

@@ -14,7 +14,7 @@ from watchkeeper.probe.diag.software_facts import CudaStatus, DeviceFile, GpuRea
 from watchkeeper.readers.node import host, pci_sysfs, systemd_units
 from watchkeeper.readers.node.node import NodeFacts
 
-WORKING = NvmlStatus("580.95.05", "13.580.95.05", 1)
+WORKING = NvmlStatus("580.95.05", "13.580.95.05")
 GPU = pci_sysfs.PciDevice("0000:01:00.0", pci_sysfs.DeviceKind.GPU)
 SWITCH = pci_sysfs.PciDevice("0000:05:00.0", pci_sysfs.DeviceKind.SWITCH)
 

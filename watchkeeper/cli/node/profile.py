@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from watchkeeper.catalogue.gpu_models import GpuModel, gpu_models
 from watchkeeper.cli import groups
 from watchkeeper.cli.options import EXIT_UNKNOWN, Duration, as_json, print_json, print_table
 from watchkeeper.cli.progress import Progress
@@ -41,12 +42,12 @@ class ProfileGroup(groups.FullHelpGroup):
         return super().resolve_command(ctx, args)
 
 
-def _find_model(name: str | None) -> limits.GpuCeilings | None:
+def _find_model(name: str | None) -> GpuModel | None:
     if name is None:
         return None
     model = limits.find_model(name)
     if model is None:
-        known_models = ", ".join(model.name for model in limits.gpu_models())
+        known_models = ", ".join(gpu_models())
         raise click.UsageError(f"--model {name}: unknown model; known models are {known_models}")
     return model
 

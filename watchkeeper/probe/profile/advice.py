@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from watchkeeper.catalogue import pack
+from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.probe import expectations
 from watchkeeper.probe.profile.features import Features
-from watchkeeper.probe.profile.limits import GpuCeilings, limits
+from watchkeeper.probe.profile.limits import limits
 from watchkeeper.probe.profile.verdict import Bound
 
 TERA, GIGA, MEGA = 1e12, 1e9, 1e6
@@ -104,7 +105,7 @@ def gpu_rates() -> Mapping[str, GpuRates]:
     return dict(rows)
 
 
-def achieved_rates(features: Features, model: GpuCeilings) -> AchievedRates:
+def achieved_rates(features: Features, model: GpuModel) -> AchievedRates:
     """Share of each pipe × its work per clock × the recorded clock."""
     rate, clock = gpu_rates().get(model.name), features.sm_clock
     pcie = [value for value in (features.pcie_in_mib, features.pcie_out_mib) if value is not None]
@@ -131,7 +132,7 @@ def achieved_rates(features: Features, model: GpuCeilings) -> AchievedRates:
     )
 
 
-def expected_gain(bound: Bound, features: Features, model: GpuCeilings) -> ExpectedGain:
+def expected_gain(bound: Bound, features: Features, model: GpuModel) -> ExpectedGain:
     """The largest possible gain of the first change for this class."""
     busy = features.graphics if features.graphics is not None else features.rhythm.mean
     match bound:
@@ -172,7 +173,7 @@ def _gain_from_share(share: float, reason: str) -> ExpectedGain:
     return ExpectedGain(round(min(MAX_GAIN, 1 / max(share, 1 / MAX_GAIN)), 2) if share < 1 else 1.0, reason)
 
 
-def _gain_with_tensor_cores(features: Features, model: GpuCeilings) -> ExpectedGain:
+def _gain_with_tensor_cores(features: Features, model: GpuModel) -> ExpectedGain:
     """The gain if all fp32 work becomes as fast as matrix products on tensor cores."""
     matmul_rates = expectations.expectations_by_test(model.name)
     fast, slow = matmul_rates.get("matmul_bf16"), matmul_rates.get("matmul_fp32")

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.kit import wire
 from watchkeeper.model import clock_reasons
 from watchkeeper.probe.profile import columns
-from watchkeeper.probe.profile.limits import MIB_PER_GB, GpuCeilings, limits
+from watchkeeper.probe.profile.limits import MIB_PER_GB, limits
 from watchkeeper.probe.profile.recording import GpuTrack, present_values
 
 # dram_bw_util / mem_copy_util was 0.68 to 0.89 in all workloads that were recorded on an H200.
@@ -84,7 +85,7 @@ class Features:
 
 
 def measure_features(
-    track: GpuTrack, model: GpuCeilings, *, idle_watts: float | None = None, full_track: GpuTrack | None = None
+    track: GpuTrack, model: GpuModel, *, idle_watts: float | None = None, full_track: GpuTrack | None = None
 ) -> Features:
     """Measure the features of a segment; `idle_watts` is the recorded idle power of this GPU, if known.
 
@@ -96,7 +97,7 @@ def measure_features(
     ceiling = model.pcie_gb_per_second * limits()["pcie_practical"] * MIB_PER_GB
     idle_power = model.idle_watts if idle_watts is None else idle_watts
     power, clock = _mean(track, "power_w"), _mean(track, "sm_clock")
-    power_over_idle = None if power is None else (power - idle_power) / max(1.0, model.power_watts - idle_power)
+    power_over_idle = None if power is None else (power - idle_power) / max(1.0, model.tdp_watts - idle_power)
     nvlink = [rate for way in ("rx", "tx") if (rate := _mean(track, f"nvlink_total_{way}_per_sec")) is not None]
     nvlink_mib = None if model.nvlink_gb_per_second is None else model.nvlink_gb_per_second / 2 * MIB_PER_GB
     sm_values = present_values(track.numbers.get("sm_util", ()))

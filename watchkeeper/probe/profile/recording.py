@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -307,29 +308,28 @@ def _parse_number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def iterate_rows(recording: Recording) -> Iterator[tuple[list[str], list[Any]]]:
-    """Header and cells of every row, in time order."""
+def to_table(recording: Recording) -> tuple[list[str], Iterator[list[Any]]]:
+    """The header, and the cells of every row in time order."""
     recorded = set().union(*(track.numbers for track in recording.tracks))
     names_present = [name for name in columns.NUMBER_COLUMNS if name in recorded]
     has_labels = any(track.labels is not None for track in recording.tracks)
-    header = [columns.TIME, columns.GPU, *([columns.LABEL] if has_labels else []), *names_present]
     order = sorted(
         (at, index, row) for index, track in enumerate(recording.tracks) for row, at in enumerate(track.times)
     )
-    for _, at, row in order:
-        track = recording.tracks[at]
+
+    def cells_of(track: GpuTrack, row: int) -> list[Any]:
         label = [track.labels[row] if track.labels is not None else ""] if has_labels else []
         numbers = [track.numbers[name][row] if name in track.numbers else None for name in names_present]
-        yield header, [track.times[row], track.gpu, *label, *numbers]
+        return [track.times[row], track.gpu, *label, *numbers]
+
+    header = [columns.TIME, columns.GPU, *([columns.LABEL] if has_labels else []), *names_present]
+    return header, (cells_of(recording.tracks[index], row) for _, index, row in order)
 
 
 def write_csv(recording: Recording, path: Path) -> None:
+    header, rows = to_table(recording)
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        for at, (names, cells) in enumerate(iterate_rows(recording)):
-            if at == 0:
-                writer.writerow(names)
-            writer.writerow(["" if cell is None else cell for cell in cells])
+        csv.writer(file, lineterminator="\n").writerows(itertools.chain([header], rows))
 
 
 def write_parquet(recording: Recording, path: Path) -> None:
@@ -337,10 +337,8 @@ def write_parquet(recording: Recording, path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    table: dict[str, list[Any]] = {}
-    for names, cells in iterate_rows(recording):
-        for name, cell in zip(names, cells, strict=True):
-            table.setdefault(name, []).append(cell)
+    header, rows = to_table(recording)
+    table = dict(zip(header, map(list, zip(*rows, strict=True)), strict=False))
     parquet.write_table(pyarrow.table(table), path, compression="zstd")
 
 

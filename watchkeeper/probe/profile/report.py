@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.kit import wire
 from watchkeeper.probe.profile import advice, compare, limits, segments
 from watchkeeper.probe.profile.features import Features
@@ -46,7 +47,7 @@ class GpuReport:
 class ProfileReport:
     """The content of a report; `kind_is_assumed` if the kind of workload was guessed."""
 
-    model: limits.GpuCeilings
+    model: GpuModel
     model_is_known: bool
     seconds: float
     started: float
@@ -107,7 +108,7 @@ def build_report(
         expected=advice.metric_expectations(
             workload_kind,
             features,
-            limit_watts=float(recording.facts.get(gpus[0].gpu, {}).get("power_limit_w") or model.power_watts),
+            limit_watts=float(recording.facts.get(gpus[0].gpu, {}).get("power_limit_w") or model.tdp_watts),
             spread=spread,
             memory_used=gpus[0].memory_used,
         ),
@@ -121,7 +122,7 @@ def build_report(
     )
 
 
-def _select_tracks(recording: Recording, model: limits.GpuCeilings, used_gpus: set[str]) -> list[GpuTrack]:
+def _select_tracks(recording: Recording, model: GpuModel, used_gpus: set[str]) -> list[GpuTrack]:
     """The GPUs of the workload: those with its context, else those with activity, else all."""
     used_tracks = [track for track in recording.tracks if track.gpu in used_gpus]
     if used_tracks:
@@ -190,7 +191,7 @@ def _host_means(recording: Recording) -> dict[str, float]:
 
 
 def _compare_with_baseline(
-    recording: Recording, gpu: GpuReport, *, baseline: Recording | None, model: limits.GpuCeilings
+    recording: Recording, gpu: GpuReport, *, baseline: Recording | None, model: GpuModel
 ) -> tuple[str | None, tuple[compare.ComparedColumn, ...]]:
     """The class of the most active GPU of the baseline, and the comparison of its main segment with that of `gpu`."""
     if baseline is None:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.probe.profile import changes, columns
 from watchkeeper.probe.profile.classify import MIN_CONFIDENCE, classify
 from watchkeeper.probe.profile.features import Features, activity, measure_features
-from watchkeeper.probe.profile.limits import MIB_PER_GB, GpuCeilings, default_model, find_model, guess_model, limits
+from watchkeeper.probe.profile.limits import MIB_PER_GB, default_model, find_model, guess_model, limits
 from watchkeeper.probe.profile.recording import GpuTrack, Recording, present_values
 from watchkeeper.probe.profile.verdict import Bound, WorkloadVerdict
 
@@ -44,12 +45,12 @@ class JudgedRecording:
     """All segments of a recording; if `model_is_known` is False, the GPU model is assumed."""
 
     segments: tuple[Segment, ...]
-    model: GpuCeilings
+    model: GpuModel
     model_is_known: bool
     unassigned_rows: int
 
 
-def judge_recording(recording: Recording, model: GpuCeilings | None = None) -> JudgedRecording:
+def judge_recording(recording: Recording, model: GpuModel | None = None) -> JudgedRecording:
     """Divide every track into segments and classify each."""
     segments, unassigned_rows = [], 0
     ceilings, is_known = choose_model(recording, model)
@@ -65,7 +66,7 @@ def judge_recording(recording: Recording, model: GpuCeilings | None = None) -> J
     return JudgedRecording(tuple(segments), ceilings, is_known, unassigned_rows)
 
 
-def choose_model(recording: Recording, model: GpuCeilings | None = None) -> tuple[GpuCeilings, bool]:
+def choose_model(recording: Recording, model: GpuModel | None = None) -> tuple[GpuModel, bool]:
     """The GPU model and whether it is known: as given, as recorded, by memory clock, or else assumed."""
     chosen = model or (find_model(recording.model) if recording.model else None)
     guesses = filter(None, map(_guess_model, recording.tracks))
@@ -73,12 +74,12 @@ def choose_model(recording: Recording, model: GpuCeilings | None = None) -> tupl
     return chosen or default_model(), chosen is not None
 
 
-def judge_whole(track: GpuTrack, model: GpuCeilings) -> Segment:
+def judge_whole(track: GpuTrack, model: GpuModel) -> Segment:
     """One segment for a whole track."""
     return _judge_segment(track, "all", rows=list(range(len(track))), model=model, idle_power=idle_watts(track, model))
 
 
-def trim_to_work(track: GpuTrack, model: GpuCeilings) -> GpuTrack:
+def trim_to_work(track: GpuTrack, model: GpuModel) -> GpuTrack:
     """The track without the time before and after the work: imports, loading, and the end of the process.
 
     Work starts after a thirtieth of all activity, or after one second of activity.
@@ -94,7 +95,7 @@ def trim_to_work(track: GpuTrack, model: GpuCeilings) -> GpuTrack:
     return track.select_rows(range(rows[0], rows[-1] + 1))
 
 
-def idle_watts(track: GpuTrack, model: GpuCeilings) -> float:
+def idle_watts(track: GpuTrack, model: GpuModel) -> float:
     """The idle power of this GPU: as recorded, or that of the model plus high clocks after work."""
     power, busy = track.numbers.get("power_w", ()), track.numbers.get("gpu_util", ())
     idle_readings = sorted(watts for watts, share in zip(power, busy, strict=False) if watts is not None and share == 0)
@@ -102,21 +103,19 @@ def idle_watts(track: GpuTrack, model: GpuCeilings) -> float:
     return idle_readings[len(idle_readings) // 2] if len(idle_readings) >= 5 else 1.5 * model.idle_watts
 
 
-def _guess_model(track: GpuTrack) -> GpuCeilings | None:
+def _guess_model(track: GpuTrack) -> GpuModel | None:
     clocks = present_values(track.numbers.get("mem_clock", ()))
     return guess_model(max(clocks)) if clocks else None
 
 
-def _judge_segment(
-    track: GpuTrack, label: str, *, rows: Sequence[int], model: GpuCeilings, idle_power: float
-) -> Segment:
+def _judge_segment(track: GpuTrack, label: str, *, rows: Sequence[int], model: GpuModel, idle_power: float) -> Segment:
     settled, full_track = track.select_rows(_drop_start_up(track.times, rows)), track.select_rows(rows)
     verdict, features = _judge_rows(settled, model, idle_power=idle_power, full_track=full_track)
     return Segment(track.gpu, label, track.times[rows[0]], track.times[rows[-1]], len(rows), features, verdict)
 
 
 def _judge_rows(
-    track: GpuTrack, model: GpuCeilings, *, idle_power: float, full_track: GpuTrack
+    track: GpuTrack, model: GpuModel, *, idle_power: float, full_track: GpuTrack
 ) -> tuple[WorkloadVerdict, Features]:
     features = measure_features(track, model, idle_watts=idle_power, full_track=full_track)
     verdict = classify(features)
@@ -154,7 +153,7 @@ def _drop_start_up(times: Sequence[float], rows: Sequence[int]) -> list[int]:
     return settled_rows
 
 
-def _split_into_segments(track: GpuTrack, model: GpuCeilings) -> tuple[list[tuple[str, list[int]]], int]:
+def _split_into_segments(track: GpuTrack, model: GpuModel) -> tuple[list[tuple[str, list[int]]], int]:
     """Label and rows of each segment, and the number of rows in none."""
     if track.labels is None:
         return _split_by_change(track, model)
@@ -168,7 +167,7 @@ def _split_into_segments(track: GpuTrack, model: GpuCeilings) -> tuple[list[tupl
     return list(by_label.items()), len(track) - assigned_rows
 
 
-def _split_by_change(track: GpuTrack, model: GpuCeilings) -> tuple[list[tuple[str, list[int]]], int]:
+def _split_by_change(track: GpuTrack, model: GpuModel) -> tuple[list[tuple[str, list[int]]], int]:
     """Split where the workload changes, merge neighbours of one class, and number the segments.
 
     Segments with a stop between them are not merged: `changes` splits at a stop only between different workloads.
@@ -187,5 +186,5 @@ def _split_by_change(track: GpuTrack, model: GpuCeilings) -> tuple[list[tuple[st
     return [(str(number), rows) for number, (_, rows) in enumerate(segments, start=1)], len(track) - assigned_rows
 
 
-def _pcie_ceiling(model: GpuCeilings) -> float:
+def _pcie_ceiling(model: GpuModel) -> float:
     return model.pcie_gb_per_second * MIB_PER_GB

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import subprocess
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from tests import servers
 from tests.agent.conftest import MakeFake
 from tests.support.fake_nvml import driver
 from tests.support.fake_nvml.driver import UUID
@@ -45,6 +47,25 @@ def test_a_scrape_shows_gpus_host_and_the_agent_itself(tmp_path: Path, machine_o
             body = [request.body for request in node.hub.heard if request.path == "/api/nodes"][-1]
             registration = loads(NodeRegistration, body)
             assert (registration.node, len(registration.gpus), registration.metrics_port) == ("n1", 2, None)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_promtool_finds_no_problem_in_the_metrics_of_the_agent(tmp_path: Path, machine_of: MakeFake) -> None:
+    promtool = str(servers.require("promtool"))
+
+    async def story() -> None:
+        async with running(machine(tmp_path), machine_of(2)) as node:
+            page = await node.until_page(lambda text: "\nDCGM_FI_DEV_GPU_TEMP{" in text and "_host_" in text)
+            # Deliberately only our own: DCGM's names are upper case, which promtool does not like.
+            lines = page.partition("\r\n\r\n")[2].splitlines(keepends=True)
+            own = "".join(line for line in lines if "DCGM_FI_" not in line)
+            checked = subprocess.run(
+                [promtool, "check", "metrics"], input=own, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
     asyncio.run(story())
 

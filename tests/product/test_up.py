@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,15 @@ def test_a_query_answers_in_the_shape_of_prometheus(product: Product) -> None:
     assert answer["status"] == "success"
     assert answer["data"]["resultType"] == "vector"
     assert answer["data"]["result"][0]["value"][1] == "64"
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_promtool_finds_no_problem_in_the_metrics_of_the_hub(product: Product) -> None:
+    promtool = str(servers.require("promtool"))
+    with urllib.request.urlopen(f"{product.url}/metrics", timeout=30) as page:
+        checked = subprocess.run([promtool, "check", "metrics"], input=page.read(), capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ async def watch(url: str, token: str, changes: int) -> None:
     changed_at = time.perf_counter()
     view = source.view()
     viewed_at = time.perf_counter()
-    series = source.series([]) | cluster_series.series(view, "main", now=time.time())
+    series = source.series([]) | cluster_series.scheduler_series(view, "main", now=time.time())
     first_series_at = time.perf_counter()
     source.series([])
     numbers = {

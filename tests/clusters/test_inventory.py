@@ -72,9 +72,9 @@ def test_each_thing_comes_from_the_first_source_that_says_it(tmp_path: Path) -> 
     (merged,) = mapping.merge([lists, labels, slurm, agents], leaves={"n1": "ib-leaf-3"}).nodes
     assert (merged.expected_gpus, merged.pool, dict(merged.domains)) == (4, "blue", {"rack": "r9", "leaf": "s1"})
     assert mapping.problems() == [
-        "node n1: expected_gpus is 4 by list and 8 by kubernetes; 4 counts",
-        "node n1: expected_gpus is 4 by list and 2 by agents; 4 counts",
-        "node n1: leaf is s1 by slurm and ib-leaf-3 by fabric; s1 counts",
+        "node n1: expected_gpus is 4 (list) but 8 (kubernetes); 4 is used",
+        "node n1: expected_gpus is 4 (list) but 2 (agents); 4 is used",
+        "node n1: leaf is s1 (slurm) but ib-leaf-3 (fabric); s1 is used",
     ]
 
 
@@ -104,20 +104,20 @@ def test_an_alias_that_means_two_nodes_means_neither() -> None:
     both = found(node("n1", aliases=frozenset({"vm", "10.0.0.1"})), node("n2", aliases=frozenset({"vm"})))
     merged = {one.name: sorted(one.aliases) for one in mapping.merge([both]).nodes}
     assert merged == {"n1": ["10.0.0.1"], "n2": []}
-    assert mapping.problems()[0] == "node n1: the alias vm names another node as well, and is not used"
+    assert mapping.problems()[0] == "node n1: the alias vm also matches another node and is not used"
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("[[nodes]]\nmatch = 'n[1-'", "nodes[1].match: `n[1-` has an unmatched bracket"),
-        ("[[nodes]]\nrack = 'r1'", "nodes[1].match: a row needs nodes"),
-        ("[[nodes]]\nmatch = 'n1'\nracks = 'r1'", "nodes[1]: `racks` is not known here. Known are aliases"),
+        ("[[nodes]]\nrack = 'r1'", "nodes[1].match: the row matches no node"),
+        ("[[nodes]]\nmatch = 'n1'\nracks = 'r1'", "nodes[1]: unknown key `racks`. Use aliases"),
         ("[[nodes]]\nmatch = 'n1'\nexpected_gpus = -1", "nodes[1].expected_gpus: `-1` is not a count from 0 to 1023"),
         ("[[nodes]]\nmatch = 'n1'\nrack = 7", "nodes[1].rack: expected a name"),
-        ("[[teams]]\nteam = 'a'", "teams[1]: the team `a` fits no workload"),
-        ("[[teams]]\nusers = ['a']", "teams[1].team: a row needs a team"),
-        ("[[node]]\n", "`node` is not a table of the inventory"),
+        ("[[teams]]\nteam = 'a'", "teams[1]: the team `a` matches no workload"),
+        ("[[teams]]\nusers = ['a']", "teams[1].team: the row has no team"),
+        ("[[node]]\n", "`node` is not a table of the inventory file"),
         ("nodes = 3", "`nodes` must be a list of tables"),
         ("[[nodes", "is not TOML"),
     ],
@@ -136,7 +136,7 @@ def test_a_file_that_breaks_while_we_run_leaves_the_last_good_one_in_force(tmp_p
     mapping = inventory(path)
     path.write_text("[[nodes")
     assert len(mapping.merge([]).nodes) == 4
-    assert "The 2 rows of nodes and 2 of teams read before stay in force" in mapping.problems()[0]
+    assert "The 2 node rows and 2 team rows loaded before stay in force" in mapping.problems()[0]
     path.write_text("[[nodes]]\nmatch = 'n[1-3]'\n")
     assert len(mapping.merge([]).nodes) == 3
     assert mapping.problems() == []

@@ -1,5 +1,5 @@
-"""What schedulers, fabric managers and inventories say about the fleet.
+"""Read schedulers, InfiniBand fabrics and inventory files.
 
-Comes in: the Kubernetes API, Slurm, InfiniBand sweeps, inventory files. Goes out: nodes, workloads, links and series
-in the shape of `model.cluster`. Never here: a change to a cluster (remediate).
+In: the Kubernetes API, Slurm, InfiniBand sweeps, inventory files. Out: nodes, workloads, links and series in the types
+of `model.cluster`. Never here: a change to a cluster (remediate).
 """

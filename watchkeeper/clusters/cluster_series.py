@@ -1,8 +1,7 @@
-"""Series of what a scheduler knows: GPUs it has and gave away, who waits for how long and why, and quotas.
+"""Build series from a scheduler's view: GPU capacity and allocation, pending workloads, queue waits and quotas.
 
-The hub makes them from every `ClusterView`, Kubernetes or Slurm, each time it appends its standing series. Where
-kube-state-metrics has a name for a thing, `kubernetes_series` uses that name; these are for the rest, and are the same
-for both schedulers.
+The hub builds them from every `ClusterView`, Kubernetes or Slurm, each time it appends its status series. These metrics
+are the same for both schedulers. `kubernetes_series` builds those that kube-state-metrics also has, under its names.
 """
 
 from __future__ import annotations
@@ -19,80 +18,85 @@ PENDING_GPUS = "watchkeeper_pending_gpus"
 PENDING_WORKLOADS = "watchkeeper_pending_workloads"
 QUEUE_WAIT = "watchkeeper_queue_wait_seconds"
 QUOTA_GPUS = "watchkeeper_quota_gpus"
-# For so long what a scheduler said last may stand for now: a control plane is upgraded in less, a wrong picture of the
-# cluster must not live longer.
-SILENT_SECONDS = 300.0
+# After a failed read, the last view is used for this long: an upgrade of a control plane takes less, and a wrong view
+# of the cluster must not be used longer.
+MAX_VIEW_AGE_SECONDS = 300.0
 HELP = {
-    SCHEDULER_UP: "1 while the scheduler (`source`) is read without a problem; at 0 what it said last is repeated for "
-    "5 minutes, and then all its other series end",
-    SCHEDULER_GPUS: "GPUs that the scheduler knows, by `state`: capacity, allocatable, allocated, and in_service, the "
-    "allocatable ones of nodes that are ready and not cordoned",
-    PENDING_GPUS: "GPUs that waiting workloads ask for, by `queue` and by the scheduler's own `reason`",
-    PENDING_WORKLOADS: "Workloads that wait for GPUs, by `queue` and `reason`",
-    QUEUE_WAIT: "How long the workload at the end of its patience has waited, by `queue`: the longest of all waits",
-    QUOTA_GPUS: "GPUs of a quota, by `owner` (namespace or account) and `resource`; `type` is hard or used",
+    SCHEDULER_UP: "1 if the scheduler (`source`) was read without a problem, else 0; at 0 its other series keep their "
+    "last values for 5 minutes, and then end",
+    SCHEDULER_GPUS: "GPUs in the scheduler, by `state`: capacity, allocatable, allocated, and in_service (allocatable "
+    "on nodes that are ready and not cordoned)",
+    PENDING_GPUS: "GPUs that pending workloads request, by `queue` and the scheduler's `reason`",
+    PENDING_WORKLOADS: "Pending workloads that request GPUs, by `queue` and `reason`",
+    QUEUE_WAIT: "Time that the oldest pending workload has waited for GPUs, by `queue`",
+    QUOTA_GPUS: "GPU quota by `owner` (namespace or account) and `resource`; `type` is hard (the limit) or used",
 }
 
 
-def series(view: cluster.ClusterView, name: str, *, now: float) -> dict[Labels, float]:
-    """The series of one scheduler of the cluster `name`; of one that does not answer only that it is not read."""
-    where = {"cluster": name, "source": view.source}
-    made = {_labels(SCHEDULER_UP, where): float(view.at_ms is not None and not view.problem)}
-    if not speaks_for(view, now):
-        return made
-    for state, gpus in _gpus(view).items():
-        made[_labels(SCHEDULER_GPUS, where, state=state)] = gpus
-    made.update(_pending(view, where, now=now))
-    made.update(_quotas(view, where))
-    return made
+def scheduler_series(view: cluster.ClusterView, name: str, *, now: float) -> dict[Labels, float]:
+    """The series of one scheduler of the cluster `name`; only `SCHEDULER_UP` if its view is too old."""
+    scheduler_labels = {"cluster": name, "source": view.source}
+    series = {_labels(SCHEDULER_UP, scheduler_labels): float(view.at_ms is not None and not view.problem)}
+    if not is_current(view, now):
+        return series
+    for state, gpus in _count_gpus(view).items():
+        series[_labels(SCHEDULER_GPUS, scheduler_labels, state=state)] = gpus
+    series.update(_pending_series(view, scheduler_labels, now=now))
+    series.update(_quota_series(view, scheduler_labels))
+    return series
 
 
-def speaks_for(view: cluster.ClusterView, now: float) -> bool:
-    """False for a scheduler that never answered, and for one with a problem whose last word is too old."""
+def is_current(view: cluster.ClusterView, now: float) -> bool:
+    """False if the scheduler never answered, or if it has a problem and its last answer is too old."""
     if view.at_ms is None:
         return False
-    return not view.problem or now - view.at_ms / 1000 <= SILENT_SECONDS
+    return not view.problem or now - view.at_ms / 1000 <= MAX_VIEW_AGE_SECONDS
 
 
-def _gpus(view: cluster.ClusterView) -> Mapping[str, float]:
-    """Slices and shares of GPUs as the parts of a GPU that they are."""
+def _count_gpus(view: cluster.ClusterView) -> Mapping[str, float]:
+    """Count GPUs by state; a MIG instance or a shared GPU counts as its part of a GPU."""
     in_service = [node for node in view.nodes if node.is_schedulable and node.is_ready]
-    parts = {node.name: node.gpu_part for node in view.nodes}
-    held = ((name, count) for one in view.workloads for name, count in one.nodes.items())
+    part_by_node = {node.name: node.gpu_part for node in view.nodes}
+    allocations = ((name, count) for workload in view.workloads for name, count in workload.nodes.items())
     return {
         "capacity": sum((node.gpus or 0) * node.gpu_part for node in view.nodes),
         "allocatable": sum((node.allocatable_gpus or 0) * node.gpu_part for node in view.nodes),
         "in_service": sum((node.allocatable_gpus or 0) * node.gpu_part for node in in_service),
-        "allocated": sum(count * parts.get(name, 1.0) for name, count in held),
+        "allocated": sum(count * part_by_node.get(name, 1.0) for name, count in allocations),
     }
 
 
-def _pending(view: cluster.ClusterView, where: Mapping[str, str], *, now: float) -> Iterator[tuple[Labels, float]]:
+def _pending_series(
+    view: cluster.ClusterView, scheduler_labels: Mapping[str, str], *, now: float
+) -> Iterator[tuple[Labels, float]]:
     gpus: defaultdict[tuple[str, str], float] = defaultdict(float)
-    waiting: Counter[tuple[str, str]] = Counter()
-    longest: dict[str, float] = {}
-    for one in view.workloads:
-        if one.state is not workloads.WorkloadState.PENDING or not one.gpus:
+    workload_counts: Counter[tuple[str, str]] = Counter()
+    longest_waits: dict[str, float] = {}
+    for workload in view.workloads:
+        if workload.state is not workloads.WorkloadState.PENDING or not workload.gpus:
             continue
-        gpus[one.queue, one.reason] += one.gpus * one.gpu_part
-        waiting[one.queue, one.reason] += 1
-        if one.requested_at is not None:
-            longest[one.queue] = max(longest.get(one.queue, 0.0), now - one.requested_at)
-    both: tuple[tuple[str, Mapping[tuple[str, str], float]], ...] = (PENDING_GPUS, gpus), (PENDING_WORKLOADS, waiting)
-    for name, counts in both:
+        gpus[workload.queue, workload.reason] += workload.gpus * workload.gpu_part
+        workload_counts[workload.queue, workload.reason] += 1
+        if workload.requested_at is not None:
+            longest_waits[workload.queue] = max(longest_waits.get(workload.queue, 0.0), now - workload.requested_at)
+    families: tuple[tuple[str, Mapping[tuple[str, str], float]], ...] = (
+        (PENDING_GPUS, gpus),
+        (PENDING_WORKLOADS, workload_counts),
+    )
+    for name, counts in families:
         for (queue, reason), count in counts.items():
-            yield _labels(name, where, queue=queue, reason=reason), float(count)
-    for queue, seconds in longest.items():
-        yield _labels(QUEUE_WAIT, where, queue=queue), seconds
+            yield _labels(name, scheduler_labels, queue=queue, reason=reason), float(count)
+    for queue, seconds in longest_waits.items():
+        yield _labels(QUEUE_WAIT, scheduler_labels, queue=queue), seconds
 
 
-def _quotas(view: cluster.ClusterView, where: Mapping[str, str]) -> Iterator[tuple[Labels, float]]:
+def _quota_series(view: cluster.ClusterView, scheduler_labels: Mapping[str, str]) -> Iterator[tuple[Labels, float]]:
     for quota in view.quotas:
         for kind, count in (("hard", quota.limit), ("used", quota.used)):
             if count is not None:
-                named = _labels(QUOTA_GPUS, where, owner=quota.owner, resource=quota.resource, type=kind)
-                yield named, float(count)
+                labels = _labels(QUOTA_GPUS, scheduler_labels, owner=quota.owner, resource=quota.resource, type=kind)
+                yield labels, float(count)
 
 
-def _labels(name: str, where: Mapping[str, str], **more: str) -> Labels:
-    return Labels({METRIC_NAME: name, **where, **more})
+def _labels(name: str, scheduler_labels: Mapping[str, str], **extra_labels: str) -> Labels:
+    return Labels({METRIC_NAME: name, **scheduler_labels, **extra_labels})

@@ -1,6 +1,6 @@
-"""The schedulers that a hub watches, as one thing: run, ask for nodes, targets and problems, make series of.
+"""Combine the schedulers that a hub reads: run them, merge their nodes and targets, and build their series.
 
-Each is a `Scheduler`; Kubernetes and Slurm may run side by side. The hub calls these few methods and knows neither.
+Each is a `ClusterScheduler`; one hub can read Kubernetes and Slurm at the same time. The hub uses only this interface.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from watchkeeper.scrape.fleet import ScrapedInventory
 
 
 class ClusterScheduler(Protocol):
-    """One scheduler of one cluster, kept up to date by itself."""
+    """One scheduler of one cluster; `run` keeps its view up to date."""
 
     @property
     def cluster(self) -> str: ...
 
     @property
     def required_query(self) -> str | None:
-        """An expression whose answer `series` wants to see; None: it wants nothing."""
+        """A PromQL expression whose result `series` needs; None if it needs none."""
         ...
 
     async def run(self) -> None: ...
 
     async def wait_for_first_read(self) -> None:
-        """Wait, not for long, until the scheduler has been read once."""
+        """Wait until the scheduler has been read once, or a time limit passed."""
         ...
 
     def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets: ...
@@ -45,40 +45,40 @@ class ClusterScheduler(Protocol):
 
     def view(self) -> model.ClusterView: ...
 
-    def series(self, answer: Iterable[Mapping[str, str]]) -> dict[Labels, float]:
-        """Series of its own, beside those that all schedulers have."""
+    def series(self, query_result: Iterable[Mapping[str, str]]) -> dict[Labels, float]:
+        """Series that only this kind of scheduler has."""
         ...
 
-    def workload_series(self, fleet: ScrapedInventory, known: Iterable[Labels]) -> dict[Labels, float]:
-        """Holders of GPUs that no exporter's labels name."""
+    def workload_series(self, fleet: ScrapedInventory, attributed: Iterable[Labels]) -> dict[Labels, float]:
+        """The holders of GPUs that are not in `attributed`."""
         ...
 
 
-def of_settings(settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry) -> Clusters:
-    """The schedulers that the settings name; SettingsError where one of them cannot be asked."""
+def from_settings(settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry) -> Clusters:
+    """The configured schedulers; SettingsError if the settings of one are invalid."""
     schedulers: list[ClusterScheduler | None] = [
-        kubernetes_source.of_settings(settings, time=time, metrics=metrics),
-        slurm_watch.of_settings(settings, time=time, metrics=metrics),
+        kubernetes_source.from_settings(settings, time=time, metrics=metrics),
+        slurm_watch.from_settings(settings, time=time, metrics=metrics),
     ]
     path = None if settings.inventory is None else Path(settings.inventory)
     return Clusters(schedulers, inventory.NodeInventory(path, default_cluster=settings.cluster, metrics=metrics))
 
 
 class Clusters:
-    """All schedulers of a hub; none is a fleet without one."""
+    """All schedulers of a hub, and its node inventory; a hub may have no scheduler."""
 
     def __init__(
-        self, schedulers: Iterable[ClusterScheduler | None], mapping: inventory.NodeInventory | None = None
+        self, schedulers: Iterable[ClusterScheduler | None], node_inventory: inventory.NodeInventory | None = None
     ) -> None:
         self.schedulers = tuple(scheduler for scheduler in schedulers if scheduler is not None)
-        self.inventory = mapping or inventory.NodeInventory(
+        self.inventory = node_inventory or inventory.NodeInventory(
             None, default_cluster="main", metrics=own_metrics.Registry()
         )
         self._owners = inventory.Owners(self.inventory)
-        self._standing = status_series.StatusSeries()
+        self._status_series = status_series.StatusSeries()
 
     async def run(self) -> None:
-        """Keep every scheduler's picture up to date, for ever."""
+        """Keep the view of every scheduler up to date, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for scheduler in self.schedulers:
                 group.create_task(scheduler.run())
@@ -91,9 +91,9 @@ class Clusters:
         *,
         leaves: Mapping[str, str] | None = None,
     ) -> discovery.DiscoveredTargets:
-        """What is listed, what the schedulers and the fabric know, and what agents say, as `inventory` orders it.
+        """Merge the lists, schedulers, registered agents and the fabric's `leaves`; `inventory` sets the priority.
 
-        An agent's own word is where it is read, whatever a scheduler thinks.
+        The target of a registered agent is its registered address; a scheduler adds none for the same node.
         """
         await asyncio.gather(*(scheduler.wait_for_first_read() for scheduler in self.schedulers))
         agents = registered or discovery.DiscoveredTargets()
@@ -103,43 +103,45 @@ class Clusters:
         return await asyncio.to_thread(self.inventory.merge, [*parts, agents], leaves=leaves)
 
     def problems(self) -> list[str]:
-        said = [problem for scheduler in self.schedulers for problem in scheduler.problems()]
-        return said + self.inventory.problems()
+        problems = [problem for scheduler in self.schedulers for problem in scheduler.problems()]
+        return problems + self.inventory.problems()
 
     def views(self) -> list[model.ClusterView]:
         return [scheduler.view() for scheduler in self.schedulers]
 
     def required_queries(self) -> list[str]:
-        """What `samples` wants answered first."""
+        """The queries whose results `samples` needs."""
         return [scheduler.required_query for scheduler in self.schedulers if scheduler.required_query is not None]
 
     def workload_series(
-        self, fleet: ScrapedInventory, known: dict[Labels, float], *, at_ms: int
+        self, fleet: ScrapedInventory, attributed: dict[Labels, float], *, at_ms: int
     ) -> dict[Labels, float]:
-        """Holders by agents' own word, by exporters' labels (`known`), and those that only a scheduler can name.
+        """The holder of each GPU: from agents, from exporters' labels (`attributed`), then from the schedulers.
 
-        A scheduler that has been silent for too long names nobody: the pod that it knew may be gone.
+        A scheduler whose view is too old adds none: its pods may have ended.
         """
-        told = status_series.agent_workload_series(fleet.workload_labels())
-        named = {labels.get("UUID") for labels in told}
-        if named:
-            known = told | {labels: value for labels, value in known.items() if labels.get("UUID") not in named}
+        agent_series = status_series.agent_workload_series(fleet.workload_labels())
+        agent_uuids = {labels.get("UUID") for labels in agent_series}
+        if agent_uuids:
+            attributed = agent_series | {
+                labels: value for labels, value in attributed.items() if labels.get("UUID") not in agent_uuids
+            }
         for scheduler in self.schedulers:
-            if cluster_series.speaks_for(scheduler.view(), at_ms / 1000):
-                known = known | scheduler.workload_series(fleet, known)
-        return self._owners.add_owners(known, self.views())
+            if cluster_series.is_current(scheduler.view(), at_ms / 1000):
+                attributed = attributed | scheduler.workload_series(fleet, attributed)
+        return self._owners.add_owners(attributed, self.views())
 
     def team_of(self, workload: str) -> str:
-        """The team that an incident of this workload is told to; `unmapped` where nobody says."""
+        """The team to notify about an incident of this workload; `unmapped` if unknown."""
         return self._owners.team_of(workload)
 
-    def samples(self, answers: Mapping[str, Iterable[Mapping[str, str]]], at_ms: int) -> list[Sample]:
-        """Every scheduler's series at this time; `answers` are those to `questions`."""
-        made: dict[Labels, float] = {}
+    def samples(self, query_results: Mapping[str, Iterable[Mapping[str, str]]], at_ms: int) -> list[Sample]:
+        """The series of every scheduler at this time; `query_results` has the results of `required_queries`."""
+        series: dict[Labels, float] = {}
         now = at_ms / 1000
         for scheduler in self.schedulers:
             view = scheduler.view()
-            made |= cluster_series.series(view, scheduler.cluster, now=now)
-            if cluster_series.speaks_for(view, now):
-                made |= scheduler.series(answers.get(scheduler.required_query or "", ()))
-        return self._standing.samples(made, at_ms)
+            series |= cluster_series.scheduler_series(view, scheduler.cluster, now=now)
+            if cluster_series.is_current(view, now):
+                series |= scheduler.series(query_results.get(scheduler.required_query or "", ()))
+        return self._status_series.samples(series, at_ms)

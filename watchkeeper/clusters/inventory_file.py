@@ -1,8 +1,8 @@
-"""The inventory file: which nodes there should be, where they stand, and whose workloads are whose. TOML or YAML.
+"""Read the inventory file (TOML or YAML): the expected nodes, their place and pool, and the owners of workloads.
 
     [[nodes]]
     match = ["gpu-r[01-16]-[01-04]"]     # names, ranges as Slurm writes them, or patterns with *
-    rack = "r{1}"                        # {1} is what the first bracket stood for
+    rack = "r{1}"                        # {1} is the part that the first bracket matched
     leaf = "leaf-{1}"
     pool = "training"
     expected_gpus = 8
@@ -12,8 +12,8 @@
     namespaces = ["research", "research-*"]
     accounts = ["llm"]
 
-Of several rows that fit a node, each thing is taken from the first that says it; of teams the first row that fits.
-`Inventory` reads the file when it changes. A problem names the file and the row.
+If several rows match a node, each fact comes from the first row that has it; for teams the first matching row is used.
+`NodeInventory` reloads the file when it changes. Errors name the file and the row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WILDCARDS = frozenset("*?")
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One [[nodes]] row. `names` are written out and therefore expected; `patterns` only describe who exists anyway."""
+    """One [[nodes]] row. Nodes in `names` are expected to exist; `patterns` only describe nodes from other sources."""
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     patterns: tuple[str, ...] = ()
@@ -51,13 +51,13 @@ class NodeRow:
     domains: Mapping[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
 
-    def fits(self, cluster: str, name: str) -> bool:
+    def matches(self, cluster: str, name: str) -> bool:
         if self.cluster is not None and self.cluster != cluster:
             return False
         return name in self.names or any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
     def fill(self, text: str, name: str) -> str:
-        """`r{1}` with what stood in the first bracket of the node's name."""
+        """Replace `{1}` in `r{1}` with the part of the node's name that the first bracket matched."""
         for number, part in enumerate(self.names.get(name, ()), 1):
             text = text.replace(f"{{{number}}}", part)
         return text
@@ -65,7 +65,7 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class TeamRow:
-    """One [[teams]] row; it fits a workload by any of its lists, or by all of its labels."""
+    """One [[teams]] row; it matches a workload by any of its lists, or by all of its labels."""
 
     team: str
     project: str = ""
@@ -74,9 +74,9 @@ class TeamRow:
     users: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    def fits(self, *, namespace: str, account: str, user: str, labels: Mapping[str, str]) -> bool:
-        for wanted, found in ((self.namespaces, namespace), (self.accounts, account), (self.users, user)):
-            if found and any(fnmatchcase(found, pattern) for pattern in wanted):
+    def matches(self, *, namespace: str, account: str, user: str, labels: Mapping[str, str]) -> bool:
+        for patterns, value in ((self.namespaces, namespace), (self.accounts, account), (self.users, user)):
+            if value and any(fnmatchcase(value, pattern) for pattern in patterns):
                 return True
         return bool(self.labels) and all(labels.get(name) == value for name, value in self.labels.items())
 
@@ -85,30 +85,32 @@ class TeamRow:
 class InventoryFile:
     nodes: tuple[NodeRow, ...] = ()
     teams: tuple[TeamRow, ...] = ()
-    # Rows by the names they write out, and those that only have patterns: a fleet has thousands of either.
+    # Row indexes by node name; rows with patterns are under "". A fleet has thousands of either.
     by_name: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def rows_of(self, cluster: str, name: str) -> list[NodeRow]:
-        """The rows that fit a node, in the order of the file."""
-        places = {*self.by_name.get(name, ()), *self.by_name.get("", ())}
-        return [self.nodes[at] for at in sorted(places) if self.nodes[at].fits(cluster, name)]
+    def matching_rows(self, cluster: str, name: str) -> list[NodeRow]:
+        """The rows that match a node, in the order of the file."""
+        indexes = {*self.by_name.get(name, ()), *self.by_name.get("", ())}
+        return [self.nodes[index] for index in sorted(indexes) if self.nodes[index].matches(cluster, name)]
 
 
 def read(path: Path) -> InventoryFile:
-    """The file, checked completely; SettingsError names the file and the row."""
+    """Read and validate the file; SettingsError names the file and the row."""
     loaded = _load(path)
     where = str(path)
     if not isinstance(loaded, dict):
         raise SettingsError("expected the tables `nodes` and `teams`", where=where)
     if unknown := sorted(loaded.keys() - {"nodes", "teams"}):
-        raise SettingsError(f"`{unknown[0]}` is not a table of the inventory", where=where, remedy="Use nodes or teams")
-    nodes = [_node(row, at) for row, at in _rows(loaded, "nodes", where)]
-    teams = [_team(row, at) for row, at in _rows(loaded, "teams", where)]
+        raise SettingsError(
+            f"`{unknown[0]}` is not a table of the inventory file", where=where, remedy="Use nodes or teams"
+        )
+    nodes = [_parse_node_row(table, row_where) for table, row_where in _rows(loaded, "nodes", where)]
+    teams = [_parse_team_row(table, row_where) for table, row_where in _rows(loaded, "teams", where)]
     by_name: dict[str, list[int]] = {}
-    for at, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         for name in (*node.names, *([""] if node.patterns else [])):
-            by_name.setdefault(name, []).append(at)
-    return InventoryFile(tuple(nodes), tuple(teams), {name: tuple(places) for name, places in by_name.items()})
+            by_name.setdefault(name, []).append(index)
+    return InventoryFile(tuple(nodes), tuple(teams), {name: tuple(indexes) for name, indexes in by_name.items()})
 
 
 def _load(path: Path) -> Any:
@@ -136,7 +138,7 @@ def _rows(loaded: Mapping[str, Any], table: str, where: str) -> list[tuple[Mappi
     return [(row, f"{where}: {table}[{number}]") for number, row in enumerate(rows, 1)]
 
 
-def _node(row: Mapping[str, Any], where: str) -> NodeRow:
+def _parse_node_row(row: Mapping[str, Any], where: str) -> NodeRow:
     _check_keys(row, NODE_KEYS, where)
     names: dict[str, tuple[str, ...]] = {}
     patterns: list[str] = []
@@ -145,11 +147,11 @@ def _node(row: Mapping[str, Any], where: str) -> NodeRow:
             patterns.append(text)
             continue
         try:
-            names |= {found.name: found.parts for found in hostlist.expand_parts(text)}
+            names |= {host.name: host.parts for host in hostlist.expand_parts(text)}
         except hostlist.BadHostlist as error:
             raise SettingsError(str(error), where=f"{where}.match") from error
     if not names and not patterns:
-        raise SettingsError("a row needs nodes", where=f"{where}.match", remedy='Write match = ["gpu-[01-16]"]')
+        raise SettingsError("the row matches no node", where=f"{where}.match", remedy='Write match = ["gpu-[01-16]"]')
     expected = row.get("expected_gpus")
     if expected is not None and (
         isinstance(expected, bool) or not isinstance(expected, int) or not 0 <= expected < 1024
@@ -167,42 +169,42 @@ def _node(row: Mapping[str, Any], where: str) -> NodeRow:
     )
 
 
-def _team(row: Mapping[str, Any], where: str) -> TeamRow:
+def _parse_team_row(row: Mapping[str, Any], where: str) -> TeamRow:
     _check_keys(row, TEAM_KEYS, where)
     team = _text(row, "team", where)
     if not team:
-        raise SettingsError("a row needs a team", where=f"{where}.team")
+        raise SettingsError("the row has no team", where=f"{where}.team")
     lists = {name: _texts(row, name, where) for name in ("namespaces", "accounts", "users")}
     labels = _pairs(row, "labels", where)
     if not any(lists.values()) and not labels:
-        remedy = "Give it namespaces, accounts, users or labels"
-        raise SettingsError(f"the team `{team}` fits no workload", where=where, remedy=remedy)
+        remedy = "Add namespaces, accounts, users or labels"
+        raise SettingsError(f"the team `{team}` matches no workload", where=where, remedy=remedy)
     return TeamRow(team, _text(row, "project", where), labels=labels, **lists)
 
 
-def _check_keys(row: Mapping[str, Any], known: frozenset[str], where: str) -> None:
-    if unknown := sorted(str(key) for key in row if key not in known):
-        remedy = f"Known are {', '.join(sorted(known))}"
-        raise SettingsError(f"`{unknown[0][:60]}` is not known here", where=where, remedy=remedy)
+def _check_keys(row: Mapping[str, Any], allowed: frozenset[str], where: str) -> None:
+    if unknown := sorted(str(key) for key in row if key not in allowed):
+        remedy = f"Use {', '.join(sorted(allowed))}"
+        raise SettingsError(f"unknown key `{unknown[0][:60]}`", where=where, remedy=remedy)
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     value = row.get(name, "")
     if not isinstance(value, str) or not value.isprintable() or len(value) > 253:
-        raise SettingsError("expected a name of at most 253 visible characters", where=f"{where}.{name}")
+        raise SettingsError("expected a name of at most 253 printable characters", where=f"{where}.{name}")
     return value
 
 
 def _texts(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
     value = row.get(name, [])
-    listed: Sequence[Any] = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(one, str) and one for one in listed):
+    texts: Sequence[Any] = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
         raise SettingsError("expected a list of names", where=f"{where}.{name}")
-    return tuple(listed)
+    return tuple(texts)
 
 
 def _pairs(row: Mapping[str, Any], name: str, where: str) -> dict[str, str]:
     value = row.get(name, {})
-    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
-        raise SettingsError("expected names with their values", where=f"{where}.{name}")
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise SettingsError("expected a table of names with text values", where=f"{where}.{name}")
     return {str(key): text for key, text in value.items()}

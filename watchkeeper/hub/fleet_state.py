@@ -33,9 +33,9 @@ class FleetState:
         self._settings, self._clock, self._samples = settings.fleet, runtime.clock, samples
         self.fleet = fleet.ScrapedInventory()
         self._registered = registrations.NodeRegistrations()
-        self.clusters = clusters.of_settings(settings.fleet, time=runtime.clock, metrics=runtime.metrics)
+        self.clusters = clusters.from_settings(settings.fleet, time=runtime.clock, metrics=runtime.metrics)
         fabric_file = Path(settings.hub.data) / "fabric.json"
-        self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, kept=fabric_file)
+        self.fabric = fabric_watch.FabricWatch(settings.fabric, settings.fleet.cluster, state_path=fabric_file)
         self._scraper = scrape.Scraper(
             scrape.ScrapeSettings(
                 interval_seconds=settings.fleet.scrape_interval_seconds,

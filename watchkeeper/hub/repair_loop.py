@@ -425,7 +425,7 @@ class RepairLoop:
             f"{view.source} {'never answered' if view.at_ms is None else 'does not answer'}"
             f"{f': {view.problem}' if view.problem else ''}"
             for view in self._parts.clusters.views()
-            if not cluster_series.speaks_for(view, now)
+            if not cluster_series.is_current(view, now)
         ]
 
     def _count_faulty_gpus(self) -> Mapping[fleet_model.Place, int]:

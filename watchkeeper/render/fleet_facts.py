@@ -44,7 +44,7 @@ def nodes(settings: config.Settings) -> list[NodeFact]:
     names = dict.fromkeys(name for row in inventory_rows.nodes for name in row.names)
     facts = []
     for name in names:
-        counts = (row.expected_gpus for row in inventory_rows.rows_of(settings.fleet.cluster, name))
+        counts = (row.expected_gpus for row in inventory_rows.matching_rows(settings.fleet.cluster, name))
         facts.append(NodeFact(name, next((count for count in counts if count is not None), None)))
     return [fact for fact in facts if fact.expected_gpus != 0]
 

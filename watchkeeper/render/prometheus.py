@@ -105,7 +105,7 @@ def _gpu_jobs(settings: config.Settings) -> list[YamlPart]:
 
 def _pods(settings: config.Settings) -> YamlPart:
     where = {"kubeconfig_file": settings.fleet.kubeconfig} if settings.fleet.kubeconfig is not None else {}
-    chosen = kubernetes_discovery.selectors(settings.fleet.kubernetes_targets)
+    chosen = kubernetes_discovery.parse_selectors(settings.fleet.kubernetes_targets)
     names = list(dict.fromkeys(name for name, _ in chosen))
     pattern = "|".join(_one_of_many(names.index(name), len(names), value) for name, value in chosen)
     rules = [

@@ -135,7 +135,7 @@ def test_a_token_is_sent_to_the_third_version_of_the_api(tmp_path: Path) -> None
 
 def test_wrong_credentials_are_said_without_showing_them(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("hunter2")
-    with serving() as url, pytest.raises(CollectError, match="401: it does not accept the credentials") as refused:
+    with serving() as url, pytest.raises(CollectError, match="401: the credentials are not accepted") as refused:
         ask(url, tmp_path, ufm_password_file=str(tmp_path / "other"))
     assert "hunter2" not in str(refused.value)
 
@@ -153,7 +153,7 @@ def test_rows_that_make_no_sense_are_left_out_and_none_left_is_a_problem(tmp_pat
     with serving({**LISTS, "ports": rows}) as url:
         assert len(ask(url, tmp_path).ports) == 1
     with serving({**LISTS, "ports": [{}]}) as url:
-        assert ask(url, tmp_path).problems == ("UFM lists 2 systems and 1 ports, and none could be read",)
+        assert ask(url, tmp_path).problems == ("UFM lists 2 systems and 1 ports, but none could be read",)
 
 
 def test_shapes_that_published_clients_of_ufm_expect_are_read_as_well(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_telemetry_is_read_in_each_form_that_ufm_has(page: str, counters: dict[s
 def test_telemetry_without_a_known_counter_is_said(tmp_path: Path) -> None:
     with serving({**LISTS, "page": b"Endpoint not found"}) as url:
         found = ask(url, tmp_path, ufm_telemetry_url=f"{url}/telemetry")
-    assert found.unread[0].endswith("/telemetry answers 18 bytes without one that is known")
+    assert found.unread[0].endswith("/telemetry returned 18 bytes without a supported counter")
 
 
 def test_telemetry_that_is_away_costs_only_the_counters(tmp_path: Path) -> None:

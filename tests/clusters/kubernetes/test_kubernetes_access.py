@@ -118,12 +118,14 @@ def test_outside_of_a_cluster_the_way_out_is_said(tmp_path: Path) -> None:
 
 def test_a_context_without_a_kubeconfig_is_refused() -> None:
     wanted = config.FleetSettings(kubernetes_context="prod")
-    with pytest.raises(SettingsError, match=r"Set fleet\.kubeconfig to the file"):
-        kubernetes_source.of_settings(wanted, time=clock.ScaledClock(), metrics=own_metrics.Registry())
+    with pytest.raises(SettingsError, match=r"Set fleet\.kubeconfig to the path"):
+        kubernetes_source.from_settings(wanted, time=clock.ScaledClock(), metrics=own_metrics.Registry())
 
 
 def test_a_fleet_without_kubernetes_has_no_source() -> None:
     assert (
-        kubernetes_source.of_settings(config.FleetSettings(), time=clock.ScaledClock(), metrics=own_metrics.Registry())
+        kubernetes_source.from_settings(
+            config.FleetSettings(), time=clock.ScaledClock(), metrics=own_metrics.Registry()
+        )
         is None
     )

@@ -137,8 +137,8 @@ def test_labels_of_the_settings_choose_the_pods() -> None:
 
 @pytest.mark.parametrize("text", ["app", "=x", "app=", "a=b,c=d"])
 def test_a_label_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="is not a label and its value"):
-        kubernetes_discovery.selectors((text,))
+    with pytest.raises(SettingsError, match="is not a label with a value"):
+        kubernetes_discovery.parse_selectors((text,))
 
 
 def test_a_node_that_leaves_the_cluster_is_gone_and_not_forgotten() -> None:
@@ -160,7 +160,7 @@ def test_an_api_server_that_is_away_takes_no_node_out_of_the_fleet() -> None:
             await server.stop()
             await until_async(source.problems)
             assert [one.name for one in source.discover(DiscoveredTargets()).nodes] == ["n1"]
-            assert source.view().problem.endswith("What was known before stays")
+            assert source.view().problem.endswith("The last objects are kept")
             await server.start()
 
     asyncio.run(story())

@@ -125,9 +125,9 @@ def test_a_pod_that_has_its_gpus_and_does_not_start_says_the_last_warning() -> N
     message = 'no runtime for "nvidia" is configured'
     warned = objects.WarningEvent("Pod", "research", "p", "FailedCreatePodSandBox", message)
     stuck = objects.read_pod(pod("p", gpus=1, node="n1", phase="Pending"))
-    found = kubernetes_view.scheduled_pod(stuck, "main", gpus=1, warned=warned)
+    found = kubernetes_view.scheduled_pod(stuck, "main", gpus=1, warning=warned)
     assert (found.state, found.reason, found.detail) == (WorkloadState.RUNNING, "FailedCreatePodSandBox", message)
-    runs = kubernetes_view.scheduled_pod(objects.read_pod(pod("p", gpus=1, node="n1")), "main", gpus=1, warned=warned)
+    runs = kubernetes_view.scheduled_pod(objects.read_pod(pod("p", gpus=1, node="n1")), "main", gpus=1, warning=warned)
     assert (runs.reason, runs.detail) == ("", "")
 
 

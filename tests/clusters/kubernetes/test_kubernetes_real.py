@@ -64,7 +64,7 @@ async def watching(reached: kubeconfig.ApiServer) -> AsyncIterator[KubernetesWat
 
 
 def workload(watch: KubernetesWatch, name: str) -> ScheduledWorkload | None:
-    found = kubernetes_view.view_of(watch).workloads
+    found = kubernetes_view.build_view(watch).workloads
     return next((one for one in found if one.workload.name == name), None)
 
 
@@ -81,7 +81,7 @@ def lists(watch: KubernetesWatch) -> dict[str, float]:
 def test_hollow_nodes_are_seen_with_their_gpus(cluster: Cluster) -> None:
     async def story() -> None:
         async with watching(cluster.reached()) as watch:
-            nodes = {node.name: node for node in kubernetes_view.view_of(watch).nodes}
+            nodes = {node.name: node for node in kubernetes_view.build_view(watch).nodes}
             assert sorted(nodes) == ["hollow-0", "hollow-1"]
             assert [(node.gpus, node.state, node.is_schedulable) for node in nodes.values()] == [(8, "Ready", True)] * 2
             cluster.cordon("hollow-1")
@@ -164,7 +164,7 @@ def test_an_api_server_that_restarts_is_watched_again_with_one_list_at_most(clus
             cluster.kill_api_server()
             try:
                 await until_async(lambda: any(problem.startswith("nodes, pods,") for problem in watch.problems()))
-                assert len(kubernetes_view.view_of(watch).nodes) == 2
+                assert len(kubernetes_view.build_view(watch).nodes) == 2
             finally:
                 await asyncio.to_thread(cluster.start_api_server)
             await asyncio.to_thread(cluster.create_pod, "after", gpus=1)
@@ -197,7 +197,7 @@ def test_the_role_of_the_how_to_is_enough_and_without_it_nothing_is_seen(cluster
 
 
 def _node(watch: KubernetesWatch, name: str) -> ScheduledNode:
-    return next(node for node in kubernetes_view.view_of(watch).nodes if node.name == name)
+    return next(node for node in kubernetes_view.build_view(watch).nodes if node.name == name)
 
 
 def _quota_used(watch: KubernetesWatch) -> int | None:

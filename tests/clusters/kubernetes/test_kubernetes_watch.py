@@ -42,7 +42,7 @@ def names(watch: KubernetesWatch) -> list[str]:
 
 
 def test_objects_are_listed_in_pages_and_then_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_resource, "PAGE", 3)
+    monkeypatch.setattr(kubernetes_resource, "PAGE_SIZE", 3)
 
     async def story() -> None:
         async with serving() as server:
@@ -138,7 +138,7 @@ def test_a_server_that_restarts_is_found_again_and_its_objects_stay_known() -> N
                 await server.stop()
                 await until_async(lambda: any("connection refused" in one for one in watch.problems()))
                 assert [one.name for one in watch.nodes()] == ["n1"]
-                assert all(one.endswith("What was known before stays") for one in watch.problems())
+                assert all(one.endswith("The last objects are kept") for one in watch.problems())
                 await server.start()
                 await until_async(lambda: not any(watch.problems()))
                 assert server.lists[NODES] == 1
@@ -169,7 +169,7 @@ def test_what_may_not_be_read_is_said_and_the_rest_is_watched() -> None:
             await until_async(lambda: watch.is_synced and any(watch.problems()))
             (problem,) = watch.problems()
             assert "resourcequotas since" in problem
-            assert "docs/howto/kubernetes.md has the role. Nothing of it is known" in problem
+            assert "Create the role in docs/howto/kubernetes.md. None have been read yet" in problem
 
     asyncio.run(story())
 
@@ -275,7 +275,7 @@ def test_gpus_of_a_claim_are_counted_for_the_first_pod_that_has_it() -> None:
             async with watching(server) as watch:
                 await until_async(lambda: all(kind.is_synced for kind in watch.kinds))
                 assert {one.name: watch.gpus_of(one) for one in watch.pods()} == {"first": 2, "second": 0}
-                (held,) = kubernetes_view.view_of(watch).workloads
+                (held,) = kubernetes_view.build_view(watch).workloads
                 assert (held.workload.name, held.gpus, held.nodes) == ("first", 2, {"n1": 2})
 
     asyncio.run(story())
@@ -293,7 +293,7 @@ def test_more_objects_than_are_kept_is_said_with_the_limit() -> None:
             async with running(watch):
                 await until_async(lambda: watch.is_synced)
                 assert len(watch.pods()) == 3
-                assert list(watch.problems()) == ["pods: 3 are kept, and there are more"]
+                assert list(watch.problems()) == ["pods: the limit of 3 is reached, more are dropped"]
 
     asyncio.run(story())
 

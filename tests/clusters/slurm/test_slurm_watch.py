@@ -20,7 +20,7 @@ from tests import servers
 from tests.support.clusters import slurm_cluster
 from tests.support.manual_clock import ManualClock
 from watchkeeper.clusters.slurm import slurm_reader
-from watchkeeper.clusters.slurm.slurm_watch import SlurmWatch, of_settings, view_of
+from watchkeeper.clusters.slurm.slurm_watch import SlurmWatch, build_view, from_settings
 from watchkeeper.config import settings
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import commands
@@ -73,14 +73,14 @@ def test_a_slurmctld_that_falls_silent_leaves_its_last_word_and_the_time_of_it()
     asyncio.run(slurm.refresh())
     view = slurm.view()
     assert [one.name for one in view.nodes] == ["n1"]
-    assert view.problem.endswith("Unable to contact slurm controller (shown is what it said at 06:00:00 UTC)")
+    assert view.problem.endswith("Unable to contact slurm controller (last good data is from 06:00:00 UTC)")
     assert slurm.problems()[0].startswith("slurm: nodes: ")
 
 
 def test_a_slurmctld_that_never_answered_is_not_an_empty_cluster() -> None:
     slurm = watch(Told(broken="down"))
     asyncio.run(slurm.refresh())
-    assert (slurm.view().at_ms, slurm.view().problem) == (None, "nodes: down (it has never answered)")
+    assert (slurm.view().at_ms, slurm.view().problem) == (None, "nodes: down (no answer yet)")
 
 
 def test_nodes_are_expected_with_their_gpus_leaf_and_partition_and_read_at_the_agents_port() -> None:
@@ -125,7 +125,7 @@ def test_waiting_jobs_have_slurms_own_reason_and_quotas_what_is_used_of_them() -
         records.JobRecord("2", ("PENDING",), account="llm", partition="gpu", reason="AssocGrpGRES", gpus=8),
         records.JobRecord("3", ("COMPLETED",), account="llm", gpus=8),
     ]
-    view = view_of([node()], jobs, cluster="main", limits=[records.AccountLimit("llm", 12)])
+    view = build_view([node()], jobs, cluster="main", limits=[records.AccountLimit("llm", 12)])
     assert [(one.workload.name, one.state, one.reason) for one in view.workloads] == [
         ("1", WorkloadState.RUNNING, ""),
         ("2", WorkloadState.PENDING, "AssocGrpGRES"),
@@ -306,8 +306,8 @@ def test_slurmrestd_tells_the_same_as_the_commands(
 def test_the_settings_choose_commands_slurmrestd_or_nothing() -> None:
     def asked(**chosen: object) -> object:
         fleet = settings.FleetSettings(**chosen)  # type: ignore[arg-type]
-        found = of_settings(fleet, time=ManualClock(NOW), metrics=Registry())
-        return None if found is None else type(found._asked)
+        found = from_settings(fleet, time=ManualClock(NOW), metrics=Registry())
+        return None if found is None else type(found._reader)
 
     assert asked() is None
     assert asked(slurm=True) is slurm_reader.SlurmCommandReader

@@ -1,4 +1,4 @@
-"""The InfiniBand fabric, swept: switches, ports and links, and what changed between two sweeps.
+"""Sweep the InfiniBand fabric: switches, ports and links, and the changes between two sweeps.
 
-Comes in: infiniband-diags or UFM. Goes out: links with states and counters. Never here: why a link failed (diagnose).
+In: infiniband-diags or UFM. Out: links with states and counters. Never here: why a link failed (diagnose).
 """

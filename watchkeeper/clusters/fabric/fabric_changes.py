@@ -1,7 +1,7 @@
-"""What changed in the fabric between two sweeps: links that went down and came back, switches that are gone.
+"""Compare two sweeps of the fabric: links that went down or came up, switches that went missing or returned.
 
-`Known` is what was seen so far. It outlives a restart of the hub in a file, because a cable that went dark while the
-hub was away is as broken as any other. `step` is pure: `fabric_watch` makes events of the changes it names.
+`KnownFabric` holds all links and switches so far. `fabric_watch` stores it in a file, so that a link that goes down
+while the hub is stopped is reported after the restart, and turns each `FabricChange` into an event.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 
 from watchkeeper.model.fabric import DOWN, FabricDevice, FabricDeviceKind, FabricPort, FabricTopology, PortKey
 
-# What has been gone for so long was taken away on purpose.
+# After this long, a missing link or switch counts as removed on purpose.
 FORGET_MS = 30 * 86_400_000
-# More than any fabric has; beyond it new links are swept, but not remembered.
+# More than any fabric has. Links above the limit are not remembered, so their changes are not detected.
 MAX_LINKS = 500_000
 
 
 @dataclass(frozen=True, slots=True)
 class KnownLink:
-    """A cable that was seen: its switch end, and what is at the other end. `adapter` is empty for a switch there."""
+    """A link, with the port of its switch and its peer. `adapter` is empty if the peer is a switch."""
 
     guid: str
     port: int
@@ -39,8 +39,8 @@ class KnownLink:
         return (self.guid, self.port), (self.peer_guid, self.peer_port)
 
     def __str__(self) -> str:
-        there = f"{self.peer} {self.adapter}" if self.adapter else f"{self.peer} port {self.peer_port}"
-        return f"{self.switch} port {self.port} to {there}"
+        far_end = f"{self.peer} {self.adapter}" if self.adapter else f"{self.peer} port {self.peer_port}"
+        return f"{self.switch} port {self.port} to {far_end}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class KnownFabric:
 
 @dataclass(frozen=True, slots=True)
 class FabricChange:
-    """A link or a whole switch that went or came back; exactly one of `link` and `switch` is set."""
+    """A link or switch that went down or came up; exactly one of `link` and `switch` is set."""
 
     is_up: bool
     text: str
@@ -67,82 +67,86 @@ class FabricChange:
     switch: KnownSwitch | None = None
 
 
-def compare_sweep(known: KnownFabric, layout: FabricTopology, now_ms: int) -> tuple[KnownFabric, list[FabricChange]]:
-    """What is known after this sweep, and what changed with it."""
-    switches, changed = _switches(known, layout, now_ms)
-    gone = {switch.guid for switch in switches if switch.gone_since_ms is not None}
-    back = {change.switch.guid for change in changed if change.switch is not None and change.is_up}
-    seen = {link.key: link for link in _seen(layout)}
-    taken = {end: link.key for link in seen.values() for end in link.ends}
-    links = dict(seen)
-    for link in known.links:
-        if link.key in seen and seen[link.key].ends == link.ends:
-            # What a whole switch took along comes back with it, and needs no word of its own either time.
-            if link.down_since_ms is not None and not back & {link.guid, link.peer_guid}:
-                changed.append(FabricChange(True, f"{link} is up again", link=seen[link.key]))
-        elif not any(end in taken for end in link.ends):
-            # A cable that was plugged elsewhere has an end that is taken; it is no longer this link.
-            since = link.down_since_ms
-            if since is None and not gone & {link.guid, link.peer_guid}:
-                changed.append(FabricChange(False, _why_down(link, layout), link=link))
-            if since is None or now_ms - since < FORGET_MS:
-                links[link.key] = replace(link, down_since_ms=now_ms if since is None else since)
-    return KnownFabric(tuple(list(links.values())[:MAX_LINKS]), switches), changed
+def compare_sweep(previous: KnownFabric, layout: FabricTopology, now_ms: int) -> tuple[KnownFabric, list[FabricChange]]:
+    """The known fabric after this sweep, and the changes."""
+    switches, changes = _compare_switches(previous, layout, now_ms)
+    missing_guids = {switch.guid for switch in switches if switch.gone_since_ms is not None}
+    returned_guids = {change.switch.guid for change in changes if change.switch is not None and change.is_up}
+    current_links = {link.key: link for link in _read_links(layout)}
+    used_ends = {end: link.key for link in current_links.values() for end in link.ends}
+    links = dict(current_links)
+    for link in previous.links:
+        if link.key in current_links and current_links[link.key].ends == link.ends:
+            # Links that went down and came up with their switch get no event: the event of the switch covers them.
+            if link.down_since_ms is not None and not returned_guids & {link.guid, link.peer_guid}:
+                changes.append(FabricChange(True, f"{link} is up again", link=current_links[link.key]))
+        elif not any(end in used_ends for end in link.ends):
+            # If another link uses one of its ends, the cable was moved: this link no longer exists.
+            since_ms = link.down_since_ms
+            if since_ms is None and not missing_guids & {link.guid, link.peer_guid}:
+                changes.append(FabricChange(False, _describe_down_link(link, layout), link=link))
+            if since_ms is None or now_ms - since_ms < FORGET_MS:
+                links[link.key] = replace(link, down_since_ms=now_ms if since_ms is None else since_ms)
+    return KnownFabric(tuple(list(links.values())[:MAX_LINKS]), switches), changes
 
 
-def _switches(
-    known: KnownFabric, layout: FabricTopology, now_ms: int
+def _compare_switches(
+    previous: KnownFabric, layout: FabricTopology, now_ms: int
 ) -> tuple[tuple[KnownSwitch, ...], list[FabricChange]]:
-    there = {
-        one.guid: KnownSwitch(one.guid, layout.device_name(one.guid), layout.is_leaf(one.guid))
-        for one in layout.switches()
+    current = {
+        switch.guid: KnownSwitch(switch.guid, layout.device_name(switch.guid), layout.is_leaf(switch.guid))
+        for switch in layout.switches()
     }
-    changed: list[FabricChange] = []
-    kept = dict(there)
-    for switch in known.switches:
-        since = switch.gone_since_ms
-        if switch.guid in there:
-            # A leaf whose hosts are all dark for a moment is a leaf all the same.
-            kept[switch.guid] = replace(there[switch.guid], is_leaf=switch.is_leaf or there[switch.guid].is_leaf)
-            if since is not None:
-                changed.append(FabricChange(True, f"switch {switch.name} is back", switch=kept[switch.guid]))
-        elif since is None or now_ms - since < FORGET_MS:
-            kept[switch.guid] = replace(switch, gone_since_ms=now_ms if since is None else since)
-            if since is None:
-                links = sum(switch.guid in (link.guid, link.peer_guid) for link in known.links)
-                text = f"switch {switch.name} is gone from the fabric, with its {links} links"
-                changed.append(FabricChange(False, text, switch=kept[switch.guid]))
-    return tuple(kept.values()), changed
-
-
-def _seen(layout: FabricTopology) -> Iterable[KnownLink]:
-    for one, other in layout.links():
-        here, there = (one, other) if _rank(layout, one) <= _rank(layout, other) else (other, one)
-        device = layout.devices[there.guid]
-        if layout.devices[here.guid].kind is FabricDeviceKind.SWITCH:
-            named = device.node or device.name or device.guid
-            peer, adapter = (
-                (layout.device_name(there.guid), "")
-                if device.kind is FabricDeviceKind.SWITCH
-                else (named, device.adapter)
+    changes: list[FabricChange] = []
+    switches = dict(current)
+    for switch in previous.switches:
+        since_ms = switch.gone_since_ms
+        if switch.guid in current:
+            # A leaf stays a leaf while the links of all its nodes are down.
+            switches[switch.guid] = replace(
+                current[switch.guid], is_leaf=switch.is_leaf or current[switch.guid].is_leaf
             )
-            yield KnownLink(here.guid, here.number, layout.device_name(here.guid), *there.key, peer, adapter)
+            if since_ms is not None:
+                changes.append(FabricChange(True, f"switch {switch.name} is up again", switch=switches[switch.guid]))
+        elif since_ms is None or now_ms - since_ms < FORGET_MS:
+            switches[switch.guid] = replace(switch, gone_since_ms=now_ms if since_ms is None else since_ms)
+            if since_ms is None:
+                links = sum(switch.guid in (link.guid, link.peer_guid) for link in previous.links)
+                text = f"switch {switch.name} is no longer in the fabric, nor are its {links} links"
+                changes.append(FabricChange(False, text, switch=switches[switch.guid]))
+    return tuple(switches.values()), changes
 
 
-def _rank(layout: FabricTopology, port: FabricPort) -> tuple[bool, bool, PortKey]:
-    """A link is named from its switch, and a trunk from its leaf."""
+def _read_links(layout: FabricTopology) -> Iterable[KnownLink]:
+    for first, second in layout.links():
+        near, far = (
+            (first, second) if _naming_order(layout, first) <= _naming_order(layout, second) else (second, first)
+        )
+        device = layout.devices[far.guid]
+        if layout.devices[near.guid].kind is FabricDeviceKind.SWITCH:
+            node_name = device.node or device.name or device.guid
+            peer, adapter = (
+                (layout.device_name(far.guid), "")
+                if device.kind is FabricDeviceKind.SWITCH
+                else (node_name, device.adapter)
+            )
+            yield KnownLink(near.guid, near.number, layout.device_name(near.guid), *far.key, peer, adapter)
+
+
+def _naming_order(layout: FabricTopology, port: FabricPort) -> tuple[bool, bool, PortKey]:
+    """Sort key of a link's ends: a link is named after its switch, a link between switches after its leaf."""
     device: FabricDevice = layout.devices[port.guid]
     return device.kind is not FabricDeviceKind.SWITCH, not layout.is_leaf(port.guid), port.key
 
 
-def _why_down(link: KnownLink, layout: FabricTopology) -> str:
+def _describe_down_link(link: KnownLink, layout: FabricTopology) -> str:
     port = layout.ports.get(link.key)
     if port is None:
         return f"{link} is down: the port is no longer listed"
-    said = f"{port.state}/{port.physical}" if port.physical else port.state
-    is_dark = port.state == DOWN
-    return f"{link} is down: the port is {said}" + ("" if is_dark else ", and nothing is known at its other end")
+    state = f"{port.state}/{port.physical}" if port.physical else port.state
+    is_down = port.state == DOWN
+    return f"{link} is down: the port is {state}" + ("" if is_down else ", its peer is unknown")
 
 
-def down_links(known: KnownFabric) -> Mapping[PortKey, KnownLink]:
-    return {link.key: link for link in known.links if link.down_since_ms is not None}
+def down_links(known_fabric: KnownFabric) -> Mapping[PortKey, KnownLink]:
+    return {link.key: link for link in known_fabric.links if link.down_since_ms is not None}

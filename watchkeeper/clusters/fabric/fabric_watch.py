@@ -1,7 +1,7 @@
-"""The fabric, looked at again and again: the newest sweep, what changed since the one before, and series of it.
+"""Keep the newest sweep of the fabric, with its series and the events of its changes.
 
-The hub runs `refresh` on an interval where `[fabric]` asks for it, appends `series` with its other standing series, and
-takes the events. A sweep from another host comes in through `take`. `leaf_of` is for the inventory.
+If `[fabric]` configures a source, the hub calls `refresh` on an interval, records the events, and appends `series` with
+its other status series. A sweep from another host arrives through `accept_sweep`. `leaf_by_node` is for the inventory.
 """
 
 from __future__ import annotations
@@ -24,89 +24,91 @@ from watchkeeper.model.labels import METRIC_NAME, Labels
 log = logging.getLogger(__name__)
 
 SOURCE = "fabric"
-# Series of one fabric; a port in use has nine, so this is room for 20,000.
+# Series of one fabric; a port in use has nine, so this is enough for 20,000 ports.
 MAX_SERIES = 200_000
 SWEEP_OK = "watchkeeper_fabric_sweep_ok"
-# Errors that are counted from zero on, so that the first of them is an increase; the others appear with their first.
+# Errors with a series from zero, so that the first one is an increase; other errors get a series at their first value.
 ALWAYS_COUNTED = ("SymbolErrorCounter", "LinkErrorRecoveryCounter", "LinkDownedCounter", "PortRcvErrors")
-# The counters of traffic are in words of four bytes.
+# Traffic counters count words of four bytes.
 TRAFFIC = {"PortXmitData": ("transmitted", 4), "PortRcvData": ("received", 4)}
-# Counts of packets say nothing that bytes do not.
+# Packet counts add nothing to byte counts.
 NOT_ERRORS = ("Pkts", "Data")
-# A sweep counts for as many intervals; after that nobody knows how the fabric is.
+# A sweep is current for this many intervals; after that the state of the fabric is unknown.
 FRESH_INTERVALS = 3
 
 
 class FabricWatch:
-    """One fabric. `fabric` is the newest sweep, None before the first; `problem` is why the last try brought none."""
+    """One fabric. `fabric` is the newest sweep, None before the first; `problem` is why the last sweep failed."""
 
-    def __init__(self, settings: config.FabricSettings, cluster: str, *, kept: Path | None = None) -> None:
+    def __init__(self, settings: config.FabricSettings, cluster: str, *, state_path: Path | None = None) -> None:
         self.settings = settings
         self.cluster = cluster
         self.fabric: fabric.Fabric | None = None
-        self.layout: fabric.FabricTopology | None = None
+        self.topology: fabric.FabricTopology | None = None
         self.problem = ""
-        self._taken_ms: int | None = None
+        self._accepted_ms: int | None = None
         self._series: dict[Labels, float] = {}
-        self._kept = kept
-        self.known_fabric = _load(kept)
+        self._state_path = state_path
+        self.known_fabric = _load_state(state_path)
 
     async def refresh(self, now: datetime) -> list[events.Event]:
-        """Look at the fabric once; what cannot be read is said once, and leaves the last sweep as it was."""
+        """Sweep the fabric once; if that fails, keep the last sweep and log each new problem once."""
         at_ms = clock.to_ms(now)
         try:
             if self.settings.ufm_url is not None:
-                found = await ufm.read_fabric(self.settings, at_ms=at_ms)
+                sweep = await ufm.read_fabric(self.settings, at_ms=at_ms)
             else:
-                found = await asyncio.to_thread(fabric_sweep.sweep, sweep_settings(self.settings), at_ms=at_ms)
+                sweep = await asyncio.to_thread(fabric_sweep.sweep, sweep_settings(self.settings), at_ms=at_ms)
         except CollectError as error:
             if str(error) != self.problem:
-                log.warning("The fabric could not be read", extra=logs.fields(error=error))
+                log.warning("fabric sweep failed", extra=logs.fields(error=error))
             self.problem = str(error)
             return []
-        return await asyncio.to_thread(self.accept_sweep, found, now)
+        return await asyncio.to_thread(self.accept_sweep, sweep, now)
 
-    def accept_sweep(self, found: fabric.Fabric, now: datetime) -> list[events.Event]:
-        """The newest sweep, from here or from another host; returns what changed with it.
+    def accept_sweep(self, sweep: fabric.Fabric, now: datetime) -> list[events.Event]:
+        """Store a sweep from this or another host, and return an event for each change.
 
-        A large fabric takes a second: callers on an event loop do this in a thread.
+        A large fabric takes a second: callers on an event loop must use a thread.
         """
-        layout = fabric.FabricTopology(found)
-        self.problem = "; ".join([*found.problems, *self._doubts(layout)])
+        topology = fabric.FabricTopology(sweep)
+        self.problem = "; ".join([*sweep.problems, *self._find_doubts(topology)])
         before = self.known_fabric
         changes: list[fabric_changes.FabricChange] = []
         if not self.problem:
-            self.known_fabric, changes = fabric_changes.compare_sweep(before, layout, clock.to_ms(now))
-        for name in layout.shared_names():
-            log.warning("Switches share a name; their GUIDs tell them apart", extra=logs.fields(name=name))
-        self.fabric, self.layout, self._taken_ms = found, layout, clock.to_ms(now)
-        self._series = self._make_series(found, layout)
+            self.known_fabric, changes = fabric_changes.compare_sweep(before, topology, clock.to_ms(now))
+        for name in topology.shared_names():
+            log.warning("duplicate switch name, using GUIDs", extra=logs.fields(name=name))
+        self.fabric, self.topology, self._accepted_ms = sweep, topology, clock.to_ms(now)
+        self._series = self._build_series(sweep, topology)
         if self.known_fabric != before:
-            self._keep()
-        return [self._event(change, now) for change in changes]
+            self._save_state()
+        return [self._build_event(change, now) for change in changes]
 
     def is_fresh(self, now_ms: int) -> bool:
-        """False before the first sweep, and when the last one is too old to speak for now."""
+        """Whether there is a sweep that is not older than `FRESH_INTERVALS`."""
         limit_ms = FRESH_INTERVALS * self.settings.interval_seconds * 1000
-        return self._taken_ms is not None and now_ms - self._taken_ms <= limit_ms
+        return self._accepted_ms is not None and now_ms - self._accepted_ms <= limit_ms
 
-    def _doubts(self, layout: fabric.FabricTopology) -> Iterator[str]:
-        """A host that has lost its own link sees no switch; that says nothing about the switches."""
-        if not layout.switches() and any(switch.gone_since_ms is None for switch in self.known_fabric.switches):
-            yield "the host that sweeps sees no switch any more: its own link is down, the rest is unknown"
+    def _find_doubts(self, topology: fabric.FabricTopology) -> Iterator[str]:
+        """A host without a link sees no switch; this does not mean that the switches are down."""
+        if not topology.switches() and any(switch.gone_since_ms is None for switch in self.known_fabric.switches):
+            yield "the sweep lists no switch any more: its host lost its link, the state of the fabric is unknown"
 
-    def _event(self, change: fabric_changes.FabricChange, now: datetime) -> events.Event:
+    def _build_event(self, change: fabric_changes.FabricChange, now: datetime) -> events.Event:
         kind = events.EventKind.FABRIC_UP if change.is_up else events.EventKind.FABRIC_DOWN
         if change.link is not None:
-            where = f"{change.link.guid}/{change.link.port}"
-            named = {"switch": change.link.switch, "port": str(change.link.port), "peer": change.link.peer}
+            subject = f"{change.link.guid}/{change.link.port}"
+            subject_fields = {"switch": change.link.switch, "port": str(change.link.port), "peer": change.link.peer}
         else:
             assert change.switch is not None
-            where, named = change.switch.guid, {"switch": change.switch.name}
-        id = f"{self.cluster}/{SOURCE}/{where}/{kind}/{clock.to_ms(now)}"
-        return events.Event(id, kind, None, self._place(change), now, change.text, fields={**named, "source": SOURCE})
+            subject, subject_fields = change.switch.guid, {"switch": change.switch.name}
+        id = f"{self.cluster}/{SOURCE}/{subject}/{kind}/{clock.to_ms(now)}"
+        return events.Event(
+            id, kind, None, self._locate(change), now, change.text, fields={**subject_fields, "source": SOURCE}
+        )
 
-    def _place(self, change: fabric_changes.FabricChange) -> fleet.Place:
+    def _locate(self, change: fabric_changes.FabricChange) -> fleet.Place:
         link, switch = change.link, change.switch
         if link is not None and link.adapter:
             return fleet.Place(self.cluster, node=link.peer, port=link.adapter)
@@ -116,80 +118,91 @@ class FabricWatch:
         return fleet.Place(self.cluster, domain=f"{'leaf' if switch.is_leaf else 'switch'}={switch.name}")
 
     def leaf_by_node(self) -> dict[str, str]:
-        """Node → leaf of its first adapter; a cable that is dark now does not move the node to another leaf."""
+        """Node → leaf of its first adapter; a link that is down does not move the node to another leaf."""
         hosts = [link for link in self.known_fabric.links if link.adapter]
         hosts.sort(key=lambda link: fabric.natural_sort_key(link.adapter), reverse=True)
-        seen = {} if self.layout is None else self.layout.leaf_by_node()
-        return seen | {link.peer: link.switch for link in hosts}
+        current = {} if self.topology is None else self.topology.leaf_by_node()
+        return current | {link.peer: link.switch for link in hosts}
 
     # Series
 
     def series(self, now_ms: int) -> dict[Labels, float]:
-        """The state of the fabric as series, to be appended at the same interval as the hub's others.
+        """The state of the fabric as series; only `SWEEP_OK` if the last sweep is too old.
 
-        After the last sweep has become too old there is only the word that it has.
+        The hub appends them at the same interval as its other status series.
         """
         if self.fabric is None:
             return {}
         is_fresh = self.is_fresh(now_ms)
-        is_whole = is_fresh and not self.problem and not self.fabric.unread
-        ok = {Labels({METRIC_NAME: SWEEP_OK, "cluster": self.cluster}): float(is_whole)}
-        return ok | self._series if is_fresh else ok
+        is_complete = is_fresh and not self.problem and not self.fabric.unread
+        sweep_ok = {Labels({METRIC_NAME: SWEEP_OK, "cluster": self.cluster}): float(is_complete)}
+        return sweep_ok | self._series if is_fresh else sweep_ok
 
-    def _make_series(self, swept: fabric.Fabric, layout: fabric.FabricTopology) -> dict[Labels, float]:
-        found: dict[Labels, float] = {}
-        for name, named, value in self._rows(swept, layout):
-            if len(found) >= MAX_SERIES:
-                log.warning("The fabric has more series than are kept", extra=logs.fields(limit=MAX_SERIES))
+    def _build_series(self, sweep: fabric.Fabric, topology: fabric.FabricTopology) -> dict[Labels, float]:
+        series: dict[Labels, float] = {}
+        for name, labels, value in self._series_rows(sweep, topology):
+            if len(series) >= MAX_SERIES:
+                log.warning("fabric series dropped", extra=logs.fields(limit=MAX_SERIES))
                 break
-            found[Labels({METRIC_NAME: name, "cluster": self.cluster, **named})] = value
-        return found
+            series[Labels({METRIC_NAME: name, "cluster": self.cluster, **labels})] = value
+        return series
 
-    def _rows(self, found: fabric.Fabric, layout: fabric.FabricTopology) -> Iterator[tuple[str, dict[str, str], float]]:
-        yield "watchkeeper_fabric_sweep_seconds", {}, found.seconds
-        for state, count in Counter(port.state for port in found.ports).items():
+    def _series_rows(
+        self, sweep: fabric.Fabric, topology: fabric.FabricTopology
+    ) -> Iterator[tuple[str, dict[str, str], float]]:
+        yield "watchkeeper_fabric_sweep_seconds", {}, sweep.seconds
+        for state, count in Counter(port.state for port in sweep.ports).items():
             yield "watchkeeper_fabric_ports", {"state": state}, float(count)
         for switch in self.known_fabric.switches:
             role = "leaf" if switch.is_leaf else "spine"
             yield "watchkeeper_fabric_switch_up", {"switch": switch.name, "role": role}, float(not switch.gone_since_ms)
         for link in self.known_fabric.links:
-            port = layout.ports.get(link.key)
-            where = {"switch": link.switch, "port": str(link.port), "peer": link.peer, "peer_port": str(link.peer_port)}
-            # What is wrong with a cable is trouble of its host, and of its leaf where it is a trunk.
-            where |= {"Hostname": link.peer, "device": link.adapter} if link.adapter else {"leaf": link.switch}
+            port = topology.ports.get(link.key)
+            port_labels = {
+                "switch": link.switch,
+                "port": str(link.port),
+                "peer": link.peer,
+                "peer_port": str(link.peer_port),
+            }
+            # A fault of a link belongs to its node, or to its leaf if it connects two switches.
+            port_labels |= {"Hostname": link.peer, "device": link.adapter} if link.adapter else {"leaf": link.switch}
             is_down = link.down_since_ms is not None
             state_id = 1 if is_down or port is None else fabric.STATE_IDS.get(port.state)
             if state_id is not None:
-                yield "watchkeeper_fabric_port_state_id", where, float(state_id)
+                yield "watchkeeper_fabric_port_state_id", port_labels, float(state_id)
             if port is not None and not is_down:
-                yield from _port_rows(port, where, is_slow=port.key in layout.slow_ports)
+                yield from _port_rows(port, port_labels, is_slow=port.key in topology.slow_ports)
 
-    def _keep(self) -> None:
-        if self._kept is None:
+    def _save_state(self) -> None:
+        if self._state_path is None:
             return
         try:
-            files.write_atomically(self._kept, wire.dumps(self.known_fabric).encode())
+            files.write_atomically(self._state_path, wire.dumps(self.known_fabric).encode())
         except OSError as error:
-            log.warning("What is known of the fabric was not kept", extra=logs.fields(error=error.strerror))
+            log.warning("saving fabric state failed", extra=logs.fields(error=error.strerror))
 
 
 def _port_rows(
-    port: fabric.FabricPort, where: Mapping[str, str], *, is_slow: bool
+    port: fabric.FabricPort, port_labels: Mapping[str, str], *, is_slow: bool
 ) -> Iterator[tuple[str, dict[str, str], float]]:
     if port.gbps is not None:
-        yield "watchkeeper_fabric_port_rate_bytes_per_second", dict(where), port.gbps * 1e9 / 8
-        yield "watchkeeper_fabric_port_slow", dict(where), float(is_slow)
+        yield "watchkeeper_fabric_port_rate_bytes_per_second", dict(port_labels), port.gbps * 1e9 / 8
+        yield "watchkeeper_fabric_port_slow", dict(port_labels), float(is_slow)
     if port.counters is None:
         return
-    counted = dict.fromkeys(ALWAYS_COUNTED, 0) | dict(port.counters)
-    for name, value in counted.items():
+    counters = dict.fromkeys(ALWAYS_COUNTED, 0) | dict(port.counters)
+    for name, value in counters.items():
         if name in TRAFFIC:
             direction, scale = TRAFFIC[name]
-            yield "watchkeeper_fabric_port_data_bytes_total", {**where, "direction": direction}, float(value * scale)
+            yield (
+                "watchkeeper_fabric_port_data_bytes_total",
+                {**port_labels, "direction": direction},
+                float(value * scale),
+            )
         elif not name.endswith(NOT_ERRORS):
-            yield "watchkeeper_fabric_port_errors_total", {**where, "counter": name}, float(value)
+            yield "watchkeeper_fabric_port_errors_total", {**port_labels, "counter": name}, float(value)
             if value and value == infiniband.counter_maximum(name):
-                yield "watchkeeper_fabric_port_counter_at_maximum", {**where, "counter": name}, 1.0
+                yield "watchkeeper_fabric_port_counter_at_maximum", {**port_labels, "counter": name}, 1.0
 
 
 def sweep_settings(settings: config.FabricSettings) -> fabric_sweep.SweepSettings:
@@ -201,12 +214,12 @@ def sweep_settings(settings: config.FabricSettings) -> fabric_sweep.SweepSetting
     )
 
 
-def _load(path: Path | None) -> fabric_changes.KnownFabric:
-    """What was known before a restart; a file that is damaged costs that knowledge and nothing else."""
+def _load_state(path: Path | None) -> fabric_changes.KnownFabric:
+    """The known fabric from before a restart; empty if there is no file or it is damaged."""
     if path is None or not path.exists():
         return fabric_changes.KnownFabric()
     try:
         return wire.loads(fabric_changes.KnownFabric, path.read_bytes())
     except (OSError, WireError) as error:
-        log.warning("What was known of the fabric cannot be read", extra=logs.fields(path=str(path), error=error))
+        log.warning("loading fabric state failed", extra=logs.fields(path=str(path), error=error))
         return fabric_changes.KnownFabric()

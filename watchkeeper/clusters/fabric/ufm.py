@@ -1,7 +1,7 @@
-"""Asking UFM what the fabric is: three lists of its REST API, and a page of its telemetry where there is one.
+"""Read the fabric from UFM: three lists of its REST API, and its telemetry page if one is configured.
 
-With a token UFM wants `/ufmRestV3` and the token behind the word `Basic`; with a user name `/ufmRest`, says its REST
-API guide. `fabric_watch` calls `ask` instead of a sweep of its own.
+UFM's REST API guide: a token needs `/ufmRestV3` and the scheme `Basic`, a user name needs `/ufmRest`. `fabric_watch`
+calls `read_fabric` instead of `fabric_sweep.sweep` if `[fabric]` names a UFM.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from watchkeeper.net.access import Access
 from watchkeeper.readers.fabric import infiniband_fabric, infiniband_ufm
 
 SOURCE = "ufm"
-# A port is about 1.5 KiB of JSON: room for 80,000.
+# A port is about 1.5 KiB of JSON: enough for 80,000 ports.
 MAX_BODY_BYTES = 128 << 20
-SHOWN_STATUS = {401: "it does not accept the credentials", 403: "the credentials may not read this"}
+STATUS_MEANING = {401: "the credentials are not accepted", 403: "the credentials do not allow this read"}
 
 
 async def read_fabric(settings: config.FabricSettings, *, at_ms: int) -> fabric.Fabric:
-    """The fabric as UFM knows it; CollectError where it does not answer. Missing telemetry costs only the counters."""
-    began = perf_counter()
+    """The fabric as UFM reports it; CollectError if UFM does not answer. Without telemetry there are no counters."""
+    started = perf_counter()
     access = Access(
         username=settings.ufm_username or "",
         password_file=settings.ufm_password_file or "",
@@ -37,29 +37,37 @@ async def read_fabric(settings: config.FabricSettings, *, at_ms: int) -> fabric.
     connection = http.Connection(timeout_seconds=settings.timeout_seconds, max_body_bytes=MAX_BODY_BYTES, access=access)
     root = (settings.ufm_url or "").rstrip("/") + ("/ufmRestV3" if settings.ufm_token_file else "/ufmRest")
     try:
-        systems, ports, links = [
-            await _list(connection, f"{root}/resources/{name}", access) for name in ("systems", "ports", "links")
+        system_rows, port_rows, link_rows = [
+            await _get_list(connection, f"{root}/resources/{name}", access) for name in ("systems", "ports", "links")
         ]
     finally:
         await connection.aclose()
-    devices = infiniband_ufm.read_devices(ports, systems)
-    found = infiniband_ufm.read_ports(ports, links, (device.guid for device in devices))
-    problems = [] if found else [f"UFM lists {len(systems)} systems and {len(ports)} ports, and none could be read"]
-    counters, unread = await _telemetry(settings)
+    devices = infiniband_ufm.read_devices(port_rows, system_rows)
+    ports = infiniband_ufm.read_ports(port_rows, link_rows, (device.guid for device in devices))
+    problems = (
+        [] if ports else [f"UFM lists {len(system_rows)} systems and {len(port_rows)} ports, but none could be read"]
+    )
+    counters, counter_problem = await _read_telemetry(settings)
     if counters is not None:
-        found = infiniband_fabric.add_counters(found, counters)
-    seconds = round(perf_counter() - began, 3)
+        ports = infiniband_fabric.add_counters(ports, counters)
+    seconds = round(perf_counter() - started, 3)
     return fabric.Fabric(
-        at_ms, SOURCE, tuple(devices), tuple(found), tuple(problems), (unread,) if unread else (), seconds
+        at_ms,
+        SOURCE,
+        tuple(devices),
+        tuple(ports),
+        tuple(problems),
+        (counter_problem,) if counter_problem else (),
+        seconds,
     )
 
 
-async def _telemetry(
+async def _read_telemetry(
     settings: config.FabricSettings,
 ) -> tuple[Mapping[fabric.PortKey, Mapping[str, int]] | None, str]:
     if settings.ufm_telemetry_url is None:
         return None, ""
-    # Deliberately without the credentials: the telemetry is a server of its own, and has none.
+    # Deliberately without the credentials: telemetry is a separate server without authentication.
     access = Access(ca_file=settings.ufm_ca_file or "", insecure_skip_verify=settings.ufm_insecure_skip_verify)
     connection = http.Connection(timeout_seconds=settings.timeout_seconds, max_body_bytes=MAX_BODY_BYTES, access=access)
     try:
@@ -68,19 +76,19 @@ async def _telemetry(
         return None, f"no counters: {error}"
     finally:
         await connection.aclose()
-    found = infiniband_ufm.read_telemetry(body.decode("utf-8", "replace"))
-    if not found:
-        return None, f"no counters: {settings.ufm_telemetry_url} answers {len(body)} bytes without one that is known"
-    return found, ""
+    counters = infiniband_ufm.read_telemetry(body.decode("utf-8", "replace"))
+    if not counters:
+        return None, f"no counters: {settings.ufm_telemetry_url} returned {len(body)} bytes without a supported counter"
+    return counters, ""
 
 
-async def _list(connection: http.Connection, url: str, access: Access) -> list[Mapping[str, Any]]:
+async def _get_list(connection: http.Connection, url: str, access: Access) -> list[Mapping[str, Any]]:
     return infiniband_ufm.read_list(await _get(connection, url, access), url)
 
 
 async def _get(connection: http.Connection, url: str, access: Access) -> bytes:
     response = await connection.send(http.HttpRequest(url, headers=access.authorization_header()))
     if response.status != 200:
-        said = SHOWN_STATUS.get(response.status, "no answer to the question")
-        raise CollectError(f"it answered {response.status}: {said}", where=url)
+        meaning = STATUS_MEANING.get(response.status, "unexpected status")
+        raise CollectError(f"UFM returned {response.status}: {meaning}", where=url)
     return response.body

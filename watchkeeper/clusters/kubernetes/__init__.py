@@ -1,5 +1,5 @@
-"""A Kubernetes cluster, watched: nodes, GPU pods, quotas and claims as its API server reports them.
+"""Watch a Kubernetes cluster: nodes, GPU pods, quotas and resource claims.
 
-Comes in: lists and watches. Goes out: `model.cluster` values, targets and series. Never here: a write to the API
+In: lists and watches of the API server. Out: `model.cluster` values, targets and series. Never here: a write to the API
 server.
 """

@@ -1,8 +1,8 @@
-"""Nodes and targets that a Kubernetes cluster names: one more source beside lists and agents that register.
+"""Discover nodes and targets from a Kubernetes cluster.
 
-A node with GPUs is expected, with as many GPUs as its labels or its capacity say; the labels of packs/node_labels.csv
-place it in a pool, rack, leaf and NVLink domain. A pod of our agent, or of a dcgm-exporter where there is no agent,
-is a target. The hub merges `found` behind the lists of people, which know better.
+A node with GPUs is expected, with the number of GPUs from its labels or its capacity; the labels of
+packs/node_labels.csv set its pool, rack, leaf and NVLink domain. The pod of the agent is a target, or that of
+dcgm-exporter if the node has no agent. `clusters` merges `discover` after the configured lists, which have priority.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from watchkeeper.scrape import discovery
 SOURCE = "kubernetes"
 COUNT, REPLICAS, PRODUCT = "nvidia.com/gpu.count", "nvidia.com/gpu.replicas", "nvidia.com/gpu.product"
 POOL = "pool"
-# What our agent and every dcgm-exporter call the port of their page.
+# Names of the metrics port in the manifests of the agent and of dcgm-exporter.
 PORT_NAMES = ("metrics", "gpu-metrics", "http-metrics")
 DEFAULT_PORT = 9400
 
 
 @dataclass(frozen=True, slots=True)
 class LabelRow:
-    """A node's label and what it becomes: the pool, or the name of a failure domain."""
+    """A node label, and the fact that it sets: `pool` or a failure domain."""
 
     label: str
     becomes: str
@@ -36,53 +36,55 @@ class LabelRow:
 
 @cache
 def label_rows() -> tuple[LabelRow, ...]:
-    """In the order in which they count."""
+    """The rows of packs/node_labels.csv, highest priority first."""
     return pack.load(
         "node_labels.csv", lambda cells: LabelRow(pack.required(cells["label"]), pack.required(cells["becomes"]))
     )
 
 
-def selectors(texts: tuple[str, ...]) -> Selectors:
-    """`name=value` of the settings as pairs; SettingsError for anything else."""
-    found = []
+def parse_selectors(texts: tuple[str, ...]) -> Selectors:
+    """Parse `name=value` settings into pairs; SettingsError if one is invalid."""
+    pairs = []
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value) or "," in text:
             raise SettingsError(
-                f"`{text}` is not a label and its value, as in app=dcgm-exporter", where="fleet.kubernetes_targets"
+                f"`{text}` is not a label with a value, such as app=dcgm-exporter", where="fleet.kubernetes_targets"
             )
-        found.append((name, value))
-    return tuple(found)
+        pairs.append((name, value))
+    return tuple(pairs)
 
 
 class KubernetesDiscovery:
-    """Remembers only the most GPUs that each node has had, so that one that fell out is missed."""
+    """Discover nodes and targets; remembers each node's highest GPU count, so that a lost GPU stays expected."""
 
     def __init__(self, watch: KubernetesWatch, targets: Selectors) -> None:
         self._watch = watch
         self._targets = targets
-        # By name: the machine, as its object's id and its GPUs' model, and the most GPUs it has had.
-        self._most: dict[str, tuple[tuple[str, str], int]] = {}
+        # By node name: the machine (uid of its object, GPU model) and its highest GPU count.
+        self._most_gpus: dict[str, tuple[tuple[str, str], int]] = {}
 
     def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
-        """GPU nodes as expected ones; their targets where no list has one for the node already."""
+        """GPU nodes as expected nodes, each with a target unless `listed` already has one."""
         cluster = self._watch.cluster
         nodes = {node.name: self._expected(node) for node in self._watch.nodes() if node.has_gpus}
-        self._most = {name: most for name, most in self._most.items() if name in nodes}
-        has_target = {target.node for target in listed.targets if target.cluster == cluster}
-        chosen = self._pods()
-        groups = [_group(node, chosen.get(name) if name not in has_target else None) for name, node in nodes.items()]
+        self._most_gpus = {name: most_gpus for name, most_gpus in self._most_gpus.items() if name in nodes}
+        target_nodes = {target.node for target in listed.targets if target.cluster == cluster}
+        pod_by_node = self._choose_pods()
+        groups = [
+            _group(node, pod_by_node.get(name) if name not in target_nodes else None) for name, node in nodes.items()
+        ]
         return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=cluster))
 
     def _expected(self, node: objects.KubernetesNode) -> fleet.Node:
-        placed = placement(node.labels)
+        domains = read_placement(node.labels)
         return fleet.Node(
             self._watch.cluster,
             node.name,
-            pool=placed.pop(POOL, ""),
+            pool=domains.pop(POOL, ""),
             aliases=frozenset(node.addresses) - {node.name},
             expected_gpus=self._expected_gpus(node),
-            domains=placed,
+            domains=domains,
             source=SOURCE,
         )
 
@@ -91,42 +93,42 @@ class KubernetesDiscovery:
         if now is None:
             return None
         machine = (node.uid, node.labels.get(PRODUCT, ""))
-        known, most = self._most.get(node.name, (machine, 0))
-        # Both the label and the capacity follow the driver: a GPU that falls off the bus is gone from them as well.
-        self._most[node.name] = (machine, max(now, most) if known == machine else now)
-        return self._most[node.name][1]
+        machine_before, most_gpus = self._most_gpus.get(node.name, (machine, 0))
+        # Both the label and the capacity follow the driver: they also drop when a GPU falls off the bus.
+        self._most_gpus[node.name] = (machine, max(now, most_gpus) if machine_before == machine else now)
+        return self._most_gpus[node.name][1]
 
-    def _pods(self) -> Mapping[str, objects.KubernetesPod]:
-        """For each node the pod to read; of several the one whose label stands first, so that no GPU is read twice."""
-        order = {pair: place for place, pair in enumerate(self._targets)}
+    def _choose_pods(self) -> Mapping[str, objects.KubernetesPod]:
+        """The pod to scrape on each node; only the one with the first selector, so that no GPU is scraped twice."""
+        order = {pair: rank for rank, pair in enumerate(self._targets)}
         chosen: dict[str, tuple[int, objects.KubernetesPod]] = {}
         for pod in self._watch.pods():
-            places = [order[pair] for pair in pod.labels.items() if pair in order]
-            if not places or not pod.node or not pod.address or pod.phase != "Running":
+            ranks = [order[pair] for pair in pod.labels.items() if pair in order]
+            if not ranks or not pod.node or not pod.address or pod.phase != "Running":
                 continue
             best = chosen.get(pod.node)
-            if best is None or (min(places), pod.name) < (best[0], best[1].name):
-                chosen[pod.node] = (min(places), pod)
+            if best is None or (min(ranks), pod.name) < (best[0], best[1].name):
+                chosen[pod.node] = (min(ranks), pod)
         return {node: pod for node, (_, pod) in chosen.items()}
 
 
-def placement(labels: Mapping[str, str]) -> dict[str, str]:
-    """Pool and failure domains by a node's labels; of two labels for one thing the first of the table counts."""
-    found: dict[str, str] = {}
+def read_placement(labels: Mapping[str, str]) -> dict[str, str]:
+    """Pool and failure domains from a node's labels; for each of them the first row of the table is used."""
+    placement: dict[str, str] = {}
     for row in label_rows():
         if labels.get(row.label):
-            found.setdefault(row.becomes, labels[row.label])
-    return found
+            placement.setdefault(row.becomes, labels[row.label])
+    return placement
 
 
 def physical_gpus(node: objects.KubernetesNode) -> int | None:
-    """GPUs in the machine, as far as its labels and capacity tell; None where they count slices or shares of them."""
+    """The number of whole GPUs by labels and capacity; None if these count MIG instances or shared GPUs."""
     if "-MIG-" in node.labels.get(PRODUCT, ""):
-        # With the strategy `single` both count slices (gpu-feature-discovery, README).
+        # With the strategy `single` both count MIG instances (gpu-feature-discovery, README).
         return None
-    counted = node.labels.get(COUNT, "")
-    if counted.isascii() and counted.isdigit() and len(counted) < 4:
-        return int(counted)
+    label_count = node.labels.get(COUNT, "")
+    if label_count.isascii() and label_count.isdigit() and len(label_count) < 4:
+        return int(label_count)
     capacity = dict(node.capacity)
     if set(capacity) == {"nvidia.com/gpu"} and node.labels.get(REPLICAS, "1") in ("0", "1"):
         return capacity["nvidia.com/gpu"]
@@ -145,13 +147,13 @@ def _group(node: fleet.Node, pod: objects.KubernetesPod | None) -> dict[str, obj
     if pod is None:
         return {"targets": [], "labels": labels}
     host = f"[{pod.address}]" if ":" in pod.address else pod.address
-    about = {"__meta_kubernetes_namespace": pod.namespace, "__meta_kubernetes_pod_name": pod.name}
-    return {"targets": [f"{host}:{_port(pod)}"], "labels": labels | about}
+    pod_labels = {"__meta_kubernetes_namespace": pod.namespace, "__meta_kubernetes_pod_name": pod.name}
+    return {"targets": [f"{host}:{_port(pod)}"], "labels": labels | pod_labels}
 
 
 def _port(pod: objects.KubernetesPod) -> int:
-    named = dict(pod.ports)
+    port_by_name = dict(pod.ports)
     for name in PORT_NAMES:
-        if name in named:
-            return named[name]
+        if name in port_by_name:
+            return port_by_name[name]
     return pod.ports[0][1] if len(pod.ports) == 1 else DEFAULT_PORT

@@ -1,7 +1,7 @@
-"""A Kubernetes cluster as the hub knows it: everything about it behind one name.
+"""Combine the watch, discovery, view and series of one Kubernetes cluster into a `ClusterScheduler`.
 
-`clusters` runs it, merges `found` into discovery and appends its series each interval; whoever wants the cluster in
-the words that Slurm shares asks for `view`.
+`clusters` runs it, merges `discover` into discovery and appends its series each interval; `view` is the cluster in the
+types that Slurm shares.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.scrape import discovery
 from watchkeeper.scrape.fleet import ScrapedInventory
 
-# A hub that starts waits this long for the first list, so that its first picture is whole.
+# A hub that starts waits this long for the first list, so that its first view is complete.
 FIRST_LIST_SECONDS = 10.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
-def of_settings(
+def from_settings(
     settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry
 ) -> KubernetesSource | None:
-    """The cluster that the settings name, or None; SettingsError where they name one that cannot be asked."""
+    """The configured cluster, or None; SettingsError if its settings are invalid."""
     if settings.kubeconfig is not None:
         server = kubeconfig.load_kubeconfig(Path(settings.kubeconfig), settings.kubernetes_context)
     elif settings.kubernetes:
         server = kubeconfig.load_in_cluster()
     elif settings.kubernetes_context is not None:
         raise SettingsError(
-            "a context is one of a kubeconfig, and none is named",
+            "a context needs a kubeconfig, and none is set",
             where="fleet.kubernetes_context",
-            remedy="Set fleet.kubeconfig to the file",
+            remedy="Set fleet.kubeconfig to the path of the file",
         )
     else:
         return None
@@ -45,7 +45,7 @@ def of_settings(
 
 
 class KubernetesSource:
-    """One cluster, watched."""
+    """One Kubernetes cluster; implements `ClusterScheduler`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class KubernetesSource:
         time: clock.Clock,
         metrics: own_metrics.Registry,
     ) -> None:
-        targets = kubernetes_discovery.selectors(settings.kubernetes_targets)
+        targets = kubernetes_discovery.parse_selectors(settings.kubernetes_targets)
         self.watch = kubernetes_watch.KubernetesWatch(
             server, cluster=settings.cluster, time=time, metrics=metrics, targets=targets
         )
@@ -70,8 +70,8 @@ class KubernetesSource:
 
     @property
     def required_query(self) -> str | None:
-        """Which clusters have a kube-state-metrics of their own."""
-        return kubernetes_series.SEEN_EXPR if self._policy is config.KubernetesSeries.AUTO else None
+        """The query for clusters that have kube-state-metrics, if the setting is `auto`."""
+        return kubernetes_series.KUBE_STATE_METRICS_QUERY if self._policy is config.KubernetesSeries.AUTO else None
 
     async def run(self) -> None:
         await self.watch.run()
@@ -80,7 +80,7 @@ class KubernetesSource:
         try:
             async with asyncio.timeout(FIRST_LIST_SECONDS):
                 while not self.watch.is_synced and not any(self.watch.problems()):
-                    await asyncio.sleep(LOOK_SECONDS)
+                    await asyncio.sleep(POLL_SECONDS)
         except TimeoutError:
             return
 
@@ -91,26 +91,31 @@ class KubernetesSource:
         return [f"kubernetes ({self.watch.server.origin}): {problem}" for problem in self.watch.problems()]
 
     def view(self) -> model.ClusterView:
-        """The cluster as last told, made anew only after a change."""
+        """The view of the cluster, rebuilt only after a change."""
         revision = self.watch.revision
         if self._view is None or self._view[0] != revision or self._view[1].problem or any(self.watch.problems()):
-            self._view = (revision, kubernetes_view.view_of(self.watch))
+            self._view = (revision, kubernetes_view.build_view(self.watch))
         return self._view[1]
 
-    def series(self, answer: Iterable[Mapping[str, str]]) -> dict[Labels, float]:
-        """What kube-state-metrics would write, unless `answer` has our cluster, or one without a name."""
-        has_others = any(labels.get("cluster", "") in ("", self.cluster) for labels in answer)
-        if self._policy is config.KubernetesSeries.NEVER or has_others or not self.watch.is_synced:
+    def series(self, query_result: Iterable[Mapping[str, str]]) -> dict[Labels, float]:
+        """The series of `kubernetes_series`; empty if `query_result` has this cluster or one without a name."""
+        has_kube_state_metrics = any(labels.get("cluster", "") in ("", self.cluster) for labels in query_result)
+        if self._policy is config.KubernetesSeries.NEVER or has_kube_state_metrics or not self.watch.is_synced:
             return {}
-        return self._series.now()
+        return self._series.build()
 
-    def workload_series(self, fleet: ScrapedInventory, known: Iterable[Labels]) -> dict[Labels, float]:
+    def workload_series(self, fleet: ScrapedInventory, attributed: Iterable[Labels]) -> dict[Labels, float]:
         def gpus_of(name: str) -> Iterable[Labels]:
             node = fleet.node(name, self.watch.cluster)
-            for seen in fleet.gpus_of(node) if node is not None else ():
-                index = "" if seen.gpu.index is None else str(seen.gpu.index)
-                about = {"cluster": seen.cluster, "Hostname": seen.node, "UUID": seen.gpu.uuid, "gpu": index}
-                if seen.gone_since_ms is None:
-                    yield Labels(about)
+            for scraped_gpu in fleet.gpus_of(node) if node is not None else ():
+                index = "" if scraped_gpu.gpu.index is None else str(scraped_gpu.gpu.index)
+                gpu_labels = {
+                    "cluster": scraped_gpu.cluster,
+                    "Hostname": scraped_gpu.node,
+                    "UUID": scraped_gpu.gpu.uuid,
+                    "gpu": index,
+                }
+                if scraped_gpu.gone_since_ms is None:
+                    yield Labels(gpu_labels)
 
-        return kubernetes_series.workload_series(self.watch, gpus_of, known=known)
+        return kubernetes_series.workload_series(self.watch, gpus_of, attributed=attributed)

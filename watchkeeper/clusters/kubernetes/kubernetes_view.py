@@ -1,8 +1,8 @@
-"""A Kubernetes cluster in the words of `model/cluster`: what its API server says of nodes, GPU pods and quotas.
+"""Convert the objects of a Kubernetes cluster to a `model.cluster.ClusterView`.
 
-`kubernetes_watch` keeps the objects; the hub asks `view_of` for the pages, the inventory and the series that Kubernetes
-and Slurm share. Only what has to do with GPUs is in a view: nodes that have or should have some, pods and jobs that
-ask for some, quotas that limit them.
+`kubernetes_watch` has the objects; the pages, the inventory and the series that Kubernetes and Slurm share use the
+view. A view has only objects about GPUs: nodes that have or should have GPUs, pods and jobs that request them, and
+quotas that limit them.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from watchkeeper.readers.clusters import kubernetes_objects as objects
 
 SOURCE = "kubernetes"
 # create Pod "train-" …: pods "train-x2x" is forbidden: exceeded quota: gpus, requested: …
-QUOTA_WORDS = "exceeded quota"
+QUOTA_EXCEEDED = "exceeded quota"
 MIG_RESOURCE, PROFILE = "nvidia.com/mig-", re.compile(r"[1-7]g\.\d+gb")
-# Ends the product's name where gpu-feature-discovery sees time slicing or MPS; two sharers are the least.
+# gpu-feature-discovery appends this to the product name for time slicing or MPS, with two or more replicas.
 SHARED, SHARES = "-SHARED", re.compile(r"[2-9]|[1-9]\d{1,3}")
 
 
-def view_of(watch: KubernetesWatch) -> cluster.ClusterView:
-    """What the API server said last, with what of it could not be read."""
-    heard = watch.synced_at
-    counted = ((pod, watch.gpus_of(pod)) for pod in watch.pods())
+def build_view(watch: KubernetesWatch) -> cluster.ClusterView:
+    """The view of the cluster; `problem` names the kinds that could not be read."""
+    synced_at = watch.synced_at
+    pods_with_counts = ((pod, watch.gpus_of(pod)) for pod in watch.pods())
     pods = [
-        scheduled_pod(pod, watch.cluster, gpus=gpus, warned=watch.warning("Pod", pod.namespace, pod.name))
-        for pod, gpus in counted
+        scheduled_pod(pod, watch.cluster, gpus=gpus, warning=watch.warning("Pod", pod.namespace, pod.name))
+        for pod, gpus in pods_with_counts
         if gpus
     ]
     return cluster.ClusterView(
         SOURCE,
-        at_ms=None if heard is None else clock.to_ms(heard),
+        at_ms=None if synced_at is None else clock.to_ms(synced_at),
         nodes=tuple(scheduled_node(node, watch.cluster) for node in watch.nodes() if node.has_gpus),
         workloads=(*pods, *blocked_jobs(watch)),
-        quotas=tuple(quota for one in watch.quotas() for quota in quotas(one, watch.cluster)),
+        quotas=tuple(quota for resource_quota in watch.quotas() for quota in gpu_quotas(resource_quota, watch.cluster)),
         problem="; ".join(watch.problems()),
     )
 
 
 def scheduled_node(node: objects.KubernetesNode, name: str) -> cluster.ScheduledNode:
-    """The state is what `kubectl get nodes` shows."""
+    """Convert a node; its state is written as in `kubectl get nodes`."""
     ready = {True: "Ready", False: "NotReady", None: "Unknown"}[node.is_ready]
-    is_known = node.capacity or "nvidia.com/gpu.count" in node.labels
+    has_counts = node.capacity or "nvidia.com/gpu.count" in node.labels
     return cluster.ScheduledNode(
         name,
         node.name,
@@ -55,26 +55,26 @@ def scheduled_node(node: objects.KubernetesNode, name: str) -> cluster.Scheduled
         state=f"{ready},SchedulingDisabled" if node.is_cordoned else ready,
         is_ready=node.is_ready,
         is_schedulable=not node.is_cordoned,
-        gpus=_total(node.capacity) if is_known else None,
-        allocatable_gpus=_total(node.allocatable) if is_known else None,
+        gpus=_total(node.capacity) if has_counts else None,
+        allocatable_gpus=_total(node.allocatable) if has_counts else None,
         addresses=node.addresses,
         reason=node.not_ready_reason,
         unschedulable_by=node.cordoned_by,
         labels=node.labels,
-        taints=tuple(_written(taint) for taint in node.taints),
-        gpu_part=_mean_part(node.capacity, node.labels),
+        taints=tuple(_format_taint(taint) for taint in node.taints),
+        gpu_part=_mean_gpu_part(node.capacity, node.labels),
     )
 
 
 def scheduled_pod(
-    pod: objects.KubernetesPod, name: str, *, gpus: int, warned: objects.WarningEvent | None = None
+    pod: objects.KubernetesPod, name: str, *, gpus: int, warning: objects.WarningEvent | None = None
 ) -> workloads.ScheduledWorkload:
-    """Why it waits is the scheduler's word; one that has its GPUs and does not start says what `warned` of last."""
+    """Convert a pod; the reason is the scheduler's, or that of `warning` if the pod has a node but does not start."""
     reason, detail = "", ""
     if not pod.node:
         reason, detail = objects.pending_reason(pod.reason, pod.message), pod.message
-    elif pod.phase == "Pending" and warned is not None:
-        reason, detail = warned.reason, warned.message
+    elif pod.phase == "Pending" and warning is not None:
+        reason, detail = warning.reason, warning.message
     return workloads.ScheduledWorkload(
         name,
         workloads.Workload(workloads.WorkloadKind.POD, pod.name, namespace=pod.namespace),
@@ -89,16 +89,18 @@ def scheduled_pod(
         requested_at=pod.created_at,
         started_at=pod.started_at,
         labels=pod.labels,
-        gpu_part=1.0 if pod.node else _mean_part([one for box in pod.containers for one in box.gpus], {}),
+        gpu_part=1.0
+        if pod.node
+        else _mean_gpu_part([request for container in pod.containers for request in container.gpus], {}),
     )
 
 
 def blocked_jobs(watch: KubernetesWatch) -> Iterable[workloads.ScheduledWorkload]:
-    """Jobs with fewer pods than they want, because a quota or an admission rule forbids the rest."""
+    """Jobs with missing pods that a quota or an admission rule refuses."""
     for job in watch.jobs():
         missing = job.expected_pods - job.active
-        warned = watch.warning("Job", job.namespace, job.name)
-        if not job.gpus or missing <= 0 or job.is_suspended or warned is None or warned.reason != "FailedCreate":
+        warning = watch.warning("Job", job.namespace, job.name)
+        if not job.gpus or missing <= 0 or job.is_suspended or warning is None or warning.reason != "FailedCreate":
             continue
         yield workloads.ScheduledWorkload(
             watch.cluster,
@@ -108,19 +110,19 @@ def blocked_jobs(watch: KubernetesWatch) -> Iterable[workloads.ScheduledWorkload
             queue=job.queue,
             account=job.namespace,
             owner=f"Job/{job.name}",
-            reason=QUOTA_WORDS if QUOTA_WORDS in warned.message else warned.reason,
-            detail=warned.message,
+            reason=QUOTA_EXCEEDED if QUOTA_EXCEEDED in warning.message else warning.reason,
+            detail=warning.message,
             requested_at=job.created_at,
         )
 
 
-def quotas(quota: objects.Quota, name: str) -> Iterable[cluster.Quota]:
+def gpu_quotas(quota: objects.Quota, name: str) -> Iterable[cluster.Quota]:
     for resource, hard, used in quota.lines:
         yield cluster.Quota(name, quota.namespace, resource, limit=hard, used=used)
 
 
 def _state(pod: objects.KubernetesPod) -> workloads.WorkloadState:
-    """A pod holds its GPUs from the moment it has a node, whatever its containers are doing."""
+    """A pod holds its GPUs as soon as it has a node, whatever the state of its containers."""
     return workloads.WorkloadState.RUNNING if pod.node else workloads.WorkloadState.PENDING
 
 
@@ -128,24 +130,24 @@ def _total(counts: objects.Counts) -> int:
     return sum(count for _, count in counts)
 
 
-def _mean_part(counts: Iterable[tuple[str, int]], labels: Mapping[str, str]) -> float:
-    """What each of these is of a GPU, in the mean: a node may have whole GPUs beside slices."""
-    known = [(_part(resource, labels), count) for resource, count in counts]
-    total = sum(count for _, count in known)
-    return sum(part * count for part, count in known) / total if total else 1.0
+def _mean_gpu_part(counts: Iterable[tuple[str, int]], labels: Mapping[str, str]) -> float:
+    """The mean part of a GPU that each unit stands for: a node may have whole GPUs and MIG instances."""
+    weighted = [(_gpu_part(resource, labels), count) for resource, count in counts]
+    total = sum(count for _, count in weighted)
+    return sum(part * count for part, count in weighted) / total if total else 1.0
 
 
-def _part(resource: str, labels: Mapping[str, str]) -> float:
-    """`nvidia.com/mig-1g.10gb` is a slice; with the strategy `single` the node's product is; others share by turns."""
-    model, _, cut = labels.get(kubernetes_discovery.PRODUCT, "").removesuffix(SHARED).partition("-MIG-")
-    profile = resource.removeprefix(MIG_RESOURCE) if resource.startswith(MIG_RESOURCE) else cut
+def _gpu_part(resource: str, labels: Mapping[str, str]) -> float:
+    """The part of a GPU, by MIG profile (in the resource, or the product with strategy `single`) or by replicas."""
+    model, _, node_profile = labels.get(kubernetes_discovery.PRODUCT, "").removesuffix(SHARED).partition("-MIG-")
+    profile = resource.removeprefix(MIG_RESOURCE) if resource.startswith(MIG_RESOURCE) else node_profile
     if PROFILE.match(profile):
         return mig.minimum_gpu_share(profile, model)
     replicas = labels.get(kubernetes_discovery.REPLICAS, "")
     return 1 / int(replicas) if SHARES.fullmatch(replicas) else 1.0
 
 
-def _written(taint: objects.Taint) -> str:
-    """As `kubectl taint` writes it."""
+def _format_taint(taint: objects.Taint) -> str:
+    """Format a taint as `kubectl taint` does."""
     value = f"={taint.value}" if taint.value else ""
     return f"{taint.key}{value}:{taint.effect}" if taint.effect else f"{taint.key}{value}"

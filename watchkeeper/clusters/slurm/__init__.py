@@ -1,4 +1,4 @@
-"""A Slurm cluster, polled: nodes, jobs and limits as slurmctld or slurmrestd report them.
+"""Poll a Slurm cluster: nodes, jobs and limits from slurmctld or slurmrestd.
 
-Comes in: Slurm's JSON. Goes out: `model.cluster` values and series. Never here: a change to Slurm.
+In: Slurm's JSON. Out: `model.cluster` values and series. Never here: a change to Slurm.
 """

@@ -1,8 +1,8 @@
-"""Asking slurmctld, by its commands or by slurmrestd, with a deadline and a limit on the answer.
+"""Query slurmctld, through Slurm's commands or slurmrestd, with a timeout and a size limit.
 
-Versions differ in what they can write: `scontrol --json` came with 23.02, slurmrestd's paths carry the version of its
-interface. So each question is a list of ways, best first; the way that worked last is taken first the next time, and
-when it stops working, because Slurm was upgraded, the others are tried again. `collect/slurm_watch` puts the questions.
+Output formats depend on the version: `scontrol --json` exists since 23.02, and slurmrestd's paths include an API
+version. So each query is a list of alternatives, best first. The one that worked last is tried first; when it stops
+working, because Slurm was upgraded, the others are tried again. `slurm_watch` runs the queries.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from watchkeeper.readers.clusters import slurm_records as records
 
 T = TypeVar("T")
 
-# `squeue --json` takes some 7 KiB a job; slurmctld with more than this many has other worries.
+# `squeue --json` writes about 7 KiB per job: enough for 37,000 jobs.
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
-ASK_SECONDS = 30.0
-# slurmrestd 22.05 speaks v0.0.36 to v0.0.38, 26.05 v0.0.42 and later.
-PATHS = re.compile(r"/slurm/(v\d+\.\d+\.(\d+))/(?:nodes|jobs)/?\"")
+QUERY_TIMEOUT_SECONDS = 30.0
+# slurmrestd 22.05 supports v0.0.36 to v0.0.38, 26.05 v0.0.42 and later.
+VERSION_PATHS = re.compile(r"/slurm/(v\d+\.\d+\.(\d+))/(?:nodes|jobs)/?\"")
 
 
 class SlurmReader(Protocol):
-    """A cluster that can be asked; CollectError where it does not answer."""
+    """Queries of one cluster; CollectError if Slurm does not answer."""
 
     async def nodes(self) -> list[records.NodeRecord]: ...
 
@@ -43,7 +43,7 @@ class SlurmReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueryCommand(Generic[T]):
-    """One command, and how its answer is read."""
+    """One command, and the parser of its output."""
 
     command: tuple[str, ...]
     read: Callable[[str], T]
@@ -51,28 +51,28 @@ class QueryCommand(Generic[T]):
 
 @dataclass(slots=True)
 class FallbackQuery(Generic[T]):
-    """Ways to learn one thing; the one that worked last is tried first."""
+    """Alternative commands for one query; the one that worked last is tried first."""
 
     alternatives: list[QueryCommand[T]]
 
-    async def run(self, ask: commands.CommandRunner) -> T:
+    async def run(self, runner: commands.CommandRunner) -> T:
         problems: list[str] = []
-        for way in list(self.alternatives):
-            answer = await asyncio.to_thread(ask.run, way.command)
-            said = answer.text.strip().partition("\n")[0][:200]
-            if answer.outcome is commands.CommandOutcome.TIMED_OUT:
-                # Another way asks the same slurmctld, and would wait as long.
-                raise CollectError(said, where=" ".join(way.command))
+        for alternative in list(self.alternatives):
+            result = await asyncio.to_thread(runner.run, alternative.command)
+            first_line = result.text.strip().partition("\n")[0][:200]
+            if result.outcome is commands.CommandOutcome.TIMED_OUT:
+                # The alternatives query the same slurmctld, and would time out as well.
+                raise CollectError(first_line, where=" ".join(alternative.command))
             try:
-                if answer.outcome is not commands.CommandOutcome.ANSWERED:
-                    raise CollectError(said, where=" ".join(way.command))
-                # Seconds for ten thousand jobs: not on the loop.
-                found = await asyncio.to_thread(way.read, answer.text)
+                if result.outcome is not commands.CommandOutcome.ANSWERED:
+                    raise CollectError(first_line, where=" ".join(alternative.command))
+                # Parsing 10,000 jobs takes seconds: not on the event loop.
+                parsed = await asyncio.to_thread(alternative.read, result.text)
             except CollectError as error:
                 problems.append(str(error))
                 continue
-            self.alternatives = [way, *(other for other in self.alternatives if other is not way)]
-            return found
+            self.alternatives = [alternative, *(other for other in self.alternatives if other is not alternative)]
+            return parsed
         raise CollectError("; ".join(problems))
 
 
@@ -85,26 +85,28 @@ def _json_jobs(text: str) -> list[records.JobRecord]:
 
 
 def _text_nodes(text: str) -> list[records.NodeRecord]:
-    return _some(records.read_nodes_text(text), text, "NodeName=")
+    return _require_rows(records.read_nodes_text(text), text, "NodeName=")
 
 
 def _text_jobs(text: str) -> list[records.JobRecord]:
-    found = records.read_jobs_text(text)
-    return found if "No jobs in the system" in text else _some(found, text, "JobId=")
+    jobs = records.read_jobs_text(text)
+    return jobs if "No jobs in the system" in text else _require_rows(jobs, text, "JobId=")
 
 
-def _some(found: list[T], text: str, mark: str) -> list[T]:
-    if not found:
-        raise CollectError(f"no {mark} in the answer, which begins with `{text[:60].strip()}`")
-    return found
+def _require_rows(rows: list[T], text: str, marker: str) -> list[T]:
+    if not rows:
+        raise CollectError(f"no {marker} in the output, which begins with `{text[:60].strip()}`")
+    return rows
 
 
 @dataclass(slots=True)
 class SlurmCommandReader:
-    """slurmctld asked by the commands of this machine."""
+    """Query slurmctld with the commands of this host."""
 
-    ask: commands.CommandRunner = field(
-        default_factory=lambda: commands.CommandRunner(timeout_seconds=ASK_SECONDS, max_output_bytes=MAX_ANSWER_BYTES)
+    runner: commands.CommandRunner = field(
+        default_factory=lambda: commands.CommandRunner(
+            timeout_seconds=QUERY_TIMEOUT_SECONDS, max_output_bytes=MAX_ANSWER_BYTES
+        )
     )
     _nodes: FallbackQuery[list[records.NodeRecord]] = field(
         default_factory=lambda: FallbackQuery(
@@ -125,29 +127,29 @@ class SlurmCommandReader:
     )
 
     async def nodes(self) -> list[records.NodeRecord]:
-        return await self._nodes.run(self.ask)
+        return await self._nodes.run(self.runner)
 
     async def jobs(self) -> list[records.JobRecord]:
-        return await self._jobs.run(self.ask)
+        return await self._jobs.run(self.runner)
 
     async def leaves(self) -> dict[str, str]:
-        return records.read_topology_leaves(await self._say("scontrol", "show", "topology"))
+        return records.read_topology_leaves(await self._read_output("scontrol", "show", "topology"))
 
     async def limits(self) -> list[records.AccountLimit]:
-        shown = ("sacctmgr", "-n", "-P", "show", "assoc", "format=account,user,grptres")
-        return records.read_limits_text(await self._say(*shown))
+        command = ("sacctmgr", "-n", "-P", "show", "assoc", "format=account,user,grptres")
+        return records.read_limits_text(await self._read_output(*command))
 
-    async def _say(self, *command: str) -> str:
-        """What a command prints; nothing where this cluster does not have the thing."""
-        answer = await asyncio.to_thread(self.ask.run, command)
-        if answer.outcome is commands.CommandOutcome.TIMED_OUT:
-            raise CollectError(answer.text, where=" ".join(command))
-        return answer.text if answer.outcome is commands.CommandOutcome.ANSWERED else ""
+    async def _read_output(self, *command: str) -> str:
+        """The output of a command; empty if it fails because the cluster has no topology or accounting."""
+        result = await asyncio.to_thread(self.runner.run, command)
+        if result.outcome is commands.CommandOutcome.TIMED_OUT:
+            raise CollectError(result.text, where=" ".join(command))
+        return result.text if result.outcome is commands.CommandOutcome.ANSWERED else ""
 
 
 @dataclass(slots=True)
 class SlurmRestReader:
-    """slurmrestd, over HTTP with the JWT in `token_file`, or over its socket, `unix:///run/slurmrestd.sock`."""
+    """Query slurmrestd, over HTTP with the JWT in `token_file`, or over a socket such as `unix:///run/slurmrestd.sock`."""
 
     url: str
     token_file: Path | None = None
@@ -161,44 +163,50 @@ class SlurmRestReader:
         return await asyncio.to_thread(records.read_jobs_json, await self._get("jobs"), where=self.url)
 
     async def leaves(self) -> dict[str, str]:
-        """slurmrestd does not tell the topology."""
+        """Always empty: slurmrestd does not report the topology."""
         return {}
 
     async def limits(self) -> list[records.AccountLimit]:
         return []
 
-    async def _get(self, what: str) -> str:
-        version = self._version or await self._find_version()
-        status, text = await self._send(f"/slurm/{version}/{what}")
+    async def _get(self, resource: str) -> str:
+        version = self._version or await self._read_version()
+        status, text = await self._send(f"/slurm/{version}/{resource}")
         if status == 404:
-            # An upgraded slurmrestd drops the interface of two versions ago.
-            version = await self._find_version()
-            status, text = await self._send(f"/slurm/{version}/{what}")
+            # An upgraded slurmrestd removes the API of two versions ago.
+            version = await self._read_version()
+            status, text = await self._send(f"/slurm/{version}/{resource}")
         if status != 200:
             # 22.05 answers 500 and "Unspecified error" to a token that slurmctld does not accept.
-            check = None if self.token_file is None else f"Check the token in {self.token_file}, and its age"
-            where = f"{self.url}/slurm/{version}/{what}"
-            raise CollectError(f"answered {status}: {_refusal(text)}", where=where, remedy=check)
+            remedy = (
+                None
+                if self.token_file is None
+                else f"Check the token in {self.token_file}, and that it has not expired"
+            )
+            where = f"{self.url}/slurm/{version}/{resource}"
+            raise CollectError(f"returned {status}: {_describe_refusal(text)}", where=where, remedy=remedy)
         self._version = version
         return text
 
-    async def _find_version(self) -> str:
-        """The newest interface that this slurmrestd speaks."""
+    async def _read_version(self) -> str:
+        """The newest API version that this slurmrestd supports."""
         status, text = await self._send("/openapi/v3")
-        found = {int(match[2]): match[1] for match in PATHS.finditer(text.replace("\\/", "/"))}
-        if not found:
-            said = f": {_refusal(text)}" if status != 200 else ""
+        version_by_number = {int(match[2]): match[1] for match in VERSION_PATHS.finditer(text.replace("\\/", "/"))}
+        if not version_by_number:
+            reason = f": {_describe_refusal(text)}" if status != 200 else ""
             raise CollectError(
-                f"answered {status} and names no interface of Slurm{said}",
+                f"returned {status} and lists no Slurm API{reason}",
                 where=f"{self.url}/openapi/v3",
-                remedy="Check the address, the token, and that slurmrestd may load its openapi plugin",
+                remedy="Check the URL, the token, and that slurmrestd loads its openapi plugin",
             )
-        return found[max(found)]
+        return version_by_number[max(version_by_number)]
 
     async def _send(self, path: str) -> tuple[int, str]:
         socket = self.url.removeprefix("unix://") if self.url.startswith("unix://") else None
         origin = "http://localhost" if socket is not None else self.url.rstrip("/")
-        connection = http.Connection(timeout_seconds=ASK_SECONDS, max_body_bytes=MAX_ANSWER_BYTES, unix_socket=socket)
+        connection = http.Connection(
+            timeout_seconds=QUERY_TIMEOUT_SECONDS, max_body_bytes=MAX_ANSWER_BYTES, unix_socket=socket
+        )
         try:
             response = await connection.send(http.HttpRequest(origin + path, headers=self._headers()))
         finally:
@@ -212,11 +220,11 @@ class SlurmRestReader:
             raise CollectError(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
 
 
-def _refusal(text: str) -> str:
-    """What slurmrestd says is wrong: the texts of its `errors`, which stand behind much else, or how it begins."""
+def _describe_refusal(text: str) -> str:
+    """The texts of slurmrestd's `errors`, or the beginning of its reply."""
     try:
-        listed = json.loads(text).get("errors")
-        said = [": ".join(one[name] for name in ("description", "error") if one.get(name)) for one in listed]
+        errors = json.loads(text).get("errors")
+        reasons = [": ".join(error[name] for name in ("description", "error") if error.get(name)) for error in errors]
     except (ValueError, AttributeError, TypeError, RecursionError):
-        said = []
-    return "; ".join(one for one in said if one)[:200] or text[:200].strip()
+        reasons = []
+    return "; ".join(reason for reason in reasons if reason)[:200] or text[:200].strip()

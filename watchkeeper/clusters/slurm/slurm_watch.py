@@ -1,8 +1,8 @@
-"""A Slurm cluster as the hub knows it: nodes, jobs, limits and switches, asked for on an interval.
+"""Poll a Slurm cluster on an interval: nodes, jobs, limits and topology.
 
-One of the `Scheduler`s of `collect/clusters`, which runs it, merges `found` into discovery and appends `series`. A
-slurmctld that does not answer, or answers rubbish, leaves the last good view in force with a `problem` that says since
-when; a part that a version or a site does not have (topology, accounting) is simply not there.
+One `ClusterScheduler` of `clusters`, which runs it, merges `discover` into discovery and appends `series`. If slurmctld
+does not answer, or its output is invalid, the last good view stays in force with a `problem` that says since when.
+Parts that a version or site does not have (topology, accounting) are empty.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ SOURCE = "slurm"
 NODE_STATE = "watchkeeper_scheduler_node_state"
 GPU_RESOURCE = "gres/gpu"
 LEAF = "leaf"
-# Switches and limits change when somebody changes them; asking each time would only load slurmctld.
-RARE_SECONDS = 300.0
-# A hub that starts waits this long for the first answer, so that its first picture is whole.
-FIRST_LOOK_SECONDS = 10.0
+# Topology and limits rarely change; reading them every time would only load slurmctld.
+RARE_QUERY_SECONDS = 300.0
+# A hub that starts waits this long for the first read, so that its first view is complete.
+FIRST_READ_SECONDS = 10.0
 
 
-def of_settings(
+def from_settings(
     settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry
 ) -> SlurmWatch | None:
-    """The cluster that the settings name, or None."""
+    """The configured cluster, or None."""
     if not settings.slurm and settings.slurm_rest_url is None:
         return None
-    asked: slurm_reader.SlurmReader = slurm_reader.SlurmCommandReader()
+    reader: slurm_reader.SlurmReader = slurm_reader.SlurmCommandReader()
     if settings.slurm_rest_url is not None:
         token = settings.slurm_token_file
-        asked = slurm_reader.SlurmRestReader(
+        reader = slurm_reader.SlurmRestReader(
             settings.slurm_rest_url, None if token is None else Path(token), settings.slurm_user
         )
     return SlurmWatch(
-        asked,
+        reader,
         cluster=settings.cluster,
         agent_port=settings.slurm_agent_port or None,
         time=time,
@@ -62,19 +62,19 @@ def of_settings(
 
 
 @dataclass(frozen=True, slots=True)
-class _Answers:
-    """What slurmctld said in one round."""
+class _SlurmRecords:
+    """The records of the last successful reads."""
 
     nodes: Sequence[records.NodeRecord] = ()
     jobs: Sequence[records.JobRecord] = ()
 
 
 class SlurmWatch:
-    """One cluster. `agent_port` None: its nodes are expected, and read only if somebody else says where."""
+    """One cluster. `agent_port` None: its nodes are expected, but get no target from Slurm."""
 
     def __init__(
         self,
-        asked: slurm_reader.SlurmReader,
+        reader: slurm_reader.SlurmReader,
         *,
         cluster: str,
         agent_port: int | None,
@@ -83,19 +83,20 @@ class SlurmWatch:
         interval_seconds: float = 15.0,
     ) -> None:
         self.cluster = cluster
-        self._asked = asked
+        self._reader = reader
         self._agent_port = agent_port
         self._time = time
         self._interval_seconds = interval_seconds
         self._failures = metrics.counter(
-            "watchkeeper_slurm_failures_total", "Questions that slurmctld did not answer, by question"
+            "watchkeeper_slurm_failures_total",
+            "Failed queries of slurmctld, by `question` (nodes, jobs, topology or limits)",
         )
-        self._answers = _Answers()
+        self._records = _SlurmRecords()
         self._leaves: Mapping[str, str] = {}
         self._limits: Sequence[records.AccountLimit] = ()
-        self._rare_at: float | None = None
+        self._rare_query_at: float | None = None
         self._view = ClusterView(SOURCE)
-        self._has_tried = asyncio.Event()
+        self._has_read = asyncio.Event()
 
     def view(self) -> ClusterView:
         return self._view
@@ -108,54 +109,56 @@ class SlurmWatch:
         return None
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Poll until cancelled."""
         while True:
             await self.refresh()
             await self._time.sleep(self._interval_seconds)
 
     async def wait_for_first_read(self) -> None:
-        """Wait until Slurm has been asked once, or for as long as a hub's start may take."""
+        """Wait until Slurm has been read once, at most `FIRST_READ_SECONDS`."""
         try:
-            async with asyncio.timeout(FIRST_LOOK_SECONDS):
-                await self._has_tried.wait()
+            async with asyncio.timeout(FIRST_READ_SECONDS):
+                await self._has_read.wait()
         except TimeoutError:
             return
 
     async def refresh(self) -> None:
-        """Ask once; what fails keeps its last answer and is said in the view."""
+        """Read Slurm once; a query that fails keeps its last result and is a problem of the view."""
         now = self._time.now()
         problems: list[str] = []
-        nodes = await self._ask("nodes", self._asked.nodes, problems)
-        jobs = await self._ask("jobs", self._asked.jobs, problems)
-        if nodes is not None and (self._rare_at is None or now.timestamp() - self._rare_at >= RARE_SECONDS):
-            self._leaves = await self._ask("topology", self._asked.leaves, problems) or self._leaves
-            self._limits = await self._ask("limits", self._asked.limits, problems) or self._limits
-            self._rare_at = now.timestamp()
-        before = self._answers
-        self._answers = _Answers(before.nodes if nodes is None else nodes, before.jobs if jobs is None else jobs)
+        nodes = await self._query("nodes", self._reader.nodes, problems)
+        jobs = await self._query("jobs", self._reader.jobs, problems)
+        if nodes is not None and (
+            self._rare_query_at is None or now.timestamp() - self._rare_query_at >= RARE_QUERY_SECONDS
+        ):
+            self._leaves = await self._query("topology", self._reader.leaves, problems) or self._leaves
+            self._limits = await self._query("limits", self._reader.limits, problems) or self._limits
+            self._rare_query_at = now.timestamp()
+        before = self._records
+        self._records = _SlurmRecords(before.nodes if nodes is None else nodes, before.jobs if jobs is None else jobs)
         at_ms = clock.to_ms(now) if nodes is not None and jobs is not None else self._view.at_ms
         self._view = replace(
-            view_of(self._answers.nodes, self._answers.jobs, cluster=self.cluster, limits=self._limits),
+            build_view(self._records.nodes, self._records.jobs, cluster=self.cluster, limits=self._limits),
             at_ms=at_ms,
-            problem=_said("; ".join(problems), at_ms),
+            problem=_add_age("; ".join(problems), at_ms),
         )
-        self._has_tried.set()
+        self._has_read.set()
 
-    async def _ask(self, name: str, question: Callable[[], Awaitable[T]], problems: list[str]) -> T | None:
+    async def _query(self, name: str, read: Callable[[], Awaitable[T]], problems: list[str]) -> T | None:
         try:
-            return await question()
+            return await read()
         except CollectError as error:
             self._failures.add(question=name)
             problems.append(f"{name}: {error}")
             return None
 
     def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
-        """The nodes with GPUs as expected ones, and where their agents are read unless a list says so already."""
-        has_target = {target.node for target in listed.targets if target.cluster == self.cluster}
-        aliases = _aliases(self._answers.nodes)
+        """The nodes with GPUs as expected nodes; a node without a target in `listed` gets its agent's port."""
+        target_nodes = {target.node for target in listed.targets if target.cluster == self.cluster}
+        aliases = _aliases(self._records.nodes)
         groups = [
-            self._group(node, aliases[node.name], is_read=node.name not in has_target)
-            for node in self._answers.nodes
+            self._group(node, aliases[node.name], is_read=node.name not in target_nodes)
+            for node in self._records.nodes
             if node.gpus
         ]
         return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=self.cluster))
@@ -167,7 +170,7 @@ class SlurmWatch:
             f"{meta}node": node.name,
             f"{meta}pool": node.partitions[0] if node.partitions else "",
             f"{meta}aliases": ",".join(sorted(aliases)),
-            # How many GPUs are cut into the slices that it counts, Slurm does not say.
+            # Slurm counts MIG instances here, and does not report how many GPUs they are on.
             f"{meta}expected_gpus": str(node.gpus) if _gpu_part(node) == 1 else "",
             **({f"{discovery.DOMAIN_META}{LEAF}": leaf} if leaf else {}),
         }
@@ -176,47 +179,70 @@ class SlurmWatch:
         is_target = is_read and self._agent_port is not None
         return {"targets": [f"{host}:{self._agent_port}"] if is_target else [], "labels": labels}
 
-    def series(self, answer: Iterable[Mapping[str, str]]) -> dict[Labels, float]:  # noqa: ARG002
-        """The state of each node with GPUs in Slurm's own word, so that a drained node is not taken for a dead one."""
-        where = {METRIC_NAME: NODE_STATE, "cluster": self.cluster, "source": SOURCE}
+    def series(self, query_result: Iterable[Mapping[str, str]]) -> dict[Labels, float]:  # noqa: ARG002
+        """The Slurm state of each node with GPUs, so that a drained node does not look like a failed one."""
+        state_labels = {METRIC_NAME: NODE_STATE, "cluster": self.cluster, "source": SOURCE}
         return {
-            Labels({**where, "Hostname": node.name, "state": node.state}): 1.0 for node in self._view.nodes if node.gpus
+            Labels({**state_labels, "Hostname": node.name, "state": node.state}): 1.0
+            for node in self._view.nodes
+            if node.gpus
         }
 
-    def workload_series(self, fleet: ScrapedInventory, known: Iterable[Labels]) -> dict[Labels, float]:
-        """Jobs on GPUs that neither an agent nor an exporter's labels attribute, by the indexes that Slurm tells."""
-        told = {labels.get("UUID") for labels in known}
-        made: dict[Labels, float] = {}
-        for job in self._answers.jobs:
+    def workload_series(self, fleet: ScrapedInventory, attributed: Iterable[Labels]) -> dict[Labels, float]:
+        """The jobs on GPUs that are not in `attributed`, by the GPU indexes that Slurm reports."""
+        attributed_uuids = {labels.get("UUID") for labels in attributed}
+        series: dict[Labels, float] = {}
+        for job in self._records.jobs:
             for name, indexes in job.gpus_by_node.items() if job.is_running else ():
                 node = fleet.node(name, self.cluster)
-                for seen in fleet.gpus_of(node) if node is not None else ():
-                    if seen.gpu.index in indexes and seen.gone_since_ms is None and seen.gpu.uuid not in told:
-                        about = {"cluster": seen.cluster, "Hostname": seen.node, "UUID": seen.gpu.uuid}
-                        held = {"gpu": str(seen.gpu.index), "workload_kind": "slurm_job", "workload": job.id}
-                        made[Labels({METRIC_NAME: status_series.WORKLOAD_INFO, **about, **held, "user": job.user})] = (
-                            1.0
-                        )
-        return made
+                for scraped_gpu in fleet.gpus_of(node) if node is not None else ():
+                    if (
+                        scraped_gpu.gpu.index in indexes
+                        and scraped_gpu.gone_since_ms is None
+                        and scraped_gpu.gpu.uuid not in attributed_uuids
+                    ):
+                        gpu_labels = {
+                            "cluster": scraped_gpu.cluster,
+                            "Hostname": scraped_gpu.node,
+                            "UUID": scraped_gpu.gpu.uuid,
+                        }
+                        holder_labels = {
+                            "gpu": str(scraped_gpu.gpu.index),
+                            "workload_kind": "slurm_job",
+                            "workload": job.id,
+                        }
+                        series[
+                            Labels(
+                                {
+                                    METRIC_NAME: status_series.WORKLOAD_INFO,
+                                    **gpu_labels,
+                                    **holder_labels,
+                                    "user": job.user,
+                                }
+                            )
+                        ] = 1.0
+        return series
 
 
-def view_of(
+def build_view(
     nodes: Iterable[records.NodeRecord],
     jobs: Sequence[records.JobRecord],
     *,
     cluster: str,
     limits: Iterable[records.AccountLimit] = (),
 ) -> ClusterView:
-    """Slurm's records in the words that all schedulers share."""
-    scheduled = tuple(_workload(job, cluster) for job in jobs if job.is_running or job.is_pending)
+    """Convert Slurm's records to the view that all schedulers share."""
+    scheduled = tuple(_scheduled_workload(job, cluster) for job in jobs if job.is_running or job.is_pending)
     used: Counter[str] = Counter()
     for job in jobs:
         used[job.account] += job.gpus if job.is_running else 0
     quotas = tuple(Quota(cluster, limit.account, GPU_RESOURCE, limit.gpus, used[limit.account]) for limit in limits)
-    return ClusterView(SOURCE, nodes=tuple(_node(node, cluster) for node in nodes), workloads=scheduled, quotas=quotas)
+    return ClusterView(
+        SOURCE, nodes=tuple(_scheduled_node(node, cluster) for node in nodes), workloads=scheduled, quotas=quotas
+    )
 
 
-def _node(node: records.NodeRecord, cluster: str) -> ScheduledNode:
+def _scheduled_node(node: records.NodeRecord, cluster: str) -> ScheduledNode:
     return ScheduledNode(
         cluster,
         node.name,
@@ -235,20 +261,20 @@ def _node(node: records.NodeRecord, cluster: str) -> ScheduledNode:
 
 
 def _gpu_part(node: records.NodeRecord) -> float:
-    """What one of the node's Gres is of a GPU, in the mean; a slice that GPUs have in several sizes is the smallest."""
+    """The mean part of a GPU that one Gres of the node stands for; an ambiguous MIG profile counts as the smallest."""
     try:
-        whole = sum(tres.gpus_by_type(node.gres).values())
+        whole_gpus = sum(tres.gpus_by_type(node.gres).values())
     except ValueError:
         return 1 / mig.MAX_SLICES
-    return whole / node.gpus if whole and node.gpus else 1.0
+    return whole_gpus / node.gpus if whole_gpus and node.gpus else 1.0
 
 
-def _workload(job: records.JobRecord, cluster: str) -> ScheduledWorkload:
+def _scheduled_workload(job: records.JobRecord, cluster: str) -> ScheduledWorkload:
     counts = {node: len(indexes) for node, indexes in job.gpus_by_node.items() if indexes}
     if job.is_running and job.gpus and not counts and job.nodes:
-        # A version that tells no indexes: the GPUs are spread evenly, as Slurm does by default.
+        # This version reports no indexes: assume that the GPUs are spread evenly, which is Slurm's default.
         counts = dict.fromkeys(job.nodes, max(1, job.gpus // len(job.nodes)))
-    named = {"job_name": job.name, "array_job": job.array}
+    labels = {"job_name": job.name, "array_job": job.array}
     return ScheduledWorkload(
         cluster,
         Workload(WorkloadKind.SLURM_JOB, job.id, user=job.user),
@@ -262,23 +288,21 @@ def _workload(job: records.JobRecord, cluster: str) -> ScheduledWorkload:
         detail=job.detail,
         requested_at=job.submitted_at,
         started_at=job.started_at,
-        labels={name: value for name, value in named.items() if value},
+        labels={name: value for name, value in labels.items() if value},
     )
 
 
 def _aliases(nodes: Sequence[records.NodeRecord]) -> dict[str, frozenset[str]]:
-    """Other names of each node; one that several nodes share, as slurmd on one machine do, names none of them."""
-    count = Counter(name for node in nodes for name in {node.address, node.hostname})
+    """Other names of each node; a name that several nodes share, such as several slurmd on one host, is excluded."""
+    counts = Counter(name for node in nodes for name in {node.address, node.hostname})
     return {
-        node.name: frozenset(name for name in (node.address, node.hostname) if name and count[name] == 1) - {node.name}
+        node.name: frozenset(name for name in (node.address, node.hostname) if name and counts[name] == 1) - {node.name}
         for node in nodes
     }
 
 
-def _said(problem: str, at_ms: int | None) -> str:
+def _add_age(problem: str, at_ms: int | None) -> str:
     if not problem:
         return ""
-    since = (
-        "it has never answered" if at_ms is None else f"shown is what it said at {clock.from_ms(at_ms):%H:%M:%S} UTC"
-    )
-    return f"{problem} ({since})"
+    age = "no answer yet" if at_ms is None else f"last good data is from {clock.from_ms(at_ms):%H:%M:%S} UTC"
+    return f"{problem} ({age})"

@@ -143,8 +143,8 @@ def _list_trunks(watch: fabric_watch.FabricWatch, sources: FabricSources) -> Ite
         leaf_end, other_end = (link.switch, link.port), (link.peer, link.peer_port)
         if link.switch not in leaves and link.peer in leaves:
             leaf_end, other_end = other_end, leaf_end
-        port = None if watch.layout is None else watch.layout.ports.get(link.key)
-        state, why = _judge_trunk(link, port, watch.layout)
+        port = None if watch.topology is None else watch.topology.ports.get(link.key)
+        state, why = _judge_trunk(link, port, watch.topology)
         view = PortView(
             kind="trunk",
             row=leaf_end[0],

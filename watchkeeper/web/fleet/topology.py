@@ -225,11 +225,11 @@ def _named_first(item: tuple[str | None, object]) -> tuple[bool, tuple[tuple[int
 
 def list_fabric_links(watch: fabric_watch.FabricWatch | None) -> dict[str, list[TopologyLink]]:
     """Each node's ports from the newest sweep, and ports that were up in an earlier sweep and are down now."""
-    if watch is None or watch.layout is None:
+    if watch is None or watch.topology is None:
         return {}
     links_by_node: dict[str, list[TopologyLink]] = defaultdict(list)
     down_links = fabric_changes.down_links(watch.known_fabric)
-    for link in watch.layout.host_links():
+    for link in watch.topology.host_links():
         port = link.port
         state = HealthState.HEALTHY if port.is_up else HealthState.DOWN
         why = "" if port.is_up else f"{port.state}/{port.physical}"
@@ -283,12 +283,12 @@ def _port_key(labels: Labels) -> tuple[str, str, str]:
 
 def list_switches(watch: fabric_watch.FabricWatch | None, *, is_fresh: bool = True) -> list[TopologySwitch]:
     """List all switches of this and earlier sweeps, the worst state first; without a fresh sweep states are unknown."""
-    if watch is None or watch.layout is None:
+    if watch is None or watch.topology is None:
         return []
     if not is_fresh:
         roles = ((switch.name, "leaf" if switch.is_leaf else "spine") for switch in watch.known_fabric.switches)
         return [TopologySwitch(name, role, HealthState.UNKNOWN, 0) for name, role in roles]
-    layout = watch.layout
+    layout = watch.topology
     problems_by_guid: dict[str, list[str]] = defaultdict(list)
     link_counts: dict[str, int] = defaultdict(int)
     gone = {switch.guid for switch in watch.known_fabric.switches if switch.gone_since_ms is not None}

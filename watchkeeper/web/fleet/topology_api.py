@@ -115,7 +115,7 @@ class TopologyApi:
             "links": len(links),
             "links_down": sum(link.down_since_ms is not None for link in links),
             "unlisted_hosts": sorted(watch.leaf_by_node().keys() - nodes, key=fleet_layout.natural_sort_key),
-            "unnamed_hosts": 0 if watch.layout is None else len(watch.layout.unnamed_hosts()),
+            "unnamed_hosts": 0 if watch.topology is None else len(watch.topology.unnamed_hosts()),
         }
 
     async def accept_sweep(self, request: Request) -> SweepAccepted:

@@ -149,7 +149,7 @@ class SlurmCommandReader:
 
 @dataclass(slots=True)
 class SlurmRestReader:
-    """Query slurmrestd, over HTTP with the JWT in `token_file`, or over a socket such as `unix:///run/slurmrestd.sock`."""
+    """Query slurmrestd, over HTTP with the JWT in `token_file`, or over a socket: `unix:///run/slurmrestd.sock`."""
 
     url: str
     token_file: Path | None = None

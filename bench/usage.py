@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
                 table = usage_reader.read_usage(
                     engine, usage_ledger, since=BEGIN + shift, until=until - shift, by_job=False
                 )
-                report = cost.report(table, prices.shipped_book(), ["team"], policy=cost.Policy.ALLOCATION)
+                report = cost.create_report(table, prices.shipped_book(), ["team"], policy=cost.Policy.ALLOCATION)
                 seconds.append(time.perf_counter() - started_at)
             numbers[f"{name}_seconds"] = min(seconds)
             total_usage = usage.total(summary.total(table))
@@ -75,7 +75,7 @@ def _statements(
         table = usage_reader.read_usage(engine, usage_ledger, since=BEGIN, until=BEGIN + MONTH_DAYS * DAY, by_job=True)
         bill = cost.price_usage([table], prices.shipped_book(), policy=cost.Policy.ALLOCATION)
         numbers[name] = sum(
-            1 for _ in monthly.statements(bill, monthly.StatementRequest(MONTH, ZoneInfo("UTC"), teams))
+            1 for _ in monthly.create_statements(bill, monthly.StatementRequest(MONTH, ZoneInfo("UTC"), teams))
         )
         numbers[f"{name}_seconds"] = time.perf_counter() - started_at
     numbers["statement_rows"] = len(table.keys)
@@ -95,12 +95,12 @@ def _fill_jobs(usage_ledger: ledger.UsageLedger, options: argparse.Namespace) ->
         owners = [keys[hour // HOURS_A_JOB * job_count + at] for hour, at in zip(hours, job_indices, strict=True)]
         coverage = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
         jobs = recorded_hours.RecordedHours(start + hours * HOUR, owners, amounts, coverage)
-        usage_ledger.keep(start, jobs, jobs)
+        usage_ledger.write_day(start, jobs, jobs)
 
 
 def _job(day: int, job_slot: int, at: int, options: argparse.Namespace) -> usage.Key:
     team = f"team-{at % options.teams:03}"
-    return usage.key(
+    return usage.make_key(
         cluster="main", model=MODELS[at % len(MODELS)], node=f"node-{at:05}", team=team, job=f"{day}-{job_slot}-{at}"
     )
 
@@ -109,11 +109,13 @@ def _fill(usage_ledger: ledger.UsageLedger, options: argparse.Namespace) -> int:
     """Write a year in which teams use more GPUs by day than by night; returns the number of rows."""
     random = np.random.default_rng(14)
     keys = [
-        usage.key(cluster="main", pool=model[7:11], model=model, team=f"team-{team:03}", namespace=f"team-{team:03}")
+        usage.make_key(
+            cluster="main", pool=model[7:11], model=model, team=f"team-{team:03}", namespace=f"team-{team:03}"
+        )
         for team in range(options.teams)
         for model in MODELS
     ]
-    unassigned = usage.key(cluster="main", model=MODELS[0], team=usage.NOBODY)
+    unassigned = usage.make_key(cluster="main", model=MODELS[0], team=usage.UNOWNED)
     weights = random.dirichlet(np.ones(len(keys)))
     for day in range(options.days):
         start = BEGIN + day * DAY
@@ -127,7 +129,7 @@ def _fill(usage_ledger: ledger.UsageLedger, options: argparse.Namespace) -> int:
         rows = amounts.reshape(-1, len(usage.PARTS))
         coverage = {"main": {start + hour * HOUR: 1.0 for hour in range(24)}}
         teams = recorded_hours.RecordedHours(starts, [*keys, unassigned] * 24, rows, coverage)
-        usage_ledger.keep(
+        usage_ledger.write_day(
             start, teams, recorded_hours.RecordedHours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), {})
         )
     rows_written: int = options.days * 24 * (len(keys) + 1)

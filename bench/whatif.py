@@ -29,14 +29,14 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     if options.trace.exists():
         started_at = time.perf_counter()
         recorded = jobs.read_jobs(options.trace.read_text(encoding="utf-8"), where=options.trace.name)
-        fleet = jobs.uniform_nodes(3300, of_node=8)
+        fleet = jobs.uniform_nodes(3300, gpus_per_node=8)
         comparison = whatif.compare(recorded, fleet, whatif.FleetChange(add_gpus=64))
         numbers["trace_rows"] = recorded.counts["rows"]
         numbers["trace_seconds"] = time.perf_counter() - started_at
         numbers["trace_p95_wait_before"] = comparison["before"]["wait"]["p95"]
         numbers["trace_p95_wait_after"] = comparison["after"]["wait"]["p95"]
     month_jobs = create_month(options.jobs, options.gpus)
-    fleet = jobs.uniform_nodes(options.gpus, of_node=8)
+    fleet = jobs.uniform_nodes(options.gpus, gpus_per_node=8)
     for policy in replay.QueuePolicy:
         started_at = time.perf_counter()
         outcome = replay.replay(month_jobs, fleet, policy=policy)
@@ -59,7 +59,7 @@ def create_month(count: int, gpus: int) -> list[jobs.RecordedJob]:
             str(at),
             float(times[at]),
             float(lengths[at]),
-            simulated_fleet.GpuRequest(int(sizes[at]) * simulated_fleet.WHOLE),
+            simulated_fleet.GpuRequest(int(sizes[at]) * simulated_fleet.GPU_MILLI),
         )
         for at in range(count)
     ]

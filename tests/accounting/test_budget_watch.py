@@ -82,7 +82,7 @@ def test_another_month_begins_with_nothing_spent(tmp_path: Path, engine: Embedde
 def test_a_book_that_cannot_be_read_is_said_and_tried_again(tmp_path: Path, engine: EmbeddedEngine) -> None:
     made, metrics = watch(tmp_path)
     (tmp_path / "prices.toml").unlink()
-    with pytest.raises(PackError, match="the price book cannot be read"):
+    with pytest.raises(PackError, match="cannot read the price book"):
         made.update(engine, START + timedelta(hours=2))
     (tmp_path / "prices.toml").write_text(BOOK.format(a=3))
     made.update(engine, START + timedelta(hours=2))

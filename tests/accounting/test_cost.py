@@ -36,7 +36,11 @@ BOOK = prices.PriceBook(
 
 def row(team: str, *, model: str = "NVIDIA H200", pool: str = "", **parts: float) -> tuple[usage.Key, list[float]]:
     owner = {"model": model, "pool": pool}
-    key = unowned_key(**owner) if team == usage.NOBODY else usage.key(team=team, job=f"{team}-job", user="ana", **owner)
+    key = (
+        unowned_key(**owner)
+        if team == usage.UNOWNED
+        else usage.make_key(team=team, job=f"{team}-job", user="ana", **owner)
+    )
     return key, [parts.get(name, 0.0) for name in usage.PARTS]
 
 
@@ -48,13 +52,13 @@ FLEET = table(
     row("vision", allocated=10, used=6, wasted=2),
     row("speech", model="NVIDIA H100 80GB HBM3", allocated=30, used=6),
     row("speech", model="NVIDIA A100-SXM4-80GB", pool="own", allocated=4, used=1, kwh=2.0),
-    row(usage.NOBODY, idle=8, lost=2, unknown=1),
-    row(usage.NOBODY, pool="kept", idle=5),
+    row(usage.UNOWNED, idle=8, lost=2, unknown=1),
+    row(usage.UNOWNED, pool="kept", idle=5),
 )
 
 
 def money(policy: cost.Policy, by: str = "team") -> dict[str, float]:
-    return {line.names[0]: line.money for line in cost.report(FLEET, BOOK, [by], policy=policy).lines}
+    return {line.names[0]: line.money for line in cost.create_report(FLEET, BOOK, [by], policy=policy).lines}
 
 
 def test_showback_leaves_what_nobody_held_as_a_line_of_its_own() -> None:
@@ -62,7 +66,7 @@ def test_showback_leaves_what_nobody_held_as_a_line_of_its_own() -> None:
     assert money(cost.Policy.NONE) == pytest.approx(
         {"vision": 50.0, "speech": 120 + 4 + 2 * 1.5 * 0.2, "(nobody)": 55 + 15 + 24}
     )
-    shared = cost.report(FLEET, BOOK, ["team"]).shared
+    shared = cost.create_report(FLEET, BOOK, ["team"]).shared
     assert shared == pytest.approx({"idle": 40, "lost": 10, "unknown": 5, "reserved, idle": 15, "overhead": 24})
 
 
@@ -76,7 +80,7 @@ def test_chargeback_splits_it_by_the_named_policy(policy: cost.Policy, vision: f
 
 
 amounts = st.fixed_dictionaries({name: st.floats(0, 100) for name in usage.PARTS})
-teams = st.sampled_from(["a", "b", "c", usage.NOBODY])
+teams = st.sampled_from(["a", "b", "c", usage.UNOWNED])
 models = st.sampled_from(["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "GeForce"])
 drawn = st.lists(st.tuples(teams, models, st.sampled_from(["", "own", "kept"]), amounts), min_size=1, max_size=8)
 
@@ -86,25 +90,25 @@ def test_lines_sum_to_the_bill_however_they_are_cut(
     rows: list[tuple[str, str, str, dict[str, float]]], policy: cost.Policy, by: str
 ) -> None:
     found = table(*(row(team, model=model, pool=pool, **parts) for team, model, pool, parts in rows))
-    bill = cost.report(found, BOOK, ["team"]).money
-    whole = cost.report(found, BOOK, [by], policy=policy)
+    bill = cost.create_report(found, BOOK, ["team"]).money
+    whole = cost.create_report(found, BOOK, [by], policy=policy)
     assert whole.money == pytest.approx(bill, rel=1e-9, abs=1e-9)
     hours = sum(usage.total(line.hours) for line in whole.lines)
     assert hours == pytest.approx(usage.total(summary.total(found)))
 
 
 def test_of_more_lines_than_an_answer_has_the_rest_is_one_and_the_sum_is_whole() -> None:
-    whole = cost.report(FLEET, BOOK, ["team", "job"])
-    assert cost.limit_lines(whole, most=len(whole.lines)) is whole
-    found = cost.limit_lines(whole, most=2)
+    whole = cost.create_report(FLEET, BOOK, ["team", "job"])
+    assert cost.limit_lines(whole, max_lines=len(whole.lines)) is whole
+    found = cost.limit_lines(whole, max_lines=2)
     assert [line.names for line in found.lines] == [whole.lines[0].names, (summary.REST, summary.REST)]
     assert found.money == pytest.approx(whole.money)
-    assert f"{len(whole.lines) - 1} of {len(whole.lines)} lines are one" in found.notes[-1]
+    assert f"{len(whole.lines) - 1} of {len(whole.lines)} lines are combined" in found.notes[-1]
 
 
 @pytest.mark.parametrize("policy", list(cost.Policy))
 def test_jobs_of_a_team_sum_to_what_the_team_pays(policy: cost.Policy) -> None:
-    jobs = cost.report(FLEET, BOOK, ["job", "model"], policy=policy, of={"team": "speech"})
+    jobs = cost.create_report(FLEET, BOOK, ["job", "model"], policy=policy, filters={"team": "speech"})
     assert [line.names for line in jobs.lines] == [
         ("speech-job", "NVIDIA H100 80GB HBM3"),
         ("speech-job", "NVIDIA A100-SXM4-80GB"),
@@ -113,11 +117,13 @@ def test_jobs_of_a_team_sum_to_what_the_team_pays(policy: cost.Policy) -> None:
 
 
 def test_a_hole_in_the_book_is_listed_and_in_no_sum() -> None:
-    found = cost.report(table(row("a", model="GeForce", allocated=7), row("b", model="", allocated=2)), BOOK, ["team"])
-    assert found.holes == {"GeForce": 7, "an unknown model": 2}
+    found = cost.create_report(
+        table(row("a", model="GeForce", allocated=7), row("b", model="", allocated=2)), BOOK, ["team"]
+    )
+    assert found.unpriced_by_model == {"GeForce": 7, "an unknown model": 2}
     assert [line.unpriced_hours for line in found.lines if line.names[0] in "ab"] == [7, 2]
-    assert "7.0 GPU-hours of GeForce have no price and are in no sum of money" in found.notes
-    assert "2.0 GPU-hours of an unknown model have no price and are in no sum of money" in found.notes
+    assert "7.0 GPU-hours of GeForce have no price and are not in any cost" in found.notes
+    assert "2.0 GPU-hours of an unknown model have no price and are not in any cost" in found.notes
 
 
 def test_idle_money_has_its_owner_named() -> None:
@@ -127,9 +133,9 @@ def test_idle_money_has_its_owner_named() -> None:
 
 
 def test_nobody_to_charge_is_said() -> None:
-    found = cost.report(table(row(usage.NOBODY, idle=1)), BOOK, ["team"], policy=cost.Policy.USE)
+    found = cost.create_report(table(row(usage.UNOWNED, idle=1)), BOOK, ["team"], policy=cost.Policy.USE)
     assert found.money == pytest.approx(5 + 24)
-    assert "nobody can be charged by use: the shared cost stays a line of its own" in found.notes
+    assert "policy use: no owner has hours to charge; the shared cost stays on a separate line" in found.notes
 
 
 def test_the_shipped_book_has_sources_and_dates() -> None:
@@ -196,12 +202,12 @@ def test_hours_cost_what_the_book_said_at_their_time() -> None:
         replace(table(row("a", allocated=48), row("b", model="L4", allocated=1)), until=2 * DAY),
         replace(table(row("a", allocated=24), row("b", model="L4", allocated=1)), since=2 * DAY, until=3 * DAY),
     ]
-    found = cost.report_bill(cost.price_usage(pieces, book), ["team"])
+    found = cost.create_bill_report(cost.price_usage(pieces, book), ["team"])
     assert {line.names[0]: line.money for line in found.lines} == {"a": 48 * 1 + 24 * 2, "b": 5}
     assert [(name, price.per_gpu_hour) for name, price in found.rates] == [
         ("L4 from 1970-01-03", 5), ("NVIDIA H200", 1), ("NVIDIA H200 from 1970-01-03", 2),
     ]  # fmt: skip
-    hole = "1.0 GPU-hours of L4 have no price and are in no sum of money"
+    hole = "1.0 GPU-hours of L4 have no price and are not in any cost"
     assert found.notes == (f"{hole}; the book has on_demand from 1970-01-03, and these are on_demand",)
 
 
@@ -297,7 +303,9 @@ def test_a_hole_says_what_the_book_has_instead() -> None:
     reserved = prices.Price("H200", prices.PriceKind.RESERVED, 3.0)
     east, west = (prices.Price("H100", prices.PriceKind.ON_DEMAND, 4.0, region=name) for name in ("east", "west"))
     book = prices.PriceBook(prices=(reserved, east, west))
-    found = cost.report(table(row("a", allocated=1), row("b", model="NVIDIA H100 PCIe", allocated=1)), book, ["team"])
+    found = cost.create_report(
+        table(row("a", allocated=1), row("b", model="NVIDIA H100 PCIe", allocated=1)), book, ["team"]
+    )
     assert [note.partition("; ")[2] for note in found.notes] == [
         "the book has on_demand in east, on_demand in west, and these are on_demand",
         "the book has reserved, and these are on_demand",
@@ -305,13 +313,13 @@ def test_a_hole_says_what_the_book_has_instead() -> None:
 
 
 def test_the_run_rate_and_its_interval_judge_a_budget() -> None:
-    rest, low, high = budgets.run_rate([10, 12, 8, 10], 10)
+    rest, low, high = budgets.forecast_run_rate([10, 12, 8, 10], 10)
     assert rest == 100
     assert low is not None
     assert high is not None
     assert low < 100 < high
-    assert budgets.run_rate([10], 10) == (100, None, None)
-    found = budgets.judge_teams(
+    assert budgets.forecast_run_rate([10], 10) == (100, None, None)
+    found = budgets.evaluate_teams(
         {"a": [10, 10, 10], "b": [10, 10, 10], "c": [8, 12, 10], "d": [1, 1, 1]},
         {"a": 30, "b": 30, "c": 30, "d": 3},
         {"a": 29, "b": 100, "c": 135, "d": 100},
@@ -323,13 +331,13 @@ def test_the_run_rate_and_its_interval_judge_a_budget() -> None:
 
 
 def test_a_better_forecast_may_be_handed_in() -> None:
-    found = budgets.judge_teams({}, {"a": 5}, {}, days_left=3, forecast=lambda days, left: (left, None, None))
+    found = budgets.evaluate_teams({}, {"a": 5}, {}, days_left=3, forecast=lambda days, left: (left, None, None))
     assert found[0].forecast == 8
 
 
 def test_a_fleet_of_half_a_day_has_a_run_rate_too() -> None:
     day = usage.UsageTable(0.0, DAY / 2, FLEET.keys, FLEET.amounts)
-    found = budgets.month_budgets(cost.price_usage([day], BOOK), [day], ends=DAY / 2 + 10 * DAY)
+    found = budgets.report_month_budgets(cost.price_usage([day], BOOK), [day], ends=DAY / 2 + 10 * DAY)
     by_team = {one["team"]: one for one in found["budgets"]}
     assert by_team["vision"]["forecast"] == pytest.approx(50 + 10 * 100)
     assert by_team["vision"]["low"] is None
@@ -349,18 +357,19 @@ def later(day: usage.UsageTable, at: int) -> usage.UsageTable:
 def test_what_has_no_price_costs_an_unknown_amount_and_its_budget_is_unknown() -> None:
     book = replace(BOOK, budgets={"a": 100.0}, overhead_per_month=0.0)
     day = table(row("a", model="GeForce", allocated=7, wasted=2), row("b", allocated=2))
-    found = cost.report_as_json(cost.report(day, book, ["team"]))
+    found = cost.report_as_json(cost.create_report(day, book, ["team"]))
     a, b = sorted(found["lines"], key=lambda line: line["team"])
     assert [a[name] for name in ("money", "direct", "energy", "wasted_money", "shared")] == [None, None, None, None, 0]
     assert b["money"] == found["money"] == found["total"]["money"] > 0
     assert (
-        cost.report_as_json(cost.report(table(row("a", model="GeForce", allocated=7)), book, ["team"]))["money"] is None
+        cost.report_as_json(cost.create_report(table(row("a", model="GeForce", allocated=7)), book, ["team"]))["money"]
+        is None
     )
     assert report_files.to_csv(found).splitlines()[2].startswith("a,,,,0,,7,")
     assert reading.read_answer(answers.CostReport, wire.to_plain(found)).total.money == found["money"]
     judged = {
         one["team"]: one
-        for one in budgets.month_budgets(cost.price_usage([day], book), [day], ends=30 * DAY)["budgets"]
+        for one in budgets.report_month_budgets(cost.price_usage([day], book), [day], ends=30 * DAY)["budgets"]
     }
     assert (judged["a"]["spent"], judged["a"]["forecast"], judged["a"]["state"]) == (None, None, "unknown")
     assert judged["b"]["spent"] > 0
@@ -368,52 +377,52 @@ def test_what_has_no_price_costs_an_unknown_amount_and_its_budget_is_unknown() -
 
 def test_what_is_said_of_a_month_is_said_once_with_all_its_hours() -> None:
     days = [later(table(row("a", model="GeForce", allocated=7 * (at + 1))), at) for at in range(3)]
-    notes = budgets.month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=30 * DAY)["notes"]
-    assert notes == ["of the month", "42.0 GPU-hours of GeForce have no price and are in no sum of money"]
+    notes = budgets.report_month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=30 * DAY)["notes"]
+    assert notes == ["of the month", "42.0 GPU-hours of GeForce have no price and are not in any cost"]
 
 
 @pytest.mark.parametrize("policy", list(cost.Policy))
 def test_a_budget_has_spent_what_the_report_of_the_month_says(policy: cost.Policy) -> None:
     days = [
-        later(table(row("a", allocated=10, used=1), row("b", allocated=30, used=9), row(usage.NOBODY, idle=90)), 0),
-        later(table(row("a", allocated=30, used=6), row("b", allocated=10, used=3), row(usage.NOBODY, idle=10)), 1),
+        later(table(row("a", allocated=10, used=1), row("b", allocated=30, used=9), row(usage.UNOWNED, idle=90)), 0),
+        later(table(row("a", allocated=30, used=6), row("b", allocated=10, used=3), row(usage.UNOWNED, idle=10)), 1),
     ]
-    report = cost.report(month_of(*days), BOOK, ["team"], policy=policy)
-    found = budgets.month_budgets(cost.price_usage([month_of(*days)], BOOK, policy=policy), days, ends=2 * DAY)[
+    report = cost.create_report(month_of(*days), BOOK, ["team"], policy=policy)
+    found = budgets.report_month_budgets(cost.price_usage([month_of(*days)], BOOK, policy=policy), days, ends=2 * DAY)[
         "budgets"
     ]
-    expected = {line.names[0]: line.money for line in report.lines if usage.NOBODY not in line.names}
+    expected = {line.names[0]: line.money for line in report.lines if usage.UNOWNED not in line.names}
     assert {one["team"]: one["spent"] for one in found} == pytest.approx(expected)
     assert {one["team"]: one["forecast"] for one in found} == pytest.approx(expected)
 
 
 def test_a_day_that_nobody_saw_tells_nothing_about_others() -> None:
-    seen = table(row("a", allocated=24), row(usage.NOBODY, idle=24))
-    days = [later(day, at) for at, day in enumerate((seen, table(row(usage.NOBODY, unknown=48)), seen, seen))]
-    found = budgets.month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=14 * DAY)["budgets"]
+    seen = table(row("a", allocated=24), row(usage.UNOWNED, idle=24))
+    days = [later(day, at) for at, day in enumerate((seen, table(row(usage.UNOWNED, unknown=48)), seen, seen))]
+    found = budgets.report_month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=14 * DAY)["budgets"]
     assert found[0]["forecast"] == pytest.approx((3 + 10) * 24 * 5)
 
 
 def test_where_no_day_is_whole_a_silent_one_tells_nothing_either() -> None:
-    half = table(row("a", allocated=12), row(usage.NOBODY, idle=12, unknown=24))
-    days = [later(day, at) for at, day in enumerate((half, table(row(usage.NOBODY, unknown=48))))]
-    found = budgets.month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=3 * DAY)["budgets"]
+    half = table(row("a", allocated=12), row(usage.UNOWNED, idle=12, unknown=24))
+    days = [later(day, at) for at, day in enumerate((half, table(row(usage.UNOWNED, unknown=48))))]
+    found = budgets.report_month_budgets(cost.price_usage([month_of(*days)], BOOK), days, ends=3 * DAY)["budgets"]
     assert found[0]["forecast"] == pytest.approx((12 + 12) * 5)
 
 
 def test_no_overhead_is_claimed_before_records_begin() -> None:
-    found = cost.report(replace(FLEET, first=DAY / 2), BOOK, ["team"])
+    found = cost.create_report(replace(FLEET, first=DAY / 2), BOOK, ["team"])
     assert found.shared["overhead"] == pytest.approx(12)
 
 
 def test_who_is_not_measured_bears_nothing_by_use_and_that_is_said() -> None:
-    rows = (row("a", allocated=4, used=2), row("b", allocated=4, unmeasured=4), row(usage.NOBODY, idle=8))
-    found = cost.report(table(*rows), BOOK, ["team"], policy=cost.Policy.USE)
+    rows = (row("a", allocated=4, used=2), row("b", allocated=4, unmeasured=4), row(usage.UNOWNED, idle=8))
+    found = cost.create_report(table(*rows), BOOK, ["team"], policy=cost.Policy.USE)
     assert {line.names[0]: line.shared for line in found.lines} == pytest.approx({"a": 64, "b": 0, "(nobody)": 0})
-    assert "4.0 allocated GPU-hours are unmeasured and bear nothing of the shared cost" in found.notes
+    assert "4.0 allocated GPU-hours are unmeasured and get no share of the shared cost" in found.notes
 
 
 def test_the_bill_of_a_fleet_that_is_new_says_for_how_long_it_is() -> None:
     begun = replace(FLEET, first=DAY - 1800)
-    bills = [cost.report_as_json(cost.report(one, BOOK, ["team"])) for one in (FLEET, begun)]
+    bills = [cost.report_as_json(cost.create_report(one, BOOK, ["team"])) for one in (FLEET, begun)]
     assert [bill["recorded_hours"] for bill in bills] == [24.0, 0.5]

@@ -30,7 +30,7 @@ SACCT = """JobID|User|Account|Partition|Start|End|AllocTRES|State
 
 
 def read(text: str, **told: str) -> job_files.JobTable:
-    return job_files.read_job_table(text, where="jobs.csv", zone=UTC, told=told)
+    return job_files.read_job_table(text, where="jobs.csv", zone=UTC, column_overrides=told)
 
 
 def test_bad_lines_of_sacct_are_named_and_counted() -> None:
@@ -38,20 +38,20 @@ def test_bad_lines_of_sacct_are_named_and_counted() -> None:
     assert [job.key[usage.DIMENSIONS.index("job")] for job in found.jobs] == ["101", "102"]
     assert found.problems.lines() == [
         "jobs.csv:8: wrong number of cells: 5 of 8",
-        "jobs.csv:5: cannot be used: it ends 86,400 s before it starts",
-        "jobs.csv:6: job id stands twice: '101': the first is used",
-        "jobs.csv:7: cannot be used: 'yesterday' is not a time such as 2026-01-31 09:00:00 or 1769850000",
+        "jobs.csv:5: invalid row: it ends 86,400 s before it starts",
+        "jobs.csv:6: duplicate job id: '101': the first row is used",
+        "jobs.csv:7: invalid row: 'yesterday' is not a time such as 2026-01-31 09:00:00 or 1769850000",
     ]
-    table = job_files.job_hours(found, since=found.since, until=found.until, capacity=10)
+    table = job_files.sum_job_hours(found, since=found.since, until=found.until, capacity=10)
     assert {line.names[0]: float(line.amounts[0]) for line in summary.usage_lines(table, ["team"])} == {
         "vision": 192.0, "speech": 44.0, "(nobody)": 0.0,
     }  # fmt: skip
     assert {line.names[0] for line in summary.usage_lines(table, ["model"])} == {"h200", "unmapped"}
     assert usage.total(summary.total(table)) == pytest.approx(240.0)
     for said in (
-        "jobs without an end, taken as running: 1",
+        "jobs without an end, counted as running: 1",
         "steps of jobs: 1",
-        "excluded rows, job id stands twice: 1",
+        "excluded rows, duplicate job id: 1",
     ):
         assert said in table.notes
 
@@ -76,7 +76,9 @@ def test_hours_are_what_counting_minutes_finds_and_any_partition_sums(
     found = read("id,gpus,started,ended\n" + rows)
 
     def held(first: int, last: int) -> float:
-        return float(job_files.job_hours(found, since=first * 60, until=last * 60).amounts[:, usage.ALLOCATED].sum())
+        return float(
+            job_files.sum_job_hours(found, since=first * 60, until=last * 60).amounts[:, usage.ALLOCATED].sum()
+        )
 
     counted = sum(
         gpus / 60
@@ -98,12 +100,12 @@ def test_idle_is_what_nobody_held_minute_by_minute_also_where_jobs_held_more_tha
     found = read("id,gpus,started,ended\n" + rows)
     taken = [sum(gpus for start, length, gpus in drawn if start <= at < start + length) for at in range(600)]
     pieces = [
-        job_files.job_hours(found, since=first * 60, until=last * 60, capacity=capacity)
+        job_files.sum_job_hours(found, since=first * 60, until=last * 60, capacity=capacity)
         for first, last in itertools.pairwise([0, *cuts, 600])
     ]
     idle = sum(float(summary.total(piece)[usage.IDLE]) for piece in pieces)
     assert idle == pytest.approx(sum(max(capacity - gpus, 0) for gpus in taken) / 60)
-    is_said = any("GPUs at once, and there are" in note for piece in pieces for note in piece.notes)
+    is_said = any("GPUs at once, but the capacity is" in note for piece in pieces for note in piece.notes)
     assert is_said == (max(taken) > capacity)
 
 
@@ -111,7 +113,7 @@ def test_a_time_that_is_years_from_the_others_is_a_mistake_and_named() -> None:
     day = "2026-11-01T00:00:00Z,2026-11-02T00:00:00Z"
     found = read(f"id,gpus,started,ended\na,8,{day}\nb,8,0,2026-11-02T00:00:00Z\nc,1,{day}\n")
     assert found.problems.lines() == [
-        "jobs.csv:3: cannot be used: 1970-01-01T00:00:00+00:00 is 57 years from the other times"
+        "jobs.csv:3: invalid row: 1970-01-01T00:00:00+00:00 is 57 years from the other times"
     ]
     assert (found.until - found.since, found.count) == (86_400, 2)
 
@@ -124,21 +126,21 @@ def test_a_time_without_a_zone_is_in_the_zone_that_is_told_also_when_clocks_chan
 
 def test_activity_makes_hours_used_or_wasted() -> None:
     found = read("id,gpus,started,ended,activity\na,1,0,3600,0.5\nb,1,0,3600,0.01\nc,1,0,3600,\n")
-    amounts = summary.total(job_files.job_hours(found, since=0, until=3600))
+    amounts = summary.total(job_files.sum_job_hours(found, since=0, until=3600))
     parts = (usage.ALLOCATED, usage.USED, usage.WASTED, usage.UNMEASURED)
     assert [float(amounts[at]) for at in parts] == pytest.approx([3, 0.51, 0.99, 1])
 
 
 def held(text: str, *by: str) -> dict[tuple[str, ...], float]:
     found = read(text)
-    lines = summary.usage_lines(job_files.job_hours(found, since=found.since, until=found.until), by)
+    lines = summary.usage_lines(job_files.sum_job_hours(found, since=found.since, until=found.until), by)
     return {line.names: float(line.amounts[usage.ALLOCATED]) for line in lines}
 
 
 def test_a_column_of_activity_is_in_per_cent_as_a_whole() -> None:
     found = read("id,gpus,started,ended,util\na,1,0,3600,50\nb,1,0,3600,1\nc,1,0,3600,101\n", activity="util")
     assert [job.share for job in found.jobs] == [0.5, 0.01]
-    assert found.problems.lines() == ["jobs.csv:4: cannot be used: an activity of 101 is not between 0 and 100"]
+    assert found.problems.lines() == ["jobs.csv:4: invalid row: an activity of 101 is not between 0 and 100"]
 
 
 def test_slices_of_slurm_are_parts_of_a_gpu_and_each_model_has_its_hours() -> None:
@@ -186,7 +188,7 @@ def test_a_slice_that_several_gpus_have_is_not_guessed() -> None:
     found = read(text)
     assert [job.gpus for job in found.jobs] == [1]
     said = "1g.24gb is a different share of each GPU model; name the GPU model"
-    assert found.problems.lines() == [f"jobs.csv:2: cannot be used: {said}"]
+    assert found.problems.lines() == [f"jobs.csv:2: invalid row: {said}"]
 
 
 def test_each_run_of_a_requeued_job_counts_and_a_row_that_is_there_twice_does_not() -> None:
@@ -195,7 +197,7 @@ def test_each_run_of_a_requeued_job_counts_and_a_row_that_is_there_twice_does_no
     text = "JobID|Start|End|AllocTRES\n" + "".join(f"7|{row}|gres/gpu=2\n" for row in begun)
     assert held(text, "job") == {("7",): 8}
     assert read(text).counts == {"further runs of requeued jobs": 1}
-    assert read(text).problems.counts == {"job id stands twice": 2}
+    assert read(text).problems.counts == {"duplicate job id": 2}
     assert read(text).count == 1
 
 
@@ -214,19 +216,19 @@ def test_jobs_of_two_namespaces_or_clusters_may_have_one_name() -> None:
 
 def test_a_time_without_jobs_says_of_which_time_the_table_is() -> None:
     found = read("id,gpus,started,ended\na,1,0,3600\n")
-    notes = job_files.job_hours(found, since=7200, until=9000).notes
-    assert "no job ran in this time; the table is of 1970-01-01T00:00Z to 1970-01-01T01:00Z" in notes
+    notes = job_files.sum_job_hours(found, since=7200, until=9000).notes
+    assert "no job ran in this period; the table covers 1970-01-01T00:00Z to 1970-01-01T01:00Z" in notes
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,b\n1,2\n", "which column is the start of a job"),
+        ("a,b\n1,2\n", "the columns for the start of a job"),
         ("", "not a table"),
-        ("id,gpus,started,ended\nx,0,1,2\n", "no row is a job that held a GPU"),
+        ("id,gpus,started,ended\nx,0,1,2\n", "no row is a job with a GPU"),
         ("id,gpus,started,ended\nx,1,,\n", "jobs that never started: 1"),
-        ("id,gpus,submitted,started,ended\nx,1,,,\n", "no row has a time"),
-        ("id,gpus,submitted,started,seconds\nx,1,,,60\n", "neither its start nor its end"),
+        ("id,gpus,submitted,started,ended\nx,1,,,\n", "no row has a valid time"),
+        ("id,gpus,submitted,started,seconds\nx,1,,,60\n", "has neither a start nor an end"),
         ("id,gpus,started,ended\nx,-1,1,2\n", "between 0 and 1,000,000"),
     ],
 )
@@ -240,5 +242,5 @@ def test_a_public_trace_adds_up_to_its_own_hourly_allocation() -> None:
     found = read((TRACES / "alibaba2025_dlrm_instances.csv").read_text())
     with (TRACES / "alibaba2025_dlrm_hourly_alloc.csv").open() as file:
         hourly = [float(row["gpus_allocated"]) for row in csv.DictReader(file)]
-    table = job_files.job_hours(found, since=0, until=len(hourly) * 3600)
+    table = job_files.sum_job_hours(found, since=0, until=len(hourly) * 3600)
     assert float(summary.total(table)[usage.ALLOCATED]) == pytest.approx(sum(hourly), rel=1e-3)

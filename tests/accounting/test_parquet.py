@@ -88,11 +88,11 @@ def _plain(content: bytes, kind: int, count: int) -> list[Any]:
 
 
 def test_rows_come_back_as_they_were() -> None:
-    assert read(parquet.table(ROWS, like=ROWS[0])) == ROWS
+    assert read(parquet.encode_table(ROWS, example_row=ROWS[0])) == ROWS
 
 
 def test_a_table_without_rows_still_has_its_columns() -> None:
-    footer = Reader(parquet.table([], like=ROWS[0])[4:]).struct()
+    footer = Reader(parquet.encode_table([], example_row=ROWS[0])[4:]).struct()
     assert (footer[3], footer[4]) == (0, [])
     assert [leaf[4] for leaf in footer[2][1:]] == [b"team", b"money", b"hours"]
 
@@ -105,7 +105,7 @@ def test_a_table_without_rows_still_has_its_columns() -> None:
     )
 )
 def test_any_names_and_numbers_come_back(rows: list[dict[str, Any]]) -> None:
-    assert read(parquet.table(rows, like=rows[0])) == rows
+    assert read(parquet.encode_table(rows, example_row=rows[0])) == rows
 
 
 def test_a_cost_report_is_written_as_parquet(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_a_cost_report_is_written_as_parquet(tmp_path: Path) -> None:
 
 def test_another_reader_finds_every_value_and_type(tmp_path: Path) -> None:
     odd = [{"team": "\0 \" ' 😀" * 9000, "money": number, "hours": -0.0} for number in (5e-324, 1e308, float("-inf"))]
-    (tmp_path / "a.parquet").write_bytes(parquet.table([*ROWS, *odd], like=ROWS[0]))
-    (tmp_path / "empty.parquet").write_bytes(parquet.table([], like=ROWS[0]))
+    (tmp_path / "a.parquet").write_bytes(parquet.encode_table([*ROWS, *odd], example_row=ROWS[0]))
+    (tmp_path / "empty.parquet").write_bytes(parquet.encode_table([], example_row=ROWS[0]))
     found, empty = (pyarrow.parquet.read_table(tmp_path / name) for name in ("a.parquet", "empty.parquet"))
     assert found.to_pylist() == [*ROWS, *odd]
     assert found.schema == empty.schema

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.accounting.histories import empty_engine
 from tests.properties import examples
 from watchkeeper.accounting import ledger, recorded_hours, summary, usage, usage_reader
-from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, unowned_key
+from watchkeeper.accounting.tally import HOUR, MIN_GAP_SECONDS, unowned_key
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
@@ -37,7 +37,7 @@ def engine_of(recorded_hours: dict[int, tuple[float, float, int]], *, offset: fl
             [
                 Sample(Labels({METRIC_NAME: "watchkeeper:usage_minutes:count", "cluster": "main"}), at, float(minutes)),
                 Sample(Labels({**team, "team": "vision", "part": "allocated"}), at, held * share),
-                Sample(Labels({**team, "team": usage.NOBODY, "part": "idle"}), at, idle * share),
+                Sample(Labels({**team, "team": usage.UNOWNED, "part": "idle"}), at, idle * share),
             ]
         )
     return engine
@@ -76,7 +76,7 @@ def test_windows_that_tile_a_time_sum_to_it(
     apart = np.abs(np.sum(pieces, axis=0) - whole)
     # A cut may leave so little of a gap on one of its sides that it looks like the jitter of clocks.
     most_gpus = max(held + idle for held, idle, _ in found.values())
-    tolerance = (len(pieces) - 1) * most_gpus * LEAST_GAP_SECONDS / HOUR
+    tolerance = (len(pieces) - 1) * most_gpus * MIN_GAP_SECONDS / HOUR
     assert apart[usage.UNKNOWN] <= tolerance + 1e-6 * (1 + whole[usage.UNKNOWN])
     assert np.delete(apart, usage.UNKNOWN) == pytest.approx(0.0, abs=1e-6 * (1 + float(whole.max())))
 
@@ -87,8 +87,8 @@ def test_a_gap_is_unknown_and_never_idle_and_both_are_said() -> None:
     amounts = summary.total(table)
     assert amounts[usage.UNKNOWN] == pytest.approx(16.0)
     assert amounts[usage.IDLE] == pytest.approx(4.0)
-    assert any("records begin at 2026-11-01T02:00Z; the 2.0 hours before are excluded" in note for note in table.notes)
-    assert any("nothing was recorded for 2.0 hours" in note for note in table.notes)
+    assert any("records start at 2026-11-01T02:00Z; the 2.0 hours before are excluded" in note for note in table.notes)
+    assert any("no records for 2.0 hours" in note for note in table.notes)
 
 
 def test_hours_that_overlap_after_a_restart_count_once() -> None:
@@ -108,7 +108,9 @@ def engine_with_offset_hour() -> list[Sample]:
 
 
 def hours_of_a_day(day: float, rows: int = 24) -> recorded_hours.RecordedHours:
-    keys = [usage.key(cluster="main", team=team, model="NVIDIA H200") for team in TEAMS] + [unowned_key(cluster="main")]
+    keys = [usage.make_key(cluster="main", team=team, model="NVIDIA H200") for team in TEAMS] + [
+        unowned_key(cluster="main")
+    ]
     amounts = np.zeros((rows * len(keys), len(usage.PARTS)))
     amounts[:, usage.ALLOCATED] = np.tile([3.0, 2.0, 1.0, 0.0], rows)
     amounts[:, usage.IDLE] = np.tile([0.0, 0.0, 0.0, 2.0], rows)
@@ -124,14 +126,14 @@ def test_a_ledger_gives_back_any_window(tmp_path_factory: pytest.TempPathFactory
     kept = ledger.UsageLedger(tmp_path_factory.mktemp("ledger"))
     for day in range(3):
         found = hours_of_a_day(DAY + day * 86_400)
-        kept.keep(DAY + day * 86_400, found, found)
+        kept.write_day(DAY + day * 86_400, found, found)
     last = min(first + length, 72)
     table = usage_reader.read_usage(
         empty_engine(), kept, since=DAY + first * HOUR, until=DAY + last * HOUR, by_job=False
     )
     assert usage.total(summary.total(table)) == pytest.approx(8.0 * (last - first), rel=1e-6)
     assert {line.names[0]: round(float(line.amounts[0])) for line in summary.usage_lines(table, ["team"])} == {
-        "vision": 3 * (last - first), "speech": 2 * (last - first), "unmapped": last - first, usage.NOBODY: 0,
+        "vision": 3 * (last - first), "speech": 2 * (last - first), "unmapped": last - first, usage.UNOWNED: 0,
     }  # fmt: skip
 
 
@@ -145,9 +147,9 @@ def test_a_ledger_that_lags_behind_changes_no_total(
 ) -> None:
     engine, kept = engine_of(found, offset=offset), ledger.UsageLedger(tmp_path_factory.mktemp("ledger"))
     for day in (DAY, DAY + 86_400):
-        known = recorded_hours.hours(engine, day, min(day + 86_400, DAY + kept_hours * HOUR), by_job=False)
+        known = recorded_hours.read_hours(engine, day, min(day + 86_400, DAY + kept_hours * HOUR), by_job=False)
         if len(known.starts):
-            kept.keep(day, known, known)
+            kept.write_day(day, known, known)
     window = {"since": DAY - HOUR, "until": DAY + 32 * HOUR, "by_job": False}
     one, other = (summary.total(usage_reader.read_usage(engine, source, **window)) for source in (None, kept))
     assert other == pytest.approx(one, rel=1e-5, abs=1e-5)
@@ -155,24 +157,24 @@ def test_a_ledger_that_lags_behind_changes_no_total(
 
 def test_a_day_is_never_replaced_by_one_with_fewer_hours(tmp_path: Path) -> None:
     kept = ledger.UsageLedger(tmp_path)
-    assert kept.lacks(DAY, hours_of_a_day(DAY))
-    kept.keep(DAY, hours_of_a_day(DAY), hours_of_a_day(DAY))
-    assert not kept.lacks(DAY, hours_of_a_day(DAY, rows=9))
+    assert kept.is_missing_hours(DAY, hours_of_a_day(DAY))
+    kept.write_day(DAY, hours_of_a_day(DAY), hours_of_a_day(DAY))
+    assert not kept.is_missing_hours(DAY, hours_of_a_day(DAY, rows=9))
 
 
 def test_a_broken_day_is_said_and_counts_as_unknown(tmp_path: Path) -> None:
     kept = ledger.UsageLedger(tmp_path)
     for day in range(3):
-        kept.keep(DAY + day * 86_400, hours_of_a_day(DAY + day * 86_400), hours_of_a_day(DAY + day * 86_400))
+        kept.write_day(DAY + day * 86_400, hours_of_a_day(DAY + day * 86_400), hours_of_a_day(DAY + day * 86_400))
     (tmp_path / "2026-11-02.npz").write_bytes(b"PK nonsense")
     table = usage_reader.read_usage(empty_engine(), kept, since=DAY, until=DAY + 3 * 86_400, by_job=False)
     assert summary.total(table)[usage.UNKNOWN] == pytest.approx(24 * 8)
-    assert any("the ledger of 2026-11-02 cannot be read" in note for note in table.notes)
+    assert any("cannot read the usage ledger of 2026-11-02" in note for note in table.notes)
 
 
 def test_nothing_recorded_says_when_it_will_be() -> None:
     table = usage_reader.read_usage(empty_engine(), None, since=DAY, until=DAY + HOUR, by_job=False)
-    assert "usage begins when the rules of usage-hours.yaml have run" in table.notes[0]
+    assert "usage starts when the rules of usage-hours.yaml have run" in table.notes[0]
 
 
 def test_a_hub_that_is_away_where_a_window_begins_leaves_no_hour_out() -> None:
@@ -184,7 +186,7 @@ def test_a_hub_that_is_away_where_a_window_begins_leaves_no_hour_out() -> None:
     later = usage_reader.read_usage(engine, None, since=DAY + 15 * HOUR, until=DAY + 30 * HOUR, by_job=False)
     assert later.recorded_hours == 15
     assert [note.partition(":")[2] for note in later.notes] == [
-        " nothing was recorded for 5.0 hours (from 2026-11-01T15:00Z); its GPUs count as unknown"
+        " no records for 5.0 hours (from 2026-11-01T15:00Z); its GPUs count as unknown"
     ]
 
 
@@ -196,13 +198,13 @@ def test_a_bill_that_is_cut_by_prices_has_the_hours_of_the_whole_time() -> None:
     assert usage.total(summary.total(usage.join_tables(pieces))) == pytest.approx(
         usage.total(totals(engine, cuts[0], cuts[-1]))
     )
-    said = [note for note in usage.join_tables(pieces).notes if "records begin" in note]
+    said = [note for note in usage.join_tables(pieces).notes if "records start" in note]
     assert [note.partition("; ")[2] for note in said] == ["the 3.0 hours before are excluded"]
 
 
 def test_a_day_on_which_a_cluster_was_silent_is_unknown_and_not_empty(tmp_path: Path) -> None:
     kept = ledger.UsageLedger(tmp_path)
-    kept.keep(DAY, hours_of_a_day(DAY, rows=12), hours_of_a_day(DAY, rows=12))
+    kept.write_day(DAY, hours_of_a_day(DAY, rows=12), hours_of_a_day(DAY, rows=12))
     silent, later = DAY + 86_400, DAY + 9 * 86_400
     found = usage_reader.read_usage(empty_engine(), kept, since=silent, until=silent + 86_400, by_job=True)
     assert summary.total(found)[usage.UNKNOWN] == usage.total(summary.total(found)) == pytest.approx(24 * 8)
@@ -223,7 +225,7 @@ def test_what_nobody_saw_of_a_cluster_of_two_models_is_of_neither() -> None:
     engine = engine_of(dict.fromkeys((0, 1, 4), (4, 2, 60)))
     other = {METRIC_NAME: "watchkeeper:team_gpu_hours:sum", "cluster": "main", "modelName": "NVIDIA L4"}
     at = round((DAY + 5 * HOUR + 0.4) * 1000)
-    engine.appender.append([Sample(Labels({**other, "team": usage.NOBODY, "part": "idle"}), at, 1.0)])
+    engine.appender.append([Sample(Labels({**other, "team": usage.UNOWNED, "part": "idle"}), at, 1.0)])
     table = usage_reader.read_usage(engine, None, since=DAY, until=DAY + 5 * HOUR, by_job=False)
     unknown = [key for key, row in zip(table.keys, table.amounts, strict=True) if row[usage.UNKNOWN]]
     assert unknown == [unowned_key(cluster="main")]

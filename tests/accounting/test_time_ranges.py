@@ -41,29 +41,30 @@ def test_cover_is_what_counting_each_second_finds(at: list[int], length: int, si
 def test_a_day_ends_at_its_zones_midnight_also_when_clocks_change(day: str, hours: int) -> None:
     noon = datetime.fromisoformat(f"{day}T12:00:00").replace(tzinfo=BERLIN).timestamp()
     found = {
-        name: (end - start) / 3600 for name, start, end in time_ranges.days(noon - 36 * 3600, noon + 36 * 3600, BERLIN)
+        name: (end - start) / 3600
+        for name, start, end in time_ranges.split_days(noon - 36 * 3600, noon + 36 * 3600, BERLIN)
     }
     assert found[day] == hours
 
 
 @given(st.integers(0, 2_000_000_000), st.integers(1, 40 * 86_400))
 def test_days_of_a_zone_tile_the_window(since: int, seconds: int) -> None:
-    found = [(start, end) for _, start, end in time_ranges.days(since, since + seconds, BERLIN)]
+    found = [(start, end) for _, start, end in time_ranges.split_days(since, since + seconds, BERLIN)]
     assert found[0][0] == since
     assert found[-1][1] == since + seconds
     assert all(before[1] == after[0] for before, after in itertools.pairwise(found))
 
 
 def test_a_month_begins_and_ends_at_midnight_of_its_zone() -> None:
-    start, end = time_ranges.month("2026-12", BERLIN)
+    start, end = time_ranges.month_range("2026-12", BERLIN)
     assert datetime.fromtimestamp(start, UTC).isoformat() == "2026-11-30T23:00:00+00:00"
     assert datetime.fromtimestamp(end, UTC).isoformat() == "2026-12-31T23:00:00+00:00"
     with pytest.raises(ValueError, match="does not match"):
-        time_ranges.month("December", BERLIN)
+        time_ranges.month_range("December", BERLIN)
 
 
 def test_gaps_are_what_no_slot_covers() -> None:
-    assert time_ranges.gaps([(10, 20), (15, 30), (40, 50)], since=0, until=60) == [(0, 10), (30, 40), (50, 60)]
+    assert time_ranges.find_gaps([(10, 20), (15, 30), (40, 50)], since=0, until=60) == [(0, 10), (30, 40), (50, 60)]
 
 
 def test_slots_out_of_order_are_refused() -> None:
@@ -73,5 +74,5 @@ def test_slots_out_of_order_are_refused() -> None:
 
 @pytest.mark.parametrize("text", ["9999-12", "0001-01"])
 def test_a_month_at_an_end_of_the_calendar_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="nothing is counted in"):
-        time_ranges.month(text, ZoneInfo("Asia/Tokyo"))
+    with pytest.raises(ValueError, match="is not a month between"):
+        time_ranges.month_range(text, ZoneInfo("Asia/Tokyo"))

@@ -171,7 +171,7 @@ def test_statements_come_from_a_hub_with_the_budget_on_them(site: Site, tmp_path
     result = run(site, cost.command, "statement", "--team", "vision", "-o", str(tmp_path))
     assert result.exit_code == 0, result.output
     text = next(tmp_path.iterdir()).read_text()
-    assert "budget of the month" in text
+    assert "budget this month" in text
     assert "vision-1" in text
 
 
@@ -189,14 +189,14 @@ def test_what_teams_have_in_common_is_read_once_for_all_their_statements(site: S
 
 def test_a_team_that_the_hub_does_not_know_has_no_statement(site: Site, tmp_path: Path) -> None:
     result = run(site, cost.command, "statement", "--team", "visoin", "-o", str(tmp_path))
-    assert "no team `visoin` held a GPU in 2026-02" in str(result.exception)
+    assert "no team `visoin` used a GPU in 2026-02" in str(result.exception)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/api/usage?by=colour", "cannot be seen by `colour`"),
+        ("/api/usage?by=colour", "no dimension `colour`"),
         ("/api/usage?from=5&to=4", "must be before"),
         ("/api/usage?from=0", "days, the limit is"),
         ("/api/usage?of=vision", "such as team=vision"),

@@ -58,7 +58,7 @@ def test_another_size_of_the_fleet_is_drawn_and_answered(page: Page, demo: Produ
     page.get_by_label("GPUs more or fewer in the replay").fill("64")
     expect(page).to_have_url(f"{demo.url}/cost?view=capacity&add=64")
     page.get_by_test_id("replay-run").click()
-    expect(page.get_by_test_id("replay-answer")).to_contain_text("64 GPUs more: p95 wait")
+    expect(page.get_by_test_id("replay-answer")).to_contain_text("64 GPUs added: p95 wait")
     expect(page.get_by_test_id("replay-answer")).to_contain_text("only GPUs are scarce")
 
 

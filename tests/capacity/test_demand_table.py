@@ -36,7 +36,7 @@ def read(rows: list[list[str]], *, header: str = "time,gpus", between: str = ","
         ('"1,024"', "unreadable cell: '1,024' is not a number such as 1234.5"),
         ("1,024", "wrong number of cells: 3 of 2"),
         ("-3", "negative demand: -3"),
-        ("1e308", "value too large: 1e+308; 1e+15 is the most"),
+        ("1e308", "value too large: 1e+308; the limit is 1e+15"),
     ],
 )
 def test_a_cell_without_a_usable_value_is_named_by_its_line_and_left_out(cell: str, said: str) -> None:
@@ -93,8 +93,8 @@ def test_rows_out_of_order_and_repeated_times_are_used_and_noted_with_their_line
     doubled = [*rows[:20], *([at, "999"] for at, _ in rows[15:20]), *rows[20:]]
     found = read(doubled)
     assert found.notes == (
-        "rows earlier than the row before them: 1, first on line 22; they are put in order",
-        "rows that repeat a time: 5, first on lines 22, 23, 24; the mean of such rows is used",
+        "rows earlier than the row before them: 1, first on line 22; they are sorted",
+        "rows with a duplicate time: 5, first on lines 22, 23, 24; the mean of such rows is used",
     )
     assert demand.regular_series(found.points).values[15] == (55 + 999) / 2
     assert found.counts["left_out"] == 0
@@ -116,22 +116,23 @@ def test_times_with_offsets_run_on_through_a_change_of_the_clock() -> None:
 
 def test_the_hour_that_a_wall_clock_shows_twice_is_noted_and_the_one_it_skips_is_a_gap() -> None:
     berlin = ZoneInfo("Europe/Berlin")
-    for month, said in ((3, "1 of 505 steps of 1h have no point"), (10, "rows that repeat a time: 1, first on line")):
+    for month, text in (
+        (3, "1 of 505 steps of 1h have no point"),
+        (10, "rows with a duplicate time: 1, first on line"),
+    ):
         began = datetime(2026, month, 15, tzinfo=UTC)
         shown = [(began + timedelta(hours=hour)).astimezone(berlin) for hour in range(504)]
         found = read([[f"{at:%Y-%m-%d %H:%M:%S}", "5"] for at in shown])
-        assert any(note.startswith(said) for note in (*found.notes, *demand.regular_series(found.points).notes))
+        assert any(note.startswith(text) for note in (*found.notes, *demand.regular_series(found.points).notes))
 
 
 def test_times_without_a_zone_among_others_and_times_to_come_are_noted() -> None:
     rows = hours(48)
     for row in rows[:40]:
         row[0] += "Z"
-    assert read(rows).notes == ("times without a zone: 8; they are read as UTC, others as they say",)
+    assert read(rows).notes == ("times without a zone: 8; they are read as UTC, the others in their time zone",)
     later = [[f"2090{at[4:]}", value] for at, value in hours(48)]
-    assert read(later).notes == (
-        "rows of a time that is still to come: 48, first on lines 2, 3, 4; they are taken as they read",
-    )
+    assert read(later).notes == ("rows with a future time: 48, first on lines 2, 3, 4; they are used",)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_a_line_that_was_torn_is_named_and_the_others_count() -> None:
 def test_a_table_that_was_written_twice_is_not_twice_the_demand() -> None:
     found = read([*hours(48), *hours(48)])
     assert found.counts == {"rows": 96, "used": 48, "left_out": 48}
-    assert found.problems.lines()[0] == "d.csv:50: the same row again"
+    assert found.problems.lines()[0] == "d.csv:50: duplicate row"
     groups = [[*row, group] for row in hours(48) for group in "ab"]
     assert read(groups, header="time,gpus,group").counts["used"] == 96
 
@@ -181,6 +182,5 @@ def test_a_table_that_was_written_twice_is_not_twice_the_demand() -> None:
 def test_counts_that_are_no_times_of_this_century_are_said_to_be_taken_since_1970() -> None:
     rows = [[f"2026{10 + day // 28:02d}{1 + day % 28:02d}0000", "5"] for day in range(40)]
     assert (
-        read(rows).notes[0]
-        == "`time` is read as a count since 1970, and ends on 1976-06-03; --time-unit says otherwise"
+        read(rows).notes[0] == "`time` is read as time since 1970, and ends on 1976-06-03; change this with --time-unit"
     )

@@ -28,7 +28,7 @@ def test_eight_free_gpus_on_eight_nodes_start_no_job_of_eight() -> None:
 
 def test_a_node_out_of_service_has_nothing_free_and_is_named() -> None:
     found = fleet_capacity.summarise_capacity(
-        [NodeCapacity("n1", 8, 0, is_in_service=False, why_not="drained"), NodeCapacity("n2", 8, 0)]
+        [NodeCapacity("n1", 8, 0, is_in_service=False, unavailable_reason="drained"), NodeCapacity("n2", 8, 0)]
     )
     assert (found.gpus, found.in_service_gpus, found.free_gpus) == (16, 8, 8)
     assert found.out_of_service == (("n1", 8, "drained"),)
@@ -47,7 +47,7 @@ def test_a_job_that_waits_counts_where_nobody_says_since_when() -> None:
 
 @given(st.lists(st.integers(0, 16), max_size=30), st.integers(1, 16))
 def test_usable_and_stranded_gpus_are_all_that_are_free(free: list[int], shape: int) -> None:
-    [room] = fleet_capacity.fragmentation(free, [shape])
+    [room] = fleet_capacity.count_by_shape(free, [shape])
     assert room.usable_gpus + room.stranded_gpus == sum(free)
     assert room.usable_gpus == room.jobs * shape
     assert room.jobs == sum(count // shape for count in free)
@@ -71,8 +71,8 @@ def test_a_table_of_jobs_gives_the_same_picture_at_a_time() -> None:
         RecordedJob("b", 10.0, 100.0, GpuRequest(4000), started=None),
     ]
     found = fleet_capacity.capacity_from_tables([FleetNode("n1", 8)], jobs, at=50.0)
-    assert [(node.gpus, node.held) for node in found.nodes] == [(8, 6)]
-    assert found.asks == [WaitingRequest(6, 0.0, 0.0), WaitingRequest(4, 10.0, None)]
+    assert [(node.gpus, node.allocated) for node in found.nodes] == [(8, 6)]
+    assert found.requests == [WaitingRequest(6, 0.0, 0.0), WaitingRequest(4, 10.0, None)]
     assert not found.unplaced
 
 
@@ -122,12 +122,12 @@ def test_what_a_slice_would_save_is_a_part_of_a_gpu() -> None:
     idle = rightsizing.advise(WorkloadUse("idle", 1, H100, 0.0, 0.0, 400, 9_984, slice="1g.10gb"))
     large = rightsizing.advise(WorkloadUse("large", 1, H100, 0.1, 0.2, 4_000, 40_448, slice="3g.40gb"))
     assert (idle.saves_gpus, large.saves_gpus) == (round(1 / 7, 3), round(1 / 2 - 1 / 7, 3))
-    assert rightsizing.repartition([idle, large]) == []
+    assert rightsizing.plan_repartitions([idle, large]) == []
 
 
 def test_workloads_that_fit_into_slices_share_as_few_gpus_as_a_gpu_can_be_cut_into() -> None:
     small = [rightsizing.advise(WorkloadUse(f"s{at}", 1, H100, 0.05, 0.1, 4_000, 81_559)) for at in range(8)]
-    [cut] = rightsizing.repartition(small)
+    [cut] = rightsizing.plan_repartitions(small)
     assert (cut.workloads, cut.gpus_to_cut, cut.frees_gpus, cut.slices) == (8, 2, 6, {"1g.10gb": 8})
 
 
@@ -142,9 +142,9 @@ def test_slices_share_a_gpu_where_they_can_lie_beside_each_other() -> None:
     half = [rightsizing.advise(WorkloadUse("half", 1, H100, 0.2, 0.3, 30_000, 81_559))]
     larger = [rightsizing.advise(WorkloadUse("larger", 1, H100, 0.3, 0.4, 30_000, 81_559))]
     small = [rightsizing.advise(WorkloadUse(f"s{at}", 1, H100, 0.05, 0.1, 4_000, 81_559)) for at in range(2)]
-    [cut] = rightsizing.repartition(half + larger)
+    [cut] = rightsizing.plan_repartitions(half + larger)
     assert (cut.gpus_to_cut, cut.slices) == (1, {"3g.40gb": 1, "4g.40gb": 1})
-    [cut] = rightsizing.repartition(half + half + small)
+    [cut] = rightsizing.plan_repartitions(half + half + small)
     assert (cut.gpus_to_cut, cut.frees_gpus) == (2, 2)
 
 
@@ -156,9 +156,9 @@ def test_a_gpu_of_four_slices_is_cut_into_quarters() -> None:
 
 @pytest.mark.parametrize("model", ["NVIDIA GB300", "NVIDIA L40S", ""])
 def test_a_model_that_the_table_does_not_have_is_not_cut(model: str) -> None:
-    assert rightsizing.of_model(model) == []
+    assert rightsizing.list_profiles(model) == []
 
 
 def test_advice_never_names_the_whole_gpu_or_its_media_engines() -> None:
-    names = [cut.name for cut in rightsizing.of_model(H100)]
+    names = [cut.name for cut in rightsizing.list_profiles(H100)]
     assert names == ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb"]

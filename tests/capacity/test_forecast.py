@@ -20,7 +20,7 @@ from watchkeeper.capacity.forecast_models import (
     PLAIN_OF_WEEKS,
     USUAL_DAY,
     SeasonLengths,
-    candidates,
+    build_candidates,
     repeat_last,
     repeated_share,
 )
@@ -168,7 +168,7 @@ def test_the_back_test_of_the_past_knows_nothing_of_the_future() -> None:
     values = seasons(4 * 168)
     scale = SeasonLengths.of(HOUR)
     one, other = (
-        backtest.roll(hourly(past), 24, scale) for past in (values, np.append(values[:-24], np.full(24, 1e6)))
+        backtest.run_backtest(hourly(past), 24, scale) for past in (values, np.append(values[:-24], np.full(24, 1e6)))
     )
     same = one.origins <= len(values) - 24
     np.testing.assert_array_equal(one.paths[same], other.paths[same])
@@ -180,7 +180,7 @@ def test_the_reported_error_is_what_asking_again_and_again_would_have_shown(hour
     values = seasons(25 * 24, noise=25.0)
     told = forecast.forecast(hourly(values), hours * HOUR).backtest
     assert told.since_seconds is not None
-    assert told.is_whole
+    assert told.covers_horizon
     since = int(told.since_seconds / HOUR)
     origins = range(since, len(values) - hours + 1, 12)
     made = np.array([forecast.forecast(hourly(values[:at]), hours * HOUR).mean for at in origins])
@@ -203,12 +203,12 @@ def test_forecasts_that_had_little_to_learn_from_are_not_judged() -> None:
 
 def test_forecasts_before_a_week_was_seen_twice_are_not_judged_where_others_are() -> None:
     told = forecast.forecast(hourly(seasons(16 * 24)), DAY).backtest
-    assert (told.since_seconds, told.origins, told.is_whole) == (14 * DAY, 3, True)
+    assert (told.since_seconds, told.origins, told.covers_horizon) == (14 * DAY, 3, True)
 
 
 def test_a_horizon_that_no_past_forecast_reached_is_judged_in_part_and_said() -> None:
     made = forecast.forecast(hourly(seasons(10 * 24)), WEEK)
-    assert not made.backtest.is_whole
+    assert not made.backtest.covers_horizon
     assert made.backtest.wape is not None
     assert any("too short to test the whole horizon" in note for note in made.notes)
 
@@ -242,7 +242,7 @@ def test_a_weighted_median_is_that_of_as_many_copies() -> None:
 def test_a_fleet_that_fills_up_has_a_date_and_a_number_of_gpus() -> None:
     at = np.arange(5 * 168, dtype=np.float64)
     made = forecast.forecast(hourly(100 + 0.5 * at), WEEK)
-    full = fullness.fullness(made, 560.0, now_gpus=519.5)
+    full = fullness.predict_fullness(made, 560.0, now_gpus=519.5)
     assert full.full_at == pytest.approx((len(at) + 80) * HOUR, abs=30 * HOUR)
     assert full.full_at is not None
     assert full.earliest is not None
@@ -254,14 +254,16 @@ def test_a_fleet_that_fills_up_has_a_date_and_a_number_of_gpus() -> None:
 
 def test_a_fleet_with_room_needs_nothing() -> None:
     made = forecast.forecast(hourly(np.full(500, 64.0)), DAY)
-    assert fullness.fullness(made, 512.0, now_gpus=64.0) == fullness.Fullness(512.0, False, None, None, None, 0.1)
+    assert fullness.predict_fullness(made, 512.0, now_gpus=64.0) == fullness.Fullness(
+        512.0, False, None, None, None, 0.1
+    )
     assert fullness.gpus_needed(made, 512.0).sure_gpus == 0
 
 
 def plain_shares(values: Floats, names: Collection[str] = PLAIN) -> Floats:
     """How much of a forecast of a week the plain forecasts are, or some of them, by part of the horizon."""
-    rolled = backtest.roll(hourly(values), 168, SeasonLengths.of(HOUR))
-    weights = backtest.weights_at(rolled, backtest.errors(rolled), len(rolled.origins) - 1)
+    rolled = backtest.run_backtest(hourly(values), 168, SeasonLengths.of(HOUR))
+    weights = backtest.weights_at(rolled, backtest.measure_errors(rolled), len(rolled.origins) - 1)
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)
     return np.asarray(weights[:, np.isin(rolled.names, list(names))].sum(axis=1))
 
@@ -279,27 +281,27 @@ def test_the_coming_hours_lean_less_on_plain_forecasts_than_the_coming_week() ->
 
 
 def test_with_nothing_seen_all_weight_is_with_the_plain_forecasts() -> None:
-    rolled = backtest.roll(hourly(seasons(4 * 168)), 24, SeasonLengths.of(HOUR))
-    weights = backtest.weights_at(rolled, backtest.errors(rolled), 0)
+    rolled = backtest.run_backtest(hourly(seasons(4 * 168)), 24, SeasonLengths.of(HOUR))
+    weights = backtest.weights_at(rolled, backtest.measure_errors(rolled), 0)
     assert {name for name, weight in zip(rolled.names, weights[0], strict=True) if weight} == set(PLAIN)
 
 
 @pytest.mark.parametrize(("step", "now"), [(HOUR, 60.0), (300.0, 20.0), (DAY, 60.0)])
 def test_where_a_series_is_now_is_its_last_hour_or_its_last_step(step: float, now: float) -> None:
     past = np.append(np.full(30 * round(DAY / step), 10.0), [20.0, 40.0, 40.0, 60.0])
-    assert set(candidates(past, 2, SeasonLengths.of(step))["now"]) == {now}
+    assert set(build_candidates(past, 2, SeasonLengths.of(step))["now"]) == {now}
 
 
 def test_the_weekend_of_one_week_is_expected_again_by_half() -> None:
     past = np.tile(np.repeat([100.0] * 5 + [30.0] * 2, 24), 2)[: 11 * 24]
-    path = candidates(past, 168, SeasonLengths.of(HOUR))["last day + week"]
+    path = build_candidates(past, 168, SeasonLengths.of(HOUR))["last day + week"]
     assert path[:24].mean() - path[24:72].mean() == pytest.approx(35, abs=10)
 
 
 def test_one_odd_day_does_not_move_the_usual_day() -> None:
     past = np.full(10 * 24, 10.0)
     past[-24:] = 100.0
-    paths = candidates(past, 48, SeasonLengths.of(HOUR))
+    paths = build_candidates(past, 48, SeasonLengths.of(HOUR))
     assert set(paths[USUAL_DAY]) == {10.0}
     assert set(paths["naive day"]) == {100.0}
 
@@ -308,7 +310,7 @@ def test_a_level_goes_back_to_where_it_usually_is_and_not_to_a_mean_that_remembe
     past = np.full(21 * 24, 10.0)
     past[-12 * 24 : -5 * 24] = 100.0
     past[-1] = 50.0
-    paths = candidates(past, 168, SeasonLengths.of(HOUR))
+    paths = build_candidates(past, 168, SeasonLengths.of(HOUR))
     ends = {path[-1] for name, path in paths.items() if name.startswith("back in 0.5 d") and " + " not in name}
     assert max(ends) == pytest.approx(10, abs=0.1)
     assert paths["back in 6 d to 3 d"][0] == pytest.approx(50, abs=1)
@@ -342,11 +344,11 @@ def test_a_path_does_not_jump_where_two_parts_of_the_horizon_meet() -> None:
         edges,
         SeasonLengths.of(HOUR),
         np.zeros(1),
-        usual_move=1.0,
+        rms_step_change=1.0,
         stride=12,
     )
     low, high = np.linspace(1, 0, 11), np.linspace(0, 1, 11)
-    path = backtest.combined(rolled, np.array([low, low, high]), 0)[1]
+    path = backtest.combine_paths(rolled, np.array([low, low, high]), 0)[1]
     assert path[0] < 4
     assert path[-1] > 6
     assert np.diff(path).max() <= 1
@@ -360,7 +362,15 @@ def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.RolledForecasts,
     paths = np.stack([np.full((len(origins), steps), said) for said in (12.0, 14.0)], axis=1)
     edges, scale = np.array([0, steps]), SeasonLengths.of(HOUR)
     rolled = backtest.RolledForecasts(
-        (NAIVE_DAY, NAIVE_WEEK), origins, paths, actual, edges, scale, np.zeros(len(origins)), usual_move=1.0, stride=12
+        (NAIVE_DAY, NAIVE_WEEK),
+        origins,
+        paths,
+        actual,
+        edges,
+        scale,
+        np.zeros(len(origins)),
+        rms_step_change=1.0,
+        stride=12,
     )
     return rolled, np.full((len(origins), steps), 10.0 + own_is_off_by)
 
@@ -371,7 +381,7 @@ def rolled_beside_naive(own_is_off_by: float) -> tuple[backtest.RolledForecasts,
 )
 def test_a_forecast_without_skill_goes_half_of_the_way_to_the_naive_ones(off_by: float, drawn: float) -> None:
     rolled, own = rolled_beside_naive(off_by)
-    made = backtest.steadied(rolled, backtest.errors(rolled), own)
+    made = backtest.pull_to_naive(rolled, backtest.measure_errors(rolled), own)
     assert made[-1] == pytest.approx(drawn)
     # The first origins have seen no outcome, so nothing tells whether they have skill.
     assert made[:4] == pytest.approx(own[:4])

@@ -30,8 +30,10 @@ def seen(
         part = held[start : start + of_chunk]
         times = np.array([round(at * 1000) for at, _ in part])
         values = np.array([[gpus for _, gpus in part]])
-        told.take(QueryResult(ResultType.MATRIX, Frame(labels, times, values, np.ones(values.shape, dtype=np.bool_))))
-    return told.recorded(0.0, DAY, listed)
+        told.add_result(
+            QueryResult(ResultType.MATRIX, Frame(labels, times, values, np.ones(values.shape, dtype=np.bool_)))
+        )
+    return told.build_records(0.0, DAY, listed)
 
 
 def steps(first: int, last: int, gpus: float = 8.0) -> list[tuple[float, float]]:

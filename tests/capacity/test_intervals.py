@@ -20,7 +20,7 @@ ORIGINS = np.arange(240, 240 + 42 * 24, 24)
 
 def rolled(steps: int = STEPS) -> backtest.RolledForecasts:
     series = demand.DemandSeries(0.0, HOUR, np.arange(400, dtype=np.float64))
-    return backtest.roll(series, steps, SeasonLengths.of(HOUR))
+    return backtest.run_backtest(series, steps, SeasonLengths.of(HOUR))
 
 
 def residuals(size: float = 1.0, *, seed: int = 3) -> Floats:
@@ -30,37 +30,39 @@ def residuals(size: float = 1.0, *, seed: int = 3) -> Floats:
 def widths(missed: Floats) -> tuple[float, float]:
     """Mean width of the coming interval before and after it is corrected by how past ones did."""
     now = int(ORIGINS[-1]) + STEPS
-    plain = intervals.plain_offsets(missed, ORIGINS, rolled(), now=now)
+    plain = intervals.uncorrected_offsets(missed, ORIGINS, rolled(), now=now)
     corrected = intervals.ForecastResiduals.of(missed, ORIGINS, rolled()).offsets(now)
     return float(np.mean(plain[1] - plain[0])), float(np.mean(corrected[1] - corrected[0]))
 
 
 def test_sizes_that_follow_one_power_stay_as_they_are() -> None:
     centres = np.array([2.0, 10.0, 50.0])
-    found = intervals.by_law(centres, 3 * centres**0.3, apart=np.array([20.0, 8.0, 1.5]))
+    found = intervals.fit_power_law(centres, 3 * centres**0.3, windows=np.array([20.0, 8.0, 1.5]))
     np.testing.assert_allclose(found, 3 * centres**0.3)
 
 
 def test_a_size_of_few_windows_is_drawn_further_towards_the_law_than_one_of_many() -> None:
     centres, sizes = np.array([2.0, 4.0, 8.0, 120.0]), np.array([4.0, 4.0, 4.0, 0.5])
-    few, many = (intervals.by_law(centres, sizes, apart=np.array([30.0, 30, 30, far]))[-1] for far in (1.0, 30.0))
+    few, many = (
+        intervals.fit_power_law(centres, sizes, windows=np.array([30.0, 30, 30, far]))[-1] for far in (1.0, 30.0)
+    )
     assert 0.5 < many < few < 4
 
 
 def test_the_law_grows_at_most_as_a_random_walk() -> None:
     centres = np.array([1.0, 100.0])
-    near, far = intervals.by_law(centres, np.array([1.0, 1000.0]), apart=np.array([1e-9, 1e-9]))
+    near, far = intervals.fit_power_law(centres, np.array([1.0, 1000.0]), windows=np.array([1e-9, 1e-9]))
     assert far / near == pytest.approx(10)
 
 
 def test_a_part_that_never_missed_is_left_as_it_is() -> None:
     sizes = np.array([0.0, 2.0])
-    assert intervals.by_law(np.array([1.0, 9.0]), sizes, apart=np.ones(2)) is sizes
+    assert intervals.fit_power_law(np.array([1.0, 9.0]), sizes, windows=np.ones(2)) is sizes
 
 
 def test_within_a_day_both_edges_are_as_far_whatever_side_was_missed_and_a_week_ahead_they_are_not() -> None:
     missed = np.abs(np.random.default_rng(3).normal(0, 1, (len(ORIGINS), 168)))
-    low, high = intervals.plain_offsets(missed, ORIGINS, rolled(168), now=int(ORIGINS[-1]) + 168)
+    low, high = intervals.uncorrected_offsets(missed, ORIGINS, rolled(168), now=int(ORIGINS[-1]) + 168)
     np.testing.assert_allclose(-low[:24], high[:24])
     assert 0 < -low[-1] < 0.5 * high[-1]
 

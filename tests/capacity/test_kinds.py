@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from watchkeeper.capacity import demand, forecast
-from watchkeeper.capacity.forecast_models import SeasonLengths, ordinary, repeat_last
+from watchkeeper.capacity.forecast_models import SeasonLengths, repeat_last, replace_odd_days
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator
@@ -98,7 +98,7 @@ def test_a_holiday_that_nobody_named_does_not_bend_the_season_that_is_learnt() -
     whole = seasons(np.random.default_rng(5), 5 * 168)
     bent = whole.copy()
     bent[-300:-276] *= 0.45
-    learnt = ordinary(bent, SCALE)
+    learnt = replace_odd_days(bent, SCALE)
     assert np.abs(learnt - whole).max() < 0.5 * np.abs(bent - whole).max()
     np.testing.assert_array_equal(learnt[:-320], whole[:-320])
 
@@ -133,15 +133,15 @@ def test_weekends_are_known_as_soon_as_two_of_them_were_seen() -> None:
 def test_a_day_that_is_not_over_is_taken_as_it_reads() -> None:
     bent = seasons(np.random.default_rng(5), 5 * 168)
     bent[-24:] *= 0.45
-    np.testing.assert_array_equal(ordinary(bent, SCALE)[-24:], bent[-24:])
+    np.testing.assert_array_equal(replace_odd_days(bent, SCALE)[-24:], bent[-24:])
 
 
 def test_a_new_level_is_no_odd_day() -> None:
     values = seasons(np.random.default_rng(5), 5 * 168)
     values[-200:-80] += 500
-    np.testing.assert_array_equal(ordinary(values, SCALE)[-200:-80], values[-200:-80])
+    np.testing.assert_array_equal(replace_odd_days(values, SCALE)[-200:-80], values[-200:-80])
 
 
 def test_demand_without_a_weekly_course_has_no_odd_days() -> None:
     values = bursts(np.random.default_rng(5), 5 * 168)
-    assert ordinary(values, SCALE) is values
+    assert replace_odd_days(values, SCALE) is values

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.properties import examples
 from watchkeeper.capacity.jobs import RecordedJob
 from watchkeeper.capacity.replay import QueuePolicy, replay
-from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, GpuRequest
+from watchkeeper.capacity.simulated_fleet import GPU_MILLI, FleetNode, GpuRequest
 
 SIZES = [200, 500, 1000, 1000, 2000, 4000, 6000]
 nodes_drawn = st.lists(
@@ -43,21 +43,21 @@ class Brute:
 
     def __init__(self, nodes: list[FleetNode]) -> None:
         self.nodes = nodes
-        self.rooms = [[WHOLE] * node.gpus for node in nodes]
+        self.rooms = [[GPU_MILLI] * node.gpus for node in nodes]
         self.opened: dict[tuple[int, int], int] = {}
 
     def place(self, shape: GpuRequest) -> list[tuple[int, int, int]] | None:
         allowed = [at for at, node in enumerate(self.nodes) if not shape.models or node.model in shape.models]
-        if shape.milli < WHOLE:
+        if shape.milli < GPU_MILLI:
             return self._share(shape.milli, allowed)
-        return self._whole(shape.milli // WHOLE, allowed) or self._spread(shape.milli // WHOLE, allowed)
+        return self._whole(shape.milli // GPU_MILLI, allowed) or self._spread(shape.milli // GPU_MILLI, allowed)
 
     def _share(self, milli: int, allowed: list[int]) -> list[tuple[int, int, int]] | None:
         begun = [
             (room, self.opened[at, gpu], at, gpu)
             for at in allowed
             for gpu, room in enumerate(self.rooms[at])
-            if milli <= room < WHOLE
+            if milli <= room < GPU_MILLI
         ]
         if begun:
             _, _, at, gpu = min(begun)
@@ -67,18 +67,18 @@ class Brute:
         if taken is None:
             return None
         at, gpu, _ = taken[0]
-        self.rooms[at][gpu] = WHOLE - milli
+        self.rooms[at][gpu] = GPU_MILLI - milli
         self.opened[at, gpu] = max(self.opened.values(), default=0) + 1
         return [(at, gpu, milli)]
 
     def free(self, at: int) -> list[int]:
-        return [gpu for gpu, room in enumerate(self.rooms[at]) if room == WHOLE]
+        return [gpu for gpu, room in enumerate(self.rooms[at]) if room == GPU_MILLI]
 
     def _take(self, at: int, count: int) -> list[tuple[int, int, int]]:
         chosen = self.free(at)[:count]
         for gpu in chosen:
             self.rooms[at][gpu] = 0
-        return [(at, gpu, WHOLE) for gpu in chosen]
+        return [(at, gpu, GPU_MILLI) for gpu in chosen]
 
     def _whole(self, count: int, allowed: list[int]) -> list[tuple[int, int, int]] | None:
         fits = [(len(self.free(at)), at) for at in allowed if len(self.free(at)) >= count]
@@ -159,20 +159,20 @@ def test_gpu_hours_are_neither_lost_nor_made_and_never_more_than_there_are(
 
 
 def test_a_small_job_passes_a_large_one_only_with_backfill() -> None:
-    jobs = [RecordedJob(str(at), float(at), 10.0, GpuRequest(gpus * WHOLE)) for at, gpus in enumerate((6, 8, 2))]
+    jobs = [RecordedJob(str(at), float(at), 10.0, GpuRequest(gpus * GPU_MILLI)) for at, gpus in enumerate((6, 8, 2))]
     nodes = [FleetNode("n1", 8)]
     assert replay(jobs, nodes, policy=QueuePolicy.BACKFILL).starts.tolist() == [0, 12, 2]
     assert replay(jobs, nodes, policy=QueuePolicy.FIFO).starts.tolist() == [0, 10, 20]
 
 
 def test_free_gpus_on_two_nodes_start_no_job_that_needs_one_node() -> None:
-    jobs = [RecordedJob(str(at), 0.0, 10.0, GpuRequest(gpus * WHOLE)) for at, gpus in enumerate((6, 6, 4))]
+    jobs = [RecordedJob(str(at), 0.0, 10.0, GpuRequest(gpus * GPU_MILLI)) for at, gpus in enumerate((6, 6, 4))]
     assert replay(jobs, [FleetNode("n1", 8), FleetNode("n2", 8)]).starts.tolist() == [0, 0, 10]
 
 
 def test_a_job_that_fits_into_a_slice_leaves_whole_gpus_to_others() -> None:
-    small = [RecordedJob(str(at), 0.0, 10.0, GpuRequest(WHOLE, slice_milli=140)) for at in range(7)]
-    large = [RecordedJob("z", 1.0, 10.0, GpuRequest(7 * WHOLE))]
+    small = [RecordedJob(str(at), 0.0, 10.0, GpuRequest(GPU_MILLI, slice_milli=140)) for at in range(7)]
+    large = [RecordedJob("z", 1.0, 10.0, GpuRequest(7 * GPU_MILLI))]
     cut = FleetNode("n1", 8, sliced_gpus=1, slices_of_gpu=7)
     assert replay([*small, *large], [cut]).starts.tolist() == [0] * 7 + [1]
     assert replay([*small, *large], [FleetNode("n1", 8)]).starts[-1] == 10

@@ -52,9 +52,9 @@ def test_what_sacct_prints_becomes_jobs_and_every_odd_line_is_named() -> None:
         "bad time": 1,
         "never ran": 1,
         "negative duration": 1,
-        "job id stands twice": 1,
+        "duplicate job id": 1,
     }
-    assert "s.txt:7: job id stands twice: 17: the first is used" in found.problems.lines()
+    assert "s.txt:7: duplicate job id: 17: the first row is used" in found.problems.lines()
 
 
 def test_a_job_that_waits_asks_for_what_it_requested() -> None:
@@ -71,7 +71,7 @@ def test_each_run_of_a_requeued_job_is_replayed() -> None:
     found = jobs.read_jobs(text, where="s.txt")
     assert [(job.id, job.submitted, job.seconds) for job in found.jobs] == [("7", 0, 50), ("7 run 2", 60, 100)]
     assert found.counts["further_runs"] == 1
-    assert found.problems.counts == {"job id stands twice": 2}
+    assert found.problems.counts == {"duplicate job id": 2}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_row_whose_times_cannot_be_does_not_make_the_record_longer() -> None:
 def test_a_job_stands_twice_also_in_a_table_whose_columns_are_told() -> None:
     told = {"submitted": "began", "gpus": "gpus", "ended": "over"}
     found = jobs.read_jobs("id,gpus,began,over\n7,1,0,60\n7,1,60,90\n", where="j.csv", columns=told)
-    assert found.problems.lines() == ["j.csv:3: job id stands twice: 7: the first is used"]
+    assert found.problems.lines() == ["j.csv:3: duplicate job id: 7: the first row is used"]
 
 
 def test_a_table_that_nobody_knows_is_read_by_the_columns_that_are_told() -> None:
@@ -184,12 +184,12 @@ def test_a_week_of_seconds_is_forecast_in_longer_steps_and_said() -> None:
     points = [(float(at), 1.0) for at in range(0, 86_400, 60)]
     series = demand.regular_series(points, horizon_seconds=7 * 86_400.0)
     assert series.step_seconds == 300.0
-    assert "resampled to 5m: 2,500 steps ahead are the most" in series.notes
+    assert "resampled to 5m: the limit is 2,500 steps ahead" in series.notes
 
 
 def test_of_a_long_history_the_end_is_used_and_said() -> None:
     series = demand.regular_series([(3600.0 * at, float(at)) for at in range(30_000)])
-    assert len(series) == demand.MOST_STEPS
+    assert len(series) == demand.MAX_STEPS
     assert series.values[-1] == 29_999
     assert "only the last 25,000 steps are used" in series.notes
 
@@ -226,7 +226,7 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 def test_nodes_come_with_model_and_rack_and_without_those_that_have_no_gpu() -> None:
     nodes, problems = jobs.read_nodes("sn,gpu,model,rack\na,8,H100,r1\nb,0,,r1\nc,x,,\na,8,H100,r1\n", where="n.csv")
     assert nodes == (FleetNode("a", 8, model="H100", rack="r1"),)
-    assert problems.counts == {"bad number": 1, "node stands twice": 1}
+    assert problems.counts == {"bad number": 1, "duplicate node": 1}
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_a_month_ahead_goes_on_as_the_months_before(weekly: float, weeks: int) -
         found = forecast.forecast(demand.DemandSeries(0.0, HOUR, past), MONTH * HOUR)
         followed.append((found.mean[-WEEK:].mean() - past[-WEEK:].mean()) / (4 * weekly))
         held.append(np.mean((coming >= found.low) & (coming <= found.high)))
-        assert any("a week is taken to go on" in note for note in found.notes)
+        assert any("a week is extrapolated" in note for note in found.notes)
     assert 0.6 < np.mean(followed) < 1.3
     assert np.mean(held) > 0.5
 
@@ -39,7 +39,7 @@ def test_what_only_wanders_is_not_taken_to_go_on() -> None:
     moves = []
     for seed in range(30):
         walk = 1000 + np.cumsum(np.random.default_rng([seed, 14]).normal(0, 4, 6 * WEEK))
-        moves.append(trends.estimate_trend(walk, DAY).relied_on * WEEK / (4 * np.sqrt(WEEK)))
+        moves.append(trends.estimate_trend(walk, DAY).reliable_slope * WEEK / (4 * np.sqrt(WEEK)))
     # In units of what a walk of a week moves by itself.
     assert np.mean(np.abs(moves)) < 0.1
     assert np.mean(np.array(moves) == 0) > 0.7
@@ -48,8 +48,8 @@ def test_what_only_wanders_is_not_taken_to_go_on() -> None:
 def test_growth_that_has_stopped_is_none() -> None:
     dice = np.random.default_rng(3)
     grown = np.append(np.linspace(200, 600, 6 * WEEK), np.full(3 * WEEK, 600.0)) + dice.normal(0, 10, 9 * WEEK)
-    assert trends.estimate_trend(grown[: 6 * WEEK], DAY).relied_on * WEEK == pytest.approx(400 / 6, rel=0.1)
-    assert abs(trends.estimate_trend(grown, DAY).relied_on * WEEK) < 2
+    assert trends.estimate_trend(grown[: 6 * WEEK], DAY).reliable_slope * WEEK == pytest.approx(400 / 6, rel=0.1)
+    assert abs(trends.estimate_trend(grown, DAY).reliable_slope * WEEK) < 2
 
 
 def test_a_week_of_a_fleet_that_grows_is_no_saw() -> None:
@@ -64,4 +64,4 @@ def test_too_few_days_have_no_trend() -> None:
 
 
 def test_steps_longer_than_a_day_have_a_trend_too() -> None:
-    assert trends.estimate_trend(np.arange(40.0), 1, has_week=False).relied_on == pytest.approx(1.0)
+    assert trends.estimate_trend(np.arange(40.0), 1, has_week=False).reliable_slope == pytest.approx(1.0)

@@ -57,11 +57,11 @@ def test_a_model_that_no_node_has_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (whatif.FleetChange(remove_gpus=33), "33 GPUs cannot be taken away. The fleet has 32"),
-        (whatif.FleetChange(remove_gpus=32), "nothing would be left"),
+        (whatif.FleetChange(remove_gpus=33), "cannot remove 33 GPUs. The fleet has 32"),
+        (whatif.FleetChange(remove_gpus=32), "removes all GPUs"),
         (whatif.FleetChange(remove_racks=("r9",)), "there is no rack 'r9'. The fleet has: r0, r1"),
         (whatif.FleetChange(remove_nodes=("x",)), "there is no node 'x'"),
-        (whatif.FleetChange(slice_gpus=4, slices_of_gpu=8), "MIG makes 2 to 7 slices"),
+        (whatif.FleetChange(slice_gpus=4, slices_of_gpu=8), "MIG splits a GPU into 2 to 7 instances"),
         (whatif.FleetChange(slice_gpus=40, slices_of_gpu=7), "The fleet has 32 GPUs"),
     ],
 )
@@ -79,7 +79,7 @@ def test_gpus_are_added_in_nodes_like_the_others_and_taken_from_the_end() -> Non
 
 def test_the_smallest_addition_that_keeps_a_wait_is_found() -> None:
     recorded = jobs.read_jobs(BUSY, where="j.csv").jobs
-    found = sizing.smallest_addition(recorded, FLEET, target_seconds=30.0)
+    found = sizing.find_smallest_addition(recorded, FLEET, target_seconds=30.0)
     assert found.add_gpus is not None
     waits = [
         compared(BUSY, whatif.FleetChange(add_gpus=gpus))["after"]["wait"]["p95"]
@@ -91,7 +91,7 @@ def test_the_smallest_addition_that_keeps_a_wait_is_found() -> None:
 
 def test_a_wait_that_no_fleet_can_keep_is_said() -> None:
     text = HEADER + "".join(f"j{at},32,0,0,100\n" for at in range(40))
-    found = sizing.smallest_addition(jobs.read_jobs(text, where="j").jobs, FLEET, target_seconds=1.0)
+    found = sizing.find_smallest_addition(jobs.read_jobs(text, where="j").jobs, FLEET, target_seconds=1.0)
     assert (found.add_gpus, found.days_kept) == (None, None)
 
 
@@ -100,7 +100,7 @@ def test_the_command_says_the_answer_first_and_counts_what_it_left_out(tmp_path:
     table.write_text(BUSY + "bad,8,oops,0,10\n")
     arguments = ["whatif", "--jobs", str(table), "--gpus", "32", "--add", "32"]
     said = CliRunner().invoke(command, arguments).output.splitlines()
-    assert said[0].startswith("With 32 GPUs more: p95 wait ")
+    assert said[0].startswith("With 32 GPUs added: p95 wait ")
     assert "Dropped: 1 × bad time." in said
     answer = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).output)
     assert answer["jobs"] == {"rows": 13, "jobs": 12, "left_out": 1}
@@ -120,7 +120,7 @@ def test_a_lost_rack_is_said_and_so_are_models_that_no_node_has(tmp_path: Path) 
     (tmp_path / "nodes.csv").write_text("name,gpus,model,rack\na,8,H200,R1\nb,8,H200,R2\n")
     tables = ["--jobs", str(tmp_path / "jobs.csv"), "--nodes", str(tmp_path / "nodes.csv")]
     asked = ["whatif", *tables, "--remove-rack", "R1"]
-    assert CliRunner().invoke(command, asked).output.startswith("Without rack R1: p95 wait 0s → ")
+    assert CliRunner().invoke(command, asked).output.startswith("With rack R1 removed: p95 wait 0s → ")
     answer = json.loads(CliRunner().invoke(command, [*asked, "--json"]).output)
     assert (answer["unknown_models"], answer["after"]["gpus"]) == ({"Z9": 1}, 8)
 

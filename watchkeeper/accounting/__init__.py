@@ -1,6 +1,6 @@
-"""Stage 9: who used what, what was wasted, and what it cost.
+"""Stage 9: usage by owner, waste, and cost.
 
-Comes in: recorded hours of GPUs through the `Engine`, tables of jobs, a price book. Goes out: `usage.Table`, cost
-reports and statements, and the ledger, the one file that this stage keeps. Never here: a clock, a socket, a guess: what
-nobody could say has a line of its own, and the parts of every report sum to its total.
+In: recorded GPU-hours from the `Engine`, tables of jobs, a price book. Out: `usage.UsageTable`, cost reports and
+statements, and the ledger, the only files that this stage writes. Never here: a clock, a socket, or a guess. Unknown
+hours have a separate line, and the lines of every report add up to its total.
 """

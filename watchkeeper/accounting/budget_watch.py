@@ -1,7 +1,7 @@
-"""Budgets as numbers that rules can watch: the limit of each team's month, what is spent, and where it leads.
+"""Export each team's monthly budget, its cost so far and the forecast as metrics.
 
-The hub looks once an hour and its own page shows the numbers; packs/rules/budgets.yaml turns them into alerts, which
-are told to the team like any other. A forecast is shown once enough days are known, so the first of a month is quiet.
+The hub calls `update`, which computes the values once an hour. packs/rules/budgets.yaml turns them into alerts. A
+forecast is exported after enough full days, so no forecast alert fires on the first days of a month.
 """
 
 from __future__ import annotations
@@ -16,55 +16,55 @@ from watchkeeper.config import settings as config
 from watchkeeper.kit import own_metrics
 from watchkeeper.query import engine as engines
 
-# Usage is recorded by the hour; looking more often sees nothing else.
-LOOK_SECONDS = 3600.0
+# Usage is recorded by the hour, so more frequent updates would give the same values.
+UPDATE_INTERVAL_SECONDS = 3600.0
 ZONE = ZoneInfo("UTC")
 
 
 def create_budget_watch(settings: config.Settings, metrics: own_metrics.Registry) -> BudgetWatch:
-    file = PriceFile(settings.cost.prices, fallback=settings.cost.dollars_per_gpu_hour)
-    return BudgetWatch(file, Path(settings.hub.data) / "usage", metrics=metrics)
+    price_file = PriceFile(settings.cost.prices, fallback=settings.cost.dollars_per_gpu_hour)
+    return BudgetWatch(price_file, Path(settings.hub.data) / "usage", metrics=metrics)
 
 
 class BudgetWatch:
-    """One thread at a time."""
+    """The budget metrics of this hub. Not thread-safe: call it from one thread at a time."""
 
-    def __init__(self, file: PriceFile, folder: Path, *, metrics: own_metrics.Registry) -> None:
-        self._file, self._folder = file, folder
-        self._looked: float | None = None
-        self._limit = metrics.gauge("watchkeeper_accounting_budget_money", "Budget of a team for a month")
-        self._spent = metrics.gauge("watchkeeper_accounting_budget_spent_money", "What the team has used of it")
+    def __init__(self, price_file: PriceFile, folder: Path, *, metrics: own_metrics.Registry) -> None:
+        self._price_file, self._folder = price_file, folder
+        self._updated_at: float | None = None
+        self._limit = metrics.gauge("watchkeeper_accounting_budget_money", "Monthly budget of the team")
+        self._spent = metrics.gauge("watchkeeper_accounting_budget_spent_money", "Cost of the team this month so far")
         self._forecast = metrics.gauge(
-            "watchkeeper_accounting_budget_forecast_money", "What the month will have cost if days go on like this"
+            "watchkeeper_accounting_budget_forecast_money", "Forecast cost of the team for the whole month"
         )
 
     def update(self, engine: engines.Engine, now: datetime) -> None:
-        """Work the numbers out anew, at most once an hour; without budgets there is nothing to work out."""
+        """Update the metrics, at most once an hour; without budgets they have no values."""
         at = now.timestamp()
-        if self._looked is not None and 0 <= at - self._looked < LOOK_SECONDS:
+        if self._updated_at is not None and 0 <= at - self._updated_at < UPDATE_INTERVAL_SECONDS:
             return
-        book = self._file.book()
-        found = self._judge(engine, now) if book.budgets else []
+        book = self._price_file.book()
+        team_budgets = self._evaluate_month(engine, now) if book.budgets else []
         month = f"{now.astimezone(UTC):%Y-%m}"
         for gauge in (self._limit, self._spent, self._forecast):
             gauge.values.clear()
-        for one in found:
-            if one.budget is None:
+        for team_budget in team_budgets:
+            if team_budget.budget is None:
                 continue
-            self._limit.set(one.budget, team=one.team, month=month)
-            if one.spent is not None:
-                self._spent.set(one.spent, team=one.team, month=month)
-            if one.forecast is not None and one.low is not None:
-                self._forecast.set(one.forecast, team=one.team, month=month)
-        self._looked = at
+            self._limit.set(team_budget.budget, team=team_budget.team, month=month)
+            if team_budget.spent is not None:
+                self._spent.set(team_budget.spent, team=team_budget.team, month=month)
+            if team_budget.forecast is not None and team_budget.low is not None:
+                self._forecast.set(team_budget.forecast, team=team_budget.team, month=month)
+        self._updated_at = at
 
-    def _judge(self, engine: engines.Engine, now: datetime) -> list[budgets.TeamBudget]:
-        start, end = time_ranges.month(f"{now.astimezone(UTC):%Y-%m}", ZONE)
-        kept, book, until = ledger.UsageLedger(self._folder), self._file.book(), now.timestamp()
+    def _evaluate_month(self, engine: engines.Engine, now: datetime) -> list[budgets.TeamBudget]:
+        start, end = time_ranges.month_range(f"{now.astimezone(UTC):%Y-%m}", ZONE)
+        usage_ledger, book, until = ledger.UsageLedger(self._folder), self._price_file.book(), now.timestamp()
         month = cost.price_usage(
-            usage_reader.read_usage_periods(engine, kept, book.price_periods(start, until), by_job=False), book
+            usage_reader.read_usage_periods(engine, usage_ledger, book.price_periods(start, until), by_job=False), book
         )
-        parts = [(since, to) for _, since, to in time_ranges.days(start, until, ZONE)]
-        return budgets.judge_month(month, usage_reader.read_usage_periods(engine, kept, parts, by_job=False), ends=end)[
-            0
-        ]
+        days = [(since, to) for _, since, to in time_ranges.split_days(start, until, ZONE)]
+        return budgets.evaluate_month(
+            month, usage_reader.read_usage_periods(engine, usage_ledger, days, by_job=False), ends=end
+        )[0]

@@ -1,7 +1,7 @@
-"""Budgets of a month: what is spent, where the run rate leads, and whether that is too much.
+"""Monthly budgets: the cost so far, the forecast for the whole month, and whether it exceeds the budget.
 
-The plain forecast is the mean of the full days so far, with an interval from how much days differ. Whoever has a better
-one hands it in as a function; this stage knows no other. `watchkeeper cost budget` fails when one is over or will be.
+The default forecast is the mean cost of the full days so far, with an interval from the variation between days. A
+caller can pass another forecast function. `watchkeeper cost budget` fails if a budget is or will be exceeded.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 from watchkeeper.accounting import cost, usage
 from watchkeeper.kit import wire
 
-# Two-sided 80 %: nine months of ten end below the upper edge.
-EDGE = 1.2816
-# Fewer days say nothing about how much days differ.
-LEAST_DAYS = 3
+# Two-sided 80 %: nine months of ten end below the upper limit.
+INTERVAL_Z_SCORE = 1.2816
+# Fewer days do not show how much the cost varies between days.
+MIN_DAYS = 3
 
-# A day on which clocks go forward has 23 hours.
+# A day on which daylight saving time starts has 23 hours.
 SHORTEST_DAY_HOURS = 22.9
 DAY_SECONDS = 86_400.0
-# Of a day that tells of others, at least four hours of five are known.
-LEAST_KNOWN = 0.8
+# A day is used for the forecast if at least 80 % of its GPU-hours are known.
+MIN_RECORDED_SHARE = 0.8
 
-# Money of each full day so far and the days that are left; answers the sum of the rest with low and high.
+# Takes the cost of each full day and the number of days left; returns the expected cost of the rest, its low and high.
 Forecast = Callable[[Sequence[float], float], tuple[float, float | None, float | None]]
 
 
@@ -41,7 +41,7 @@ class BudgetState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TeamBudget:
-    """One team's month. `spent` is None where no GPU has a price, `low` and `high` where too few days are known."""
+    """One team's month. `spent` is None if no GPU has a price; `low` and `high` are None if too few days are known."""
 
     team: str
     budget: float | None
@@ -52,97 +52,101 @@ class TeamBudget:
     state: BudgetState
 
 
-def run_rate(days: Sequence[float], days_left: float) -> tuple[float, float | None, float | None]:
-    """What the rest of the month costs if days go on like those so far, with an 80 % interval."""
+def forecast_run_rate(days: Sequence[float], days_left: float) -> tuple[float, float | None, float | None]:
+    """Forecast the cost of the rest of the month from the mean of its days so far, with an 80 % interval."""
     if not days:
         return 0.0, None, None
     mean = sum(days) / len(days)
     rest = mean * days_left
-    if len(days) < LEAST_DAYS:
+    if len(days) < MIN_DAYS:
         return rest, None, None
     deviation = math.sqrt(sum((day - mean) ** 2 for day in days) / (len(days) - 1))
-    # Each day that comes differs, and so may the mean that was taken from so few.
-    width = EDGE * deviation * math.sqrt(days_left + days_left**2 / len(days))
+    # Two sources of error: future days vary, and the mean of few days is itself uncertain.
+    width = INTERVAL_Z_SCORE * deviation * math.sqrt(days_left + days_left**2 / len(days))
     return rest, max(rest - width, 0.0), rest + width
 
 
-def judge_teams(
+def evaluate_teams(
     daily: Mapping[str, Sequence[float]],
     spent: Mapping[str, float | None],
     limits: Mapping[str, float],
     *,
     days_left: float,
-    forecast: Forecast = run_rate,
+    forecast: Forecast = forecast_run_rate,
 ) -> list[TeamBudget]:
-    """Every team that spent something or has a budget, the worst first."""
-    found = []
+    """Return every team with costs or a budget, the most severe state first."""
+    team_budgets = []
     for team in sorted({*spent, *limits}):
-        limit, so_far = limits.get(team), spent.get(team, 0.0)
-        if so_far is None:
+        limit, spent_so_far = limits.get(team), spent.get(team, 0.0)
+        if spent_so_far is None:
             state = BudgetState.NO_BUDGET if limit is None else BudgetState.UNKNOWN
-            found.append(TeamBudget(team, limit, None, None, None, None, state))
+            team_budgets.append(TeamBudget(team, limit, None, None, None, None, state))
             continue
         rest, low, high = forecast(daily.get(team, ()), days_left)
-        found.append(
+        team_budgets.append(
             TeamBudget(
                 team,
                 limit,
-                so_far,
-                so_far + rest,
-                None if low is None else so_far + low,
-                None if high is None else so_far + high,
-                _state(limit, so_far, so_far + rest, None if high is None else so_far + high),
+                spent_so_far,
+                spent_so_far + rest,
+                None if low is None else spent_so_far + low,
+                None if high is None else spent_so_far + high,
+                _budget_state(limit, spent_so_far, spent_so_far + rest, None if high is None else spent_so_far + high),
             )
         )
     order = list(BudgetState)
-    return sorted(found, key=lambda one: (order.index(one.state), -(one.forecast or 0.0)))
+    return sorted(
+        team_budgets, key=lambda team_budget: (order.index(team_budget.state), -(team_budget.forecast or 0.0))
+    )
 
 
-def month_budgets(
-    month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float, forecast: Forecast = run_rate
+def report_month_budgets(
+    month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float, forecast: Forecast = forecast_run_rate
 ) -> dict[str, Any]:
-    """Budgets by team as JSON; see `judge_month`."""
-    judged, notes = judge_month(month, days, ends=ends, forecast=forecast)
-    return {"until": month.table.until, "budgets": wire.to_plain(judged), "notes": notes}
+    """Return `evaluate_month` as JSON."""
+    team_budgets, notes = evaluate_month(month, days, ends=ends, forecast=forecast)
+    return {"until": month.table.until, "budgets": wire.to_plain(team_budgets), "notes": notes}
 
 
-def judge_month(
-    month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float, forecast: Forecast = run_rate
+def evaluate_month(
+    month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float, forecast: Forecast = forecast_run_rate
 ) -> tuple[list[TeamBudget], list[str]]:
-    """Budgets by team from a month so far, and what to know about it; its days say what one more costs.
+    """Return the budgets by team of a month so far, and notes about them; `days` is the usage of each day.
 
-    What is spent is the cost of the month's report, to the cent: shared cost that is split day by day would be another.
+    `spent` comes from the report of the whole month, because shared cost that is split day by day has another sum.
     """
-    report = cost.report_bill(month, ["team"])
-    spent = _of_teams(report)
-    begun = [day for day in days if _known(day) > 0]
-    money = [_of_teams(cost.report(day, month.book, ["team"], policy=month.policy)) for day in begun]
-    whole = [at for at, day in enumerate(begun) if _is_whole(day)]
-    # On its first day a fleet has no whole one yet: the part of it stands for a day.
-    scale = [1.0 if whole else 24 / max(day.recorded_hours, 1 / 60) for day in begun]
-    taken = whole or list(range(len(begun)))
-    daily = {team: [(money[at].get(team) or 0.0) * scale[at] for at in taken] for team in spent}
-    left = max(ends - month.table.until, 0.0) / DAY_SECONDS
-    return judge_teams(daily, spent, month.book.budgets, days_left=left, forecast=forecast), list(report.notes)
+    report = cost.create_bill_report(month, ["team"])
+    spent = _cost_by_team(report)
+    recorded_days = [day for day in days if _recorded_share(day) > 0]
+    day_costs = [
+        _cost_by_team(cost.create_report(day, month.book, ["team"], policy=month.policy)) for day in recorded_days
+    ]
+    full_days = [index for index, day in enumerate(recorded_days) if _is_full_day(day)]
+    # A new fleet has no full day yet: its partial days are extrapolated to 24 hours.
+    scale = [1.0 if full_days else 24 / max(day.recorded_hours, 1 / 60) for day in recorded_days]
+    used_days = full_days or list(range(len(recorded_days)))
+    daily = {team: [(day_costs[index].get(team) or 0.0) * scale[index] for index in used_days] for team in spent}
+    days_left = max(ends - month.table.until, 0.0) / DAY_SECONDS
+    return evaluate_teams(daily, spent, month.book.budgets, days_left=days_left, forecast=forecast), list(report.notes)
 
 
-def _of_teams(report: cost.CostReport) -> dict[str, float | None]:
-    return {line.names[0]: line.known_money for line in report.lines if usage.NOBODY not in line.names}
+def _cost_by_team(report: cost.CostReport) -> dict[str, float | None]:
+    return {line.names[0]: line.known_money for line in report.lines if usage.UNOWNED not in line.names}
 
 
-def _is_whole(day: usage.UsageTable) -> bool:
-    """Whether enough of a day is known to tell of others; a hub that was away has seen nobody hold anything."""
-    return day.recorded_hours >= SHORTEST_DAY_HOURS and _known(day) >= LEAST_KNOWN
+def _is_full_day(day: usage.UsageTable) -> bool:
+    """Whether enough of the day is recorded for a forecast; a hub that was down recorded no allocated hours."""
+    return day.recorded_hours >= SHORTEST_DAY_HOURS and _recorded_share(day) >= MIN_RECORDED_SHARE
 
 
-def _known(day: usage.UsageTable) -> float:
-    """The share of a day's GPU-hours of which somebody can say something."""
+def _recorded_share(day: usage.UsageTable) -> float:
+    """The share of a day's GPU-hours that is not unknown."""
     amounts = day.amounts.sum(axis=0)
     total = usage.total(amounts)
-    return 1 - float(amounts[usage.UNKNOWN]) / total if total > cost.LEAST_HOURS else 0.0
+    return 1 - float(amounts[usage.UNKNOWN]) / total if total > cost.MIN_HOURS else 0.0
 
 
-def _state(limit: float | None, spent: float, expected: float, high: float | None) -> BudgetState:
+def _budget_state(limit: float | None, spent: float, expected: float, high: float | None) -> BudgetState:
     if limit is None:
         return BudgetState.NO_BUDGET
     if spent > limit:

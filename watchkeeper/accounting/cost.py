@@ -1,8 +1,8 @@
-"""Money: a table of usage times a price book, with what belongs to nobody split by a named policy, to the last cent.
+"""Cost of usage: price a usage table with a price book, and split the cost of unallocated GPUs by a policy.
 
-Showback shows what each owner's own hours cost and leaves idle, lost and unknown GPUs and overhead as lines of their
-own; chargeback is the same with those lines split. Either way the lines sum to the bill. Hours of a GPU without a price
-are listed as holes and are in no sum of money. `statement` and the command line show a `Report`.
+Showback shows the cost of each owner's allocated hours, with separate lines for idle, lost and unknown GPUs and
+overhead. Chargeback splits those lines among the owners. In both cases the lines add up to the bill. Hours of GPUs
+without a price are listed, and are in no cost. `statement` and the command line show a `CostReport`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy.typing as npt
 from watchkeeper.accounting import summary, usage
 from watchkeeper.catalogue import prices
 
-# Who held a GPU for less than some microseconds bears nothing: shares of numbers that small do not add up.
-LEAST_HOURS = 1e-9
-# A mean month; overhead of a part of it is its share by time.
+# An owner with less than some microseconds gets no shared cost: shares of such small numbers do not add up.
+MIN_HOURS = 1e-9
+# A mean month; a part of a month has its share of the monthly overhead, by time.
 MONTH_HOURS = prices.HOURS_A_YEAR / 12
 POOL, MODEL, TEAM = (usage.DIMENSIONS.index(name) for name in ("pool", "model", "team"))
 Money = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
-# Below a hundredth of a cent an item is the rounding of sums.
-LEAST_MONEY = 1e-4
+# An item below a hundredth of a cent is a rounding error.
+MIN_MONEY = 1e-4
 UNKNOWN_MODEL = "an unknown model"
 
 
 class Policy(StrEnum):
-    """How the cost of what nobody held is split among those who held something."""
+    """How the cost of unallocated GPUs is split among the owners of allocated GPUs."""
 
     NONE = "none"
     USE = "use"
@@ -39,8 +39,8 @@ class Policy(StrEnum):
     EVEN = "even"
 
 
-POLICY_WORDS = {
-    Policy.NONE: "showback: idle, lost and unknown GPUs and overhead are lines of their own",
+POLICY_DESCRIPTIONS = {
+    Policy.NONE: "showback: idle, lost and unknown GPUs and overhead have separate lines",
     Policy.USE: "chargeback: shared cost split in proportion to used GPU-hours",
     Policy.ALLOCATION: "chargeback: shared cost split in proportion to allocated GPU-hours",
     Policy.EVEN: "chargeback: shared cost split evenly among teams, within a team in proportion to allocated GPU-hours",
@@ -49,7 +49,7 @@ POLICY_WORDS = {
 
 @dataclass(slots=True)
 class CostLine:
-    """What one owner pays. `direct` is for allocated hours, `energy` for power of own hardware, `shared` its share."""
+    """Cost of one owner: `direct` for allocated hours, `energy` for power of own hardware, `shared` for shared cost."""
 
     names: tuple[str, ...]
     hours: usage.Amounts
@@ -65,7 +65,7 @@ class CostLine:
 
     @property
     def has_price(self) -> bool:
-        """Whether its own hours cost a known amount: where none has a price that is unknown, which is not nothing."""
+        """Whether any of its hours has a price; if none has, the cost is unknown and not zero."""
         return self.unpriced_hours <= 0 or not math.isclose(self.unpriced_hours, usage.total(self.hours))
 
     @property
@@ -75,9 +75,9 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """A bill. `shared` itemises what nobody held; it is part of the lines of `(nobody)` unless a policy split it.
+    """A bill. `shared` itemises the shared cost, which is in the `(nobody)` lines unless a policy split it.
 
-    `recorded_hours` are those since records begin: what an hour costs is the money by these, not by the whole window.
+    `recorded_hours` counts from the first record: the cost of an hour is `money` divided by it, not by the window.
     """
 
     since: float
@@ -88,7 +88,7 @@ class CostReport:
     policy: Policy
     lines: tuple[CostLine, ...]
     shared: Mapping[str, float]
-    holes: Mapping[str, float]
+    unpriced_by_model: Mapping[str, float]
     notes: tuple[str, ...]
     kwh: float = 0.0
     pue: float | None = None
@@ -100,280 +100,318 @@ class CostReport:
 
     @property
     def known_money(self) -> float | None:
-        return _total(self.lines).known_money
+        return _sum_lines(self.lines).known_money
 
 
 @dataclass(frozen=True, slots=True)
 class _GpuPrice:
-    """A GPU of a pool and what an hour of it costs; None is a hole in the book."""
+    """The price of a GPU model in a pool; `price` is None if the book has none."""
 
     model: str
     pool: str
     price: prices.Price | None
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         return self.model or UNKNOWN_MODEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PricedRows:
-    """Money of each row of a table; `offer` is the place of its GPU in `offers`, `pool` what a row of nobody costs."""
+    """The cost of each row of a table; `price_index` points into `gpu_prices`.
 
-    offers: Sequence[_GpuPrice]
-    offer: npt.NDArray[np.int64]
+    `unallocated` is the cost of idle, lost and unknown hours, which has no owner.
+    """
+
+    gpu_prices: Sequence[_GpuPrice]
+    price_index: npt.NDArray[np.int64]
     direct: Money
     energy: Money
-    pool: Money
+    unallocated: Money
     wasted: Money
     unpriced: npt.NDArray[np.float64]
-    is_nobody: npt.NDArray[np.bool_]
+    is_unowned: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsageBill:
-    """A table with its prices and with what each row bears of the shared cost, worked out once for every view of it."""
+    """A priced usage table with each row's share of the shared cost; all reports of a period use the same one."""
 
     table: usage.UsageTable
     book: prices.PriceBook
     policy: Policy
     rows: _PricedRows
     shared: Money
-    # Overhead that no row bears.
-    left: float
-    items: Mapping[str, float]
+    # Overhead that is not split among the rows.
+    unsplit_overhead: float
+    shared_items: Mapping[str, float]
     notes: tuple[str, ...]
 
 
 def price_usage(
-    pieces: Sequence[usage.UsageTable], book: prices.PriceBook, *, policy: Policy = Policy.NONE
+    tables: Sequence[usage.UsageTable], book: prices.PriceBook, *, policy: Policy = Policy.NONE
 ) -> UsageBill:
-    """The bill of a time in pieces, each at the prices of its beginning: those of `Book.stretches`, or one."""
-    table = usage.join_tables(pieces)
-    rows = _priced(pieces, table, book)
-    # Before the first record nothing is claimed, no overhead either.
+    """Price usage tables that follow each other in time, each at the prices of its start.
+
+    The tables are those of `PriceBook.price_periods`, or a single one.
+    """
+    table = usage.join_tables(tables)
+    rows = _price_rows(tables, table, book)
+    # No cost is claimed before the first record, so no overhead either.
     overhead = book.overhead_per_month * table.recorded_hours / MONTH_HOURS
-    shared, left = _split(table, rows, overhead, policy=policy)
-    notes = [*table.notes, *book.problems, *_power(table, book)]
-    if policy is not Policy.NONE and left + rows.pool.sum() and not shared[~rows.is_nobody].any():
-        notes.append(f"nobody can be charged by {policy}: the shared cost stays a line of its own")
+    shared, unsplit_overhead = _split_shared_cost(table, rows, overhead, policy=policy)
+    notes = [*table.notes, *book.problems, *_energy_notes(table, book)]
+    if policy is not Policy.NONE and unsplit_overhead + rows.unallocated.sum() and not shared[~rows.is_unowned].any():
+        notes.append(f"policy {policy}: no owner has hours to charge; the shared cost stays on a separate line")
     unmeasured = float(table.amounts[:, usage.UNMEASURED].sum())
-    if policy is Policy.USE and unmeasured > LEAST_HOURS:
-        notes.append(f"{unmeasured:,.1f} allocated GPU-hours are unmeasured and bear nothing of the shared cost")
-    return UsageBill(table, book, policy, rows, shared, left, _items(table, rows, overhead), tuple(notes))
+    if policy is Policy.USE and unmeasured > MIN_HOURS:
+        notes.append(f"{unmeasured:,.1f} allocated GPU-hours are unmeasured and get no share of the shared cost")
+    return UsageBill(
+        table, book, policy, rows, shared, unsplit_overhead, _list_shared_items(table, rows, overhead), tuple(notes)
+    )
 
 
-def report(
+def create_report(
     table: usage.UsageTable,
     book: prices.PriceBook,
     by: Sequence[str],
     *,
     policy: Policy = Policy.NONE,
-    of: Mapping[str, str] | None = None,
+    filters: Mapping[str, str] | None = None,
 ) -> CostReport:
-    """The bill of a table, by some dimensions; `of` keeps some of its lines, with their share of what is shared."""
-    return report_bill(price_usage([table], book, policy=policy), by, of=of)
+    """Price a table and report it by dimensions; `filters` keep some lines, with their share of the shared cost."""
+    return create_bill_report(price_usage([table], book, policy=policy), by, filters=filters)
 
 
-def report_bill(
-    whole: UsageBill, by: Sequence[str], *, of: Mapping[str, str] | None = None, chosen: Sequence[int] | None = None
+def create_bill_report(
+    bill: UsageBill,
+    by: Sequence[str],
+    *,
+    filters: Mapping[str, str] | None = None,
+    row_indexes: Sequence[int] | None = None,
 ) -> CostReport:
-    """A bill by some dimensions; `chosen` are the rows that are `of` somebody, where the caller knows them."""
-    table, rows = whole.table, whole.rows
-    picked = np.array(summary.matching_rows(table, of or {}) if chosen is None else chosen, dtype=np.int64)
-    lines = _lines(whole, by, picked)
-    if whole.left and not of:
-        nobody = (usage.NOBODY,) * len(by)
-        lines.setdefault(nobody, CostLine(nobody, np.zeros(len(usage.PARTS)))).shared += whole.left
-    ordered = sorted(lines.values(), key=lambda line: (usage.NOBODY in line.names, -line.money, line.names))
-    notes = [*whole.notes, *_holes(whole, picked)]
-    if of and len(table.keys) and not len(picked):
-        notes.append(summary.no_match_note(of))
+    """Report a bill by dimensions; `row_indexes` are the rows that match `filters`, if the caller has them."""
+    table, rows = bill.table, bill.rows
+    selected = np.array(
+        summary.matching_rows(table, filters or {}) if row_indexes is None else row_indexes, dtype=np.int64
+    )
+    lines = _sum_by_names(bill, by, selected)
+    if bill.unsplit_overhead and not filters:
+        unowned_names = (usage.UNOWNED,) * len(by)
+        lines.setdefault(
+            unowned_names, CostLine(unowned_names, np.zeros(len(usage.PARTS)))
+        ).shared += bill.unsplit_overhead
+    ordered = sorted(lines.values(), key=lambda line: (usage.UNOWNED in line.names, -line.money, line.names))
+    notes = [*bill.notes, *_price_notes(bill, selected)]
+    if filters and len(table.keys) and not len(selected):
+        notes.append(summary.no_match_note(filters))
     return CostReport(
         table.since,
         table.until,
         table.recorded_hours,
         tuple(by),
-        whole.book.currency,
-        whole.policy,
+        bill.book.currency,
+        bill.policy,
         tuple(ordered),
-        # A line of somebody bears nothing of it in a showback.
-        {} if of and whole.policy is Policy.NONE else whole.items,
-        _unpriced(rows, picked),
+        # In a showback, the lines of one owner contain no shared cost.
+        {} if filters and bill.policy is Policy.NONE else bill.shared_items,
+        _sum_unpriced_hours(rows, selected),
         tuple(notes),
         sum(float(line.hours[usage.KWH]) for line in ordered),
-        whole.book.pue,
-        _rates(rows, picked),
+        bill.book.pue,
+        _list_rates(rows, selected),
     )
 
 
-def limit_lines(found: CostReport, *, most: int = summary.MOST_LINES) -> CostReport:
-    """Of more lines the last ones are one, so that the sum stays whole."""
-    kept, rest = found.lines[: most - 1], found.lines[most - 1 :]
+def limit_lines(cost_report: CostReport, *, max_lines: int = summary.MAX_LINES) -> CostReport:
+    """Combine the lines beyond the limit into one, so that the total stays the same."""
+    kept, rest = cost_report.lines[: max_lines - 1], cost_report.lines[max_lines - 1 :]
     if len(rest) < 2:
-        return found
-    note = f"{len(rest):,} of {len(found.lines):,} lines are one, {summary.REST}; --of asks about a part"
-    lines = (*kept, _total(rest, names=(summary.REST,) * len(found.by)))
-    return replace(found, lines=lines, notes=(*found.notes, note))
+        return cost_report
+    note = (
+        f"{len(rest):,} of {len(cost_report.lines):,} lines are combined into {summary.REST}; use --of to select fewer"
+    )
+    lines = (*kept, _sum_lines(rest, names=(summary.REST,) * len(cost_report.by)))
+    return replace(cost_report, lines=lines, notes=(*cost_report.notes, note))
 
 
-def _offers(rows: _PricedRows, picked: Rows) -> list[_GpuPrice]:
-    return [rows.offers[at] for at in np.unique(rows.offer[picked]).tolist()]
+def _select_prices(rows: _PricedRows, selected: Rows) -> list[_GpuPrice]:
+    return [rows.gpu_prices[index] for index in np.unique(rows.price_index[selected]).tolist()]
 
 
-def _rates(rows: _PricedRows, picked: Rows) -> tuple[tuple[str, prices.Price], ...]:
-    found = {
-        one.called + (f", pool {one.pool}" if one.pool else "") + one.price.start_text: one.price
-        for one in _offers(rows, picked)
-        if one.price is not None
+def _list_rates(rows: _PricedRows, selected: Rows) -> tuple[tuple[str, prices.Price], ...]:
+    prices_by_name = {
+        gpu_price.display_name
+        + (f", pool {gpu_price.pool}" if gpu_price.pool else "")
+        + gpu_price.price.start_text: gpu_price.price
+        for gpu_price in _select_prices(rows, selected)
+        if gpu_price.price is not None
     }
-    return tuple(sorted(found.items()))
+    return tuple(sorted(prices_by_name.items()))
 
 
-def _priced(pieces: Sequence[usage.UsageTable], table: usage.UsageTable, book: prices.PriceBook) -> _PricedRows:
-    places: dict[tuple[str, str, float], int] = {}
-    keys = ((key, piece.since) for piece in pieces for key in piece.keys)
-    at = [places.setdefault((key[MODEL], key[POOL], since), len(places)) for key, since in keys]
-    offers = [_GpuPrice(model, pool, book.rate(model, pool, at=since)) for model, pool, since in places]
-    offer = np.array(at, dtype=np.int64)
-    # Power is in the price of what is rented; own hardware pays for it apart.
-    kwh = (book.power_per_kwh or 0.0) * (book.pue or 1.0)
-    powers = [kwh if one.price is not None and one.price.kind is prices.PriceKind.OWN else 0.0 for one in offers]
-    hourly = np.array([0.0 if one.price is None else one.price.per_gpu_hour for one in offers])[offer]
-    is_hole = np.array([one.price is None for one in offers], dtype=bool)[offer]
-    is_nobody = np.array([key[TEAM] == usage.NOBODY for key in table.keys], dtype=bool)
+def _price_rows(tables: Sequence[usage.UsageTable], table: usage.UsageTable, book: prices.PriceBook) -> _PricedRows:
+    price_indexes: dict[tuple[str, str, float], int] = {}
+    keys = ((key, period.since) for period in tables for key in period.keys)
+    row_prices = [price_indexes.setdefault((key[MODEL], key[POOL], since), len(price_indexes)) for key, since in keys]
+    gpu_prices = [_GpuPrice(model, pool, book.rate(model, pool, at=since)) for model, pool, since in price_indexes]
+    price_index = np.array(row_prices, dtype=np.int64)
+    # The price of rented GPUs includes power; for own hardware it is charged separately.
+    price_per_kwh = (book.power_per_kwh or 0.0) * (book.pue or 1.0)
+    energy_prices = [
+        price_per_kwh if gpu_price.price is not None and gpu_price.price.kind is prices.PriceKind.OWN else 0.0
+        for gpu_price in gpu_prices
+    ]
+    hourly_prices = np.array(
+        [0.0 if gpu_price.price is None else gpu_price.price.per_gpu_hour for gpu_price in gpu_prices]
+    )[price_index]
+    is_unpriced = np.array([gpu_price.price is None for gpu_price in gpu_prices], dtype=bool)[price_index]
+    is_unowned = np.array([key[TEAM] == usage.UNOWNED for key in table.keys], dtype=bool)
     amounts = table.amounts
-    energy = amounts[:, usage.KWH] * np.array(powers)[offer]
-    unheld = amounts[:, [usage.IDLE, usage.LOST, usage.UNKNOWN]].sum(axis=1)
+    energy = amounts[:, usage.KWH] * np.array(energy_prices)[price_index]
+    unallocated_hours = amounts[:, [usage.IDLE, usage.LOST, usage.UNKNOWN]].sum(axis=1)
     return _PricedRows(
-        offers,
-        offer,
-        amounts[:, usage.ALLOCATED] * hourly,
-        np.where(is_nobody, 0.0, energy),
-        unheld * hourly + np.where(is_nobody, energy, 0.0),
-        amounts[:, usage.WASTED] * hourly,
-        np.where(is_hole, unheld + amounts[:, usage.ALLOCATED], 0.0),
-        is_nobody,
+        gpu_prices,
+        price_index,
+        amounts[:, usage.ALLOCATED] * hourly_prices,
+        np.where(is_unowned, 0.0, energy),
+        unallocated_hours * hourly_prices + np.where(is_unowned, energy, 0.0),
+        amounts[:, usage.WASTED] * hourly_prices,
+        np.where(is_unpriced, unallocated_hours + amounts[:, usage.ALLOCATED], 0.0),
+        is_unowned,
     )
 
 
-def _split(table: usage.UsageTable, rows: _PricedRows, overhead: float, *, policy: Policy) -> tuple[Money, float]:
-    """What each row bears of the shared cost, and what no row does. Rows, so that any way to group them sums alike."""
+def _split_shared_cost(
+    table: usage.UsageTable, rows: _PricedRows, overhead: float, *, policy: Policy
+) -> tuple[Money, float]:
+    """Return each row's share of the shared cost, and the overhead that no row gets.
+
+    It is split by row, so that every grouping of the rows has the same sum.
+    """
     column = usage.USED if policy is Policy.USE else usage.ALLOCATED
-    weights = np.where(rows.is_nobody, 0.0, table.amounts[:, column])
-    weights[weights < LEAST_HOURS] = 0.0
+    weights = np.where(rows.is_unowned, 0.0, table.amounts[:, column])
+    weights[weights < MIN_HOURS] = 0.0
     if policy is Policy.EVEN:
-        of_team: dict[str, float] = {}
+        team_weights: dict[str, float] = {}
         for key, weight in zip(table.keys, weights.tolist(), strict=True):
-            of_team[key[TEAM]] = of_team.get(key[TEAM], 0.0) + weight
-        weights /= np.array([of_team[key[TEAM]] or 1.0 for key in table.keys])
+            team_weights[key[TEAM]] = team_weights.get(key[TEAM], 0.0) + weight
+        weights /= np.array([team_weights[key[TEAM]] or 1.0 for key in table.keys])
     if policy is Policy.NONE or weights.sum() <= 0:
-        return rows.pool, overhead
-    # A slice that nobody holds of a GPU that someone does is in the row of nobody, so nothing is split twice.
-    whole = overhead + float(rows.pool.sum())
-    shares: Money = whole * weights / weights.sum()
+        return rows.unallocated, overhead
+    # A free MIG instance on a partly allocated GPU is in an unowned row, so no cost is split twice.
+    shared_cost = overhead + float(rows.unallocated.sum())
+    shares: Money = shared_cost * weights / weights.sum()
     return shares, 0.0
 
 
-def _lines(whole: UsageBill, by: Sequence[str], picked: Rows) -> dict[tuple[str, ...], CostLine]:
-    table, rows = whole.table, whole.rows
-    wanted = [summary.dimension_index(name) for name in by]
-    places: dict[tuple[str, ...], int] = {}
-    named = (tuple(usage.shown(table.keys[at][place]) for place in wanted) for at in picked.tolist())
-    line = np.fromiter((places.setdefault(names, len(places)) for names in named), np.int64, count=len(picked))
-    hours = np.zeros((len(places), len(usage.PARTS)))
-    np.add.at(hours, line, table.amounts[picked])
+def _sum_by_names(bill: UsageBill, by: Sequence[str], selected: Rows) -> dict[tuple[str, ...], CostLine]:
+    table, rows = bill.table, bill.rows
+    dimension_indexes = [summary.dimension_index(name) for name in by]
+    line_indexes: dict[tuple[str, ...], int] = {}
+    row_names = (
+        tuple(usage.display_value(table.keys[row][index]) for index in dimension_indexes) for row in selected.tolist()
+    )
+    row_lines = np.fromiter(
+        (line_indexes.setdefault(names, len(line_indexes)) for names in row_names), np.int64, count=len(selected)
+    )
+    hours = np.zeros((len(line_indexes), len(usage.PARTS)))
+    np.add.at(hours, row_lines, table.amounts[selected])
     sums = [
-        np.bincount(line, column[picked], minlength=len(places)).tolist()
-        for column in (rows.direct, rows.energy, whole.shared, rows.wasted, rows.unpriced)
+        np.bincount(row_lines, column[selected], minlength=len(line_indexes)).tolist()
+        for column in (rows.direct, rows.energy, bill.shared, rows.wasted, rows.unpriced)
     ]
-    return {names: CostLine(names, hours[at], *(column[at] for column in sums)) for names, at in places.items()}
-
-
-def _items(table: usage.UsageTable, rows: _PricedRows, overhead: float) -> dict[str, float]:
-    """The shared cost, item by item; a reserved GPU costs the same when nobody holds it, and says so."""
-    found: dict[str, float] = {}
-    columns = (("idle", usage.IDLE), ("lost", usage.LOST), ("unknown", usage.UNKNOWN))
-    for at, offer in enumerate(rows.offers):
-        if offer.price is None:
-            continue
-        own = rows.offer == at
-        word = "reserved, " if offer.price.kind is prices.PriceKind.RESERVED else ""
-        unheld = 0.0
-        for item, column in columns:
-            money = float(table.amounts[own, column].sum()) * offer.price.per_gpu_hour
-            unheld += money
-            found[word + item] = found.get(word + item, 0.0) + money
-        found["energy of idle GPUs"] = found.get("energy of idle GPUs", 0.0) + float(rows.pool[own].sum()) - unheld
-    found["overhead"] = overhead
-    return {item: money for item, money in found.items() if abs(money) > LEAST_MONEY}
-
-
-def _unpriced(rows: _PricedRows, picked: Rows) -> dict[str, float]:
-    hours = np.bincount(rows.offer[picked], rows.unpriced[picked], minlength=len(rows.offers)).tolist()
-    holes: dict[str, float] = {}
-    for offer, unpriced in zip(rows.offers, hours, strict=True):
-        if unpriced > 0:
-            holes[offer.called] = holes.get(offer.called, 0.0) + unpriced
-    return holes
-
-
-def _holes(whole: UsageBill, picked: Rows) -> list[str]:
-    instead: dict[str, str] = {}
-    stand_ins: dict[str, prices.Price] = {}
-    for offer in _offers(whole.rows, picked):
-        if offer.price is None and offer.called not in instead:
-            has = whole.book.available_prices(offer.model, offer.pool)
-            instead[offer.called] = f"; {has}" if has else ""
-        elif offer.price is not None and offer.price.source == prices.FALLBACK:
-            stand_ins[offer.called] = offer.price
-    return [
-        f"{hours:,.1f} GPU-hours of {model} have no price and are in no sum of money{instead[model]}"
-        for model, hours in sorted(_unpriced(whole.rows, picked).items())
-    ] + [
-        f"{model} has no price in the book: {price.source} = {price.per_gpu_hour:g} stands in"
-        for model, price in sorted(stand_ins.items())
-    ]
-
-
-def _power(table: usage.UsageTable, book: prices.PriceBook) -> list[str]:
-    is_own = book.kind is prices.PriceKind.OWN or any(pool.kind is prices.PriceKind.OWN for pool in book.pools.values())
-    if is_own and book.power_per_kwh is None and table.amounts[:, usage.KWH].any():
-        return ["the book has no power_per_kwh: energy of own hardware is in no sum of money"]
-    return []
-
-
-def report_as_json(found: CostReport) -> dict[str, object]:
-    """A report as `--json` and GET /api/cost give it."""
     return {
-        "since": found.since,
-        "until": found.until,
-        "recorded_hours": found.recorded_hours,
-        "by": list(found.by),
-        "currency": found.currency,
-        "policy": found.policy.value,
-        "policy_words": POLICY_WORDS[found.policy],
-        "lines": [_plain_line(line, found.by) for line in found.lines],
-        "total": _plain_line(_total(found.lines), ()),
-        "money": found.known_money,
-        "shared": dict(found.shared),
-        "holes": dict(found.holes),
-        "kwh": found.kwh,
-        "pue": found.pue,
-        "kwh_with_pue": None if found.pue is None else found.kwh * found.pue,
-        "rates": [{"of": name, **_plain_price(price)} for name, price in found.rates],
-        "notes": list(found.notes),
-        "words": dict(usage.WORDS),
+        names: CostLine(names, hours[line], *(column[line] for column in sums)) for names, line in line_indexes.items()
     }
 
 
-def _total(lines: Sequence[CostLine], names: tuple[str, ...] = ()) -> CostLine:
+def _list_shared_items(table: usage.UsageTable, rows: _PricedRows, overhead: float) -> dict[str, float]:
+    """The shared cost by item; unallocated hours of reserved GPUs are separate items."""
+    items: dict[str, float] = {}
+    columns = (("idle", usage.IDLE), ("lost", usage.LOST), ("unknown", usage.UNKNOWN))
+    for index, gpu_price in enumerate(rows.gpu_prices):
+        if gpu_price.price is None:
+            continue
+        is_at_price = rows.price_index == index
+        prefix = "reserved, " if gpu_price.price.kind is prices.PriceKind.RESERVED else ""
+        unallocated = 0.0
+        for item, column in columns:
+            money = float(table.amounts[is_at_price, column].sum()) * gpu_price.price.per_gpu_hour
+            unallocated += money
+            items[prefix + item] = items.get(prefix + item, 0.0) + money
+        items["energy of idle GPUs"] = (
+            items.get("energy of idle GPUs", 0.0) + float(rows.unallocated[is_at_price].sum()) - unallocated
+        )
+    items["overhead"] = overhead
+    return {item: money for item, money in items.items() if abs(money) > MIN_MONEY}
+
+
+def _sum_unpriced_hours(rows: _PricedRows, selected: Rows) -> dict[str, float]:
+    hours = np.bincount(rows.price_index[selected], rows.unpriced[selected], minlength=len(rows.gpu_prices)).tolist()
+    hours_by_model: dict[str, float] = {}
+    for gpu_price, unpriced in zip(rows.gpu_prices, hours, strict=True):
+        if unpriced > 0:
+            hours_by_model[gpu_price.display_name] = hours_by_model.get(gpu_price.display_name, 0.0) + unpriced
+    return hours_by_model
+
+
+def _price_notes(bill: UsageBill, selected: Rows) -> list[str]:
+    alternatives: dict[str, str] = {}
+    fallback_prices: dict[str, prices.Price] = {}
+    for gpu_price in _select_prices(bill.rows, selected):
+        if gpu_price.price is None and gpu_price.display_name not in alternatives:
+            available = bill.book.available_prices(gpu_price.model, gpu_price.pool)
+            alternatives[gpu_price.display_name] = f"; {available}" if available else ""
+        elif gpu_price.price is not None and gpu_price.price.source == prices.FALLBACK:
+            fallback_prices[gpu_price.display_name] = gpu_price.price
+    return [
+        f"{hours:,.1f} GPU-hours of {model} have no price and are not in any cost{alternatives[model]}"
+        for model, hours in sorted(_sum_unpriced_hours(bill.rows, selected).items())
+    ] + [
+        f"{model} has no price in the price book: {price.source} = {price.per_gpu_hour:g} is used"
+        for model, price in sorted(fallback_prices.items())
+    ]
+
+
+def _energy_notes(table: usage.UsageTable, book: prices.PriceBook) -> list[str]:
+    is_own = book.kind is prices.PriceKind.OWN or any(pool.kind is prices.PriceKind.OWN for pool in book.pools.values())
+    if is_own and book.power_per_kwh is None and table.amounts[:, usage.KWH].any():
+        return ["the price book has no power_per_kwh: energy of own hardware is not in any cost"]
+    return []
+
+
+def report_as_json(cost_report: CostReport) -> dict[str, object]:
+    """Return a report in the format of `--json` and GET /api/cost."""
+    return {
+        "since": cost_report.since,
+        "until": cost_report.until,
+        "recorded_hours": cost_report.recorded_hours,
+        "by": list(cost_report.by),
+        "currency": cost_report.currency,
+        "policy": cost_report.policy.value,
+        "policy_words": POLICY_DESCRIPTIONS[cost_report.policy],
+        "lines": [_line_as_json(line, cost_report.by) for line in cost_report.lines],
+        "total": _line_as_json(_sum_lines(cost_report.lines), ()),
+        "money": cost_report.known_money,
+        "shared": dict(cost_report.shared),
+        "holes": dict(cost_report.unpriced_by_model),
+        "kwh": cost_report.kwh,
+        "pue": cost_report.pue,
+        "kwh_with_pue": None if cost_report.pue is None else cost_report.kwh * cost_report.pue,
+        "rates": [{"of": name, **_price_as_json(price)} for name, price in cost_report.rates],
+        "notes": list(cost_report.notes),
+        "words": dict(usage.DEFINITIONS),
+    }
+
+
+def _sum_lines(lines: Sequence[CostLine], names: tuple[str, ...] = ()) -> CostLine:
     hours = np.sum([line.hours for line in lines], axis=0) if lines else np.zeros(len(usage.PARTS))
     parts = ("direct", "energy", "shared", "wasted", "unpriced_hours")
     return CostLine(names, hours, *(sum(getattr(line, part) for line in lines) for part in parts))
 
 
-def _plain_price(price: prices.Price) -> dict[str, object]:
+def _price_as_json(price: prices.Price) -> dict[str, object]:
     return {
         "kind": price.kind.value,
         "per_gpu_hour": price.per_gpu_hour,
@@ -382,7 +420,7 @@ def _plain_price(price: prices.Price) -> dict[str, object]:
     }
 
 
-def _plain_line(line: CostLine, by: Sequence[str]) -> dict[str, object]:
+def _line_as_json(line: CostLine, by: Sequence[str]) -> dict[str, object]:
     parts: dict[str, float | None] = {
         "direct": line.direct,
         "energy": line.energy,

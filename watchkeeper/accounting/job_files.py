@@ -1,9 +1,8 @@
-"""Usage out of a table of jobs (`sacct`, or any CSV), for those who have no hub yet.
+"""Read usage from a table of jobs (`sacct` output, or any CSV), without a hub.
 
-Which column is what is found by packs/usage_columns.csv or said by the caller. A line that cannot be used is named and
-counted; of a job id that stands twice the first row is used, of a job that Slurm requeued each run; a job without an
-end runs until the window's end. Nothing in such a table says how active a GPU was, so all of it is unmeasured unless
-there is a column of activity.
+packs/usage_columns.csv or the caller maps columns to fields. A line that cannot be used is reported and counted. The
+first row of a duplicate job id is used, and each run of a job that Slurm requeued. A job without an end runs until the
+end of the window. All hours are unmeasured unless the table has a column of GPU activity.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from watchkeeper.readers import table
 from watchkeeper.readers.clusters import tres
 
 FIELDS = frozenset({"gpus", "tres", "milli", "submitted", "started", "ended", "seconds", "share", *usage.DIMENSIONS})
-NO_JOB_STEPS = "steps of jobs"
-# Less is the rounding of shares that are added up.
-LEAST_GPUS = 1e-6
-# Enough rows to see when the jobs of a table ran.
+JOB_STEPS = "steps of jobs"
+# A smaller difference is a rounding error of summed shares.
+MIN_GPUS = 1e-6
+# The rows from which the median time of a table is estimated.
 SAMPLED_ROWS = 1000
-# No share of a GPU is twice all of it: a column with such a number counts per cent.
-SURELY_PER_CENT = 2.0
+# A share of a GPU is at most 1: a column with a value above 2 is in per cent.
+MIN_PERCENT_ACTIVITY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """GPUs of one model that a job held; `ended` None is still running, `share` its mean activity where it is known."""
+    """GPUs of one model allocated to a job; `ended` is None while it runs, `share` is its mean activity or None."""
 
     key: usage.Key
     gpus: float
@@ -50,7 +49,7 @@ class JobUsage:
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """What a table says; a job that held GPUs of two models is there twice, and counts once in `count`."""
+    """The jobs of a table; a job with GPUs of two models has two entries in `jobs`, and counts once in `count`."""
 
     jobs: tuple[JobUsage, ...]
     count: int
@@ -60,7 +59,7 @@ class JobTable:
 
     @property
     def since(self) -> float:
-        """The first moment that the table names."""
+        """The first time in the table."""
         return min(at for job in self.jobs for at in (job.started, job.ended) if at is not None and math.isfinite(at))
 
     @property
@@ -69,189 +68,195 @@ class JobTable:
 
 
 @functools.cache
-def columns() -> Mapping[str, str]:
-    """Column of a table, in small letters, to what it holds."""
-    return dict(pack.load("usage_columns.csv", _column_row))
+def load_column_fields() -> Mapping[str, str]:
+    """Map lower-case column names to fields, from packs/usage_columns.csv."""
+    return dict(pack.load("usage_columns.csv", _parse_column_row))
 
 
-def _column_row(cells: Mapping[str, str]) -> tuple[str, str]:
+def _parse_column_row(cells: Mapping[str, str]) -> tuple[str, str]:
     pack.required(cells["source"])
     return pack.required(cells["column"]), pack.choice(cells["field"], FIELDS)
 
 
 @dataclass(slots=True)
 class _JobTableOptions:
-    """How the cells of a table are read; `whole` is what its column of activity has for all of a GPU, 1 or 100.
+    """How to read the cells of a table.
 
-    `middle` is a time in the middle of those of the table.
+    `full_activity` is the value of the activity column for a fully used GPU, 1 or 100.
     """
 
     zone: ZoneInfo
     model: str
-    whole: float = 1.0
-    middle: float | None = None
+    full_activity: float = 1.0
+    median_time: float | None = None
     counts: Counter[str] = field(default_factory=Counter)
 
 
 def read_job_table(
-    text: str, *, where: str, zone: ZoneInfo, told: Mapping[str, str] | None = None, model: str = ""
+    text: str, *, where: str, zone: ZoneInfo, column_overrides: Mapping[str, str] | None = None, model: str = ""
 ) -> JobTable:
-    """The jobs of a table; `told` maps our words to its columns, `model` is the GPU of rows that name none.
+    """Read the jobs of a table. `column_overrides` maps fields to columns; `model` is for rows without a GPU model.
 
-    A time without a zone is in `zone`.
+    A time without a time zone is read in `zone`.
     """
     problems = table.Problems(where)
     rows = table.read_table(text, where=where, problems=problems)
-    places = _places(rows.columns, told or {}, where=where)
-    reading = _JobTableOptions(zone, model, _whole(rows, places.get("share")), _middle(rows, places, zone))
-    found: dict[tuple[str, ...], list[JobUsage]] = {}
+    field_columns = _find_columns(rows.columns, column_overrides or {}, where=where)
+    options = _JobTableOptions(
+        zone, model, _find_full_activity(rows, field_columns.get("share")), _find_median_time(rows, field_columns, zone)
+    )
+    jobs_by_identity: dict[tuple[str, ...], list[JobUsage]] = {}
     read_rows = len(rows.rows) + problems.counts.total()
     for row in rows.rows:
-        line, named = row.line, {name: row.cells[column] for name, column in places.items()}
+        line, values = row.line, {name: row.cells[column] for name, column in field_columns.items()}
         try:
-            jobs = _jobs(named, line, reading)
+            row_jobs = _parse_row(values, line, options)
         except ValueError as error:
-            problems.add("cannot be used", line, str(error))
+            problems.add("invalid row", line, str(error))
             continue
-        if not jobs:
+        if not row_jobs:
             continue
-        id = named.get("job") or f"line {line}"
+        id = values.get("job") or f"line {line}"
         # Pods of two namespaces and jobs of two clusters may have the same name.
-        known_as = (named.get("cluster", ""), named.get("namespace", ""), id)
-        earlier = found.setdefault(known_as, [])
+        identity = (values.get("cluster", ""), values.get("namespace", ""), id)
+        earlier = jobs_by_identity.setdefault(identity, [])
         # Slurm gives a requeued job a row for each run; in any other table a second row is a mistake.
-        if earlier and not ("tres" in named and all(_is_apart(jobs[0], job) for job in earlier)):
-            problems.add("job id stands twice", line, f"{quote(id)}: the first is used")
+        if earlier and not ("tres" in values and all(_is_disjoint(row_jobs[0], job) for job in earlier)):
+            problems.add("duplicate job id", line, f"{quote(id)}: the first row is used")
             continue
         if earlier:
-            reading.counts["further runs of requeued jobs"] += 1
-        earlier += jobs
-    if not found:
-        said = [*problems.lines()[:3], *(f"{what}: {count:,}" for what, count in sorted(reading.counts.items()))]
-        raise CollectError("no row is a job that held a GPU", where=where, now="; ".join(said) or None)
-    held = tuple(job for jobs in found.values() for job in jobs)
-    if all(math.isinf(job.started) and job.ended is None for job in held):
-        raise CollectError("no row has a time that can be read", where=where)
-    return JobTable(held, len(found), read_rows, problems, reading.counts)
+            options.counts["further runs of requeued jobs"] += 1
+        earlier += row_jobs
+    if not jobs_by_identity:
+        reasons = [*problems.lines()[:3], *(f"{reason}: {count:,}" for reason, count in sorted(options.counts.items()))]
+        raise CollectError("no row is a job with a GPU", where=where, now="; ".join(reasons) or None)
+    all_jobs = tuple(job for jobs in jobs_by_identity.values() for job in jobs)
+    if all(math.isinf(job.started) and job.ended is None for job in all_jobs):
+        raise CollectError("no row has a valid time", where=where)
+    return JobTable(all_jobs, len(jobs_by_identity), read_rows, problems, options.counts)
 
 
-def _is_apart(one: JobUsage, other: JobUsage) -> bool:
-    first, second = sorted((one, other), key=lambda job: job.started)
+def _is_disjoint(job: JobUsage, other: JobUsage) -> bool:
+    first, second = sorted((job, other), key=lambda job: job.started)
     return first.ended is not None and first.ended <= second.started
 
 
-def _whole(rows: table.CsvTable, column: str | None) -> float:
+def _find_full_activity(rows: table.CsvTable, column: str | None) -> float:
     cells = [row.cells[column] for row in rows.rows] if column is not None else []
-    return 100.0 if any(csv_text.NUMBER.fullmatch(cell) and float(cell) > SURELY_PER_CENT for cell in cells) else 1.0
+    return (
+        100.0 if any(csv_text.NUMBER.fullmatch(cell) and float(cell) > MIN_PERCENT_ACTIVITY for cell in cells) else 1.0
+    )
 
 
-def _middle(rows: table.CsvTable, places: Mapping[str, str], zone: ZoneInfo) -> float | None:
-    found = []
+def _find_median_time(rows: table.CsvTable, field_columns: Mapping[str, str], zone: ZoneInfo) -> float | None:
+    times = []
     for row in rows.rows[:: max(1, len(rows.rows) // SAMPLED_ROWS)]:
         for name in ("started", "ended"):
             with contextlib.suppress(ValueError):
-                found.append(table.parse_time(row.cells[places[name]] if name in places else "", zone=zone))
-    return table.median_time([at for at in found if at is not None])
+                times.append(
+                    table.parse_time(row.cells[field_columns[name]] if name in field_columns else "", zone=zone)
+                )
+    return table.median_time([at for at in times if at is not None])
 
 
-def _places(header: Sequence[str], told: Mapping[str, str], *, where: str) -> dict[str, str]:
-    """The column of each thing that we know; a table needs a start, and how many GPUs."""
-    found: dict[str, str] = {}
-    for name in header:
-        meaning = columns().get(name.casefold())
-        if meaning is not None:
-            found.setdefault(meaning, name)
-    for word, name in told.items():
-        # `activity` and `id` are words of the documentation, and columns of tables.
-        meaning = columns().get(word, word)
-        if meaning not in FIELDS or name not in header:
-            has = ", ".join(header[:20])
-            known = ", ".join(sorted(FIELDS))
+def _find_columns(header: Sequence[str], overrides: Mapping[str, str], *, where: str) -> dict[str, str]:
+    """Return the column of each field; a table needs the start of a job and its number of GPUs."""
+    columns_by_field: dict[str, str] = {}
+    for column in header:
+        field_name = load_column_fields().get(column.casefold())
+        if field_name is not None:
+            columns_by_field.setdefault(field_name, column)
+    for name, column in overrides.items():
+        # The documentation uses column names such as `activity` and `id` for fields as well.
+        field_name = load_column_fields().get(name, name)
+        if field_name not in FIELDS or column not in header:
+            available = ", ".join(header[:20])
+            allowed = ", ".join(sorted(FIELDS))
             raise CollectError(
-                f"--column {word[:40]}={name[:40]} cannot be used",
+                f"--column {name[:40]}={column[:40]}: unknown field or column",
                 where=where,
-                remedy=f"Columns: {has}. Words: {known}",
+                remedy=f"Columns: {available}. Fields: {allowed}",
             )
-        found[meaning] = name
-    if "started" not in found or not {"gpus", "tres", "milli"} & set(found):
+        columns_by_field[field_name] = column
+    if "started" not in columns_by_field or not {"gpus", "tres", "milli"} & set(columns_by_field):
         raise CollectError(
-            "which column is the start of a job, and which its GPUs?",
+            "the columns for the start of a job and its GPUs are unknown",
             where=where,
-            now=f"It has {', '.join(header[:12])[:200]}",
-            remedy="Say it: --column started=… --column gpus=… --column ended=… (or seconds=…) --column team=…",
+            now=f"The columns are {', '.join(header[:12])[:200]}",
+            remedy="Set them: --column started=… --column gpus=… --column ended=… (or seconds=…) --column team=…",
         )
-    return found
+    return columns_by_field
 
 
-def _jobs(named: Mapping[str, str], line: int, reading: _JobTableOptions) -> list[JobUsage]:
-    """One for each model; none for a row that is no job with GPUs; ValueError for one that cannot be used."""
-    counts = reading.counts
+def _parse_row(values: Mapping[str, str], line: int, options: _JobTableOptions) -> list[JobUsage]:
+    """Return one entry for each GPU model, none for a row without GPUs; raise ValueError for an invalid row."""
+    counts = options.counts
     # `4711.batch` is a step of a Slurm job: its GPUs are the job's.
-    if "tres" in named and "." in named.get("job", ""):
-        counts[NO_JOB_STEPS] += 1
+    if "tres" in values and "." in values.get("job", ""):
+        counts[JOB_STEPS] += 1
         return []
-    by_model = _gpus(named, reading.model)
-    if not by_model:
-        is_share = tres.is_share_of_unknown_size(named.get("tres", ""))
+    gpus_by_model = _parse_gpus(values, options.model)
+    if not gpus_by_model:
+        is_share = tres.is_share_of_unknown_size(values.get("tres", ""))
         counts["excluded jobs, shards or MPS shares of unknown size" if is_share else "rows without GPUs"] += 1
         return []
     started, ended = (
-        table.check_near(table.parse_time(named.get(name, ""), zone=reading.zone), reading.middle)
+        table.check_near(table.parse_time(values.get(name, ""), zone=options.zone), options.median_time)
         for name in ("started", "ended")
     )
-    seconds = table.parse_number(named.get("seconds", ""))
-    if started is None and named.get("submitted", "?") not in table.EMPTY:
+    seconds = table.parse_number(values.get("seconds", ""))
+    if started is None and values.get("submitted", "?") not in table.EMPTY:
         counts["jobs that never started"] += 1
         return []
     if started is None and ended is None and seconds is not None:
-        raise ValueError(f"it ran for {seconds:,.0f} s, and neither its start nor its end is there")
+        raise ValueError(f"it ran for {seconds:,.0f} s, and has neither a start nor an end")
     if started is None:
-        # A table that writes down when jobs come, and not when this one did, begins while it runs.
-        counts["jobs that began before the table does"] += 1
+        # The table has submission times, but not of this job: it started before the table begins.
+        counts["jobs that started before the table begins"] += 1
         started = -math.inf
     if ended is None and seconds is not None:
         ended = started + seconds
     if ended is None:
-        counts["jobs without an end, taken as running"] += 1
+        counts["jobs without an end, counted as running"] += 1
     elif ended < started:
         raise ValueError(f"it ends {started - ended:,.0f} s before it starts")
-    share = table.parse_number(named.get("share", ""))
-    if share is not None and not 0 <= share <= reading.whole:
-        raise ValueError(f"an activity of {share:g} is not between 0 and {reading.whole:g}")
-    owner = {name: named.get(name, "") for name in usage.DIMENSIONS}
-    owner["job"] = owner["job"] or f"line {line}"
-    said = owner["model"]
+    share = table.parse_number(values.get("share", ""))
+    if share is not None and not 0 <= share <= options.full_activity:
+        raise ValueError(f"an activity of {share:g} is not between 0 and {options.full_activity:g}")
+    dimensions = {name: values.get(name, "") for name in usage.DIMENSIONS}
+    dimensions["job"] = dimensions["job"] or f"line {line}"
+    row_model = dimensions["model"]
     return [
         JobUsage(
-            usage.key(**{**owner, "model": said or model or reading.model}),
+            usage.make_key(**{**dimensions, "model": row_model or model or options.model}),
             gpus,
             started,
             ended,
-            None if share is None else share / reading.whole,
+            None if share is None else share / options.full_activity,
         )
-        for model, gpus in by_model.items()
+        for model, gpus in gpus_by_model.items()
     ]
 
 
-def _gpus(named: Mapping[str, str], model: str) -> dict[str, float]:
-    """GPUs by model; Slurm's word for it is a site's own, and empty where a site has none."""
-    if "tres" in named:
-        return tres.gpus_by_type(named["tres"], model=named.get("model") or model)
-    gpus, milli = table.parse_number(named.get("gpus", "")), table.parse_number(named.get("milli", ""))
-    # A share is of one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole ones.
+def _parse_gpus(values: Mapping[str, str], model: str) -> dict[str, float]:
+    """Return the number of GPUs by model; the GRES type of Slurm is site-specific, and may be empty."""
+    if "tres" in values:
+        return tres.gpus_by_type(values["tres"], model=values.get("model") or model)
+    gpus, milli = table.parse_number(values.get("gpus", "")), table.parse_number(values.get("milli", ""))
+    # A share refers to one GPU: `num_gpu` 2 with `gpu_milli` 1000 is two whole GPUs.
     if milli is not None and (gpus is None or (gpus == 1 and 0 < milli < 1000)):
         gpus = milli / 1000
     if gpus is not None and not 0 <= gpus <= fleet.MAX_GPUS:
-        raise ValueError(f"{gpus:g} GPUs; between 0 and {fleet.MAX_GPUS:,} are possible")
+        raise ValueError(f"{gpus:g} GPUs; the number must be between 0 and {fleet.MAX_GPUS:,}")
     return {"": gpus} if gpus else {}
 
 
-def job_hours(
-    found: JobTable, *, since: float, until: float, capacity: float | None = None, model: str = ""
+def sum_job_hours(
+    job_table: JobTable, *, since: float, until: float, capacity: float | None = None, model: str = ""
 ) -> usage.UsageTable:
-    """The hours that each job had in a window; with the GPUs that there are, what nobody had is idle."""
+    """Sum the hours of each job in a window; `capacity` is the number of GPUs, and gives the idle hours."""
     rows: dict[usage.Key, usage.Amounts] = {}
-    for job in found.jobs:
+    for job in job_table.jobs:
         end = until if job.ended is None else job.ended
         hours = (min(end, until) - max(job.started, since)) / HOUR * job.gpus
         if hours <= 0:
@@ -263,18 +268,17 @@ def job_hours(
         else:
             row[usage.USED] += hours * job.share
             row[usage.WASTED] += hours * (1 - job.share) if job.share < usage.WASTE_FLOOR else 0.0
-    notes = [f"{found.problems.where}: {found.count:,} jobs of {found.rows:,} rows"]
+    notes = [f"{job_table.problems.where}: {job_table.count:,} jobs of {job_table.rows:,} rows"]
     if not rows:
-        notes.append(
-            f"no job ran in this time; the table is of {format_time(found.since)} to {format_time(found.until)}"
-        )
-    notes += [f"{what}: {count:,}" for what, count in sorted(found.counts.items())]
-    notes += [f"excluded rows, {what}: {count:,}" for what, count in sorted(found.problems.counts.items())]
+        covered = f"{format_time(job_table.since)} to {format_time(job_table.until)}"
+        notes.append(f"no job ran in this period; the table covers {covered}")
+    notes += [f"{reason}: {count:,}" for reason, count in sorted(job_table.counts.items())]
+    notes += [f"excluded rows, {reason}: {count:,}" for reason, count in sorted(job_table.problems.counts.items())]
     if capacity is None:
-        notes.append("how many GPUs there are is not said: nothing is known about idle ones")
+        notes.append("the number of GPUs is unknown, so idle hours are not counted; set --capacity")
     else:
-        idle, said = _idle(found.jobs, capacity, since, until)
-        notes += said
+        idle, idle_notes = _sum_idle_hours(job_table.jobs, capacity, since, until)
+        notes += idle_notes
         rows[unowned_key(model=model)] = np.array(
             [idle if part == usage.IDLE else 0.0 for part in range(len(usage.PARTS))]
         )
@@ -282,25 +286,28 @@ def job_hours(
     return usage.UsageTable(since, until, tuple(rows), amounts, tuple(notes))
 
 
-def _held(jobs: Sequence[JobUsage], since: float, until: float) -> tuple[usage.Amounts, usage.Amounts]:
-    """GPUs that were held at once, and for how many hours, in each stretch of a window between two changes."""
+def _allocated_over_time(jobs: Sequence[JobUsage], since: float, until: float) -> tuple[usage.Amounts, usage.Amounts]:
+    """Return the GPUs allocated at the same time and the hours, for each interval between two changes in a window."""
     gpus = np.array([job.gpus for job in jobs])
     starts = np.clip([job.started for job in jobs], since, until)
     ends = np.clip([until if job.ended is None else job.ended for job in jobs], starts, until)
     times, changes = np.concatenate([starts, ends]), np.concatenate([gpus, -gpus])
     order = np.argsort(times, kind="stable")
-    held = np.concatenate([[0.0], np.cumsum(changes[order])])
-    return held, np.diff([since, *times[order], until]) / HOUR
+    allocated = np.concatenate([[0.0], np.cumsum(changes[order])])
+    return allocated, np.diff([since, *times[order], until]) / HOUR
 
 
-def _idle(jobs: Sequence[JobUsage], gpus: float, since: float, until: float) -> tuple[float, list[str]]:
-    """GPU-hours that nobody held of so many GPUs, moment by moment, so that windows sum however they are cut."""
-    held, hours = _held(jobs, since, until)
-    beyond = (held > gpus + LEAST_GPUS) & (hours > 0)
-    idle = float(np.clip(gpus - held, 0.0, None) @ hours)
-    if not beyond.any():
+def _sum_idle_hours(jobs: Sequence[JobUsage], gpus: float, since: float, until: float) -> tuple[float, list[str]]:
+    """Return the unallocated hours of `gpus` GPUs and notes.
+
+    They are summed interval by interval, so that the parts of a window add up to the whole.
+    """
+    allocated, hours = _allocated_over_time(jobs, since, until)
+    is_over_capacity = (allocated > gpus + MIN_GPUS) & (hours > 0)
+    idle = float(np.clip(gpus - allocated, 0.0, None) @ hours)
+    if not is_over_capacity.any():
         return idle, []
-    most, long = held[beyond].max(), hours[beyond].sum()
+    peak, over_hours = allocated[is_over_capacity].max(), hours[is_over_capacity].sum()
     return idle, [
-        f"jobs held up to {most:,.6g} GPUs at once, and there are {gpus:,g}: for {long:,.1f} hours none was idle"
+        f"jobs used up to {peak:,.6g} GPUs at once, but the capacity is {gpus:,g}: exceeded for {over_hours:,.1f} hours"
     ]

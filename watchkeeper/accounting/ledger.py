@@ -1,8 +1,8 @@
-"""The ledger: recorded hours kept for years, one small file a day, beside a store that forgets after weeks.
+"""The usage ledger: recorded hours kept for years, one small file per day, beyond the retention of the store.
 
-A file has the hours of one UTC day by team and by job, and the sums of the whole day, so that a year by team reads 365
-small sums and only the edges of a window hour by hour. `books.keep_up` writes what `recorded.hours` found; a day that
-is kept again is replaced as a whole, and never by one with fewer hours.
+A file has the hours of one UTC day by team and by job, and their sums. A report of a year reads 365 sums, and hours
+only for the partial days of its window. `usage_reader.update_ledger` writes the files; a day is replaced as a whole,
+and never by one with fewer hours.
 """
 
 from __future__ import annotations
@@ -23,91 +23,93 @@ from watchkeeper.errors import StoreError
 from watchkeeper.kit import files
 
 DAY = 86_400.0
-# Changes whenever a file written by one version cannot be read by another.
-FORM = 1
-NAMES = {False: "teams", True: "jobs"}
+# Increased when an earlier version could not read the files.
+FORMAT_VERSION = 1
+TABLE_NAMES = {False: "teams", True: "jobs"}
 
 
 class UsageLedger:
-    """A folder of days."""
+    """A folder with one file per day."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # Days in a row have the same keys more often than not.
+        # Consecutive days usually have the same keys.
         self._last_keys: tuple[bytes, list[usage.Key]] = b"", []
 
-    def lacks(self, day: float, teams: recorded_hours.RecordedHours) -> bool:
-        """Whether these hours of a day are more than those that are kept; a store that forgets has fewer one day."""
-        inside = teams.starts[(teams.starts >= day) & (teams.starts < day + DAY)]
-        return len(np.unique(inside)) > self._hours_of(day)
+    def is_missing_hours(self, day: float, teams: recorded_hours.RecordedHours) -> bool:
+        """Whether `teams` has more hours of this day than its file; after its retention the store has fewer."""
+        starts = teams.starts[(teams.starts >= day) & (teams.starts < day + DAY)]
+        return len(np.unique(starts)) > self._count_kept_hours(day)
 
-    def keep(self, day: float, teams: recorded_hours.RecordedHours, jobs: recorded_hours.RecordedHours) -> None:
-        """Write the hours of the UTC day that begins at `day`."""
-        arrays: dict[str, Any] = {"form": np.array(FORM)}
-        for name, found in (("teams", teams), ("jobs", jobs)):
-            arrays |= _arrays(name, found, day)
+    def write_day(self, day: float, teams: recorded_hours.RecordedHours, jobs: recorded_hours.RecordedHours) -> None:
+        """Write the hours of the UTC day that starts at `day`."""
+        arrays: dict[str, Any] = {"form": np.array(FORMAT_VERSION)}
+        for name, hours in (("teams", teams), ("jobs", jobs)):
+            arrays |= _build_arrays(name, hours, day)
         slots = [
-            (cluster, start, seen)
-            for cluster, known in sorted(teams.seen.items())
-            for start, seen in sorted(known.items())
+            (cluster, start, share)
+            for cluster, shares in sorted(teams.share.items())
+            for start, share in sorted(shares.items())
             if day <= start < day + DAY
         ]
-        arrays["slots"] = _text([[cluster, start, seen] for cluster, start, seen in slots])
-        written = io.BytesIO()
-        np.savez_compressed(written, allow_pickle=False, **arrays)
+        arrays["slots"] = _encode_json([[cluster, start, share] for cluster, start, share in slots])
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
         self._folder.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(self._path(day), written.getvalue())
+        files.write_atomically(self._path(day), buffer.getvalue())
 
     def days(self) -> list[float]:
-        """The days that are kept, by their start."""
-        found = []
+        """Return the start of each day in the ledger, sorted."""
+        starts = []
         for path in self._folder.glob("????-??-??.npz"):
             try:
-                found.append(datetime.strptime(path.stem, "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
+                starts.append(datetime.strptime(path.stem, "%Y-%m-%d").replace(tzinfo=UTC).timestamp())
             except ValueError:
                 continue
-        return sorted(found)
+        return sorted(starts)
 
-    def add(self, tally: UsageTally, *, by_job: bool) -> list[tuple[float, float]]:
-        """Put what is kept of the window into a tally; returns the stretches that it covers."""
+    def add_to_tally(self, tally: UsageTally, *, by_job: bool) -> list[tuple[float, float]]:
+        """Add the hours of the tally's window; return the time ranges that they cover."""
         covered: list[tuple[float, float]] = []
         for day in self.days():
             if day < tally.until and day + DAY > tally.since:
-                covered += self._add_day(tally, day, NAMES[by_job])
+                covered += self._add_day(tally, day, TABLE_NAMES[by_job])
         return covered
 
     def _add_day(self, tally: UsageTally, day: float, name: str) -> list[tuple[float, float]]:
         path = self._path(day)
         try:
-            with np.load(path, allow_pickle=False) as kept:
-                if int(kept["form"]) != FORM:
-                    raise StoreError(f"is of form {int(kept['form'])}, this version reads {FORM}", where=str(path))
-                keys = self._keys(kept[f"{name}_keys"].tobytes())
+            with np.load(path, allow_pickle=False) as arrays:
+                if int(arrays["form"]) != FORMAT_VERSION:
+                    raise StoreError(
+                        f"has format {int(arrays['form'])}, this version reads {FORMAT_VERSION}", where=str(path)
+                    )
+                keys = self._decode_keys(arrays[f"{name}_keys"].tobytes())
                 is_whole = tally.since <= day and tally.until >= day + DAY
                 if is_whole:
-                    tally.add(keys, kept[f"{name}_sums"])
+                    tally.add(keys, arrays[f"{name}_sums"])
                 else:
-                    starts = kept[f"{name}_starts"]
+                    starts = arrays[f"{name}_starts"]
                     weights = time_ranges.cover(np.unique(starts), HOUR, since=tally.since, until=tally.until)
-                    at = np.searchsorted(np.unique(starts), starts)
-                    rows = kept[f"{name}_amounts"].astype(np.float64) * weights[at, None]
-                    tally.add([keys[one] for one in kept[f"{name}_owners"].tolist()], rows)
-                return _see(tally, _read(kept["slots"]), _read(kept["sizes"]))
+                    indexes = np.searchsorted(np.unique(starts), starts)
+                    rows = arrays[f"{name}_amounts"].astype(np.float64) * weights[indexes, None]
+                    tally.add([keys[index] for index in arrays[f"{name}_owners"].tolist()], rows)
+                return _add_slots(tally, _decode_json(arrays["slots"]), _decode_json(arrays["sizes"]))
         except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
             tally.notes.append(
-                f"the ledger of {path.stem} cannot be read ({error}); its hours are taken from elsewhere"
+                f"cannot read the usage ledger of {path.stem} ({error}); recorded hours of the store are used"
             )
             return []
 
-    def _keys(self, text: bytes) -> list[usage.Key]:
+    def _decode_keys(self, text: bytes) -> list[usage.Key]:
         if self._last_keys[0] != text:
             self._last_keys = text, [tuple(key) for key in json.loads(text)]
         return self._last_keys[1]
 
-    def _hours_of(self, day: float) -> int:
+    def _count_kept_hours(self, day: float) -> int:
         try:
-            with np.load(self._path(day), allow_pickle=False) as kept:
-                return len({start for _, start, _ in _read(kept["sizes"])})
+            with np.load(self._path(day), allow_pickle=False) as arrays:
+                return len({start for _, start, _ in _decode_json(arrays["sizes"])})
         except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile):
             return 0
 
@@ -115,42 +117,48 @@ class UsageLedger:
         return self._folder / f"{datetime.fromtimestamp(day, UTC):%Y-%m-%d}.npz"
 
 
-def _arrays(name: str, found: recorded_hours.RecordedHours, day: float) -> Mapping[str, Any]:
-    inside = (found.starts >= day) & (found.starts < day + DAY)
-    starts, amounts = found.starts[inside], found.amounts[inside]
-    places: dict[usage.Key, int] = {}
-    chosen = np.flatnonzero(inside).tolist()
-    owners = np.array([places.setdefault(found.keys[at], len(places)) for at in chosen], dtype=np.uint32)
-    # Single precision is exact to 0.000006 % of each hour; sums are of what is kept, so that both agree.
-    kept = amounts.astype(np.float32)
-    starts_once = np.unique(starts)
-    weights = time_ranges.cover(starts_once, HOUR, since=day - HOUR, until=day + DAY + HOUR)
-    sums = np.zeros((len(places), len(usage.PARTS)))
-    np.add.at(
-        sums, owners.astype(np.int64), kept.astype(np.float64) * weights[np.searchsorted(starts_once, starts), None]
+def _build_arrays(name: str, hours: recorded_hours.RecordedHours, day: float) -> Mapping[str, Any]:
+    is_in_day = (hours.starts >= day) & (hours.starts < day + DAY)
+    starts, amounts = hours.starts[is_in_day], hours.amounts[is_in_day]
+    key_indexes: dict[usage.Key, int] = {}
+    row_indexes = np.flatnonzero(is_in_day).tolist()
+    owners = np.array(
+        [key_indexes.setdefault(hours.keys[index], len(key_indexes)) for index in row_indexes], dtype=np.uint32
     )
-    made = {
-        f"{name}_keys": _text(list(places)), f"{name}_starts": starts, f"{name}_owners": owners,
-        f"{name}_amounts": kept, f"{name}_sums": sums,
+    # Single precision is exact to 0.000006 % of each hour. Sums use the stored values, so that both agree.
+    stored_amounts = amounts.astype(np.float32)
+    unique_starts = np.unique(starts)
+    weights = time_ranges.cover(unique_starts, HOUR, since=day - HOUR, until=day + DAY + HOUR)
+    sums = np.zeros((len(key_indexes), len(usage.PARTS)))
+    np.add.at(
+        sums,
+        owners.astype(np.int64),
+        stored_amounts.astype(np.float64) * weights[np.searchsorted(unique_starts, starts), None],
+    )
+    arrays = {
+        f"{name}_keys": _encode_json(list(key_indexes)), f"{name}_starts": starts, f"{name}_owners": owners,
+        f"{name}_amounts": stored_amounts, f"{name}_sums": sums,
     }  # fmt: skip
     if name == "teams":
-        slots, _, sizes = recorded_hours.by_slot([found.keys[at] for at in chosen], starts, kept.astype(np.float64))
-        made["sizes"] = _text([[*slot, size] for slot, size in zip(slots, sizes.tolist(), strict=True)])
-    return made
+        slots, _, sizes = recorded_hours.sum_by_slot(
+            [hours.keys[index] for index in row_indexes], starts, stored_amounts.astype(np.float64)
+        )
+        arrays["sizes"] = _encode_json([[*slot, size] for slot, size in zip(slots, sizes.tolist(), strict=True)])
+    return arrays
 
 
-def _see(tally: UsageTally, slots: Sequence[Any], sizes: Sequence[Any]) -> list[tuple[float, float]]:
-    seen = {(cluster, start): share for cluster, start, share in slots}
+def _add_slots(tally: UsageTally, slots: Sequence[Any], sizes: Sequence[Any]) -> list[tuple[float, float]]:
+    shares = {(cluster, start): share for cluster, start, share in slots}
     covered = []
     for cluster, start, size in sizes:
-        tally.saw(cluster, UsageSlot(start, start + HOUR, seen.get((cluster, start), 1.0), size))
+        tally.add_slot(cluster, UsageSlot(start, start + HOUR, shares.get((cluster, start), 1.0), size))
         covered.append((start, start + HOUR))
     return covered
 
 
-def _text(value: Any) -> Any:
+def _encode_json(value: Any) -> Any:
     return np.frombuffer(json.dumps(value, separators=(",", ":")).encode(), dtype=np.uint8)
 
 
-def _read(kept: Any) -> Any:
-    return json.loads(kept.tobytes())
+def _decode_json(array: Any) -> Any:
+    return json.loads(array.tobytes())

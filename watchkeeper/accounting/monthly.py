@@ -1,6 +1,6 @@
-"""The statements of a month: a page for each team, all of them views of one bill that is read and priced once.
+"""Create the monthly statements: one page for each team, all from the same bill.
 
-`GET /api/cost/statements` makes them from the hub's records, `watchkeeper cost statement --jobs` from a table of jobs.
+`GET /api/cost/statements` uses the hub's records, `watchkeeper cost statement --jobs` a table of jobs.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from zoneinfo import ZoneInfo
 from watchkeeper.accounting import cost, statement, summary, usage, waste
 from watchkeeper.errors import CollectError
 
-PARTS_BY, JOBS_BY = ("project", "user", "model"), ("job", "model")
+SUMMARY_DIMENSIONS, JOB_DIMENSIONS = ("project", "user", "model"), ("job", "model")
 
 
 @dataclass(frozen=True, slots=True)
 class StatementRequest:
-    """Which statements; no `teams` are all, and `of` keeps a part of each."""
+    """Which statements to create; empty `teams` means all teams, `filters` select a part of each."""
 
     month: str
     zone: ZoneInfo
     teams: tuple[str, ...] = ()
-    of: Mapping[str, str] = field(default_factory=dict)
+    filters: Mapping[str, str] = field(default_factory=dict)
     budgets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One team's month: what it pays, None where no GPU of it has a price, and the page that says why."""
+    """The statement of one team for a month; `money` is None if none of its GPUs has a price."""
 
     month: str
     team: str
@@ -38,35 +38,38 @@ class Statement:
     page: str
 
 
-def statements(whole: cost.UsageBill, wanted: StatementRequest) -> Iterator[Statement]:
-    """At least one; CollectError where nobody held anything, or a team that was named did not."""
+def create_statements(bill: cost.UsageBill, request: StatementRequest) -> Iterator[Statement]:
+    """Create at least one statement; raise CollectError if no team, or not a requested team, used a GPU."""
     rows: dict[str, list[int]] = {}
-    for at in summary.matching_rows(whole.table, wanted.of):
-        rows.setdefault(usage.shown(whole.table.keys[at][cost.TEAM]), []).append(at)
-    rows.pop(usage.NOBODY, None)
-    _check(wanted, rows)
-    for team in wanted.teams or sorted(rows):
-        yield _statement(whole, wanted, team, rows.get(team, []))
+    for index in summary.matching_rows(bill.table, request.filters):
+        rows.setdefault(usage.display_value(bill.table.keys[index][cost.TEAM]), []).append(index)
+    rows.pop(usage.UNOWNED, None)
+    _check_teams(request, rows)
+    for team in request.teams or sorted(rows):
+        yield _create_statement(bill, request, team, rows.get(team, []))
 
 
-def _check(wanted: StatementRequest, rows: Mapping[str, list[int]]) -> None:
-    strangers = [team for team in wanted.teams if team not in rows and team not in wanted.budgets]
-    if strangers or not rows:
-        whom = f"no team `{strangers[0][:60]}`" if strangers else "no team"
-        now = f"Those who did: {', '.join(sorted(rows))[:200]}" if rows else None
-        remedy = "Look at `watchkeeper usage --from … --to …`"
-        raise CollectError(f"{whom} held a GPU in {wanted.month}", now=now, remedy=remedy)
+def _check_teams(request: StatementRequest, rows: Mapping[str, list[int]]) -> None:
+    unknown_teams = [team for team in request.teams if team not in rows and team not in request.budgets]
+    if unknown_teams or not rows:
+        subject = f"no team `{unknown_teams[0][:60]}`" if unknown_teams else "no team"
+        now = f"Teams that used GPUs: {', '.join(sorted(rows))[:200]}" if rows else None
+        remedy = "Run `watchkeeper usage --from … --to …` to list usage"
+        raise CollectError(f"{subject} used a GPU in {request.month}", now=now, remedy=remedy)
 
 
-def _statement(whole: cost.UsageBill, wanted: StatementRequest, team: str, chosen: list[int]) -> Statement:
-    of = {**wanted.of, "team": team}
-    parts, jobs = (cost.report_bill(whole, by, of=of, chosen=chosen) for by in (PARTS_BY, JOBS_BY))
-    page = statement.StatementPage(
-        f"GPU statement of {team}, {wanted.month}",
-        cost.report_as_json(parts),
-        wanted.zone,
-        cost.report_as_json(jobs),
-        [asdict(one) for one in waste.wasted_by_owner(whole, chosen)],
-        wanted.budgets.get(team),
+def _create_statement(bill: cost.UsageBill, request: StatementRequest, team: str, row_indexes: list[int]) -> Statement:
+    filters = {**request.filters, "team": team}
+    parts, jobs = (
+        cost.create_bill_report(bill, by, filters=filters, row_indexes=row_indexes)
+        for by in (SUMMARY_DIMENSIONS, JOB_DIMENSIONS)
     )
-    return Statement(wanted.month, team, parts.known_money, parts.currency, statement.render_statement(page))
+    page = statement.StatementPage(
+        f"GPU statement of {team}, {request.month}",
+        cost.report_as_json(parts),
+        request.zone,
+        cost.report_as_json(jobs),
+        [asdict(wasted_hours) for wasted_hours in waste.wasted_by_owner(bill, row_indexes)],
+        request.budgets.get(team),
+    )
+    return Statement(request.month, team, parts.known_money, parts.currency, statement.render_statement(page))

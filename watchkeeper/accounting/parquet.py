@@ -1,8 +1,7 @@
-"""A table as a Parquet file, in the plainest form of that format: one group of rows, required columns, no compression.
+"""Encode a table as a Parquet file: one row group, required columns, PLAIN encoding, no compression.
 
-Reports have some thousand lines of names and numbers, for which a library of forty megabytes would be much. Every
-reader understands this form (Apache Parquet 2.10, Encodings: PLAIN; the footer is Thrift's compact protocol). `written`
-hands its rows over.
+A report has some thousand rows, which does not justify a library of 40 MB. Every Parquet reader supports this subset
+(Apache Parquet 2.10, Encodings: PLAIN; the footer uses Thrift's compact protocol). `report_files` calls it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from watchkeeper.kit.protobuf import encode_varint
 
 MAGIC = b"PAR1"
-# Types of a field in Thrift's compact protocol.
+# Field types of Thrift's compact protocol.
 I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
 # Enums of parquet.thrift.
 DOUBLE, BYTE_ARRAY = 5, 6
@@ -26,7 +25,7 @@ Cell = str | float | None
 
 @dataclass(frozen=True, slots=True)
 class _ThriftField:
-    """A value as it stands in the footer, with its type."""
+    """An encoded value of the footer, with its Thrift type."""
 
     kind: int
     content: bytes
@@ -34,7 +33,7 @@ class _ThriftField:
 
 @dataclass(frozen=True, slots=True)
 class _ColumnChunk:
-    """One column of the file: where its page begins and how long it is with its header."""
+    """One column of the file; `length` includes the page header."""
 
     name: str
     kind: int
@@ -42,37 +41,37 @@ class _ColumnChunk:
     length: int
 
 
-def table(rows: Sequence[Mapping[str, Cell]], *, like: Mapping[str, Cell]) -> bytes:
-    """Rows that all have the columns of `like`: text where it has text, else floating-point numbers."""
+def encode_table(rows: Sequence[Mapping[str, Cell]], *, example_row: Mapping[str, Cell]) -> bytes:
+    """Encode rows with the columns of `example_row`: strings where it has a string, else doubles."""
     file = bytearray(MAGIC)
     chunks = []
-    for name, example in like.items():
-        kind = BYTE_ARRAY if isinstance(example, str) else DOUBLE
-        page = _page([row[name] for row in rows], kind) if rows else b""
+    for name, example_cell in example_row.items():
+        kind = BYTE_ARRAY if isinstance(example_cell, str) else DOUBLE
+        page = _encode_page([row[name] for row in rows], kind) if rows else b""
         chunks.append(_ColumnChunk(name, kind, len(file), len(page)))
         file += page
-    footer = _footer(chunks, len(rows))
+    footer = _encode_footer(chunks, len(rows))
     return bytes(file + footer + struct.pack("<I", len(footer)) + MAGIC)
 
 
-def _page(cells: Sequence[Cell], kind: int) -> bytes:
+def _encode_page(cells: Sequence[Cell], kind: int) -> bytes:
     if kind == BYTE_ARRAY:
         texts = [str(cell).encode() for cell in cells]
         content = b"".join(struct.pack("<I", len(text)) + text for text in texts)
     else:
-        # Required columns have no empty cells: a number that is not known is none.
+        # Required columns cannot have empty cells: NaN stands for an unknown number.
         content = struct.pack(f"<{len(cells)}d", *(math.nan if cell is None else float(cell) for cell in cells))
-    about = _struct({1: _i32(len(cells)), 2: _i32(PLAIN), 3: _i32(RLE), 4: _i32(RLE)})
+    page_header = _struct({1: _i32(len(cells)), 2: _i32(PLAIN), 3: _i32(RLE), 4: _i32(RLE)})
     size = _i32(len(content))
-    return _struct({1: _i32(DATA_PAGE), 2: size, 3: size, 5: about}).content + content
+    return _struct({1: _i32(DATA_PAGE), 2: size, 3: size, 5: page_header}).content + content
 
 
-def _footer(chunks: Sequence[_ColumnChunk], rows: int) -> bytes:
+def _encode_footer(chunks: Sequence[_ColumnChunk], rows: int) -> bytes:
     root = _struct({4: _text("table"), 5: _i32(len(chunks))})
-    leaves = [_leaf(chunk) for chunk in chunks]
-    columns = [_struct({2: _i64(one.offset), 3: _column(one, rows)}) for one in chunks]
-    whole = sum(chunk.length for chunk in chunks)
-    group = _struct({1: _list(STRUCT, columns), 2: _i64(whole), 3: _i64(rows)})
+    leaves = [_schema_element(chunk) for chunk in chunks]
+    columns = [_struct({2: _i64(chunk.offset), 3: _column_metadata(chunk, rows)}) for chunk in chunks]
+    total_bytes = sum(chunk.length for chunk in chunks)
+    group = _struct({1: _list(STRUCT, columns), 2: _i64(total_bytes), 3: _i64(rows)})
     groups = [group] if rows else []
     return _struct(
         {
@@ -85,12 +84,12 @@ def _footer(chunks: Sequence[_ColumnChunk], rows: int) -> bytes:
     ).content
 
 
-def _leaf(chunk: _ColumnChunk) -> _ThriftField:
-    told = {1: _i32(chunk.kind), 3: _i32(REQUIRED), 4: _text(chunk.name)}
-    return _struct(told | {6: _i32(UTF8)} if chunk.kind == BYTE_ARRAY else told)
+def _schema_element(chunk: _ColumnChunk) -> _ThriftField:
+    element = {1: _i32(chunk.kind), 3: _i32(REQUIRED), 4: _text(chunk.name)}
+    return _struct(element | {6: _i32(UTF8)} if chunk.kind == BYTE_ARRAY else element)
 
 
-def _column(chunk: _ColumnChunk, rows: int) -> _ThriftField:
+def _column_metadata(chunk: _ColumnChunk, rows: int) -> _ThriftField:
     length = _i64(chunk.length)
     return _struct(
         {
@@ -107,25 +106,25 @@ def _column(chunk: _ColumnChunk, rows: int) -> _ThriftField:
 
 
 def _struct(fields: Mapping[int, _ThriftField]) -> _ThriftField:
-    """Fields by their number, rising by at most 15: each begins with how far it is from the one before."""
-    content, before = bytearray(), 0
+    """Encode fields by ascending number, at most 15 apart: each header has the difference from the previous number."""
+    content, previous_number = bytearray(), 0
     for number, field in fields.items():
-        content.append((number - before) << 4 | field.kind)
+        content.append((number - previous_number) << 4 | field.kind)
         content += field.content
-        before = number
+        previous_number = number
     return _ThriftField(STRUCT, bytes(content + b"\0"))
 
 
 def _list(kind: int, items: Sequence[_ThriftField]) -> _ThriftField:
-    head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + encode_varint(len(items))
-    return _ThriftField(LIST, head + b"".join(item.content for item in items))
+    header = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + encode_varint(len(items))
+    return _ThriftField(LIST, header + b"".join(item.content for item in items))
 
 
 def _text(text: str) -> _ThriftField:
     return _ThriftField(BINARY, encode_varint(len(text.encode())) + text.encode())
 
 
-# Signed numbers come doubled, as zigzag writes those of zero and above.
+# Zigzag encoding doubles numbers from zero up.
 def _i32(number: int) -> _ThriftField:
     return _ThriftField(I32, encode_varint(number * 2))
 

@@ -1,6 +1,6 @@
-"""Reports as files for other programs: CSV that a spreadsheet cannot be tricked with, and Parquet.
+"""Write reports as CSV, protected against spreadsheet formulas, and as Parquet.
 
-Both have one row for each line, CSV also one for the total; numbers are plain. The command line writes them.
+Both have one row for each line; CSV also has a row for the total. Numbers are unformatted. The CLI writes the files.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ TOTAL = "total"
 
 
 def format_money(amount: float | None, currency: str = "") -> str:
-    """An amount as people read it; what has no price costs an unknown amount, which is not nothing."""
+    """Format an amount; None is an unknown cost, shown as `no price` and not as zero."""
     return "no price" if amount is None else f"{amount:,.2f} {currency}".rstrip()
 
 
 def escape_cell(text: str) -> str:
-    """A name from outside as a cell; one that is a number with a sign would lose the sign's meaning as well."""
+    """Escape a name for CSV; names such as `-5` are escaped too, because they are text and not numbers."""
     is_signed = text.startswith(table.FORMULA_STARTS) and csv_text.NUMBER.fullmatch(text) is not None
     return f"'{text}" if is_signed else table.escape_cell(text)
 
 
-def rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The lines of a usage or cost report and their total, flat, names first."""
+def flatten_report(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the lines of a usage or cost report and their total as flat rows, names first."""
     labels = {name: TOTAL if at == 0 else "" for at, name in enumerate(report["by"])}
-    return [*(_flat(line) for line in report["lines"]), labels | _flat(report["total"])]
+    return [*(_flatten_line(line) for line in report["lines"]), labels | _flatten_line(report["total"])]
 
 
-def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    made = {name: value for name, value in line.items() if not isinstance(value, Mapping)}
+def _flatten_line(line: Mapping[str, Any]) -> dict[str, Any]:
+    cells = {name: value for name, value in line.items() if not isinstance(value, Mapping)}
     hours = line.get("hours", {})
-    return made | {name if name == "kwh" else f"{name}_hours": value for name, value in hours.items()}
+    return cells | {name if name == "kwh" else f"{name}_hours": value for name, value in hours.items()}
 
 
 def to_csv(report: Mapping[str, Any]) -> str:
-    flat = rows(report)
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    columns = list(flat[0])
+    report_rows = flatten_report(report)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    columns = list(report_rows[0])
     writer.writerow([escape_cell(name) for name in columns])
-    for line in flat:
+    for line in report_rows:
         writer.writerow([_cell(line.get(name, "")) for name in columns])
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 def _cell(value: Any) -> str:
@@ -60,6 +60,6 @@ def _cell(value: Any) -> str:
 
 
 def to_parquet(report: Mapping[str, Any]) -> bytes:
-    """Without the total, which is for people: whoever reads Parquet sums."""
-    *lines, total = rows(report)
-    return parquet.table(lines, like=total)
+    """Encode a report without its total row, because readers of Parquet compute totals themselves."""
+    *lines, total = flatten_report(report)
+    return parquet.encode_table(lines, example_row=total)

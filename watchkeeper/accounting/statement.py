@@ -1,7 +1,7 @@
-"""A cost report or a team's monthly statement as one HTML page that reads well on screen and on A4 paper.
+"""Render a cost report or a team's monthly statement as one HTML page, for the screen and for A4 paper.
 
-The page loads nothing, runs nothing, and everything that came from outside is escaped. `watchkeeper cost report
---format html` and `cost statement` write it.
+The page loads no resources and has no scripts, and all values are escaped. `watchkeeper cost report --format html` and
+`watchkeeper cost statement` write it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from zoneinfo import ZoneInfo
 
 from watchkeeper.accounting import report_files, usage
 
-# A page is read by people; beyond this it is a file for programs.
-MOST_ROWS = 200
+# People do not read longer tables; the rest is one row.
+MAX_ROWS = 200
 COLUMNS = ("allocated", "used", "wasted", "spare", "unmeasured", "idle", "lost", "unknown", "kwh")
 
 
 @dataclass(frozen=True, slots=True)
 class StatementPage:
-    """What a page shows: a report, the jobs behind it, and who wastes what."""
+    """The content of a page: a report, its jobs, and waste by owner."""
 
     title: str
     report: Mapping[str, Any]
@@ -36,76 +36,82 @@ class StatementPage:
 def render_statement(page: StatementPage) -> str:
     style = (resources.files("watchkeeper.packs") / "statement.css").read_text(encoding="utf-8")
     report = page.report
-    since, until = (_moment(report[name], page.zone) for name in ("since", "until"))
+    since, until = (_format_time(report[name], page.zone) for name in ("since", "until"))
     body = [
-        f"<header><h1>{_text(page.title)}</h1><p>{since} to {until}, {_text(str(page.zone))}</p></header>",
-        _figures(page),
-        _table(f"By {', '.join(report['by'])}", report),
+        f"<header><h1>{_escape(page.title)}</h1><p>{since} to {until}, {_escape(str(page.zone))}</p></header>",
+        _render_figures(page),
+        _render_table(f"By {', '.join(report['by'])}", report),
     ]
     if page.jobs is not None:
-        body.append(_table("Jobs behind these numbers", page.jobs))
-    body += [_waste(page), _shared(report), _rates(report), _notes(report), _words()]
+        body.append(_render_table("Jobs in this statement", page.jobs))
+    body += [
+        _render_waste(page),
+        _render_shared_cost(report),
+        _render_prices(report),
+        _render_notes(report),
+        _render_definitions(),
+    ]
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_text(page.title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_escape(page.title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{style}</style></head>\n<body>{''.join(body)}</body></html>\n"
     )
 
 
-def _figures(page: StatementPage) -> str:
+def _render_figures(page: StatementPage) -> str:
     report = page.report
     hours = [line["hours"] for line in report["lines"]]
-    allocated = sum(one["allocated"] for one in hours)
-    used, wasted = (sum(one[name] for one in hours) for name in ("used", "wasted"))
-    unmeasured = sum(one["unmeasured"] for one in hours)
+    allocated = sum(line_hours["allocated"] for line_hours in hours)
+    used, wasted = (sum(line_hours[name] for line_hours in hours) for name in ("used", "wasted"))
+    unmeasured = sum(line_hours["unmeasured"] for line_hours in hours)
     measured = allocated - unmeasured
-    shown = [
+    figures = [
         ("cost", report_files.format_money(report["money"], report["currency"])),
         ("allocated", f"{allocated:,.1f} GPU-hours"),
         ("used", f"{used:,.1f} GPU-hours" + (f" ({used / measured:.0%})" if measured > 0 else "")),
         ("wasted", f"{wasted:,.1f} GPU-hours"),
-        ("energy", _energy(report)),
+        ("energy", _format_energy(report)),
     ]
     if page.budget is not None and page.budget["budget"] is not None:
-        shown.append(("budget of the month", report_files.format_money(page.budget["budget"], report["currency"])))
-        shown.append(("expected at its end", _expected(page.budget, report["currency"])))
-    cells = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in shown)
+        figures.append(("budget this month", report_files.format_money(page.budget["budget"], report["currency"])))
+        figures.append(("forecast for the month", _format_forecast(page.budget, report["currency"])))
+    cells = "".join(f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>" for name, value in figures)
     return f'<dl class="figures">{cells}</dl>'
 
 
-def _energy(report: Mapping[str, Any]) -> str:
-    """A table of jobs knows no energy, and a GPU that runs takes some: nought is not a measurement."""
+def _format_energy(report: Mapping[str, Any]) -> str:
+    """Format the energy; zero means not measured, because a table of jobs has no energy and a GPU always uses some."""
     if not report["kwh"]:
         return "not measured"
     return f"{report['kwh']:,.1f} kWh" + (f" × PUE {report['pue']:g}" if report["pue"] else "")
 
 
-def _expected(budget: Mapping[str, Any], currency: str) -> str:
+def _format_forecast(budget: Mapping[str, Any], currency: str) -> str:
     interval = ""
     if budget["low"] is not None:
         interval = f" (80 %: {budget['low']:,.0f} to {budget['high']:,.0f})"
     return f"{report_files.format_money(budget['forecast'], currency)}{interval}: {budget['state'].replace('_', ' ')}"
 
 
-def _table(title: str, report: Mapping[str, Any]) -> str:
+def _render_table(title: str, report: Mapping[str, Any]) -> str:
     names, lines = list(report["by"]), list(report["lines"])
     columns = [name for name in COLUMNS if any(line["hours"][name] for line in lines)]
-    head = "".join(f"<th>{_text(name)}</th>" for name in names)
-    said = [name.replace("kwh", "kWh") for name in columns]
-    head += "".join(f'<th class="n">{name}</th>' for name in [*said, "shared", "cost"])
-    rows = [_row([line[name] for name in names], line, columns) for line in lines[:MOST_ROWS]]
-    left = lines[MOST_ROWS:]
-    if left:
-        rows.append(_row([f"{len(left)} more", *[""] * (len(names) - 1)], _sum(left), columns))
-    foot = _row(["total", *[""] * (len(names) - 1)], report["total"], columns)
+    head = "".join(f"<th>{_escape(name)}</th>" for name in names)
+    column_titles = [name.replace("kwh", "kWh") for name in columns]
+    head += "".join(f'<th class="n">{name}</th>' for name in [*column_titles, "shared", "cost"])
+    rows = [_render_row([line[name] for name in names], line, columns) for line in lines[:MAX_ROWS]]
+    rest = lines[MAX_ROWS:]
+    if rest:
+        rows.append(_render_row([f"{len(rest)} more", *[""] * (len(names) - 1)], _sum_lines(rest), columns))
+    foot = _render_row(["total", *[""] * (len(names) - 1)], report["total"], columns)
     return (
-        f"<section><h2>{_text(title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-        f"<tfoot>{foot}</tfoot></table><p>Hours are GPU-hours; money is in {_text(report['currency'])}.</p></section>"
+        f"<section><h2>{_escape(title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+        f"<tfoot>{foot}</tfoot></table><p>Hours are GPU-hours; money is in {_escape(report['currency'])}.</p></section>"
     )
 
 
-def _row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) -> str:
-    cells = "".join(f"<td>{_text(name)}</td>" for name in names)
+def _render_row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) -> str:
+    cells = "".join(f"<td>{_escape(name)}</td>" for name in names)
     hours = line["hours"]
     numbers = [f"{hours[name]:,.1f}" for name in columns]
     numbers += [report_files.format_money(line["shared"]), report_files.format_money(line["money"])]
@@ -113,71 +119,74 @@ def _row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) 
     return f"<tr>{cells}</tr>"
 
 
-def _sum(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    known = [line["money"] for line in lines if line["money"] is not None]
+def _sum_lines(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    amounts = [line["money"] for line in lines if line["money"] is not None]
     return {
-        "money": sum(known) if known else None,
+        "money": sum(amounts) if amounts else None,
         "shared": sum(line["shared"] for line in lines),
         "hours": {name: sum(line["hours"][name] for line in lines) for name in ("total", *COLUMNS)},
     }
 
 
-def _waste(page: StatementPage) -> str:
+def _render_waste(page: StatementPage) -> str:
     if not page.waste:
         return ""
     rows = "".join(
-        f"<tr><td>{_text(one['team'])}</td><td>{_text(one['user'])}</td><td>{_text(one['job'])}</td>"
-        f'<td class="n">{one["gpu_hours"]:,.1f}</td>'
-        f'<td class="n">{report_files.format_money(one["money"])}</td></tr>'
-        for one in page.waste
+        f"<tr><td>{_escape(wasted['team'])}</td><td>{_escape(wasted['user'])}</td><td>{_escape(wasted['job'])}</td>"
+        f'<td class="n">{wasted["gpu_hours"]:,.1f}</td>'
+        f'<td class="n">{report_files.format_money(wasted["money"])}</td></tr>'
+        for wasted in page.waste
     )
     head = '<th>team</th><th>user</th><th>job</th><th class="n">wasted</th><th class="n">money</th>'
     return (
-        "<section><h2>Held and not used</h2>"
+        "<section><h2>Allocated and idle</h2>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>"
     )
 
 
-def _shared(report: Mapping[str, Any]) -> str:
+def _render_shared_cost(report: Mapping[str, Any]) -> str:
     if not report["shared"]:
         return ""
     rows = "".join(
-        f'<tr><td>{_text(item)}</td><td class="n">{money:,.2f}</td></tr>' for item, money in report["shared"].items()
+        f'<tr><td>{_escape(item)}</td><td class="n">{money:,.2f}</td></tr>' for item, money in report["shared"].items()
     )
-    title = "What nobody held" if report["policy"] == "none" else "Shared cost"
-    said = f"<h2>{title}</h2><p>{_text(report['policy_words'])}.</p>"
-    return f"<section>{said}<table><tbody>{rows}</tbody></table></section>"
+    title = "Unallocated GPUs and overhead" if report["policy"] == "none" else "Shared cost"
+    heading = f"<h2>{title}</h2><p>{_escape(report['policy_words'])}.</p>"
+    return f"<section>{heading}<table><tbody>{rows}</tbody></table></section>"
 
 
-def _rates(report: Mapping[str, Any]) -> str:
+def _render_prices(report: Mapping[str, Any]) -> str:
     rows = "".join(
-        f'<tr><td>{_text(rate["of"])}</td><td class="w">{_text(rate["kind"].replace("_", " "))}</td>'
-        f'<td class="n">{rate["per_gpu_hour"]:,.2f}</td><td>{_text(_source(rate))}</td></tr>'
+        f'<tr><td>{_escape(rate["of"])}</td><td class="w">{_escape(rate["kind"].replace("_", " "))}</td>'
+        f'<td class="n">{rate["per_gpu_hour"]:,.2f}</td><td>{_escape(_format_source(rate))}</td></tr>'
         for rate in report["rates"]
     )
     if not rows:
         return ""
-    head = '<th>GPU</th><th>paid</th><th class="n">an hour</th><th>source</th>'
+    head = '<th>GPU</th><th>pricing</th><th class="n">per hour</th><th>source</th>'
     return f"<section><h2>Prices</h2><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>"
 
 
-def _source(rate: Mapping[str, Any]) -> str:
+def _format_source(rate: Mapping[str, Any]) -> str:
     return f"{rate['source']} (checked {rate['checked']})" if rate["checked"] else str(rate["source"])
 
 
-def _notes(report: Mapping[str, Any]) -> str:
-    listed = "".join(f"<li>{_text(note)}</li>" for note in report["notes"])
-    return f"<section><h2>To be read with these numbers</h2><ul>{listed}</ul></section>" if listed else ""
+def _render_notes(report: Mapping[str, Any]) -> str:
+    listed = "".join(f"<li>{_escape(note)}</li>" for note in report["notes"])
+    return f"<section><h2>Notes</h2><ul>{listed}</ul></section>" if listed else ""
 
 
-def _words() -> str:
-    listed = "".join(f"<div><dt>{_text(word)}</dt><dd>{_text(said)}</dd></div>" for word, said in usage.WORDS.items())
-    return f'<section><h2>Words</h2><dl class="words">{listed}</dl></section>'
+def _render_definitions() -> str:
+    listed = "".join(
+        f"<div><dt>{_escape(term)}</dt><dd>{_escape(definition)}</dd></div>"
+        for term, definition in usage.DEFINITIONS.items()
+    )
+    return f'<section><h2>Definitions</h2><dl class="words">{listed}</dl></section>'
 
 
-def _moment(at: float, zone: ZoneInfo) -> str:
+def _format_time(at: float, zone: ZoneInfo) -> str:
     return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M}"
 
 
-def _text(value: str) -> str:
+def _escape(value: str) -> str:
     return html.escape("".join(letter if letter.isprintable() else "\ufffd" for letter in str(value)))

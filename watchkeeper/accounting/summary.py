@@ -1,7 +1,7 @@
-"""A table of usage seen from one side: lines by team, job, node or anything else, and the total that they sum to.
+"""Sum a usage table into lines by team, job, node or another dimension, and their total.
 
-`of` keeps only what a person drills into (`team=vision`); what nobody held is then left out, because it is nobody's.
-The command line and the API show these lines; `cost` puts money on the same table.
+Filters such as `team=vision` select rows; unallocated hours then drop out, because they have no owner. The CLI and the
+API show these lines; `cost` prices the same table.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from watchkeeper.accounting import usage
 from watchkeeper.errors import CollectError
 
-# Lines that an answer has at most; the rest is one line, so that the sum stays whole.
-MOST_LINES = 10_000
+# The most lines of a response; the rest is combined into one line, so that the total stays the same.
+MAX_LINES = 10_000
 REST = "(all others)"
 
 
@@ -33,26 +33,28 @@ def plain_amounts(amounts: usage.Amounts) -> dict[str, float]:
     return {"total": usage.total(amounts), **parts, "spare": usage.spare(amounts)}
 
 
-def usage_lines(table: usage.UsageTable, by: Sequence[str], *, most: int = MOST_LINES) -> list[UsageLine]:
-    """One line for each value of the dimensions, the largest first, nobody's last."""
-    wanted = [dimension_index(name) for name in by]
+def usage_lines(table: usage.UsageTable, by: Sequence[str], *, max_lines: int = MAX_LINES) -> list[UsageLine]:
+    """Return one line for each combination of the dimensions, the largest first, unowned hours last."""
+    dimension_indexes = [dimension_index(name) for name in by]
     sums: dict[tuple[str, ...], usage.Amounts] = {}
     for key, row in zip(table.keys, table.amounts, strict=True):
-        names = tuple(key[at] for at in wanted)
-        found = sums.get(names)
-        if found is None:
-            found = sums[names] = np.zeros(len(usage.PARTS))
-        found += row
-    shown: dict[tuple[str, ...], usage.Amounts] = {}
+        names = tuple(key[index] for index in dimension_indexes)
+        line_amounts = sums.get(names)
+        if line_amounts is None:
+            line_amounts = sums[names] = np.zeros(len(usage.PARTS))
+        line_amounts += row
+    amounts_by_names: dict[tuple[str, ...], usage.Amounts] = {}
     for names, row in sums.items():
-        said = tuple(usage.shown(name) for name in names)
-        shown[said] = shown[said] + row if said in shown else row
-    made = [UsageLine(names, row) for names, row in shown.items()]
-    made.sort(key=lambda line: (usage.NOBODY in line.names, -float(line.amounts[usage.ALLOCATED]), line.names))
-    if len(made) > most:
-        rest = np.sum([line.amounts for line in made[most - 1 :]], axis=0)
-        made = [*made[: most - 1], UsageLine((REST,) * len(by), rest)]
-    return made
+        display_names = tuple(usage.display_value(name) for name in names)
+        amounts_by_names[display_names] = (
+            amounts_by_names[display_names] + row if display_names in amounts_by_names else row
+        )
+    lines = [UsageLine(names, row) for names, row in amounts_by_names.items()]
+    lines.sort(key=lambda line: (usage.UNOWNED in line.names, -float(line.amounts[usage.ALLOCATED]), line.names))
+    if len(lines) > max_lines:
+        rest = np.sum([line.amounts for line in lines[max_lines - 1 :]], axis=0)
+        lines = [*lines[: max_lines - 1], UsageLine((REST,) * len(by), rest)]
+    return lines
 
 
 def total(table: usage.UsageTable) -> usage.Amounts:
@@ -60,59 +62,67 @@ def total(table: usage.UsageTable) -> usage.Amounts:
     return summed
 
 
-def matching_rows(table: usage.UsageTable, wanted: Mapping[str, str]) -> list[int]:
-    """The rows that have all these values; `unmapped` finds what nobody has said."""
-    if not wanted:
+def matching_rows(table: usage.UsageTable, filters: Mapping[str, str]) -> list[int]:
+    """Return the indexes of rows that match all filters; the value `unmapped` matches an unknown value."""
+    if not filters:
         return list(range(len(table.keys)))
-    places = {dimension_index(name): value for name, value in wanted.items()}
+    values_by_index = {dimension_index(name): value for name, value in filters.items()}
     return [
-        at
-        for at, key in enumerate(table.keys)
-        if all(usage.shown(key[place]) == value for place, value in places.items())
+        row
+        for row, key in enumerate(table.keys)
+        if all(usage.display_value(key[index]) == value for index, value in values_by_index.items())
     ]
 
 
-def filter_table(table: usage.UsageTable, wanted: Mapping[str, str]) -> usage.UsageTable:
-    kept = matching_rows(table, wanted)
+def filter_table(table: usage.UsageTable, filters: Mapping[str, str]) -> usage.UsageTable:
+    row_indexes = matching_rows(table, filters)
     return usage.UsageTable(
-        table.since, table.until, tuple(table.keys[at] for at in kept), table.amounts[kept], table.notes, table.first
+        table.since,
+        table.until,
+        tuple(table.keys[at] for at in row_indexes),
+        table.amounts[row_indexes],
+        table.notes,
+        table.first,
     )
 
 
-def no_match_note(wanted: Mapping[str, str]) -> str:
-    """The note of an answer that has nothing: a name may be mistyped."""
-    return f"nothing is of {', '.join(f'{name} {value}' for name, value in wanted.items())} in this time"
+def no_match_note(filters: Mapping[str, str]) -> str:
+    """The note of an empty response; the name in a filter may be wrong."""
+    return f"no usage matches {', '.join(f'{name} {value}' for name, value in filters.items())} in this period"
 
 
 def dimension_index(name: str) -> int:
     try:
         return usage.DIMENSIONS.index(name)
     except ValueError as error:
-        known = ", ".join(usage.DIMENSIONS)
-        raise CollectError(f"usage cannot be seen by `{name[:40]}`", remedy=f"It can by {known}") from error
+        allowed = ", ".join(usage.DIMENSIONS)
+        raise CollectError(f"usage has no dimension `{name[:40]}`", remedy=f"Use one of {allowed}") from error
 
 
 def usage_report(
-    table: usage.UsageTable, by: Sequence[str], *, of: Mapping[str, str] | None = None
+    table: usage.UsageTable, by: Sequence[str], *, filters: Mapping[str, str] | None = None
 ) -> dict[str, object]:
-    """What `watchkeeper usage --json` and GET /api/usage answer."""
-    chosen = filter_table(table, of) if of else table
-    empty = [no_match_note(of)] if of and len(table.keys) and not len(chosen.keys) else []
+    """Return the usage report of `watchkeeper usage --json` and GET /api/usage."""
+    selected = filter_table(table, filters) if filters else table
+    empty = [no_match_note(filters)] if filters and len(table.keys) and not len(selected.keys) else []
     return {
         "since": table.since,
         "until": table.until,
         "by": list(by),
-        "of": dict(of or {}),
-        "lines": [line.plain(by) for line in usage_lines(chosen, by)],
-        "total": plain_amounts(total(chosen)),
-        "notes": [*chosen.notes, *empty, *_said(total(chosen))],
-        "words": dict(usage.WORDS),
+        "of": dict(filters or {}),
+        "lines": [line.plain(by) for line in usage_lines(selected, by)],
+        "total": plain_amounts(total(selected)),
+        "notes": [*selected.notes, *empty, *_measurement_notes(total(selected))],
+        "words": dict(usage.DEFINITIONS),
     }
 
 
-def _said(amounts: usage.Amounts) -> Iterable[str]:
+def _measurement_notes(amounts: usage.Amounts) -> Iterable[str]:
     if amounts[usage.USED_BY_UTIL] > 0:
         share = amounts[usage.USED_BY_UTIL] / amounts[usage.USED] if amounts[usage.USED] else 1.0
-        yield f"{share:.0%} of used is by GPU_UTIL, which counts any kernel: there is no profiling field on those GPUs"
+        yield (
+            f"{share:.0%} of the used hours is based on GPU_UTIL, which counts any kernel: those GPUs export no "
+            "profiling metric"
+        )
     if amounts[usage.UNMEASURED] > 0:
         yield f"{amounts[usage.UNMEASURED]:,.1f} allocated GPU-hours are unmeasured: neither used nor wasted"

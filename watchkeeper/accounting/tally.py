@@ -1,8 +1,8 @@
-"""Adding slots of usage up to a table, with a line for what nobody could say.
+"""Sum time slots of usage into a table, and add the unknown hours.
 
-`recorded`, `ledger` and `job_files` put in slots; `table` closes the books of a window. A cluster's GPUs are in service
-from its first slot on: minutes of a slot that were not seen, and slots that are not there, count as unknown at the size
-that the cluster had when it was last seen. What lies before the first slot is excluded, and a note says so.
+`recorded_hours` and `ledger` add slots; `build_table` returns the sums of a window. A cluster counts from its first
+slot on: unrecorded minutes and missing slots count as unknown, with the number of GPUs that the cluster had when it was
+last recorded. The time before the first slot is excluded, with a note.
 """
 
 from __future__ import annotations
@@ -19,143 +19,147 @@ import numpy.typing as npt
 from watchkeeper.accounting import time_ranges, usage
 
 HOUR = 3600.0
-# A gap below this is the jitter of clocks, not an absence.
-LEAST_GAP_SECONDS = 30.0
+# A shorter gap is clock jitter.
+MIN_GAP_SECONDS = 30.0
 POOL, MODEL = (usage.DIMENSIONS.index(name) for name in ("pool", "model"))
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSlot:
-    """What is known of one cluster in a stretch of time: the share of it that was seen, and its GPU-hours."""
+    """One cluster in a time range: the recorded share of the range, and the GPU-hours."""
 
     start: float
     end: float
-    seen: float
+    recorded_share: float
     gpu_hours: float
 
     @property
     def gpus(self) -> float | None:
-        """GPUs in service while it was seen."""
-        hours = (self.end - self.start) / HOUR * self.seen
+        """GPUs in service while the slot was recorded."""
+        hours = (self.end - self.start) / HOUR * self.recorded_share
         return self.gpu_hours / hours if hours > 0 else None
 
 
 @dataclass(slots=True)
 class UsageTally:
-    """Books of a window; `opens` is where the time begins that the window is a piece of."""
+    """The sums of a window; `period_start` is the start of the longer period that the window is a part of."""
 
     since: float
     until: float
-    opens: float | None = None
+    period_start: float | None = None
     notes: list[str] = field(default_factory=list)
-    _places: dict[usage.Key, int] = field(default_factory=dict)
-    _pieces: list[tuple[npt.NDArray[np.int64], usage.Amounts]] = field(default_factory=list)
+    _key_indexes: dict[usage.Key, int] = field(default_factory=dict)
+    _row_batches: list[tuple[npt.NDArray[np.int64], usage.Amounts]] = field(default_factory=list)
     _slots: dict[str, list[UsageSlot]] = field(default_factory=dict)
 
     def add(self, keys: Sequence[usage.Key], amounts: usage.Amounts) -> None:
-        places = self._places
-        at = np.fromiter((places.setdefault(one, len(places)) for one in keys), dtype=np.int64, count=len(keys))
-        self._pieces.append((at, amounts))
+        key_indexes = self._key_indexes
+        row_keys = np.fromiter(
+            (key_indexes.setdefault(key, len(key_indexes)) for key in keys), dtype=np.int64, count=len(keys)
+        )
+        self._row_batches.append((row_keys, amounts))
 
-    def saw(self, cluster: str, slot: UsageSlot) -> None:
+    def add_slot(self, cluster: str, slot: UsageSlot) -> None:
         self._slots.setdefault(cluster, []).append(slot)
 
-    def follow(self, before: UsageTally) -> None:
-        """Clusters of which nothing is known where the window begins go on from what they were in the time before.
+    def continue_from(self, previous: UsageTally) -> None:
+        """Add the last earlier slot of each cluster without a record at the start of the window.
 
-        One that was not there then begins here.
+        The unrecorded time then counts as unknown. A cluster without an earlier slot starts with its first record.
         """
-        for cluster, slots in before._slots.items():
-            begins = min((slot.start for slot in self._slots.get(cluster, ())), default=math.inf)
-            # A day of the ledger brings all of its slots, also those after a window that ends in it.
-            sized = [slot for slot in slots if slot.start < self.since and slot.gpus is not None]
-            if sized and begins > self.since + LEAST_GAP_SECONDS:
-                self.saw(cluster, max(sized, key=lambda slot: slot.start))
+        for cluster, slots in previous._slots.items():
+            first_start = min((slot.start for slot in self._slots.get(cluster, ())), default=math.inf)
+            # A day of the ledger adds all of its slots, including those after the end of the window.
+            sized_slots = [slot for slot in slots if slot.start < self.since and slot.gpus is not None]
+            if sized_slots and first_start > self.since + MIN_GAP_SECONDS:
+                self.add_slot(cluster, max(sized_slots, key=lambda slot: slot.start))
 
-    def take(self, piece: UsageTally) -> None:
-        """Everything that was put into a piece of this window."""
-        keys = list(piece._places)
-        for at, amounts in piece._pieces:
-            self.add([keys[one] for one in at.tolist()], amounts)
-        for cluster, slots in piece._slots.items():
+    def merge(self, part: UsageTally) -> None:
+        """Add everything from the tally of a part of this window."""
+        keys = list(part._key_indexes)
+        for row_keys, amounts in part._row_batches:
+            self.add([keys[index] for index in row_keys.tolist()], amounts)
+        for cluster, slots in part._slots.items():
             self._slots.setdefault(cluster, []).extend(slots)
-        self.notes += piece.notes
+        self.notes += part.notes
 
-    def table(self) -> usage.UsageTable:
+    def build_table(self) -> usage.UsageTable:
         for cluster, slots in sorted(self._slots.items()):
-            self._fill(cluster, slots)
-        amounts = np.zeros((len(self._places), len(usage.PARTS)))
-        for at, piece in self._pieces:
-            np.add.at(amounts, at, piece)
+            self._add_unknown_hours(cluster, slots)
+        amounts = np.zeros((len(self._key_indexes), len(usage.PARTS)))
+        for row_keys, batch in self._row_batches:
+            np.add.at(amounts, row_keys, batch)
         first = min((slots[0].start for slots in self._slots.values()), default=None)
-        return usage.UsageTable(self.since, self.until, tuple(self._places), amounts, tuple(self.notes), first)
+        return usage.UsageTable(self.since, self.until, tuple(self._key_indexes), amounts, tuple(self.notes), first)
 
-    def _fill(self, cluster: str, slots: list[UsageSlot]) -> None:
-        # An hour that the ledger has kept and the engine still knows is one hour.
+    def _add_unknown_hours(self, cluster: str, slots: list[UsageSlot]) -> None:
+        # An hour that is both in the ledger and in the engine counts once.
         slots[:] = sorted({slot.start: slot for slot in slots}.values(), key=lambda slot: slot.start)
-        if slots[0].start > self.since + LEAST_GAP_SECONDS:
-            slots[0] = _begun_late(slots[0])
+        if slots[0].start > self.since + MIN_GAP_SECONDS:
+            slots[0] = _trim_first_slot(slots[0])
         first = max(slots[0].start, self.since)
-        if first - self.since > LEAST_GAP_SECONDS:
-            opens = self.since if self.opens is None else self.opens
+        if first - self.since > MIN_GAP_SECONDS:
+            period_start = self.since if self.period_start is None else self.period_start
             self.notes.append(
-                f"cluster {usage.shown(cluster)}: records begin at {format_time(first)}; the "
-                f"{(first - opens) / HOUR:,.1f} hours before are excluded"
+                f"cluster {usage.display_value(cluster)}: records start at {format_time(first)}; the "
+                f"{(first - period_start) / HOUR:,.1f} hours before are excluded"
             )
-        following = [*(slot.start for slot in slots[1:]), math.inf]
-        unknown = sum(self._unseen(slot, before=start) for slot, start in zip(slots, following, strict=True))
+        next_starts = [*(slot.start for slot in slots[1:]), math.inf]
+        unknown = sum(
+            self._unrecorded_hours(slot, next_start=start) for slot, start in zip(slots, next_starts, strict=True)
+        )
         missing = [
             (start, end)
-            for start, end in time_ranges.gaps(
+            for start, end in time_ranges.find_gaps(
                 [(slot.start, slot.end) for slot in slots], since=first, until=self.until
             )
-            if end - start > LEAST_GAP_SECONDS
+            if end - start > MIN_GAP_SECONDS
         ]
         gap_hours = sum(end - start for start, end in missing) / HOUR
-        sized = [(slot.end, slot.gpus) for slot in slots if slot.gpus is not None]
-        ends = [end for end, _ in sized]
-        for start, end in missing if sized else ():
-            before = bisect.bisect_right(ends, start + LEAST_GAP_SECONDS) - 1
-            unknown += sized[max(before, 0)][1] * (end - start) / HOUR
+        gpu_counts = [(slot.end, slot.gpus) for slot in slots if slot.gpus is not None]
+        ends = [end for end, _ in gpu_counts]
+        for start, end in missing if gpu_counts else ():
+            previous_index = bisect.bisect_right(ends, start + MIN_GAP_SECONDS) - 1
+            unknown += gpu_counts[max(previous_index, 0)][1] * (end - start) / HOUR
         if gap_hours:
-            where = f"from {format_time(missing[0][0])}" + (f", in {len(missing)} pieces" if len(missing) > 1 else "")
+            where = f"from {format_time(missing[0][0])}" + (f", in {len(missing)} gaps" if len(missing) > 1 else "")
             self.notes.append(
-                f"cluster {usage.shown(cluster)}: nothing was recorded for {_lasting(gap_hours)} ({where}); its GPUs "
-                "count as unknown"
+                f"cluster {usage.display_value(cluster)}: no records for {_format_hours(gap_hours)} ({where}); its "
+                "GPUs count as unknown"
             )
         if unknown > 0:
             row = np.zeros((1, len(usage.PARTS)))
             row[0, usage.UNKNOWN] = unknown
-            self.add([unowned_key(cluster=cluster, **self._alike(cluster))], row)
+            self.add([unowned_key(cluster=cluster, **self._common_dimensions(cluster))], row)
 
-    def _alike(self, cluster: str) -> dict[str, str]:
-        """Pool and model of GPUs that nobody saw, where all of the cluster's have the same."""
-        places = {(key[POOL], key[MODEL]) for key in self._places if key[0] == cluster}
-        pools, models = ({place[at] for place in places} for at in (0, 1))
-        alike = (("pool", pools), ("model", models))
-        return {name: next(iter(values)) for name, values in alike if len(values) == 1}
+    def _common_dimensions(self, cluster: str) -> dict[str, str]:
+        """Pool and model of unrecorded GPUs, if all recorded GPUs of the cluster have the same."""
+        pool_models = {(key[POOL], key[MODEL]) for key in self._key_indexes if key[0] == cluster}
+        pools, models = ({place[at] for place in pool_models} for at in (0, 1))
+        candidates = (("pool", pools), ("model", models))
+        return {name: next(iter(values)) for name, values in candidates if len(values) == 1}
 
-    def _unseen(self, slot: UsageSlot, *, before: float) -> float:
-        """GPU-hours of the part of a slot in which nobody looked; like its own hours it ends where the next begins."""
-        inside = min(slot.end, self.until, before) - max(slot.start, self.since)
+    def _unrecorded_hours(self, slot: UsageSlot, *, next_start: float) -> float:
+        """GPU-hours of the unrecorded part of a slot; a slot ends at the latest where the next one starts."""
+        seconds = min(slot.end, self.until, next_start) - max(slot.start, self.since)
         gpus = slot.gpus
-        return 0.0 if gpus is None or inside <= 0 else gpus * inside / HOUR * (1 - slot.seen)
+        return 0.0 if gpus is None or seconds <= 0 else gpus * seconds / HOUR * (1 - slot.recorded_share)
 
 
-def _begun_late(slot: UsageSlot) -> UsageSlot:
-    """The first hour of all records: what was not seen of it lies before they begin."""
-    if slot.end - slot.start != HOUR or not 0 < slot.seen < 1:
+def _trim_first_slot(slot: UsageSlot) -> UsageSlot:
+    """Shorten the first recorded hour: its unrecorded part lies before the records start."""
+    if slot.end - slot.start != HOUR or not 0 < slot.recorded_share < 1:
         return slot
-    return UsageSlot(slot.end - HOUR * slot.seen, slot.end, 1.0, slot.gpu_hours)
+    return UsageSlot(slot.end - HOUR * slot.recorded_share, slot.end, 1.0, slot.gpu_hours)
 
 
-def unowned_key(**named: str) -> usage.Key:
-    """The key of hours that no workload had."""
-    owner = dict.fromkeys(("team", "project", "namespace", "user", "kind", "job"), usage.NOBODY)
-    return usage.key(**{**owner, **named})
+def unowned_key(**dimensions: str) -> usage.Key:
+    """The key of unallocated hours."""
+    owner = dict.fromkeys(("team", "project", "namespace", "user", "kind", "job"), usage.UNOWNED)
+    return usage.make_key(**{**owner, **dimensions})
 
 
-def _lasting(hours: float) -> str:
+def _format_hours(hours: float) -> str:
     return f"{hours:,.1f} hours" if hours >= 1 else f"{math.ceil(hours * 60)} min"
 
 

@@ -1,8 +1,7 @@
-"""Usage: GPU-hours by who held them and by what became of them, in words that are defined here and nowhere else.
+"""Usage tables: GPU-hours by owner and by state, with the definition of each state.
 
-Each hour of each GPU in service falls into exactly one of allocated, idle, lost and unknown, so these four sum to the
-total; what was allocated falls into used, wasted, unmeasured and spare. `accounting` fills the tables, the command
-line, the API and the statements print `WORDS` beside their numbers.
+Each hour of each GPU is exactly one of allocated, idle, lost and unknown, so these four add up to the total. Allocated
+hours are used, wasted, unmeasured or spare. The CLI, the API and the statements show `DEFINITIONS` beside the numbers.
 """
 
 from __future__ import annotations
@@ -17,41 +16,40 @@ from watchkeeper.model import fleet
 
 Amounts = npt.NDArray[np.float64]
 
-# What a GPU-hour can be asked by; a job is a pod, a Slurm job or a program.
+# The dimensions of a GPU-hour; a job is a pod, a Slurm job or a process.
 DIMENSIONS = ("cluster", "pool", "model", "node", "team", "project", "namespace", "user", "kind", "job")
-# One value for each dimension; an empty one is what nobody has said, and is shown as `unmapped`.
+# One value for each dimension; an empty value is unknown, and is shown as `unmapped`.
 Key = tuple[str, ...]
 # The columns of a table. Energy is in kWh at the GPU, everything else in GPU-hours.
 PARTS = ("allocated", "used", "wasted", "unmeasured", "idle", "lost", "unknown", "used_by_util", "kwh")
 STATES = ("allocated", "idle", "lost", "unknown")
 ALLOCATED, USED, WASTED, UNMEASURED, IDLE, LOST, UNKNOWN, USED_BY_UTIL, KWH = range(len(PARTS))
-# Owners of hours that no job had: they are lines of their own, and the cost split says who pays for them.
-NOBODY = "(nobody)"
+# The owner of unallocated hours. They have separate lines, and the cost policy decides who pays for them.
+UNOWNED = "(nobody)"
 
-# A held GPU whose SMs were active for less than this over the time before is not worth holding; packs/rules/usage.yaml
-# alerts at the same share.
+# An allocated GPU with less SM activity than this over `WASTE_MINUTES` counts as wasted; packs/rules/usage.yaml alerts
+# at the same share.
 WASTE_FLOOR = 0.05
 WASTE_MINUTES = 15
-WORDS: Mapping[str, str] = {
-    "total": "allocated + idle + lost + unknown: the hours of every GPU that the inventory expects or that reported",
-    "allocated": "held by a workload; a MIG slice counts as its part of the GPU, one of n time-sliced holders as 1/n",
-    "used": "the integral of SM activity while held; of GPU_UTIL where there is no profiling field (used_by_util)",
+DEFINITIONS: Mapping[str, str] = {
+    "total": "allocated + idle + lost + unknown: the hours of every GPU that the inventory lists or that reported",
+    "allocated": "assigned to a workload; a MIG instance counts as its part of the GPU, a time-slicing holder as 1/n",
+    "used": "SM activity summed over allocated time; GPU_UTIL where no profiling metric exists (used_by_util)",
     "wasted": f"allocated and not used, on GPUs whose activity was below {WASTE_FLOOR:.0%} for {WASTE_MINUTES} minutes",
-    "unmeasured": "allocated, but no field says how active the GPU was; neither used nor wasted",
-    "spare": "the rest of allocated: not used, on GPUs that are at work",
-    "idle": "reporting, healthy, in service, and held by nobody",
-    "lost": "expected, held by nobody, and faulty (a critical alert), cordoned or missing",
-    "unknown": "nobody could say: no samples, a node that is silent, or no source that knows holders; never idle",
-    "kwh": "energy at the GPU, from its own counter; without fans, power supplies and cooling (PUE)",
+    "unmeasured": "allocated, but no metric shows the activity of the GPU; neither used nor wasted",
+    "spare": "the rest of allocated: not used, on GPUs with activity",
+    "idle": "reporting, healthy, in service, and not allocated",
+    "lost": "expected, not allocated, and faulty (a critical alert), cordoned or missing",
+    "unknown": "no samples, an unreachable node, or no source of holders; never counted as idle",
+    "kwh": "energy of the GPU, from its energy counter; without fans, power supplies and cooling (PUE)",
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsageTable:
-    """GPU-hours of a time: `amounts[k, p]` belongs to `keys[k]` and `PARTS[p]`.
+    """GPU-hours of a time range: `amounts[k, p]` belongs to `keys[k]` and `PARTS[p]`.
 
-    `notes` say what is excluded or stands in for something else; a number is never read without them. `first` is when
-    records begin, where that is known.
+    `notes` say what is excluded or estimated; every report shows them. `first` is when records start, None if unknown.
     """
 
     since: float
@@ -71,27 +69,27 @@ class UsageTable:
 
     @property
     def recorded_hours(self) -> float:
-        """The part of the window since records begin."""
+        """Hours of the window since records start."""
         return (self.until - max(self.since, self.first or self.since)) / 3600
 
 
-def join_tables(pieces: Sequence[UsageTable]) -> UsageTable:
-    """Pieces of a time one after the other as one table, whose keys may stand there several times."""
-    if len(pieces) == 1:
-        return pieces[0]
-    told = [piece for piece in pieces if len(piece.keys)] or pieces
+def join_tables(tables: Sequence[UsageTable]) -> UsageTable:
+    """Join tables that follow each other in time; the result can have duplicate keys."""
+    if len(tables) == 1:
+        return tables[0]
+    non_empty = [piece for piece in tables if len(piece.keys)] or tables
     return UsageTable(
-        pieces[0].since,
-        pieces[-1].until,
-        [key for piece in pieces for key in piece.keys],
-        np.concatenate([piece.amounts for piece in pieces]),
-        tuple(dict.fromkeys(note for piece in told for note in piece.notes)),
-        min((piece.first for piece in pieces if piece.first is not None), default=None),
+        tables[0].since,
+        tables[-1].until,
+        [key for piece in tables for key in piece.keys],
+        np.concatenate([piece.amounts for piece in tables]),
+        tuple(dict.fromkeys(note for piece in non_empty for note in piece.notes)),
+        min((piece.first for piece in tables if piece.first is not None), default=None),
     )
 
 
 def total(amounts: Amounts) -> float:
-    """The hours in service: the four states together."""
+    """The sum of the four states."""
     return float(amounts[ALLOCATED] + amounts[IDLE] + amounts[LOST] + amounts[UNKNOWN])
 
 
@@ -100,10 +98,10 @@ def spare(amounts: Amounts) -> float:
     return max(float(rest), 0.0)
 
 
-def shown(value: str) -> str:
-    """A value of a dimension for people: what nobody has said has its own line."""
+def display_value(value: str) -> str:
+    """The value of a dimension as shown; an unknown value is `unmapped`."""
     return value or fleet.UNMAPPED
 
 
-def key(**named: str) -> Key:
-    return tuple(named.get(name, "") for name in DIMENSIONS)
+def make_key(**dimensions: str) -> Key:
+    return tuple(dimensions.get(name, "") for name in DIMENSIONS)

@@ -1,6 +1,7 @@
-"""Usage of a window from whatever knows it: the ledger first, then recorded hours, then the minutes of the newest hour.
+"""Read the usage of a window: from the ledger, then from recorded hours, then from the minutes of the newest hour.
 
-`web/usage_api` asks for tables, the hub calls `keep_up` so that the ledger has every hour before the store forgets it.
+`web/accounting/usage_api` calls it. The hub calls `update_ledger`, so that the ledger has every hour before the store
+deletes it.
 """
 
 from __future__ import annotations
@@ -11,105 +12,105 @@ import numpy as np
 
 from watchkeeper.accounting import recorded_hours, time_ranges, usage
 from watchkeeper.accounting.ledger import DAY, UsageLedger
-from watchkeeper.accounting.tally import HOUR, LEAST_GAP_SECONDS, UsageTally
+from watchkeeper.accounting.tally import HOUR, MIN_GAP_SECONDS, UsageTally
 from watchkeeper.query.engine import Engine
 
-# A recorded hour is there this long after its end at the latest; until then its day is not closed.
+# A recorded hour exists at the latest this long after its end.
 SETTLE_SECONDS = 300.0
-# A hub that was away catches up with so many days at once: what the store still has of them.
-MOST_DAYS = 31
-# Who was away for longer begins anew.
-MOST_AWAY_SECONDS = 7 * DAY
+# After a downtime the hub writes at most so many days at once, as far as the store still has them.
+MAX_DAYS = 31
+# After a longer downtime a cluster counts as new.
+MAX_DOWNTIME_SECONDS = 7 * DAY
 BY_JOB = frozenset({"node", "user", "kind", "job"})
 
 
 def needs_jobs(dimensions: frozenset[str]) -> bool:
-    """Whether a question needs the table of jobs; the one of teams is smaller by far."""
+    """Whether these dimensions need the hours by job; the hours by team are far fewer."""
     return bool(dimensions & BY_JOB)
 
 
 def read_usage(
     engine: Engine, ledger: UsageLedger | None, *, since: float, until: float, by_job: bool
 ) -> usage.UsageTable:
-    """Who had what in a window."""
+    """Read the usage table of a window."""
     return read_usage_periods(engine, ledger, [(since, until)], by_job=by_job)[0]
 
 
 def read_usage_periods(
-    engine: Engine, ledger: UsageLedger | None, stretches: Sequence[tuple[float, float]], *, by_job: bool
+    engine: Engine, ledger: UsageLedger | None, periods: Sequence[tuple[float, float]], *, by_job: bool
 ) -> list[usage.UsageTable]:
-    """Who had what in each stretch of a time, one after the other; together they have what the whole time has."""
-    opens, found = stretches[0][0], []
-    before = _before(engine, ledger, opens)
-    for since, until in stretches:
-        tally = _known(engine, ledger, UsageTally(since, until, opens), by_job=by_job)
-        tally.follow(before)
-        told = tally.table()
-        found.append(told if len(told.keys) else _empty(told))
-        before = tally
-    return found
+    """Read the usage table of each of consecutive periods; together they add up to the usage of the whole time."""
+    period_start, tables = periods[0][0], []
+    previous = _tally_before(engine, ledger, period_start)
+    for since, until in periods:
+        tally = _fill_tally(engine, ledger, UsageTally(since, until, period_start), by_job=by_job)
+        tally.continue_from(previous)
+        table = tally.build_table()
+        tables.append(table if len(table.keys) else _add_empty_note(table))
+        previous = tally
+    return tables
 
 
-def _known(engine: Engine, ledger: UsageLedger | None, tally: UsageTally, *, by_job: bool) -> UsageTally:
+def _fill_tally(engine: Engine, ledger: UsageLedger | None, tally: UsageTally, *, by_job: bool) -> UsageTally:
     since, until = tally.since, tally.until
-    covered = [] if ledger is None else ledger.add(tally, by_job=by_job)
-    for start, end in _worth_asking(covered, since, until):
-        piece = UsageTally(start, end)
-        hours = recorded_hours.hours(engine, start, end, by_job=by_job)
-        covered += recorded_hours.add_hours(piece, hours)
-        tally.take(piece)
-    for start, end in _worth_asking(covered, since, until):
-        recorded_hours.add_minutes(tally, engine, (max(start, end - recorded_hours.MOST_MINUTES_SECONDS), end))
+    covered = [] if ledger is None else ledger.add_to_tally(tally, by_job=by_job)
+    for start, end in _find_query_ranges(covered, since, until):
+        part = UsageTally(start, end)
+        hours = recorded_hours.read_hours(engine, start, end, by_job=by_job)
+        covered += recorded_hours.add_hours(part, hours)
+        tally.merge(part)
+    for start, end in _find_query_ranges(covered, since, until):
+        recorded_hours.add_minutes(tally, engine, (max(start, end - recorded_hours.MAX_MINUTES_SECONDS), end))
     return tally
 
 
-def _before(engine: Engine, ledger: UsageLedger | None, until: float) -> UsageTally:
-    """The time before a window: GPUs of whoever is away where it begins are unknown, neither new nor gone."""
-    since = until - MOST_AWAY_SECONDS
+def _tally_before(engine: Engine, ledger: UsageLedger | None, until: float) -> UsageTally:
+    """Tally the time before a window: clusters that are down at its start count as unknown, not as new or removed."""
+    since = until - MAX_DOWNTIME_SECONDS
     tally = UsageTally(since, until)
-    covered = [] if ledger is None else ledger.add(tally, by_job=False)
-    for start, end in _worth_asking(covered, since, until):
-        recorded_hours.add_hours(tally, recorded_hours.hours(engine, start, end, by_job=False))
+    covered = [] if ledger is None else ledger.add_to_tally(tally, by_job=False)
+    for start, end in _find_query_ranges(covered, since, until):
+        recorded_hours.add_hours(tally, recorded_hours.read_hours(engine, start, end, by_job=False))
     return tally
 
 
 def update_ledger(engine: Engine, ledger: UsageLedger, *, now: float) -> int:
-    """Write the days whose hours are recorded and not all kept yet; returns how many files were written."""
+    """Write the days with recorded hours that the ledger does not have yet; return the number of files written."""
     today = now // DAY * DAY
-    # A day ahead was written by a clock that was put back since; the days up to it are still to come.
-    kept = [day for day in ledger.days() if day <= today]
-    day = max(kept[-1] if kept else today - DAY, today - MOST_DAYS * DAY)
+    # A day in the future comes from a clock that was set back since; ignore it.
+    kept_days = [day for day in ledger.days() if day <= today]
+    day = max(kept_days[-1] if kept_days else today - DAY, today - MAX_DAYS * DAY)
     written = 0
     while day <= today:
         until = min(day + DAY, now - SETTLE_SECONDS)
         if until - day >= HOUR:
             teams = _hours(engine, day, until, by_job=False)
-            if ledger.lacks(day, teams):
-                ledger.keep(day, teams, _hours(engine, day, until, by_job=True))
+            if ledger.is_missing_hours(day, teams):
+                ledger.write_day(day, teams, _hours(engine, day, until, by_job=True))
                 written += 1
         day += DAY
     return written
 
 
 def _hours(engine: Engine, since: float, until: float, *, by_job: bool) -> recorded_hours.RecordedHours:
-    """The whole hours of a window: as recorded, and summed from minutes where an evaluation was missed."""
-    found = recorded_hours.hours(engine, since, until, by_job=by_job)
-    known = set(found.starts.tolist())
-    missed = [start for start in np.arange(since, until - HOUR + 1, HOUR).tolist() if start not in known]
-    return recorded_hours.joined(found, recorded_hours.hours_of_minutes(engine, missed, by_job=by_job))
+    """Read the full hours of a window: as recorded, or summed from minutes after a missed evaluation."""
+    recorded = recorded_hours.read_hours(engine, since, until, by_job=by_job)
+    recorded_starts = set(recorded.starts.tolist())
+    missed = [start for start in np.arange(since, until - HOUR + 1, HOUR).tolist() if start not in recorded_starts]
+    return recorded_hours.join_hours(recorded, recorded_hours.sum_hours_from_minutes(engine, missed, by_job=by_job))
 
 
-def _worth_asking(covered: list[tuple[float, float]], since: float, until: float) -> list[tuple[float, float]]:
+def _find_query_ranges(covered: list[tuple[float, float]], since: float, until: float) -> list[tuple[float, float]]:
     return [
         (start, end)
-        for start, end in time_ranges.gaps(covered, since=since, until=until)
-        if end - start > LEAST_GAP_SECONDS and end - start >= recorded_hours.MINUTE
+        for start, end in time_ranges.find_gaps(covered, since=since, until=until)
+        if end - start > MIN_GAP_SECONDS and end - start >= recorded_hours.MINUTE
     ]
 
 
-def _empty(found: usage.UsageTable) -> usage.UsageTable:
+def _add_empty_note(table: usage.UsageTable) -> usage.UsageTable:
     note = (
-        "nothing is recorded in this time; usage begins when the rules of usage-hours.yaml have run for a minute on a "
-        "fleet that is watched"
+        "no usage is recorded in this period; usage starts when the rules of usage-hours.yaml have run for a minute "
+        "on a monitored fleet"
     )
-    return usage.UsageTable(found.since, found.until, notes=(*found.notes, note))
+    return usage.UsageTable(table.since, table.until, notes=(*table.notes, note))

@@ -1,6 +1,6 @@
-"""Idle money with its owner named: GPUs that somebody held and did not use, the most expensive first.
+"""List waste by owner: hours allocated and idle, and their cost, the most expensive first.
 
-Rows of a `cost.Bill` in; `statement`, `GET /api/cost/waste` and `watchkeeper cost report` show what comes out.
+It reads a `cost.UsageBill`; `statement`, `GET /api/cost/waste` and `watchkeeper cost report` show the result.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from watchkeeper.accounting import cost, summary, usage
 
-# Named owner by owner; a list longer than this nobody reads.
-MOST_WASTE = 20
+# People do not read a longer list.
+MAX_OWNERS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class WastedHours:
-    """GPUs that somebody holds and does not use, with who that is and what it costs; None where there is no price."""
+    """GPU-hours that an owner's job wasted; `money` is None if the GPU has no price."""
 
     team: str
     user: str
@@ -25,20 +25,24 @@ class WastedHours:
     money: float | None
 
 
-def wasted_by_owner(whole: cost.UsageBill, chosen: Sequence[int], *, most: int = MOST_WASTE) -> list[WastedHours]:
-    """Idle money of some rows with its owner named, the most expensive first."""
-    table, rows = whole.table, whole.rows
-    team, user, job, space = (summary.dimension_index(name) for name in ("team", "user", "job", "namespace"))
+def wasted_by_owner(
+    bill: cost.UsageBill, row_indexes: Sequence[int], *, max_owners: int = MAX_OWNERS
+) -> list[WastedHours]:
+    """Return the waste in some rows of a bill by owner, the most expensive first."""
+    table, rows = bill.table, bill.rows
+    team, user, job, namespace = (summary.dimension_index(name) for name in ("team", "user", "job", "namespace"))
     hours: dict[tuple[str, str, str], float] = {}
     money: dict[tuple[str, str, str], float] = {}
-    for at in chosen:
-        gpu_hours, key = float(table.amounts[at, usage.WASTED]), table.keys[at]
+    for index in row_indexes:
+        gpu_hours, key = float(table.amounts[index, usage.WASTED]), table.keys[index]
         if gpu_hours <= 0:
             continue
-        called = f"{key[space]}/{key[job]}" if key[space] and key[job] else key[job]
-        owner = (usage.shown(key[team]), usage.shown(key[user]), usage.shown(called))
+        job_name = f"{key[namespace]}/{key[job]}" if key[namespace] and key[job] else key[job]
+        owner = (usage.display_value(key[team]), usage.display_value(key[user]), usage.display_value(job_name))
         hours[owner] = hours.get(owner, 0.0) + gpu_hours
-        if rows.offers[rows.offer[at]].price is not None:
-            money[owner] = money.get(owner, 0.0) + float(rows.wasted[at])
-    found = [WastedHours(*owner, gpu_hours, money.get(owner)) for owner, gpu_hours in hours.items()]
-    return sorted(found, key=lambda one: (-(one.money or 0.0), -one.gpu_hours, one.job))[:most]
+        if rows.gpu_prices[rows.price_index[index]].price is not None:
+            money[owner] = money.get(owner, 0.0) + float(rows.wasted[index])
+    wasted = [WastedHours(*owner, gpu_hours, money.get(owner)) for owner, gpu_hours in hours.items()]
+    return sorted(
+        wasted, key=lambda owner_waste: (-(owner_waste.money or 0.0), -owner_waste.gpu_hours, owner_waste.job)
+    )[:max_owners]

@@ -1,5 +1,5 @@
-"""Stage 10: when the fleet is full, what would help, and what it would look like otherwise.
+"""Stage 10: when the fleet is full, what would help, and how a different fleet would perform.
 
-Comes in: demand by the hour, jobs as they were, nodes as they are. Goes out: forecasts with intervals and their error,
-fragmentation, replays. Never here: an action; advice is data for others.
+In: demand series, recorded jobs, nodes. Out: forecasts with intervals and errors, fragmentation, rightsizing advice,
+what-if replays. Never here: an action; advice is data for other systems.
 """

@@ -1,8 +1,8 @@
-"""Demand out of a table: points in time, each row that cannot be used named by its line, and what was assumed noted.
+"""Read points of demand from a table; report each dropped row by its line, and each assumption.
 
-A row without a value, with a negative one or with a time far from all others is left out and said; a time that stands
-twice, rows out of order, times without a zone among others and times to come are used and said. `cli/capacity` calls
-it, and `demand.regular` makes a series of the points.
+A row without a value, with a negative value or with a time far from all others is dropped and reported. Duplicate
+times, rows out of order, times without a time zone and future times are used, with a note. `cli/accounting/capacity`
+calls it, and `demand.regular_series` converts the points to a series.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from watchkeeper.kit import csv_text, durations
 from watchkeeper.readers import table
 
 UNIT_SECONDS = {"s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-# More is no count of anything: a cell of 1e308 would leave no number of the error finite.
-MOST_VALUE = 1e15
-# One time of 1970 or of next century would be most of the series. Eight in ten rows span a time; what is further than
-# twenty of these from the middle is far.
+# A larger value is a mistake: with a cell of 1e308 the errors would overflow.
+MAX_VALUE = 1e15
+# A time in 1970 or in the next century would stretch the series. A time is far if its distance from the median exceeds
+# 20 times the span of the middle 80 % of the rows.
 FAR_SPANS = 20.0
-# Enough rows to see what times count.
-GUESSED_FROM = 1000
-# Lines that a note names.
-MOST_NAMED = 3
-# Nobody watched GPUs before: such times count from something else.
+# The rows from which the unit of the times is guessed.
+SAMPLED_ROWS = 1000
+# Line numbers in one note.
+MAX_LINES_NAMED = 3
+# Earlier times are counts from another start than 1970.
 YEAR_2000 = 946_684_800
 ZONE = re.compile(r".*:.*(?:[zZ]|[+-]\d{2}(?::?\d{2})?)")
 
 
 @dataclass(frozen=True, slots=True)
 class DemandColumns:
-    """Which columns of a table hold what, and which of its rows count."""
+    """The columns of a table for time and value, and the rows to use."""
 
     time: str
     value: str
@@ -50,7 +50,7 @@ class DemandColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DemandTable:
-    """`points` are rows of time and value; `counts` says how many rows there were, are used, and are left out."""
+    """`points` are rows of time and value; `counts` are all rows, used rows and dropped rows."""
 
     points: Floats
     counts: Mapping[str, int]
@@ -60,7 +60,7 @@ class DemandTable:
 
 @dataclass(slots=True)
 class _DemandReader:
-    """Columns of numbers, because a list of ten years of minutes would take a gigabyte."""
+    """Read rows into arrays of numbers; lists would take 1 GB for ten years of minutes."""
 
     columns: DemandColumns
     unit: float | None
@@ -70,67 +70,68 @@ class _DemandReader:
     lines: array[int] = field(default_factory=lambda: array("q"))
     with_zone: int = 0
 
-    def take(self, row: table.TableRow) -> None:
-        when, said = row.cells[self.columns.time], row.cells[self.columns.value]
+    def add_row(self, row: table.TableRow) -> None:
+        time_text, value_text = row.cells[self.columns.time], row.cells[self.columns.value]
         try:
-            at, value = table.parse_time(when, unit_seconds=self.unit), table.parse_number(said)
+            at, value = table.parse_time(time_text, unit_seconds=self.unit), table.parse_number(value_text)
         except ValueError as error:
             self.problems.add("unreadable cell", row.line, str(error))
             return
         if at is None:
             self.problems.add("no time", row.line)
         elif value is None:
-            self.problems.add("no value", row.line, quote(said) if said else "")
+            self.problems.add("no value", row.line, quote(value_text) if value_text else "")
         elif value < 0:
             self.problems.add("negative demand", row.line, f"{value:g}")
-        elif value > MOST_VALUE:
-            self.problems.add("value too large", row.line, f"{value:g}; {MOST_VALUE:g} is the most")
+        elif value > MAX_VALUE:
+            self.problems.add("value too large", row.line, f"{value:g}; the limit is {MAX_VALUE:g}")
         else:
             self.times.append(at)
             self.values.append(value)
             self.lines.append(row.line)
-            self.with_zone += ZONE.fullmatch(when) is not None
+            self.with_zone += ZONE.fullmatch(time_text) is not None
 
 
 def read_points(text: str, columns: DemandColumns, *, where: str, now: float) -> DemandTable:
-    """Points of a table; CollectError where there is none or too little of it."""
+    """Read the points of a table; raise CollectError if fewer than two rows are usable."""
     problems = table.Problems(where)
     names, rows = table.open_table(text, where=where, problems=problems)
     for column in (columns.time, columns.value, *columns.where):
         table.require_column(names, column, where=where)
-    asked = (row for row in rows if all(row.cells[name] == value for name, value in columns.where.items()))
-    first = list(itertools.islice(asked, GUESSED_FROM))
-    told = UNIT_SECONDS.get(columns.unit)
-    unit = told or _guessed_unit(columns.time, [row.cells[columns.time] for row in first])
-    reading = _DemandReader(columns, unit, problems)
-    for row in itertools.chain(first, asked):
-        reading.take(row)
-    times, values, lines = (np.array(column) for column in (reading.times, reading.values, reading.lines))
-    far = _far(times)
-    for at, line in zip(times[far].tolist(), lines[far].tolist(), strict=True):
+    selected_rows = (row for row in rows if all(row.cells[name] == value for name, value in columns.where.items()))
+    first = list(itertools.islice(selected_rows, SAMPLED_ROWS))
+    given_unit = UNIT_SECONDS.get(columns.unit)
+    unit = given_unit or _guess_unit(columns.time, [row.cells[columns.time] for row in first])
+    reader = _DemandReader(columns, unit, problems)
+    for row in itertools.chain(first, selected_rows):
+        reader.add_row(row)
+    times, values, lines = (np.array(column) for column in (reader.times, reader.values, reader.lines))
+    is_far = _find_far_times(times)
+    for at, line in zip(times[is_far].tolist(), lines[is_far].tolist(), strict=True):
         problems.add("time far from all others", line, datetime.fromtimestamp(at, UTC).isoformat())
-    times, values, lines = times[~far], values[~far], lines[~far]
-    again = _repeated(times, values, is_plain=len(names) == 2 and not columns.combine)
-    for line in lines[again].tolist():
-        problems.add("the same row again", line)
-    times, values, lines = (np.delete(column, again) for column in (times, values, lines))
+    times, values, lines = times[~is_far], values[~is_far], lines[~is_far]
+    repeated = _find_repeated_rows(times, values, is_plain=len(names) == 2 and not columns.combine)
+    for line in lines[repeated].tolist():
+        problems.add("duplicate row", line)
+    times, values, lines = (np.delete(column, repeated) for column in (times, values, lines))
     if len(times) < 2:
-        said = "; ".join(problems.lines()[:3]) or None
+        reasons = "; ".join(problems.lines()[:3]) or None
         usable = f"{len(times)} {'row' if len(times) == 1 else 'rows'} can be used"
-        raise CollectError(f"{usable}; a forecast needs at least 2", where=where, now=said)
-    notes = _unit_notes(columns.time, told, unit, last=times.max(), is_count=_is_count(first[0].cells[columns.time]))
-    if 0 < reading.with_zone < len(times):
-        notes.append(
-            f"times without a zone: {len(times) - reading.with_zone}; they are read as UTC, others as they say"
-        )
-    notes += _notes(times, lines, combine=columns.combine, now=now)
-    left_out = problems.counts.total()
-    counts = {"rows": len(times) + left_out, "used": len(times), "left_out": left_out}
+        raise CollectError(f"{usable}; a forecast needs at least 2", where=where, now=reasons)
+    notes = _unit_notes(
+        columns.time, given_unit, unit, last=times.max(), is_count=_is_count(first[0].cells[columns.time])
+    )
+    if 0 < reader.with_zone < len(times):
+        without_zone = len(times) - reader.with_zone
+        notes.append(f"times without a zone: {without_zone}; they are read as UTC, the others in their time zone")
+    notes += _time_notes(times, lines, combine=columns.combine, now=now)
+    dropped = problems.counts.total()
+    counts = {"rows": len(times) + dropped, "used": len(times), "left_out": dropped}
     return DemandTable(np.column_stack([times, values]), counts, problems, tuple(notes))
 
 
-def _guessed_unit(name: str, cells: Sequence[str]) -> float | None:
-    """Hours or days, where the times are plain counts 0, 1, 2, …; None where they are times."""
+def _guess_unit(name: str, cells: Sequence[str]) -> float | None:
+    """Return the seconds of an hour or a day if the times are counts 0, 1, 2, …; None if they are times."""
     counts = [float(cell) for cell in cells if _is_count(cell)]
     if len(counts) < 2 or len(counts) < len(cells) or max(map(abs, counts)) > 1e6:
         return None
@@ -144,47 +145,47 @@ def _is_count(cell: str) -> bool:
     return csv_text.NUMBER.fullmatch(cell) is not None
 
 
-def _unit_notes(name: str, told: float | None, unit: float | None, *, last: float, is_count: bool) -> list[str]:
-    if told is None and unit is not None:
-        return [f"`{name}` counts steps of {durations.format_seconds(unit)}; --time-unit says otherwise"]
-    if told is None and is_count and last < YEAR_2000:
+def _unit_notes(name: str, given_unit: float | None, unit: float | None, *, last: float, is_count: bool) -> list[str]:
+    if given_unit is None and unit is not None:
+        return [f"`{name}` is read as a count of {durations.format_seconds(unit)}; change this with --time-unit"]
+    if given_unit is None and is_count and last < YEAR_2000:
         day = f"{datetime.fromtimestamp(last, UTC):%Y-%m-%d}"
-        return [f"`{name}` is read as a count since 1970, and ends on {day}; --time-unit says otherwise"]
+        return [f"`{name}` is read as time since 1970, and ends on {day}; change this with --time-unit"]
     return []
 
 
-def _repeated(times: Floats, values: Floats, *, is_plain: bool) -> npt.NDArray[np.int64]:
-    """Places of rows that are there again, where that is most of a table in which nothing else tells rows apart.
+def _find_repeated_rows(times: Floats, values: Floats, *, is_plain: bool) -> npt.NDArray[np.int64]:
+    """Return the indexes of duplicate rows, if the table has only time and value and at least half of its rows repeat.
 
-    Such a table was written twice; its rows are no groups to be added up.
+    Such a table was written twice; its rows are not groups to sum.
     """
     order = np.lexsort((values, times))
     is_same = (np.diff(times[order]) == 0) & (np.diff(values[order]) == 0)
     return np.sort(order[1:][is_same & (is_plain and 2 * int(is_same.sum()) >= len(times))])
 
 
-def _far(times: Floats) -> npt.NDArray[np.bool_]:
+def _find_far_times(times: Floats) -> npt.NDArray[np.bool_]:
     if not len(times):
         return np.zeros(0, dtype=np.bool_)
     early, middle, late = np.quantile(times, [0.1, 0.5, 0.9])
     return np.asarray((np.abs(times - middle) > FAR_SPANS * (late - early)) & (late > early))
 
 
-def _notes(times: Floats, lines: npt.NDArray[np.int64], *, combine: str, now: float) -> list[str]:
+def _time_notes(times: Floats, lines: npt.NDArray[np.int64], *, combine: str, now: float) -> list[str]:
     notes = []
-    back = np.flatnonzero(np.diff(times) < 0) + 1
-    if len(back):
-        notes.append(f"rows earlier than the row before them: {_first(lines[back])}; they are put in order")
+    earlier = np.flatnonzero(np.diff(times) < 0) + 1
+    if len(earlier):
+        notes.append(f"rows earlier than the row before them: {_format_lines(lines[earlier])}; they are sorted")
     _, first, counts = np.unique(times, return_index=True, return_counts=True)
     if counts.max() > 1 and float(np.median(counts)) == 1 and not combine:
-        again = np.setdiff1d(np.arange(len(times)), first)
-        notes.append(f"rows that repeat a time: {_first(lines[again])}; the mean of such rows is used")
-    coming = np.flatnonzero(times > now)
-    if len(coming):
-        notes.append(f"rows of a time that is still to come: {_first(lines[coming])}; they are taken as they read")
+        repeated = np.setdiff1d(np.arange(len(times)), first)
+        notes.append(f"rows with a duplicate time: {_format_lines(lines[repeated])}; the mean of such rows is used")
+    future = np.flatnonzero(times > now)
+    if len(future):
+        notes.append(f"rows with a future time: {_format_lines(lines[future])}; they are used")
     return notes
 
 
-def _first(lines: npt.NDArray[np.int64]) -> str:
-    named = ", ".join(str(line) for line in lines[:MOST_NAMED])
-    return f"{len(lines):,}, first on {'line' if len(lines) == 1 else 'lines'} {named}"
+def _format_lines(lines: npt.NDArray[np.int64]) -> str:
+    numbers = ", ".join(str(line) for line in lines[:MAX_LINES_NAMED])
+    return f"{len(lines):,}, first on {'line' if len(lines) == 1 else 'lines'} {numbers}"

@@ -1,8 +1,8 @@
-"""Capacity now, as it truly is: free GPUs that no job of a size can use, who waits how long, held against used.
+"""Compute the current capacity: free GPUs, fragmentation by job size, and queue waits.
 
-A total of free GPUs says little: eight free GPUs on eight nodes start no job of eight. `fragmentation` counts by shape
-what could start. Nodes and workloads come from `web/capacity_api`, or from tables of nodes and jobs; what is out of
-service is never free, and what is unknown is said.
+The total of free GPUs is not enough: eight free GPUs on eight nodes cannot start a job of eight. `count_by_shape`
+counts the jobs of each size that can start. Nodes and workloads come from `web/accounting/capacity_api`, or from tables
+of nodes and jobs. GPUs out of service are never free.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchkeeper.capacity.jobs import RecordedJob
-from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, SimulatedFleet
+from watchkeeper.capacity.simulated_fleet import GPU_MILLI, FleetNode, SimulatedFleet
 from watchkeeper.model.fleet_capacity import FleetCapacity, ShapeCapacity
 
 SHAPES = (1, 2, 4, 8)
-LOST = "its scheduler cannot give them"
+LOST = "its scheduler cannot allocate them"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """One node: its GPUs, how many are held, how many its scheduler cannot give, and whether new work may come.
+    """The GPUs of one node: all, allocated, and lost, which its scheduler cannot allocate.
 
-    `why_not` says why not.
+    `unavailable_reason` says why GPUs are out of service.
     """
 
     name: str
     gpus: int
-    held: int
+    allocated: int
     is_in_service: bool = True
-    why_not: str = ""
+    unavailable_reason: str = ""
     model: str = ""
     lost: int = 0
 
     @property
     def free(self) -> int:
-        return max(0, self.in_service - self.held)
+        return max(0, self.in_service - self.allocated)
 
     @property
     def in_service(self) -> int:
@@ -50,7 +50,7 @@ class NodeCapacity:
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
-    """Waiting by shape, in seconds: of those who wait now, and of those who have started."""
+    """Waits in seconds of jobs with `gpus` GPUs: pending jobs, and jobs that have started."""
 
     gpus: int
     waiting: int
@@ -62,7 +62,7 @@ class QueueWait:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A workload that asked for GPUs: when, None where nobody says, and when it got them; None: it still waits."""
+    """A request for GPUs; `requested_at` is None if unknown, `started_at` is None while the request is pending."""
 
     gpus: int
     requested_at: float | None
@@ -74,70 +74,74 @@ def summarise_capacity(nodes: Sequence[NodeCapacity]) -> FleetCapacity:
     total = sum(free)
     largest = max((node.gpus for node in nodes), default=0)
     shapes = [shape for shape in SHAPES if shape <= largest] or ([largest] if largest else [])
-    rooms = tuple(fragmentation(free, shapes))
+    shape_capacities = tuple(count_by_shape(free, shapes))
     return FleetCapacity(
         sum(node.gpus for node in nodes),
         sum(node.in_service for node in nodes),
-        sum(min(node.held, node.gpus) for node in nodes),
+        sum(min(node.allocated, node.gpus) for node in nodes),
         total,
-        rooms,
-        rooms[-1].stranded_gpus / total if total and rooms else None,
-        tuple((node.name, node.out_of_service, node.why_not or LOST) for node in nodes if node.out_of_service),
+        shape_capacities,
+        shape_capacities[-1].stranded_gpus / total if total and shape_capacities else None,
+        tuple(
+            (node.name, node.out_of_service, node.unavailable_reason or LOST) for node in nodes if node.out_of_service
+        ),
     )
 
 
-def fragmentation(free: Iterable[int], shapes: Iterable[int]) -> list[ShapeCapacity]:
-    """For each shape how many of its jobs fit onto the free GPUs of single nodes."""
+def count_by_shape(free: Iterable[int], shapes: Iterable[int]) -> list[ShapeCapacity]:
+    """Count, for each job size, the jobs that fit on free GPUs of single nodes, and the GPUs that they cannot use."""
     counts = np.array(list(free), dtype=np.int64)
-    found = []
+    capacities = []
     for shape in shapes:
         jobs = int((counts // shape).sum())
-        found.append(ShapeCapacity(shape, jobs, jobs * shape, int(counts.sum()) - jobs * shape))
-    return found
+        capacities.append(ShapeCapacity(shape, jobs, jobs * shape, int(counts.sum()) - jobs * shape))
+    return capacities
 
 
-def queue_waits(asks: Iterable[WaitingRequest], *, now: float) -> list[QueueWait]:
-    """Waiting by how many GPUs were asked for, the smallest first."""
+def queue_waits(requests: Iterable[WaitingRequest], *, now: float) -> list[QueueWait]:
+    """Summarise the waits by the number of requested GPUs, the smallest first."""
     by_shape: dict[int, list[WaitingRequest]] = {}
-    for ask in asks:
-        by_shape.setdefault(ask.gpus, []).append(ask)
-    return [_wait(gpus, those, now) for gpus, those in sorted(by_shape.items())]
+    for request in requests:
+        by_shape.setdefault(request.gpus, []).append(request)
+    return [_summarise_waits(gpus, shape_requests, now) for gpus, shape_requests in sorted(by_shape.items())]
 
 
-def _wait(gpus: int, asks: list[WaitingRequest], now: float) -> QueueWait:
-    pending = [ask for ask in asks if ask.started_at is None]
-    waited = [max(0.0, now - ask.requested_at) for ask in pending if ask.requested_at is not None]
+def _summarise_waits(gpus: int, requests: list[WaitingRequest], now: float) -> QueueWait:
+    pending = [request for request in requests if request.started_at is None]
+    waited = [max(0.0, now - request.requested_at) for request in pending if request.requested_at is not None]
     started = [
-        max(0.0, ask.started_at - ask.requested_at)
-        for ask in asks
-        if ask.started_at is not None and ask.requested_at is not None
+        max(0.0, request.started_at - request.requested_at)
+        for request in requests
+        if request.started_at is not None and request.requested_at is not None
     ]
-    p50, p95 = (float(found) for found in np.quantile(started, [0.5, 0.95])) if started else (None, None)
+    p50, p95 = (float(quantile) for quantile in np.quantile(started, [0.5, 0.95])) if started else (None, None)
     return QueueWait(gpus, len(pending), max(waited, default=None), len(started), p50, p95)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedFleet:
-    """A fleet as tables have it; `unplaced` ran and found no place, so that nodes are missing or others than those."""
+    """A fleet from tables; `unplaced` jobs ran but do not fit, so nodes are missing from the table or differ."""
 
     nodes: list[NodeCapacity]
-    asks: list[WaitingRequest]
+    requests: list[WaitingRequest]
     unplaced: list[RecordedJob]
 
 
 def capacity_from_tables(nodes: Sequence[FleetNode], jobs: Sequence[RecordedJob], *, at: float) -> RecordedFleet:
-    """The same from tables: jobs that ran at a time, placed as a replay places them, the longest running first."""
-    stock = SimulatedFleet(nodes)
-    asks, unplaced = [], []
+    """Return the capacity at a time from tables: running jobs are placed as in a replay, the earliest start first."""
+    simulated = SimulatedFleet(nodes)
+    requests, unplaced = [], []
     for job in sorted(jobs, key=lambda job: (job.submitted if job.started is None else job.started, job.id)):
         if job.submitted > at:
             continue
         started = job.started if job.started is not None and job.started <= at else None
-        # A job without an end runs on when its table ends.
+        # A job without an end is still running at the end of its table.
         is_running = started is not None and (job.is_cut_off or started + job.seconds > at)
-        if is_running and stock.place(job.shape) is None:
+        if is_running and simulated.place(job.shape) is None:
             unplaced.append(job)
-        asks.append(WaitingRequest(-(-job.shape.milli // WHOLE), job.submitted, started))
-    free = stock.free_by_node()
-    found = [NodeCapacity(node.name, node.gpus, node.gpus - left) for node, left in zip(nodes, free, strict=True)]
-    return RecordedFleet(found, asks, unplaced)
+        requests.append(WaitingRequest(-(-job.shape.milli // GPU_MILLI), job.submitted, started))
+    free = simulated.free_by_node()
+    capacities = [
+        NodeCapacity(node.name, node.gpus, node.gpus - free_gpus) for node, free_gpus in zip(nodes, free, strict=True)
+    ]
+    return RecordedFleet(capacities, requests, unplaced)

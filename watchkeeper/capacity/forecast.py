@@ -1,6 +1,6 @@
-"""The forecast of a series: a path with intervals, the models behind it, and how wrong it would have been so far.
+"""Forecast a series: a path with prediction intervals, the model weights, and the errors of past forecasts.
 
-`forecast` is what `watchkeeper capacity forecast` and the hub's API ask; `fullness` goes on from what it returns.
+`watchkeeper capacity forecast` and the API call `forecast`; `fullness` uses the result.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from watchkeeper.capacity.forecast_models import (
     NAIVE_DAY,
     NAIVE_WEEK,
     SeasonLengths,
-    bounds,
+    find_bounds,
     straight_line,
 )
-from watchkeeper.capacity.holidays import Holidays, take_out
+from watchkeeper.capacity.holidays import Holidays, remove_holidays
 from watchkeeper.errors import CollectError
 
-# What a weekly season needs. Forecasts with less before them are not like the coming one, and are not judged where
-# there are others.
-ENOUGH_WEEKS = 2
-# An origin whose weights rest on fewer outcomes is not yet the procedure that is judged.
-LEAST_OUTCOMES = 3
-# So many forecasts, spread evenly, tell the share that intervals hold to some percent.
-MOST_JUDGED = 24
-# Models that together carry less than this are not worth naming.
+# A weekly season needs two weeks. Past forecasts with less history are evaluated only if there are no others.
+MIN_WEEKS = 2
+# Origins with fewer earlier outcomes are not evaluated, because their weights are not yet meaningful.
+MIN_OUTCOMES = 3
+# So many evenly spaced forecasts measure the coverage of intervals to within a few per cent.
+MAX_EVALUATED = 24
+# The model name lists the top models until they have this share of the weight.
 NAMED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class BacktestResult:
-    """How the procedure did on the past; None where the history is too short to tell.
+    """The errors of past forecasts; None if the history is too short.
 
-    `naive_wape` is that of the better of the two naive forecasts, which repeat the last day or the last week, on the
-    same points. Forecasts from `since_seconds` on are judged, over the whole horizon where `is_whole`.
+    `naive_wape` is the error of the better naive forecast, which repeats the last day or the last week, on the same
+    points. Forecasts from `since_seconds` on are evaluated, over the whole horizon if `covers_horizon`.
     """
 
     wape: float | None
@@ -50,12 +49,12 @@ class BacktestResult:
     covered: float | None
     origins: int
     since_seconds: float | None
-    is_whole: bool
+    covers_horizon: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
-    """`mean` is the middle of what is expected, `low` and `high` hold 80 % of it; all by step from `start_seconds`."""
+    """The expected values and the 80 % interval from `low` to `high`, by step from `start_seconds`."""
 
     start_seconds: float
     step_seconds: float
@@ -73,140 +72,146 @@ class Forecast:
 
 
 def forecast(series: demand.DemandSeries, horizon_seconds: float, *, holidays: Iterable[float] = ()) -> Forecast:
-    """The next `horizon_seconds` of a series, at its own step; `holidays` are the seconds at which such days begin."""
+    """Forecast the next `horizon_seconds` of a series; `holidays` are the start times of holidays in seconds."""
     steps = max(1, math.ceil(horizon_seconds / series.step_seconds - 1e-9))
-    _refuse_what_cannot_be(series, steps)
-    days = take_out(series, holidays, steps=steps)
-    series = days.series
+    _check_series(series, steps)
+    adjusted = remove_holidays(series, holidays, steps=steps)
+    series = adjusted.series
     scale = SeasonLengths.of(series.step_seconds)
-    rolled = backtest.roll(series, steps, scale)
-    missed = backtest.errors(rolled)
-    weights = [backtest.weights_at(rolled, missed, row) for row in range(len(rolled.origins))]
-    said = np.array([backtest.combined(rolled, one, row) for row, one in enumerate(weights)])
-    paths = backtest.steadied(rolled, missed, said[:, 1])
+    rolled = backtest.run_backtest(series, steps, scale)
+    model_errors = backtest.measure_errors(rolled)
+    weights = [backtest.weights_at(rolled, model_errors, row) for row in range(len(rolled.origins))]
+    combined = np.array([backtest.combine_paths(rolled, row_weights, row) for row, row_weights in enumerate(weights)])
+    paths = backtest.pull_to_naive(rolled, model_errors, combined[:, 1])
     mean = paths[-1]
     rows = _tested_rows(rolled)
-    tested = _PastForecasts.of(rolled, rows, paths[rows], said[rows])
-    low, high = _interval(mean, tested.track.offsets(len(series)), said[-1])
-    lowest, highest = bounds(demand.fill_gaps(series.values, day=scale.day, week=scale.week), scale.day)
-    shares = _shares(rolled, weights[-1])
+    past_forecasts = _PastForecasts.of(rolled, rows, paths[rows], combined[rows])
+    low, high = _interval(mean, past_forecasts.residuals.offsets(len(series)), combined[-1])
+    lowest, highest = find_bounds(demand.fill_gaps(series.values, day=scale.day, week=scale.week), scale.day)
+    shares = _model_shares(rolled, weights[-1])
     return Forecast(
         series.end_seconds,
         series.step_seconds,
-        days.applied(mean),
-        days.applied(np.clip(low, lowest, highest)),
-        days.applied(np.clip(high, lowest, highest)),
+        adjusted.apply(mean),
+        adjusted.apply(np.clip(low, lowest, highest)),
+        adjusted.apply(np.clip(high, lowest, highest)),
         _model_name(shares),
         shares,
-        tested.judged(series),
-        (*series.notes, *_notes(series, rolled, tested), *_holiday_notes(days)),
+        past_forecasts.evaluate(series),
+        (*series.notes, *_notes(series, rolled, past_forecasts), *_holiday_notes(adjusted)),
     )
 
 
-def _refuse_what_cannot_be(series: demand.DemandSeries, steps: int) -> None:
-    if steps > demand.MOST_AHEAD:
-        most = f"{steps:,} steps ahead; the most is {demand.MOST_AHEAD:,}"
-        raise CollectError(most, remedy="Ask for a shorter horizon, or for a longer --step")
-    known = int(np.sum(~np.isnan(series.values)))
-    if known < 2:
-        true_now = f"The series has {known} in {len(series)} steps"
-        remedy = "Look for a time that is far from the others" if len(series) > 2 else None
-        raise CollectError("a forecast needs at least 2 values", now=true_now, remedy=remedy)
+def _check_series(series: demand.DemandSeries, steps: int) -> None:
+    if steps > demand.MAX_STEPS_AHEAD:
+        most = f"{steps:,} steps ahead; the limit is {demand.MAX_STEPS_AHEAD:,}"
+        raise CollectError(most, remedy="Set a shorter horizon or a longer --step")
+    value_count = int(np.sum(~np.isnan(series.values)))
+    if value_count < 2:
+        state = f"The series has {value_count} values in {len(series)} steps"
+        remedy = "Check the table for a time that is far from the others" if len(series) > 2 else None
+        raise CollectError("a forecast needs at least 2 values", now=state, remedy=remedy)
 
 
-def _interval(mean: Floats, offsets: tuple[Floats, Floats], said: Floats) -> tuple[Floats, Floats]:
-    """Both edges: as far as past forecasts missed, and no nearer than what four fifths of the models' weight says.
+def _interval(mean: Floats, offsets: tuple[Floats, Floats], model_range: Floats) -> tuple[Floats, Floats]:
+    """Return both limits of the interval: from past errors, and at least as wide as the middle 80 % of the models.
 
-    Past errors know nothing of a last hour that is half of the one before; that the models disagree about it does.
+    Past errors do not reflect a sudden change in the last hour, but the models then disagree.
     """
     low, high = offsets
-    return np.minimum(mean + low, said[0]), np.maximum(mean + high, said[2])
+    return np.minimum(mean + low, model_range[0]), np.maximum(mean + high, model_range[2])
 
 
 def _tested_rows(rolled: backtest.RolledForecasts) -> list[int]:
-    """Origins with some outcome, and with enough of them before."""
+    """Return the origins with at least one outcome and enough earlier outcomes."""
     soonest = rolled.edges[1]
     return [
         row
         for row, origin in enumerate(rolled.origins)
-        if not np.isnan(rolled.actual[row]).all() and int(np.sum(rolled.origins + soonest <= origin)) >= LEAST_OUTCOMES
+        if not np.isnan(rolled.actual[row]).all() and int(np.sum(rolled.origins + soonest <= origin)) >= MIN_OUTCOMES
     ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PastForecasts:
-    """What the procedure itself would have said at past origins, and what its models `said` together."""
+    """The forecasts at past origins; `combined` has the weighted quantiles of the models."""
 
     rolled: backtest.RolledForecasts
     rows: list[int]
     paths: Floats
-    said: Floats
-    track: intervals.ForecastResiduals
+    combined: Floats
+    residuals: intervals.ForecastResiduals
 
     @classmethod
-    def of(cls, rolled: backtest.RolledForecasts, rows: list[int], paths: Floats, said: Floats) -> _PastForecasts:
-        track = intervals.ForecastResiduals.of(rolled.actual[rows] - paths, rolled.origins[rows], rolled)
-        return cls(rolled, rows, paths, said, track)
+    def of(cls, rolled: backtest.RolledForecasts, rows: list[int], paths: Floats, combined: Floats) -> _PastForecasts:
+        residuals = intervals.ForecastResiduals.of(rolled.actual[rows] - paths, rolled.origins[rows], rolled)
+        return cls(rolled, rows, paths, combined, residuals)
 
     @property
     def origins(self) -> backtest.Indexes:
         return self.rolled.origins[self.rows]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether some forecasts can be judged over the whole horizon."""
-        return int(self._learnt(whole=True).sum()) >= LEAST_OUTCOMES
+    def covers_horizon(self) -> bool:
+        """Whether enough forecasts can be evaluated over the whole horizon."""
+        return int(self._is_evaluated(whole_horizon=True).sum()) >= MIN_OUTCOMES
 
-    def _learnt(self, *, whole: bool) -> demand.Mask:
-        """Forecasts after two weeks of outcomes, or half of them in a shorter history, and after two weeks at all."""
+    def _is_evaluated(self, *, whole_horizon: bool) -> demand.Mask:
+        """Select the forecasts to evaluate.
+
+        They have two weeks of earlier outcomes (half of them in a shorter history) and, if possible, two weeks of data.
+        """
         first, now = self.rolled.origins[0], self.rolled.origins[-1]
-        weeks = ENOUGH_WEEKS * self.rolled.scale.week
-        learnt = self.origins - first >= min(weeks, (now - first) // 2)
-        seasoned = learnt & (self.origins >= weeks)
-        if int(seasoned.sum()) >= LEAST_OUTCOMES:
-            learnt = seasoned
-        return np.asarray(learnt & (self.origins + (self.rolled.steps if whole else 0) <= now))
+        weeks = MIN_WEEKS * self.rolled.scale.week
+        is_trained = self.origins - first >= min(weeks, (now - first) // 2)
+        has_season = is_trained & (self.origins >= weeks)
+        if int(has_season.sum()) >= MIN_OUTCOMES:
+            is_trained = has_season
+        return np.asarray(is_trained & (self.origins + (self.rolled.steps if whole_horizon else 0) <= now))
 
-    def judged(self, series: demand.DemandSeries) -> BacktestResult:
-        judged = np.flatnonzero(self._learnt(whole=self.is_whole))
-        rows = [self.rows[at] for at in judged]
-        actual, asked = self.rolled.actual[rows], self.rolled.paths[rows]
+    def evaluate(self, series: demand.DemandSeries) -> BacktestResult:
+        evaluated = np.flatnonzero(self._is_evaluated(whole_horizon=self.covers_horizon))
+        rows = [self.rows[index] for index in evaluated]
+        actual, model_paths = self.rolled.actual[rows], self.rolled.paths[rows]
         naive = {
-            name: backtest.wape(asked[:, self.rolled.names.index(name)], actual) for name in (NAIVE_DAY, NAIVE_WEEK)
+            name: backtest.wape(model_paths[:, self.rolled.names.index(name)], actual)
+            for name in (NAIVE_DAY, NAIVE_WEEK)
         }
-        first = int(self.origins[judged[0]]) if len(judged) else None
+        first = int(self.origins[evaluated[0]]) if len(evaluated) else None
         return BacktestResult(
-            backtest.wape(self.paths[judged], actual),
+            backtest.wape(self.paths[evaluated], actual),
             min((value for value in naive.values() if value is not None), default=None),
             naive[NAIVE_DAY],
             naive[NAIVE_WEEK],
-            backtest.wape(self._lines(series, judged), actual),
-            self._covered(judged),
-            len(judged),
+            backtest.wape(self._straight_lines(series, evaluated), actual),
+            self._covered(evaluated),
+            len(evaluated),
             None if first is None else series.start_seconds + first * series.step_seconds,
-            self.is_whole,
+            self.covers_horizon,
         )
 
-    def _lines(self, series: demand.DemandSeries, judged: backtest.Indexes) -> Floats:
+    def _straight_lines(self, series: demand.DemandSeries, evaluated: backtest.Indexes) -> Floats:
         scale = self.rolled.scale
         values = demand.fill_gaps(series.values, day=scale.day, week=scale.week)
-        lines = [straight_line(values[:origin], self.rolled.steps) for origin in self.origins[judged]]
-        return np.array(lines).reshape(len(judged), self.rolled.steps)
+        lines = [straight_line(values[:origin], self.rolled.steps) for origin in self.origins[evaluated]]
+        return np.array(lines).reshape(len(evaluated), self.rolled.steps)
 
-    def _covered(self, judged: backtest.Indexes) -> float | None:
-        """The share of outcomes inside intervals that were made of earlier outcomes only."""
-        inside = known = 0
-        judged = judged[judged >= intervals.LEAST_CALIBRATED]
-        for at in judged[:: max(1, len(judged) // MOST_JUDGED)]:
-            low, high = _interval(self.paths[at], self.track.offsets(int(self.origins[at])), self.said[at])
-            came = self.rolled.actual[self.rows[at]]
-            known += int(np.sum(~np.isnan(came)))
-            inside += int(np.sum((came >= low) & (came <= high)))
-        return inside / known if known else None
+    def _covered(self, evaluated: backtest.Indexes) -> float | None:
+        """Return the share of outcomes inside their interval; each interval uses only earlier outcomes."""
+        covered = outcomes = 0
+        evaluated = evaluated[evaluated >= intervals.MIN_CALIBRATED]
+        for index in evaluated[:: max(1, len(evaluated) // MAX_EVALUATED)]:
+            low, high = _interval(
+                self.paths[index], self.residuals.offsets(int(self.origins[index])), self.combined[index]
+            )
+            actual = self.rolled.actual[self.rows[index]]
+            outcomes += int(np.sum(~np.isnan(actual)))
+            covered += int(np.sum((actual >= low) & (actual <= high)))
+        return covered / outcomes if outcomes else None
 
 
-def _shares(rolled: backtest.RolledForecasts, weights: Floats) -> dict[str, float]:
-    """How much each model has to say over the whole horizon, the most first."""
+def _model_shares(rolled: backtest.RolledForecasts, weights: Floats) -> dict[str, float]:
+    """Return the weight of each model over the whole horizon, the largest first."""
     lengths = np.diff(rolled.edges)
     total = lengths @ weights / lengths.sum()
     order = np.argsort(-total, kind="stable")
@@ -217,34 +222,34 @@ def _model_name(shares: dict[str, float]) -> str:
     named: list[str] = []
     for name, _ in list(shares.items())[:4]:
         named.append(name)
-        if sum(shares[one] for one in named) >= NAMED_SHARE:
+        if sum(shares[model] for model in named) >= NAMED_SHARE:
             break
     return f"weighted median of {len(shares)}: mostly {', '.join(named)}"
 
 
-def _holiday_notes(days: Holidays) -> list[str]:
-    if days.share is not None:
-        return [f"a holiday has {100 * days.share:.0f} % of an ordinary day's demand"]
-    return ["no past holiday is named: coming ones are taken for ordinary days"] if days.coming.any() else []
+def _holiday_notes(holidays: Holidays) -> list[str]:
+    if holidays.share is not None:
+        return [f"a holiday has {100 * holidays.share:.0f} % of the demand of a normal day"]
+    return ["no past holiday is set: future holidays are forecast as normal days"] if holidays.is_future.any() else []
 
 
-def _notes(series: demand.DemandSeries, rolled: backtest.RolledForecasts, tested: _PastForecasts) -> list[str]:
+def _notes(series: demand.DemandSeries, rolled: backtest.RolledForecasts, past_forecasts: _PastForecasts) -> list[str]:
     notes = []
     day, week = rolled.scale.day, rolled.scale.week
     gaps = demand.find_outages(demand.fill_gaps(series.values, day=day, week=week), day=day)
-    # A gap that is filled with last week's outage is none itself.
-    lost = [steps for start, end, _ in gaps if (steps := int(np.sum(~np.isnan(series.values[start:end]))))]
-    if lost:
-        notes.append(f"falls to nothing that came back count as outages: {len(lost)}, {sum(lost)} steps in all")
+    # A gap that is filled with last week's outage is not an outage.
+    outage_steps = [steps for start, end, _ in gaps if (steps := int(np.sum(~np.isnan(series.values[start:end]))))]
+    if outage_steps:
+        notes.append(f"outages: {len(outage_steps)}, {sum(outage_steps)} steps in total; they count as gaps")
     if not rolled.scale.has_day or len(series) < 2 * day:
-        notes.append("no daily season can be seen in this series")
+        notes.append("no daily season: the series is too short or its steps too long")
     if not rolled.scale.has_week or len(series) < 2 * week:
-        notes.append("no weekly season can be seen in this series: two weeks are the least")
-    if not tested.is_whole:
-        notes.append("the history is too short to test the whole horizon: the far end is a guess")
+        notes.append("no weekly season: the series has less than two weeks or its steps are too long")
+    if not past_forecasts.covers_horizon:
+        notes.append("the history is too short to test the whole horizon: the far end is uncertain")
     trend = trends.estimate_trend(
         demand.fill_gaps(series.values, day=day, week=week), day, has_week=rolled.scale.has_week
     )
-    if trend.relied_on and rolled.scale.has_week:
-        notes.append(f"a trend of {trend.relied_on * week:+,.1f} a week is taken to go on")
+    if trend.reliable_slope and rolled.scale.has_week:
+        notes.append(f"a trend of {trend.reliable_slope * week:+,.1f} a week is extrapolated")
     return notes

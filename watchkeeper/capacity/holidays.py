@@ -1,7 +1,7 @@
-"""Days that are not like others: left out of what is learnt, and put back where they come.
+"""Remove holidays from the history of a forecast, and scale the forecast of future holidays.
 
-Which days these are only the users know; they name them. Past ones become gaps, so that no season learns them, and
-show how much of an ordinary day's demand a holiday has; coming ones get that share of their forecast. `forecast` calls.
+The user lists the holidays. Past holidays become gaps, so that they do not affect the seasons, and give the ratio of
+holiday demand to normal demand. The forecast of a future holiday is multiplied by that ratio. `forecast` calls it.
 """
 
 from __future__ import annotations
@@ -22,38 +22,41 @@ DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holidays:
-    """`share` is a holiday's part of an ordinary day, None where no past holiday was named; `coming` marks steps."""
+    """A series without holidays; `share` is the demand of a holiday as a share of normal, None without past holidays.
+
+    `is_future` marks the steps ahead that are on a holiday.
+    """
 
     series: demand.DemandSeries
     share: float | None
-    coming: demand.Mask
+    is_future: demand.Mask
 
-    def applied(self, path: Floats) -> Floats:
-        return np.where(self.coming, path * self.share, path) if self.share is not None else path
+    def apply(self, path: Floats) -> Floats:
+        return np.where(self.is_future, path * self.share, path) if self.share is not None else path
 
 
-def take_out(series: demand.DemandSeries, days: Iterable[float], *, steps: int) -> Holidays:
-    """`days` are the moments, in seconds, at which holidays begin."""
+def remove_holidays(series: demand.DemandSeries, days: Iterable[float], *, steps: int) -> Holidays:
+    """Replace past holidays by gaps; `days` are the start times of the holidays, in seconds."""
     starts = sorted(set(days))
-    ahead = series.end_seconds + series.step_seconds * np.arange(steps)
+    future_times = series.end_seconds + series.step_seconds * np.arange(steps)
     times = series.start_seconds + series.step_seconds * np.arange(len(series))
-    past, coming = _inside(times, starts), _inside(ahead, starts)
-    if not past.any():
-        return Holidays(series, None, coming)
-    ordinary = np.where(past, math.nan, series.values)
+    is_past, is_future = _is_on_days(times, starts), _is_on_days(future_times, starts)
+    if not is_past.any():
+        return Holidays(series, None, is_future)
+    without_holidays = np.where(is_past, math.nan, series.values)
     scale = SeasonLengths.of(series.step_seconds)
-    expected = demand.fill_gaps(ordinary, day=scale.day, week=scale.week)
+    expected = demand.fill_gaps(without_holidays, day=scale.day, week=scale.week)
     shares = []
     for start in starts:
-        on = _inside(times, [start]) & ~np.isnan(series.values)
-        if on.any() and float(expected[on].sum()) > 0:
-            shares.append(float(series.values[on].sum() / expected[on].sum()))
-    kept = demand.DemandSeries(series.start_seconds, series.step_seconds, ordinary, series.notes)
-    return Holidays(kept, float(np.median(shares)) if shares else None, coming)
+        is_holiday = _is_on_days(times, [start]) & ~np.isnan(series.values)
+        if is_holiday.any() and float(expected[is_holiday].sum()) > 0:
+            shares.append(float(series.values[is_holiday].sum() / expected[is_holiday].sum()))
+    remaining = demand.DemandSeries(series.start_seconds, series.step_seconds, without_holidays, series.notes)
+    return Holidays(remaining, float(np.median(shares)) if shares else None, is_future)
 
 
-def _inside(times: npt.NDArray[np.floating], starts: list[float]) -> demand.Mask:
-    found = np.zeros(len(times), dtype=np.bool_)
+def _is_on_days(times: npt.NDArray[np.floating], starts: list[float]) -> demand.Mask:
+    is_inside = np.zeros(len(times), dtype=np.bool_)
     for start in starts:
-        found |= (times >= start) & (times < start + DAY_SECONDS)
-    return found
+        is_inside |= (times >= start) & (times < start + DAY_SECONDS)
+    return is_inside

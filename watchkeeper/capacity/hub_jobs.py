@@ -1,8 +1,8 @@
-"""The jobs that a hub has recorded itself: who held how many GPUs from when to when, ready to be replayed.
+"""Build job records for a replay from the GPU allocations that a hub recorded.
 
-packs/rules/usage-hours.yaml writes each minute what every workload holds; a stretch of such minutes is one job. When a
-job came is known only of those that a scheduler still lists; the others count as submitted when they started, and
-their waiting is unknown. `web/whatif_api` asks; `whatif` replays them like those of a table.
+packs/rules/usage-hours.yaml records each minute the GPUs of every workload; consecutive minutes are one job. The
+submission time is known only for jobs that a scheduler still lists. Other jobs count as submitted when they started,
+and their wait is unknown. `web/accounting/whatif_api` calls it; `whatif` replays the records like those of a table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from watchkeeper.capacity.jobs import JobRecords, RecordedJob
-from watchkeeper.capacity.simulated_fleet import WHOLE, GpuRequest
+from watchkeeper.capacity.simulated_fleet import GPU_MILLI, GpuRequest
 from watchkeeper.model import workloads
 from watchkeeper.query.engine import Floats, QueryResult
 from watchkeeper.readers import table
@@ -22,18 +22,18 @@ EXPRESSION = (
     "sum by (cluster, workload_kind, namespace, workload)"
     ' (watchkeeper:workload_gpus:sum{part="allocated",workload!=""})'
 )
-# There in every minute in which the hub looked, whether or not somebody held a GPU.
-LOOKED = "group(watchkeeper:gpus_accounted:sum)"
-WHERE = "this hub"
+# Has a sample for every minute that the hub recorded, even if no GPU was allocated.
+RECORDED_EXPRESSION = "group(watchkeeper:gpus_accounted:sum)"
+SOURCE = "this hub"
 ASSUMPTIONS = (
-    "a job is a stretch of time in which one pod, Slurm job or program held GPUs; pods of one job count each",
-    "jobs that no scheduler lists any more came when they started: how long they had waited is not known",
+    "a job is a time range in which GPUs were allocated to one pod, Slurm job or process; each pod of a job counts",
+    "jobs that no scheduler lists any more count as submitted when they started; their wait is unknown",
 )
-# Looked at every minute in short windows; every five in long ones, where shorter jobs hardly count.
+# Short windows are read in steps of a minute, long ones in steps of five: there, shorter jobs hardly matter.
 FINE_WINDOW_SECONDS, FINE_STEP, STEP = 6 * 3600.0, 60, 300
-# A hub that was restarted, or a node that fell silent, does not end a job.
+# A restart of the hub or an unreachable node does not end a job.
 LONGEST_GAP_SECONDS = 600.0
-# One question is at most this long: a day of 10,000 jobs is 3 million samples.
+# The longest range of one query: a day of 10,000 jobs is 3 million samples.
 CHUNK_SECONDS = 86_400.0
 
 # Cluster, kind, namespace and name of a workload.
@@ -50,72 +50,82 @@ def query_chunks(since: float, until: float) -> Iterator[tuple[float, float]]:
         since += CHUNK_SECONDS
 
 
-def first_sample_time(answer: QueryResult) -> float | None:
-    """The first moment of an answer to `LOOKED`; None where the hub did not look."""
-    return min((float(times_ms[0]) / 1000 for _, times_ms, _ in answer.frame.rows() if len(times_ms)), default=None)
+def first_sample_time(result: QueryResult) -> float | None:
+    """Return the first time in a result of `RECORDED_EXPRESSION`; None if the hub recorded nothing."""
+    return min((float(times_ms[0]) / 1000 for _, times_ms, _ in result.frame.rows() if len(times_ms)), default=None)
 
 
 @dataclass(slots=True)
-class _Holding:
-    """A time in which a workload held GPUs, `most` of them at once."""
+class _Allocation:
+    """A time range in which GPUs were allocated to a workload."""
 
-    begun: float
-    ended: float
-    most: float
+    started_at: float
+    ended_at: float
+    peak_gpus: float
 
 
 @dataclass(slots=True)
 class WorkloadHistory:
-    """What was seen of each workload, answer by answer, the oldest first."""
+    """The GPU allocations of each workload, built from query results, the oldest first."""
 
     step: float
-    stretches: dict[Identity, list[_Holding]] = field(default_factory=dict)
+    allocations: dict[Identity, list[_Allocation]] = field(default_factory=dict)
 
-    def take(self, answer: QueryResult) -> None:
-        for labels, times_ms, values in answer.frame.rows():
+    def add_result(self, result: QueryResult) -> None:
+        for labels, times_ms, values in result.frame.rows():
             name = labels.get("workload", "")
-            held = values > 0
-            if not name or not held.any():
+            is_allocated = values > 0
+            if not name or not is_allocated.any():
                 continue
             key = (labels.get("cluster", ""), labels.get("workload_kind", ""), labels.get("namespace", ""), name)
-            self._add(key, times_ms[held] / 1000, values[held])
+            self._add(key, times_ms[is_allocated] / 1000, values[is_allocated])
 
     def _add(self, key: Identity, at: Floats, gpus: Floats) -> None:
         cuts = np.flatnonzero(np.diff(at) > max(LONGEST_GAP_SECONDS, 2 * self.step)) + 1
-        known = self.stretches.setdefault(key, [])
-        for times, most in zip(np.split(at, cuts), np.split(gpus, cuts), strict=True):
-            begun, ended, peak = float(times[0]), float(times[-1]) + self.step, float(most.max())
-            if known and begun - known[-1].ended <= LONGEST_GAP_SECONDS:
-                known[-1] = _Holding(known[-1].begun, max(ended, known[-1].ended), max(peak, known[-1].most))
+        allocations = self.allocations.setdefault(key, [])
+        for times, gpu_counts in zip(np.split(at, cuts), np.split(gpus, cuts), strict=True):
+            started_at, ended_at, peak = float(times[0]), float(times[-1]) + self.step, float(gpu_counts.max())
+            if allocations and started_at - allocations[-1].ended_at <= LONGEST_GAP_SECONDS:
+                allocations[-1] = _Allocation(
+                    allocations[-1].started_at,
+                    max(ended_at, allocations[-1].ended_at),
+                    max(peak, allocations[-1].peak_gpus),
+                )
             else:
-                known.append(_Holding(begun, ended, peak))
+                allocations.append(_Allocation(started_at, ended_at, peak))
 
-    def recorded(self, since: float, until: float, scheduled: Iterable[workloads.ScheduledWorkload]) -> JobRecords:
-        """The jobs of a window; the schedulers' own times where they still list a job."""
-        listed = {_identity(one): one for one in scheduled}
+    def build_records(self, since: float, until: float, scheduled: Iterable[workloads.ScheduledWorkload]) -> JobRecords:
+        """Return the jobs of a window, with the times of the scheduler for each job that it still lists."""
+        workloads_by_key = {_identity(workload): workload for workload in scheduled}
         jobs: list[RecordedJob] = []
-        for key, stretches in self.stretches.items():
-            for number, one in enumerate(stretches, start=1):
-                newest = listed.get(key) if number == len(stretches) else None
-                jobs.append(_job(key, one, newest, number=number, window=(since, until), step=self.step))
+        for key, allocations in self.allocations.items():
+            for number, allocation in enumerate(allocations, start=1):
+                scheduled_workload = workloads_by_key.get(key) if number == len(allocations) else None
+                jobs.append(
+                    _job(key, allocation, scheduled_workload, number=number, window=(since, until), step=self.step)
+                )
         jobs.sort(key=lambda job: (job.submitted, job.id))
         counts = {
             "jobs": len(jobs),
-            "began_before": sum(one.begun - since < self.step for some in self.stretches.values() for one in some),
+            "began_before": sum(
+                allocation.started_at - since < self.step
+                for allocations in self.allocations.values()
+                for allocation in allocations
+            ),
             "without_end": sum(job.is_cut_off for job in jobs),
             "wait_known": sum(job.started is not None for job in jobs),
         }
-        return JobRecords(tuple(jobs), WHERE, counts, table.Problems(WHERE), since, until)
+        return JobRecords(tuple(jobs), SOURCE, counts, table.Problems(SOURCE), since, until)
 
 
-def _identity(one: workloads.ScheduledWorkload) -> Identity:
-    return one.cluster, one.workload.kind.value, one.workload.namespace, one.workload.name
+def _identity(workload: workloads.ScheduledWorkload) -> Identity:
+    return workload.cluster, workload.workload.kind.value, workload.workload.namespace, workload.workload.name
 
 
 def _job(
     key: Identity,
-    seen: _Holding,
-    listed: workloads.ScheduledWorkload | None,
+    allocation: _Allocation,
+    scheduled_workload: workloads.ScheduledWorkload | None,
     *,
     number: int,
     window: tuple[float, float],
@@ -123,13 +133,24 @@ def _job(
 ) -> RecordedJob:
     _, _, namespace, name = key
     id = "/".join(part for part in (key[0], namespace, name, str(number) if number > 1 else "") if part)
-    milli = max(1, round(seen.most * WHOLE)) if seen.most < 1 else round(seen.most) * WHOLE
-    shape = GpuRequest(milli, slice_milli=milli if milli < WHOLE else 0)
-    ended = min(seen.ended, window[1])
-    is_cut_off = window[1] - seen.ended < step
-    began = None if listed is None else listed.started_at
-    came = None if listed is None else listed.requested_at
-    # A scheduler's times are those of this stretch only if they fit what was seen of it.
-    if came is not None and began is not None and abs(began - seen.begun) <= LONGEST_GAP_SECONDS and came <= began:
-        return RecordedJob(id, came, max(step, ended - began), shape, started=began, is_cut_off=is_cut_off)
-    return RecordedJob(id, seen.begun, max(step, ended - seen.begun), shape, is_cut_off=is_cut_off)
+    milli = (
+        max(1, round(allocation.peak_gpus * GPU_MILLI))
+        if allocation.peak_gpus < 1
+        else round(allocation.peak_gpus) * GPU_MILLI
+    )
+    shape = GpuRequest(milli, slice_milli=milli if milli < GPU_MILLI else 0)
+    ended_at = min(allocation.ended_at, window[1])
+    is_cut_off = window[1] - allocation.ended_at < step
+    started = None if scheduled_workload is None else scheduled_workload.started_at
+    requested = None if scheduled_workload is None else scheduled_workload.requested_at
+    # The times of the scheduler belong to this allocation only if they match its recorded start.
+    if (
+        requested is not None
+        and started is not None
+        and abs(started - allocation.started_at) <= LONGEST_GAP_SECONDS
+        and requested <= started
+    ):
+        return RecordedJob(id, requested, max(step, ended_at - started), shape, started=started, is_cut_off=is_cut_off)
+    return RecordedJob(
+        id, allocation.started_at, max(step, ended_at - allocation.started_at), shape, is_cut_off=is_cut_off
+    )

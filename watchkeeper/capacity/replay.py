@@ -1,9 +1,9 @@
-"""Recorded jobs once more, on a fleet of our choice: a discrete-event simulation of one queue.
+"""Replay recorded jobs on a simulated fleet: a discrete-event simulation of one queue.
 
-Time jumps from event to event. At each moment first all jobs that end give their GPUs back, then those that arrive
-join the queue, then the policy starts what it may. Each job runs as long as it ran when it was recorded, whatever it
-runs on. Jobs of one shape are interchangeable as far as placing goes, so the queue is kept by shape: whether the
-oldest of a shape fits decides for all of it. `whatif` compares two replays.
+Time advances from event to event. At each time, jobs that end release their GPUs, then new jobs join the queue, then
+the policy starts jobs. Each job runs as long as it ran when it was recorded, on any GPU. Jobs with the same request are
+interchangeable, so there is one queue for each request: if its oldest job does not fit, none of them does. `whatif`
+compares two replays.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from watchkeeper.capacity.jobs import RecordedJob
-from watchkeeper.capacity.simulated_fleet import WHOLE, FleetNode, GpuRequest, JobPlacement, SimulatedFleet
+from watchkeeper.capacity.simulated_fleet import GPU_MILLI, FleetNode, GpuRequest, JobPlacement, SimulatedFleet
 
 Floats = npt.NDArray[np.float64]
 
 
 class QueuePolicy(StrEnum):
-    """Who may start. `FIFO`: only the oldest. `BACKFILL`: the oldest that fits, so that a large one may wait for ever,
-    as in Kubernetes and wherever nothing is reserved for the head of the queue."""
+    """Which job starts next. `FIFO`: only the oldest. `BACKFILL`: the oldest that fits. Nothing is reserved for the
+    head of the queue, so a large job can wait forever, as in Kubernetes."""
 
     FIFO = "fifo"
     BACKFILL = "backfill"
@@ -34,7 +34,7 @@ class QueuePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayOutcome:
-    """What came of every job: its start, NaN where it never started; and the fleet's GPUs in use at every change."""
+    """Start and end of every job, NaN if it never started, and the GPUs in use after every change."""
 
     starts: Floats
     ends: Floats
@@ -44,7 +44,7 @@ class ReplayOutcome:
     gpus: float
 
     def gpu_seconds(self, since: float, until: float) -> float:
-        """GPU seconds in use inside a window."""
+        """Return the GPU-seconds in use inside a window."""
         if not len(self.change_times) or until <= since:
             return 0.0
         edges = np.clip(np.append(self.change_times, math.inf), since, until)
@@ -54,80 +54,80 @@ class ReplayOutcome:
 def replay(
     jobs: Sequence[RecordedJob], nodes: Sequence[FleetNode], *, policy: QueuePolicy = QueuePolicy.BACKFILL
 ) -> ReplayOutcome:
-    """Every job of `jobs`, which are in order of submission, on `nodes`."""
-    return _Replay(jobs, nodes, policy).to_the_end()
+    """Replay `jobs`, sorted by submission, on `nodes`."""
+    return _Replay(jobs, nodes, policy).run()
 
 
 class _Replay:
     def __init__(self, jobs: Sequence[RecordedJob], nodes: Sequence[FleetNode], policy: QueuePolicy) -> None:
         self._jobs = jobs
-        self._stock = SimulatedFleet(nodes)
+        self._fleet = SimulatedFleet(nodes)
         self._policy = policy
         self._starts = np.full(len(jobs), math.nan)
         self._ends = np.full(len(jobs), math.nan)
         self._running: list[tuple[float, int]] = []
-        self._placed: dict[int, JobPlacement] = {}
-        self._waiting: dict[GpuRequest, deque[int]] = {}
-        self._in_order: deque[int] = deque()
+        self._placements: dict[int, JobPlacement] = {}
+        self._queues: dict[GpuRequest, deque[int]] = {}
+        self._fifo_queue: deque[int] = deque()
         self._changes: list[tuple[float, int]] = []
-        fits = {shape: self._stock.could_ever(shape) for shape in {job.shape for job in jobs}}
-        self._never = tuple(at for at, job in enumerate(jobs) if not fits[job.shape])
+        fits = {shape: self._fleet.can_ever_fit(shape) for shape in {job.shape for job in jobs}}
+        self._never_fits = tuple(at for at, job in enumerate(jobs) if not fits[job.shape])
 
-    def to_the_end(self) -> ReplayOutcome:
-        never, arrived = set(self._never), 0
+    def run(self) -> ReplayOutcome:
+        never_fits, arrived = set(self._never_fits), 0
         while arrived < len(self._jobs) or self._running:
             arrival = self._jobs[arrived].submitted if arrived < len(self._jobs) else math.inf
             now = min(arrival, self._running[0][0] if self._running else math.inf)
             freed = self._end_jobs(now)
-            came: list[int] = []
+            arrivals: list[int] = []
             while arrived < len(self._jobs) and self._jobs[arrived].submitted <= now:
-                if arrived not in never:
-                    came.append(arrived)
+                if arrived not in never_fits:
+                    arrivals.append(arrived)
                 arrived += 1
-            self._start_jobs(came, now, freed=freed)
-            if not self._changes or self._changes[-1][1] != self._stock.used_milli:
-                self._changes.append((now, self._stock.used_milli))
+            self._start_jobs(arrivals, now, freed=freed)
+            if not self._changes or self._changes[-1][1] != self._fleet.used_milli:
+                self._changes.append((now, self._fleet.used_milli))
         times = np.array([at for at, _ in self._changes], dtype=np.float64)
-        used = np.array([milli for _, milli in self._changes], dtype=np.float64) / WHOLE
-        gpus = self._stock.milli / WHOLE
-        return ReplayOutcome(self._starts, self._ends, self._never, times, used, gpus)
+        used = np.array([milli for _, milli in self._changes], dtype=np.float64) / GPU_MILLI
+        gpus = self._fleet.milli / GPU_MILLI
+        return ReplayOutcome(self._starts, self._ends, self._never_fits, times, used, gpus)
 
     def _end_jobs(self, now: float) -> bool:
         freed = False
         while self._running and self._running[0][0] <= now:
             _, at = heapq.heappop(self._running)
-            self._stock.take_back(self._placed.pop(at))
+            self._fleet.release(self._placements.pop(at))
             freed = True
         return freed
 
-    def _start_jobs(self, came: list[int], now: float, *, freed: bool) -> None:
+    def _start_jobs(self, arrivals: list[int], now: float, *, freed: bool) -> None:
         if self._policy is QueuePolicy.FIFO:
-            self._in_order.extend(came)
-            while self._in_order and self._try(self._in_order[0], now):
-                self._in_order.popleft()
+            self._fifo_queue.extend(arrivals)
+            while self._fifo_queue and self._try_start(self._fifo_queue[0], now):
+                self._fifo_queue.popleft()
             return
-        for at in came:
-            self._waiting.setdefault(self._jobs[at].shape, deque()).append(at)
-        # Where nothing was given back, only shapes of those that came can have become startable.
-        shapes = list(self._waiting) if freed else list({self._jobs[at].shape for at in came})
-        oldest = [(self._waiting[shape][0], shape) for shape in shapes if self._waiting[shape]]
+        for at in arrivals:
+            self._queues.setdefault(self._jobs[at].shape, deque()).append(at)
+        # If no GPUs were released, only requests of new jobs can start.
+        shapes = list(self._queues) if freed else list({self._jobs[at].shape for at in arrivals})
+        oldest = [(self._queues[shape][0], shape) for shape in shapes if self._queues[shape]]
         heapq.heapify(oldest)
         while oldest:
             at, shape = heapq.heappop(oldest)
-            # GPUs only become fewer while jobs are started: a shape that does not fit is done for this moment.
-            if self._try(at, now):
-                self._waiting[shape].popleft()
-                if self._waiting[shape]:
-                    heapq.heappush(oldest, (self._waiting[shape][0], shape))
+            # Free GPUs only decrease while jobs start: a request that does not fit now is done for this time.
+            if self._try_start(at, now):
+                self._queues[shape].popleft()
+                if self._queues[shape]:
+                    heapq.heappush(oldest, (self._queues[shape][0], shape))
                 else:
-                    del self._waiting[shape]
+                    del self._queues[shape]
 
-    def _try(self, at: int, now: float) -> bool:
-        placing = self._stock.place(self._jobs[at].shape)
-        if placing is None:
+    def _try_start(self, at: int, now: float) -> bool:
+        placement = self._fleet.place(self._jobs[at].shape)
+        if placement is None:
             return False
         end = now + self._jobs[at].seconds
         self._starts[at], self._ends[at] = now, end
-        self._placed[at] = placing
+        self._placements[at] = placement
         heapq.heappush(self._running, (end, at))
         return True

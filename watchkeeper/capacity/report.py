@@ -1,7 +1,7 @@
-"""A forecast as JSON, the same whether the command line made it from a table or the hub from its samples.
+"""Report a forecast as JSON, in the same format for the CLI and the API.
 
-`{"model", "forecast": [{"time", "mean", "low", "high"}], "backtest": {"wape", "naive_wape", "coverage"}}` is the
-documented part; more keys stand beside it.
+The documented part is `{"model", "forecast": [{"time", "mean", "low", "high"}], "backtest": {"wape", "naive_wape",
+"coverage"}}`; it has more keys.
 """
 
 from __future__ import annotations
@@ -62,81 +62,86 @@ def forecast_report(
     target: float = fullness.TARGET,
     holidays: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Forecast a series and say everything about it; fullness and advice where the fleet's size is known."""
-    made = forecast(series, horizon_seconds, holidays=holidays)
-    answer = {
-        "model": made.model,
-        "forecast": _points(made),
-        "backtest": _backtest(made),
+    """Forecast a series and report it, with the time when the fleet is full and advice if `capacity_gpus` is known."""
+    demand_forecast = forecast(series, horizon_seconds, holidays=holidays)
+    report = {
+        "model": demand_forecast.model,
+        "forecast": _forecast_steps(demand_forecast),
+        "backtest": _backtest_scores(demand_forecast),
         "interval": 0.8,
         "step": durations.format_seconds(series.step_seconds),
-        "history": _history(series, steps=len(made.mean)),
-        "weights": made.weights,
-        "notes": list(made.notes),
+        "history": _past_demand(series, steps=len(demand_forecast.mean)),
+        "weights": demand_forecast.weights,
+        "notes": list(demand_forecast.notes),
     }
     if capacity_gpus is None:
-        return answer
-    known = series.values[~np.isnan(series.values)]
-    full = fullness.fullness(made, capacity_gpus, now_gpus=float(known[-1]))
-    need = fullness.gpus_needed(made, capacity_gpus, target=target)
+        return report
+    values = series.values[~np.isnan(series.values)]
+    full_forecast = fullness.predict_fullness(demand_forecast, capacity_gpus, now_gpus=float(values[-1]))
+    need = fullness.gpus_needed(demand_forecast, capacity_gpus, target=target)
     horizon = durations.format_seconds(horizon_seconds)
     return {
-        "sentence": advice.summary_sentence(full, need, horizon=horizon),
-        **answer,
-        "full": _full(full),
+        "sentence": advice.summary_sentence(full_forecast, need, horizon=horizon),
+        **report,
+        "full": _fullness_as_json(full_forecast),
         "need": wire.to_plain(need),
-        "advice": wire.to_plain(advice.advise_on_forecast(made, full, need)),
+        "advice": wire.to_plain(advice.advise_on_forecast(demand_forecast, full_forecast, need)),
     }
 
 
-def _full(found: fullness.Fullness) -> FullnessForecast:
+def _fullness_as_json(full_forecast: fullness.Fullness) -> FullnessForecast:
     full_at, earliest, latest = (
-        None if at is None else _when(at) for at in (found.full_at, found.earliest, found.latest)
+        None if at is None else _format_time(at)
+        for at in (full_forecast.full_at, full_forecast.earliest, full_forecast.latest)
     )
     return {
-        "capacity_gpus": found.capacity_gpus,
-        "is_full_now": found.is_full_now,
+        "capacity_gpus": full_forecast.capacity_gpus,
+        "is_full_now": full_forecast.is_full_now,
         "full_at": full_at,
         "earliest": earliest,
         "latest": latest,
-        "likely": found.likely,
+        "likely": full_forecast.likely,
     }
 
 
-def _points(made: Forecast) -> list[ForecastStep]:
+def _forecast_steps(demand_forecast: Forecast) -> list[ForecastStep]:
     return [
-        {"time": _when(at), "mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
+        {"time": _format_time(at), "mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
         for at, mean, low, high in zip(
-            made.times.tolist(), made.mean.tolist(), made.low.tolist(), made.high.tolist(), strict=True
+            demand_forecast.times.tolist(),
+            demand_forecast.mean.tolist(),
+            demand_forecast.low.tolist(),
+            demand_forecast.high.tolist(),
+            strict=True,
         )
     ]
 
 
-def _backtest(made: Forecast) -> BacktestScores:
-    judged = made.backtest
+def _backtest_scores(demand_forecast: Forecast) -> BacktestScores:
+    result = demand_forecast.backtest
     return {
-        "wape": judged.wape,
-        "naive_wape": judged.naive_wape,
-        "coverage": judged.covered,
-        "naive_day_wape": judged.naive_day_wape,
-        "naive_week_wape": judged.naive_week_wape,
-        "straight_line_wape": judged.straight_line_wape,
-        "origins": judged.origins,
-        "since": None if judged.since_seconds is None else _when(judged.since_seconds),
-        "whole_horizon": judged.is_whole,
+        "wape": result.wape,
+        "naive_wape": result.naive_wape,
+        "coverage": result.covered,
+        "naive_day_wape": result.naive_day_wape,
+        "naive_week_wape": result.naive_week_wape,
+        "straight_line_wape": result.straight_line_wape,
+        "origins": result.origins,
+        "since": None if result.since_seconds is None else _format_time(result.since_seconds),
+        "whole_horizon": result.covers_horizon,
     }
 
 
-def _history(series: demand.DemandSeries, *, steps: int) -> PastDemand:
+def _past_demand(series: demand.DemandSeries, *, steps: int) -> PastDemand:
     first = max(0, len(series) - steps)
     return {
-        "from": _when(series.start_seconds),
-        "to": _when(series.end_seconds),
+        "from": _format_time(series.start_seconds),
+        "to": _format_time(series.end_seconds),
         "steps": len(series),
         "gaps": int(np.sum(np.isnan(series.values))),
         "recent": [
             {
-                "time": _when(series.start_seconds + at * series.step_seconds),
+                "time": _format_time(series.start_seconds + at * series.step_seconds),
                 "value": None if math.isnan(value) else value,
             }
             for at, value in enumerate(series.values[first:].tolist(), start=first)
@@ -144,7 +149,7 @@ def _history(series: demand.DemandSeries, *, steps: int) -> PastDemand:
     }
 
 
-def _when(seconds: float) -> str:
-    """Whole seconds where they are whole: what a table of hours is joined with."""
+def _format_time(seconds: float) -> str:
+    """Format a time without fractions of a second if it has none, so that it matches tables of hours."""
     at = datetime.fromtimestamp(seconds, UTC)
     return at.isoformat().replace("+00:00", "Z")

@@ -1,9 +1,8 @@
-"""Does this workload need this GPU? Whether MIG, MPS, time slicing or a smaller GPU would do, and why.
+"""Advise on rightsizing: whether MIG, MPS, time-slicing or a smaller GPU is enough for a workload, and why.
 
-Decided from what a workload did, not from what it asked for: the activity that it exceeds one time in twenty (p95 of
-SM activity), its mean, and the most memory it held. MIG comes first because its slices cannot disturb each other; MPS
-and time slicing share memory and faults, so they are for GPUs that cannot be cut. `web/uses` asks a hub what
-each workload did; what is said is advice.
+The decision uses what a workload did and not what it requested: mean and p95 of SM activity, and peak memory. MIG is
+preferred because its instances are isolated. MPS and time-slicing share memory and faults, so they are for GPUs without
+MIG. `web/accounting/workload_use` collects the use of each workload; the result is only advice.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from enum import StrEnum
 
 from watchkeeper.catalogue import mig, pack
 
-# Activity: what a slice must have beyond the busiest moments, as workloads grow; memory: room for fragments and peaks
-# between two samples.
-COMPUTE_ROOM, MEMORY_ROOM = 1.3, 1.2
-# At half of its SMs a workload uses its GPU; below one part in a hundred nothing of it runs (rules/usage.yaml).
+# Compute: headroom above p95, as workloads grow. Memory: headroom for fragmentation and for peaks between two samples.
+COMPUTE_HEADROOM, MEMORY_HEADROOM = 1.3, 1.2
+# From 50 % SM activity on, a workload uses its GPU; below 1 % it does not run (rules/usage.yaml).
 BUSY, IDLE = 0.5, 0.01
-# Someone who is busy in bursts and idle on average, as a notebook, can take turns with others.
+# A workload with a mean below this share of its p95 is bursty, such as a notebook, and can use time-slicing.
 BURSTY = 0.25
-# A quarter of a large GPU's SMs is what a smaller model has in all, about.
+# A smaller model has about a quarter of the SMs of a large one.
 LIGHT = 0.25
 
 
@@ -41,9 +39,10 @@ class RightsizingAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadUse:
-    """What a workload did with each of its GPUs, 0 to 1 and MiB; None: not measured. `is_new`: not for long enough.
+    """How a workload used each of its GPUs, as shares from 0 to 1 and MiB; None if not measured.
 
-    Of one in MIG slices, all of it is about these: `slice` is their profile. `is_shared`: others are on the same.
+    On MIG instances, all values are about the instances, and `slice` is their profile. `is_shared`: other workloads use
+    the same GPU. `is_new`: measured for less than ten minutes.
     """
 
     name: str
@@ -60,7 +59,7 @@ class WorkloadUse:
 
 @dataclass(frozen=True, slots=True)
 class RightsizingAdvice:
-    """What would do for a workload; `profile` names the slice or the smaller GPU, `saves_gpus` is left to others."""
+    """What is enough for a workload; `profile` is a MIG profile or a smaller GPU, `saves_gpus` the GPUs it frees."""
 
     name: str
     gpus: int
@@ -79,116 +78,133 @@ class GpuModelSpec:
 
 
 @functools.cache
-def models() -> tuple[GpuModelSpec, ...]:
+def load_models() -> tuple[GpuModelSpec, ...]:
     return pack.load(
         "gpu_models.csv", lambda cells: GpuModelSpec(cells["model"], int(cells["memory_mib"]), int(cells["tdp_watts"]))
     )
 
 
-def of_model(model: str) -> list[mig.MigProfile]:
-    """The slices that a GPU can be cut into, the smallest first; none for models without MIG or that nobody listed."""
+def list_profiles(model: str) -> list[mig.MigProfile]:
+    """Return the MIG profiles smaller than the GPU, the smallest first; none for models unknown or without MIG."""
     gpu = mig.gpu_of_model(model)
     if gpu is None:
         return []
-    found = [one for one in mig.profiles(gpu.name).values() if one.compute < gpu.compute and one.is_plain]
-    return sorted(found, key=lambda one: (one.compute, one.memory_mib))
+    profiles = [
+        profile for profile in mig.profiles(gpu.name).values() if profile.compute < gpu.compute and profile.is_plain
+    ]
+    return sorted(profiles, key=lambda profile: (profile.compute, profile.memory_mib))
 
 
 def advise(use: WorkloadUse) -> RightsizingAdvice:
-    """What would do for one workload, and why."""
+    """Return what is enough for one workload, and why."""
     mean, p95, memory = use.mean_active, use.p95_active, use.peak_memory_mib
     if use.is_shared:
-        return _say(use, RightsizingAction.KEEP, "it shares its GPU with others already")
+        return _create_advice(use, RightsizingAction.KEEP, "it already shares its GPU with other workloads")
     if use.is_new:
-        return _say(use, RightsizingAction.UNKNOWN, "seen on its GPUs for less than ten minutes")
+        return _create_advice(use, RightsizingAction.UNKNOWN, "measured on its GPUs for less than ten minutes")
     if mean is None or p95 is None:
-        return _say(use, RightsizingAction.UNKNOWN, "no activity was measured: export DCGM_FI_PROF_SM_ACTIVE")
-    seen = f"SM activity {100 * mean:.0f} % on average, {100 * p95:.0f} % at its busiest"
+        return _create_advice(use, RightsizingAction.UNKNOWN, "no SM activity: export DCGM_FI_PROF_SM_ACTIVE")
+    activity = f"SM activity {100 * mean:.0f} % on average, {100 * p95:.0f} % at p95"
     if p95 < IDLE:
-        where = f" in its {use.slice} slice" if use.slice else " on it"
-        return _say(use, RightsizingAction.GIVE_BACK, f"{seen}: nothing runs{where}", saves=use.gpus * _part(use))
-    if use.slice:
-        return _in_slice(use, seen, p95=p95, memory=memory)
-    if use.gpus > 1:
-        needed = max(1, -(-int(1000 * mean * COMPUTE_ROOM * use.gpus) // 1000))
-        if p95 < BUSY and needed < use.gpus:
-            why = f"{seen}: the work of {use.gpus} GPUs would fit on {needed}; slices have no NVLink, so none of them"
-            return _say(use, RightsizingAction.FEWER_GPUS, why, saves=float(use.gpus - needed))
-        return _say(use, RightsizingAction.KEEP, f"{seen}: it uses its {use.gpus} GPUs")
-    if p95 >= BUSY:
-        return _say(use, RightsizingAction.KEEP, f"{seen}: it uses its GPU")
-    if memory is None:
-        return _say(
-            use, RightsizingAction.UNKNOWN, f"{seen}, but its memory was not measured: export DCGM_FI_DEV_FB_USED"
+        where = f"its {use.slice} instance" if use.slice else "its GPU"
+        return _create_advice(
+            use, RightsizingAction.GIVE_BACK, f"{activity}: {where} is idle", saves=use.gpus * _gpu_share(use)
         )
-    return _shared(use, seen, p95=p95, mean=mean, memory=memory)
+    if use.slice:
+        return _advise_slice(use, activity, p95=p95, memory=memory)
+    if use.gpus > 1:
+        needed = max(1, -(-int(1000 * mean * COMPUTE_HEADROOM * use.gpus) // 1000))
+        if p95 < BUSY and needed < use.gpus:
+            why = f"{activity}: {needed} of {use.gpus} GPUs are enough; MIG instances have no NVLink"
+            return _create_advice(use, RightsizingAction.FEWER_GPUS, why, saves=float(use.gpus - needed))
+        return _create_advice(use, RightsizingAction.KEEP, f"{activity}: it uses its {use.gpus} GPUs")
+    if p95 >= BUSY:
+        return _create_advice(use, RightsizingAction.KEEP, f"{activity}: it uses its GPU")
+    if memory is None:
+        return _create_advice(
+            use, RightsizingAction.UNKNOWN, f"{activity}, but no memory use: export DCGM_FI_DEV_FB_USED"
+        )
+    return _advise_sharing(use, activity, p95=p95, mean=mean, memory=memory)
 
 
-def _part(use: WorkloadUse) -> float:
-    """What one of its GPUs or slices takes from others, in GPUs."""
-    cut = _cut(use)
-    return 1 / cut.most if cut is not None else 1.0
+def _gpu_share(use: WorkloadUse) -> float:
+    """Return the share of a GPU that each of its GPUs or MIG instances occupies."""
+    profile = _current_profile(use)
+    return 1 / profile.most if profile is not None else 1.0
 
 
-def _cut(use: WorkloadUse) -> mig.MigProfile | None:
-    return next((cut for cut in of_model(use.model) if cut.name == use.slice), None)
+def _current_profile(use: WorkloadUse) -> mig.MigProfile | None:
+    return next((profile for profile in list_profiles(use.model) if profile.name == use.slice), None)
 
 
-def _in_slice(use: WorkloadUse, seen: str, *, p95: float, memory: float | None) -> RightsizingAdvice:
-    """Activity is the slice's own: half of 4/7 is 2/7 of the GPU."""
-    cut = _cut(use)
-    if cut is None or memory is None or p95 >= BUSY:
-        return _say(use, RightsizingAction.KEEP, f"{seen} of its {use.slice} slice")
-    needs = f"{seen}, {memory / 1024:.1f} GiB at most in {use.slice}"
-    for less in of_model(use.model):
-        fits = less.compute >= cut.compute * p95 * COMPUTE_ROOM and less.memory_mib >= memory * MEMORY_ROOM
-        if fits and less.most > cut.most:
-            why = f"{needs}: {less.name} has {less.memory_mib / 1024:.0f} GiB, and {less.most} of them fit on a GPU"
-            saves = use.gpus * (1 / cut.most - 1 / less.most)
-            return _say(
-                use, RightsizingAction.SMALLER_SLICE, f"{why} instead of {cut.most}", profile=less.name, saves=saves
+def _advise_slice(use: WorkloadUse, activity: str, *, p95: float, memory: float | None) -> RightsizingAdvice:
+    """Advise on a workload in a MIG instance; its activity is relative to the instance: half of 4/7 is 2/7 of a GPU."""
+    current = _current_profile(use)
+    if current is None or memory is None or p95 >= BUSY:
+        return _create_advice(use, RightsizingAction.KEEP, f"{activity} of its {use.slice} instance")
+    needs = f"{activity}, {memory / 1024:.1f} GiB at peak in {use.slice}"
+    for smaller in list_profiles(use.model):
+        fits = (
+            smaller.compute >= current.compute * p95 * COMPUTE_HEADROOM
+            and smaller.memory_mib >= memory * MEMORY_HEADROOM
+        )
+        if fits and smaller.most > current.most:
+            why = (
+                f"{needs}: {smaller.name} has {smaller.memory_mib / 1024:.0f} GiB, and a GPU has {smaller.most} of them"
             )
-    return _say(use, RightsizingAction.KEEP, f"{needs}: no smaller slice has room for it")
+            saves = use.gpus * (1 / current.most - 1 / smaller.most)
+            return _create_advice(
+                use,
+                RightsizingAction.SMALLER_SLICE,
+                f"{why} instead of {current.most}",
+                profile=smaller.name,
+                saves=saves,
+            )
+    return _create_advice(use, RightsizingAction.KEEP, f"{needs}: no smaller MIG profile is enough")
 
 
-def _shared(use: WorkloadUse, seen: str, *, p95: float, mean: float, memory: float) -> RightsizingAdvice:
-    needs = f"{seen}, {memory / 1024:.1f} GiB at most"
-    cuts = of_model(use.model)
-    for cut in cuts:
-        whole = mig.gpus()[cut.gpu].compute
-        if cut.compute / whole >= p95 * COMPUTE_ROOM and cut.memory_mib >= memory * MEMORY_ROOM:
-            part = f"{cut.compute}/{whole} of the SMs and {cut.memory_mib / 1024:.0f} GiB"
-            why = f"{needs}: {cut.name} has {part} of its own"
-            return _say(use, RightsizingAction.MIG, why, profile=cut.name, saves=1 - 1 / cut.most)
-    if use.memory_mib is None or memory * MEMORY_ROOM > use.memory_mib / 2:
-        smaller = _smaller(use, p95=p95, memory=memory)
+def _advise_sharing(use: WorkloadUse, activity: str, *, p95: float, mean: float, memory: float) -> RightsizingAdvice:
+    needs = f"{activity}, {memory / 1024:.1f} GiB at peak"
+    profiles = list_profiles(use.model)
+    for profile in profiles:
+        total_compute = mig.gpus()[profile.gpu].compute
+        if profile.compute / total_compute >= p95 * COMPUTE_HEADROOM and profile.memory_mib >= memory * MEMORY_HEADROOM:
+            share = f"{profile.compute}/{total_compute} of the SMs and {profile.memory_mib / 1024:.0f} GiB"
+            why = f"{needs}: {profile.name} has {share}"
+            return _create_advice(use, RightsizingAction.MIG, why, profile=profile.name, saves=1 - 1 / profile.most)
+    if use.memory_mib is None or memory * MEMORY_HEADROOM > use.memory_mib / 2:
+        smaller = _find_smaller_gpu(use, p95=p95, memory=memory)
         if smaller is not None:
             why = f"{needs}: no room for a second workload, but {smaller.name} has {smaller.memory_mib / 1024:.0f} GiB"
-            return _say(
+            return _create_advice(
                 use,
                 RightsizingAction.SMALLER_GPU,
-                f"{why}; try it first, since SMs of models differ",
+                f"{why}; test it first, because SMs of models differ",
                 profile=smaller.name,
             )
-        return _say(use, RightsizingAction.KEEP, f"{needs}: its memory leaves no room for a second workload")
-    reason = "no slice of this GPU is large enough" if cuts else "this GPU has no MIG"
+        return _create_advice(
+            use, RightsizingAction.KEEP, f"{needs}: its memory use leaves no room for a second workload"
+        )
+    reason = "no MIG profile of this GPU is large enough" if profiles else "this GPU has no MIG"
     if mean < BURSTY * p95:
-        why = f"{needs}, in bursts; {reason}: take turns with another. Memory and faults are shared"
-        return _say(use, RightsizingAction.TIME_SLICING, why, saves=0.5)
-    why = f"{needs}, steadily; {reason}: run beside another under MPS. Memory and faults are shared"
-    return _say(use, RightsizingAction.MPS, why, saves=0.5)
+        why = f"{needs}, in bursts; {reason}: use time-slicing with another workload. Memory and faults are shared"
+        return _create_advice(use, RightsizingAction.TIME_SLICING, why, saves=0.5)
+    why = f"{needs}, steadily; {reason}: use MPS with another workload. Memory and faults are shared"
+    return _create_advice(use, RightsizingAction.MPS, why, saves=0.5)
 
 
-def _smaller(use: WorkloadUse, *, p95: float, memory: float) -> GpuModelSpec | None:
-    """The model with the least power that has less of it and memory enough; None where activity asks for more."""
-    here = next((model for model in models() if model.name.lower() == use.model.lower()), None)
-    if here is None or p95 > LIGHT:
+def _find_smaller_gpu(use: WorkloadUse, *, p95: float, memory: float) -> GpuModelSpec | None:
+    """Return the model with the least power that has enough memory; None if the activity is too high for it."""
+    current = next((model for model in load_models() if model.name.lower() == use.model.lower()), None)
+    if current is None or p95 > LIGHT:
         return None
-    fits = [model for model in models() if model.watts < here.watts and model.memory_mib >= memory * MEMORY_ROOM]
+    fits = [
+        model for model in load_models() if model.watts < current.watts and model.memory_mib >= memory * MEMORY_HEADROOM
+    ]
     return min(fits, key=lambda model: (model.watts, model.name), default=None)
 
 
-def _say(
+def _create_advice(
     use: WorkloadUse, fit: RightsizingAction, why: str, *, profile: str = "", saves: float = 0.0
 ) -> RightsizingAdvice:
     return RightsizingAdvice(use.name, use.gpus, use.model, fit, why, profile=profile, saves_gpus=round(saves, 3))
@@ -196,7 +212,7 @@ def _say(
 
 @dataclass(frozen=True, slots=True)
 class Repartition:
-    """How many GPUs of a model, cut into slices, would hold the workloads that fit into slices; the rest is free."""
+    """GPUs of a model to partition with MIG for the workloads that fit into instances, and the GPUs that this frees."""
 
     model: str
     workloads: int
@@ -205,24 +221,26 @@ class Repartition:
     slices: Mapping[str, int]
 
 
-def repartition(advice: Iterable[RightsizingAdvice]) -> list[Repartition]:
-    """By model: the largest slices first, each on the first GPU where it can lie beside those that are there."""
+def plan_repartitions(advice: Iterable[RightsizingAdvice]) -> list[Repartition]:
+    """Pack the MIG profiles by model, the largest first, each on the first GPU where it fits."""
     by_model: dict[str, list[mig.MigProfile]] = {}
-    for one in advice:
-        if one.fit is RightsizingAction.MIG:
-            cut = next(cut for cut in of_model(one.model) if cut.name == one.profile)
-            by_model.setdefault(one.model, []).append(cut)
-    return [_packed(model, cuts) for model, cuts in sorted(by_model.items())]
+    for workload_advice in advice:
+        if workload_advice.fit is RightsizingAction.MIG:
+            profile = next(
+                profile for profile in list_profiles(workload_advice.model) if profile.name == workload_advice.profile
+            )
+            by_model.setdefault(workload_advice.model, []).append(profile)
+    return [_pack_profiles(model, cuts) for model, cuts in sorted(by_model.items())]
 
 
-def _packed(model: str, cuts: Sequence[mig.MigProfile]) -> Repartition:
-    by_size = sorted(cuts, key=lambda cut: (-cut.memory, -cut.compute, cut.name))
-    rooms: list[tuple[str, ...]] = []
-    for cut in by_size:
-        at = next((at for at, room in enumerate(rooms) if mig.fits(cut.gpu, (*room, cut.name))), None)
+def _pack_profiles(model: str, profiles: Sequence[mig.MigProfile]) -> Repartition:
+    by_size = sorted(profiles, key=lambda profile: (-profile.memory, -profile.compute, profile.name))
+    gpus: list[tuple[str, ...]] = []
+    for profile in by_size:
+        at = next((at for at, placed in enumerate(gpus) if mig.fits(profile.gpu, (*placed, profile.name))), None)
         if at is None:
-            rooms.append((cut.name,))
+            gpus.append((profile.name,))
         else:
-            rooms[at] = (*rooms[at], cut.name)
-    slices = dict(sorted(Counter(cut.name for cut in cuts).items()))
-    return Repartition(model, len(cuts), len(rooms), len(cuts) - len(rooms), slices)
+            gpus[at] = (*gpus[at], profile.name)
+    slices = dict(sorted(Counter(profile.name for profile in profiles).items()))
+    return Repartition(model, len(profiles), len(gpus), len(profiles) - len(gpus), slices)

@@ -1,10 +1,10 @@
-"""The GPUs of a fleet while jobs are replayed on it: which are free, and where a job fits.
+"""Simulate the allocation of a fleet's GPUs during a replay: which are free, and where a job fits.
 
-A job of up to a node's GPUs goes onto one node, the one that is left with the fewest free GPUs (best fit), and among
-equals the first; a larger one takes whole nodes and the rest of it one more. A share of a GPU goes onto the GPU that
-is shared already and has the least room, else it begins to share a free one; where GPUs are cut into slices, a job that
-fits into one takes the smallest that does. Whether a job fits is never guessed from a total: that is what makes
-fragmentation visible. `replay` asks; shares are counted in thousandths, so that sums are exact.
+A job that fits on one node goes to the node with the fewest free GPUs left (best fit), the first of equals; a larger
+job takes whole nodes and one more for the rest. A share of a GPU goes to the shared GPU with the least free share that
+is enough, else to a free GPU. A job that fits into a MIG instance takes the smallest that is enough. Placement is by
+node and never by the total, so that fragmentation shows. `replay` calls it. Shares are integers in thousandths of a
+GPU, so that sums are exact.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WHOLE = 1000
+GPU_MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """A node with GPUs; `sliced_gpus` of them are cut into `slices_of_gpu` parts each, for jobs that fit into one."""
+    """A node with GPUs; `sliced_gpus` of them have `slices_of_gpu` MIG instances each."""
 
     name: str
     gpus: int
@@ -31,9 +31,9 @@ class FleetNode:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GpuRequest:
-    """What a job asks for, in thousandths of a GPU; `slice_milli` is what of a slice would do, 0 for none.
+    """The request of a job in thousandths of a GPU; `slice_milli` is the MIG instance size that is enough, 0 for none.
 
-    `models` empty: any model will do.
+    Empty `models` means any model.
     """
 
     milli: int
@@ -42,12 +42,12 @@ class GpuRequest:
 
     @property
     def gpus(self) -> float:
-        return self.milli / WHOLE
+        return self.milli / GPU_MILLI
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlacement:
-    """Where a job sits: whole GPUs by node, or a part of the GPU `shared`, or a slice."""
+    """Where a job runs: whole GPUs by node, a share of the GPU `shared`, or a MIG instance."""
 
     milli: int
     nodes: tuple[tuple[int, int], ...] = ()
@@ -57,123 +57,123 @@ class JobPlacement:
 
 
 class SimulatedFleet:
-    """Free GPUs of every node, found by model and by how many are free."""
+    """The free GPUs of every node, by model and by number of free GPUs."""
 
     def __init__(self, nodes: Sequence[FleetNode]) -> None:
         self.nodes = nodes
-        self.milli = sum(node.gpus for node in nodes) * WHOLE
+        self.milli = sum(node.gpus for node in nodes) * GPU_MILLI
         self.used_milli = 0
         self._free = [node.gpus - node.sliced_gpus for node in nodes]
         self._groups: dict[str, _ModelGroup] = {}
         self._slices: list[tuple[int, int]] = []
-        # Shared GPUs with room, by room; each keeps its number for as long as it is shared.
-        self._rooms: list[tuple[int, int]] = []
-        self._room_of: dict[int, int] = {}
+        # Shared GPUs sorted by their free share; each keeps its number while it is shared.
+        self._free_shares: list[tuple[int, int]] = []
+        self._free_milli_of: dict[int, int] = {}
         self._node_of: dict[int, int] = {}
         self._next_shared = 0
-        for at, node in enumerate(nodes):
+        for index, node in enumerate(nodes):
             whole = node.gpus - node.sliced_gpus
-            self._groups.setdefault(node.model, _ModelGroup()).add(at, whole)
+            self._groups.setdefault(node.model, _ModelGroup()).add(index, whole)
             if node.sliced_gpus and node.slices_of_gpu:
-                part = WHOLE // node.slices_of_gpu
-                self._slices += [(part, at)] * (node.sliced_gpus * node.slices_of_gpu)
+                part = GPU_MILLI // node.slices_of_gpu
+                self._slices += [(part, index)] * (node.sliced_gpus * node.slices_of_gpu)
         self._slices.sort()
 
-    def could_ever(self, shape: GpuRequest) -> bool:
-        """True if the job fits while nothing else runs."""
+    def can_ever_fit(self, shape: GpuRequest) -> bool:
+        """Whether the job fits on the empty fleet."""
         return SimulatedFleet(self.nodes).place(shape) is not None if self.used_milli else self._fits(shape)
 
     def _fits(self, shape: GpuRequest) -> bool:
-        placing = self.place(shape)
-        if placing is not None:
-            self.take_back(placing)
-        return placing is not None
+        placement = self.place(shape)
+        if placement is not None:
+            self.release(placement)
+        return placement is not None
 
     def place(self, shape: GpuRequest) -> JobPlacement | None:
-        """Take what the job asks for, or nothing at all."""
-        placing = self._place_on_slice(shape) if shape.slice_milli else None
-        if placing is None:
-            placing = self._place_share(shape) if shape.milli < WHOLE else self._place_whole(shape)
-        if placing is not None:
-            self.used_milli += placing.milli
-        return placing
+        """Allocate the request, or return None and allocate nothing."""
+        placement = self._place_on_slice(shape) if shape.slice_milli else None
+        if placement is None:
+            placement = self._place_share(shape) if shape.milli < GPU_MILLI else self._place_whole(shape)
+        if placement is not None:
+            self.used_milli += placement.milli
+        return placement
 
-    def take_back(self, placing: JobPlacement) -> None:
-        self.used_milli -= placing.milli
-        if placing.slice_milli:
-            insort(self._slices, (placing.slice_milli, placing.slice_node))
-        elif placing.shared is not None:
-            self._leave_shared(placing.shared, placing.milli)
+    def release(self, placement: JobPlacement) -> None:
+        self.used_milli -= placement.milli
+        if placement.slice_milli:
+            insort(self._slices, (placement.slice_milli, placement.slice_node))
+        elif placement.shared is not None:
+            self._release_share(placement.shared, placement.milli)
         else:
-            for at, count in placing.nodes:
-                self._change(at, count)
+            for index, count in placement.nodes:
+                self._change(index, count)
 
     def free_by_node(self) -> list[int]:
-        """Whole free GPUs of each node."""
+        """Return the number of whole free GPUs of each node."""
         return list(self._free)
 
     def _place_on_slice(self, shape: GpuRequest) -> JobPlacement | None:
-        found = bisect_left(self._slices, (shape.slice_milli, -1))
-        while found < len(self._slices):
-            part, at = self._slices[found]
-            if not shape.models or self.nodes[at].model in shape.models:
-                del self._slices[found]
-                return JobPlacement(part, slice_milli=part, slice_node=at)
-            found += 1
+        position = bisect_left(self._slices, (shape.slice_milli, -1))
+        while position < len(self._slices):
+            part, index = self._slices[position]
+            if not shape.models or self.nodes[index].model in shape.models:
+                del self._slices[position]
+                return JobPlacement(part, slice_milli=part, slice_node=index)
+            position += 1
         return None
 
     def _place_share(self, shape: GpuRequest) -> JobPlacement | None:
-        for found in range(bisect_left(self._rooms, (shape.milli, -1)), len(self._rooms)):
-            room, shared = self._rooms[found]
+        for position in range(bisect_left(self._free_shares, (shape.milli, -1)), len(self._free_shares)):
+            free_milli, shared = self._free_shares[position]
             if not shape.models or self.nodes[self._node_of[shared]].model in shape.models:
-                del self._rooms[found]
-                self._room_of[shared] = room - shape.milli
-                insort(self._rooms, (room - shape.milli, shared))
+                del self._free_shares[position]
+                self._free_milli_of[shared] = free_milli - shape.milli
+                insort(self._free_shares, (free_milli - shape.milli, shared))
                 return JobPlacement(shape.milli, shared=shared)
-        at = self._best_node(1, shape.models)
-        if at is None:
+        index = self._best_node(1, shape.models)
+        if index is None:
             return None
-        self._change(at, -1)
+        self._change(index, -1)
         shared = self._next_shared
         self._next_shared += 1
-        self._node_of[shared], self._room_of[shared] = at, WHOLE - shape.milli
-        insort(self._rooms, (WHOLE - shape.milli, shared))
+        self._node_of[shared], self._free_milli_of[shared] = index, GPU_MILLI - shape.milli
+        insort(self._free_shares, (GPU_MILLI - shape.milli, shared))
         return JobPlacement(shape.milli, shared=shared)
 
-    def _leave_shared(self, shared: int, milli: int) -> None:
-        room = self._room_of[shared]
-        del self._rooms[bisect_left(self._rooms, (room, shared))]
-        if room + milli == WHOLE:
-            del self._room_of[shared]
+    def _release_share(self, shared: int, milli: int) -> None:
+        free_milli = self._free_milli_of[shared]
+        del self._free_shares[bisect_left(self._free_shares, (free_milli, shared))]
+        if free_milli + milli == GPU_MILLI:
+            del self._free_milli_of[shared]
             self._change(self._node_of.pop(shared), 1)
         else:
-            self._room_of[shared] = room + milli
-            insort(self._rooms, (room + milli, shared))
+            self._free_milli_of[shared] = free_milli + milli
+            insort(self._free_shares, (free_milli + milli, shared))
 
     def _place_whole(self, shape: GpuRequest) -> JobPlacement | None:
-        count = -(-shape.milli // WHOLE)
-        at = self._best_node(count, shape.models)
-        if at is not None:
-            self._change(at, -count)
-            return JobPlacement(count * WHOLE, ((at, count),))
+        count = -(-shape.milli // GPU_MILLI)
+        index = self._best_node(count, shape.models)
+        if index is not None:
+            self._change(index, -count)
+            return JobPlacement(count * GPU_MILLI, ((index, count),))
         taken: list[tuple[int, int]] = []
-        left = count
-        # Whole nodes of one model, the largest first: a job over several nodes spans as few as it can.
+        remaining = count
+        # Whole nodes of one model, the largest first, so that a job spans as few nodes as possible.
         for model in self._allowed(shape.models):
             largest = self._groups[model].largest
-            while 0 < largest <= left and (at := self._groups[model].best(largest)) is not None:
-                self._change(at, -largest)
-                taken.append((at, largest))
-                left -= largest
-            if taken and left and (at := self._best_node(left, (model,))) is not None:
-                self._change(at, -left)
-                taken.append((at, left))
-                left = 0
-            if not left:
-                return JobPlacement(count * WHOLE, tuple(taken))
-            for at, held in taken:
-                self._change(at, held)
-            taken, left = [], count
+            while 0 < largest <= remaining and (index := self._groups[model].best(largest)) is not None:
+                self._change(index, -largest)
+                taken.append((index, largest))
+                remaining -= largest
+            if taken and remaining and (index := self._best_node(remaining, (model,))) is not None:
+                self._change(index, -remaining)
+                taken.append((index, remaining))
+                remaining = 0
+            if not remaining:
+                return JobPlacement(count * GPU_MILLI, tuple(taken))
+            for index, gpu_count in taken:
+                self._change(index, gpu_count)
+            taken, remaining = [], count
         return None
 
     def _allowed(self, models: tuple[str, ...]) -> list[str]:
@@ -182,37 +182,37 @@ class SimulatedFleet:
     def _best_node(self, count: int, models: tuple[str, ...]) -> int | None:
         best: tuple[int, int] | None = None
         for model in self._allowed(models):
-            at = self._groups[model].best(count)
-            if at is not None and (best is None or (self._free[at], at) < best):
-                best = (self._free[at], at)
+            index = self._groups[model].best(count)
+            if index is not None and (best is None or (self._free[index], index) < best):
+                best = (self._free[index], index)
         return None if best is None else best[1]
 
-    def _change(self, at: int, by: int) -> None:
-        self._free[at] += by
-        self._groups[self.nodes[at].model].move(at, self._free[at])
+    def _change(self, index: int, change: int) -> None:
+        self._free[index] += change
+        self._groups[self.nodes[index].model].move(index, self._free[index])
 
 
 class _ModelGroup:
-    """Nodes of one model in a heap for each number of free GPUs; an entry that is no longer true goes when met."""
+    """Nodes of one model in a heap for each number of free GPUs; outdated entries are dropped when they are read."""
 
     def __init__(self) -> None:
         self.largest = 0
-        self._now: dict[int, int] = {}
+        self._free_by_node: dict[int, int] = {}
         self._heaps: list[list[int]] = [[]]
 
-    def add(self, at: int, free: int) -> None:
+    def add(self, index: int, free: int) -> None:
         self.largest = max(self.largest, free)
         self._heaps += [[] for _ in range(free + 1 - len(self._heaps))]
-        self.move(at, free)
+        self.move(index, free)
 
-    def move(self, at: int, free: int) -> None:
-        self._now[at] = free
-        heapq.heappush(self._heaps[free], at)
+    def move(self, index: int, free: int) -> None:
+        self._free_by_node[index] = free
+        heapq.heappush(self._heaps[free], index)
 
     def best(self, count: int) -> int | None:
         for free in range(count, len(self._heaps)):
             heap = self._heaps[free]
-            while heap and self._now[heap[0]] != free:
+            while heap and self._free_by_node[heap[0]] != free:
                 heapq.heappop(heap)
             if heap:
                 return heap[0]

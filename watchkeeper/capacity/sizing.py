@@ -1,8 +1,8 @@
-"""How many GPUs keep the wait short: the smallest addition with which recorded jobs would have waited at most so long.
+"""Find the smallest number of nodes to add so that the p95 wait of recorded jobs stays within a target.
 
-Each try is a replay, in whole nodes, halving what is left to search. More GPUs can lengthen a single wait (a job that
-passed another no longer does), so the search finds an addition that is enough, one node less of which was tried and was
-not; the answer says on how many days of the record the target would have been kept. `cli/capacity` asks.
+The search halves the range and replays the jobs at each step. More GPUs can lengthen a single wait, because the order
+of jobs changes. So the result meets the target, and one node less was replayed and did not. The result also has the
+share of days that met the target. `cli/accounting/capacity` calls it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from watchkeeper.capacity.simulated_fleet import FleetNode
 from watchkeeper.capacity.whatif import FleetChange, apply_change
 
 DAY_SECONDS = 86_400.0
-# Beyond four times the fleet it is the jobs, not the fleet, that should be looked at.
-MOST_TIMES = 4
+# If adding four times the fleet is not enough, the jobs are the problem and not the fleet.
+MAX_FLEET_MULTIPLE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """`add_gpus` None: even four times the fleet does not keep the target. `days_kept` is a share of all days."""
+    """The GPUs to add for a target wait; `add_gpus` is None if adding four times the fleet is not enough.
+
+    `days_kept` is the share of days that meet the target.
+    """
 
     target_seconds: float
     add_gpus: int | None
@@ -33,7 +36,7 @@ class Addition:
     replays: int
 
 
-def smallest_addition(
+def find_smallest_addition(
     jobs: Sequence[RecordedJob],
     nodes: Sequence[FleetNode],
     *,
@@ -41,31 +44,33 @@ def smallest_addition(
     policy: QueuePolicy = QueuePolicy.BACKFILL,
 ) -> Addition:
     size = max(node.gpus for node in nodes)
-    low, high = 0, MOST_TIMES * sum(node.gpus for node in nodes) // size
-    tried: dict[int, Floats] = {}
+    low, high = 0, MAX_FLEET_MULTIPLE * sum(node.gpus for node in nodes) // size
+    waits_by_count: dict[int, Floats] = {}
 
-    def waits(count: int) -> Floats:
-        if count not in tried:
+    def replay_waits(count: int) -> Floats:
+        if count not in waits_by_count:
             outcome = replay(jobs, apply_change(nodes, FleetChange(add_gpus=count * size)), policy=policy)
-            tried[count] = outcome.starts - np.array([job.submitted for job in jobs])
-        return tried[count]
+            waits_by_count[count] = outcome.starts - np.array([job.submitted for job in jobs])
+        return waits_by_count[count]
 
-    def keeps(count: int) -> bool:
-        p95 = _p95(waits(count))
+    def meets_target(count: int) -> bool:
+        p95 = _p95(replay_waits(count))
         return p95 is None or p95 <= target_seconds
 
-    if not keeps(high):
-        return Addition(target_seconds, None, _p95(waits(high)), None, len(tried))
+    if not meets_target(high):
+        return Addition(target_seconds, None, _p95(replay_waits(high)), None, len(waits_by_count))
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if keeps(middle) else (middle + 1, high)
-    found = waits(high)
-    return Addition(target_seconds, high * size, _p95(found), _days_kept(jobs, found, target_seconds), len(tried))
+        low, high = (low, middle) if meets_target(middle) else (middle + 1, high)
+    waits = replay_waits(high)
+    return Addition(
+        target_seconds, high * size, _p95(waits), _days_kept(jobs, waits, target_seconds), len(waits_by_count)
+    )
 
 
 def _p95(waits: Floats) -> float | None:
-    known = waits[~np.isnan(waits)]
-    return float(np.quantile(known, 0.95)) if len(known) else None
+    started = waits[~np.isnan(waits)]
+    return float(np.quantile(started, 0.95)) if len(started) else None
 
 
 def _days_kept(jobs: Sequence[RecordedJob], waits: Floats, target_seconds: float) -> float | None:

@@ -1,8 +1,8 @@
-"""The trend of a series over weeks: how steep it was, and how much of that can be relied on to go on.
+"""Estimate the trend of a series over weeks, and the part of it that is reliable enough for a forecast.
 
-Seasons are learnt from what is left without the whole slope, since a fleet that grows would seem to fall each Sunday
-night. Only the part of it that stands out is taken to go on: how far a series wanders by itself, from day to day and
-over weeks, says what slope is nothing but that, and growth that has stopped since is none. `forecast_models` asks.
+Seasons are learnt without the full slope, because a growing fleet would otherwise seem to shrink each Sunday. Only
+the significant part of the slope is extrapolated. The random drift of the series, from day to day and over weeks, sets
+the threshold, and growth that has stopped does not count. `forecast_models` calls it.
 """
 
 from __future__ import annotations
@@ -14,60 +14,60 @@ import numpy as np
 
 from watchkeeper.capacity.demand import Floats
 
-# Fewer days have no weekdays to take out.
-LEAST_DAYS = 14
-# What a series wanders is looked at from day to day, and over a quarter of the time: a walk goes on to wander, noise
-# does not. A slope has to be this many standard errors of either steep before any of it is taken to go on. Looser ones
-# were better on series that grow and worse on walks (docs/reference/performance.md).
+# With fewer days, the effect of weekdays cannot be removed.
+MIN_DAYS = 14
+# Drift is measured from day to day and over a quarter of the time, because a random walk keeps drifting and noise does
+# not. A slope below this many standard errors of either is not extrapolated. Lower thresholds were better on growing
+# series and worse on random walks (docs/reference/performance.md).
 DAILY_ERRORS, LONG_ERRORS, LONG_SHARE = 2.0, 1.0, 0.25
-# The trend of the last third, and of ten days at least, tells whether it goes on.
-LATE_SHARE, LEAST_LATE_DAYS = 1 / 3, 10
+# The trend must also hold in the last third of the history, at least ten days.
+LATE_SHARE, MIN_LATE_DAYS = 1 / 3, 10
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Slopes by step: as it was, and as it is relied on, which is less or nothing."""
+    """Slopes per step: the measured slope, and the part that is extrapolated, which can be 0."""
 
     slope: float = 0.0
-    relied_on: float = 0.0
+    reliable_slope: float = 0.0
 
 
 def estimate_trend(past: Floats, day: int, *, has_week: bool = True) -> Trend:
-    """The trend of a past without gaps, of which `day` steps are a day; longer steps, without a week, are days here."""
+    """Estimate the trend of a history without gaps; `day` is the number of steps in a day, 1 for longer steps."""
     days = len(past) // day
-    if days < LEAST_DAYS:
+    if days < MIN_DAYS:
         return Trend()
     means = past[-days * day :].reshape(days, day).mean(axis=1)
     if has_week:
-        means = _without_weekdays(means)
+        means = _remove_weekdays(means)
     slope = median_slope(means)
-    late = median_slope(means[-max(LEAST_LATE_DAYS, round(days * LATE_SHARE)) :])
+    late = median_slope(means[-max(MIN_LATE_DAYS, round(days * LATE_SHARE)) :])
     if slope * late <= 0:
         return Trend(slope / day)
-    return Trend(slope / day, _trust(means, slope) * min(slope, late, key=abs) / day)
+    return Trend(slope / day, _reliability(means, slope) * min(slope, late, key=abs) / day)
 
 
 def median_slope(values: Floats) -> float:
-    """Theil and Sen's slope by step: one odd value does not turn it."""
-    one, other = np.triu_indices(len(values), 1)
-    return float(np.median((values[other] - values[one]) / (other - one)))
+    """Return the Theil–Sen slope per step, which is robust against outliers."""
+    first, second = np.triu_indices(len(values), 1)
+    return float(np.median((values[second] - values[first]) / (second - first)))
 
 
-def _without_weekdays(means: Floats) -> Floats:
+def _remove_weekdays(means: Floats) -> Floats:
     at = np.arange(len(means))
     rest = means - median_slope(means) * at
     usual = np.array([np.median(rest[weekday::7]) for weekday in range(7)])
     return np.asarray(means - (usual - usual.mean())[at % 7])
 
 
-def _trust(means: Floats, slope: float) -> float:
-    """1 for a slope that no wandering explains, 0 for one that it does."""
+def _reliability(means: Floats, slope: float) -> float:
+    """Return how reliable a slope is: near 1 if random drift cannot explain it, 0 if it can."""
     long = max(7, int(len(means) * LONG_SHARE))
-    wanders = max(DAILY_ERRORS * _error(means, 1), LONG_ERRORS * _error(means, long))
-    return max(0.0, 1 - (wanders / slope) ** 2)
+    drift = max(DAILY_ERRORS * _slope_error(means, 1), LONG_ERRORS * _slope_error(means, long))
+    return max(0.0, 1 - (drift / slope) ** 2)
 
 
-def _error(means: Floats, lag: int) -> float:
-    """Standard error of a slope, from how much the change over `lag` days varies."""
+def _slope_error(means: Floats, lag: int) -> float:
+    """Return the standard error of a slope, from the variation of changes over `lag` days."""
     changes = means[lag:] - means[:-lag]
     return float(changes.std()) / (lag * math.sqrt(max(1.0, len(means) / lag - 1)))

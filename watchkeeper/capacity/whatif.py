@@ -1,8 +1,8 @@
-"""What if: the same jobs on the fleet as it is and as it might be, side by side.
+"""Compare what-if replays: the same jobs on the current fleet and on a changed fleet.
 
-A change adds nodes, takes GPUs or a rack away, or cuts GPUs into slices; `compare` replays the jobs on both fleets and
-says what waiting and utilisation become, by shape. It answers a question and changes nothing; `cli/capacity` prints
-it. What a replay assumes is part of the answer.
+A change adds nodes, removes GPUs, nodes or racks, or partitions GPUs with MIG. `compare` replays the jobs on both
+fleets and returns waits by job size, utilisation and the assumptions. It changes nothing; `cli/accounting/capacity` and
+`web/accounting/whatif_api` show the result.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.readers.table import PlainProblems
 
 ASSUMPTIONS = (
-    "each job runs as long as it ran when recorded, whatever it runs on",
-    "jobs would have been submitted at the same times",
-    "only GPUs are scarce: CPUs, memory, quotas, priorities and affinities are not looked at",
-    "a job of up to a node's GPUs needs them on one node; a larger one takes whole nodes",
+    "each job runs as long as when it was recorded, on any GPU",
+    "jobs are submitted at the same times",
+    "only GPUs are limited: CPUs, memory, quotas, priorities and affinities are ignored",
+    "a job that fits on one node runs on one node; a larger job takes whole nodes",
 )
-# Rows of the table by size; all that is less than a GPU is one row.
+# Rows of the table by job size; all jobs below one GPU are in one row.
 SHAPES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Spread(TypedDict):
-    """Seconds of waiting; None where no job has started."""
+    """Waits in seconds; None if no job has started."""
 
     jobs: int
     mean: float | None
@@ -65,7 +65,7 @@ class ReplaySummary(TypedDict):
 
 
 class WhatIf(TypedDict):
-    """Two replays side by side, as `--json` and the API give them."""
+    """The comparison of two replays, in the format of `--json` and the API."""
 
     change: str
     policy: str
@@ -83,7 +83,7 @@ class WhatIf(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
-    """What is to be different. `slice_gpus` GPUs are cut into `slices_of_gpu` parts each."""
+    """A change of the fleet; `slice_gpus` GPUs are partitioned into `slices_of_gpu` MIG instances each."""
 
     add_gpus: int = 0
     remove_gpus: int = 0
@@ -94,58 +94,60 @@ class FleetChange:
 
     def __str__(self) -> str:
         parts = [
-            f"{self.add_gpus} GPUs more" if self.add_gpus else "",
-            f"{self.remove_gpus} GPUs fewer" if self.remove_gpus else "",
-            *(f"without rack {rack}" for rack in self.remove_racks),
-            *(f"without node {node}" for node in self.remove_nodes),
-            f"{self.slice_gpus} GPUs cut into {self.slices_of_gpu} slices each" if self.slice_gpus else "",
+            f"{self.add_gpus} GPUs added" if self.add_gpus else "",
+            f"{self.remove_gpus} GPUs removed" if self.remove_gpus else "",
+            *(f"rack {rack} removed" for rack in self.remove_racks),
+            *(f"node {node} removed" for node in self.remove_nodes),
+            f"{self.slice_gpus} GPUs split into {self.slices_of_gpu} MIG instances each" if self.slice_gpus else "",
         ]
-        return ", ".join(filter(None, parts)) or "nothing changed"
+        return ", ".join(filter(None, parts)) or "no change"
 
 
 class FleetChangeRefused(WatchkeeperError):
-    """The change cannot be made on this fleet; the message has both numbers."""
+    """The change is not possible on this fleet; the message has both numbers."""
 
 
 def apply_change(nodes: Sequence[FleetNode], change: FleetChange) -> tuple[FleetNode, ...]:
-    """The fleet after the change; added nodes are like the most frequent kind of those that are there."""
+    """Return the fleet after the change; added nodes have the most frequent model and size of the fleet."""
     _check_names(nodes, change)
-    left = [node for node in nodes if node.rack not in change.remove_racks and node.name not in change.remove_nodes]
-    left = _fewer(left, change.remove_gpus)
-    left += _more(nodes, change.add_gpus)
-    left = _sliced(left, change)
-    if not left:
+    remaining = [
+        node for node in nodes if node.rack not in change.remove_racks and node.name not in change.remove_nodes
+    ]
+    remaining = _remove_gpus(remaining, change.remove_gpus)
+    remaining += _add_nodes(nodes, change.add_gpus)
+    remaining = _slice_gpus(remaining, change)
+    if not remaining:
         raise FleetChangeRefused(
-            "nothing would be left of the fleet", now=f"It has {sum(node.gpus for node in nodes)} GPUs"
+            "the change removes all GPUs", now=f"The fleet has {sum(node.gpus for node in nodes)} GPUs"
         )
-    return tuple(left)
+    return tuple(remaining)
 
 
 def _check_names(nodes: Sequence[FleetNode], change: FleetChange) -> None:
-    for kind, wanted, known in (
+    for kind, names, existing in (
         ("rack", change.remove_racks, {node.rack for node in nodes if node.rack}),
         ("node", change.remove_nodes, {node.name for node in nodes}),
     ):
-        for name in wanted:
-            if name not in known:
-                has = ", ".join(sorted(known)[:10]) or f"none: the table of nodes has no column {kind}"
-                raise FleetChangeRefused(f"there is no {kind} {name!r:.60}", now=f"The fleet has: {has}")
+        for name in names:
+            if name not in existing:
+                available = ", ".join(sorted(existing)[:10]) or f"none: the table of nodes has no column {kind}"
+                raise FleetChangeRefused(f"there is no {kind} {name!r:.60}", now=f"The fleet has: {available}")
 
 
-def _fewer(nodes: list[FleetNode], gpus: int) -> list[FleetNode]:
-    """Whole nodes from the end of the list, the last of them in part."""
-    have = sum(node.gpus for node in nodes)
-    if gpus > have:
-        raise FleetChangeRefused(f"{gpus} GPUs cannot be taken away", now=f"The fleet has {have}")
-    left, last = list(nodes), len(nodes) - 1
+def _remove_gpus(nodes: list[FleetNode], gpus: int) -> list[FleetNode]:
+    """Remove GPUs from the end of the list of nodes."""
+    fleet_gpus = sum(node.gpus for node in nodes)
+    if gpus > fleet_gpus:
+        raise FleetChangeRefused(f"cannot remove {gpus} GPUs", now=f"The fleet has {fleet_gpus}")
+    remaining, last = list(nodes), len(nodes) - 1
     while gpus:
-        taken = min(gpus, left[last].gpus)
-        left[last] = replace(left[last], gpus=left[last].gpus - taken)
+        taken = min(gpus, remaining[last].gpus)
+        remaining[last] = replace(remaining[last], gpus=remaining[last].gpus - taken)
         gpus, last = gpus - taken, last - 1
-    return [node for node in left if node.gpus]
+    return [node for node in remaining if node.gpus]
 
 
-def _more(nodes: Sequence[FleetNode], gpus: int) -> list[FleetNode]:
+def _add_nodes(nodes: Sequence[FleetNode], gpus: int) -> list[FleetNode]:
     if not gpus:
         return []
     kinds: dict[tuple[str, int], int] = {}
@@ -156,32 +158,32 @@ def _more(nodes: Sequence[FleetNode], gpus: int) -> list[FleetNode]:
     return [FleetNode(f"added-{at}", count, model=model) for at, count in enumerate(sizes, start=1)]
 
 
-def _sliced(nodes: list[FleetNode], change: FleetChange) -> list[FleetNode]:
-    """GPUs are cut from the end of the list on, so that whole nodes stay whole as long as possible."""
+def _slice_gpus(nodes: list[FleetNode], change: FleetChange) -> list[FleetNode]:
+    """Partition GPUs from the end of the list, so that as many nodes as possible keep whole GPUs."""
     if not change.slice_gpus:
         return nodes
-    have = sum(node.gpus for node in nodes)
-    if change.slice_gpus > have or not 2 <= change.slices_of_gpu <= 7:
+    fleet_gpus = sum(node.gpus for node in nodes)
+    if change.slice_gpus > fleet_gpus or not 2 <= change.slices_of_gpu <= 7:
         raise FleetChangeRefused(
-            f"{change.slice_gpus} GPUs cannot be cut into {change.slices_of_gpu} slices each",
-            now=f"The fleet has {have} GPUs, and MIG makes 2 to 7 slices of one",
+            f"cannot split {change.slice_gpus} GPUs into {change.slices_of_gpu} MIG instances each",
+            now=f"The fleet has {fleet_gpus} GPUs, and MIG splits a GPU into 2 to 7 instances",
         )
-    left, gpus, at = list(nodes), change.slice_gpus, len(nodes) - 1
+    sliced, gpus, at = list(nodes), change.slice_gpus, len(nodes) - 1
     while gpus:
-        cut = min(gpus, left[at].gpus)
-        left[at] = replace(left[at], sliced_gpus=cut, slices_of_gpu=change.slices_of_gpu)
+        cut = min(gpus, sliced[at].gpus)
+        sliced[at] = replace(sliced[at], sliced_gpus=cut, slices_of_gpu=change.slices_of_gpu)
         gpus, at = gpus - cut, at - 1
-    return left
+    return sliced
 
 
 def compare(
     recorded: JobRecords, nodes: Sequence[FleetNode], change: FleetChange, *, policy: QueuePolicy = QueuePolicy.BACKFILL
 ) -> WhatIf:
-    """Waiting and utilisation as recorded, as replayed on the fleet as it is, and after the change; plain for JSON."""
+    """Return waits and utilisation as JSON: as recorded, as replayed on the current fleet, and after the change."""
     after = apply_change(nodes, change)
     jobs, unknown = jobs_for_fleet(recorded.jobs, [*nodes, *after])
     window = (recorded.since, recorded.until)
-    before, then = (summarise_replay(jobs, replay(jobs, fleet, policy=policy), window) for fleet in (nodes, after))
+    before, changed = (summarise_replay(jobs, replay(jobs, fleet, policy=policy), window) for fleet in (nodes, after))
     return {
         "change": str(change),
         "policy": policy.value,
@@ -189,9 +191,9 @@ def compare(
         "layout": recorded.layout,
         "since": recorded.since,
         "until": recorded.until,
-        "recorded": {"wait": waits(jobs, _recorded_waits(jobs))},
+        "recorded": {"wait": summarise_waits(jobs, _recorded_waits(jobs))},
         "before": before,
-        "after": then,
+        "after": changed,
         "unknown_models": unknown,
         "assumes": list(ASSUMPTIONS),
         "problems": recorded.problems.plain(),
@@ -199,7 +201,7 @@ def compare(
 
 
 def jobs_for_fleet(jobs: Sequence[RecordedJob], nodes: Sequence[FleetNode]) -> tuple[list[RecordedJob], dict[str, int]]:
-    """Without the models that jobs ask for where no node says what it has."""
+    """Return the jobs, and their models that no node has; if no node has a model, requested models are ignored."""
     if any(node.model for node in nodes):
         return list(jobs), unknown_models(jobs, nodes)
     return [replace(job, shape=replace(job.shape, models=())) if job.shape.models else job for job in jobs], {}
@@ -213,8 +215,8 @@ def summarise_replay(jobs: Sequence[RecordedJob], outcome: ReplayOutcome, window
     submitted = np.array([job.submitted for job in jobs], dtype=np.float64)
     available = outcome.gpus * (window[1] - window[0])
     used = outcome.gpu_seconds(*window)
-    never = set(outcome.never_fits)
-    sizes = sorted({jobs[at].shape.gpus for at in never})
+    never_fit = set(outcome.never_fits)
+    sizes = sorted({jobs[at].shape.gpus for at in never_fit})
     late = int(np.sum(outcome.starts > window[1]))
     return {
         "gpus": outcome.gpus,
@@ -222,24 +224,24 @@ def summarise_replay(jobs: Sequence[RecordedJob], outcome: ReplayOutcome, window
         "gpu_hours_used": used / 3600,
         "gpu_hours_available": available / 3600,
         "peak_gpus": float(outcome.used_gpus.max()) if len(outcome.used_gpus) else 0.0,
-        "wait": waits(jobs, outcome.starts - submitted),
+        "wait": summarise_waits(jobs, outcome.starts - submitted),
         "started_after_the_record": late,
-        "never_fits": {"jobs": len(never), "gpus": sizes[:20]},
+        "never_fits": {"jobs": len(never_fit), "gpus": sizes[:20]},
     }
 
 
-def waits(jobs: Sequence[RecordedJob], seconds: Floats) -> Waits:
-    """Seconds of waiting of all jobs that started, and by shape: a row for each size up to which a job counts."""
+def summarise_waits(jobs: Sequence[RecordedJob], seconds: Floats) -> Waits:
+    """Summarise the waits of all started jobs, in total and by job size."""
     rows: dict[str, Spread] = {}
     sizes = np.array([job.shape.gpus for job in jobs])
     for low, high in zip((0.0, 0.999, *SHAPES), (0.999, *SHAPES, math.inf), strict=False):
-        of_shape = seconds[(sizes > low) & (sizes <= high)]
-        if len(of_shape):
-            rows[_shape_name(low, high)] = _spread(of_shape)
-    return {**_spread(seconds), "by_gpus": rows}
+        shape_seconds = seconds[(sizes > low) & (sizes <= high)]
+        if len(shape_seconds):
+            rows[_format_shape(low, high)] = _summarise_seconds(shape_seconds)
+    return {**_summarise_seconds(seconds), "by_gpus": rows}
 
 
-def _shape_name(low: float, high: float) -> str:
+def _format_shape(low: float, high: float) -> str:
     if high < 1:
         return "share"
     if math.isinf(high):
@@ -247,10 +249,10 @@ def _shape_name(low: float, high: float) -> str:
     return f"{high:g}" if high <= 2 else f"{math.floor(low) + 1}-{high:g}"
 
 
-def _spread(seconds: Floats) -> Spread:
-    known = seconds[~np.isnan(seconds)]
-    if not len(known):
+def _summarise_seconds(seconds: Floats) -> Spread:
+    started = seconds[~np.isnan(seconds)]
+    if not len(started):
         return {"jobs": 0, "mean": None, "p50": None, "p95": None, "max": None}
-    p50, p95 = np.quantile(known, [0.5, 0.95])
-    mean, p50, p95, most = (round(float(value), 3) for value in (known.mean(), p50, p95, known.max()))
-    return {"jobs": len(known), "mean": mean, "p50": p50, "p95": p95, "max": most}
+    p50, p95 = np.quantile(started, [0.5, 0.95])
+    mean, p50, p95, longest = (round(float(value), 3) for value in (started.mean(), p50, p95, started.max()))
+    return {"jobs": len(started), "mean": mean, "p50": p50, "p95": p95, "max": longest}

@@ -19,7 +19,7 @@ from watchkeeper.web.accounting.advice_hook import AdviceWebhook
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth
 
-ADD = {"action": "add", "gpus": 24, "why": "demand would take more than 80 % of the fleet", "confidence": 0.5}
+ADD = {"action": "add", "gpus": 24, "why": "expected demand exceeds 80 % of the fleet", "confidence": 0.5}
 
 
 def hub_for(url: str | None, **more: Any) -> SmallHub:

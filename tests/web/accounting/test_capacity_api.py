@@ -180,12 +180,12 @@ def test_a_workload_is_measured_over_the_time_that_it_held_its_gpus() -> None:
     with serving(hub) as running:
         sizing = running.ask("/api/capacity/now?cluster=main").json["rightsizing"]
     fits = {advice["name"]: (advice["fit"], advice["why"]) for advice in sizing}
-    busy = ("keep", "SM activity 90 % on average, 90 % at its busiest: it uses its GPU")
+    busy = ("keep", "SM activity 90 % on average, 90 % at p95: it uses its GPU")
     assert fits == {
         "job-1500": busy,
         "job-400": busy,
         "job-30": busy,
-        "job-2": ("unknown", "seen on its GPUs for less than ten minutes"),
+        "job-2": ("unknown", "measured on its GPUs for less than ten minutes"),
     }
 
 
@@ -260,7 +260,7 @@ def test_mig_instances_are_measured_separately_and_count_as_shares_of_their_gpu(
         ("forecast?horizon=2y", "at most 26w"),
         ("forecast?about=cost", "expected demand"),
         ("forecast?target=3", "a share from 0.05 to 1"),
-        ("forecast?cluster=%22%7D", "is not the name of a cluster"),
+        ("forecast?cluster=%22%7D", "is not a valid cluster name"),
         ("now?window=9w", "at most 1w"),
     ],
 )

@@ -33,7 +33,7 @@ class BusyQueries(CannedQueries):
 
     async def range(self, expr: str, span: QueryRange) -> QueryResult:
         hours = (span.times / 1000 - self.now_ms / 1000) / 3600
-        if expr == hub_jobs.LOOKED:
+        if expr == hub_jobs.RECORDED_EXPRESSION:
             ones = np.ones((1, len(hours)))
             return QueryResult(ResultType.MATRIX, Frame([Labels({})], span.times, ones, hours[None, :] >= -22))
         assert expr == hub_jobs.EXPRESSION
@@ -61,7 +61,7 @@ def test_without_a_file_the_jobs_are_those_that_the_hub_has_recorded() -> None:
         assert answer["before"]["gpu_hours_used"] == pytest.approx(16 * 3 + 0.5 + 8, abs=1.5)
         assert any("a scheduler" in text or "no scheduler" in text for text in answer["assumes"])
         result = CliRunner().invoke(command, ["whatif", "--hub", site.url, "--add", "8"])
-        assert "With 8 GPUs more" in result.output
+        assert "With 8 GPUs added" in result.output
         assert "4 jobs (this hub, 20" in result.output
         refused = CliRunner().invoke(command, ["whatif", "--hub", site.url, "--gpus", "8"])
         assert "--gpus applies to a table of jobs" in refused.output

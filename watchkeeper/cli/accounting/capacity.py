@@ -143,7 +143,7 @@ def forecast_from_table(path: str, **params: Any) -> dict[str, Any]:
         step_seconds=params["step"],
         horizon_seconds=params["horizon"],
         where=path,
-    ).noted(table_demand.notes)
+    ).with_notes(table_demand.notes)
     answer = report.forecast_report(
         series,
         params["horizon"],
@@ -161,7 +161,7 @@ def _choose_value_column(names: Sequence[str], time_column: str, *, where: str) 
     if not others:
         problem = f"the first line has only one column, {errors.quote(names[0])}: a forecast needs a time and a value"
         raise errors.CollectError(problem, where=f"{where}:1")
-    layout = jobs.known_layout(names)
+    layout = jobs.find_layout(names)
     if layout is not None:
         raise errors.CollectError(
             f"this is a table of jobs ({layout}); a forecast needs demand: one value for each time",
@@ -204,7 +204,7 @@ def _capacity_from_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
     capacity = fleet_capacity.capacity_from_tables(nodes, [*recorded.jobs, *recorded.waiting], at=recorded.until)
     return {
         "standing": wire.to_plain(fleet_capacity.summarise_capacity(capacity.nodes)),
-        "waits": wire.to_plain(fleet_capacity.queue_waits(capacity.asks, now=recorded.until)),
+        "waits": wire.to_plain(fleet_capacity.queue_waits(capacity.requests, now=recorded.until)),
         "unplaced": {"jobs": len(capacity.unplaced), "gpus": sum(job.shape.gpus for job in capacity.unplaced)},
         "jobs": dict(recorded.counts),
         "problems": recorded.problems.plain(),
@@ -275,7 +275,7 @@ def _replay_table(jobs_path: str, nodes_path: str | None, **params: Any) -> dict
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(params["column"]))
     node_problems: dict[str, object] = {}
     if nodes_path is None:
-        nodes = jobs.uniform_nodes(params["gpus"], of_node=params["gpus_per_node"])
+        nodes = jobs.uniform_nodes(params["gpus"], gpus_per_node=params["gpus_per_node"])
     else:
         nodes, problems = jobs.read_nodes(read_text(nodes_path), where=nodes_path)
         node_problems = {"node_problems": problems.plain()}
@@ -287,7 +287,7 @@ def _replay_table(jobs_path: str, nodes_path: str | None, **params: Any) -> dict
     answer = {**replay_runs.compare(recorded, nodes, change, policy=policy), **node_problems}
     if params["keep_wait"] is not None:
         fitting_jobs, _ = replay_runs.jobs_for_fleet(recorded.jobs, nodes)
-        addition = sizing.smallest_addition(fitting_jobs, nodes, target_seconds=params["keep_wait"], policy=policy)
+        addition = sizing.find_smallest_addition(fitting_jobs, nodes, target_seconds=params["keep_wait"], policy=policy)
         answer["keep_wait"] = wire.to_plain(addition)
     return answer
 

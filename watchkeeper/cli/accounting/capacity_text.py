@@ -135,10 +135,9 @@ def _use_lines(answer: answers.CapacityNow) -> Iterator[str]:
 
 def whatif(answer: answers.WhatIf) -> Iterator[str]:
     before, after = answer.before, answer.after
-    change = f"W{answer.change[1:]}" if answer.change.startswith("without") else f"With {answer.change}"
     newly_unfit = after.never_fits.jobs - before.never_fits.jobs
     yield (
-        f"{change}: "
+        f"With {answer.change}: "
         f"p95 wait {_format_seconds(before.wait.p95)} → {_format_seconds(after.wait.p95)}, "
         f"utilisation {_format_percent(before.utilisation)} → {_format_percent(after.utilisation)}, "
         f"{before.gpus:g} → {after.gpus:g} GPUs."

@@ -86,7 +86,7 @@ def _fetch_report(hub: Client, by: tuple[str, ...], params: Mapping[str, Any]) -
     if params["bill"]:
         from watchkeeper.accounting import cost
 
-        report_json = cost.report_as_json(cost.report_bill(params["bill"], by, of=dict(params["of"])))
+        report_json = cost.report_as_json(cost.create_bill_report(params["bill"], by, filters=dict(params["of"])))
         return reading.read_answer(answers.CostReport, wire.to_plain(report_json))
     return hub.cost(by=list(by), policy=params["policy"], **usage.query_params(params, hub))
 
@@ -214,12 +214,14 @@ def _statements_from_jobs(
     if month is None:
         raise click.UsageError("--jobs needs --month")
     try:
-        since, until = time_ranges.month(month, params["zone"])
+        since, until = time_ranges.month_range(month, params["zone"])
     except ValueError as error:
         raise click.UsageError(f"--month `{month[:40]}` is not YYYY-MM, for example 2026-11") from error
     bill = _read_bill({**params, "since": _format_time(since), "until": _format_time(until)})
     request = monthly.StatementRequest(month, params["zone"], teams, dict(params["of"]))
-    return (reading.read_answer(answers.Statement, wire.to_plain(page)) for page in monthly.statements(bill, request))
+    return (
+        reading.read_answer(answers.Statement, wire.to_plain(page)) for page in monthly.create_statements(bill, request)
+    )
 
 
 @command.command("budget")

@@ -79,7 +79,7 @@ def command(hub: Client, by: tuple[str, ...], as_json: bool, **params: Any) -> N
     if params["jobs_path"]:
         from watchkeeper.accounting import summary
 
-        report = summary.usage_report(read_job_hours(params)[0], grouping, of=dict(params["of"]))
+        report = summary.usage_report(read_job_hours(params)[0], grouping, filters=dict(params["of"]))
         answer = reading.read_answer(answers.UsageReport, wire.to_plain(report))
     else:
         answer = hub.usage(by=list(grouping), **query_params(params, hub))
@@ -121,7 +121,7 @@ def read_job_hours(params: Mapping[str, Any], book: Any = None) -> list[Any]:
 
     path = params["jobs_path"]
     table = job_files.read_job_table(
-        read_text(path), where=path, zone=params["zone"], told=dict(params["column"]), model=params["model"]
+        read_text(path), where=path, zone=params["zone"], column_overrides=dict(params["column"]), model=params["model"]
     )
     for line in table.problems.lines():
         click.echo(line, err=True)
@@ -133,7 +133,7 @@ def read_job_hours(params: Mapping[str, Any], book: Any = None) -> list[Any]:
     times.check_order(datetime.fromtimestamp(since, UTC), datetime.fromtimestamp(until, UTC))
     periods = [(since, until)] if book is None else book.price_periods(since, until)
     return [
-        job_files.job_hours(table, since=start, until=end, capacity=params["gpus"], model=params["model"])
+        job_files.sum_job_hours(table, since=start, until=end, capacity=params["gpus"], model=params["model"])
         for start, end in periods
     ]
 

@@ -48,7 +48,7 @@ MAX_ADVICE = 1000
 # The default lookback: a node that answers from time to time still reports.
 MAX_SILENCE_MS, SILENT_REASON = 300_000, "not reporting"
 FORECAST_PARAMS = (
-    QueryParam("about", f"What to forecast: {', '.join(demand_queries.ABOUT)}. Default: demand."),
+    QueryParam("about", f"What to forecast: {', '.join(demand_queries.DEMAND_KINDS)}. Default: demand."),
     QueryParam("horizon", "Length of the forecast, such as 4w, at most 26w. Default: 7d."),
     QueryParam("target", "Share of the fleet that may be allocated, 0.05 to 1. Default: 0.8.", float),
     shapes.CLUSTER,
@@ -93,8 +93,8 @@ class CapacityApi:
 
     async def _forecast(self, params: Mapping[str, str]) -> dict[str, Any]:
         about = params.get("about", "demand")
-        if about not in demand_queries.ABOUT:
-            raise HTTPException(400, f"`about` is `{about[:40]}`; expected {', '.join(demand_queries.ABOUT)}")
+        if about not in demand_queries.DEMAND_KINDS:
+            raise HTTPException(400, f"`about` is `{about[:40]}`; expected {', '.join(demand_queries.DEMAND_KINDS)}")
         horizon = _read_seconds(params.get("horizon", "7d"), "horizon", MAX_HORIZON_SECONDS)
         target = _read_target(params.get("target", "0.8"))
         cache_key = (about, horizon, target, params.get("cluster"))
@@ -165,7 +165,7 @@ class CapacityApi:
             waits=fleet_capacity.queue_waits(await self._load_requests(cluster_name), now=now.timestamp()),
             use=CurrentUse(durations.format_seconds(window), capacity.allocated_gpus, used_gpus),
             rightsizing=sorted(sizing_advice, key=lambda sizing: -sizing.saves_gpus)[:MAX_ADVICE],
-            repartition=rightsizing.repartition(sizing_advice),
+            repartition=rightsizing.plan_repartitions(sizing_advice),
             unmapped=inventory.count_missing_facts(self._fleet.nodes()),
             problem=gpu_holders.problem,
         )
@@ -178,7 +178,7 @@ class CapacityApi:
         forecast, cluster_name = await self._forecast(params), params.get("cluster")
         capacity, gpu_holders = await self._load_capacity(cluster_name)
         sizing_advice, _ = await self._load_rightsizing(gpu_holders, _read_window(params), cluster_name)
-        capacity_advice = advice.advise_on_capacity(capacity, rightsizing.repartition(sizing_advice))
+        capacity_advice = advice.advise_on_capacity(capacity, rightsizing.plan_repartitions(sizing_advice))
         forecast_advice = list(forecast.get("advice", ()))
         return {
             "now": self._runtime.clock.now(),
@@ -204,7 +204,7 @@ class CapacityApi:
             allocated = sum(bool(gpu_holders.by_gpu.get(gpu.gpu.uuid)) for gpu in reporting)
             lost = len(gpus) - len(reporting)
             capacities[node_cluster, name] = fleet_capacity.NodeCapacity(
-                name, len(gpus), allocated, why_not=SILENT_REASON * bool(lost), lost=lost
+                name, len(gpus), allocated, unavailable_reason=SILENT_REASON * bool(lost), lost=lost
             )
         for view in self._views():
             allocated_by_node: dict[str, int] = {}
@@ -270,7 +270,7 @@ def _scheduled_capacity(
     why_not = "" if is_in_service else node.reason or node.state
     # A scheduler that counts MIG instances or shares does not name their GPUs; the samples do.
     if node.gpu_part != 1 and scraped is not None:
-        return replace(scraped, is_in_service=is_in_service, why_not=why_not or scraped.why_not)
+        return replace(scraped, is_in_service=is_in_service, unavailable_reason=why_not or scraped.unavailable_reason)
     counted = node.gpus if node.gpus is not None else node.allocatable_gpus or 0
     gpus = round(counted * node.gpu_part)
     lost = 0 if node.allocatable_gpus is None else max(0, gpus - round(node.allocatable_gpus * node.gpu_part))

@@ -101,12 +101,12 @@ class UsageApi:
         dimensions, filters = _read_dimensions(request), _read_filters(request)
         since, until = _read_window(request, self._runtime.clock.now())
         tables = await self._run_exclusively(lambda: self._read_usage([(since, until)], {*dimensions, *filters}))
-        return ok_response(**summary.usage_report(tables[0], dimensions, of=filters))
+        return ok_response(**summary.usage_report(tables[0], dimensions, filters=filters))
 
     async def cost_report(self, request: Request) -> Response:
         dimensions, filters = _read_dimensions(request), _read_filters(request)
         bill = await self._load_bill(request, {*dimensions, *filters}, policy=_read_policy(request))
-        report = await asyncio.to_thread(cost.report_bill, bill, dimensions, of=filters)
+        report = await asyncio.to_thread(cost.create_bill_report, bill, dimensions, filters=filters)
         return ok_response(**cost.report_as_json(cost.limit_lines(report)))
 
     async def waste_report(self, request: Request) -> WasteReport:
@@ -152,15 +152,17 @@ class UsageApi:
                 month.text, month.zone, teams, filters, {budget["team"]: budget for budget in team_budgets}
             )
             tables = self._read_usage(book.price_periods(month.start, month.until), {"job"})
-            for statement in monthly.statements(cost.price_usage(tables, book, policy=policy), statement_request):
+            for statement in monthly.create_statements(
+                cost.price_usage(tables, book, policy=policy), statement_request
+            ):
                 yield orjson.dumps(wire.to_plain(statement)) + b"\n"
         finally:
             self._statement_slots.release()
 
     def _budgets(self, month: _Month, book: prices.PriceBook, policy: cost.Policy) -> dict[str, Any]:
-        days = [(since, until) for _, since, until in time_ranges.days(month.start, month.until, month.zone)]
+        days = [(since, until) for _, since, until in time_ranges.split_days(month.start, month.until, month.zone)]
         tables = self._read_usage(book.price_periods(month.start, month.until), {"team"})
-        return budgets.month_budgets(
+        return budgets.report_month_budgets(
             cost.price_usage(tables, book, policy=policy), self._read_usage(days, {"team"}), ends=month.end
         )
 
@@ -168,7 +170,7 @@ class UsageApi:
         zone, now = _read_zone(request), self._runtime.clock.now()
         text = request.query_params.get("month") or f"{now.astimezone(zone):%Y-%m}"
         try:
-            start, end = time_ranges.month(text, zone)
+            start, end = time_ranges.month_range(text, zone)
         except ValueError as error:
             raise HTTPException(400, f"`month` is `{text[:40]}`; expected a month such as 2026-11") from error
         if start >= now.timestamp():

@@ -81,10 +81,14 @@ class WhatIfApi:
         for start, end in hub_jobs.query_chunks(until - window, until):
             query_range = QueryRange(round(start * 1000), round(end * 1000), step * 1000)
             # Before its first sample a hub did not see an empty fleet: it saw nothing.
-            since = since or hub_jobs.first_sample_time(await self._queries.range(hub_jobs.LOOKED, query_range))
-            history.take(await self._queries.range(hub_jobs.EXPRESSION, query_range))
+            since = since or hub_jobs.first_sample_time(
+                await self._queries.range(hub_jobs.RECORDED_EXPRESSION, query_range)
+            )
+            history.add_result(await self._queries.range(hub_jobs.EXPRESSION, query_range))
         views = [] if self._clusters is None else self._clusters.views()
-        records = history.recorded(since or until - window, until, (work for view in views for work in view.workloads))
+        records = history.build_records(
+            since or until - window, until, (work for view in views for work in view.workloads)
+        )
         if not records.jobs:
             window_text = durations.format_seconds(window)
             raise HTTPException(

@@ -130,9 +130,9 @@ class UsageTally:
         if unknown > 0:
             row = np.zeros((1, len(usage.PARTS)))
             row[0, usage.UNKNOWN] = unknown
-            self.add([unowned_key(cluster=cluster, **self._common_dimensions(cluster))], row)
+            self.add([unowned_key(cluster=cluster, **self._shared_dimensions(cluster))], row)
 
-    def _common_dimensions(self, cluster: str) -> dict[str, str]:
+    def _shared_dimensions(self, cluster: str) -> dict[str, str]:
         """Pool and model of unrecorded GPUs, if all recorded GPUs of the cluster have the same."""
         pool_models = {(key[POOL], key[MODEL]) for key in self._key_indexes if key[0] == cluster}
         pools, models = ({place[at] for place in pool_models} for at in (0, 1))

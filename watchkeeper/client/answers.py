@@ -42,7 +42,7 @@ from watchkeeper.model.trust import Mode
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScalingAdvice(HubAnswer):
-    """One piece of advice. `action` is a word for programs: add, shrink, defragment, repartition or none."""
+    """One advice; `action` is add, shrink, defragment, repartition or none."""
 
     action: str
     gpus: int
@@ -112,7 +112,7 @@ class SloStatus(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TeamBudget(HubAnswer):
-    """One team's month. `spent` is None where no GPU has a price, `low` and `high` where too few days are known."""
+    """One team's month. `spent` is None if no GPU has a price; `low` and `high` are None if too few days are known."""
 
     team: str
     budget: float | None
@@ -575,7 +575,7 @@ class Status(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QueueWait(HubAnswer):
-    """Waiting by shape, in seconds: of those who wait now, and of those who have started."""
+    """Waits in seconds of jobs with `gpus` GPUs: pending jobs, and jobs that have started."""
 
     gpus: int
     waiting: int
@@ -587,7 +587,7 @@ class QueueWait(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GpusNeeded(HubAnswer):
-    """GPUs to add so that demand stays at or below `target` of the fleet in 95 % of all steps; 0: none. `likely_gpus` is by the middle of the forecast, `sure_gpus` by its upper edge: with so many the target holds with about 90 %."""
+    """GPUs to add so that demand stays at or below the share `target` of the fleet in 95 % of all steps. `likely_gpus` uses the middle of the forecast, `sure_gpus` its upper limit, so the target holds with about 90 %."""
 
     target: float
     likely_gpus: int
@@ -811,7 +811,7 @@ class Lemon(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Statement(HubAnswer):
-    """One team's month: what it pays, None where no GPU of it has a price, and the page that says why."""
+    """The statement of one team for a month; `money` is None if none of its GPUs has a price."""
 
     month: str
     team: str
@@ -1220,7 +1220,7 @@ class UsageReport(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Repartition(HubAnswer):
-    """How many GPUs of a model, cut into slices, would hold the workloads that fit into slices; the rest is free."""
+    """GPUs of a model to partition with MIG for the workloads that fit into instances, and the GPUs that this frees."""
 
     model: str
     workloads: int
@@ -1231,7 +1231,7 @@ class Repartition(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RightsizingAdvice(HubAnswer):
-    """What would do for a workload; `profile` names the slice or the smaller GPU, `saves_gpus` is left to others."""
+    """What is enough for a workload; `profile` is a MIG profile or a smaller GPU, `saves_gpus` the GPUs it frees."""
 
     name: str
     gpus: int
@@ -1506,7 +1506,7 @@ class WasteReport(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WastedHours(HubAnswer):
-    """GPUs that somebody holds and does not use, with who that is and what it costs; None where there is no price."""
+    """GPU-hours that an owner's job wasted; `money` is None if the GPU has no price."""
 
     team: str
     user: str

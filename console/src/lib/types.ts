@@ -28,7 +28,7 @@ export interface Receipt {
   shared_with: string[];
 }
 export type Result = "described" | "done" | "already_so" | "refused" | "failed";
-/** One piece of advice. `action` is a word for programs: add, shrink, defragment, repartition or none. */
+/** One advice; `action` is add, shrink, defragment, repartition or none. */
 export interface ScalingAdvice {
   action: string;
   gpus: number;
@@ -86,7 +86,7 @@ export interface Slo {
   covered: string | null;
   incidents: string[];
 }
-/** One team's month. `spent` is None where no GPU has a price, `low` and `high` where too few days are known. */
+/** One team's month. `spent` is None if no GPU has a price; `low` and `high` are None if too few days are known. */
 export interface TeamBudget {
   team: string;
   budget: number | null;
@@ -544,7 +544,7 @@ export interface FleetCapacity {
   stranded_share: number | null;
   out_of_service: [string, number, string][];
 }
-/** Waiting by shape, in seconds: of those who wait now, and of those who have started. */
+/** Waits in seconds of jobs with `gpus` GPUs: pending jobs, and jobs that have started. */
 export interface QueueWait {
   gpus: number;
   waiting: number;
@@ -560,7 +560,7 @@ export interface ShapeCapacity {
   usable_gpus: number;
   stranded_gpus: number;
 }
-/** GPUs to add so that demand stays at or below `target` of the fleet in 95 % of all steps; 0: none. `likely_gpus` is by the middle of the forecast, `sure_gpus` by its upper edge: with so many the target holds with about 90 %. */
+/** GPUs to add so that demand stays at or below the share `target` of the fleet in 95 % of all steps. `likely_gpus` uses the middle of the forecast, `sure_gpus` its upper limit, so the target holds with about 90 %. */
 export interface GpusNeeded {
   target: number;
   likely_gpus: number;
@@ -899,7 +899,7 @@ export interface Lemon {
   is_lemon: boolean;
   reasons: string[];
 }
-/** One team's month: what it pays, None where no GPU of it has a price, and the page that says why. */
+/** The statement of one team for a month; `money` is None if none of its GPUs has a price. */
 export interface Statement {
   month: string;
   team: string;
@@ -1290,7 +1290,7 @@ export interface UsageReport {
   notes: string[];
   words: Record<string, string>;
 }
-/** How many GPUs of a model, cut into slices, would hold the workloads that fit into slices; the rest is free. */
+/** GPUs of a model to partition with MIG for the workloads that fit into instances, and the GPUs that this frees. */
 export interface Repartition {
   model: string;
   workloads: number;
@@ -1299,7 +1299,7 @@ export interface Repartition {
   slices: Record<string, number>;
 }
 export type RightsizingAction = "keep" | "give_back" | "fewer_gpus" | "mig" | "mps" | "time_slicing" | "smaller_gpu" | "smaller_slice" | "unknown";
-/** What would do for a workload; `profile` names the slice or the smaller GPU, `saves_gpus` is left to others. */
+/** What is enough for a workload; `profile` is a MIG profile or a smaller GPU, `saves_gpus` the GPUs it frees. */
 export interface RightsizingAdvice {
   name: string;
   gpus: number;
@@ -1517,7 +1517,7 @@ export interface WasteReport {
   currency: string;
   waste: WastedHours[];
 }
-/** GPUs that somebody holds and does not use, with who that is and what it costs; None where there is no price. */
+/** GPU-hours that an owner's job wasted; `money` is None if the GPU has no price. */
 export interface WastedHours {
   team: string;
   user: string;

@@ -93,7 +93,7 @@ def test_a_job_sets_its_proxy_and_its_exceptions(tmp_path: Path) -> None:
     config = prometheus_config.load(file)
     [job] = config.jobs
     assert (job.access.proxy_url, job.access.no_proxy) == ("http://p:3128", ("x.example", "10.0.0.0/8"))
-    assert "job b skipped: proxy_url must be an http address, found 'p'" in config.problems[0]
+    assert "job b skipped: proxy_url must be an http URL, found 'p'" in config.problems[0]
 
 
 def test_an_origin_behind_no_proxy_is_reached_directly() -> None:

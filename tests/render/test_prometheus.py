@@ -64,7 +64,7 @@ def test_the_hub_itself_would_find_the_same_targets_in_it(tmp_path: Path) -> Non
     reader = prometheus_config.ConfigReader(written(tmp_path, fleet_settings.load(tmp_path)) / "prometheus.yml")
     assert reader.reload()
     (gpu,) = [job for job in reader.config.jobs if job.name == "gpu"]
-    static = [address for place in gpu.places for addresses, _ in place.groups for address in addresses]
+    static = [address for place in gpu.locations for addresses, _ in place.groups for address in addresses]
     assert static == ["a1:9400", "a2:9400", "gpu-01:9400", "gpu-02:9400", "gpu-03:9400", "gpu-04:9400"]
     kept = relabel.relabel(
         gpu.rules, {"__address__": "10.0.0.7:9400", "__meta_watchkeeper_node": "gpu-07", "job": "gpu"}

@@ -41,7 +41,7 @@ __all__ = [
 
 META = "__meta_watchkeeper_"
 DOMAIN_META = META + "domain_"
-# A few targets a node, and more nodes than the 12,500 of 100,000 GPUs.
+# 100,000 GPUs are 12,500 nodes: this is enough for several targets on each.
 MAX_TARGETS = 100_000
 WILDCARDS = frozenset("*?[")
 FAMILIES = {"A": socket.AF_INET, "AAAA": socket.AF_INET6}
@@ -128,7 +128,7 @@ class Discovery:
     def _set_jobs(self, jobs: Sequence[ScrapeJob]) -> None:
         before, self._job_sources = self._job_sources, {}
         for job in jobs:
-            for location in job.places:
+            for location in job.locations:
                 source = before.get((job.name, location)) or TargetSource(job, location)
                 source.job = job
                 self._job_sources[job.name, location] = source
@@ -164,11 +164,11 @@ def read_groups(
     built_targets: list[Target | DroppedTarget] = []
     nodes: list[fleet.Node] = []
     problems: list[str] = []
-    groups_checked = [_check_group(group, f"{where}: group {number}") for number, group in enumerate(groups, 1)]
-    listed = sum(len(addresses) for addresses, _ in groups_checked)
+    checked_groups = [_check_group(group, f"{where}: group {number}") for number, group in enumerate(groups, 1)]
+    listed = sum(len(addresses) for addresses, _ in checked_groups)
     if listed > MAX_TARGETS:
         raise CollectError(f"lists {listed} targets, the limit is {MAX_TARGETS}", where=where)
-    for number, (addresses, group_labels) in enumerate(groups_checked, 1):
+    for number, (addresses, group_labels) in enumerate(checked_groups, 1):
         node = _node(group_labels, f"{where}: group {number}", defaults=defaults)
         if node is not None:
             nodes.append(node)
@@ -196,11 +196,11 @@ def merge_discovered(parts: Iterable[DiscoveredTargets]) -> DiscoveredTargets:
             targets.setdefault(target.key, target)
         for node in part.nodes:
             previous = nodes.get((node.cluster, node.name))
-            nodes[node.cluster, node.name] = node if previous is None else _join(previous, node)
+            nodes[node.cluster, node.name] = node if previous is None else _merge_node(previous, node)
     return DiscoveredTargets(tuple(targets.values()), tuple(nodes.values()), tuple(dropped), tuple(problems))
 
 
-def _join(first: fleet.Node, second: fleet.Node) -> fleet.Node:
+def _merge_node(first: fleet.Node, second: fleet.Node) -> fleet.Node:
     return fleet.Node(
         first.cluster,
         first.name,

@@ -1,8 +1,8 @@
-"""Inventory: which nodes are expected, and which GPUs were scraped.
+"""The inventory of expected nodes and scraped GPUs.
 
-Discovery says which nodes are expected; scraped labels say which GPUs exist, on which node and at which PCI
-address. GPUs and nodes that disappear are kept with the time of their last sample, so that pages can say
-"gone since 09:14". The hub, the pages and the event followers look up names here.
+Discovery lists the expected nodes; scraped labels show which GPUs exist, on which node and at which PCI address.
+GPUs and nodes that disappear are kept with the time of their last sample, so that pages can show "gone since 09:14".
+The hub, the pages and the event followers look up names here.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ScrapedInventory:
                 )
                 continue
             if previous is not None and (previous.cluster, previous.node) != key:
-                self._note_move(GpuMove(uuid, previous.node, node.name, at_ms), node.cluster)
+                self._record_move(GpuMove(uuid, previous.node, node.name, at_ms), node.cluster)
             self.revision += 1
             first = at_ms if previous is None else previous.first_seen_ms
             steady = (
@@ -194,8 +194,8 @@ class ScrapedInventory:
         """The node's GPUs, present and gone, ordered by index."""
         key = (node.cluster, node.name)
         gpus = [self._gpus[uuid] for uuid in self._uuids.get(key, ()) if uuid in self._gpus]
-        listed_here = [gpu for gpu in gpus if (gpu.cluster, gpu.node) == key]
-        return sorted(listed_here, key=lambda gpu: (gpu.gpu.index is None, gpu.gpu.index or 0, gpu.gpu.uuid))
+        present = [gpu for gpu in gpus if (gpu.cluster, gpu.node) == key]
+        return sorted(present, key=lambda gpu: (gpu.gpu.index is None, gpu.gpu.index or 0, gpu.gpu.uuid))
 
     def place_name(self, place: fleet.Place) -> str:
         """The display name of a place: `GPU 3 on gpu-r07-12`."""
@@ -213,7 +213,7 @@ class ScrapedInventory:
 
     def record_gpu_index(self, uuid: str, index: str) -> None:
         """Set the index of a GPU that has no page yet, as reported by its node or an event."""
-        # No node has as many GPUs, and Python refuses to parse a number of thousands of digits.
+        # No node has that many GPUs, and Python refuses to parse a number of thousands of digits.
         if uuid in self._gpus or not index.isdecimal() or len(index) > 5:
             return
         self._announced_indexes[uuid] = int(index)
@@ -230,7 +230,7 @@ class ScrapedInventory:
         """The labels of the agents' workload information series."""
         return [holder for page_holders in self._holders.values() for holder in page_holders]
 
-    def _note_move(self, move: GpuMove, cluster: str) -> None:
+    def _record_move(self, move: GpuMove, cluster: str) -> None:
         """Count a move; two nodes that claim the same GPU cause many moves, and only one is logged."""
         self.move_counts[cluster] += 1
         ends = {move.before, move.after}
@@ -270,14 +270,13 @@ class ScrapedInventory:
             oldest = next(iter(self._gone_gpus))
             del self._gone_gpus[oldest]
             dropped = self._gpus.pop(oldest)
-            where = (dropped.cluster, dropped.node)
-            self._uuids[where].discard(oldest)
+            self._uuids[dropped.cluster, dropped.node].discard(oldest)
 
 
 def _is_continuous(previous: InventoryGpu, key: NodeKey, at_ms: int) -> bool:
     """Whether a GPU is still on the same node, without a long gap."""
-    is_here = previous.gone_since_ms is None and (previous.cluster, previous.node) == key
-    return is_here and at_ms - previous.last_seen_ms <= MAX_GAP_MS
+    is_same_node = previous.gone_since_ms is None and (previous.cluster, previous.node) == key
+    return is_same_node and at_ms - previous.last_seen_ms <= MAX_GAP_MS
 
 
 def gpu_of(label_set: Mapping[str, str]) -> fleet.Gpu | None:
@@ -298,13 +297,17 @@ def inventory_samples(inventory: ScrapedInventory, now_ms: int) -> list[samples.
     """The join series of every expected node; a node without an expected GPU count has no count series."""
     built = []
     for node in inventory.nodes():
-        where = {"cluster": node.cluster, "Hostname": node.name}
-        about = {"pool": node.pool, "rack": node.domains.get("rack", ""), "leaf": node.domains.get("leaf", "")}
-        about["nvlink_domain"] = node.domains.get("nvlink", "")
-        info_labels = labels.Labels({labels.METRIC_NAME: NODE_INFO} | where | about)
+        node_labels = {"cluster": node.cluster, "Hostname": node.name}
+        topology_labels = {
+            "pool": node.pool,
+            "rack": node.domains.get("rack", ""),
+            "leaf": node.domains.get("leaf", ""),
+        }
+        topology_labels["nvlink_domain"] = node.domains.get("nvlink", "")
+        info_labels = labels.Labels({labels.METRIC_NAME: NODE_INFO} | node_labels | topology_labels)
         built.append(samples.Sample(info_labels, now_ms, 1.0))
         if node.expected_gpus is not None:
-            expected_labels = labels.Labels({labels.METRIC_NAME: NODE_EXPECTED_GPUS} | where)
+            expected_labels = labels.Labels({labels.METRIC_NAME: NODE_EXPECTED_GPUS} | node_labels)
             built.append(samples.Sample(expected_labels, now_ms, float(node.expected_gpus)))
     for cluster, count in inventory.move_counts.items():
         move_labels = labels.Labels({labels.METRIC_NAME: GPUS_MOVED, "cluster": cluster})

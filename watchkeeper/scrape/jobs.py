@@ -30,7 +30,7 @@ class DiscoveryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TargetListLocation:
-    """Where a list of targets is: a file pattern, a URL, a DNS name with a port, or the job itself."""
+    """The location of a list of targets: a file pattern, a URL, a DNS name with a port, or the job itself."""
 
     kind: DiscoveryKind
     location: str
@@ -67,10 +67,10 @@ class LabelLimits:
             (longest_name, self.name_length, "bytes in the name of a label", "label_name_length_limit"),
             (longest_value, self.value_length, "bytes in the value of a label", "label_value_length_limit"),
         )
-        for actual, limit, what, key in checks:
+        for actual, limit, noun, key in checks:
             if limit and actual > limit:
                 raise CollectError(
-                    f"{quote(str(series))} has {actual} {what}, the {key} of its job is {limit}",
+                    f"{quote(str(series))} has {actual} {noun}, the {key} of its job is {limit}",
                     now="All samples of this page were dropped",
                     remedy="Raise the limit, or drop labels with metric_relabel_configs",
                 )
@@ -81,7 +81,7 @@ class ScrapeJob:
     """What the targets of a job share; None means the hub's setting."""
 
     name: str = "gpu"
-    places: tuple[TargetListLocation, ...] = ()
+    locations: tuple[TargetListLocation, ...] = ()
     interval_seconds: float | None = None
     timeout_seconds: float | None = None
     scheme: str = "http"
@@ -93,7 +93,7 @@ class ScrapeJob:
     # buckets of a histogram that also has native ones.
     native_histograms: bool = False
     classic_histograms: bool = False
-    # The page formats to request, the best first (`page_formats.PROTOCOLS`; empty means our defaults), and how to
+    # The page formats to request, in order of preference (`page_formats.PROTOCOLS`; empty: our defaults), and how to
     # escape names with characters outside [a-zA-Z0-9_:].
     protocols: tuple[str, ...] = ()
     escaping: str = "allow-utf-8"
@@ -171,12 +171,12 @@ def build_target(
 
 
 def _defaults(job: ScrapeJob) -> dict[str, str]:
-    pace = (("__scrape_interval__", job.interval_seconds), ("__scrape_timeout__", job.timeout_seconds))
+    timings = (("__scrape_interval__", job.interval_seconds), ("__scrape_timeout__", job.timeout_seconds))
     return {
         "job": job.name,
         "__scheme__": job.scheme,
         "__metrics_path__": job.metrics_path,
-        **{name: durations.format_seconds(seconds) for name, seconds in pace if seconds is not None},
+        **{name: durations.format_seconds(seconds) for name, seconds in timings if seconds is not None},
         **{PARAM + name: values[0] for name, values in job.params if values},
     }
 
@@ -196,7 +196,7 @@ def _seconds(kept: Mapping[str, str], name: str, job: ScrapeJob) -> float | None
 
 def _query(kept: Mapping[str, str], job: ScrapeJob) -> str:
     """URL parameters: a rule may have changed the first value of each."""
-    further = {name: values[1:] for name, values in job.params}
+    other_values = {name: values[1:] for name, values in job.params}
     first = {name.removeprefix(PARAM): value for name, value in kept.items() if name.startswith(PARAM)}
-    pairs = [(name, value) for name in sorted(first) for value in (first[name], *further.get(name, ()))]
+    pairs = [(name, value) for name in sorted(first) for value in (first[name], *other_values.get(name, ()))]
     return f"?{urlencode(pairs)}" if pairs else ""

@@ -1,4 +1,4 @@
-"""Native histograms of one target's pages: stored beside its float samples, and ended when they disappear.
+"""Store the native histograms of one target's pages, and end their series when they disappear.
 
 `target_loop` passes each page. Histograms are appended like those of remote write; those that the store refuses are
 counted as dropped.

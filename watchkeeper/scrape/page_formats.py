@@ -1,4 +1,4 @@
-"""A target's pages in any format: text, OpenMetrics, or protobuf if native histograms are enabled.
+"""Parse a target's pages in any format: text, OpenMetrics, or protobuf if native histograms are enabled.
 
 `target_loop` requests a page with `accept_header` and passes the response to `parse`. When a target changes its
 format, a new parser without state reads it from then on. Protocols are named as in `scrape_protocols` of a
@@ -27,14 +27,14 @@ PROTOCOLS = {
 # Protocols in which names may contain any characters.
 ESCAPING_PROTOCOLS = frozenset({PROTOBUF, OPENMETRICS, "PrometheusText1.0.0"})
 ESCAPINGS = ("allow-utf-8", "underscores", "dots", "values")
-# What the hub's own lists request; OpenMetrics is for exporters that write nothing else.
+# The request for targets of the hub's own lists; OpenMetrics is for exporters that support nothing else.
 DEFAULT_PROTOCOLS = ("PrometheusText1.0.0", PLAIN_TEXT, OPENMETRICS)
-# Content types that answer in place of an exporter when an address is wrong.
+# Content types of other servers: the address or path of the target is probably wrong.
 NOT_METRICS = ("text/html", "application/json")
 
 
 def accept_header(protocols: Sequence[str] = (), *, wants_native: bool = False, escaping: str = ESCAPINGS[0]) -> str:
-    """The Accept header for these protocols, the best first; without any, for the defaults."""
+    """The Accept header for these protocols, in order of preference; for the defaults if there are none."""
     listed = protocols or DEFAULT_PROTOCOLS
     if wants_native and not protocols:
         listed = (PROTOBUF, *DEFAULT_PROTOCOLS)
@@ -82,7 +82,7 @@ class PageParser:
         if kind.startswith(NOT_METRICS) or (is_protobuf and not is_delimited):
             remedy = "Protobuf is read only with encoding=delimited" if is_protobuf else None
             raise CollectError(
-                f"returned content type {quote(kind)}, expected a metrics page",
+                f"answered with content type {quote(kind)}, expected a metrics page",
                 remedy=remedy or "Check address and path of the target",
             )
         return self._parse_protobuf(body) if is_protobuf else self._parse_text(body, kind)

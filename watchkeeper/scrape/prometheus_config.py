@@ -1,4 +1,4 @@
-"""Reads an existing prometheus.yml: its scrape_configs become jobs, its rule_files a list of files.
+"""Read an existing prometheus.yml: its scrape_configs become jobs, its rule_files a list of files.
 
 `discovery` has a `ConfigReader` and calls it before each refresh, so that an edited file takes effect without a
 restart; the hub reads the rule files at start. Unknown keys are reported with file and line and ignored; the rest of
@@ -97,7 +97,7 @@ def rule_paths(path: Path) -> list[Path]:
 
 @dataclass
 class _ConfigFileReader:
-    """Walks one file; a problem is recorded and reading continues."""
+    """Read one file; problems are recorded, and the rest of the file is read."""
 
     path: Path
     problems: list[str] = field(default_factory=list)
@@ -133,14 +133,14 @@ class _ConfigFileReader:
             name = str(table.get("job_name") or "")
             line = min(table.lines.values(), default=0)
             if not name or name in names:
-                self.complain(line, f"a scrape config needs a `job_name` of its own, found {quote(name)}; skipped")
+                self.add_problem(line, f"a scrape config needs a unique `job_name`, found {quote(name)}; skipped")
                 continue
             names.add(name)
             table.inherit(self.inherited)
             try:
                 yield self.job(name, table)
             except ValueError as error:
-                self.complain(line, f"job {name} skipped: {error}")
+                self.add_problem(line, f"job {name} skipped: {error}")
 
     def job(self, name: str, table: YamlTable) -> ScrapeJob:
         interval = self.duration(table, "scrape_interval", self.seconds["scrape_interval"])
@@ -148,12 +148,12 @@ class _ConfigFileReader:
         self.report_unknown_keys(f"job {name}", table, JOB_KEYS)
         for key, (default, consequence) in NOT_SUPPORTED.items():
             if str(table.get(key) or default).lower() != default:
-                self.complain(table.lines[key], f"job {name}: `{key}: {table[key]}` is ignored; {consequence}")
+                self.add_problem(table.lines[key], f"job {name}: `{key}: {table[key]}` is ignored; {consequence}")
         params = table.get("params")
         protocols = self.protocols(table)
         return ScrapeJob(
             name=name,
-            places=tuple(self.places(name, table)),
+            locations=tuple(self.locations(name, table)),
             interval_seconds=interval,
             timeout_seconds=timeout,
             scheme=str(table.get("scheme") or "http").lower(),
@@ -181,7 +181,7 @@ class _ConfigFileReader:
         )
 
     def protocols(self, table: YamlTable) -> tuple[str, ...]:
-        """The formats to request, the best first; protobuf, which is slow, only for native histograms.
+        """The formats to request, in order of preference; protobuf, which is slow, only for native histograms.
 
         A job enables them explicitly, or by listing protobuf as its first protocol.
         """
@@ -198,13 +198,13 @@ class _ConfigFileReader:
     def report_unknown_keys(self, where: str, table: YamlTable, allowed: Set[str]) -> None:
         for key in sorted(table.keys() - allowed - IGNORED, key=table.lines.__getitem__):
             if not key.endswith(SD_SUFFIX):
-                self.complain(table.lines[key], f"{where}: `{key}` is not supported and ignored")
+                self.add_problem(table.lines[key], f"{where}: `{key}` is not supported and ignored")
 
-    def places(self, name: str, table: YamlTable) -> Iterator[TargetListLocation]:
+    def locations(self, name: str, table: YamlTable) -> Iterator[TargetListLocation]:
         readers: dict[str, Callable[[YamlTable], Iterator[TargetListLocation]]] = {
-            "file_sd_configs": self.files,
-            "http_sd_configs": self.addresses,
-            "dns_sd_configs": self.names,
+            "file_sd_configs": self.file_locations,
+            "http_sd_configs": self.http_locations,
+            "dns_sd_configs": self.dns_locations,
         }
         for group in self.tables(table, "static_configs"):
             self.report_unknown_keys(f"job {name}: static_configs", group, KEYS["static_configs"])
@@ -218,28 +218,28 @@ class _ConfigFileReader:
             read = readers.get(key)
             if read is None:
                 kind = key.removesuffix("_configs")
-                remedy = ALTERNATIVES.get(kind, "have its targets written to a list for file_sd or http_sd")
-                self.complain(table.lines[key], f"job {name}: {kind} is not supported and skipped; {remedy}")
+                remedy = ALTERNATIVES.get(kind, "write its targets to a list for file_sd or http_sd")
+                self.add_problem(table.lines[key], f"job {name}: {kind} is not supported and skipped; {remedy}")
                 continue
             for entry in self.tables(table, key):
                 self.report_unknown_keys(f"job {name}: {key}", entry, KEYS[key])
                 yield from read(entry)
 
-    def files(self, table: YamlTable) -> Iterator[TargetListLocation]:
+    def file_locations(self, table: YamlTable) -> Iterator[TargetListLocation]:
         for pattern in texts(table.get("files")):
             yield TargetListLocation(DiscoveryKind.FILE, self.resolve(pattern))
 
-    def addresses(self, table: YamlTable) -> Iterator[TargetListLocation]:
+    def http_locations(self, table: YamlTable) -> Iterator[TargetListLocation]:
         url = str(table.get("url") or "")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"http_sd needs an http or https `url`, found {quote(url)}")
         yield TargetListLocation(DiscoveryKind.HTTP, url, access=self.access(table))
 
-    def names(self, table: YamlTable) -> Iterator[TargetListLocation]:
+    def dns_locations(self, table: YamlTable) -> Iterator[TargetListLocation]:
         record, port = str(table.get("type") or "SRV").upper(), read_count(table, "port")
         if record not in ("A", "AAAA", "SRV"):
             line = min(table.lines.values(), default=0)
-            self.complain(line, f"dns_sd of type {record} is not supported and skipped; supported: SRV, A, AAAA")
+            self.add_problem(line, f"dns_sd of type {record} is not supported and skipped; supported: SRV, A, AAAA")
             return
         if record != "SRV" and not 0 < port < 65_536:
             raise ValueError(f"dns_sd of type {record} needs a `port` from 1 to 65535, found {port}")
@@ -272,7 +272,7 @@ class _ConfigFileReader:
             arguments["tokens"] = self.tokens(table["oauth2"])
         if proxy := str(table.get("proxy_url") or ""):
             if urlsplit(proxy).scheme != "http" or not urlsplit(proxy).hostname:
-                raise ValueError(f"proxy_url must be an http address, found {quote(proxy)}")
+                raise ValueError(f"proxy_url must be an http URL, found {quote(proxy)}")
             arguments["proxy_url"] = proxy
             arguments["no_proxy"] = tuple(
                 host.strip() for host in str(table.get("no_proxy") or "").split(",") if host.strip()
@@ -283,7 +283,7 @@ class _ConfigFileReader:
         """One entry of `http_headers`: literal values, and values in files."""
         is_allowed = name.isascii() and name.replace("-", "").isalnum() and name.lower() not in RESERVED_HEADERS
         if not is_allowed or not isinstance(values, YamlTable):
-            raise ValueError(f"http_headers: {quote(name)} cannot be set, or has no values")
+            raise ValueError(f"http_headers: {quote(name)} is not allowed, or has no values")
         self.report_unknown_keys(f"http_headers: {name}", values, KEYS["http_headers"])
         header_values = (*texts(values.get("values")), *texts(values.get("secrets")))
         if any(not text.isprintable() for text in header_values):
@@ -336,7 +336,7 @@ class _ConfigFileReader:
             if isinstance(item, YamlTable):
                 yield item
             else:
-                self.complain(table.lines[key], f"`{key}` must be a list of tables, found {quote(item)}")
+                self.add_problem(table.lines[key], f"`{key}` must be a list of tables, found {quote(item)}")
 
     def inner(self, table: YamlTable, key: str) -> YamlTable:
         inner = table.get(key)
@@ -363,7 +363,7 @@ class _ConfigFileReader:
         """A relative path starts at the directory of its file, as in Prometheus."""
         return str(self.path.parent / path)
 
-    def complain(self, line: int, problem: str) -> None:
+    def add_problem(self, line: int, problem: str) -> None:
         self.problems.append(f"{self.path}:{line}: {problem}")
 
 

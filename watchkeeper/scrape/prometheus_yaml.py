@@ -34,7 +34,7 @@ class YamlTable(dict[str, Any]):
 
 def parse_file(path: Path) -> YamlTable:
     try:
-        root = _plain(yaml_text.compose(path.read_text(encoding="utf-8")))
+        root = _convert_node(yaml_text.compose(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise CollectError(f"cannot be read: {reason}", where=str(path)) from error
@@ -47,21 +47,21 @@ def parse_file(path: Path) -> YamlTable:
     return root
 
 
-def _plain(node: yaml.Node | None) -> Any:
+def _convert_node(node: yaml.Node | None) -> Any:
     if isinstance(node, yaml.MappingNode):
         table = YamlTable()
         for key, value in node.value:
             if key.tag == MERGE:
                 continue
-            table[str(key.value)] = _plain(value)
+            table[str(key.value)] = _convert_node(value)
             table.lines[str(key.value)] = key.start_mark.line + 1
         for parent in (value for key, value in node.value if key.tag == MERGE):
             for alias in parent.value if isinstance(parent, yaml.SequenceNode) else [parent]:
-                inherited = _plain(alias)
+                inherited = _convert_node(alias)
                 table.inherit(inherited if isinstance(inherited, YamlTable) else YamlTable())
         return table
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(item) for item in node.value]
+        return [_convert_node(item) for item in node.value]
     if node is None or node.tag == "tag:yaml.org,2002:null":
         return None
     return str(node.value)

@@ -1,7 +1,7 @@
-"""Nodes whose agents registered with the hub, as one more source of expected nodes and targets.
+"""Keep the nodes whose agents registered with the hub: a source of expected nodes and targets.
 
 The hub passes every `POST /api/nodes` to `register` and merges `discovered_nodes` with discovery, which has priority: a
-node that a list already names keeps its targets. Nothing is stored on disk, because every agent repeats itself.
+node that a list already names keeps its targets. Nothing is stored on disk, because agents repeat their registration.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NodeRegistrations:
         """The registered nodes; nodes without a target in a list are scraped at their registered port."""
         has_target = {(target.cluster, target.node) for target in listed.targets}
         self._nodes = {key: entry for key, entry in self._nodes.items() if now - entry.at < REGISTRATION_LIFETIME}
-        groups = [_group(entry, is_read=key not in has_target) for key, entry in self._nodes.items()]
+        groups = [_build_group(entry, is_target=key not in has_target) for key, entry in self._nodes.items()]
         return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults())
 
 
@@ -63,7 +63,7 @@ def _check(registration: NodeRegistration) -> None:
         raise CollectError(f"{len(registration.gpus)} GPUs, the limit is {MAX_GPUS_PER_NODE}")
 
 
-def _group(entry: RegisteredNode, *, is_read: bool) -> dict[str, object]:
+def _build_group(entry: RegisteredNode, *, is_target: bool) -> dict[str, object]:
     registration = entry.registration
     labels = {f"{discovery.META}cluster": registration.cluster, f"{discovery.META}node": registration.node}
     if registration.expected_gpus is not None:
@@ -71,5 +71,5 @@ def _group(entry: RegisteredNode, *, is_read: bool) -> dict[str, object]:
     if registration.metrics_tls:
         labels["__scheme__"] = "https"
     host = f"[{entry.peer}]" if ":" in entry.peer else entry.peer
-    targets = [f"{host}:{registration.metrics_port}"] if is_read and registration.metrics_port is not None else []
+    targets = [f"{host}:{registration.metrics_port}"] if is_target and registration.metrics_port is not None else []
     return {"targets": targets, "labels": labels}

@@ -90,7 +90,7 @@ def relabel(rules: Sequence[RelabelRule], labels: Mapping[str, str]) -> dict[str
     return {name: value for name, value in changed.items() if value}
 
 
-def _joined(rule: RelabelRule, labels: Mapping[str, str]) -> str:
+def _join_sources(rule: RelabelRule, labels: Mapping[str, str]) -> str:
     return rule.separator.join(labels.get(name, "") for name in rule.source_labels)
 
 
@@ -110,7 +110,7 @@ def _expand(template: str, match: Any) -> str:
 
 
 def _replace(rule: RelabelRule, labels: dict[str, str]) -> bool:
-    match = compile_pattern(rule.regex).fullmatch(_joined(rule, labels))
+    match = compile_pattern(rule.regex).fullmatch(_join_sources(rule, labels))
     if match is None:
         return True
     target = _expand(rule.target_label, match)
@@ -125,12 +125,12 @@ def _replace(rule: RelabelRule, labels: dict[str, str]) -> bool:
 
 
 def _matches(rule: RelabelRule, labels: dict[str, str]) -> bool:
-    return compile_pattern(rule.regex).fullmatch(_joined(rule, labels)) is not None
+    return compile_pattern(rule.regex).fullmatch(_join_sources(rule, labels)) is not None
 
 
 def _hashmod(rule: RelabelRule, labels: dict[str, str]) -> bool:
     # The last eight bytes of MD5, as in Prometheus; it distributes targets and is not for security.
-    digest = hashlib.md5(_joined(rule, labels).encode(), usedforsecurity=False).digest()
+    digest = hashlib.md5(_join_sources(rule, labels).encode(), usedforsecurity=False).digest()
     labels[rule.target_label] = str(int.from_bytes(digest[8:], "big") % rule.modulus)
     return True
 
@@ -158,12 +158,12 @@ ACTIONS: dict[RelabelAction, Callable[[RelabelRule, dict[str, str]], bool]] = {
     RelabelAction.REPLACE: _replace,
     RelabelAction.KEEP: _matches,
     RelabelAction.DROP: lambda rule, labels: not _matches(rule, labels),
-    RelabelAction.KEEP_EQUAL: lambda rule, labels: labels.get(rule.target_label, "") == _joined(rule, labels),
-    RelabelAction.DROP_EQUAL: lambda rule, labels: labels.get(rule.target_label, "") != _joined(rule, labels),
+    RelabelAction.KEEP_EQUAL: lambda rule, labels: labels.get(rule.target_label, "") == _join_sources(rule, labels),
+    RelabelAction.DROP_EQUAL: lambda rule, labels: labels.get(rule.target_label, "") != _join_sources(rule, labels),
     RelabelAction.HASHMOD: _hashmod,
     RelabelAction.LABEL_MAP: _label_map,
     RelabelAction.LABEL_DROP: lambda rule, labels: _drop_names(rule, labels, matching=True),
     RelabelAction.LABEL_KEEP: lambda rule, labels: _drop_names(rule, labels, matching=False),
-    RelabelAction.LOWERCASE: lambda rule, labels: _set(rule, labels, _joined(rule, labels).lower()),
-    RelabelAction.UPPERCASE: lambda rule, labels: _set(rule, labels, _joined(rule, labels).upper()),
+    RelabelAction.LOWERCASE: lambda rule, labels: _set(rule, labels, _join_sources(rule, labels).lower()),
+    RelabelAction.UPPERCASE: lambda rule, labels: _set(rule, labels, _join_sources(rule, labels).upper()),
 }

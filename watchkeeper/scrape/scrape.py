@@ -1,4 +1,4 @@
-"""Scrapes every target on its schedule, with a limit on concurrent scrapes.
+"""Scrape every target on its schedule, with a limit on concurrent scrapes.
 
 Each target is a `target_loop.TargetLoop`; this module decides when it runs. The hub passes in the appender, the
 inventory and the clock.

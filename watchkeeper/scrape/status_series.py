@@ -17,7 +17,7 @@ WORKLOAD_INFO = "watchkeeper_gpu_workload_info"
 # An exporter's labels name the holder of a GPU. DCGM has no GPU_UTIL for MIG instances: FB_USED carries their labels.
 MIG_MEMORY = 'DCGM_FI_DEV_FB_USED{GPU_I_ID!=""}'
 WORKLOAD_SOURCES = f"(DCGM_FI_DEV_GPU_UTIL or on (UUID, GPU_I_ID) {MIG_MEMORY})"
-HELD_LABELS = ("cluster", "Hostname", "UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE")
+GPU_LABELS = ("cluster", "Hostname", "UUID", "gpu", "GPU_I_ID", "GPU_I_PROFILE")
 EVENTS_TOTAL = "watchkeeper_events_total"
 # One series for each place, kind and code that ever had an event; above this limit new series are not counted.
 MAX_EVENT_SERIES = 50_000
@@ -31,10 +31,10 @@ class StatusSeries:
 
     def samples(self, values: Mapping[Labels, float], at_ms: int) -> list[Sample]:
         """The values at this time, and a stale marker for each series that ended."""
-        gone = self._before - values.keys()
+        ended = self._before - values.keys()
         self._before = frozenset(values)
         current = [Sample(labels, at_ms, value) for labels, value in values.items()]
-        return current + [Sample(labels, at_ms, STALE) for labels in gone]
+        return current + [Sample(labels, at_ms, STALE) for labels in ended]
 
 
 def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
@@ -46,12 +46,12 @@ def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
     return {info: 1.0 for labels in label_sets if (info := _holder_cache(labels)) is not None}
 
 
-def _held_by(labels: Labels) -> Labels | None:
+def _holder_series(labels: Labels) -> Labels | None:
     holder = fleet.holder_from_labels(labels)
     if holder is None:
         return None
     namespace, _, name = holder.rpartition("/")
-    gpu_labels = {label: labels.get(label, "") for label in HELD_LABELS}
+    gpu_labels = {label: labels.get(label, "") for label in GPU_LABELS}
     workload = {"workload_kind": "pod" if namespace else "slurm_job", "workload": name}
     return Labels({METRIC_NAME: WORKLOAD_INFO, **gpu_labels, **workload, "namespace": namespace, "team": namespace})
 
@@ -66,18 +66,21 @@ def _without_scrape(labels: Labels) -> Labels:
     return labels.with_labels(instance="", job="")
 
 
-# A label set stays the same object from tick to tick, and 20,000 of them are looked up every time.
-_holder_cache, _agent_label_cache = recency_cache.RecencyCache(_held_by), recency_cache.RecencyCache(_without_scrape)
+# Label sets stay the same objects between intervals, and 20,000 are looked up each time.
+_holder_cache, _agent_label_cache = (
+    recency_cache.RecencyCache(_holder_series),
+    recency_cache.RecencyCache(_without_scrape),
+)
 
 
 class EventCounts:
-    """How many events each place has had since the hub started, by kind and code."""
+    """The number of events since the hub started, by place, kind and code."""
 
     def __init__(self) -> None:
         self.series: dict[Labels, float] = {}
 
-    def count(self, taken: Iterable[events.Event]) -> None:
-        for event in taken:
+    def count(self, new_events: Iterable[events.Event]) -> None:
+        for event in new_events:
             place = {"cluster": event.place.cluster, "Hostname": event.place.node or "", "UUID": event.place.gpu or ""}
             code = "" if event.code is None else str(event.code)
             labels = Labels({METRIC_NAME: EVENTS_TOTAL, **place, "kind": event.kind, "code": code})

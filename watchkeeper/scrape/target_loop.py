@@ -61,7 +61,7 @@ class TargetConnection(Protocol):
 
 
 class TargetHealth(StrEnum):
-    """Prometheus' words for a target on /api/v1/targets."""
+    """The health of a target, with Prometheus' values of /api/v1/targets."""
 
     UNKNOWN = "unknown"
     UP = "up"
@@ -163,7 +163,7 @@ class TargetLoop:
 
     @property
     def families(self) -> Mapping[str, exposition.FamilyMetadata]:
-        """What the exporter says about its metrics."""
+        """Type, help and unit of each metric, from the exporter."""
         return self._parser.families
 
     async def scrape(self, at_ms: int) -> TargetState:
@@ -297,7 +297,7 @@ class TargetLoop:
             # A series that disappears is deleted here and resolved again later: the store may have released it.
             self._id_of = {handle: self._id_of[handle] for handle in page.handles}
             self._handles = page.handles
-            self._ids, self._mask = self._choose(page.handles, times, future=future)
+            self._ids, self._mask = self._select_samples(page.handles, times, future=future)
             self._gpus = self._find_gpus(page.handles)
             self._fleet.set_workloads(self._key, self._find_holders(page.handles))
             added = len(set(self._ids).difference(before))
@@ -320,7 +320,7 @@ class TargetLoop:
             # The common case: pass the same object every time, so that the appender recognises it.
             self._append(self._group_ids, at_ms, values + synthesised)
         else:
-            vanished = self._vanished(before + self._take_unended_ids())
+            vanished = self._find_vanished(before + self._take_unended_ids())
             lasting, values = self._append_timed(values, self._kept_timestamps(times))
             self._group_ids = lasting + self._synthesised_ids
             ends = array("d", [samples.STALE]) * len(vanished)
@@ -336,7 +336,7 @@ class TargetLoop:
             f"{len(future)} samples were dropped: their timestamps are more than {MAX_AHEAD_MS // 60_000} minutes ahead"
         )
 
-    def _choose(
+    def _select_samples(
         self, handles: Sequence[int], times: Mapping[int, int], *, future: frozenset[int]
     ) -> tuple[array[int], list[bool] | None]:
         """The series ids of a page, and a mask of the samples that are kept (None: all).
@@ -412,7 +412,7 @@ class TargetLoop:
         plain = [at not in times for at in range(len(self._ids))]
         return array("q", compress(self._ids, plain)), array("d", compress(values, plain))
 
-    def _vanished(self, before: Sequence[int]) -> array[int]:
+    def _find_vanished(self, before: Sequence[int]) -> array[int]:
         present = set(self._ids)
         return array("q", [id for id in before if id not in present and id not in self._timed_ids])
 

@@ -90,5 +90,5 @@ async def _get(connection: http.Connection, url: str, access: Access) -> bytes:
     response = await connection.send(http.HttpRequest(url, headers=access.authorization_header()))
     if response.status != 200:
         meaning = STATUS_MEANING.get(response.status, "unexpected status")
-        raise CollectError(f"UFM returned {response.status}: {meaning}", where=url)
+        raise CollectError(f"answered {response.status}: {meaning}", where=url)
     return response.body

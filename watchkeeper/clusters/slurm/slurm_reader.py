@@ -184,7 +184,7 @@ class SlurmRestReader:
                 else f"Check the token in {self.token_file}, and that it has not expired"
             )
             where = f"{self.url}/slurm/{version}/{resource}"
-            raise CollectError(f"returned {status}: {_describe_refusal(text)}", where=where, remedy=remedy)
+            raise CollectError(f"answered {status}: {_describe_refusal(text)}", where=where, remedy=remedy)
         self._version = version
         return text
 
@@ -195,7 +195,7 @@ class SlurmRestReader:
         if not version_by_number:
             reason = f": {_describe_refusal(text)}" if status != 200 else ""
             raise CollectError(
-                f"returned {status} and lists no Slurm API{reason}",
+                f"answered {status} and lists no Slurm API{reason}",
                 where=f"{self.url}/openapi/v3",
                 remedy="Check the URL, the token, and that slurmrestd loads its openapi plugin",
             )

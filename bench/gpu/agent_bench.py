@@ -233,8 +233,8 @@ def bench_calls() -> dict[str, Any]:
     percentiles_by_call = {}
     for cadence in (families.Cadence.FAST, families.Cadence.SLOW, families.Cadence.RARE):
         for nvml_call in (*nvml_session._plan[cadence], *nvml_session._slice_plan[cadence]):
-            if nvml_call.ask is not None:
-                call_function = nvml_call.ask
+            if nvml_call.read is not None:
+                call_function = nvml_call.read
                 with suppress(nvml.NVMLError, calls.Unsupported):
                     percentiles_by_call[f"{cadence} {nvml_call.key}"] = percentiles(
                         time_calls(lambda a=call_function: a(nvml, handle), 9), 1e6

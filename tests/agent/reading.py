@@ -29,7 +29,7 @@ class Reader:
         self, fake: driver.FakeNvml, names: Sequence[str] | None, environment: Mapping[str, str] | None
     ) -> None:
         default = choice.choose_families().families
-        nvml_families = default if names is None else [choice.dcgm_families()[name][0] for name in names]
+        nvml_families = default if names is None else [choice.load_dcgm_families()[name][0] for name in names]
         self.link = ReaderLink(nvml_families, events=True, environment=environment or fake.environment)
         self._messages: list[dict[str, Any]] = []
         self.opening = self.hear()

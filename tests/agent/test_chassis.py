@@ -264,9 +264,15 @@ ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.d
 
 @given(st.dictionaries(KEYS, ANYTHING, max_size=5))
 def test_no_resource_makes_the_reader_fail(resource: dict[str, object]) -> None:
-    for read in (redfish.thermal, redfish.power, redfish.fan, redfish.thermal_metrics, redfish.supply):
+    for read in (
+        redfish.read_thermal,
+        redfish.read_power,
+        redfish.read_fan,
+        redfish.read_thermal_metrics,
+        redfish.read_supply,
+    ):
         list(read(resource))
-    redfish.links(resource)
+    redfish.member_links(resource)
 
 
 @given(st.lists(st.sampled_from(["|", ",", " ", "FAN1", "PS1", "ok", "cr", "0x1", "5400 RPM", "na", "x"]), max_size=20))

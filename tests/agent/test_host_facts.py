@@ -106,7 +106,7 @@ def test_a_node_without_facts_has_an_empty_page_and_no_zeros(tmp_path: Path) -> 
 
 
 def test_a_new_kernel_without_an_nvidia_module_is_found_before_the_reboot(machine: Path) -> None:
-    next_kernel = kernel_modules.next_kernel(machine, "6.8.0-9-generic")
+    next_kernel = kernel_modules.find_next_kernel(machine, "6.8.0-9-generic")
     assert next_kernel == kernel_modules.NextBoot("6.8.0-45-generic", has_nvidia=False, is_running=False)
     assert kernel_modules.has_nvidia(machine, "6.8.0-9-generic") is True
     assert kernel_modules.has_nvidia(machine, "7.0") is None
@@ -147,7 +147,7 @@ def test_gpus_and_switches_are_found_on_the_bus_with_their_distance(tmp_path: Pa
     place("0000:05:00.0", "pci0000:00", "0x068000", "-1")
     switch, first, second, far = pci_sysfs.read(tmp_path)
     assert (switch.kind, switch.numa_node, first.pci, first.width) == ("nvswitch", None, "0000:10:00", 16)
-    assert (pci_sysfs.distance(first, second), pci_sysfs.distance(first, far)) == ("PIX", "SYS")
+    assert (pci_sysfs.topology_distance(first, second), pci_sysfs.topology_distance(first, far)) == ("PIX", "SYS")
 
 
 def test_the_offset_of_the_clock_is_read_from_chrony() -> None:
@@ -176,13 +176,13 @@ def test_a_container_reads_the_mounts_of_the_machine_and_not_its_own(tmp_path: P
     root = tmp_path / "1/root"
     (root / "srv").mkdir(parents=True)
     write(tmp_path, {"self/mounts": "overlay / overlay rw 0 0\n", "1/mounts": "/dev/sdb1 /srv ext4 rw 0 0\n"})
-    [mount] = host.mounts(tmp_path)
+    [mount] = host.read_mounts(tmp_path)
     assert mount == host.Mount("/dev/sdb1", "/srv", "ext4", str(root))
-    space = host.space(mount)
+    space = host.read_space(mount)
     assert space is not None
     assert space.path == "/srv"
 
 
 def test_a_container_that_may_not_look_at_the_machines_init_reads_its_own_mounts(tmp_path: Path) -> None:
     write(tmp_path, {"self/mounts": "/dev/sda1 /etc/hosts ext4 rw 0 0\n"})
-    assert host.mounts(tmp_path) == [host.Mount("/dev/sda1", "/etc/hosts", "ext4")]
+    assert host.read_mounts(tmp_path) == [host.Mount("/dev/sda1", "/etc/hosts", "ext4")]

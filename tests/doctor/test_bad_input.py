@@ -132,7 +132,7 @@ def test_lines_are_numbered_alike_whatever_the_blocks(lines: list[bytes], size: 
         def read(self, limit: int | None = -1) -> bytes:
             return super().read(size)
 
-    matching_lines = log_text.interesting_lines(Slow(b"\n".join(lines)), {b"error"}, lambda _, words: words)
+    matching_lines = log_text.find_lines(Slow(b"\n".join(lines)), {b"error"}, lambda _, words: words)
     assert [line.number for line in matching_lines] == [at for at, line in enumerate(lines, 1) if b"error" in line]
 
 

@@ -81,4 +81,4 @@ def test_a_node_whose_gpus_cannot_be_read_is_not_healthy(tmp_path: Path) -> None
         timeout=60,
     )
     assert done.returncode == 3
-    assert "note: nvidia-smi is not here: nobody has looked at the GPUs" in done.stdout
+    assert "note: nvidia-smi is not installed: the GPUs were not checked" in done.stdout

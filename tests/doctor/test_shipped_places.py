@@ -73,7 +73,7 @@ def test_of_several_streams_the_one_that_says_it_names_the_node() -> None:
 
 def test_an_entry_stands_on_the_line_on_which_its_text_is_written() -> None:
     document = json.dumps([{"message": DULL}, {"message": LOST}], indent=1)
-    lines = (shipped_documents.lines_of(document.encode()) or b"").split(b"\n")
+    lines = (shipped_documents.read_lines(document.encode()) or b"").split(b"\n")
     assert [at for at, line in enumerate(document.split("\n")) if LOST in line] == [lines.index(LOST.encode())]
 
 

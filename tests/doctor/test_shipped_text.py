@@ -119,9 +119,7 @@ def test_opened_lines_stay_one_to_one_whatever_the_blocks(lines: list[str], size
 
 def telling(stream: log_text.ByteStream, wrapping: log_text.Wrapping | None) -> list[tuple[int, str, str, str]]:
     words = {b"error", b"more"}
-    matching_lines = log_text.interesting_lines(
-        stream, words, lambda _, words_of_line: words_of_line, wrapping=wrapping
-    )
+    matching_lines = log_text.find_lines(stream, words, lambda _, words_of_line: words_of_line, wrapping=wrapping)
     return [(line.number, line.text, line.preceding, line.following) for line in matching_lines]
 
 
@@ -143,7 +141,7 @@ def test_lines_of_json_that_are_opened_only_where_needed_say_the_same(
     objects: list[dict[str, object]], is_escaped: bool
 ) -> None:
     raw = "\n".join(json.dumps(entry | {"log": "x"}, ensure_ascii=is_escaped) for entry in objects).encode()
-    opened = shipped_text.UnwrappedStream(io.BytesIO(raw), shipped_text.from_json)
+    opened = shipped_text.UnwrappedStream(io.BytesIO(raw), shipped_text.unwrap_json)
     assert telling(io.BytesIO(raw), shipped_text.JsonLines()) == telling(opened, None)
 
 
@@ -153,7 +151,7 @@ def test_lines_that_are_alike_outside_are_told_apart_where_they_differ_inside(
     pair: tuple[str, str], turned: bool
 ) -> None:
     raw = "\n".join(reversed(pair) if turned else pair).encode()
-    opened = shipped_text.UnwrappedStream(io.BytesIO(raw), shipped_text.from_json)
+    opened = shipped_text.UnwrappedStream(io.BytesIO(raw), shipped_text.unwrap_json)
     matching_lines = telling(io.BytesIO(raw), shipped_text.JsonLines())
     assert matching_lines == telling(opened, None)
     assert len(matching_lines) == 1

@@ -89,7 +89,7 @@ def ours() -> frozenset[str]:
     return frozenset(
         written
         | {name for name, _, _ in generate.declared_metrics()}
-        | {family.name for family in choice.own_families()}
+        | {family.name for family in choice.load_own_families()}
     )
 
 

@@ -129,7 +129,7 @@ class Agent:
         self._time = time
         self._metrics = metrics
         self._place = fleet.Place(settings.cluster, node=settings.node)
-        self._boot_id = host.boot_id(settings.roots.proc) or "unknown"
+        self._boot_id = host.read_boot_id(settings.roots.proc) or "unknown"
         self._spool = self._open_spool()
         self._node_reader = node_facts.NodeReader(settings.roots)
         self._chassis = chassis.Chassis(settings.chassis, settings.roots.root)
@@ -437,7 +437,7 @@ async def _run_until(stop: asyncio.Event, loops: list[Coroutine[Any, Any, None]]
         task.result()
 
 
-def load_families(counters: Path | None) -> choice.Choice:
+def load_families(counters: Path | None) -> choice.FamilyChoice:
     """The default families, or those of a counters file with a problem for each line that cannot be used."""
     if counters is None:
         return choice.choose_families()

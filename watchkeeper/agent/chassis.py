@@ -116,7 +116,7 @@ class RedfishReader:
         self._fetched = 0
 
     async def read_sensors(self) -> AsyncIterator[Sensor]:
-        for path in redfish.links(await self._fetch("/redfish/v1/Chassis")):
+        for path in redfish.member_links(await self._fetch("/redfish/v1/Chassis")):
             chassis = await self._fetch(path)
             async for sensor in self._read_thermal(chassis):
                 yield sensor
@@ -125,35 +125,35 @@ class RedfishReader:
 
     async def _read_thermal(self, chassis: redfish.Resource) -> AsyncIterator[Sensor]:
         """Read the newer resources if they exist: a BMC with both repeats the same sensors in the older one."""
-        if (path := redfish.link(chassis, "ThermalSubsystem")) is not None:
+        if (path := redfish.resource_link(chassis, "ThermalSubsystem")) is not None:
             subsystem = await self._fetch(path)
             async for fan in self._read_members(subsystem, "Fans"):
-                for sensor in redfish.fan(fan):
+                for sensor in redfish.read_fan(fan):
                     yield sensor
-            if (metrics := redfish.link(subsystem, "ThermalMetrics")) is not None:
-                for sensor in redfish.thermal_metrics(await self._fetch(metrics)):
+            if (metrics := redfish.resource_link(subsystem, "ThermalMetrics")) is not None:
+                for sensor in redfish.read_thermal_metrics(await self._fetch(metrics)):
                     yield sensor
-        elif (path := redfish.link(chassis, "Thermal")) is not None:
-            for sensor in redfish.thermal(await self._fetch(path)):
+        elif (path := redfish.resource_link(chassis, "Thermal")) is not None:
+            for sensor in redfish.read_thermal(await self._fetch(path)):
                 yield sensor
 
     async def _read_power(self, chassis: redfish.Resource) -> AsyncIterator[Sensor]:
-        if (path := redfish.link(chassis, "PowerSubsystem")) is not None:
+        if (path := redfish.resource_link(chassis, "PowerSubsystem")) is not None:
             async for supply in self._read_members(await self._fetch(path), "PowerSupplies"):
-                for sensor in redfish.supply(supply):
+                for sensor in redfish.read_supply(supply):
                     yield sensor
-                metrics = redfish.link(supply, "Metrics")
+                metrics = redfish.resource_link(supply, "Metrics")
                 if metrics is not None:
-                    name = redfish.name_of(supply) or metrics
-                    for sensor in redfish.supply_metrics(await self._fetch(metrics), name):
+                    name = redfish.sensor_name(supply) or metrics
+                    for sensor in redfish.read_supply_metrics(await self._fetch(metrics), name):
                         yield sensor
-        elif (path := redfish.link(chassis, "Power")) is not None:
-            for sensor in redfish.power(await self._fetch(path)):
+        elif (path := redfish.resource_link(chassis, "Power")) is not None:
+            for sensor in redfish.read_power(await self._fetch(path)):
                 yield sensor
 
     async def _read_members(self, resource: redfish.Resource, name: str) -> AsyncIterator[redfish.Resource]:
-        if (path := redfish.link(resource, name)) is not None:
-            for member in redfish.links(await self._fetch(path)):
+        if (path := redfish.resource_link(resource, name)) is not None:
+            for member in redfish.member_links(await self._fetch(path)):
                 yield await self._fetch(member)
 
     async def _fetch(self, path: str) -> redfish.Resource:

@@ -40,23 +40,23 @@ class NodeReader:
     def read(self) -> NodeFacts:
         proc, sysfs = self.roots.proc, self.roots.sysfs
         problems: list[str] = []
-        mounts = host.mounts(proc)
+        mounts = host.read_mounts(proc)
         remote_mounts = [mount for mount in mounts if mount.is_remote]
-        kernel = host.kernel_release(proc)
+        kernel = host.read_kernel_release(proc)
         return NodeFacts(
-            cpus=host.cpu_count(proc),
-            load=host.load_average(proc),
-            memory=host.memory(proc),
-            shared_memory=next((host.space(mount) for mount in mounts if mount.path == SHARED_MEMORY), None),
+            cpus=host.read_cpu_count(proc),
+            load=host.read_load_average(proc),
+            memory=host.read_memory(proc),
+            shared_memory=next((host.read_space(mount) for mount in mounts if mount.path == SHARED_MEMORY), None),
             disks=self._read_disks(mounts),
             remote_mounts=tuple(remote_mounts),
             stalled_mounts=self._find_stalled(remote_mounts, problems),
             nfs=tuple(nfs_stats.read(proc)),
             kernel=kernel,
-            boot=host.boot_id(proc),
-            uptime_seconds=host.uptime_seconds(proc),
-            driver=host.driver_version(proc, sysfs),
-            next_boot=kernel_modules.next_kernel(self.roots.root, kernel),
+            boot=host.read_boot_id(proc),
+            uptime_seconds=host.read_uptime_seconds(proc),
+            driver=host.read_driver_version(proc, sysfs),
+            next_boot=kernel_modules.find_next_kernel(self.roots.root, kernel),
             units=self._read_units(problems),
             sensors=tuple(hwmon.read(sysfs)),
             pci=tuple(pci_sysfs.read(sysfs)),
@@ -73,7 +73,7 @@ class NodeReader:
                 if shortest is None or len(mount.path) < len(shortest.path):
                     by_device[mount.device] = mount
         disk_mounts = sorted(by_device.values(), key=lambda mount: mount.path)
-        return tuple(space for mount in disk_mounts if (space := host.space(mount)) is not None)
+        return tuple(space for mount in disk_mounts if (space := host.read_space(mount)) is not None)
 
     def _find_stalled(self, mounts: Sequence[host.Mount], problems: list[str]) -> tuple[host.Mount, ...]:
         """Remote mounts that do not answer statfs in time."""
@@ -93,7 +93,7 @@ class NodeReader:
         return tuple(stalled)
 
     def _read_units(self, problems: list[str]) -> tuple[systemd_units.Unit, ...] | None:
-        answer = self.runner.run(systemd_units.arguments())
+        answer = self.runner.run(systemd_units.show_command())
         if answer.outcome is commands.CommandOutcome.ANSWERED:
             return tuple(systemd_units.read(answer.text))
         first_line = answer.text.strip().splitlines()[:1]

@@ -90,10 +90,10 @@ def scan(
     """Add the signs and kernel events of one input to the facts."""
     words = frozenset(table.by_word) | KERNEL_WORDS
     clock: line_prefix.LineClock | None = None
-    for line in log_text.interesting_lines(stream, words, match_shape, wrapping=wrapping):
-        if line.worth.is_kernel:
+    for line in log_text.find_lines(stream, words, match_shape, wrapping=wrapping):
+        if line.verdict.is_kernel:
             clock = _read_kernel_line(name, line, facts, clock=clock)
-        for sign, texts in line.worth.signs:
+        for sign, texts in line.verdict.signs:
             if facts.count(sign.id) < MAX_SIGHTINGS_PER_SIGN and (not texts or _has_one(line.text.lower(), texts)):
                 clock = _match(name, line, sign, facts=facts, clock=clock)
 

@@ -37,13 +37,13 @@ def unpack(stream: bundles.Stream, start: bytes, kind: str, *, whole: Set[str]) 
     if kind in whole:
         return Unpacked(kind, source)
     unwrapper = shipped_text.find_unwrapper(start)
-    if unwrapper is shipped_text.from_json:
+    if unwrapper is shipped_text.unwrap_json:
         return Unpacked("text", source, shipped_text.JsonLines(), shipped_text.UnwrappedStream(source, unwrapper).feed)
     if unwrapper is not None:
         return Unpacked("text", shipped_text.UnwrappedStream(source, unwrapper))
-    if utf16 is None and shipped_documents.looks_like(start):
+    if utf16 is None and shipped_documents.is_document(start):
         raw = stream.peek(shipped_documents.MAX_BYTES + 1)
-        lines = shipped_documents.lines_of(raw) if len(raw) <= shipped_documents.MAX_BYTES else None
+        lines = shipped_documents.read_lines(raw) if len(raw) <= shipped_documents.MAX_BYTES else None
         if lines is not None:
             return Unpacked("text", io.BytesIO(lines))
     return Unpacked(kind, source)

@@ -132,7 +132,7 @@ def _counters(path: Path, text: str) -> list[MigrationVerdict]:
 
 
 def _counter(path: Path, counter: counters_csv.CounterField) -> MigrationVerdict:
-    match = choice.dcgm_families().get(counter.name)
+    match = choice.load_dcgm_families().get(counter.name)
     if match is None:
         why = "NVML does not provide it; keep dcgm-exporter for this field"
         return MigrationVerdict(str(path), f"line {counter.line}", counter.name, Compatibility.CANNOT, (why,))

@@ -28,7 +28,7 @@ class _Span(NamedTuple):
 
 
 def read(message: bytes, start: int, end: int) -> tuple[int, Histogram]:
-    """The time and the histogram between two bytes; Broken if the bytes are not a histogram."""
+    """The time and the histogram between two bytes; InvalidHistogram if the bytes are not a histogram."""
     return histogram_message.read(message, start, end, numbering=histogram_message.REMOTE_WRITE)
 
 

@@ -86,7 +86,7 @@ def install_dcgmi(root: Path, dmon: str) -> dict[str, str]:
 
 def profile_of(environment: dict[str, str]) -> tuple[DcgmProfile, GpuSample]:
     """A profile that has found a GPU without GPM."""
-    families = [choice.dcgm_families()[name][0] for name in NAMES]
+    families = [choice.load_dcgm_families()[name][0] for name in NAMES]
     profile = DcgmProfile(families, 1.0, environment)
     gpu = GpuSample(0, {"uuid": UUID(0)}, {Cadence.FAST: 1.0}, {})
     for _ in range(MIN_ROUNDS_WITHOUT):

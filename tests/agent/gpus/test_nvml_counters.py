@@ -45,7 +45,7 @@ def test_a_field_that_nvml_does_not_have_is_reported_and_dropped() -> None:
         "DCGM_FI_DEV_GPU_TEMP",
         "DCGM_FI_DRIVER_VERSION",
     )
-    assert chosen.problems == ("line 9: NVML cannot give DCGM_FI_DEV_DIAG_EUD_RESULT; it is left out",)
+    assert chosen.problems == ("line 9: NVML does not provide DCGM_FI_DEV_DIAG_EUD_RESULT; the field was dropped",)
 
 
 def test_type_and_help_come_from_the_counters_file() -> None:

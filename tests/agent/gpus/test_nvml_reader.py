@@ -211,7 +211,7 @@ def test_requested_labels_come_with_the_identity(machine: MakeFake) -> None:
 
 def test_every_row_of_the_tables_leads_to_a_call() -> None:
     asked_otherwise = {"field", "gpm", "text", "event"}
-    every = [*(family for family, _ in choice.dcgm_families().values()), *choice.own_families()]
+    every = [*(family for family, _ in choice.load_dcgm_families().values()), *choice.load_own_families()]
     assert not [family.name for family in every if family.call not in CALLS and family.call not in asked_otherwise]
     used = {family.call for family in every}
     assert not set(CALLS) - used

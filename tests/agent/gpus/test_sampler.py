@@ -84,7 +84,7 @@ def test_a_gpu_that_cannot_be_opened_is_a_fault_and_the_other_is_read(machine: M
         until(lambda: set(shown(sampler)) == {UUID(1)} and sampler.faults())
         (fault,) = sampler.faults()
         assert (fault.cause, fault.place.gpu) == ("unknown", None)
-        assert fault.evidence == "GPU 0 cannot be opened: nvmlDeviceGetHandleByIndex_v2 says UNKNOWN"
+        assert fault.evidence == "GPU 0 cannot be opened: nvmlDeviceGetHandleByIndex_v2 failed: UNKNOWN"
         fake.tell(0, HandleByIndex=None)
         until(lambda: len(shown(sampler)) == 2 and not sampler.faults())
 

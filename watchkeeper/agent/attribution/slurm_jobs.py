@@ -65,15 +65,15 @@ class StepDaemons:
             # Pids are reused.
             self._other_pids, self._rescan_at = set(), now + RESCAN_SECONDS
         pids_by_job: dict[str, list[int]] = {}
-        pids = proc_programs.pids(proc)
+        pids = proc_programs.list_pids(proc)
         self._other_pids.intersection_update(pids)
         for pid in pids:
             if pid in self._other_pids:
                 continue
-            name = proc_programs.name(proc, pid)
+            name = proc_programs.read_name(proc, pid)
             self._has_seen_slurm |= name.startswith((SLURMD, STEPD))
-            if job := proc_programs.step_job(proc, pid) if name.startswith(STEPD) else "":
-                pids_by_job.setdefault(job, []).extend(proc_programs.children(proc, pid))
+            if job := proc_programs.find_step_job(proc, pid) if name.startswith(STEPD) else "":
+                pids_by_job.setdefault(job, []).extend(proc_programs.list_children(proc, pid))
             elif not name.startswith((SLURMD, STEPD)):
                 # slurmd becomes a step daemon shortly after it has forked; other processes never do.
                 self._other_pids.add(pid)

@@ -57,7 +57,7 @@ class SamplerSettings:
     place: fleet.Place
     hostname: str
     limits: ReaderLimits = field(default_factory=ReaderLimits)
-    choice: choice.Choice = field(default_factory=choice.choose_families)
+    choice: choice.FamilyChoice = field(default_factory=choice.choose_families)
     events: bool = True
     environment: Mapping[str, str] | None = None
     # Adds profiling metrics of another source to GPUs for which NVML has none.

@@ -34,7 +34,7 @@ MAX_LOG_BYTES = 64 * 1024 * 1024
 class ReadingOptions:
     """What to read and how often; `environment` is for the reader process."""
 
-    choice: choice.Choice
+    choice: choice.FamilyChoice
     interval_seconds: float = 1.0
     environment: Mapping[str, str] | None = None
 

@@ -51,13 +51,13 @@ class GpuProcess:
 
 async def read_gpus(context: OrderContext) -> tuple[GpuSample, ...]:
     """Every GPU that NVML can read now; empty if NVML cannot be opened."""
-    families_by_name = choice.dcgm_families()
+    families_by_name = choice.load_dcgm_families()
     # All in the first round: this reader process reads only once.
     power_families = tuple(
         families_by_name[name][0]._replace(cadence=families.Cadence.FAST)
         for name in (POWER_LIMIT, MIN_POWER_LIMIT, MAX_POWER_LIMIT, DEFAULT_POWER_LIMIT)
     )
-    options = scan_readings.ReadingOptions(choice.Choice(power_families), environment=context.environment)
+    options = scan_readings.ReadingOptions(choice.FamilyChoice(power_families), environment=context.environment)
 
     def read() -> tuple[GpuSample, ...]:
         with scan_readings.running_sampler(options, clock.ScaledClock()) as sampler:
@@ -95,10 +95,10 @@ async def find_holders(
 
 
 def _describe_processes(roots: node_facts.Roots, context_pids: set[int], files: set[str]) -> list[GpuProcess]:
-    if not (proc_pids := proc_programs.pids(roots.proc)):
+    if not (proc_pids := proc_programs.list_pids(roots.proc)):
         raise CollectError("cannot be read, so it is unknown which processes have a GPU open", where=str(roots.proc))
     opened = {pid for pid in proc_pids if pid != os.getpid() and files.intersection(_list_open_files(roots, pid))}
-    daemons = {pid for pid in opened if proc_programs.name(roots.proc, pid) == PERSISTENCE_DAEMON[:15]}
+    daemons = {pid for pid in opened if proc_programs.read_name(roots.proc, pid) == PERSISTENCE_DAEMON[:15]}
     users = proc_programs.read_users(roots.root / "etc/passwd")
     finder = ProgramWorkloads(roots.proc, roots.root)
     pids = sorted(context_pids | opened - daemons)

@@ -129,7 +129,7 @@ class OrderWorker:
         self.node = node
         self.ledger = ledger
         self._context = context
-        self._boot = host.boot_id(context.roots.proc) or ""
+        self._boot = host.read_boot_id(context.roots.proc) or ""
         self._time = time
         self._counter = counter
 

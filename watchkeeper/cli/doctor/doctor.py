@@ -67,7 +67,7 @@ def command(files: Sequence[str], as_json: bool) -> None:
     streams = node_streams if examines_node else _open_streams(files, paths)
     with _progress(paths) as bar:
         answer = examine.examine(streams, bar.update if bar is not None else lambda _: None)
-    if examines_node and (missing_commands := local_commands.missing_commands()):
+    if examines_node and (missing_commands := local_commands.find_missing_commands()):
         answer = replace(answer, notes=(*answer.notes, *missing_commands), is_partial=True)
     if as_json:
         options.print_json(report.as_plain(answer))

@@ -54,9 +54,9 @@ def command(
     logs.configure(level="critical")
     fields = [find_field(text.strip()) for text in field_names.split(",") if text.strip()]
     # The temperature shows whether a GPU answers, whichever fields are selected.
-    temperature = choice.dcgm_families()["DCGM_FI_DEV_GPU_TEMP"][0]
+    temperature = choice.load_dcgm_families()["DCGM_FI_DEV_GPU_TEMP"][0]
     read_families = tuple({family.name: family for family in (*fields, temperature)}.values())
-    reading = scan_readings.ReadingOptions(choice.Choice(read_families), interval_seconds=delay)
+    reading = scan_readings.ReadingOptions(choice.FamilyChoice(read_families), interval_seconds=delay)
     with scan_readings.running_sampler(reading, clock.ScaledClock()) as sampler:
         # On standard error, because standard output is for programs. A lost GPU has no line.
         for fault in sampler.faults():
@@ -86,14 +86,14 @@ def command(
 
 def field_ids() -> dict[int, str]:
     rows = pack.load("dcgm_fields.csv", lambda cells: (int(cells["field_id"]), cells["name"]))
-    return {number: name for number, name in rows if name in choice.dcgm_families()}
+    return {number: name for number, name in rows if name in choice.load_dcgm_families()}
 
 
 def find_field(text: str) -> families.NvmlFamily:
     """Find a field by DCGM id or name, old or new, or by Watchkeeper's name."""
     name = field_ids().get(int(text), text) if text.isascii() and text.isdigit() else text
-    fields_by_name = {family.name: family for family in choice.own_families()} | {
-        key: row for key, (row, _) in choice.dcgm_families().items()
+    fields_by_name = {family.name: family for family in choice.load_own_families()} | {
+        key: row for key, (row, _) in choice.load_dcgm_families().items()
     }
     family = fields_by_name.get(name)
     if family is None or family.prom_type == "label" or family.cadence is families.Cadence.EVENT:

@@ -132,7 +132,7 @@ def build_rows(gpus: tuple[GpuSample, ...], devices: list[pci_sysfs.PciDevice]) 
 
 def distances(devices: list[pci_sysfs.PciDevice]) -> dict[str, dict[str, str]]:
     return {
-        device.pci: {other.pci: pci_sysfs.distance(device, other) for other in devices if other is not device}
+        device.pci: {other.pci: pci_sysfs.topology_distance(device, other) for other in devices if other is not device}
         for device in devices
     }
 

@@ -32,7 +32,7 @@ PERIOD_SECONDS = 1.0
 def choose_families() -> tuple[NvmlFamily, ...]:
     defaults = [family for family in choice.choose_families().families if family.call not in SKIPPED_CALLS]
     names = {family.name for family in defaults}
-    return (*defaults, *(choice.dcgm_families()[name][0] for name in EXTRA_FAMILIES if name not in names))
+    return (*defaults, *(choice.load_dcgm_families()[name][0] for name in EXTRA_FAMILIES if name not in names))
 
 
 def main() -> None:

@@ -122,12 +122,12 @@ class GpuReader:
             return
         call = calls.CALLS[nvml_read.call]
         try:
-            if call.by_part is not None:
+            if call.read_part is not None:
                 assert nvml_read.argument is not None
-                result: calls.Answer = call.by_part(self._nvml, self._handle, nvml_read.argument)
+                result: calls.Answer = call.read_part(self._nvml, self._handle, nvml_read.argument)
             else:
-                assert call.ask is not None
-                result = call.ask(self._nvml, self._handle)
+                assert call.read is not None
+                result = call.read(self._nvml, self._handle)
         except (calls.Unsupported, AttributeError):
             self._unsupported.add(nvml_read)
             return

@@ -1,4 +1,4 @@
-"""Log lines: kernel log, journald, syslog, and what log shippers put around them.
+"""Parsers for log lines: kernel log, journald, syslog, and the formats of log shippers.
 
-Comes in: text. Goes out: records with time, node and message. Never here: what a message means.
+In: text. Out: records with time, node and message. Never here: the cause of a message.
 """

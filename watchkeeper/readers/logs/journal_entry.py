@@ -1,7 +1,7 @@
-"""One entry of systemd's journal, as `journalctl -o json` writes it: a JSON object on one line.
+"""Read one entry of systemd's journal from `journalctl -o json`: a JSON object on one line.
 
-`agent.kernel.journal_follow` reads them. journald takes kernel lines from /dev/kmsg and keeps the time since boot that
-stands there (`_SOURCE_MONOTONIC_TIMESTAMP`), but not the record's sequence number.
+`agent.kernel.journal_follow` uses it. journald reads kernel lines from /dev/kmsg and keeps their time since boot
+(`_SOURCE_MONOTONIC_TIMESTAMP`), but not their sequence number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """A kernel line in the journal. `facility` is None where the entry does not say who wrote it."""
+    """A kernel line in the journal. `facility` is None if the entry does not name its writer."""
 
     cursor: str
     text: str
@@ -24,19 +24,19 @@ class JournalEntry:
 
 
 def read_entry(line: bytes) -> JournalEntry | None:
-    """The entry on a line, or None if this is not one of a kernel line."""
+    """Parse a line; None if it is not a journal entry."""
     try:
-        plain = json.loads(line)
-        text = _text(plain["MESSAGE"])
-        since_boot = plain.get("_SOURCE_MONOTONIC_TIMESTAMP") or plain["__MONOTONIC_TIMESTAMP"]
-        level = int(plain.get("PRIORITY", 6))
-        return JournalEntry(str(plain["__CURSOR"]), text, _facility(plain), level & 7, int(since_boot))
+        entry = json.loads(line)
+        text = _text(entry["MESSAGE"])
+        since_boot_us = entry.get("_SOURCE_MONOTONIC_TIMESTAMP") or entry["__MONOTONIC_TIMESTAMP"]
+        level = int(entry.get("PRIORITY", 6))
+        return JournalEntry(str(entry["__CURSOR"]), text, _facility(entry), level & 7, int(since_boot_us))
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def _text(message: object) -> str:
-    """journalctl writes a message with bytes that are no text as a list of numbers."""
+    """The message; journalctl writes one that is not valid text as a list of byte values."""
     if isinstance(message, list):
         return bytes(message).decode("utf-8", "replace")
     if not isinstance(message, str):
@@ -44,8 +44,8 @@ def _text(message: object) -> str:
     return message
 
 
-def _facility(plain: Mapping[str, Any]) -> int | None:
-    """0 is the kernel; what a program wrote into /dev/kmsg carries the program's own facility."""
-    if "SYSLOG_FACILITY" in plain:
-        return int(plain["SYSLOG_FACILITY"])
-    return 0 if plain.get("SYSLOG_IDENTIFIER") == "kernel" else None
+def _facility(entry: Mapping[str, Any]) -> int | None:
+    """The facility: 0 is the kernel, other numbers are programs that write to /dev/kmsg."""
+    if "SYSLOG_FACILITY" in entry:
+        return int(entry["SYSLOG_FACILITY"])
+    return 0 if entry.get("SYSLOG_IDENTIFIER") == "kernel" else None

@@ -1,9 +1,8 @@
-"""One line of a kernel log into a typed fact, whatever wrote the line down.
+"""Recognise kernel messages about GPUs and their node in a line of any kernel log.
 
-A kernel message is the same text everywhere; dmesg, journald, syslog and /dev/kmsg only put different
-prefixes in front of it. `read_line` therefore looks for the message anywhere in the line (logs that
-people hand in), while `read_record` takes a /dev/kmsg record, whose facility says who wrote it: a line
-that user space wrote is not the kernel's word. The followers in `collect` make events of the facts.
+The text of a kernel message is the same everywhere; dmesg, journald, syslog and /dev/kmsg add different prefixes.
+`read_line` searches the whole line, for logs that users provide. `read_message` reads a /dev/kmsg record, and ignores
+records that user space wrote. The followers in `agent.kernel` turn the facts into events.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from watchkeeper.model import events, fleet
 
 @dataclass(frozen=True, slots=True)
 class KernelFact:
-    """What one kernel line says happened; what it does not say is None. `text` is the kernel's own message."""
+    """A fault or other event in a kernel message; missing values are None. `text` is the message."""
 
     kind: events.EventKind
     text: str
@@ -31,7 +30,7 @@ class KernelFact:
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """The driver naming the GPU at a PCI address, as it does before an Xid."""
+    """The UUID of the GPU at a PCI address, which the driver logs before an Xid."""
 
     pci: str
     uuid: str
@@ -39,7 +38,7 @@ class GpuIdentity:
 
 @dataclass(frozen=True, slots=True)
 class KmsgRecord:
-    """One record of /dev/kmsg; `facility` 0 is the kernel, anything else a program that wrote into the log."""
+    """One record of /dev/kmsg; `facility` 0 is the kernel, any other is a program that wrote into the log."""
 
     facility: int
     level: int
@@ -59,7 +58,7 @@ ADDRESS = rf"(?P<pci>{BARE_ADDRESS})"
 # NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=208042, Contained: CE User Channel (0x9). RST: No, D-RST: No
 # NVRM: Xid (0000:03:00): 14, Channel 00000001
-# NVRM: Xid (PCI:...): 145, RLW_RXPIPE Nonfatal …       (people hide addresses in what they hand in)
+# NVRM: Xid (PCI:...): 145, RLW_RXPIPE Nonfatal …       (users redact addresses)
 XID = re.compile(
     rf"NVRM: Xid \((?:PCI:)?(?:{ADDRESS}|[^()\n]{{1,24}}?)"
     r"(?: GPU-I:(?P<gpu_instance>\d+))?(?: GPU-CI:(?P<compute_instance>\d+))?\): (?P<code>\d{1,6})\b"
@@ -80,8 +79,8 @@ SXID = re.compile(
 )
 
 # NVRM: GPU 0000:09:00.0: GPU has fallen off the bus.
-# NVRM: fallen off the bus and is not responding to commands.     (older drivers; the address stands two lines above)
-OFF_THE_BUS = re.compile(rf"NVRM: (?:GPU (?:at )?(?:PCI:)?{ADDRESS}:? (?:GPU )?has )?fallen off the bus")
+# NVRM: fallen off the bus and is not responding to commands.     (older drivers; the address is two lines above)
+GPU_LOST = re.compile(rf"NVRM: (?:GPU (?:at )?(?:PCI:)?{ADDRESS}:? (?:GPU )?has )?fallen off the bus")
 
 # NVRM: GPU0 _kgspRpcRecvPoll: GSP RM heartbeat timed out
 # NVRM: _issueRpcAndWait: rpcRecvPoll timedout for fn 76!
@@ -95,7 +94,7 @@ GSP = re.compile(
 
 # NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!
 # NVRM: GPU2 knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!
-# nvidia-nvlink: Failed to train link 3    (what the module says when it loads holds neither word)
+# nvidia-nvlink: Failed to train link 3    (the module's messages at load time contain none of these words)
 NVLINK = re.compile(
     r"(?:NVRM: (?:GPU(?P<driver_gpu>\d+) )?knvlink\w+: "
     r"[^\n]*(?:postRxDetLinkMask failed|Rx Detect Link mask|rain[^\n]*fail)"
@@ -103,14 +102,14 @@ NVLINK = re.compile(
 )
 
 # NVRM: GPU 0000:17:00.0: RmInitAdapter failed! (0x62:0x65:1860)
-NOT_INITIALISED = re.compile(rf"NVRM: (?:GPU {ADDRESS}: )?RmInitAdapter failed!")
+INIT_FAILED = re.compile(rf"NVRM: (?:GPU {ADDRESS}: )?RmInitAdapter failed!")
 # NVRM: No NVIDIA devices probed.     (nouveau or vfio-pci holds them all)
 # NVRM: None of the NVIDIA devices were initialized.
-NOT_PROBED = re.compile(
+NO_DEVICES = re.compile(
     r"NVRM: (?:No NVIDIA (?:graphics adapter|devices) probed|None of the NVIDIA [\w ]+ were initialized)"
 )
 # NVRM: API mismatch: the client has the version 535.104.05, but
-MISMATCH = re.compile(r"NVRM: API mismatch: ")
+API_MISMATCH = re.compile(r"NVRM: API mismatch: ")
 
 # pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)
 # pcieport 0000:00:01.1: AER: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)
@@ -121,7 +120,7 @@ PCIE = re.compile(
 # pcieport 0000:16:02.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0 (no details found)
 # pcieport 0000:16:02.0: DPC: containment event, status:0x1f01 source:0x0000
 # pcieport 0000:00:01.0: pciehp: Slot(1): Link Down
-PCIE_LOST = re.compile(
+PCIE_DEVICE_LOST = re.compile(
     rf"(?P<driver>[\w-]+) {ADDRESS}: (?:AER: (?:Multiple )?"
     r"(?P<severity>Uncorrect\w+ \([A-Za-z-]+\)) error[^\n]*no details found"
     r"|(?P<contained>DPC: containment event)|pciehp: Slot\([^)]*\): (?P<slot>Link Down|Card not present))"
@@ -143,7 +142,7 @@ UNCORRECTED_BIT = 1 << 61
 EDAC = re.compile(r"EDAC MC(?P<controller>\d+): (?P<count>\d+) (?P<letter>[CU])E (?:[^\n]*? on (?P<dimm>[^ (]+))?")
 # Memory failure: 0x3f2a1c: Killing python:4711 due to hardware memory corruption
 # mce: Uncorrected hardware memory error in user-access at 3f2a1c080
-BAD_MEMORY = re.compile(
+MEMORY_FAILURE = re.compile(
     r"Memory failure: 0x[0-9a-f]+: Killing (?P<name>[^\n]*):(?P<pid>\d{1,10}) due to hardware memory corruption"
     r"|mce: Uncorrected hardware memory error"
 )
@@ -166,7 +165,7 @@ LINK_DOWN = re.compile(rf"mlx5_core {ADDRESS} (?P<interface>\S+): Link down")
 # AMD-Vi: Event logged [IO_PAGE_FAULT device=07:00.0 domain=0x0003 address=0x80000040 flags=0x0020]
 # DMAR: [DMA Write NO_PASID] Request device [3b:00.0] fault addr 0xffc00000 [fault reason 0x05] PTE Write access is …
 # arm-smmu-v3 arm-smmu-v3.5.auto: event: F_TRANSLATION client: 0008:01:00.0 sid: 0x10000 ssid: 0x0 iova: 0xffc00000
-# (00:02.0 is Intel's own graphics, which does this on many machines and harms nobody)
+# (00:02.0 is Intel's integrated graphics, where the fault is frequent and harmless)
 IOMMU = re.compile(
     rf"(?:(?P<driver>[\w-]+) {ADDRESS}: )?AMD-Vi: Event logged \[IO_PAGE_FAULT(?: device=(?P<amd>{BARE_ADDRESS}))?"
     r"|DMAR: \[DMA (?:Read|Write)(?: NO_PASID)?\] Request [Dd]evice "
@@ -176,7 +175,7 @@ IOMMU = re.compile(
 # nfs: server 10.0.0.9 not responding, still trying
 # LustreError: 167-0: work-MDT0000-mdc-ffff8820: This client was evicted by work-MDT0000; in progress operations …
 # ceph: [5d1c 4711]: mds0 hung
-# (Lustre's "Connection to … was lost" is not here: most such breaks mend themselves within seconds)
+# (Lustre's "Connection to … was lost" is not matched: most such connections recover within seconds)
 STORAGE = re.compile(
     r"(?:nfs|lockd): server (?P<server>\S+) not responding(?P<gives_up>, timed out)?"
     r"|LustreError: [^\n]{0,80}: This client was evicted by (?P<target>[^\s;]+)"
@@ -185,7 +184,7 @@ STORAGE = re.compile(
 # nfs: server 10.0.0.9 OK
 # Lustre: work-MDT0000-mdc-ffff8820: Connection restored to work-MDT0000 (at 10.0.0.8@o2ib)
 # ceph: [5d1c 4711]: mds0 came back
-STORAGE_BACK = re.compile(
+STORAGE_RECOVERED = re.compile(
     r"(?:nfs|lockd): server (?P<server>\S+) OK\b"
     r"|Lustre: [^\n]{0,80}: Connection restored to (?:service )?(?P<target>[^\s;]+)"
     r"|ceph: [^\n]{0,60}?(?P<mds>mds\d+) (?:came back|recovery completed)\b"
@@ -211,206 +210,216 @@ IDENTITY = re.compile(rf"NVRM: GPU at (?:PCI:)?{ADDRESS}: (?P<uuid>GPU-[0-9a-fA-
 RECORD = re.compile(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;([^\n]*)")
 
 
-def _xid(match: re.Match[str]) -> KernelFact:
-    found = match.groupdict()
-    pid, name, rest = found["pid"], found["name"], found["rest"]
-    known = {key: found[key] for key in ("gpu_instance", "compute_instance") if found[key] is not None}
+def _build_xid(match: re.Match[str]) -> KernelFact:
+    groups = match.groupdict()
+    pid, name, rest = groups["pid"], groups["name"], groups["rest"]
+    fields = {key: groups[key] for key in ("gpu_instance", "compute_instance") if groups[key] is not None}
     if (recovery := RECOVERY.search(rest)) is not None:
-        known["recovery_action"] = recovery.group(1)
-    if (caused := CAUSED_BY.search(rest)) is not None:
-        known["caused_by_xid"] = caused.group(1)
+        fields["recovery_action"] = recovery.group(1)
+    if (previous_xid := CAUSED_BY.search(rest)) is not None:
+        fields["caused_by_xid"] = previous_xid.group(1)
     return KernelFact(
         events.EventKind.XID,
         match.group().rstrip(),
-        code=int(found["code"]),
-        pci=None if found["pci"] is None else fleet.normalise_pci(found["pci"]),
+        code=int(groups["code"]),
+        pci=None if groups["pci"] is None else fleet.normalise_pci(groups["pci"]),
         pid=int(pid) if pid is not None and pid.isdigit() else None,
         process=name if name not in (None, "", "<unknown>") else None,
-        fields=known,
+        fields=fields,
     )
 
 
-def _sxid(match: re.Match[str]) -> KernelFact:
+def _build_sxid(match: re.Match[str]) -> KernelFact:
     return KernelFact(
         events.EventKind.SXID,
-        _to_end(match),
+        _message_text(match),
         code=int(match["code"]),
         pci=fleet.normalise_pci(match["pci"]),
-        fields=_named(match, "switch", "severity", "link"),
+        fields=_present_groups(match, "switch", "severity", "link"),
     )
 
 
-def _off_the_bus(match: re.Match[str]) -> KernelFact:
+def _build_gpu_lost(match: re.Match[str]) -> KernelFact:
     pci = match["pci"]
     return KernelFact(events.EventKind.GPU_LOST, match.group(), pci=None if pci is None else fleet.normalise_pci(pci))
 
 
-def _pcie(match: re.Match[str]) -> KernelFact:
-    text = _to_end(match)
-    named = _named(match, "driver", "severity", "layer")
-    return KernelFact(events.EventKind.PCIE_ERROR, text, pci=fleet.normalise_pci(match["pci"]), fields=named)
+def _build_pcie_error(match: re.Match[str]) -> KernelFact:
+    text = _message_text(match)
+    fields = _present_groups(match, "driver", "severity", "layer")
+    return KernelFact(events.EventKind.PCIE_ERROR, text, pci=fleet.normalise_pci(match["pci"]), fields=fields)
 
 
-def _pcie_lost(match: re.Match[str]) -> KernelFact:
-    """A device that the bus has cut off, with the bus' own word where it gives no severity."""
-    named = _named(match, "driver", "severity")
-    named.setdefault("severity", f"Uncorrected ({match['slot'] or 'contained'})")
-    return KernelFact(events.EventKind.PCIE_ERROR, _to_end(match), pci=fleet.normalise_pci(match["pci"]), fields=named)
+def _build_pcie_device_lost(match: re.Match[str]) -> KernelFact:
+    """A device that the bus disconnected; without a severity in the message it is `Uncorrected`."""
+    fields = _present_groups(match, "driver", "severity")
+    fields.setdefault("severity", f"Uncorrected ({match['slot'] or 'contained'})")
+    return KernelFact(
+        events.EventKind.PCIE_ERROR, _message_text(match), pci=fleet.normalise_pci(match["pci"]), fields=fields
+    )
 
 
-def _firmware(match: re.Match[str]) -> KernelFact:
-    return KernelFact(events.EventKind.GSP_ERROR, _to_end(match), fields=_named(match, "driver_gpu"))
+def _build_gsp_error(match: re.Match[str]) -> KernelFact:
+    return KernelFact(events.EventKind.GSP_ERROR, _message_text(match), fields=_present_groups(match, "driver_gpu"))
 
 
-def _nvlink(match: re.Match[str]) -> KernelFact:
-    return KernelFact(events.EventKind.NVLINK_ERROR, _to_end(match), fields=_named(match, "driver_gpu"))
+def _build_nvlink_error(match: re.Match[str]) -> KernelFact:
+    return KernelFact(events.EventKind.NVLINK_ERROR, _message_text(match), fields=_present_groups(match, "driver_gpu"))
 
 
-def _not_initialised(match: re.Match[str]) -> KernelFact:
+def _build_init_failure(match: re.Match[str]) -> KernelFact:
     pci = None if match["pci"] is None else fleet.normalise_pci(match["pci"])
-    return _driver_fault(match, cause="gpu_missing", code=6, pci=pci)
+    return _build_driver_fault(match, cause="gpu_missing", code=6, pci=pci)
 
 
-def _not_probed(match: re.Match[str]) -> KernelFact:
-    return _driver_fault(match, cause="driver_not_loaded", code=9)
+def _build_no_devices(match: re.Match[str]) -> KernelFact:
+    return _build_driver_fault(match, cause="driver_not_loaded", code=9)
 
 
-def _mismatch(match: re.Match[str]) -> KernelFact:
-    return _driver_fault(match, cause="driver_library_mismatch", code=18)
+def _build_api_mismatch(match: re.Match[str]) -> KernelFact:
+    return _build_driver_fault(match, cause="driver_library_mismatch", code=18)
 
 
-def _driver_fault(match: re.Match[str], *, cause: str, code: int, pci: str | None = None) -> KernelFact:
-    """`code` is what NVML answers for the same fault, so that its report and the kernel's are one condition."""
-    return KernelFact(events.EventKind.DRIVER_FAULT, _to_end(match), code=code, pci=pci, fields={"cause": cause})
+def _build_driver_fault(match: re.Match[str], *, cause: str, code: int, pci: str | None = None) -> KernelFact:
+    """`code` is NVML's return code for the same fault, so that both reports become one condition."""
+    return KernelFact(events.EventKind.DRIVER_FAULT, _message_text(match), code=code, pci=pci, fields={"cause": cause})
 
 
-def _machine_check(match: re.Match[str]) -> KernelFact:
-    """`severity` is absent for the bare notice that something was logged: it stands for corrected errors as well."""
-    named = _named(match, "cpu", "bank", "status")
-    word = (match["amd"] or match["fatal"] or match["apei"] or "").lower()
+def _build_machine_check(match: re.Match[str]) -> KernelFact:
+    """`severity` is absent for `Machine check events logged`, which the kernel writes for corrected errors too."""
+    fields = _present_groups(match, "cpu", "bank", "status")
+    severity_word = (match["amd"] or match["fatal"] or match["apei"] or "").lower()
     if match["status"] is not None:
         with contextlib.suppress(ValueError):
-            named["severity"] = "uncorrected" if int(match["status"], 16) & UNCORRECTED_BIT else "corrected"
-    elif word:
-        named["severity"] = "corrected" if word in ("corrected", "deferred") else "uncorrected"
-    return KernelFact(events.EventKind.MACHINE_CHECK, _to_end(match), fields=named)
+            fields["severity"] = "uncorrected" if int(match["status"], 16) & UNCORRECTED_BIT else "corrected"
+    elif severity_word:
+        fields["severity"] = "corrected" if severity_word in ("corrected", "deferred") else "uncorrected"
+    return KernelFact(events.EventKind.MACHINE_CHECK, _message_text(match), fields=fields)
 
 
-def _edac(match: re.Match[str]) -> KernelFact:
+def _build_edac_error(match: re.Match[str]) -> KernelFact:
     severity = "uncorrected" if match["letter"] == "U" else "corrected"
-    named = {"severity": severity, "errors": match["count"]} | _named(match, "controller", "dimm")
-    return KernelFact(events.EventKind.MACHINE_CHECK, _to_end(match), fields=named)
+    fields = {"severity": severity, "errors": match["count"]} | _present_groups(match, "controller", "dimm")
+    return KernelFact(events.EventKind.MACHINE_CHECK, _message_text(match), fields=fields)
 
 
-def _bad_memory(match: re.Match[str]) -> KernelFact:
+def _build_memory_failure(match: re.Match[str]) -> KernelFact:
     return KernelFact(
         events.EventKind.MACHINE_CHECK,
-        _to_end(match),
+        _message_text(match),
         pid=None if match["pid"] is None else int(match["pid"]),
         process=match["name"],
         fields={"severity": "uncorrected"},
     )
 
 
-def _nic(match: re.Match[str]) -> KernelFact:
-    named = _named(match, "problem")
-    return KernelFact(events.EventKind.NIC_ERROR, _to_end(match), pci=fleet.normalise_pci(match["pci"]), fields=named)
-
-
-def _link_down(match: re.Match[str]) -> KernelFact:
-    named = _named(match, "interface")
-    return KernelFact(events.EventKind.LINK_DOWN, _to_end(match), pci=fleet.normalise_pci(match["pci"]), fields=named)
-
-
-def _iommu(match: re.Match[str]) -> KernelFact:
-    address = next((match[name] for name in ("pci", "amd", "intel", "arm") if match[name] is not None), None)
-    pci = None if address is None else fleet.normalise_pci(address)
-    return KernelFact(events.EventKind.IOMMU_FAULT, _to_end(match), pci=pci, fields=_named(match, "driver"))
-
-
-def _storage(match: re.Match[str]) -> KernelFact:
-    """Who waits is told of the return, by the next line; a request that was given up is not."""
-    tells_return = {} if match["gives_up"] else {events.REPORTS_RECOVERY: "1"}
-    return KernelFact(events.EventKind.STORAGE_LOST, _to_end(match), fields={**_server(match), **tells_return})
-
-
-def _storage_back(match: re.Match[str]) -> KernelFact:
-    return KernelFact(events.EventKind.STORAGE_BACK, _to_end(match), fields=_server(match))
-
-
-def _server(match: re.Match[str]) -> dict[str, str]:
-    named = match["server"] or match["target"] or match["mds"]
-    return {events.SERVER: named.removesuffix("_UUID")}
-
-
-def _oom(match: re.Match[str]) -> KernelFact:
-    scope = "node" if match["scope"] == "Out" else "cgroup"
+def _build_nic_error(match: re.Match[str]) -> KernelFact:
+    fields = _present_groups(match, "problem")
     return KernelFact(
-        events.EventKind.OOM_KILL,
-        _to_end(match),
-        pid=int(match["pid"]),
-        process=match["name"] or None,
-        fields={"scope": scope} | _named(match, "anon_rss_kib"),
+        events.EventKind.NIC_ERROR, _message_text(match), pci=fleet.normalise_pci(match["pci"]), fields=fields
     )
 
 
-def _boot(match: re.Match[str]) -> KernelFact:
-    text = _to_end(match)
+def _build_link_down(match: re.Match[str]) -> KernelFact:
+    fields = _present_groups(match, "interface")
+    return KernelFact(
+        events.EventKind.LINK_DOWN, _message_text(match), pci=fleet.normalise_pci(match["pci"]), fields=fields
+    )
+
+
+def _build_iommu_fault(match: re.Match[str]) -> KernelFact:
+    address = next((match[name] for name in ("pci", "amd", "intel", "arm") if match[name] is not None), None)
+    pci = None if address is None else fleet.normalise_pci(address)
+    return KernelFact(
+        events.EventKind.IOMMU_FAULT, _message_text(match), pci=pci, fields=_present_groups(match, "driver")
+    )
+
+
+def _build_storage_lost(match: re.Match[str]) -> KernelFact:
+    """The kernel logs the recovery of a server, except for requests that timed out."""
+    recovery_fields = {} if match["gives_up"] else {events.REPORTS_RECOVERY: "1"}
+    return KernelFact(
+        events.EventKind.STORAGE_LOST, _message_text(match), fields={**_server_fields(match), **recovery_fields}
+    )
+
+
+def _build_storage_recovered(match: re.Match[str]) -> KernelFact:
+    return KernelFact(events.EventKind.STORAGE_BACK, _message_text(match), fields=_server_fields(match))
+
+
+def _server_fields(match: re.Match[str]) -> dict[str, str]:
+    server_name = match["server"] or match["target"] or match["mds"]
+    return {events.SERVER: server_name.removesuffix("_UUID")}
+
+
+def _build_oom_kill(match: re.Match[str]) -> KernelFact:
+    scope = "node" if match["scope"] == "Out" else "cgroup"
+    return KernelFact(
+        events.EventKind.OOM_KILL,
+        _message_text(match),
+        pid=int(match["pid"]),
+        process=match["name"] or None,
+        fields={"scope": scope} | _present_groups(match, "anon_rss_kib"),
+    )
+
+
+def _build_boot(match: re.Match[str]) -> KernelFact:
+    text = _message_text(match)
     return KernelFact(events.EventKind.NODE_BOOT, text, fields={"kernel": match["release"]})
 
 
-def _identity(match: re.Match[str]) -> GpuIdentity:
+def _read_identity(match: re.Match[str]) -> GpuIdentity:
     return GpuIdentity(fleet.normalise_pci(match["pci"]), match["uuid"])
 
 
-def _to_end(match: re.Match[str]) -> str:
+def _message_text(match: re.Match[str]) -> str:
     return match.string[match.start() :].rstrip()
 
 
-def _named(match: re.Match[str], *names: str) -> dict[str, str]:
+def _present_groups(match: re.Match[str], *names: str) -> dict[str, str]:
     return {name: match[name].strip() for name in names if match[name] is not None}
 
 
-# The text on the left is looked for first: almost every line has none of them and never meets a pattern.
+# The text on the left is a fast pre-filter: almost every line contains none of them, and no pattern is run.
 PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], KernelFact | GpuIdentity]], ...] = (
-    ("NVRM: Xid", XID, _xid),
-    (": SXid", SXID, _sxid),
-    ("NVRM: GPU at", IDENTITY, _identity),
-    ("fallen off the bus", OFF_THE_BUS, _off_the_bus),
-    ("NVRM: ", GSP, _firmware),
-    ("nvlink", NVLINK, _nvlink),
-    ("RmInitAdapter", NOT_INITIALISED, _not_initialised),
-    ("NVRM: No", NOT_PROBED, _not_probed),
-    ("NVRM: API", MISMATCH, _mismatch),
-    ("PCIe Bus Error", PCIE, _pcie),
-    ("no details found", PCIE_LOST, _pcie_lost),
-    (": DPC: ", PCIE_LOST, _pcie_lost),
-    (": pciehp: ", PCIE_LOST, _pcie_lost),
-    ("[Hardware Error]: ", MACHINE_CHECK, _machine_check),
-    ("EDAC MC", EDAC, _edac),
-    ("hardware memory ", BAD_MEMORY, _bad_memory),
-    ("mlx5_core ", LINK_DOWN, _link_down),
-    ("mlx5_core ", NIC, _nic),
-    ("AMD-Vi: Event", IOMMU, _iommu),
-    ("DMAR: [DMA", IOMMU, _iommu),
-    ("arm-smmu-v3 ", IOMMU, _iommu),
-    ("nfs: server", STORAGE, _storage),
-    ("lockd: server", STORAGE, _storage),
-    ("was evicted by", STORAGE, _storage),
-    ("ceph: ", STORAGE, _storage),
-    ("nfs: server", STORAGE_BACK, _storage_back),
-    ("lockd: server", STORAGE_BACK, _storage_back),
-    ("Connection restored", STORAGE_BACK, _storage_back),
-    ("ceph: ", STORAGE_BACK, _storage_back),
-    ("ut of memory: K", OOM, _oom),
-    ("Linux version", BOOT, _boot),
+    ("NVRM: Xid", XID, _build_xid),
+    (": SXid", SXID, _build_sxid),
+    ("NVRM: GPU at", IDENTITY, _read_identity),
+    ("fallen off the bus", GPU_LOST, _build_gpu_lost),
+    ("NVRM: ", GSP, _build_gsp_error),
+    ("nvlink", NVLINK, _build_nvlink_error),
+    ("RmInitAdapter", INIT_FAILED, _build_init_failure),
+    ("NVRM: No", NO_DEVICES, _build_no_devices),
+    ("NVRM: API", API_MISMATCH, _build_api_mismatch),
+    ("PCIe Bus Error", PCIE, _build_pcie_error),
+    ("no details found", PCIE_DEVICE_LOST, _build_pcie_device_lost),
+    (": DPC: ", PCIE_DEVICE_LOST, _build_pcie_device_lost),
+    (": pciehp: ", PCIE_DEVICE_LOST, _build_pcie_device_lost),
+    ("[Hardware Error]: ", MACHINE_CHECK, _build_machine_check),
+    ("EDAC MC", EDAC, _build_edac_error),
+    ("hardware memory ", MEMORY_FAILURE, _build_memory_failure),
+    ("mlx5_core ", LINK_DOWN, _build_link_down),
+    ("mlx5_core ", NIC, _build_nic_error),
+    ("AMD-Vi: Event", IOMMU, _build_iommu_fault),
+    ("DMAR: [DMA", IOMMU, _build_iommu_fault),
+    ("arm-smmu-v3 ", IOMMU, _build_iommu_fault),
+    ("nfs: server", STORAGE, _build_storage_lost),
+    ("lockd: server", STORAGE, _build_storage_lost),
+    ("was evicted by", STORAGE, _build_storage_lost),
+    ("ceph: ", STORAGE, _build_storage_lost),
+    ("nfs: server", STORAGE_RECOVERED, _build_storage_recovered),
+    ("lockd: server", STORAGE_RECOVERED, _build_storage_recovered),
+    ("Connection restored", STORAGE_RECOVERED, _build_storage_recovered),
+    ("ceph: ", STORAGE_RECOVERED, _build_storage_recovered),
+    ("ut of memory: K", OOM, _build_oom_kill),
+    ("Linux version", BOOT, _build_boot),
 )
-# A block of a log in which none of these stands has nothing of interest: so a flood of chatter costs next to nothing.
+# A block of a log without any of these texts is skipped, so that a flood of other messages costs almost nothing.
 NEEDLES = tuple(dict.fromkeys(needle.encode() for needle, _, _ in PATTERNS))
 
 
 def read_line(line: str) -> KernelFact | GpuIdentity | None:
-    """What a log line of any shape says, or None if it says nothing of interest."""
+    """The fact in a log line with any prefix; None if no pattern matches."""
     for needle, pattern, build in PATTERNS:
         if needle in line and (match := pattern.search(line)) is not None:
             return build(match)
@@ -418,9 +427,9 @@ def read_line(line: str) -> KernelFact | GpuIdentity | None:
 
 
 def read_message(record: KmsgRecord) -> KernelFact | GpuIdentity | None:
-    """What a kernel record says; None for a record that user space wrote, however it looks.
+    """The fact in a kernel record; None if no pattern matches, or if user space wrote the record.
 
-    The message must start with its pattern: a program's name inside another message proves nothing.
+    The pattern must match at the start of the message: a program can put any text into its name.
     """
     if not record.is_from_kernel:
         return None
@@ -431,7 +440,7 @@ def read_message(record: KmsgRecord) -> KernelFact | GpuIdentity | None:
 
 
 def read_record(record: str) -> KmsgRecord | None:
-    """One record as /dev/kmsg gives it, or None if this is not one."""
+    """Parse a record of /dev/kmsg; None for any other text."""
     match = RECORD.match(record)
     if match is None:
         return None

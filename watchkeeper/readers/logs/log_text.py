@@ -1,9 +1,9 @@
-"""Bytes of any log into the few lines worth reading, in bounded memory.
+"""Find the relevant lines of a log of any size, in limited memory.
 
-Almost every line of a log says nothing, and says it again with other numbers. `interesting_lines` takes
-blocks of a megabyte, strips the digits, passes over every shape of line that it has seen to be dull, and looks
-the words of the others up in a set; a shape with a word is shown once to a judge, who may find it dull all the same.
-The doctor matches its signatures against the lines that remain.
+Most lines of a log are irrelevant and repeat with different numbers. `find_lines` reads blocks of a megabyte and
+removes the digits of each line; the rest is the shape of the line. Shapes that are known to be irrelevant are skipped.
+A new shape is checked once: its words are looked up in a set, and a shape with such a word is passed to a judge. The
+doctor matches its signatures against the lines that remain.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from itertools import compress
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 BLOCK_BYTES = 1 << 20
-# Messages are short; of a line of megabytes only the part around the anchor is kept.
+# Messages are short; of a line of megabytes only the parts around the words are kept.
 WINDOW_BYTES = 8192
 # A wrapped message, or the second line of a two-line error, is within this many lines.
 FOLLOWING_LINES = 3
 FOLLOWING_BYTES = 4096
-# A line without end is cut here, so that one line of gigabytes costs no more than this.
+# A longer line is split here, which limits the memory for one line of gigabytes.
 MAX_LINE_BYTES = 4 << 20
-# Shapes kept from block to block; forgetting them costs time, not lines.
-MAX_DULL_BYTES = 32 << 20
-MAX_TELLING_BYTES = 8 << 20
-# Parts of one line of megabytes that are looked at, for each anchor.
-MAX_WINDOWS_OF_A_LINE = 50
+# Limits of the caches of shapes; clearing a cache costs time, not lines.
+MAX_IGNORED_BYTES = 32 << 20
+MAX_MATCHED_BYTES = 8 << 20
+# Windows of one long line that are read for each word.
+MAX_WINDOWS_PER_LINE = 50
 DIGITS = b"0123456789"
 
-# ESC [ 31 m   and the titles that terminals set with ESC ] … BEL
+# ESC [ 31 m, and terminal titles: ESC ] … BEL
 ANSI = re.compile(rb"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
-# Everything but letters becomes a space, and letters become small: what is left splits into words.
+# Letters become lower case and everything else a space, so that the text splits into words.
 LETTERS = bytes(ord(chr(at).lower()) if chr(at).isalpha() and at < 128 else 32 for at in range(256))
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # | Error         | GPU 3 has uncorrectable memory errors and row  |
@@ -39,36 +39,36 @@ TABLE_BORDER = re.compile(r"\s*\|\s*")
 
 
 class ByteStream(Protocol):
-    """Anything that hands out bytes: a file, a member of an archive, standard input."""
+    """A source of bytes: a file, a member of an archive, standard input."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class Wrapping(Protocol):
-    """What a shipper put around each line; lines of one shape, as `shapes` has them, differ inside in digits alone."""
+    """The format in which a log shipper wraps lines; unwrapped lines of one shape differ only in digits."""
 
     def open(self, line: bytes, /) -> bytes: ...
 
     def shapes(self, lines: Sequence[bytes], /) -> list[bytes]: ...
 
 
-Worth = TypeVar("Worth")
-# What a shape of line, in which no digits are, is worth to whoever reads it; None if it is dull.
-Judge = Callable[[bytes, frozenset[bytes]], Worth | None]
+Verdict = TypeVar("Verdict")
+# Judges a shape, a line without its digits, with the words that it contains; None if it is irrelevant.
+Judge = Callable[[bytes, frozenset[bytes]], Verdict | None]
 
 
-class LogLine(NamedTuple, Generic[Worth]):
-    """A line with some of the words in it; it, the one before it and a few that follow become text when asked for.
+class LogLine(NamedTuple, Generic[Verdict]):
+    """A relevant line, with the line before it and some lines after it; each is decoded only when it is read.
 
-    A named tuple, because logs have millions of such lines and it is made three times as fast.
+    A named tuple, because logs have millions of such lines and it is created three times as fast.
     """
 
     number: int
     raw: bytes
-    worth: Worth
-    before: bytes
-    after: Sequence[bytes]
-    # Around `before` and `after`, which are rarely asked for, it is still there.
+    verdict: Verdict
+    preceding_raw: bytes
+    following_raw: Sequence[bytes]
+    # `preceding_raw` and `following_raw` are still wrapped, because they are rarely read.
     wrapping: Wrapping | None
 
     @property
@@ -77,121 +77,128 @@ class LogLine(NamedTuple, Generic[Worth]):
 
     @property
     def preceding(self) -> str:
-        before = self.before if self.wrapping is None else self.wrapping.open(self.before)
-        return clean(before[:WINDOW_BYTES])
+        preceding_raw = self.preceding_raw if self.wrapping is None else self.wrapping.open(self.preceding_raw)
+        return clean(preceding_raw[:WINDOW_BYTES])
 
     @property
     def following(self) -> str:
-        after = self.after if self.wrapping is None else map(self.wrapping.open, self.after)
-        return clean(b"\n".join(after)[:FOLLOWING_BYTES])
+        following_raw = self.following_raw if self.wrapping is None else map(self.wrapping.open, self.following_raw)
+        return clean(b"\n".join(following_raw)[:FOLLOWING_BYTES])
 
     @property
     def unwrapped(self) -> str:
-        """The line and those after it as one text, with the borders of a table taken away."""
+        """The line and the lines after it as one text, without table borders."""
         joined = f"{self.text}\n{self.following}"
         return re.sub(r"\s+", " ", TABLE_BORDER.sub(" ", joined) if "|" in joined else joined)
 
 
 def clean(raw: bytes) -> str:
-    """Text without colours and control characters; bytes of an unknown encoding become marks."""
+    """Decode text without colours and control characters; invalid UTF-8 becomes replacement characters."""
     text = (ANSI.sub(b"", raw) if b"\x1b" in raw else raw).decode("utf-8", errors="replace")
     return text if text.isprintable() else CONTROL.sub(" ", text.rstrip("\r\n"))
 
 
-def interesting_lines(
-    stream: ByteStream, words: Set[bytes], judge: Judge[Worth], *, wrapping: Wrapping | None = None
-) -> Iterator[LogLine[Worth]]:
-    """Every line that has one of the words and is worth something to the judge, in order.
+def find_lines(
+    stream: ByteStream, words: Set[bytes], judge: Judge[Verdict], *, wrapping: Wrapping | None = None
+) -> Iterator[LogLine[Verdict]]:
+    """Yield every line with one of the words that the judge finds relevant, in order.
 
-    Words are runs of small letters and found in any case. Wrapped lines are only opened where one of their shape is
-    new or tells something.
+    Words are lower-case letters and match in any case. A wrapped line is only unwrapped if its shape is new or
+    relevant.
     """
-    finder = _Finder(frozenset(words), judge, wrapping)
-    counted, carry, before, more = 1, b"", b"", True
-    while more:
+    finder = _ShapeFinder(frozenset(words), judge, wrapping)
+    line_number, carried, preceding_block_line, has_more = 1, b"", b"", True
+    while has_more:
         piece = stream.read(BLOCK_BYTES)
-        more = bool(piece)
-        block = carry + piece
+        has_more = bool(piece)
+        block = carried + piece
         text = ANSI.sub(b"", block) if b"\x1b" in block and wrapping is None else block
         lines = text.split(b"\n")
         shapes = text.translate(None, DIGITS).split(b"\n") if wrapping is None else wrapping.shapes(lines)
-        # The last lines wait for the next block, so that every line has those that follow it.
+        # The last lines are carried to the next block, so that every line has its following lines.
         is_endless = len(lines) <= FOLLOWING_LINES + 1 and len(block) >= MAX_LINE_BYTES
-        kept = min(len(lines), FOLLOWING_LINES + 1) if more and not is_endless else 0
-        ready = len(lines) - kept
-        carry = b"\n".join(lines[ready:])
-        for at, (found, worth) in finder.find(shapes[:ready], lines):
-            preceding, following = lines[at - 1] if at else before, lines[at + 1 : at + 1 + FOLLOWING_LINES]
-            line = lines[at] if wrapping is None else wrapping.open(lines[at])
-            for part in (line,) if len(line) <= WINDOW_BYTES else _parts(line, found):
-                yield LogLine(counted + at, part, worth, preceding, following, wrapping)
-        before = lines[ready - 1] if ready else before
-        counted += ready - (1 if is_endless and more else 0)
+        kept_count = min(len(lines), FOLLOWING_LINES + 1) if has_more and not is_endless else 0
+        ready_count = len(lines) - kept_count
+        carried = b"\n".join(lines[ready_count:])
+        for index, (found_words, verdict) in finder.find(shapes[:ready_count], lines):
+            preceding, following = (
+                lines[index - 1] if index else preceding_block_line,
+                lines[index + 1 : index + 1 + FOLLOWING_LINES],
+            )
+            line = lines[index] if wrapping is None else wrapping.open(lines[index])
+            for window in (line,) if len(line) <= WINDOW_BYTES else _split_windows(line, found_words):
+                yield LogLine(line_number + index, window, verdict, preceding, following, wrapping)
+        preceding_block_line = lines[ready_count - 1] if ready_count else preceding_block_line
+        line_number += ready_count - (1 if is_endless and has_more else 0)
 
 
 @dataclass(slots=True)
-class _Finder(Generic[Worth]):
-    """Remembers which shapes of line are dull, and what the others are worth."""
+class _ShapeFinder(Generic[Verdict]):
+    """Caches the irrelevant shapes, and the verdicts of the others."""
 
     words: frozenset[bytes]
-    judge: Judge[Worth]
+    judge: Judge[Verdict]
     wrapping: Wrapping | None
-    dull: set[bytes] = field(default_factory=set)
-    dull_bytes: int = 0
-    telling: dict[bytes, tuple[frozenset[bytes], Worth]] = field(default_factory=dict)
-    telling_bytes: int = 0
+    ignored: set[bytes] = field(default_factory=set)
+    ignored_bytes: int = 0
+    matched: dict[bytes, tuple[frozenset[bytes], Verdict]] = field(default_factory=dict)
+    matched_bytes: int = 0
 
     def find(
         self, shapes: Sequence[bytes], lines: Sequence[bytes]
-    ) -> Iterator[tuple[int, tuple[frozenset[bytes], Worth]]]:
-        """Which of these lines tell something, and what; `shapes` has them without their digits."""
-        different = set(shapes)
-        fresh = different - self.dull - self.telling.keys()
-        self._learn(fresh, dict(zip(shapes, lines, strict=False)) if self.wrapping is not None and fresh else {})
-        telling = self.telling
-        if not telling.keys().isdisjoint(different):
-            # Most lines are passed over here, so that this runs over all of them without a step of Python for each.
-            for at in compress(range(len(shapes)), map(telling.__contains__, shapes)):
-                yield at, telling[shapes[at]]
-        if self.telling_bytes > MAX_TELLING_BYTES:
-            self.telling.clear()
-            self.telling_bytes = 0
+    ) -> Iterator[tuple[int, tuple[frozenset[bytes], Verdict]]]:
+        """The indexes of the relevant lines with their words and verdicts; `shapes` are the lines without digits."""
+        unique_shapes = set(shapes)
+        new_shapes = unique_shapes - self.ignored - self.matched.keys()
+        self._judge_shapes(
+            new_shapes, dict(zip(shapes, lines, strict=False)) if self.wrapping is not None and new_shapes else {}
+        )
+        matched = self.matched
+        if not matched.keys().isdisjoint(unique_shapes):
+            # `compress` skips irrelevant lines without a Python step for each, and most lines are irrelevant.
+            for index in compress(range(len(shapes)), map(matched.__contains__, shapes)):
+                yield index, matched[shapes[index]]
+        if self.matched_bytes > MAX_MATCHED_BYTES:
+            self.matched.clear()
+            self.matched_bytes = 0
 
-    def _learn(self, shapes: set[bytes], samples: Mapping[bytes, bytes]) -> None:
-        """Look at each shape once: it is telling if it has one of the words and is worth something."""
-        told: dict[bytes, tuple[frozenset[bytes], Worth]] = {}
-        known = self.words.intersection
+    def _judge_shapes(self, shapes: set[bytes], lines_by_shape: Mapping[bytes, bytes]) -> None:
+        """Check each new shape once: it is relevant if it has one of the words and a verdict of the judge."""
+        newly_matched: dict[bytes, tuple[frozenset[bytes], Verdict]] = {}
+        intersect_words = self.words.intersection
         for shape in shapes:
-            inside = shape if self.wrapping is None else self.wrapping.open(samples[shape]).translate(None, DIGITS)
-            words = known(inside.translate(LETTERS).split())
+            content = (
+                shape if self.wrapping is None else self.wrapping.open(lines_by_shape[shape]).translate(None, DIGITS)
+            )
+            words = intersect_words(content.translate(LETTERS).split())
             if words:
-                worth = self.judge(inside, words)
-                if worth is not None:
-                    told[shape] = words, worth
-        dull = shapes.difference(told)
-        self.telling |= told
-        self.telling_bytes += sum(map(len, told))
-        self.dull_bytes += sum(map(len, dull))
-        if self.dull_bytes > MAX_DULL_BYTES:
-            self.dull.clear()
-            self.dull_bytes = 0
-        self.dull |= dull
+                verdict = self.judge(content, words)
+                if verdict is not None:
+                    newly_matched[shape] = words, verdict
+        newly_ignored = shapes.difference(newly_matched)
+        self.matched |= newly_matched
+        self.matched_bytes += sum(map(len, newly_matched))
+        self.ignored_bytes += sum(map(len, newly_ignored))
+        if self.ignored_bytes > MAX_IGNORED_BYTES:
+            self.ignored.clear()
+            self.ignored_bytes = 0
+        self.ignored |= newly_ignored
 
 
-def _parts(line: bytes, words: frozenset[bytes]) -> Iterator[bytes]:
-    """Of a very long line the parts around the words."""
-    lowered, end = line.lower(), 0
-    for at in sorted(at for word in words for at in _places(lowered, word)):
-        if at >= end:
-            start, end = max(0, at - WINDOW_BYTES // 8), at + WINDOW_BYTES
+def _split_windows(line: bytes, words: frozenset[bytes]) -> Iterator[bytes]:
+    """The parts of a very long line around the words."""
+    lower_case, end = line.lower(), 0
+    for position in sorted(at for word in words for at in _find_positions(lower_case, word)):
+        if position >= end:
+            start, end = max(0, position - WINDOW_BYTES // 8), position + WINDOW_BYTES
             yield line[start:end]
 
 
-def _places(text: bytes, word: bytes) -> Iterator[int]:
-    """Where a word stands, once per window at most and not without end."""
-    at = text.find(word)
-    for _ in range(MAX_WINDOWS_OF_A_LINE):
-        if at < 0:
+def _find_positions(text: bytes, word: bytes) -> Iterator[int]:
+    """The positions of a word, at most one for each half window, up to the limit."""
+    position = text.find(word)
+    for _ in range(MAX_WINDOWS_PER_LINE):
+        if position < 0:
             return
-        yield at
-        at = text.find(word, at + WINDOW_BYTES // 2)
+        yield position
+        position = text.find(word, position + WINDOW_BYTES // 2)

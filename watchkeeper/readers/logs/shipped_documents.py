@@ -1,7 +1,7 @@
-"""Answers of log stores, as whole documents of JSON: their entries become lines again.
+"""Convert JSON documents of log stores back to log lines.
 
-Loki's and Elasticsearch's HTTP API, `gcloud logging read`, `aws logs` and consoles that export JSON give one document
-with entries inside. The doctor asks `looks_like` of the beginning of an input, then `lines_of` of all of it.
+The HTTP APIs of Loki and Elasticsearch, `gcloud logging read`, `aws logs` and JSON exports of consoles return one
+document with all entries. The doctor calls `is_document` with the start of an input, then `read_lines` with all of it.
 """
 
 from __future__ import annotations
@@ -13,73 +13,73 @@ from typing import Any
 
 from watchkeeper.readers.logs import shipped_fields
 
-# A query of a log store is answered with some thousand entries; a larger document is read line by line.
+# A query of a log store returns a few thousand entries; a larger document is read line by line.
 MAX_BYTES = 32 << 20
 MAX_DEPTH = 8
-# Where answers keep their entries: Loki, Elasticsearch, CloudWatch, and consoles that export.
-CONTAINERS = ("data", "result", "results", "streams", "events", "hits", "entries", "logs", "messages", "tables")
-LOOKS = re.compile(rb'\A\s*(?:\[\s*[\[{]|\{[\s\S]*"(?:' + "|".join(CONTAINERS).encode() + rb')"\s*:\s*[\[{])')
+# Keys that contain the entries: Loki, Elasticsearch, CloudWatch, and exports of consoles.
+ENTRY_KEYS = ("data", "result", "results", "streams", "events", "hits", "entries", "logs", "messages", "tables")
+DOCUMENT_START = re.compile(rb'\A\s*(?:\[\s*[\[{]|\{[\s\S]*"(?:' + "|".join(ENTRY_KEYS).encode() + rb')"\s*:\s*[\[{])')
 
 
-def looks_like(start: bytes) -> bool:
-    return LOOKS.match(start) is not None
+def is_document(start: bytes) -> bool:
+    return DOCUMENT_START.match(start) is not None
 
 
-def lines_of(raw: bytes) -> bytes | None:
-    """The entries of a document, each on the line of its text where every entry has one; None if it has none."""
+def read_lines(raw: bytes) -> bytes | None:
+    """The entries of a document as lines, with the line numbers of the document if possible; None without entries."""
     text = raw.decode("utf-8", errors="replace")
     try:
-        found = list(_entries(json.loads(text), 0))
+        entries = list(_find_entries(json.loads(text), 0))
     except (ValueError, RecursionError):
         return None
     lines: list[str] = []
-    at, line = 0, 1
-    for fields, name in found:
-        place = text.find(json.dumps(fields[name], ensure_ascii=False), at) if at >= 0 else -1
-        if place >= 0:
-            line += text.count("\n", at, place)
-            lines += [""] * (line - 1 - len(lines))
-        # Where one is written otherwise, the numbers of the others are no better.
-        at = place
+    position, line_number = 0, 1
+    for fields, name in entries:
+        entry_position = text.find(json.dumps(fields[name], ensure_ascii=False), position) if position >= 0 else -1
+        if entry_position >= 0:
+            line_number += text.count("\n", position, entry_position)
+            lines += [""] * (line_number - 1 - len(lines))
+        # If the text of one entry is not in the document, later line numbers are unknown too.
+        position = entry_position
         lines.append(shipped_fields.format_entry(fields, name))
     return "\n".join(lines).encode("utf-8", errors="replace") if lines else None
 
 
-def _entries(value: object, depth: int) -> Iterator[tuple[dict[str, Any], str]]:
+def _find_entries(value: object, depth: int) -> Iterator[tuple[dict[str, Any], str]]:
     if depth > MAX_DEPTH:
         return
     if isinstance(value, list):
-        if (cells := _insight(value)) is not None:
+        if (cells := _read_insights_row(value)) is not None:
             value = [cells]
-        for one in value:
-            yield from _entries(one, depth + 1)
+        for item in value:
+            yield from _find_entries(item, depth + 1)
     elif isinstance(value, dict):
         if isinstance(value.get("stream"), dict) and isinstance(value.get("values"), list):
-            yield from _of_loki(value["stream"], value["values"])
+            yield from _read_loki_stream(value["stream"], value["values"])
         elif isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list):
-            yield from _entries(_rows(value["columns"], value["rows"]), depth + 1)
-        elif (found := shipped_fields.find_message(value)) is not None:
-            yield dict(found[0]), found[1]
+            yield from _find_entries(_read_rows(value["columns"], value["rows"]), depth + 1)
+        elif (entry := shipped_fields.find_message(value)) is not None:
+            yield dict(entry[0]), entry[1]
         else:
-            for name in CONTAINERS:
+            for name in ENTRY_KEYS:
                 if name in value:
-                    yield from _entries(value[name], depth + 1)
+                    yield from _find_entries(value[name], depth + 1)
 
 
-def _of_loki(labels: dict[str, Any], values: list[Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def _read_loki_stream(labels: dict[str, Any], values: list[Any]) -> Iterator[tuple[dict[str, Any], str]]:
     for pair in values:
         if isinstance(pair, list) and len(pair) > 1 and isinstance(pair[1], str):
             yield {"labels": labels, "timestamp": pair[0], "line": pair[1]}, "line"
 
 
-def _rows(columns: list[Any], rows: list[Any]) -> list[dict[str, Any]]:
-    """A table, as Azure's and other query languages answer."""
+def _read_rows(columns: list[Any], rows: list[Any]) -> list[dict[str, Any]]:
+    """Read a table with columns and rows, as Azure and others return it."""
     names = [str(column.get("name")) if isinstance(column, dict) else str(column) for column in columns]
     return [dict(zip(names, row, strict=False)) for row in rows if isinstance(row, list)]
 
 
-def _insight(cells: list[Any]) -> dict[str, Any] | None:
-    """A row of CloudWatch Logs Insights, which is a list of its fields."""
+def _read_insights_row(cells: list[Any]) -> dict[str, Any] | None:
+    """Read a row of CloudWatch Logs Insights, which is a list of fields; None for any other list."""
     if cells and all(isinstance(cell, dict) and {"field", "value"} <= cell.keys() for cell in cells):
         return {str(cell["field"]): cell["value"] for cell in cells}
     return None

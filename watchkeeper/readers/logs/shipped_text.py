@@ -1,9 +1,9 @@
-"""What log shippers, mail and web pages put around lines, taken off again.
+"""Unwrap log lines from JSON, CSV, mail quotes and HTML, and strip common prefixes.
 
-A log rarely comes as its program wrote it: journald and Docker wrap each line in JSON, a thread quotes it with `> `,
-a web page escapes it, and collectors put a prefix before each line. The doctor asks `opening_of` how the lines of a
-stream are taken out, and reads listings, whose lines must begin where the tool began them, through `bare`. Lines of
-JSON are costly to open and mostly dull: `log_text` opens one of each shape (`JsonLines`). Others are opened all.
+Logs are often wrapped: journald and Docker wrap each line in JSON, mail quotes it with `> `, a web page escapes it, and
+collectors add a prefix. The doctor calls `find_unwrapper` for a stream, and `strip_prefixes` for command output, whose
+lines must start as the tool printed them. Parsing JSON is slow and most lines are irrelevant: `log_text` unwraps one
+JSON line of each shape (`JsonLines`). All other lines are unwrapped.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from watchkeeper.readers.logs.log_text import ByteStream
 
 Unwrapper = Callable[[bytes], bytes]
 
-# Enough lines to see a habit, few enough to look at each.
-LOOKED_AT_LINES = 200
-# A paste often has a sentence before and after what it quotes.
-USUAL_SHARE = 0.8
-LEAST_LINES = 3
-# A line without end is cut here, as `log_text` does.
+# Lines that are checked to detect the format.
+SAMPLE_LINES = 200
+# A paste often has a sentence before and after the log.
+MIN_SHARE = 0.8
+MIN_LINES = 3
+# A longer line is split here, as in `log_text`.
 MAX_LINE_BYTES = 4 << 20
 
 DECODER = json.JSONDecoder()
 
-# The journal's name of a line, different in each and read by nobody.
+# The journal's cursor differs in each line and is not used.
 CURSOR_KEY = b'"__CURSOR"'
 CURSOR = re.compile(CURSOR_KEY + rb' ?: ?"[^"\\\n]*"')
-EMPTY = {b'""': b'"\x01"', b"[]": b"[\x01]"}
-# The character that an escape stands for is told by its digits.
+EMPTY_VALUES = {b'""': b'"\x01"', b"[]": b"[\x01]"}
+# The digits of a `\u` escape are the character, so they must not be removed.
 ESCAPE = b"\\u"
 QUOTE = re.compile(rb"^ {0,3}(?:> ?)+")
 ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|nbsp|#39|#x27|#34|#x2F);")
@@ -70,50 +70,52 @@ PREFIXES = (
     # trainer-1  | …      (docker compose)
     re.compile(r"^[\w.-]+ +\| "),
 )
-# A column of names before a bar is also what some listings look like: a shipper repeats the same few names.
-MOST_PREFIXES = 16
+# Some command output also has names before a bar; a log shipper repeats the same few names.
+MAX_PREFIXES = 16
 
 
 def find_unwrapper(start: bytes) -> Unwrapper | None:
-    """How a line is taken out of what is around it, from the beginning of an input; None if lines have none."""
-    lines = [line for line in start.split(b"\n")[:LOOKED_AT_LINES] if line.strip()]
-    if lines and _usual(lines, lambda line: line.lstrip().startswith(b"{") and _message(line) is not None, least=1):
-        return from_json
+    """The function that unwraps a line, detected from the start of an input; None if lines are not wrapped."""
+    lines = [line for line in start.split(b"\n")[:SAMPLE_LINES] if line.strip()]
+    if lines and _is_common(
+        lines, lambda line: line.lstrip().startswith(b"{") and _read_json_message(line) is not None, min_lines=1
+    ):
+        return unwrap_json
     if start.lstrip()[:1] in (b"{", b"["):
         return None
-    if (from_csv := _csv_opening(lines)) is not None:
-        return from_csv
+    if (csv_unwrapper := _csv_unwrapper(lines)) is not None:
+        return csv_unwrapper
     steps: list[Unwrapper] = []
-    if sum(line.startswith(b">") for line in lines) >= LEAST_LINES:
-        steps.append(_unquote)
-    if b"<nvidia_smi_log" not in start and any(map(_is_marked_up, lines)):
-        steps.append(_from_html)
+    if sum(line.startswith(b">") for line in lines) >= MIN_LINES:
+        steps.append(_strip_quotes)
+    if b"<nvidia_smi_log" not in start and any(map(_has_markup, lines)):
+        steps.append(_strip_html)
     if not steps:
         return None
-    return steps[0] if len(steps) == 1 else lambda line: _from_html(_unquote(line))
+    return steps[0] if len(steps) == 1 else lambda line: _strip_html(_strip_quotes(line))
 
 
-def _usual(lines: Sequence[bytes], test: Callable[[bytes], bool], *, least: int = LEAST_LINES) -> bool:
-    return sum(map(test, lines)) >= max(least, USUAL_SHARE * len(lines))
+def _is_common(lines: Sequence[bytes], matches: Callable[[bytes], bool], *, min_lines: int = MIN_LINES) -> bool:
+    return sum(map(matches, lines)) >= max(min_lines, MIN_SHARE * len(lines))
 
 
-def _is_marked_up(line: bytes) -> bool:
+def _has_markup(line: bytes) -> bool:
     return any(pattern.search(line) is not None for pattern in (ENTITY, LINE_BREAK, MARKUP))
 
 
-def _unquote(line: bytes) -> bytes:
+def _strip_quotes(line: bytes) -> bytes:
     return QUOTE.sub(b"", line)
 
 
-def _from_html(line: bytes) -> bytes:
-    plain = MARKUP.sub(b"", LINE_BREAK.sub(b"", line)) if b"<" in line else line
-    if b"&" not in plain:
-        return plain
-    return html.unescape(plain.decode("utf-8", errors="replace")).replace("\xa0", " ").encode()
+def _strip_html(line: bytes) -> bytes:
+    text = MARKUP.sub(b"", LINE_BREAK.sub(b"", line)) if b"<" in line else line
+    if b"&" not in text:
+        return text
+    return html.unescape(text.decode("utf-8", errors="replace")).replace("\xa0", " ").encode()
 
 
-def _message(line: bytes) -> tuple[Mapping[str, Any], str] | None:
-    """The fields of a structured line and which of them has the text."""
+def _read_json_message(line: bytes) -> tuple[Mapping[str, Any], str] | None:
+    """The fields of a JSON line and the key of its message; None for any other line."""
     try:
         text = line.decode("utf-8", errors="replace").strip(" \t\r")
         fields, end = DECODER.raw_decode(text)
@@ -124,49 +126,49 @@ def _message(line: bytes) -> tuple[Mapping[str, Any], str] | None:
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """Lines of JSON, of which those of one shape differ inside in digits alone (`log_text.Wrapping`)."""
+    """JSON lines as a `log_text.Wrapping`: unwrapped lines of one shape differ only in digits."""
 
     def open(self, line: bytes, /) -> bytes:
-        text = from_json(line)
+        text = unwrap_json(line)
         return log_text.ANSI.sub(b"", text) if b"\x1b" in text else text
 
     def shapes(self, lines: Sequence[bytes], /) -> list[bytes]:
-        """An empty value gets a mark: unlike one of digits it is left out of the line."""
+        """The lines without digits; empty values get a marker, because they are omitted from the unwrapped line."""
         text = b"\n".join(lines)
         if CURSOR_KEY in text:
             text = CURSOR.sub(b"", text)
-        for empty, marked in EMPTY.items():
-            text = text.replace(empty, marked)
+        for empty, marker in EMPTY_VALUES.items():
+            text = text.replace(empty, marker)
         shapes = text.translate(None, log_text.DIGITS).split(b"\n")
         if ESCAPE in text:
-            for at in [at for at, shape in enumerate(shapes) if ESCAPE in shape]:
-                shapes[at] = self.open(lines[at]).translate(None, log_text.DIGITS)
+            for index in [at for at, shape in enumerate(shapes) if ESCAPE in shape]:
+                shapes[index] = self.open(lines[index]).translate(None, log_text.DIGITS)
         return shapes
 
 
-def from_json(line: bytes) -> bytes:
-    found = _message(line)
-    return line if found is None else shipped_fields.format_entry(*found).encode("utf-8", errors="replace")
+def unwrap_json(line: bytes) -> bytes:
+    message = _read_json_message(line)
+    return line if message is None else shipped_fields.format_entry(*message).encode("utf-8", errors="replace")
 
 
-def _csv_opening(lines: Sequence[bytes]) -> Unwrapper | None:
-    """How rows are read below a heading that names a column of messages, as web consoles export logs."""
+def _csv_unwrapper(lines: Sequence[bytes]) -> Unwrapper | None:
+    """The function that unwraps CSV rows, as web consoles export logs; None without a message column."""
     names = [name.strip() for name in _cells(lines[0])] if lines and b"," in lines[0] else []
-    message = shipped_fields.message_column(names)
-    if message is None or len(names) < 2 or not any(len(_cells(line)) == len(names) for line in lines[1:]):
+    message_column = shipped_fields.find_message_column(names)
+    if message_column is None or len(names) < 2 or not any(len(_cells(line)) == len(names) for line in lines[1:]):
         return None
 
-    def opening(line: bytes) -> bytes:
+    def unwrap_row(line: bytes) -> bytes:
         cells = _cells(line)
         if line == lines[0]:
             return b""
         if len(cells) != len(names):
             return line
-        return shipped_fields.format_entry(dict(zip(names, cells, strict=True)), message).encode(
+        return shipped_fields.format_entry(dict(zip(names, cells, strict=True)), message_column).encode(
             "utf-8", errors="replace"
         )
 
-    return opening
+    return unwrap_row
 
 
 def _cells(line: bytes) -> list[str]:
@@ -178,12 +180,12 @@ def _cells(line: bytes) -> list[str]:
 
 @dataclass(slots=True)
 class UnwrappedStream:
-    """A stream whose lines are taken out of what is around them; a line stays one line, so that numbers stay true."""
+    """A stream of unwrapped lines; each line stays one line, so that line numbers stay correct."""
 
     source: ByteStream
-    opening: Unwrapper
-    _carry: list[bytes] = field(default_factory=list)
-    _carried: int = 0
+    unwrap: Unwrapper
+    _carried: list[bytes] = field(default_factory=list)
+    _carried_bytes: int = 0
 
     def read(self, size: int, /) -> bytes:
         while piece := self.source.read(size):
@@ -192,37 +194,37 @@ class UnwrappedStream:
         return self.feed(b"")
 
     def feed(self, piece: bytes) -> bytes:
-        """What can be opened with this piece; nothing means the end, and gives what was left."""
+        """Unwrap the lines that this piece completes; an empty piece is the end and flushes the last line."""
         if not piece:
-            last, self._carry, self._carried = b"".join(self._carry), [], 0
-            return self.opening(last) if last else b""
-        whole, end, rest = piece.rpartition(b"\n")
-        if not end and self._carried + len(piece) < MAX_LINE_BYTES:
-            self._keep(piece)
+            last_line, self._carried, self._carried_bytes = b"".join(self._carried), [], 0
+            return self.unwrap(last_line) if last_line else b""
+        complete_lines, end, rest = piece.rpartition(b"\n")
+        if not end and self._carried_bytes + len(piece) < MAX_LINE_BYTES:
+            self._carry_over(piece)
             return b""
-        lines = b"".join((*self._carry, whole if end else piece)).split(b"\n")
-        self._carry, self._carried = [], 0
-        self._keep(rest if end else b"")
-        return b"\n".join(map(self.opening, lines)) + end
+        lines = b"".join((*self._carried, complete_lines if end else piece)).split(b"\n")
+        self._carried, self._carried_bytes = [], 0
+        self._carry_over(rest if end else b"")
+        return b"\n".join(map(self.unwrap, lines)) + end
 
-    def _keep(self, piece: bytes) -> None:
-        self._carry.append(piece)
-        self._carried += len(piece)
+    def _carry_over(self, piece: bytes) -> None:
+        self._carried.append(piece)
+        self._carried_bytes += len(piece)
 
 
 def strip_prefixes(text: str) -> str:
-    """A listing without the prefix that most of its lines have, and without their common indentation."""
+    """Remove the prefix that most lines of a text have, or else their common indentation."""
     lines = text.split("\n")
-    looked_at = [line for line in lines[:LOOKED_AT_LINES] if line.strip()]
+    sample = [line for line in lines[:SAMPLE_LINES] if line.strip()]
     for pattern in PREFIXES:
-        found = [match[0] for line in looked_at if (match := pattern.search(line)) is not None]
-        if len(found) >= max(LEAST_LINES, USUAL_SHARE * len(looked_at)) and _repeats(found):
+        prefixes = [match[0] for line in sample if (match := pattern.search(line)) is not None]
+        if len(prefixes) >= max(MIN_LINES, MIN_SHARE * len(sample)) and _is_repeated(prefixes):
             return "\n".join(pattern.sub("", line) for line in lines)
-    depth = min((len(line) - len(line.lstrip()) for line in looked_at), default=0)
-    return "\n".join(line[depth:] for line in lines) if depth and len(looked_at) >= LEAST_LINES else text
+    depth = min((len(line) - len(line.lstrip()) for line in sample), default=0)
+    return "\n".join(line[depth:] for line in lines) if depth and len(sample) >= MIN_LINES else text
 
 
-def _repeats(prefixes: Sequence[str]) -> bool:
-    """Whether these are few texts again and again, times and numbers aside."""
-    kinds = Counter(re.sub(r"\d+", "", prefix) for prefix in prefixes)
-    return len(kinds) <= min(MOST_PREFIXES, max(1, len(prefixes) // 2))
+def _is_repeated(prefixes: Sequence[str]) -> bool:
+    """Whether the prefixes repeat few texts, ignoring digits."""
+    distinct = Counter(re.sub(r"\d+", "", prefix) for prefix in prefixes)
+    return len(distinct) <= min(MAX_PREFIXES, max(1, len(prefixes) // 2))

@@ -1,10 +1,10 @@
-"""A kernel line in a log file that syslog writes, such as /var/log/kern.log or /var/log/messages.
+"""Read a kernel line of a syslog file, such as /var/log/kern.log or /var/log/messages.
 
     Aug 10 20:36:51 gpu-node-a kernel: [82710.917400] NVRM: …
     2026-08-10T20:36:51.123456+02:00 gpu-node-a kernel: NVRM: …
 
-`agent.kernel.file_follow` reads them. The first form has no year and is local time; the time since boot in brackets
-is there where the syslog daemon keeps it.
+`agent.kernel.file_follow` uses it. The first format has no year and is in local time; the time since boot in brackets
+is present if the syslog daemon keeps it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SyslogLine:
-    """`since_boot_us` None: the file does not keep the kernel's own time."""
+    """A kernel line; `since_boot_us` is None if the file does not keep the kernel's time."""
 
     at: datetime
     since_boot_us: int | None
@@ -29,25 +29,25 @@ class SyslogLine:
 
 
 def read_line(line: str, now: datetime) -> SyslogLine | None:
-    """A line that the kernel wrote, or None; `now` tells the year where the line does not."""
+    """Parse a kernel line; None for any other line. `now` gives the year if the line has none."""
     match = LINE.match(line)
     if match is None:
         return None
     try:
-        at = _time(match["stamp"], now)
+        at = _parse_time(match["stamp"], now)
     except ValueError:
         return None
     seconds = match["seconds"]
-    since_boot = None if seconds is None else int(seconds) * 1_000_000 + int(match["micro"])
-    return SyslogLine(at, since_boot, match["text"])
+    since_boot_us = None if seconds is None else int(seconds) * 1_000_000 + int(match["micro"])
+    return SyslogLine(at, since_boot_us, match["text"])
 
 
-def _time(stamp: str, now: datetime) -> datetime:
+def _parse_time(stamp: str, now: datetime) -> datetime:
     if stamp[0].isdigit():
         return datetime.fromisoformat(stamp).astimezone(now.tzinfo)
     year = now.astimezone().year
     at = datetime.strptime(f"{year} {stamp}", "%Y %b %d %H:%M:%S").astimezone(now.tzinfo)
     if at <= now + timedelta(days=1):
         return at
-    # A line of December, read in January.
+    # A line from December, read in January.
     return datetime.strptime(f"{year - 1} {stamp}", "%Y %b %d %H:%M:%S").astimezone(now.tzinfo)

@@ -1,4 +1,4 @@
-"""A node's own files and tools: /proc, /sys, systemd, IPMI, Redfish.
+"""Parsers for a node's own files and tools: /proc, /sys, systemd, IPMI, Redfish.
 
-Comes in: paths and printed output. Goes out: typed facts, None where the node does not say. Never here: a limit.
+In: paths and command output. Out: typed values, None if unknown. Never here: a threshold.
 """

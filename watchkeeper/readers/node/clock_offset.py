@@ -1,6 +1,6 @@
-"""How far this machine's clock is from the right time: what chrony says, else what the kernel's own clock says.
+"""Read the clock offset of this node, from chrony or else from the kernel clock.
 
-Logs of several nodes can only be put in order if their clocks agree, and leases and certificates need it too.
+Logs of several nodes can only be ordered if their clocks agree; leases and certificates need correct clocks too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STA_UNSYNC = 0x0040
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """`offset_seconds` None: only the kernel's bound is known. `source` says who was asked."""
+    """The state of the clock; `offset_seconds` is None if only the kernel's bound is known. `source` names the call."""
 
     is_synchronised: bool
     offset_seconds: float | None
@@ -24,7 +24,7 @@ class ClockState:
 
 
 def read_chrony(text: str) -> ClockState | None:
-    """One line of `chronyc -c tracking`: …, system time offset (5th), last, rms, …, root delay, dispersion, …, leap."""
+    """Read `chronyc -c tracking`: …, system time offset (5th), last, rms, …, root delay, dispersion, …, leap."""
     cells = text.strip().split(",")
     try:
         offset, delay, dispersion = float(cells[4]), float(cells[10]), float(cells[11])
@@ -35,7 +35,7 @@ def read_chrony(text: str) -> ClockState | None:
 
 
 class _Timex(ctypes.Structure):
-    # struct timex of linux/timex.h up to what is read here; the rest is only room.
+    # The first fields of struct timex in linux/timex.h; `rest` reserves space for the others.
     _fields_ = (
         ("modes", ctypes.c_uint),
         ("offset", ctypes.c_long),
@@ -48,13 +48,13 @@ class _Timex(ctypes.Structure):
 
 
 def read_kernel_clock() -> ClockState | None:
-    """adjtimex(2) without changing anything; None where there is no such call."""
+    """Read the kernel clock with adjtimex(2), without changes; None if the call is not available."""
     try:
         library = ctypes.CDLL(None, use_errno=True)
-        asked = _Timex()
-        if library.adjtimex(ctypes.byref(asked)) < 0:
+        timex = _Timex()
+        if library.adjtimex(ctypes.byref(timex)) < 0:
             return None
     except (OSError, AttributeError):
         return None
-    is_synchronised = not asked.status & STA_UNSYNC
-    return ClockState(is_synchronised, None, asked.max_error_us / 1e6 if is_synchronised else None, "adjtimex")
+    is_synchronised = not timex.status & STA_UNSYNC
+    return ClockState(is_synchronised, None, timex.max_error_us / 1e6 if is_synchronised else None, "adjtimex")

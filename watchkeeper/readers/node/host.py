@@ -1,7 +1,7 @@
-"""What a machine says about itself in /proc and /sys: processors, memory, load, mounts, kernel, driver version.
+"""Read CPUs, memory, load, mounts, kernel and driver version of a node from /proc and /sys.
 
-Each function takes the root of the tree it reads, so that a test can hand in one of its own, and answers None
-for what is not there. `agent.node_facts` asks for all of it at once.
+Each function takes the root of the tree that it reads, for tests, and returns None for a missing value.
+`agent.node_facts` calls all of them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# Filesystems whose statfs asks another machine, which may not answer.
+# Filesystems whose statfs sends a request to a server, which may not answer.
 NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "fuse.sshfs", "fuse.glusterfs"}
 )
 LOCAL_FILESYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs", "bcachefs"})
 OWN_PROC = Path("/proc")
-# A container host has thousands of mounts; the first ones are the machine's own.
+# A container host has thousands of mounts; the first ones are the node's own.
 MAX_MOUNTS = 4_000
 # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)
 DRIVER_VERSION = re.compile(r"NVRM version:.*?\s(\d{3,4}\.\d+(?:\.\d+)?)\s")
@@ -31,7 +31,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted filesystem; `kind` as /proc/self/mounts calls it, `seen_from` the root under which we reach it."""
+    """A mounted filesystem; `kind` is its type in /proc/self/mounts, `root` the folder under which it is visible."""
 
     device: str
     path: str
@@ -45,7 +45,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """How full a filesystem is, for people who are not root."""
+    """Size and free space of a filesystem, for users who are not root."""
 
     path: str
     size_bytes: int
@@ -57,20 +57,20 @@ class Space:
 
 
 def read_text(path: Path) -> str | None:
-    """A small file of /proc or /sys, or None if it is not there or does not want to be read."""
+    """Read a small file of /proc or /sys; None if it is missing or cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
         return None
 
 
-def cpu_count(proc: Path) -> int | None:
+def read_cpu_count(proc: Path) -> int | None:
     text = read_text(proc / "stat")
     return None if text is None else len(re.findall(r"^cpu\d+ ", text, re.MULTILINE)) or None
 
 
-def load_average(proc: Path) -> tuple[float, float, float] | None:
-    """Over 1, 5 and 15 minutes."""
+def read_load_average(proc: Path) -> tuple[float, float, float] | None:
+    """Read the load average over 1, 5 and 15 minutes."""
     parts = (read_text(proc / "loadavg") or "").split()
     try:
         return (float(parts[0]), float(parts[1]), float(parts[2]))
@@ -78,14 +78,14 @@ def load_average(proc: Path) -> tuple[float, float, float] | None:
         return None
 
 
-def memory(proc: Path) -> Memory | None:
+def read_memory(proc: Path) -> Memory | None:
     kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(proc / "meminfo") or "", re.MULTILINE))
     if "MemTotal" not in kib or "MemAvailable" not in kib:
         return None
     return Memory(int(kib["MemTotal"]) * 1024, int(kib["MemAvailable"]) * 1024)
 
 
-def uptime_seconds(proc: Path) -> float | None:
+def read_uptime_seconds(proc: Path) -> float | None:
     parts = (read_text(proc / "uptime") or "").split()
     try:
         return float(parts[0])
@@ -93,53 +93,53 @@ def uptime_seconds(proc: Path) -> float | None:
         return None
 
 
-def kernel_release(proc: Path) -> str | None:
+def read_kernel_release(proc: Path) -> str | None:
     return read_text(proc / "sys/kernel/osrelease") or None
 
 
-def boot_id(proc: Path) -> str | None:
+def read_boot_id(proc: Path) -> str | None:
     return read_text(proc / "sys/kernel/random/boot_id") or None
 
 
-def read_machine_file(proc: Path, name: str) -> tuple[str, str]:
-    """A page about mounts, and the root under which we reach what it names.
+def read_host_file(proc: Path, name: str) -> tuple[str, str]:
+    """Read a file about mounts of the node, and the root under which its paths are visible.
 
-    A container that was given the machine's /proc is `self` there: the machine's own page is that of its init, which
-    only some may read.
+    In a container with the node's /proc, `self` is the container; the node's file is that of process 1, if it is
+    readable.
     """
-    machine = None if proc == OWN_PROC else read_text(proc / "1" / name)
-    return (read_text(proc / "self" / name) or "", "") if machine is None else (machine, str(proc / "1/root"))
+    host_text = None if proc == OWN_PROC else read_text(proc / "1" / name)
+    return (read_text(proc / "self" / name) or "", "") if host_text is None else (host_text, str(proc / "1/root"))
 
 
-def mounts(proc: Path) -> list[Mount]:
-    """Local disks, /dev/shm and network filesystems; the kernel's own filesystems are left out, and each path once."""
-    found: dict[str, Mount] = {}
-    listed, root = read_machine_file(proc, "mounts")
-    for line in listed.splitlines()[:MAX_MOUNTS]:
+def read_mounts(proc: Path) -> list[Mount]:
+    """Read the mounts of local disks, /dev/shm and network filesystems, each path once."""
+    mounts_by_path: dict[str, Mount] = {}
+    mounts_text, root = read_host_file(proc, "mounts")
+    for line in mounts_text.splitlines()[:MAX_MOUNTS]:
         parts = line.split(" ")
         if len(parts) < 3:
             continue
-        mount = Mount(_unescaped(parts[0]), _unescaped(parts[1]), parts[2], root)
+        mount = Mount(_unescape(parts[0]), _unescape(parts[1]), parts[2], root)
         if mount.is_remote or mount.kind in LOCAL_FILESYSTEMS or mount.path == "/dev/shm":  # noqa: S108
-            found[mount.path] = mount
-    return list(found.values())
+            mounts_by_path[mount.path] = mount
+    return list(mounts_by_path.values())
 
 
-def space(mount: Mount) -> Space | None:
-    """Asks the filesystem itself: only for local ones, because a remote one may never answer."""
+def read_space(mount: Mount) -> Space | None:
+    """Read the space of a local filesystem with statvfs, which can hang on a remote one."""
     try:
-        found = os.statvfs(mount.root + mount.path)
+        stats = os.statvfs(mount.root + mount.path)
     except OSError:
         return None
-    return Space(mount.path, found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+    return Space(mount.path, stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize)
 
 
-def driver_version(proc: Path, sysfs: Path) -> str | None:
-    """The version of the loaded NVIDIA kernel module, or None if none is loaded."""
+def read_driver_version(proc: Path, sysfs: Path) -> str | None:
+    """Read the version of the loaded NVIDIA kernel driver; None if none is loaded."""
     from_proc = DRIVER_VERSION.search((read_text(proc / "driver/nvidia/version") or "") + " ")
     return from_proc[1] if from_proc else read_text(sysfs / "module/nvidia/version") or None
 
 
-def _unescaped(text: str) -> str:
-    r"""`/mnt/my\040disk` → `/mnt/my disk`, as getmntent(3) has it."""
+def _unescape(text: str) -> str:
+    r"""`/mnt/my\040disk` → `/mnt/my disk`, as in getmntent(3)."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,7 +1,7 @@
-"""Will the NVIDIA driver still be there after the next boot?
+"""Check whether the kernel of the next boot has an NVIDIA driver.
 
-A kernel update without a matching module is found out at the reboot that was meant to fix something else.
-`next_kernel` says which kernel the machine would boot, `has_nvidia` whether a module for it lies on disk.
+After a kernel update without a matching module, the next reboot leaves the node without GPUs. `find_next_kernel` finds
+the kernel that the node would boot, `has_nvidia` checks whether its NVIDIA module is installed.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ IMAGES = ("vmlinuz-*", "vmlinux-*", "Image-*")
 
 @dataclass(frozen=True, slots=True)
 class NextBoot:
-    """The newest installed kernel, and whether it has an NVIDIA module; None where depmod has left no list."""
+    """The newest installed kernel, and whether it has an NVIDIA module; None if depmod wrote no list."""
 
     release: str
     has_nvidia: bool | None
     is_running: bool
 
 
-def next_kernel(root: Path, running: str | None) -> NextBoot | None:
-    """The newest kernel in /boot, else the newest one with modules; None if neither says anything.
+def find_next_kernel(root: Path, running: str | None) -> NextBoot | None:
+    """The newest kernel in /boot, or else the newest with modules; None if neither is found.
 
-    A boot loader that was told to start another one is not asked: its settings differ with each distribution.
+    Boot loader settings that select another kernel are not read: they differ between distributions.
     """
-    found = {path.name.partition("-")[2] for pattern in IMAGES for path in (root / "boot").glob(pattern)}
-    releases = {release for release in found if not release.endswith((".old", ".bak")) and "rescue" not in release}
+    image_releases = {path.name.partition("-")[2] for pattern in IMAGES for path in (root / "boot").glob(pattern)}
+    releases = {
+        release for release in image_releases if not release.endswith((".old", ".bak")) and "rescue" not in release
+    }
     if not releases:
         releases = {path.parent.name for path in (root / "lib/modules").glob("*/modules.dep")}
     if not releases:
         return None
-    newest = max(releases, key=version_order)
+    newest = max(releases, key=version_key)
     return NextBoot(newest, has_nvidia(root, newest), newest == running)
 
 
@@ -46,7 +48,7 @@ def has_nvidia(root: Path, release: str) -> bool | None:
         return None
 
 
-def version_order(release: str) -> tuple[tuple[int, int, str], ...]:
-    """Numbers by size, the rest by letter: 6.8.0-9 before 6.8.0-45."""
+def version_key(release: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key with numbers by value: 6.8.0-9 before 6.8.0-45."""
     parts = re.findall(r"\d+|[a-zA-Z]+", release)
     return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts)

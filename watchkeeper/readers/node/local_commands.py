@@ -1,7 +1,7 @@
-"""What this machine says about itself: a few read-only commands, each with a time limit, as named texts.
+"""Run read-only commands on this node, each with a timeout, and return their output.
 
-The doctor asks when nothing was handed in. A command that hangs in the driver cannot be killed; it is left
-alone after its time, and that it hung is part of the answer.
+The doctor runs them if you give it no files. A command that hangs in the driver cannot be killed; after its timeout it
+is left running, and the output says that it timed out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 TIMEOUT_SECONDS = 20.0
-# A process that waits in the driver does not even notice the kill.
+# A process that waits in the driver does not react to the kill.
 AFTER_KILL_SECONDS = 1.0
 MAX_BYTES = 64 << 20
 COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -27,13 +27,13 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 
 
-# Without it nobody has looked at the GPUs, whatever the logs say.
-NEEDED = "nvidia-smi"
+# Without it the GPUs are not checked.
+REQUIRED_COMMAND = "nvidia-smi"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """What a command printed; `text` ends with a sentence of ours if it did not end in time."""
+    """The output of a command; a line that says so is appended if it timed out."""
 
     command: str
     text: bytes
@@ -42,30 +42,30 @@ class CommandOutput:
 def run_commands(
     commands: Sequence[Sequence[str]] = COMMANDS, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Iterator[CommandOutput]:
-    """Every command that exists here, one after the other."""
+    """Run every command that is installed, one after the other."""
     for command in commands:
         if shutil.which(command[0]) is not None:
             yield CommandOutput(" ".join(command), _run(command, timeout_seconds))
 
 
-def missing_commands() -> tuple[str, ...]:
-    """What cannot be asked here although the answer hangs on it."""
-    if shutil.which(NEEDED) is not None:
+def find_missing_commands() -> tuple[str, ...]:
+    """A problem for each required command that is not installed."""
+    if shutil.which(REQUIRED_COMMAND) is not None:
         return ()
-    return (f"{NEEDED} is not here: nobody has looked at the GPUs. `watchkeeper scan` asks the driver without it",)
+    return (f"{REQUIRED_COMMAND} is not installed: the GPUs were not checked. Run `watchkeeper scan` instead",)
 
 
 def _run(command: Sequence[str], timeout_seconds: float) -> bytes:
-    # A file takes the output, so that nobody waits for the end of a pipe that a hung process holds open.
+    # The output goes to a file: a hung process would keep a pipe open and block the reader.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        late = b""
+        timeout_note = b""
         try:
             process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(AFTER_KILL_SECONDS)
-            late = f"\n{command[0]} timed out after {timeout_seconds:g} seconds\n".encode()
+            timeout_note = f"\n{command[0]} timed out after {timeout_seconds:g} seconds\n".encode()
         output.seek(0)
-        return output.read(MAX_BYTES) + late
+        return output.read(MAX_BYTES) + timeout_note

@@ -1,6 +1,6 @@
-"""What a node says about itself apart from its GPUs' numbers, all sources together.
+"""The record of a node's values apart from its GPUs, from all sources.
 
-`agent.node_facts` fills it; the agent's page shows it and `watchkeeper scan` judges it.
+`agent.node_facts` fills it; the agent exports it as metrics and `watchkeeper scan` checks it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from watchkeeper.readers.node import clock_offset, host, hwmon, kernel_modules, 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What could be read; None is unknown, and an empty list means that there is nothing of the kind.
+    """The values of a node; None is unknown, an empty tuple means that the node has none.
 
-    `unread` says in words what could not be asked.
+    `unread` says which values could not be read, and why.
     """
 
     cpus: int | None = None

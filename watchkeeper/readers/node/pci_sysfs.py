@@ -1,7 +1,7 @@
-"""NVIDIA devices as the PCI bus shows them, which needs no driver and answers when the driver does not.
+"""Read the NVIDIA devices on the PCI bus, which works without the driver.
 
-Under /sys/bus/pci/devices each device is a folder with its class, vendor, driver, NUMA node and link. A GPU that
-is here and not in NVML is one that the driver has lost or does not have; one that is not here is off the bus.
+/sys/bus/pci/devices has a folder for each device with its class, vendor, driver, NUMA node and link. A GPU on the bus
+that NVML does not list is lost to the driver or not bound to it; a GPU that is missing here is off the bus.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLASSES = {"0x0300": DeviceKind.GPU, "0x0302": DeviceKind.GPU, "0x0680": DeviceK
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """`pci` in our one spelling; what the kernel does not say is None. `way` is the chain of bridges above it."""
+    """A PCI device; `pci` is normalised, unknown values are None. `bridges` is the chain of bridges above it."""
 
     pci: str
     kind: DeviceKind
@@ -38,47 +38,51 @@ class PciDevice:
 
 
 def read(sysfs: Path) -> list[PciDevice]:
-    """Every NVIDIA GPU and NVSwitch on the bus, by address."""
-    found = []
+    """Read every NVIDIA GPU and NVSwitch on the bus, sorted by address."""
+    devices = []
     for folder in sorted((sysfs / "bus/pci/devices").glob("*")):
         kind = CLASSES.get((read_text(folder / "class") or "")[:6])
         if kind is None or read_text(folder / "vendor") != NVIDIA:
             continue
-        real = folder.resolve()
-        found.append(
+        resolved = folder.resolve()
+        devices.append(
             PciDevice(
                 fleet.normalise_pci(folder.name),
                 kind,
-                driver=_driver(folder),
-                numa_node=_whole(folder / "numa_node"),
-                width=_whole(folder / "current_link_width"),
-                bridges=tuple(part for part in real.parts if part.count(":") >= 1 and part != real.name),
+                driver=_read_driver(folder),
+                numa_node=_read_number(folder / "numa_node"),
+                width=_read_number(folder / "current_link_width"),
+                bridges=tuple(part for part in resolved.parts if part.count(":") >= 1 and part != resolved.name),
             )
         )
-    return found
+    return devices
 
 
-def _driver(folder: Path) -> str | None:
+def _read_driver(folder: Path) -> str | None:
     link = folder / "driver"
     return link.resolve().name if link.exists() else None
 
 
-def _whole(path: Path) -> int | None:
-    """A number of the kernel; -1 is its word for unknown, and a lost device has a link width of 63 (all ones)."""
+def _read_number(path: Path) -> int | None:
+    """Read a number; None for -1, which is unknown. A lost device has a link width of 63 (all bits set)."""
     text = read_text(path) or ""
     return int(text) if text.isdigit() else None
 
 
-def distance(device: PciDevice, other_device: PciDevice) -> str:
-    """The shared way of two devices in the words of `nvidia-smi topo`: PIX, PXB, PHB, NODE or SYS; `?` if unknown."""
+def topology_distance(device: PciDevice, other_device: PciDevice) -> str:
+    """The connection of two devices as in `nvidia-smi topo`: PIX, PXB, PHB, NODE or SYS; `?` if unknown."""
     if not device.bridges or not other_device.bridges:
         return "?"
-    shared = [left for left, right in zip(device.bridges, other_device.bridges, strict=False) if left == right]
+    shared = [
+        bridge
+        for bridge, other_bridge in zip(device.bridges, other_device.bridges, strict=False)
+        if bridge == other_bridge
+    ]
     # The first part is the host bridge, pci0000:00.
     bridges = len(shared) - 1
     if bridges >= 1:
-        left, right = len(device.bridges) - len(shared), len(other_device.bridges) - len(shared)
-        return "PIX" if max(left, right) <= 1 else "PXB"
+        bridges_below, other_bridges_below = len(device.bridges) - len(shared), len(other_device.bridges) - len(shared)
+        return "PIX" if max(bridges_below, other_bridges_below) <= 1 else "PXB"
     if bridges == 0:
         return "PHB"
     if device.numa_node is None or other_device.numa_node is None:

@@ -1,7 +1,8 @@
-"""PCIe errors as the kernel counts them for each device: the `aer_dev_*` files under /sys/bus/pci/devices.
+"""Read the kernel's PCIe error counters of each device: the `aer_dev_*` files in /sys/bus/pci/devices.
 
-Three files a device, one for each severity, with a line `BadTLP 4` for each kind of error and a sum in the last one. A
-device without advanced error reporting has no such files. GPUs, NVSwitches and network adapters are read.
+Each device has three files, one for each severity, with a line such as `BadTLP 4` for each kind of error and the total
+in the last line. A device without advanced error reporting has no such files. GPUs, NVSwitches and network adapters
+are read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_DEVICES = 512
 
 @dataclass(frozen=True, slots=True)
 class AerCounts:
-    """One function of a device, as the bus names it, and one severity; `errors` has the kinds that occurred."""
+    """The error counters of one PCI function and one severity; `errors` has the kinds that are not zero."""
 
     pci: str
     kind: str
@@ -32,30 +33,30 @@ class AerCounts:
 
 
 def read(sysfs: Path) -> list[AerCounts]:
-    found: list[AerCounts] = []
+    aer_counts: list[AerCounts] = []
     for folder in sorted((sysfs / "bus/pci/devices").glob("*"))[: MAX_DEVICES * 8]:
-        kind = _kind(folder)
-        if kind is None or len(found) >= MAX_DEVICES * len(SEVERITIES):
+        kind = _device_kind(folder)
+        if kind is None or len(aer_counts) >= MAX_DEVICES * len(SEVERITIES):
             continue
         for severity, sum_name in SEVERITIES.items():
             text = read_text(folder / f"aer_dev_{severity}")
             if text is None:
                 continue
-            counts = dict(_pairs(text))
+            counts = dict(_read_counts(text))
             total = counts.pop(sum_name, None)
             errors = {name: count for name, count in counts.items() if count}
             total = sum(errors.values()) if total is None else total
-            found.append(AerCounts(folder.name, kind, severity, total, errors))
-    return found
+            aer_counts.append(AerCounts(folder.name, kind, severity, total, errors))
+    return aer_counts
 
 
-def _kind(folder: Path) -> str | None:
+def _device_kind(folder: Path) -> str | None:
     code, vendor = (read_text(folder / "class") or "")[:6], read_text(folder / "vendor")
     if vendor == NVIDIA and code in CLASSES:
         return str(CLASSES[code])
     return "nic" if vendor == MELLANOX and code in NETWORK_CLASSES else None
 
 
-def _pairs(text: str) -> list[tuple[str, int]]:
+def _read_counts(text: str) -> list[tuple[str, int]]:
     rows = (line.split() for line in text.splitlines())
     return [(row[0], int(row[1])) for row in rows if len(row) == 2 and row[1].isascii() and row[1].isdigit()]

@@ -1,7 +1,7 @@
-"""The state of systemd units, as `systemctl show` prints it.
+"""Read the state of systemd units from `systemctl show`.
 
-`ARGUMENTS` is what to run; blocks are divided by empty lines, one `Key=value` a line. A unit that is not
-installed answers too, with LoadState=not-found.
+`show_command` builds the command. Its output has a block for each unit with one `Key=value` per line, and an empty line
+between blocks. A unit that is not installed is listed with LoadState=not-found.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What a GPU node may need: NVLink fabrics, persistence mode, DCGM, containers, multi-node NVLink.
+# Units that a GPU node may need: NVLink fabrics, persistence mode, DCGM, containers, multi-node NVLink.
 GPU_UNITS = (
     "nvidia-fabricmanager.service",
     "nvidia-persistenced.service",
@@ -23,7 +23,7 @@ GPU_UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`active` and `sub` are systemd's own words, such as active/running or failed/failed."""
+    """A systemd unit; `active` and `sub` are its states, such as active/running or failed/failed."""
 
     name: str
     load: str
@@ -40,21 +40,21 @@ class Unit:
         return self.active == "active"
 
 
-def arguments(names: Sequence[str] = GPU_UNITS) -> list[str]:
+def show_command(names: Sequence[str] = GPU_UNITS) -> list[str]:
     return ["systemctl", "show", "--property=Id,LoadState,ActiveState,SubState,NRestarts", "--", *names]
 
 
 def read(text: str) -> list[Unit]:
-    """The installed units among those asked for."""
+    """Read the installed units from the output of `show_command`."""
     units = []
     for block in text.strip().split("\n\n"):
-        named = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        restarts = named.get("NRestarts", "")
+        fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        restarts = fields.get("NRestarts", "")
         unit = Unit(
-            named.get("Id", ""),
-            named.get("LoadState", ""),
-            named.get("ActiveState", ""),
-            named.get("SubState", ""),
+            fields.get("Id", ""),
+            fields.get("LoadState", ""),
+            fields.get("ActiveState", ""),
+            fields.get("SubState", ""),
             int(restarts) if restarts.isdigit() else None,
         )
         if unit.name and unit.is_installed:

@@ -1,7 +1,7 @@
-"""What the NVIDIA driver says about each GPU, asked through NVML.
+"""Read each GPU from the NVIDIA driver through NVML.
 
-Comes in: the pynvml module and the families somebody wants. Goes out: numbers under DCGM's names and
-units; what is unsupported is absent. Never here: a deadline, a retry, or a second try: a call may hang
-for ever, and who calls must be able to lose the whole operating-system process it runs in. Nor a dataclass or
-anything else that brings `inspect` along: that process runs on every GPU node, and they cost it 2 MiB.
+In: the pynvml module and the metric families to read. Out: values with DCGM's names and units; unsupported values are
+absent. Never here: a deadline or a retry. A call may hang forever, so the caller runs it in a process that it can
+abandon. Never a dataclass or anything else that imports `inspect` either: that costs 2 MiB, and the process runs on
+every GPU node.
 """

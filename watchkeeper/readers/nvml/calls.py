@@ -1,8 +1,7 @@
-"""The table of NVML calls: what each is called, how it is made, and what its answer holds.
+"""The table of NVML calls: the NVML function of each, how it is called, and the value that it returns.
 
-A row answers either with one number or with named parts; a row with `by_part` is one call for each part
-(a clock, a threshold). A new signal is a row here and a row in packs/. The session makes the calls, and
-whatever they raise is its business.
+A row returns one number or named parts; a row with `read_part` is one call for each part (a clock, a threshold). A new
+metric is a row here and a row in packs/. The session makes the calls and handles their errors.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from watchkeeper.model import clock_reasons
 Answer = float | Mapping[str, float]
 
 NVLINK_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3, "ecc_data": 4}
-# nvml.h: what one NVLink has carried, in KiB; the scope of the field is the link.
+# nvml.h: traffic of one NVLink in KiB; the scope of the field is the link.
 NVLINK_TRAFFIC = {138: "transmitted", 139: "received"}
-# Eighteen on Hopper and Blackwell, the most so far.
+# The highest number so far: Hopper and Blackwell.
 MAX_NVLINKS = 18
 TEMPERATURE_SLOWDOWN_TLIMIT = 194
-# nvml.h: states of the fabric probe. DCGM counts on from there for a probe that ended with an error, and for a state
-# that it does not know (DCGM 4.6 dcgm_structs.h, dcgmFabricManagerStatus_t).
+# nvml.h: states of the fabric probe. DCGM adds a state for a probe that ended with an error, and one for an unknown
+# state (DCGM 4.6 dcgm_structs.h, dcgmFabricManagerStatus_t).
 FABRIC_NOT_SUPPORTED, FABRIC_COMPLETED = 0, 3
 FABRIC_FAILED, FABRIC_UNRECOGNIZED = 4, 5
 
 
 class Unsupported(Exception):
-    """The call works and says that this GPU does not have the thing."""
+    """The call works, but this GPU does not have the feature."""
 
 
 class NvmlCall(NamedTuple):
-    """One NVML call; `nvml` is its name in nvml.h, for people who read a fault."""
+    """One NVML call; `function` is its name in nvml.h, for error messages."""
 
-    nvml: str
-    ask: Callable[[Any, Any], Answer] | None = None
-    by_part: Callable[[Any, Any, int], float] | None = None
+    function: str
+    read: Callable[[Any, Any], Answer] | None = None
+    read_part: Callable[[Any, Any, int], float] | None = None
 
 
 def field_number(value: Any) -> float:
-    """The number in an nvmlFieldValue_t, by its type."""
+    """The number in an nvmlFieldValue_t, read by its value type."""
     member = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")[value.valueType]
     number: float = getattr(value.value, member)
     return number
@@ -70,12 +69,12 @@ def _clocks_event_reason(nvml: Any, gpu: Any) -> Answer:
 
 def _slowdown_margin(nvml: Any, gpu: Any) -> Answer:
     try:
-        # 4 µs on an H200, against 1.3 ms for the margin below; both say the same there.
+        # 4 µs on an H200, compared with 1.3 ms for the margin below; both give the same value there.
         slowdown = nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
         return float(slowdown - nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
     except nvml.NVMLError_NotSupported:
         pass
-    # T.Limit counts down to the highest operating temperature; slowdown lies a little beyond it (−2 on an H200).
+    # T.Limit counts down to the highest operating temperature; slowdown is slightly above it (−2 on an H200).
     limit = nvml.nvmlDeviceGetFieldValues(gpu, [TEMPERATURE_SLOWDOWN_TLIMIT])[0]
     if limit.nvmlReturn != nvml.NVML_SUCCESS:
         raise Unsupported("no slowdown temperature")
@@ -93,8 +92,8 @@ def _remapped_rows(nvml: Any, gpu: Any) -> Answer:
 
 
 def _pcie_generation(nvml: Any, gpu: Any) -> Answer:
-    now, most = nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)
-    return {"now": now, "max": most}
+    current, maximum = nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)
+    return {"now": current, "max": maximum}
 
 
 def _pcie_width(nvml: Any, gpu: Any) -> Answer:
@@ -107,44 +106,44 @@ def _power_constraints(nvml: Any, gpu: Any) -> Answer:
 
 
 def _nvlink_errors(nvml: Any, gpu: Any) -> Answer:
-    """Part `3.replay` is the replay counter of link 3; links that do not exist or sleep are absent."""
-    found: dict[str, float] = {}
+    """Part `3.replay` is the replay counter of link 3; links that do not exist or are inactive are absent."""
+    errors: dict[str, float] = {}
     for link in range(MAX_NVLINKS):
         for kind, counter in NVLINK_COUNTERS.items():
             try:
-                found[f"{link}.{kind}"] = nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, link, counter)
+                errors[f"{link}.{kind}"] = nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, link, counter)
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
                 continue
-        if link == 0 and not found:
+        if link == 0 and not errors:
             raise Unsupported("no NVLink counters")
-    return found
+    return errors
 
 
 def _nvlink_up(nvml: Any, gpu: Any) -> Answer:
-    """1 for a link that is up, 0 for one that is down; part is the link."""
-    found: dict[str, float] = {}
+    """1 for a link that is up, 0 for a link that is down; the part is the link number."""
+    link_states: dict[str, float] = {}
     for link in range(MAX_NVLINKS):
         try:
-            found[str(link)] = nvml.nvmlDeviceGetNvLinkState(gpu, link)
+            link_states[str(link)] = nvml.nvmlDeviceGetNvLinkState(gpu, link)
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
             continue
-    if not found:
+    if not link_states:
         raise Unsupported("no NVLink")
-    return found
+    return link_states
 
 
 def _nvlink_traffic(nvml: Any, gpu: Any) -> Answer:
-    """Part `3.received` is what link 3 has received; all links in one call."""
-    asked = [(field, link) for link in range(MAX_NVLINKS) for field in NVLINK_TRAFFIC]
-    answers = nvml.nvmlDeviceGetFieldValues(gpu, asked)
-    found = {
+    """Part `3.received` is the received traffic of link 3; one call reads all links."""
+    fields = [(field, link) for link in range(MAX_NVLINKS) for field in NVLINK_TRAFFIC]
+    answers = nvml.nvmlDeviceGetFieldValues(gpu, fields)
+    traffic = {
         f"{link}.{NVLINK_TRAFFIC[field]}": field_number(answer)
-        for (field, link), answer in zip(asked, answers, strict=True)
+        for (field, link), answer in zip(fields, answers, strict=True)
         if answer.nvmlReturn == 0
     }
-    if not found:
+    if not traffic:
         raise Unsupported("no NVLink traffic counters")
-    return found
+    return traffic
 
 
 def _fabric(nvml: Any, gpu: Any) -> Answer:
@@ -157,7 +156,7 @@ def _fabric(nvml: Any, gpu: Any) -> Answer:
 
 
 def _fabric_status(fabric: Any) -> int:
-    """DCGM's word for the probe: NVML's state, but a completed probe counts only if it also ended well."""
+    """DCGM's status of the probe: NVML's state, except that a probe that completed with an error is failed."""
     state = int(fabric.state)
     if state > FABRIC_COMPLETED:
         return FABRIC_UNRECOGNIZED
@@ -165,8 +164,11 @@ def _fabric_status(fabric: Any) -> int:
 
 
 def _processes(nvml: Any, gpu: Any) -> Answer:
-    seen = [*nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu), *nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(gpu)]
-    return float(len({entry.pid for entry in seen}))
+    processes = [
+        *nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu),
+        *nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(gpu),
+    ]
+    return float(len({entry.pid for entry in processes}))
 
 
 def _inforom_valid(nvml: Any, gpu: Any) -> Answer:
@@ -191,19 +193,19 @@ def _vgpu_license(nvml: Any, gpu: Any) -> Answer:
     return int(any(feature.featureState for feature in features.gridLicensableFeatures[:count]))
 
 
-def _plain(nvml: str) -> NvmlCall:
-    """A call that takes a handle and gives a number."""
-    return NvmlCall(nvml, lambda module, gpu: getattr(module, nvml)(gpu))
+def _read_number(function: str) -> NvmlCall:
+    """A call that takes a handle and returns a number."""
+    return NvmlCall(function, lambda module, gpu: getattr(module, function)(gpu))
 
 
-def _first(nvml: str) -> NvmlCall:
-    """A call that takes a handle and gives a pair, of which the first is meant."""
-    return NvmlCall(nvml, lambda module, gpu: getattr(module, nvml)(gpu)[0])
+def _read_first(function: str) -> NvmlCall:
+    """A call that takes a handle and returns a pair; the first value is used."""
+    return NvmlCall(function, lambda module, gpu: getattr(module, function)(gpu)[0])
 
 
-def _by_part(nvml: str) -> NvmlCall:
+def _read_by_part(function: str) -> NvmlCall:
     """A call that takes a handle and one number, such as a clock domain."""
-    return NvmlCall(nvml, by_part=lambda module, gpu, part: getattr(module, nvml)(gpu, part))
+    return NvmlCall(function, read_part=lambda module, gpu, part: getattr(module, function)(gpu, part))
 
 
 CALLS: Mapping[str, NvmlCall] = {
@@ -211,27 +213,27 @@ CALLS: Mapping[str, NvmlCall] = {
     "memory": NvmlCall("nvmlDeviceGetMemoryInfo_v2", _memory),
     "bar1": NvmlCall("nvmlDeviceGetBAR1MemoryInfo", _bar1),
     "temperature": NvmlCall("nvmlDeviceGetTemperature", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0)),
-    "margin": _plain("nvmlDeviceGetMarginTemperature"),
+    "margin": _read_number("nvmlDeviceGetMarginTemperature"),
     "slowdown_margin": NvmlCall("nvmlDeviceGetMarginTemperature", _slowdown_margin),
-    "threshold": _by_part("nvmlDeviceGetTemperatureThreshold"),
-    "clock": _by_part("nvmlDeviceGetClockInfo"),
-    "max_clock": _by_part("nvmlDeviceGetMaxClockInfo"),
-    "clocks_event": _plain("nvmlDeviceGetCurrentClocksEventReasons"),
+    "threshold": _read_by_part("nvmlDeviceGetTemperatureThreshold"),
+    "clock": _read_by_part("nvmlDeviceGetClockInfo"),
+    "max_clock": _read_by_part("nvmlDeviceGetMaxClockInfo"),
+    "clocks_event": _read_number("nvmlDeviceGetCurrentClocksEventReasons"),
     "clocks_event_reason": NvmlCall("nvmlDeviceGetCurrentClocksEventReasons", _clocks_event_reason),
-    "pstate": _plain("nvmlDeviceGetPerformanceState"),
-    "fan": _plain("nvmlDeviceGetFanSpeed"),
-    "power": _plain("nvmlDeviceGetPowerUsage"),
-    "power_limit": _plain("nvmlDeviceGetPowerManagementLimit"),
-    "power_default": _plain("nvmlDeviceGetPowerManagementDefaultLimit"),
+    "pstate": _read_number("nvmlDeviceGetPerformanceState"),
+    "fan": _read_number("nvmlDeviceGetFanSpeed"),
+    "power": _read_number("nvmlDeviceGetPowerUsage"),
+    "power_limit": _read_number("nvmlDeviceGetPowerManagementLimit"),
+    "power_default": _read_number("nvmlDeviceGetPowerManagementDefaultLimit"),
     "power_constraints": NvmlCall("nvmlDeviceGetPowerManagementLimitConstraints", _power_constraints),
-    "power_enforced": _plain("nvmlDeviceGetEnforcedPowerLimit"),
-    "energy": _plain("nvmlDeviceGetTotalEnergyConsumption"),
-    "pcie_throughput": _by_part("nvmlDeviceGetPcieThroughput"),
-    "pcie_replay": _plain("nvmlDeviceGetPcieReplayCounter"),
+    "power_enforced": _read_number("nvmlDeviceGetEnforcedPowerLimit"),
+    "energy": _read_number("nvmlDeviceGetTotalEnergyConsumption"),
+    "pcie_throughput": _read_by_part("nvmlDeviceGetPcieThroughput"),
+    "pcie_replay": _read_number("nvmlDeviceGetPcieReplayCounter"),
     "pcie_generation": NvmlCall("nvmlDeviceGetCurrPcieLinkGeneration", _pcie_generation),
     "pcie_width": NvmlCall("nvmlDeviceGetCurrPcieLinkWidth", _pcie_width),
-    "encoder": _first("nvmlDeviceGetEncoderUtilization"),
-    "decoder": _first("nvmlDeviceGetDecoderUtilization"),
+    "encoder": _read_first("nvmlDeviceGetEncoderUtilization"),
+    "decoder": _read_first("nvmlDeviceGetDecoderUtilization"),
     "remap_banks": NvmlCall("nvmlDeviceGetRowRemapperHistogram", _remap_banks),
     "remapped_rows": NvmlCall("nvmlDeviceGetRemappedRows", _remapped_rows),
     "nvlink_errors": NvmlCall("nvmlDeviceGetNvLinkErrorCounter", _nvlink_errors),
@@ -241,9 +243,9 @@ CALLS: Mapping[str, NvmlCall] = {
     "processes": NvmlCall("nvmlDeviceGetComputeRunningProcesses_v3", _processes),
     "inforom_valid": NvmlCall("nvmlDeviceValidateInforom", _inforom_valid),
     "sram_threshold": NvmlCall("nvmlDeviceGetSramEccErrorStatus", _sram_threshold),
-    "unrepairable": _plain("nvmlDeviceGetUnrepairableMemoryFlag_v1"),
+    "unrepairable": _read_number("nvmlDeviceGetUnrepairableMemoryFlag_v1"),
     "vgpu_license": NvmlCall("nvmlDeviceGetGridLicensableFeatures_v4", _vgpu_license),
-    "persistence": _plain("nvmlDeviceGetPersistenceMode"),
-    "mig_mode": _first("nvmlDeviceGetMigMode"),
-    "compute_mode": _plain("nvmlDeviceGetComputeMode"),
+    "persistence": _read_number("nvmlDeviceGetPersistenceMode"),
+    "mig_mode": _read_first("nvmlDeviceGetMigMode"),
+    "compute_mode": _read_number("nvmlDeviceGetComputeMode"),
 }

@@ -1,7 +1,7 @@
-"""Which families are read: our default set, or what a counters file of dcgm-exporter asks for.
+"""Choose the metric families to read: the default set, or the fields of a dcgm-exporter counters file.
 
-The rows are packs/dcgm_fields.csv (DCGM's names) and packs/gpu_families.csv (what dcgm-exporter lacks). The
-agent chooses once, at its start, and gives the choice to the sampler.
+The families are in packs/dcgm_fields.csv (DCGM's names) and packs/gpu_families.csv (metrics that dcgm-exporter lacks).
+The agent chooses once, when it starts, and passes the families to the sampler.
 """
 
 from __future__ import annotations
@@ -16,41 +16,43 @@ from watchkeeper.readers.nvml.families import Cadence, NvmlFamily
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Families to export, and a sentence about each wish that cannot be met."""
+class FamilyChoice:
+    """The families to export, and a problem for each field that NVML does not provide."""
 
     families: tuple[NvmlFamily, ...]
     problems: tuple[str, ...] = ()
 
 
 @cache
-def dcgm_families() -> Mapping[str, tuple[NvmlFamily, bool]]:
-    """DCGM's fields by name, old and new (DCGM 4.6), and whether we export them unasked."""
-    found: dict[str, tuple[NvmlFamily, bool]] = {}
+def load_dcgm_families() -> Mapping[str, tuple[NvmlFamily, bool]]:
+    """DCGM's fields by name, old and new (DCGM 4.6), and whether they are in the default set."""
+    families: dict[str, tuple[NvmlFamily, bool]] = {}
     for family, new_name, is_chosen in pack.load("dcgm_fields.csv", _read_dcgm):
-        found[family.name] = (family, is_chosen)
+        families[family.name] = (family, is_chosen)
         if new_name:
-            found[new_name] = (family._replace(name=new_name), False)
-    return found
+            families[new_name] = (family._replace(name=new_name), False)
+    return families
 
 
 @cache
-def own_families() -> tuple[NvmlFamily, ...]:
+def load_own_families() -> tuple[NvmlFamily, ...]:
     return pack.load("gpu_families.csv", _read_own)
 
 
-def choose_families(wanted: Iterable[counters_csv.CounterField] | None = None) -> Choice:
-    """What a counters file asks for, or our default set; our own families are always part of it."""
-    if wanted is None:
-        return Choice((*(family for family, is_chosen in dcgm_families().values() if is_chosen), *own_families()))
+def choose_families(counters: Iterable[counters_csv.CounterField] | None = None) -> FamilyChoice:
+    """The families of a counters file, or the default set; Watchkeeper's own families are always included."""
+    if counters is None:
+        return FamilyChoice(
+            (*(family for family, is_chosen in load_dcgm_families().values() if is_chosen), *load_own_families())
+        )
     families, problems = [], []
-    for counter in wanted:
-        if counter.name in dcgm_families():
-            family = dcgm_families()[counter.name][0]
+    for counter in counters:
+        if counter.name in load_dcgm_families():
+            family = load_dcgm_families()[counter.name][0]
             families.append(family._replace(prom_type=counter.prom_type, help=counter.help))
         else:
-            problems.append(f"line {counter.line}: NVML cannot give {counter.name}; it is left out")
-    return Choice((*families, *own_families()), tuple(problems))
+            problems.append(f"line {counter.line}: NVML does not provide {counter.name}; the field was dropped")
+    return FamilyChoice((*families, *load_own_families()), tuple(problems))
 
 
 def _read_dcgm(cells: Mapping[str, str]) -> tuple[NvmlFamily, str, bool]:

@@ -1,8 +1,7 @@
-"""NVML's own event set: Xid, ECC, power source and recovery events as they happen.
+"""Wait for NVML events: Xid, ECC, power source and recovery events as they happen.
 
-The reader child waits here in a thread of its own, with a timeout, and sends each fact on. A fact says
-what the library said and nothing more; the kernel line about the same Xid says which process it was, and
-whoever has both merges them.
+The reader child waits in a separate thread, with a timeout, and sends each event to the agent. An event has only what
+NVML reports; the kernel log line of the same Xid names the process, and the agent merges the two.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ KINDS: Mapping[int, str] = {
     0x4000: "gpu_unavailable",
     0x8000: "recovery_action",
 }
-# Clock and performance-state events are left out: at idle they come several times a second, and waiting for them took
-# 0.68 % of a core on an H200 against 0.01 % without (docs/reference/performance.md). The clocks and the reasons that
-# hold them down are sampled anyway.
+# Clock and performance-state events are excluded: on an idle GPU they come several times a second, and waiting for them
+# used 0.68 % of a core on an H200, compared with 0.01 % without (docs/reference/performance.md). Clocks and clock event
+# reasons are sampled anyway.
 EXCLUDED_EVENTS = 0x4 | 0x10
 WATCHED_EVENTS = sum(KINDS) & ~EXCLUDED_EVENTS
 
 
 class DriverEvent(NamedTuple):
-    """One event as NVML gave it; `detail` is its number, for an Xid the code."""
+    """One NVML event; `detail` is its event data, for an Xid the code."""
 
     kind: str
     uuid: str | None
@@ -44,7 +43,7 @@ class DriverEvent(NamedTuple):
 
 
 class EventSet:
-    """The events of every registered GPU."""
+    """The NVML event set of all registered GPUs."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -52,7 +51,7 @@ class EventSet:
         self._uuids: dict[int, str] = {}
 
     def register(self, gpu: Any, uuid: str) -> bool:
-        """Watch one more GPU; False if it has no events that we want."""
+        """Watch a GPU; False if it supports none of the watched events."""
         try:
             types = WATCHED_EVENTS & self._nvml.nvmlDeviceGetSupportedEventTypes(gpu)
             if types == 0:
@@ -64,15 +63,15 @@ class EventSet:
         return True
 
     def wait(self, timeout_ms: int) -> DriverEvent | None:
-        """The next event, or None after the timeout. What else NVML says is raised as it is."""
+        """The next event, or None after the timeout; other NVML errors are raised."""
         try:
-            found = self._nvml.nvmlEventSetWait_v2(self._set, timeout_ms)
+            event = self._nvml.nvmlEventSetWait_v2(self._set, timeout_ms)
         except self._nvml.NVMLError_Timeout:
             return None
-        kind = KINDS.get(found.eventType, f"event_{found.eventType:#x}")
-        # Without MIG both instance ids are all ones.
-        slice_id = None if found.gpuInstanceId == 0xFFFFFFFF else int(found.gpuInstanceId)
-        return DriverEvent(kind, self._uuids.get(_address(found.device)), int(found.eventData), slice_id)
+        kind = KINDS.get(event.eventType, f"event_{event.eventType:#x}")
+        # Without MIG both instance ids have all bits set.
+        slice_id = None if event.gpuInstanceId == 0xFFFFFFFF else int(event.gpuInstanceId)
+        return DriverEvent(kind, self._uuids.get(_address(event.device)), int(event.eventData), slice_id)
 
 
 def _address(handle: Any) -> int:

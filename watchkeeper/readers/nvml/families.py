@@ -1,7 +1,7 @@
-"""A metric family: its name and type, and which NVML call with which scale fills it.
+"""A metric family: its name and type, and the NVML call and scale that give its value.
 
-`choice` reads the families from packs/; the session asks NVML by `call` and `part`, the page writes `head`
-above the samples. The reader child is handed its families as plain values and needs no table.
+`choice` loads the families from packs/; the session calls NVML by `call` and `part`, and the metrics page writes `head`
+above the samples. The agent sends the families to the reader child, which needs no table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ALL_PARTS = "*"
 
 
 class Cadence(StrEnum):
-    """How often a family is asked for; the sampler says how long each is."""
+    """How often a family is read; the sampler defines the intervals."""
 
     FAST = "fast"
     SLOW = "slow"
@@ -25,7 +25,7 @@ class Cadence(StrEnum):
 
 
 class NvmlFamily(NamedTuple):
-    """One metric family. `labels` are the names that the parts of an `*` answer fill, joined by a dot."""
+    """One metric family. `labels` name the dot-separated parts of an answer, if `part` is `*`."""
 
     name: str
     prom_type: str

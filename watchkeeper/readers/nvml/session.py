@@ -1,8 +1,7 @@
-"""One open NVML: which GPUs there are, and a reading of one of them.
+"""An NVML session: counts the GPUs and reads one GPU at a time.
 
-The reader child (`agent.gpus.reader_child`) opens a session and asks for one GPU at a time. Each question
-is announced through `note` before it is put to the driver, so that whoever watches from outside can say
-which call hangs. A question that a GPU does not support is not put again in this session.
+The reader child (`agent.gpus.reader_child`) opens a session. Before each call the session passes its name to `note`, so
+that the agent can report which call hangs. A call that a GPU does not support is not repeated in this session.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from watchkeeper.readers.nvml.calls import CALLS, Answer, Unsupported, field_num
 from watchkeeper.readers.nvml.families import ALL_PARTS, Cadence, NvmlFamily
 from watchkeeper.readers.nvml.programs import Programs
 
-# INVALID_ARGUMENT is what older drivers say to field ids they do not know.
+# Older drivers return INVALID_ARGUMENT for field ids that they do not know.
 UNSUPPORTED = frozenset(
     {
         "INVALID_ARGUMENT",
@@ -27,19 +26,19 @@ UNSUPPORTED = frozenset(
         "DEPRECATED",
     }
 )
-# The driver has nothing to say yet, or not in this state; that is no error of the GPU.
-SILENT = frozenset({"NO_DATA", "NOT_READY", "INVALID_STATE"})
+# The driver has no value yet, or not in this state; this is not an error of the GPU.
+NO_ANSWER = frozenset({"NO_DATA", "NOT_READY", "INVALID_STATE"})
 LOST = "GPU_IS_LOST"
-# The `call` of families that many of which are asked for in one nvmlDeviceGetFieldValues.
+# The `call` of families that are read together with one nvmlDeviceGetFieldValues.
 FIELDS = "field"
 
-Note = Callable[[str], None]
+CallNote = Callable[[str], None]
 # A number, or one number for each part of an answer.
 Value = float | dict[str, float]
 
 
 class NvmlBroken(CollectError):
-    """NVML cannot be used at all; `reason` is the library's own word, such as DRIVER_NOT_LOADED."""
+    """NVML cannot be used; `reason` is its error name, such as DRIVER_NOT_LOADED."""
 
     def __init__(self, reason: str, problem: str) -> None:
         super().__init__(problem)
@@ -47,11 +46,11 @@ class NvmlBroken(CollectError):
 
 
 class NvmlQuery(NamedTuple):
-    """One thing to put to the driver, and the families that its answer fills; `ask` None: fields in one call."""
+    """One driver call and the families that it fills; `read` is None for fields that are read in one call."""
 
     key: str
-    nvml: str
-    ask: Callable[[Any, Any], Answer] | None
+    function: str
+    read: Callable[[Any, Any], Answer] | None
     families: tuple[NvmlFamily, ...]
 
 
@@ -68,7 +67,7 @@ class MigSlice:
 
 
 class SessionGpu:
-    """One GPU of this session and what is known about it."""
+    """One GPU of this session, with its identity and unsupported calls."""
 
     def __init__(self, handle: Any, identity: dict[str, str]) -> None:
         self.handle = handle
@@ -80,9 +79,9 @@ class SessionGpu:
 
 
 class NvmlReading:
-    """What one GPU answered; `lost` names the call that found it gone from the bus, `refused` says why it has no name.
+    """The values of one GPU; `lost` names the call that failed because the GPU is off the bus.
 
-    The first GPM sample of a GPU says nothing yet: then `is_profiled` is False.
+    `refused` is the error if the GPU could not be identified. `is_profiled` is False until the second GPM sample.
     """
 
     def __init__(self, errors: dict[str, str] | None = None) -> None:
@@ -93,21 +92,21 @@ class NvmlReading:
         self.lost: str | None = None
         self.refused: str | None = None
         self.is_profiled = False
-        # None: the GPU does not tell. Each is pid, slice and busy percent, see `programs`.
+        # Rows of pid, MIG instance and utilisation percent, see `programs`; None if the GPU does not report them.
         self.programs: list[list[int | None]] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Without what is empty, for the wire."""
-        named = {
+        """The values that are not empty, for the message to the agent."""
+        fields = {
             name: getattr(self, name)
             for name in ("identity", "values", "slices", "errors", "lost", "refused", "is_profiled")
         }
-        told = {name: value for name, value in named.items() if value}
-        return told if self.programs is None else {**told, "programs": self.programs}
+        filled = {name: value for name, value in fields.items() if value}
+        return filled if self.programs is None else {**filled, "programs": self.programs}
 
 
 class GpuLost(Exception):
-    """The GPU is off the bus; the message is the call that said so."""
+    """The GPU is off the bus; the message is the call that failed."""
 
 
 def load() -> Any:
@@ -120,26 +119,26 @@ def load() -> Any:
 
 
 class Session:
-    """Opens NVML at once; NvmlBroken if that fails."""
+    """Opens NVML when it is created; NvmlBroken if that fails."""
 
-    def __init__(self, nvml: Any, families: Iterable[NvmlFamily], note: Note) -> None:
+    def __init__(self, nvml: Any, families: Iterable[NvmlFamily], note: CallNote) -> None:
         self.nvml = nvml
-        self._tell = note
+        self._note_call = note
         self._call = ""
-        self._words: dict[int, str] = {
+        self._error_names: dict[int, str] = {
             code: name.removeprefix("NVML_ERROR_")
             for name, code in vars(nvml).items()
             if name.startswith("NVML_ERROR_") and isinstance(code, int)
         }
         self._devices: dict[int, SessionGpu] = {}
-        wanted = tuple(families)
-        self._texts = tuple(family.part for family in wanted if family.call == "text")
-        self._gpm = tuple(family for family in wanted if family.call == "gpm")
+        all_families = tuple(families)
+        self._texts = tuple(family.part for family in all_families if family.call == "text")
+        self._gpm = tuple(family for family in all_families if family.call == "gpm")
         self._gpm_metrics = sorted({int(part) for family in self._gpm for part in family.part.split("+")})
-        whole = [family for family in wanted if not family.is_per_slice]
-        sliced = [family for family in wanted if family.is_per_slice]
-        self._plan = {cadence: _questions(whole, cadence) for cadence in Cadence}
-        self._slice_plan = {cadence: _questions(sliced, cadence) for cadence in Cadence}
+        gpu_families = [family for family in all_families if not family.is_per_slice]
+        slice_families = [family for family in all_families if family.is_per_slice]
+        self._plan = {cadence: _build_queries(gpu_families, cadence) for cadence in Cadence}
+        self._slice_plan = {cadence: _build_queries(slice_families, cadence) for cadence in Cadence}
         try:
             self._note("nvmlInit")
             nvml.nvmlInit()
@@ -151,18 +150,18 @@ class Session:
 
     def _note(self, call: str) -> None:
         self._call = call
-        self._tell(call)
+        self._note_call(call)
 
     def error_name(self, error: Any) -> str:
-        """The library's name of an error, such as NOT_SUPPORTED."""
-        return self._words.get(int(error.value), f"error {error.value}")
+        """NVML's name of an error, such as NOT_SUPPORTED."""
+        return self._error_names.get(int(error.value), f"error {error.value}")
 
     def gpus(self) -> Mapping[int, SessionGpu]:
-        """The GPUs that have been read in this session, by index."""
+        """The GPUs that were read in this session, by index."""
         return self._devices
 
     def read(self, index: int, cadences: Collection[Cadence]) -> NvmlReading:
-        """One GPU now: every family of these cadences that it supports."""
+        """Read every supported family of these cadences from one GPU."""
         reading = NvmlReading()
         try:
             device = self._devices.get(index)
@@ -172,23 +171,25 @@ class Session:
             if Cadence.SLOW in cadences or reading.identity is not None:
                 self._find_slices(device)
             for cadence in cadences:
-                self._put(self._plan[cadence], device.handle, unsupported=device.unsupported, reading=reading)
+                self._run_queries(self._plan[cadence], device.handle, unsupported=device.unsupported, reading=reading)
                 if not device.slices:
-                    self._put(self._slice_plan[cadence], device.handle, unsupported=device.unsupported, reading=reading)
+                    self._run_queries(
+                        self._slice_plan[cadence], device.handle, unsupported=device.unsupported, reading=reading
+                    )
             if Cadence.PROFILE in cadences and not device.slices:
                 self._read_gpm(device, reading)
-            for part in device.slices:
-                self._read_slice(device, part, cadences=cadences, reading=reading)
+            for mig_slice in device.slices:
+                self._read_slice(device, mig_slice, cadences=cadences, reading=reading)
             if Cadence.FAST in cadences:
                 self._read_programs(device, reading)
         except GpuLost as error:
             reading.lost = str(error)
         except self.nvml.NVMLError as error:
-            # Only `_identify` lets these through.
+            # Only `_identify` raises these errors.
             if self.error_name(error) == LOST:
                 reading.lost = self._call
             else:
-                reading.refused = f"{self._call} says {self.error_name(error)}"
+                reading.refused = f"{self._call} failed: {self.error_name(error)}"
         return reading
 
     def _identify(self, index: int) -> SessionGpu:
@@ -202,83 +203,91 @@ class Session:
             "model": _text(nvml.nvmlDeviceGetName(handle)),
             "minor": str(nvml.nvmlDeviceGetMinorNumber(handle)),
         }
-        for text in self._texts:
+        for text_name in self._texts:
             try:
-                identity[f"text.{text}"] = self._ask_text(text, handle)
+                identity[f"text.{text_name}"] = self._read_text(text_name, handle)
             except nvml.NVMLError as error:
                 if self.error_name(error) == LOST:
                     raise
         return SessionGpu(handle, identity)
 
-    def _ask_text(self, text: str, handle: Any) -> str:
+    def _read_text(self, text_name: str, handle: Any) -> str:
         nvml = self.nvml
-        if text in ("driver", "nvml"):
-            return self.driver if text == "driver" else self.library
-        if text.startswith("inforom_") and text != "inforom_image":
+        if text_name in ("driver", "nvml"):
+            return self.driver if text_name == "driver" else self.library
+        if text_name.startswith("inforom_") and text_name != "inforom_image":
             objects = {"oem": nvml.NVML_INFOROM_OEM, "ecc": nvml.NVML_INFOROM_ECC, "power": nvml.NVML_INFOROM_POWER}
-            return _text(nvml.nvmlDeviceGetInforomVersion(handle, objects[text.removeprefix("inforom_")]))
+            return _text(nvml.nvmlDeviceGetInforomVersion(handle, objects[text_name.removeprefix("inforom_")]))
         calls = {
             "brand": nvml.nvmlDeviceGetBrand,
             "serial": nvml.nvmlDeviceGetSerial,
             "inforom_image": nvml.nvmlDeviceGetInforomImageVersion,
             "vbios": nvml.nvmlDeviceGetVbiosVersion,
         }
-        return _text(calls[text](handle))
+        return _text(calls[text_name](handle))
 
-    def _put(self, plan: Iterable[NvmlQuery], handle: Any, *, unsupported: set[str], reading: NvmlReading) -> None:
-        """Put every question of a plan to the driver and sort its answers under their families."""
-        for question in plan:
-            if question.key in unsupported:
+    def _run_queries(
+        self, plan: Iterable[NvmlQuery], handle: Any, *, unsupported: set[str], reading: NvmlReading
+    ) -> None:
+        """Make every call of a plan and store its values under their families."""
+        for query in plan:
+            if query.key in unsupported:
                 continue
-            self._note(question.nvml)
+            self._note(query.function)
             try:
-                if question.ask is None:
-                    self._put_fields(question, handle, unsupported=unsupported, reading=reading)
+                if query.read is None:
+                    self._read_fields(query, handle, unsupported=unsupported, reading=reading)
                 else:
-                    _fill(reading.values, question.families, question.ask(self.nvml, handle))
+                    _fill_values(reading.values, query.families, query.read(self.nvml, handle))
             except (Unsupported, AttributeError):
-                # AttributeError: an nvidia-ml-py older than this call.
-                unsupported.add(question.key)
+                # AttributeError: this version of nvidia-ml-py does not have the call.
+                unsupported.add(query.key)
             except self.nvml.NVMLError as error:
-                self._refused(
-                    question.key, question.nvml, word=self.error_name(error), unsupported=unsupported, reading=reading
+                self._record_error(
+                    query.key,
+                    query.function,
+                    error_name=self.error_name(error),
+                    unsupported=unsupported,
+                    reading=reading,
                 )
 
-    def _put_fields(self, question: NvmlQuery, handle: Any, *, unsupported: set[str], reading: NvmlReading) -> None:
-        """Many fields in one call; each has its own verdict."""
-        families = [family for family in question.families if f"{FIELDS}.{family.part}" not in unsupported]
+    def _read_fields(self, query: NvmlQuery, handle: Any, *, unsupported: set[str], reading: NvmlReading) -> None:
+        """Read many fields in one call; each has its own return code."""
+        families = [family for family in query.families if f"{FIELDS}.{family.part}" not in unsupported]
         if not families:
-            unsupported.add(question.key)
+            unsupported.add(query.key)
             return
-        found = self.nvml.nvmlDeviceGetFieldValues(handle, [int(family.part) for family in families])
-        for family, value in zip(families, found, strict=True):
+        values = self.nvml.nvmlDeviceGetFieldValues(handle, [int(family.part) for family in families])
+        for family, value in zip(families, values, strict=True):
             if value.nvmlReturn == self.nvml.NVML_SUCCESS:
-                _fill(reading.values, (family,), field_number(value))
+                _fill_values(reading.values, (family,), field_number(value))
                 continue
-            word = self._words.get(value.nvmlReturn, f"error {value.nvmlReturn}")
-            self._refused(
+            error_name = self._error_names.get(value.nvmlReturn, f"error {value.nvmlReturn}")
+            self._record_error(
                 f"{FIELDS}.{family.part}",
-                f"{question.nvml}({family.part})",
-                word=word,
+                f"{query.function}({family.part})",
+                error_name=error_name,
                 unsupported=unsupported,
                 reading=reading,
             )
 
-    def _refused(self, key: str, nvml: str, *, word: str, unsupported: set[str], reading: NvmlReading) -> None:
-        if word == LOST:
-            raise GpuLost(nvml)
-        if word in UNSUPPORTED:
+    def _record_error(
+        self, key: str, call: str, *, error_name: str, unsupported: set[str], reading: NvmlReading
+    ) -> None:
+        if error_name == LOST:
+            raise GpuLost(call)
+        if error_name in UNSUPPORTED:
             unsupported.add(key)
-        elif word not in SILENT:
-            reading.errors[nvml] = word
+        elif error_name not in NO_ANSWER:
+            reading.errors[call] = error_name
 
     def _read_gpm(
         self, device: SessionGpu | MigSlice, reading: NvmlReading, *, parent: SessionGpu | None = None
     ) -> None:
-        key, nvml = "gpm", "nvmlGpmSampleGet"
+        key, call = "gpm", "nvmlGpmSampleGet"
         if key in device.unsupported or not self._gpm:
             return
-        self._note(nvml)
+        self._note(call)
         try:
             if device.gpm is None:
                 handle = device.handle if parent is None else parent.handle
@@ -286,13 +295,15 @@ class Session:
                     raise Unsupported("no GPM")
                 slice_id = device.id if isinstance(device, MigSlice) else None
                 device.gpm = gpm.Gpm(self.nvml, handle, self._gpm_metrics, slice_id=slice_id)
-            found = device.gpm.read()
-            reading.is_profiled = bool(found)
-            _fill_gpm(reading.values, self._gpm, found)
+            metrics = device.gpm.read()
+            reading.is_profiled = bool(metrics)
+            _fill_gpm(reading.values, self._gpm, metrics)
         except (Unsupported, AttributeError):
             device.unsupported.add(key)
         except self.nvml.NVMLError as error:
-            self._refused(key, nvml, word=self.error_name(error), unsupported=device.unsupported, reading=reading)
+            self._record_error(
+                key, call, error_name=self.error_name(error), unsupported=device.unsupported, reading=reading
+            )
 
     def _read_programs(self, device: SessionGpu, reading: NvmlReading) -> None:
         key = "programs"
@@ -302,102 +313,108 @@ class Session:
             except AttributeError:
                 device.unsupported.add(key)
             except self.nvml.NVMLError as error:
-                word = self.error_name(error)
-                self._refused(key, self._call, word=word, unsupported=device.unsupported, reading=reading)
+                error_name = self.error_name(error)
+                self._record_error(
+                    key, self._call, error_name=error_name, unsupported=device.unsupported, reading=reading
+                )
 
     def _read_slice(
-        self, device: SessionGpu, part: MigSlice, *, cadences: Collection[Cadence], reading: NvmlReading
+        self, device: SessionGpu, mig_slice: MigSlice, *, cadences: Collection[Cadence], reading: NvmlReading
     ) -> None:
-        own = NvmlReading(errors=reading.errors)
+        slice_reading = NvmlReading(errors=reading.errors)
         for cadence in cadences:
-            self._put(self._slice_plan[cadence], part.handle, unsupported=part.unsupported, reading=own)
+            self._run_queries(
+                self._slice_plan[cadence], mig_slice.handle, unsupported=mig_slice.unsupported, reading=slice_reading
+            )
         if Cadence.PROFILE in cadences:
-            self._read_gpm(part, own, parent=device)
-        reading.is_profiled |= own.is_profiled
-        reading.slices.append({"id": part.id, "profile": part.profile, "values": own.values, "uuid": part.uuid})
+            self._read_gpm(mig_slice, slice_reading, parent=device)
+        reading.is_profiled |= slice_reading.is_profiled
+        reading.slices.append(
+            {"id": mig_slice.id, "profile": mig_slice.profile, "values": slice_reading.values, "uuid": mig_slice.uuid}
+        )
 
     def _find_slices(self, device: SessionGpu) -> None:
-        """Look at how the GPU is partitioned now, keeping what is known of a slice that is still there."""
+        """Update the MIG instances of the GPU, and keep the state of instances that still exist."""
         nvml, key = self.nvml, "slices"
         if key in device.unsupported:
             return
         self._note("nvmlDeviceGetMigMode")
         try:
             is_on = bool(nvml.nvmlDeviceGetMigMode(device.handle)[0])
-            most = nvml.nvmlDeviceGetMaxMigDeviceCount(device.handle) if is_on else 0
+            max_slices = nvml.nvmlDeviceGetMaxMigDeviceCount(device.handle) if is_on else 0
         except nvml.NVMLError as error:
             if self.error_name(error) == LOST:
                 raise GpuLost("nvmlDeviceGetMigMode") from error
             device.unsupported.add(key)
             return
-        known = {(part.id, part.profile): part for part in device.slices}
-        found: dict[int, MigSlice] = {}
-        for place in range(most):
+        previous_slices = {(mig_slice.id, mig_slice.profile): mig_slice for mig_slice in device.slices}
+        slices: dict[int, MigSlice] = {}
+        for slice_index in range(max_slices):
             try:
-                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, place)
+                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, slice_index)
                 slice_id = int(nvml.nvmlDeviceGetGpuInstanceId(handle))
                 profile = _profile(_text(nvml.nvmlDeviceGetName(handle)))
             except nvml.NVMLError:
-                # An empty place in the list.
+                # An unused index.
                 continue
-            part = known.get((slice_id, profile)) or MigSlice(slice_id, profile, handle)
+            part = previous_slices.get((slice_id, profile)) or MigSlice(slice_id, profile, handle)
             part.handle, part.uuid = handle, self._slice_uuid(handle)
-            found.setdefault(slice_id, part)
+            slices.setdefault(slice_id, part)
         for part in device.slices:
-            if part.gpm is not None and part not in found.values():
+            if part.gpm is not None and part not in slices.values():
                 part.gpm.free()
-        device.slices = list(found.values())
+        device.slices = list(slices.values())
 
     def _slice_uuid(self, handle: Any) -> str:
-        """The name under which the kubelet knows a slice; a slice may vanish between two calls."""
+        """The UUID of a MIG instance, which the kubelet uses; empty if the instance vanished between two calls."""
         try:
             return _text(self.nvml.nvmlDeviceGetUUID(handle))
         except self.nvml.NVMLError:
             return ""
 
 
-def _questions(families: Iterable[NvmlFamily], cadence: Cadence) -> tuple[NvmlQuery, ...]:
-    """What to put to the driver for these families: each call once, fields together."""
+def _build_queries(families: Iterable[NvmlFamily], cadence: Cadence) -> tuple[NvmlQuery, ...]:
+    """The calls for these families: each call once, and all fields in one call."""
     by_call: dict[tuple[str, str], list[NvmlFamily]] = {}
     for family in families:
         if family.cadence is not cadence or family.call in ("gpm", "text", "event"):
             continue
-        is_by_part = family.call != FIELDS and CALLS[family.call].by_part is not None
+        is_by_part = family.call != FIELDS and CALLS[family.call].read_part is not None
         by_call.setdefault((family.call, family.part if is_by_part else ""), []).append(family)
-    return tuple(_question(call, part, tuple(group)) for (call, part), group in by_call.items())
+    return tuple(_build_query(call, part, tuple(group)) for (call, part), group in by_call.items())
 
 
-def _question(call: str, part: str, families: tuple[NvmlFamily, ...]) -> NvmlQuery:
+def _build_query(call: str, part: str, families: tuple[NvmlFamily, ...]) -> NvmlQuery:
     if call == FIELDS:
         return NvmlQuery(f"{FIELDS}@{families[0].cadence}", "nvmlDeviceGetFieldValues", None, families)
-    row = CALLS[call]
-    if row.by_part is not None:
-        ask_part, number = row.by_part, int(part)
-        return NvmlQuery(f"{call}.{part}", row.nvml, lambda nvml, gpu: ask_part(nvml, gpu, number), families)
-    assert row.ask is not None
-    return NvmlQuery(call, row.nvml, row.ask, families)
+    nvml_call = CALLS[call]
+    if nvml_call.read_part is not None:
+        read_part, number = nvml_call.read_part, int(part)
+        return NvmlQuery(f"{call}.{part}", nvml_call.function, lambda nvml, gpu: read_part(nvml, gpu, number), families)
+    assert nvml_call.read is not None
+    return NvmlQuery(call, nvml_call.function, nvml_call.read, families)
 
 
-def _fill(values: dict[str, Value], families: Iterable[NvmlFamily], answer: Answer) -> None:
+def _fill_values(values: dict[str, Value], families: Iterable[NvmlFamily], answer: Answer) -> None:
     for family in families:
         if not isinstance(answer, Mapping):
-            values[family.name] = _scaled(family, answer)
+            values[family.name] = _scale(family, answer)
         elif family.part == ALL_PARTS:
-            values[family.name] = {part: _scaled(family, number) for part, number in answer.items()}
+            values[family.name] = {part: _scale(family, number) for part, number in answer.items()}
         elif family.part in answer:
-            values[family.name] = _scaled(family, answer[family.part])
+            values[family.name] = _scale(family, answer[family.part])
 
 
-def _fill_gpm(values: dict[str, Value], families: Iterable[NvmlFamily], found: Mapping[int, float]) -> None:
+def _fill_gpm(values: dict[str, Value], families: Iterable[NvmlFamily], metrics: Mapping[int, float]) -> None:
     for family in families:
-        parts = [found.get(int(part)) for part in family.part.split("+")]
-        known = [number for number in parts if number is not None]
-        if len(known) == len(parts):
-            values[family.name] = _scaled(family, sum(known))
+        parts = [metrics.get(int(part)) for part in family.part.split("+")]
+        numbers = [number for number in parts if number is not None]
+        if len(numbers) == len(parts):
+            values[family.name] = _scale(family, sum(numbers))
 
 
-def _scaled(family: NvmlFamily, number: float) -> float:
-    # DCGM cuts whole numbers off: 644939776 bytes are 615 MiB.
+def _scale(family: NvmlFamily, number: float) -> float:
+    # DCGM truncates to whole numbers: 644939776 bytes are 615 MiB.
     return (
         number * family.scale if family.is_float else int(number * family.scale) if family.scale != 1 else int(number)
     )

@@ -77,7 +77,7 @@ MAX_PREFIXES = 16
 def find_unwrapper(start: bytes) -> Unwrapper | None:
     """The function that unwraps a line, detected from the start of an input; None if lines are not wrapped."""
     lines = [line for line in start.split(b"\n")[:SAMPLE_LINES] if line.strip()]
-    if lines and _is_common(
+    if lines and _match_most(
         lines, lambda line: line.lstrip().startswith(b"{") and _read_json_message(line) is not None, min_lines=1
     ):
         return unwrap_json
@@ -95,7 +95,7 @@ def find_unwrapper(start: bytes) -> Unwrapper | None:
     return steps[0] if len(steps) == 1 else lambda line: _strip_html(_strip_quotes(line))
 
 
-def _is_common(lines: Sequence[bytes], matches: Callable[[bytes], bool], *, min_lines: int = MIN_LINES) -> bool:
+def _match_most(lines: Sequence[bytes], matches: Callable[[bytes], bool], *, min_lines: int = MIN_LINES) -> bool:
     return sum(map(matches, lines)) >= max(min_lines, MIN_SHARE * len(lines))
 
 

@@ -17,16 +17,16 @@ import { FleetPage } from "./pages/fleet/fleet";
 
 // The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a
 // large one.
-const FLEET: PageRow = { path: "/", name: "Fleet", key: "f", group: "watch", load: async () => FleetPage };
+const FLEET: PageRow = { path: "/", name: "Fleet", key: "f", group: "monitor", load: async () => FleetPage };
 
-// A page is one row. A path that ends with a slash is the page of one thing, and what follows is its `id`.
+// A page is one row. A path that ends with a slash shows one object; the rest of the path is its `id`.
 const PAGES: PageRow[] = [
   FLEET,
   {
     path: "/gpu/",
     name: "GPU",
     key: "",
-    group: "watch",
+    group: "monitor",
     hidden: true,
     load: () => import("./pages/node/gpu").then((m) => m.GpuPage),
   },
@@ -34,7 +34,7 @@ const PAGES: PageRow[] = [
     path: "/node/",
     name: "Node",
     key: "",
-    group: "watch",
+    group: "monitor",
     hidden: true,
     load: () => import("./pages/node/node").then((m) => m.NodePage),
   },
@@ -43,14 +43,14 @@ const PAGES: PageRow[] = [
     name: "Incidents",
     short: "Inc.",
     key: "i",
-    group: "watch",
+    group: "monitor",
     load: () => import("./pages/incident/incidents").then((m) => m.IncidentsPage),
   },
   {
     path: "/incidents/",
     name: "Incident",
     key: "",
-    group: "watch",
+    group: "monitor",
     hidden: true,
     load: () => import("./pages/incident/incident").then((m) => m.IncidentPage),
   },
@@ -58,21 +58,21 @@ const PAGES: PageRow[] = [
     path: "/fabric",
     name: "Fabric",
     key: "b",
-    group: "watch",
+    group: "monitor",
     load: () => import("./pages/fabric/fabric").then((m) => m.FabricPage),
   },
   {
     path: "/jobs",
     name: "Jobs",
     key: "j",
-    group: "watch",
+    group: "monitor",
     load: () => import("./pages/jobs/jobs").then((m) => m.JobsPage),
   },
   {
     path: "/explore",
     name: "Explore",
     key: "e",
-    group: "understand",
+    group: "analyse",
     load: () => import("./pages/explore/explore").then((m) => m.ExplorePage),
   },
   {
@@ -80,7 +80,7 @@ const PAGES: PageRow[] = [
     name: "Cost and capacity",
     short: "Cost",
     key: "c",
-    group: "understand",
+    group: "analyse",
     load: () => import("./pages/cost/cost").then((m) => m.CostPage),
   },
   {
@@ -88,14 +88,14 @@ const PAGES: PageRow[] = [
     name: "Objectives and rules",
     short: "SLO",
     key: "o",
-    group: "understand",
+    group: "analyse",
     load: () => import("./pages/slo/slo").then((m) => m.SloPage),
   },
   {
     path: "/journal",
     name: "Journal",
     key: "l",
-    group: "understand",
+    group: "analyse",
     load: () => import("./pages/journal").then((m) => m.JournalPage),
   },
   {
@@ -107,7 +107,7 @@ const PAGES: PageRow[] = [
   },
 ];
 
-const GROUPS = ["watch", "understand", "practise"] as const;
+const GROUPS = ["monitor", "analyse", "practise"] as const;
 
 const RANGED = ["", "gpu", "node"];
 
@@ -124,8 +124,8 @@ function Page({ row, ...props }: PageProps & { row: PageRow }) {
     const failed = () =>
       say(
         get().link === "lost"
-          ? "The hub does not answer. This page loads as soon as it does."
-          : "Loading this page failed; the hub may have a newer version.",
+          ? "The hub does not answer. This page loads when the hub is back."
+          : "Loading this page failed. The hub may have been upgraded.",
       );
     if (!loaded.has(row))
       row.load().then((page) => {
@@ -201,7 +201,7 @@ function Rail({
           class="nav"
           onClick={toggle}
           data-testid="theme"
-          title="Dark or light (t)"
+          title="Switch between dark and light theme (t)"
           aria-label={`Switch to the ${theme === "dark" ? "light" : "dark"} theme`}
         >
           {theme === "dark" ? "Light" : "Dark"}
@@ -242,7 +242,7 @@ function Shell() {
   return (
     <>
       <a class="skip" href="#page" target="_self">
-        Skip to the page
+        Skip to content
       </a>
       <Rail pages={pages} first={first} theme={theme} toggle={toggle} help={() => showHelp(true)} />
       <header class="top">
@@ -269,27 +269,31 @@ function Shell() {
                   </select>
                 </label>
               )}
-              <Chip title="Times are in your time zone; hover for UTC">{zone()}</Chip>
-              <Chip title="What Watchkeeper may do without a person">{autoRepair(hub.status.mode)}</Chip>
+              <Chip title="Times are in this time zone. Hover over a time for UTC.">{zone()}</Chip>
+              <Chip title="Repair mode: which repairs may run, and which need approval">
+                {autoRepair(hub.status.mode)}
+              </Chip>
             </>
           )}
-          {hub.status?.simulated && <Chip tone="accent">simulated</Chip>}
+          {hub.status?.simulated && <Chip tone="accent">simulated fleet</Chip>}
         </div>
         <span class={`link ${hub.link}`} data-testid="link" data-link={hub.link} title={hub.heard && utc(hub.heard)}>
-          {hub.link === "live" ? `live · ${hub.heard ? clock(hub.heard) : ""}` : hub.link}
+          {hub.link === "live"
+            ? `live · ${hub.heard ? clock(hub.heard) : ""}`
+            : hub.link === "lost"
+              ? "disconnected"
+              : hub.link}
         </span>
       </header>
       {hub.link === "lost" && (
         <p class="banner" role="status" data-testid="lost">
-          Connection to the hub lost;{" "}
-          {hub.heard ? (
+          Disconnected from the hub.{" "}
+          {hub.heard && (
             <>
-              showing the state of <b title={utc(hub.heard)}>{clock(hub.heard)}</b>,{" "}
+              Showing the state of <b title={utc(hub.heard)}>{clock(hub.heard)}</b>.{" "}
             </>
-          ) : (
-            ""
           )}
-          retrying.
+          Retrying.
         </p>
       )}
       {hub.status && !hub.status.ready && (

@@ -46,7 +46,7 @@ def test_an_incident_appears_live_and_is_acknowledged(page: Page, site: Site) ->
     site.call(stories.lose_gpu, site.hub)
     card = page.get_by_test_id("incident-card")
     expect(card).to_contain_text("GPU 3 on gpu-r01-02 fell off the bus")
-    expect(card).to_contain_text("cause 97 %")
+    expect(card).to_contain_text("confidence 97 %")
     expect(page.get_by_test_id("next-step")).to_contain_text("Cordon and drain gpu-r01-02")
     expect(page.get_by_test_id("tile-gpus")).to_contain_text("1 down")
     card.get_by_test_id("acknowledge").click()
@@ -155,7 +155,7 @@ def test_a_lost_hub_is_said_and_the_page_recovers(page: Page) -> None:
     with serving(hub) as site:
         port = site.port
         open_fleet(page, site)
-    expect(page.get_by_test_id("lost")).to_contain_text("Connection to the hub lost; showing the state of")
+    expect(page.get_by_test_id("lost")).to_contain_text("Disconnected from the hub. Showing the state of")
     with serving(hub, port=port):
         expect(page.get_by_test_id("link")).to_have_attribute("data-link", "live")
         expect(page.get_by_test_id("lost")).to_be_hidden()

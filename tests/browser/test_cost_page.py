@@ -25,7 +25,7 @@ def test_a_team_opens_into_its_users_and_the_way_back_is_shown(page: Page, demo:
     await_that(lambda: spent(demo), within_seconds=PATIENCE_SECONDS)
     page.goto(f"{demo.url}/cost")
     expect(page.get_by_test_id("tile-idle")).to_contain_text("$")
-    expect(page.get_by_test_id("prices-panel")).to_contain_text("per GPU-hour, with their source")
+    expect(page.get_by_test_id("prices-panel")).to_contain_text("per GPU-hour, with source")
     row = page.get_by_test_id("bill-row").filter(has_text="research")
     expect(row).to_contain_text("$")
     row.click()
@@ -51,11 +51,11 @@ def test_the_month_and_the_hours_are_told_apart(page: Page, demo: Product) -> No
 def test_another_size_of_the_fleet_is_drawn_and_answered(page: Page, demo: Product) -> None:
     page.goto(f"{demo.url}/cost?view=capacity")
     expect(page.get_by_test_id("tile-capacity")).to_contain_text("64")
-    expect(page.get_by_test_id("rooms-panel")).to_contain_text("Jobs fit")
+    expect(page.get_by_test_id("rooms-panel")).to_contain_text("Jobs that fit")
     page.get_by_test_id("jobs-file").set_input_files(
         files=[{"name": "jobs.csv", "mimeType": "text/csv", "buffer": JOBS.encode()}]
     )
-    page.get_by_label("GPUs more or fewer in the replay").fill("64")
+    page.get_by_label("GPUs to add in the replay; a negative number removes GPUs").fill("64")
     expect(page).to_have_url(f"{demo.url}/cost?view=capacity&add=64")
     page.get_by_test_id("replay-run").click()
     expect(page.get_by_test_id("replay-answer")).to_contain_text("64 GPUs added: p95 wait")
@@ -108,7 +108,7 @@ def test_what_has_no_price_is_not_free_and_what_is_not_measured_is_not_unused(pa
             expect(page.get_by_test_id(tile)).to_contain_text("no price")
         expect(page.get_by_test_id("tile-usedshare")).to_contain_text("67 %")
         expect(page.get_by_test_id("tile-energy")).to_contain_text("not measured")
-        expect(page.get_by_test_id("budget-row")).to_contain_text("GPUs have no price")
+        expect(page.get_by_test_id("budget-row")).to_contain_text("no price for these GPUs")
         expect(page.get_by_test_id("bill-panel")).not_to_contain_text("$")
         page.unroute_all(behavior="wait")
         page.goto("about:blank")

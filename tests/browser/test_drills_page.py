@@ -42,5 +42,5 @@ def test_a_real_fleet_says_that_nothing_is_broken_here(page: Page) -> None:
     with serving(SmallHub()) as site:
         page.goto(f"{site.url}/drills")
         expect(page.get_by_test_id("empty").first).to_contain_text("This is a real fleet")
-        expect(page.get_by_test_id("accuracy-panel")).to_contain_text("Right causes")
+        expect(page.get_by_test_id("accuracy-panel")).to_contain_text("Diagnosis accuracy")
         page.goto("about:blank")

@@ -112,12 +112,12 @@ def test_a_chart_can_be_looked_at_as_numbers_and_exported(page: Page, site: Site
     page.get_by_test_id("now-numbers").click()
     expect(page).to_have_url(f"{site.url}/?numbers=now")
     table = page.get_by_test_id("now").locator("table")
-    expect(table.locator("th")).to_have_text(["Time", "Allocated", "Working", "Power"])
+    expect(table.locator("th")).to_have_text(["Time", "Allocated", "SM active", "Power"])
     expect(table.locator("time").first).to_have_attribute("title", re.compile("UTC$"))
     with page.expect_download() as download:
         page.get_by_test_id("now-csv").click()
     head = Path(download.value.path()).read_text().splitlines()[0]
-    assert head == "time_utc,Allocated [%],Working [%],Power [kW]"
+    assert head == "time_utc,Allocated [%],SM active [%],Power [kW]"
 
 
 def test_the_search_offers_nodes_gpus_and_queries(page: Page, site: Site) -> None:

@@ -46,7 +46,7 @@ def test_a_kind_and_an_actor_are_chosen_from_what_there_is(page: Page, demo: Pro
     expect(page).to_have_url(f"{demo.url}/journal?kind=event")
     page.get_by_test_id("entry-row").first.get_by_role("button", name="hub").click()
     expect(page).to_have_url(f"{demo.url}/journal?kind=event&actor=hub")
-    page.get_by_text("Show all").click()
+    page.get_by_text("Clear filters").click()
     expect(page).to_have_url(f"{demo.url}/journal")
 
 

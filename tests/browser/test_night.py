@@ -64,10 +64,10 @@ def test_what_could_not_be_asked_is_asked_when_the_hub_is_back(page: Page) -> No
         expect(page.get_by_test_id("explore-chart")).to_have_attribute("data-ready", "yes")
     expect(page.get_by_test_id("lost")).to_be_visible()
     page.get_by_test_id("run").click()
-    expect(page.get_by_test_id("answers")).to_contain_text("the hub does not answer")
+    expect(page.get_by_test_id("answers")).to_contain_text("The hub does not answer")
     with serving(hub, port=port):
         expect(page.get_by_test_id("explore-chart")).to_have_attribute("data-ready", "yes")
-        expect(page.get_by_test_id("explore-page")).not_to_contain_text("the hub does not answer")
+        expect(page.get_by_test_id("explore-page")).not_to_contain_text("The hub does not answer")
         page.goto("about:blank")
 
 
@@ -112,7 +112,7 @@ def test_the_readings_of_a_job_are_those_of_its_own_gpus(page: Page, demo: Produ
 def test_a_model_that_nobody_places_hits_something_unknown(page: Page, site: Site) -> None:
     site.call(overload, site.hub)
     page.goto(f"{site.url}/incidents/INC-5")
-    expect(page.get_by_test_id("blast-panel")).to_contain_text("unknown: its GPUs are not reported")
+    expect(page.get_by_test_id("blast-panel")).to_contain_text("unknown: not reported")
     expect(page.get_by_test_id("blast-panel")).not_to_contain_text("$ 0")
     expect(page.get_by_test_id("evidence-panel")).to_contain_text("InferenceQueueDeep")
     page.goto(f"{site.url}/incidents")
@@ -157,7 +157,7 @@ def test_a_link_leads_the_keyboard_into_its_page(page: Page, site: Site) -> None
 def test_the_first_tab_offers_to_skip_to_the_page_which_has_a_heading(page: Page, site: Site) -> None:
     open_fleet(page, site)
     page.keyboard.press("Tab")
-    expect(page.get_by_text("Skip to the page")).to_be_focused()
+    expect(page.get_by_text("Skip to content")).to_be_focused()
     expect(page.get_by_role("heading", level=1)).to_have_text("Fleet")
     page.goto(f"{site.url}/incidents")
     expect(page.get_by_role("heading", level=1)).to_have_text("Incidents")
@@ -235,7 +235,7 @@ def test_a_job_is_found_by_its_name_and_its_pods_are_one(page: Page, site: Site)
     hit = page.get_by_test_id("found").get_by_role("link", name=re.compile(r"train.*job, \d+ GPUs"))
     expect(hit).to_have_count(1)
     page.get_by_test_id("search").fill("Xid 79")
-    page.get_by_test_id("found").get_by_text("in the journal").click()
+    page.get_by_test_id("found").get_by_text("search the journal").click()
     expect(page).to_have_url(f"{site.url}/journal?q=Xid%2079")
 
 

@@ -53,7 +53,7 @@ def test_budgets_are_numbers_and_bars_with_a_word_for_their_state(page: Page, si
     page.goto(f"{site.url}/slo")
     rows = page.get_by_test_id("slo-row")
     expect(rows).to_have_count(3)
-    expect(rows.nth(0)).to_contain_text("answers of chat")
+    expect(rows.nth(0)).to_contain_text("chat availability")
     expect(rows.nth(0)).to_contain_text("−20 %")
     expect(rows.nth(0)).to_contain_text("burning fast")
     expect(rows.nth(0).get_by_test_id("slo-incident")).to_have_attribute("href", "/incidents/INC-1")
@@ -67,12 +67,12 @@ def test_budgets_are_numbers_and_bars_with_a_word_for_their_state(page: Page, si
 
 def test_an_objective_is_chosen_in_the_address_and_drawn_over_its_window(page: Page, site: Site) -> None:
     page.goto(f"{site.url}/slo")
-    expect(page.get_by_test_id("slo-chart")).to_contain_text("Error budget for answers of chat")
+    expect(page.get_by_test_id("slo-chart")).to_contain_text("Error budget for chat availability")
     page.get_by_test_id("slo-row").nth(2).click()
     expect(page).to_have_url(f"{site.url}/slo?slo=inference-availability%2Fmain%2Fcode")
     chart = page.get_by_test_id("slo-chart")
-    expect(chart).to_contain_text("Error budget for answers of code")
-    expect(chart).to_contain_text("over 30d, samples exist for 15d")
+    expect(chart).to_contain_text("Error budget for code availability")
+    expect(chart).to_contain_text("over 30d, samples for 15d")
     expect(page.get_by_test_id("slo-strips")).to_have_attribute("data-ready", "yes")
     expect(page.get_by_test_id("slo-query")).to_contain_text("slo:error_budget_remaining:ratio{")
 
@@ -156,7 +156,7 @@ def test_of_two_rules_with_one_name_the_one_that_is_clicked_is_replayed(page: Pa
         rows = page.get_by_test_id("rule-row")
         rows.nth(1).click()
         expect(page.get_by_test_id("rule-expr")).to_have_value("temperature > 99")
-        expect(page.get_by_test_id("replay-found")).to_contain_text("It would not have fired")
+        expect(page.get_by_test_id("replay-found")).to_contain_text("The rule would not have fired")
         expect(rows.nth(1)).to_have_attribute("aria-current", "true")
         expect(rows.nth(0)).not_to_have_attribute("aria-current", "true")
         page.goto("about:blank")

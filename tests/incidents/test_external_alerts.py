@@ -50,7 +50,7 @@ def test_an_alert_without_updates_expires_after_the_stated_time(line: Line) -> N
     assert state(line) is IncidentState.OPEN
     tick(line, STALE + 10)
     texts = [entry.text for entry in line.journal.timeline("INC-1")]
-    assert texts[-1] == "Ended: n1 is hot (expired: no update until 2026-05-05 00:00:00Z)"
+    assert texts[-1] == "Resolved: n1 is hot (expired: no update until 2026-05-05 00:00:00Z)"
     tick(line, STALE + 200)
     assert state(line) is IncidentState.RESOLVED
 
@@ -96,7 +96,7 @@ def test_past_the_limit_the_oldest_alerts_expire(line: Line, monkeypatch: pytest
     tick(line, 60)
     texts = [entry.text for number in (1, 2, 3) for entry in line.journal.timeline(f"INC-{number}")]
     assert [text for text in texts if "limit" in text] == [
-        "Ended: n1 is hot (expired: 3 external alerts are firing, the limit is 2)"
+        "Resolved: n1 is hot (expired: 3 external alerts are firing, the limit is 2)"
     ]
 
 

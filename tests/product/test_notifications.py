@@ -224,7 +224,7 @@ def test_a_real_alertmanager_hears_from_us_and_we_from_it(stack: ExitStack, tmp_
         }
     ]
     post(f"{url}/api/v2/alerts", over)
-    await_that(lambda: "Ended: their rule says so" in json.dumps(hub.get("/api/incidents/" + found[0]["id"])))
+    await_that(lambda: "Resolved: their rule says so" in json.dumps(hub.get("/api/incidents/" + found[0]["id"])))
 
 
 @pytest.mark.servers

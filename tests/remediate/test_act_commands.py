@@ -88,7 +88,7 @@ def test_a_plan_is_explained_approved_and_carried_out(shell: Shell) -> None:
     id = shell.planned()
     output = shell.types("explain", id).output
     assert f"{id}  gpu_fell_off_bus: waits for approval" in output
-    assert "mode ask by remediate.mode; no [[remediate.trust]] matches" in output
+    assert "mode ask, set by remediate.mode; no [[remediate.trust]] entry matches" in output
     assert "; policy cause.gpu_fell_off_bus" in output
     assert "reboot n1   (within 30m)" in output
     assert shell.cluster.calls == []

@@ -24,12 +24,12 @@ LADDER = TrustRules(
             "gsp_timeout",
             "lab",
             "suggest",
-            "mode suggest by remediate.mode; no [[remediate.trust]] matches",
+            "mode suggest, set by remediate.mode; no [[remediate.trust]] entry matches",
         ),
-        ("gpu_fell_off_bus", "lab", "act", "mode act by [[remediate.trust]] for cause gpu_fell_off_bus"),
+        ("gpu_fell_off_bus", "lab", "act", "mode act, set by [[remediate.trust]] for cause gpu_fell_off_bus"),
         ("gpu_fell_off_bus", "prod", "observe", "the safer of the most specific rules"),
         ("ecc_uncorrectable", "prod", "ask", "for cause ecc_uncorrectable and pool prod, the most specific"),
-        ("ecc_uncorrectable", "lab", "suggest", "no [[remediate.trust]] matches"),
+        ("ecc_uncorrectable", "lab", "suggest", "no [[remediate.trust]] entry matches"),
     ],
 )
 def test_the_rule_that_holds_is_named(cause: str, pool: str, mode: str, why: str) -> None:

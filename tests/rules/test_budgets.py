@@ -28,7 +28,7 @@ def firing(severity: str, window: str) -> Alert:
 
 def test_an_objective_that_is_kept_has_its_numbers() -> None:
     [found] = budgets.list_budgets([GOAL], recorded(_5m=0.001, _1h=0.02, left=0.75), [])
-    assert (found.title, found.indicator, found.left) == ("answers of chat", 0.999, 0.75)
+    assert (found.title, found.indicator, found.left) == ("chat availability", 0.999, 0.75)
     assert (found.state, found.since) == (budgets.ErrorBudgetState.OK, None)
     fast = found.burn_rates[0]
     assert (fast.window, fast.factor, round(fast.rate or 0, 6), round(fast.short_rate or 0, 6)) == (
@@ -83,6 +83,6 @@ def test_burning_budgets_come_first() -> None:
     calm = {Labels({**name, "model_name": "a"}): value for name, value in recorded(_5m=0.0, left=1.0).items()}
     found = budgets.list_budgets([GOAL], calm | recorded(_5m=0.5, left=0.2), [firing("critical", "1h")])
     assert [(one.title, one.state.value) for one in found] == [
-        ("answers of chat", "burning_fast"),
+        ("chat availability", "burning_fast"),
         ("answers of a", "ok"),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 FILE = """
 slos:
   - name: chat-availability
-    title: answers of {{ $labels.model_name }}
+    title: "{{ $labels.model_name }} availability"
     objective: 0.99
     window: 28d
     by: [cluster, model_name]

@@ -218,7 +218,7 @@ def _apply_known_signal(incident: Incident, signal: Signal, *, now: datetime, co
     """Apply a signal that is already a member of the open incident: it ends, returns, or nothing changes."""
     if signal.member.until is not None and signal.replaces is None:
         ended = end_member(incident, signal.member.ref, until=signal.member.until)
-        return NOTHING if ended is incident else Decision(IncidentStep.ENDED, ended, f"Ended: {signal.member.text}")
+        return NOTHING if ended is incident else Decision(IncidentStep.ENDED, ended, f"Resolved: {signal.member.text}")
     if signal.member.kind is MemberKind.DOMAIN and signal.member not in incident.members:
         return _join(incident, signal, now=now, context=context)
     return _join(incident, signal, now=now, context=context) if _is_new_occurrence(incident, signal) else NOTHING

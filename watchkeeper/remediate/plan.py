@@ -150,7 +150,7 @@ def _describe(
 def _describe_checks(action: Action) -> str:
     """Describe a validation with named checks, which the hub runs instead of the driver; empty for other actions."""
     names = action.arguments.get("checks", "") if action.kind is ActionKind.VALIDATE else ""
-    return f"run until all have passed: {names.replace(',', ', ')}" if names else ""
+    return f"repeat until passed: {names.replace(',', ', ')}" if names else ""
 
 
 def _observe(driver: Driver, node: fleet.Place) -> NodeObservation | str:

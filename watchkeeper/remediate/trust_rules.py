@@ -54,12 +54,12 @@ class TrustRules:
     def decide_mode(self, cause: str, pool: str) -> ModeDecision:
         matching = [rule for rule in self.rules if rule.matches(cause, pool)]
         if not matching:
-            return ModeDecision(self.default, f"mode {self.default} by remediate.mode; no [[remediate.trust]] matches")
+            return ModeDecision(self.default, f"mode {self.default}, set by remediate.mode; no [[remediate.trust]] entry matches")
         highest = max(rule.specificity for rule in matching)
         chosen = min(
             (rule for rule in matching if rule.specificity == highest), key=lambda rule: MODE_ORDER.index(rule.mode)
         )
-        return ModeDecision(chosen.mode, f"mode {chosen.mode} by {chosen}{_explain_precedence(chosen, matching)}")
+        return ModeDecision(chosen.mode, f"mode {chosen.mode}, set by {chosen}{_explain_precedence(chosen, matching)}")
 
 
 def _explain_precedence(chosen: TrustRule, matching: Sequence[TrustRule]) -> str:

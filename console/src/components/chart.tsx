@@ -84,10 +84,10 @@ export function Chart(p: Props) {
   const step = times.length > 1 ? times[1] - times[0] : 15;
   const reading = (line: Line) => {
     const last = line.values.findLastIndex((v) => v != null);
-    // A reading that is no longer made must not look like one of now.
+    // A stale reading must not look current.
     const past =
       shown == null && last >= 0 && times[last] < Math.min(p.end ?? Infinity, now() / 1000) - Math.max(60, 3 * step);
-    return times.length ? `${past ? "was " : ""}${quantity(line.values[shown ?? last], line.unit)}` : "";
+    return times.length ? `${past ? "last " : ""}${quantity(line.values[shown ?? last], line.unit)}` : "";
   };
   const moment = shown != null && times[shown] ? times[shown] * 1000 : null;
   return (
@@ -98,7 +98,7 @@ export function Chart(p: Props) {
     >
       {p.problem && (
         <p class="problem" role="alert">
-          No chart: {p.problem}
+          Loading the chart failed: {p.problem}
         </p>
       )}
       {asNumbers && p.times ? (
@@ -143,7 +143,7 @@ export function Chart(p: Props) {
           data-testid={`${p.id}-numbers`}
           onClick={() => put("numbers", asNumbers ? null : p.id)}
         >
-          {asNumbers ? "Chart" : "Numbers"}
+          {asNumbers ? "Chart" : "Table"}
         </button>
         <button
           type="button"
@@ -201,7 +201,7 @@ function Numbers({ name, times, lines }: { name: string; times: number[]; lines:
       </table>
       {times.length > MOST_ROWS && (
         <p class="dim small">
-          The newest {MOST_ROWS} of {times.length}; the CSV has all.
+          Newest {MOST_ROWS} of {times.length} rows. Export CSV for all.
         </p>
       )}
     </div>

@@ -7,13 +7,13 @@ import { Panel } from "./parts";
 
 const EVERYWHERE: [string, string][] = [
   ["/", "search"],
-  ["j k", "next or previous row or card"],
-  ["Enter", "open"],
+  ["j k", "next or previous row"],
+  ["Enter", "open the row"],
   ["a", "acknowledge the incident"],
   ["n", "write a note"],
   ["e", "export the table or report"],
-  ["t", "dark or light"],
-  ["?", "keyboard shortcuts"],
+  ["t", "switch between dark and light theme"],
+  ["?", "show keyboard shortcuts"],
   ["Esc", "close"],
 ];
 const LEADER_MS = 2000;
@@ -103,13 +103,13 @@ export function KeysDialog({ pages, close }: { pages: PageRow[]; close: () => vo
     <dialog
       ref={dialog}
       class="dialog"
-      aria-label="Keys"
+      aria-label="Keyboard shortcuts"
       data-testid="keys"
       onClose={close}
       onClick={(e) => e.target === e.currentTarget && close()}
     >
       <Panel
-        title="Keys"
+        title="Keyboard shortcuts"
         side={
           <button type="button" class="plain" onClick={close}>
             Close

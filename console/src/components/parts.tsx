@@ -116,9 +116,9 @@ export const Problem = (p: { children: ComponentChildren }) => (
     {p.children}
   </p>
 );
-/** A problem, with a word about what still stands there from before it. */
+/** A failed request; `isStale` if the page still shows an older answer. */
 export const Trouble = (p: { problem?: { message: string }; isStale: boolean }) =>
-  p.problem ? <Problem>{`${p.isStale ? "Showing the last known state: " : ""}${p.problem.message}`}</Problem> : null;
+  p.problem ? <Problem>{`${p.problem.message}${p.isStale ? ". Showing the last known state." : ""}`}</Problem> : null;
 /** Two or three views of one page, each with an address of its own. */
 export const Tabs = (p: { label: string; path: string; tabs: [string, string][]; view: string }) => (
   <nav class="tabs" aria-label={p.label}>
@@ -211,16 +211,16 @@ export function IncidentCard({ card }: { card: CardValue }) {
       <p>
         {!open && card.part_of ? (
           <>
-            Continues as part of <a href={to.incident(card.part_of)}>{card.part_of}</a>.
+            Merged into <a href={to.incident(card.part_of)}>{card.part_of}</a>.
           </>
         ) : (
-          (card.why ?? (open ? "No finding yet: collecting signals." : "Resolved without a finding."))
+          (card.why ?? (open ? "No finding yet: collecting evidence." : "Resolved without a finding."))
         )}
       </p>
       <div class="chips">
         {open && <Level severity={card.severity} />}
         {card.confidence != null && (
-          <Chip title={`confidence of the finding ${card.cause}`}>cause {percent(100 * card.confidence)}</Chip>
+          <Chip title={`confidence in ${card.cause}`}>confidence {percent(100 * card.confidence)}</Chip>
         )}
         {card.workloads.length > 0 && (
           <Chip title={card.workloads.join("\n")}>
@@ -255,7 +255,7 @@ export function IncidentCard({ card }: { card: CardValue }) {
               </a>
             )}
             <a class={asks ? "button" : "button primary"} href={to.incident(card.id)} data-testid="why">
-              Why
+              Details
             </a>
             {card.state === "open" && (
               <button type="button" data-testid="acknowledge" onClick={() => acknowledge(card.id)}>

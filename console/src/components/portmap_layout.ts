@@ -25,21 +25,21 @@ export const MEASURES: Record<
     at: 4,
     ticks: ["0 %", "50", "100"],
     share: (n) => n,
-    text: (n) => (n == null ? "load unknown" : `${percent(100 * n)} of its rate`),
+    text: (n) => (n == null ? "load unknown" : `${percent(100 * n)} of link rate`),
   },
   errors: {
     title: "errors",
     at: 5,
     ticks: ["0", "100", "10 k"],
     share: (n) => Math.log10(1 + n) / 4,
-    text: (n) => (n == null ? "errors not counted" : `${count(Math.round(n))} errors`),
+    text: (n) => (n == null ? "no error counter" : `${count(Math.round(n))} errors`),
   },
   wait: {
-    title: "waiting",
+    title: "congestion",
     at: 6,
-    ticks: ["0.1×", "usual", "10×"],
+    ticks: ["0.1×", "median", "10×"],
     share: (n) => (Math.log10(Math.max(n, 0.1)) + 1) / 2,
-    text: (n) => (n == null ? "congestion not counted" : `waits ${Number(n.toPrecision(2))}× the median`),
+    text: (n) => (n == null ? "no congestion counter" : `send wait ${Number(n.toPrecision(2))}× the median`),
   },
 };
 
@@ -47,7 +47,7 @@ export const MARKS = [
   { name: "down", glyph: "✕", text: "down" },
   { name: "event", glyph: "◆", text: "errors" },
   { name: "throttled", glyph: "▲", text: "slow" },
-  { name: "waits", glyph: "‖", text: "waits" },
+  { name: "waits", glyph: "‖", text: "congested" },
   { name: "silent", glyph: "–", text: "unknown" },
 ] as const;
 
@@ -128,7 +128,7 @@ export function arrange(rows: Row[], width: number, room: number): Sheet {
     names.push({ x: left, y, row: at });
     groups[at].forEach((cells, i) => {
       if (swept && at % down === 0 && i < 2)
-        captions.push({ x: left + x, text: i || !row.trunks ? "hosts" : "trunks" });
+        captions.push({ x: left + x, text: i || !row.trunks ? "nodes" : "trunks" });
       if (x > NAME && x + Math.min(cells.length * pitch, reach - NAME) > reach) {
         x = NAME;
         y += pitch;

@@ -126,7 +126,7 @@ export function PromqlField(p: {
         autocomplete="off"
         autocapitalize="off"
         aria-label={p.label}
-        placeholder="A metric or an expression, such as avg(DCGM_FI_PROF_SM_ACTIVE)"
+        placeholder="PromQL, for example avg(DCGM_FI_PROF_SM_ACTIVE)"
         aria-controls={offer ? list : undefined}
         aria-autocomplete="list"
         aria-activedescendant={offer && at >= 0 ? `${list}-${at}` : undefined}

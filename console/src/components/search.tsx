@@ -13,7 +13,7 @@ interface Hit {
   label: string;
   hint: string;
 }
-const PLACEHOLDER = "Find a node, GPU, job, team, incident or PromQL";
+const PLACEHOLDER = "Search nodes, GPUs, jobs, teams, incidents, or run PromQL";
 const QUERY = /[({]|^(DCGM|dcgm|watchkeeper|node|slo:)_?\w*_/;
 
 export function Search({ address }: { address: URL }) {
@@ -101,7 +101,7 @@ function offers(q: string, fleet: Fleet | undefined): Hit[] {
 }
 
 function hits(q: string, fleet: Fleet | undefined, cards: Card[]): Hit[] {
-  if (QUERY.test(q)) return [{ to: to.explore(q), label: q, hint: "run as a query" }];
+  if (QUERY.test(q)) return [{ to: to.explore(q), label: q, hint: "run query" }];
   const offered = offers(q, fleet);
   if (offered.length) return offered;
   const low = q.toLowerCase();
@@ -128,7 +128,9 @@ function hits(q: string, fleet: Fleet | undefined, cards: Card[]): Hit[] {
     ...nodes,
     ...jobs(low, fleet),
     ...gpus,
-    ...(/\bs?xid\b/i.test(q) ? [{ to: `/journal?q=${encodeURIComponent(q)}`, label: q, hint: "in the journal" }] : []),
+    ...(/\bs?xid\b/i.test(q)
+      ? [{ to: `/journal?q=${encodeURIComponent(q)}`, label: q, hint: "search the journal" }]
+      : []),
   ];
 }
 

@@ -97,7 +97,7 @@ export function Table<T>(p: Props<T>) {
                         <i aria-hidden="true">{c.id === by ? (down ? " ↓" : " ↑") : ""}</i>
                       </button>
                     ) : (
-                      <span class="unseen">What to do</span>
+                      <span class="unseen">Actions</span>
                     )}
                   </th>
                 ))}
@@ -143,7 +143,7 @@ export function Table<T>(p: Props<T>) {
           <p class="foot-line">
             {rest > 0 && (
               <button type="button" class="plain" onClick={() => showAll(true)}>
-                {count(rest)} more
+                Show {count(rest)} more
               </button>
             )}
             <Export id={p.id} columns={p.columns} rows={rows} />

@@ -46,16 +46,16 @@ describe("a refusal", () => {
 
   test("without words of the hub the status has to do", async () => {
     answers("<html>Bad gateway</html>", 502);
-    expect(await refusal()).toMatchObject({ status: 502, message: "the hub answered 502" });
+    expect(await refusal()).toMatchObject({ status: 502, message: "The hub returned HTTP 502" });
     answers({ ok: false }, 500);
-    expect(await refusal()).toMatchObject({ status: 500, message: "the hub answered 500" });
+    expect(await refusal()).toMatchObject({ status: 500, message: "The hub returned HTTP 500" });
   });
 
   test.each([new TypeError("Failed to fetch"), new DOMException("took too long", "TimeoutError")])(
     "a hub that is gone or too slow does not answer: %s",
     async (why) => {
       answer = () => Promise.reject(why);
-      expect(await refusal()).toMatchObject({ status: 0, message: "the hub does not answer" });
+      expect(await refusal()).toMatchObject({ status: 0, message: "The hub does not answer" });
     },
   );
 

@@ -18,11 +18,11 @@ export async function ask<T>(path: string, method = "GET", body?: unknown): Prom
   try {
     answer = await fetch(path, { method, ...sent });
   } catch {
-    throw new Refused(0, "the hub does not answer");
+    throw new Refused(0, "The hub does not answer");
   }
-  const content = await answer.json().catch(() => ({ error: `the hub answered ${answer.status}` }));
+  const content = await answer.json().catch(() => ({ error: `The hub returned HTTP ${answer.status}` }));
   if (answer.status === 401) set({ signIn: true });
-  if (!answer.ok) throw new Refused(answer.status, content.error ?? `the hub answered ${answer.status}`);
+  if (!answer.ok) throw new Refused(answer.status, content.error ?? `The hub returned HTTP ${answer.status}`);
   return content as T;
 }
 

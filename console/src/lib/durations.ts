@@ -13,7 +13,7 @@ export function duration(seconds: number | null): string {
 
 /** A setting in the largest unit that it is a whole number of. */
 export function wholeUnits(seconds: number): string {
-  if (seconds === 0) return "at once";
+  if (seconds === 0) return "0 s";
   if (seconds % 3600 === 0) return `${seconds / 3600} h`;
   return seconds % 60 === 0 ? `${seconds / 60} min` : `${seconds} s`;
 }

@@ -73,10 +73,15 @@ export const zone = () => {
     ? "UTC"
     : `UTC${m > 0 ? "+" : "−"}${Math.floor(Math.abs(m) / 60)}${m % 60 ? `:${pad(Math.abs(m) % 60)}` : ""}`;
 };
-/** A workload as one would say it: Slurm knows a job by its number alone. */
+/** The name of a workload; a Slurm job has only a number. */
 export const workloadName = (workload: string) => (/^\d[\d_.+]*$/.test(workload) ? `job ${workload}` : workload);
 /** `gpu_fell_off_bus` → `gpu fell off bus`. */
 export const words = (id: string) => id.replace(/^incident\./, "").replace(/[_.]/g, " ");
+
+const ENTRIES: Record<string, string> = { joined: "signal added", ended: "signal resolved" };
+
+/** The kind of a journal entry, for people: `incident.joined` → `signal added`. */
+export const entryName = (kind: string) => ENTRIES[words(kind)] ?? words(kind);
 export const many = (n: number, noun: string) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
 /** How many are shown, and of how many where not all are. */

@@ -64,7 +64,7 @@ export function eventMarks(events: Happened[]): Mark[] {
 export const cardMarks = (cards: Card[]): Mark[] =>
   cards.flatMap((c) => [
     { at: c.opened_at, label: short(c.title), tone: tone(c.severity) },
-    ...(c.resolved_at ? [{ at: c.resolved_at, label: `${c.id} closed`, tone: "ok" }] : []),
+    ...(c.resolved_at ? [{ at: c.resolved_at, label: `${c.id} resolved`, tone: "ok" }] : []),
   ]);
 export function memberMarks(members: Member[]): Mark[] {
   const seen = new Set<string>();

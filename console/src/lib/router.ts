@@ -17,7 +17,7 @@ export interface PageRow {
   path: string;
   name: string;
   key: string;
-  group: "watch" | "understand" | "practise";
+  group: "monitor" | "analyse" | "practise";
   /** A shorter name for the rail. */
   short?: string;
   load: () => Promise<ComponentType<PageProps>>;

@@ -3,7 +3,7 @@
 export const STATES = [
   { name: "ok", glyph: "", text: "healthy" },
   { name: "down", glyph: "✕", text: "down" },
-  { name: "event", glyph: "◆", text: "open event" },
+  { name: "event", glyph: "◆", text: "active event" },
   { name: "throttled", glyph: "▲", text: "throttled" },
   { name: "silent", glyph: "–", text: "not reporting" },
   { name: "held_idle", glyph: "○", text: "allocated, idle" },

@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Chip, Empty, Mark, Panel, Problem, Select, Time } from "../components/parts";
 import { type Column, Table } from "../components/table";
 import { ask, type Refused, useAsk } from "../lib/api";
-import { ago, clock, count, many, words } from "../lib/format";
+import { ago, clock, count, entryName } from "../lib/format";
 import { type PageProps, param, put, putAll, to } from "../lib/router";
 import { now, usePulse } from "../lib/store";
 import "../styles/pages.css";
@@ -101,17 +101,17 @@ export function JournalPage({ address }: PageProps) {
                 class="narrow"
                 type="search"
                 value={param(address, "q")}
-                placeholder="Text"
+                placeholder="Search text"
                 aria-label="Filter entries"
                 data-testid="journal-filter"
                 onInput={(e) => put("q", e.currentTarget.value)}
               />
               <label class="chip">
-                kind{" "}
+                event{" "}
                 <Select
-                  label="kind"
+                  label="event"
                   id="journal-kind"
-                  options={[["", "all"], ...kinds.map(([k, n]) => [k, `${words(k)} (${count(n)})`] as const)]}
+                  options={[["", "all"], ...kinds.map(([k, n]) => [k, `${entryName(k)} (${count(n)})`] as const)]}
                   value={param(address, "kind")}
                   choose={(k) => put("kind", k || null)}
                 />
@@ -143,7 +143,7 @@ export function JournalPage({ address }: PageProps) {
                   type="button"
                   onClick={() => putAll({ q: null, kind: null, since: null, subject: null, actor: null })}
                 >
-                  Show all
+                  Clear filters
                 </button>
               )}
             </div>
@@ -162,16 +162,16 @@ export function JournalPage({ address }: PageProps) {
                 problem?.status === 404 ? (
                   <Empty title="No journal">{problem.message}</Empty>
                 ) : (
-                  <Empty title="No entry matches">Remove a filter{rest ? ", or search further back" : ""}.</Empty>
+                  <Empty title="No entry matches">Remove a filter{rest ? ", or search older entries" : ""}.</Empty>
                 )
               }
             />
             {rest && (
               <p class="more">
                 <button type="button" disabled={busy} data-testid="further" onClick={further}>
-                  {busy ? "Searching…" : "Search further back"}
+                  {busy ? "Searching…" : "Search older entries"}
                 </button>
-                <span class="dim small"> searched all entries after {count(reached)}</span>
+                <span class="dim small"> searched back to entry {count(reached)}</span>
               </p>
             )}
           </Panel>
@@ -225,14 +225,13 @@ function Chain() {
           <Mark tone={answer.is_intact ? "ok" : "critical"}>
             {answer.is_intact ? (
               <>
-                <b>Journal verified (hash chain intact).</b>{" "}
-                {many(answer.entries, "entry").replace("entrys", "entries")}, verified{" "}
-                {ago(now() - Date.parse(answer.checked_at))} ago.
+                <b>Journal verified (hash chain intact).</b> {count(answer.entries)}{" "}
+                {answer.entries === 1 ? "entry" : "entries"}, verified {ago(now() - Date.parse(answer.checked_at))} ago.
               </>
             ) : (
               <>
                 <b>Entry {answer.first_broken} does not match its hash.</b> The journal was changed or damaged. Restore
-                it from a backup, and check who could write to it.
+                it from a backup, and check who can write to it.
               </>
             )}
           </Mark>
@@ -250,7 +249,7 @@ const COLUMNS: Column<Entry>[] = [
   { id: "at", title: "Time", value: (e) => e.at, cell: (e) => <Time at={e.at} full />, class: "when" },
   {
     id: "actor",
-    title: "Who",
+    title: "Actor",
     class: "wide-only",
     value: (e) => e.actor,
     cell: (e) => (
@@ -259,7 +258,7 @@ const COLUMNS: Column<Entry>[] = [
       </button>
     ),
   },
-  { id: "kind", title: "What", value: (e) => e.kind, cell: (e) => words(e.kind), class: "when wide-only" },
+  { id: "kind", title: "Event", value: (e) => e.kind, cell: (e) => entryName(e.kind), class: "when wide-only" },
   {
     id: "subject",
     title: "Subject",
@@ -276,7 +275,7 @@ const COLUMNS: Column<Entry>[] = [
   },
   {
     id: "text",
-    title: "Text",
+    title: "Message",
     value: (e) => e.text,
     cell: (e) => e.text || <span class="dim">–</span>,
     class: "words-cell",
@@ -299,7 +298,7 @@ function One({ entry }: { entry: Entry }) {
     >
       <p>{entry.text}</p>
       <p class="chips">
-        <Chip>{words(entry.kind)}</Chip>
+        <Chip>{entryName(entry.kind)}</Chip>
         <Chip>by {entry.actor}</Chip>
         <Chip title="leader epoch">epoch {entry.epoch}</Chip>
       </p>

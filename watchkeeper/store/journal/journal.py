@@ -138,7 +138,7 @@ class Journal:
                     new_events[event.id] = replace(event, received_at=now)
             if new_events:
                 nodes = sorted({str(event.place.node or event.place.cluster) for event in new_events.values()})
-                text = f"events of {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''}: {len(new_events)}"
+                text = f"{len(new_events)} events of {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''}"
                 self._write("event", {key: wire.dumps(event) for key, event in new_events.items()}, at=now, text=text)
             return list(new_events.values())
 

@@ -134,7 +134,7 @@ def _matches_gpu(name: str, gpu: GpuView) -> bool:
 def _describe_gpu(gpu: GpuView, sources: HolderSources) -> GpuAndHolders:
     uuid, all_holders = gpu.gpu.uuid, sources.gpu_holders
     held = all_holders.by_gpu.get(uuid, ())
-    reason = all_holders.problem or all_holders.reasons.get(uuid) or "its exporter reports no holder"
+    reason = all_holders.problem or all_holders.reasons.get(uuid) or "exporter reports no holder"
     return GpuAndHolders(
         uuid,
         gpu.gpu.index,

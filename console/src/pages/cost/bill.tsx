@@ -166,7 +166,7 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
             numeric: true,
             value: (l: Line) => l.shared,
             cell: (l: Line) => cash(l.shared, bill.currency),
-            hint: "its share of the GPU-hours that were not allocated",
+            hint: "share of the cost of GPU-hours that were not allocated",
           },
         ]),
   ];

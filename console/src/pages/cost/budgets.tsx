@@ -7,11 +7,11 @@ import { many, percent, words } from "../../lib/format";
 import { type Bill, type Budget, cash, hours } from "./labels";
 
 const BUDGET: Record<string, { tone: string; text: string }> = {
-  over: { tone: "critical", text: "over" },
+  over: { tone: "critical", text: "exceeded" },
   will_be_over: { tone: "critical", text: "will exceed" },
   may_be_over: { tone: "warning", text: "may exceed" },
   unknown: { tone: "", text: "unknown" },
-  within: { tone: "ok", text: "within" },
+  within: { tone: "ok", text: "within budget" },
   no_budget: { tone: "", text: "no budget" },
 };
 
@@ -32,7 +32,7 @@ export function Budgets({ beat }: { beat: number }) {
     Math.floor(beat / 5),
   );
   return (
-    <Panel title="This month" hint={answer && `${answer.month} · spent, and forecast`} id="budgets-panel">
+    <Panel title="This month" hint={answer && `${answer.month} · spent and forecast`} id="budgets-panel">
       {problem && <Problem>{problem.message}</Problem>}
       {!answer ? (
         !problem && <Skeleton lines={5} />
@@ -58,7 +58,7 @@ export function Budgets({ beat }: { beat: number }) {
                   )}
                   <small class="plain">
                     {b.spent == null ? (
-                      "GPUs have no price"
+                      "no price for these GPUs"
                     ) : (
                       <>
                         forecast {cash(b.forecast, answer.currency)}
@@ -81,7 +81,8 @@ export function Budgets({ beat }: { beat: number }) {
       )}
       {answer?.budgets.every((b) => b.budget == null) && (
         <p class="dim small">
-          No team has a budget: set them in the price book that <code>[cost] prices</code> names.
+          No team has a budget. Set budgets in the price book: the file that <code>prices</code> under{" "}
+          <code>[cost]</code> names.
         </p>
       )}
     </Panel>
@@ -90,7 +91,7 @@ export function Budgets({ beat }: { beat: number }) {
 
 export function Prices({ bill }: { bill: Bill }) {
   return (
-    <Panel title="Prices" hint="per GPU-hour, with their source" id="prices-panel">
+    <Panel title="Prices" hint="per GPU-hour, with source" id="prices-panel">
       <Facts
         rows={bill.rates.map((r) => [
           r.of,
@@ -101,7 +102,7 @@ export function Prices({ bill }: { bill: Bill }) {
             <Chip>{words(r.kind)}</Chip>
             <small class="plain">
               {r.source}
-              {r.checked && `, read ${r.checked}`}
+              {r.checked && `, checked ${r.checked}`}
             </small>
           </>,
         ])}

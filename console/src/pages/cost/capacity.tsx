@@ -42,7 +42,9 @@ export function CapacityView({ address, theme }: PageProps) {
             title="Forecast"
             id="forecast-panel"
             hint={
-              made && !made.reason && `Demand: GPUs allocated and pending · ${percent(100 * made.interval)} interval`
+              made &&
+              !made.reason &&
+              `Demand: GPUs allocated and pending · ${percent(100 * made.interval)} prediction interval`
             }
             side={
               <Choice
@@ -69,7 +71,7 @@ export function CapacityView({ address, theme }: PageProps) {
                 <ForecastChart made={made} capacity={capacity} add={add} theme={theme} />
                 <WhatIfLine made={made} capacity={capacity} add={add} />
                 <p class="dim small">
-                  {tested(made.backtest)} From {many(made.history.steps, "step")} of {made.step} since{" "}
+                  {tested(made.backtest)} Based on {many(made.history.steps, "step")} of {made.step} since{" "}
                   {day(made.history.from)}. {made.notes.join(" · ")}
                 </p>
               </>
@@ -80,7 +82,7 @@ export function CapacityView({ address, theme }: PageProps) {
         </div>
         <aside>
           <AdvicePanel advice={advised?.advice} isYoung={Boolean(made?.reason)} />
-          <Panel title="Free capacity by job size" id="rooms-panel" hint="jobs that fit now">
+          <Panel title="Free capacity by job size" id="rooms-panel" hint="how many jobs can start now">
             {!here ? (
               <Skeleton lines={4} />
             ) : (
@@ -94,7 +96,7 @@ export function CapacityView({ address, theme }: PageProps) {
               />
             )}
           </Panel>
-          <Panel title="Pending" id="waits-panel" hint="by size of job">
+          <Panel title="Pending" id="waits-panel" hint="by job size">
             {!here ? (
               <Skeleton lines={3} />
             ) : here.waits.length === 0 ? (
@@ -134,7 +136,7 @@ const RIGHTSIZING: Column<Now["rightsizing"][number]>[] = [
   { id: "gpus", title: "Allocated", numeric: true, value: (r) => r.gpus, cell: (r) => many(r.gpus, "GPU") },
   {
     id: "fit",
-    title: "Enough",
+    title: "Recommendation",
     value: (r) => FITS[r.fit],
     cell: (r) => (
       <>
@@ -160,7 +162,7 @@ function Rightsizing({ here, problem, address }: { here?: Now; problem?: Refused
     <Panel
       title="Rightsizing"
       id="rightsizing-panel"
-      hint="smaller allocations that would be enough, from one day of use"
+      hint="workloads that need less than they are allocated, from one day of use"
     >
       <Table
         id="rightsizing"
@@ -191,7 +193,7 @@ function emptyRightsizing(here: Now | undefined, unjudged: number) {
   const judged = here.rightsizing.length - unjudged;
   if (judged === 0) return <Mark>Unknown: no measurements yet.</Mark>;
   return (
-    <Mark tone="ok">{`All ${count(judged)} ${unjudged ? "others" : "workloads"} use what they are allocated.`}</Mark>
+    <Mark tone="ok">{`All ${count(judged)} ${unjudged ? "other " : ""}workloads need what they are allocated.`}</Mark>
   );
 }
 

@@ -39,13 +39,14 @@ export const wait = (s: number | null) => (s == null ? "unknown" : s < 1 ? "none
 
 export const ROOMS: Column<Now["standing"]["rooms"][number]>[] = [
   { id: "gpus", title: "GPUs", value: (r) => r.gpus },
-  { id: "jobs", title: "Jobs fit", numeric: true, value: (r) => r.jobs },
+  { id: "jobs", title: "Jobs that fit", numeric: true, value: (r) => r.jobs },
   {
     id: "stranded",
     title: "Stranded",
     numeric: true,
+    hint: "free GPUs that no job of this size can use",
     value: (r) => r.stranded_gpus,
-    cell: (r) => (r.stranded_gpus ? `${count(r.stranded_gpus)} GPUs` : "none"),
+    cell: (r) => (r.stranded_gpus ? many(r.stranded_gpus, "GPU") : "none"),
   },
 ];
 
@@ -61,7 +62,7 @@ export const WAITS: Column<Now["waits"][number]>[] = [
   },
   {
     id: "p95",
-    title: "p95 wait of started",
+    title: "p95 wait (started jobs)",
     numeric: true,
     value: (w) => w.p95_seconds,
     cell: (w) => wait(w.p95_seconds),
@@ -69,19 +70,19 @@ export const WAITS: Column<Now["waits"][number]>[] = [
 ];
 
 export const FITS: Record<string, string> = {
-  give_back: "release it",
+  give_back: "release",
   fewer_gpus: "fewer GPUs",
   mig: "MIG",
   mps: "MPS",
   time_slicing: "time slicing",
   smaller_gpu: "a smaller GPU",
-  smaller_slice: "a smaller slice",
+  smaller_slice: "a smaller MIG instance",
 };
 
 export function Figures({ here, made }: { here: Now; made?: Forecast }) {
   const { standing, use } = here;
   return (
-    <section class="tiles even" aria-label="capacity in figures">
+    <section class="tiles even" aria-label="summary of capacity">
       <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={service(standing)} />
       <Tile
         id="tile-heldnow"
@@ -101,7 +102,7 @@ export function Figures({ here, made }: { here: Now; made?: Forecast }) {
         id="tile-need"
         name="To stay below 80 %"
         value={made?.need ? (made.need.likely_gpus ? `+${count(made.need.likely_gpus)}` : "enough") : "unknown"}
-        meaning={made?.need ? `GPUs; +${count(made.need.sure_gpus)} for 90 % confidence` : "no forecast yet"}
+        meaning={made?.need ? `GPUs to add; +${count(made.need.sure_gpus)} for 90 % confidence` : "no forecast yet"}
       />
     </section>
   );
@@ -114,7 +115,7 @@ function service({ gpus, in_service_gpus }: Now["standing"]): string {
 
 function work(gpus: number | null): string {
   if (gpus == null) return "utilisation not measured";
-  return `${gpus < 10 ? gpus.toFixed(1) : count(gpus)} GPUs fully used`;
+  return `use equals ${gpus < 10 ? gpus.toFixed(1) : count(gpus)} GPUs`;
 }
 
 function freeFor({ gpus, free_gpus, stranded_share }: Now["standing"]): string {

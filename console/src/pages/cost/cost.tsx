@@ -1,5 +1,4 @@
-// Cost and capacity: idle money first, who spent what with drill-down, budgets, and on the other side when the fleet is
-// full.
+// Cost and capacity: cost of idle GPUs, spend by owner with drill-down, and budgets; the second tab shows capacity.
 
 import { useState } from "preact/hooks";
 import { Choice, Empty, Panel, Select, Skeleton, Tabs, Trouble } from "../../components/parts";
@@ -123,7 +122,7 @@ function CostView({ address }: PageProps) {
                   type="button"
                   class="chip"
                   key={o}
-                  title="remove this filter"
+                  title="Remove this filter"
                   onClick={() => removeOf(address, i)}
                 >
                   {o.replace("=", " ").replace(/ $/, " unmapped")} ✕
@@ -148,12 +147,12 @@ function CostView({ address }: PageProps) {
                 hours={bill.total.hours}
               />
               <Panel
-                title={`Spent ${by === "job" ? "by job" : `by ${by}`}`}
+                title={`Spent by ${by}`}
                 id="bill-panel"
                 hint={
                   <>
                     {bill.policy_words}
-                    {BELOW[by] && <> · open a line to split it by {BELOW[by]}s</>}
+                    {BELOW[by] && <> · select a row to split it by {BELOW[by]}</>}
                   </>
                 }
               >

@@ -27,14 +27,14 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
   // Where nothing was recorded nothing is known: "no waste" would be a claim.
   if (total.hours.total === 0)
     return (
-      <section class="tiles even" aria-label="cost in figures">
+      <section class="tiles even" aria-label="summary of cost">
         {FIGURES.map(([id, name]) => (
           <Tile key={id} id={id} name={name} value="unknown" meaning="nothing was recorded in this time range" />
         ))}
       </section>
     );
   return (
-    <section class="tiles even" aria-label="cost in figures">
+    <section class="tiles even" aria-label="summary of cost">
       <Tile
         id="tile-idle"
         name="Allocated, idle"
@@ -44,7 +44,7 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
           wasted
             ? `${hours(wasted)} GPU-hours allocated and idle`
             : unmeasured
-              ? "none of the measured GPU-hours"
+              ? "no measured GPU-hour was idle"
               : "no GPU was allocated and idle"
         }
       />
@@ -53,9 +53,7 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
         name="Spent"
         value={cash(bill.money, currency)}
         meaning={
-          unpriced > 0.05
-            ? `excluding ${hours(unpriced)} GPU-hours without a price`
-            : `${cash(hourly, currency)} an hour`
+          unpriced > 0.05 ? `excluding ${hours(unpriced)} GPU-hours without a price` : `${cash(hourly, currency)} / h`
         }
       />
       <Tile

@@ -1,4 +1,4 @@
-// When the fleet is full: the forecast as a chart and in figures, and against another size of the fleet.
+// The demand forecast as a chart, and when it exceeds the fleet or another fleet size.
 
 import { useMemo } from "preact/hooks";
 import { Chart } from "../../components/chart";
@@ -75,7 +75,7 @@ export function ForecastChart({
       ...(made.capacity_gpus != null
         ? [
             {
-              label: "Fleet",
+              label: "Capacity",
               unit: "GPUs",
               tone: "bad" as const,
               dashed: true,
@@ -102,7 +102,7 @@ export function ForecastChart({
   );
 }
 
-/** The same forecast against another size of the fleet; only its own interval is read. */
+/** When the same forecast exceeds another fleet size. */
 export function WhatIfLine({ made, capacity, add }: { made: Forecast; capacity: number | null; add: number }) {
   if (capacity == null) return null;
   const cross = (pick: (p: Point) => number) => made.forecast.find((p) => pick(p) >= capacity)?.time;
@@ -112,32 +112,28 @@ export function WhatIfLine({ made, capacity, add }: { made: Forecast; capacity: 
   return (
     <form class="whatif" onSubmit={(e) => e.preventDefault()} data-testid="whatif">
       <label>
-        What if the fleet had{" "}
+        What if you add{" "}
         <input
           type="number"
           class="narrow number"
           value={String(add)}
           step={8}
           min={-(made.capacity_gpus ?? 0)}
-          aria-label="GPUs more or fewer"
+          aria-label="GPUs to add; a negative number removes GPUs"
           data-testid="whatif-add"
           onInput={(e) => put("add", e.currentTarget.value === "0" ? null : e.currentTarget.value)}
         />{" "}
-        GPUs more
+        GPUs
       </label>
       <span data-testid="whatif-answer">
         <b>
           {count(capacity)} GPUs:{" "}
-          {capacity <= 0
-            ? "no GPU would be left"
-            : full
-              ? `full on ${day(full).slice(0, 16)}`
-              : "not full in this time range"}
+          {capacity <= 0 ? "no GPUs left" : full ? `full on ${day(full).slice(0, 16)}` : "not full in this time range"}
         </b>
         {capacity > 0 && (
           <span class="dim">
             {" "}
-            · {early ? `earliest ${day(early).slice(0, 16)}` : "no upper bound"}
+            · {early ? `earliest ${day(early).slice(0, 16)}` : "not even at the upper bound"}
             {late ? `, latest ${day(late).slice(0, 16)}` : ""}
           </span>
         )}

@@ -1,4 +1,4 @@
-// What-if: recorded jobs, replayed on the unchanged and on a changed fleet.
+// What-if: replay recorded jobs on the fleet, before and after a change.
 
 import { useState } from "preact/hooks";
 import { Choice, Facts, Panel, Problem, Select } from "../../components/parts";
@@ -78,7 +78,7 @@ export function Replay({ address }: { address: URL }) {
     work(false);
   };
   return (
-    <Panel title="What if: replay recorded jobs" id="replay-panel" hint="on this fleet, unchanged and changed">
+    <Panel title="What if: replay recorded jobs" id="replay-panel" hint="on this fleet, before and after a change">
       <form class="replay" onSubmit={run}>
         {!jobs && (
           <label>
@@ -106,18 +106,18 @@ export function Replay({ address }: { address: URL }) {
           />
         </label>
         <label>
-          {add >= 0 ? "GPUs more" : "GPUs fewer"}{" "}
+          add GPUs{" "}
           <input
             type="number"
             class="number"
             step={8}
             value={String(add)}
-            aria-label="GPUs more or fewer in the replay"
+            aria-label="GPUs to add in the replay; a negative number removes GPUs"
             onInput={(e) => put("add", e.currentTarget.value === "0" ? null : e.currentTarget.value)}
           />
         </label>
         <label>
-          without racks <input name="racks" class="racks" placeholder="r01 r02" aria-label="Racks to remove" />
+          remove racks <input name="racks" class="racks" placeholder="r01 r02" aria-label="Racks to remove" />
         </label>
         <Choice
           label="scheduling order"
@@ -134,7 +134,7 @@ export function Replay({ address }: { address: URL }) {
       </form>
       {!jobs && (
         <p class="dim small">
-          A scheduler has months of jobs with their wait times:{" "}
+          For months of jobs with their wait times, export them from Slurm:{" "}
           <code>sacct -aDXP -S 2026-10-01 -o JobID,Submit,Start,End,AllocTRES</code>
         </p>
       )}
@@ -142,7 +142,7 @@ export function Replay({ address }: { address: URL }) {
       {found && (
         <div data-testid="replay-answer">
           <p class="answer">
-            {found.change}: p95 wait {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, GPUs used{" "}
+            {found.change}: p95 wait {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, utilisation{" "}
             {percentOf(found.before.utilisation)} → {percentOf(found.after.utilisation)}.
           </p>
           <Table
@@ -152,18 +152,18 @@ export function Replay({ address }: { address: URL }) {
             rowKey={(s) => s}
             empty={null}
             columns={[
-              { id: "shape", title: "Job of", value: (s) => s, cell: (s) => `${s} GPUs` },
+              { id: "shape", title: "Job size", value: (s) => s, cell: (s) => `${s} GPUs` },
               { id: "jobs", title: "Jobs", numeric: true, value: (s) => found.before.wait.by_gpus[s].jobs },
               {
                 id: "before",
-                title: "p95 wait now",
+                title: "p95 wait before",
                 numeric: true,
                 value: (s) => found.before.wait.by_gpus[s].p95,
                 cell: (s) => wait(found.before.wait.by_gpus[s].p95),
               },
               {
                 id: "after",
-                title: "p95 wait changed",
+                title: "p95 wait after",
                 numeric: true,
                 value: (s) => found.after.wait.by_gpus[s]?.p95,
                 cell: (s) => wait(found.after.wait.by_gpus[s]?.p95 ?? null),
@@ -185,7 +185,7 @@ export function Replay({ address }: { address: URL }) {
                   ? `${many(found.after.never_fits.jobs, "job")} of ${found.after.never_fits.gpus.join(", ")} GPUs`
                   : null,
               ],
-              ["Assumes", found.assumes.join("; ")],
+              ["Assumptions", found.assumes.join("; ")],
             ]}
           />
         </div>
@@ -196,7 +196,7 @@ export function Replay({ address }: { address: URL }) {
 
 function replayed({ jobs, layout, since, until }: WhatIf): string {
   const all = many(jobs.jobs, "job");
-  if (layout !== "this hub") return `${all} from a table (${layout})`;
+  if (layout !== "this hub") return `${all} from a file (${layout})`;
   const [from, to] = [since, until].map((at) => day(new Date(1000 * at).toISOString()));
   const waited = jobs.wait_known ? count(jobs.wait_known) : "none";
   return `${all} recorded by this hub from ${from} to ${to}; wait time known for ${waited}`;

@@ -1,4 +1,4 @@
-// How often each cause was right, in drills and as rated by people.
+// How often each cause was correct, in drills and as rated by users.
 
 import { Empty, Panel, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
@@ -44,21 +44,21 @@ export function Accuracy({ address, again }: { address: URL; again: unknown }) {
   const day = drills.answer?.game_day_at;
   return (
     <Panel
-      title="Right causes"
+      title="Diagnosis accuracy"
       id="accuracy-panel"
       hint={
         day ? (
           <>
-            with the game day of <Time at={day} />
+            including the game day of <Time at={day} />
           </>
         ) : (
-          "in drills, and confirmed or corrected by people"
+          "in drills, and as rated by users"
         )
       }
     >
       <Table
         id="accuracy"
-        caption="How often each cause was right"
+        caption="How often each cause was correct"
         rows={rows}
         problem={own.problem ?? drills.problem}
         rowKey={(r) => r.cause}
@@ -67,7 +67,7 @@ export function Accuracy({ address, again }: { address: URL; again: unknown }) {
         param="causes"
         columns={ACCURACY}
         empty={
-          <Empty title="No cause was rated yet">
+          <Empty title="No rated cause yet">
             Run <code>watchkeeper drill --tell</code>, or confirm or correct the cause of an incident.
           </Empty>
         }
@@ -92,23 +92,23 @@ const ACCURACY: Column<Causes>[] = [
   { id: "cause", title: "Cause", value: (r) => r.cause, cell: (r) => <b class="strong">{words(r.cause)}</b> },
   {
     id: "drills",
-    title: "Right in drills",
+    title: "Correct in drills",
     numeric: true,
     value: (r) => r.drill?.right_share,
     cell: (r) => of(r.drill?.right ?? 0, r.drill?.drills ?? 0),
   },
   {
     id: "people",
-    title: "Confirmed by people",
+    title: "Confirmed by users",
     numeric: true,
     value: (r) => r.own?.right_share,
     cell: (r) => of(r.own?.right ?? 0, r.own?.judged ?? 0),
   },
   {
     id: "named",
-    title: "Reported",
+    title: "Diagnosed",
     numeric: true,
-    hint: "Incidents of this fleet with this cause",
+    hint: "incidents of this fleet with this cause",
     value: (r) => r.own?.diagnosed ?? 0,
     cell: (r) => count(r.own?.diagnosed ?? 0),
   },

@@ -1,5 +1,5 @@
-// Drills: inject a fault into a simulated fleet, and compare the diagnosis with the expected one; and how often
-// the causes that this hub names are right, in drills and by the word of people.
+// Drills: inject a fault into a simulated fleet and compare the diagnosis with the expected one; and the accuracy of
+// each cause, in drills and as rated by users.
 
 import { useState } from "preact/hooks";
 import { Chip, Empty, Mark, Panel, Problem, Skeleton, Tile, Time } from "../../components/parts";
@@ -99,10 +99,10 @@ function Simulated({ address }: { address: URL }) {
       {answer && <Score score={answer.score} running={answer.drills.filter((d) => !d.ended_at).length} />}
       <div class="columns">
         <div>
-          <Panel title="Running and finished" id="drills-panel" hint="each fault with the diagnosis of the hub">
+          <Panel title="Running and finished" id="drills-panel" hint="injected faults and the diagnosis of each">
             <Table
               id="drills"
-              caption="Drills and their verdicts"
+              caption="Drills and their diagnoses"
               rows={answer?.drills}
               problem={problem}
               rowKey={(d) => d.id}
@@ -111,7 +111,7 @@ function Simulated({ address }: { address: URL }) {
               columns={columns(end)}
               empty={
                 <Empty title="No drill yet">
-                  Choose a fault on the right, or press <kbd>n</kbd> and type its name. The fleet is simulated.
+                  Select a fault on the right, or press <kbd>n</kbd> and type its name. The fleet is simulated.
                 </Empty>
               }
             />
@@ -154,7 +154,7 @@ function Simulated({ address }: { address: URL }) {
                     >
                       <b>{s.title}</b>
                       <small>
-                        {s.name} · one {s.truth.place} · {s.truth.severity}
+                        {s.name} · {s.truth.place} · {s.truth.severity}
                       </small>
                     </button>
                   </li>
@@ -172,7 +172,7 @@ function Simulated({ address }: { address: URL }) {
 function Score({ score, running }: { score: Answer["score"]; running: number }) {
   const missed = score.drills - score.detected;
   return (
-    <section class="tiles even gap-below" aria-label="score">
+    <section class="tiles even gap-below" aria-label="summary of drills">
       <Tile
         id="tile-drills"
         name="Drills"
@@ -188,16 +188,16 @@ function Score({ score, running }: { score: Answer["score"]; running: number }) 
       />
       <Tile
         id="tile-right"
-        name="Right"
+        name="Correct"
         value={score.drills ? percent((100 * score.right) / score.drills) : "none yet"}
-        meaning="right cause, right place, right severity"
+        meaning="cause, place and severity"
       />
       <Tile
         id="tile-seconds"
         name="Time to detect"
         value={score.median_seconds == null ? "unknown" : seconds(score.median_seconds)}
         meaning={
-          score.slowest_seconds == null ? "in simulated time" : `median; the slowest ${seconds(score.slowest_seconds)}`
+          score.slowest_seconds == null ? "in simulated time" : `median; slowest ${seconds(score.slowest_seconds)}`
         }
       />
     </section>
@@ -264,21 +264,21 @@ export const columns = (end: (d: Drill) => void): Column<Drill>[] => [
           </a>
           <small class="plain">
             {d.verdict.incident}
-            {d.verdict.resolved_at && " · closed"}
+            {d.verdict.resolved_at && " · resolved"}
           </small>
         </>
       ) : (
-        <span class="dim">{d.ended_at ? "none" : "watching…"}</span>
+        <span class="dim">{d.ended_at ? "none" : "not detected yet"}</span>
       ),
   },
   {
     id: "verdict",
-    title: "Answer",
+    title: "Diagnosis",
     value: (d) => (d.verdict.cause_right == null ? "" : d.verdict.cause_right ? "right" : "wrong"),
     cell: (d) =>
       d.verdict.incident ? (
         <div class="verdict">
-          {verdict(d.verdict.cause_right, d.verdict.cause ? words(d.verdict.cause) : "cause not known yet")}
+          {verdict(d.verdict.cause_right, d.verdict.cause ? words(d.verdict.cause) : "no finding yet")}
           {d.verdict.cause_right === false && <small class="plain">expected: {words(d.cause)}</small>}
           {verdict(d.verdict.place_right, "place")}
           {verdict(d.verdict.severity_right, "severity")}

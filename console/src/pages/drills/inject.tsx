@@ -47,7 +47,7 @@ export function Inject({ scenario, done }: { scenario: Scenario; done: () => voi
       side={<Level severity={scenario.truth.severity} />}
     >
       <p class="dim">
-        Expected diagnosis: <b>{words(scenario.truth.cause)}</b> at one {scenario.truth.place}, first step:{" "}
+        Expected cause: <b>{words(scenario.truth.cause)}</b>. Place: {scenario.truth.place}. First step:{" "}
         {words(scenario.truth.action)}.
       </p>
       <form class="inject" ref={panel} onSubmit={send}>

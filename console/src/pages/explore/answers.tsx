@@ -58,7 +58,7 @@ export function Answers({
       title={TITLES[view] ?? TITLES.chart}
       hint={
         rows.length > MOST_SERIES && view === "chart"
-          ? `the first ${MOST_SERIES} of ${count(rows.length)} series; the table has more`
+          ? `first ${MOST_SERIES} of ${count(rows.length)} series; more in the table`
           : said.join(" · ")
       }
     >
@@ -184,7 +184,7 @@ function Json({ found }: { found: Found[] }) {
       </pre>
       {text.length > MOST_JSON && (
         <p class="dim small">
-          The first {count(MOST_JSON / 1000)} of {count(text.length / 1000)} kB.
+          First {count(MOST_JSON / 1000)} of {count(text.length / 1000)} kB.
         </p>
       )}
     </>

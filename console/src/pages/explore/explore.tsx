@@ -55,17 +55,17 @@ export function ExplorePage({ address, theme }: PageProps) {
     link.searchParams.delete("range");
     try {
       await navigator.clipboard.writeText(link.href);
-      set({ notice: "Copied a link to this view with a fixed time" });
+      set({ notice: "Link copied, with a fixed time range" });
     } catch {
       go(link.pathname + link.search);
-      set({ notice: "Copy the address of this page: it is this view with a fixed time" });
+      set({ notice: "Copying failed. Copy the link from the address bar: it has a fixed time range." });
     }
   };
   return (
     <main class="single stack" data-testid="explore-page">
       <Panel
         title="Explore"
-        hint="PromQL over all samples of this hub · Enter runs, Tab completes, Ctrl-Space suggests"
+        hint="PromQL on all samples of this hub · Enter runs, Tab completes, Ctrl-Space suggests"
         id="explore-panel"
       >
         {fields.map((expr, i) => (
@@ -139,7 +139,12 @@ export function ExplorePage({ address, theme }: PageProps) {
             />
           </label>
           {exprs.length > 0 && (
-            <button type="button" data-testid="share" onClick={share} title="Copy a link to this view with its time">
+            <button
+              type="button"
+              data-testid="share"
+              onClick={share}
+              title="Copy a link to this view with a fixed time range"
+            >
               Share
             </button>
           )}
@@ -164,7 +169,7 @@ function Cost({ found, asked }: { found?: Found[]; asked: number }) {
   if (!found)
     return (
       <span class="hint" data-testid="query-time">
-        asking…
+        running…
       </span>
     );
   const took = Math.max(0, ...found.map((f) => f.millis));
@@ -174,7 +179,7 @@ function Cost({ found, asked }: { found?: Found[]; asked: number }) {
     0,
   );
   return (
-    <span class="hint" data-testid="query-time" title={`${(1000 * spent).toFixed(1)} ms in the engine`}>
+    <span class="hint" data-testid="query-time" title={`${(1000 * spent).toFixed(1)} ms in the query engine`}>
       {count(series)} series · {took.toFixed(0)} ms · {count(found.reduce((sum, f) => sum + f.bytes, 0) / 1000)} kB
     </span>
   );

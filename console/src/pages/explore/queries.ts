@@ -51,17 +51,17 @@ export async function ask(path: string): Promise<{ reply: Reply; bytes: number }
   try {
     answer = await fetch(path);
   } catch {
-    throw new Refused(0, "the hub does not answer");
+    throw new Refused(0, "The hub does not answer");
   }
   const text = await answer.text();
   let content: Reply & { error?: string };
   try {
     content = JSON.parse(text);
   } catch {
-    throw new Refused(answer.status, `the hub answered ${answer.status}`);
+    throw new Refused(answer.status, `The hub returned HTTP ${answer.status}`);
   }
   if (answer.status === 401) set({ signIn: true });
-  if (!answer.ok) throw new Refused(answer.status, content.error ?? `the hub answered ${answer.status}`);
+  if (!answer.ok) throw new Refused(answer.status, content.error ?? `The hub returned HTTP ${answer.status}`);
   return { reply: content, bytes: text.length };
 }
 

@@ -165,7 +165,7 @@ export function FabricPage({ address, theme }: PageProps) {
                 most={100}
                 empty={
                   <Empty title="No link matches">
-                    {only ? "No link is down, slow or congested, or has errors." : "Shorten the filter."}
+                    {only ? "No link is down, slow or congested, and none has errors." : "Change the filter."}
                   </Empty>
                 }
               />
@@ -232,7 +232,7 @@ export const columns = (window: string, address: URL): Column<Link>[] => [
     title: `Errors, ${window}`,
     numeric: true,
     value: (l) => l.errors && Math.round(l.errors),
-    hint: "sum of symbol errors, receive errors, recoveries and similar counters",
+    hint: "sum of the error counters: symbol errors, receive errors, link recoveries and similar",
   },
   {
     id: "wait",
@@ -241,7 +241,7 @@ export const columns = (window: string, address: URL): Column<Link>[] => [
     class: "wide-only",
     value: (l) => l.wait_times,
     cell: (l) => (l.wait_times == null ? "unknown" : times(l.wait_times)),
-    hint: "time with data to send and no credits, compared with the median of similar links",
+    hint: "time that the port waited to send for lack of credits, relative to the median of similar links",
   },
   {
     id: "jobs",

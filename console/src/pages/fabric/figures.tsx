@@ -1,4 +1,4 @@
-// The fabric in figures, its spines, and the legend of its map.
+// Summary of the fabric, its spines, and the legend of the map.
 
 import { heat } from "../../components/heatmap_layout";
 import { Empty, Tile } from "../../components/parts";
@@ -14,7 +14,7 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
   const counted = counts.uncounted < counts.links;
   const rows = map.source === "sweep" ? leaves(map.rows.length) : many(map.rows.length, "row");
   return (
-    <section class="tiles even gap-below" aria-label="the fabric in figures">
+    <section class="tiles even gap-below" aria-label="summary of the fabric">
       <Tile
         name="Links"
         value={count(counts.links)}
@@ -28,10 +28,11 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
         meaning={
           [
             counts.unknown && `${count(counts.unknown)} unknown`,
-            counts.mute_nodes && `${many(counts.mute_nodes, "node")} report${counts.mute_nodes === 1 ? "s" : ""} none`,
+            counts.mute_nodes &&
+              `${many(counts.mute_nodes, "node")} report${counts.mute_nodes === 1 ? "s" : ""} no ports`,
           ]
             .filter(Boolean)
-            .join(" · ") || "state of all others is known"
+            .join(" · ") || "no link state is unknown"
         }
         id="tile-down"
         href={withParams(address, { only: "trouble" })}
@@ -40,17 +41,17 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
         name="Slow"
         value={map.source === "sweep" ? count(counts.slow) : "unknown"}
         tone={counts.slow ? "warn" : undefined}
-        meaning={map.source === "sweep" ? "below the rate of other ports of the switch" : "needs a fabric sweep"}
+        meaning={map.source === "sweep" ? "slower than other ports of the same switch" : "needs a fabric sweep"}
         id="tile-slow"
       />
       <Tile
-        name={`Errors in ${span}`}
+        name={`Links with errors, ${span}`}
         value={counted ? count(counts.errs) : "unknown"}
         tone={counts.errs ? "bad" : undefined}
         meaning={
           counted
-            ? `links above 120 / h or down${counts.uncounted ? ` · ${count(counts.uncounted)} not counted` : ""}`
-            : "port errors are not counted"
+            ? `links with over 120 / h or a severe error${counts.uncounted ? ` · ${count(counts.uncounted)} without counters` : ""}`
+            : "no error counters reported"
         }
         id="tile-errors"
       />
@@ -58,14 +59,14 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
         name="Congested"
         value={map.rows.some((r) => r.cells.some((c) => c[6] != null)) ? count(counts.waits) : "unknown"}
         tone={counts.waits ? "warn" : undefined}
-        meaning="wait 8× longer than similar links to send"
+        meaning="send wait is 8× that of similar links"
         id="tile-waits"
       />
       <Tile
         name="Jobs on bad links"
         value={count(counts.jobs)}
         tone={counts.jobs ? "warn" : undefined}
-        meaning={counts.jobs ? "all ranks of a job wait for its slowest link" : "no running job uses one"}
+        meaning={counts.jobs ? "one slow link delays all ranks of a job" : "no running job uses a bad link"}
         id="tile-jobs"
       />
     </section>
@@ -95,7 +96,7 @@ export function NoFabric() {
   return (
     <Empty title="No fabric data">
       {OF_HOSTS} To see switches and trunks too, set <code>sweep</code> or <code>ufm_url</code> under{" "}
-      <code>[fabric]</code>, or run <code>watchkeeper fabric sweep --push</code> on a node with an adapter.
+      <code>[fabric]</code>, or run <code>watchkeeper fabric sweep --push</code> on a node with an InfiniBand adapter.
     </Empty>
   );
 }
@@ -116,7 +117,7 @@ export function Spines({ map, row, address }: { map: FabricMap; row: string; add
           key={s.name}
           class={`chip ${(SPINE[s.state] ?? SPINE.other).tone}`}
           aria-current={s.name === row || undefined}
-          title={s.trouble.join("\n") || `${many(s.links, "link")}, unchanged`}
+          title={s.trouble.join("\n") || `${many(s.links, "link")}, no change`}
           href={withParams(address, { row: s.name === row ? null : s.name })}
         >
           <i aria-hidden="true">{(SPINE[s.state] ?? SPINE.other).glyph}</i> {s.name}
@@ -142,8 +143,8 @@ export function Legend({ measure, map }: { measure: Measure; map: FabricMap }) {
       </span>
       <span>
         {MEASURES[measure].title}
-        {measure === "errors" && `, median ${mid}`}
-        {measure === "wait" && ", beside the median"}
+        {measure === "errors" && `, log scale, middle ${mid}`}
+        {measure === "wait" && ", relative to the median"}
       </span>
       {MARKS.map((m) => (
         <span key={m.name} class={seen.has(m.name) ? m.name : "dim"}>

@@ -73,11 +73,11 @@ export function toneOf(link: Link): string {
 
 export function wordOf({ state, errs, waits }: Link): string {
   const isUp = state === "healthy" && !errs && !waits;
-  const words = [state === "healthy" ? isUp && "up" : state, errs && "errors", waits && "waits"];
+  const words = [state === "healthy" ? isUp && "up" : state, errs && "errors", waits && "congested"];
   return words.filter(Boolean).join(", ");
 }
 
-/** A mark of its own for links that are up and not well. */
+/** The mark of a link that is up but has errors or is congested. */
 export function glyphOf({ state, errs, waits }: Link): string | undefined {
   if (state !== "healthy") return undefined;
   if (errs) return "◆";
@@ -99,7 +99,7 @@ export function Jobs({ names, most, trunk }: { names: string[]; address?: URL; m
   if (!names.length) return <span class="dim">none</span>;
   return (
     <>
-      {trunk && <span class="dim">crossed by </span>}
+      {trunk && <span class="dim">may carry </span>}
       {names.slice(0, most).map((n, i) => (
         <>
           {i > 0 && ", "}

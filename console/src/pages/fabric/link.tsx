@@ -56,8 +56,8 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
           [
             "Congestion",
             link.wait_times == null
-              ? "unknown: not counted on this link"
-              : `waits ${times(link.wait_times)} the median of similar links`,
+              ? "unknown: this link has no congestion counter"
+              : `send wait ${times(link.wait_times)} the median of similar links`,
           ],
           ["Discards", link.discards == null ? null : `${count(Math.round(link.discards))} in ${window}`],
           [
@@ -66,7 +66,7 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
               <Jobs names={link.jobs} most={8} trunk={link.kind === "trunk"} />
               {link.kind === "trunk" && link.jobs.length > 0 && (
                 <small class="plain">
-                  jobs with nodes on this leaf and on others; routing decides which trunk they use
+                  jobs with nodes on this leaf and on other leaves; routing decides which trunk they use
                 </small>
               )}
             </>,
@@ -95,7 +95,7 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
       {counters.length === 0 ? (
         <p class="dim">No counter of this link has been reported.</p>
       ) : grown.length === 0 ? (
-        <p class="dim">{many(counters.length, "counter")}, and none has increased.</p>
+        <p class="dim">{many(counters.length, "counter")}, none increased.</p>
       ) : (
         <table class="facts counters" data-testid="counters">
           <tbody>
@@ -145,9 +145,9 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
       )}
       <p class="chips">
         <a class="chip" href={to.explore(series.traffic)}>
-          Explore this traffic
+          Open traffic in Explore
         </a>
-        {link.kind === "host" && <Chip title="name on the node">{link.device}</Chip>}
+        {link.kind === "host" && <Chip title="device name on the node">{link.device}</Chip>}
       </p>
     </Panel>
   );

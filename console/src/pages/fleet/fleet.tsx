@@ -17,11 +17,11 @@ import { Tiles } from "./tiles";
 export const reporting = (s: Summary) =>
   s.silent ? `${count(s.gpus - s.silent)} of ${many(s.gpus, "GPU")}` : many(s.gpus, "GPU");
 
-/** What is known where nothing is open. */
+/** What reports while no incident is open. */
 function watched(s?: Summary): string {
   if (!s) return "Waiting for the first update";
   if (!s.gpus) return "No GPU has reported yet";
-  return `${reporting(s)} on ${many(s.nodes, "node")} ${s.silent ? "report" : "in the recording"}`;
+  return `${reporting(s)} on ${many(s.nodes, "node")} reporting`;
 }
 
 export function FleetPage({ address, theme }: PageProps) {
@@ -36,9 +36,9 @@ export function FleetPage({ address, theme }: PageProps) {
       <div>
         <Tiles s={frame?.summary} open={open} price={status?.dollars_per_gpu_hour ?? 0} />
         <MapPanel {...{ address, theme, chosen, q, status, fleet, frame }} />
-        {/* Below the map, so it comes when the map has its height: nothing that is being read moves. */}
+        {/* Below the map: it appears after the map has its height, so that nothing on the screen moves. */}
         {fleet && status && (
-          <Panel title="Now" hint="allocated, SM active, power · incidents marked" id="now-panel">
+          <Panel title="Utilisation" hint="allocated, SM active, power · marked: incidents" id="now-panel">
             {frame ? (
               <Strips
                 id="now"
@@ -65,7 +65,7 @@ export function FleetPage({ address, theme }: PageProps) {
               {watched(frame?.summary)}
               {frame && (
                 <>
-                  , last at <time title={utc(frame.at)}>{clock(frame.at)}</time>
+                  , last update at <time title={utc(frame.at)}>{clock(frame.at)}</time>
                 </>
               )}
               .

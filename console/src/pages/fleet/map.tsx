@@ -215,7 +215,7 @@ function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
         </optgroup>
         {!isListed && <option value={chosen}>{chosen}</option>}
         {rest.length > 0 && (
-          <optgroup label="Every metric">
+          <optgroup label="All metrics">
             {rest.map((name) => (
               <option key={name}>{name}</option>
             ))}

@@ -35,7 +35,7 @@ export function Tiles({
     );
   const sick = [
     [s.down, "down"],
-    [s.event, s.event === 1 ? "event" : "events"],
+    [s.event, "with active events"],
     [s.throttled, "throttled"],
     [s.silent, "not reporting"],
     [s.unknown, "unknown"],
@@ -100,13 +100,13 @@ function fullness(answer?: Full, problem?: { message: string; status: number }) 
   if (problem || answer?.reason)
     return { value: "unknown", meaning: problem ? problem.message : "not enough samples yet" };
   if (!answer) return { value: "…", meaning: "loading the forecast" };
-  if (!answer.full) return { value: "unknown", meaning: "no GPU reports" };
+  if (!answer.full) return { value: "unknown", meaning: "no GPU is reporting" };
   const { full_at, earliest, latest } = answer.full;
   const short = (iso: string) => new Date(iso).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
   if (!full_at)
     return {
       value: "not in 30 d",
-      meaning: earliest ? `80 %: not before ${short(earliest)}` : "at the current growth",
+      meaning: earliest ? `80 %: not before ${short(earliest)}` : "at the current growth rate",
     };
   return {
     value: short(full_at),
@@ -116,8 +116,8 @@ function fullness(answer?: Full, problem?: { message: string; status: number }) 
 
 function idleMeaning(s: Summary, isBlind: boolean, price: number): string {
   if (!s.gpus) return "no GPU has reported yet";
-  if (isBlind) return "no GPU reports";
-  if (s.held == null) return "no attribution";
+  if (isBlind) return "no GPU is reporting";
+  if (s.held == null) return "holders unknown";
   const free = `${count(s.free)} free`;
   if (!s.held_idle) return `of ${count(s.held)} allocated · ${free}`;
   return `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${free}`;

@@ -36,11 +36,7 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
   // For a model or job whose GPUs are not reported, "no GPU" would be wrong.
   const known = blast && (blast.gpus > 0 || blast.hits.length > 0 || incident.place.node);
   return (
-    <Panel
-      title="Blast radius"
-      hint={known ? `${dollars(blast.dollars_per_hour)} an hour` : "unknown"}
-      id="blast-panel"
-    >
+    <Panel title="Blast radius" hint={known ? `${dollars(blast.dollars_per_hour)} / h` : "unknown"} id="blast-panel">
       {!blast && <Problem>Impact unknown: the query engine did not answer.</Problem>}
       <Facts
         rows={[
@@ -57,12 +53,14 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
           [
             "GPUs",
             blast && !known
-              ? "unknown: its GPUs are not reported"
+              ? "unknown: not reported"
               : blast && (
                   <>
                     {many(blast.gpus, "GPU")}
                     {blast.broken_gpus > 0 && blast.gpus > blast.broken_gpus && (
-                      <small>{count(blast.broken_gpus)} failed; the others wait for them</small>
+                      <small>
+                        {count(blast.broken_gpus)} failed, {count(blast.gpus - blast.broken_gpus)} blocked
+                      </small>
                     )}
                   </>
                 ),
@@ -105,7 +103,7 @@ export function BlastPanel({ detail: { incident, blast }, price }: { detail: Det
   );
 }
 
-/** Whether this has happened to it before, and how it stands beside its neighbours. */
+/** Earlier events and incidents of the place, and its PCIe replays compared with its peers. */
 export function BeforePanel({ incident }: { incident: Incident }) {
   const { gpu, node } = incident.place;
   const at = Math.floor(Date.parse(incident.opened_at) / 1000) * 1000;
@@ -167,11 +165,11 @@ export function BeforePanel({ incident }: { incident: Incident }) {
                   : "none"),
             ],
             [
-              "Verdict",
+              "Recurrence",
               gpu &&
                 before &&
                 (again
-                  ? `${again + 1} times with this cause: replace it if validation fails`
+                  ? `${again + 1} times with this cause: replace the GPU if validation fails`
                   : "first time with this cause"),
             ],
           ]}
@@ -196,7 +194,7 @@ function Hits({ blast }: { blast: BlastRadius }) {
       ))}
       {rest > 0 && (
         <button type="button" class="plain" onClick={() => showAll(true)}>
-          {rest} more
+          Show {rest} more
         </button>
       )}
     </>

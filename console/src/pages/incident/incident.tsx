@@ -1,10 +1,10 @@
 // One incident: title, cause, causes ruled out, timeline, evidence, plan and notes.
 
 import { useState } from "preact/hooks";
-import { Chip, Empty, focus, Level, Panel, Problem, Skeleton, Time } from "../../components/parts";
+import { Chip, Empty, focus, Level, Panel, Skeleton, Time, Trouble } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { ask, useAsk } from "../../lib/api";
-import { ago, dollars, many, words, workloadName } from "../../lib/format";
+import { ago, dollars, entryName, many, words, workloadName } from "../../lib/format";
 import type { Mark } from "../../lib/lines";
 import { memberMarks } from "../../lib/marks";
 import { layers } from "../../lib/promql";
@@ -64,20 +64,20 @@ export function IncidentPage({ id, theme, address }: PageProps) {
           </div>
           <h1 data-testid="title">{incident.title}</h1>
           <p class="lead" data-testid="lead">
-            {diagnosis?.findings[0]?.why ?? "No finding yet: collecting signals."} {impact(answer)}
+            {diagnosis?.findings[0]?.why ?? "No finding yet: collecting evidence."} {impact(answer)}
           </p>
           <WorkLine detail={answer} done={done} />
         </Panel>
-        {problem && <Problem>{problem.message}; showing the last answer.</Problem>}
+        <Trouble problem={problem} isStale />
         <Why findings={diagnosis?.findings ?? []} looked={diagnosis?.looked_at ?? []} apart={diagnosis?.tell_apart} />
         <Panel
           title="Timeline"
-          hint={`${incident.place_name} · hardware, fabric, job, alerts and people on one time axis`}
+          hint={`${incident.place_name} · hardware, fabric, job, alerts and actions on one time axis`}
           id="timeline-panel"
         >
           <Strips
             id="timeline"
-            name={`Readings around ${incident.title}`}
+            name={`Readings before and during ${incident.title}`}
             strips={layers(incident.place, incident.workloads).filter((s) => s.label !== "Memory used")}
             quiet
             start={opened - before(ended - opened)}
@@ -110,7 +110,7 @@ const before = (lasted: number) => (lasted < 7200e3 ? 600e3 : lasted < 86400e3 ?
 
 const stamp = (c: Card) => `${c.state} ${c.signals} ${c.confidence} ${c.next_step} ${c.assignee} ${c.silenced_by?.id}`;
 
-/** The impact and its cost in one sentence. */
+/** The impact and its cost, in one sentence. */
 function impact({ incident, blast }: Detail): string {
   if (!blast?.hits.length)
     return incident.workloads.length ? `Impact: ${incident.workloads.map(workloadName).join(", ")}.` : "";
@@ -118,7 +118,7 @@ function impact({ incident, blast }: Detail): string {
   const rest = blast.hits.length - 1;
   const name = `${workloadName(first.workload)}${first.gpus == null ? "" : ` (${many(first.gpus, "GPU")})`}`;
   const all = rest ? `${name} and ${many(rest, "more workload")}` : name;
-  return `${incident.resolved_at ? "Blocked" : "Blocking"} ${all}, about ${dollars(blast.dollars_per_hour)}/h`;
+  return `Impact: ${all}, about ${dollars(blast.dollars_per_hour)} / h.`;
 }
 
 /** What the lines show anyway, or what is no deed. */
@@ -186,17 +186,17 @@ function Notes({
       <code data-testid="runbook">{runbook}</code>
     ));
   return (
-    <Panel title="Notes" hint="actions of the hub and of people" id="notes-panel">
+    <Panel title="Log and notes" hint="actions of the hub and of users" id="notes-panel">
       {book && <p class="small runbook">Runbook: {book}</p>}
       {earlier > 0 && (
         <button type="button" class="plain" data-testid="earlier" onClick={() => showAll(true)}>
-          {earlier} earlier
+          Show {earlier} earlier
         </button>
       )}
       <ol class="journal">
         {timeline.slice(earlier).map((e, i) => (
           <li key={i}>
-            <Time at={e.at} /> <b>{e.actor}</b> {e.kind === "repair" ? `repair: ${deed(e)}` : words(e.kind)}
+            <Time at={e.at} /> <b>{e.actor}</b> {e.kind === "repair" ? `repair: ${deed(e)}` : entryName(e.kind)}
             {tell(e.body) && <p>{tell(e.body)}</p>}
           </li>
         ))}
@@ -212,7 +212,7 @@ function Notes({
           aria-label="Write a note"
           ref={takes ? focus : undefined}
         />
-        <button type="submit">Note</button>
+        <button type="submit">Add note</button>
       </form>
       <p class="keys">
         <kbd>a</kbd> acknowledge <kbd>n</kbd> note <kbd>e</kbd> export

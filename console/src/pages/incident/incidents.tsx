@@ -106,7 +106,7 @@ const COLUMNS: Column<Card>[] = [
   { id: "next", title: "Next step", minor: true, value: (c) => c.next_step ?? "", cell: (c) => c.next_step ?? "–" },
 ];
 
-/** `?state=resolved&severity=critical&text=rack`; `all=1` is what links of old say for `state=all`. */
+/** `?state=resolved&severity=critical&text=rack`; old links write `all=1` for `state=all`. */
 export function IncidentsPage({ address }: PageProps) {
   const { open, closed } = useHub();
   const state = param(address, "state", param(address, "all") === "1" ? "all" : "");

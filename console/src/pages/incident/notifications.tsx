@@ -27,13 +27,17 @@ export function NotificationsPanel({ id, version }: { id: string; version: unkno
   );
   const told = answer?.notices;
   return (
-    <Panel title="Notifications" hint={told && many(told.length, "notification")} id="notifications-panel">
+    <Panel
+      title="Notifications"
+      hint={told && told.length > 0 && many(told.length, "notification")}
+      id="notifications-panel"
+    >
       {problem && <Problem>{problem.message}</Problem>}
       {!told ? (
         !problem && <Skeleton lines={2} />
       ) : told.length === 0 ? (
-        <Empty title="None">
-          No notification was due. Configure receivers with <code>[notify] via</code>.
+        <Empty title="No notifications">
+          To send notifications, set <code>[notify] via</code> to <code>receivers</code> or <code>alertmanager</code>.
         </Empty>
       ) : (
         <ol class="journal">

@@ -38,7 +38,7 @@ const BY_PERSON = ["inspect", "hand_over"];
 
 const UNDOABLE = ["planned", "approved", "cordoning", "draining"];
 
-/** With `takes` the keyboard is on the yes: someone came here to say it. */
+/** With `takes`, the Approve button gets the keyboard focus. */
 export function PlanPanel({
   detail,
   version,
@@ -92,7 +92,7 @@ export function PlanPanel({
           ))}
         </ol>
       ) : (
-        <Empty title="No plan yet">The plan is made from the top finding.</Empty>
+        <Empty title="No plan yet">A plan needs a finding.</Empty>
       )}
       {repair ? (
         <Deeds repair={repair} done={done} incident={incident.id} takes={takes} />
@@ -100,7 +100,7 @@ export function PlanPanel({
         plan &&
         told?.why_not && (
           <p class="dim small" data-testid="why-not">
-            Watchkeeper will not run this plan: {told.why_not}.
+            Watchkeeper does not run this plan: {told.why_not}.
           </p>
         )
       )}
@@ -164,7 +164,7 @@ function RepairState({ repair, told }: { repair: Repair; told: Told }) {
       </div>
       {told.switch?.is_stopped && (
         <Problem>
-          All repairs were stopped by {told.switch.stopped_by}: {told.switch.stopped_why}
+          Repairs halted by {told.switch.stopped_by}: {told.switch.stopped_why}
         </Problem>
       )}
       {told.switch?.is_tripped && <Problem>Circuit breaker open: {told.switch.tripped_why}</Problem>}
@@ -241,7 +241,7 @@ function Deeds({
         )}
         {byPerson && (
           <button type="button" class="primary" data-testid="step-done" onClick={say("step-done", {})}>
-            Done: {words(step.kind)}
+            Mark as done: {words(step.kind)}
           </button>
         )}
         {mayReject && (
@@ -261,8 +261,8 @@ function Deeds({
             name="why"
             required
             maxLength={4000}
-            placeholder="Why not?"
-            aria-label="Why not"
+            placeholder="Reason"
+            aria-label="Reason"
             data-testid="reject-why"
             ref={focus}
           />

@@ -1,4 +1,4 @@
-// Why: the ranked causes with what was ruled out, and the facts behind them.
+// The diagnosis: ranked causes, causes ruled out, and their evidence.
 
 import { useState } from "preact/hooks";
 import { Bar, Empty, Panel, Time } from "../../components/parts";
@@ -19,10 +19,10 @@ export function Why({ findings, looked, apart }: { findings: Finding[]; looked: 
   const out = new Map(findings.flatMap((f) => f.ruled_out).map((r) => [r.cause, r.why]));
   for (const f of findings) out.delete(f.cause);
   return (
-    <Panel title="Why" hint="ranked, with the causes that were ruled out" id="why-panel">
+    <Panel title="Diagnosis" hint="most likely cause first, then causes ruled out" id="why-panel">
       {findings.length === 0 && out.size === 0 ? (
         <Empty title="No finding yet">
-          {looked.length ? `Checked: ${looked.join(", ")}.` : "Still collecting evidence."}
+          {looked.length ? `Checked: ${looked.join(", ")}.` : "Collecting evidence."}
         </Empty>
       ) : (
         <div class="scroll">
@@ -43,7 +43,7 @@ export function Why({ findings, looked, apart }: { findings: Finding[]; looked: 
                     <small>{f.cause}</small>
                   </td>
                   <td>
-                    <Bar share={f.confidence} label="likely" />
+                    <Bar share={f.confidence} label="confidence" />
                   </td>
                   <td>
                     {f.why}
@@ -85,11 +85,7 @@ export function Why({ findings, looked, apart }: { findings: Finding[]; looked: 
           </p>
         </div>
       )}
-      {apart && (
-        <p class="dim small apart">
-          {apart}
-        </p>
-      )}
+      {apart && <p class="dim small apart">{apart}</p>}
       {findings.length > 0 && looked.length > 0 && <p class="dim small">Checked: {looked.join(", ")}.</p>}
     </Panel>
   );
@@ -132,7 +128,7 @@ export function EvidenceLines({ detail }: { detail: Detail }) {
       )}
       {!all && lines.length > MOST_FACTS && (
         <button type="button" class="plain" data-testid="more-facts" onClick={() => showAll(true)}>
-          {lines.length - MOST_FACTS} more
+          Show {lines.length - MOST_FACTS} more
         </button>
       )}
     </Panel>

@@ -84,7 +84,7 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
         </a>
       </div>
       {asking === "assign" && (
-        <form onSubmit={submit(`${incident.id} was assigned`, "assign", (e) => ({ to: field(e, "to") }))}>
+        <form onSubmit={submit(`${incident.id} assigned`, "assign", (e) => ({ to: field(e, "to") }))}>
           <input
             name="to"
             required
@@ -103,12 +103,12 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
       {asking === "silence" && (
         <form
           class="tall"
-          onSubmit={submit(`${incident.place_name} is silenced`, "silence", (e) => ({
+          onSubmit={submit(`${incident.place_name} silenced`, "silence", (e) => ({
             for: field(e, "for"),
             reason: field(e, "reason"),
           }))}
         >
-          <p class="dim small">Notifications for {incident.place_name} are muted. Incidents still open.</p>
+          <p class="dim small">Mutes notifications for {incident.place_name}. Incidents still open.</p>
           <div class="row">
             <select name="for" aria-label="Duration" data-testid="silence-for">
               {SPANS.map(([value, text]) => (
@@ -133,13 +133,13 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
         </form>
       )}
       {asking === "resolve" && (
-        <form onSubmit={submit(`${incident.id} was resolved`, "resolve", (e) => ({ why: field(e, "why") }))}>
+        <form onSubmit={submit(`${incident.id} resolved`, "resolve", (e) => ({ why: field(e, "why") }))}>
           <input
             name="why"
             required
             maxLength={4000}
-            placeholder="What resolved it?"
-            aria-label="What resolved it"
+            placeholder="How was it resolved?"
+            aria-label="How it was resolved"
             ref={focus}
           />
           <button type="submit" class="primary">
@@ -156,7 +156,7 @@ function SilencedLine({ silence, done }: { silence: Silenced; done: () => void }
   return (
     <p class="silenced" data-testid="silenced">
       <b>Silenced</b> by {silence.author} until <Time at={silence.ends_at} full /> (
-      {ago(Date.parse(silence.ends_at) - now())} more): {silence.reason}
+      {ago(Date.parse(silence.ends_at) - now())} left): {silence.reason}
       <button type="button" class="plain" data-testid="unsilence" onClick={end}>
         End silence
       </button>

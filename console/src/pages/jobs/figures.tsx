@@ -21,12 +21,12 @@ export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
     .filter(([, n]) => n);
   // Before the first measurement the number of problems is unknown.
   const isBlind = base === 0 && good.length === 0;
-  const noTrouble = isBlind ? "no job is measured yet" : "none hung, stalled, slow or idle";
+  const noTrouble = isBlind ? "no measurements yet" : "none hung, stalled, slow or idle";
   const teams = new Set(jobs.map((j) => j.team).filter(Boolean)).size;
   const inState = (state: string) => jobs.filter((j) => j.state === state).length;
   const countOrUnknown = (n: number) => (n === 0 && isBlind ? "unknown" : count(n));
   return (
-    <section class="tiles even" aria-label="jobs in figures">
+    <section class="tiles even" aria-label="summary of jobs">
       <Tile
         id="tile-jobs"
         name="Jobs"
@@ -37,7 +37,7 @@ export function Figures({ jobs, address }: { jobs: JobLine[]; address: URL }) {
         id="tile-held"
         name="GPUs allocated"
         value={count(gpus)}
-        meaning={`by ${many(held.length, "job")} ${teams ? `of ${many(teams, "team")}` : "teams unknown"}`}
+        meaning={`by ${many(held.length, "job")} ${teams ? `of ${many(teams, "team")}` : "of unknown teams"}`}
       />
       <Tile
         id="tile-used"
@@ -77,11 +77,11 @@ function toneOf(bad: JobLine[]): string | undefined {
 
 function worst(stragglers: Straggler[]): string | undefined {
   const [last] = [...stragglers].sort((a, b) => (b.score ?? Infinity) - (a.score ?? Infinity));
-  return last && `worst ${behind(last)}`;
+  return last && `worst: ${behind(last)}`;
 }
 
 function noneBehind(jobs: JobLine[], isBlind: boolean): string {
-  if (isBlind) return "no rank is measured yet";
-  if (jobs.some((j) => STUCK.includes(j.state))) return "no rank of a running job is behind its peers";
-  return "no rank is behind its peers";
+  if (isBlind) return "no measurements yet";
+  if (jobs.some((j) => STUCK.includes(j.state))) return "no slow rank in running jobs";
+  return "no slow rank";
 }

@@ -57,11 +57,11 @@ export function Goodput({ goodput }: { goodput: Report["goodput"] }) {
           [
             "Steps",
             goodput.steps == null ? (
-              "unknown: the job reports none"
+              "unknown: the job reports no steps"
             ) : (
               <>
                 {count(goodput.steps)}
-                <span class="dim"> · each takes {duration(goodput.step_seconds)}</span>
+                <span class="dim"> · {duration(goodput.step_seconds)} per step</span>
               </>
             ),
           ],

@@ -2,7 +2,7 @@
 
 import { useEffect } from "preact/hooks";
 import strips from "../../../../watchkeeper/packs/console/job.json";
-import { Bar, Chip, Empty, Facts, Panel, Problem, Skeleton, Time } from "../../components/parts";
+import { Bar, Chip, Empty, Facts, Panel, Problem, Skeleton, Time, Trouble } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { Export, Table } from "../../components/table";
 import { useAsk } from "../../lib/api";
@@ -45,7 +45,7 @@ export function OneJob({ id, theme, address }: { id: string; theme: string; addr
   const { job, efficiency, goodput } = answer;
   return (
     <main data-testid="job-page">
-      {problem && <Problem>Showing the last known state: {problem.message}</Problem>}
+      <Trouble problem={problem} isStale />
       <div class="columns">
         <div>
           <Head job={job} why={answer.why} />
@@ -54,7 +54,7 @@ export function OneJob({ id, theme, address }: { id: string; theme: string; addr
             id="goodput-panel"
             hint={
               goodput.share == null ? (
-                "the job reports no steps: productive time unknown"
+                "productive time unknown: the job reports no steps"
               ) : (
                 <>
                   goodput {percentOf(goodput.share)} of {duration(goodput.wall_seconds)}
@@ -124,11 +124,7 @@ function Clock({ report: { job, ranks, hardware }, theme }: { report: Report; th
   const uuids = ranks.slice(0, MOST_GPUS).flatMap((r) => r.uuid || []);
   if (!uuids.length) return null;
   return (
-    <Panel
-      title="Activity"
-      hint={ranks.length > MOST_GPUS ? `the first ${MOST_GPUS} GPUs` : "all its GPUs"}
-      id="job-clock"
-    >
+    <Panel title="Activity" hint={ranks.length > MOST_GPUS ? `first ${MOST_GPUS} GPUs` : "all GPUs"} id="job-clock">
       <Strips
         id="job-strips"
         quiet
@@ -148,9 +144,9 @@ function Clock({ report: { job, ranks, hardware }, theme }: { report: Report; th
 }
 
 function RanksPanel({ report: { job, ranks, left_out }, address }: { report: Report; address: URL }) {
-  const marked = job.straggler ? " · the straggler is marked" : "";
+  const marked = job.straggler ? " · straggler marked" : "";
   return (
-    <Panel title="Ranks" id="ranks-panel" hint={`${many(ranks.length + left_out, "rank")} side by side${marked}`}>
+    <Panel title="Ranks" id="ranks-panel" hint={`${many(ranks.length + left_out, "rank")}${marked}`}>
       <Ranks ranks={ranks} straggler={job.straggler} />
       <Table
         id="ranks"
@@ -163,7 +159,7 @@ function RanksPanel({ report: { job, ranks, left_out }, address }: { report: Rep
         most={12}
         href={(r) => to.gpu(r.uuid)}
         columns={rankColumns(job.straggler)}
-        empty={<Empty title="Ranks unknown">Its GPUs are not reported.</Empty>}
+        empty={<Empty title="Ranks unknown">No source reports the GPUs of this job.</Empty>}
       />
       {left_out > 0 && <p class="dim small">{many(left_out, "more rank")} not shown.</p>}
     </Panel>
@@ -179,7 +175,7 @@ function Efficiency({ efficiency }: { efficiency: Report["efficiency"] }) {
     >
       <p>
         <b class="bound">
-          {efficiency.bound_by === "unknown" ? "Bottleneck unknown" : `Bound by ${BOUND[efficiency.bound_by]}`}
+          {efficiency.bound_by === "unknown" ? "Bottleneck: unknown" : `Bottleneck: ${BOUND[efficiency.bound_by]}`}
         </b>
       </p>
       <p class="dim">{efficiency.why}</p>
@@ -227,7 +223,7 @@ function FactsPanel({ report }: { report: Report }) {
   const { job } = report;
   const called = job.namespace ? `${job.namespace}/${job.name}` : job.id;
   return (
-    <Panel title="Facts">
+    <Panel title="Details">
       <Facts
         rows={[
           ["Owner", [job.user, job.team && `team ${job.team}`].filter(Boolean).join(" · ") || "unknown"],
@@ -251,9 +247,9 @@ function FactsPanel({ report }: { report: Report }) {
                 ))
               : "none",
           ],
-          ["Links", <a href={`/fabric?job=${encodeURIComponent(called)}`}>links of its nodes</a>],
+          ["Links", <a href={`/fabric?job=${encodeURIComponent(called)}`}>links of the nodes of this job</a>],
           [
-            "Run",
+            "Experiment",
             report.run_url ? (
               <a href={report.run_url} target="_blank" rel="noreferrer" data-testid="run-link">
                 {host(report.run_url)}
@@ -281,7 +277,7 @@ function Cost({ job }: { job: JobLine }) {
       {job.gpu_hours != null && (
         <span class="dim">
           {` · ${hours(job.gpu_hours)} GPU-hours`}
-          {isSinceSeen && " since it was first seen, "}
+          {isSinceSeen && " since first seen at "}
           {isSinceSeen && <Time at={job.counted_since!} full />}
         </span>
       )}
@@ -303,7 +299,7 @@ function Happened({ report }: { report: Report }) {
   return (
     <Panel title="Events" hint="hardware and loss" id="job-events">
       {report.hardware.length + report.losses.length === 0 ? (
-        <p class="dim">No hardware event and no loss anomaly while it ran.</p>
+        <p class="dim">No hardware event and no loss anomaly during this job.</p>
       ) : (
         <ul class="journal">
           {happened(report).map((e, i) => (
@@ -339,7 +335,7 @@ function NoJob({ id }: { id: string }) {
   }, [near?.id]);
   return (
     <Empty title={`Job ${id} not found`}>
-      It may have ended long ago, or the name may be spelled differently. <a href="/jobs">All jobs</a>
+      It may have ended long ago, or the name may be misspelled. <a href="/jobs">All jobs</a>
     </Empty>
   );
 }

@@ -91,10 +91,10 @@ function List({ address }: { address: URL }) {
           columns={COLUMNS}
           empty={
             jobs?.length ? (
-              <Empty title="No job matches">Shorten the filter.</Empty>
+              <Empty title="No job matches">Change the filter.</Empty>
             ) : (
               <Empty title="No job has a GPU">
-                Jobs appear as soon as a scheduler, the kubelet or a program reports the holder of a GPU.
+                A job appears when a scheduler, the kubelet or a program reports that it holds a GPU.
               </Empty>
             )
           }
@@ -113,7 +113,7 @@ const Counted = (p: { job: JobLine; children: string }) => (
 
 function since({ counted_since, started_at }: JobLine): string | undefined {
   if (!counted_since) return undefined;
-  const seen = started_at ? "" : ", when this hub first saw it; it may have started earlier";
+  const seen = started_at ? "" : ", when this hub first saw the job; it may have started earlier";
   return `since ${day(counted_since)}${seen}`;
 }
 
@@ -179,9 +179,9 @@ const COLUMNS: Column<JobLine>[] = [
     numeric: true,
     value: (j) => j.used,
     cell: (j) => dim(percentOf(j.used)),
-    hint: "share of allocated GPU time in the last hour with active SMs",
+    hint: "share of allocated GPU time with active SMs, last hour",
   },
-  { id: "bound", title: "Bound by", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
+  { id: "bound", title: "Bottleneck", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
   {
     id: "goodput",
     title: "Goodput",
@@ -212,7 +212,7 @@ const COLUMNS: Column<JobLine>[] = [
     value: (j) => j.gpu_hours,
     cell: (j) => <Counted job={j}>{hours(j.gpu_hours)}</Counted>,
     minor: true,
-    hint: "so far",
+    hint: "since the start of the job",
   },
   {
     id: "cost",

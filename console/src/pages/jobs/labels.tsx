@@ -122,13 +122,13 @@ export const BOUND: Record<string, string> = {
   communication: "communication",
   straggler: "a straggler",
   power_or_heat: "power or heat",
-  nothing: "nothing",
+  nothing: "none",
   unknown: "unknown",
 };
 
 export const hours = (n: number | null) => (n == null ? "unknown" : n < 10 ? n.toFixed(1) : count(n));
 
-/** A plain job is not known to any scheduler: only the program reports its name. */
+/** No scheduler lists a plain job: its own program reports its name. */
 export const kindName = (kind: string) => (kind === "plain" ? "no scheduler" : kind);
 
 export const dim = (text: string) => (text === "unknown" || text === "none" ? <span class="dim">{text}</span> : text);
@@ -137,4 +137,4 @@ export const stragglerPlace = (s: Straggler) =>
   [s.node || "an unknown node", s.gpu && `GPU ${s.gpu}`].filter(Boolean).join(" ");
 
 export const behind = (s: Straggler) =>
-  s.score == null ? "other ranks wait for it" : `${percent(100 * s.score)} behind its peers`;
+  s.score == null ? "other ranks wait for it" : `${percent(100 * s.score)} slower than its peers`;

@@ -17,7 +17,7 @@ export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggle
   if (known.length < 2) return null;
   const most = Math.max(...known.map((r) => value(r)!));
   if (most === 0)
-    return <p class="hint gap-below">{steps ? "no rank has finished a step lately" : "no rank was active lately"}</p>;
+    return <p class="hint gap-below">{steps ? "No rank finished a step recently." : "No rank was active recently."}</p>;
   const shown = ranks.slice(0, 256);
   return (
     <figure
@@ -28,7 +28,7 @@ export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggle
       <figcaption class="hint">
         {steps ? `step time, longest ${duration(most)}` : "SM active by rank, highest "}
         {!steps && percentOf(most)}
-        {ranks.length > 256 && " · the first 256"}
+        {ranks.length > 256 && " · first 256 ranks"}
       </figcaption>
       <div>
         {shown.map((r, i) => {
@@ -57,12 +57,12 @@ export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggle
 function tell(r: Rank, bySteps: boolean): string {
   const name = `${r.rank == null ? `GPU ${r.gpu}` : `rank ${r.rank}`} on ${r.node}`;
   const value = bySteps ? duration(r.step_seconds) : percentOf(r.sm_active);
-  return `${name}: ${value}${r.score == null ? "" : `, ${percentOf(r.score)} behind`}`;
+  return `${name}: ${value}${r.score == null ? "" : `, ${percentOf(r.score)} slower`}`;
 }
 
-const RANK: Record<string, { tone: string; glyph: string }> = {
-  works: { tone: "ok", glyph: "✓" },
-  waits: { tone: "", glyph: "‖" },
+const RANK: Record<string, { tone: string; glyph: string; text?: string }> = {
+  works: { tone: "ok", glyph: "✓", text: "working" },
+  waits: { tone: "", glyph: "‖", text: "waiting" },
   slow: { tone: "warning", glyph: "▲" },
   idle: { tone: "warning", glyph: "○" },
   missing: { tone: "critical", glyph: "✕" },
@@ -93,7 +93,12 @@ export const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
       </a>
     ),
   },
-  { id: "state", title: "Activity", value: (r) => r.state, cell: (r) => <Mark {...RANK[r.state]}>{r.state}</Mark> },
+  {
+    id: "state",
+    title: "Activity",
+    value: (r) => r.state,
+    cell: (r) => <Mark {...RANK[r.state]}>{RANK[r.state]?.text ?? r.state}</Mark>,
+  },
   {
     id: "sm",
     title: "SM active",
@@ -119,10 +124,10 @@ export const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
   },
   {
     id: "score",
-    title: "Behind",
+    title: "Slower",
     numeric: true,
     value: (r) => r.score,
     cell: (r) => (r.score == null ? "unknown" : r.score < 0.005 ? "–" : percent(100 * r.score)),
-    hint: "how much longer than the other ranks",
+    hint: "how much slower than the other ranks",
   },
 ];

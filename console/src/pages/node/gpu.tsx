@@ -11,7 +11,7 @@ import { type PageProps, to } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import { now, useHub } from "../../lib/store";
 import type { GpuDetail, Node, NodeName } from "../../lib/types";
-import { called, type GpuAnswer, type Holder } from "./labels";
+import { called, type GpuAnswer, type Holder, withoutHolder } from "./labels";
 import { HistoryPanel, LayersPanel } from "./panels";
 
 export function GpuPage({ id: uuid, address, theme }: PageProps) {
@@ -105,7 +105,7 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
           )}
         </Panel>
         <MigPanel uuid={uuid} holders={held} version={changed} isSilent={!labels} />
-        <Panel title="About">
+        <Panel title="Details">
           <Facts
             rows={[
               ["UUID", <code key="u">{gpu.uuid}</code>],
@@ -145,7 +145,9 @@ function holding(workloads: string[], reports: boolean): string {
 
 function attribution(workloads: string[], reports: boolean, reason?: string): string {
   if (workloads.length) return `${reports ? "Allocated" : "Last allocated"} to ${workloads.join(", ")}.`;
-  return reports ? reason || "Not allocated." : "Unknown: not reporting.";
+  if (!reports) return "Unknown: not reporting.";
+  const holder = withoutHolder(reason ?? "");
+  return holder === "none" ? "Not allocated." : `${holder[0].toUpperCase()}${holder.slice(1)}.`;
 }
 
 const HolderFacts = ({ holder: h }: { holder: Holder }) => (
@@ -168,7 +170,7 @@ interface Slice {
   value: [number, string];
 }
 
-/** Slices beside each other, as its exporter names them; a whole GPU says so. */
+/** The MIG instances of a GPU, side by side. */
 function MigPanel({
   uuid,
   holders,
@@ -197,7 +199,7 @@ function MigPanel({
     );
   const of = (id?: string) => holders.filter((h) => h.slice === id);
   return (
-    <Panel title="MIG layout" hint={many(slices.length, "slice")} id="mig">
+    <Panel title="MIG layout" hint={many(slices.length, "MIG instance")} id="mig">
       <ul class="slices">
         {slices.map(({ metric, value }) => (
           <li key={metric.GPU_I_ID} data-testid="slice" style={{ flexGrow: Number(metric.GPU_I_PROFILE?.[0]) || 1 }}>

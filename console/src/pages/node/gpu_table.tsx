@@ -10,7 +10,7 @@ import { fill, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import type { Fleet } from "../../lib/types";
-import { called, type GpuAnswer, isSilent, type Line } from "./labels";
+import { called, type GpuAnswer, isSilent, type Line, withoutHolder } from "./labels";
 
 export function GpuTable({
   node,
@@ -90,7 +90,7 @@ export function GpuTable({
             </span>
           ))
         ) : (
-          <span class="dim">{isSilent(node) ? "unknown" : g.reason || "none"}</span>
+          <span class="dim">{isSilent(node) ? "unknown" : withoutHolder(g.reason)}</span>
         ),
     },
     {

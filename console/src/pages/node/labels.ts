@@ -1,4 +1,6 @@
-// Types of nodes and GPUs, as the hub returns them.
+// Types and labels of nodes and GPUs, as the hub returns them.
+
+import { words } from "../../lib/format";
 
 export interface Holder {
   kind: string;
@@ -50,6 +52,9 @@ export interface Line {
   sources: string;
   unmapped: string[];
 }
+
+/** What a GPU without a holder shows: only `free` is a fact, any other reason is missing data. */
+export const withoutHolder = (reason: string) => (!reason || reason === "free" ? "none" : `unknown (${words(reason)})`);
 
 export const called = (h: Holder) => (h.namespace ? `${h.namespace}/${h.name}` : h.name);
 

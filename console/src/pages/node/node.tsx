@@ -1,7 +1,7 @@
 // One node: its GPUs, timeline, allocation, scheduler state and history.
 
 import { useMemo } from "preact/hooks";
-import { Chip, Empty, Facts, IncidentCard, Panel, Problem, Since, Skeleton } from "../../components/parts";
+import { Chip, Empty, Facts, IncidentCard, Panel, Since, Skeleton, Trouble } from "../../components/parts";
 import { useAsk } from "../../lib/api";
 import { count, many, words } from "../../lib/format";
 import { cardMarks, eventMarks, type History, type RepairRow, repairMarks } from "../../lib/marks";
@@ -10,6 +10,14 @@ import { now, useHub } from "../../lib/store";
 import { GpuTable } from "./gpu_table";
 import { called, type GpuAnswer, isSilent, type Line } from "./labels";
 import { HistoryPanel, LayersPanel } from "./panels";
+
+const NODE_STATES: Record<string, string> = {
+  short: "GPUs missing",
+  silent: "not reporting",
+  never_seen: "never reported",
+  not_read: "not scraped",
+  gone: "removed",
+};
 
 const TONES: Record<string, string> = {
   up: "ok",
@@ -49,7 +57,7 @@ export function NodePage({ id, address, theme }: PageProps) {
             </Empty>
           ) : answer ? (
             <Empty title={`${id} is not a node`}>
-              <a href={to.fleet(id)}>Find it in the fleet</a>
+              <a href={to.fleet(id)}>Search the fleet</a>
             </Empty>
           ) : (
             <Skeleton lines={8} />
@@ -66,7 +74,7 @@ export function NodePage({ id, address, theme }: PageProps) {
         <Panel class="head">
           <div class="chips">
             <Chip tone={TONES[node.state]}>
-              {node.state === "up" ? "✓" : "✕"} {node.state === "short" ? "short of GPUs" : words(node.state)}
+              {node.state === "up" ? "✓" : "✕"} {NODE_STATES[node.state] ?? words(node.state)}
             </Chip>
             {node.scheduler.map((w) => (
               <Chip key={w.source} tone={w.is_schedulable ? "" : "warning"} title={w.reason}>
@@ -88,7 +96,7 @@ export function NodePage({ id, address, theme }: PageProps) {
           <h1 data-testid="title">{node.name}</h1>
           <p class="lead">{lead(node, gpus)}</p>
         </Panel>
-        {problem && <Problem>{problem.message}; showing the last answer.</Problem>}
+        <Trouble problem={problem} isStale />
         <GpuTable {...{ node, gpus, fleet, frame, address }} />
         <LayersPanel id="node-strips" node={id} gpu={null} {...{ workloads, address, theme, marks, end }} />
         <HistoryPanel history={history} gpus={gpus} address={address} />
@@ -116,13 +124,13 @@ export function NodePage({ id, address, theme }: PageProps) {
             <Facts rows={byWorkload(gpus)} />
           )}
         </Panel>
-        <Panel title="About">
+        <Panel title="Details">
           <Facts
             rows={[
               [
                 "GPUs",
                 isSilent(node)
-                  ? `${count(gpus.length)} expected, none reports`
+                  ? `${count(gpus.length)} expected, none reporting`
                   : `${count(node.gpus_seen)} of ${node.gpus_expected ?? "unknown"} expected`,
               ],
               ["Model", gpus[0]?.model],
@@ -133,7 +141,7 @@ export function NodePage({ id, address, theme }: PageProps) {
               ["Cluster", node.cluster],
               ["Last seen", node.last_seen ? <Since at={node.last_seen} /> : "never"],
               ["Source", node.sources],
-              ["Unmapped", node.unmapped.join(", ")],
+              ["Not in the inventory", node.unmapped.join(", ")],
             ]}
           />
         </Panel>
@@ -150,7 +158,7 @@ function lead(node: Line, gpus: GpuAnswer[]): string {
   if (isSilent(node) && !node.holders.length) return `${sentence(node.why)}GPU allocation unknown.`;
   const free = gpus.filter((g) => !g.is_gone && g.holders.length === 0).length;
   const held = node.holders.length
-    ? `${many(node.holders.length, "workload")} on it${free ? `, ${many(free, "GPU")} free` : ""}.`
+    ? `${many(node.holders.length, "workload")}${free ? `, ${many(free, "GPU")} free` : ""}.`
     : "No GPU is allocated.";
   return `${sentence(node.why)}${held}`;
 }

@@ -33,12 +33,12 @@ export function LayersPanel(p: {
   return (
     <Panel
       title="Timeline"
-      hint="hardware, fabric and workload · events, alerts and actions marked · drag to zoom"
+      hint="hardware, fabric and workload · marked: events, alerts, actions · drag to zoom"
       id="layers"
       side={
         zoomed && (
           <button type="button" class="plain" data-testid="zoom-out" onClick={back}>
-            Whole range
+            Reset zoom
           </button>
         )
       }
@@ -87,7 +87,7 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
         ]
       : []),
     { id: "meaning", title: "Meaning", value: (e) => e.meaning ?? "", cell: (e) => e.meaning ?? "–" },
-    { id: "text", title: "Record", minor: true, value: (e) => e.text, cell: (e) => <code>{e.text}</code> },
+    { id: "text", title: "Message", minor: true, value: (e) => e.text, cell: (e) => <code>{e.text}</code> },
   ];
   const summary = history?.counts
     .slice(0, 4)

@@ -1,4 +1,4 @@
-// Replay of a rule, unchanged or edited, over the stored samples.
+// Replay of a rule, unchanged or edited, on stored samples.
 
 import { useEffect, useState } from "preact/hooks";
 import { Chip, Choice, Mark, Panel, Problem, Skeleton, Time } from "../../components/parts";
@@ -20,7 +20,7 @@ const SPANS = [
 
 const SECONDS: Record<string, number> = { "1h": 3600, "6h": 21600, "1d": 86400, "7d": 604800 };
 
-/** A rule, as it is or changed, over the stored samples; nothing is written and no notification is sent. */
+/** Replay of a rule, unchanged or edited; it writes nothing and sends no notification. */
 export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme: string }) {
   const expr = param(address, "expr") || rule?.expr.trim() || "";
   const after = param(address, "for") || promqlDuration(rule?.for_seconds ?? 0);
@@ -68,7 +68,7 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
     <Panel
       title={rule ? `Replay ${rule.name}` : "Replay an expression"}
       id="rehearse-panel"
-      hint="over the stored samples · nothing is written, no notification is sent"
+      hint="on stored samples · writes nothing, sends no notification"
       side={
         <button
           type="button"
@@ -105,7 +105,7 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
             class="number"
             defaultValue={after}
             key={after}
-            aria-label="for: how long it must be true"
+            aria-label="for: how long the condition must be true"
             data-testid="rule-for"
             onChange={(e) => put("for", e.currentTarget.value || null)}
           />
@@ -119,7 +119,7 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
         />
         {changed && (
           <button type="button" onClick={() => putAll({ expr: null, for: null })}>
-            Reset to the file
+            Undo changes
           </button>
         )}
         {rule && (
@@ -139,7 +139,9 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
               {found.failures.length ? (
                 <Mark tone="critical">Evaluation failed: {found.failures[0].problem}</Mark>
               ) : found.fired + found.waited === 0 ? (
-                <Mark tone="ok">It would not have fired in the last {SPANS.find(([s]) => s === range)?.[1]}.</Mark>
+                <Mark tone="ok">
+                  The rule would not have fired in the last {SPANS.find(([s]) => s === range)?.[1]}.
+                </Mark>
               ) : (
                 <>
                   {many(found.fired, "alert")} would have fired{changed ? ", with this change" : ""},{" "}
@@ -151,7 +153,7 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
             <p class="dim small">
               {count(found.steps)} evaluations from {day(found.since)} to {day(found.until)}
               {found.fired + found.waited > found.episodes.length
-                ? `; the first ${count(found.episodes.length)} are shown`
+                ? `; first ${count(found.episodes.length)} shown`
                 : ""}
               .
             </p>
@@ -187,7 +189,7 @@ function Timeline({ found }: { found: Replay }) {
     },
     {
       id: "fired",
-      title: "Fires",
+      title: "Fired at",
       value: (e) => e.fired_at,
       cell: (e) => (e.fired_at ? <Time at={e.fired_at} full /> : <span class="dim">never</span>),
     },
@@ -226,7 +228,7 @@ function Timeline({ found }: { found: Replay }) {
         </span>
         <span>
           <i class="warn" aria-hidden="true" />
-          fires
+          firing
         </span>
       </p>
     </>
@@ -234,6 +236,6 @@ function Timeline({ found }: { found: Replay }) {
 }
 
 function tell({ fired_at, ended_at }: Episode): string {
-  const fires = fired_at ? `fires at ${day(fired_at)}` : "pending, does not fire";
-  return `${fires}, ${ended_at ? `ends at ${day(ended_at)}` : "still true at the end"}`;
+  const fires = fired_at ? `fired at ${day(fired_at)}` : "pending, did not fire";
+  return `${fires}, ${ended_at ? `resolved at ${day(ended_at)}` : "not resolved at the end"}`;
 }

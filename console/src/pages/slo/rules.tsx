@@ -1,5 +1,4 @@
-// Rules: pending and firing alerts, the state of each rule, and a replay of a rule over history before it is
-// changed.
+// Rules: pending and firing alerts, the state of each rule, and the replay of a rule on stored samples.
 
 import { useMemo } from "preact/hooks";
 import { Choice, Empty, Level, Mark, Panel, Tile, Time } from "../../components/parts";
@@ -93,10 +92,10 @@ export function RulesView({ address, theme }: PageProps) {
           chosen={name}
           empty={
             answer?.rules.length ? (
-              <Empty title="No rule matches">Shorten the filter.</Empty>
+              <Empty title="No rule matches">Change the filter.</Empty>
             ) : (
               <Empty title="This hub evaluates no rules">
-                Another server owns them, or this is a recording. You can still replay a rule:{" "}
+                Another server evaluates them, or this is a recording. You can still{" "}
                 <a href={withParams(address, { expr: "up == 0" })}>replay an expression</a>.
               </Empty>
             )
@@ -127,7 +126,7 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
   const broken = answer.rules.filter((r) => r.health === "err");
   const total = answer.rules.reduce((sum, r) => sum + r.seconds, 0);
   return (
-    <section class="tiles even" aria-label="rules in figures">
+    <section class="tiles even" aria-label="summary of rules">
       <Tile
         id="tile-firing"
         name="Firing"
@@ -140,9 +139,7 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
         id="tile-waiting"
         name="Pending"
         value={count(answer.rules.reduce((sum, r) => sum + r.pending, 0))}
-        meaning={
-          waits.length ? `true for less than their \`for\`: ${many(waits.length, "rule")}` : "no rule is pending"
-        }
+        meaning={waits.length ? `${many(waits.length, "rule")}: \`for\` not reached yet` : "no rule is pending"}
       />
       <Tile
         id="tile-rules"
@@ -150,8 +147,8 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
         value={count(answer.rules.length)}
         meaning={
           status?.rules.is_successful === false
-            ? "rule reload failed; the previous rules stay in use"
-            : "up to date with the files"
+            ? "reload failed; the previous rules stay in use"
+            : "same as the rule files"
         }
       />
       <Tile
@@ -165,7 +162,7 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
                 .slice(0, 2)
                 .map((r) => r.name)
                 .join(", ")
-            : "every rule was evaluated"
+            : "all evaluations succeeded"
         }
         href={withParams(address, { state: "broken" })}
       />
@@ -258,7 +255,7 @@ const ALERTS: Column<Alert>[] = [
     value: (a) => a.state,
     cell: (a) => (
       <Mark tone={a.state === "firing" ? (a.labels.severity === "critical" ? "critical" : "warning") : "info"}>
-        {a.state === "firing" ? "fires" : "waits"}
+        {a.state}
       </Mark>
     ),
   },
@@ -277,7 +274,7 @@ const ALERTS: Column<Alert>[] = [
     id: "where",
     title: "Labels",
     value: (a) => short(a.labels),
-    cell: (a) => short(a.labels) || <span class="dim">everywhere</span>,
+    cell: (a) => short(a.labels) || <span class="dim">none</span>,
     minor: true,
   },
   {

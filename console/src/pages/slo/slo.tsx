@@ -1,5 +1,4 @@
-// Objectives and rules: remaining error budgets and burn rates; firing alerts, and what would
-// have.
+// Objectives: their remaining error budgets and burn rates. The second tab shows rules and alerts.
 
 import strips from "../../../../watchkeeper/packs/console/slo.json";
 import { Empty, Mark, Panel, Tabs, Time } from "../../components/parts";
@@ -19,7 +18,7 @@ import "../../styles/pages.css";
 
 const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }> = {
   burning_fast: { glyph: "✕", tone: "critical", text: "burning fast" },
-  spent: { glyph: "✕", tone: "critical", text: "spent" },
+  spent: { glyph: "✕", tone: "critical", text: "exhausted" },
   burning: { glyph: "▲", tone: "warning", text: "burning" },
   unknown: { glyph: "·", tone: "", text: "unknown" },
   ok: { glyph: "✓", tone: "ok", text: "met" },
@@ -72,7 +71,7 @@ function Objectives({ address, theme }: PageProps) {
           address={address}
           empty={
             <Empty title="No objectives">
-              Set a file of them as <code>slos</code> under <code>[rules]</code>; the shipped objectives are in{" "}
+              Set <code>slos</code> under <code>[rules]</code> to a file of objectives, such as{" "}
               <code>packs/slo.yaml</code>.
             </Empty>
           }
@@ -108,7 +107,7 @@ const columns = (burns: BurnRate[]): Column<Slo>[] => [
     cell: (s) => (
       <>
         {share(s.indicator)}
-        <small>goal {share(s.objective)}</small>
+        <small>objective {share(s.objective)}</small>
       </>
     ),
   },
@@ -206,7 +205,7 @@ function Budget({ slo, theme }: { slo: Slo; theme: string }) {
       hint={
         <>
           over {slo.window}
-          {slo.covered && slo.covered !== slo.window ? `, samples exist for ${slo.covered}` : ""}
+          {slo.covered && slo.covered !== slo.window ? `, samples for ${slo.covered}` : ""}
         </>
       }
       id="slo-chart"

@@ -84,5 +84,5 @@ def test_burning_budgets_come_first() -> None:
     found = budgets.list_budgets([GOAL], calm | recorded(_5m=0.5, left=0.2), [firing("critical", "1h")])
     assert [(one.title, one.state.value) for one in found] == [
         ("chat availability", "burning_fast"),
-        ("answers of a", "ok"),
+        ("a availability", "ok"),
     ]

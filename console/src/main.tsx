@@ -3,15 +3,15 @@
 import { type ComponentType, render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import "./styles/console.css";
-import { Degraded, RuleTrouble } from "./components/banners";
+import { DegradedBanner, RuleReloadBanner } from "./components/banners";
 import { KeysDialog, useKeys } from "./components/keys";
 import { Chip, Empty, Panel, Skeleton } from "./components/parts";
 import { Search } from "./components/search";
 import { SignIn } from "./components/sign_in";
-import { autoRepair, clock, utc, zone } from "./lib/format";
+import { autoRepair, timeOfDay, timeZone, utcTime } from "./lib/format";
 import { connect, refreshStatus } from "./lib/live";
-import { followLinks, type PageProps, type PageRow, put, RANGES, rowOf, useAddress } from "./lib/router";
-import { get, set, useHub, useReturns } from "./lib/store";
+import { findPage, handleLinks, type PageProps, type PageRow, RANGES, setParam, useAddress } from "./lib/router";
+import { getState, setState, useHub, useReconnects } from "./lib/store";
 import { useTheme } from "./lib/theme";
 import { FleetPage } from "./pages/fleet/fleet";
 
@@ -109,33 +109,33 @@ const PAGES: PageRow[] = [
 
 const GROUPS = ["monitor", "analyse", "practise"] as const;
 
-const RANGED = ["", "gpu", "node"];
+const SECTIONS_WITH_RANGE = ["", "gpu", "node"];
 
-const PART_OF_FLEET = ["", "gpu", "node"];
+const FLEET_SECTIONS = ["", "gpu", "node"];
 
 const loaded = new Map<PageRow, ComponentType<PageProps>>([[FLEET, FleetPage]]);
 
 /** The page's code, asked for once; until it is there a skeleton stands in. */
 function Page({ row, ...props }: PageProps & { row: PageRow }) {
-  const [problem, say] = useState("");
+  const [problem, setProblem] = useState("");
   const [, redraw] = useState(0);
-  const returns = useReturns();
+  const returns = useReconnects();
   useEffect(() => {
     const failed = () =>
-      say(
-        get().link === "lost"
+      setProblem(
+        getState().link === "lost"
           ? "The hub does not answer. This page loads when the hub is back."
           : "Loading this page failed. The hub may have been upgraded.",
       );
     if (!loaded.has(row))
       row.load().then((page) => {
         loaded.set(row, page);
-        say("");
+        setProblem("");
         redraw((n) => n + 1);
       }, failed);
   }, [row, returns]);
-  const Found = loaded.get(row);
-  if (Found) return <Found {...props} key={`${row.path}${props.id}`} />;
+  const LoadedPage = loaded.get(row);
+  if (LoadedPage) return <LoadedPage {...props} key={`${row.path}${props.id}`} />;
   return (
     <main class="single">
       <Panel>
@@ -167,20 +167,20 @@ function Rail({
   help: () => void;
 }) {
   const { open } = useHub();
-  const here = PART_OF_FLEET.includes(first) ? "/" : `/${first}`;
+  const currentPath = FLEET_SECTIONS.includes(first) ? "/" : `/${first}`;
   return (
     <nav class="rail" aria-label="Pages">
       {GROUPS.map((group) => {
-        const shown = pages.filter((p) => p.group === group);
+        const groupPages = pages.filter((p) => p.group === group);
         return (
-          shown.length > 0 && (
+          groupPages.length > 0 && (
             <div key={group} class="group" role="group" aria-label={group}>
-              {shown.map((p) => (
+              {groupPages.map((p) => (
                 <a
                   class="nav"
                   key={p.path}
                   href={p.path}
-                  aria-current={p.path === here ? "page" : undefined}
+                  aria-current={p.path === currentPath ? "page" : undefined}
                   data-testid={`nav-${p.path.slice(1) || "fleet"}`}
                   title={`${p.name} (g ${p.key})`}
                   onPointerEnter={() => p.load().catch(() => undefined)}
@@ -223,19 +223,19 @@ function Shell() {
   useKeys(address, pages, showHelp, toggle);
   useEffect(() => {
     if (!hub.notice) return;
-    const timer = setTimeout(() => set({ notice: undefined }), 5000);
+    const timer = setTimeout(() => setState({ notice: undefined }), 5000);
     return () => clearTimeout(timer);
   }, [hub.notice]);
-  const { row, first, id } = rowOf(PAGES, address.pathname);
+  const { row, first, id } = findPage(PAGES, address.pathname);
   useEffect(() => {
     document.title = row?.path === "/" || !row ? "Watchkeeper" : `${id || row.name} · Watchkeeper`;
   }, [row, id]);
   // The link that led here is gone with its page: focus the new page, which a screen reader announces.
-  const before = useRef(address.pathname);
+  const previousPath = useRef(address.pathname);
   useEffect(() => {
-    if (before.current !== address.pathname && document.activeElement === document.body)
+    if (previousPath.current !== address.pathname && document.activeElement === document.body)
       document.getElementById("page")?.focus({ preventScroll: true });
-    before.current = address.pathname;
+    previousPath.current = address.pathname;
   }, [address.pathname]);
   if (hub.signIn) return <SignIn />;
   const span = address.searchParams.get("range") ?? "1h";
@@ -254,14 +254,14 @@ function Shell() {
           {hub.status && (
             <>
               <Chip>cluster {hub.status.cluster}</Chip>
-              {RANGED.includes(first) && (
+              {SECTIONS_WITH_RANGE.includes(first) && (
                 <label class="chip">
                   last{" "}
                   <select
                     value={span}
                     aria-label="time range"
                     data-testid="range"
-                    onChange={(e) => put("range", e.currentTarget.value)}
+                    onChange={(e) => setParam("range", e.currentTarget.value)}
                   >
                     {Object.keys(RANGES).map((r) => (
                       <option key={r}>{r}</option>
@@ -269,7 +269,7 @@ function Shell() {
                   </select>
                 </label>
               )}
-              <Chip title="Times are in this time zone. Hover over a time for UTC.">{zone()}</Chip>
+              <Chip title="Times are in this time zone. Hover over a time for UTC.">{timeZone()}</Chip>
               <Chip title="Repair mode: which repairs may run, and which need approval">
                 {autoRepair(hub.status.mode)}
               </Chip>
@@ -277,9 +277,14 @@ function Shell() {
           )}
           {hub.status?.simulated && <Chip tone="accent">simulated fleet</Chip>}
         </div>
-        <span class={`link ${hub.link}`} data-testid="link" data-link={hub.link} title={hub.heard && utc(hub.heard)}>
+        <span
+          class={`link ${hub.link}`}
+          data-testid="link"
+          data-link={hub.link}
+          title={hub.updatedAt && utcTime(hub.updatedAt)}
+        >
           {hub.link === "live"
-            ? `live · ${hub.heard ? clock(hub.heard) : ""}`
+            ? `live · ${hub.updatedAt ? timeOfDay(hub.updatedAt) : ""}`
             : hub.link === "lost"
               ? "disconnected"
               : hub.link}
@@ -288,9 +293,9 @@ function Shell() {
       {hub.link === "lost" && (
         <p class="banner" role="status" data-testid="lost">
           Disconnected from the hub.{" "}
-          {hub.heard && (
+          {hub.updatedAt && (
             <>
-              Showing the state of <b title={utc(hub.heard)}>{clock(hub.heard)}</b>.{" "}
+              Showing the state of <b title={utcTime(hub.updatedAt)}>{timeOfDay(hub.updatedAt)}</b>.{" "}
             </>
           )}
           Retrying.
@@ -301,9 +306,9 @@ function Shell() {
           The hub is not ready: {hub.status.not_ready_because}.
         </p>
       )}
-      {hub.status && !hub.status.rules.is_successful && <RuleTrouble rules={hub.status.rules} />}
+      {hub.status && !hub.status.rules.is_successful && <RuleReloadBanner rules={hub.status.rules} />}
       {hub.status && hub.status.degraded.length > 0 && hub.link !== "lost" && (
-        <Degraded problems={hub.status.degraded} />
+        <DegradedBanner problems={hub.status.degraded} />
       )}
       <div id="page" tabIndex={-1}>
         {row && !id && <h1 class="unseen">{row.name}</h1>}
@@ -333,11 +338,11 @@ function Shell() {
 }
 
 // The page's code and its first answers are on their way at the same time.
-rowOf(PAGES, location.pathname)
+findPage(PAGES, location.pathname)
   .row?.load()
   .catch(() => undefined);
-set({ colour: new URL(location.href).searchParams.get("colour") ?? get().colour });
-followLinks((path) => Boolean(rowOf(PAGES, path).row));
+setState({ colour: new URL(location.href).searchParams.get("colour") ?? getState().colour });
+handleLinks((path) => Boolean(findPage(PAGES, path).row));
 connect();
 setInterval(refreshStatus, 15000);
 render(<Shell />, document.getElementById("app")!);

@@ -1,14 +1,14 @@
 // Banners above every page: what does not work now.
 
-import { clock, many, utc } from "../lib/format";
+import { plural, timeOfDay, utcTime } from "../lib/format";
 import type { Status } from "../lib/types";
 
-export function RuleTrouble({ rules }: { rules: Status["rules"] }) {
+export function RuleReloadBanner({ rules }: { rules: Status["rules"] }) {
   return (
     <details class="banner" data-testid="rule-trouble">
       <summary role="status">
-        ▲ Rule reload failed: {many(rules.problems.length, "problem")}. The {rules.rules} rules loaded at{" "}
-        <b title={utc(rules.in_force_since)}>{clock(rules.in_force_since)}</b> stay in use.
+        ▲ Rule reload failed: {plural(rules.problems.length, "problem")}. The {rules.rules} rules loaded at{" "}
+        <b title={utcTime(rules.in_force_since)}>{timeOfDay(rules.in_force_since)}</b> stay in use.
       </summary>
       <ul>
         {rules.problems.map((problem) => (
@@ -22,18 +22,18 @@ export function RuleTrouble({ rules }: { rules: Status["rules"] }) {
 }
 
 /** What does not work now, as the hub reports it. */
-export function Degraded({ problems }: { problems: string[] }) {
-  const first = <>▲ Degraded. {problems[0]}</>;
+export function DegradedBanner({ problems }: { problems: string[] }) {
+  const firstProblem = <>▲ Degraded. {problems[0]}</>;
   if (problems.length < 2)
     return (
       <p class="banner" role="status" data-testid="degraded">
-        {first}
+        {firstProblem}
       </p>
     );
   return (
     <details class="banner" data-testid="degraded">
       <summary role="status">
-        {first} <b>(and {problems.length - 1} more)</b>
+        {firstProblem} <b>(and {problems.length - 1} more)</b>
       </summary>
       <ul>
         {problems.slice(1).map((problem) => (

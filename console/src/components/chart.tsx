@@ -3,11 +3,11 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
-import { clock, day, quantity, utc } from "../lib/format";
+import { dateTime, quantity, timeOfDay, utcTime } from "../lib/format";
 import type { Line, Mark } from "../lib/lines";
-import { put, useAddress } from "../lib/router";
+import { setParam, useAddress } from "../lib/router";
 import { now } from "../lib/store";
-import { csv, save } from "./table";
+import { csv, download } from "./table";
 
 interface Props {
   id: string;
@@ -33,19 +33,19 @@ const TOP = 28;
 const MOST_ROWS = 400;
 
 export function Chart(p: Props) {
-  const box = useRef<HTMLDivElement>(null);
+  const container = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
-  const sheet = useRef<Props>(p);
-  const [library, load] = useState<typeof import("../lib/plot") | null>(null);
-  const [shown, show] = useState<number | null>(null);
+  const latestProps = useRef<Props>(p);
+  const [plotModule, setPlotModule] = useState<typeof import("../lib/plot") | null>(null);
+  const [cursorIndex, setCursorIndex] = useState<number | null>(null);
   const address = useAddress();
-  const asNumbers = address.searchParams.get("numbers") === p.id;
+  const showsTable = address.searchParams.get("numbers") === p.id;
   const bands = Boolean(p.bands);
-  const each = p.height ?? (bands ? 46 : 220);
-  const height = bands ? p.lines.length * each + AXIS + TOP : each;
-  sheet.current = p;
-  const at = () => {
-    const { times = [], lines, marks = [], start, end, zoom } = sheet.current;
+  const bandHeight = p.height ?? (bands ? 46 : 220);
+  const height = bands ? p.lines.length * bandHeight + AXIS + TOP : bandHeight;
+  latestProps.current = p;
+  const plotInput = () => {
+    const { times = [], lines, marks = [], start, end, zoom } = latestProps.current;
     return {
       times,
       lines,
@@ -55,81 +55,83 @@ export function Chart(p: Props) {
       height,
       start: start ?? times[0] ?? 0,
       end: end ?? times[times.length - 1] ?? 1,
-      point: show,
+      point: setCursorIndex,
     };
   };
   useEffect(() => {
-    import("../lib/plot").then(load);
+    import("../lib/plot").then(setPlotModule);
   }, []);
-  const shape = p.lines.map((l) => `${l.label} ${l.tone} ${Boolean(l.low)}`).join("\n");
-  const ready = Boolean(p.times && library);
+  const lineVersion = p.lines.map((l) => `${l.label} ${l.tone} ${Boolean(l.low)}`).join("\n");
+  const isReady = Boolean(p.times && plotModule);
   useEffect(() => {
-    const host = box.current;
-    if (!ready || !host || asNumbers) return;
-    plot.current = library!.make(host, at);
-    const watch = new ResizeObserver(() => plot.current?.setSize({ width: Math.max(60, host.clientWidth), height }));
-    watch.observe(host);
+    const host = container.current;
+    if (!isReady || !host || showsTable) return;
+    plot.current = plotModule!.createPlot(host, plotInput);
+    const observer = new ResizeObserver(() => plot.current?.setSize({ width: Math.max(60, host.clientWidth), height }));
+    observer.observe(host);
     return () => {
-      watch.disconnect();
+      observer.disconnect();
       plot.current?.destroy();
       plot.current = null;
     };
-  }, [ready, asNumbers, p.theme, shape, height, Boolean(p.zoom)]);
+  }, [isReady, showsTable, p.theme, lineVersion, height, Boolean(p.zoom)]);
   useEffect(() => {
-    if (ready && plot.current) plot.current.setData(library!.table(at()));
+    if (isReady && plot.current) plot.current.setData(plotModule!.alignedData(plotInput()));
   }, [p.times, p.lines, p.start, p.end]);
   useEffect(() => plot.current?.redraw(false), [JSON.stringify(p.marks)]);
 
   const times = p.times ?? [];
   const step = times.length > 1 ? times[1] - times[0] : 15;
-  const reading = (line: Line) => {
+  const readingText = (line: Line) => {
     const last = line.values.findLastIndex((v) => v != null);
     // A stale reading must not look current.
-    const past =
-      shown == null && last >= 0 && times[last] < Math.min(p.end ?? Infinity, now() / 1000) - Math.max(60, 3 * step);
-    return times.length ? `${past ? "last " : ""}${quantity(line.values[shown ?? last], line.unit)}` : "";
+    const isStale =
+      cursorIndex == null &&
+      last >= 0 &&
+      times[last] < Math.min(p.end ?? Infinity, now() / 1000) - Math.max(60, 3 * step);
+    return times.length ? `${isStale ? "last " : ""}${quantity(line.values[cursorIndex ?? last], line.unit)}` : "";
   };
-  const moment = shown != null && times[shown] ? times[shown] * 1000 : null;
+  const cursorMs = cursorIndex != null && times[cursorIndex] ? times[cursorIndex] * 1000 : null;
   return (
     <div
       class={`chart ${bands ? "strips" : "one"}`}
       data-testid={p.id}
-      data-ready={ready || (asNumbers && p.times) ? "yes" : "no"}
+      data-ready={isReady || (showsTable && p.times) ? "yes" : "no"}
     >
       {p.problem && (
         <p class="problem" role="alert">
           Loading the chart failed: {p.problem}
         </p>
       )}
-      {asNumbers && p.times ? (
-        <Numbers name={p.name} times={times} lines={p.lines} />
+      {showsTable && p.times ? (
+        <ValueTable name={p.name} times={times} lines={p.lines} />
       ) : (
         <>
           <div class="labels" style={bands ? { paddingTop: `${TOP}px` } : undefined}>
             {p.lines.map((line) => (
-              <div key={line.label} style={bands ? { height: `${each}px` } : undefined}>
+              <div key={line.label} style={bands ? { height: `${bandHeight}px` } : undefined}>
                 <span class={`key ${line.tone ?? "accent"}${line.dashed ? " dashed" : ""}`} />
                 {line.group && <small>{line.group}</small>}
                 <span class="label" title={line.label}>
                   {line.label}
                 </span>
-                <b>{reading(line)}</b>
+                <b>{readingText(line)}</b>
               </div>
             ))}
           </div>
           <div
             class="plot"
-            ref={box}
+            ref={container}
             role="img"
             aria-label={`${p.name}. Use the button below to show the values as a table.`}
             style={{ minHeight: `${height}px` }}
           >
-            {!ready && !p.problem && (
+            {!isReady && !p.problem && (
               <div class="bone" style={{ height: `${Math.max(20, height - AXIS - (bands ? TOP : 0))}px` }} />
             )}
-            {moment && (
-              <span class="at" title={utc(moment)}>
-                {clock(moment)}
+            {cursorMs && (
+              <span class="at" title={utcTime(cursorMs)}>
+                {timeOfDay(cursorMs)}
               </span>
             )}
           </div>
@@ -139,11 +141,11 @@ export function Chart(p: Props) {
         <button
           type="button"
           class="plain"
-          aria-pressed={asNumbers}
+          aria-pressed={showsTable}
           data-testid={`${p.id}-numbers`}
-          onClick={() => put("numbers", asNumbers ? null : p.id)}
+          onClick={() => setParam("numbers", showsTable ? null : p.id)}
         >
-          {asNumbers ? "Chart" : "Table"}
+          {showsTable ? "Chart" : "Table"}
         </button>
         <button
           type="button"
@@ -151,7 +153,7 @@ export function Chart(p: Props) {
           data-export
           data-testid={`${p.id}-csv`}
           title="Export these values as CSV"
-          onClick={() => save(`${p.id}.csv`, toCsv(times, p.lines))}
+          onClick={() => download(`${p.id}.csv`, toCsv(times, p.lines))}
         >
           CSV
         </button>
@@ -160,7 +162,7 @@ export function Chart(p: Props) {
   );
 }
 
-function Numbers({ name, times, lines }: { name: string; times: number[]; lines: Line[] }) {
+function ValueTable({ name, times, lines }: { name: string; times: number[]; lines: Line[] }) {
   const rows = times
     .map((time, i) => ({ time, i }))
     .reverse()
@@ -183,7 +185,7 @@ function Numbers({ name, times, lines }: { name: string; times: number[]; lines:
           {rows.map(({ time, i }) => (
             <tr key={time}>
               <td>
-                <time title={utc(time * 1000)}>{day(new Date(time * 1000).toISOString())}</time>
+                <time title={utcTime(time * 1000)}>{dateTime(new Date(time * 1000).toISOString())}</time>
               </td>
               {lines.map((l) => (
                 <td class="n" key={l.label}>
@@ -208,7 +210,7 @@ function Numbers({ name, times, lines }: { name: string; times: number[]; lines:
   );
 }
 function toCsv(times: number[], lines: Line[]): string {
-  const ends = lines.flatMap((l) =>
+  const bounds = lines.flatMap((l) =>
     l.low && l.high
       ? [
           { name: `${l.label} low`, of: l.low },
@@ -220,7 +222,7 @@ function toCsv(times: number[], lines: Line[]): string {
     [
       { title: "time_utc", value: (i: number) => new Date(times[i] * 1000).toISOString() },
       ...lines.map((l) => ({ title: `${l.label} [${l.unit}]`, value: (i: number) => l.values[i] })),
-      ...ends.map((e) => ({ title: e.name, value: (i: number) => e.of[i] })),
+      ...bounds.map((e) => ({ title: e.name, value: (i: number) => e.of[i] })),
     ],
     times.map((_, i) => i),
   );

@@ -2,10 +2,10 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import { acknowledge } from "../lib/api";
-import { go, type PageRow } from "../lib/router";
+import { navigate, type PageRow } from "../lib/router";
 import { Panel } from "./parts";
 
-const EVERYWHERE: [string, string][] = [
+const SHORTCUTS: [string, string][] = [
   ["/", "search"],
   ["j k", "next or previous row"],
   ["Enter", "open the row"],
@@ -19,29 +19,29 @@ const EVERYWHERE: [string, string][] = [
 const LEADER_MS = 2000;
 
 /** Move the focus to the next of what can be opened; the browser's focus is the selection, so a redraw keeps it. */
-function move(by: number): void {
+function moveFocus(by: number): void {
   const rows = [...document.querySelectorAll<HTMLElement>("[data-row]")];
-  const at = rows.indexOf((document.activeElement as Element)?.closest("[data-row]") as HTMLElement);
-  const next = rows[Math.min(rows.length - 1, Math.max(0, at + by))];
+  const index = rows.indexOf((document.activeElement as Element)?.closest("[data-row]") as HTMLElement);
+  const next = rows[Math.min(rows.length - 1, Math.max(0, index + by))];
   next?.focus({ preventScroll: true });
   next?.scrollIntoView({ block: "nearest" });
 }
 /** The table that has the focus is exported; without one, the first of the page. */
-const exported = () =>
+const findExportButton = () =>
   (document.activeElement as Element)?.closest(".panel")?.querySelector<HTMLElement>("[data-export]") ??
   document.querySelector<HTMLElement>("[data-export]");
 
 export function useKeys(
   address: URL,
   pages: PageRow[],
-  help: (f: (shown: boolean) => boolean) => void,
+  setHelp: (f: (shown: boolean) => boolean) => void,
   toggle: () => void,
 ): void {
   const leader = useRef(0);
   useEffect(() => {
     const press = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
-      if (event.key === "Escape") help(() => false);
+      if (event.key === "Escape") setHelp(() => false);
       if (
         target.closest("input, select, textarea, [contenteditable]") ||
         event.ctrlKey ||
@@ -50,33 +50,33 @@ export function useKeys(
       )
         return;
       // When it was pressed, not when a busy page comes to it.
-      const led = leader.current > 0 && event.timeStamp - leader.current < LEADER_MS;
-      const page = led && pages.find((p) => p.key === event.key);
+      const isAfterLeader = leader.current > 0 && event.timeStamp - leader.current < LEADER_MS;
+      const page = isAfterLeader && pages.find((p) => p.key === event.key);
       leader.current = event.key === "g" ? event.timeStamp : 0;
       const row = target.closest<HTMLElement>("[data-row]");
-      const here = /^\/incidents\/(.+)/.exec(address.pathname)?.[1];
-      const acts: Record<string, (() => void) | undefined> = {
+      const incidentId = /^\/incidents\/(.+)/.exec(address.pathname)?.[1];
+      const actions: Record<string, (() => void) | undefined> = {
         "/": () => document.getElementById("search")?.focus(),
-        j: () => move(1),
-        k: () => move(-1),
-        Enter: row === target && row.dataset.row ? () => go(row.dataset.row!) : undefined,
+        j: () => moveFocus(1),
+        k: () => moveFocus(-1),
+        Enter: row === target && row.dataset.row ? () => navigate(row.dataset.row!) : undefined,
         a: () => {
-          const id = row?.dataset.incident ?? here;
+          const id = row?.dataset.incident ?? incidentId;
           if (id) acknowledge(decodeURIComponent(id));
         },
         n: () => {
           const field = document.getElementById("note");
           if (field) field.focus();
-          else if (row?.dataset.incident) go(`/incidents/${row.dataset.incident}?note=1`);
+          else if (row?.dataset.incident) navigate(`/incidents/${row.dataset.incident}?note=1`);
         },
-        e: () => exported()?.click(),
+        e: () => findExportButton()?.click(),
         t: toggle,
-        "?": () => help((shown) => !shown),
+        "?": () => setHelp((shown) => !shown),
       };
-      const act = page ? () => go(page.path) : acts[event.key];
-      if (act) {
+      const action = page ? () => navigate(page.path) : actions[event.key];
+      if (action) {
         event.preventDefault();
-        act();
+        action();
       }
     };
     addEventListener("keydown", press);
@@ -118,7 +118,7 @@ export function KeysDialog({ pages, close }: { pages: PageRow[]; close: () => vo
       >
         <div class="halves">
           <table class="facts">
-            <tbody>{EVERYWHERE.map(row)}</tbody>
+            <tbody>{SHORTCUTS.map(row)}</tbody>
           </table>
           <table class="facts">
             <tbody>{pages.map((p) => row([`g ${p.key}`, p.name]))}</tbody>

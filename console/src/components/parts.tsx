@@ -2,9 +2,9 @@
 
 import type { ComponentChildren } from "preact";
 import { acknowledge } from "../lib/api";
-import { ago, clock, day, percent, utc, words, workloadName } from "../lib/format";
+import { dateTime, humanise, percent, shortDuration, timeOfDay, utcTime, workloadName } from "../lib/format";
 import { to } from "../lib/router";
-import { get, now } from "../lib/store";
+import { getState, now } from "../lib/store";
 import type { Card as CardValue, Severity } from "../lib/types";
 
 export function Panel(p: {
@@ -61,22 +61,22 @@ export const Chip = (p: { children: ComponentChildren; tone?: string; title?: st
 );
 /** A moment in the viewer's zone, with UTC on hover. */
 export const Time = (p: { at: string; full?: boolean; millis?: boolean }) => (
-  <time dateTime={p.at} title={utc(p.at)}>
-    {p.full ? day(p.at) : clock(p.at, p.millis)}
+  <time dateTime={p.at} title={utcTime(p.at)}>
+    {p.full ? dateTime(p.at) : timeOfDay(p.at, p.millis)}
   </time>
 );
 /** How long ago, with the moment itself on hover. */
 export const Since = (p: { at: string }) => (
-  <time dateTime={p.at} title={`${day(p.at)} · ${utc(p.at)}`}>
-    {ago(now() - Date.parse(p.at))} ago
+  <time dateTime={p.at} title={`${dateTime(p.at)} · ${utcTime(p.at)}`}>
+    {shortDuration(now() - Date.parse(p.at))} ago
   </time>
 );
 /** For `ref`: an input that appears because someone asked for it takes the keyboard. */
-export const focus = (field: HTMLElement | null) => field?.focus();
+export const focusOnMount = (field: HTMLElement | null) => field?.focus();
 
 export const GLYPH: Record<Severity, string> = { critical: "✕", warning: "▲", info: "○" };
 /** A glyph with its word: `tone` is ok, warning, critical, info or empty. */
-export const Mark = (p: { tone?: string; children?: ComponentChildren; glyph?: string }) => (
+export const MarkedText = (p: { tone?: string; children?: ComponentChildren; glyph?: string }) => (
   <span class="state">
     <i class={`mark ${p.tone ?? ""}`} aria-hidden="true">
       {p.glyph ?? { ok: "✓", warning: "▲", critical: "✕", info: "○" }[p.tone ?? ""] ?? "·"}
@@ -84,7 +84,7 @@ export const Mark = (p: { tone?: string; children?: ComponentChildren; glyph?: s
     {p.children}
   </span>
 );
-export const Level = (p: { severity: Severity }) => (
+export const SeverityChip = (p: { severity: Severity }) => (
   <span class={`chip ${p.severity}`}>
     <i aria-hidden="true">{GLYPH[p.severity]}</i> {p.severity}
   </span>
@@ -117,7 +117,7 @@ export const Problem = (p: { children: ComponentChildren }) => (
   </p>
 );
 /** A failed request; `isStale` if the page still shows an older answer. */
-export const Trouble = (p: { problem?: { message: string }; isStale: boolean }) =>
+export const RequestProblem = (p: { problem?: { message: string }; isStale: boolean }) =>
   p.problem ? <Problem>{`${p.problem.message}${p.isStale ? ". Showing the last known state." : ""}`}</Problem> : null;
 /** Two or three views of one page, each with an address of its own. */
 export const Tabs = (p: { label: string; path: string; tabs: [string, string][]; view: string }) => (
@@ -194,12 +194,12 @@ export const Select = (p: {
 );
 
 export function IncidentCard({ card }: { card: CardValue }) {
-  const open = card.state !== "resolved";
+  const isOpen = card.state !== "resolved";
   // Where a person is asked, the next step is a button: it leads to the plan, with the keyboard focus on Approve.
-  const asks = get().status?.mode === "ask" && card.plan.length > 0;
+  const needsApproval = getState().status?.mode === "ask" && card.plan.length > 0;
   return (
     <article
-      class={`card ${open ? card.severity : "closed"}`}
+      class={`card ${isOpen ? card.severity : "closed"}`}
       data-testid="incident-card"
       data-incident={card.id}
       data-row={to.incident(card.id)}
@@ -209,16 +209,16 @@ export function IncidentCard({ card }: { card: CardValue }) {
         <a href={to.incident(card.id)}>{card.title}</a>
       </h3>
       <p>
-        {!open && card.part_of ? (
+        {!isOpen && card.part_of ? (
           <>
             Merged into <a href={to.incident(card.part_of)}>{card.part_of}</a>.
           </>
         ) : (
-          (card.why ?? (open ? "No finding yet: collecting evidence." : "Resolved without a finding."))
+          (card.why ?? (isOpen ? "No finding yet: collecting evidence." : "Resolved without a finding."))
         )}
       </p>
       <div class="chips">
-        {open && <Level severity={card.severity} />}
+        {isOpen && <SeverityChip severity={card.severity} />}
         {card.confidence != null && (
           <Chip title={`confidence in ${card.cause}`}>confidence {percent(100 * card.confidence)}</Chip>
         )}
@@ -230,18 +230,18 @@ export function IncidentCard({ card }: { card: CardValue }) {
         {card.silenced_by && (
           <Chip
             tone="warning"
-            title={`by ${card.silenced_by.author} until ${utc(card.silenced_by.ends_at)}: ${card.silenced_by.reason}`}
+            title={`by ${card.silenced_by.author} until ${utcTime(card.silenced_by.ends_at)}: ${card.silenced_by.reason}`}
           >
             silenced
           </Chip>
         )}
-        <Chip title={utc(card.opened_at)}>
-          {open
-            ? `${card.state} ${ago(now() - Date.parse(card.opened_at))}`
-            : `resolved ${clock(card.resolved_at ?? card.opened_at)}`}
+        <Chip title={utcTime(card.opened_at)}>
+          {isOpen
+            ? `${card.state} ${shortDuration(now() - Date.parse(card.opened_at))}`
+            : `resolved ${timeOfDay(card.resolved_at ?? card.opened_at)}`}
         </Chip>
       </div>
-      {open && (
+      {isOpen && (
         <>
           {card.next_step && (
             <p class="next" data-testid="next-step">
@@ -249,12 +249,12 @@ export function IncidentCard({ card }: { card: CardValue }) {
             </p>
           )}
           <div class="buttons">
-            {asks && (
+            {needsApproval && (
               <a class="button primary wrap" href={`${to.incident(card.id)}?plan=1`} data-testid="review">
-                Review: {[...new Set(card.plan)].map(words).join(", ")}
+                Review: {[...new Set(card.plan)].map(humanise).join(", ")}
               </a>
             )}
-            <a class={asks ? "button" : "button primary"} href={to.incident(card.id)} data-testid="why">
+            <a class={needsApproval ? "button" : "button primary"} href={to.incident(card.id)} data-testid="why">
               Details
             </a>
             {card.state === "open" && (

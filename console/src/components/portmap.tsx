@@ -2,82 +2,82 @@
 // metric.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { heat } from "./heatmap_layout";
+import { heatColour } from "./heatmap_layout";
 import {
-  arrange,
+  layOutPorts,
   MARKS,
   type MarkName,
   MEASURES,
   type Measure,
   markOf,
-  NAME,
+  NAME_WIDTH,
+  type PlacedLink,
   type Row,
-  type Spot,
 } from "./portmap_layout";
 
-function draw(
-  pen: CanvasRenderingContext2D,
+function drawMark(
+  context: CanvasRenderingContext2D,
   mark: MarkName,
   x: number,
   y: number,
   size: number,
-  ink: Record<string, string>,
+  colours: Record<string, string>,
 ): void {
   const c = size / 2;
   const r = size * 0.28;
   const mx = x + c;
   const my = y + c;
-  pen.beginPath();
-  pen.lineWidth = 1.4;
+  context.beginPath();
+  context.lineWidth = 1.4;
   if (mark === "down") {
-    pen.fillStyle = ink.bad;
-    pen.fillRect(x, y, size, size);
-    pen.strokeStyle = "#fff";
-    pen.moveTo(mx - r, my - r);
-    pen.lineTo(mx + r, my + r);
-    pen.moveTo(mx + r, my - r);
-    pen.lineTo(mx - r, my + r);
+    context.fillStyle = colours.bad;
+    context.fillRect(x, y, size, size);
+    context.strokeStyle = "#fff";
+    context.moveTo(mx - r, my - r);
+    context.lineTo(mx + r, my + r);
+    context.moveTo(mx + r, my - r);
+    context.lineTo(mx - r, my + r);
   } else if (mark === "event" || mark === "throttled") {
     const d = size * 0.42;
-    pen.moveTo(mx, my - d);
+    context.moveTo(mx, my - d);
     if (mark === "event") {
-      pen.lineTo(mx + d, my);
-      pen.lineTo(mx, my + d);
-      pen.lineTo(mx - d, my);
+      context.lineTo(mx + d, my);
+      context.lineTo(mx, my + d);
+      context.lineTo(mx - d, my);
     } else {
-      pen.lineTo(mx + d, my + d * 0.85);
-      pen.lineTo(mx - d, my + d * 0.85);
+      context.lineTo(mx + d, my + d * 0.85);
+      context.lineTo(mx - d, my + d * 0.85);
     }
-    pen.closePath();
-    pen.fillStyle = mark === "event" ? ink.bad : ink.warn;
-    pen.fill();
-    pen.strokeStyle = ink.panel;
-    pen.lineWidth = 0.8;
+    context.closePath();
+    context.fillStyle = mark === "event" ? colours.bad : colours.warn;
+    context.fill();
+    context.strokeStyle = colours.panel;
+    context.lineWidth = 0.8;
   } else if (mark === "waits") {
-    pen.strokeStyle = ink.panel;
-    pen.lineWidth = 4;
-    pen.moveTo(mx - 2, my - r - 1);
-    pen.lineTo(mx - 2, my + r + 1);
-    pen.moveTo(mx + 2, my - r - 1);
-    pen.lineTo(mx + 2, my + r + 1);
-    pen.stroke();
-    pen.beginPath();
-    pen.strokeStyle = ink.warn;
-    pen.lineWidth = 1.8;
-    pen.moveTo(mx - 2, my - r);
-    pen.lineTo(mx - 2, my + r);
-    pen.moveTo(mx + 2, my - r);
-    pen.lineTo(mx + 2, my + r);
+    context.strokeStyle = colours.panel;
+    context.lineWidth = 4;
+    context.moveTo(mx - 2, my - r - 1);
+    context.lineTo(mx - 2, my + r + 1);
+    context.moveTo(mx + 2, my - r - 1);
+    context.lineTo(mx + 2, my + r + 1);
+    context.stroke();
+    context.beginPath();
+    context.strokeStyle = colours.warn;
+    context.lineWidth = 1.8;
+    context.moveTo(mx - 2, my - r);
+    context.lineTo(mx - 2, my + r);
+    context.moveTo(mx + 2, my - r);
+    context.lineTo(mx + 2, my + r);
   } else {
-    pen.strokeStyle = ink.line;
-    pen.lineWidth = 1;
-    pen.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
-    pen.strokeStyle = ink.unknown;
-    pen.lineWidth = 1.3;
-    pen.moveTo(mx - r, my);
-    pen.lineTo(mx + r, my);
+    context.strokeStyle = colours.line;
+    context.lineWidth = 1;
+    context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+    context.strokeStyle = colours.unknown;
+    context.lineWidth = 1.3;
+    context.moveTo(mx - r, my);
+    context.lineTo(mx + r, my);
   }
-  pen.stroke();
+  context.stroke();
 }
 
 interface Props {
@@ -90,144 +90,147 @@ interface Props {
   chooseRow: (name: string) => void;
   row: string;
   /** Dimmed unless it is among these; undefined dims nothing. */
-  among?: Set<string>;
+  highlighted?: Set<string>;
 }
 
 export function PortMap(p: Props) {
-  const box = useRef<HTMLDivElement>(null);
+  const container = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
-  const [width, measureWidth] = useState(0);
-  const [at, move] = useState<number | null>(null);
+  const [width, setWidth] = useState(0);
+  const [selected, setSelected] = useState<number | null>(null);
   useEffect(() => {
-    const watch = new ResizeObserver(([entry]) => measureWidth(Math.floor(entry.contentRect.width)));
-    watch.observe(box.current!);
-    return () => watch.disconnect();
+    const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
+    observer.observe(container.current!);
+    return () => observer.disconnect();
   }, []);
-  const sheet = useMemo(
-    () => (width ? arrange(p.rows, width, Math.max(220, innerHeight * 0.42)) : null),
+  const layout = useMemo(
+    () => (width ? layOutPorts(p.rows, width, Math.max(220, innerHeight * 0.42)) : null),
     [p.rows, width],
   );
   const { at: column, share, text } = MEASURES[p.measure];
 
   useEffect(() => {
-    const paper = canvas.current;
-    const pen = paper?.getContext("2d");
-    if (!sheet || !paper || !pen) return;
-    const sharp = devicePixelRatio || 1;
+    const element = canvas.current;
+    const context = element?.getContext("2d");
+    if (!layout || !element || !context) return;
+    const pixelRatio = devicePixelRatio || 1;
     const css = getComputedStyle(document.documentElement);
-    const ink = Object.fromEntries(
+    const colours = Object.fromEntries(
       ["bad", "bad-text", "warn", "panel", "line", "unknown", "dim", "ink", "accent"].map((n) => [
         n,
         css.getPropertyValue(`--${n}`).trim(),
       ]),
     );
-    paper.width = width * sharp;
-    paper.height = sheet.height * sharp;
-    pen.setTransform(sharp, 0, 0, sharp, 0, 0);
-    pen.clearRect(0, 0, width, sheet.height);
-    pen.font = "11px system-ui, sans-serif";
-    const size = sheet.pitch - 2;
-    pen.fillStyle = ink.dim;
-    for (const { x, text } of sheet.captions) pen.fillText(text, x, 9);
-    for (const { x, y, row } of sheet.names) {
-      const one = p.rows[row];
-      const name = one.name ?? "no rack";
-      const bad = one.state !== "healthy";
-      pen.fillStyle = p.row === (one.name ?? "") && p.row ? ink.accent : bad ? ink.ink : ink.dim;
-      pen.fillText(name.length > 13 ? `${name.slice(0, 12)}…` : name, x, y + size / 2 + 4);
+    element.width = width * pixelRatio;
+    element.height = layout.height * pixelRatio;
+    context.setTransform(pixelRatio, 0, 0, pixelRatio, 0, 0);
+    context.clearRect(0, 0, width, layout.height);
+    context.font = "11px system-ui, sans-serif";
+    const size = layout.pitch - 2;
+    context.fillStyle = colours.dim;
+    for (const { x, text } of layout.captions) context.fillText(text, x, 9);
+    for (const { x, y, row } of layout.names) {
+      const portRow = p.rows[row];
+      const name = portRow.name ?? "no rack";
+      const isUnhealthy = portRow.state !== "healthy";
+      context.fillStyle =
+        p.row === (portRow.name ?? "") && p.row ? colours.accent : isUnhealthy ? colours.ink : colours.dim;
+      context.fillText(name.length > 13 ? `${name.slice(0, 12)}…` : name, x, y + size / 2 + 4);
     }
-    for (const { x, y, cell } of sheet.spots) {
+    for (const { x, y, cell } of layout.links) {
       const value = cell[column];
       const mark = markOf(cell, p.states);
-      pen.globalAlpha = p.among && !p.among.has(cell[0]) ? 0.16 : 1;
+      context.globalAlpha = p.highlighted && !p.highlighted.has(cell[0]) ? 0.16 : 1;
       if (value != null && mark !== "silent") {
-        pen.fillStyle = heat(share(value));
-        pen.fillRect(x, y, size, size);
+        context.fillStyle = heatColour(share(value));
+        context.fillRect(x, y, size, size);
       }
-      if (mark || value == null) draw(pen, mark || "silent", x, y, size, ink);
+      if (mark || value == null) drawMark(context, mark || "silent", x, y, size, colours);
     }
-    pen.globalAlpha = 1;
-    const outline = (spot: Spot | undefined, colour: string) => {
+    context.globalAlpha = 1;
+    const outline = (spot: PlacedLink | undefined, colour: string) => {
       if (spot) {
-        pen.strokeStyle = colour;
-        pen.lineWidth = 2;
-        pen.strokeRect(spot.x - 1.5, spot.y - 1.5, size + 3, size + 3);
+        context.strokeStyle = colour;
+        context.lineWidth = 2;
+        context.strokeRect(spot.x - 1.5, spot.y - 1.5, size + 3, size + 3);
       }
     };
     outline(
-      sheet.spots.find((s) => s.cell[0] === p.chosen),
-      ink.ink,
+      layout.links.find((s) => s.cell[0] === p.chosen),
+      colours.ink,
     );
-    outline(at == null ? undefined : sheet.spots[at], ink.accent);
-    paper.dataset.drawn = String(sheet.spots.length);
-  }, [sheet, p.rows, p.measure, p.theme, p.chosen, p.among, p.row, at]);
+    outline(selected == null ? undefined : layout.links[selected], colours.accent);
+    element.dataset.drawn = String(layout.links.length);
+  }, [layout, p.rows, p.measure, p.theme, p.chosen, p.highlighted, p.row, selected]);
 
-  const hit = (event: MouseEvent): number | null => {
-    const found =
-      sheet?.spots.findIndex(
+  const linkIndexAt = (event: MouseEvent): number | null => {
+    const index =
+      layout?.links.findIndex(
         (s) =>
           event.offsetX >= s.x &&
-          event.offsetX < s.x + sheet.pitch &&
+          event.offsetX < s.x + layout.pitch &&
           event.offsetY >= s.y &&
-          event.offsetY < s.y + sheet.pitch,
+          event.offsetY < s.y + layout.pitch,
       ) ?? -1;
-    return found < 0 ? null : found;
+    return index < 0 ? null : index;
   };
-  const nameAt = (event: MouseEvent) =>
-    sheet?.names.find(
+  const rowNameAt = (event: MouseEvent) =>
+    layout?.names.find(
       (n) =>
         event.offsetX >= n.x &&
-        event.offsetX < n.x + NAME - 4 &&
+        event.offsetX < n.x + NAME_WIDTH - 4 &&
         event.offsetY >= n.y &&
-        event.offsetY < n.y + sheet.pitch,
+        event.offsetY < n.y + layout.pitch,
     );
-  const click = (event: MouseEvent) => {
-    const found = hit(event);
-    const name = nameAt(event);
-    if (found != null) p.choose(sheet!.spots[found].cell[0]);
+  const chooseAt = (event: MouseEvent) => {
+    const index = linkIndexAt(event);
+    const name = rowNameAt(event);
+    if (index != null) p.choose(layout!.links[index].cell[0]);
     else if (name) p.chooseRow(p.rows[name.row].name ?? "");
   };
-  const keys = (event: KeyboardEvent) => {
-    if (!sheet?.spots.length) return;
-    const here = at == null ? undefined : sheet.spots[at];
-    const last = sheet.spots.length - 1;
-    const near = (row: number) =>
-      sheet.spots.reduce(
+  const handleKey = (event: KeyboardEvent) => {
+    if (!layout?.links.length) return;
+    const current = selected == null ? undefined : layout.links[selected];
+    const last = layout.links.length - 1;
+    const nearestInRow = (row: number) =>
+      layout.links.reduce(
         (best, s, i) =>
-          s.row === row && (best < 0 || Math.abs(s.x - here!.x) < Math.abs(sheet.spots[best].x - here!.x)) ? i : best,
+          s.row === row && (best < 0 || Math.abs(s.x - current!.x) < Math.abs(layout.links[best].x - current!.x))
+            ? i
+            : best,
         -1,
       );
     const steps: Record<string, () => number> = {
-      ArrowRight: () => Math.min(last, (at ?? -1) + 1),
-      ArrowLeft: () => Math.max(0, (at ?? 1) - 1),
-      ArrowDown: () => (here ? near(here.row + 1) : 0),
-      ArrowUp: () => (here ? near(here.row - 1) : 0),
+      ArrowRight: () => Math.min(last, (selected ?? -1) + 1),
+      ArrowLeft: () => Math.max(0, (selected ?? 1) - 1),
+      ArrowDown: () => (current ? nearestInRow(current.row + 1) : 0),
+      ArrowUp: () => (current ? nearestInRow(current.row - 1) : 0),
     };
     const next = steps[event.key]?.();
     if (next !== undefined) {
       event.preventDefault();
-      if (next >= 0) move(next);
+      if (next >= 0) setSelected(next);
     }
-    if (event.key === "Enter" && here) p.choose(here.cell[0]);
-    if (event.key === "Escape") move(null);
+    if (event.key === "Enter" && current) p.choose(current.cell[0]);
+    if (event.key === "Escape") setSelected(null);
   };
-  const spot = at == null ? undefined : sheet?.spots[at];
+  const spot = selected == null ? undefined : layout?.links[selected];
   const mark = spot && MARKS.find((m) => m.name === markOf(spot.cell, p.states));
-  const links = sheet?.spots.length ?? 0;
-  const about = `Map of ${links} links in ${p.rows.length} rows, coloured by ${MEASURES[p.measure].title}.`;
+  const links = layout?.links.length ?? 0;
+  const description = `Map of ${links} links in ${p.rows.length} rows, coloured by ${MEASURES[p.measure].title}.`;
   return (
-    <div class="heatmap" ref={box}>
+    <div class="heatmap" ref={container}>
       <canvas
         ref={canvas}
         data-testid="portmap"
         tabIndex={0}
         role="img"
-        style={{ width: `${width}px`, height: `${sheet?.height ?? 160}px` }}
-        aria-label={`${about} Arrow keys move, Enter opens a link.`}
-        onMouseMove={(e) => move(hit(e))}
-        onMouseLeave={() => move(null)}
-        onClick={click}
-        onKeyDown={keys}
+        style={{ width: `${width}px`, height: `${layout?.height ?? 160}px` }}
+        aria-label={`${description} Arrow keys move, Enter opens a link.`}
+        onMouseMove={(e) => setSelected(linkIndexAt(e))}
+        onMouseLeave={() => setSelected(null)}
+        onClick={chooseAt}
+        onKeyDown={handleKey}
       />
       {spot && (
         <div
@@ -235,8 +238,8 @@ export function PortMap(p: Props) {
           role="status"
           data-testid="port-tip"
           style={{
-            left: `${Math.max(0, Math.min(spot.x + sheet!.pitch + 8, width - 230))}px`,
-            top: `${spot.y + sheet!.pitch + 6}px`,
+            left: `${Math.max(0, Math.min(spot.x + layout!.pitch + 8, width - 230))}px`,
+            top: `${spot.y + layout!.pitch + 6}px`,
           }}
         >
           <b>{spot.cell[0].replaceAll("/", " · ")}</b>

@@ -61,7 +61,7 @@ export function markOf([, state, errs, waits]: Cell, states: string[]): MarkName
   return waits ? "waits" : name === "healthy" ? "" : "silent";
 }
 
-export const NAME = 84;
+export const NAME_WIDTH = 84;
 
 const GROUP = 5;
 
@@ -72,87 +72,90 @@ const CAPTION = 15;
 /** Cells are as large as the width and half a screen allow; below the least they break into lines. */
 const LARGEST = 20;
 
-const LEAST = 12;
+const SMALLEST = 12;
 
-export interface Spot {
+export interface PlacedLink {
   x: number;
   y: number;
   cell: Cell;
   row: number;
 }
 
-interface Sheet {
-  spots: Spot[];
+interface PortLayout {
+  links: PlacedLink[];
   names: { x: number; y: number; row: number }[];
   captions: { x: number; text: string }[];
   height: number;
   pitch: number;
 }
 
-const owner = (cell: Cell) => cell[0].slice(0, cell[0].indexOf("/"));
+const nodeOf = (cell: Cell) => cell[0].slice(0, cell[0].indexOf("/"));
 
 /**
  * Rows below each other, in as many columns as the width has room for; cells of one node stand together and break
  * together.
  */
-export function arrange(rows: Row[], width: number, room: number): Sheet {
-  const groups = rows.map((row) => blocks(row));
-  const swept = rows.some((row) => row.trunks);
-  const long = (pitch: number) =>
+export function layOutPorts(rows: Row[], width: number, maxHeight: number): PortLayout {
+  const groups = rows.map((row) => groupCells(row));
+  const hasTrunks = rows.some((row) => row.trunks);
+  const rowWidth = (pitch: number) =>
     Math.max(
-      ...groups.map((those) =>
-        those.reduce((sum, cells, i) => sum + cells.length * pitch + (i === 0 && swept ? 3 : 1) * GROUP, NAME),
+      ...groups.map((rowGroups) =>
+        rowGroups.reduce(
+          (sum, cells, i) => sum + cells.length * pitch + (i === 0 && hasTrunks ? 3 : 1) * GROUP,
+          NAME_WIDTH,
+        ),
       ),
     );
-  const sizes = Array.from({ length: LARGEST - LEAST + 1 }, (_, i) => LARGEST - i);
+  const sizes = Array.from({ length: LARGEST - SMALLEST + 1 }, (_, i) => LARGEST - i);
   const pitch =
     sizes.find(
       (size) =>
-        long(size) <= width &&
-        Math.ceil(rows.length / Math.floor((width + BETWEEN) / (long(size) + BETWEEN))) * (size + 3) <= room,
-    ) ?? LEAST;
-  const columns = Math.max(1, Math.floor((width + BETWEEN) / (long(pitch) + BETWEEN)));
-  const top = swept ? CAPTION : 0;
-  const down = Math.ceil(rows.length / columns);
+        rowWidth(size) <= width &&
+        Math.ceil(rows.length / Math.floor((width + BETWEEN) / (rowWidth(size) + BETWEEN))) * (size + 3) <= maxHeight,
+    ) ?? SMALLEST;
+  const columns = Math.max(1, Math.floor((width + BETWEEN) / (rowWidth(pitch) + BETWEEN)));
+  const top = hasTrunks ? CAPTION : 0;
+  const rowsPerColumn = Math.ceil(rows.length / columns);
   const stride = Math.floor((width + BETWEEN) / columns);
-  const reach = columns > 1 ? stride - BETWEEN : width;
-  const spots: Spot[] = [];
-  const names: Sheet["names"] = [];
-  const captions: Sheet["captions"] = [];
+  const columnWidth = columns > 1 ? stride - BETWEEN : width;
+  const links: PlacedLink[] = [];
+  const names: PortLayout["names"] = [];
+  const captions: PortLayout["captions"] = [];
   const heights = Array<number>(columns).fill(top);
   rows.forEach((row, at) => {
-    const column = Math.floor(at / down);
+    const column = Math.floor(at / rowsPerColumn);
     const left = column * stride;
-    let x = NAME;
+    let x = NAME_WIDTH;
     let y = heights[column];
     names.push({ x: left, y, row: at });
     groups[at].forEach((cells, i) => {
-      if (swept && at % down === 0 && i < 2)
+      if (hasTrunks && at % rowsPerColumn === 0 && i < 2)
         captions.push({ x: left + x, text: i || !row.trunks ? "nodes" : "trunks" });
-      if (x > NAME && x + Math.min(cells.length * pitch, reach - NAME) > reach) {
-        x = NAME;
+      if (x > NAME_WIDTH && x + Math.min(cells.length * pitch, columnWidth - NAME_WIDTH) > columnWidth) {
+        x = NAME_WIDTH;
         y += pitch;
       }
       for (const cell of cells) {
-        if (x + pitch - 2 > reach) {
-          x = NAME;
+        if (x + pitch - 2 > columnWidth) {
+          x = NAME_WIDTH;
           y += pitch;
         }
-        spots.push({ x: left + x, y, cell, row: at });
+        links.push({ x: left + x, y, cell, row: at });
         x += pitch;
       }
       x += i === 0 && row.trunks ? 3 * GROUP : GROUP;
     });
     heights[column] = y + pitch + (y > heights[column] ? 7 : 3);
   });
-  return { spots, names, captions, height: Math.max(pitch, ...heights), pitch };
+  return { links, names, captions, height: Math.max(pitch, ...heights), pitch };
 }
 
 /** The trunks of a row, then its hosts: by node where a node has several ports here, else all in one. */
-function blocks(row: Row): Cell[][] {
+function groupCells(row: Row): Cell[][] {
   const trunks = row.cells.slice(0, row.trunks);
   const hosts = new Map<string, Cell[]>();
-  for (const cell of row.cells.slice(row.trunks)) hosts.set(owner(cell), [...(hosts.get(owner(cell)) ?? []), cell]);
-  const single = [...hosts.values()].every((cells) => cells.length === 1);
-  return [...(trunks.length ? [trunks] : []), ...(single ? [row.cells.slice(row.trunks)] : hosts.values())];
+  for (const cell of row.cells.slice(row.trunks)) hosts.set(nodeOf(cell), [...(hosts.get(nodeOf(cell)) ?? []), cell]);
+  const hasSinglePorts = [...hosts.values()].every((cells) => cells.length === 1);
+  return [...(trunks.length ? [trunks] : []), ...(hasSinglePorts ? [row.cells.slice(row.trunks)] : hosts.values())];
 }

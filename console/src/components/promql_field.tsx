@@ -2,18 +2,18 @@
 // are.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ask } from "../lib/api";
+import { request } from "../lib/api";
 
-interface Word {
+interface Completion {
   word: string;
   kind: string;
   detail: string;
 }
 /** `length` is that of the text it was made for: who types on is inside the word, which has grown by as much. */
-interface Offer {
+interface Completions {
   begins: number;
   ends: number;
-  words: Word[];
+  words: Completion[];
   kind: string;
   length: number;
 }
@@ -38,82 +38,84 @@ export function PromqlField(p: {
 }) {
   const field = useRef<HTMLTextAreaElement>(null);
   const typing = useRef(0);
-  const [text, type] = useState(p.value);
-  const [offer, show] = useState<Offer | null>(null);
-  const [at, move] = useState(-1);
+  const [text, setText] = useState(p.value);
+  const [completions, setCompletions] = useState<Completions | null>(null);
+  const [selected, setSelected] = useState(-1);
   useEffect(() => {
-    type(p.value);
+    setText(p.value);
   }, [p.value]);
   useEffect(() => {
     if (p.focused) field.current?.focus();
     return () => clearTimeout(typing.current);
   }, []);
-  const look = (content: string, forced = false) => {
+  const complete = (content: string, forced = false) => {
     clearTimeout(typing.current);
     typing.current = window.setTimeout(
       async () => {
         const cursor = field.current?.selectionStart ?? content.length;
         try {
-          const found = await ask<Offer>(
+          const answer = await request<Completions>(
             `/api/explore/complete?${new URLSearchParams({ query: content, at: String(cursor) })}`,
           );
           if (document.activeElement !== field.current || field.current?.value !== content) return;
-          show(
-            found.words.length && (forced || found.ends > found.begins || found.kind !== "name")
-              ? { ...found, length: content.length }
+          setCompletions(
+            answer.words.length && (forced || answer.ends > answer.begins || answer.kind !== "name")
+              ? { ...answer, length: content.length }
               : null,
           );
-          move(-1);
+          setSelected(-1);
         } catch {
-          show(null);
+          setCompletions(null);
         }
       },
       forced ? 0 : PAUSE,
     );
   };
-  const take = (word: Word) => {
-    if (!offer) return;
-    const tail = word.kind === "function" || word.kind === "aggregation" ? "(" : "";
+  const insert = (completion: Completion) => {
+    if (!completions) return;
+    const tail = completion.kind === "function" || completion.kind === "aggregation" ? "(" : "";
     const next =
-      text.slice(0, offer.begins) +
-      word.word +
+      text.slice(0, completions.begins) +
+      completion.word +
       tail +
-      text.slice(Math.max(offer.begins, offer.ends + text.length - offer.length));
-    const cursor = offer.begins + word.word.length + tail.length;
+      text.slice(Math.max(completions.begins, completions.ends + text.length - completions.length));
+    const cursor = completions.begins + completion.word.length + tail.length;
     // At once and not with the next drawing: otherwise further typing is lost.
     field.current!.value = next;
     field.current!.focus();
     field.current!.setSelectionRange(cursor, cursor);
-    type(next);
-    show(null);
+    setText(next);
+    setCompletions(null);
   };
-  const keys = (event: KeyboardEvent) => {
-    if (offer && ["ArrowDown", "ArrowUp"].includes(event.key)) {
+  const handleKey = (event: KeyboardEvent) => {
+    if (completions && ["ArrowDown", "ArrowUp"].includes(event.key)) {
       event.preventDefault();
-      move(
-        (Math.max(at, event.key === "ArrowDown" ? -1 : 0) + (event.key === "ArrowDown" ? 1 : -1) + offer.words.length) %
-          offer.words.length,
+      setSelected(
+        (Math.max(selected, event.key === "ArrowDown" ? -1 : 0) +
+          (event.key === "ArrowDown" ? 1 : -1) +
+          completions.words.length) %
+          completions.words.length,
       );
-    } else if (offer && (event.key === "Tab" || (event.key === "Enter" && at >= 0 && !event.shiftKey))) {
+    } else if (completions && (event.key === "Tab" || (event.key === "Enter" && selected >= 0 && !event.shiftKey))) {
       event.preventDefault();
-      take(offer.words[Math.max(0, at)]);
+      insert(completions.words[Math.max(0, selected)]);
     } else if (event.key === "Escape") {
-      if (offer) {
+      if (completions) {
         event.stopPropagation();
-        show(null);
+        setCompletions(null);
       } else field.current?.blur();
     } else if (event.key === "Enter" && !event.shiftKey) {
       event.preventDefault();
-      show(null);
+      setCompletions(null);
       clearTimeout(typing.current);
       p.run(text.trim());
     } else if (event.key === " " && event.ctrlKey) {
       event.preventDefault();
-      look(text, true);
+      complete(text, true);
     }
   };
-  const line = offer ? text.slice(0, offer.begins).split("\n") : [""];
-  const list = `${p.id}-words`;
+  const line = completions ? text.slice(0, completions.begins).split("\n") : [""];
+  const listId = `${p.id}-words`;
   return (
     <div class="promql">
       <textarea
@@ -127,22 +129,22 @@ export function PromqlField(p: {
         autocapitalize="off"
         aria-label={p.label}
         placeholder="PromQL, for example avg(DCGM_FI_PROF_SM_ACTIVE)"
-        aria-controls={offer ? list : undefined}
+        aria-controls={completions ? listId : undefined}
         aria-autocomplete="list"
-        aria-activedescendant={offer && at >= 0 ? `${list}-${at}` : undefined}
+        aria-activedescendant={completions && selected >= 0 ? `${listId}-${selected}` : undefined}
         aria-invalid={Boolean(p.problem)}
         onInput={(e) => {
-          type(e.currentTarget.value);
-          look(e.currentTarget.value);
+          setText(e.currentTarget.value);
+          complete(e.currentTarget.value);
         }}
-        onKeyDown={keys}
-        onBlur={() => setTimeout(() => show(null), 150)}
-        onClick={() => show(null)}
+        onKeyDown={handleKey}
+        onBlur={() => setTimeout(() => setCompletions(null), 150)}
+        onClick={() => setCompletions(null)}
       />
-      {offer && (
+      {completions && (
         <ul
           class="words"
-          id={list}
+          id={listId}
           role="listbox"
           data-testid={`${p.id}-words`}
           style={{
@@ -150,18 +152,18 @@ export function PromqlField(p: {
             top: `calc(${line.length} * 19px + 10px)`,
           }}
         >
-          {offer.words.map((w, i) => (
+          {completions.words.map((w, i) => (
             <li
               key={w.word + w.kind}
-              id={`${list}-${i}`}
+              id={`${listId}-${i}`}
               role="option"
-              aria-selected={i === at}
+              aria-selected={i === selected}
               onMouseDown={(e) => {
                 e.preventDefault();
-                take(w);
+                insert(w);
               }}
               ref={(el) => {
-                if (i === at) el?.scrollIntoView({ block: "nearest" });
+                if (i === selected) el?.scrollIntoView({ block: "nearest" });
               }}
             >
               <i title={w.kind}>{GLYPHS[w.kind]}</i>
@@ -171,33 +173,33 @@ export function PromqlField(p: {
           ))}
         </ul>
       )}
-      {p.problem && p.value === text.trim() && <Mistake text={p.value} problem={p.problem} id={p.id} />}
+      {p.problem && p.value === text.trim() && <QueryProblem text={p.value} problem={p.problem} id={p.id} />}
     </div>
   );
 }
 
 /** The line of the expression with the mistake, the place marked, and what is wrong in words. */
-function Mistake({ text, problem, id }: { text: string; problem: string; id: string }) {
-  const found = /(?:^|[^\d])(\d+):(\d+): ([\s\S]+)$/.exec(problem);
-  if (!found)
+function QueryProblem({ text, problem, id }: { text: string; problem: string; id: string }) {
+  const match = /(?:^|[^\d])(\d+):(\d+): ([\s\S]+)$/.exec(problem);
+  if (!match)
     return (
       <p class="problem" role="alert" data-testid={`${id}-problem`}>
         {problem}
       </p>
     );
-  const row = Number(found[1]);
-  const column = Number(found[2]);
+  const row = Number(match[1]);
+  const column = Number(match[2]);
   const line = text.split("\n")[row - 1] ?? "";
-  const here = line.slice(column - 1, column) || " ";
+  const badCharacter = line.slice(column - 1, column) || " ";
   return (
     <div class="mistake" role="alert" data-testid={`${id}-problem`}>
       <code>
         {line.slice(0, column - 1)}
-        <mark>{here}</mark>
+        <mark>{badCharacter}</mark>
         {line.slice(column)}
       </code>
       <p class="problem">
-        Line {row}, column {column}: {found[3]}
+        Line {row}, column {column}: {match[3]}
       </p>
     </div>
   );

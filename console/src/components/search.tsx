@@ -1,14 +1,14 @@
 // The field on top of every page: a node, GPU, workload, team, incident or a query.
 
 import { useRef, useState } from "preact/hooks";
-import { finder, LABELS, valuesOf } from "../lib/find";
-import { many } from "../lib/format";
-import { jobOf } from "../lib/promql";
-import { go, put, to } from "../lib/router";
+import { plural } from "../lib/format";
+import { countLabelValues, LABELS, parseFilter } from "../lib/gpu_filter";
+import { jobName } from "../lib/promql";
+import { navigate, setParam, to } from "../lib/router";
 import { useHub } from "../lib/store";
 import type { Card, Fleet } from "../lib/types";
 
-interface Hit {
+interface Suggestion {
   to: string;
   label: string;
   hint: string;
@@ -19,43 +19,43 @@ const QUERY = /[({]|^(DCGM|dcgm|watchkeeper|node|slo:)_?\w*_/;
 export function Search({ address }: { address: URL }) {
   const { fleet, open, closed } = useHub();
   const list = useRef<HTMLDivElement>(null);
-  const here = address.pathname === "/" ? (address.searchParams.get("q") ?? "") : "";
-  const [text, type] = useState(here);
-  const [shown, show] = useState(false);
-  const [seen, see] = useState(here);
-  if (seen !== here) {
-    see(here);
-    type(here);
+  const addressQuery = address.pathname === "/" ? (address.searchParams.get("q") ?? "") : "";
+  const [text, setText] = useState(addressQuery);
+  const [isOpen, setOpen] = useState(false);
+  const [lastAddressQuery, setLastAddressQuery] = useState(addressQuery);
+  if (lastAddressQuery !== addressQuery) {
+    setLastAddressQuery(addressQuery);
+    setText(addressQuery);
   }
-  const asked = text.trim();
-  const found = shown && asked.length > 1 ? hits(asked, fleet, [...(open ?? []), ...(closed ?? [])]) : [];
+  const query = text.trim();
+  const suggestions = isOpen && query.length > 1 ? suggest(query, fleet, [...(open ?? []), ...(closed ?? [])]) : [];
   const submit = (event: Event) => {
     event.preventDefault();
-    show(false);
+    setOpen(false);
     (document.activeElement as HTMLElement)?.blur();
-    const first = found[0];
-    const straight =
-      first && (found.length === 1 || first.to.startsWith("/incidents") || first.to.startsWith("/explore"));
-    go(!asked ? "/" : straight ? first.to : to.fleet(asked));
+    const first = suggestions[0];
+    const opensFirst =
+      first && (suggestions.length === 1 || first.to.startsWith("/incidents") || first.to.startsWith("/explore"));
+    navigate(!query ? "/" : opensFirst ? first.to : to.fleet(query));
   };
-  const keys = (event: KeyboardEvent) => {
+  const moveWithKeys = (event: KeyboardEvent) => {
     const links = [...(list.current?.querySelectorAll("a") ?? [])];
-    const at = links.indexOf(document.activeElement as HTMLAnchorElement);
+    const index = links.indexOf(document.activeElement as HTMLAnchorElement);
     if (event.key === "Escape") {
-      show(false);
+      setOpen(false);
       (document.activeElement as HTMLElement)?.blur();
     }
-    const next = event.key === "ArrowDown" ? at + 1 : event.key === "ArrowUp" ? at - 1 : null;
+    const next = event.key === "ArrowDown" ? index + 1 : event.key === "ArrowUp" ? index - 1 : null;
     if (next === null) return;
     event.preventDefault();
     const field = next < 0 ? document.getElementById("search") : links[Math.min(next, links.length - 1)];
     field?.focus();
   };
-  const left = (event: FocusEvent) => {
-    if (!(event.currentTarget as Element).contains(event.relatedTarget as Node)) show(false);
+  const closeOnLeave = (event: FocusEvent) => {
+    if (!(event.currentTarget as Element).contains(event.relatedTarget as Node)) setOpen(false);
   };
   return (
-    <form class="search" role="search" onSubmit={submit} onKeyDown={keys} onFocusOut={left}>
+    <form class="search" role="search" onSubmit={submit} onKeyDown={moveWithKeys} onFocusOut={closeOnLeave}>
       <input
         id="search"
         data-testid="search"
@@ -65,16 +65,16 @@ export function Search({ address }: { address: URL }) {
         aria-label={PLACEHOLDER}
         onFocus={(e) => e.currentTarget.select()}
         onInput={(e) => {
-          type(e.currentTarget.value);
-          show(true);
-          if (!e.currentTarget.value && here) put("q", null);
+          setText(e.currentTarget.value);
+          setOpen(true);
+          if (!e.currentTarget.value && addressQuery) setParam("q", null);
         }}
       />
       <kbd>/</kbd>
-      {found.length > 0 && (
+      {suggestions.length > 0 && (
         <div class="found" data-testid="found" ref={list}>
-          {found.map((f) => (
-            <a key={f.to} href={f.to} onClick={() => show(false)}>
+          {suggestions.map((f) => (
+            <a key={f.to} href={f.to} onClick={() => setOpen(false)}>
               {f.label}
               <small>{f.hint}</small>
             </a>
@@ -86,38 +86,38 @@ export function Search({ address }: { address: URL }) {
 }
 
 /** `team:re` offers the teams that begin so; what was typed before it stays. */
-function offers(q: string, fleet: Fleet | undefined): Hit[] {
+function suggestLabelValues(q: string, fleet: Fleet | undefined): Suggestion[] {
   const [, before, label, text] = /^(.*?)(\w+):(\S*)$/.exec(q) ?? [];
   if (!fleet || !label || !LABELS.includes(label as (typeof LABELS)[number])) return [];
-  return [...valuesOf(label, fleet)]
+  return [...countLabelValues(label, fleet)]
     .filter(([value]) => value.toLowerCase().includes(text.toLowerCase()))
     .sort((a, b) => b[1] - a[1])
     .slice(0, 8)
     .map(([value, gpus]) => ({
       to: to.fleet(`${before}${label}:${value}`),
       label: `${label}:${value}`,
-      hint: gpus ? many(gpus, "GPU") : "",
+      hint: gpus ? plural(gpus, "GPU") : "",
     }));
 }
 
-function hits(q: string, fleet: Fleet | undefined, cards: Card[]): Hit[] {
+function suggest(q: string, fleet: Fleet | undefined, cards: Card[]): Suggestion[] {
   if (QUERY.test(q)) return [{ to: to.explore(q), label: q, hint: "run query" }];
-  const offered = offers(q, fleet);
-  if (offered.length) return offered;
-  const low = q.toLowerCase();
-  const fits = finder(q, fleet);
+  const labelSuggestions = suggestLabelValues(q, fleet);
+  if (labelSuggestions.length) return labelSuggestions;
+  const lowerQuery = q.toLowerCase();
+  const matches = parseFilter(q, fleet);
   const incidents = cards
-    .filter((c) => `${c.id} ${c.title} ${c.cause}`.toLowerCase().includes(low))
+    .filter((c) => `${c.id} ${c.title} ${c.cause}`.toLowerCase().includes(lowerQuery))
     .slice(0, 4)
     .map((c) => ({ to: to.incident(c.id), label: c.title, hint: c.id }));
   const nodes = (fleet?.nodes ?? [])
-    .filter((n) => n.name.toLowerCase().includes(low))
+    .filter((n) => n.name.toLowerCase().includes(lowerQuery))
     .slice(0, 4)
     .map((n) => ({ to: to.node(n.name), label: n.name, hint: `node${n.rack ? ` in ${n.rack}` : ""}` }));
-  const gpus: Hit[] = [];
+  const gpus: Suggestion[] = [];
   for (const n of fleet?.nodes ?? [])
     for (const g of n.gpus)
-      if (g && gpus.length < 5 && fits(n, g))
+      if (g && gpus.length < 5 && matches(n, g))
         gpus.push({
           to: to.gpu(g.uuid),
           label: `${n.name} · GPU ${g.index ?? "?"}`,
@@ -126,7 +126,7 @@ function hits(q: string, fleet: Fleet | undefined, cards: Card[]): Hit[] {
   return [
     ...incidents,
     ...nodes,
-    ...jobs(low, fleet),
+    ...suggestJobs(lowerQuery, fleet),
     ...gpus,
     ...(/\bs?xid\b/i.test(q)
       ? [{ to: `/journal?q=${encodeURIComponent(q)}`, label: q, hint: "search the journal" }]
@@ -135,16 +135,16 @@ function hits(q: string, fleet: Fleet | undefined, cards: Card[]): Hit[] {
 }
 
 /** The jobs whose workloads are called so; the pods of one job are one. */
-function jobs(low: string, fleet: Fleet | undefined): Hit[] {
-  const found = new Map<string, number>();
+function suggestJobs(lowerQuery: string, fleet: Fleet | undefined): Suggestion[] {
+  const gpusByJob = new Map<string, number>();
   for (const n of fleet?.nodes ?? [])
     for (const g of n.gpus)
-      if (g?.workload?.toLowerCase().includes(low)) {
-        const name = g.workload.replace(/[^/]*$/, jobOf);
-        found.set(name, (found.get(name) ?? 0) + 1);
+      if (g?.workload?.toLowerCase().includes(lowerQuery)) {
+        const name = g.workload.replace(/[^/]*$/, jobName);
+        gpusByJob.set(name, (gpusByJob.get(name) ?? 0) + 1);
       }
-  return [...found]
+  return [...gpusByJob]
     .sort((a, b) => b[1] - a[1])
     .slice(0, 4)
-    .map(([name, gpus]) => ({ to: to.job(name), label: name, hint: `job, ${many(gpus, "GPU")}` }));
+    .map(([name, gpus]) => ({ to: to.job(name), label: name, hint: `job, ${plural(gpus, "GPU")}` }));
 }

@@ -1,23 +1,23 @@
 // Sign in with a name and password, or with a token.
 
 import { useState } from "preact/hooks";
-import { ask } from "../lib/api";
-import { set } from "../lib/store";
-import { focus, Panel } from "./parts";
+import { request } from "../lib/api";
+import { setState } from "../lib/store";
+import { focusOnMount, Panel } from "./parts";
 
 export function SignIn() {
-  const [problem, say] = useState("");
+  const [problem, setProblem] = useState("");
   const send = async (event: Event) => {
     event.preventDefault();
-    const typed = new FormData(event.currentTarget as HTMLFormElement);
-    const name = typed.get("name");
-    const secret = typed.get("token");
+    const form = new FormData(event.currentTarget as HTMLFormElement);
+    const name = form.get("name");
+    const secret = form.get("token");
     try {
-      await ask("/api/login", "POST", name ? { name, password: secret } : { token: secret });
-      set({ signIn: false });
+      await request("/api/login", "POST", name ? { name, password: secret } : { token: secret });
+      setState({ signIn: false });
       location.reload();
     } catch (error) {
-      say((error as Error).message);
+      setProblem((error as Error).message);
     }
   };
   return (
@@ -40,7 +40,7 @@ export function SignIn() {
             required
             aria-label="Password or token"
             placeholder="Password or token"
-            ref={focus}
+            ref={focusOnMount}
             data-testid="token"
           />
           <button type="submit" class="primary">

@@ -2,7 +2,7 @@
 // them.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type Points, ranges } from "../lib/api";
+import { type Points, queryRanges } from "../lib/api";
 import type { Mark, Strip } from "../lib/lines";
 import { Chart } from "./chart";
 
@@ -18,52 +18,59 @@ export function Strips(p: {
   id: string;
   band?: number;
   name?: string;
-  quiet?: boolean;
+  omitsEmpty?: boolean;
   zoom?: (from: number, until: number) => void;
 }) {
-  const [found, keep] = useState<Found | null>(null);
-  const [problem, complain] = useState("");
+  const [loaded, setLoaded] = useState<LoadedStrips | null>(null);
+  const [problem, setProblem] = useState("");
   const from = Math.floor(p.start / 15000) * 15;
   const until = Math.floor(p.end / 5000) * 5;
   const exprs = p.strips.map((s) => s.expr).join("\n");
-  const busy = useRef("");
+  const loadingExprs = useRef("");
   useEffect(
     () => () => {
-      busy.current = "gone";
+      loadingExprs.current = "gone";
     },
     [],
   );
   useEffect(() => {
     // The answer that is on its way comes first, however slow the hub is; the next question follows it.
-    if (busy.current === exprs || (found?.exprs === exprs && found.asked === from && found.upto === until)) return;
-    busy.current = exprs;
-    const before = found?.exprs === exprs ? found : null;
-    const came = (use: () => void) => {
-      if (busy.current === exprs) {
-        busy.current = "";
-        use();
+    if (
+      loadingExprs.current === exprs ||
+      (loaded?.exprs === exprs && loaded.requestedFrom === from && loaded.requestedUntil === until)
+    )
+      return;
+    loadingExprs.current = exprs;
+    const previous = loaded?.exprs === exprs ? loaded : null;
+    const finish = (apply: () => void) => {
+      if (loadingExprs.current === exprs) {
+        loadingExprs.current = "";
+        apply();
       }
     };
-    (before && follows(before, from, until) ? extend(before, p.strips, from, until) : read(p.strips, from, until)).then(
+    (previous && canExtend(previous, from, until)
+      ? extend(previous, p.strips, from, until)
+      : loadRange(p.strips, from, until)
+    ).then(
       (answer) =>
-        came(() => {
-          keep({ ...answer, exprs, asked: from, upto: until });
-          complain("");
+        finish(() => {
+          setLoaded({ ...answer, exprs, requestedFrom: from, requestedUntil: until });
+          setProblem("");
         }),
-      (error) => came(() => complain(error.message)),
+      (error) => finish(() => setProblem(error.message)),
     );
-  }, [exprs, from, until, found]);
-  const known = found?.exprs === exprs ? found : null;
-  const { times, lines } = useMemo(() => aligned(p.strips, known, Boolean(p.quiet)), [known, exprs]);
-  const drawn = (
+  }, [exprs, from, until, loaded]);
+  const current = loaded?.exprs === exprs ? loaded : null;
+  const { times, lines } = useMemo(() => alignLines(p.strips, current, Boolean(p.omitsEmpty)), [current, exprs]);
+  const chart = (
     <Chart
       id={p.id}
       name={p.name ?? p.strips.map((s) => s.label).join(", ")}
       bands
-      times={known ? times : undefined}
+      times={current ? times : undefined}
       lines={lines}
-      start={known?.start ?? from}
-      end={known?.end ?? until}
+      start={current?.start ?? from}
+      end={current?.end ?? until}
       marks={p.marks}
       theme={p.theme}
       height={p.band}
@@ -71,60 +78,60 @@ export function Strips(p: {
       zoom={p.zoom}
     />
   );
-  return known && lines.length === 0 ? (
+  return current && lines.length === 0 ? (
     <>
       <p class="dim">No samples in this time range.</p>
-      {drawn}
+      {chart}
     </>
   ) : (
-    drawn
+    chart
   );
 }
 
 /** Whether only the newest readings are missing: then only they are asked for, which costs the hub a hundredth. */
-const follows = (old: Found, from: number, until: number) =>
-  until >= old.end &&
-  until - old.end < (old.end - old.start) / 4 &&
-  from >= old.asked &&
-  from - old.asked < 2 * (until - old.end) + 30;
-async function extend(old: Found, strips: Strip[], from: number, until: number): Promise<Answer> {
+const canExtend = (loaded: LoadedStrips, from: number, until: number) =>
+  until >= loaded.end &&
+  until - loaded.end < (loaded.end - loaded.start) / 4 &&
+  from >= loaded.requestedFrom &&
+  from - loaded.requestedFrom < 2 * (until - loaded.end) + 30;
+async function extend(loaded: LoadedStrips, strips: Strip[], from: number, until: number): Promise<LoadedRange> {
   // The newest reading may have come after its time was asked for.
-  const last = old.end - old.step;
-  const end = old.end + Math.floor((until - old.end) / old.step) * old.step;
-  if (end === old.end) return old;
-  const fresh = await ranges(
+  const lastStart = loaded.end - loaded.step;
+  const end = loaded.end + Math.floor((until - loaded.end) / loaded.step) * loaded.step;
+  if (end === loaded.end) return loaded;
+  const newPoints = await queryRanges(
     strips.map((s) => s.expr),
-    last,
+    lastStart,
     end,
-    old.step,
+    loaded.step,
   );
-  const start = Math.max(old.start, end - Math.ceil((until - from) / old.step) * old.step);
-  const lines = old.lines.map((points, i) => new Map([...points, ...fresh[i]].filter(([at]) => at >= start)));
-  return { lines, start, end, step: old.step };
+  const start = Math.max(loaded.start, end - Math.ceil((until - from) / loaded.step) * loaded.step);
+  const lines = loaded.lines.map((points, i) => new Map([...points, ...newPoints[i]].filter(([at]) => at >= start)));
+  return { lines, start, end, step: loaded.step };
 }
 
-interface Answer {
+interface LoadedRange {
   lines: Points[];
   start: number;
   end: number;
   step: number;
 }
 /** An answer, and what it answers. */
-interface Found extends Answer {
+interface LoadedStrips extends LoadedRange {
   exprs: string;
-  asked: number;
-  upto: number;
+  requestedFrom: number;
+  requestedUntil: number;
 }
-function aligned(strips: Strip[], found: Found | null, quiet: boolean) {
-  const { start, end, step } = found ?? { start: 0, end: 0, step: 1 };
+function alignLines(strips: Strip[], loaded: LoadedStrips | null, omitsEmpty: boolean) {
+  const { start, end, step } = loaded ?? { start: 0, end: 0, step: 1 };
   const times = Array.from({ length: Math.max(1, Math.floor((end - start) / step) + 1) }, (_, i) => start + i * step);
-  const kept = strips
-    .map((s, i) => ({ ...s, points: found?.lines[i] }))
-    .filter((s) => !quiet || !found || (s.points?.size ?? 0) > 0);
+  const shownStrips = strips
+    .map((s, i) => ({ ...s, points: loaded?.lines[i] }))
+    .filter((s) => !omitsEmpty || !loaded || (s.points?.size ?? 0) > 0);
   let group: string | undefined;
   return {
     times,
-    lines: kept.map((s) => {
+    lines: shownStrips.map((s) => {
       const heading = s.group === group ? undefined : s.group;
       group = s.group;
       return {
@@ -139,12 +146,12 @@ function aligned(strips: Strip[], found: Found | null, quiet: boolean) {
 }
 
 /** All strips over a time; where most of it has no reading yet (a young hub), only the part that has. */
-async function read(strips: Strip[], from: number, end: number): Promise<Answer> {
-  const ask = async (start: number) => {
+async function loadRange(strips: Strip[], from: number, end: number): Promise<LoadedRange> {
+  const loadFrom = async (start: number) => {
     const step = Math.max(1, Math.ceil((end - start) / 240));
     start = end - Math.ceil((end - start) / step) * step;
     return {
-      lines: await ranges(
+      lines: await queryRanges(
         strips.map((s) => s.expr),
         start,
         end,
@@ -155,9 +162,9 @@ async function read(strips: Strip[], from: number, end: number): Promise<Answer>
       step,
     };
   };
-  const found = await ask(from);
-  const first = Math.min(...found.lines.flatMap((points) => [...points.keys()].slice(0, 1)));
-  return Number.isFinite(first) && first > from + 0.3 * (end - from)
-    ? ask(Math.max(from, Math.min(first - found.step, end - 120)))
-    : found;
+  const range = await loadFrom(from);
+  const firstSample = Math.min(...range.lines.flatMap((points) => [...points.keys()].slice(0, 1)));
+  return Number.isFinite(firstSample) && firstSample > from + 0.3 * (end - from)
+    ? loadFrom(Math.max(from, Math.min(firstSample - range.step, end - 120)))
+    : range;
 }

@@ -2,10 +2,10 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import type { Refused } from "../lib/api";
+import type { RequestError } from "../lib/api";
 import { count } from "../lib/format";
-import { go, param, put } from "../lib/router";
-import { Skeleton, Trouble } from "./parts";
+import { navigate, param, setParam } from "../lib/router";
+import { RequestProblem, Skeleton } from "./parts";
 
 type Value = string | number | null | undefined;
 export interface Column<T> {
@@ -31,7 +31,7 @@ interface Props<T> {
   rowKey: (row: T) => string;
   /** What stands there when there are no rows: an `Empty`. */
   empty: ComponentChildren;
-  problem?: Refused;
+  problem?: RequestError;
   /** Where a click or Enter leads. */
   href?: (row: T) => string;
   /** Instead of `href`: choose a row on this page; `chosen` is its key. */
@@ -43,7 +43,7 @@ interface Props<T> {
   /** The order without one: a column's id, with `-` for the largest first. Undefined leaves the rows as they come. */
   sort?: string;
   /** Rows shown at first. */
-  most?: number;
+  maxRows?: number;
   /** For `a` (acknowledge) and tests. */
   incident?: (row: T) => string | undefined;
   rowTestId?: string;
@@ -52,28 +52,29 @@ interface Props<T> {
 }
 
 export function Table<T>(p: Props<T>) {
-  const [own, order] = useState(p.sort ?? "");
-  const [all, showAll] = useState(false);
+  const [localSort, setLocalSort] = useState(p.sort ?? "");
+  const [isExpanded, setExpanded] = useState(false);
   const name = p.param ?? "sort";
-  const sort = p.address ? param(p.address, name, p.sort) : own;
-  const by = sort.replace(/^-/, "");
-  const down = sort.startsWith("-");
-  const column = p.columns.find((c) => c.id === by);
-  const rows = column && p.rows ? [...p.rows].sort((a, b) => compare(column.value(a), column.value(b), down)) : p.rows;
-  const most = p.most ?? 200;
-  const shown = all ? rows : rows?.slice(0, most);
-  const rest = (rows?.length ?? 0) - (shown?.length ?? 0);
-  const turn = (c: Column<T>) => {
-    const first = c.numeric ? `-${c.id}` : c.id;
-    const second = c.numeric ? c.id : `-${c.id}`;
-    const next = sort === first ? second : sort === second && !p.sort ? "" : first;
-    if (p.address) put(name, next === p.sort ? null : next);
-    else order(next);
+  const sort = p.address ? param(p.address, name, p.sort) : localSort;
+  const columnId = sort.replace(/^-/, "");
+  const isDescending = sort.startsWith("-");
+  const column = p.columns.find((c) => c.id === columnId);
+  const rows =
+    column && p.rows ? [...p.rows].sort((a, b) => compare(column.value(a), column.value(b), isDescending)) : p.rows;
+  const most = p.maxRows ?? 200;
+  const shown = isExpanded ? rows : rows?.slice(0, most);
+  const hiddenCount = (rows?.length ?? 0) - (shown?.length ?? 0);
+  const toggleSort = (c: Column<T>) => {
+    const firstSort = c.numeric ? `-${c.id}` : c.id;
+    const secondSort = c.numeric ? c.id : `-${c.id}`;
+    const nextSort = sort === firstSort ? secondSort : sort === secondSort && !p.sort ? "" : firstSort;
+    if (p.address) setParam(name, nextSort === p.sort ? null : nextSort);
+    else setLocalSort(nextSort);
   };
-  const open = (row: T) => (p.choose ? p.choose(row) : p.href && go(p.href(row)));
+  const open = (row: T) => (p.choose ? p.choose(row) : p.href && navigate(p.href(row)));
   return (
     <>
-      <Trouble problem={p.problem} isStale={Boolean(rows)} />
+      <RequestProblem problem={p.problem} isStale={Boolean(rows)} />
       {!rows ? (
         !p.problem && <Skeleton lines={6} />
       ) : rows.length === 0 ? (
@@ -88,13 +89,13 @@ export function Table<T>(p: Props<T>) {
                   <th
                     key={c.id}
                     scope="col"
-                    class={classes(c)}
-                    aria-sort={c.id === by ? (down ? "descending" : "ascending") : undefined}
+                    class={classNames(c)}
+                    aria-sort={c.id === columnId ? (isDescending ? "descending" : "ascending") : undefined}
                   >
                     {c.title ? (
-                      <button type="button" class="head" title={c.hint} onClick={() => turn(c)}>
+                      <button type="button" class="head" title={c.hint} onClick={() => toggleSort(c)}>
                         {c.title}
-                        <i aria-hidden="true">{c.id === by ? (down ? " ↓" : " ↑") : ""}</i>
+                        <i aria-hidden="true">{c.id === columnId ? (isDescending ? " ↓" : " ↑") : ""}</i>
                       </button>
                     ) : (
                       <span class="unseen">Actions</span>
@@ -106,17 +107,17 @@ export function Table<T>(p: Props<T>) {
             <tbody>
               {shown!.map((row) => {
                 const key = p.rowKey(row);
-                const leads = p.href || p.choose;
+                const isClickable = p.href || p.choose;
                 return (
                   <tr
                     key={key}
-                    data-row={leads ? (p.href?.(row) ?? "") : undefined}
+                    data-row={isClickable ? (p.href?.(row) ?? "") : undefined}
                     data-incident={p.incident?.(row)}
                     data-testid={p.rowTestId}
-                    tabIndex={leads ? -1 : undefined}
+                    tabIndex={isClickable ? -1 : undefined}
                     aria-current={(p.chosen !== undefined && p.chosen === key) || undefined}
                     onClick={
-                      leads
+                      isClickable
                         ? (event) => {
                             if (!(event.target as Element).closest("a, button, input, select")) open(row);
                           }
@@ -131,8 +132,8 @@ export function Table<T>(p: Props<T>) {
                     }
                   >
                     {p.columns.map((c) => (
-                      <td key={c.id} class={classes(c)}>
-                        {c.cell ? c.cell(row) : plain(c.value(row))}
+                      <td key={c.id} class={classNames(c)}>
+                        {c.cell ? c.cell(row) : formatValue(c.value(row))}
                       </td>
                     ))}
                   </tr>
@@ -141,9 +142,9 @@ export function Table<T>(p: Props<T>) {
             </tbody>
           </table>
           <p class="foot-line">
-            {rest > 0 && (
-              <button type="button" class="plain" onClick={() => showAll(true)}>
-                Show {count(rest)} more
+            {hiddenCount > 0 && (
+              <button type="button" class="plain" onClick={() => setExpanded(true)}>
+                Show {count(hiddenCount)} more
               </button>
             )}
             <Export id={p.id} columns={p.columns} rows={rows} />
@@ -154,18 +155,18 @@ export function Table<T>(p: Props<T>) {
   );
 }
 
-const classes = (c: { numeric?: boolean; minor?: boolean; class?: string }) =>
+const classNames = (c: { numeric?: boolean; minor?: boolean; class?: string }) =>
   [c.numeric && "n", c.minor && "minor", c.class].filter(Boolean).join(" ") || undefined;
-const plain = (value: Value) =>
+const formatValue = (value: Value) =>
   value == null || value === "" ? "unknown" : typeof value === "number" ? count(value) : value;
 /** Unknown comes last, whichever way the rest is turned. */
-function compare(a: Value, b: Value, down: boolean): number {
+function compare(a: Value, b: Value, isDescending: boolean): number {
   if (a == null || b == null) return Number(a == null) - Number(b == null);
   const order =
     typeof a === "number" && typeof b === "number"
       ? a - b
       : String(a).localeCompare(String(b), "en", { numeric: true });
-  return down ? -order : order;
+  return isDescending ? -order : order;
 }
 
 /** Every table has one: what it shows, as a file. */
@@ -176,23 +177,23 @@ export const Export = <T,>(p: { id: string; columns: Pick<Column<T>, "title" | "
     data-export
     data-testid={`${p.id}-csv`}
     title="Export this table as CSV (e)"
-    onClick={() => save(`${p.id}.csv`, csv(p.columns, p.rows))}
+    onClick={() => download(`${p.id}.csv`, csv(p.columns, p.rows))}
   >
     CSV
   </button>
 );
 export function csv<T>(columns: Pick<Column<T>, "title" | "value">[], rows: T[]): string {
-  const head = columns.map((c) => quote(c.title));
-  const lines = rows.map((row) => columns.map((c) => quote(c.value(row))));
+  const head = columns.map((c) => csvField(c.title));
+  const lines = rows.map((row) => columns.map((c) => csvField(c.value(row))));
   return [head, ...lines].map((line) => `${line.join(",")}\r\n`).join("");
 }
 /** RFC 4180; a text that a spreadsheet would take for a formula gets an apostrophe in front (OWASP, CSV injection). */
-function quote(value: Value): string {
+function csvField(value: Value): string {
   if (value == null) return "";
   const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
-export function save(name: string, text: string, kind = "text/csv"): void {
+export function download(name: string, text: string, kind = "text/csv"): void {
   const link = document.createElement("a");
   const address = URL.createObjectURL(new Blob([text], { type: `${kind};charset=utf-8` }));
   link.href = address;

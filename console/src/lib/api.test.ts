@@ -1,13 +1,13 @@
 import { beforeEach, describe, expect, test, vi } from "vitest";
-import { ask, Refused, range, ranges } from "./api";
-import { get, set } from "./store";
+import { queryRange, queryRanges, RequestError, request } from "./api";
+import { getState, setState } from "./store";
 
 /** What went to the hub, and what it answers next. */
 const sent: { path: string; options: RequestInit }[] = [];
 let answer: () => Promise<Response>;
 beforeEach(() => {
   sent.length = 0;
-  set({ signIn: false, status: undefined, frame: undefined, heard: undefined });
+  setState({ signIn: false, status: undefined, frame: undefined, updatedAt: undefined });
   vi.stubGlobal("fetch", (path: string, options: RequestInit) => {
     sent.push({ path, options });
     return answer();
@@ -16,13 +16,13 @@ beforeEach(() => {
 const answers = (content: unknown, status = 200) => {
   answer = async () => new Response(typeof content === "string" ? content : JSON.stringify(content), { status });
 };
-const refusal = () => ask("/api/x").catch((problem: unknown) => problem as Refused);
+const refusal = () => request("/api/x").catch((problem: unknown) => problem as RequestError);
 
 describe("a request", () => {
   test("it carries a body as JSON, and without one nothing", async () => {
     answers({ ok: true });
-    await ask("/api/incidents/INC-1/note", "POST", { text: "seen" });
-    await ask("/api/status");
+    await request("/api/incidents/INC-1/note", "POST", { text: "seen" });
+    await request("/api/status");
     expect(sent[0]).toEqual({
       path: "/api/incidents/INC-1/note",
       options: { method: "POST", headers: { "Content-Type": "application/json" }, body: '{"text":"seen"}' },
@@ -32,7 +32,7 @@ describe("a request", () => {
 
   test("its answer is what the hub wrote", async () => {
     answers({ incidents: [] });
-    expect(await ask("/api/incidents")).toEqual({ incidents: [] });
+    expect(await request("/api/incidents")).toEqual({ incidents: [] });
   });
 });
 
@@ -40,7 +40,7 @@ describe("a refusal", () => {
   test("it says what the hub says, with its status", async () => {
     answers({ ok: false, error: "incident INC-9 not found" }, 404);
     const problem = await refusal();
-    expect(problem).toBeInstanceOf(Refused);
+    expect(problem).toBeInstanceOf(RequestError);
     expect(problem).toMatchObject({ status: 404, message: "incident INC-9 not found" });
   });
 
@@ -62,10 +62,10 @@ describe("a refusal", () => {
   test("one who is not signed in is asked to, and any other refusal asks for nothing", async () => {
     answers({ error: "not yours" }, 403);
     await refusal();
-    expect(get().signIn).toBe(false);
+    expect(getState().signIn).toBe(false);
     answers({ error: "login required" }, 401);
     expect(await refusal()).toMatchObject({ status: 401 });
-    expect(get().signIn).toBe(true);
+    expect(getState().signIn).toBe(true);
   });
 });
 
@@ -81,7 +81,7 @@ describe("samples over a time", () => {
         [30, "0"],
       ],
     });
-    const [series] = await range("up", 10, 30, 10);
+    const [series] = await queryRange("up", 10, 30, 10);
     expect(series.labels).toEqual({ UUID: "a" });
     expect([...series.points]).toEqual([
       [10, 1.5],
@@ -99,14 +99,14 @@ describe("samples over a time", () => {
         [soon, "1"],
       ],
     });
-    expect([...(await range("up", 10, soon, 10))[0].points.keys()]).toEqual([10]);
-    set({ heard: new Date((soon + 1) * 1000).toISOString() });
-    expect([...(await range("up", 10, soon, 10))[0].points.keys()]).toEqual([10, soon]);
+    expect([...(await queryRange("up", 10, soon, 10))[0].points.keys()]).toEqual([10]);
+    setState({ updatedAt: new Date((soon + 1) * 1000).toISOString() });
+    expect([...(await queryRange("up", 10, soon, 10))[0].points.keys()]).toEqual([10, soon]);
   });
 
   test("several expressions are one question, and each gets its own samples", async () => {
     matrix({ metric: { strip: "2" }, values: [[10, "3"]] }, { metric: { strip: "0" }, values: [[10, "1"]] });
-    const found = await ranges(["a", "b", "c"], 10, 20, 10);
+    const found = await queryRanges(["a", "b", "c"], 10, 20, 10);
     expect(found.map((points) => [...points.values()])).toEqual([[1], [], [3]]);
     expect(new URL(sent[0].path, "http://hub").searchParams.get("query")).toBe(
       ["a", "b", "c"].map((expr, i) => `label_replace(${expr}, "strip", "${i}", "", "")`).join(" or "),
@@ -115,7 +115,7 @@ describe("samples over a time", () => {
   });
 
   test("no expression asks nothing", async () => {
-    expect(await ranges([], 10, 20, 10)).toEqual([]);
+    expect(await queryRanges([], 10, 20, 10)).toEqual([]);
     expect(sent).toEqual([]);
   });
 });

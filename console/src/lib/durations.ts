@@ -1,6 +1,6 @@
 // Durations, for people and for PromQL.
 
-import { ago } from "./format";
+import { shortDuration } from "./format";
 
 const UNITS: Record<string, number> = { s: 1e3, m: 6e4, h: 36e5, d: 864e5, w: 6048e5, y: 31536e6 };
 
@@ -8,7 +8,7 @@ const UNITS: Record<string, number> = { s: 1e3, m: 6e4, h: 36e5, d: 864e5, w: 60
 export function duration(seconds: number | null): string {
   if (seconds == null) return "unknown";
   if (seconds < 1) return `${(1000 * seconds).toFixed(0)} ms`;
-  return seconds < 90 ? `${Number(seconds.toPrecision(3))} s` : ago(seconds * 1000);
+  return seconds < 90 ? `${Number(seconds.toPrecision(3))} s` : shortDuration(seconds * 1000);
 }
 
 /** A setting in the largest unit that it is a whole number of. */

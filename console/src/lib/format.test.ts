@@ -1,22 +1,22 @@
 import { describe, expect, test } from "vitest";
 import {
-  ago,
-  clock,
+  axisLabel,
   count,
-  day,
+  dateTime,
   dollars,
-  many,
+  humanise,
   money,
   percent,
   percentOf,
+  plural,
   quantity,
-  share,
-  tick,
-  utc,
+  sharePercent,
+  shortDuration,
+  timeOfDay,
+  timeZone,
+  utcTime,
   watts,
-  words,
   workloadName,
-  zone,
 } from "./format";
 
 describe("numbers", () => {
@@ -25,7 +25,7 @@ describe("numbers", () => {
       expect(write(null)).toBe("unknown");
       expect(write(undefined)).toBe("unknown");
     }
-    expect(share(null)).toBe("unknown");
+    expect(sharePercent(null)).toBe("unknown");
     expect(quantity(null, "W")).toBe("no reading");
     expect(quantity(Number.NaN, "W")).toBe("no reading");
   });
@@ -36,7 +36,7 @@ describe("numbers", () => {
 
   test("large counts are grouped and one thing has no plural", () => {
     expect(count(1234567)).toBe("1,234,567");
-    expect([many(0, "GPU"), many(1, "GPU"), many(2, "GPU")]).toEqual(["0 GPUs", "1 GPU", "2 GPUs"]);
+    expect([plural(0, "GPU"), plural(1, "GPU"), plural(2, "GPU")]).toEqual(["0 GPUs", "1 GPU", "2 GPUs"]);
   });
 
   test("a small percentage keeps its digit and a whole or large one has none", () => {
@@ -45,7 +45,7 @@ describe("numbers", () => {
   });
 
   test("a share near one shows the digits after its nines", () => {
-    expect([share(0.99987), share(0.5), share(1)]).toEqual(["99.987 %", "50 %", "100 %"]);
+    expect([sharePercent(0.99987), sharePercent(0.5), sharePercent(1)]).toEqual(["99.987 %", "50 %", "100 %"]);
   });
 });
 
@@ -87,53 +87,57 @@ describe("money", () => {
 
 describe("times", () => {
   test("a moment is local on the page and UTC beside it", () => {
-    expect(clock("2026-11-18T20:05:09.042Z")).toBe("21:05:09");
-    expect(clock("2026-11-18T20:05:09.042Z", true)).toBe("21:05:09.042");
-    expect(day("2026-11-18T23:05:09Z")).toBe("2026-11-19 00:05:09");
-    expect(utc("2026-11-18T20:05:09.042Z")).toBe("2026-11-18 20:05:09 UTC");
+    expect(timeOfDay("2026-11-18T20:05:09.042Z")).toBe("21:05:09");
+    expect(timeOfDay("2026-11-18T20:05:09.042Z", true)).toBe("21:05:09.042");
+    expect(dateTime("2026-11-18T23:05:09Z")).toBe("2026-11-19 00:05:09");
+    expect(utcTime("2026-11-18T20:05:09.042Z")).toBe("2026-11-18 20:05:09 UTC");
   });
 
   test("the hour of summer time is in the clock", () => {
-    expect(clock("2026-07-01T12:00:00Z")).toBe("14:00:00");
+    expect(timeOfDay("2026-07-01T12:00:00Z")).toBe("14:00:00");
   });
 
   test("the zone is named by its distance from UTC", () => {
-    expect(["UTC+1", "UTC+2"]).toContain(zone());
+    expect(["UTC+1", "UTC+2"]).toContain(timeZone());
   });
 
   test("how long ago has one unit and is never negative", () => {
     const second = 1000;
     const hour = 3600 * second;
-    expect([ago(-5 * second), ago(89 * second), ago(90 * second)]).toEqual(["0 s", "89 s", "2 min"]);
-    expect([ago(1.4 * hour), ago(1.6 * hour), ago(35 * hour), ago(36 * hour)]).toEqual([
-      "84 min",
-      "2 h",
-      "35 h",
-      "2 d",
+    expect([shortDuration(-5 * second), shortDuration(89 * second), shortDuration(90 * second)]).toEqual([
+      "0 s",
+      "89 s",
+      "2 min",
     ]);
+    expect([
+      shortDuration(1.4 * hour),
+      shortDuration(1.6 * hour),
+      shortDuration(35 * hour),
+      shortDuration(36 * hour),
+    ]).toEqual(["84 min", "2 h", "35 h", "2 d"]);
   });
 });
 
 describe("levels of an axis", () => {
   test("a level is short enough for 50 pixels", () => {
-    expect([tick(0, "W"), tick(9999, "W"), tick(12_345, "W"), tick(2.5e6, "B/s"), tick(3e9, "B/s")]).toEqual([
-      "0",
-      "10000",
-      "12.3k",
-      "2.5M",
-      "3G",
-    ]);
-    expect(tick(-2e12, "B/s")).toBe("-2T");
+    expect([
+      axisLabel(0, "W"),
+      axisLabel(9999, "W"),
+      axisLabel(12_345, "W"),
+      axisLabel(2.5e6, "B/s"),
+      axisLabel(3e9, "B/s"),
+    ]).toEqual(["0", "10000", "12.3k", "2.5M", "3G"]);
+    expect(axisLabel(-2e12, "B/s")).toBe("-2T");
   });
 
   test("percent has its sign and times have no prefix", () => {
-    expect([tick(50, "%"), tick(20_000, "×")]).toEqual(["50 %", "20000"]);
+    expect([axisLabel(50, "%"), axisLabel(20_000, "×")]).toEqual(["50 %", "20000"]);
   });
 });
 
 describe("names", () => {
   test("an identifier becomes words", () => {
-    expect(words("incident.gpu_fell_off_bus")).toBe("gpu fell off bus");
+    expect(humanise("incident.gpu_fell_off_bus")).toBe("gpu fell off bus");
   });
 
   test("a number alone is a job and a name stays as it is", () => {

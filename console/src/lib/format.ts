@@ -9,7 +9,8 @@ export const percent = (n: number | null | undefined) =>
 export const percentOf = (share: number | null | undefined) => percent(share == null ? null : 100 * share);
 
 /** A share near 1, where the digits after the nines are what counts. */
-export const share = (n: number | null) => (n == null ? "unknown" : `${Number((100 * n).toFixed(n < 0.9 ? 1 : 3))} %`);
+export const sharePercent = (n: number | null) =>
+  n == null ? "unknown" : `${Number((100 * n).toFixed(n < 0.9 ? 1 : 3))} %`;
 
 export function watts(w: number | null | undefined): string {
   if (w == null) return "unknown";
@@ -33,7 +34,7 @@ export function quantity(n: number | null | undefined, unit: string): string {
 }
 
 /** A level on an axis: short, because it stands in 50 px. */
-export function tick(n: number, unit: string): string {
+export function axisLabel(n: number, unit: string): string {
   const size = Math.abs(n);
   const [step, sign] = PREFIXES.find(([from]) => size >= (from === 1e3 ? 1e4 : from) && unit !== "×") ?? [1, ""];
   return `${Number((n / step).toPrecision(3))}${sign}${unit === "%" ? " %" : ""}`;
@@ -43,31 +44,31 @@ const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFra
 export const dollars = (n: number | null | undefined) =>
   n == null ? "unknown" : `$ ${Math.abs(n) < 10 && n !== 0 ? cents.format(n) : wholeDollars.format(n)}`;
 /** Dollars have their sign; other currencies stand by their name. */
-export function money(amount: number | null | undefined, currency?: string, otherwise = "unknown"): string {
-  if (amount == null) return otherwise;
+export function money(amount: number | null | undefined, currency?: string, fallback = "unknown"): string {
+  if (amount == null) return fallback;
   return currency === "USD" || currency === "$" ? dollars(amount) : `${currency} ${count(amount)}`;
 }
 
 const pad = (n: number) => String(n).padStart(2, "0");
 /** Local wall time with seconds; the title attribute beside it carries UTC. */
-export function clock(iso: string | number, millis = false): string {
+export function timeOfDay(iso: string | number, millis = false): string {
   const d = new Date(iso);
   const text = `${pad(d.getHours())}:${pad(d.getMinutes())}:${pad(d.getSeconds())}`;
   return millis ? `${text}.${String(d.getMilliseconds()).padStart(3, "0")}` : text;
 }
-export function day(iso: string): string {
+export function dateTime(iso: string): string {
   const d = new Date(iso);
-  return `${d.getFullYear()}-${pad(d.getMonth() + 1)}-${pad(d.getDate())} ${clock(iso)}`;
+  return `${d.getFullYear()}-${pad(d.getMonth() + 1)}-${pad(d.getDate())} ${timeOfDay(iso)}`;
 }
-export const utc = (iso: string | number) => `${new Date(iso).toISOString().replace("T", " ").slice(0, 19)} UTC`;
+export const utcTime = (iso: string | number) => `${new Date(iso).toISOString().replace("T", " ").slice(0, 19)} UTC`;
 
-export function ago(ms: number): string {
+export function shortDuration(ms: number): string {
   const s = Math.max(0, Math.round(ms / 1000));
   if (s < 90) return `${s} s`;
   if (s < 5400) return `${Math.round(s / 60)} min`;
   return s < 129600 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`;
 }
-export const zone = () => {
+export const timeZone = () => {
   const m = -new Date().getTimezoneOffset();
   return m === 0
     ? "UTC"
@@ -76,16 +77,16 @@ export const zone = () => {
 /** The name of a workload; a Slurm job has only a number. */
 export const workloadName = (workload: string) => (/^\d[\d_.+]*$/.test(workload) ? `job ${workload}` : workload);
 /** `gpu_fell_off_bus` → `gpu fell off bus`. */
-export const words = (id: string) => id.replace(/^incident\./, "").replace(/[_.]/g, " ");
+export const humanise = (id: string) => id.replace(/^incident\./, "").replace(/[_.]/g, " ");
 
-const ENTRIES: Record<string, string> = { joined: "signal added", ended: "signal resolved" };
+const ENTRY_NAMES: Record<string, string> = { joined: "signal added", ended: "signal resolved" };
 
 /** The kind of a journal entry, for people: `incident.joined` → `signal added`. */
-export const entryName = (kind: string) => ENTRIES[words(kind)] ?? words(kind);
-export const many = (n: number, noun: string) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+export const entryName = (kind: string) => ENTRY_NAMES[humanise(kind)] ?? humanise(kind);
+export const plural = (n: number, noun: string) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
 /** How many are shown, and of how many where not all are. */
-export const countOf = (shown: number, all: number) =>
+export const countOfTotal = (shown: number, all: number) =>
   shown < all ? `${count(shown)} of ${count(all)}` : count(shown);
 
 const AUTO_REPAIR: Record<string, string> = { observe: "off", suggest: "recommend", ask: "with approval", act: "on" };

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { readFrame, withNews } from "./frames";
+import { readFrame, withChange } from "./frames";
 import type { Fleet, FleetNode } from "./types";
 
 /** A picture as the hub writes it; the header is padded to a multiple of four, as floats need it. */
@@ -50,7 +50,7 @@ test("a picture that was cut off is refused instead of drawn", () => {
 test("news replaces the nodes that changed and takes the others by their place", () => {
   const changed = { ...node("b"), pool: "new" };
   const { nodes, ...rest } = fleet("2");
-  const next = withNews(fleet("1", "a", "b", "c", "d"), { ...rest, nodes: [[0, 1], changed, [2, 4]] });
+  const next = withChange(fleet("1", "a", "b", "c", "d"), { ...rest, nodes: [[0, 1], changed, [2, 4]] });
   expect(next.edition).toBe("2");
   expect(next.nodes.map((n) => n.name)).toEqual(["a", "b", "c", "d"]);
   expect(next.nodes[1].pool).toBe("new");
@@ -59,7 +59,7 @@ test("news replaces the nodes that changed and takes the others by their place",
 test("news of a node that is gone leaves it out", () => {
   const { nodes, ...rest } = fleet("2");
   expect(
-    withNews(fleet("1", "a", "b", "c"), {
+    withChange(fleet("1", "a", "b", "c"), {
       ...rest,
       nodes: [
         [0, 1],

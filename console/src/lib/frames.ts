@@ -1,6 +1,6 @@
 // Messages of the live socket, decoded for pages: frames of the fleet, and changes.
 
-import type { Frame, News } from "./live_types";
+import type { FleetChange, Frame } from "./live_types";
 import type { Fleet } from "./types";
 
 /**
@@ -16,7 +16,7 @@ export function readFrame(buffer: ArrayBuffer): Frame {
 }
 
 /** The fleet with what is new; nodes that are as before come as the place of the first and after the last of them. */
-export function withNews(fleet: Fleet, news: Omit<News, "kind" | "since">): Fleet {
-  const nodes = news.nodes.flatMap((part) => (Array.isArray(part) ? fleet.nodes.slice(part[0], part[1]) : [part]));
-  return { ...news, nodes };
+export function withChange(fleet: Fleet, change: Omit<FleetChange, "kind" | "since">): Fleet {
+  const nodes = change.nodes.flatMap((part) => (Array.isArray(part) ? fleet.nodes.slice(part[0], part[1]) : [part]));
+  return { ...change, nodes };
 }

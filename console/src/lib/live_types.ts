@@ -2,7 +2,7 @@
 
 import type { Fleet, FleetNode } from "./types";
 
-export interface News extends Omit<Fleet, "nodes"> {
+export interface FleetChange extends Omit<Fleet, "nodes"> {
   kind: "fleet";
   since?: string;
   nodes: (FleetNode | [number, number])[];

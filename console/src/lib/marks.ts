@@ -4,8 +4,9 @@
 import type { Mark } from "./lines";
 import type { Card, Member, Place, Severity } from "./types";
 
-export const tone = (severity: string) => ({ critical: "bad", warning: "warn", info: "accent" })[severity] ?? "dim";
-const short = (text: string) => (text.length > 34 ? `${text.slice(0, 33)}…` : text);
+export const severityTone = (severity: string) =>
+  ({ critical: "bad", warning: "warn", info: "accent" })[severity] ?? "dim";
+const shorten = (text: string) => (text.length > 34 ? `${text.slice(0, 33)}…` : text);
 /** Steps of repairs that touched a node: actions stand in the same lines as what made them necessary. */
 export interface RepairRow {
   id: string;
@@ -20,14 +21,14 @@ export const repairMarks = (repairs: RepairRow[], node: string): Mark[] =>
     .filter((r) => r.node.node === node)
     .flatMap((r) =>
       r.receipts
-        .filter((one) => one.result !== "described")
-        .map((one) => ({
-          at: one.at,
-          label: `${one.action.kind.replace(/_/g, " ")}${one.result === "done" ? "" : ` ${one.result}`}`,
-          tone: one.result === "failed" ? "warn" : "accent",
+        .filter((receipt) => receipt.result !== "described")
+        .map((receipt) => ({
+          at: receipt.at,
+          label: `${receipt.action.kind.replace(/_/g, " ")}${receipt.result === "done" ? "" : ` ${receipt.result}`}`,
+          tone: receipt.result === "failed" ? "warn" : "accent",
         })),
     );
-export interface Happened {
+export interface HistoryEvent {
   id: string;
   at: string;
   kind: string;
@@ -39,13 +40,13 @@ export interface Happened {
   severity: Severity;
 }
 export interface History {
-  events: Happened[];
+  events: HistoryEvent[];
   total: number;
   days: number;
   counts: { kind: string; code: number | null; events: number; newest: string; meaning: string | null }[];
 }
-export function eventMarks(events: Happened[]): Mark[] {
-  const seen = new Set<string>();
+export function eventMarks(events: HistoryEvent[]): Mark[] {
+  const keys = new Set<string>();
   return events
     .map((e) => ({
       at: e.at,
@@ -53,30 +54,30 @@ export function eventMarks(events: Happened[]): Mark[] {
         e.code != null && e.kind.endsWith("xid")
           ? `${e.kind === "xid" ? "Xid" : "SXid"} ${e.code}`
           : e.kind.replace(/_/g, " "),
-      tone: tone(e.severity),
+      tone: severityTone(e.severity),
     }))
     .filter((m) => {
       const key = `${m.label} ${m.at.slice(0, 16)}`;
-      return !seen.has(key) && seen.add(key);
+      return !keys.has(key) && keys.add(key);
     })
     .slice(0, 40);
 }
 export const cardMarks = (cards: Card[]): Mark[] =>
   cards.flatMap((c) => [
-    { at: c.opened_at, label: short(c.title), tone: tone(c.severity) },
+    { at: c.opened_at, label: shorten(c.title), tone: severityTone(c.severity) },
     ...(c.resolved_at ? [{ at: c.resolved_at, label: `${c.id} resolved`, tone: "ok" }] : []),
   ]);
 export function memberMarks(members: Member[]): Mark[] {
-  const seen = new Set<string>();
+  const texts = new Set<string>();
   return members
-    .filter((m) => !seen.has(m.text) && seen.add(m.text))
+    .filter((m) => !texts.has(m.text) && texts.add(m.text))
     .slice(0, 6)
-    .map((m) => ({ at: m.since, label: markLabel(m), tone: tone(m.severity) }));
+    .map((m) => ({ at: m.since, label: markLabel(m), tone: severityTone(m.severity) }));
 }
 /** "Xid 79" says more on a line than the whole kernel record. */
 function markLabel(member: Member): string {
   const xid = /Xid (?:\([^)]*\): )?(\d+)/.exec(member.text);
   if (member.kind === "event")
-    return xid ? `Xid ${xid[1]}` : short(member.text.replace(/^NVRM: (GPU [0-9a-f:.]+: )?/i, ""));
-  return short(/alertname="([^"]+)"/.exec(member.ref)?.[1] ?? member.text);
+    return xid ? `Xid ${xid[1]}` : shorten(member.text.replace(/^NVRM: (GPU [0-9a-f:.]+: )?/i, ""));
+  return shorten(/alertname="([^"]+)"/.exec(member.ref)?.[1] ?? member.text);
 }

@@ -1,9 +1,9 @@
 import { describe, expect, test } from "vitest";
-import { anyOf, fill, jobOf, layers, type Where } from "./promql";
+import { anyOfRegex, fillTemplate, jobName, placeStrips, type QueryPlace } from "./promql";
 
-const nowhere: Where = { cluster: "lab", node: null, gpu: null, domain: null };
-const expr = (place: Partial<Where>, label: string, workloads: string[] = []) =>
-  layers({ ...nowhere, ...place }, workloads).find((strip) => strip.label === label)?.expr;
+const nowhere: QueryPlace = { cluster: "lab", node: null, gpu: null, domain: null };
+const expr = (place: Partial<QueryPlace>, label: string, workloads: string[] = []) =>
+  placeStrips({ ...nowhere, ...place }, workloads).find((strip) => strip.label === label)?.expr;
 
 describe("the layers of a place", () => {
   test("those of a GPU are of its own readings", () => {
@@ -36,7 +36,7 @@ describe("the layers of a place", () => {
   });
 
   test("without a node there are no ports and without a workload no steps", () => {
-    const labels = layers(nowhere).map((strip) => strip.label);
+    const labels = placeStrips(nowhere).map((strip) => strip.label);
     expect(labels).toContain("NVLink");
     expect(labels).not.toContain("InfiniBand");
     expect(labels).not.toContain("Steps");
@@ -50,13 +50,13 @@ describe("the layers of a place", () => {
 });
 
 test("a value is put in wherever its name stands", () => {
-  expect(fill("$a + $b / $a", { a: 1, b: '"x"' })).toBe('1 + "x" / 1');
+  expect(fillTemplate("$a + $b / $a", { a: 1, b: '"x"' })).toBe('1 + "x" / 1');
 });
 
 test("texts with signs of regular expressions are matched as they are", () => {
-  expect(anyOf(["a.b", "c|d"])).toBe('"a\\\\.b|c\\\\|d"');
+  expect(anyOfRegex(["a.b", "c|d"])).toBe('"a\\\\.b|c\\\\|d"');
 });
 
 test("the pods of one job have the name of their job", () => {
-  expect(["research/llm-70b-worker-3", "llm-70b-0", "llm"].map(jobOf)).toEqual(["llm-70b", "llm-70b", "llm"]);
+  expect(["research/llm-70b-worker-3", "llm-70b-0", "llm"].map(jobName)).toEqual(["llm-70b", "llm-70b", "llm"]);
 });

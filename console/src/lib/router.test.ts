@@ -1,8 +1,8 @@
 import { beforeEach, expect, test, vi } from "vitest";
-import { go, param, put, putAll, RANGES, rowOf, spanOf, to, withParams } from "./router";
+import { findPage, navigate, param, RANGES, rangeMs, setParam, setParams, to, withParams } from "./router";
 
 const PAGES = [{ path: "/" }, { path: "/gpu/" }, { path: "/jobs" }, { path: "/incidents" }, { path: "/incidents/" }];
-const pathOf = (path: string) => rowOf(PAGES, path).row?.path;
+const pathOf = (path: string) => findPage(PAGES, path).row?.path;
 const at = (address: string) => new URL(address, "http://hub");
 
 /** The part of a browser that the router needs: the address, and how many events were sent. */
@@ -29,7 +29,7 @@ test("a path leads to its page and a path with a thing to the page of one thing"
 });
 
 test("a page without a page for one thing shows the thing itself", () => {
-  expect(rowOf(PAGES, "/jobs/research/llm-70b")).toEqual({
+  expect(findPage(PAGES, "/jobs/research/llm-70b")).toEqual({
     row: { path: "/jobs" },
     first: "jobs",
     id: "research/llm-70b",
@@ -41,8 +41,8 @@ test("an unknown path has no page", () => {
 });
 
 test("the name of a thing is decoded and a wrong escape stays as it was typed", () => {
-  expect(rowOf(PAGES, to.job("team/a b")).id).toBe("team/a b");
-  expect(rowOf(PAGES, "/gpu/%zz").id).toBe("%zz");
+  expect(findPage(PAGES, to.job("team/a b")).id).toBe("team/a b");
+  expect(findPage(PAGES, "/gpu/%zz").id).toBe("%zz");
 });
 
 test("every address of a thing carries its name whole", () => {
@@ -58,21 +58,21 @@ test("a link with parameters keeps the others and an empty one goes", () => {
 
 test("a filter stays on the page and makes no entry in the history", () => {
   browser.href = "http://hub/jobs?q=a";
-  put("state", "running");
+  setParam("state", "running");
   expect(browser).toMatchObject({ href: "http://hub/jobs?q=a&state=running", entries: 1, events: 1 });
-  putAll({ q: null, state: null });
+  setParams({ q: null, state: null });
   expect(browser).toMatchObject({ href: "http://hub/jobs", entries: 1, events: 2 });
 });
 
 test("another page is another entry of the history", () => {
-  go("/fabric");
+  navigate("/fabric");
   expect(browser).toMatchObject({ href: "http://hub/fabric", entries: 2, events: 1 });
 });
 
 test("a parameter that is missing has its usual value and an unknown range is an hour", () => {
   expect(param(at("/?view=list"), "view")).toBe("list");
   expect(param(at("/"), "view", "map")).toBe("map");
-  expect([spanOf(at("/?range=7d")), spanOf(at("/?range=9y")), spanOf(at("/"))]).toEqual([
+  expect([rangeMs(at("/?range=7d")), rangeMs(at("/?range=9y")), rangeMs(at("/"))]).toEqual([
     RANGES["7d"],
     RANGES["1h"],
     RANGES["1h"],

@@ -28,7 +28,7 @@ export interface PageRow {
 }
 
 /** `%zz` is not a valid escape; a user may have typed it. */
-function decoded(part: string): string {
+function decodePart(part: string): string {
   try {
     return decodeURIComponent(part);
   } catch {
@@ -36,22 +36,22 @@ function decoded(part: string): string {
   }
 }
 /** The page of a path, with the thing that it is about; a page of one thing has a slash at the end of its path. */
-export function rowOf<T extends { path: string }>(pages: T[], path: string): { row?: T; first: string; id: string } {
-  const [, first, ...rest] = path.split("/");
-  const id = rest.map(decoded).join("/");
-  const named = (path: string) => pages.find((p) => p.path === path);
-  return { row: id ? (named(`/${first}/`) ?? named(`/${first}`)) : named(`/${first}`), first, id };
+export function findPage<T extends { path: string }>(pages: T[], path: string): { row?: T; first: string; id: string } {
+  const [, section, ...rest] = path.split("/");
+  const id = rest.map(decodePart).join("/");
+  const pageAt = (path: string) => pages.find((p) => p.path === path);
+  return { row: id ? (pageAt(`/${section}/`) ?? pageAt(`/${section}`)) : pageAt(`/${section}`), first: section, id };
 }
 
 const CHANGED = "watchkeeper:address";
-export function go(to: string, replace = false): void {
+export function navigate(to: string, replace = false): void {
   history[replace ? "replaceState" : "pushState"](null, "", to);
   dispatchEvent(new Event(CHANGED));
 }
 export function useAddress(): URL {
-  const [address, look] = useState(() => new URL(location.href));
+  const [address, setAddress] = useState(() => new URL(location.href));
   useEffect(() => {
-    const changed = () => look(new URL(location.href));
+    const changed = () => setAddress(new URL(location.href));
     addEventListener("popstate", changed);
     addEventListener(CHANGED, changed);
     return () => {
@@ -62,26 +62,25 @@ export function useAddress(): URL {
   return address;
 }
 /** Set or drop one search parameter and stay on the page. */
-export const put = (name: string, value: string | null): void => putAll({ [name]: value });
-export function putAll(wanted: Record<string, string | null>): void {
+export const setParam = (name: string, value: string | null): void => setParams({ [name]: value });
+export function setParams(changes: Record<string, string | null>): void {
   const address = new URL(location.href);
-  change(address.searchParams, wanted);
-  go(address.pathname + address.search, true);
+  applyChanges(address.searchParams, changes);
+  navigate(address.pathname + address.search, true);
 }
 /** The same page with some parameters changed, for a link that can be opened elsewhere. */
-export function withParams(address: URL, wanted: Record<string, string | null>): string {
+export function withParams(address: URL, changes: Record<string, string | null>): string {
   const next = new URLSearchParams(address.search);
-  change(next, wanted);
+  applyChanges(next, changes);
   return address.pathname + (next.size ? `?${next}` : "");
 }
-function change(params: URLSearchParams, wanted: Record<string, string | null>): void {
-  for (const [name, value] of Object.entries(wanted)) {
+function applyChanges(params: URLSearchParams, changes: Record<string, string | null>): void {
+  for (const [name, value] of Object.entries(changes)) {
     if (value) params.set(name, value);
     else params.delete(name);
   }
 }
-export const param = (address: URL, name: string, otherwise = ""): string =>
-  address.searchParams.get(name) ?? otherwise;
+export const param = (address: URL, name: string, fallback = ""): string => address.searchParams.get(name) ?? fallback;
 
 /** Time ranges of pages with charts, in milliseconds; the name is in the address. */
 export const RANGES: Record<string, number> = {
@@ -91,7 +90,7 @@ export const RANGES: Record<string, number> = {
   "24h": 86400e3,
   "7d": 604800e3,
 };
-export const spanOf = (address: URL): number => RANGES[address.searchParams.get("range") ?? "1h"] ?? RANGES["1h"];
+export const rangeMs = (address: URL): number => RANGES[address.searchParams.get("range") ?? "1h"] ?? RANGES["1h"];
 
 /** Addresses of things, so that no page spells another's. */
 export const to = {
@@ -104,7 +103,7 @@ export const to = {
 };
 
 /** Links inside the console change the page without loading it anew; modified clicks stay the browser's. */
-export function followLinks(isPage: (path: string) => boolean): void {
+export function handleLinks(isPage: (path: string) => boolean): void {
   addEventListener("click", (event) => {
     const link = (event.target as Element).closest?.("a");
     if (
@@ -117,8 +116,8 @@ export function followLinks(isPage: (path: string) => boolean): void {
       return;
     if (event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
-    const moved = link.pathname !== location.pathname;
-    go(link.pathname + link.search);
-    if (moved) scrollTo(0, 0);
+    const isOtherPage = link.pathname !== location.pathname;
+    navigate(link.pathname + link.search);
+    if (isOtherPage) scrollTo(0, 0);
   });
 }

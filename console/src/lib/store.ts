@@ -11,45 +11,45 @@ export interface State {
   open?: Card[];
   closed?: Card[];
   link: "connecting" | "live" | "lost";
-  heard?: string;
+  updatedAt?: string;
   signIn: boolean;
   colour: string;
   notice?: string;
   /** How often the hub came back: what could not be asked meanwhile is asked anew. */
-  returns: number;
+  reconnects: number;
 }
-let state: State = { link: "connecting", signIn: false, colour: "sm_active", returns: 0 };
+let state: State = { link: "connecting", signIn: false, colour: "sm_active", reconnects: 0 };
 const listeners = new Set<() => void>();
 
-export function set(change: Partial<State>): void {
+export function setState(change: Partial<State>): void {
   state = { ...state, ...change };
-  for (const tell of listeners) tell();
+  for (const redraw of listeners) redraw();
 }
-export const get = (): State => state;
+export const getState = (): State => state;
 export function useHub(): State {
   const [, redraw] = useState(0);
   // Before the browser paints: a plain effect runs later, and what is set meanwhile would never be shown.
   useLayoutEffect(() => {
-    const tell = () => redraw((n) => n + 1);
-    listeners.add(tell);
+    const listener = () => redraw((n) => n + 1);
+    listeners.add(listener);
     return () => {
-      listeners.delete(tell);
+      listeners.delete(listener);
     };
   }, []);
   return state;
 }
 
 /** `returns` alone: who only asks need not be drawn with every picture. */
-export function useReturns(): number {
-  const [seen, look] = useState(state.returns);
+export function useReconnects(): number {
+  const [reconnects, setReconnects] = useState(state.reconnects);
   useLayoutEffect(() => {
-    const tell = () => look(state.returns);
-    listeners.add(tell);
+    const listener = () => setReconnects(state.reconnects);
+    listeners.add(listener);
     return () => {
-      listeners.delete(tell);
+      listeners.delete(listener);
     };
   }, []);
-  return seen;
+  return reconnects;
 }
 
 /** The hub's clock: a simulated fleet may run ahead of ours. */
@@ -60,9 +60,9 @@ export function now(): number {
 
 /** A number that changes every so often while the page is looked at. */
 export function usePulse(every = 15000): number {
-  const [beat, tell] = useState(0);
+  const [beat, setBeat] = useState(0);
   useEffect(() => {
-    const timer = setInterval(() => document.visibilityState === "visible" && tell((n) => n + 1), every);
+    const timer = setInterval(() => document.visibilityState === "visible" && setBeat((n) => n + 1), every);
     return () => clearInterval(timer);
   }, [every]);
   return beat;

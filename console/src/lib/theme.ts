@@ -4,22 +4,22 @@ import { useEffect, useState } from "preact/hooks";
 
 const prefersLight = matchMedia("(prefers-color-scheme: light)");
 
-const themeNow = () => localStorage.getItem("theme") ?? (prefersLight.matches ? "light" : "dark");
+const currentTheme = () => localStorage.getItem("theme") ?? (prefersLight.matches ? "light" : "dark");
 
 export function useTheme(): [string, () => void] {
-  const [theme, choose] = useState(themeNow);
+  const [theme, setTheme] = useState(currentTheme);
   document.documentElement.dataset.theme = theme;
   useEffect(() => {
-    const follow = () => choose(themeNow());
-    prefersLight.addEventListener("change", follow);
-    return () => prefersLight.removeEventListener("change", follow);
+    const update = () => setTheme(currentTheme());
+    prefersLight.addEventListener("change", update);
+    return () => prefersLight.removeEventListener("change", update);
   }, []);
   return [
     theme,
     () => {
       const next = theme === "dark" ? "light" : "dark";
       localStorage.setItem("theme", next);
-      choose(next);
+      setTheme(next);
     },
   ];
 }

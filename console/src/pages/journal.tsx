@@ -1,11 +1,11 @@
 // The journal: all entries, verification of the hash chain, and export.
 
 import { useEffect, useState } from "preact/hooks";
-import { Chip, Empty, Mark, Panel, Problem, Select, Time } from "../components/parts";
+import { Chip, Empty, MarkedText, Panel, Problem, Select, Time } from "../components/parts";
 import { type Column, Table } from "../components/table";
-import { ask, type Refused, useAsk } from "../lib/api";
-import { ago, clock, count, entryName } from "../lib/format";
-import { type PageProps, param, put, putAll, to } from "../lib/router";
+import { type RequestError, request, useRequest } from "../lib/api";
+import { count, entryName, shortDuration, timeOfDay } from "../lib/format";
+import { type PageProps, param, setParam, setParams, to } from "../lib/router";
 import { now, usePulse } from "../lib/store";
 import "../styles/pages.css";
 
@@ -28,7 +28,7 @@ interface Page {
   looked_back_to: number;
   kinds: Record<string, number>;
 }
-interface Verdict {
+interface Verification {
   checked_at: string;
   entries: number;
   is_intact: boolean;
@@ -45,36 +45,36 @@ const SINCE = [
 const SPANS: Record<string, number> = { "1h": 3600, "1d": 86400, "7d": 604800, "30d": 2592000 };
 
 export function JournalPage({ address }: PageProps) {
-  const [kept, keep] = useState<Held | null>(null);
-  const [busy, work] = useState(false);
-  const [trouble, say] = useState<Refused>();
+  const [loaded, setLoaded] = useState<LoadedEntries | null>(null);
+  const [isSearching, setSearching] = useState(false);
+  const [olderProblem, setOlderProblem] = useState<RequestError>();
   const since = param(address, "since");
   const chosen = param(address, "entry");
-  const asked = new URLSearchParams({ limit: "200" });
-  for (const name of FILTERS) if (param(address, name)) asked.set(name, param(address, name));
+  const query = new URLSearchParams({ limit: "200" });
+  for (const name of FILTERS) if (param(address, name)) query.set(name, param(address, name));
   // Where a span begins is said once: a page that stays open asks for the same entries again, and the newest.
   const [opened] = useState(() => Math.floor(now() / 60000) * 60);
   const beat = usePulse(10000);
-  if (SPANS[since]) asked.set("from", String(opened - SPANS[since]));
-  const filters = asked.toString();
-  const { answer, problem } = useAsk<Page>(`/api/journal?${filters}`, beat);
+  if (SPANS[since]) query.set("from", String(opened - SPANS[since]));
+  const filters = query.toString();
+  const { answer, problem } = useRequest<Page>(`/api/journal?${filters}`, beat);
   useEffect(() => {
-    if (answer) keep((old) => grown(old, answer, filters, true));
+    if (answer) setLoaded((old) => mergePage(old, answer, filters, true));
   }, [answer]);
-  const held = answer && grown(kept, answer, filters, true);
-  const entries = held?.entries;
-  const reached = held?.reached ?? 0;
-  const rest = answer && reached > answer.first;
-  const further = async () => {
-    work(true);
+  const current = answer && mergePage(loaded, answer, filters, true);
+  const entries = current?.entries;
+  const searchedTo = current?.searchedTo ?? 0;
+  const hasOlder = answer && searchedTo > answer.first;
+  const searchOlder = async () => {
+    setSearching(true);
     try {
-      const page = await ask<Page>(`/api/journal?${filters}&before=${reached}`);
-      keep((old) => grown(old, page, filters, false));
-      say(undefined);
+      const page = await request<Page>(`/api/journal?${filters}&before=${searchedTo}`);
+      setLoaded((old) => mergePage(old, page, filters, false));
+      setOlderProblem(undefined);
     } catch (error) {
-      say(error as Refused);
+      setOlderProblem(error as RequestError);
     }
-    work(false);
+    setSearching(false);
   };
   const kinds = Object.entries(answer?.kinds ?? {}).sort((a, b) => b[1] - a[1]);
   const file = new URLSearchParams(filters);
@@ -84,11 +84,11 @@ export function JournalPage({ address }: PageProps) {
     <main data-testid="journal-page">
       <div class={open ? "columns" : "columns one"}>
         <div>
-          <Chain />
+          <ChainPanel />
           <Panel
             title="Journal"
             id="journal-panel"
-            hint={answer && `${count(entries!.length)} shown, newest first · ${written(answer)}`}
+            hint={answer && `${count(entries!.length)} shown, newest first · ${totalHint(answer)}`}
             side={
               <a class="button" href={`/api/journal.jsonl?${file}`} download data-testid="journal-export" data-export>
                 Export as JSON lines
@@ -104,7 +104,7 @@ export function JournalPage({ address }: PageProps) {
                 placeholder="Search text"
                 aria-label="Filter entries"
                 data-testid="journal-filter"
-                onInput={(e) => put("q", e.currentTarget.value)}
+                onInput={(e) => setParam("q", e.currentTarget.value)}
               />
               <label class="chip">
                 event{" "}
@@ -113,7 +113,7 @@ export function JournalPage({ address }: PageProps) {
                   id="journal-kind"
                   options={[["", "all"], ...kinds.map(([k, n]) => [k, `${entryName(k)} (${count(n)})`] as const)]}
                   value={param(address, "kind")}
-                  choose={(k) => put("kind", k || null)}
+                  choose={(k) => setParam("kind", k || null)}
                 />
               </label>
               <label class="chip">
@@ -123,13 +123,13 @@ export function JournalPage({ address }: PageProps) {
                   id="journal-since"
                   options={SINCE}
                   value={since}
-                  choose={(s) => put("since", s || null)}
+                  choose={(s) => setParam("since", s || null)}
                 />
               </label>
               {(["subject", "actor"] as const).map(
                 (name) =>
                   param(address, name) && (
-                    <button type="button" class="chip" key={name} onClick={() => put(name, null)}>
+                    <button type="button" class="chip" key={name} onClick={() => setParam(name, null)}>
                       {name} {param(address, name)} ✕
                     </button>
                   ),
@@ -141,7 +141,7 @@ export function JournalPage({ address }: PageProps) {
                 param(address, "actor")) && (
                 <button
                   type="button"
-                  onClick={() => putAll({ q: null, kind: null, since: null, subject: null, actor: null })}
+                  onClick={() => setParams({ q: null, kind: null, since: null, subject: null, actor: null })}
                 >
                   Clear filters
                 </button>
@@ -151,34 +151,34 @@ export function JournalPage({ address }: PageProps) {
               id="journal"
               caption="Entries of the journal, newest first"
               rows={entries}
-              problem={problem ?? trouble}
+              problem={problem ?? olderProblem}
               rowKey={(e) => String(e.seq)}
               rowTestId="entry-row"
-              most={200}
+              maxRows={200}
               columns={COLUMNS}
-              choose={(e) => put("entry", String(e.seq) === chosen ? null : String(e.seq))}
+              choose={(e) => setParam("entry", String(e.seq) === chosen ? null : String(e.seq))}
               chosen={chosen}
               empty={
                 problem?.status === 404 ? (
                   <Empty title="No journal">{problem.message}</Empty>
                 ) : (
-                  <Empty title="No entry matches">Remove a filter{rest ? ", or search older entries" : ""}.</Empty>
+                  <Empty title="No entry matches">Remove a filter{hasOlder ? ", or search older entries" : ""}.</Empty>
                 )
               }
             />
-            {rest && (
+            {hasOlder && (
               <p class="more">
-                <button type="button" disabled={busy} data-testid="further" onClick={further}>
-                  {busy ? "Searching…" : "Search older entries"}
+                <button type="button" disabled={isSearching} data-testid="further" onClick={searchOlder}>
+                  {isSearching ? "Searching…" : "Search older entries"}
                 </button>
-                <span class="dim small"> searched back to entry {count(reached)}</span>
+                <span class="dim small"> searched back to entry {count(searchedTo)}</span>
               </p>
             )}
           </Panel>
         </div>
         {open && (
           <aside>
-            <One entry={open} />
+            <EntryPanel entry={open} />
           </aside>
         )}
       </div>
@@ -187,29 +187,31 @@ export function JournalPage({ address }: PageProps) {
 }
 
 /** What is shown: every entry that fits from the newest that was asked for down to `reached`, without a hole. */
-interface Held {
+interface LoadedEntries {
   filters: string;
   entries: Entry[];
-  reached: number;
-  upto: number;
+  searchedTo: number;
+  newestSeq: number;
 }
-function grown(old: Held | null, page: Page, filters: string, isNewest: boolean): Held {
+function mergePage(old: LoadedEntries | null, page: Page, filters: string, isNewest: boolean): LoadedEntries {
   // So much was written since that the newest page does not reach down to what is here.
-  if (old?.filters !== filters || (isNewest && page.looked_back_to > old.upto))
-    return { filters, entries: page.entries, reached: page.looked_back_to, upto: page.last };
-  const found = new Map([...old.entries, ...page.entries].map((e) => [e.seq, e]));
+  if (old?.filters !== filters || (isNewest && page.looked_back_to > old.newestSeq))
+    return { filters, entries: page.entries, searchedTo: page.looked_back_to, newestSeq: page.last };
+  const entriesBySeq = new Map([...old.entries, ...page.entries].map((e) => [e.seq, e]));
   return {
     filters,
-    entries: [...found.values()].sort((a, b) => b.seq - a.seq),
-    reached: Math.min(old.reached, page.looked_back_to),
-    upto: isNewest ? page.last : old.upto,
+    entries: [...entriesBySeq.values()].sort((a, b) => b.seq - a.seq),
+    searchedTo: Math.min(old.searchedTo, page.looked_back_to),
+    newestSeq: isNewest ? page.last : old.newestSeq,
   };
 }
 
 /** Whether every entry still carries the hash that the next one names. */
-function Chain() {
-  const [again, ask] = useState(0);
-  const { answer, problem } = useAsk<Verdict>(`/api/journal/verify${again ? `?again=1&n=${again}` : ""}`);
+function ChainPanel() {
+  const [verifyCount, setVerifyCount] = useState(0);
+  const { answer, problem } = useRequest<Verification>(
+    `/api/journal/verify${verifyCount ? `?again=1&n=${verifyCount}` : ""}`,
+  );
   return (
     <Panel id="chain-panel" class="chain">
       {problem ? (
@@ -222,11 +224,12 @@ function Chain() {
         <p class="dim">Verifying the hash chain…</p>
       ) : (
         <p data-testid="chain">
-          <Mark tone={answer.is_intact ? "ok" : "critical"}>
+          <MarkedText tone={answer.is_intact ? "ok" : "critical"}>
             {answer.is_intact ? (
               <>
                 <b>Journal verified (hash chain intact).</b> {count(answer.entries)}{" "}
-                {answer.entries === 1 ? "entry" : "entries"}, verified {ago(now() - Date.parse(answer.checked_at))} ago.
+                {answer.entries === 1 ? "entry" : "entries"}, verified{" "}
+                {shortDuration(now() - Date.parse(answer.checked_at))} ago.
               </>
             ) : (
               <>
@@ -234,10 +237,10 @@ function Chain() {
                 it from a backup, and check who can write to it.
               </>
             )}
-          </Mark>
+          </MarkedText>
         </p>
       )}
-      <button type="button" data-testid="verify" disabled={!answer} onClick={() => ask((n) => n + 1)}>
+      <button type="button" data-testid="verify" disabled={!answer} onClick={() => setVerifyCount((n) => n + 1)}>
         Verify again
       </button>
     </Panel>
@@ -253,7 +256,7 @@ const COLUMNS: Column<Entry>[] = [
     class: "wide-only",
     value: (e) => e.actor,
     cell: (e) => (
-      <button type="button" class="plain as-is" onClick={() => put("actor", e.actor)}>
+      <button type="button" class="plain as-is" onClick={() => setParam("actor", e.actor)}>
         {e.actor}
       </button>
     ),
@@ -267,7 +270,7 @@ const COLUMNS: Column<Entry>[] = [
       isIncident(e.subject) ? (
         <a href={to.incident(e.subject)}>{e.subject}</a>
       ) : (
-        <button type="button" class="plain as-is" onClick={() => put("subject", e.subject)}>
+        <button type="button" class="plain as-is" onClick={() => setParam("subject", e.subject)}>
           {e.subject}
         </button>
       ),
@@ -283,7 +286,7 @@ const COLUMNS: Column<Entry>[] = [
   { id: "seq", title: "No.", numeric: true, minor: true, value: (e) => e.seq },
 ];
 
-function One({ entry }: { entry: Entry }) {
+function EntryPanel({ entry }: { entry: Entry }) {
   const body = JSON.stringify(entry.body, null, 2);
   return (
     <Panel
@@ -291,7 +294,7 @@ function One({ entry }: { entry: Entry }) {
       hint={<Time at={entry.at} full />}
       id="entry-panel"
       side={
-        <button type="button" aria-label="Close this entry" onClick={() => put("entry", null)}>
+        <button type="button" aria-label="Close this entry" onClick={() => setParam("entry", null)}>
           ✕
         </button>
       }
@@ -312,4 +315,4 @@ function One({ entry }: { entry: Entry }) {
   );
 }
 
-const written = ({ last, now }: Page) => `${count(last)} entries in total at ${clock(now)}`;
+const totalHint = ({ last, now }: Page) => `${count(last)} entries in total at ${timeOfDay(now)}`;

@@ -1,15 +1,24 @@
 // The tables of a bill: cost by owner, and GPUs that are allocated and idle.
 
-import { Mark, Panel } from "../../components/parts";
+import { MarkedText, Panel } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
 import { to } from "../../lib/router";
-import { type Bill, cash, type Hours, hours, type Line, measured, usedShare, type Waste } from "./labels";
+import {
+  type Bill,
+  formatCost,
+  formatHours,
+  type Hours,
+  type Line,
+  measuredHours,
+  usedShare,
+  type Waste,
+} from "./labels";
 
-export function Idle({
+export function IdlePanel({
   waste,
   currency,
   problem,
-  hours: all,
+  hours: totals,
 }: {
   waste?: Waste[];
   currency: string;
@@ -25,7 +34,7 @@ export function Idle({
         problem={problem}
         rowKey={(w) => `${w.team} ${w.user} ${w.job}`}
         rowTestId="idle-row"
-        most={8}
+        maxRows={8}
         href={(w) => to.job(w.job)}
         columns={[
           {
@@ -48,18 +57,24 @@ export function Idle({
             title: "GPU-hours",
             numeric: true,
             value: (w) => w.gpu_hours,
-            cell: (w) => hours(w.gpu_hours),
+            cell: (w) => formatHours(w.gpu_hours),
           },
-          { id: "money", title: "Cost", numeric: true, value: (w) => w.money, cell: (w) => cash(w.money, currency) },
+          {
+            id: "money",
+            title: "Cost",
+            numeric: true,
+            value: (w) => w.money,
+            cell: (w) => formatCost(w.money, currency),
+          },
         ]}
         empty={
           <p class="dim">
-            {!all.total ? (
-              <Mark>Unknown: nothing was recorded in this time range.</Mark>
-            ) : all.allocated && measured(all) < 0.005 ? (
-              <Mark>Unknown: the allocated GPUs were not measured in this time range.</Mark>
+            {!totals.total ? (
+              <MarkedText>Unknown: nothing was recorded in this time range.</MarkedText>
+            ) : totals.allocated && measuredHours(totals) < 0.005 ? (
+              <MarkedText>Unknown: the allocated GPUs were not measured in this time range.</MarkedText>
             ) : (
-              <Mark tone="ok">No GPU was allocated and idle in this time range.</Mark>
+              <MarkedText tone="ok">No GPU was allocated and idle in this time range.</MarkedText>
             )}
           </p>
         }
@@ -69,7 +84,7 @@ export function Idle({
 }
 
 export function columns(by: string, bill: Bill, drill: (l: Line) => string | undefined): Column<Line>[] {
-  const most = Math.max(...bill.lines.map((l) => l.money ?? 0), 1e-9);
+  const highestCost = Math.max(...bill.lines.map((l) => l.money ?? 0), 1e-9);
   const exact = (n: number | null) => (n == null ? null : Number(n.toFixed(4)));
   return [
     {
@@ -105,7 +120,7 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
           class="cashbar"
           title={
             l.unpriced_hours > 0.05
-              ? `${hours(l.unpriced_hours)} GPU-hours have no price and are not included`
+              ? `${formatHours(l.unpriced_hours)} GPU-hours have no price and are not included`
               : undefined
           }
         >
@@ -113,12 +128,12 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
             <span class="dim">no price</span>
           ) : (
             <>
-              {cash(l.money, bill.currency)}
+              {formatCost(l.money, bill.currency)}
               {l.unpriced_hours > 0.05 && " + unpriced"}
             </>
           )}
           <em aria-hidden="true">
-            <i style={{ width: `${(100 * Math.max(0, l.money ?? 0)) / most}%` }} />
+            <i style={{ width: `${(100 * Math.max(0, l.money ?? 0)) / highestCost}%` }} />
           </em>
         </span>
       ),
@@ -129,7 +144,7 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
       title: "Allocated, idle",
       numeric: true,
       value: (l) => (l.hours.wasted ? exact(l.wasted_money) : 0),
-      cell: (l) => (l.hours.wasted > 0 ? cash(l.wasted_money, bill.currency) : <span class="dim">–</span>),
+      cell: (l) => (l.hours.wasted > 0 ? formatCost(l.wasted_money, bill.currency) : <span class="dim">–</span>),
       hint: bill.words.wasted,
     },
     {
@@ -137,14 +152,14 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
       title: "GPU-hours",
       numeric: true,
       value: (l) => l.hours.total,
-      cell: (l) => hours(l.hours.total),
+      cell: (l) => formatHours(l.hours.total),
       hint: bill.words.total,
     },
     {
       id: "used",
       title: "Used",
       numeric: true,
-      value: (l) => l.hours.used / measured(l.hours) || null,
+      value: (l) => l.hours.used / measuredHours(l.hours) || null,
       cell: (l) => usedShare(l.hours) ?? <span class="dim">{l.hours.allocated ? "not measured" : "–"}</span>,
       hint: bill.words.used,
     },
@@ -154,7 +169,7 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
       numeric: true,
       minor: true,
       value: (l) => l.hours.kwh || null,
-      cell: (l) => (l.hours.kwh ? hours(l.hours.kwh) : <span class="dim">–</span>),
+      cell: (l) => (l.hours.kwh ? formatHours(l.hours.kwh) : <span class="dim">–</span>),
       hint: "energy of the GPUs; – if not measured",
     },
     ...(bill.policy === "none"
@@ -165,7 +180,7 @@ export function columns(by: string, bill: Bill, drill: (l: Line) => string | und
             title: "Shared",
             numeric: true,
             value: (l: Line) => l.shared,
-            cell: (l: Line) => cash(l.shared, bill.currency),
+            cell: (l: Line) => formatCost(l.shared, bill.currency),
             hint: "share of the cost of GPU-hours that were not allocated",
           },
         ]),

@@ -1,10 +1,10 @@
 // Budgets of this month, and the prices that all costs come from.
 
-import { Bar, Chip, Facts, Mark, Panel, Problem, Skeleton } from "../../components/parts";
+import { Bar, Chip, Facts, MarkedText, Panel, Problem, Skeleton } from "../../components/parts";
 import { Export } from "../../components/table";
-import { useAsk } from "../../lib/api";
-import { many, percent, words } from "../../lib/format";
-import { type Bill, type Budget, cash, hours } from "./labels";
+import { useRequest } from "../../lib/api";
+import { humanise, percent, plural } from "../../lib/format";
+import { type Bill, type Budget, formatCost, formatHours } from "./labels";
 
 const BUDGET: Record<string, { tone: string; text: string }> = {
   over: { tone: "critical", text: "exceeded" },
@@ -19,7 +19,7 @@ const BUDGETS: { title: string; value: (b: Budget) => string | number | null }[]
   { title: "team", value: (b) => b.team },
   { title: "spent", value: (b) => b.spent },
   { title: "budget", value: (b) => b.budget },
-  { title: "state", value: (b) => words(b.state) },
+  { title: "state", value: (b) => humanise(b.state) },
   { title: "forecast", value: (b) => b.forecast },
   { title: "low", value: (b) => b.low },
   { title: "high", value: (b) => b.high },
@@ -27,7 +27,7 @@ const BUDGETS: { title: string; value: (b: Budget) => string | number | null }[]
 
 export function Budgets({ beat }: { beat: number }) {
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  const { answer, problem } = useAsk<{ month: string; currency: string; budgets: Budget[]; notes: string[] }>(
+  const { answer, problem } = useRequest<{ month: string; currency: string; budgets: Budget[]; notes: string[] }>(
     `/api/cost/budgets?zone=${encodeURIComponent(zone)}`,
     Math.floor(beat / 5),
   );
@@ -45,9 +45,9 @@ export function Budgets({ beat }: { beat: number }) {
               <tr key={b.team} data-testid="budget-row">
                 <th scope="row">{b.team}</th>
                 <td>
-                  <b>{cash(b.spent, answer.currency)}</b>
-                  {b.budget != null && <> of {cash(b.budget, answer.currency)}</>}{" "}
-                  <Mark tone={BUDGET[b.state]?.tone}>{BUDGET[b.state]?.text ?? words(b.state)}</Mark>
+                  <b>{formatCost(b.spent, answer.currency)}</b>
+                  {b.budget != null && <> of {formatCost(b.budget, answer.currency)}</>}{" "}
+                  <MarkedText tone={BUDGET[b.state]?.tone}>{BUDGET[b.state]?.text ?? humanise(b.state)}</MarkedText>
                   {b.budget != null && b.spent != null && (
                     <Bar
                       share={b.spent / b.budget}
@@ -61,9 +61,9 @@ export function Budgets({ beat }: { beat: number }) {
                       "no price for these GPUs"
                     ) : (
                       <>
-                        forecast {cash(b.forecast, answer.currency)}
+                        forecast {formatCost(b.forecast, answer.currency)}
                         {b.low != null && b.high != null
-                          ? `, 80 %: ${cash(b.low, answer.currency)} – ${cash(b.high, answer.currency)}`
+                          ? `, 80 %: ${formatCost(b.low, answer.currency)} – ${formatCost(b.high, answer.currency)}`
                           : " at this rate; too few days for an interval"}
                       </>
                     )}
@@ -99,7 +99,7 @@ export function Prices({ bill }: { bill: Bill }) {
             <b>
               {r.per_gpu_hour.toFixed(2)} {bill.currency}
             </b>{" "}
-            <Chip>{words(r.kind)}</Chip>
+            <Chip>{humanise(r.kind)}</Chip>
             <small class="plain">
               {r.source}
               {r.checked && `, checked ${r.checked}`}
@@ -111,13 +111,13 @@ export function Prices({ bill }: { bill: Bill }) {
         <p class="problem">
           Without a price, not included in any total:{" "}
           {Object.entries(bill.holes)
-            .map(([k, v]) => `${k} (${hours(v)} h)`)
+            .map(([k, v]) => `${k} (${formatHours(v)} h)`)
             .join(", ")}
         </p>
       )}
       {bill.notes.length > 0 && (
         <details class="notes">
-          <summary>{many(bill.notes.length, "note")} about these numbers</summary>
+          <summary>{plural(bill.notes.length, "note")} about these numbers</summary>
           <ul>
             {bill.notes.map((n) => (
               <li key={n}>{n}</li>

@@ -1,14 +1,14 @@
 // Capacity: the forecast with its intervals, what is free now, and recommendations.
 
-import { Choice, Empty, Mark, Panel, Problem, Skeleton } from "../../components/parts";
+import { Choice, Empty, MarkedText, Panel, Problem, Skeleton } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
-import { type Refused, useAsk } from "../../lib/api";
-import { count, day, many, percent, percentOf, words } from "../../lib/format";
-import { type PageProps, param, put, to } from "../../lib/router";
+import { type RequestError, useRequest } from "../../lib/api";
+import { count, dateTime, humanise, percent, percentOf, plural } from "../../lib/format";
+import { type PageProps, param, setParam, to } from "../../lib/router";
 import { usePulse } from "../../lib/store";
-import { FITS, Figures, type Now, ROOMS, WAITS } from "./capacity_figures";
+import { CapacityFigures, type CapacityNow, FITS, ROOMS, WAITS } from "./capacity_figures";
 import { type Forecast, ForecastChart, WhatIfLine } from "./forecast";
-import { Replay } from "./replay";
+import { ReplayPanel } from "./replay";
 
 interface Advice {
   action: string;
@@ -27,24 +27,27 @@ const HORIZONS = [
 export function CapacityView({ address, theme }: PageProps) {
   const horizon = param(address, "horizon", "7d");
   const beat = usePulse(60000);
-  const slowly = Math.floor(beat / 5);
-  const { answer: made, problem } = useAsk<Forecast>(`/api/capacity/forecast?horizon=${horizon}`, slowly);
-  const { answer: advised } = useAsk<{ advice: Advice[] }>(`/api/capacity/advice?horizon=${horizon}`, slowly);
-  const { answer: here, problem: unseen } = useAsk<Now>("/api/capacity/now", beat);
+  const slowBeat = Math.floor(beat / 5);
+  const { answer: forecast, problem } = useRequest<Forecast>(`/api/capacity/forecast?horizon=${horizon}`, slowBeat);
+  const { answer: adviceAnswer } = useRequest<{ advice: Advice[] }>(
+    `/api/capacity/advice?horizon=${horizon}`,
+    slowBeat,
+  );
+  const { answer: capacityNow, problem: nowProblem } = useRequest<CapacityNow>("/api/capacity/now", beat);
   const add = Number(param(address, "add", "0")) || 0;
-  const capacity = made?.capacity_gpus == null ? null : made.capacity_gpus + add;
+  const capacity = forecast?.capacity_gpus == null ? null : forecast.capacity_gpus + add;
   return (
     <>
-      {here && <Figures here={here} made={made} />}
+      {capacityNow && <CapacityFigures capacity={capacityNow} forecast={forecast} />}
       <div class="columns">
         <div>
           <Panel
             title="Forecast"
             id="forecast-panel"
             hint={
-              made &&
-              !made.reason &&
-              `Demand: GPUs allocated and pending · ${percent(100 * made.interval)} prediction interval`
+              forecast &&
+              !forecast.reason &&
+              `Demand: GPUs allocated and pending · ${percent(100 * forecast.interval)} prediction interval`
             }
             side={
               <Choice
@@ -52,44 +55,44 @@ export function CapacityView({ address, theme }: PageProps) {
                 id="horizon"
                 options={HORIZONS}
                 value={horizon}
-                choose={(h) => put("horizon", h === "7d" ? null : h)}
+                choose={(h) => setParam("horizon", h === "7d" ? null : h)}
               />
             }
           >
             {problem && <Problem>{problem.message}</Problem>}
-            {!made ? (
+            {!forecast ? (
               !problem && <Skeleton height={260} />
-            ) : made.reason ? (
-              <Empty title="Not enough history for a forecast">{made.reason}</Empty>
+            ) : forecast.reason ? (
+              <Empty title="Not enough history for a forecast">{forecast.reason}</Empty>
             ) : (
               <>
-                {made.sentence && (
+                {forecast.sentence && (
                   <p class="answer" data-testid="sentence">
-                    {made.sentence}
+                    {forecast.sentence}
                   </p>
                 )}
-                <ForecastChart made={made} capacity={capacity} add={add} theme={theme} />
-                <WhatIfLine made={made} capacity={capacity} add={add} />
+                <ForecastChart forecast={forecast} capacity={capacity} add={add} theme={theme} />
+                <WhatIfLine forecast={forecast} capacity={capacity} add={add} />
                 <p class="dim small">
-                  {tested(made.backtest)} Based on {many(made.history.steps, "step")} of {made.step} since{" "}
-                  {day(made.history.from)}. {made.notes.join(" · ")}
+                  {describeBacktest(forecast.backtest)} Based on {plural(forecast.history.steps, "step")} of{" "}
+                  {forecast.step} since {dateTime(forecast.history.from)}. {forecast.notes.join(" · ")}
                 </p>
               </>
             )}
           </Panel>
-          <Replay address={address} />
-          <Rightsizing here={here} problem={unseen} address={address} />
+          <ReplayPanel address={address} />
+          <Rightsizing capacity={capacityNow} problem={nowProblem} address={address} />
         </div>
         <aside>
-          <AdvicePanel advice={advised?.advice} isYoung={Boolean(made?.reason)} />
+          <AdvicePanel advice={adviceAnswer?.advice} isYoung={Boolean(forecast?.reason)} />
           <Panel title="Free capacity by job size" id="rooms-panel" hint="how many jobs can start now">
-            {!here ? (
+            {!capacityNow ? (
               <Skeleton lines={4} />
             ) : (
               <Table
                 id="rooms"
                 caption="Jobs that fit now, by size"
-                rows={here.standing.rooms}
+                rows={capacityNow.standing.rooms}
                 rowKey={(r) => String(r.gpus)}
                 columns={ROOMS}
                 empty={<Empty title="No GPU is in service" />}
@@ -97,15 +100,15 @@ export function CapacityView({ address, theme }: PageProps) {
             )}
           </Panel>
           <Panel title="Pending" id="waits-panel" hint="by job size">
-            {!here ? (
+            {!capacityNow ? (
               <Skeleton lines={3} />
-            ) : here.waits.length === 0 ? (
+            ) : capacityNow.waits.length === 0 ? (
               <p class="dim">No scheduler reports pending jobs.</p>
             ) : (
               <Table
                 id="waits"
                 caption="Pending jobs by size"
-                rows={here.waits}
+                rows={capacityNow.waits}
                 rowKey={(w) => String(w.gpus)}
                 columns={WAITS}
                 empty={null}
@@ -119,21 +122,21 @@ export function CapacityView({ address, theme }: PageProps) {
 }
 
 /** How good earlier forecasts were. */
-function tested({ wape, naive_wape, coverage, origins }: Forecast["backtest"]): string {
+function describeBacktest({ wape, naive_wape, coverage, origins }: Forecast["backtest"]): string {
   if (wape == null) return "Not tested yet: the history is too short.";
-  const before = `naive forecast ${percentOf(naive_wape)}`;
-  const held = `interval coverage ${percentOf(coverage)}`;
-  return `Tested on ${many(origins, "past forecast")}: error ${percentOf(wape)}, ${before}; ${held}.`;
+  const naiveText = `naive forecast ${percentOf(naive_wape)}`;
+  const coverageText = `interval coverage ${percentOf(coverage)}`;
+  return `Tested on ${plural(origins, "past forecast")}: error ${percentOf(wape)}, ${naiveText}; ${coverageText}.`;
 }
 
-const RIGHTSIZING: Column<Now["rightsizing"][number]>[] = [
+const RIGHTSIZING: Column<CapacityNow["rightsizing"][number]>[] = [
   {
     id: "name",
     title: "Workload",
     value: (r) => r.name,
     cell: (r) => <a href={to.job(r.name)}>{r.name}</a>,
   },
-  { id: "gpus", title: "Allocated", numeric: true, value: (r) => r.gpus, cell: (r) => many(r.gpus, "GPU") },
+  { id: "gpus", title: "Allocated", numeric: true, value: (r) => r.gpus, cell: (r) => plural(r.gpus, "GPU") },
   {
     id: "fit",
     title: "Recommendation",
@@ -155,9 +158,9 @@ const RIGHTSIZING: Column<Now["rightsizing"][number]>[] = [
   },
 ];
 
-function Rightsizing({ here, problem, address }: { here?: Now; problem?: Refused; address: URL }) {
-  const unjudged = here?.rightsizing.filter((r) => r.fit === "unknown") ?? [];
-  const reasons = [...new Set(unjudged.map((r) => r.why))];
+function Rightsizing({ capacity, problem, address }: { capacity?: CapacityNow; problem?: RequestError; address: URL }) {
+  const unrated = capacity?.rightsizing.filter((r) => r.fit === "unknown") ?? [];
+  const reasons = [...new Set(unrated.map((r) => r.why))];
   return (
     <Panel
       title="Rightsizing"
@@ -167,19 +170,19 @@ function Rightsizing({ here, problem, address }: { here?: Now; problem?: Refused
       <Table
         id="rightsizing"
         caption="Workloads and their recommended allocation"
-        rows={here?.rightsizing.filter((r) => r.fit !== "keep" && r.fit !== "unknown")}
+        rows={capacity?.rightsizing.filter((r) => r.fit !== "keep" && r.fit !== "unknown")}
         problem={problem}
         rowKey={(r) => r.name}
-        most={20}
+        maxRows={20}
         sort="-saves"
         address={address}
         href={(r) => to.job(r.name)}
         columns={RIGHTSIZING}
-        empty={<p class="dim">{emptyRightsizing(here, unjudged.length)}</p>}
+        empty={<p class="dim">{describeNoRightsizing(capacity, unrated.length)}</p>}
       />
-      {unjudged.length > 0 && (
+      {unrated.length > 0 && (
         <p class="dim small" data-testid="unjudged">
-          {`${many(unjudged.length, "workload")} not rated: ${reasons.join("; ")}.`}
+          {`${plural(unrated.length, "workload")} not rated: ${reasons.join("; ")}.`}
         </p>
       )}
     </Panel>
@@ -187,13 +190,13 @@ function Rightsizing({ here, problem, address }: { here?: Now; problem?: Refused
 }
 
 /** Text for an empty list of recommendations. */
-function emptyRightsizing(here: Now | undefined, unjudged: number) {
-  if (!here?.standing.gpus) return <Mark>Unknown: no GPU has reported yet.</Mark>;
-  if (!here.rightsizing.length) return <Mark tone="ok">No GPU is allocated now.</Mark>;
-  const judged = here.rightsizing.length - unjudged;
-  if (judged === 0) return <Mark>Unknown: no measurements yet.</Mark>;
+function describeNoRightsizing(capacity: CapacityNow | undefined, unratedCount: number) {
+  if (!capacity?.standing.gpus) return <MarkedText>Unknown: no GPU has reported yet.</MarkedText>;
+  if (!capacity.rightsizing.length) return <MarkedText tone="ok">No GPU is allocated now.</MarkedText>;
+  const ratedCount = capacity.rightsizing.length - unratedCount;
+  if (ratedCount === 0) return <MarkedText>Unknown: no measurements yet.</MarkedText>;
   return (
-    <Mark tone="ok">{`All ${count(judged)} ${unjudged ? "other " : ""}workloads need what they are allocated.`}</Mark>
+    <MarkedText tone="ok">{`All ${count(ratedCount)} ${unratedCount ? "other " : ""}workloads need what they are allocated.`}</MarkedText>
   );
 }
 
@@ -204,7 +207,11 @@ function AdvicePanel({ advice, isYoung }: { advice?: Advice[]; isYoung: boolean 
         <Skeleton lines={3} />
       ) : advice.length === 0 ? (
         <p class="dim">
-          {isYoung ? <Mark>Unknown until there is a forecast.</Mark> : <Mark tone="ok">No change needed.</Mark>}
+          {isYoung ? (
+            <MarkedText>Unknown until there is a forecast.</MarkedText>
+          ) : (
+            <MarkedText tone="ok">No change needed.</MarkedText>
+          )}
         </p>
       ) : (
         <ol class="plan">
@@ -212,7 +219,7 @@ function AdvicePanel({ advice, isYoung }: { advice?: Advice[]; isYoung: boolean 
             <li key={a.action + a.why}>
               <div>
                 <b>
-                  {words(a.action)} {many(a.gpus, "GPU")}
+                  {humanise(a.action)} {plural(a.gpus, "GPU")}
                 </b>
                 <p>
                   {a.why}

@@ -2,10 +2,10 @@
 
 import { Tile } from "../../components/parts";
 import type { Column } from "../../components/table";
-import { ago, count, day, many, percent, percentOf } from "../../lib/format";
+import { count, dateTime, percent, percentOf, plural, shortDuration } from "../../lib/format";
 import type { Forecast } from "./forecast";
 
-export interface Now {
+export interface CapacityNow {
   standing: {
     gpus: number;
     in_service_gpus: number;
@@ -35,9 +35,9 @@ export interface Now {
   }[];
 }
 
-export const wait = (s: number | null) => (s == null ? "unknown" : s < 1 ? "none" : ago(1000 * s));
+export const formatWait = (s: number | null) => (s == null ? "unknown" : s < 1 ? "none" : shortDuration(1000 * s));
 
-export const ROOMS: Column<Now["standing"]["rooms"][number]>[] = [
+export const ROOMS: Column<CapacityNow["standing"]["rooms"][number]>[] = [
   { id: "gpus", title: "GPUs", value: (r) => r.gpus },
   { id: "jobs", title: "Jobs that fit", numeric: true, value: (r) => r.jobs },
   {
@@ -46,11 +46,11 @@ export const ROOMS: Column<Now["standing"]["rooms"][number]>[] = [
     numeric: true,
     hint: "free GPUs that no job of this size can use",
     value: (r) => r.stranded_gpus,
-    cell: (r) => (r.stranded_gpus ? many(r.stranded_gpus, "GPU") : "none"),
+    cell: (r) => (r.stranded_gpus ? plural(r.stranded_gpus, "GPU") : "none"),
   },
 ];
 
-export const WAITS: Column<Now["waits"][number]>[] = [
+export const WAITS: Column<CapacityNow["waits"][number]>[] = [
   { id: "gpus", title: "GPUs", value: (w) => w.gpus },
   { id: "waiting", title: "Pending", numeric: true, value: (w) => w.waiting },
   {
@@ -58,14 +58,14 @@ export const WAITS: Column<Now["waits"][number]>[] = [
     title: "Longest",
     numeric: true,
     value: (w) => w.longest_seconds,
-    cell: (w) => wait(w.longest_seconds),
+    cell: (w) => formatWait(w.longest_seconds),
   },
   {
     id: "p95",
     title: "p95 wait (started jobs)",
     numeric: true,
     value: (w) => w.p95_seconds,
-    cell: (w) => wait(w.p95_seconds),
+    cell: (w) => formatWait(w.p95_seconds),
   },
 ];
 
@@ -79,57 +79,66 @@ export const FITS: Record<string, string> = {
   smaller_slice: "a smaller MIG instance",
 };
 
-export function Figures({ here, made }: { here: Now; made?: Forecast }) {
-  const { standing, use } = here;
+export function CapacityFigures({ capacity, forecast }: { capacity: CapacityNow; forecast?: Forecast }) {
+  const { standing, use } = capacity;
   return (
     <section class="tiles even" aria-label="summary of capacity">
-      <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={service(standing)} />
+      <Tile id="tile-capacity" name="GPUs" value={count(standing.gpus)} meaning={describeService(standing)} />
       <Tile
         id="tile-heldnow"
         name="Allocated"
         value={percent(standing.in_service_gpus ? (100 * standing.held_gpus) / standing.in_service_gpus : null)}
-        meaning={`${many(standing.held_gpus, "GPU")} · ${work(use.used_gpus)}`}
+        meaning={`${plural(standing.held_gpus, "GPU")} · ${describeUse(use.used_gpus)}`}
       />
       <Tile
         id="tile-free"
         name="Free"
         value={standing.gpus ? count(standing.free_gpus) : "unknown"}
-        meaning={freeFor(standing)}
+        meaning={describeFree(standing)}
         tone={standing.gpus && standing.free_gpus === 0 ? "warn" : undefined}
       />
-      <Tile id="tile-full" name="Full on" {...fullOn(made?.full)} tone={made?.full?.is_full_now ? "bad" : undefined} />
+      <Tile
+        id="tile-full"
+        name="Full on"
+        {...fullOnTile(forecast?.full)}
+        tone={forecast?.full?.is_full_now ? "bad" : undefined}
+      />
       <Tile
         id="tile-need"
         name="To stay below 80 %"
-        value={made?.need ? (made.need.likely_gpus ? `+${count(made.need.likely_gpus)}` : "enough") : "unknown"}
-        meaning={made?.need ? `GPUs to add; +${count(made.need.sure_gpus)} for 90 % confidence` : "no forecast yet"}
+        value={
+          forecast?.need ? (forecast.need.likely_gpus ? `+${count(forecast.need.likely_gpus)}` : "enough") : "unknown"
+        }
+        meaning={
+          forecast?.need ? `GPUs to add; +${count(forecast.need.sure_gpus)} for 90 % confidence` : "no forecast yet"
+        }
       />
     </section>
   );
 }
 
-function service({ gpus, in_service_gpus }: Now["standing"]): string {
+function describeService({ gpus, in_service_gpus }: CapacityNow["standing"]): string {
   if (gpus > in_service_gpus) return `${count(gpus - in_service_gpus)} out of service`;
   return gpus ? "all in service" : "no GPU has reported yet";
 }
 
-function work(gpus: number | null): string {
+function describeUse(gpus: number | null): string {
   if (gpus == null) return "utilisation not measured";
   return `use equals ${gpus < 10 ? gpus.toFixed(1) : count(gpus)} GPUs`;
 }
 
-function freeFor({ gpus, free_gpus, stranded_share }: Now["standing"]): string {
+function describeFree({ gpus, free_gpus, stranded_share }: CapacityNow["standing"]): string {
   if (!gpus) return "no GPU has reported yet";
   if (stranded_share) return `${percentOf(stranded_share)} stranded for the largest job`;
   return free_gpus ? "whole nodes available" : "no free GPU";
 }
 
-function fullOn(full: Forecast["full"]): { value: string; meaning: string } {
+function fullOnTile(full: Forecast["full"]): { value: string; meaning: string } {
   if (!full) return { value: "unknown", meaning: "no forecast yet" };
   if (full.is_full_now) return { value: "now", meaning: "no free GPU" };
-  const chance = `probability at most ${percentOf(full.likely)}`;
+  const probability = `probability at most ${percentOf(full.likely)}`;
   return {
-    value: full.full_at ? day(full.full_at).slice(0, 10) : "not in range",
-    meaning: full.earliest ? `earliest ${day(full.earliest).slice(5, 16)} · ${chance}` : chance,
+    value: full.full_at ? dateTime(full.full_at).slice(0, 10) : "not in range",
+    meaning: full.earliest ? `earliest ${dateTime(full.earliest).slice(5, 16)} · ${probability}` : probability,
   };
 }

@@ -1,17 +1,17 @@
 // Cost and capacity: cost of idle GPUs, spend by owner with drill-down, and budgets; the second tab shows capacity.
 
 import { useState } from "preact/hooks";
-import { Choice, Empty, Panel, Select, Skeleton, Tabs, Trouble } from "../../components/parts";
+import { Choice, Empty, Panel, RequestProblem, Select, Skeleton, Tabs } from "../../components/parts";
 import { Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
-import { type PageProps, param, put, putAll, withParams } from "../../lib/router";
+import { useRequest } from "../../lib/api";
+import { type PageProps, param, setParam, setParams, withParams } from "../../lib/router";
 import { now, useHub, usePulse } from "../../lib/store";
 import { CapacityView } from "./capacity";
 import "../../styles/pages.css";
-import { columns, Idle } from "./bill";
+import { columns, IdlePanel } from "./bill";
 import { Budgets, Prices } from "./budgets";
-import { Figures, HoursBar, total } from "./figures";
-import { BELOW, type Bill, hours, type Line, type Waste } from "./labels";
+import { CostFigures, HoursBar, sumHours } from "./figures";
+import { type Bill, DRILL_DOWN, formatHours, type Line, type Waste } from "./labels";
 
 const SPANS: Record<string, number> = { "24h": 86400, "7d": 604800, "30d": 2592000, "90d": 7776000 };
 
@@ -26,7 +26,7 @@ const POLICIES = [
   ["even", "shared evenly"],
 ] as const;
 
-const minute = () => Math.floor(now() / 60000) * 60;
+const startOfMinute = () => Math.floor(now() / 60000) * 60;
 
 export function CostPage(p: PageProps) {
   const view = param(p.address, "view", "cost");
@@ -59,27 +59,27 @@ function CostView({ address }: PageProps) {
   const range = param(address, "range", "7d");
   const by = param(address, "by", "team");
   const policy = param(address, "policy", "none");
-  const of = address.searchParams.getAll("of");
+  const filters = address.searchParams.getAll("of");
   const beat = usePulse(60000);
-  const [until] = useState(minute);
+  const [until] = useState(startOfMinute);
   const from = until - (SPANS[range] ?? SPANS["7d"]);
   // The hub ends at its own now: an open page follows it without asking for another address.
-  const open = String(until + 86400);
-  const asked = new URLSearchParams({ from: String(from), to: open, by, policy });
-  for (const o of of) asked.append("of", o);
-  const { answer: bill, problem } = useAsk<Bill>(`/api/cost?${asked}`, beat);
-  const narrowed = new URLSearchParams({ from: String(from), to: open });
-  for (const o of of) narrowed.append("of", o);
-  const waste = useAsk<{ currency: string; waste: Waste[] }>(`/api/cost/waste?${narrowed}`, beat);
+  const openEnd = String(until + 86400);
+  const query = new URLSearchParams({ from: String(from), to: openEnd, by, policy });
+  for (const o of filters) query.append("of", o);
+  const { answer: bill, problem } = useRequest<Bill>(`/api/cost?${query}`, beat);
+  const wasteQuery = new URLSearchParams({ from: String(from), to: openEnd });
+  for (const o of filters) wasteQuery.append("of", o);
+  const waste = useRequest<{ currency: string; waste: Waste[] }>(`/api/cost/waste?${wasteQuery}`, beat);
   const drill = (line: Line) => {
-    const below = BELOW[by];
+    const below = DRILL_DOWN[by];
     const name = String(line[by]);
     if (!below || name === "(nobody)") return;
-    const wanted = new URLSearchParams(address.search);
-    wanted.append("of", `${by}=${name === "unmapped" ? "" : name}`);
-    wanted.set("by", below);
-    wanted.delete("sort");
-    return `/cost?${wanted}`;
+    const params = new URLSearchParams(address.search);
+    params.append("of", `${by}=${name === "unmapped" ? "" : name}`);
+    params.set("by", below);
+    params.delete("sort");
+    return `/cost?${params}`;
   };
   return (
     <>
@@ -89,7 +89,7 @@ function CostView({ address }: PageProps) {
           id="cost-range"
           options={Object.keys(SPANS).map((s) => [s, `last ${s}`] as const)}
           value={range}
-          choose={(r) => put("range", r === "7d" ? null : r)}
+          choose={(r) => setParam("range", r === "7d" ? null : r)}
         />
         <label class="chip">
           split{" "}
@@ -98,7 +98,7 @@ function CostView({ address }: PageProps) {
             id="cost-by"
             options={DIMENSIONS}
             value={by}
-            choose={(b) => put("by", b === "team" ? null : b)}
+            choose={(b) => setParam("by", b === "team" ? null : b)}
           />
         </label>
         <label class="chip" title={bill?.policy_words}>
@@ -108,13 +108,13 @@ function CostView({ address }: PageProps) {
             id="cost-policy"
             options={POLICIES}
             value={policy}
-            choose={(x) => put("policy", x === "none" ? null : x)}
+            choose={(x) => setParam("policy", x === "none" ? null : x)}
           />
         </label>
-        {of.length > 0 && (
+        {filters.length > 0 && (
           <span class="crumbs" data-testid="crumbs">
             <a href={withParams(address, { of: null, by: null })}>all</a>
-            {of.map((o, i) => (
+            {filters.map((o, i) => (
               <>
                 {" "}
                 ›{" "}
@@ -123,7 +123,7 @@ function CostView({ address }: PageProps) {
                   class="chip"
                   key={o}
                   title="Remove this filter"
-                  onClick={() => removeOf(address, i)}
+                  onClick={() => removeFilter(address, i)}
                 >
                   {o.replace("=", " ").replace(/ $/, " unmapped")} ✕
                 </button>
@@ -132,15 +132,15 @@ function CostView({ address }: PageProps) {
           </span>
         )}
       </div>
-      <Trouble problem={problem} isStale={Boolean(bill)} />
+      <RequestProblem problem={problem} isStale={Boolean(bill)} />
       {!bill ? (
         !problem && <Skeleton lines={8} />
       ) : (
         <>
-          <Figures bill={bill} isPart={of.length > 0 && policy === "none"} />
+          <CostFigures bill={bill} isPart={filters.length > 0 && policy === "none"} />
           <div class="columns">
             <div>
-              <Idle
+              <IdlePanel
                 waste={waste.answer?.waste}
                 currency={bill.currency}
                 problem={waste.problem}
@@ -152,7 +152,7 @@ function CostView({ address }: PageProps) {
                 hint={
                   <>
                     {bill.policy_words}
-                    {BELOW[by] && <> · select a row to split it by {BELOW[by]}</>}
+                    {DRILL_DOWN[by] && <> · select a row to split it by {DRILL_DOWN[by]}</>}
                   </>
                 }
               >
@@ -164,7 +164,7 @@ function CostView({ address }: PageProps) {
                   rowTestId="bill-row"
                   address={address}
                   sort="-money"
-                  most={50}
+                  maxRows={50}
                   href={(l) => drill(l) ?? withParams(address, {})}
                   columns={columns(by, bill, drill)}
                   empty={
@@ -177,7 +177,7 @@ function CostView({ address }: PageProps) {
               </Panel>
             </div>
             <aside>
-              <Panel title="GPU-hours" hint={`${hours(total(bill, "total"))} in total`} id="hours-panel">
+              <Panel title="GPU-hours" hint={`${formatHours(sumHours(bill, "total"))} in total`} id="hours-panel">
                 <HoursBar bill={bill} />
               </Panel>
               <Budgets beat={beat} />
@@ -190,13 +190,13 @@ function CostView({ address }: PageProps) {
   );
 }
 
-function removeOf(address: URL, at: number): void {
-  const left = address.searchParams.getAll("of").slice(0, at);
-  const wanted = new URLSearchParams(address.search);
-  const gone = address.searchParams.getAll("of")[at];
-  wanted.delete("of");
-  for (const o of left) wanted.append("of", o);
-  wanted.set("by", gone.slice(0, gone.indexOf("=")));
-  history.pushState(null, "", `/cost?${wanted}`);
-  putAll({});
+function removeFilter(address: URL, at: number): void {
+  const remaining = address.searchParams.getAll("of").slice(0, at);
+  const params = new URLSearchParams(address.search);
+  const removed = address.searchParams.getAll("of")[at];
+  params.delete("of");
+  for (const o of remaining) params.append("of", o);
+  params.set("by", removed.slice(0, removed.indexOf("=")));
+  history.pushState(null, "", `/cost?${params}`);
+  setParams({});
 }

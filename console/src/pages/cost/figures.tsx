@@ -2,9 +2,9 @@
 
 import { Tile } from "../../components/parts";
 import { percent } from "../../lib/format";
-import { type Bill, cash, type Hours, hours, usedShare } from "./labels";
+import { type Bill, formatCost, formatHours, type Hours, usedShare } from "./labels";
 
-export const total = (bill: Bill, part: keyof Hours) => bill.lines.reduce((sum, l) => sum + l.hours[part], 0);
+export const sumHours = (bill: Bill, part: keyof Hours) => bill.lines.reduce((sum, l) => sum + l.hours[part], 0);
 
 const FIGURES = [
   ["tile-idle", "Allocated, idle"],
@@ -14,15 +14,15 @@ const FIGURES = [
   ["tile-energy", "Energy"],
 ] as const;
 
-export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
+export function CostFigures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
   const { total, currency } = bill;
   const { allocated, unmeasured, wasted } = total.hours;
   const unpriced = total.unpriced_hours;
-  const notMeasured = ` · ${hours(unmeasured)} not measured`;
+  const notMeasured = ` · ${formatHours(unmeasured)} not measured`;
   const idle = wasted ? total.wasted_money : 0;
   const shared = Object.entries(bill.shared);
   const unallocated = shared.reduce((sum, [, money]) => sum + money, 0);
-  const unheld = total.hours.idle + total.hours.lost + total.hours.unknown;
+  const unallocatedHours = total.hours.idle + total.hours.lost + total.hours.unknown;
   const hourly = bill.money == null ? null : bill.money / Math.max(bill.recorded_hours, 1 / 60);
   // Where nothing was recorded nothing is known: "no waste" would be a claim.
   if (total.hours.total === 0)
@@ -38,11 +38,11 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
       <Tile
         id="tile-idle"
         name="Allocated, idle"
-        value={cash(idle, currency)}
+        value={formatCost(idle, currency)}
         tone={idle ? "warn" : undefined}
         meaning={
           wasted
-            ? `${hours(wasted)} GPU-hours allocated and idle`
+            ? `${formatHours(wasted)} GPU-hours allocated and idle`
             : unmeasured
               ? "no measured GPU-hour was idle"
               : "no GPU was allocated and idle"
@@ -51,45 +51,47 @@ export function Figures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
       <Tile
         id="tile-spent"
         name="Spent"
-        value={cash(bill.money, currency)}
+        value={formatCost(bill.money, currency)}
         meaning={
-          unpriced > 0.05 ? `excluding ${hours(unpriced)} GPU-hours without a price` : `${cash(hourly, currency)} / h`
+          unpriced > 0.05
+            ? `excluding ${formatHours(unpriced)} GPU-hours without a price`
+            : `${formatCost(hourly, currency)} / h`
         }
       />
       <Tile
         id="tile-usedshare"
         name="Used of allocated"
         value={usedShare(total.hours) ?? "unknown"}
-        meaning={`of ${hours(allocated)} GPU-hours; SM activity${unmeasured > 0.05 ? notMeasured : ""}`}
+        meaning={`of ${formatHours(allocated)} GPU-hours; SM activity${unmeasured > 0.05 ? notMeasured : ""}`}
       />
       {isPart ? (
         <Tile
           id="tile-unallocated"
           name="Not allocated"
-          value={`${hours(unheld)} h`}
+          value={`${formatHours(unallocatedHours)} h`}
           meaning="GPU-hours of this selection"
         />
       ) : (
         <Tile
           id="tile-unallocated"
           name="Not allocated"
-          value={cash(shared.length || unheld < 0.05 ? unallocated : null, currency)}
+          value={formatCost(shared.length || unallocatedHours < 0.05 ? unallocated : null, currency)}
           meaning={
-            shared.map(([item, money]) => `${item} ${cash(money, currency)}`).join(" · ") ||
-            (unheld < 0.05 ? "every GPU was allocated" : `${hours(unheld)} GPU-hours`)
+            shared.map(([item, money]) => `${item} ${formatCost(money, currency)}`).join(" · ") ||
+            (unallocatedHours < 0.05 ? "every GPU was allocated" : `${formatHours(unallocatedHours)} GPU-hours`)
           }
         />
       )}
       <Tile
         id="tile-energy"
         name="Energy"
-        value={bill.kwh ? `${hours(bill.kwh)} kWh` : "unknown"}
+        value={bill.kwh ? `${formatHours(bill.kwh)} kWh` : "unknown"}
         meaning={
           !bill.kwh
             ? "not measured"
             : bill.kwh_with_pue == null
               ? "GPUs only; PUE unknown"
-              : `${hours(bill.kwh_with_pue)} kWh with PUE ${bill.pue}`
+              : `${formatHours(bill.kwh_with_pue)} kWh with PUE ${bill.pue}`
         }
       />
     </section>
@@ -107,9 +109,9 @@ const PARTS: [keyof Hours, string, string][] = [
 ];
 
 export function HoursBar({ bill }: { bill: Bill }) {
-  if (total(bill, "total") === 0) return <p class="dim">Nothing was recorded in this time range.</p>;
-  const whole = total(bill, "total");
-  const parts = PARTS.map(([part, text, tone]) => ({ text, tone, part, n: total(bill, part) })).filter(
+  if (sumHours(bill, "total") === 0) return <p class="dim">Nothing was recorded in this time range.</p>;
+  const totalHours = sumHours(bill, "total");
+  const parts = PARTS.map(([part, text, tone]) => ({ text, tone, part, n: sumHours(bill, part) })).filter(
     (p) => p.n > 0.005,
   );
   return (
@@ -118,17 +120,22 @@ export function HoursBar({ bill }: { bill: Bill }) {
         class="stackbar"
         role="img"
         data-testid="hours-bar"
-        aria-label={parts.map((p) => `${p.text} ${percent((100 * p.n) / whole)}`).join(", ")}
+        aria-label={parts.map((p) => `${p.text} ${percent((100 * p.n) / totalHours)}`).join(", ")}
       >
         {parts.map((p) => (
-          <i key={p.part} class={p.tone} style={{ flexGrow: p.n / whole }} title={`${p.text}: ${hours(p.n)} h`} />
+          <i
+            key={p.part}
+            class={p.tone}
+            style={{ flexGrow: p.n / totalHours }}
+            title={`${p.text}: ${formatHours(p.n)} h`}
+          />
         ))}
       </div>
       <ul class="keys-row column">
         {parts.map((p) => (
           <li key={p.part} title={bill.words[p.part]}>
             <i class={p.tone} aria-hidden="true" />
-            {p.text} <b>{percent((100 * p.n) / whole)}</b> <span class="dim">{hours(p.n)} h</span>
+            {p.text} <b>{percent((100 * p.n) / totalHours)}</b> <span class="dim">{formatHours(p.n)} h</span>
           </li>
         ))}
       </ul>

@@ -2,9 +2,9 @@
 
 import { useMemo } from "preact/hooks";
 import { Chart } from "../../components/chart";
-import { count, day } from "../../lib/format";
+import { count, dateTime } from "../../lib/format";
 import type { Line } from "../../lib/lines";
-import { put } from "../../lib/router";
+import { setParam } from "../../lib/router";
 
 interface Point {
   time: string;
@@ -38,48 +38,48 @@ export interface Forecast {
 const seconds = (at: string) => Date.parse(at) / 1000;
 
 export function ForecastChart({
-  made,
+  forecast,
   capacity,
   add,
   theme,
 }: {
-  made: Forecast;
+  forecast: Forecast;
   capacity: number | null;
   add: number;
   theme: string;
 }) {
   const { times, lines } = useMemo(() => {
-    const past = made.history.recent;
-    const times = [...past.map((p) => seconds(p.time)), ...made.forecast.map((p) => seconds(p.time))];
+    const past = forecast.history.recent;
+    const times = [...past.map((p) => seconds(p.time)), ...forecast.forecast.map((p) => seconds(p.time))];
     const n = past.length;
-    const all = <T,>(value: T) => times.map(() => value);
-    const ahead = (pick: (p: Point) => number) => [
+    const repeated = <T,>(value: T) => times.map(() => value);
+    const afterNow = (pick: (p: Point) => number) => [
       ...past.map((p, i) => (i === n - 1 ? p.value : null)),
-      ...made.forecast.map(pick),
+      ...forecast.forecast.map(pick),
     ];
     const lines: Line[] = [
       {
         label: "Demand",
         unit: "GPUs",
         tone: "dim",
-        values: [...past.map((p) => p.value), ...made.forecast.map(() => null)],
+        values: [...past.map((p) => p.value), ...forecast.forecast.map(() => null)],
       },
       {
         label: "Forecast",
         unit: "GPUs",
         tone: "accent",
-        values: ahead((p) => p.mean),
-        low: ahead((p) => Math.max(0, p.low)),
-        high: ahead((p) => p.high),
+        values: afterNow((p) => p.mean),
+        low: afterNow((p) => Math.max(0, p.low)),
+        high: afterNow((p) => p.high),
       },
-      ...(made.capacity_gpus != null
+      ...(forecast.capacity_gpus != null
         ? [
             {
               label: "Capacity",
               unit: "GPUs",
               tone: "bad" as const,
               dashed: true,
-              values: all(made.capacity_gpus as number | null),
+              values: repeated(forecast.capacity_gpus as number | null),
             },
           ]
         : []),
@@ -90,25 +90,25 @@ export function ForecastChart({
               unit: "GPUs",
               tone: "warn" as const,
               dashed: true,
-              values: all(capacity as number | null),
+              values: repeated(capacity as number | null),
             },
           ]
         : []),
     ];
     return { times, lines };
-  }, [made, capacity, add]);
+  }, [forecast, capacity, add]);
   return (
     <Chart id="forecast-chart" name="GPU demand with forecast" times={times} lines={lines} theme={theme} height={280} />
   );
 }
 
 /** When the same forecast exceeds another fleet size. */
-export function WhatIfLine({ made, capacity, add }: { made: Forecast; capacity: number | null; add: number }) {
+export function WhatIfLine({ forecast, capacity, add }: { forecast: Forecast; capacity: number | null; add: number }) {
   if (capacity == null) return null;
-  const cross = (pick: (p: Point) => number) => made.forecast.find((p) => pick(p) >= capacity)?.time;
-  const full = cross((p) => p.mean);
-  const early = cross((p) => p.high);
-  const late = cross((p) => p.low);
+  const firstTimeAbove = (pick: (p: Point) => number) => forecast.forecast.find((p) => pick(p) >= capacity)?.time;
+  const full = firstTimeAbove((p) => p.mean);
+  const early = firstTimeAbove((p) => p.high);
+  const late = firstTimeAbove((p) => p.low);
   return (
     <form class="whatif" onSubmit={(e) => e.preventDefault()} data-testid="whatif">
       <label>
@@ -118,23 +118,27 @@ export function WhatIfLine({ made, capacity, add }: { made: Forecast; capacity: 
           class="narrow number"
           value={String(add)}
           step={8}
-          min={-(made.capacity_gpus ?? 0)}
+          min={-(forecast.capacity_gpus ?? 0)}
           aria-label="GPUs to add; a negative number removes GPUs"
           data-testid="whatif-add"
-          onInput={(e) => put("add", e.currentTarget.value === "0" ? null : e.currentTarget.value)}
+          onInput={(e) => setParam("add", e.currentTarget.value === "0" ? null : e.currentTarget.value)}
         />{" "}
         GPUs
       </label>
       <span data-testid="whatif-answer">
         <b>
           {count(capacity)} GPUs:{" "}
-          {capacity <= 0 ? "no GPUs left" : full ? `full on ${day(full).slice(0, 16)}` : "not full in this time range"}
+          {capacity <= 0
+            ? "no GPUs left"
+            : full
+              ? `full on ${dateTime(full).slice(0, 16)}`
+              : "not full in this time range"}
         </b>
         {capacity > 0 && (
           <span class="dim">
             {" "}
-            · {early ? `earliest ${day(early).slice(0, 16)}` : "not even at the upper bound"}
-            {late ? `, latest ${day(late).slice(0, 16)}` : ""}
+            · {early ? `earliest ${dateTime(early).slice(0, 16)}` : "not even at the upper bound"}
+            {late ? `, latest ${dateTime(late).slice(0, 16)}` : ""}
           </span>
         )}
       </span>

@@ -65,7 +65,7 @@ export interface Budget {
 }
 
 /** Where a click on a line leads: the dimension that splits it. */
-export const BELOW: Record<string, string> = {
+export const DRILL_DOWN: Record<string, string> = {
   cluster: "team",
   pool: "team",
   model: "team",
@@ -77,12 +77,12 @@ export const BELOW: Record<string, string> = {
   kind: "job",
 };
 
-export const cash = (n: number | null | undefined, currency: string) => money(n, currency, "no price");
+export const formatCost = (n: number | null | undefined, currency: string) => money(n, currency, "no price");
 
-export const hours = (n: number) =>
+export const formatHours = (n: number) =>
   n > 0 && n < 0.005 ? "< 0.01" : n < 10 ? n.toFixed(n < 0.95 && n > 0 ? 2 : 1) : count(n);
 
 /** What was held and not measured says nothing about how much of it was used. */
-export const measured = (h: Hours) => h.allocated - h.unmeasured;
+export const measuredHours = (h: Hours) => h.allocated - h.unmeasured;
 
-export const usedShare = (h: Hours) => (measured(h) > 0.005 ? percent((100 * h.used) / measured(h)) : null);
+export const usedShare = (h: Hours) => (measuredHours(h) > 0.005 ? percent((100 * h.used) / measuredHours(h)) : null);

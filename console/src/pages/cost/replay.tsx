@@ -3,10 +3,10 @@
 import { useState } from "preact/hooks";
 import { Choice, Facts, Panel, Problem, Select } from "../../components/parts";
 import { Table } from "../../components/table";
-import { ask } from "../../lib/api";
-import { count, day, many, percentOf } from "../../lib/format";
-import { param, put } from "../../lib/router";
-import { wait } from "./capacity_figures";
+import { request } from "../../lib/api";
+import { count, dateTime, percentOf, plural } from "../../lib/format";
+import { param, setParam } from "../../lib/router";
+import { formatWait } from "./capacity_figures";
 
 interface Spread {
   jobs: number;
@@ -44,11 +44,11 @@ const WINDOWS = [
   ["2w", "2 weeks"],
 ] as const;
 
-export function Replay({ address }: { address: URL }) {
-  const [jobs, read] = useState<{ name: string; text: string } | null>(null);
-  const [found, show] = useState<WhatIf | null>(null);
-  const [problem, say] = useState("");
-  const [busy, work] = useState(false);
+export function ReplayPanel({ address }: { address: URL }) {
+  const [jobs, setJobs] = useState<{ name: string; text: string } | null>(null);
+  const [result, setResult] = useState<WhatIf | null>(null);
+  const [problem, setProblem] = useState("");
+  const [isRunning, setRunning] = useState(false);
   const add = Number(param(address, "add", "0")) || 0;
   const policy = param(address, "policy", "backfill");
   const window = param(address, "window", "1d");
@@ -58,11 +58,11 @@ export function Replay({ address }: { address: URL }) {
     const racks = String(form.get("racks") ?? "")
       .split(/[\s,]+/)
       .filter(Boolean);
-    work(true);
-    say("");
+    setRunning(true);
+    setProblem("");
     try {
-      show(
-        await ask<WhatIf>("/api/capacity/whatif", "POST", {
+      setResult(
+        await request<WhatIf>("/api/capacity/whatif", "POST", {
           jobs: jobs?.text,
           window,
           add: Math.max(0, add),
@@ -72,10 +72,10 @@ export function Replay({ address }: { address: URL }) {
         }),
       );
     } catch (error) {
-      say((error as Error).message);
-      show(null);
+      setProblem((error as Error).message);
+      setResult(null);
     }
-    work(false);
+    setRunning(false);
   };
   return (
     <Panel title="What if: replay recorded jobs" id="replay-panel" hint="on this fleet, before and after a change">
@@ -88,7 +88,7 @@ export function Replay({ address }: { address: URL }) {
               id="replay-window"
               value={window}
               options={WINDOWS}
-              choose={(w) => put("window", w === "1d" ? null : w)}
+              choose={(w) => setParam("window", w === "1d" ? null : w)}
             />
           </label>
         )}
@@ -101,7 +101,7 @@ export function Replay({ address }: { address: URL }) {
             data-testid="jobs-file"
             onChange={async (e) => {
               const file = e.currentTarget.files?.[0];
-              read(file ? { name: file.name, text: await file.text() } : null);
+              setJobs(file ? { name: file.name, text: await file.text() } : null);
             }}
           />
         </label>
@@ -113,7 +113,7 @@ export function Replay({ address }: { address: URL }) {
             step={8}
             value={String(add)}
             aria-label="GPUs to add in the replay; a negative number removes GPUs"
-            onInput={(e) => put("add", e.currentTarget.value === "0" ? null : e.currentTarget.value)}
+            onInput={(e) => setParam("add", e.currentTarget.value === "0" ? null : e.currentTarget.value)}
           />
         </label>
         <label>
@@ -126,10 +126,10 @@ export function Replay({ address }: { address: URL }) {
             ["fifo", "first in, first out"],
           ]}
           value={policy}
-          choose={(p) => put("policy", p === "backfill" ? null : p)}
+          choose={(p) => setParam("policy", p === "backfill" ? null : p)}
         />
-        <button type="submit" class="primary" disabled={busy} data-testid="replay-run">
-          {busy ? "Replaying…" : "Replay"}
+        <button type="submit" class="primary" disabled={isRunning} data-testid="replay-run">
+          {isRunning ? "Replaying…" : "Replay"}
         </button>
       </form>
       {!jobs && (
@@ -139,53 +139,53 @@ export function Replay({ address }: { address: URL }) {
         </p>
       )}
       {problem && <Problem>{problem}</Problem>}
-      {found && (
+      {result && (
         <div data-testid="replay-answer">
           <p class="answer">
-            {found.change}: p95 wait {wait(found.before.wait.p95)} → <b>{wait(found.after.wait.p95)}</b>, utilisation{" "}
-            {percentOf(found.before.utilisation)} → {percentOf(found.after.utilisation)}.
+            {result.change}: p95 wait {formatWait(result.before.wait.p95)} → <b>{formatWait(result.after.wait.p95)}</b>,
+            utilisation {percentOf(result.before.utilisation)} → {percentOf(result.after.utilisation)}.
           </p>
           <Table
             id="replay"
             caption="Wait before and after"
-            rows={Object.keys(found.before.wait.by_gpus)}
+            rows={Object.keys(result.before.wait.by_gpus)}
             rowKey={(s) => s}
             empty={null}
             columns={[
               { id: "shape", title: "Job size", value: (s) => s, cell: (s) => `${s} GPUs` },
-              { id: "jobs", title: "Jobs", numeric: true, value: (s) => found.before.wait.by_gpus[s].jobs },
+              { id: "jobs", title: "Jobs", numeric: true, value: (s) => result.before.wait.by_gpus[s].jobs },
               {
                 id: "before",
                 title: "p95 wait before",
                 numeric: true,
-                value: (s) => found.before.wait.by_gpus[s].p95,
-                cell: (s) => wait(found.before.wait.by_gpus[s].p95),
+                value: (s) => result.before.wait.by_gpus[s].p95,
+                cell: (s) => formatWait(result.before.wait.by_gpus[s].p95),
               },
               {
                 id: "after",
                 title: "p95 wait after",
                 numeric: true,
-                value: (s) => found.after.wait.by_gpus[s]?.p95,
-                cell: (s) => wait(found.after.wait.by_gpus[s]?.p95 ?? null),
+                value: (s) => result.after.wait.by_gpus[s]?.p95,
+                cell: (s) => formatWait(result.after.wait.by_gpus[s]?.p95 ?? null),
               },
             ]}
           />
           <Facts
             rows={[
-              ["Replayed", replayed(found)],
+              ["Replayed", describeReplay(result)],
               [
                 "Recorded",
-                found.recorded.wait.jobs
-                  ? `p95 wait ${wait(found.recorded.wait.p95)} over ${many(found.recorded.wait.jobs, "job")}`
+                result.recorded.wait.jobs
+                  ? `p95 wait ${formatWait(result.recorded.wait.p95)} over ${plural(result.recorded.wait.jobs, "job")}`
                   : null,
               ],
               [
                 "Never fits",
-                found.after.never_fits.jobs
-                  ? `${many(found.after.never_fits.jobs, "job")} of ${found.after.never_fits.gpus.join(", ")} GPUs`
+                result.after.never_fits.jobs
+                  ? `${plural(result.after.never_fits.jobs, "job")} of ${result.after.never_fits.gpus.join(", ")} GPUs`
                   : null,
               ],
-              ["Assumptions", found.assumes.join("; ")],
+              ["Assumptions", result.assumes.join("; ")],
             ]}
           />
         </div>
@@ -194,10 +194,10 @@ export function Replay({ address }: { address: URL }) {
   );
 }
 
-function replayed({ jobs, layout, since, until }: WhatIf): string {
-  const all = many(jobs.jobs, "job");
+function describeReplay({ jobs, layout, since, until }: WhatIf): string {
+  const all = plural(jobs.jobs, "job");
   if (layout !== "this hub") return `${all} from a file (${layout})`;
-  const [from, to] = [since, until].map((at) => day(new Date(1000 * at).toISOString()));
+  const [from, to] = [since, until].map((at) => dateTime(new Date(1000 * at).toISOString()));
   const waited = jobs.wait_known ? count(jobs.wait_known) : "none";
   return `${all} recorded by this hub from ${from} to ${to}; wait time known for ${waited}`;
 }

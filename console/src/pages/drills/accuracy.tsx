@@ -2,8 +2,8 @@
 
 import { Empty, Panel, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
-import { count, percent, words } from "../../lib/format";
+import { useRequest } from "../../lib/api";
+import { count, humanise, percent } from "../../lib/format";
 
 interface Scored {
   cause: string;
@@ -30,8 +30,8 @@ interface Causes {
 }
 
 export function Accuracy({ address, again }: { address: URL; again: unknown }) {
-  const own = useAsk<{ accuracy: Judged[] }>("/api/accuracy", again);
-  const drills = useAsk<{ drills: Scored[]; game_day_at: string | null }>("/api/drills/accuracy", again);
+  const own = useRequest<{ accuracy: Judged[] }>("/api/accuracy", again);
+  const drills = useRequest<{ drills: Scored[]; game_day_at: string | null }>("/api/drills/accuracy", again);
   const names = [...new Set([...(drills.answer?.drills ?? []), ...(own.answer?.accuracy ?? [])].map((c) => c.cause))];
   const rows =
     own.answer &&
@@ -76,7 +76,7 @@ export function Accuracy({ address, again }: { address: URL; again: unknown }) {
   );
 }
 
-export const of = (right: number, all: number) =>
+export const shareOf = (right: number, all: number) =>
   all ? (
     <>
       {percent((100 * right) / all)}
@@ -89,20 +89,20 @@ export const of = (right: number, all: number) =>
   );
 
 const ACCURACY: Column<Causes>[] = [
-  { id: "cause", title: "Cause", value: (r) => r.cause, cell: (r) => <b class="strong">{words(r.cause)}</b> },
+  { id: "cause", title: "Cause", value: (r) => r.cause, cell: (r) => <b class="strong">{humanise(r.cause)}</b> },
   {
     id: "drills",
     title: "Correct in drills",
     numeric: true,
     value: (r) => r.drill?.right_share,
-    cell: (r) => of(r.drill?.right ?? 0, r.drill?.drills ?? 0),
+    cell: (r) => shareOf(r.drill?.right ?? 0, r.drill?.drills ?? 0),
   },
   {
     id: "people",
     title: "Confirmed by users",
     numeric: true,
     value: (r) => r.own?.right_share,
-    cell: (r) => of(r.own?.right ?? 0, r.own?.judged ?? 0),
+    cell: (r) => shareOf(r.own?.right ?? 0, r.own?.judged ?? 0),
   },
   {
     id: "named",
@@ -116,9 +116,9 @@ const ACCURACY: Column<Causes>[] = [
     id: "instead",
     title: "Actual cause",
     minor: true,
-    value: (r) => instead(r).join(),
-    cell: (r) => instead(r).map(words).join(", ") || <span class="dim">–</span>,
+    value: (r) => actualCauses(r).join(),
+    cell: (r) => actualCauses(r).map(humanise).join(", ") || <span class="dim">–</span>,
   },
 ];
 
-const instead = (r: Causes) => [...new Set([...(r.drill?.instead ?? []), ...(r.own?.instead ?? [])])];
+const actualCauses = (r: Causes) => [...new Set([...(r.drill?.instead ?? []), ...(r.own?.instead ?? [])])];

@@ -2,12 +2,12 @@
 // each cause, in drills and as rated by users.
 
 import { useState } from "preact/hooks";
-import { Chip, Empty, Mark, Panel, Problem, Skeleton, Tile, Time } from "../../components/parts";
+import { Chip, Empty, MarkedText, Panel, Problem, Skeleton, Tile, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
-import { ask, useAsk } from "../../lib/api";
-import { ago, count, many, percent, words } from "../../lib/format";
-import { type PageProps, param, put, to } from "../../lib/router";
-import { now, set, useHub, usePulse } from "../../lib/store";
+import { request, useRequest } from "../../lib/api";
+import { count, humanise, percent, plural, shortDuration } from "../../lib/format";
+import { type PageProps, param, setParam, to } from "../../lib/router";
+import { now, setState, useHub, usePulse } from "../../lib/store";
 import type { Severity } from "../../lib/types";
 import "../../styles/pages.css";
 import { Accuracy } from "./accuracy";
@@ -75,23 +75,23 @@ export function DrillsPage({ address }: PageProps) {
 
 function Simulated({ address }: { address: URL }) {
   const beat = usePulse(2000);
-  const [asked, again] = useState(0);
+  const [changeCount, setChangeCount] = useState(0);
   const { open } = useHub();
-  const told = open?.map((c) => `${c.id}${c.cause}${c.state}`).join() ?? "";
-  const { answer, problem } = useAsk<Answer>("/api/drills", `${beat} ${asked} ${told}`);
-  const known = useAsk<Scenario[]>("/api/sim/scenarios");
+  const incidentVersion = open?.map((c) => `${c.id}${c.cause}${c.state}`).join() ?? "";
+  const { answer, problem } = useRequest<Answer>("/api/drills", `${beat} ${changeCount} ${incidentVersion}`);
+  const scenarios = useRequest<Scenario[]>("/api/sim/scenarios");
   const q = param(address, "q").toLowerCase();
-  const shown = known.answer?.filter(
+  const shown = scenarios.answer?.filter(
     (s) => !q || `${s.name} ${s.title} ${s.truth.cause} ${s.truth.place} ${s.truth.severity}`.toLowerCase().includes(q),
   );
-  const chosen = known.answer?.find((s) => s.name === param(address, "scenario"));
+  const chosen = scenarios.answer?.find((s) => s.name === param(address, "scenario"));
   const end = async (drill: Drill) => {
     try {
-      await ask(`/api/sim/faults/${encodeURIComponent(drill.id)}`, "DELETE");
-      set({ notice: `${drill.scenario} on ${drill.node} ended` });
-      again((n) => n + 1);
+      await request(`/api/sim/faults/${encodeURIComponent(drill.id)}`, "DELETE");
+      setState({ notice: `${drill.scenario} on ${drill.node} ended` });
+      setChangeCount((n) => n + 1);
     } catch (error) {
-      set({ notice: (error as Error).message });
+      setState({ notice: (error as Error).message });
     }
   };
   return (
@@ -116,17 +116,17 @@ function Simulated({ address }: { address: URL }) {
               }
             />
           </Panel>
-          {chosen && <Inject scenario={chosen} done={() => again((n) => n + 1)} key={chosen.name} />}
+          {chosen && <Inject scenario={chosen} done={() => setChangeCount((n) => n + 1)} key={chosen.name} />}
           <Accuracy
             address={address}
-            again={`${asked} ${told} ${answer?.drills.map((d) => `${d.id}${d.verdict.cause}${d.ended_at}`).join()}`}
+            again={`${changeCount} ${incidentVersion} ${answer?.drills.map((d) => `${d.id}${d.verdict.cause}${d.ended_at}`).join()}`}
           />
         </div>
         <aside>
           <Panel
             title="Faults"
             id="scenarios-panel"
-            hint={known.answer && `${count(shown!.length)} of ${count(known.answer.length)}`}
+            hint={scenarios.answer && `${count(shown!.length)} of ${count(scenarios.answer.length)}`}
           >
             <input
               id="note"
@@ -136,11 +136,11 @@ function Simulated({ address }: { address: URL }) {
               placeholder="Xid, cause, place or text"
               aria-label="Filter faults"
               data-testid="drill-filter"
-              onInput={(e) => put("q", e.currentTarget.value)}
+              onInput={(e) => setParam("q", e.currentTarget.value)}
             />
-            {known.problem && <Problem>{known.problem.message}</Problem>}
+            {scenarios.problem && <Problem>{scenarios.problem.message}</Problem>}
             {!shown ? (
-              !known.problem && <Skeleton lines={8} />
+              !scenarios.problem && <Skeleton lines={8} />
             ) : (
               <ul class="scenarios">
                 {shown.map((s) => (
@@ -150,7 +150,7 @@ function Simulated({ address }: { address: URL }) {
                       class="plain"
                       aria-pressed={s === chosen}
                       data-testid={`drill-${s.name}`}
-                      onClick={() => put("scenario", s === chosen ? null : s.name)}
+                      onClick={() => setParam("scenario", s === chosen ? null : s.name)}
                     >
                       <b>{s.title}</b>
                       <small>
@@ -177,7 +177,7 @@ function Score({ score, running }: { score: Answer["score"]; running: number }) 
         id="tile-drills"
         name="Drills"
         value={count(score.drills)}
-        meaning={running ? `${many(running, "fault")} running` : "none running"}
+        meaning={running ? `${plural(running, "fault")} running` : "none running"}
       />
       <Tile
         id="tile-found"
@@ -204,10 +204,10 @@ function Score({ score, running }: { score: Answer["score"]; running: number }) 
   );
 }
 
-const seconds = (n: number) => (n < 90 ? `${n.toFixed(n < 10 ? 1 : 0)} s` : ago(1000 * n));
+const seconds = (n: number) => (n < 90 ? `${n.toFixed(n < 10 ? 1 : 0)} s` : shortDuration(1000 * n));
 
-const verdict = (right: boolean | null, text: string) => (
-  <Mark tone={right == null ? "" : right ? "ok" : "critical"}>{text}</Mark>
+const verdictMark = (right: boolean | null, text: string) => (
+  <MarkedText tone={right == null ? "" : right ? "ok" : "critical"}>{text}</MarkedText>
 );
 
 export const columns = (end: (d: Drill) => void): Column<Drill>[] => [
@@ -232,8 +232,8 @@ export const columns = (end: (d: Drill) => void): Column<Drill>[] => [
         <Time at={d.at} />
         <small class="plain">
           {d.ended_at
-            ? `lasted ${ago(Date.parse(d.ended_at) - Date.parse(d.at))}`
-            : `for ${ago(now() - Date.parse(d.at))}`}
+            ? `lasted ${shortDuration(Date.parse(d.ended_at) - Date.parse(d.at))}`
+            : `for ${shortDuration(now() - Date.parse(d.at))}`}
         </small>
       </>
     ),
@@ -278,10 +278,10 @@ export const columns = (end: (d: Drill) => void): Column<Drill>[] => [
     cell: (d) =>
       d.verdict.incident ? (
         <div class="verdict">
-          {verdict(d.verdict.cause_right, d.verdict.cause ? words(d.verdict.cause) : "no finding yet")}
-          {d.verdict.cause_right === false && <small class="plain">expected: {words(d.cause)}</small>}
-          {verdict(d.verdict.place_right, "place")}
-          {verdict(d.verdict.severity_right, "severity")}
+          {verdictMark(d.verdict.cause_right, d.verdict.cause ? humanise(d.verdict.cause) : "no finding yet")}
+          {d.verdict.cause_right === false && <small class="plain">expected: {humanise(d.cause)}</small>}
+          {verdictMark(d.verdict.place_right, "place")}
+          {verdictMark(d.verdict.severity_right, "severity")}
         </div>
       ) : (
         <span class="dim">–</span>

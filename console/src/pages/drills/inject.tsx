@@ -1,10 +1,10 @@
 // Inject a fault into the simulated fleet.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Level, Panel, Problem } from "../../components/parts";
-import { ask } from "../../lib/api";
-import { words } from "../../lib/format";
-import { set, useHub } from "../../lib/store";
+import { Panel, Problem, SeverityChip } from "../../components/parts";
+import { request } from "../../lib/api";
+import { humanise } from "../../lib/format";
+import { setState, useHub } from "../../lib/store";
 import type { Severity } from "../../lib/types";
 
 export interface Scenario {
@@ -15,8 +15,8 @@ export interface Scenario {
 
 export function Inject({ scenario, done }: { scenario: Scenario; done: () => void }) {
   const { fleet } = useHub();
-  const [busy, work] = useState(false);
-  const [problem, say] = useState("");
+  const [isInjecting, setInjecting] = useState(false);
+  const [problem, setProblem] = useState("");
   const panel = useRef<HTMLFormElement>(null);
   useEffect(() => panel.current?.scrollIntoView({ block: "nearest" }), []);
   const send = async (event: Event) => {
@@ -24,31 +24,33 @@ export function Inject({ scenario, done }: { scenario: Scenario; done: () => voi
     const form = new FormData(event.currentTarget as HTMLFormElement);
     const node = String(form.get("node") ?? "").trim();
     const gpu = String(form.get("gpu") ?? "");
-    work(true);
-    say("");
+    setInjecting(true);
+    setProblem("");
     try {
-      const fault = await ask<{ node: string; gpu: number | null }>("/api/sim/faults", "POST", {
+      const fault = await request<{ node: string; gpu: number | null }>("/api/sim/faults", "POST", {
         scenario: scenario.name,
         ...(node && { node }),
         ...(gpu && { gpu: Number(gpu) }),
       });
-      set({ notice: `Drill ${scenario.name} started on ${fault.node}${fault.gpu == null ? "" : ` GPU ${fault.gpu}`}` });
+      setState({
+        notice: `Drill ${scenario.name} started on ${fault.node}${fault.gpu == null ? "" : ` GPU ${fault.gpu}`}`,
+      });
       done();
     } catch (error) {
-      say((error as Error).message);
+      setProblem((error as Error).message);
     }
-    work(false);
+    setInjecting(false);
   };
   return (
     <Panel
       title={scenario.title}
       id="inject-panel"
       hint={scenario.name}
-      side={<Level severity={scenario.truth.severity} />}
+      side={<SeverityChip severity={scenario.truth.severity} />}
     >
       <p class="dim">
-        Expected cause: <b>{words(scenario.truth.cause)}</b>. Place: {scenario.truth.place}. First step:{" "}
-        {words(scenario.truth.action)}.
+        Expected cause: <b>{humanise(scenario.truth.cause)}</b>. Place: {scenario.truth.place}. First step:{" "}
+        {humanise(scenario.truth.action)}.
       </p>
       <form class="inject" ref={panel} onSubmit={send}>
         <label>
@@ -64,8 +66,8 @@ export function Inject({ scenario, done }: { scenario: Scenario; done: () => voi
             GPU <input name="gpu" type="number" class="number" min={0} max={15} placeholder="any" aria-label="GPU" />
           </label>
         )}
-        <button type="submit" class="primary" disabled={busy} data-testid="inject">
-          {busy ? "Injecting…" : "Inject"}
+        <button type="submit" class="primary" disabled={isInjecting} data-testid="inject">
+          {isInjecting ? "Injecting…" : "Inject"}
         </button>
       </form>
       {problem && <Problem>{problem}</Problem>}

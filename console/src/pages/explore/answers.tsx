@@ -6,28 +6,28 @@ import { Empty, Panel, Problem } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
 import { count } from "../../lib/format";
 import { type Line, TONES } from "../../lib/lines";
-import { putAll } from "../../lib/router";
+import { setParams } from "../../lib/router";
 import { now } from "../../lib/store";
 import {
-  type Found,
-  inOrder,
+  formatValue,
   isSeries,
   type Labels,
   labelNames,
-  MOST_SERIES,
-  namer,
-  newest,
+  MAX_SERIES,
+  makeSeriesNamer,
+  newestValue,
+  type QueryResult,
   type Result,
-  value,
+  sortByName,
 } from "./queries";
 
-const MOST_JSON = 120_000;
+const MAX_JSON = 120_000;
 const TITLES: Record<string, string> = { chart: "Chart", table: "Table", json: "Raw JSON" };
 type Answer = Result & { q: number; expr: string };
 
 /** Each series of each answer; a number or a text is one row of the table. */
-function rowsOf(found: Found[], view: string): Answer[] {
-  return found.flatMap(({ reply, expr }, q) => {
+function toRows(results: QueryResult[], view: string): Answer[] {
+  return results.flatMap(({ reply, expr }, q) => {
     if (isSeries(reply)) return reply.data.result.map((r) => ({ q, expr, ...r }));
     if (!reply || view !== "table") return [];
     return [{ q, expr, metric: {}, value: reply.data.result as unknown as [number, string] }];
@@ -35,45 +35,45 @@ function rowsOf(found: Found[], view: string): Answer[] {
 }
 
 export function Answers({
-  found,
+  results,
   view,
   time,
   theme,
   address,
 }: {
-  found: Found[];
+  results: QueryResult[];
   view: string;
   time: { start: number; end: number; step: number };
   theme: string;
   address: URL;
 }) {
-  const said = [...new Set(found.flatMap((f) => [...(f.reply?.warnings ?? []), ...(f.reply?.infos ?? [])]))];
-  const rows = rowsOf(found, view);
-  const name = namer(rows.map((r) => r.metric));
-  const wrong = found.filter((f) => f.problem && !/\d+:\d+: /.test(f.problem.message));
-  if (!rows.length && !wrong.length && view !== "json" && found.some((f) => f.problem)) return null;
+  const notices = [...new Set(results.flatMap((f) => [...(f.reply?.warnings ?? []), ...(f.reply?.infos ?? [])]))];
+  const rows = toRows(results, view);
+  const name = makeSeriesNamer(rows.map((r) => r.metric));
+  const failures = results.filter((f) => f.problem && !/\d+:\d+: /.test(f.problem.message));
+  if (!rows.length && !failures.length && view !== "json" && results.some((f) => f.problem)) return null;
   return (
     <Panel
       id="answers"
       title={TITLES[view] ?? TITLES.chart}
       hint={
-        rows.length > MOST_SERIES && view === "chart"
-          ? `first ${MOST_SERIES} of ${count(rows.length)} series; more in the table`
-          : said.join(" · ")
+        rows.length > MAX_SERIES && view === "chart"
+          ? `first ${MAX_SERIES} of ${count(rows.length)} series; more in the table`
+          : notices.join(" · ")
       }
     >
-      {wrong.map((f) => (
+      {failures.map((f) => (
         <Problem key={f.expr}>{f.problem!.message}</Problem>
       ))}
-      {view === "json" && <Json found={found} />}
-      {view !== "json" && rows.length === 0 && wrong.length === 0 && (
+      {view === "json" && <Json results={results} />}
+      {view !== "json" && rows.length === 0 && failures.length === 0 && (
         <Empty title="No result">No series matches at this time. Check the metric name and the label matchers.</Empty>
       )}
-      {view === "table" && rows.length > 0 && <Values rows={rows} several={found.length > 1} address={address} />}
+      {view === "table" && rows.length > 0 && <Values rows={rows} several={results.length > 1} address={address} />}
       {view !== "json" && view !== "table" && rows.length > 0 && (
         <Lines
-          rows={inOrder(rows, name).slice(0, MOST_SERIES)}
-          several={found.length > 1}
+          rows={sortByName(rows, name).slice(0, MAX_SERIES)}
+          several={results.length > 1}
           name={name}
           time={time}
           theme={theme}
@@ -99,7 +99,13 @@ function Values({ rows, several, address }: { rows: Answer[]; several: boolean; 
       value: (r: Answer) => r.metric[label] ?? "",
       cell: (r: Answer) => r.metric[label] ?? <span class="dim">–</span>,
     })),
-    { id: "value", title: "Value", numeric: true, value: (r) => newest(r), cell: (r) => value(newest(r)) },
+    {
+      id: "value",
+      title: "Value",
+      numeric: true,
+      value: (r) => newestValue(r),
+      cell: (r) => formatValue(newestValue(r)),
+    },
   ];
   return (
     <Table
@@ -109,7 +115,7 @@ function Values({ rows, several, address }: { rows: Answer[]; several: boolean; 
       rows={rows}
       sort={labels[0] ?? "-value"}
       rowKey={(r) => `${r.q} ${JSON.stringify(r.metric)}`}
-      most={100}
+      maxRows={100}
       empty={null}
       columns={columns}
     />
@@ -135,12 +141,12 @@ function Lines({
       (_, i) => time.start + i * time.step,
     );
     const newest = now() / 1000;
-    const seen = new Set<string>();
+    const usedLabels = new Set<string>();
     const lines: Line[] = rows.map((r, i) => {
       const points = new Map(r.values?.filter(([at]) => at <= newest).map(([at, text]) => [at, Number(text)]));
       let label = `${name(r.metric) || r.expr}`;
-      while (seen.has(label)) label += " ";
-      seen.add(label);
+      while (usedLabels.has(label)) label += " ";
+      usedLabels.add(label);
       return {
         label,
         unit: "",
@@ -164,27 +170,27 @@ function Lines({
       end={time.end}
       theme={theme}
       height={340}
-      zoom={(from, to) => putAll({ from: String(Math.floor(from)), to: String(Math.ceil(to)), range: null })}
+      zoom={(from, to) => setParams({ from: String(Math.floor(from)), to: String(Math.ceil(to)), range: null })}
     />
   );
 }
 
-function Json({ found }: { found: Found[] }) {
+function Json({ results }: { results: QueryResult[] }) {
   const text = JSON.stringify(
-    found.length === 1
-      ? (found[0].reply ?? { error: found[0].problem?.message })
-      : found.map((f) => f.reply ?? { error: f.problem?.message }),
+    results.length === 1
+      ? (results[0].reply ?? { error: results[0].problem?.message })
+      : results.map((f) => f.reply ?? { error: f.problem?.message }),
     null,
     2,
   );
   return (
     <>
       <pre class="json" tabIndex={0} data-testid="json">
-        {text.slice(0, MOST_JSON)}
+        {text.slice(0, MAX_JSON)}
       </pre>
-      {text.length > MOST_JSON && (
+      {text.length > MAX_JSON && (
         <p class="dim small">
-          First {count(MOST_JSON / 1000)} of {count(text.length / 1000)} kB.
+          First {count(MAX_JSON / 1000)} of {count(text.length / 1000)} kB.
         </p>
       )}
     </>

@@ -7,11 +7,11 @@ import { Choice, Panel, Select, Skeleton } from "../../components/parts";
 import { PromqlField } from "../../components/promql_field";
 import { count } from "../../lib/format";
 import { TONES } from "../../lib/lines";
-import { go, type PageProps, param, put, putAll } from "../../lib/router";
-import { get, set, useReturns } from "../../lib/store";
+import { navigate, type PageProps, param, setParam, setParams } from "../../lib/router";
+import { getState, setState, useReconnects } from "../../lib/store";
 import "../../styles/pages.css";
 import { Answers } from "./answers";
-import { type Found, isSeries, readTime, SPANS, useQueries } from "./queries";
+import { isSeries, type QueryResult, readTime, SPANS, useQueries } from "./queries";
 
 const VIEWS = [
   ["chart", "Chart"],
@@ -28,25 +28,25 @@ const STEPS = [
   ["3600", "1 h"],
 ] as const;
 
-const MOST_QUERIES = 6;
+const MAX_QUERIES = 6;
 
 export function ExplorePage({ address, theme }: PageProps) {
-  const [asked, ask] = useState(0);
-  const [draft, add] = useState(0);
-  const again = asked + useReturns();
+  const [runCount, setRunCount] = useState(0);
+  const [draftCount, setDraftCount] = useState(0);
+  const version = runCount + useReconnects();
   const exprs = address.searchParams.getAll("expr");
   const view = param(address, "view", "chart");
   const key = address.search;
-  const time = useMemo(() => readTime(address), [key, again, Boolean(get().status)]);
-  const found = useQueries(exprs, view, time, again);
-  const fields = [...exprs, ...Array(exprs.length === 0 ? 1 : draft).fill("")].slice(0, MOST_QUERIES);
-  const keepExprs = (next: string[]) => {
-    const wanted = new URLSearchParams(address.search);
-    wanted.delete("expr");
-    for (const e of next.filter(Boolean)) wanted.append("expr", e);
-    add(0);
-    go(`/explore${wanted.size ? `?${wanted}` : ""}`, next.join() === exprs.join());
-    ask((n) => n + 1);
+  const time = useMemo(() => readTime(address), [key, version, Boolean(getState().status)]);
+  const results = useQueries(exprs, view, time, version);
+  const fields = [...exprs, ...Array(exprs.length === 0 ? 1 : draftCount).fill("")].slice(0, MAX_QUERIES);
+  const showExprs = (next: string[]) => {
+    const params = new URLSearchParams(address.search);
+    params.delete("expr");
+    for (const e of next.filter(Boolean)) params.append("expr", e);
+    setDraftCount(0);
+    navigate(`/explore${params.size ? `?${params}` : ""}`, next.join() === exprs.join());
+    setRunCount((n) => n + 1);
   };
   const share = async () => {
     const link = new URL(address.href);
@@ -55,10 +55,10 @@ export function ExplorePage({ address, theme }: PageProps) {
     link.searchParams.delete("range");
     try {
       await navigator.clipboard.writeText(link.href);
-      set({ notice: "Link copied, with a fixed time range" });
+      setState({ notice: "Link copied, with a fixed time range" });
     } catch {
-      go(link.pathname + link.search);
-      set({ notice: "Copying failed. Copy the link from the address bar: it has a fixed time range." });
+      navigate(link.pathname + link.search);
+      setState({ notice: "Copying failed. Copy the link from the address bar: it has a fixed time range." });
     }
   };
   return (
@@ -76,14 +76,14 @@ export function ExplorePage({ address, theme }: PageProps) {
               label={`Expression ${i + 1}`}
               value={expr}
               focused={i === fields.length - 1 && !expr}
-              problem={found?.find((f) => f.expr === expr)?.problem?.message}
-              run={(text) => keepExprs(fields.map((old, at) => (at === i ? text : old)))}
+              problem={results?.find((f) => f.expr === expr)?.problem?.message}
+              run={(text) => showExprs(fields.map((old, at) => (at === i ? text : old)))}
             />
             {fields.length > 1 && (
               <button
                 type="button"
                 aria-label={`Remove expression ${i + 1}`}
-                onClick={() => keepExprs(fields.filter((_, at) => at !== i))}
+                onClick={() => showExprs(fields.filter((_, at) => at !== i))}
               >
                 ✕
               </button>
@@ -96,15 +96,15 @@ export function ExplorePage({ address, theme }: PageProps) {
             class="primary"
             data-testid="run"
             onClick={() =>
-              keepExprs(
+              showExprs(
                 fields.map((_, i) => (document.getElementById(`query-${i}`) as HTMLTextAreaElement).value.trim()),
               )
             }
           >
             Run
           </button>
-          {exprs.length > 0 && exprs.length < MOST_QUERIES && (
-            <button type="button" data-testid="add-query" onClick={() => add(1)}>
+          {exprs.length > 0 && exprs.length < MAX_QUERIES && (
+            <button type="button" data-testid="add-query" onClick={() => setDraftCount(1)}>
               Add expression
             </button>
           )}
@@ -113,7 +113,7 @@ export function ExplorePage({ address, theme }: PageProps) {
             id="explore-view"
             options={VIEWS}
             value={view}
-            choose={(v) => put("view", v === "chart" ? null : v)}
+            choose={(v) => setParam("view", v === "chart" ? null : v)}
           />
           <label class="chip">
             {time.fixed ? "fixed time" : "last"}{" "}
@@ -125,7 +125,7 @@ export function ExplorePage({ address, theme }: PageProps) {
                 ...Object.keys(SPANS).map((s) => [s, s] as const),
               ]}
               value={time.fixed ? "" : time.range}
-              choose={(r) => putAll({ range: r === "1h" ? null : r, from: null, to: null })}
+              choose={(r) => setParams({ range: r === "1h" ? null : r, from: null, to: null })}
             />
           </label>
           <label class="chip">
@@ -135,7 +135,7 @@ export function ExplorePage({ address, theme }: PageProps) {
               id="explore-step"
               options={STEPS.map(([v, t]) => [v, v ? t : `auto, ${time.step} s`] as const)}
               value={param(address, "step")}
-              choose={(s) => put("step", s || null)}
+              choose={(s) => setParam("step", s || null)}
             />
           </label>
           {exprs.length > 0 && (
@@ -148,39 +148,40 @@ export function ExplorePage({ address, theme }: PageProps) {
               Share
             </button>
           )}
-          <Cost found={found} asked={exprs.length} />
+          <QueryCost results={results} expressionCount={exprs.length} />
         </div>
       </Panel>
       {exprs.length === 0 ? (
-        <Examples keep={(e) => keepExprs([e])} />
-      ) : !found ? (
+        <Examples keep={(e) => showExprs([e])} />
+      ) : !results ? (
         <Panel>
           <Skeleton height={240} />
         </Panel>
       ) : (
-        <Answers found={found} view={view} time={time} theme={theme} address={address} />
+        <Answers results={results} view={view} time={time} theme={theme} address={address} />
       )}
     </main>
   );
 }
 
-function Cost({ found, asked }: { found?: Found[]; asked: number }) {
-  if (!asked) return null;
-  if (!found)
+function QueryCost({ results, expressionCount }: { results?: QueryResult[]; expressionCount: number }) {
+  if (!expressionCount) return null;
+  if (!results)
     return (
       <span class="hint" data-testid="query-time">
         running…
       </span>
     );
-  const took = Math.max(0, ...found.map((f) => f.millis));
-  const spent = found.map((f) => f.reply?.data.stats?.timings.evalTotalTime ?? 0).reduce((a, b) => a + b, 0);
-  const series = found.reduce(
+  const slowestMs = Math.max(0, ...results.map((f) => f.millis));
+  const engineSeconds = results.map((f) => f.reply?.data.stats?.timings.evalTotalTime ?? 0).reduce((a, b) => a + b, 0);
+  const series = results.reduce(
     (sum, f) => sum + (isSeries(f.reply) ? f.reply.data.result.length : Number(f.reply !== undefined)),
     0,
   );
   return (
-    <span class="hint" data-testid="query-time" title={`${(1000 * spent).toFixed(1)} ms in the query engine`}>
-      {count(series)} series · {took.toFixed(0)} ms · {count(found.reduce((sum, f) => sum + f.bytes, 0) / 1000)} kB
+    <span class="hint" data-testid="query-time" title={`${(1000 * engineSeconds).toFixed(1)} ms in the query engine`}>
+      {count(series)} series · {slowestMs.toFixed(0)} ms · {count(results.reduce((sum, f) => sum + f.bytes, 0) / 1000)}{" "}
+      kB
     </span>
   );
 }

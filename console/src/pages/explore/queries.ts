@@ -1,9 +1,9 @@
 // Queries of Explore: the time range in the address, the requests, and names of series.
 
 import { useEffect, useState } from "preact/hooks";
-import { Refused } from "../../lib/api";
+import { RequestError } from "../../lib/api";
 import { param } from "../../lib/router";
-import { now, set, useHub } from "../../lib/store";
+import { now, setState, useHub } from "../../lib/store";
 
 export type Labels = Record<string, string>;
 
@@ -19,19 +19,19 @@ interface Reply {
   infos?: string[];
 }
 
-export interface Found {
+export interface QueryResult {
   expr: string;
   reply?: Reply;
-  problem?: Refused;
+  problem?: RequestError;
   millis: number;
   bytes: number;
 }
 
 export const SPANS: Record<string, number> = { "15m": 900, "1h": 3600, "6h": 21600, "1d": 86400, "7d": 604800 };
 
-export const MOST_SERIES = 60;
+export const MAX_SERIES = 60;
 
-const MOST_POINTS = 11000;
+const MAX_POINTS = 11000;
 
 /** What the address says: expressions, and the time in seconds. */
 export function readTime(address: URL): { start: number; end: number; step: number; range: string; fixed: boolean } {
@@ -41,34 +41,34 @@ export function readTime(address: URL): { start: number; end: number; step: numb
   const range = param(address, "range", "1h");
   const end = fixed ? until : Math.floor(now() / 5000) * 5;
   const start = fixed ? from : end - (SPANS[range] ?? 3600);
-  const least = Math.ceil((end - start) / (MOST_POINTS - 1));
-  const wanted = Number(param(address, "step"));
-  return { start, end, step: Math.max(1, least, wanted || Math.ceil((end - start) / 240)), range, fixed };
+  const minStep = Math.ceil((end - start) / (MAX_POINTS - 1));
+  const chosenStep = Number(param(address, "step"));
+  return { start, end, step: Math.max(1, minStep, chosenStep || Math.ceil((end - start) / 240)), range, fixed };
 }
 
-export async function ask(path: string): Promise<{ reply: Reply; bytes: number }> {
+export async function runQuery(path: string): Promise<{ reply: Reply; bytes: number }> {
   let answer: Response;
   try {
     answer = await fetch(path);
   } catch {
-    throw new Refused(0, "The hub does not answer");
+    throw new RequestError(0, "The hub does not answer");
   }
   const text = await answer.text();
   let content: Reply & { error?: string };
   try {
     content = JSON.parse(text);
   } catch {
-    throw new Refused(answer.status, `The hub returned HTTP ${answer.status}`);
+    throw new RequestError(answer.status, `The hub returned HTTP ${answer.status}`);
   }
-  if (answer.status === 401) set({ signIn: true });
-  if (!answer.ok) throw new Refused(answer.status, content.error ?? `The hub returned HTTP ${answer.status}`);
+  if (answer.status === 401) setState({ signIn: true });
+  if (!answer.ok) throw new RequestError(answer.status, content.error ?? `The hub returned HTTP ${answer.status}`);
   return { reply: content, bytes: text.length };
 }
 
 function pathOf(expr: string, view: string, time: { start: number; end: number; step: number }): string {
-  const form = new URLSearchParams({ query: expr, limit: String(MOST_SERIES * 4), stats: "1" });
-  const asked = view === "table" ? { time: time.end } : { start: time.start, end: time.end, step: time.step };
-  for (const [name, value] of Object.entries(asked)) form.set(name, String(value));
+  const form = new URLSearchParams({ query: expr, limit: String(MAX_SERIES * 4), stats: "1" });
+  const timeParams = view === "table" ? { time: time.end } : { start: time.start, end: time.end, step: time.step };
+  for (const [name, value] of Object.entries(timeParams)) form.set(name, String(value));
   return `/api/v1/${view === "table" ? "query" : "query_range"}?${form}`;
 }
 
@@ -76,47 +76,47 @@ export function useQueries(
   exprs: string[],
   view: string,
   time: { start: number; end: number; step: number },
-  again: number,
-): Found[] | undefined {
-  const [found, keep] = useState<{ key: string; list: Found[] }>();
+  version: number,
+): QueryResult[] | undefined {
+  const [results, setResults] = useState<{ key: string; list: QueryResult[] }>();
   const ready = useHub().status !== undefined;
   const key = JSON.stringify([exprs, view === "table" ? "now" : "over", time.start, time.end, time.step]);
   useEffect(() => {
     let current = true;
     if (!ready) return;
-    const one = async (expr: string): Promise<Found> => {
+    const runOne = async (expr: string): Promise<QueryResult> => {
       const began = performance.now();
       const path = pathOf(expr, view, time);
       try {
-        const { reply, bytes } = await ask(path);
+        const { reply, bytes } = await runQuery(path);
         return { expr, reply, bytes, millis: performance.now() - began };
       } catch (problem) {
-        return { expr, problem: problem as Refused, bytes: 0, millis: performance.now() - began };
+        return { expr, problem: problem as RequestError, bytes: 0, millis: performance.now() - began };
       }
     };
-    Promise.all(exprs.filter(Boolean).map(one)).then((list) => current && keep({ key, list }));
+    Promise.all(exprs.filter(Boolean).map(runOne)).then((list) => current && setResults({ key, list }));
     return () => {
       current = false;
     };
-  }, [key, again, ready]);
-  return found?.key === key ? found.list : undefined;
+  }, [key, version, ready]);
+  return results?.key === key ? results.list : undefined;
 }
 
 export const isSeries = (reply?: Reply): reply is Reply & { data: { result: Result[] } } =>
   reply !== undefined && ["matrix", "vector"].includes(reply.data.resultType);
 
 /** An engine answers in any order; by name, a line has the same colour each time. */
-export const inOrder = <T extends { q: number; metric: Labels }>(rows: T[], name: (m: Labels) => string) =>
+export const sortByName = <T extends { q: number; metric: Labels }>(rows: T[], name: (m: Labels) => string) =>
   rows
     .map((row) => [row, name(row.metric)] as const)
     .sort(([a, x], [b, y]) => a.q - b.q || x.localeCompare(y, "en", { numeric: true }))
     .map(([row]) => row);
 
 /** For a range of samples, as from `up[5m]`, the newest one is shown. */
-export const newest = (r: { value?: [number, string]; values?: [number, string][] }) =>
+export const newestValue = (r: { value?: [number, string]; values?: [number, string][] }) =>
   Number((r.value ?? r.values?.at(-1))?.[1]);
 
-export function value(n: number): string {
+export function formatValue(n: number): string {
   if (Number.isNaN(n)) return "NaN";
   return Number.isInteger(n) ? n.toLocaleString("en") : String(Number(n.toPrecision(6)));
 }
@@ -124,14 +124,14 @@ export function value(n: number): string {
 /** Labels that tell series apart; what all share says nothing. */
 export function labelNames(all: Labels[]): string[] {
   const names = [...new Set(all.flatMap((m) => Object.keys(m)))];
-  const told = names.filter((n) => all.length === 1 || new Set(all.map((m) => m[n])).size > 1);
-  const first = ["__name__", "cluster", "Hostname", "node", "gpu", "namespace", "pod", "team"];
-  return told
-    .sort((a, b) => (first.indexOf(a) + 1 || 99) - (first.indexOf(b) + 1 || 99) || a.localeCompare(b))
+  const distinguishing = names.filter((n) => all.length === 1 || new Set(all.map((m) => m[n])).size > 1);
+  const preferredOrder = ["__name__", "cluster", "Hostname", "node", "gpu", "namespace", "pod", "team"];
+  return distinguishing
+    .sort((a, b) => (preferredOrder.indexOf(a) + 1 || 99) - (preferredOrder.indexOf(b) + 1 || 99) || a.localeCompare(b))
     .slice(0, 12);
 }
 
-export function namer(all: Labels[]): (m: Labels) => string {
+export function makeSeriesNamer(all: Labels[]): (m: Labels) => string {
   const names = labelNames(all).slice(0, 4);
   return (m) =>
     names

@@ -1,30 +1,30 @@
 // The fabric: every link with state, load, errors, congestion and jobs, and the details of one link.
 
 import { useMemo } from "preact/hooks";
-import { Choice, Empty, Mark, Panel, Select, Skeleton, Time, Trouble } from "../../components/parts";
+import { Choice, Empty, MarkedText, Panel, RequestProblem, Select, Skeleton, Time } from "../../components/parts";
 import { PortMap } from "../../components/portmap";
 import { MEASURES, type Measure } from "../../components/portmap_layout";
 import { type Column, Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
+import { useRequest } from "../../lib/api";
 import { count, percentOf } from "../../lib/format";
-import { type PageProps, param, put } from "../../lib/router";
+import { type PageProps, param, setParam } from "../../lib/router";
 import { usePulse } from "../../lib/store";
 import "../../styles/pages.css";
-import { Figures, Legend, NoFabric, Source, Spines } from "./figures";
+import { FabricFigures, Legend, NoFabric, Source, Spines } from "./figures";
 import {
-  endOf,
   type FabricMap,
-  glyphOf,
+  formatRate,
+  formatTimes,
   Jobs,
   type Link,
-  rate,
-  switchOf,
-  times,
-  toneOf,
+  linkGlyph,
+  linkName,
+  linkTone,
+  stateText,
+  switchPort,
   WINDOWS,
-  wordOf,
 } from "./labels";
-import { OneLink } from "./link";
+import { LinkPanel } from "./link";
 
 const COLOURS = (Object.keys(MEASURES) as Measure[]).map((m) => [m, MEASURES[m].title] as const);
 
@@ -33,29 +33,29 @@ export function FabricPage({ address, theme }: PageProps) {
   const colour = (param(address, "colour", "load") in MEASURES ? param(address, "colour", "load") : "load") as Measure;
   const chosen = param(address, "link");
   const row = param(address, "row");
-  const words = param(address, "q");
+  const filterText = param(address, "q");
   const job = param(address, "job");
   const only = param(address, "only");
   const beat = usePulse();
-  const { answer: map, problem } = useAsk<FabricMap>(`/api/fabric/map?window=${window}`, beat);
-  const asked = new URLSearchParams({
+  const { answer: map, problem } = useRequest<FabricMap>(`/api/fabric/map?window=${window}`, beat);
+  const query = new URLSearchParams({
     window,
     limit: "500",
     ...(row && { row }),
-    ...(words && { of: words }),
+    ...(filterText && { of: filterText }),
     ...(job && { job }),
     ...(only && { trouble: "1" }),
   });
-  const list = useAsk<{ total: number; links: Link[] }>(`/api/fabric/links?${asked}`, beat);
-  const narrowed = Boolean(row || words || job || only);
-  const among = useMemo(
-    () => (narrowed && list.answer ? new Set(list.answer.links.map((l) => l.id)) : undefined),
-    [narrowed, list.answer],
+  const links = useRequest<{ total: number; links: Link[] }>(`/api/fabric/links?${query}`, beat);
+  const isFiltered = Boolean(row || filterText || job || only);
+  const highlighted = useMemo(
+    () => (isFiltered && links.answer ? new Set(links.answer.links.map((l) => l.id)) : undefined),
+    [isFiltered, links.answer],
   );
-  const choose = (id: string) => put("link", id === chosen ? null : id);
+  const choose = (id: string) => setParam("link", id === chosen ? null : id);
   return (
     <main data-testid="fabric-page">
-      {map && map.counts.links > 0 && <Figures map={map} address={address} />}
+      {map && map.counts.links > 0 && <FabricFigures map={map} address={address} />}
       <div class={chosen ? "columns" : "columns one"}>
         <div>
           <Panel
@@ -69,19 +69,19 @@ export function FabricPage({ address, theme }: PageProps) {
                   id="fabric-colour"
                   options={COLOURS}
                   value={colour}
-                  choose={(c) => put("colour", c === "load" ? null : c)}
+                  choose={(c) => setParam("colour", c === "load" ? null : c)}
                 />
                 <Select
                   label="errors over"
                   id="fabric-window"
                   options={WINDOWS}
                   value={window}
-                  choose={(w) => put("window", w === "1h" ? null : w)}
+                  choose={(w) => setParam("window", w === "1h" ? null : w)}
                 />
               </div>
             }
           >
-            <Trouble problem={problem} isStale={Boolean(map)} />
+            <RequestProblem problem={problem} isStale={Boolean(map)} />
             {map?.problem && (
               <p class="silenced" data-testid="fabric-doubt">
                 ▲ Incomplete: {map.problem}
@@ -102,8 +102,8 @@ export function FabricPage({ address, theme }: PageProps) {
                   chosen={chosen}
                   choose={choose}
                   row={row}
-                  chooseRow={(name) => put("row", name === row ? null : name)}
-                  among={among}
+                  chooseRow={(name) => setParam("row", name === row ? null : name)}
+                  highlighted={highlighted}
                 />
                 <Legend measure={colour} map={map} />
               </>
@@ -113,24 +113,24 @@ export function FabricPage({ address, theme }: PageProps) {
             <Panel
               title="Links"
               id="links-panel"
-              hint={list.answer && counted(list.answer.total, narrowed ? map.counts.links : 0)}
+              hint={links.answer && linkCountHint(links.answer.total, isFiltered ? map.counts.links : 0)}
               side={
                 <div class="pick">
                   <input
                     id="filter"
                     class="narrow"
                     type="search"
-                    value={words}
+                    value={filterText}
                     placeholder="Node, switch, job or state"
                     aria-label="Filter links"
                     data-testid="fabric-filter"
-                    onInput={(e) => put("q", e.currentTarget.value)}
+                    onInput={(e) => setParam("q", e.currentTarget.value)}
                   />
                   <button
                     type="button"
                     aria-pressed={only === "trouble"}
                     data-testid="fabric-trouble"
-                    onClick={() => put("only", only ? null : "trouble")}
+                    onClick={() => setParam("only", only ? null : "trouble")}
                   >
                     Problems
                   </button>
@@ -140,12 +140,12 @@ export function FabricPage({ address, theme }: PageProps) {
               {(row || job) && (
                 <p class="chips first">
                   {row && (
-                    <button type="button" class="chip" onClick={() => put("row", null)}>
+                    <button type="button" class="chip" onClick={() => setParam("row", null)}>
                       {row} ✕
                     </button>
                   )}
                   {job && (
-                    <button type="button" class="chip" onClick={() => put("job", null)}>
+                    <button type="button" class="chip" onClick={() => setParam("job", null)}>
                       job {job} ✕
                     </button>
                   )}
@@ -155,14 +155,14 @@ export function FabricPage({ address, theme }: PageProps) {
                 id="links"
                 caption="Links of the fabric, worst first"
                 columns={columns(window, address)}
-                rows={list.answer?.links}
-                problem={list.problem}
+                rows={links.answer?.links}
+                problem={links.problem}
                 rowKey={(l) => l.id}
                 rowTestId="link-row"
                 choose={(l) => choose(l.id)}
                 chosen={chosen}
                 address={address}
-                most={100}
+                maxRows={100}
                 empty={
                   <Empty title="No link matches">
                     {only ? "No link is down, slow or congested, and none has errors." : "Change the filter."}
@@ -174,7 +174,7 @@ export function FabricPage({ address, theme }: PageProps) {
         </div>
         {chosen && (
           <aside>
-            <OneLink id={chosen} window={window} theme={theme} beat={beat} />
+            <LinkPanel id={chosen} window={window} theme={theme} beat={beat} />
           </aside>
         )}
       </div>
@@ -186,23 +186,23 @@ export const columns = (window: string, address: URL): Column<Link>[] => [
   {
     id: "end",
     title: "Link",
-    value: (l) => endOf(l),
+    value: (l) => linkName(l),
     cell: (l) => (
       <>
-        {endOf(l)}
-        {l.switch && <small class="plain">{switchOf(l)}</small>}
+        {linkName(l)}
+        {l.switch && <small class="plain">{switchPort(l)}</small>}
       </>
     ),
   },
   {
     id: "state",
     title: "State",
-    value: (l) => wordOf(l),
+    value: (l) => stateText(l),
     cell: (l) => (
       <>
-        <Mark tone={toneOf(l)} glyph={glyphOf(l)}>
-          {wordOf(l)}
-        </Mark>
+        <MarkedText tone={linkTone(l)} glyph={linkGlyph(l)}>
+          {stateText(l)}
+        </MarkedText>
         {(l.why || l.down_since) && (
           <small class="plain">
             {l.why}
@@ -217,7 +217,7 @@ export const columns = (window: string, address: URL): Column<Link>[] => [
       </>
     ),
   },
-  { id: "rate", title: "Rate", numeric: true, value: (l) => l.gbps, cell: (l) => rate(l.gbps), minor: true },
+  { id: "rate", title: "Rate", numeric: true, value: (l) => l.gbps, cell: (l) => formatRate(l.gbps), minor: true },
   {
     id: "load",
     title: "Load",
@@ -240,7 +240,7 @@ export const columns = (window: string, address: URL): Column<Link>[] => [
     numeric: true,
     class: "wide-only",
     value: (l) => l.wait_times,
-    cell: (l) => (l.wait_times == null ? "unknown" : times(l.wait_times)),
+    cell: (l) => (l.wait_times == null ? "unknown" : formatTimes(l.wait_times)),
     hint: "time that the port waited to send for lack of credits, relative to the median of similar links",
   },
   {
@@ -251,7 +251,7 @@ export const columns = (window: string, address: URL): Column<Link>[] => [
   },
 ];
 
-function counted(links: number, all: number): string {
+function linkCountHint(links: number, all: number): string {
   const shown = links > 500 ? " · 500 shown" : "";
   return `${all ? `${count(links)} of ${count(all)}` : count(links)} · worst first${shown}`;
 }

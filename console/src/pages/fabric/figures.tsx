@@ -1,24 +1,24 @@
 // Summary of the fabric, its spines, and the legend of the map.
 
-import { heat } from "../../components/heatmap_layout";
+import { heatColour } from "../../components/heatmap_layout";
 import { Empty, Tile } from "../../components/parts";
 import { MARKS, MEASURES, type Measure, markOf } from "../../components/portmap_layout";
-import { ago, count, many } from "../../lib/format";
+import { count, plural, shortDuration } from "../../lib/format";
 import { withParams } from "../../lib/router";
 import { now } from "../../lib/store";
 import { type FabricMap, WINDOWS } from "./labels";
 
-export function Figures({ map, address }: { map: FabricMap; address: URL }) {
+export function FabricFigures({ map, address }: { map: FabricMap; address: URL }) {
   const { counts } = map;
   const span = WINDOWS.find(([w]) => w === map.window)?.[1];
-  const counted = counts.uncounted < counts.links;
-  const rows = map.source === "sweep" ? leaves(map.rows.length) : many(map.rows.length, "row");
+  const hasCounters = counts.uncounted < counts.links;
+  const rows = map.source === "sweep" ? leafCount(map.rows.length) : plural(map.rows.length, "row");
   return (
     <section class="tiles even gap-below" aria-label="summary of the fabric">
       <Tile
         name="Links"
         value={count(counts.links)}
-        meaning={`${rows} · ${map.spines.length ? many(map.spines.length, "spine") : "spines unknown"}`}
+        meaning={`${rows} · ${map.spines.length ? plural(map.spines.length, "spine") : "spines unknown"}`}
         id="tile-links"
       />
       <Tile
@@ -29,7 +29,7 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
           [
             counts.unknown && `${count(counts.unknown)} unknown`,
             counts.mute_nodes &&
-              `${many(counts.mute_nodes, "node")} report${counts.mute_nodes === 1 ? "s" : ""} no ports`,
+              `${plural(counts.mute_nodes, "node")} report${counts.mute_nodes === 1 ? "s" : ""} no ports`,
           ]
             .filter(Boolean)
             .join(" · ") || "no link state is unknown"
@@ -46,10 +46,10 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
       />
       <Tile
         name={`Links with errors, ${span}`}
-        value={counted ? count(counts.errs) : "unknown"}
+        value={hasCounters ? count(counts.errs) : "unknown"}
         tone={counts.errs ? "bad" : undefined}
         meaning={
-          counted
+          hasCounters
             ? `links with over 120 / h or a severe error${counts.uncounted ? ` · ${count(counts.uncounted)} without counters` : ""}`
             : "no error counters reported"
         }
@@ -73,13 +73,14 @@ export function Figures({ map, address }: { map: FabricMap; address: URL }) {
   );
 }
 
-const leaves = (n: number) => `${count(n)} ${n === 1 ? "leaf" : "leaves"}`;
+const leafCount = (n: number) => `${count(n)} ${n === 1 ? "leaf" : "leaves"}`;
 
 export function Source({ map }: { map: FabricMap }) {
   if (map.source === "sweep")
     return (
       <>
-        swept {map.swept_at && <>{ago(now() - Date.parse(map.swept_at))} ago </>}· one row per leaf: trunks, then nodes
+        swept {map.swept_at && <>{shortDuration(now() - Date.parse(map.swept_at))} ago </>}· one row per leaf: trunks,
+        then nodes
       </>
     );
   if (map.source !== "hosts") return <>unknown</>;
@@ -90,12 +91,12 @@ export function Source({ map }: { map: FabricMap }) {
   );
 }
 
-const OF_HOSTS = "Nodes with InfiniBand ports report them through node_exporter or the agent.";
+const NODE_PORTS_TEXT = "Nodes with InfiniBand ports report them through node_exporter or the agent.";
 
 export function NoFabric() {
   return (
     <Empty title="No fabric data">
-      {OF_HOSTS} To see switches and trunks too, set <code>sweep</code> or <code>ufm_url</code> under{" "}
+      {NODE_PORTS_TEXT} To see switches and trunks too, set <code>sweep</code> or <code>ufm_url</code> under{" "}
       <code>[fabric]</code>, or run <code>watchkeeper fabric sweep --push</code> on a node with an InfiniBand adapter.
     </Empty>
   );
@@ -117,7 +118,7 @@ export function Spines({ map, row, address }: { map: FabricMap; row: string; add
           key={s.name}
           class={`chip ${(SPINE[s.state] ?? SPINE.other).tone}`}
           aria-current={s.name === row || undefined}
-          title={s.trouble.join("\n") || `${many(s.links, "link")}, no change`}
+          title={s.trouble.join("\n") || `${plural(s.links, "link")}, no change`}
           href={withParams(address, { row: s.name === row ? null : s.name })}
         >
           <i aria-hidden="true">{(SPINE[s.state] ?? SPINE.other).glyph}</i> {s.name}
@@ -130,14 +131,14 @@ export function Spines({ map, row, address }: { map: FabricMap; row: string; add
 
 export function Legend({ measure, map }: { measure: Measure; map: FabricMap }) {
   const cells = map.rows.flatMap((r) => r.cells);
-  const seen = new Set(cells.map((c) => markOf(c, map.states)));
+  const presentMarks = new Set(cells.map((c) => markOf(c, map.states)));
   const [low, mid, high] = MEASURES[measure].ticks;
   return (
     <div class="legend" data-testid="fabric-legend">
       <span class="ramp">
         <i>{low}</i>
         {[0, 0.25, 0.5, 0.75, 1].map((s) => (
-          <em key={s} style={{ background: heat(s) }} />
+          <em key={s} style={{ background: heatColour(s) }} />
         ))}
         <i>{high}</i>
       </span>
@@ -147,7 +148,7 @@ export function Legend({ measure, map }: { measure: Measure; map: FabricMap }) {
         {measure === "wait" && ", relative to the median"}
       </span>
       {MARKS.map((m) => (
-        <span key={m.name} class={seen.has(m.name) ? m.name : "dim"}>
+        <span key={m.name} class={presentMarks.has(m.name) ? m.name : "dim"}>
           <i aria-hidden="true">{m.glyph}</i> {m.text}
         </span>
       ))}

@@ -65,35 +65,35 @@ export const WINDOWS = [
 
 const DOWN = ["down", "gone", "critical", "missing"];
 
-export function toneOf(link: Link): string {
+export function linkTone(link: Link): string {
   if (link.errs || DOWN.includes(link.state)) return "critical";
   if (link.state === "slow" || link.waits) return "warning";
   return link.state === "healthy" ? "ok" : "";
 }
 
-export function wordOf({ state, errs, waits }: Link): string {
+export function stateText({ state, errs, waits }: Link): string {
   const isUp = state === "healthy" && !errs && !waits;
-  const words = [state === "healthy" ? isUp && "up" : state, errs && "errors", waits && "congested"];
-  return words.filter(Boolean).join(", ");
+  const parts = [state === "healthy" ? isUp && "up" : state, errs && "errors", waits && "congested"];
+  return parts.filter(Boolean).join(", ");
 }
 
 /** The mark of a link that is up but has errors or is congested. */
-export function glyphOf({ state, errs, waits }: Link): string | undefined {
+export function linkGlyph({ state, errs, waits }: Link): string | undefined {
   if (state !== "healthy") return undefined;
   if (errs) return "◆";
   return waits ? "‖" : undefined;
 }
 
-export const endOf = (link: Link) =>
+export const linkName = (link: Link) =>
   link.kind === "host"
     ? `${link.peer} ${link.device}${link.port > 1 ? `/${link.port}` : ""}`
     : `${link.peer} port ${link.port}`;
 
-export const switchOf = (link: Link) => (link.switch ? `${link.switch} port ${link.switch_port}` : null);
+export const switchPort = (link: Link) => (link.switch ? `${link.switch} port ${link.switch_port}` : null);
 
-export const rate = (gbps: number | null) => (gbps == null ? "unknown" : `${count(gbps)} Gb/s`);
+export const formatRate = (gbps: number | null) => (gbps == null ? "unknown" : `${count(gbps)} Gb/s`);
 
-export const times = (n: number) => (n < 0.1 ? "< 0.1×" : `${Number(n.toPrecision(2))}×`);
+export const formatTimes = (n: number) => (n < 0.1 ? "< 0.1×" : `${Number(n.toPrecision(2))}×`);
 
 export function Jobs({ names, most, trunk }: { names: string[]; address?: URL; most: number; trunk: boolean }) {
   if (!names.length) return <span class="dim">none</span>;

@@ -1,19 +1,34 @@
 // One link in full: its facts, its counters and its last hour.
 
-import { Chip, Facts, Mark, Panel, Problem, Skeleton, Time } from "../../components/parts";
+import { Chip, Facts, MarkedText, Panel, Problem, Skeleton, Time } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { Export } from "../../components/table";
-import { useAsk } from "../../lib/api";
-import { count, many, percentOf } from "../../lib/format";
-import { putAll, to } from "../../lib/router";
+import { useRequest } from "../../lib/api";
+import { count, percentOf, plural } from "../../lib/format";
+import { setParams, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
-import { endOf, glyphOf, Jobs, type Port, rate, switchOf, times, toneOf, wordOf } from "./labels";
+import {
+  formatRate,
+  formatTimes,
+  Jobs,
+  linkGlyph,
+  linkName,
+  linkTone,
+  type Port,
+  stateText,
+  switchPort,
+} from "./labels";
 
-export function OneLink({ id, window, theme, beat }: { id: string; window: string; theme: string; beat: number }) {
-  const { answer, problem } = useAsk<Port>(`/api/fabric/port?${new URLSearchParams({ window, id })}`, beat);
+export function LinkPanel({ id, window, theme, beat }: { id: string; window: string; theme: string; beat: number }) {
+  const { answer, problem } = useRequest<Port>(`/api/fabric/port?${new URLSearchParams({ window, id })}`, beat);
   const { status } = useHub();
   const close = (
-    <button type="button" onClick={() => putAll({ link: null })} data-testid="link-close" aria-label="Close this link">
+    <button
+      type="button"
+      onClick={() => setParams({ link: null })}
+      data-testid="link-close"
+      aria-label="Close this link"
+    >
       ✕
     </button>
   );
@@ -24,18 +39,18 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
       </Panel>
     );
   const { link, counters, series, incidents } = answer;
-  const grown = counters.filter((c) => c.grown >= 0.5);
-  const quiet = counters.length - grown.length;
+  const increased = counters.filter((c) => c.grown >= 0.5);
+  const unchangedCount = counters.length - increased.length;
   const end = Math.floor(now() / 15000) * 15000;
-  const bad = counters.find((c) => c.grown >= 0.5 && c.action);
+  const actionableCounter = counters.find((c) => c.grown >= 0.5 && c.action);
   return (
-    <Panel title={endOf(link)} hint={switchOf(link) ?? "switch unknown"} side={close} id="link-panel">
+    <Panel title={linkName(link)} hint={switchPort(link) ?? "switch unknown"} side={close} id="link-panel">
       <Facts
         rows={[
           [
             "State",
-            <Mark tone={toneOf(link)} glyph={glyphOf(link)}>
-              {wordOf(link)}
+            <MarkedText tone={linkTone(link)} glyph={linkGlyph(link)}>
+              {stateText(link)}
               {link.why && ` · ${link.why}`}
               {link.down_since && (
                 <>
@@ -43,9 +58,9 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
                   since <Time at={link.down_since} full />
                 </>
               )}
-            </Mark>,
+            </MarkedText>,
           ],
-          ["Rate", rate(link.gbps)],
+          ["Rate", formatRate(link.gbps)],
           [
             "Load",
             <>
@@ -57,7 +72,7 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
             "Congestion",
             link.wait_times == null
               ? "unknown: this link has no congestion counter"
-              : `send wait ${times(link.wait_times)} the median of similar links`,
+              : `send wait ${formatTimes(link.wait_times)} the median of similar links`,
           ],
           ["Discards", link.discards == null ? null : `${count(Math.round(link.discards))} in ${window}`],
           [
@@ -84,9 +99,9 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
           ],
         ]}
       />
-      {bad?.action && toneOf(link) !== "ok" && (
+      {actionableCounter?.action && linkTone(link) !== "ok" && (
         <p class="next">
-          <b>Next</b> {bad.action}
+          <b>Next</b> {actionableCounter.action}
         </p>
       )}
       <h2 class="gap">
@@ -94,12 +109,12 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
       </h2>
       {counters.length === 0 ? (
         <p class="dim">No counter of this link has been reported.</p>
-      ) : grown.length === 0 ? (
-        <p class="dim">{many(counters.length, "counter")}, none increased.</p>
+      ) : increased.length === 0 ? (
+        <p class="dim">{plural(counters.length, "counter")}, none increased.</p>
       ) : (
         <table class="facts counters" data-testid="counters">
           <tbody>
-            {grown.map((c) => (
+            {increased.map((c) => (
               <tr key={c.name}>
                 <th scope="row">
                   {c.name}
@@ -111,7 +126,7 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
           </tbody>
         </table>
       )}
-      {grown.length > 0 && (
+      {increased.length > 0 && (
         <p class="foot-line">
           <Export
             id="counters"
@@ -120,16 +135,18 @@ export function OneLink({ id, window, theme, beat }: { id: string; window: strin
               { title: "grown", value: (c) => c.grown },
               { title: "meaning", value: (c) => c.meaning },
             ]}
-            rows={grown}
+            rows={increased}
           />
         </p>
       )}
-      {grown.length > 0 && quiet > 0 && <p class="dim small">{many(quiet, "other counter")} did not increase.</p>}
+      {increased.length > 0 && unchangedCount > 0 && (
+        <p class="dim small">{plural(unchangedCount, "other counter")} did not increase.</p>
+      )}
       <h2 class="gap">Last hour</h2>
       {status && (
         <Strips
           id="link-strips"
-          quiet
+          omitsEmpty
           name={`Traffic, errors and congestion of ${id}`}
           band={52}
           theme={theme}

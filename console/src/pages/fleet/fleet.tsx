@@ -3,25 +3,25 @@
 import { useEffect, useMemo } from "preact/hooks";
 import { Empty, IncidentCard, Panel, Skeleton } from "../../components/parts";
 import { Strips } from "../../components/strips";
-import { clock, count, many, utc } from "../../lib/format";
+import { count, plural, timeOfDay, utcTime } from "../../lib/format";
 import { chooseColour } from "../../lib/live";
 import type { Summary } from "../../lib/live_types";
 import { cardMarks } from "../../lib/marks";
 import { FLEET_STRIPS } from "../../lib/promql";
-import { type PageProps, param, spanOf } from "../../lib/router";
+import { type PageProps, param, rangeMs } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
 import { MapPanel } from "./map";
 import { GROUPS } from "./paint";
 import { Tiles } from "./tiles";
 
-export const reporting = (s: Summary) =>
-  s.silent ? `${count(s.gpus - s.silent)} of ${many(s.gpus, "GPU")}` : many(s.gpus, "GPU");
+export const reportingCount = (s: Summary) =>
+  s.silent ? `${count(s.gpus - s.silent)} of ${plural(s.gpus, "GPU")}` : plural(s.gpus, "GPU");
 
 /** What reports while no incident is open. */
-function watched(s?: Summary): string {
+function describeReporting(s?: Summary): string {
   if (!s) return "Waiting for the first update";
   if (!s.gpus) return "No GPU has reported yet";
-  return `${reporting(s)} on ${many(s.nodes, "node")} reporting`;
+  return `${reportingCount(s)} on ${plural(s.nodes, "node")} reporting`;
 }
 
 export function FleetPage({ address, theme }: PageProps) {
@@ -44,7 +44,7 @@ export function FleetPage({ address, theme }: PageProps) {
                 id="now"
                 name="Share of GPUs allocated and active, and power"
                 strips={FLEET_STRIPS}
-                start={end - spanOf(address)}
+                start={end - rangeMs(address)}
                 end={end}
                 marks={marks}
                 theme={theme}
@@ -62,10 +62,10 @@ export function FleetPage({ address, theme }: PageProps) {
             <Skeleton lines={5} />
           ) : open.length === 0 ? (
             <Empty title="No open incidents">
-              {watched(frame?.summary)}
+              {describeReporting(frame?.summary)}
               {frame && (
                 <>
-                  , last update at <time title={utc(frame.at)}>{clock(frame.at)}</time>
+                  , last update at <time title={utcTime(frame.at)}>{timeOfDay(frame.at)}</time>
                 </>
               )}
               .
@@ -75,7 +75,7 @@ export function FleetPage({ address, theme }: PageProps) {
           )}
           {open && open.length > 20 && (
             <p class="closed-too">
-              <a href="/incidents">{many(open.length - 20, "more incident")}</a>
+              <a href="/incidents">{plural(open.length - 20, "more incident")}</a>
             </p>
           )}
           {open && open.length > 3 && (

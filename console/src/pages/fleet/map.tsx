@@ -2,14 +2,14 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { HeatMap } from "../../components/heatmap";
-import { type Cell, heat, type Paint } from "../../components/heatmap_layout";
+import { type Cell, heatColour, type Paint } from "../../components/heatmap_layout";
 import { Chip, Choice, Empty, Panel, Skeleton } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
-import { ask } from "../../lib/api";
-import { type Fits, finder } from "../../lib/find";
-import { count, many, quantity } from "../../lib/format";
+import { request } from "../../lib/api";
+import { count, plural, quantity } from "../../lib/format";
+import { type GpuFilter, parseFilter } from "../../lib/gpu_filter";
 import type { Frame } from "../../lib/live_types";
-import { param, put, to, withParams } from "../../lib/router";
+import { param, setParam, to, withParams } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import { now } from "../../lib/store";
 import type { Fleet, FleetNode, Status } from "../../lib/types";
@@ -26,27 +26,30 @@ interface MapProps {
 }
 
 export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: MapProps) {
-  const fits = useMemo(() => (q ? finder(q, fleet) : undefined), [q, fleet]);
+  const filter = useMemo(() => (q ? parseFilter(q, fleet) : undefined), [q, fleet]);
   const domains = useMemo(() => [...new Set(fleet?.nodes.flatMap((n) => Object.keys(n.domains)) ?? [])], [fleet]);
   const by = param(address, "by", "rack");
-  const asList = param(address, "view") === "list";
+  const showsList = param(address, "view") === "list";
   const paint = usePaint(chosen, status, fleet, frame);
   // A question about a place shows that place alone, with the names of its nodes; any other dims what does not fit.
-  const only = useMemo(
+  const nodeFilter = useMemo(
     () =>
-      fits && q.split(/\s+/).every((word) => /^(rack|node|leaf|nvlink|pool):/.test(word))
-        ? (node: FleetNode) => fits(node, null)
+      filter && q.split(/\s+/).every((word) => /^(rack|node|leaf|nvlink|pool):/.test(word))
+        ? (node: FleetNode) => filter(node, null)
         : undefined,
-    [fits],
+    [filter],
   );
-  const fitting = useMemo(() => (fits && fleet ? countFits(fleet, fits, frame) : null), [fits, fleet, frame]);
+  const matchCount = useMemo(
+    () => (filter && fleet ? countMatches(fleet, filter, frame) : null),
+    [filter, fleet, frame],
+  );
   const blocks = fleet && new Set(fleet.nodes.map((n) => n.domains[by] ?? (by === "rack" ? n.rack : n.pool))).size;
   return (
     <Panel
       title="Fleet"
       id="fleet-panel"
       class="map"
-      hint={fleet && blocks != null && `${many(blocks, by)} · one row per node · select a cell to open its GPU`}
+      hint={fleet && blocks != null && `${plural(blocks, by)} · one row per node · select a cell to open its GPU`}
       side={
         <div class="pick">
           {domains.length > 1 && (
@@ -55,7 +58,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
               <select
                 data-testid="by"
                 value={by}
-                onChange={(e) => put("by", e.currentTarget.value === "rack" ? null : e.currentTarget.value)}
+                onChange={(e) => setParam("by", e.currentTarget.value === "rack" ? null : e.currentTarget.value)}
               >
                 {[...domains, "pool"].map((d) => (
                   <option key={d}>{d}</option>
@@ -67,18 +70,18 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
           {/* Last, at the edge: what comes with the first answers does not push it aside. */}
           <Choice
             label="View"
-            value={asList ? "list" : ""}
+            value={showsList ? "list" : ""}
             options={[
               ["", "Map"],
               ["list", "List"],
             ]}
-            choose={(v) => put("view", v || null)}
+            choose={(v) => setParam("view", v || null)}
             id="view"
           />
         </div>
       }
     >
-      {fits && (
+      {filter && (
         <p class="chips filter" data-testid="filter">
           {q.split(/\s+/).map((word) => (
             <a
@@ -96,7 +99,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
             </a>
           ))}
           <span class="dim small">
-            {count(fitting)} of {count(frame?.count)} GPUs match
+            {count(matchCount)} of {count(frame?.count)} GPUs match
           </span>
         </p>
       )}
@@ -107,27 +110,27 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
           The hub has no targets. Set Prometheus file_sd files in <code>sd_files</code> or http_sd addresses in{" "}
           <code>sd_urls</code> under <code>[fleet]</code>, or start a simulated fleet with <code>watchkeeper up</code>.
         </Empty>
-      ) : fitting === 0 ? (
+      ) : matchCount === 0 ? (
         <Empty title="No GPU matches">
           {q} · <a href={withParams(address, { q: null })}>clear the filter</a>
         </Empty>
-      ) : asList ? (
-        <GpuList {...{ fleet, frame, paint, fits, address }} />
+      ) : showsList ? (
+        <GpuList {...{ fleet, frame, paint, filter, address }} />
       ) : (
         <HeatMap
           fleet={fleet}
           frame={frame}
           paint={paint}
-          fits={only ? undefined : fits}
-          only={only}
+          filter={nodeFilter ? undefined : filter}
+          nodeFilter={nodeFilter}
           by={by}
           theme={theme}
-          chooseBlock={(name) => put("q", only ? null : `${by}:${name}`)}
+          chooseBlock={(name) => setParam("q", nodeFilter ? null : `${by}:${name}`)}
         />
       )}
       {paint && (
         <div class="legend" data-testid="legend">
-          {"entries" in paint && <Entries paint={paint} address={address} />}
+          {"entries" in paint && <GroupLegend paint={paint} address={address} />}
           {STATES.slice(1, 6).map((s) => (
             <span key={s.name} class={s.name}>
               <i aria-hidden="true">{s.glyph}</i> {s.text}
@@ -137,7 +140,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
             <span class="ramp">
               <i>{quantity(frame.low, paint.unit)}</i>
               {[0, 0.25, 0.5, 0.75, 1].map((s) => (
-                <em key={s} style={{ background: heat(s) }} />
+                <em key={s} style={{ background: heatColour(s) }} />
               ))}
               <i>{quantity(frame.high, paint.unit)}</i>
             </span>
@@ -148,7 +151,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
   );
 }
 
-function Entries({ paint, address }: { paint: Grouped; address: URL }) {
+function GroupLegend({ paint, address }: { paint: Grouped; address: URL }) {
   return (
     <>
       {paint.entries.map((e) => (
@@ -171,24 +174,24 @@ function Entries({ paint, address }: { paint: Grouped; address: URL }) {
 
 /** Plain words first, then the exporter's names; every other metric of a GPU is there by its own name. */
 function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
-  const [more, keep] = useState<string[] | null>(null);
-  const known = new Set([
+  const [metrics, setMetrics] = useState<string[] | null>(null);
+  const listedNames = new Set([
     ...Object.values(status.colours).map((c) => c.metric),
     ...Object.keys(status.colours),
     ...Object.keys(GROUPS),
   ]);
-  const recently = String(Math.floor(now() / 1000) - 300);
+  const recentStart = String(Math.floor(now() / 1000) - 300);
   const load = () => {
-    if (!more)
-      ask<{ data: string[] }>(
-        `/api/v1/label/__name__/values?${new URLSearchParams({ "match[]": '{UUID!=""}', start: recently })}`,
+    if (!metrics)
+      request<{ data: string[] }>(
+        `/api/v1/label/__name__/values?${new URLSearchParams({ "match[]": '{UUID!=""}', start: recentStart })}`,
       ).then(
-        ({ data }) => keep(data),
-        () => keep([]),
+        ({ data }) => setMetrics(data),
+        () => setMetrics([]),
       );
   };
-  const rest = (more ?? []).filter((name) => !known.has(name) && !name.startsWith("ALERTS"));
-  const isListed = chosen in status.colours || chosen in GROUPS || rest.includes(chosen);
+  const otherMetrics = (metrics ?? []).filter((name) => !listedNames.has(name) && !name.startsWith("ALERTS"));
+  const isListed = chosen in status.colours || chosen in GROUPS || otherMetrics.includes(chosen);
   return (
     <label>
       coloured by{" "}
@@ -197,7 +200,7 @@ function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
         value={chosen}
         onFocus={load}
         onPointerDown={load}
-        onChange={(e) => put("colour", e.currentTarget.value === "sm_active" ? null : e.currentTarget.value)}
+        onChange={(e) => setParam("colour", e.currentTarget.value === "sm_active" ? null : e.currentTarget.value)}
       >
         <optgroup label="Metrics">
           {Object.entries(status.colours).map(([id, c]) => (
@@ -214,9 +217,9 @@ function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
           ))}
         </optgroup>
         {!isListed && <option value={chosen}>{chosen}</option>}
-        {rest.length > 0 && (
+        {otherMetrics.length > 0 && (
           <optgroup label="All metrics">
-            {rest.map((name) => (
+            {otherMetrics.map((name) => (
               <option key={name}>{name}</option>
             ))}
           </optgroup>
@@ -226,24 +229,25 @@ function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
   );
 }
 
-function countFits(fleet: Fleet, fits: Fits, frame: Frame | undefined): number {
+function countMatches(fleet: Fleet, filter: GpuFilter, frame: Frame | undefined): number {
   let slot = 0;
-  let found = 0;
-  for (const node of fleet.nodes) for (const gpu of node.gpus) found += Number(fits(node, gpu, frame?.states[slot++]));
-  return found;
+  let matches = 0;
+  for (const node of fleet.nodes)
+    for (const gpu of node.gpus) matches += Number(filter(node, gpu, frame?.states[slot++]));
+  return matches;
 }
 
 function GpuList({
   fleet,
   frame,
   paint,
-  fits,
+  filter,
   address,
 }: {
   fleet: Fleet;
   frame?: Frame;
   paint: Paint;
-  fits?: Fits;
+  filter?: GpuFilter;
   address: URL;
 }) {
   const rows: (Cell & { state: number; value: number })[] = [];
@@ -251,7 +255,7 @@ function GpuList({
   for (const node of fleet.nodes)
     for (const gpu of node.gpus) {
       const state = frame?.states[slot] ?? 6;
-      if (!fits || fits(node, gpu, state))
+      if (!filter || filter(node, gpu, state))
         rows.push({ x: 0, y: 0, node, gpu, slot, state, value: frame?.values[slot] ?? NaN });
       slot++;
     }
@@ -286,7 +290,7 @@ function GpuList({
       title: paint.title,
       numeric: true,
       value: (r) => (Number.isNaN(r.value) ? null : r.value),
-      cell: (r) => paint.tell(r, r.value).replace(/^.*?: /, ""),
+      cell: (r) => paint.describe(r, r.value).replace(/^.*?: /, ""),
     },
     { id: "workload", title: "Allocated to", value: holder, cell: (r) => holder(r) ?? "none" },
     {
@@ -316,7 +320,7 @@ function GpuList({
       href={(r) => (r.gpu ? to.gpu(r.gpu.uuid) : to.node(r.node.name))}
       address={address}
       empty={<Empty title="No GPU matches" />}
-      most={100}
+      maxRows={100}
     />
   );
 }

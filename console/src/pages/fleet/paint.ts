@@ -1,7 +1,7 @@
 // How the cells of the map are coloured: by a metric, or by the group that a GPU belongs to.
 
 import { useMemo } from "preact/hooks";
-import { type Cell, heat, type Paint, scaled } from "../../components/heatmap_layout";
+import { type Cell, heatColour, metricPaint, type Paint } from "../../components/heatmap_layout";
 import type { Frame } from "../../lib/live_types";
 import { STATES } from "../../lib/states";
 import type { Fleet, FleetNode, Gpu, Status } from "../../lib/types";
@@ -28,15 +28,15 @@ export function usePaint(
   const states = group === "state" ? frame : undefined;
   // The status is asked for again and again; a map is only drawn anew when what it says about the colour is new.
   const { title, unit } = status?.colours[chosen] ?? { title: chosen, unit: "" };
-  const isKnown = Boolean(status);
+  const hasStatus = Boolean(status);
   return useMemo(() => {
-    if (!isKnown || !fleet) return undefined;
-    return group ? grouped(group, fleet, states) : scaled(title, unit, low ?? 0, high ?? 1);
-  }, [isKnown, fleet, group, title, unit, low, high, states]);
+    if (!hasStatus || !fleet) return undefined;
+    return group ? groupPaint(group, fleet, states) : metricPaint(title, unit, low ?? 0, high ?? 1);
+  }, [hasStatus, fleet, group, title, unit, low, high, states]);
 }
 
-function grouped(group: Group, fleet: Fleet, frame: Frame | undefined): Grouped {
-  const of = (node: FleetNode, gpu: Gpu | null, slot: number): string => {
+function groupPaint(group: Group, fleet: Fleet, frame: Frame | undefined): Grouped {
+  const groupOf = (node: FleetNode, gpu: Gpu | null, slot: number): string => {
     const workload = gpu?.workload ?? "";
     return (
       {
@@ -52,31 +52,31 @@ function grouped(group: Group, fleet: Fleet, frame: Frame | undefined): Grouped 
   let slot = 0;
   for (const node of fleet.nodes)
     for (const gpu of node.gpus) {
-      const name = of(node, gpu, slot++);
+      const name = groupOf(node, gpu, slot++);
       sizes.set(name, (sizes.get(name) ?? 0) + 1);
     }
   const ranked = [...sizes].filter(([name]) => name !== "none").sort((a, b) => b[1] - a[1]);
   const colours = new Map(
     ranked
       .slice(0, PALETTE.length)
-      .map(([name], i) => [name, group === "state" && name === "ok" ? heat(0.55) : PALETTE[i]]),
+      .map(([name], i) => [name, group === "state" && name === "ok" ? heatColour(0.55) : PALETTE[i]]),
   );
-  const rest = ranked.slice(PALETTE.length).reduce((sum, [, n]) => sum + n, 0);
+  const otherGpus = ranked.slice(PALETTE.length).reduce((sum, [, n]) => sum + n, 0);
   const none = sizes.get("none") ?? 0;
   const colour = (cell: Cell) => {
-    const name = of(cell.node, cell.gpu, cell.slot);
-    return name === "none" ? heat(0) : (colours.get(name) ?? OTHERS);
+    const name = groupOf(cell.node, cell.gpu, cell.slot);
+    return name === "none" ? heatColour(0) : (colours.get(name) ?? OTHERS);
   };
   return {
     title: GROUPS[group],
     unit: "",
     label: group,
     colour,
-    tell: (cell) => `${GROUPS[group]}: ${of(cell.node, cell.gpu, cell.slot)}`,
+    describe: (cell) => `${GROUPS[group]}: ${groupOf(cell.node, cell.gpu, cell.slot)}`,
     entries: [
       ...[...colours].map(([name, shade]) => ({ name, colour: shade, gpus: sizes.get(name)! })),
-      ...(rest ? [{ name: "others", colour: OTHERS, gpus: rest }] : []),
-      ...(none ? [{ name: "none", colour: heat(0), gpus: none }] : []),
+      ...(otherGpus ? [{ name: "others", colour: OTHERS, gpus: otherGpus }] : []),
+      ...(none ? [{ name: "none", colour: heatColour(0), gpus: none }] : []),
     ],
   };
 }

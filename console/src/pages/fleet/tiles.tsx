@@ -1,13 +1,13 @@
 // Key figures of the fleet.
 
 import { Skeleton, Tile } from "../../components/parts";
-import { useAsk } from "../../lib/api";
-import { count, dollars, many, percent, watts } from "../../lib/format";
+import { useRequest } from "../../lib/api";
+import { count, dollars, percent, plural, watts } from "../../lib/format";
 import type { Summary } from "../../lib/live_types";
 import { to } from "../../lib/router";
 import { now } from "../../lib/store";
 
-interface Full {
+interface FullForecast {
   reason: string | null;
   full?: { full_at: string | null; earliest: string | null; latest: string | null };
   sentence: string;
@@ -22,7 +22,10 @@ export function Tiles({
   open?: { severity: string; state: string }[];
   price: number;
 }) {
-  const { answer, problem } = useAsk<Full>(s ? "/api/capacity/forecast?horizon=30d" : "", Math.floor(now() / 3600000));
+  const { answer, problem } = useRequest<FullForecast>(
+    s ? "/api/capacity/forecast?horizon=30d" : "",
+    Math.floor(now() / 3600000),
+  );
   if (!s)
     return (
       <div class="tiles steady">
@@ -33,28 +36,28 @@ export function Tiles({
         ))}
       </div>
     );
-  const sick = [
+  const problemCounts = [
     [s.down, "down"],
     [s.event, "with active events"],
     [s.throttled, "throttled"],
     [s.silent, "not reporting"],
     [s.unknown, "unknown"],
   ] as const;
-  const trouble = sick.filter(([n]) => n > 0).map(([n, text]) => `${count(n)} ${text}`);
-  const by = (severity: string) => open?.filter((i) => i.severity === severity).length ?? 0;
-  const tiers = (["critical", "warning", "info"] as const).filter(by).map((t) => `${by(t)} ${t}`);
-  const seen = s.gpus - s.silent - s.unknown;
-  const isBlind = s.gpus > 0 && seen === 0;
-  const silent = s.nodes - s.nodes_reporting;
+  const problems = problemCounts.filter(([n]) => n > 0).map(([n, text]) => `${count(n)} ${text}`);
+  const countOpen = (severity: string) => open?.filter((i) => i.severity === severity).length ?? 0;
+  const severities = (["critical", "warning", "info"] as const).filter(countOpen).map((t) => `${countOpen(t)} ${t}`);
+  const reportingGpus = s.gpus - s.silent - s.unknown;
+  const noneReports = s.gpus > 0 && reportingGpus === 0;
+  const silentNodes = s.nodes - s.nodes_reporting;
   return (
     <div class="tiles steady" data-testid="tiles">
       <Tile
         id="tile-gpus"
-        name={`GPUs, ${many(s.nodes, "node")}`}
+        name={`GPUs, ${plural(s.nodes, "node")}`}
         value={count(s.gpus)}
         meaning={[
-          ...trouble,
-          silent && !s.silent ? `${many(silent, "node")} not reporting` : "",
+          ...problems,
+          silentNodes && !s.silent ? `${plural(silentNodes, "node")} not reporting` : "",
           `${count(s.ok + s.held_idle)} healthy`,
         ]
           .filter(Boolean)
@@ -69,9 +72,9 @@ export function Tiles({
       <Tile
         id="tile-idle"
         name="Allocated, idle"
-        value={s.held == null || isBlind || !s.gpus ? "unknown" : count(s.held_idle)}
+        value={s.held == null || noneReports || !s.gpus ? "unknown" : count(s.held_idle)}
         href={s.held_idle ? to.fleet("state:held_idle") : undefined}
-        meaning={idleMeaning(s, isBlind, price)}
+        meaning={describeIdle(s, noneReports, price)}
       />
       <Tile
         id="tile-power"
@@ -80,23 +83,23 @@ export function Tiles({
         meaning={
           s.power_watts == null
             ? "no reading"
-            : `${watts(s.power_watts / Math.max(1, seen))} each · ${count(s.throttled)} throttled`
+            : `${watts(s.power_watts / Math.max(1, reportingGpus))} each · ${count(s.throttled)} throttled`
         }
       />
       <Tile
         id="tile-incidents"
         name="Incidents"
         value={open ? count(open.length) : "unknown"}
-        meaning={tiers.join(" · ") || "none open"}
-        tone={by("critical") ? "bad" : by("warning") ? "warn" : ""}
+        meaning={severities.join(" · ") || "none open"}
+        tone={countOpen("critical") ? "bad" : countOpen("warning") ? "warn" : ""}
         href="/incidents"
       />
-      <Tile id="tile-full" name="Full on" {...fullness(answer, problem)} />
+      <Tile id="tile-full" name="Full on" {...fullOnTile(answer, problem)} />
     </div>
   );
 }
 
-function fullness(answer?: Full, problem?: { message: string; status: number }) {
+function fullOnTile(answer?: FullForecast, problem?: { message: string; status: number }) {
   if (problem || answer?.reason)
     return { value: "unknown", meaning: problem ? problem.message : "not enough samples yet" };
   if (!answer) return { value: "…", meaning: "loading the forecast" };
@@ -114,11 +117,11 @@ function fullness(answer?: Full, problem?: { message: string; status: number }) 
   };
 }
 
-function idleMeaning(s: Summary, isBlind: boolean, price: number): string {
+function describeIdle(s: Summary, noneReports: boolean, price: number): string {
   if (!s.gpus) return "no GPU has reported yet";
-  if (isBlind) return "no GPU is reporting";
+  if (noneReports) return "no GPU is reporting";
   if (s.held == null) return "holders unknown";
   const free = `${count(s.free)} free`;
   if (!s.held_idle) return `of ${count(s.held)} allocated · ${free}`;
-  return `${dollars(s.held_idle * price)} / h · ${many(s.idle_teams, "team")} · ${free}`;
+  return `${dollars(s.held_idle * price)} / h · ${plural(s.idle_teams, "team")} · ${free}`;
 }

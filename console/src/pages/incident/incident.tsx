@@ -1,29 +1,29 @@
 // One incident: title, cause, causes ruled out, timeline, evidence, plan and notes.
 
 import { useState } from "preact/hooks";
-import { Chip, Empty, focus, Level, Panel, Skeleton, Time, Trouble } from "../../components/parts";
+import { Chip, Empty, focusOnMount, Panel, RequestProblem, SeverityChip, Skeleton, Time } from "../../components/parts";
 import { Strips } from "../../components/strips";
-import { ask, useAsk } from "../../lib/api";
-import { ago, dollars, entryName, many, words, workloadName } from "../../lib/format";
+import { request, useRequest } from "../../lib/api";
+import { dollars, entryName, humanise, plural, shortDuration, workloadName } from "../../lib/format";
 import type { Mark } from "../../lib/lines";
 import { memberMarks } from "../../lib/marks";
-import { layers } from "../../lib/promql";
+import { placeStrips } from "../../lib/promql";
 import { type PageProps, param } from "../../lib/router";
-import { now, set, useHub } from "../../lib/store";
+import { now, setState, useHub } from "../../lib/store";
 import type { Card, Detail } from "../../lib/types";
-import { BeforePanel, BlastPanel } from "./blast";
+import { BlastPanel, RecurrencePanel } from "./blast";
 import { NotificationsPanel, SilencedChip } from "./notifications";
 import { PlanPanel } from "./repair";
-import { EvidenceLines, Why } from "./why";
-import { WorkLine } from "./work";
+import { DiagnosisPanel, EvidencePanel } from "./why";
+import { IncidentActions } from "./work";
 
 export function IncidentPage({ id, theme, address }: PageProps) {
   const hub = useHub();
-  const live = [...(hub.open ?? []), ...(hub.closed ?? [])].find((c) => c.id === id);
-  const [changes, change] = useState(0);
-  const done = () => change((n) => n + 1);
-  const version = `${live && stamp(live)} ${changes}`;
-  const { answer, problem } = useAsk<Detail>(`/api/incidents/${encodeURIComponent(id)}`, version);
+  const card = [...(hub.open ?? []), ...(hub.closed ?? [])].find((c) => c.id === id);
+  const [changeCount, setChangeCount] = useState(0);
+  const reload = () => setChangeCount((n) => n + 1);
+  const version = `${card && cardVersion(card)} ${changeCount}`;
+  const { answer, problem } = useRequest<Detail>(`/api/incidents/${encodeURIComponent(id)}`, version);
   if (!answer)
     return (
       <main class="single">
@@ -42,7 +42,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
       </main>
     );
   const { incident, diagnosis } = answer;
-  const open = incident.state !== "resolved";
+  const isOpen = incident.state !== "resolved";
   const opened = Date.parse(incident.opened_at);
   const ended = incident.resolved_at ? Date.parse(incident.resolved_at) : now();
   const until = Math.ceil(Math.max(opened + 60e3, Math.min(now(), ended + 120e3)) / 10000) * 10000;
@@ -51,10 +51,10 @@ export function IncidentPage({ id, theme, address }: PageProps) {
       <div>
         <Panel class="head">
           <div class="chips">
-            <Level severity={incident.severity} />
+            <SeverityChip severity={incident.severity} />
             <Chip>
               {incident.state}
-              {open ? "" : " after"} {ago(ended - opened)}
+              {isOpen ? "" : " after"} {shortDuration(ended - opened)}
             </Chip>
             <Chip>{incident.id}</Chip>
             <Chip>
@@ -64,12 +64,16 @@ export function IncidentPage({ id, theme, address }: PageProps) {
           </div>
           <h1 data-testid="title">{incident.title}</h1>
           <p class="lead" data-testid="lead">
-            {diagnosis?.findings[0]?.why ?? "No finding yet: collecting evidence."} {impact(answer)}
+            {diagnosis?.findings[0]?.why ?? "No finding yet: collecting evidence."} {describeImpact(answer)}
           </p>
-          <WorkLine detail={answer} done={done} />
+          <IncidentActions detail={answer} done={reload} />
         </Panel>
-        <Trouble problem={problem} isStale />
-        <Why findings={diagnosis?.findings ?? []} looked={diagnosis?.looked_at ?? []} apart={diagnosis?.tell_apart} />
+        <RequestProblem problem={problem} isStale />
+        <DiagnosisPanel
+          findings={diagnosis?.findings ?? []}
+          checked={diagnosis?.looked_at ?? []}
+          nextCheck={diagnosis?.tell_apart}
+        />
         <Panel
           title="Timeline"
           hint={`${incident.place_name} · hardware, fabric, job, alerts and actions on one time axis`}
@@ -78,100 +82,106 @@ export function IncidentPage({ id, theme, address }: PageProps) {
           <Strips
             id="timeline"
             name={`Readings before and during ${incident.title}`}
-            strips={layers(incident.place, incident.workloads).filter((s) => s.label !== "Memory used")}
-            quiet
-            start={opened - before(ended - opened)}
+            strips={placeStrips(incident.place, incident.workloads).filter((s) => s.label !== "Memory used")}
+            omitsEmpty
+            start={opened - lookbackMs(ended - opened)}
             end={until}
             theme={theme}
             band={40}
             marks={marksOf(answer)}
           />
         </Panel>
-        <EvidenceLines detail={answer} />
+        <EvidencePanel detail={answer} />
       </div>
       <aside>
         <PlanPanel
           detail={answer}
-          version={`${version} ${hub.heard?.slice(0, 18)}`}
-          done={done}
-          takes={param(address, "plan") === "1"}
+          version={`${version} ${hub.updatedAt?.slice(0, 18)}`}
+          done={reload}
+          focusesApprove={param(address, "plan") === "1"}
         />
         <BlastPanel detail={answer} price={hub.status?.dollars_per_gpu_hour ?? 0} />
-        <BeforePanel incident={incident} />
+        <RecurrencePanel incident={incident} />
         <NotificationsPanel id={id} version={`${version} ${answer.timeline.length}`} />
-        <Notes detail={answer} done={done} takes={param(address, "note") === "1"} docs={hub.status?.docs_url ?? null} />
+        <Notes
+          detail={answer}
+          done={reload}
+          focusesNote={param(address, "note") === "1"}
+          docs={hub.status?.docs_url ?? null}
+        />
       </aside>
     </main>
   );
 }
 
 /** How much of the time before is shown; in steps, so that a line that grows is not asked for anew each time. */
-const before = (lasted: number) => (lasted < 7200e3 ? 600e3 : lasted < 86400e3 ? 3600e3 : 21600e3);
+const lookbackMs = (lasted: number) => (lasted < 7200e3 ? 600e3 : lasted < 86400e3 ? 3600e3 : 21600e3);
 
-const stamp = (c: Card) => `${c.state} ${c.signals} ${c.confidence} ${c.next_step} ${c.assignee} ${c.silenced_by?.id}`;
+const cardVersion = (c: Card) =>
+  `${c.state} ${c.signals} ${c.confidence} ${c.next_step} ${c.assignee} ${c.silenced_by?.id}`;
 
 /** The impact and its cost, in one sentence. */
-function impact({ incident, blast }: Detail): string {
+function describeImpact({ incident, blast }: Detail): string {
   if (!blast?.hits.length)
     return incident.workloads.length ? `Impact: ${incident.workloads.map(workloadName).join(", ")}.` : "";
-  const [first] = blast.hits;
-  const rest = blast.hits.length - 1;
-  const name = `${workloadName(first.workload)}${first.gpus == null ? "" : ` (${many(first.gpus, "GPU")})`}`;
-  const all = rest ? `${name} and ${many(rest, "more workload")}` : name;
-  return `Impact: ${all}, about ${dollars(blast.dollars_per_hour)} / h.`;
+  const [firstHit] = blast.hits;
+  const otherCount = blast.hits.length - 1;
+  const name = `${workloadName(firstHit.workload)}${firstHit.gpus == null ? "" : ` (${plural(firstHit.gpus, "GPU")})`}`;
+  const affected = otherCount ? `${name} and ${plural(otherCount, "more workload")}` : name;
+  return `Impact: ${affected}, about ${dollars(blast.dollars_per_hour)} / h.`;
 }
 
 /** What the lines show anyway, or what is no deed. */
-const SILENT = ["opened", "joined", "ended", "diagnosis", "plan", "planned", "note"];
+const HIDDEN_ENTRIES = ["opened", "joined", "ended", "diagnosis", "plan", "planned", "note"];
 
 /** A repair's entry says which state it came to: cordoning, draining, done. */
-const deed = (e: Detail["timeline"][number]) =>
-  words(e.kind === "repair" ? String((e.body as { state?: string } | null)?.state ?? e.kind) : e.kind);
+const entryLabel = (e: Detail["timeline"][number]) =>
+  humanise(e.kind === "repair" ? String((e.body as { state?: string } | null)?.state ?? e.kind) : e.kind);
 
 function marksOf({ incident, timeline }: Detail): Mark[] {
-  const deeds = timeline
-    .map((e) => ({ at: e.at, label: deed(e) }))
-    .filter((e) => !SILENT.includes(e.label))
+  const actions = timeline
+    .map((e) => ({ at: e.at, label: entryLabel(e) }))
+    .filter((e) => !HIDDEN_ENTRIES.includes(e.label))
     .slice(0, 12)
     .map((e) => ({
       ...e,
       tone: /resolved|done/.test(e.label) ? "ok" : /failed|refused|rolled/.test(e.label) ? "warn" : "accent",
     }));
-  const ends =
-    incident.resolved_at && !deeds.some((d) => d.label === "resolved")
+  const resolution =
+    incident.resolved_at && !actions.some((d) => d.label === "resolved")
       ? [{ at: incident.resolved_at, label: "resolved", tone: "ok" }]
       : [];
-  return [...memberMarks(incident.members), ...deeds, ...ends];
+  return [...memberMarks(incident.members), ...actions, ...resolution];
 }
 
-const SHOWN = 12;
+const SHOWN_ENTRIES = 12;
 
 function Notes({
   detail: { timeline, incident, runbook },
   done,
-  takes,
+  focusesNote,
   docs,
 }: {
   detail: Detail;
   done: () => void;
-  takes: boolean;
+  focusesNote: boolean;
   docs: string | null;
 }) {
-  const [all, showAll] = useState(false);
-  const earlier = all ? 0 : Math.max(0, timeline.length - SHOWN);
+  const [isExpanded, setExpanded] = useState(false);
+  const earlier = isExpanded ? 0 : Math.max(0, timeline.length - SHOWN_ENTRIES);
   const send = async (event: Event) => {
     event.preventDefault();
     const form = event.currentTarget as HTMLFormElement;
     const text = new FormData(form).get("text");
     try {
-      await ask(`/api/incidents/${incident.id}/note`, "POST", { text });
+      await request(`/api/incidents/${incident.id}/note`, "POST", { text });
       form.reset();
       done();
     } catch (problem) {
-      set({ notice: (problem as Error).message });
+      setState({ notice: (problem as Error).message });
     }
   };
-  const book =
+  const runbookLink =
     runbook &&
     (docs ? (
       <a
@@ -180,24 +190,24 @@ function Notes({
         rel="noreferrer"
         data-testid="runbook"
       >
-        {words(incident.cause)}
+        {humanise(incident.cause)}
       </a>
     ) : (
       <code data-testid="runbook">{runbook}</code>
     ));
   return (
     <Panel title="Log and notes" hint="actions of the hub and of users" id="notes-panel">
-      {book && <p class="small runbook">Runbook: {book}</p>}
+      {runbookLink && <p class="small runbook">Runbook: {runbookLink}</p>}
       {earlier > 0 && (
-        <button type="button" class="plain" data-testid="earlier" onClick={() => showAll(true)}>
+        <button type="button" class="plain" data-testid="earlier" onClick={() => setExpanded(true)}>
           Show {earlier} earlier
         </button>
       )}
       <ol class="journal">
         {timeline.slice(earlier).map((e, i) => (
           <li key={i}>
-            <Time at={e.at} /> <b>{e.actor}</b> {e.kind === "repair" ? `repair: ${deed(e)}` : entryName(e.kind)}
-            {tell(e.body) && <p>{tell(e.body)}</p>}
+            <Time at={e.at} /> <b>{e.actor}</b> {e.kind === "repair" ? `repair: ${entryLabel(e)}` : entryName(e.kind)}
+            {entryText(e.body) && <p>{entryText(e.body)}</p>}
           </li>
         ))}
       </ol>
@@ -210,7 +220,7 @@ function Notes({
           maxLength={4000}
           placeholder="Write a note"
           aria-label="Write a note"
-          ref={takes ? focus : undefined}
+          ref={focusesNote ? focusOnMount : undefined}
         />
         <button type="submit">Add note</button>
       </form>
@@ -221,7 +231,7 @@ function Notes({
   );
 }
 
-export function tell(body: unknown): string {
+export function entryText(body: unknown): string {
   if (typeof body === "string") return body;
   const fields = body as Record<string, unknown> | null;
   return String(fields?.text ?? fields?.why ?? "");

@@ -3,9 +3,9 @@
 
 import { Choice, Empty, GLYPH, Panel, Select, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
-import { ago, percent, workloadName } from "../../lib/format";
-import { type PageProps, param, put, putAll, to } from "../../lib/router";
+import { useRequest } from "../../lib/api";
+import { percent, shortDuration, workloadName } from "../../lib/format";
+import { type PageProps, param, setParam, setParams, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
 import type { Card } from "../../lib/types";
 import { SilencedChip } from "./notifications";
@@ -24,7 +24,7 @@ const SEVERITIES = [
   ["info", "info"],
 ] as const;
 
-const RANK = { critical: 3, warning: 2, info: 1 };
+const SEVERITY_RANK = { critical: 3, warning: 2, info: 1 };
 
 const COLUMNS: Column<Card>[] = [
   {
@@ -48,7 +48,7 @@ const COLUMNS: Column<Card>[] = [
   {
     id: "severity",
     title: "Severity",
-    value: (c) => RANK[c.severity],
+    value: (c) => SEVERITY_RANK[c.severity],
     numeric: true,
     class: "left wide-only",
     cell: (c) => c.severity,
@@ -61,7 +61,7 @@ const COLUMNS: Column<Card>[] = [
     class: "nowrap",
     cell: (c) => (
       <>
-        {c.state} {c.state !== "resolved" && ago(now() - Date.parse(c.opened_at))}
+        {c.state} {c.state !== "resolved" && shortDuration(now() - Date.parse(c.opened_at))}
         {(c.assignee || c.silenced_by) && (
           <small class="plain">
             {c.assignee && `assigned to ${c.assignee} `}
@@ -115,22 +115,22 @@ export function IncidentsPage({ address }: PageProps) {
   const version = JSON.stringify(
     [open, closed].map((list) => list?.map((c) => [c.id, c.state, c.confidence, c.assignee, c.silenced_by?.id])),
   );
-  const { answer, problem } = useAsk<{ incidents: Card[] }>(
+  const { answer, problem } = useRequest<{ incidents: Card[] }>(
     `/api/incidents?open=${state === "all" || state === "resolved" ? 0 : 1}`,
     version,
   );
-  const found = answer?.incidents;
-  const rows = found?.filter((c) => fits(c, state, severity, text));
-  const filtered = Boolean(severity || text || state === "acknowledged");
+  const incidents = answer?.incidents;
+  const rows = incidents?.filter((c) => matches(c, state, severity, text));
+  const isFiltered = Boolean(severity || text || state === "acknowledged");
   return (
     <main class="single">
       <Panel
         title="Incidents"
         hint={
           rows &&
-          found &&
-          (filtered
-            ? `${rows.length} of ${found.length}`
+          incidents &&
+          (isFiltered
+            ? `${rows.length} of ${incidents.length}`
             : `${rows.length} ${state === "all" ? "in total" : state === "resolved" ? "resolved" : "open"}`)
         }
         id="incidents-panel"
@@ -143,21 +143,21 @@ export function IncidentsPage({ address }: PageProps) {
               placeholder="Title, place, cause, assignee"
               aria-label="Filter incidents"
               data-testid="filter-text"
-              onInput={(e) => put("text", e.currentTarget.value || null)}
+              onInput={(e) => setParam("text", e.currentTarget.value || null)}
             />
             <Select
               label="Severity"
               id="filter-severity"
               value={severity}
               options={SEVERITIES}
-              choose={(v) => put("severity", v || null)}
+              choose={(v) => setParam("severity", v || null)}
             />
             <Choice
               label="State"
               id="filter-state"
               value={state}
               options={STATES}
-              choose={(v) => putAll({ all: null, state: v || null })}
+              choose={(v) => setParams({ all: null, state: v || null })}
             />
           </div>
         }
@@ -174,7 +174,7 @@ export function IncidentsPage({ address }: PageProps) {
           problem={problem}
           address={address}
           sort={state === "resolved" || state === "all" ? undefined : "-severity"}
-          empty={<Nothing state={state} filtered={filtered} />}
+          empty={<EmptyList state={state} filtered={isFiltered} />}
         />
         <p class="keys">
           <kbd>j</kbd>
@@ -185,19 +185,19 @@ export function IncidentsPage({ address }: PageProps) {
   );
 }
 
-function fits(card: Card, state: string, severity: string, text: string): boolean {
+function matches(card: Card, state: string, severity: string, text: string): boolean {
   if ((state === "acknowledged" || state === "resolved") && card.state !== state) return false;
   if (severity && card.severity !== severity) return false;
-  const words = [card.id, card.title, card.place_name, card.cause, card.assignee ?? "", ...card.workloads]
+  const searchText = [card.id, card.title, card.place_name, card.cause, card.assignee ?? "", ...card.workloads]
     .join(" ")
     .toLowerCase();
   return text
     .toLowerCase()
     .split(/\s+/)
-    .every((word) => words.includes(word));
+    .every((word) => searchText.includes(word));
 }
 
-function Nothing({ state, filtered }: { state: string; filtered: boolean }) {
+function EmptyList({ state, filtered }: { state: string; filtered: boolean }) {
   if (filtered)
     return (
       <Empty title="No incident matches the filter">

@@ -1,15 +1,15 @@
 // Notifications of an incident, and its silence.
 
 import { Chip, Empty, Panel, Problem, Skeleton, Time } from "../../components/parts";
-import { useAsk } from "../../lib/api";
-import { ago, many, utc, words } from "../../lib/format";
+import { useRequest } from "../../lib/api";
+import { humanise, plural, shortDuration, utcTime } from "../../lib/format";
 import { now } from "../../lib/store";
 import type { Notice, Silenced } from "../../lib/types";
 
 export const SilencedChip = ({ silence }: { silence: Silenced | null | undefined }) =>
   silence ? (
-    <Chip tone="warning" title={`by ${silence.author} until ${utc(silence.ends_at)}: ${silence.reason}`}>
-      silenced {ago(Date.parse(silence.ends_at) - now())}
+    <Chip tone="warning" title={`by ${silence.author} until ${utcTime(silence.ends_at)}: ${silence.reason}`}>
+      silenced {shortDuration(Date.parse(silence.ends_at) - now())}
     </Chip>
   ) : null;
 
@@ -21,29 +21,29 @@ const STATE: Record<Notice["state"], string> = {
 };
 
 export function NotificationsPanel({ id, version }: { id: string; version: unknown }) {
-  const { answer, problem } = useAsk<{ notices: Notice[] }>(
+  const { answer, problem } = useRequest<{ notices: Notice[] }>(
     `/api/incidents/${encodeURIComponent(id)}/notices`,
     version,
   );
-  const told = answer?.notices;
+  const notices = answer?.notices;
   return (
     <Panel
       title="Notifications"
-      hint={told && told.length > 0 && many(told.length, "notification")}
+      hint={notices && notices.length > 0 && plural(notices.length, "notification")}
       id="notifications-panel"
     >
       {problem && <Problem>{problem.message}</Problem>}
-      {!told ? (
+      {!notices ? (
         !problem && <Skeleton lines={2} />
-      ) : told.length === 0 ? (
+      ) : notices.length === 0 ? (
         <Empty title="No notifications">
           To send notifications, set <code>[notify] via</code> to <code>receivers</code> or <code>alertmanager</code>.
         </Empty>
       ) : (
         <ol class="journal">
-          {told.map((n) => (
+          {notices.map((n) => (
             <li key={n.id} data-testid="notice-row" data-state={n.state}>
-              <Time at={n.sent_at ?? n.due_at} /> <b>{n.receiver}</b> {STATE[n.state]}: {words(n.occasion)}
+              <Time at={n.sent_at ?? n.due_at} /> <b>{n.receiver}</b> {STATE[n.state]}: {humanise(n.occasion)}
               {(n.answer || n.tries > 1) && (
                 <p class="dim">{[n.tries > 1 && `${n.tries} attempts`, n.answer].filter(Boolean).join(", ")}</p>
               )}

@@ -1,10 +1,10 @@
 // The plan of an incident and its repair: approval, progress and refusals.
 
 import { useState } from "preact/hooks";
-import { Chip, Empty, focus, Panel, Problem, Time } from "../../components/parts";
-import { ask, useAsk } from "../../lib/api";
-import { ago, words } from "../../lib/format";
-import { set } from "../../lib/store";
+import { Chip, Empty, focusOnMount, Panel, Problem, Time } from "../../components/parts";
+import { request, useRequest } from "../../lib/api";
+import { humanise, shortDuration } from "../../lib/format";
+import { setState } from "../../lib/store";
 import type { Detail, Receipt } from "../../lib/types";
 
 interface Repair {
@@ -24,7 +24,7 @@ interface Repair {
   started_at: string | null;
 }
 
-interface Told {
+interface RepairAnswer {
   mode_why?: string;
   why_not?: string;
   refusals?: { guard: string; text: string }[];
@@ -34,46 +34,49 @@ interface Told {
 
 const TONE: Record<string, string> = { done: "ok", failed: "critical", rolled_back: "warning", rejected: "warning" };
 
-const BY_PERSON = ["inspect", "hand_over"];
+const MANUAL_STEPS = ["inspect", "hand_over"];
 
-const UNDOABLE = ["planned", "approved", "cordoning", "draining"];
+const REJECTABLE_STATES = ["planned", "approved", "cordoning", "draining"];
 
 /** With `takes`, the Approve button gets the keyboard focus. */
 export function PlanPanel({
   detail,
   version,
   done,
-  takes,
+  focusesApprove: takes,
 }: {
   detail: Detail;
   version: unknown;
   done: () => void;
-  takes: boolean;
+  focusesApprove: boolean;
 }) {
   const { plan, diagnosis, incident } = detail;
   const steps = diagnosis?.findings[0]?.actions ?? [];
-  const { answer: told, problem } = useAsk<Told>(`/api/incidents/${encodeURIComponent(incident.id)}/repair`, version);
-  const repair = told?.repair;
-  const began = repair && repair.state !== "planned" && repair.state !== "approved";
+  const { answer: repairAnswer, problem } = useRequest<RepairAnswer>(
+    `/api/incidents/${encodeURIComponent(incident.id)}/repair`,
+    version,
+  );
+  const repair = repairAnswer?.repair;
+  const hasStarted = repair && repair.state !== "planned" && repair.state !== "approved";
   const planned = plan ? `mode: ${repair?.mode ?? plan.mode} · not started` : "no plan";
-  const hint = began ? `${repair.id} · ${words(repair.state)}` : planned;
+  const hint = hasStarted ? `${repair.id} · ${humanise(repair.state)}` : planned;
   return (
     <Panel title="Plan" hint={hint} id="plan-panel">
       {problem && <Problem>{problem.message}</Problem>}
-      {repair && <RepairState repair={repair} told={told} />}
-      {plan && !began && (
+      {repair && <RepairState repair={repair} repairAnswer={repairAnswer} />}
+      {plan && !hasStarted && (
         <p class="next" data-testid="plan-next">
           <b>Next</b> {plan.next_step}
         </p>
       )}
-      {began ? (
+      {hasStarted ? (
         <RepairSteps repair={repair} />
       ) : plan ? (
         <ol class="plan">
           {plan.receipts.map((r) => (
             <li key={r.action.id} data-testid="plan-step" data-kind={r.action.kind} class={r.result}>
               <div>
-                <b>{words(r.action.kind)}</b> {r.result !== "described" && <i>{words(r.result)}</i>}
+                <b>{humanise(r.action.kind)}</b> {r.result !== "described" && <i>{humanise(r.result)}</i>}
                 <p>{r.action.why}</p>
                 <code>{r.text}</code>
               </div>
@@ -95,12 +98,12 @@ export function PlanPanel({
         <Empty title="No plan yet">A plan needs a finding.</Empty>
       )}
       {repair ? (
-        <Deeds repair={repair} done={done} incident={incident.id} takes={takes} />
+        <RepairButtons repair={repair} done={done} incident={incident.id} focusesApprove={takes} />
       ) : (
         plan &&
-        told?.why_not && (
+        repairAnswer?.why_not && (
           <p class="dim small" data-testid="why-not">
-            Watchkeeper does not run this plan: {told.why_not}.
+            Watchkeeper does not run this plan: {repairAnswer.why_not}.
           </p>
         )
       )}
@@ -110,34 +113,34 @@ export function PlanPanel({
 
 const seconds = (from: string, until: string) => {
   const ms = Date.parse(until) - Date.parse(from);
-  return ms < 1000 ? `${ms} ms` : ago(ms);
+  return ms < 1000 ? `${ms} ms` : shortDuration(ms);
 };
 
 function RepairSteps({ repair }: { repair: Repair }) {
-  const came = new Map(repair.receipts.map((r) => [r.action.id, r]));
+  const receipts = new Map(repair.receipts.map((r) => [r.action.id, r]));
   return (
     <ol class="plan">
       {repair.actions.map((action, at) => {
-        const receipt = came.get(action.id);
-        const passed = at < repair.step || repair.state === "done";
-        const current = at === repair.step && repair.is_running;
-        const before = at > 0 ? came.get(repair.actions[at - 1].id)?.at : repair.started_at;
+        const receipt = receipts.get(action.id);
+        const isDone = at < repair.step || repair.state === "done";
+        const isCurrent = at === repair.step && repair.is_running;
+        const startedAt = at > 0 ? receipts.get(repair.actions[at - 1].id)?.at : repair.started_at;
         return (
           <li
             key={action.id}
             data-testid="repair-step"
             data-kind={action.kind}
             class={
-              passed ? "done" : receipt?.result === "failed" || receipt?.result === "refused" ? receipt.result : ""
+              isDone ? "done" : receipt?.result === "failed" || receipt?.result === "refused" ? receipt.result : ""
             }
-            aria-current={current ? "step" : undefined}
+            aria-current={isCurrent ? "step" : undefined}
           >
             <div>
-              <b>{words(action.kind)}</b>{" "}
-              {current ? (
-                <i>{words(repair.state)}</i>
+              <b>{humanise(action.kind)}</b>{" "}
+              {isCurrent ? (
+                <i>{humanise(repair.state)}</i>
               ) : (
-                passed && receipt && before && <i>{seconds(before, receipt.at)}</i>
+                isDone && receipt && startedAt && <i>{seconds(startedAt, receipt.at)}</i>
               )}
               <p>{action.why}</p>
               {receipt && <code>{receipt.text}</code>}
@@ -149,12 +152,12 @@ function RepairSteps({ repair }: { repair: Repair }) {
   );
 }
 
-function RepairState({ repair, told }: { repair: Repair; told: Told }) {
+function RepairState({ repair, repairAnswer }: { repair: Repair; repairAnswer: RepairAnswer }) {
   return (
     <div class="repair" data-testid="repair" data-state={repair.state}>
       <div class="chips">
         <Chip tone={TONE[repair.state] ?? "accent"}>
-          {repair.state === "planned" && repair.mode === "ask" ? "pending approval" : words(repair.state)}
+          {repair.state === "planned" && repair.mode === "ask" ? "pending approval" : humanise(repair.state)}
         </Chip>
         <Chip>
           since <Time at={repair.since} />
@@ -162,25 +165,25 @@ function RepairState({ repair, told }: { repair: Repair; told: Told }) {
         {repair.approved_by && <Chip>approved by {repair.approved_by}</Chip>}
         {repair.is_held && <Chip tone="warning">cordoned by Watchkeeper</Chip>}
       </div>
-      {told.switch?.is_stopped && (
+      {repairAnswer.switch?.is_stopped && (
         <Problem>
-          Repairs halted by {told.switch.stopped_by}: {told.switch.stopped_why}
+          Repairs halted by {repairAnswer.switch.stopped_by}: {repairAnswer.switch.stopped_why}
         </Problem>
       )}
-      {told.switch?.is_tripped && <Problem>Circuit breaker open: {told.switch.tripped_why}</Problem>}
+      {repairAnswer.switch?.is_tripped && <Problem>Circuit breaker open: {repairAnswer.switch.tripped_why}</Problem>}
       <p class="dim small">{repair.said}</p>
       {repair.is_running && repair.waits_for.length > 0 && (
         <ul class="dim small" data-testid="repair-waits">
-          {repair.waits_for.map((one) => (
-            <li key={one}>{one}</li>
+          {repair.waits_for.map((requirement) => (
+            <li key={requirement}>{requirement}</li>
           ))}
         </ul>
       )}
       {!repair.is_running &&
         !TONE[repair.state] &&
-        told.refusals?.map((r) => (
+        repairAnswer.refusals?.map((r) => (
           <p class="dim small" key={r.guard} data-testid="refusal">
-            {words(r.guard)}: {r.text}
+            {humanise(r.guard)}: {r.text}
           </p>
         ))}
     </div>
@@ -188,42 +191,42 @@ function RepairState({ repair, told }: { repair: Repair; told: Told }) {
 }
 
 /** What a person may do: approve exactly this plan, reject it with a reason, mark a step as done, or retry. */
-function Deeds({
+function RepairButtons({
   repair,
   done,
   incident,
-  takes,
+  focusesApprove: takes,
 }: {
   repair: Repair;
   done: () => void;
   incident: string;
-  takes: boolean;
+  focusesApprove: boolean;
 }) {
-  const [rejects, askWhy] = useState(false);
+  const [isRejecting, setRejecting] = useState(false);
   const path = `/api/incidents/${incident}`;
-  const say = (verb: string, body: unknown) => async (event?: Event) => {
+  const sendAction = (verb: string, body: unknown) => async (event?: Event) => {
     event?.preventDefault();
     try {
-      await ask(`${path}/${verb}`, "POST", body);
-      askWhy(false);
+      await request(`${path}/${verb}`, "POST", body);
+      setRejecting(false);
       done();
     } catch (problem) {
-      set({ notice: (problem as Error).message });
+      setState({ notice: (problem as Error).message });
     }
   };
   const reject = (event: Event) => {
     event.preventDefault();
-    return say("reject", { why: String(new FormData(event.currentTarget as HTMLFormElement).get("why")) })();
+    return sendAction("reject", { why: String(new FormData(event.currentTarget as HTMLFormElement).get("why")) })();
   };
   const step = repair.actions[repair.step];
-  const byPerson = repair.is_running && step && BY_PERSON.includes(step.kind);
+  const isManualStep = repair.is_running && step && MANUAL_STEPS.includes(step.kind);
   // One that began by itself under other settings waits as well.
-  const waitsForYes = repair.waits_for.some((one) => one.startsWith("approval"));
-  const mayApprove = (repair.state === "planned" && repair.mode === "ask") || waitsForYes;
-  const mayReject = UNDOABLE.includes(repair.state) || repair.is_held || byPerson;
-  const rest = repair.actions
+  const waitsForApproval = repair.waits_for.some((requirement) => requirement.startsWith("approval"));
+  const mayApprove = (repair.state === "planned" && repair.mode === "ask") || waitsForApproval;
+  const mayReject = REJECTABLE_STATES.includes(repair.state) || repair.is_held || isManualStep;
+  const remainingSteps = repair.actions
     .slice(repair.step)
-    .map((a) => words(a.kind))
+    .map((a) => humanise(a.kind))
     .join(", ");
   return (
     <>
@@ -233,29 +236,34 @@ function Deeds({
             type="button"
             class="primary wrap"
             data-testid="approve"
-            ref={takes ? focus : undefined}
-            onClick={say("approve", { digest: repair.digest })}
+            ref={takes ? focusOnMount : undefined}
+            onClick={sendAction("approve", { digest: repair.digest })}
           >
-            Approve: {rest}
+            Approve: {remainingSteps}
           </button>
         )}
-        {byPerson && (
-          <button type="button" class="primary" data-testid="step-done" onClick={say("step-done", {})}>
-            Mark as done: {words(step.kind)}
+        {isManualStep && (
+          <button type="button" class="primary" data-testid="step-done" onClick={sendAction("step-done", {})}>
+            Mark as done: {humanise(step.kind)}
           </button>
         )}
         {mayReject && (
-          <button type="button" data-testid="reject" aria-expanded={rejects} onClick={() => askWhy(!rejects)}>
+          <button
+            type="button"
+            data-testid="reject"
+            aria-expanded={isRejecting}
+            onClick={() => setRejecting(!isRejecting)}
+          >
             Reject
           </button>
         )}
         {(repair.state === "failed" || repair.state === "rejected") && !repair.is_running && (
-          <button type="button" data-testid="again" onClick={say("again", {})}>
+          <button type="button" data-testid="again" onClick={sendAction("again", {})}>
             Retry
           </button>
         )}
       </div>
-      {rejects && (
+      {isRejecting && (
         <form onSubmit={reject}>
           <input
             name="why"
@@ -264,7 +272,7 @@ function Deeds({
             placeholder="Reason"
             aria-label="Reason"
             data-testid="reject-why"
-            ref={focus}
+            ref={focusOnMount}
           />
           <button type="submit" class="primary">
             Reject

@@ -3,10 +3,10 @@
 import { useState } from "preact/hooks";
 import { Bar, Empty, Panel, Time } from "../../components/parts";
 import { Export } from "../../components/table";
-import { many, words } from "../../lib/format";
+import { humanise, plural } from "../../lib/format";
 import type { Detail, Finding } from "../../lib/types";
 
-const WHY: {
+const EXPORT_COLUMNS: {
   title: string;
   value: (f: { cause: string; why: string; confidence: number | null }) => string | number;
 }[] = [
@@ -15,14 +15,22 @@ const WHY: {
   { title: "because", value: (f) => f.why },
 ];
 
-export function Why({ findings, looked, apart }: { findings: Finding[]; looked: string[]; apart?: string | null }) {
-  const out = new Map(findings.flatMap((f) => f.ruled_out).map((r) => [r.cause, r.why]));
-  for (const f of findings) out.delete(f.cause);
+export function DiagnosisPanel({
+  findings,
+  checked,
+  nextCheck,
+}: {
+  findings: Finding[];
+  checked: string[];
+  nextCheck?: string | null;
+}) {
+  const ruledOut = new Map(findings.flatMap((f) => f.ruled_out).map((r) => [r.cause, r.why]));
+  for (const f of findings) ruledOut.delete(f.cause);
   return (
     <Panel title="Diagnosis" hint="most likely cause first, then causes ruled out" id="why-panel">
-      {findings.length === 0 && out.size === 0 ? (
+      {findings.length === 0 && ruledOut.size === 0 ? (
         <Empty title="No finding yet">
-          {looked.length ? `Checked: ${looked.join(", ")}.` : "Collecting evidence."}
+          {checked.length ? `Checked: ${checked.join(", ")}.` : "Collecting evidence."}
         </Empty>
       ) : (
         <div class="scroll">
@@ -49,7 +57,7 @@ export function Why({ findings, looked, apart }: { findings: Finding[]; looked: 
                     {f.why}
                     {f.evidence.length > 0 && (
                       <details class="facts-of">
-                        <summary>{many(f.evidence.length, "fact")}</summary>
+                        <summary>{plural(f.evidence.length, "fact")}</summary>
                         <ul>
                           {f.evidence.map((e) => (
                             <li key={e.text}>
@@ -62,13 +70,13 @@ export function Why({ findings, looked, apart }: { findings: Finding[]; looked: 
                   </td>
                 </tr>
               ))}
-              {[...out].map(([cause, why]) => (
+              {[...ruledOut].map(([cause, why]) => (
                 <tr key={cause} class="out" data-testid="ruled-out">
                   <td>
                     <i class="mark" aria-hidden="true">
                       –
                     </i>
-                    {words(cause)}
+                    {humanise(cause)}
                   </td>
                   <td>ruled out</td>
                   <td>{why}</td>
@@ -79,26 +87,26 @@ export function Why({ findings, looked, apart }: { findings: Finding[]; looked: 
           <p class="foot-line">
             <Export
               id="why"
-              columns={WHY}
-              rows={[...findings, ...[...out].map(([cause, why]) => ({ cause, why, confidence: null }))]}
+              columns={EXPORT_COLUMNS}
+              rows={[...findings, ...[...ruledOut].map(([cause, why]) => ({ cause, why, confidence: null }))]}
             />
           </p>
         </div>
       )}
-      {apart && <p class="dim small apart">{apart}</p>}
-      {findings.length > 0 && looked.length > 0 && <p class="dim small">Checked: {looked.join(", ")}.</p>}
+      {nextCheck && <p class="dim small apart">{nextCheck}</p>}
+      {findings.length > 0 && checked.length > 0 && <p class="dim small">Checked: {checked.join(", ")}.</p>}
     </Panel>
   );
 }
 
-const MOST_FACTS = 20;
+const MAX_FACTS = 20;
 
 /** The alert or the series by its name; its labels are in the text, and whole on hover. */
 const sourceName = (source: string) => /alertname="([^"]+)"/.exec(source)?.[1] ?? source.replace(/\s*\{.*$/s, "");
 
-export function EvidenceLines({ detail }: { detail: Detail }) {
-  const [all, showAll] = useState(false);
-  const seen = new Set<string>();
+export function EvidencePanel({ detail }: { detail: Detail }) {
+  const [isExpanded, setExpanded] = useState(false);
+  const texts = new Set<string>();
   const lines = (detail.diagnosis?.findings ?? [])
     .flatMap((f) => f.evidence)
     .concat(
@@ -109,15 +117,15 @@ export function EvidenceLines({ detail }: { detail: Detail }) {
         place: m.place,
       })),
     )
-    .filter((e) => !seen.has(e.text) && seen.add(e.text))
+    .filter((e) => !texts.has(e.text) && texts.add(e.text))
     .sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));
   return (
-    <Panel title="Evidence" hint={many(lines.length, "fact")} id="evidence-panel">
+    <Panel title="Evidence" hint={plural(lines.length, "fact")} id="evidence-panel">
       {lines.length === 0 ? (
         <Empty title="No evidence yet" />
       ) : (
         <ol class="evidence">
-          {(all ? lines : lines.slice(0, MOST_FACTS)).map((e) => (
+          {(isExpanded ? lines : lines.slice(0, MAX_FACTS)).map((e) => (
             <li key={e.text}>
               {e.at ? <Time at={e.at} millis /> : <span>–</span>}
               <b title={e.source}>{sourceName(e.source)}</b>
@@ -126,9 +134,9 @@ export function EvidenceLines({ detail }: { detail: Detail }) {
           ))}
         </ol>
       )}
-      {!all && lines.length > MOST_FACTS && (
-        <button type="button" class="plain" data-testid="more-facts" onClick={() => showAll(true)}>
-          Show {lines.length - MOST_FACTS} more
+      {!isExpanded && lines.length > MAX_FACTS && (
+        <button type="button" class="plain" data-testid="more-facts" onClick={() => setExpanded(true)}>
+          Show {lines.length - MAX_FACTS} more
         </button>
       )}
     </Panel>

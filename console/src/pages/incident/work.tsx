@@ -1,10 +1,10 @@
 // Actions on an incident: acknowledge, assign, silence, resolve, and the report.
 
 import { useState } from "preact/hooks";
-import { focus, Time } from "../../components/parts";
-import { acknowledge, ask } from "../../lib/api";
-import { ago } from "../../lib/format";
-import { now, set } from "../../lib/store";
+import { focusOnMount, Time } from "../../components/parts";
+import { acknowledge, request } from "../../lib/api";
+import { shortDuration } from "../../lib/format";
+import { now, setState } from "../../lib/store";
 import type { Detail, Silenced } from "../../lib/types";
 
 const SPANS = [
@@ -13,17 +13,17 @@ const SPANS = [
   ["1d", "1 day"],
 ];
 
-type Deed = "assign" | "silence" | "resolve" | null;
+type FormName = "assign" | "silence" | "resolve" | null;
 
 /** Send one change; the page is asked anew by `done`, and a refusal is said in words. */
-async function send(path: string, body: unknown, told: string, done: () => void, method = "POST"): Promise<boolean> {
+async function send(path: string, body: unknown, notice: string, done: () => void, method = "POST"): Promise<boolean> {
   try {
-    await ask(path, method, body);
-    set({ notice: told });
+    await request(path, method, body);
+    setState({ notice });
     done();
     return true;
   } catch (problem) {
-    set({ notice: (problem as Error).message });
+    setState({ notice: (problem as Error).message });
     return false;
   }
 }
@@ -32,15 +32,15 @@ const field = (event: Event, name: string) =>
   String(new FormData(event.currentTarget as HTMLFormElement).get(name) ?? "").trim();
 
 /** Who has it, and everything a person may do with it: one line below the title. */
-export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: Detail; done: () => void }) {
-  const [asking, askFor] = useState<Deed>(null);
+export function IncidentActions({ detail: { incident, silenced_by }, done }: { detail: Detail; done: () => void }) {
+  const [openForm, setOpenForm] = useState<FormName>(null);
   const path = `/api/incidents/${incident.id}`;
-  const open = incident.state !== "resolved";
-  const submit = (told: string, verb: string, body: (event: Event) => unknown) => async (event: Event) => {
+  const isOpen = incident.state !== "resolved";
+  const submit = (notice: string, verb: string, body: (event: Event) => unknown) => async (event: Event) => {
     event.preventDefault();
-    if (await send(`${path}/${verb}`, body(event), told, done)) askFor(null);
+    if (await send(`${path}/${verb}`, body(event), notice, done)) setOpenForm(null);
   };
-  const toggle = (deed: Deed) => () => askFor(asking === deed ? null : deed);
+  const toggle = (form: FormName) => () => setOpenForm(openForm === form ? null : form);
   return (
     <div class="work" data-testid="work-panel">
       {silenced_by && <SilencedLine silence={silenced_by} done={done} />}
@@ -56,18 +56,28 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
             Acknowledge
           </button>
         )}
-        {open && (
-          <button type="button" data-testid="assign" aria-expanded={asking === "assign"} onClick={toggle("assign")}>
+        {isOpen && (
+          <button type="button" data-testid="assign" aria-expanded={openForm === "assign"} onClick={toggle("assign")}>
             Assign
           </button>
         )}
-        {open && !silenced_by && (
-          <button type="button" data-testid="silence" aria-expanded={asking === "silence"} onClick={toggle("silence")}>
+        {isOpen && !silenced_by && (
+          <button
+            type="button"
+            data-testid="silence"
+            aria-expanded={openForm === "silence"}
+            onClick={toggle("silence")}
+          >
             Silence
           </button>
         )}
-        {open && (
-          <button type="button" data-testid="resolve" aria-expanded={asking === "resolve"} onClick={toggle("resolve")}>
+        {isOpen && (
+          <button
+            type="button"
+            data-testid="resolve"
+            aria-expanded={openForm === "resolve"}
+            onClick={toggle("resolve")}
+          >
             Resolve
           </button>
         )}
@@ -83,7 +93,7 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
           JSON
         </a>
       </div>
-      {asking === "assign" && (
+      {openForm === "assign" && (
         <form onSubmit={submit(`${incident.id} assigned`, "assign", (e) => ({ to: field(e, "to") }))}>
           <input
             name="to"
@@ -93,14 +103,14 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
             aria-label="Assign to"
             defaultValue={incident.assignee ?? ""}
             data-testid="assign-to"
-            ref={focus}
+            ref={focusOnMount}
           />
           <button type="submit" class="primary">
             Assign
           </button>
         </form>
       )}
-      {asking === "silence" && (
+      {openForm === "silence" && (
         <form
           class="tall"
           onSubmit={submit(`${incident.place_name} silenced`, "silence", (e) => ({
@@ -124,7 +134,7 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
               placeholder="Reason (visible to all users)"
               aria-label="Reason"
               data-testid="silence-reason"
-              ref={focus}
+              ref={focusOnMount}
             />
             <button type="submit" class="primary">
               Silence
@@ -132,7 +142,7 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
           </div>
         </form>
       )}
-      {asking === "resolve" && (
+      {openForm === "resolve" && (
         <form onSubmit={submit(`${incident.id} resolved`, "resolve", (e) => ({ why: field(e, "why") }))}>
           <input
             name="why"
@@ -140,7 +150,7 @@ export function WorkLine({ detail: { incident, silenced_by }, done }: { detail: 
             maxLength={4000}
             placeholder="How was it resolved?"
             aria-label="How it was resolved"
-            ref={focus}
+            ref={focusOnMount}
           />
           <button type="submit" class="primary">
             Resolve
@@ -156,7 +166,7 @@ function SilencedLine({ silence, done }: { silence: Silenced; done: () => void }
   return (
     <p class="silenced" data-testid="silenced">
       <b>Silenced</b> by {silence.author} until <Time at={silence.ends_at} full /> (
-      {ago(Date.parse(silence.ends_at) - now())} left): {silence.reason}
+      {shortDuration(Date.parse(silence.ends_at) - now())} left): {silence.reason}
       <button type="button" class="plain" data-testid="unsilence" onClick={end}>
         End silence
       </button>

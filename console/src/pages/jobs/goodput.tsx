@@ -5,7 +5,7 @@ import { duration } from "../../lib/durations";
 import { count, percent } from "../../lib/format";
 import type { Report } from "./labels";
 
-const LOST: Record<string, { text: string; tone: string }> = {
+const TIME_PARTS: Record<string, { text: string; tone: string }> = {
   productive: { text: "productive", tone: "accent" },
   stall: { text: "stalled", tone: "bad" },
   failure: { text: "failure", tone: "bad2" },
@@ -20,10 +20,10 @@ export function Goodput({ goodput }: { goodput: Report["goodput"] }) {
     ...(goodput.productive_seconds == null ? [] : [{ reason: "productive", seconds: goodput.productive_seconds }]),
     ...goodput.lost.filter((l) => l.seconds > 0),
   ];
-  const told = parts.reduce((sum, p) => sum + p.seconds, 0);
-  const rest = goodput.wall_seconds - told;
-  if (rest > 1) parts.push({ reason: "unknown", seconds: rest });
-  const whole = Math.max(goodput.wall_seconds, told, 1);
+  const explainedSeconds = parts.reduce((sum, p) => sum + p.seconds, 0);
+  const unexplainedSeconds = goodput.wall_seconds - explainedSeconds;
+  if (unexplainedSeconds > 1) parts.push({ reason: "unknown", seconds: unexplainedSeconds });
+  const totalSeconds = Math.max(goodput.wall_seconds, explainedSeconds, 1);
   return (
     <>
       <div
@@ -31,23 +31,23 @@ export function Goodput({ goodput }: { goodput: Report["goodput"] }) {
         role="img"
         data-testid="goodput-bar"
         aria-label={parts
-          .map((p) => `${LOST[p.reason]?.text ?? p.reason} ${percent((100 * p.seconds) / whole)}`)
+          .map((p) => `${TIME_PARTS[p.reason]?.text ?? p.reason} ${percent((100 * p.seconds) / totalSeconds)}`)
           .join(", ")}
       >
         {parts.map((p) => (
           <i
             key={p.reason}
-            class={LOST[p.reason]?.tone ?? "unknown"}
-            style={{ flexGrow: p.seconds / whole }}
-            title={`${LOST[p.reason]?.text ?? p.reason}: ${duration(p.seconds)}`}
+            class={TIME_PARTS[p.reason]?.tone ?? "unknown"}
+            style={{ flexGrow: p.seconds / totalSeconds }}
+            title={`${TIME_PARTS[p.reason]?.text ?? p.reason}: ${duration(p.seconds)}`}
           />
         ))}
       </div>
       <ul class="keys-row">
         {parts.map((p) => (
           <li key={p.reason}>
-            <i class={LOST[p.reason]?.tone ?? "unknown"} aria-hidden="true" />
-            {LOST[p.reason]?.text ?? p.reason} <b>{percent((100 * p.seconds) / whole)}</b>{" "}
+            <i class={TIME_PARTS[p.reason]?.tone ?? "unknown"} aria-hidden="true" />
+            {TIME_PARTS[p.reason]?.text ?? p.reason} <b>{percent((100 * p.seconds) / totalSeconds)}</b>{" "}
             <span class="dim">{duration(p.seconds)}</span>
           </li>
         ))}

@@ -2,36 +2,36 @@
 
 import { useEffect } from "preact/hooks";
 import strips from "../../../../watchkeeper/packs/console/job.json";
-import { Bar, Chip, Empty, Facts, Panel, Problem, Skeleton, Time, Trouble } from "../../components/parts";
+import { Bar, Chip, Empty, Facts, Panel, Problem, RequestProblem, Skeleton, Time } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { Export, Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
+import { useRequest } from "../../lib/api";
 import { duration } from "../../lib/durations";
-import { ago, count, day, many, money, percentOf, words } from "../../lib/format";
+import { count, dateTime, humanise, money, percentOf, plural, shortDuration } from "../../lib/format";
 import type { Strip } from "../../lib/lines";
-import { fillAll, quoted } from "../../lib/promql";
-import { go, to } from "../../lib/router";
+import { fillStrips, quoted } from "../../lib/promql";
+import { navigate, to } from "../../lib/router";
 import { now, useHub, usePulse } from "../../lib/store";
 import { Goodput } from "./goodput";
 import {
-  BOUND,
+  BOTTLENECKS,
   type Hardware,
   hours,
   type JobLine,
   kindName,
   type Report,
+  rankAndPlace,
   STATE,
   type Straggler,
   stragglerPlace,
-  whose,
 } from "./labels";
 import { Ranks, rankColumns } from "./ranks";
 
 const MOST_GPUS = 64;
 
-export function OneJob({ id, theme, address }: { id: string; theme: string; address: URL }) {
+export function JobPage({ id, theme, address }: { id: string; theme: string; address: URL }) {
   const beat = usePulse();
-  const { answer, problem } = useAsk<Report>(`/api/jobs/${encodeURIComponent(id)}`, beat);
+  const { answer, problem } = useRequest<Report>(`/api/jobs/${encodeURIComponent(id)}`, beat);
   const { status } = useHub();
   if (!answer)
     return (
@@ -45,7 +45,7 @@ export function OneJob({ id, theme, address }: { id: string; theme: string; addr
   const { job, efficiency, goodput } = answer;
   return (
     <main data-testid="job-page">
-      <Trouble problem={problem} isStale />
+      <RequestProblem problem={problem} isStale />
       <div class="columns">
         <div>
           <Head job={job} why={answer.why} />
@@ -64,7 +64,7 @@ export function OneJob({ id, theme, address }: { id: string; theme: string; addr
           >
             <Goodput goodput={goodput} />
           </Panel>
-          {status && <Clock report={answer} theme={theme} />}
+          {status && <ActivityPanel report={answer} theme={theme} />}
           <RanksPanel report={answer} address={address} />
         </div>
         <aside>
@@ -84,8 +84,8 @@ export function OneJob({ id, theme, address }: { id: string; theme: string; addr
               </ol>
             </Panel>
           )}
-          <FactsPanel report={answer} />
-          <Happened report={answer} />
+          <DetailsPanel report={answer} />
+          <EventsPanel report={answer} />
         </aside>
       </div>
     </main>
@@ -102,10 +102,10 @@ function Head({ job, why }: { job: JobLine; why: string }) {
         </Chip>
         <Chip>{kindName(job.kind)}</Chip>
         <Chip>
-          {many(job.gpus, "GPU")} on {many(job.nodes, "node")}
+          {plural(job.gpus, "GPU")} on {plural(job.nodes, "node")}
         </Chip>
         {job.started_at && (
-          <Chip title={day(job.started_at)}>started {ago(now() - Date.parse(job.started_at))} ago</Chip>
+          <Chip title={dateTime(job.started_at)}>started {shortDuration(now() - Date.parse(job.started_at))} ago</Chip>
         )}
         {job.team && <Chip>team {job.team}</Chip>}
       </p>
@@ -118,7 +118,7 @@ function Head({ job, why }: { job: JobLine; why: string }) {
 }
 
 /** What its GPUs did, with what happened to them drawn in; of a long job the last six hours. */
-function Clock({ report: { job, ranks, hardware }, theme }: { report: Report; theme: string }) {
+function ActivityPanel({ report: { job, ranks, hardware }, theme }: { report: Report; theme: string }) {
   const start = job.started_at ? Math.max(Date.parse(job.started_at), now() - 6 * 36e5) : now() - 36e5;
   const end = Math.floor(now() / 15000) * 15000;
   const uuids = ranks.slice(0, MOST_GPUS).flatMap((r) => r.uuid || []);
@@ -127,26 +127,26 @@ function Clock({ report: { job, ranks, hardware }, theme }: { report: Report; th
     <Panel title="Activity" hint={ranks.length > MOST_GPUS ? `first ${MOST_GPUS} GPUs` : "all GPUs"} id="job-clock">
       <Strips
         id="job-strips"
-        quiet
+        omitsEmpty
         name={`Activity of ${job.name}`}
         theme={theme}
         start={start}
         end={end}
         marks={hardware.slice(0, 6).map((h) => ({
           at: h.at,
-          label: h.kind.endsWith("xid") ? `${h.kind === "xid" ? "Xid" : "SXid"} ${h.code}` : words(h.kind),
+          label: h.kind.endsWith("xid") ? `${h.kind === "xid" ? "Xid" : "SXid"} ${h.code}` : humanise(h.kind),
           tone: "bad",
         }))}
-        strips={fillAll(strips as Strip[], { gpus: quoted(uuids.join("|")) })}
+        strips={fillStrips(strips as Strip[], { gpus: quoted(uuids.join("|")) })}
       />
     </Panel>
   );
 }
 
 function RanksPanel({ report: { job, ranks, left_out }, address }: { report: Report; address: URL }) {
-  const marked = job.straggler ? " · straggler marked" : "";
+  const stragglerNote = job.straggler ? " · straggler marked" : "";
   return (
-    <Panel title="Ranks" id="ranks-panel" hint={`${many(ranks.length + left_out, "rank")}${marked}`}>
+    <Panel title="Ranks" id="ranks-panel" hint={`${plural(ranks.length + left_out, "rank")}${stragglerNote}`}>
       <Ranks ranks={ranks} straggler={job.straggler} />
       <Table
         id="ranks"
@@ -156,12 +156,12 @@ function RanksPanel({ report: { job, ranks, left_out }, address }: { report: Rep
         rowTestId="rank-row"
         address={address}
         sort="-score"
-        most={12}
+        maxRows={12}
         href={(r) => to.gpu(r.uuid)}
         columns={rankColumns(job.straggler)}
         empty={<Empty title="Ranks unknown">No source reports the GPUs of this job.</Empty>}
       />
-      {left_out > 0 && <p class="dim small">{many(left_out, "more rank")} not shown.</p>}
+      {left_out > 0 && <p class="dim small">{plural(left_out, "more rank")} not shown.</p>}
     </Panel>
   );
 }
@@ -175,7 +175,9 @@ function Efficiency({ efficiency }: { efficiency: Report["efficiency"] }) {
     >
       <p>
         <b class="bound">
-          {efficiency.bound_by === "unknown" ? "Bottleneck: unknown" : `Bottleneck: ${BOUND[efficiency.bound_by]}`}
+          {efficiency.bound_by === "unknown"
+            ? "Bottleneck: unknown"
+            : `Bottleneck: ${BOTTLENECKS[efficiency.bound_by]}`}
         </b>
       </p>
       <p class="dim">{efficiency.why}</p>
@@ -219,9 +221,9 @@ function Efficiency({ efficiency }: { efficiency: Report["efficiency"] }) {
   );
 }
 
-function FactsPanel({ report }: { report: Report }) {
+function DetailsPanel({ report }: { report: Report }) {
   const { job } = report;
-  const called = job.namespace ? `${job.namespace}/${job.name}` : job.id;
+  const fullName = job.namespace ? `${job.namespace}/${job.name}` : job.id;
   return (
     <Panel title="Details">
       <Facts
@@ -247,7 +249,7 @@ function FactsPanel({ report }: { report: Report }) {
                 ))
               : "none",
           ],
-          ["Links", <a href={`/fabric?job=${encodeURIComponent(called)}`}>links of the nodes of this job</a>],
+          ["Links", <a href={`/fabric?job=${encodeURIComponent(fullName)}`}>links of the nodes of this job</a>],
           [
             "Experiment",
             report.run_url ? (
@@ -270,15 +272,15 @@ function FactsPanel({ report }: { report: Report }) {
 }
 
 function Cost({ job }: { job: JobLine }) {
-  const isSinceSeen = job.counted_since && !job.started_at;
+  const isStartUnknown = job.counted_since && !job.started_at;
   return (
     <>
       {money(job.cost?.amount, job.cost?.currency)}
       {job.gpu_hours != null && (
         <span class="dim">
           {` · ${hours(job.gpu_hours)} GPU-hours`}
-          {isSinceSeen && " since first seen at "}
-          {isSinceSeen && <Time at={job.counted_since!} full />}
+          {isStartUnknown && " since first seen at "}
+          {isStartUnknown && <Time at={job.counted_since!} full />}
         </span>
       )}
     </>
@@ -295,14 +297,14 @@ function StragglerFact({ straggler }: { straggler: Straggler }) {
   );
 }
 
-function Happened({ report }: { report: Report }) {
+function EventsPanel({ report }: { report: Report }) {
   return (
     <Panel title="Events" hint="hardware and loss" id="job-events">
       {report.hardware.length + report.losses.length === 0 ? (
         <p class="dim">No hardware event and no loss anomaly during this job.</p>
       ) : (
         <ul class="journal">
-          {happened(report).map((e, i) => (
+          {listEvents(report).map((e, i) => (
             <li key={i}>
               <Time at={e.at} full /> <b>{e.head}</b>
               <p>{e.text}</p>
@@ -315,24 +317,24 @@ function Happened({ report }: { report: Report }) {
 }
 
 /** What befell its GPUs and its loss, the newest first; a loss with what the hardware did around then. */
-function happened({ hardware, losses }: Report): { at: string; head: string; text: string }[] {
-  const around = (events: Hardware[]) => events.map((h) => `${whose(h)}: ${h.text}`).join("; ");
-  const events = hardware.map((h) => ({ at: h.at, head: whose(h), text: h.text }));
-  const turns = losses.map((l) => ({
+function listEvents({ hardware, losses }: Report): { at: string; head: string; text: string }[] {
+  const hardwareText = (events: Hardware[]) => events.map((h) => `${rankAndPlace(h)}: ${h.text}`).join("; ");
+  const events = hardware.map((h) => ({ at: h.at, head: rankAndPlace(h), text: h.text }));
+  const lossEvents = losses.map((l) => ({
     at: l.at,
     head: l.what,
-    text: l.hardware.length ? `at that time: ${around(l.hardware)}` : "no hardware event at that time",
+    text: l.hardware.length ? `at that time: ${hardwareText(l.hardware)}` : "no hardware event at that time",
   }));
-  return [...events, ...turns].sort((a, b) => b.at.localeCompare(a.at)).slice(0, 30);
+  return [...events, ...lossEvents].sort((a, b) => b.at.localeCompare(a.at)).slice(0, 30);
 }
 
 /** A pod's name leads to its job, where one begins like it. */
 function NoJob({ id }: { id: string }) {
-  const { answer } = useAsk<{ jobs: JobLine[] }>("/api/jobs?limit=1000");
-  const near = answer?.jobs.filter((j) => id.startsWith(j.id)).sort((a, b) => b.id.length - a.id.length)[0];
+  const { answer } = useRequest<{ jobs: JobLine[] }>("/api/jobs?limit=1000");
+  const closestJob = answer?.jobs.filter((j) => id.startsWith(j.id)).sort((a, b) => b.id.length - a.id.length)[0];
   useEffect(() => {
-    if (near) go(to.job(near.id), true);
-  }, [near?.id]);
+    if (closestJob) navigate(to.job(closestJob.id), true);
+  }, [closestJob?.id]);
   return (
     <Empty title={`Job ${id} not found`}>
       It may have ended long ago, or the name may be misspelled. <a href="/jobs">All jobs</a>

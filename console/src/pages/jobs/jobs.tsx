@@ -1,54 +1,56 @@
 // Jobs: state, GPUs and their use, bottleneck, goodput and stragglers.
 
 import { useMemo } from "preact/hooks";
-import { Choice, Empty, Mark, Panel, Time } from "../../components/parts";
+import { Choice, Empty, MarkedText, Panel, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
-import { count, countOf, day, many, money, percentOf } from "../../lib/format";
-import { type PageProps, param, put, to } from "../../lib/router";
+import { useRequest } from "../../lib/api";
+import { count, countOfTotal, dateTime, money, percentOf, plural } from "../../lib/format";
+import { type PageProps, param, setParam, to } from "../../lib/router";
 import { usePulse } from "../../lib/store";
 import "../../styles/pages.css";
-import { Figures } from "./figures";
-import { OneJob } from "./job";
+import { JobFigures } from "./figures";
+import { JobPage } from "./job";
 import {
-  BOUND,
-  behind,
-  dim,
+  BOTTLENECKS,
+  describeSlowness,
+  dimUnknown,
   hours,
   type JobLine,
   kindName,
-  ORDER,
+  PROBLEM_STATES,
   STATE,
-  STUCK,
+  STATE_ORDER,
+  STUCK_STATES,
   stragglerPlace,
-  TROUBLE,
 } from "./labels";
 
 export function JobsPage({ address, theme, id }: PageProps) {
-  return id ? <OneJob id={id} theme={theme} address={address} key={id} /> : <List address={address} />;
+  return id ? <JobPage id={id} theme={theme} address={address} key={id} /> : <JobList address={address} />;
 }
 
-function List({ address }: { address: URL }) {
+function JobList({ address }: { address: URL }) {
   const beat = usePulse();
-  const { answer, problem } = useAsk<{ jobs: JobLine[]; total: number; problems: string[] }>(
+  const { answer, problem } = useRequest<{ jobs: JobLine[]; total: number; problems: string[] }>(
     "/api/jobs?limit=1000",
     beat,
   );
   const q = param(address, "q").toLowerCase();
   const only = param(address, "state", "all");
   const jobs = answer?.jobs;
-  const fits = (j: JobLine) =>
-    (only === "all" || (only === "trouble" ? TROUBLE.includes(j.state) : j.state === only)) &&
+  const matches = (j: JobLine) =>
+    (only === "all" || (only === "trouble" ? PROBLEM_STATES.includes(j.state) : j.state === only)) &&
     (!q ||
-      `${j.id} ${j.name} ${j.namespace} ${j.user} ${j.team} ${j.state} ${BOUND[j.bound_by]}`.toLowerCase().includes(q));
-  const shown = useMemo(() => jobs?.filter(fits), [jobs, q, only]);
+      `${j.id} ${j.name} ${j.namespace} ${j.user} ${j.team} ${j.state} ${BOTTLENECKS[j.bound_by]}`
+        .toLowerCase()
+        .includes(q));
+  const shown = useMemo(() => jobs?.filter(matches), [jobs, q, only]);
   return (
     <main class="single stack" data-testid="jobs-page">
-      {jobs && jobs.length > 0 && <Figures jobs={jobs} address={address} />}
+      {jobs && jobs.length > 0 && <JobFigures jobs={jobs} address={address} />}
       <Panel
         title="Jobs"
         id="jobs-panel"
-        hint={shown && jobs && `${countOf(shown.length, jobs.length)} · problems first`}
+        hint={shown && jobs && `${countOfTotal(shown.length, jobs.length)} · problems first`}
         side={
           <div class="pick">
             <input
@@ -59,7 +61,7 @@ function List({ address }: { address: URL }) {
               placeholder="Name, user, team or state"
               aria-label="Filter jobs"
               data-testid="jobs-filter"
-              onInput={(e) => put("q", e.currentTarget.value)}
+              onInput={(e) => setParam("q", e.currentTarget.value)}
             />
             <Choice
               label="which jobs"
@@ -71,7 +73,7 @@ function List({ address }: { address: URL }) {
                 ["pending", "Pending"],
               ]}
               value={only}
-              choose={(s) => put("state", s === "all" ? null : s)}
+              choose={(s) => setParam("state", s === "all" ? null : s)}
             />
           </div>
         }
@@ -87,7 +89,7 @@ function List({ address }: { address: URL }) {
           href={(j) => to.job(j.id)}
           address={address}
           sort="state"
-          most={150}
+          maxRows={150}
           columns={COLUMNS}
           empty={
             jobs?.length ? (
@@ -105,16 +107,16 @@ function List({ address }: { address: URL }) {
 }
 
 /** A figure so far, and on hover since when; a job that began before this hub saw it has cost more. */
-const Counted = (p: { job: JobLine; children: string }) => (
-  <span class={p.children === "unknown" ? "dim" : undefined} title={since(p.job)}>
+const CountedSince = (p: { job: JobLine; children: string }) => (
+  <span class={p.children === "unknown" ? "dim" : undefined} title={countedSinceText(p.job)}>
     {p.children}
   </span>
 );
 
-function since({ counted_since, started_at }: JobLine): string | undefined {
+function countedSinceText({ counted_since, started_at }: JobLine): string | undefined {
   if (!counted_since) return undefined;
-  const seen = started_at ? "" : ", when this hub first saw the job; it may have started earlier";
-  return `since ${day(counted_since)}${seen}`;
+  const firstSeenNote = started_at ? "" : ", when this hub first saw the job; it may have started earlier";
+  return `since ${dateTime(counted_since)}${firstSeenNote}`;
 }
 
 const COLUMNS: Column<JobLine>[] = [
@@ -140,10 +142,10 @@ const COLUMNS: Column<JobLine>[] = [
   {
     id: "state",
     title: "State",
-    value: (j) => `${ORDER.indexOf(j.state)} ${j.state}`,
+    value: (j) => `${STATE_ORDER.indexOf(j.state)} ${j.state}`,
     cell: (j) => (
       <>
-        <Mark {...STATE[j.state]}>{j.state}</Mark>
+        <MarkedText {...STATE[j.state]}>{j.state}</MarkedText>
         {j.stalled_since && (
           <small class="plain">
             since <Time at={j.stalled_since} />
@@ -169,7 +171,7 @@ const COLUMNS: Column<JobLine>[] = [
     cell: (j) => (
       <>
         {count(j.gpus)}
-        {j.nodes > 0 && <small>{many(j.nodes, "node")}</small>}
+        {j.nodes > 0 && <small>{plural(j.nodes, "node")}</small>}
       </>
     ),
   },
@@ -178,16 +180,21 @@ const COLUMNS: Column<JobLine>[] = [
     title: "Used",
     numeric: true,
     value: (j) => j.used,
-    cell: (j) => dim(percentOf(j.used)),
+    cell: (j) => dimUnknown(percentOf(j.used)),
     hint: "share of allocated GPU time with active SMs, last hour",
   },
-  { id: "bound", title: "Bottleneck", value: (j) => BOUND[j.bound_by], cell: (j) => dim(BOUND[j.bound_by]) },
+  {
+    id: "bound",
+    title: "Bottleneck",
+    value: (j) => BOTTLENECKS[j.bound_by],
+    cell: (j) => dimUnknown(BOTTLENECKS[j.bound_by]),
+  },
   {
     id: "goodput",
     title: "Goodput",
     numeric: true,
     value: (j) => j.goodput,
-    cell: (j) => dim(percentOf(j.goodput)),
+    cell: (j) => dimUnknown(percentOf(j.goodput)),
     hint: "productive step time divided by wall time, last hour",
   },
   {
@@ -196,12 +203,12 @@ const COLUMNS: Column<JobLine>[] = [
     value: (j) => (j.straggler ? stragglerPlace(j.straggler) : ""),
     cell: (j) =>
       j.straggler ? (
-        <Mark tone="warning">
+        <MarkedText tone="warning">
           {j.straggler.rank == null ? stragglerPlace(j.straggler) : `rank ${j.straggler.rank}`}
-          <small class="plain">{behind(j.straggler)}</small>
-        </Mark>
+          <small class="plain">{describeSlowness(j.straggler)}</small>
+        </MarkedText>
       ) : (
-        dim((j.used == null && j.goodput == null) || STUCK.includes(j.state) ? "unknown" : "none")
+        dimUnknown((j.used == null && j.goodput == null) || STUCK_STATES.includes(j.state) ? "unknown" : "none")
       ),
     minor: true,
   },
@@ -210,7 +217,7 @@ const COLUMNS: Column<JobLine>[] = [
     title: "GPU-hours",
     numeric: true,
     value: (j) => j.gpu_hours,
-    cell: (j) => <Counted job={j}>{hours(j.gpu_hours)}</Counted>,
+    cell: (j) => <CountedSince job={j}>{hours(j.gpu_hours)}</CountedSince>,
     minor: true,
     hint: "since the start of the job",
   },
@@ -219,6 +226,6 @@ const COLUMNS: Column<JobLine>[] = [
     title: "Cost so far",
     numeric: true,
     value: (j) => j.cost?.amount,
-    cell: (j) => <Counted job={j}>{money(j.cost?.amount, j.cost?.currency)}</Counted>,
+    cell: (j) => <CountedSince job={j}>{money(j.cost?.amount, j.cost?.currency)}</CountedSince>,
   },
 ];

@@ -66,7 +66,7 @@ export interface Hardware {
   rank: number | null;
 }
 
-export const whose = (h: Hardware) => (h.rank == null ? h.place : `rank ${h.rank} · ${h.place}`);
+export const rankAndPlace = (h: Hardware) => (h.rank == null ? h.place : `rank ${h.rank} · ${h.place}`);
 
 export interface Report {
   job: JobLine;
@@ -108,14 +108,14 @@ export const STATE: Record<string, { tone: string; glyph: string }> = {
   unknown: { tone: "", glyph: "·" },
 };
 
-export const TROUBLE = ["hung", "stalled", "diverged", "slow", "idle"];
+export const PROBLEM_STATES = ["hung", "stalled", "diverged", "slow", "idle"];
 
 /** No straggler is shown for a job where all ranks wait; its page names the rank they wait for. */
-export const STUCK = ["hung", "stalled"];
+export const STUCK_STATES = ["hung", "stalled"];
 
-export const ORDER = ["hung", "stalled", "diverged", "slow", "idle", "paused", "pending", "running", "unknown"];
+export const STATE_ORDER = ["hung", "stalled", "diverged", "slow", "idle", "paused", "pending", "running", "unknown"];
 
-export const BOUND: Record<string, string> = {
+export const BOTTLENECKS: Record<string, string> = {
   compute: "compute",
   memory_bandwidth: "memory bandwidth",
   input: "input",
@@ -131,10 +131,11 @@ export const hours = (n: number | null) => (n == null ? "unknown" : n < 10 ? n.t
 /** No scheduler lists a plain job: its own program reports its name. */
 export const kindName = (kind: string) => (kind === "plain" ? "no scheduler" : kind);
 
-export const dim = (text: string) => (text === "unknown" || text === "none" ? <span class="dim">{text}</span> : text);
+export const dimUnknown = (text: string) =>
+  text === "unknown" || text === "none" ? <span class="dim">{text}</span> : text;
 
 export const stragglerPlace = (s: Straggler) =>
   [s.node || "an unknown node", s.gpu && `GPU ${s.gpu}`].filter(Boolean).join(" ");
 
-export const behind = (s: Straggler) =>
+export const describeSlowness = (s: Straggler) =>
   s.score == null ? "other ranks wait for it" : `${percent(100 * s.score)} slower than its peers`;

@@ -1,6 +1,6 @@
 // The ranks of a job side by side; the straggler stands out by shape.
 
-import { Chip, Mark } from "../../components/parts";
+import { Chip, MarkedText } from "../../components/parts";
 import type { Column } from "../../components/table";
 import { duration } from "../../lib/durations";
 import { count, percent, percentOf } from "../../lib/format";
@@ -11,40 +11,42 @@ import type { Rank, Straggler } from "./labels";
  * One bar per rank: its step time, or its activity where the job tells of no steps; the straggler stands out by shape.
  */
 export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggler | null }) {
-  const steps = ranks.some((r) => r.step_seconds != null);
-  const value = (r: Rank) => (steps ? r.step_seconds : r.sm_active);
-  const known = ranks.filter((r) => value(r) != null);
-  if (known.length < 2) return null;
-  const most = Math.max(...known.map((r) => value(r)!));
-  if (most === 0)
-    return <p class="hint gap-below">{steps ? "No rank finished a step recently." : "No rank was active recently."}</p>;
+  const hasSteps = ranks.some((r) => r.step_seconds != null);
+  const value = (r: Rank) => (hasSteps ? r.step_seconds : r.sm_active);
+  const measured = ranks.filter((r) => value(r) != null);
+  if (measured.length < 2) return null;
+  const highest = Math.max(...measured.map((r) => value(r)!));
+  if (highest === 0)
+    return (
+      <p class="hint gap-below">{hasSteps ? "No rank finished a step recently." : "No rank was active recently."}</p>
+    );
   const shown = ranks.slice(0, 256);
   return (
     <figure
       class="ranks"
-      aria-label={`${steps ? "Step time" : "SM activity"} of ${known.length} ranks`}
+      aria-label={`${hasSteps ? "Step time" : "SM activity"} of ${measured.length} ranks`}
       data-testid="rank-bars"
     >
       <figcaption class="hint">
-        {steps ? `step time, longest ${duration(most)}` : "SM active by rank, highest "}
-        {!steps && percentOf(most)}
+        {hasSteps ? `step time, longest ${duration(highest)}` : "SM active by rank, highest "}
+        {!hasSteps && percentOf(highest)}
         {ranks.length > 256 && " · first 256 ranks"}
       </figcaption>
       <div>
         {shown.map((r, i) => {
-          const marked = straggler && (straggler.uuid ? straggler.uuid === r.uuid : straggler.rank === r.rank);
+          const isStraggler = straggler && (straggler.uuid ? straggler.uuid === r.uuid : straggler.rank === r.rank);
           const v = value(r);
           return (
             <a
               key={`${r.rank} ${r.uuid}`}
               href={to.gpu(r.uuid)}
-              class={marked ? "straggler" : r.state}
-              title={tell(r, steps)}
+              class={isStraggler ? "straggler" : r.state}
+              title={describeRank(r, hasSteps)}
               aria-label={`rank ${r.rank ?? i}`}
               tabIndex={-1}
             >
-              {marked && <em aria-hidden="true">▲</em>}
-              <i style={{ height: `${v == null ? 0 : Math.max(2, (100 * v) / most)}%` }} />
+              {isStraggler && <em aria-hidden="true">▲</em>}
+              <i style={{ height: `${v == null ? 0 : Math.max(2, (100 * v) / highest)}%` }} />
               {v == null && <b aria-hidden="true">–</b>}
             </a>
           );
@@ -54,13 +56,13 @@ export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggle
   );
 }
 
-function tell(r: Rank, bySteps: boolean): string {
+function describeRank(r: Rank, bySteps: boolean): string {
   const name = `${r.rank == null ? `GPU ${r.gpu}` : `rank ${r.rank}`} on ${r.node}`;
   const value = bySteps ? duration(r.step_seconds) : percentOf(r.sm_active);
   return `${name}: ${value}${r.score == null ? "" : `, ${percentOf(r.score)} slower`}`;
 }
 
-const RANK: Record<string, { tone: string; glyph: string; text?: string }> = {
+const RANK_STATES: Record<string, { tone: string; glyph: string; text?: string }> = {
   works: { tone: "ok", glyph: "✓", text: "working" },
   waits: { tone: "", glyph: "‖", text: "waiting" },
   slow: { tone: "warning", glyph: "▲" },
@@ -97,7 +99,7 @@ export const rankColumns = (straggler: Straggler | null): Column<Rank>[] => [
     id: "state",
     title: "Activity",
     value: (r) => r.state,
-    cell: (r) => <Mark {...RANK[r.state]}>{RANK[r.state]?.text ?? r.state}</Mark>,
+    cell: (r) => <MarkedText {...RANK_STATES[r.state]}>{RANK_STATES[r.state]?.text ?? r.state}</MarkedText>,
   },
   {
     id: "sm",

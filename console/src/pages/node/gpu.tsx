@@ -3,37 +3,37 @@
 import { useMemo } from "preact/hooks";
 import mig from "../../../../watchkeeper/packs/console/mig.json";
 import { Bar, Chip, Empty, Facts, IncidentCard, Panel, Skeleton } from "../../components/parts";
-import { useAsk } from "../../lib/api";
-import { many, percent, words } from "../../lib/format";
+import { useRequest } from "../../lib/api";
+import { humanise, percent, plural } from "../../lib/format";
 import { eventMarks, type History, memberMarks, type RepairRow, repairMarks } from "../../lib/marks";
-import { fill, quoted } from "../../lib/promql";
+import { fillTemplate, quoted } from "../../lib/promql";
 import { type PageProps, to } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import { now, useHub } from "../../lib/store";
 import type { GpuDetail, Node, NodeName } from "../../lib/types";
-import { called, type GpuAnswer, type Holder, withoutHolder } from "./labels";
+import { describeNoHolder, type GpuAnswer, type Holder, holderName } from "./labels";
 import { HistoryPanel, LayersPanel } from "./panels";
 
 export function GpuPage({ id: uuid, address, theme }: PageProps) {
   const { fleet, frame, open } = useHub();
-  const changed = `${open?.map((c) => c.id + c.state).join()} ${Math.floor(Date.parse(frame?.at ?? "0") / 30000)}`;
+  const version = `${open?.map((c) => c.id + c.state).join()} ${Math.floor(Date.parse(frame?.at ?? "0") / 30000)}`;
   const path = encodeURIComponent(uuid);
-  const { answer, problem } = useAsk<GpuDetail>(`/api/gpu/${path}`, changed);
+  const { answer, problem } = useRequest<GpuDetail>(`/api/gpu/${path}`, version);
   const name = answer?.node.name ?? "";
-  const { answer: who } = useAsk<{ gpus: GpuAnswer[] }>(`/api/who?name=${path}`, changed);
-  const { answer: history } = useAsk<History>(
+  const { answer: attributionAnswer } = useRequest<{ gpus: GpuAnswer[] }>(`/api/who?name=${path}`, version);
+  const { answer: history } = useRequest<History>(
     name && `/api/history?node=${encodeURIComponent(name)}&gpu=${path}`,
-    changed,
+    version,
   );
-  const { answer: done } = useAsk<{ repairs: RepairRow[] }>("/api/repairs?all=1", changed);
+  const { answer: repairsAnswer } = useRequest<{ repairs: RepairRow[] }>("/api/repairs?all=1", version);
   const marks = useMemo(() => {
     const alerts = memberMarks((answer?.events ?? []).filter((e) => e.kind !== "event"));
     return [
       ...(history?.events.length ? eventMarks(history.events) : memberMarks(answer?.events ?? [])),
       ...alerts,
-      ...repairMarks(done?.repairs ?? [], name),
+      ...repairMarks(repairsAnswer?.repairs ?? [], name),
     ];
-  }, [answer, history, done]);
+  }, [answer, history, repairsAnswer]);
   if (!answer)
     return (
       <main class="single">
@@ -53,11 +53,11 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
   const gpus = fleet?.nodes.flatMap((n) => n.gpus) ?? [];
   const slot = gpus.findIndex((g) => g?.uuid === uuid);
   const state = STATES[frame && slot >= 0 && frame.version === fleet?.version ? frame.states[slot] : 6];
-  const held = who?.gpus[0]?.holders ?? [];
-  const first = gpus[slot]?.workload;
-  const lost = incidents.find((c) => c.state !== "resolved")?.workloads ?? [];
-  const before = labels ? [] : lost;
-  const workloads = held.length ? held.map(called) : first ? [first] : before;
+  const holders = attributionAnswer?.gpus[0]?.holders ?? [];
+  const frameWorkload = gpus[slot]?.workload;
+  const incidentWorkloads = incidents.find((c) => c.state !== "resolved")?.workloads ?? [];
+  const lastWorkloads = labels ? [] : incidentWorkloads;
+  const workloads = holders.length ? holders.map(holderName) : frameWorkload ? [frameWorkload] : lastWorkloads;
   return (
     <main class="columns" data-testid="gpu-page">
       <div>
@@ -80,7 +80,9 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
             GPU {gpu.index ?? "?"} on {node.name}
           </h1>
           <p class="lead">
-            {fleet?.workloads == null && !who ? "Allocation unknown." : holding(workloads, Boolean(labels))}
+            {fleet?.workloads == null && !attributionAnswer
+              ? "Allocation unknown."
+              : describeAllocation(workloads, Boolean(labels))}
           </p>
         </Panel>
         <LayersPanel
@@ -95,16 +97,16 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
       <aside>
         <Panel
           title="Attribution"
-          hint={workloads.length || labels ? many(workloads.length, "holder") : ""}
+          hint={workloads.length || labels ? plural(workloads.length, "holder") : ""}
           id="attribution"
         >
-          {held.length === 0 ? (
-            <p class="dim">{attribution(workloads, Boolean(labels), who?.gpus[0]?.reason)}</p>
+          {holders.length === 0 ? (
+            <p class="dim">{describeAttribution(workloads, Boolean(labels), attributionAnswer?.gpus[0]?.reason)}</p>
           ) : (
-            held.map((h) => <HolderFacts holder={h} key={called(h) + h.slice + h.container} />)
+            holders.map((h) => <HolderFacts holder={h} key={holderName(h) + h.slice + h.container} />)
           )}
         </Panel>
-        <MigPanel uuid={uuid} holders={held} version={changed} isSilent={!labels} />
+        <MigPanel uuid={uuid} holders={holders} version={version} isSilent={!labels} />
         <Panel title="Details">
           <Facts
             rows={[
@@ -118,7 +120,10 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
                 </a>,
               ],
               ["Pool", node.pool],
-              ...Object.entries(node.domains ?? {}).map(([domain, value]): [string, string] => [words(domain), value]),
+              ...Object.entries(node.domains ?? {}).map(([domain, value]): [string, string] => [
+                humanise(domain),
+                value,
+              ]),
               ["Driver", labels?.DCGM_FI_DRIVER_VERSION],
               ["VBIOS", labels?.DCGM_FI_DEV_VBIOS_VERSION],
               ["Serial", labels?.DCGM_FI_DEV_SERIAL],
@@ -137,24 +142,24 @@ export function GpuPage({ id: uuid, address, theme }: PageProps) {
   );
 }
 
-function holding(workloads: string[], reports: boolean): string {
+function describeAllocation(workloads: string[], reports: boolean): string {
   const names = workloads.join(", ");
   if (reports) return names ? `Allocated to ${names}.` : "Not allocated.";
   return names ? `Not reporting. Last allocated to ${names}.` : "Not reporting. The charts show its last readings.";
 }
 
-function attribution(workloads: string[], reports: boolean, reason?: string): string {
+function describeAttribution(workloads: string[], reports: boolean, reason?: string): string {
   if (workloads.length) return `${reports ? "Allocated" : "Last allocated"} to ${workloads.join(", ")}.`;
   if (!reports) return "Unknown: not reporting.";
-  const holder = withoutHolder(reason ?? "");
+  const holder = describeNoHolder(reason ?? "");
   return holder === "none" ? "Not allocated." : `${holder[0].toUpperCase()}${holder.slice(1)}.`;
 }
 
 const HolderFacts = ({ holder: h }: { holder: Holder }) => (
   <Facts
     rows={[
-      ["Workload", called(h)],
-      ["Kind", words(h.kind)],
+      ["Workload", holderName(h)],
+      ["Kind", humanise(h.kind)],
       ["Team", h.team || "unknown"],
       ["Project", h.project],
       ["User", h.user],
@@ -165,7 +170,7 @@ const HolderFacts = ({ holder: h }: { holder: Holder }) => (
   />
 );
 
-interface Slice {
+interface MigSeries {
   metric: { GPU_I_ID?: string; GPU_I_PROFILE?: string };
   value: [number, string];
 }
@@ -182,8 +187,11 @@ function MigPanel({
   version: string;
   isSilent: boolean;
 }) {
-  const expr = fill(mig.activity, { gpu: quoted(uuid) });
-  const { answer } = useAsk<{ data: { result: Slice[] } }>(`/api/v1/query?query=${encodeURIComponent(expr)}`, version);
+  const expr = fillTemplate(mig.activity, { gpu: quoted(uuid) });
+  const { answer } = useRequest<{ data: { result: MigSeries[] } }>(
+    `/api/v1/query?query=${encodeURIComponent(expr)}`,
+    version,
+  );
   const slices = answer?.data.result.filter((s) => s.metric.GPU_I_ID) ?? [];
   if (!slices.length && isSilent)
     return (
@@ -197,15 +205,15 @@ function MigPanel({
         <p class="dim">The whole GPU is allocated to one workload at a time.</p>
       </Panel>
     );
-  const of = (id?: string) => holders.filter((h) => h.slice === id);
+  const holdersOf = (id?: string) => holders.filter((h) => h.slice === id);
   return (
-    <Panel title="MIG layout" hint={many(slices.length, "MIG instance")} id="mig">
+    <Panel title="MIG layout" hint={plural(slices.length, "MIG instance")} id="mig">
       <ul class="slices">
         {slices.map(({ metric, value }) => (
           <li key={metric.GPU_I_ID} data-testid="slice" style={{ flexGrow: Number(metric.GPU_I_PROFILE?.[0]) || 1 }}>
             <b>{metric.GPU_I_PROFILE ?? `instance ${metric.GPU_I_ID}`}</b>
             <span>
-              {of(metric.GPU_I_ID).map(called).join(", ") || "free"} · {percent(100 * Number(value[1]))} busy
+              {holdersOf(metric.GPU_I_ID).map(holderName).join(", ") || "free"} · {percent(100 * Number(value[1]))} busy
             </span>
           </li>
         ))}

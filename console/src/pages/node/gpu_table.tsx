@@ -3,14 +3,14 @@
 import mig from "../../../../watchkeeper/packs/console/mig.json";
 import { Chip, Empty, Panel } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
-import { many, quantity, workloadName } from "../../lib/format";
+import { useRequest } from "../../lib/api";
+import { plural, quantity, workloadName } from "../../lib/format";
 import type { Frame } from "../../lib/live_types";
-import { fill, quoted } from "../../lib/promql";
+import { fillTemplate, quoted } from "../../lib/promql";
 import { to } from "../../lib/router";
 import { STATES } from "../../lib/states";
 import type { Fleet } from "../../lib/types";
-import { called, type GpuAnswer, isSilent, type Line, withoutHolder } from "./labels";
+import { describeNoHolder, type GpuAnswer, holderName, isSilent, type NodeLine } from "./labels";
 
 export function GpuTable({
   node,
@@ -19,7 +19,7 @@ export function GpuTable({
   frame,
   address,
 }: {
-  node: Line;
+  node: NodeLine;
   gpus: GpuAnswer[];
   fleet?: Fleet;
   frame?: Frame;
@@ -31,25 +31,25 @@ export function GpuTable({
     .forEach((g, i) => {
       if (g) slots.set(g.uuid, i);
     });
-  const of = (g: GpuAnswer) =>
+  const liveState = (g: GpuAnswer) =>
     frame && frame.version === fleet?.version && slots.has(g.uuid)
       ? { state: frame.states[slots.get(g.uuid)!], value: frame.values[slots.get(g.uuid)!] }
       : { state: 6, value: NaN };
-  const { answer: divided } = useAsk<{ data: { result: { metric: { UUID: string }; value: [number, string] }[] } }>(
-    `/api/v1/query?query=${encodeURIComponent(fill(mig.slices, { node: quoted(node.name) }))}`,
-  );
-  const slices = new Map(divided?.data.result.map((r) => [r.metric.UUID, Number(r.value[1])]));
-  const about = (g: GpuAnswer) => [
+  const { answer: migAnswer } = useRequest<{
+    data: { result: { metric: { UUID: string }; value: [number, string] }[] };
+  }>(`/api/v1/query?query=${encodeURIComponent(fillTemplate(mig.slices, { node: quoted(node.name) }))}`);
+  const slices = new Map(migAnswer?.data.result.map((r) => [r.metric.UUID, Number(r.value[1])]));
+  const incidentsOf = (g: GpuAnswer) => [
     ...new Set([
       ...g.incidents.map((i) => i.id),
-      ...node.incidents.filter((one) => !gpus.some((other) => other.incidents.some((i) => i.id === one))),
+      ...node.incidents.filter((id) => !gpus.some((gpu) => gpu.incidents.some((i) => i.id === id))),
     ]),
   ];
-  const divisionOf = (g: GpuAnswer) => {
-    const all = slices.get(g.uuid);
-    if (all == null) return isSilent(node) || !divided ? "unknown" : "whole";
-    const held = new Set(g.holders.flatMap((h) => h.slice ?? []));
-    return `${held.size} of ${many(all, "MIG instance")} allocated`;
+  const describeMig = (g: GpuAnswer) => {
+    const instances = slices.get(g.uuid);
+    if (instances == null) return isSilent(node) || !migAnswer ? "unknown" : "whole";
+    const allocated = new Set(g.holders.flatMap((h) => h.slice ?? []));
+    return `${allocated.size} of ${plural(instances, "MIG instance")} allocated`;
   };
   const columns: Column<GpuAnswer>[] = [
     {
@@ -62,10 +62,10 @@ export function GpuTable({
     {
       id: "state",
       title: "State",
-      value: (g) => STATES[of(g).state].text,
+      value: (g) => STATES[liveState(g).state].text,
       cell: (g) => (
-        <Chip tone={STATES[of(g).state].name}>
-          {STATES[of(g).state].glyph} {STATES[of(g).state].text}
+        <Chip tone={STATES[liveState(g).state].name}>
+          {STATES[liveState(g).state].glyph} {STATES[liveState(g).state].text}
         </Chip>
       ),
     },
@@ -74,23 +74,23 @@ export function GpuTable({
       title: "SM active",
       numeric: true,
       class: "wide-only",
-      value: (g) => (Number.isNaN(of(g).value) ? null : of(g).value),
-      cell: (g) => quantity(of(g).value, "%"),
+      value: (g) => (Number.isNaN(liveState(g).value) ? null : liveState(g).value),
+      cell: (g) => quantity(liveState(g).value, "%"),
     },
     {
       id: "held",
       title: "Allocated to",
-      value: (g) => g.holders.map(called).join(" "),
+      value: (g) => g.holders.map(holderName).join(" "),
       cell: (g) =>
         g.holders.length ? (
           g.holders.map((h, i) => (
             <span key={i}>
               {i > 0 && ", "}
-              <a href={to.job(called(h))}>{workloadName(called(h))}</a>
+              <a href={to.job(holderName(h))}>{workloadName(holderName(h))}</a>
             </span>
           ))
         ) : (
-          <span class="dim">{isSilent(node) ? "unknown" : withoutHolder(g.reason)}</span>
+          <span class="dim">{isSilent(node) ? "unknown" : describeNoHolder(g.reason)}</span>
         ),
     },
     {
@@ -98,17 +98,17 @@ export function GpuTable({
       title: "MIG",
       minor: true,
       value: (g) => slices.get(g.uuid) ?? 0,
-      cell: (g) => divisionOf(g),
+      cell: (g) => describeMig(g),
     },
     {
       id: "incidents",
       title: "Incidents",
-      value: (g) => about(g).length,
+      value: (g) => incidentsOf(g).length,
       cell: (g) =>
-        about(g).length
-          ? about(g).map((one) => (
-              <a key={one} href={to.incident(one)}>
-                {one}{" "}
+        incidentsOf(g).length
+          ? incidentsOf(g).map((id) => (
+              <a key={id} href={to.incident(id)}>
+                {id}{" "}
               </a>
             ))
           : "none",

@@ -1,6 +1,6 @@
 // Types and labels of nodes and GPUs, as the hub returns them.
 
-import { words } from "../../lib/format";
+import { humanise } from "../../lib/format";
 
 export interface Holder {
   kind: string;
@@ -25,7 +25,7 @@ export interface GpuAnswer {
   incidents: { id: string; severity: string; title: string }[];
 }
 
-interface Word {
+interface SchedulerState {
   source: string;
   state: string;
   reason: string;
@@ -34,7 +34,7 @@ interface Word {
   is_schedulable: boolean;
 }
 
-export interface Line {
+export interface NodeLine {
   cluster: string;
   name: string;
   state: string;
@@ -45,7 +45,7 @@ export interface Line {
   nvlink_domain: string;
   gpus_seen: number;
   gpus_expected: number | null;
-  scheduler: Word[];
+  scheduler: SchedulerState[];
   holders: string[];
   incidents: string[];
   last_seen: string | null;
@@ -54,9 +54,10 @@ export interface Line {
 }
 
 /** What a GPU without a holder shows: only `free` is a fact, any other reason is missing data. */
-export const withoutHolder = (reason: string) => (!reason || reason === "free" ? "none" : `unknown (${words(reason)})`);
+export const describeNoHolder = (reason: string) =>
+  !reason || reason === "free" ? "none" : `unknown (${humanise(reason)})`;
 
-export const called = (h: Holder) => (h.namespace ? `${h.namespace}/${h.name}` : h.name);
+export const holderName = (h: Holder) => (h.namespace ? `${h.namespace}/${h.name}` : h.name);
 
 /** The current state of a node that does not report is unknown. */
-export const isSilent = (node: Line) => node.state !== "up" && node.state !== "short";
+export const isSilent = (node: NodeLine) => node.state !== "up" && node.state !== "short";

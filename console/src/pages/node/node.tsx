@@ -1,14 +1,14 @@
 // One node: its GPUs, timeline, allocation, scheduler state and history.
 
 import { useMemo } from "preact/hooks";
-import { Chip, Empty, Facts, IncidentCard, Panel, Since, Skeleton, Trouble } from "../../components/parts";
-import { useAsk } from "../../lib/api";
-import { count, many, words } from "../../lib/format";
+import { Chip, Empty, Facts, IncidentCard, Panel, RequestProblem, Since, Skeleton } from "../../components/parts";
+import { useRequest } from "../../lib/api";
+import { count, humanise, plural } from "../../lib/format";
 import { cardMarks, eventMarks, type History, type RepairRow, repairMarks } from "../../lib/marks";
 import { type PageProps, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
 import { GpuTable } from "./gpu_table";
-import { called, type GpuAnswer, isSilent, type Line } from "./labels";
+import { type GpuAnswer, holderName, isSilent, type NodeLine } from "./labels";
 import { HistoryPanel, LayersPanel } from "./panels";
 
 const NODE_STATES: Record<string, string> = {
@@ -30,24 +30,24 @@ const TONES: Record<string, string> = {
 
 export function NodePage({ id, address, theme }: PageProps) {
   const { fleet, frame, open, closed } = useHub();
-  const at = Math.floor(Date.parse(frame?.at ?? "0") / 30000);
-  const changed = `${open?.map((c) => c.id + c.state).join()} ${at}`;
-  const { answer, problem } = useAsk<{ nodes: { node: Line; gpus: GpuAnswer[] }[] }>(
+  const halfMinute = Math.floor(Date.parse(frame?.at ?? "0") / 30000);
+  const version = `${open?.map((c) => c.id + c.state).join()} ${halfMinute}`;
+  const { answer, problem } = useRequest<{ nodes: { node: NodeLine; gpus: GpuAnswer[] }[] }>(
     `/api/who?name=${encodeURIComponent(id)}`,
-    changed,
+    version,
   );
-  const { answer: history } = useAsk<History>(`/api/history?node=${encodeURIComponent(id)}`, changed);
-  const { answer: done } = useAsk<{ repairs: RepairRow[] }>("/api/repairs?all=1", changed);
-  const found = answer?.nodes[0];
+  const { answer: history } = useRequest<History>(`/api/history?node=${encodeURIComponent(id)}`, version);
+  const { answer: repairsAnswer } = useRequest<{ repairs: RepairRow[] }>("/api/repairs?all=1", version);
+  const nodeAnswer = answer?.nodes[0];
   // The hub says which incidents of its rack or switch are about it, too.
   const cards = [...(open ?? []), ...(closed ?? [])].filter(
-    (c) => c.place.node === id || found?.node.incidents.includes(c.id),
+    (c) => c.place.node === id || nodeAnswer?.node.incidents.includes(c.id),
   );
   const marks = useMemo(
-    () => [...eventMarks(history?.events ?? []), ...repairMarks(done?.repairs ?? [], id), ...cardMarks(cards)],
-    [history, done, open, closed, found],
+    () => [...eventMarks(history?.events ?? []), ...repairMarks(repairsAnswer?.repairs ?? [], id), ...cardMarks(cards)],
+    [history, repairsAnswer, open, closed, nodeAnswer],
   );
-  if (!found)
+  if (!nodeAnswer)
     return (
       <main class="single">
         <Panel>
@@ -65,7 +65,7 @@ export function NodePage({ id, address, theme }: PageProps) {
         </Panel>
       </main>
     );
-  const { node, gpus } = found;
+  const { node, gpus } = nodeAnswer;
   const end = Math.floor(now() / 15000) * 15000;
   const workloads = node.holders;
   return (
@@ -74,7 +74,7 @@ export function NodePage({ id, address, theme }: PageProps) {
         <Panel class="head">
           <div class="chips">
             <Chip tone={TONES[node.state]}>
-              {node.state === "up" ? "✓" : "✕"} {NODE_STATES[node.state] ?? words(node.state)}
+              {node.state === "up" ? "✓" : "✕"} {NODE_STATES[node.state] ?? humanise(node.state)}
             </Chip>
             {node.scheduler.map((w) => (
               <Chip key={w.source} tone={w.is_schedulable ? "" : "warning"} title={w.reason}>
@@ -94,9 +94,9 @@ export function NodePage({ id, address, theme }: PageProps) {
             )}
           </div>
           <h1 data-testid="title">{node.name}</h1>
-          <p class="lead">{lead(node, gpus)}</p>
+          <p class="lead">{describeNode(node, gpus)}</p>
         </Panel>
-        <Trouble problem={problem} isStale />
+        <RequestProblem problem={problem} isStale />
         <GpuTable {...{ node, gpus, fleet, frame, address }} />
         <LayersPanel id="node-strips" node={id} gpu={null} {...{ workloads, address, theme, marks, end }} />
         <HistoryPanel history={history} gpus={gpus} address={address} />
@@ -111,7 +111,7 @@ export function NodePage({ id, address, theme }: PageProps) {
         </Panel>
         <Panel
           title="Allocated to"
-          hint={isSilent(node) && !workloads.length ? "" : many(workloads.length, "workload")}
+          hint={isSilent(node) && !workloads.length ? "" : plural(workloads.length, "workload")}
           id="holders"
         >
           {workloads.length === 0 ? (
@@ -121,7 +121,7 @@ export function NodePage({ id, address, theme }: PageProps) {
               <Empty title="Not allocated">No GPU of this node is allocated.</Empty>
             )
           ) : (
-            <Facts rows={byWorkload(gpus)} />
+            <Facts rows={gpusByWorkload(gpus)} />
           )}
         </Panel>
         <Panel title="Details">
@@ -151,25 +151,28 @@ export function NodePage({ id, address, theme }: PageProps) {
 }
 
 /** What begins with an address begins as the address does. */
-const sentence = (text: string) =>
+const toSentence = (text: string) =>
   text ? `${/^https?:/.test(text) ? text : text[0].toUpperCase() + text.slice(1)}. ` : "";
 
-function lead(node: Line, gpus: GpuAnswer[]): string {
-  if (isSilent(node) && !node.holders.length) return `${sentence(node.why)}GPU allocation unknown.`;
+function describeNode(node: NodeLine, gpus: GpuAnswer[]): string {
+  if (isSilent(node) && !node.holders.length) return `${toSentence(node.why)}GPU allocation unknown.`;
   const free = gpus.filter((g) => !g.is_gone && g.holders.length === 0).length;
-  const held = node.holders.length
-    ? `${many(node.holders.length, "workload")}${free ? `, ${many(free, "GPU")} free` : ""}.`
+  const allocation = node.holders.length
+    ? `${plural(node.holders.length, "workload")}${free ? `, ${plural(free, "GPU")} free` : ""}.`
     : "No GPU is allocated.";
-  return `${sentence(node.why)}${held}`;
+  return `${toSentence(node.why)}${allocation}`;
 }
 
-function byWorkload(gpus: GpuAnswer[]): [string, string][] {
-  const found = new Map<string, { team: string; gpus: string[] }>();
+function gpusByWorkload(gpus: GpuAnswer[]): [string, string][] {
+  const workloads = new Map<string, { team: string; gpus: string[] }>();
   for (const gpu of gpus)
     for (const h of gpu.holders)
-      found.set(called(h), { team: h.team, gpus: [...(found.get(called(h))?.gpus ?? []), String(gpu.index ?? "?")] });
-  return [...found].map(([name, { team, gpus: those }]) => [
+      workloads.set(holderName(h), {
+        team: h.team,
+        gpus: [...(workloads.get(holderName(h))?.gpus ?? []), String(gpu.index ?? "?")],
+      });
+  return [...workloads].map(([name, { team, gpus: indexes }]) => [
     name,
-    `GPU ${those.join(", ")}${team ? ` · team ${team}` : ""}`,
+    `GPU ${indexes.join(", ")}${team ? ` · team ${team}` : ""}`,
   ]);
 }

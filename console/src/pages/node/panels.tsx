@@ -3,10 +3,10 @@
 import { Chip, Empty, Panel, Since } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { type Column, Table } from "../../components/table";
-import { count, words } from "../../lib/format";
+import { count, humanise } from "../../lib/format";
 import type { History } from "../../lib/marks";
-import { layers } from "../../lib/promql";
-import { param, put, spanOf, to } from "../../lib/router";
+import { placeStrips } from "../../lib/promql";
+import { param, rangeMs, setParam, to } from "../../lib/router";
 import type { GpuAnswer } from "./labels";
 
 export function LayersPanel(p: {
@@ -21,14 +21,14 @@ export function LayersPanel(p: {
 }) {
   const from = Number(param(p.address, "from")) * 1000;
   const until = Number(param(p.address, "until")) * 1000;
-  const zoomed = from > 0 && until > from;
+  const isZoomed = from > 0 && until > from;
   const zoom = (a: number, b: number) => {
-    put("from", String(Math.floor(a)));
-    put("until", String(Math.ceil(b)));
+    setParam("from", String(Math.floor(a)));
+    setParam("until", String(Math.ceil(b)));
   };
-  const back = () => {
-    put("from", null);
-    put("until", null);
+  const resetZoom = () => {
+    setParam("from", null);
+    setParam("until", null);
   };
   return (
     <Panel
@@ -36,8 +36,8 @@ export function LayersPanel(p: {
       hint="hardware, fabric and workload · marked: events, alerts, actions · drag to zoom"
       id="layers"
       side={
-        zoomed && (
-          <button type="button" class="plain" data-testid="zoom-out" onClick={back}>
+        isZoomed && (
+          <button type="button" class="plain" data-testid="zoom-out" onClick={resetZoom}>
             Reset zoom
           </button>
         )
@@ -46,10 +46,10 @@ export function LayersPanel(p: {
       <Strips
         id={p.id}
         name="Readings of hardware, fabric and workload"
-        strips={layers({ cluster: "", node: p.node, gpu: p.gpu, domain: null }, p.workloads)}
-        quiet
-        start={zoomed ? from : p.end - spanOf(p.address)}
-        end={zoomed ? until : p.end}
+        strips={placeStrips({ cluster: "", node: p.node, gpu: p.gpu, domain: null }, p.workloads)}
+        omitsEmpty
+        start={isZoomed ? from : p.end - rangeMs(p.address)}
+        end={isZoomed ? until : p.end}
         marks={p.marks}
         theme={p.theme}
         band={42}
@@ -60,8 +60,8 @@ export function LayersPanel(p: {
 }
 
 /** `Xid 79`, or the words of an event that has no number. */
-function nameOf({ kind, code }: { kind: string; code: number | null }): string {
-  return code == null ? words(kind) : `${kind === "xid" ? "Xid" : words(kind)} ${code}`;
+function eventName({ kind, code }: { kind: string; code: number | null }): string {
+  return code == null ? humanise(kind) : `${kind === "xid" ? "Xid" : humanise(kind)} ${code}`;
 }
 
 export function HistoryPanel({ history, gpus, address }: { history?: History; gpus?: GpuAnswer[]; address: URL }) {
@@ -72,8 +72,8 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
     {
       id: "what",
       title: "Event",
-      value: (e) => (e.code == null ? words(e.kind) : `${e.kind} ${e.code}`),
-      cell: (e) => <Chip tone={e.severity}>{nameOf(e)}</Chip>,
+      value: (e) => (e.code == null ? humanise(e.kind) : `${e.kind} ${e.code}`),
+      cell: (e) => <Chip tone={e.severity}>{eventName(e)}</Chip>,
     },
     ...(gpus
       ? [
@@ -91,7 +91,7 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
   ];
   const summary = history?.counts
     .slice(0, 4)
-    .map((c) => `${nameOf(c)} ×${count(c.events)}`)
+    .map((c) => `${eventName(c)} ×${count(c.events)}`)
     .join(" · ");
   return (
     <Panel
@@ -108,7 +108,7 @@ export function HistoryPanel({ history, gpus, address }: { history?: History; gp
         rowTestId="history-row"
         address={address}
         param="hsort"
-        most={12}
+        maxRows={12}
         empty={
           <Empty title="No events">
             No event in the kernel log, the driver or the fabric in {history?.days ?? 90} days.

@@ -1,15 +1,15 @@
 // Replay of a rule, unchanged or edited, on stored samples.
 
 import { useEffect, useState } from "preact/hooks";
-import { Chip, Choice, Mark, Panel, Problem, Skeleton, Time } from "../../components/parts";
+import { Chip, Choice, MarkedText, Panel, Problem, Skeleton, Time } from "../../components/parts";
 import { PromqlField } from "../../components/promql_field";
 import { type Column, Table } from "../../components/table";
-import { ask, type Refused } from "../../lib/api";
+import { type RequestError, request } from "../../lib/api";
 import { promqlDuration } from "../../lib/durations";
-import { ago, count, day, many } from "../../lib/format";
-import { param, put, putAll, to } from "../../lib/router";
+import { count, dateTime, plural, shortDuration } from "../../lib/format";
+import { param, setParam, setParams, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
-import { type Episode, type Replay, type Rule, short } from "./rule_labels";
+import { type Episode, type Replay, type Rule, shortLabels } from "./rule_labels";
 
 const SPANS = [
   ["1h", "1 h"],
@@ -23,23 +23,23 @@ const SECONDS: Record<string, number> = { "1h": 3600, "6h": 21600, "1d": 86400, 
 /** Replay of a rule, unchanged or edited; it writes nothing and sends no notification. */
 export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme: string }) {
   const expr = param(address, "expr") || rule?.expr.trim() || "";
-  const after = param(address, "for") || promqlDuration(rule?.for_seconds ?? 0);
+  const holdFor = param(address, "for") || promqlDuration(rule?.for_seconds ?? 0);
   const range = param(address, "over", "6h");
-  const [found, show] = useState<Replay | null>(null);
-  const [problem, say] = useState<Refused>();
-  const [busy, work] = useState(false);
+  const [replay, setReplay] = useState<Replay | null>(null);
+  const [problem, setProblem] = useState<RequestError>();
+  const [isRunning, setRunning] = useState(false);
   const ready = useHub().status !== undefined;
   useEffect(() => {
     let current = true;
     if (!expr || !ready) return;
-    work(true);
+    setRunning(true);
     const to = Math.floor(now() / 1000);
     const from = to - SECONDS[range];
     const interval = range === "7d" ? "60s" : range === "1d" ? "30s" : "15s";
-    ask<Replay>("/api/rules/replay", "POST", {
+    request<Replay>("/api/rules/replay", "POST", {
       name: rule?.name ?? "Replayed",
       expr,
-      for: after,
+      for: holdFor,
       from: String(from),
       to: String(to),
       interval,
@@ -47,23 +47,23 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
       .then(
         (answer) => {
           if (current) {
-            show(answer);
-            say(undefined);
+            setReplay(answer);
+            setProblem(undefined);
           }
         },
         (error) => {
           if (current) {
-            say(error);
-            show(null);
+            setProblem(error);
+            setReplay(null);
           }
         },
       )
-      .finally(() => current && work(false));
+      .finally(() => current && setRunning(false));
     return () => {
       current = false;
     };
-  }, [expr, after, range, ready]);
-  const changed = rule && (expr !== rule.expr.trim() || after !== promqlDuration(rule.for_seconds));
+  }, [expr, holdFor, range, ready]);
+  const isChanged = rule && (expr !== rule.expr.trim() || holdFor !== promqlDuration(rule.for_seconds));
   return (
     <Panel
       title={rule ? `Replay ${rule.name}` : "Replay an expression"}
@@ -74,7 +74,7 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
           type="button"
           aria-label="Close the replay"
           data-testid="replay-close"
-          onClick={() => putAll({ rule: null, expr: null, for: null })}
+          onClick={() => setParams({ rule: null, expr: null, for: null })}
         >
           ✕
         </button>
@@ -89,13 +89,13 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
             ? problem.message.replace(/^[\s\S]*?(\d+:\d+: )/, "$1")
             : undefined
         }
-        run={(text) => put("expr", text === rule?.expr.trim() ? null : text)}
+        run={(text) => setParam("expr", text === rule?.expr.trim() ? null : text)}
       />
       <form
         class="whatif"
         onSubmit={(e) => {
           e.preventDefault();
-          put("for", String(new FormData(e.currentTarget).get("for")) || null);
+          setParam("for", String(new FormData(e.currentTarget).get("for")) || null);
         }}
       >
         <label>
@@ -103,11 +103,11 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
           <input
             name="for"
             class="number"
-            defaultValue={after}
-            key={after}
+            defaultValue={holdFor}
+            key={holdFor}
             aria-label="for: how long the condition must be true"
             data-testid="rule-for"
-            onChange={(e) => put("for", e.currentTarget.value || null)}
+            onChange={(e) => setParam("for", e.currentTarget.value || null)}
           />
         </label>
         <Choice
@@ -115,10 +115,10 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
           id="over"
           options={SPANS}
           value={range}
-          choose={(r) => put("over", r === "6h" ? null : r)}
+          choose={(r) => setParam("over", r === "6h" ? null : r)}
         />
-        {changed && (
-          <button type="button" onClick={() => putAll({ expr: null, for: null })}>
+        {isChanged && (
+          <button type="button" onClick={() => setParams({ expr: null, for: null })}>
             Undo changes
           </button>
         )}
@@ -130,30 +130,30 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
         <a href={to.explore(expr)}>Explore</a>
       </form>
       {problem && !/\d+:\d+: /.test(problem.message) && <Problem>{problem.message}</Problem>}
-      {busy && !found ? (
+      {isRunning && !replay ? (
         <Skeleton lines={3} />
       ) : (
-        found && (
-          <div data-testid="replay-found" aria-busy={busy}>
+        replay && (
+          <div data-testid="replay-found" aria-busy={isRunning}>
             <p class="answer">
-              {found.failures.length ? (
-                <Mark tone="critical">Evaluation failed: {found.failures[0].problem}</Mark>
-              ) : found.fired + found.waited === 0 ? (
-                <Mark tone="ok">
+              {replay.failures.length ? (
+                <MarkedText tone="critical">Evaluation failed: {replay.failures[0].problem}</MarkedText>
+              ) : replay.fired + replay.waited === 0 ? (
+                <MarkedText tone="ok">
                   The rule would not have fired in the last {SPANS.find(([s]) => s === range)?.[1]}.
-                </Mark>
+                </MarkedText>
               ) : (
                 <>
-                  {many(found.fired, "alert")} would have fired{changed ? ", with this change" : ""},{" "}
-                  {count(found.waited)} stayed pending.
+                  {plural(replay.fired, "alert")} would have fired{isChanged ? ", with this change" : ""},{" "}
+                  {count(replay.waited)} stayed pending.
                 </>
               )}
             </p>
-            {found.episodes.length > 0 && <Timeline found={found} />}
+            {replay.episodes.length > 0 && <EpisodeTable replay={replay} />}
             <p class="dim small">
-              {count(found.steps)} evaluations from {day(found.since)} to {day(found.until)}
-              {found.fired + found.waited > found.episodes.length
-                ? `; first ${count(found.episodes.length)} shown`
+              {count(replay.steps)} evaluations from {dateTime(replay.since)} to {dateTime(replay.until)}
+              {replay.fired + replay.waited > replay.episodes.length
+                ? `; first ${count(replay.episodes.length)} shown`
                 : ""}
               .
             </p>
@@ -164,26 +164,31 @@ export function ReplayRule({ rule, address }: { rule?: Rule; address: URL; theme
   );
 }
 
-function Timeline({ found }: { found: Replay }) {
-  const start = Date.parse(found.since);
-  const reach = Date.parse(found.until) - start;
-  const end = start + reach;
+function EpisodeTable({ replay }: { replay: Replay }) {
+  const start = Date.parse(replay.since);
+  const span = Date.parse(replay.until) - start;
+  const end = start + span;
   const until = (time: string | null) => (time ? Date.parse(time) : end);
-  const at = (time: string | null) => `${(100 * Math.max(0, Math.min(reach, until(time) - start))) / reach}%`;
+  const leftOf = (time: string | null) => `${(100 * Math.max(0, Math.min(span, until(time) - start))) / span}%`;
   const width = (from: string, to: string | null) =>
-    `${Math.max(0.4, (100 * (until(to) - Math.max(start, Date.parse(from)))) / reach)}%`;
+    `${Math.max(0.4, (100 * (until(to) - Math.max(start, Date.parse(from)))) / span)}%`;
   const lasted = (e: Episode) => until(e.ended_at) - Date.parse(e.fired_at ?? e.active_at);
   const columns: Column<Episode>[] = [
-    { id: "where", title: "Series", value: (e) => short(e.labels) || e.alert, cell: (e) => short(e.labels) || e.alert },
+    {
+      id: "where",
+      title: "Series",
+      value: (e) => shortLabels(e.labels) || e.alert,
+      cell: (e) => shortLabels(e.labels) || e.alert,
+    },
     {
       id: "line",
       title: "Time",
       value: (e) => e.fired_at ?? e.active_at,
       class: "timeline",
       cell: (e) => (
-        <div class="episode" role="img" aria-label={tell(e)}>
-          <i class="wait" style={{ left: at(e.active_at), width: width(e.active_at, e.fired_at ?? e.ended_at) }} />
-          {e.fired_at && <i class="fire" style={{ left: at(e.fired_at), width: width(e.fired_at, e.ended_at) }} />}
+        <div class="episode" role="img" aria-label={describeEpisode(e)}>
+          <i class="wait" style={{ left: leftOf(e.active_at), width: width(e.active_at, e.fired_at ?? e.ended_at) }} />
+          {e.fired_at && <i class="fire" style={{ left: leftOf(e.fired_at), width: width(e.fired_at, e.ended_at) }} />}
         </div>
       ),
     },
@@ -198,7 +203,7 @@ function Timeline({ found }: { found: Replay }) {
       title: "Duration",
       numeric: true,
       value: lasted,
-      cell: (e) => `${e.ended_at ? "" : "≥ "}${ago(lasted(e))}`,
+      cell: (e) => `${e.ended_at ? "" : "≥ "}${shortDuration(lasted(e))}`,
     },
     {
       id: "value",
@@ -214,10 +219,10 @@ function Timeline({ found }: { found: Replay }) {
       <Table
         id="episodes"
         caption="Alerts that would have fired"
-        rows={found.episodes}
+        rows={replay.episodes}
         rowKey={(e) => JSON.stringify([e.labels, e.active_at])}
         rowTestId="episode"
-        most={20}
+        maxRows={20}
         columns={columns}
         empty={null}
       />
@@ -235,7 +240,7 @@ function Timeline({ found }: { found: Replay }) {
   );
 }
 
-function tell({ fired_at, ended_at }: Episode): string {
-  const fires = fired_at ? `fired at ${day(fired_at)}` : "pending, did not fire";
-  return `${fires}, ${ended_at ? `resolved at ${day(ended_at)}` : "not resolved at the end"}`;
+function describeEpisode({ fired_at, ended_at }: Episode): string {
+  const firedText = fired_at ? `fired at ${dateTime(fired_at)}` : "pending, did not fire";
+  return `${firedText}, ${ended_at ? `resolved at ${dateTime(ended_at)}` : "not resolved at the end"}`;
 }

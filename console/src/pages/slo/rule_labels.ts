@@ -57,21 +57,21 @@ export interface Replay {
   failures: { rule: string; problem: string }[];
 }
 
-export function stateOf(r: Rule): string {
+export function ruleState(r: Rule): string {
   if (r.firing) return "firing";
   if (r.pending) return "pending";
   if (r.health === "err") return "evaluation failed";
   return r.evaluated_at ? "inactive" : "not evaluated yet";
 }
 
-export function toneOf(r: Rule): string {
+export function ruleTone(r: Rule): string {
   if (r.health === "err") return "critical";
   if (r.firing) return r.severity === "critical" ? "critical" : "warning";
   if (r.pending) return "info";
   return r.evaluated_at ? "ok" : "";
 }
 
-export const short = (labels: Record<string, string>) =>
+export const shortLabels = (labels: Record<string, string>) =>
   Object.entries(labels)
     .filter(([k]) => !["alertname", "severity", "cause", "cluster", "job", "instance"].includes(k))
     .map(([k, v]) => `${k} ${v}`)

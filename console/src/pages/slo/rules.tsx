@@ -1,31 +1,31 @@
 // Rules: pending and firing alerts, the state of each rule, and the replay of a rule on stored samples.
 
 import { useMemo } from "preact/hooks";
-import { Choice, Empty, Level, Mark, Panel, Tile, Time } from "../../components/parts";
+import { Choice, Empty, MarkedText, Panel, SeverityChip, Tile, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
+import { useRequest } from "../../lib/api";
 import { wholeUnits } from "../../lib/durations";
-import { ago, count, countOf, many, words } from "../../lib/format";
-import { type PageProps, param, put, putAll, withParams } from "../../lib/router";
+import { count, countOfTotal, humanise, plural, shortDuration } from "../../lib/format";
+import { type PageProps, param, setParam, setParams, withParams } from "../../lib/router";
 import { now, useHub, usePulse } from "../../lib/store";
 import type { Severity } from "../../lib/types";
 import { ReplayRule } from "./replay_rule";
-import { type Alert, type Rule, type Rules, short, stateOf, toneOf } from "./rule_labels";
+import { type Alert, type Rule, type Rules, ruleState, ruleTone, shortLabels } from "./rule_labels";
 
 export function RulesView({ address, theme }: PageProps) {
-  const { answer, problem } = useAsk<Rules>("/api/rules", usePulse());
+  const { answer, problem } = useRequest<Rules>("/api/rules", usePulse());
   const q = param(address, "q").toLowerCase();
   const only = param(address, "state", "all");
   const name = param(address, "rule");
-  const fits = (r: Rule) =>
+  const matches = (r: Rule) =>
     (only === "all" || (only === "active" ? r.firing + r.pending > 0 : r.health === "err")) &&
     (!q || `${r.name} ${r.group} ${r.cause} ${r.severity} ${r.expr} ${r.summary}`.toLowerCase().includes(q));
-  const rules = useMemo(() => answer && numbered(answer.rules), [answer]);
-  const shown = useMemo(() => rules?.filter(fits), [rules, q, only]);
+  const rules = useMemo(() => answer && withIds(answer.rules), [answer]);
+  const shown = useMemo(() => rules?.filter(matches), [rules, q, only]);
   const chosen = rules?.find((r) => r.id === name);
   return (
     <>
-      {answer && <Figures answer={answer} address={address} />}
+      {answer && <RuleFigures answer={answer} address={address} />}
       {(chosen || param(address, "expr")) && <ReplayRule rule={chosen} address={address} theme={theme} key={name} />}
       {answer && answer.alerts.length > 0 && (
         <Panel
@@ -41,9 +41,9 @@ export function RulesView({ address, theme }: PageProps) {
             rowTestId="alert-row"
             address={address}
             param="order"
-            most={12}
+            maxRows={12}
             columns={ALERTS}
-            choose={(a) => putAll({ rule: ruleOf(a, rules ?? []), expr: null, for: null })}
+            choose={(a) => setParams({ rule: ruleOf(a, rules ?? []), expr: null, for: null })}
             empty={null}
           />
         </Panel>
@@ -51,7 +51,7 @@ export function RulesView({ address, theme }: PageProps) {
       <Panel
         title="Rules"
         id="rules-panel"
-        hint={shown && answer && `${countOf(shown.length, answer.rules.length)} · select one to replay it`}
+        hint={shown && answer && `${countOfTotal(shown.length, answer.rules.length)} · select one to replay it`}
         side={
           <div class="pick">
             <input
@@ -62,7 +62,7 @@ export function RulesView({ address, theme }: PageProps) {
               placeholder="Name, cause or metric"
               aria-label="Filter rules"
               data-testid="rules-filter"
-              onInput={(e) => put("q", e.currentTarget.value)}
+              onInput={(e) => setParam("q", e.currentTarget.value)}
             />
             <Choice
               label="which rules"
@@ -73,7 +73,7 @@ export function RulesView({ address, theme }: PageProps) {
                 ["broken", "Failing"],
               ]}
               value={only}
-              choose={(s) => put("state", s === "all" ? null : s)}
+              choose={(s) => setParam("state", s === "all" ? null : s)}
             />
           </div>
         }
@@ -86,9 +86,9 @@ export function RulesView({ address, theme }: PageProps) {
           rowKey={(r) => r.id}
           rowTestId="rule-row"
           address={address}
-          most={60}
+          maxRows={60}
           columns={RULES}
-          choose={(r) => putAll({ rule: r.id === name ? null : r.id, expr: null, for: null })}
+          choose={(r) => setParams({ rule: r.id === name ? null : r.id, expr: null, for: null })}
           chosen={name}
           empty={
             answer?.rules.length ? (
@@ -106,11 +106,11 @@ export function RulesView({ address, theme }: PageProps) {
   );
 }
 
-function numbered(rules: Rules["rules"]): Rule[] {
-  const seen = new Map<string, number>();
+function withIds(rules: Rules["rules"]): Rule[] {
+  const counts = new Map<string, number>();
   return rules.map((r) => {
-    const n = (seen.get(r.name) ?? 0) + 1;
-    seen.set(r.name, n);
+    const n = (counts.get(r.name) ?? 0) + 1;
+    counts.set(r.name, n);
     return { ...r, id: n > 1 ? `${r.name}:${n}` : r.name };
   });
 }
@@ -119,11 +119,11 @@ function numbered(rules: Rules["rules"]): Rule[] {
 const ruleOf = (a: Alert, rules: Rule[]) =>
   rules.find((r) => r.name === a.name && r.severity === a.labels.severity && r.firing + r.pending > 0)?.id ?? a.name;
 
-function Figures({ answer, address }: { answer: Rules; address: URL }) {
+function RuleFigures({ answer, address }: { answer: Rules; address: URL }) {
   const { status } = useHub();
-  const firing = answer.rules.filter((r) => r.firing);
-  const waits = answer.rules.filter((r) => r.pending && !r.firing);
-  const broken = answer.rules.filter((r) => r.health === "err");
+  const firingRules = answer.rules.filter((r) => r.firing);
+  const pendingRules = answer.rules.filter((r) => r.pending && !r.firing);
+  const failingRules = answer.rules.filter((r) => r.health === "err");
   const total = answer.rules.reduce((sum, r) => sum + r.seconds, 0);
   return (
     <section class="tiles even" aria-label="summary of rules">
@@ -131,15 +131,17 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
         id="tile-firing"
         name="Firing"
         value={count(answer.rules.reduce((sum, r) => sum + r.firing, 0))}
-        tone={firing.some((r) => r.severity === "critical") ? "bad" : firing.length ? "warn" : undefined}
-        meaning={firing.length ? `alerts of ${many(firing.length, "rule")}` : "no rule is firing"}
+        tone={firingRules.some((r) => r.severity === "critical") ? "bad" : firingRules.length ? "warn" : undefined}
+        meaning={firingRules.length ? `alerts of ${plural(firingRules.length, "rule")}` : "no rule is firing"}
         href={withParams(address, { state: "active" })}
       />
       <Tile
         id="tile-waiting"
         name="Pending"
         value={count(answer.rules.reduce((sum, r) => sum + r.pending, 0))}
-        meaning={waits.length ? `${many(waits.length, "rule")}: \`for\` not reached yet` : "no rule is pending"}
+        meaning={
+          pendingRules.length ? `${plural(pendingRules.length, "rule")}: \`for\` not reached yet` : "no rule is pending"
+        }
       />
       <Tile
         id="tile-rules"
@@ -154,11 +156,11 @@ function Figures({ answer, address }: { answer: Rules; address: URL }) {
       <Tile
         id="tile-broken"
         name="Evaluation errors"
-        value={count(broken.length)}
-        tone={broken.length ? "bad" : undefined}
+        value={count(failingRules.length)}
+        tone={failingRules.length ? "bad" : undefined}
         meaning={
-          broken.length
-            ? broken
+          failingRules.length
+            ? failingRules
                 .slice(0, 2)
                 .map((r) => r.name)
                 .join(", ")
@@ -183,7 +185,7 @@ const RULES: Column<Rule>[] = [
     value: (r) => r.name,
     cell: (r) => (
       <>
-        <button type="button" class="plain as-is" onClick={() => putAll({ rule: r.id, expr: null, for: null })}>
+        <button type="button" class="plain as-is" onClick={() => setParams({ rule: r.id, expr: null, for: null })}>
           {r.name}
         </button>
         <small class="plain">{r.summary.replace(/\{\{[^}]*\}\}/g, "…") || r.group}</small>
@@ -193,10 +195,10 @@ const RULES: Column<Rule>[] = [
   {
     id: "state",
     title: "State",
-    value: (r) => stateOf(r),
+    value: (r) => ruleState(r),
     cell: (r) => (
       <>
-        <Mark tone={toneOf(r)}>{stateOf(r)}</Mark>
+        <MarkedText tone={ruleTone(r)}>{ruleState(r)}</MarkedText>
         {r.firing + r.pending > 0 && (
           <small class="plain">
             {[r.firing && `${count(r.firing)} firing`, r.pending && `${count(r.pending)} pending`]
@@ -214,7 +216,7 @@ const RULES: Column<Rule>[] = [
     value: (r) => r.severity,
     cell: (r) =>
       ["critical", "warning", "info"].includes(r.severity) ? (
-        <Level severity={r.severity as Severity} />
+        <SeverityChip severity={r.severity as Severity} />
       ) : (
         r.severity || <span class="dim">none</span>
       ),
@@ -223,8 +225,8 @@ const RULES: Column<Rule>[] = [
   {
     id: "cause",
     title: "Cause",
-    value: (r) => words(r.cause),
-    cell: (r) => (r.cause ? words(r.cause) : <span class="dim">–</span>),
+    value: (r) => humanise(r.cause),
+    cell: (r) => (r.cause ? humanise(r.cause) : <span class="dim">–</span>),
     minor: true,
   },
   {
@@ -245,7 +247,7 @@ const ALERTS: Column<Alert>[] = [
     cell: (a) => (
       <>
         <b class="strong">{a.name}</b>
-        <small class="plain">{a.summary || short(a.labels)}</small>
+        <small class="plain">{a.summary || shortLabels(a.labels)}</small>
       </>
     ),
   },
@@ -254,9 +256,9 @@ const ALERTS: Column<Alert>[] = [
     title: "State",
     value: (a) => a.state,
     cell: (a) => (
-      <Mark tone={a.state === "firing" ? (a.labels.severity === "critical" ? "critical" : "warning") : "info"}>
+      <MarkedText tone={a.state === "firing" ? (a.labels.severity === "critical" ? "critical" : "warning") : "info"}>
         {a.state}
-      </Mark>
+      </MarkedText>
     ),
   },
   {
@@ -266,15 +268,15 @@ const ALERTS: Column<Alert>[] = [
     cell: (a) => (
       <>
         <Time at={a.active_at} />
-        <small class="plain">{ago(now() - Date.parse(a.active_at))}</small>
+        <small class="plain">{shortDuration(now() - Date.parse(a.active_at))}</small>
       </>
     ),
   },
   {
     id: "where",
     title: "Labels",
-    value: (a) => short(a.labels),
-    cell: (a) => short(a.labels) || <span class="dim">none</span>,
+    value: (a) => shortLabels(a.labels),
+    cell: (a) => shortLabels(a.labels) || <span class="dim">none</span>,
     minor: true,
   },
   {

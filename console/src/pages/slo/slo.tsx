@@ -1,16 +1,16 @@
 // Objectives: their remaining error budgets and burn rates. The second tab shows rules and alerts.
 
 import strips from "../../../../watchkeeper/packs/console/slo.json";
-import { Empty, Mark, Panel, Tabs, Time } from "../../components/parts";
+import { Empty, MarkedText, Panel, Tabs, Time } from "../../components/parts";
 import { Strips } from "../../components/strips";
 import { type Column, Table } from "../../components/table";
-import { useAsk } from "../../lib/api";
+import { useRequest } from "../../lib/api";
 import { milliseconds } from "../../lib/durations";
-import { ago, percent, share } from "../../lib/format";
+import { percent, sharePercent, shortDuration } from "../../lib/format";
 import type { Strip } from "../../lib/lines";
-import { tone } from "../../lib/marks";
-import { fillAll } from "../../lib/promql";
-import { type PageProps, param, put, to } from "../../lib/router";
+import { severityTone } from "../../lib/marks";
+import { fillStrips } from "../../lib/promql";
+import { type PageProps, param, setParam, to } from "../../lib/router";
 import { now, useHub } from "../../lib/store";
 import type { BurnRate, Slo } from "../../lib/types";
 import { RulesView } from "./rules";
@@ -24,7 +24,7 @@ const STATE: Record<Slo["state"], { glyph: string; tone: string; text: string }>
   ok: { glyph: "✓", tone: "ok", text: "met" },
 };
 
-const key = (slo: Slo) => [slo.name, ...Object.values(slo.labels)].join("/");
+const sloKey = (slo: Slo) => [slo.name, ...Object.values(slo.labels)].join("/");
 
 const signed = (n: number) => percent(n).replace("-", "−");
 
@@ -51,9 +51,9 @@ export function SloPage(p: PageProps) {
 function Objectives({ address, theme }: PageProps) {
   const { open, frame, status } = useHub();
   const version = `${Math.floor(Date.parse(frame?.at ?? "0") / 15000)} ${open?.map((c) => c.id + c.state).join()}`;
-  const { answer, problem } = useAsk<{ slos: Slo[] }>("/api/slos", version);
+  const { answer, problem } = useRequest<{ slos: Slo[] }>("/api/slos", version);
   const slos = answer?.slos;
-  const chosen = slos?.find((s) => key(s) === address.searchParams.get("slo")) ?? slos?.[0];
+  const chosen = slos?.find((s) => sloKey(s) === address.searchParams.get("slo")) ?? slos?.[0];
   return (
     <>
       <Panel title="Objectives" hint={slos && summary(slos)} id="slo-panel">
@@ -63,11 +63,11 @@ function Objectives({ address, theme }: PageProps) {
           caption="Objectives and their remaining error budgets"
           rows={slos}
           problem={problem}
-          rowKey={key}
+          rowKey={sloKey}
           rowTestId="slo-row"
           columns={columns(slos?.[0]?.burn_rates ?? [])}
-          choose={(s) => put("slo", key(s))}
-          chosen={chosen && key(chosen)}
+          choose={(s) => setParam("slo", sloKey(s))}
+          chosen={chosen && sloKey(chosen)}
           address={address}
           empty={
             <Empty title="No objectives">
@@ -89,7 +89,7 @@ const columns = (burns: BurnRate[]): Column<Slo>[] => [
     value: (s) => s.title,
     cell: (s) => (
       <>
-        <button type="button" class="plain" onClick={() => put("slo", key(s))}>
+        <button type="button" class="plain" onClick={() => setParam("slo", sloKey(s))}>
           {s.title}
         </button>
         <small>
@@ -106,8 +106,8 @@ const columns = (burns: BurnRate[]): Column<Slo>[] => [
     value: (s) => s.indicator,
     cell: (s) => (
       <>
-        {share(s.indicator)}
-        <small>objective {share(s.objective)}</small>
+        {sharePercent(s.indicator)}
+        <small>objective {sharePercent(s.objective)}</small>
       </>
     ),
   },
@@ -129,10 +129,10 @@ const columns = (burns: BurnRate[]): Column<Slo>[] => [
     value: (s) => s.state,
     cell: (s) => (
       <>
-        <Mark tone={STATE[s.state].tone} glyph={STATE[s.state].glyph}>
+        <MarkedText tone={STATE[s.state].tone} glyph={STATE[s.state].glyph}>
           {STATE[s.state].text}
-          {s.since && <> for {ago(now() - Date.parse(s.since))}</>}
-        </Mark>
+          {s.since && <> for {shortDuration(now() - Date.parse(s.since))}</>}
+        </MarkedText>
         {s.incidents.length > 0 && (
           <small>
             {s.incidents.map((id) => (
@@ -150,8 +150,8 @@ const columns = (burns: BurnRate[]): Column<Slo>[] => [
 const summary = (slos: Slo[]) => {
   const bad = slos.filter((s) => s.state !== "ok" && s.state !== "unknown").length;
   const unknown = slos.filter((s) => s.state === "unknown").length;
-  const known = `${slos.length} in total · ${bad || "none"} failing`;
-  return unknown ? `${known} · ${unknown} unknown` : known;
+  const totals = `${slos.length} in total · ${bad || "none"} failing`;
+  return unknown ? `${totals} · ${unknown} unknown` : totals;
 };
 
 function BudgetBar({ slo }: { slo: Slo }) {
@@ -182,10 +182,10 @@ function BudgetBar({ slo }: { slo: Slo }) {
  * alone.
  */
 function Burn({ burn }: { burn: BurnRate }) {
-  const over = burn.rate != null && burn.short_rate != null && Math.min(burn.rate, burn.short_rate) > burn.factor;
+  const isOver = burn.rate != null && burn.short_rate != null && Math.min(burn.rate, burn.short_rate) > burn.factor;
   return (
     <span title={`over ${burn.short_window}: ${times(burn.short_rate)}`}>
-      {over && <span class={`mark ${burn.severity}`}>{burn.severity === "critical" ? "✕" : "▲"}</span>}
+      {isOver && <span class={`mark ${burn.severity}`}>{burn.severity === "critical" ? "✕" : "▲"}</span>}
       {times(burn.rate)}
       <small>limit {times(burn.factor)}</small>
     </span>
@@ -198,7 +198,7 @@ function Budget({ slo, theme }: { slo: Slo; theme: string }) {
   const start = end - milliseconds(slo.window);
   const labels = slo.query.slice(slo.query.indexOf("{"));
   const budget = Number((1 - slo.objective).toPrecision(6));
-  const told = (open ?? []).filter((c) => slo.incidents.includes(c.id));
+  const incidents = (open ?? []).filter((c) => slo.incidents.includes(c.id));
   return (
     <Panel
       title={`Error budget for ${slo.title}`}
@@ -212,10 +212,10 @@ function Budget({ slo, theme }: { slo: Slo; theme: string }) {
     >
       <Strips
         id="slo-strips"
-        strips={fillAll(strips as Strip[], { query: slo.query, labels, budget })}
+        strips={fillStrips(strips as Strip[], { query: slo.query, labels, budget })}
         start={start}
         end={end}
-        marks={told.map((c) => ({ at: c.opened_at, label: c.id, tone: tone(c.severity) }))}
+        marks={incidents.map((c) => ({ at: c.opened_at, label: c.id, tone: severityTone(c.severity) }))}
         theme={theme}
         band={110}
         key={slo.query}

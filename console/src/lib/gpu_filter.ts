@@ -3,16 +3,16 @@
 import { STATES } from "./states";
 import type { Fleet, FleetNode, Gpu } from "./types";
 
-export type Fits = (node: FleetNode, gpu: Gpu | null, state?: number) => boolean;
+export type GpuFilter = (node: FleetNode, gpu: Gpu | null, state?: number) => boolean;
 /** Labels one can ask for by name; every failure domain of a node is one as well. */
 export const LABELS = ["rack", "node", "pool", "model", "workload", "team", "state", "leaf", "nvlink", "uuid"] as const;
 
 /** What a label may be, with how many GPUs have it: offered while someone types `team:`. */
-export function valuesOf(label: string, fleet: Fleet): Map<string, number> {
-  const found = new Map<string, number>();
+export function countLabelValues(label: string, fleet: Fleet): Map<string, number> {
+  const counts = new Map<string, number>();
   const add = (value: string | null | undefined) => {
-    const word = value?.split(" ").at(-1);
-    if (word) found.set(word, (found.get(word) ?? 0) + 1);
+    const lastWord = value?.split(" ").at(-1);
+    if (lastWord) counts.set(lastWord, (counts.get(lastWord) ?? 0) + 1);
   };
   for (const node of fleet.nodes)
     for (const gpu of node.gpus) {
@@ -22,27 +22,31 @@ export function valuesOf(label: string, fleet: Fleet): Map<string, number> {
           node.domains[label],
       );
     }
-  if (label === "state") for (const s of STATES) found.set(s.name, 0);
-  return found;
+  if (label === "state") for (const s of STATES) counts.set(s.name, 0);
+  return counts;
 }
 
 /** Words must all fit; `name:value` looks at one label only, and a minus in front turns a word round. */
-export function finder(q: string, fleet: Pick<Fleet, "teams"> | undefined): Fits {
-  const words = q
+export function parseFilter(q: string, fleet: Pick<Fleet, "teams"> | undefined): GpuFilter {
+  const terms = q
     .toLowerCase()
     .split(/\s+/)
     .filter(Boolean)
     .map((word) => {
-      const not = word.length > 1 && word.startsWith("-");
-      const rest = not ? word.slice(1) : word;
+      const isNegated = word.length > 1 && word.startsWith("-");
+      const rest = isNegated ? word.slice(1) : word;
       const colon = rest.indexOf(":");
-      return { not, label: colon > 0 ? rest.slice(0, colon) : "", text: colon > 0 ? rest.slice(colon + 1) : rest };
+      return {
+        not: isNegated,
+        label: colon > 0 ? rest.slice(0, colon) : "",
+        text: colon > 0 ? rest.slice(colon + 1) : rest,
+      };
     });
   const teams = fleet?.teams ?? {};
   return (node, gpu, state) => {
     const workload = gpu?.workload ?? "";
     const team = teams[workload] ?? "";
-    const of = (label: string): string => {
+    const labelValue = (label: string): string => {
       if (label === "node") return node.name;
       if (label === "uuid") return gpu?.uuid ?? "";
       if (label === "workload" || label === "job") return workload;
@@ -52,10 +56,10 @@ export function finder(q: string, fleet: Pick<Fleet, "teams"> | undefined): Fits
       if (label === "state") return state == null ? "" : `${STATES[state].name} ${STATES[state].text}`;
       return node.domains[label] ?? (label === "rack" ? (node.rack ?? "") : "");
     };
-    const everything = () =>
+    const allText = () =>
       [node.name, ...Object.values(node.domains), node.pool, gpu?.uuid, gpu?.pci, gpu?.model, workload, team].join(" ");
-    return words.every(
-      ({ not, label, text }) => (label ? of(label) : everything()).toLowerCase().includes(text) !== not,
+    return terms.every(
+      ({ not, label, text }) => (label ? labelValue(label) : allText()).toLowerCase().includes(text) !== not,
     );
   };
 }

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { finder, valuesOf } from "./find";
+import { countLabelValues, parseFilter } from "./gpu_filter";
 import type { Fleet, FleetNode, Gpu } from "./types";
 
 const gpu: Gpu = { uuid: "GPU-1", index: 0, model: "NVIDIA H200", pci: "0000:01:00", workload: "research/llm-0" };
@@ -12,7 +12,7 @@ const node: FleetNode = {
   gpus: [gpu, null],
 };
 const fleet: Fleet = { version: "1", edition: "1", nodes: [node], workloads: null, teams: { "research/llm-0": "nlp" } };
-const fits = (q: string, one: Gpu | null = gpu, state?: number) => finder(q, fleet)(node, one, state);
+const fits = (q: string, one: Gpu | null = gpu, state?: number) => parseFilter(q, fleet)(node, one, state);
 
 test("every word must fit, wherever it stands", () => {
   expect([fits("n1 h200"), fits("n1 a100"), fits("")]).toEqual([true, false, true]);
@@ -45,7 +45,7 @@ test("a place where no GPU has reported is found by its node", () => {
 });
 
 test("a label offers what there is, with how many GPUs have it", () => {
-  expect([...valuesOf("team", fleet)]).toEqual([["nlp", 1]]);
-  expect([...valuesOf("leaf", fleet)]).toEqual([["3", 2]]);
-  expect(valuesOf("state", fleet).has("throttled")).toBe(true);
+  expect([...countLabelValues("team", fleet)]).toEqual([["nlp", 1]]);
+  expect([...countLabelValues("leaf", fleet)]).toEqual([["3", 2]]);
+  expect(countLabelValues("state", fleet).has("throttled")).toBe(true);
 });

@@ -1,4 +1,4 @@
-// The shell: the table of pages, navigation, keys, theme, and the state of the connection around every page.
+// The frame of every page: the table of pages, navigation, keyboard shortcuts, theme and connection state.
 
 import { type ComponentType, render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -15,8 +15,7 @@ import { getState, setState, useHub, useReconnects } from "./lib/store";
 import { useTheme } from "./lib/theme";
 import { FleetPage } from "./pages/fleet/fleet";
 
-// The page that most people open comes with the shell, in one file: a busy hub takes as long for each file as for a
-// large one.
+// The fleet page is part of the main bundle: on a busy hub each request takes long, whatever its size.
 const FLEET: PageRow = { path: "/", name: "Fleet", key: "f", group: "monitor", load: async () => FleetPage };
 
 // A page is one row. A path that ends with a slash shows one object; the rest of the path is its `id`.
@@ -115,7 +114,7 @@ const FLEET_SECTIONS = ["", "gpu", "node"];
 
 const loaded = new Map<PageRow, ComponentType<PageProps>>([[FLEET, FleetPage]]);
 
-/** The page's code, asked for once; until it is there a skeleton stands in. */
+/** A page; its code is loaded once, and a skeleton is shown until then. */
 function Page({ row, ...props }: PageProps & { row: PageRow }) {
   const [problem, setProblem] = useState("");
   const [, redraw] = useState(0);
@@ -230,7 +229,7 @@ function Shell() {
   useEffect(() => {
     document.title = row?.path === "/" || !row ? "Watchkeeper" : `${id || row.name} · Watchkeeper`;
   }, [row, id]);
-  // The link that led here is gone with its page: focus the new page, which a screen reader announces.
+  // The focused link disappeared with its page: focus the new page, so that a screen reader announces it.
   const previousPath = useRef(address.pathname);
   useEffect(() => {
     if (previousPath.current !== address.pathname && document.activeElement === document.body)
@@ -337,7 +336,7 @@ function Shell() {
   );
 }
 
-// The page's code and its first answers are on their way at the same time.
+// Load the code of the page and its first answers at the same time.
 findPage(PAGES, location.pathname)
   .row?.load()
   .catch(() => undefined);

@@ -1,4 +1,4 @@
-// Banners above every page: what does not work now.
+// Banners on every page: current problems of the hub.
 
 import { plural, timeOfDay, utcTime } from "../lib/format";
 import type { Status } from "../lib/types";
@@ -21,7 +21,7 @@ export function RuleReloadBanner({ rules }: { rules: Status["rules"] }) {
   );
 }
 
-/** What does not work now, as the hub reports it. */
+/** The problems that make the hub degraded. */
 export function DegradedBanner({ problems }: { problems: string[] }) {
   const firstProblem = <>▲ Degraded. {problems[0]}</>;
   if (problems.length < 2)

@@ -1,5 +1,5 @@
-// A chart of lines over time: bands below each other or one scale, a crosshair shared by the page, and the same as
-// numbers.
+// A chart of lines over time, in bands or on one scale, with a crosshair that the charts of a page share, and the same
+// values as a table.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
@@ -11,7 +11,7 @@ import { csv, download } from "./table";
 
 interface Props {
   id: string;
-  /** What it shows, for readers that see no lines, and for the exported file. */
+  /** What the chart shows, for screen readers. */
   name: string;
   /** Seconds since 1970, ascending; all lines have a value or null for each. */
   times: number[] | undefined;
@@ -20,11 +20,11 @@ interface Props {
   end?: number;
   marks?: Mark[];
   theme: string;
-  /** Bands have a scale each and stand below each other; otherwise all lines share one scale. */
+  /** One band with its own scale for each line; otherwise all lines share one scale. */
   bands?: boolean;
-  /** Height of one band, or of the whole in one scale. */
+  /** Height in pixels of one band, or of the chart without bands. */
   height?: number;
-  /** Called with seconds when someone drags over a span. */
+  /** Called with the start and end in seconds when a user selects a range by dragging. */
   zoom?: (from: number, until: number) => void;
   problem?: string;
 }

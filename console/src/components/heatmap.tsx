@@ -1,5 +1,5 @@
-// The fleet as cells: one per GPU, a row per node, a block per rack or other failure domain. State is a shape, colour
-// is the metric.
+// The fleet map: a cell per GPU, a row per node, a block per rack or other failure domain. The shape shows the state,
+// the colour shows the metric.
 
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { plural } from "../lib/format";
@@ -29,7 +29,7 @@ export function HeatMap(p: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [width, setWidth] = useState(0);
   const [selected, setSelected] = useState<number | null>(null);
-  // Measured before the first paint: a map that gets its height a moment later pushes away what stands below it.
+  // Measure before the first paint, so that the content below does not move.
   useLayoutEffect(() => {
     setWidth(Math.floor(container.current!.clientWidth));
     const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
@@ -140,7 +140,7 @@ export function HeatMap(p: Props) {
 
 const MAX_LISTED_BLOCKS = 8;
 
-/** What the map shows, for those who do not see it: the blocks with trouble, the first of them by name. */
+/** The problems on the map as text, for screen readers: the first blocks with their counts. */
 function describeProblems(layout: Layout | null, frame: Frame | undefined): string {
   const problemBlocks =
     layout && frame

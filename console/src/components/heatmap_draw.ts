@@ -1,4 +1,4 @@
-// The map's cells on a canvas: state is a shape, colour is the metric.
+// Draws the fleet map on a canvas: the shape shows the state, the colour shows the metric.
 
 import type { Frame } from "../lib/live_types";
 import { STATES } from "../lib/states";
@@ -48,7 +48,7 @@ export function drawGlyph(
     context.lineWidth = Math.max(0.7, size / 14);
     context.stroke();
   } else if (state === 4 || state === 6) {
-    // A rack that says nothing must not look like a gap in the map.
+    // A rack that does not report must not look like a gap in the map.
     context.strokeStyle = state === 4 ? colours.unknown : colours.line;
     context.lineWidth = 1;
     context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
@@ -58,7 +58,7 @@ export function drawGlyph(
     context.lineTo(mx + (state === 4 ? r : 0.5), my);
     context.stroke();
   } else if (state === 5) {
-    // Light on dark cells, dark on light ones: a ring is seen on both ends of the scale.
+    // The ring is visible at both ends of the colour scale.
     context.strokeStyle = colours.ring;
     context.lineWidth = Math.max(0.8, size / 11);
     context.arc(mx, my, r * 0.85, 0, 7);
@@ -95,7 +95,7 @@ export function drawMap(
     context.fillStyle = colours.dim;
     context.fillText(label.text, label.x, label.y, label.width);
     if (label.to !== "block" || !frame) continue;
-    // What is wrong inside a block stands beside its name: a failure domain is seen before its cells are counted.
+    // The problem counts of a block are next to its name.
     let x = label.x + Math.min(label.width, context.measureText(label.text).width) + 6;
     for (const [state, n] of countProblems(layout, frame, label.text)) {
       const text = `${STATES[state].glyph}${n}`;

@@ -1,10 +1,10 @@
-// Where each cell of the map lies, how it is coloured, and what is wrong in a block.
+// Layout of the fleet map: the position and colour of each cell, and the problems of each block.
 
 import { quantity } from "../lib/format";
 import type { Frame } from "../lib/live_types";
 import type { Fleet, FleetNode, Gpu } from "../lib/types";
 
-// One hue, dark to light, in both themes: status colours stay free for status.
+// One hue, dark to light, in both themes, so that no metric has a status colour.
 const LOW = [0x1f, 0x3b, 0x57];
 
 const HIGH = [0xa9, 0xd6, 0xf5];
@@ -53,7 +53,7 @@ export interface Layout {
   slotsByBlock: Map<string, number[]>;
 }
 
-/** How a cell is painted and called: by a metric, or by the group it belongs to. */
+/** How a cell is coloured and described: by a metric, or by the group of its GPU. */
 export interface Paint {
   title: string;
   unit: string;
@@ -71,7 +71,7 @@ export const metricPaint = (title: string, unit: string, low: number, high: numb
   describe: (_cell, value) => `${title}: ${quantity(value, unit)}`,
 });
 
-/** The largest cells with which the fleet fits the height and fills the width; at 5 px it scrolls instead. */
+/** Lay out the fleet with the largest cells that fit the height and fill the width; at 5 px the page scrolls instead. */
 export function layOutFleet(
   fleet: Fleet,
   width: number,
@@ -139,7 +139,7 @@ export function layOutFleet(
   return layout;
 }
 
-/** How many GPUs of a block are down, have an event, throttle or do not report. */
+/** Count the GPUs of a block that are down, have an event, are throttled or do not report. */
 export function countProblems(layout: Layout, frame: Frame, block: string): [state: number, gpus: number][] {
   const counts = [0, 0, 0, 0, 0];
   for (const slot of layout.slotsByBlock.get(block) ?? [])

@@ -1,4 +1,4 @@
-// Keyboard shortcuts, and the list of them.
+// Keyboard shortcuts, and the dialog that lists them.
 
 import { useEffect, useRef } from "preact/hooks";
 import { acknowledge } from "../lib/api";
@@ -18,7 +18,7 @@ const SHORTCUTS: [string, string][] = [
 ];
 const LEADER_MS = 2000;
 
-/** Move the focus to the next of what can be opened; the browser's focus is the selection, so a redraw keeps it. */
+/** Move the keyboard focus to another row; the focus is the selection, so a redraw keeps it. */
 function moveFocus(by: number): void {
   const rows = [...document.querySelectorAll<HTMLElement>("[data-row]")];
   const index = rows.indexOf((document.activeElement as Element)?.closest("[data-row]") as HTMLElement);
@@ -26,7 +26,7 @@ function moveFocus(by: number): void {
   next?.focus({ preventScroll: true });
   next?.scrollIntoView({ block: "nearest" });
 }
-/** The table that has the focus is exported; without one, the first of the page. */
+/** The export button of the panel with the focus, or else the first of the page. */
 const findExportButton = () =>
   (document.activeElement as Element)?.closest(".panel")?.querySelector<HTMLElement>("[data-export]") ??
   document.querySelector<HTMLElement>("[data-export]");
@@ -49,7 +49,7 @@ export function useKeys(
         event.altKey
       )
         return;
-      // When it was pressed, not when a busy page comes to it.
+      // The time of the key press: a busy page handles it later.
       const isAfterLeader = leader.current > 0 && event.timeStamp - leader.current < LEADER_MS;
       const page = isAfterLeader && pages.find((p) => p.key === event.key);
       leader.current = event.key === "g" ? event.timeStamp : 0;

@@ -1,4 +1,4 @@
-// Small pieces that all pages share: panels, chips, times, glyphs, and empty states.
+// Components that all pages share: panels, chips, times, marks and empty states.
 
 import type { ComponentChildren } from "preact";
 import { acknowledge } from "../lib/api";
@@ -28,7 +28,7 @@ export function Panel(p: {
     </section>
   );
 }
-/** A figure with its meaning beside it. */
+/** A number with its name and an explanation. */
 export function Tile(p: {
   name: string;
   value: string;
@@ -59,23 +59,23 @@ export const Chip = (p: { children: ComponentChildren; tone?: string; title?: st
     {p.children}
   </span>
 );
-/** A moment in the viewer's zone, with UTC on hover. */
+/** A time in the viewer's time zone, with UTC on hover. */
 export const Time = (p: { at: string; full?: boolean; millis?: boolean }) => (
   <time dateTime={p.at} title={utcTime(p.at)}>
     {p.full ? dateTime(p.at) : timeOfDay(p.at, p.millis)}
   </time>
 );
-/** How long ago, with the moment itself on hover. */
+/** The age of a time, with the time on hover. */
 export const Since = (p: { at: string }) => (
   <time dateTime={p.at} title={`${dateTime(p.at)} · ${utcTime(p.at)}`}>
     {shortDuration(now() - Date.parse(p.at))} ago
   </time>
 );
-/** For `ref`: an input that appears because someone asked for it takes the keyboard. */
+/** For `ref`: an input that a user opened gets the keyboard focus. */
 export const focusOnMount = (field: HTMLElement | null) => field?.focus();
 
 export const GLYPH: Record<Severity, string> = { critical: "✕", warning: "▲", info: "○" };
-/** A glyph with its word: `tone` is ok, warning, critical, info or empty. */
+/** A text with a mark in front: `tone` is ok, warning, critical, info or empty. */
 export const MarkedText = (p: { tone?: string; children?: ComponentChildren; glyph?: string }) => (
   <span class="state">
     <i class={`mark ${p.tone ?? ""}`} aria-hidden="true">
@@ -89,7 +89,7 @@ export const SeverityChip = (p: { severity: Severity }) => (
     <i aria-hidden="true">{GLYPH[p.severity]}</i> {p.severity}
   </span>
 );
-/** A share as a bar with its number; the bar alone says nothing to a reader that sees none. */
+/** A share as a bar and as a number; the number is also the text for screen readers. */
 export const Bar = (p: { share: number | null; text?: string; tone?: string; label?: string }) => (
   <div
     class={`bar ${p.tone ?? ""}`}
@@ -119,7 +119,7 @@ export const Problem = (p: { children: ComponentChildren }) => (
 /** A failed request; `isStale` if the page still shows an older answer. */
 export const RequestProblem = (p: { problem?: { message: string }; isStale: boolean }) =>
   p.problem ? <Problem>{`${p.problem.message}${p.isStale ? ". Showing the last known state." : ""}`}</Problem> : null;
-/** Two or three views of one page, each with an address of its own. */
+/** The views of a page; each view has its own URL. */
 export const Tabs = (p: { label: string; path: string; tabs: [string, string][]; view: string }) => (
   <nav class="tabs" aria-label={p.label}>
     {p.tabs.map(([id, text], i) => (
@@ -140,7 +140,7 @@ export const Empty = (p: { title: string; children?: ComponentChildren }) => (
     <p>{p.children}</p>
   </div>
 );
-/** Names and values below each other; a null value is omitted, the caller writes "unknown". */
+/** A table of names and values. Null values are omitted; for unknown values the caller passes "unknown". */
 export const Facts = (p: { rows: [string, ComponentChildren][]; id?: string }) => (
   <table class="facts" data-testid={p.id}>
     <tbody>
@@ -155,7 +155,7 @@ export const Facts = (p: { rows: [string, ComponentChildren][]; id?: string }) =
     </tbody>
   </table>
 );
-/** One of a few: a row of buttons whose choice the caller keeps in the address. */
+/** A row of buttons of which one is selected; the caller keeps the selection in the URL. */
 export const Choice = (p: {
   label: string;
   options: readonly (readonly [string, string])[];
@@ -195,7 +195,7 @@ export const Select = (p: {
 
 export function IncidentCard({ card }: { card: CardValue }) {
   const isOpen = card.state !== "resolved";
-  // Where a person is asked, the next step is a button: it leads to the plan, with the keyboard focus on Approve.
+  // If the plan needs approval, the next step is a button that opens the plan with the focus on Approve.
   const needsApproval = getState().status?.mode === "ask" && card.plan.length > 0;
   return (
     <article

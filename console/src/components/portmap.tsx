@@ -1,5 +1,5 @@
-// The fabric as cells: one per link, a row per leaf (or rack), trunks before hosts. State is a shape, colour is the
-// metric.
+// The fabric map: a cell per link, a row per leaf or rack, trunks before nodes. The shape shows the state, the colour
+// shows the metric.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { heatColour } from "./heatmap_layout";
@@ -89,7 +89,7 @@ interface Props {
   choose: (id: string) => void;
   chooseRow: (name: string) => void;
   row: string;
-  /** Dimmed unless it is among these; undefined dims nothing. */
+  /** Links outside this set are dimmed; undefined dims none. */
   highlighted?: Set<string>;
 }
 

@@ -1,8 +1,8 @@
-// Where each link of the map lies, what it measures, and which mark it has.
+// Layout of the fabric map: the position, metric and mark of each link.
 
 import { count, percent } from "../lib/format";
 
-/** [id, state, has errors, waits, load, errors, times the usual wait] as fabric_api.py writes it. */
+/** [id, state, has errors, is congested, load, errors, wait / median wait], as fabric_api.py writes it. */
 export type Cell = [string, number, 0 | 1, 0 | 1, number | null, number | null, number | null];
 
 export interface Row {
@@ -69,7 +69,7 @@ const BETWEEN = 24;
 
 const CAPTION = 15;
 
-/** Cells are as large as the width and half a screen allow; below the least they break into lines. */
+/** Cells are as large as the width and half a screen allow; at the smallest size, rows wrap. */
 const LARGEST = 20;
 
 const SMALLEST = 12;
@@ -91,10 +91,7 @@ interface PortLayout {
 
 const nodeOf = (cell: Cell) => cell[0].slice(0, cell[0].indexOf("/"));
 
-/**
- * Rows below each other, in as many columns as the width has room for; cells of one node stand together and break
- * together.
- */
+/** Lay out the rows in as many columns as fit the width; the cells of a node stay together when a row wraps. */
 export function layOutPorts(rows: Row[], width: number, maxHeight: number): PortLayout {
   const groups = rows.map((row) => groupCells(row));
   const hasTrunks = rows.some((row) => row.trunks);
@@ -151,7 +148,7 @@ export function layOutPorts(rows: Row[], width: number, maxHeight: number): Port
   return { links, names, captions, height: Math.max(pitch, ...heights), pitch };
 }
 
-/** The trunks of a row, then its hosts: by node where a node has several ports here, else all in one. */
+/** Group the cells of a row: trunks first, then a group per node if a node has several ports, else one group. */
 function groupCells(row: Row): Cell[][] {
   const trunks = row.cells.slice(0, row.trunks);
   const hosts = new Map<string, Cell[]>();

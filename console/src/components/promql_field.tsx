@@ -1,5 +1,4 @@
-// A field for PromQL: completion at the cursor from the hub's own metrics and functions, and errors marked where they
-// are.
+// An input for PromQL: completion of the hub's metrics and functions, and a mark at the position of an error.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { request } from "../lib/api";
@@ -9,7 +8,7 @@ interface Completion {
   kind: string;
   detail: string;
 }
-/** `length` is that of the text it was made for: who types on is inside the word, which has grown by as much. */
+/** `length` is the length of the text at the request; text typed since then extends the completed word. */
 interface Completions {
   begins: number;
   ends: number;
@@ -80,7 +79,7 @@ export function PromqlField(p: {
       tail +
       text.slice(Math.max(completions.begins, completions.ends + text.length - completions.length));
     const cursor = completions.begins + completion.word.length + tail.length;
-    // At once and not with the next drawing: otherwise further typing is lost.
+    // Set the value now, not at the next render: otherwise keys typed in between are lost.
     field.current!.value = next;
     field.current!.focus();
     field.current!.setSelectionRange(cursor, cursor);
@@ -178,7 +177,7 @@ export function PromqlField(p: {
   );
 }
 
-/** The line of the expression with the mistake, the place marked, and what is wrong in words. */
+/** The line of the expression with the error marked, and the error message. */
 function QueryProblem({ text, problem, id }: { text: string; problem: string; id: string }) {
   const match = /(?:^|[^\d])(\d+):(\d+): ([\s\S]+)$/.exec(problem);
   if (!match)

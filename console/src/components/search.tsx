@@ -1,4 +1,4 @@
-// The field on top of every page: a node, GPU, workload, team, incident or a query.
+// The search field on every page: nodes, GPUs, workloads, teams, incidents and queries.
 
 import { useRef, useState } from "preact/hooks";
 import { plural } from "../lib/format";
@@ -85,7 +85,7 @@ export function Search({ address }: { address: URL }) {
   );
 }
 
-/** `team:re` offers the teams that begin so; what was typed before it stays. */
+/** Suggest values for `team:re`; the text before it stays. */
 function suggestLabelValues(q: string, fleet: Fleet | undefined): Suggestion[] {
   const [, before, label, text] = /^(.*?)(\w+):(\S*)$/.exec(q) ?? [];
   if (!fleet || !label || !LABELS.includes(label as (typeof LABELS)[number])) return [];
@@ -134,7 +134,7 @@ function suggest(q: string, fleet: Fleet | undefined, cards: Card[]): Suggestion
   ];
 }
 
-/** The jobs whose workloads are called so; the pods of one job are one. */
+/** Suggest jobs whose workloads match; the pods of a job count as one job. */
 function suggestJobs(lowerQuery: string, fleet: Fleet | undefined): Suggestion[] {
   const gpusByJob = new Map<string, number>();
   for (const n of fleet?.nodes ?? [])

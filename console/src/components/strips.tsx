@@ -1,14 +1,11 @@
-// Several PromQL series on one time axis: a band each, with events drawn through all of
-// them.
+// PromQL series on one time axis: a band for each, with event marks across all bands.
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Points, queryRanges } from "../lib/api";
 import type { Mark, Strip } from "../lib/lines";
 import { Chart } from "./chart";
 
-/**
- * `start` and `end` in milliseconds; with `quiet` a strip without samples is omitted.
- */
+/** `start` and `end` are in milliseconds; `omitsEmpty` omits strips without samples. */
 export function Strips(p: {
   strips: Strip[];
   start: number;
@@ -34,7 +31,7 @@ export function Strips(p: {
     [],
   );
   useEffect(() => {
-    // The answer that is on its way comes first, however slow the hub is; the next question follows it.
+    // One request at a time: if the hub is slow, the next request starts after this answer.
     if (
       loadingExprs.current === exprs ||
       (loaded?.exprs === exprs && loaded.requestedFrom === from && loaded.requestedUntil === until)
@@ -88,14 +85,14 @@ export function Strips(p: {
   );
 }
 
-/** Whether only the newest readings are missing: then only they are asked for, which costs the hub a hundredth. */
+/** Whether only the newest samples are missing: to load only them costs the hub a hundredth. */
 const canExtend = (loaded: LoadedStrips, from: number, until: number) =>
   until >= loaded.end &&
   until - loaded.end < (loaded.end - loaded.start) / 4 &&
   from >= loaded.requestedFrom &&
   from - loaded.requestedFrom < 2 * (until - loaded.end) + 30;
 async function extend(loaded: LoadedStrips, strips: Strip[], from: number, until: number): Promise<LoadedRange> {
-  // The newest reading may have come after its time was asked for.
+  // Load the last step again: its sample may have arrived after the previous request.
   const lastStart = loaded.end - loaded.step;
   const end = loaded.end + Math.floor((until - loaded.end) / loaded.step) * loaded.step;
   if (end === loaded.end) return loaded;
@@ -116,7 +113,7 @@ interface LoadedRange {
   end: number;
   step: number;
 }
-/** An answer, and what it answers. */
+/** Loaded samples, with the expressions and the range that were requested. */
 interface LoadedStrips extends LoadedRange {
   exprs: string;
   requestedFrom: number;
@@ -145,7 +142,7 @@ function alignLines(strips: Strip[], loaded: LoadedStrips | null, omitsEmpty: bo
   };
 }
 
-/** All strips over a time; where most of it has no reading yet (a young hub), only the part that has. */
+/** Load all strips; if most of the range has no samples yet (new hub), load only the part with samples. */
 async function loadRange(strips: Strip[], from: number, end: number): Promise<LoadedRange> {
   const loadFrom = async (start: number) => {
     const step = Math.max(1, Math.ceil((end - start) / 240));

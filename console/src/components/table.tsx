@@ -1,4 +1,4 @@
-// One table for all pages: sort by its headers, move with j and k, open with Enter, export with e.
+// The table of all pages: sort by the headers, move with j and k, open with Enter, export with e.
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
@@ -11,14 +11,14 @@ type Value = string | number | null | undefined;
 export interface Column<T> {
   id: string;
   title: string;
-  /** What is sorted by and exported; without a `cell` it is also what is shown. */
+  /** The value to sort by and to export; without `cell` it is also the value shown. */
   value: (row: T) => Value;
   cell?: (row: T) => ComponentChildren;
-  /** Numbers stand to the right. */
+  /** Align right, and sort largest first. */
   numeric?: boolean;
-  /** Said when the pointer rests on the head. */
+  /** Tooltip of the header. */
   hint?: string;
-  /** Dropped first on a narrow screen. */
+  /** Hidden first on a narrow screen. */
   minor?: boolean;
   class?: string;
 }
@@ -26,25 +26,25 @@ interface Props<T> {
   /** Test id, and the name of the exported file. */
   id: string;
   columns: Column<T>[];
-  /** Undefined while it is asked for: a skeleton stands there. */
+  /** Undefined while loading: a skeleton is shown. */
   rows: T[] | undefined;
   rowKey: (row: T) => string;
-  /** What stands there when there are no rows: an `Empty`. */
+  /** Shown if there are no rows. */
   empty: ComponentChildren;
   problem?: RequestError;
-  /** Where a click or Enter leads. */
+  /** The page that a click or Enter opens. */
   href?: (row: T) => string;
-  /** Instead of `href`: choose a row on this page; `chosen` is its key. */
+  /** Instead of `href`: select a row on this page; `chosen` is the key of the selected row. */
   choose?: (row: T) => void;
   chosen?: string;
-  /** With an address the order is in it, as `?sort=-cost`; `param` names it where a page has two tables. */
+  /** If set, the sort order is in the URL as `?sort=-cost`; `param` replaces `sort` if a page has two tables. */
   address?: URL;
   param?: string;
-  /** The order without one: a column's id, with `-` for the largest first. Undefined leaves the rows as they come. */
+  /** The default order: a column id, with `-` for descending. Undefined keeps the order of `rows`. */
   sort?: string;
-  /** Rows shown at first. */
+  /** Rows shown before "Show more". */
   maxRows?: number;
-  /** For `a` (acknowledge) and tests. */
+  /** The incident of a row, for the key `a` (acknowledge). */
   incident?: (row: T) => string | undefined;
   rowTestId?: string;
   class?: string;
@@ -159,7 +159,7 @@ const classNames = (c: { numeric?: boolean; minor?: boolean; class?: string }) =
   [c.numeric && "n", c.minor && "minor", c.class].filter(Boolean).join(" ") || undefined;
 const formatValue = (value: Value) =>
   value == null || value === "" ? "unknown" : typeof value === "number" ? count(value) : value;
-/** Unknown comes last, whichever way the rest is turned. */
+/** Compare for sorting; unknown values come last in both directions. */
 function compare(a: Value, b: Value, isDescending: boolean): number {
   if (a == null || b == null) return Number(a == null) - Number(b == null);
   const order =
@@ -169,7 +169,7 @@ function compare(a: Value, b: Value, isDescending: boolean): number {
   return isDescending ? -order : order;
 }
 
-/** Every table has one: what it shows, as a file. */
+/** The button that exports a table as CSV. */
 export const Export = <T,>(p: { id: string; columns: Pick<Column<T>, "title" | "value">[]; rows: T[] }) => (
   <button
     type="button"
@@ -187,7 +187,7 @@ export function csv<T>(columns: Pick<Column<T>, "title" | "value">[], rows: T[])
   const lines = rows.map((row) => columns.map((c) => csvField(c.value(row))));
   return [head, ...lines].map((line) => `${line.join(",")}\r\n`).join("");
 }
-/** RFC 4180; a text that a spreadsheet would take for a formula gets an apostrophe in front (OWASP, CSV injection). */
+/** RFC 4180; a text that a spreadsheet would run as a formula gets a leading apostrophe (OWASP, CSV injection). */
 function csvField(value: Value): string {
   if (value == null) return "";
   const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);

@@ -1,4 +1,4 @@
-// Requests to the hub's API: an answer, or a problem in words.
+// Requests to the API of the hub.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { getState, now, setState, useReconnects } from "./store";
@@ -27,8 +27,8 @@ export async function request<T>(path: string, method = "GET", body?: unknown): 
 }
 
 /**
- * What a page asked for once: the answer, or the problem in words. `again` asks anew and keeps the old answer
- * meanwhile; an empty path asks nothing.
+ * Request a path and return the answer or the error. A new `version` repeats the request and keeps the old answer until
+ * the new one arrives; an empty path requests nothing.
  */
 export function useRequest<T>(
   path: string,
@@ -48,7 +48,7 @@ export function useRequest<T>(
   const returns = useReconnects();
   useEffect(() => {
     const requestNumber = ++sentCount.current;
-    // An answer that was overtaken by the next question is still the newest one there is; only older ones are dropped.
+    // Drop an answer only if a later request was already answered.
     const apply = (update: (old: typeof response) => typeof response) => {
       if (currentPath.current === path && requestNumber > usedNumber.current) {
         usedNumber.current = requestNumber;
@@ -70,13 +70,13 @@ export interface Series {
   labels: Record<string, string>;
   points: Points;
 }
-/** All series of one expression over a time, in seconds. */
+/** Run a range query; times are in seconds. */
 export async function queryRange(expr: string, start: number, end: number, step: number): Promise<Series[]> {
   const form = new URLSearchParams({ query: expr, start: String(start), end: String(end), step: String(step) });
   const answer = await request<{ data: { result: { metric: Record<string, string>; values: [number, string][] }[] } }>(
     `/api/v1/query_range?${form}`,
   );
-  // An engine repeats the last reading for some minutes; the time after now has none.
+  // An engine repeats the last sample for some minutes, also after now: drop those.
   const newest = Math.max(now(), Date.parse(getState().updatedAt ?? "0"));
   return answer.data.result.map(({ metric, values }) => ({
     labels: metric,
@@ -86,7 +86,7 @@ export async function queryRange(expr: string, start: number, end: number, step:
   }));
 }
 const STRIP = "strip";
-/** Several expressions of one series each in one request: a page of twelve lines asks once. */
+/** Run several expressions, of one series each, in one request. */
 export async function queryRanges(exprs: string[], start: number, end: number, step: number): Promise<Points[]> {
   const union = exprs.map((expr, i) => `label_replace(${expr}, "${STRIP}", "${i}", "", "")`).join(" or ");
   const series = exprs.length ? await queryRange(union, start, end, step) : [];

@@ -1,11 +1,11 @@
-// The scales of a chart and what is written along them, as numbers and texts: plot.ts draws with them.
+// Scales and axis labels of charts, for plot.ts.
 
 import { dateTime, timeOfDay } from "./format";
 
 const DAYS_SECONDS = 129600;
 const EDGE_PX = 26;
 
-/** The time below a chart at `x` of `width` pixels; empty where it would be cut off. */
+/** The label of a time at pixel `x` of `width`; empty if the edge would cut it off. */
 export function timeLabel(
   at: number,
   x: number,
@@ -13,12 +13,12 @@ export function timeLabel(
   { start, end }: { start: number; end: number },
 ): string {
   if (x < EDGE_PX || x > width - EDGE_PX) return "";
-  // Where days pass, the time of day says nothing.
+  // Ranges of several days have dates.
   if (end - start > DAYS_SECONDS) return dateTime(new Date(at * 1000).toISOString()).slice(5, 10);
   return timeOfDay(at * 1000).slice(0, at % 60 ? 8 : 5);
 }
 
-/** A scale on which [low, high] fills only band `i` of `n`, with a little air above and below. */
+/** A scale on which [low, high] fills band `i` of `n`, with a margin above and below. */
 export function bandScale(low: number | null, high: number | null, i: number, n: number): [number, number] {
   let from = Math.min(0, low ?? 0);
   let to = high ?? 1;
@@ -30,7 +30,7 @@ export function bandScale(low: number | null, high: number | null, i: number, n:
   return [bottom - (n - 1 - i) * span, bottom + (i + 1) * span];
 }
 
-/** One scale for all lines: from zero, unless all of it lies far above. */
+/** One scale for all lines; it starts at zero unless all values are far above zero. */
 export function sharedScale(low: number | null, high: number | null): [number, number] {
   const from = Math.min(0, low ?? 0);
   const to = Math.max(high ?? 1, from + 1e-9);

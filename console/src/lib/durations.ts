@@ -4,14 +4,14 @@ import { shortDuration } from "./format";
 
 const UNITS: Record<string, number> = { s: 1e3, m: 6e4, h: 36e5, d: 864e5, w: 6048e5, y: 31536e6 };
 
-/** A duration of any size, with as many digits as it deserves. */
+/** A duration from milliseconds to days, with three digits at most. */
 export function duration(seconds: number | null): string {
   if (seconds == null) return "unknown";
   if (seconds < 1) return `${(1000 * seconds).toFixed(0)} ms`;
   return seconds < 90 ? `${Number(seconds.toPrecision(3))} s` : shortDuration(seconds * 1000);
 }
 
-/** A setting in the largest unit that it is a whole number of. */
+/** A duration in the largest unit that gives a whole number: 300 → `5 min`. */
 export function wholeUnits(seconds: number): string {
   if (seconds === 0) return "0 s";
   if (seconds % 3600 === 0) return `${seconds / 3600} h`;

@@ -1,4 +1,4 @@
-// Numbers and times as people read them; unknown is never shown as 0.
+// Formats numbers and times for people; unknown is never shown as 0.
 
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const count = (n: number | null | undefined) => (n == null ? "unknown" : grouped.format(n));
@@ -8,7 +8,7 @@ export const percent = (n: number | null | undefined) =>
 /** 0.25 → `25 %`. */
 export const percentOf = (share: number | null | undefined) => percent(share == null ? null : 100 * share);
 
-/** A share near 1, where the digits after the nines are what counts. */
+/** 0.99987 → `99.987 %`: keeps the digits after the nines. */
 export const sharePercent = (n: number | null) =>
   n == null ? "unknown" : `${Number((100 * n).toFixed(n < 0.9 ? 1 : 3))} %`;
 
@@ -33,7 +33,7 @@ export function quantity(n: number | null | undefined, unit: string): string {
   return `${Math.abs(n) >= 100 || Number.isInteger(n) ? grouped.format(n) : n.toFixed(1)} ${unit}`.trim();
 }
 
-/** A level on an axis: short, because it stands in 50 px. */
+/** The label of a value on an axis, short enough for 50 px. */
 export function axisLabel(n: number, unit: string): string {
   const size = Math.abs(n);
   const [step, sign] = PREFIXES.find(([from]) => size >= (from === 1e3 ? 1e4 : from) && unit !== "×") ?? [1, ""];
@@ -43,14 +43,14 @@ const wholeDollars = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const cents = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 export const dollars = (n: number | null | undefined) =>
   n == null ? "unknown" : `$ ${Math.abs(n) < 10 && n !== 0 ? cents.format(n) : wholeDollars.format(n)}`;
-/** Dollars have their sign; other currencies stand by their name. */
+/** Dollars get the sign $; other currencies get their code. */
 export function money(amount: number | null | undefined, currency?: string, fallback = "unknown"): string {
   if (amount == null) return fallback;
   return currency === "USD" || currency === "$" ? dollars(amount) : `${currency} ${count(amount)}`;
 }
 
 const pad = (n: number) => String(n).padStart(2, "0");
-/** Local wall time with seconds; the title attribute beside it carries UTC. */
+/** Local time with seconds; callers put UTC into the tooltip. */
 export function timeOfDay(iso: string | number, millis = false): string {
   const d = new Date(iso);
   const text = `${pad(d.getHours())}:${pad(d.getMinutes())}:${pad(d.getSeconds())}`;
@@ -85,7 +85,7 @@ const ENTRY_NAMES: Record<string, string> = { joined: "signal added", ended: "si
 export const entryName = (kind: string) => ENTRY_NAMES[humanise(kind)] ?? humanise(kind);
 export const plural = (n: number, noun: string) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
-/** How many are shown, and of how many where not all are. */
+/** `5`, or `3 of 5` if not all are shown. */
 export const countOfTotal = (shown: number, all: number) =>
   shown < all ? `${count(shown)} of ${count(all)}` : count(shown);
 

@@ -4,10 +4,10 @@ import { STATES } from "./states";
 import type { Fleet, FleetNode, Gpu } from "./types";
 
 export type GpuFilter = (node: FleetNode, gpu: Gpu | null, state?: number) => boolean;
-/** Labels one can ask for by name; every failure domain of a node is one as well. */
+/** Labels that a filter can name; the failure domains of a node are labels, too. */
 export const LABELS = ["rack", "node", "pool", "model", "workload", "team", "state", "leaf", "nvlink", "uuid"] as const;
 
-/** What a label may be, with how many GPUs have it: offered while someone types `team:`. */
+/** The values of a label with their GPU counts, as suggestions while a user types `team:`. */
 export function countLabelValues(label: string, fleet: Fleet): Map<string, number> {
   const counts = new Map<string, number>();
   const add = (value: string | null | undefined) => {
@@ -26,7 +26,7 @@ export function countLabelValues(label: string, fleet: Fleet): Map<string, numbe
   return counts;
 }
 
-/** Words must all fit; `name:value` looks at one label only, and a minus in front turns a word round. */
+/** Parse a filter: all terms must match, `name:value` matches one label, and a leading minus negates a term. */
 export function parseFilter(q: string, fleet: Pick<Fleet, "teams"> | undefined): GpuFilter {
   const terms = q
     .toLowerCase()

@@ -9,7 +9,7 @@ import type { Card, Fleet, Status } from "./types";
 let socket: WebSocket | undefined;
 let retryMs = 500;
 const DEFAULT_COLOUR = "sm_active";
-/** What the hub is asked to colour by; groups such as a team are coloured here, over the usual readings. */
+/** Select the metric that the hub sends; groups such as team are coloured in the browser. */
 export function chooseColour(colour: string): void {
   if (colour === getState().colour) return;
   setState({ colour });
@@ -20,7 +20,7 @@ const sendView = () => {
     socket.send(JSON.stringify({ colour: getState().colour, edition: getState().fleet?.edition }));
 };
 
-/** The answers and the live socket are asked for at the same time: the first picture waits for neither. */
+/** Request the first answers and open the live socket at the same time. */
 export function connect(): void {
   request<Status>("/api/status").then(
     (status) => setState({ status, updatedAt: getState().updatedAt ?? status.now, signIn: false }),
@@ -42,14 +42,14 @@ export function connect(): void {
     if (!getState().signIn) retry();
   };
 }
-/** The picture that the hub has ready comes beside the other answers, while the socket is still being opened. */
+/** Load the cached frame of the hub while the socket opens. */
 async function loadFirstFrame(): Promise<void> {
   try {
     const answer = await fetch("/api/picture");
     const buffer = answer.status === 200 ? await answer.arrayBuffer() : null;
     if (buffer && !getState().frame) showFrame(buffer);
   } catch {
-    /* The socket brings the next one. */
+    /* The socket sends the next frame. */
   }
 }
 function retry(): void {
@@ -61,7 +61,7 @@ function applyMessage(message: FleetChange | { kind: "incidents"; at: string; op
   if (message.kind === "incidents") setState({ open: message.open, closed: message.closed, updatedAt: message.at });
   else if (message.kind === "fleet") applyChange(message);
 }
-/** The fleet of the picture that comes next, and the picture that came last: both are shown together. */
+/** The fleet that belongs to the next frame, and the latest frame: both are shown together. */
 let pendingFleet: Fleet | undefined;
 let latestFrame: Frame | undefined;
 function applyChange({ kind, since, ...news }: FleetChange): void {
@@ -82,16 +82,14 @@ function showFrame(buffer: ArrayBuffer): void {
     !matchesFleet && state.frame && latestFrame === state.frame && state.frame.version === state.fleet?.version;
   pendingFleet = undefined;
   latestFrame = frame;
-  // While the fleet of a picture is fetched the map stays as it was; if that takes until the next picture, it says
-  // unknown.
+  // While the fleet of a frame loads, keep the old map; at the next frame without it, show unknown.
   setState(keepsOldFrame ? { updatedAt: frame.at } : { fleet, frame, updatedAt: frame.at });
   if (!matchesFleet) refreshFleet();
 }
-// What the hub keeps ready may be a minute or two old, and comes at once; index.html asks for it before this code is
-// here.
+// The cached fleet of the hub may be two minutes old but is sent at once; index.html preloads the same URL.
 const READY_FLEET_PATH = "/api/fleet?max_age=120&workloads=0";
 let isFetchingFleet = false;
-/** Fetch the whole fleet: at first, and where there is no news of what has changed since the one that is here. */
+/** Load the whole fleet: at the start, and if the change does not apply to the current one. */
 function refreshFleet(): void {
   if (isFetchingFleet) return;
   isFetchingFleet = true;
@@ -109,7 +107,7 @@ function refreshFleet(): void {
     });
 }
 
-/** What may change while the page is open: readiness, and whether the rule files could be read. */
+/** Refresh what may change while the page is open: readiness, degraded parts and rule files. */
 export function refreshStatus(): void {
   if (getState().link === "live")
     request<Status>("/api/status").then(

@@ -1,4 +1,4 @@
-// Messages of the live socket: changes and frames of the fleet.
+// Message types of the live socket: changes and frames of the fleet.
 
 import type { Fleet, FleetNode } from "./types";
 

@@ -1,5 +1,4 @@
-// Events as marks in a chart: events, alerts, repairs, and when an incident opened and
-// closed.
+// Marks in charts: events, alerts, repairs, and when an incident opened and resolved.
 
 import type { Mark } from "./lines";
 import type { Card, Member, Place, Severity } from "./types";
@@ -7,7 +6,7 @@ import type { Card, Member, Place, Severity } from "./types";
 export const severityTone = (severity: string) =>
   ({ critical: "bad", warning: "warn", info: "accent" })[severity] ?? "dim";
 const shorten = (text: string) => (text.length > 34 ? `${text.slice(0, 33)}…` : text);
-/** Steps of repairs that touched a node: actions stand in the same lines as what made them necessary. */
+/** Repairs with their receipts; actions are marked in the same charts as their causes. */
 export interface RepairRow {
   id: string;
   incident: string;
@@ -74,7 +73,7 @@ export function memberMarks(members: Member[]): Mark[] {
     .slice(0, 6)
     .map((m) => ({ at: m.since, label: markLabel(m), tone: severityTone(m.severity) }));
 }
-/** "Xid 79" says more on a line than the whole kernel record. */
+/** A short label of a signal: "Xid 79" instead of the kernel log line. */
 function markLabel(member: Member): string {
   const xid = /Xid (?:\([^)]*\): )?(\d+)/.exec(member.text);
   if (member.kind === "event")

@@ -1,5 +1,5 @@
-// uPlot, set up once for all charts: a clock below, bands or one scale, and what happened drawn through the lines.
-// A chunk of its own: the map is on the screen before a chart needs it.
+// The uPlot configuration of all charts: time axis, bands or one scale, and event marks. It is a separate bundle, so
+// that the fleet map does not wait for it.
 
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
@@ -25,7 +25,7 @@ const FONT = "11px system-ui, sans-serif";
 const TEXT_COLOURS: Record<string, string> = { bad: "bad-text", warn: "warn-text", ok: "ok-text" };
 const INTERVAL_SHARE = "2e";
 
-/** Draw into `host`; `sheet()` is read anew at each drawing, so new readings need no new chart. */
+/** Create a chart in `host`; each redraw reads `readInput()` again, so new samples need no new chart. */
 export function createPlot(host: HTMLElement, readInput: () => PlotInput): uPlot {
   const initial = readInput();
   const css = getComputedStyle(document.documentElement);
@@ -61,7 +61,7 @@ export function createPlot(host: HTMLElement, readInput: () => PlotInput): uPlot
     font: FONT,
     grid: { show: false },
     ticks: { stroke: cssColour("line"), size: 4 },
-    // The width of what is written, with air: 03:48:40 where it goes by seconds.
+    // The width of a label with padding; short ranges have labels with seconds, such as 03:48:40.
     space: () => (readInput().end - readInput().start < 1200 ? 76 : 50),
     values: (u, splits) =>
       splits
@@ -90,7 +90,7 @@ export function createPlot(host: HTMLElement, readInput: () => PlotInput): uPlot
         y: false,
         points: { show: false },
         drag: { x: Boolean(initial.zoom), y: false, setScale: false },
-        // One crosshair for all charts of a page: what happened at the same moment stands at the same moment.
+        // All charts of a page share one crosshair.
         sync: { key: "clock", scales: ["x", null] },
       },
       axes: initial.bands ? [time] : [time, level],
@@ -153,7 +153,7 @@ function drawMarks(u: uPlot, marks: Mark[], cssColour: (name: string) => string)
     ]);
     rowEnds[row] = at + textWidth + 6 * pixelRatio;
   }
-  // Written last, on a ground of its own, so that no line runs through a word.
+  // Labels last and with a background, so that no line crosses their text.
   for (const [text, x, y, colour] of texts) {
     context.fillStyle = cssColour("panel");
     context.fillRect(

@@ -1,5 +1,5 @@
-// PromQL expressions of the console; each works on any Prometheus with dcgm-exporter's names. The expressions are data,
-// in watchkeeper/packs/console, with `$name` where a value comes in; tests/house parses every one of them.
+// PromQL expressions of the console; they work on any Prometheus with dcgm-exporter. The expressions are data in
+// watchkeeper/packs/console, with `$name` as the placeholder of a value; tests/house parses all of them.
 
 import fleet from "../../../watchkeeper/packs/console/fleet.json";
 import pack from "../../../watchkeeper/packs/console/layers.json";
@@ -10,9 +10,9 @@ export const FLEET_STRIPS = fleet as Strip[];
 
 type Values = Record<string, string | number>;
 const PLACEHOLDER = /\$(\w+)/g;
-/** A text as PromQL writes it. */
+/** A PromQL string literal. */
 export const quoted = (text: string): string => JSON.stringify(text);
-/** Any of these texts, each as it is, as a regular expression in quotes. */
+/** A quoted regular expression that matches any of these texts literally. */
 export const anyOfRegex = (texts: string[]): string =>
   quoted(texts.map((t) => t.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|"));
 export const fillTemplate = (template: string, values: Values): string =>
@@ -22,7 +22,7 @@ export const fillStrips = (strips: Strip[], values: Values): Strip[] =>
 const isComplete = (template: string, values: Values) =>
   [...template.matchAll(PLACEHOLDER)].every(([, name]) => name in values);
 
-/** The job's own name: a pod `research/llm-70b-worker-3` belongs to the job `llm-70b`. */
+/** The name of the job of a workload: the pod `research/llm-70b-worker-3` belongs to the job `llm-70b`. */
 export const jobName = (workload: string) =>
   workload.replace(/^.*\//, "").replace(/-(worker|master|launcher|rank|server)?-?\d+$/, "");
 const splitDomain = (domain: string): [string, string] => {
@@ -30,10 +30,10 @@ const splitDomain = (domain: string): [string, string] => {
   return [domain.slice(0, at), domain.slice(at + 1)];
 };
 
-/** What names a place in a query. */
+/** The fields that select a place in a query. */
 export type QueryPlace = Pick<Place, "cluster" | "node" | "gpu" | "domain">;
 
-/** All layers of one place: what the hardware does, what its links carry, and what the work on it achieves. */
+/** The strips of a place: hardware, fabric and workload. */
 export function placeStrips(place: QueryPlace, workloads: string[] = []): Strip[] {
   const values = templateValues(place, workloads);
   const readings = metricTemplate(place);
@@ -46,8 +46,8 @@ export function placeStrips(place: QueryPlace, workloads: string[] = []): Strip[
 }
 
 /**
- * A metric of the GPUs of a place. What spans nodes has no label of its own in the readings: another series has its
- * GPUs.
+ * The template that selects the samples of the GPUs of a place. A place of several nodes has no label in these samples:
+ * the template joins another series with its GPUs.
  */
 function metricTemplate(place: QueryPlace): string {
   if (place.gpu) return pack.places.gpu;
@@ -57,9 +57,7 @@ function metricTemplate(place: QueryPlace): string {
   return kind === "job" || kind === "pod" || kind === "hpc_job" ? pack.places[kind] : pack.places.domain;
 }
 
-/**
- * Without a node there is no `instance`, without a workload there are no `jobs`: strips that need them are omitted.
- */
+/** The values of placeholders. `instance` needs a node and `jobs` a workload; strips without their values are omitted. */
 function templateValues({ cluster, node, gpu, domain }: QueryPlace, workloads: string[]): Values {
   const [kind, name] = splitDomain(domain ?? "");
   const [namespace, workload] = name.includes("/") ? name.split("/") : ["", name];

@@ -1,33 +1,30 @@
-// Real paths and the history API: every view, filter, selection and range is in the address.
+// Routing with paths and the history API: every view, filter, selection and range is in the URL.
 
 import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-/**
- * What every page is given; `id` is the rest of its path, decoded (`/gpu/GPU-1` → `GPU-1`), and empty where there is
- * none.
- */
+/** The props of every page; `id` is the decoded rest of the path (`/gpu/GPU-1` → `GPU-1`), or empty. */
 export interface PageProps {
   address: URL;
   theme: string;
   id: string;
 }
-/** A page of the console: one row of the table in main.tsx. Its code is loaded when someone goes there. */
+/** A page of the console: one row of the table in main.tsx. Its code is loaded on the first visit. */
 export interface PageRow {
   path: string;
   name: string;
   key: string;
   group: "monitor" | "analyse" | "practise";
-  /** A shorter name for the rail. */
+  /** A shorter name for the navigation. */
   short?: string;
   load: () => Promise<ComponentType<PageProps>>;
-  /** Only where the fleet is simulated. */
+  /** Shown only for a simulated fleet. */
   simulated?: boolean;
-  /** Reached by links, not by the rail. */
+  /** Not in the navigation, only linked. */
   hidden?: boolean;
 }
 
-/** `%zz` is not a valid escape; a user may have typed it. */
+/** Decode a part of a path; an invalid escape such as `%zz` stays as typed. */
 function decodePart(part: string): string {
   try {
     return decodeURIComponent(part);
@@ -35,7 +32,7 @@ function decodePart(part: string): string {
     return part;
   }
 }
-/** The page of a path, with the thing that it is about; a page of one thing has a slash at the end of its path. */
+/** The page of a path, and the id of its object; the path of a page for one object ends with a slash. */
 export function findPage<T extends { path: string }>(pages: T[], path: string): { row?: T; first: string; id: string } {
   const [, section, ...rest] = path.split("/");
   const id = rest.map(decodePart).join("/");
@@ -68,7 +65,7 @@ export function setParams(changes: Record<string, string | null>): void {
   applyChanges(address.searchParams, changes);
   navigate(address.pathname + address.search, true);
 }
-/** The same page with some parameters changed, for a link that can be opened elsewhere. */
+/** The URL of the same page with some parameters changed, for links. */
 export function withParams(address: URL, changes: Record<string, string | null>): string {
   const next = new URLSearchParams(address.search);
   applyChanges(next, changes);
@@ -82,7 +79,7 @@ function applyChanges(params: URLSearchParams, changes: Record<string, string | 
 }
 export const param = (address: URL, name: string, fallback = ""): string => address.searchParams.get(name) ?? fallback;
 
-/** Time ranges of pages with charts, in milliseconds; the name is in the address. */
+/** Time ranges of charts in milliseconds; the name is in the URL. */
 export const RANGES: Record<string, number> = {
   "15m": 900e3,
   "1h": 3600e3,
@@ -92,7 +89,7 @@ export const RANGES: Record<string, number> = {
 };
 export const rangeMs = (address: URL): number => RANGES[address.searchParams.get("range") ?? "1h"] ?? RANGES["1h"];
 
-/** Addresses of things, so that no page spells another's. */
+/** The paths of pages for one object. */
 export const to = {
   gpu: (uuid: string) => `/gpu/${encodeURIComponent(uuid)}`,
   node: (name: string) => `/node/${encodeURIComponent(name)}`,
@@ -102,7 +99,7 @@ export const to = {
   fleet: (q: string) => `/?q=${encodeURIComponent(q)}`,
 };
 
-/** Links inside the console change the page without loading it anew; modified clicks stay the browser's. */
+/** Open links inside the console without a reload; clicks with a modifier key stay with the browser. */
 export function handleLinks(isPage: (path: string) => boolean): void {
   addEventListener("click", (event) => {
     const link = (event.target as Element).closest?.("a");

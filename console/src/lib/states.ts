@@ -1,4 +1,4 @@
-// States of a GPU, in the order of their numbers in a frame; a state has a shape as well as a colour.
+// States of a GPU, in the order of their numbers in a frame; each has a glyph as well as a colour.
 
 export const STATES = [
   { name: "ok", glyph: "", text: "healthy" },

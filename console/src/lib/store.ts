@@ -1,4 +1,4 @@
-// The one store that pages read: the last state from the hub, and the state of the connection.
+// The store that pages read: the latest state of the hub, and the state of the connection.
 
 import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import type { Frame } from "./live_types";
@@ -15,7 +15,7 @@ export interface State {
   signIn: boolean;
   colour: string;
   notice?: string;
-  /** How often the hub came back: what could not be asked meanwhile is asked anew. */
+  /** Number of reconnects; failed requests are repeated after each. */
   reconnects: number;
 }
 let state: State = { link: "connecting", signIn: false, colour: "sm_active", reconnects: 0 };
@@ -28,7 +28,7 @@ export function setState(change: Partial<State>): void {
 export const getState = (): State => state;
 export function useHub(): State {
   const [, redraw] = useState(0);
-  // Before the browser paints: a plain effect runs later, and what is set meanwhile would never be shown.
+  // Subscribe before the browser paints: with a plain effect, changes in between would be lost.
   useLayoutEffect(() => {
     const listener = () => redraw((n) => n + 1);
     listeners.add(listener);
@@ -39,7 +39,7 @@ export function useHub(): State {
   return state;
 }
 
-/** `returns` alone: who only asks need not be drawn with every picture. */
+/** Only `reconnects`, so that a caller does not redraw at every frame. */
 export function useReconnects(): number {
   const [reconnects, setReconnects] = useState(state.reconnects);
   useLayoutEffect(() => {
@@ -52,13 +52,13 @@ export function useReconnects(): number {
   return reconnects;
 }
 
-/** The hub's clock: a simulated fleet may run ahead of ours. */
+/** The time of the hub; a simulated fleet may run ahead of the browser's clock. */
 export function now(): number {
   const at = state.frame?.at ?? state.status?.now;
   return at ? Date.parse(at) : Date.now();
 }
 
-/** A number that changes every so often while the page is looked at. */
+/** A number that increases at an interval while the page is visible. */
 export function usePulse(every = 15000): number {
   const [beat, setBeat] = useState(0);
   useEffect(() => {

@@ -1,4 +1,4 @@
-// Dark or light: as chosen, else as the system has it.
+// The colour theme: the user's choice, or else that of the system.
 
 import { useEffect, useState } from "preact/hooks";
 

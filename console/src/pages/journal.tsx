@@ -52,7 +52,7 @@ export function JournalPage({ address }: PageProps) {
   const chosen = param(address, "entry");
   const query = new URLSearchParams({ limit: "200" });
   for (const name of FILTERS) if (param(address, name)) query.set(name, param(address, name));
-  // Where a span begins is said once: a page that stays open asks for the same entries again, and the newest.
+  // Fix the start of the time range when the page opens: each refresh requests the same entries, and new ones.
   const [opened] = useState(() => Math.floor(now() / 60000) * 60);
   const beat = usePulse(10000);
   if (SPANS[since]) query.set("from", String(opened - SPANS[since]));
@@ -186,7 +186,7 @@ export function JournalPage({ address }: PageProps) {
   );
 }
 
-/** What is shown: every entry that fits from the newest that was asked for down to `reached`, without a hole. */
+/** The loaded entries: all matches from the newest down to `searchedTo`, without a gap. */
 interface LoadedEntries {
   filters: string;
   entries: Entry[];
@@ -194,7 +194,7 @@ interface LoadedEntries {
   newestSeq: number;
 }
 function mergePage(old: LoadedEntries | null, page: Page, filters: string, isNewest: boolean): LoadedEntries {
-  // So much was written since that the newest page does not reach down to what is here.
+  // The newest page does not reach back to the loaded entries: start again from it.
   if (old?.filters !== filters || (isNewest && page.looked_back_to > old.newestSeq))
     return { filters, entries: page.entries, searchedTo: page.looked_back_to, newestSeq: page.last };
   const entriesBySeq = new Map([...old.entries, ...page.entries].map((e) => [e.seq, e]));
@@ -206,7 +206,7 @@ function mergePage(old: LoadedEntries | null, page: Page, filters: string, isNew
   };
 }
 
-/** Whether every entry still carries the hash that the next one names. */
+/** The result of verifying the hash chain. */
 function ChainPanel() {
   const [verifyCount, setVerifyCount] = useState(0);
   const { answer, problem } = useRequest<Verification>(

@@ -1,4 +1,4 @@
-// Budgets of this month, and the prices that all costs come from.
+// Budgets of this month, and the prices behind all costs.
 
 import { Bar, Chip, Facts, MarkedText, Panel, Problem, Skeleton } from "../../components/parts";
 import { Export } from "../../components/table";

@@ -121,7 +121,7 @@ export function CapacityView({ address, theme }: PageProps) {
   );
 }
 
-/** How good earlier forecasts were. */
+/** The accuracy of earlier forecasts, in one sentence. */
 function describeBacktest({ wape, naive_wape, coverage, origins }: Forecast["backtest"]): string {
   if (wape == null) return "Not tested yet: the history is too short.";
   const naiveText = `naive forecast ${percentOf(naive_wape)}`;

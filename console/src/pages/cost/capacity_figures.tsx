@@ -1,4 +1,4 @@
-// Free capacity now: figures and tables.
+// Free capacity now: summary tiles and table columns.
 
 import { Tile } from "../../components/parts";
 import type { Column } from "../../components/table";

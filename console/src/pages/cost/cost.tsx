@@ -63,7 +63,7 @@ function CostView({ address }: PageProps) {
   const beat = usePulse(60000);
   const [until] = useState(startOfMinute);
   const from = until - (SPANS[range] ?? SPANS["7d"]);
-  // The hub ends at its own now: an open page follows it without asking for another address.
+  // The hub limits the end to its own now: with an end in the future the URL stays the same while the page is open.
   const openEnd = String(until + 86400);
   const query = new URLSearchParams({ from: String(from), to: openEnd, by, policy });
   for (const o of filters) query.append("of", o);

@@ -1,4 +1,4 @@
-// A bill in figures.
+// Summary tiles of a bill.
 
 import { Tile } from "../../components/parts";
 import { percent } from "../../lib/format";
@@ -24,7 +24,7 @@ export function CostFigures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
   const unallocated = shared.reduce((sum, [, money]) => sum + money, 0);
   const unallocatedHours = total.hours.idle + total.hours.lost + total.hours.unknown;
   const hourly = bill.money == null ? null : bill.money / Math.max(bill.recorded_hours, 1 / 60);
-  // Where nothing was recorded nothing is known: "no waste" would be a claim.
+  // Without recorded hours the waste is unknown, not zero.
   if (total.hours.total === 0)
     return (
       <section class="tiles even" aria-label="summary of cost">

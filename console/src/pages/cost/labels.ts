@@ -15,7 +15,7 @@ export interface Hours {
   spare: number;
 }
 
-/** Money is null where nothing of it has a price. */
+/** Money is null if nothing in the row has a price. */
 export interface Line {
   money: number | null;
   shared: number;
@@ -64,7 +64,7 @@ export interface Budget {
   state: string;
 }
 
-/** Where a click on a line leads: the dimension that splits it. */
+/** The dimension that a click on a row splits it by. */
 export const DRILL_DOWN: Record<string, string> = {
   cluster: "team",
   pool: "team",
@@ -82,7 +82,7 @@ export const formatCost = (n: number | null | undefined, currency: string) => mo
 export const formatHours = (n: number) =>
   n > 0 && n < 0.005 ? "< 0.01" : n < 10 ? n.toFixed(n < 0.95 && n > 0 ? 2 : 1) : count(n);
 
-/** What was held and not measured says nothing about how much of it was used. */
+/** Allocated GPU-hours that were measured; the others say nothing about use. */
 export const measuredHours = (h: Hours) => h.allocated - h.unmeasured;
 
 export const usedShare = (h: Hours) => (measuredHours(h) > 0.005 ? percent((100 * h.used) / measuredHours(h)) : null);

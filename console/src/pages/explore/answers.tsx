@@ -1,4 +1,4 @@
-// Answers as a chart, a table or JSON.
+// Query results as a chart, a table or JSON.
 
 import { useMemo } from "preact/hooks";
 import { Chart } from "../../components/chart";
@@ -25,7 +25,7 @@ const MAX_JSON = 120_000;
 const TITLES: Record<string, string> = { chart: "Chart", table: "Table", json: "Raw JSON" };
 type Answer = Result & { q: number; expr: string };
 
-/** Each series of each answer; a number or a text is one row of the table. */
+/** One row per series; a scalar or string result is one row of the table. */
 function toRows(results: QueryResult[], view: string): Answer[] {
   return results.flatMap(({ reply, expr }, q) => {
     if (isSeries(reply)) return reply.data.result.map((r) => ({ q, expr, ...r }));

@@ -1,5 +1,4 @@
-// Explore: PromQL with completion, several expressions on one chart, the same as a table or JSON, and all of it in the
-// address.
+// Explore: several PromQL expressions as a chart, a table or JSON; the URL holds the whole view.
 
 import { useMemo, useState } from "preact/hooks";
 import examples from "../../../../watchkeeper/packs/console/explore.json";

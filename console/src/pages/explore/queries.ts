@@ -33,7 +33,7 @@ export const MAX_SERIES = 60;
 
 const MAX_POINTS = 11000;
 
-/** What the address says: expressions, and the time in seconds. */
+/** Read the time range and step from the URL, in seconds. */
 export function readTime(address: URL): { start: number; end: number; step: number; range: string; fixed: boolean } {
   const from = Number(param(address, "from"));
   const until = Number(param(address, "to"));
@@ -105,14 +105,14 @@ export function useQueries(
 export const isSeries = (reply?: Reply): reply is Reply & { data: { result: Result[] } } =>
   reply !== undefined && ["matrix", "vector"].includes(reply.data.resultType);
 
-/** An engine answers in any order; by name, a line has the same colour each time. */
+/** Sort series by name, so that a line keeps its colour; an engine may return any order. */
 export const sortByName = <T extends { q: number; metric: Labels }>(rows: T[], name: (m: Labels) => string) =>
   rows
     .map((row) => [row, name(row.metric)] as const)
     .sort(([a, x], [b, y]) => a.q - b.q || x.localeCompare(y, "en", { numeric: true }))
     .map(([row]) => row);
 
-/** For a range of samples, as from `up[5m]`, the newest one is shown. */
+/** The value of a result; of a range such as `up[5m]`, the newest sample. */
 export const newestValue = (r: { value?: [number, string]; values?: [number, string][] }) =>
   Number((r.value ?? r.values?.at(-1))?.[1]);
 
@@ -121,7 +121,7 @@ export function formatValue(n: number): string {
   return Number.isInteger(n) ? n.toLocaleString("en") : String(Number(n.toPrecision(6)));
 }
 
-/** Labels that tell series apart; what all share says nothing. */
+/** The labels whose values differ between the series. */
 export function labelNames(all: Labels[]): string[] {
   const names = [...new Set(all.flatMap((m) => Object.keys(m)))];
   const distinguishing = names.filter((n) => all.length === 1 || new Set(all.map((m) => m[n])).size > 1);

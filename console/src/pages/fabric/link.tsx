@@ -1,4 +1,4 @@
-// One link in full: its facts, its counters and its last hour.
+// Details of one link: state, counters and charts of the last hour.
 
 import { Chip, Facts, MarkedText, Panel, Problem, Skeleton, Time } from "../../components/parts";
 import { Strips } from "../../components/strips";

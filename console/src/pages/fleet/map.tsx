@@ -1,4 +1,4 @@
-// The map of the fleet, or the same as a list, with its choices and its legend.
+// The fleet as a map or a list, with its filters and its legend.
 
 import { useMemo, useState } from "preact/hooks";
 import { HeatMap } from "../../components/heatmap";
@@ -31,7 +31,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
   const by = param(address, "by", "rack");
   const showsList = param(address, "view") === "list";
   const paint = usePaint(chosen, status, fleet, frame);
-  // A question about a place shows that place alone, with the names of its nodes; any other dims what does not fit.
+  // A filter by place shows only that place, with node names; any other filter dims the GPUs that do not match.
   const nodeFilter = useMemo(
     () =>
       filter && q.split(/\s+/).every((word) => /^(rack|node|leaf|nvlink|pool):/.test(word))
@@ -67,7 +67,7 @@ export function MapPanel({ address, theme, chosen, q, status, fleet, frame }: Ma
             </label>
           )}
           {status && <ColourChoice status={status} chosen={chosen} />}
-          {/* Last, at the edge: what comes with the first answers does not push it aside. */}
+          {/* Last, so that the controls that appear with the first answers do not move it. */}
           <Choice
             label="View"
             value={showsList ? "list" : ""}
@@ -172,7 +172,7 @@ function GroupLegend({ paint, address }: { paint: Grouped; address: URL }) {
   );
 }
 
-/** Plain words first, then the exporter's names; every other metric of a GPU is there by its own name. */
+/** The metrics with titles, the groups, and all other metrics of GPUs by name. */
 function ColourChoice({ status, chosen }: { status: Status; chosen: string }) {
   const [metrics, setMetrics] = useState<string[] | null>(null);
   const listedNames = new Set([

@@ -1,4 +1,4 @@
-// How the cells of the map are coloured: by a metric, or by the group that a GPU belongs to.
+// The colours of the map: by a metric, or by the group of a GPU.
 
 import { useMemo } from "preact/hooks";
 import { type Cell, heatColour, metricPaint, type Paint } from "../../components/heatmap_layout";
@@ -26,7 +26,7 @@ export function usePaint(
   const low = frame?.low;
   const high = frame?.high;
   const states = group === "state" ? frame : undefined;
-  // The status is asked for again and again; a map is only drawn anew when what it says about the colour is new.
+  // The status refreshes often; the map is redrawn only if its colour settings changed.
   const { title, unit } = status?.colours[chosen] ?? { title: chosen, unit: "" };
   const hasStatus = Boolean(status);
   return useMemo(() => {

@@ -206,7 +206,7 @@ function BlockedWorkloads({ blast }: { blast: BlastRadius }) {
   );
 }
 
-/** Where the page of a place is; empty for a place that has none. */
+/** The path of the page of a place; empty if it has no page. */
 function pathOfPlace({ gpu, node, domain }: Place): string {
   if (gpu) return to.gpu(gpu);
   if (node) return to.node(node);

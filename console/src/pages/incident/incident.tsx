@@ -114,7 +114,7 @@ export function IncidentPage({ id, theme, address }: PageProps) {
   );
 }
 
-/** How much of the time before is shown; in steps, so that a line that grows is not asked for anew each time. */
+/** The time shown before the incident; it grows in steps, so that a longer incident seldom reloads the chart. */
 const lookbackMs = (lasted: number) => (lasted < 7200e3 ? 600e3 : lasted < 86400e3 ? 3600e3 : 21600e3);
 
 const cardVersion = (c: Card) =>
@@ -131,10 +131,10 @@ function describeImpact({ incident, blast }: Detail): string {
   return `Impact: ${affected}, about ${dollars(blast.dollars_per_hour)} / h.`;
 }
 
-/** What the lines show anyway, or what is no deed. */
+/** Entries without a mark: the chart shows them already, or they are not actions. */
 const HIDDEN_ENTRIES = ["opened", "joined", "ended", "diagnosis", "plan", "planned", "note"];
 
-/** A repair's entry says which state it came to: cordoning, draining, done. */
+/** The label of an entry; the entry of a repair names its new state: cordoning, draining, done. */
 const entryLabel = (e: Detail["timeline"][number]) =>
   humanise(e.kind === "repair" ? String((e.body as { state?: string } | null)?.state ?? e.kind) : e.kind);
 

@@ -1,5 +1,5 @@
 // All incidents: open ones by severity, resolved ones newest first; state, severity, order and search text are
-// in the address.
+// in the URL.
 
 import { Choice, Empty, GLYPH, Panel, Select, Time } from "../../components/parts";
 import { type Column, Table } from "../../components/table";

@@ -38,7 +38,7 @@ const MANUAL_STEPS = ["inspect", "hand_over"];
 
 const REJECTABLE_STATES = ["planned", "approved", "cordoning", "draining"];
 
-/** With `takes`, the Approve button gets the keyboard focus. */
+/** With `focusesApprove`, the Approve button gets the keyboard focus. */
 export function PlanPanel({
   detail,
   version,
@@ -190,7 +190,7 @@ function RepairState({ repair, repairAnswer }: { repair: Repair; repairAnswer: R
   );
 }
 
-/** What a person may do: approve exactly this plan, reject it with a reason, mark a step as done, or retry. */
+/** The actions of a user: approve exactly this plan, reject it with a reason, mark a manual step as done, or retry. */
 function RepairButtons({
   repair,
   done,
@@ -220,7 +220,7 @@ function RepairButtons({
   };
   const step = repair.actions[repair.step];
   const isManualStep = repair.is_running && step && MANUAL_STEPS.includes(step.kind);
-  // One that began by itself under other settings waits as well.
+  // A repair that started without approval may need it after a change of settings.
   const waitsForApproval = repair.waits_for.some((requirement) => requirement.startsWith("approval"));
   const mayApprove = (repair.state === "planned" && repair.mode === "ask") || waitsForApproval;
   const mayReject = REJECTABLE_STATES.includes(repair.state) || repair.is_held || isManualStep;

@@ -101,7 +101,7 @@ export function DiagnosisPanel({
 
 const MAX_FACTS = 20;
 
-/** The alert or the series by its name; its labels are in the text, and whole on hover. */
+/** The name of an alert or series without its labels; the tooltip has them. */
 const sourceName = (source: string) => /alertname="([^"]+)"/.exec(source)?.[1] ?? source.replace(/\s*\{.*$/s, "");
 
 export function EvidencePanel({ detail }: { detail: Detail }) {

@@ -15,7 +15,7 @@ const SPANS = [
 
 type FormName = "assign" | "silence" | "resolve" | null;
 
-/** Send one change; the page is asked anew by `done`, and a refusal is said in words. */
+/** Send one change and reload the page, or show the error. */
 async function send(path: string, body: unknown, notice: string, done: () => void, method = "POST"): Promise<boolean> {
   try {
     await request(path, method, body);
@@ -31,7 +31,7 @@ async function send(path: string, body: unknown, notice: string, done: () => voi
 const field = (event: Event, name: string) =>
   String(new FormData(event.currentTarget as HTMLFormElement).get(name) ?? "").trim();
 
-/** Who has it, and everything a person may do with it: one line below the title. */
+/** The assignee and the actions of a user, in one line below the title. */
 export function IncidentActions({ detail: { incident, silenced_by }, done }: { detail: Detail; done: () => void }) {
   const [openForm, setOpenForm] = useState<FormName>(null);
   const path = `/api/incidents/${incident.id}`;

@@ -1,4 +1,4 @@
-// The jobs in figures.
+// Summary tiles of the jobs.
 
 import { Tile } from "../../components/parts";
 import { count, percentOf, plural } from "../../lib/format";

@@ -117,7 +117,7 @@ function Head({ job, why }: { job: JobLine; why: string }) {
   );
 }
 
-/** What its GPUs did, with what happened to them drawn in; of a long job the last six hours. */
+/** The activity of the job's GPUs with event marks; at most the last six hours. */
 function ActivityPanel({ report: { job, ranks, hardware }, theme }: { report: Report; theme: string }) {
   const start = job.started_at ? Math.max(Date.parse(job.started_at), now() - 6 * 36e5) : now() - 36e5;
   const end = Math.floor(now() / 15000) * 15000;
@@ -316,7 +316,7 @@ function EventsPanel({ report }: { report: Report }) {
   );
 }
 
-/** What befell its GPUs and its loss, the newest first; a loss with what the hardware did around then. */
+/** Hardware events and loss anomalies, newest first; each anomaly with the hardware events near its time. */
 function listEvents({ hardware, losses }: Report): { at: string; head: string; text: string }[] {
   const hardwareText = (events: Hardware[]) => events.map((h) => `${rankAndPlace(h)}: ${h.text}`).join("; ");
   const events = hardware.map((h) => ({ at: h.at, head: rankAndPlace(h), text: h.text }));
@@ -328,7 +328,7 @@ function listEvents({ hardware, losses }: Report): { at: string; head: string; t
   return [...events, ...lossEvents].sort((a, b) => b.at.localeCompare(a.at)).slice(0, 30);
 }
 
-/** A pod's name leads to its job, where one begins like it. */
+/** The name of a pod redirects to its job. */
 function NoJob({ id }: { id: string }) {
   const { answer } = useRequest<{ jobs: JobLine[] }>("/api/jobs?limit=1000");
   const closestJob = answer?.jobs.filter((j) => id.startsWith(j.id)).sort((a, b) => b.id.length - a.id.length)[0];

@@ -106,7 +106,7 @@ function JobList({ address }: { address: URL }) {
   );
 }
 
-/** A figure so far, and on hover since when; a job that began before this hub saw it has cost more. */
+/** A total with its start on hover; a job that started before this hub first saw it used more. */
 const CountedSince = (p: { job: JobLine; children: string }) => (
   <span class={p.children === "unknown" ? "dim" : undefined} title={countedSinceText(p.job)}>
     {p.children}

@@ -1,4 +1,4 @@
-// The ranks of a job side by side; the straggler stands out by shape.
+// The ranks of a job as bars and as table columns.
 
 import { Chip, MarkedText } from "../../components/parts";
 import type { Column } from "../../components/table";
@@ -7,9 +7,7 @@ import { count, percent, percentOf } from "../../lib/format";
 import { to } from "../../lib/router";
 import type { Rank, Straggler } from "./labels";
 
-/**
- * One bar per rank: its step time, or its activity where the job tells of no steps; the straggler stands out by shape.
- */
+/** One bar per rank: its step time, or its SM activity if the job reports no steps; a glyph marks the straggler. */
 export function Ranks({ ranks, straggler }: { ranks: Rank[]; straggler: Straggler | null }) {
   const hasSteps = ranks.some((r) => r.step_seconds != null);
   const value = (r: Rank) => (hasSteps ? r.step_seconds : r.sm_active);

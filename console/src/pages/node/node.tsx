@@ -39,7 +39,7 @@ export function NodePage({ id, address, theme }: PageProps) {
   const { answer: history } = useRequest<History>(`/api/history?node=${encodeURIComponent(id)}`, version);
   const { answer: repairsAnswer } = useRequest<{ repairs: RepairRow[] }>("/api/repairs?all=1", version);
   const nodeAnswer = answer?.nodes[0];
-  // The hub says which incidents of its rack or switch are about it, too.
+  // The hub also lists incidents of the rack or switch that affect the node.
   const cards = [...(open ?? []), ...(closed ?? [])].filter(
     (c) => c.place.node === id || nodeAnswer?.node.incidents.includes(c.id),
   );
@@ -150,7 +150,7 @@ export function NodePage({ id, address, theme }: PageProps) {
   );
 }
 
-/** What begins with an address begins as the address does. */
+/** Make a sentence; a text that starts with a URL is not capitalised. */
 const toSentence = (text: string) =>
   text ? `${/^https?:/.test(text) ? text : text[0].toUpperCase() + text.slice(1)}. ` : "";
 

@@ -59,7 +59,7 @@ export function LayersPanel(p: {
   );
 }
 
-/** `Xid 79`, or the words of an event that has no number. */
+/** `Xid 79`, or the kind of an event without a code. */
 function eventName({ kind, code }: { kind: string; code: number | null }): string {
   return code == null ? humanise(kind) : `${kind === "xid" ? "Xid" : humanise(kind)} ${code}`;
 }

@@ -1,6 +1,6 @@
 // Types, states and labels of rules and alerts.
 
-/** `id` is the name, with a number where a file has several rules of that name, as burn rates over several windows. */
+/** `id` is the name, with a number if several rules have the same name, such as burn rates over several windows. */
 export interface Rule {
   id: string;
   name: string;

@@ -115,7 +115,7 @@ function withIds(rules: Rules["rules"]): Rule[] {
   });
 }
 
-/** An alert names its rule; of several with that name, the one that has its severity and is active. */
+/** The id of the rule of an alert; of several rules with its name, the active one with its severity. */
 const ruleOf = (a: Alert, rules: Rule[]) =>
   rules.find((r) => r.name === a.name && r.severity === a.labels.severity && r.firing + r.pending > 0)?.id ?? a.name;
 

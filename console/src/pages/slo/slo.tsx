@@ -177,10 +177,7 @@ function BudgetBar({ slo }: { slo: Slo }) {
   );
 }
 
-/**
- * If the burn rate of both windows is above the factor, the alert fires; it is marked with a glyph, not with colour
- * alone.
- */
+/** A burn rate; a glyph marks it if the rates of both windows exceed the factor, which makes the alert fire. */
 function Burn({ burn }: { burn: BurnRate }) {
   const isOver = burn.rate != null && burn.short_rate != null && Math.min(burn.rate, burn.short_rate) > burn.factor;
   return (

@@ -54,7 +54,9 @@ class TrustRules:
     def decide_mode(self, cause: str, pool: str) -> ModeDecision:
         matching = [rule for rule in self.rules if rule.matches(cause, pool)]
         if not matching:
-            return ModeDecision(self.default, f"mode {self.default}, set by remediate.mode; no [[remediate.trust]] entry matches")
+            return ModeDecision(
+                self.default, f"mode {self.default}, set by remediate.mode; no [[remediate.trust]] entry matches"
+            )
         highest = max(rule.specificity for rule in matching)
         chosen = min(
             (rule for rule in matching if rule.specificity == highest), key=lambda rule: MODE_ORDER.index(rule.mode)

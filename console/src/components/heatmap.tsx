@@ -151,9 +151,9 @@ function describeProblems(layout: Layout | null, frame: Frame | undefined): stri
   const texts = problemBlocks
     .slice(0, MAX_LISTED_BLOCKS)
     .map(([name, problems]) => `${name} ${problems.map(([state, n]) => `${n} ${STATES[state].text}`).join(", ")}`);
-  return problemBlocks.length
-    ? ` Problems: ${texts.join("; ")}${problemBlocks.length > MAX_LISTED_BLOCKS ? `; and ${problemBlocks.length - MAX_LISTED_BLOCKS} more` : ""}.`
-    : "";
+  const hiddenCount = problemBlocks.length - texts.length;
+  if (hiddenCount) texts.push(`and ${hiddenCount} more`);
+  return texts.length ? ` Problems: ${texts.join("; ")}.` : "";
 }
 
 function describeCell(cell: Cell, frame: Frame | undefined, { paint, fleet }: Props, value: number): string[] {

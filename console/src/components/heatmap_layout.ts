@@ -71,7 +71,7 @@ export const metricPaint = (title: string, unit: string, low: number, high: numb
   describe: (_cell, value) => `${title}: ${quantity(value, unit)}`,
 });
 
-/** Lay out the fleet with the largest cells that fit the height and fill the width; at 5 px the page scrolls instead. */
+/** Lay out the fleet with the largest cells that fit the height and fill the width; below 5 px the page scrolls. */
 export function layOutFleet(
   fleet: Fleet,
   width: number,

@@ -5,7 +5,7 @@ import { acknowledge } from "../lib/api";
 import { dateTime, humanise, percent, shortDuration, timeOfDay, utcTime, workloadName } from "../lib/format";
 import { to } from "../lib/router";
 import { getState, now } from "../lib/store";
-import type { Card as CardValue, Severity } from "../lib/types";
+import type { Card as CardValue, Severity, Silenced } from "../lib/types";
 
 export function Panel(p: {
   title?: string;
@@ -193,6 +193,10 @@ export const Select = (p: {
   </select>
 );
 
+/** Who silenced a place, until when, and why. */
+export const describeSilence = (silence: Silenced) =>
+  `by ${silence.author} until ${utcTime(silence.ends_at)}: ${silence.reason}`;
+
 export function IncidentCard({ card }: { card: CardValue }) {
   const isOpen = card.state !== "resolved";
   // If the plan needs approval, the next step is a button that opens the plan with the focus on Approve.
@@ -228,10 +232,7 @@ export function IncidentCard({ card }: { card: CardValue }) {
           </Chip>
         )}
         {card.silenced_by && (
-          <Chip
-            tone="warning"
-            title={`by ${card.silenced_by.author} until ${utcTime(card.silenced_by.ends_at)}: ${card.silenced_by.reason}`}
-          >
+          <Chip tone="warning" title={describeSilence(card.silenced_by)}>
             silenced
           </Chip>
         )}

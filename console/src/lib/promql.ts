@@ -57,7 +57,7 @@ function metricTemplate(place: QueryPlace): string {
   return kind === "job" || kind === "pod" || kind === "hpc_job" ? pack.places[kind] : pack.places.domain;
 }
 
-/** The values of placeholders. `instance` needs a node and `jobs` a workload; strips without their values are omitted. */
+/** The values of placeholders. `instance` needs a node, `jobs` a workload; strips that lack a value are omitted. */
 function templateValues({ cluster, node, gpu, domain }: QueryPlace, workloads: string[]): Values {
   const [kind, name] = splitDomain(domain ?? "");
   const [namespace, workload] = name.includes("/") ? name.split("/") : ["", name];

@@ -195,9 +195,8 @@ function describeNoRightsizing(capacity: CapacityNow | undefined, unratedCount: 
   if (!capacity.rightsizing.length) return <MarkedText tone="ok">No GPU is allocated now.</MarkedText>;
   const ratedCount = capacity.rightsizing.length - unratedCount;
   if (ratedCount === 0) return <MarkedText>Unknown: no measurements yet.</MarkedText>;
-  return (
-    <MarkedText tone="ok">{`All ${count(ratedCount)} ${unratedCount ? "other " : ""}workloads need what they are allocated.`}</MarkedText>
-  );
+  const subject = unratedCount ? "other workloads" : "workloads";
+  return <MarkedText tone="ok">{`All ${count(ratedCount)} ${subject} need what they are allocated.`}</MarkedText>;
 }
 
 function AdvicePanel({ advice, isYoung }: { advice?: Advice[]; isYoung: boolean }) {

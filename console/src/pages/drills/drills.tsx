@@ -79,6 +79,7 @@ function Simulated({ address }: { address: URL }) {
   const { open } = useHub();
   const incidentVersion = open?.map((c) => `${c.id}${c.cause}${c.state}`).join() ?? "";
   const { answer, problem } = useRequest<Answer>("/api/drills", `${beat} ${changeCount} ${incidentVersion}`);
+  const drillVersion = answer?.drills.map((d) => `${d.id}${d.verdict.cause}${d.ended_at}`).join();
   const scenarios = useRequest<Scenario[]>("/api/sim/scenarios");
   const q = param(address, "q").toLowerCase();
   const shown = scenarios.answer?.filter(
@@ -117,10 +118,7 @@ function Simulated({ address }: { address: URL }) {
             />
           </Panel>
           {chosen && <Inject scenario={chosen} done={() => setChangeCount((n) => n + 1)} key={chosen.name} />}
-          <Accuracy
-            address={address}
-            again={`${changeCount} ${incidentVersion} ${answer?.drills.map((d) => `${d.id}${d.verdict.cause}${d.ended_at}`).join()}`}
-          />
+          <Accuracy address={address} again={`${changeCount} ${incidentVersion} ${drillVersion}`} />
         </div>
         <aside>
           <Panel

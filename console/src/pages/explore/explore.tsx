@@ -177,10 +177,10 @@ function QueryCost({ results, expressionCount }: { results?: QueryResult[]; expr
     (sum, f) => sum + (isSeries(f.reply) ? f.reply.data.result.length : Number(f.reply !== undefined)),
     0,
   );
+  const bytes = results.reduce((sum, f) => sum + f.bytes, 0);
   return (
     <span class="hint" data-testid="query-time" title={`${(1000 * engineSeconds).toFixed(1)} ms in the query engine`}>
-      {count(series)} series · {slowestMs.toFixed(0)} ms · {count(results.reduce((sum, f) => sum + f.bytes, 0) / 1000)}{" "}
-      kB
+      {count(series)} series · {slowestMs.toFixed(0)} ms · {count(bytes / 1000)} kB
     </span>
   );
 }

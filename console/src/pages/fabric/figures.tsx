@@ -50,7 +50,9 @@ export function FabricFigures({ map, address }: { map: FabricMap; address: URL }
         tone={counts.errs ? "bad" : undefined}
         meaning={
           hasCounters
-            ? `links with over 120 / h or a severe error${counts.uncounted ? ` · ${count(counts.uncounted)} without counters` : ""}`
+            ? ["over 120 / h or a severe error", counts.uncounted && `${count(counts.uncounted)} without counters`]
+                .filter(Boolean)
+                .join(" · ")
             : "no error counters reported"
         }
         id="tile-errors"

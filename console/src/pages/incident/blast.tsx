@@ -156,7 +156,8 @@ export function RecurrencePanel({ incident }: { incident: Incident }) {
               "PCIe replays",
               firstValue(replays) == null
                 ? null
-                : `${count(firstValue(replays))}${firstValue(peerReplays) == null ? "" : `, median of peers ${count(firstValue(peerReplays))}`}`,
+                : count(firstValue(replays)) +
+                  (firstValue(peerReplays) == null ? "" : `, median of peers ${count(firstValue(peerReplays))}`),
             ],
             [
               "Incidents",

@@ -1,14 +1,14 @@
 // Notifications of an incident, and its silence.
 
-import { Chip, Empty, Panel, Problem, Skeleton, Time } from "../../components/parts";
+import { Chip, describeSilence, Empty, Panel, Problem, Skeleton, Time } from "../../components/parts";
 import { useRequest } from "../../lib/api";
-import { humanise, plural, shortDuration, utcTime } from "../../lib/format";
+import { humanise, plural, shortDuration } from "../../lib/format";
 import { now } from "../../lib/store";
 import type { Notice, Silenced } from "../../lib/types";
 
 export const SilencedChip = ({ silence }: { silence: Silenced | null | undefined }) =>
   silence ? (
-    <Chip tone="warning" title={`by ${silence.author} until ${utcTime(silence.ends_at)}: ${silence.reason}`}>
+    <Chip tone="warning" title={describeSilence(silence)}>
       silenced {shortDuration(Date.parse(silence.ends_at) - now())}
     </Chip>
   ) : null;

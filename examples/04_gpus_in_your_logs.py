@@ -1,7 +1,7 @@
 """Put what the GPUs do onto every line of a program's log.
 
 `python examples/04_gpus_in_your_logs.py`. The filter needs the standard library, and nvidia-ml-py where there is a GPU;
-without one it says so and the log goes on.
+without a GPU it prints a notice and logging continues.
 """
 
 import json

@@ -52,8 +52,8 @@ def ask_pages(folder):
         engine.appender.append(
             Sample(parser.labels[handle].with_labels(cluster="main"), at_ms, value) for handle, value in rows
         )
-    asked = job.JobQuery("main", "four-ranks")
-    return job.explain(asked, job.read_job(engine, asked, now), now, node_events=[], names=str)
+    query = job.JobQuery("main", "four-ranks")
+    return job.explain(query, job.read_job(engine, query, now), now, node_events=[], names=str)
 
 
 def main():
@@ -63,8 +63,8 @@ def main():
         folder = Path(name)
         faults = ["slow", "die", "diverge", "wrong-shape"]
         with subprocess.Popen([python, PROGRAM, folder, *faults], stdout=subprocess.DEVNULL, env=environment):
-            found = ask_pages(folder / "slow")
-        print(f"slow: {found.cause}: {found.why}")
+            diagnosis = ask_pages(folder / "slow")
+        print(f"slow: {diagnosis.cause}: {diagnosis.why}")
         for fault in faults[1:]:
             finding = examine.examine(bundles.open_all(sorted((folder / fault).glob("*.log")))).findings[0]
             print(f"{fault}: {finding.cause}: rank {finding.where['culprit_rank']}: {finding.why}")

@@ -33,8 +33,8 @@ def on_config(config: Any) -> Any:
 
 def pages(folder: Path, first: tuple[str, ...]) -> list[str]:
     """The pages of a section as mkdocs names them, the first ones first."""
-    found = sorted(folder.glob("*.md"), key=lambda page: (_rank(page.stem, first), page.stem))
-    return [f"{folder.name}/{page.name}" for page in found]
+    paths = sorted(folder.glob("*.md"), key=lambda page: (_rank(page.stem, first), page.stem))
+    return [f"{folder.name}/{page.name}" for page in paths]
 
 
 def _rank(stem: str, first: tuple[str, ...]) -> int:

@@ -366,7 +366,7 @@ def test_what_has_no_price_costs_an_unknown_amount_and_its_budget_is_unknown() -
         is None
     )
     assert report_files.to_csv(found).splitlines()[2].startswith("a,,,,0,,7,")
-    assert reading.read_answer(answers.CostReport, wire.to_plain(found)).total.money == found["money"]
+    assert reading.read_answer(answers.CostBreakdown, wire.to_plain(found)).total.money == found["money"]
     judged = {
         one["team"]: one
         for one in budgets.report_month_budgets(cost.price_usage([day], book), [day], ends=30 * DAY)["budgets"]

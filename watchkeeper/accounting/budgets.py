@@ -130,7 +130,7 @@ def evaluate_month(
     return evaluate_teams(daily, spent, month.book.budgets, days_left=days_left, forecast=forecast), list(report.notes)
 
 
-def _cost_by_team(report: cost.CostReport) -> dict[str, float | None]:
+def _cost_by_team(report: cost.CostBreakdown) -> dict[str, float | None]:
     return {line.names[0]: line.known_money for line in report.lines if usage.UNOWNED not in line.names}
 
 

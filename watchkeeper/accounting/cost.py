@@ -2,7 +2,7 @@
 
 Showback shows the cost of each owner's allocated hours, with separate lines for idle, lost and unknown GPUs and
 overhead. Chargeback splits those lines among the owners. In both cases the lines add up to the bill. Hours of GPUs
-without a price are listed, and are in no cost. `statement` and the command line show a `CostReport`.
+without a price are listed, and are in no cost. `statement` and the command line show a `CostBreakdown`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ POLICY_DESCRIPTIONS = {
 
 
 @dataclass(slots=True)
-class CostLine:
+class CostRow:
     """Cost of one owner: `direct` for allocated hours, `energy` for power of own hardware, `shared` for shared cost."""
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class CostLine:
 
 
 @dataclass(frozen=True, slots=True)
-class CostReport:
+class CostBreakdown:
     """A bill. `shared` itemises the shared cost, which is in the `(nobody)` lines unless a policy split it.
 
     `recorded_hours` counts from the first record: the cost of an hour is `money` divided by it, not by the window.
@@ -86,7 +86,7 @@ class CostReport:
     by: tuple[str, ...]
     currency: str
     policy: Policy
-    lines: tuple[CostLine, ...]
+    lines: tuple[CostRow, ...]
     shared: Mapping[str, float]
     unpriced_by_model: Mapping[str, float]
     notes: tuple[str, ...]
@@ -178,7 +178,7 @@ def create_report(
     *,
     policy: Policy = Policy.NONE,
     filters: Mapping[str, str] | None = None,
-) -> CostReport:
+) -> CostBreakdown:
     """Price a table and report it by dimensions; `filters` keep some lines, with their share of the shared cost."""
     return create_bill_report(price_usage([table], book, policy=policy), by, filters=filters)
 
@@ -189,7 +189,7 @@ def create_bill_report(
     *,
     filters: Mapping[str, str] | None = None,
     row_indexes: Sequence[int] | None = None,
-) -> CostReport:
+) -> CostBreakdown:
     """Report a bill by dimensions; `row_indexes` are the rows that match `filters`, if the caller has them."""
     table, rows = bill.table, bill.rows
     selected = np.array(
@@ -199,13 +199,13 @@ def create_bill_report(
     if bill.unsplit_overhead and not filters:
         unowned_names = (usage.UNOWNED,) * len(by)
         lines.setdefault(
-            unowned_names, CostLine(unowned_names, np.zeros(len(usage.PARTS)))
+            unowned_names, CostRow(unowned_names, np.zeros(len(usage.PARTS)))
         ).shared += bill.unsplit_overhead
     ordered = sorted(lines.values(), key=lambda line: (usage.UNOWNED in line.names, -line.money, line.names))
     notes = [*bill.notes, *_price_notes(bill, selected)]
     if filters and len(table.keys) and not len(selected):
         notes.append(summary.no_match_note(filters))
-    return CostReport(
+    return CostBreakdown(
         table.since,
         table.until,
         table.recorded_hours,
@@ -223,7 +223,7 @@ def create_bill_report(
     )
 
 
-def limit_lines(cost_report: CostReport, *, max_lines: int = summary.MAX_LINES) -> CostReport:
+def limit_lines(cost_report: CostBreakdown, *, max_lines: int = summary.MAX_LINES) -> CostBreakdown:
     """Combine the lines beyond the limit into one, so that the total stays the same."""
     kept, rest = cost_report.lines[: max_lines - 1], cost_report.lines[max_lines - 1 :]
     if len(rest) < 2:
@@ -305,7 +305,7 @@ def _split_shared_cost(
     return shares, 0.0
 
 
-def _sum_by_names(bill: UsageBill, by: Sequence[str], selected: Rows) -> dict[tuple[str, ...], CostLine]:
+def _sum_by_names(bill: UsageBill, by: Sequence[str], selected: Rows) -> dict[tuple[str, ...], CostRow]:
     table, rows = bill.table, bill.rows
     dimension_indexes = [summary.dimension_index(name) for name in by]
     line_indexes: dict[tuple[str, ...], int] = {}
@@ -322,7 +322,7 @@ def _sum_by_names(bill: UsageBill, by: Sequence[str], selected: Rows) -> dict[tu
         for column in (rows.direct, rows.energy, bill.shared, rows.wasted, rows.unpriced)
     ]
     return {
-        names: CostLine(names, hours[line], *(column[line] for column in sums)) for names, line in line_indexes.items()
+        names: CostRow(names, hours[line], *(column[line] for column in sums)) for names, line in line_indexes.items()
     }
 
 
@@ -381,7 +381,7 @@ def _energy_notes(table: usage.UsageTable, book: prices.PriceBook) -> list[str]:
     return []
 
 
-def report_as_json(cost_report: CostReport) -> dict[str, object]:
+def report_as_json(cost_report: CostBreakdown) -> dict[str, object]:
     """Return a report in the format of `--json` and GET /api/cost."""
     return {
         "since": cost_report.since,
@@ -405,10 +405,10 @@ def report_as_json(cost_report: CostReport) -> dict[str, object]:
     }
 
 
-def _sum_lines(lines: Sequence[CostLine], names: tuple[str, ...] = ()) -> CostLine:
+def _sum_lines(lines: Sequence[CostRow], names: tuple[str, ...] = ()) -> CostRow:
     hours = np.sum([line.hours for line in lines], axis=0) if lines else np.zeros(len(usage.PARTS))
     parts = ("direct", "energy", "shared", "wasted", "unpriced_hours")
-    return CostLine(names, hours, *(sum(getattr(line, part) for line in lines) for part in parts))
+    return CostRow(names, hours, *(sum(getattr(line, part) for line in lines) for part in parts))
 
 
 def _price_as_json(price: prices.Price) -> dict[str, object]:
@@ -420,7 +420,7 @@ def _price_as_json(price: prices.Price) -> dict[str, object]:
     }
 
 
-def _line_as_json(line: CostLine, by: Sequence[str]) -> dict[str, object]:
+def _line_as_json(line: CostRow, by: Sequence[str]) -> dict[str, object]:
     parts: dict[str, float | None] = {
         "direct": line.direct,
         "energy": line.energy,

@@ -20,7 +20,7 @@ REST = "(all others)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UsageLine:
+class UsageRow:
     names: tuple[str, ...]
     amounts: usage.Amounts
 
@@ -33,7 +33,7 @@ def plain_amounts(amounts: usage.Amounts) -> dict[str, float]:
     return {"total": usage.total(amounts), **parts, "spare": usage.spare(amounts)}
 
 
-def usage_lines(table: usage.UsageTable, by: Sequence[str], *, max_lines: int = MAX_LINES) -> list[UsageLine]:
+def usage_lines(table: usage.UsageTable, by: Sequence[str], *, max_lines: int = MAX_LINES) -> list[UsageRow]:
     """Return one line for each combination of the dimensions, the largest first, unowned hours last."""
     dimension_indexes = [dimension_index(name) for name in by]
     sums: dict[tuple[str, ...], usage.Amounts] = {}
@@ -49,11 +49,11 @@ def usage_lines(table: usage.UsageTable, by: Sequence[str], *, max_lines: int = 
         amounts_by_names[display_names] = (
             amounts_by_names[display_names] + row if display_names in amounts_by_names else row
         )
-    lines = [UsageLine(names, row) for names, row in amounts_by_names.items()]
+    lines = [UsageRow(names, row) for names, row in amounts_by_names.items()]
     lines.sort(key=lambda line: (usage.UNOWNED in line.names, -float(line.amounts[usage.ALLOCATED]), line.names))
     if len(lines) > max_lines:
         rest = np.sum([line.amounts for line in lines[max_lines - 1 :]], axis=0)
-        lines = [*lines[: max_lines - 1], UsageLine((REST,) * len(by), rest)]
+        lines = [*lines[: max_lines - 1], UsageRow((REST,) * len(by), rest)]
     return lines
 
 

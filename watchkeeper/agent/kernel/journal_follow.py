@@ -110,7 +110,7 @@ def _raise_if_permanent(error_text: str) -> None:
 
 
 def _build_record(
-    entry: journal_entry.JournalEntry, source: JournalSource, *, now: datetime
+    entry: journal_entry.JournaldEntry, source: JournalSource, *, now: datetime
 ) -> kernel_follow.KernelRecord | None:
     """The entry as a /dev/kmsg record; None if another source has read it before."""
     if entry.since_boot_us <= source.position.since_boot_us and not source.position.cursor:

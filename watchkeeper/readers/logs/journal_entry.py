@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class JournalEntry:
+class JournaldEntry:
     """A kernel line in the journal. `facility` is None if the entry does not name its writer."""
 
     cursor: str
@@ -23,14 +23,14 @@ class JournalEntry:
     since_boot_us: int
 
 
-def read_entry(line: bytes) -> JournalEntry | None:
+def read_entry(line: bytes) -> JournaldEntry | None:
     """Parse a line; None if it is not a journal entry."""
     try:
         entry = json.loads(line)
         text = _text(entry["MESSAGE"])
         since_boot_us = entry.get("_SOURCE_MONOTONIC_TIMESTAMP") or entry["__MONOTONIC_TIMESTAMP"]
         level = int(entry.get("PRIORITY", 6))
-        return JournalEntry(str(entry["__CURSOR"]), text, _facility(entry), level & 7, int(since_boot_us))
+        return JournaldEntry(str(entry["__CURSOR"]), text, _facility(entry), level & 7, int(since_boot_us))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -90,10 +90,10 @@ def test_folders_of_tests_mirror_the_package() -> None:
 
 
 def test_tests_wait_for_conditions_and_sleep_nowhere() -> None:
-    found = {
+    sleeping = {
         source.name
         for source in sources(TESTS)
         for node in ast.walk(source.syntax)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in SLEEPS
     }
-    assert found == {WAITING, *MAY_SLEEP}, "waiting.until, waiting.until_async or waiting.turns"
+    assert sleeping == {WAITING, *MAY_SLEEP}, "waiting.until, waiting.until_async or waiting.turns"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from tests.rules.fake_engine import FakeEngine
-from tests.rules.group_evaluation import evaluate_group
+from tests.support.group_evaluation import evaluate_group
 from watchkeeper.kit.clock import to_ms
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels

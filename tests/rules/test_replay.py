@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.rules.group_evaluation import evaluate_group
+from tests.support.group_evaluation import evaluate_group
 from watchkeeper.kit import clock
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime, timedelta
 
+from tests.support import waiting
+
 
 class ManualClock:
     """A clock that moves only when a test advances it; sleepers wake in the order of their deadlines."""
@@ -39,5 +41,4 @@ class ManualClock:
 
 async def settle() -> None:
     """Run every ready task until it waits again."""
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await waiting.turns(20)

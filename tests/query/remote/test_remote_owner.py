@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rules.group_evaluation import evaluate_group
 from tests.support import engines
+from tests.support.group_evaluation import evaluate_group
 from watchkeeper.kit import clock
 from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels

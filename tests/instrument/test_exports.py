@@ -155,8 +155,8 @@ def test_a_gateway_gets_one_group_for_each_rank_until_the_program_is_over(
     # llama/7b and 3 in base64: a name may have a slash.
     assert paths == {"/metrics/job/workloads/job_name@base64/bGxhbWEvN2I=/rank@base64/Mw=="}
     assert pages.read(got[1][2])
-    assert caplog.text.count("metrics export to gateway failed") == 1
-    assert caplog.text.count("metrics export to gateway works again") == 1
+    assert caplog.text.count("metrics export failed, retrying output=gateway") == 1
+    assert caplog.text.count("metrics export recovered output=gateway") == 1
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_a_full_disk_does_not_affect_the_training(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
     assert ran.stdout == "100\n"
-    assert ran.stderr.count("metrics export to textfile failed, retrying: [Errno 27] File too large") == 1
+    assert ran.stderr.count("metrics export failed, retrying output=textfile error=[Errno 27] File too large") == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -199,11 +199,11 @@ class Exporter:
         except Exception as error:
             if output not in self._failing_outputs:
                 self._failing_outputs.add(output)
-                log.warning("metrics export to %s failed, retrying: %s", output, error)
+                log.warning("metrics export failed, retrying output=%s error=%s", output, error)
             return None
         if output in self._failing_outputs:
             self._failing_outputs.discard(output)
-            log.info("metrics export to %s works again", output)
+            log.info("metrics export recovered output=%s", output)
         return result
 
 

@@ -152,7 +152,7 @@ def _split_actions(text: str) -> Iterator[tuple[bool, str]]:
 
 
 class _TemplateReader:
-    """Parses pieces to parts; `stop` is the `else …` or `end` after the last body, None at the end of the text."""
+    """Parse pieces into parts; `stop` is the `else …` or `end` after the last body, None at the end of the text."""
 
     def __init__(self, pieces: Iterator[tuple[bool, str]]) -> None:
         self.pieces = pieces

@@ -177,7 +177,7 @@ def _choose_value_column(names: Sequence[str], time_column: str, *, where: str) 
 
 
 @command.command("now")
-@click.option("--window", default="1d", metavar="DURATION", help="Measure GPU use over this time.")
+@click.option("--window", default="1d", metavar="DURATION", help="Time window in which GPU use is measured.")
 @click.option("--cluster", metavar="NAME", help="Show only this cluster.")
 @options.file_option("--nodes", "nodes_path", help="Read the nodes from this table instead of a hub; needs --jobs.")
 @options.file_option("--jobs", "jobs_path", help="Read the jobs from this table, at its latest time; needs --nodes.")
@@ -224,9 +224,7 @@ def _capacity_from_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 @click.option("--remove-rack", "remove_racks", multiple=True, metavar="RACK", help="Remove this rack; repeatable.")
 @click.option("--remove-node", "remove_nodes", multiple=True, metavar="NODE", help="Remove this node; repeatable.")
 @click.option("--repartition", metavar="GPUSxSLICES", help="Use MIG: 16x7 splits 16 GPUs into 7 instances each.")
-@click.option(
-    "--keep-wait", type=DURATION, help="With --jobs: find how many GPUs to add for a p95 wait of at most this."
-)
+@click.option("--keep-wait", type=DURATION, help="With --jobs: GPUs to add so that the p95 wait is at most this long.")
 @click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Scheduling policy.")
 @options.as_json
 @options.with_hub

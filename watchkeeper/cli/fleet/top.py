@@ -45,7 +45,7 @@ def command(
     lines: int,
     once: bool,
 ) -> None:
-    """Show GPUs and their holders live.
+    """Show GPUs and the workloads that use them, live.
 
     Without --hub, shows the GPUs of this node with their programs, pods and jobs. With --hub, shows the fleet page by
     page, with open incidents. The live screen needs the extra `top`; --once does not. With --once, exit code 1 if a GPU

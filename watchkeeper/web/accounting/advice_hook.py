@@ -118,5 +118,5 @@ class AdviceWebhook:
 
 
 def _advice_key(advice: Any) -> str:
-    """A key that is equal for equal advice."""
+    """Deduplication key: equal advice has the same key."""
     return hashlib.sha256(json.dumps(advice, sort_keys=True).encode()).hexdigest()[:32]

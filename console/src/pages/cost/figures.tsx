@@ -9,7 +9,7 @@ export const sumHours = (bill: Bill, part: keyof Hours) => bill.lines.reduce((su
 const FIGURES = [
   ["tile-idle", "Allocated, idle"],
   ["tile-spent", "Spent"],
-  ["tile-usedshare", "Used of allocated"],
+  ["tile-usedshare", "Used share"],
   ["tile-unallocated", "Not allocated"],
   ["tile-energy", "Energy"],
 ] as const;
@@ -60,9 +60,9 @@ export function CostFigures({ bill, isPart }: { bill: Bill; isPart: boolean }) {
       />
       <Tile
         id="tile-usedshare"
-        name="Used of allocated"
+        name="Used share"
         value={usedShare(total.hours) ?? "unknown"}
-        meaning={`of ${formatHours(allocated)} GPU-hours; SM activity${unmeasured > 0.05 ? notMeasured : ""}`}
+        meaning={`of ${formatHours(allocated)} allocated GPU-hours; SM activity${unmeasured > 0.05 ? notMeasured : ""}`}
       />
       {isPart ? (
         <Tile

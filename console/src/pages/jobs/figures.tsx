@@ -49,7 +49,7 @@ export function JobFigures({ jobs, address }: { jobs: JobLine[]; address: URL })
       />
       <Tile
         id="tile-used"
-        name="Used of allocated"
+        name="Used share"
         value={percentOf(measuredGpus ? used / measuredGpus : null)}
         meaning={
           measuredGpus < gpus ? `SM active, of ${count(measuredGpus)} measured GPUs` : "SM active over the last hour"

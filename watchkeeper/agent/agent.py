@@ -7,10 +7,9 @@
     policies ─────────────────┘          register → POST {hub}/api/nodes
     work orders ← GET {hub}/api/orders          pause of profiling ← a file (control)
 
-The sources run independently: an unreadable kernel log does not stop the metrics, a hung driver does not stop kernel
-events, an unreachable hub stops neither. The agent accepts no commands. It imports the standard library only, because
-it runs on every GPU node; the reader process loads pynvml, h2 is loaded if there is a kubelet, and modules that only
-some nodes need (orders, Slurm) when they are first used.
+The sources run independently: an unreadable kernel log does not stop the metrics, an unreachable hub stops neither. The
+agent imports the standard library only, because it runs on every GPU node; the reader process loads pynvml, h2 is
+loaded if there is a kubelet, and modules that only some nodes need (orders, Slurm) when they are first used.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from watchkeeper.agent import (
     host_page,
     node_facts,
     push,
-    registration,
     spool,
 )
 from watchkeeper.agent.attribution import node_holders
@@ -119,13 +117,13 @@ async def run(
     settings: AgentSettings, time: clock.Clock, stop: asyncio.Event, *, registry: own_metrics.Registry | None = None
 ) -> None:
     """Run the agent until `stop` is set; StartRefused or SettingsError if it cannot start."""
-    agent = Agent(settings, time, AgentMetrics(registry or own_metrics.Registry()))
-    await agent.run(stop)
+    await Agent(settings, time, AgentMetrics(registry or own_metrics.Registry())).run(stop)
 
 
 class Agent:
     def __init__(self, settings: AgentSettings, time: clock.Clock, metrics: AgentMetrics) -> None:
         self._settings = settings
+        self._is_real_node = settings.simulator_url is None
         self._time = time
         self._metrics = metrics
         self._place = fleet.Place(settings.cluster, node=settings.node)
@@ -149,8 +147,9 @@ class Agent:
         self._rate_limiter = kernel_follow.EventRateLimiter()
         self._sampler: sampler.Sampler | None = None
         self._dcgm: dcgm_profile.DcgmProfile | None = None
-        registry = metrics.registry
-        self._control = control.Control(settings.control, settings.spool_directory, time=time, registry=registry)
+        self._control = control.Control(
+            settings.control, settings.spool_directory, lambda: self._sampler, time=time, registry=metrics.registry
+        )
         self._address = ""
         self._kernel_problem = ""
 
@@ -163,10 +162,6 @@ class Agent:
         dropped = self._metrics.events_dropped
         return spool.Spool(settings.spool_directory, dropped_counter=dropped, max_bytes=settings.spool_max_bytes)
 
-    @property
-    def _is_real_node(self) -> bool:
-        return self._settings.simulator_url is None
-
     async def run(self, stop: asyncio.Event) -> None:
         settings = self._settings
         async with AsyncExitStack() as stack:
@@ -178,7 +173,7 @@ class Agent:
                 self._sampler = self._build_sampler(asyncio.get_running_loop())
                 self._sampler.start()
                 stack.push_async_callback(asyncio.to_thread, self._sampler.stop)
-            stack.enter_context(self._control.add_gpu_context_to_logs(lambda: self._sampler))
+            stack.enter_context(self._control.add_gpu_context_to_logs())
             names = {"node": settings.node, "cluster": settings.cluster, "hub": settings.hub_url}
             log.info("agent started", extra=logs.fields(**names, metrics=self._address or "not served"))
             memory.release_startup_memory()
@@ -186,7 +181,6 @@ class Agent:
         log.info("agent stopped", extra=logs.fields(spooled_bytes=self._measure_spool()))
 
     def _build_loops(self) -> list[Coroutine[Any, Any, None]]:
-        """Build the loops of this agent, each with the pause between its runs."""
         settings = self._settings
         loops: list[tuple[Callable[[], Awaitable[None]], float]] = [
             (self._follow_kernel_log, KERNEL_RETRY_SECONDS),
@@ -199,7 +193,7 @@ class Agent:
                 (self._report_conditions, REPORT_INTERVAL_SECONDS),
                 (self._fabric.refresh, fabric_page.REFRESH_SECONDS),
                 (self._refresh_holders, node_holders.REFRESH_SECONDS),
-                (self._update_pause, control.POLL_SECONDS),
+                (self._control.apply_pause, control.POLL_SECONDS),
                 (self._run_dcgm_profile, dcgm_profile.POLL_SECONDS),
             ]
         if self._spool is not None and settings.hub_url is not None:
@@ -208,11 +202,10 @@ class Agent:
             push_forever = partial(push.push_forever, self._spool, hub, time=self._time, pushed=pushed)
             loops.append((push_forever, HUB_RETRY_SECONDS))
             if self._is_real_node:
-                register = partial(registration.register_forever, hub, self._build_registration, time=self._time)
+                register = partial(push.register_forever, hub, self._build_registration, time=self._time)
                 loops.append((register, HUB_RETRY_SECONDS))
                 if self._control.accepts_orders:
-                    follow_orders = partial(self._control.follow_orders, hub, lambda: self._sampler)
-                    loops.append((follow_orders, control.POLL_SECONDS))
+                    loops.append((partial(self._control.follow_orders, hub), control.POLL_SECONDS))
         return [self._repeat(body, pause_seconds) for body, pause_seconds in loops]
 
     async def _repeat(self, body: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
@@ -259,11 +252,15 @@ class Agent:
             path = settings.spool_directory / "kmsg.cursor"
             cursor = kernel_position.PositionFile(path, self._boot_id) if self._spool is not None else None
             addresses = gpu_addresses.GpuAddresses(self._list_gpus)
-            log_settings = kernel_sources.KernelLogSettings(
-                settings.kernel_log, settings.node, self._boot_id, kmsg=settings.kmsg, root=settings.roots.root
+            log_settings = kernel_position.KernelLogSettings(
+                settings.kernel_log,
+                settings.node,
+                self._boot_id,
+                kmsg=settings.kmsg,
+                root=settings.roots.root,
+                position=kernel_position.KernelLogPosition() if cursor is None else cursor.load(),
             )
-            start = kernel_position.KernelLogPosition() if cursor is None else cursor.load()
-            stream = kernel_sources.follow(replace(log_settings, position=start), time=self._time)
+            stream = kernel_sources.follow(log_settings, time=self._time)
         kernel_events = kernel_follow.KernelEvents(settings.cluster, addresses, rate_limiter=self._rate_limiter)
         async with aclosing(stream) as records:
             async for record in records:
@@ -285,7 +282,6 @@ class Agent:
         return (*self._gpus(), *listed)
 
     def _merge_xid_reports(self, event: events.Event) -> events.Event:
-        """The kernel's event, merged with NVML's report of the same Xid."""
         if event.kind is not events.EventKind.XID:
             return event
         fields = {**event.fields, "policy": policies.XID}
@@ -346,9 +342,6 @@ class Agent:
 
     def _gpus(self) -> tuple[fleet.Gpu, ...]:
         return () if self._sampler is None else self._sampler.gpus()
-
-    async def _update_pause(self) -> None:
-        self._control.apply_pause(self._sampler)
 
     async def _read_host(self) -> None:
         facts = await asyncio.to_thread(self._node_reader.read)

@@ -42,10 +42,20 @@ class ControlSettings:
 
 
 class Control:
+    """`sampler` returns the agent's sampler, or None while it reads no GPUs."""
+
     def __init__(
-        self, settings: ControlSettings, directory: Path, *, time: clock.Clock, registry: own_metrics.Registry
+        self,
+        settings: ControlSettings,
+        directory: Path,
+        sampler: Callable[[], Sampler | None],
+        *,
+        time: clock.Clock,
+        registry: own_metrics.Registry,
     ) -> None:
+        self.accepts_orders = settings.identity is not None
         self._settings = settings
+        self._sampler = sampler
         self._directory = directory
         self._time = time
         self._pause_file = profiling.PauseFile(directory)
@@ -54,29 +64,24 @@ class Control:
             "watchkeeper_agent_orders_total", "Work orders that were run or refused, by kind and result"
         )
 
-    def apply_pause(self, sampler: Sampler | None) -> None:
+    async def apply_pause(self) -> None:
         pause = self._pause_watch.update(self._time.now(), system_time.monotonic())
-        if sampler is not None:
+        if (sampler := self._sampler()) is not None:
             sampler.pause_profiling(pause is not None)
 
-    def add_gpu_context_to_logs(self, sampler: Callable[[], Sampler | None]) -> AbstractContextManager[None]:
+    def add_gpu_context_to_logs(self) -> AbstractContextManager[None]:
         """Add GPU context to log records while the block runs, if that is enabled."""
         if not self._settings.logs_gpu_context:
             return nullcontext()
 
         def snapshot() -> Snapshot:
-            current_sampler = sampler()
-            return Snapshot() if current_sampler is None else current_sampler.snapshot()
+            return Snapshot() if (sampler := self._sampler()) is None else sampler.snapshot()
 
         from watchkeeper.agent import log_context
 
         return log_context.add_gpu_context(snapshot)
 
-    @property
-    def accepts_orders(self) -> bool:
-        return self._settings.identity is not None
-
-    async def follow_orders(self, hub: push.HubEndpoint, sampler: Callable[[], Sampler | None]) -> None:
+    async def follow_orders(self, hub: push.HubEndpoint) -> None:
         """Fetch and run work orders forever; call it only if `accepts_orders`."""
         # Imported here: a node that accepts no orders saves a MiB.
         from watchkeeper.agent.orders import order_context, order_ledger, orders
@@ -89,7 +94,7 @@ class Control:
             self._settings.scan_options,
             tools=self._settings.tools or order_context.NodeTools(),
             roots=self._settings.roots,
-            gpus_released=lambda: gpus_released(sampler()),
+            gpus_released=lambda: gpus_released(self._sampler()),
         )
         worker = orders.OrderWorker(identity, ledger, context, time=self._time, counter=self._order_counter)
         await orders.follow_orders(hub, worker, time=self._time)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,10 +20,10 @@ from watchkeeper.agent.kernel.kernel_follow import (
     EventRateLimiter,
     KernelEvents,
     KernelRecord,
-    KmsgSource,
     follow_kmsg,
     follow_stream,
 )
+from watchkeeper.agent.kernel.kernel_position import KernelLogPosition, KernelLogSettings
 from watchkeeper.errors import CollectError
 from watchkeeper.kit.clock import ScaledClock
 from watchkeeper.model.events import Event, EventKind
@@ -211,7 +212,11 @@ async def _ask(proc: Path) -> Sequence[Gpu]:
     return await proc_inventory(proc)("n1")
 
 
-def follow(source: KmsgSource, clock: ManualClock, records: list[KernelRecord]) -> asyncio.Task[None]:
+def kmsg(path: Path) -> KernelLogSettings:
+    return KernelLogSettings("kmsg", "n1", "b", kmsg=path, needles=())
+
+
+def follow(source: KernelLogSettings, clock: ManualClock, records: list[KernelRecord]) -> asyncio.Task[None]:
     async def collect() -> None:
         async for record in follow_kmsg(source, time=clock):
             records.append(record)  # noqa: PERF401  an endless stream never extends
@@ -223,7 +228,8 @@ def test_records_of_a_pipe_arrive_as_they_are_written(tmp_path: Path) -> None:
     async def story() -> None:
         os.mkfifo(tmp_path / "kmsg")
         records: list[KernelRecord] = []
-        source = KmsgSource(tmp_path / "kmsg", "n1", "b", after_sequence=1, monotonic=lambda: 100.0)
+        position = KernelLogPosition(sequence=1)
+        source = replace(kmsg(tmp_path / "kmsg"), position=position, monotonic=lambda: 100.0)
         task = follow(source, ManualClock(START), records)
         await settle()
         writer = os.open(tmp_path / "kmsg", os.O_WRONLY | os.O_NONBLOCK)
@@ -245,7 +251,7 @@ def test_a_regular_file_is_polled(tmp_path: Path) -> None:
     async def story() -> None:
         path, clock, records = tmp_path / "kmsg", ManualClock(START), list[KernelRecord]()
         path.write_text("6,1,0,-;one\n")
-        task = follow(KmsgSource(path, "n1", "b"), clock, records)
+        task = follow(kmsg(path), clock, records)
         await settle()
         with path.open("a") as file:
             file.write("6,2,0,-;two\n")
@@ -259,6 +265,6 @@ def test_a_regular_file_is_polled(tmp_path: Path) -> None:
 def test_a_kernel_log_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
     async def story() -> None:
         with pytest.raises(CollectError, match=r"cannot be opened: No such file or directory\. Run as root"):
-            await follow(KmsgSource(tmp_path / "none", "n1", "b"), ManualClock(START), [])
+            await follow(kmsg(tmp_path / "none"), ManualClock(START), [])
 
     asyncio.run(story())

@@ -1,8 +1,7 @@
 """Follows the kernel's lines in a file that syslog writes, through rotation and truncation.
 
-For nodes that have neither a readable /dev/kmsg nor a journal. Lines from before the last boot are skipped. Every line
-with the tag `kernel:` counts as the kernel's, because a file does not show which program wrote a line.
-`agent.kernel.kernel_sources` starts this.
+For nodes that have neither a readable /dev/kmsg nor a journal. Every line with the tag `kernel:` counts as the
+kernel's, because a file does not show which program wrote a line.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from time import monotonic
 
 from watchkeeper.agent.kernel import kernel_follow
-from watchkeeper.agent.kernel.kernel_position import KernelLogPosition, build_sequence
+from watchkeeper.agent.kernel.kernel_position import KernelLogPosition, KernelLogSettings, build_sequence
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, logs
 from watchkeeper.readers.logs import syslog_line
@@ -28,18 +25,6 @@ SOURCE = "file"
 READ_BYTES = 1 << 16
 # When the clock is set after boot, the boot can appear to be this much later than its first log lines.
 BOOT_SLACK = timedelta(minutes=2)
-
-
-@dataclass(frozen=True, slots=True)
-class FileSource:
-    """A log file of this node; the position's cursor is `inode:offset`."""
-
-    path: Path
-    node: str
-    boot: str
-    position: KernelLogPosition = field(default_factory=KernelLogPosition)
-    needles: tuple[bytes, ...] = ()
-    monotonic: Callable[[], float] = monotonic
 
 
 class OpenLogFile:
@@ -90,46 +75,48 @@ def _split_lines(block: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
         yield line, offset
 
 
-async def follow_file(source: FileSource, *, time: clock.Clock) -> AsyncGenerator[kernel_follow.KernelRecord, None]:
+async def follow_file(
+    settings: KernelLogSettings, *, time: clock.Clock
+) -> AsyncGenerator[kernel_follow.KernelRecord, None]:
     """Every kernel line of this boot after the position; CollectError if the file cannot be opened."""
-    file = _open_at_position(source)
+    path = Path(settings.source)
+    file = _open_at_position(path, settings.position)
     try:
         is_replaced = False
         while True:
-            lines = file.read_lines(source.needles)
+            lines = file.read_lines(settings.needles)
             if lines is not None:
                 for line, offset in lines:
-                    cursor = f"{file.inode}:{offset}"
-                    record = _build_record(line, source, cursor=cursor, now=time.now())
+                    record = _build_record(line, settings, cursor=f"{file.inode}:{offset}", now=time.now())
                     if record is not None:
                         yield record
                 # During a burst the file is always readable: let other tasks run.
                 await asyncio.sleep(0)
                 continue
             if file.was_truncated():
-                log.info("kernel log file truncated", extra=logs.fields(path=str(source.path)))
+                log.info("kernel log file truncated", extra=logs.fields(path=str(path)))
                 continue
             if is_replaced:
                 # Opened before the old file is closed, so that an error here cannot close one descriptor twice.
-                replacement = OpenLogFile(source.path)
+                replacement = OpenLogFile(path)
                 file.close()
                 file, is_replaced = replacement, False
                 continue
             # The writer may still write to the old file: read it again after the pause before it is closed.
-            is_replaced = _read_inode(source.path) not in (None, file.inode)
+            is_replaced = _read_inode(path) not in (None, file.inode)
             await time.sleep(kernel_follow.POLL_SECONDS)
     finally:
         file.close()
 
 
-def _open_at_position(source: FileSource) -> OpenLogFile:
-    """Open the file of the position, which may have been rotated; otherwise the log from its start."""
-    inode, _, offset = source.position.cursor.partition(":")
+def _open_at_position(path: Path, position: KernelLogPosition) -> OpenLogFile:
+    """Open the file of the position (`inode:offset`), which may have been rotated; otherwise the log from its start."""
+    inode, _, offset = position.cursor.partition(":")
     if inode.isdigit() and offset.isdigit():
-        for path in (source.path, *sorted(source.path.parent.glob(f"{source.path.name}[.-]*"))):
-            if _read_inode(path) == int(inode) and path.stat().st_size >= int(offset):
-                return OpenLogFile(path, int(offset))
-    return OpenLogFile(source.path)
+        for candidate in (path, *sorted(path.parent.glob(f"{path.name}[.-]*"))):
+            if _read_inode(candidate) == int(inode) and candidate.stat().st_size >= int(offset):
+                return OpenLogFile(candidate, int(offset))
+    return OpenLogFile(path)
 
 
 def _read_inode(path: Path) -> int | None:
@@ -139,12 +126,14 @@ def _read_inode(path: Path) -> int | None:
         return None
 
 
-def _build_record(line: bytes, source: FileSource, *, cursor: str, now: datetime) -> kernel_follow.KernelRecord | None:
+def _build_record(
+    line: bytes, settings: KernelLogSettings, *, cursor: str, now: datetime
+) -> kernel_follow.KernelRecord | None:
     """The line as a /dev/kmsg record; None if it is a program's, of another boot, or was read before."""
-    if source.needles and not any(needle in line for needle in source.needles):
+    if settings.needles and not any(needle in line for needle in settings.needles):
         return None
     entry = syslog_line.read_line(line.decode("utf-8", "replace"), now)
-    booted_at = now - timedelta(seconds=source.monotonic())
+    booted_at = now - timedelta(seconds=settings.monotonic())
     if entry is None or entry.at < booted_at - BOOT_SLACK:
         return None
     since_boot_us = entry.since_boot_us
@@ -154,11 +143,11 @@ def _build_record(line: bytes, source: FileSource, *, cursor: str, now: datetime
         sequence = build_sequence(int(entry.at.timestamp() * 1e6), entry.text)
     else:
         sequence = build_sequence(since_boot_us, entry.text)
-    if since_boot_us <= source.position.since_boot_us and not source.position.cursor:
+    if since_boot_us <= settings.position.since_boot_us and not settings.position.cursor:
         return None
     return kernel_follow.KernelRecord(
-        source.node,
-        source.boot,
+        settings.node,
+        settings.boot,
         f"6,{sequence},{since_boot_us},-;{entry.text}",
         entry.at,
         seq=sequence,

@@ -1,7 +1,7 @@
 """Finds the GPU at a PCI address of a node: the kernel log has addresses, events have UUIDs.
 
 The driver's own log lines (`GpuIdentity`) take precedence; otherwise the node's GPU list is read, over HTTP from the
-simulator and from /proc on a real node. `kernel_follow.KernelEvents` uses this.
+simulator and from /proc on a real node.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ def simulator_inventory(origin: str) -> FetchInventory:
         if response.status != 200:
             raise CollectError(f"answered {response.status}", where=url)
         try:
-            plain = json.loads(response.body)["gpus"]
-            gpus = wire.from_plain(tuple[fleet.Gpu, ...], plain)
+            gpus = wire.from_plain(tuple[fleet.Gpu, ...], json.loads(response.body)["gpus"])
             return [fleet.Gpu(gpu.uuid, gpu.index, fleet.normalise_pci(gpu.pci), gpu.model) for gpu in gpus if gpu.pci]
         except (ValueError, KeyError, TypeError, WireError) as error:
             raise CollectError(f"is not an inventory: {error}", where=url) from error

@@ -2,21 +2,18 @@
 
 For nodes on which the agent may not read /dev/kmsg, or whose journal covers more time. journalctl itself handles
 rotated files and a restarted journald; when it exits, it is restarted after the last line that was read.
-`agent.kernel.kernel_sources` starts this; `kernel_follow.KernelEvents` reads the records.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta
 from pathlib import Path
-from time import monotonic
 
 from watchkeeper.agent.kernel import kernel_follow
-from watchkeeper.agent.kernel.kernel_position import KernelLogPosition, build_sequence
+from watchkeeper.agent.kernel.kernel_position import KernelLogSettings, build_sequence
 from watchkeeper.agent.kernel.streaming_process import StreamingProcess
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import backoff, clock, logs
@@ -37,33 +34,17 @@ PERMANENT_ERROR = re.compile(
 INVALID_CURSOR = re.compile(r"[Ff]ailed to (?:seek to|parse|get) .*cursor|[Ii]nvalid cursor")
 
 
-@dataclass(frozen=True, slots=True)
-class JournalSource:
-    """This node's journal after a position; `directory` None: journalctl's default."""
-
-    node: str
-    boot: str
-    position: KernelLogPosition = field(default_factory=KernelLogPosition)
-    directory: Path | None = None
-    needles: tuple[bytes, ...] = ()
-    program: str = "journalctl"
-    monotonic: Callable[[], float] = monotonic
-
-    def arguments(self, cursor: str) -> list[str]:
-        """Build the command line: `-k` selects this boot's kernel lines, `--no-tail` all of them, not the last ten."""
-        directory = [] if self.directory is None else [f"--directory={self.directory}"]
-        after = [f"--after-cursor={cursor}"] if cursor else []
-        return [self.program, "-k", "-f", "-o", "json", "--no-tail", "--no-pager", *directory, *after]
-
-
 async def follow_journal(
-    source: JournalSource, *, time: clock.Clock
+    settings: KernelLogSettings, directory: Path | None, *, time: clock.Clock
 ) -> AsyncGenerator[kernel_follow.KernelRecord, None]:
-    """Every kernel line of this boot after the position; CollectError if journalctl can never read the journal."""
-    cursor, failures = source.position.cursor, 0
-    needles = (*source.needles, *BINARY_MESSAGES) if source.needles else ()
+    """Every kernel line of this boot after the position; CollectError if journalctl can never read the journal.
+
+    `directory` None: journalctl's default.
+    """
+    cursor, failures = settings.position.cursor, 0
+    needles = (*settings.needles, *BINARY_MESSAGES) if settings.needles else ()
     while True:
-        child = _start_journalctl(source.arguments(cursor))
+        child = _start_journalctl(directory, cursor)
         error_text, status = "", None
         try:
             async for line in child.lines(needles):
@@ -72,7 +53,7 @@ async def follow_journal(
                     _raise_if_permanent(child.read_errors())
                     continue
                 cursor, failures = entry.cursor, 0
-                record = _build_record(entry, source, now=time.now())
+                record = _build_record(entry, settings, now=time.now())
                 if record is not None:
                     yield record
             error_text = child.read_errors()
@@ -89,12 +70,16 @@ async def follow_journal(
         await time.sleep(pause)
 
 
-def _start_journalctl(arguments: list[str]) -> StreamingProcess:
+def _start_journalctl(directory: Path | None, cursor: str) -> StreamingProcess:
+    # `-k` selects this boot's kernel lines, `--no-tail` all of them, not the last ten.
+    arguments = ["journalctl", "-k", "-f", "-o", "json", "--no-tail", "--no-pager"]
+    arguments += [] if directory is None else [f"--directory={directory}"]
+    arguments += [f"--after-cursor={cursor}"] if cursor else []
     try:
         return StreamingProcess(arguments)
     except OSError as error:
         raise CollectError(
-            f"{arguments[0]} cannot be started: {error.strerror}",
+            f"journalctl cannot be started: {error.strerror}",
             where="--kernel-log journald",
             remedy="Install systemd's journalctl, or use --kernel-log kmsg",
         ) from error
@@ -110,18 +95,18 @@ def _raise_if_permanent(error_text: str) -> None:
 
 
 def _build_record(
-    entry: journal_entry.JournaldEntry, source: JournalSource, *, now: datetime
+    entry: journal_entry.JournaldEntry, settings: KernelLogSettings, *, now: datetime
 ) -> kernel_follow.KernelRecord | None:
     """The entry as a /dev/kmsg record; None if another source has read it before."""
-    if entry.since_boot_us <= source.position.since_boot_us and not source.position.cursor:
+    if entry.since_boot_us <= settings.position.since_boot_us and not settings.position.cursor:
         return None
     # Facility 1 is user space: an entry without a facility does not count as the kernel's.
     facility = 1 if entry.facility is None else entry.facility
     sequence = build_sequence(entry.since_boot_us, entry.text)
-    age_seconds = max(0.0, source.monotonic() - entry.since_boot_us / 1e6)
+    age_seconds = max(0.0, settings.monotonic() - entry.since_boot_us / 1e6)
     return kernel_follow.KernelRecord(
-        source.node,
-        source.boot,
+        settings.node,
+        settings.boot,
         f"{facility << 3 | entry.level},{sequence},{entry.since_boot_us},-;{entry.text}",
         now - timedelta(seconds=age_seconds),
         seq=sequence,

@@ -2,7 +2,7 @@
 
 All sources yield `KernelRecord`: `follow_stream` reads the records of a fleet from one HTTP stream, `follow_kmsg` reads
 this node's /dev/kmsg, and `agent.kernel.kernel_sources` chooses among all sources. `KernelEvents` turns a record into
-an event with a stable id and the GPU's UUID. The hub writes the events to its journal, the agent to its spool.
+an event with a stable id and the GPU's UUID.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import json
 import logging
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
-from time import monotonic
 
 from watchkeeper.agent.kernel.gpu_addresses import GpuAddresses
+from watchkeeper.agent.kernel.kernel_position import KernelLogSettings
 from watchkeeper.errors import CollectError, WireError, quote
 from watchkeeper.kit import backoff, clock, logs, wire
 from watchkeeper.model import events, fleet
@@ -194,7 +193,13 @@ async def _resume(lines: AsyncIterator[bytes], last_record: KernelRecord | None)
             if last_record is not None and empty_lines > 1:
                 raise LogReplaced
             continue
-        record = _read_stream_line(line)
+        try:
+            plain = json.loads(line)
+            fields = {name: plain[name] for name in ("node", "boot", "record", "at", "seq")}
+            record: KernelRecord | None = wire.from_plain(KernelRecord, fields)
+        except (ValueError, KeyError, TypeError, WireError) as error:
+            record = None
+            log.warning("invalid kernel log line dropped", extra=logs.fields(line=quote(line), error=str(error)))
         if last_record is not None:
             if record != last_record:
                 raise LogReplaced
@@ -203,42 +208,17 @@ async def _resume(lines: AsyncIterator[bytes], last_record: KernelRecord | None)
             yield record
 
 
-def _read_stream_line(line: bytes) -> KernelRecord | None:
-    """Parse one JSON line of the stream; an invalid line is logged and dropped."""
-    try:
-        plain = json.loads(line)
-        return wire.from_plain(KernelRecord, {name: plain[name] for name in ("node", "boot", "record", "at", "seq")})
-    except (ValueError, KeyError, TypeError, WireError) as error:
-        log.warning("invalid kernel log line dropped", extra=logs.fields(line=quote(line), error=str(error)))
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class KmsgSource:
-    """This node's /dev/kmsg; records up to the sequence number `after_sequence` were read before."""
-
-    path: Path
-    node: str
-    boot: str
-    after_sequence: int = -1
-    # The same limit as time since boot, if another source was followed before.
-    after_since_boot_us: int = -1
-    # Blocks without any of these are skipped; empty: every record is parsed.
-    needles: tuple[bytes, ...] = ()
-    monotonic: Callable[[], float] = monotonic
-
-
-async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerator[KernelRecord, None]:
+async def follow_kmsg(settings: KernelLogSettings, *, time: clock.Clock) -> AsyncGenerator[KernelRecord, None]:
     """Every record of /dev/kmsg, or of a FIFO or file in its format, as it is written."""
     try:
-        mode = stat.S_IFMT(source.path.stat().st_mode)
+        mode = stat.S_IFMT(settings.kmsg.stat().st_mode)
         # A FIFO that is opened only for reading ends when its writer closes it.
         access_mode = os.O_RDWR if mode == stat.S_IFIFO else os.O_RDONLY
-        descriptor = os.open(source.path, access_mode | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(settings.kmsg, access_mode | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise CollectError(
             f"the kernel log cannot be opened: {error.strerror}",
-            where=str(source.path),
+            where=str(settings.kmsg),
             remedy="Run as root, give the service CAP_SYSLOG, or use --kernel-log journald",
         ) from error
     try:
@@ -251,10 +231,9 @@ async def follow_kmsg(source: KmsgSource, *, time: clock.Clock) -> AsyncGenerato
                 else:
                     await wait_readable(descriptor)
                 continue
-            block = pending + block
-            *whole, pending = select_lines(block, source.needles)
+            *whole, pending = select_lines(pending + block, settings.needles)
             for line in whole:
-                record = _parse_kmsg_line(line, source, now=time.now())
+                record = _parse_kmsg_line(line, settings, now=time.now())
                 if record is not None:
                     yield record
             pending = pending[-RECORD_BYTES:]
@@ -298,13 +277,13 @@ async def wait_readable(descriptor: int, seconds: float | None = None) -> bool:
     return True
 
 
-def _parse_kmsg_line(line: bytes, source: KmsgSource, *, now: datetime) -> KernelRecord | None:
+def _parse_kmsg_line(line: bytes, settings: KernelLogSettings, *, now: datetime) -> KernelRecord | None:
     # Continuation lines (` SUBSYSTEM=pci`) belong to the record before them and start with a space.
-    record = kernel_log.read_record(line.decode("utf-8", "replace"))
-    if record is None or record.sequence <= source.after_sequence:
+    text, position = line.decode("utf-8", "replace"), settings.position
+    record = kernel_log.read_record(text)
+    if record is None or record.sequence <= position.sequence:
         return None
-    if source.after_sequence < 0 and record.since_boot_us <= source.after_since_boot_us:
+    if position.sequence < 0 and record.since_boot_us <= position.since_boot_us:
         return None
-    age_seconds = max(0.0, source.monotonic() - record.since_boot_us / 1e6)
-    at = now - timedelta(seconds=age_seconds)
-    return KernelRecord(source.node, source.boot, line.decode("utf-8", "replace"), at, seq=record.sequence)
+    at = now - timedelta(seconds=max(0.0, settings.monotonic() - record.since_boot_us / 1e6))
+    return KernelRecord(settings.node, settings.boot, text, at, seq=record.sequence)

@@ -1,19 +1,21 @@
-"""Stores how far this node's kernel log was spooled, so that a restarted agent does not send it again.
+"""The settings of this node's kernel log, and how far it was spooled, so that a restarted agent does not send it again.
 
 Each source has its own position: /dev/kmsg a sequence number, journald a cursor, a file an offset. The time since boot
-is stored with it, because it is the same in every source: an agent that is configured for another source continues
-there. A position of another boot is ignored.
+is the same in every source, so that an agent that is configured for another source continues there.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 
 from watchkeeper.kit import files
+from watchkeeper.readers.logs import kernel_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,21 @@ class KernelLogPosition:
         return self if self.source == source else KernelLogPosition(source, since_boot_us=self.since_boot_us)
 
 
+@dataclass(frozen=True, slots=True)
+class KernelLogSettings:
+    """One node's kernel log: `source` is `kmsg`, `journald` or a file's path, `root` is the node's root directory."""
+
+    source: str
+    node: str
+    boot: str
+    kmsg: Path = Path("/dev/kmsg")
+    root: Path = Path("/")
+    position: KernelLogPosition = field(default_factory=KernelLogPosition)
+    # Only lines that contain one of these are parsed; empty: every line.
+    needles: tuple[bytes, ...] = kernel_log.NEEDLES
+    monotonic: Callable[[], float] = monotonic
+
+
 class PositionFile:
     def __init__(self, path: Path, boot: str) -> None:
         self._path = path
@@ -38,6 +55,7 @@ class PositionFile:
     def load(self) -> KernelLogPosition:
         try:
             content = json.loads(self._path.read_bytes())
+            # A position of another boot is ignored.
             if content["boot"] != self._boot:
                 return KernelLogPosition()
             # Files of version 0.1 have the boot and the sequence only.
@@ -60,8 +78,5 @@ class PositionFile:
 
 
 def build_sequence(microseconds: int, text: str) -> int:
-    """A stable number for a line of a source that does not number its lines.
-
-    Lines of the same microsecond get different numbers if their texts differ.
-    """
+    """A stable number for a line of a source without numbers; it also depends on the text."""
     return microseconds * 1000 + zlib.crc32(text.encode("utf-8", "replace")) % 1000

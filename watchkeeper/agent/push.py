@@ -1,20 +1,22 @@
-"""Pushes spooled events to the hub: in order, one batch at a time, until the hub confirms them.
+"""Pushes spooled events to the hub (`POST /api/events`), and registers the node (`POST /api/nodes`).
 
-`classify_response` decides what a response means and is pure; `push_forever` acts on it. The agent runs it beside the
-kernel log loop; they share only the spool. If the hub fails on an event, its batch is halved until the event is alone,
-and then rejected, but only if the hub has confirmed others meanwhile: a hub that confirms nothing causes no loss.
+Events are pushed in order, one batch at a time, until the hub confirms them. If the hub fails on an event, its batch is
+halved until the event is alone, and then rejected, but only if the hub has confirmed others meanwhile: a hub that
+confirms nothing causes no loss.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from watchkeeper.agent.spool import EventBatch, Spool
 from watchkeeper.errors import CollectError
-from watchkeeper.kit import backoff, clock, logs, own_metrics
+from watchkeeper.kit import backoff, clock, logs, own_metrics, wire
+from watchkeeper.model import fleet
 from watchkeeper.net import http
 from watchkeeper.net.access import NO_ACCESS, Access
 
@@ -25,11 +27,13 @@ RETRY_BACKOFF = backoff.Backoff(1.0, 60.0)
 MAX_RETRY_AFTER_SECONDS = 300.0
 # About half a minute with the backoff: a hub that restarts is back by then.
 MAX_TRIES = 5
+REGISTRATION_BACKOFF = backoff.Backoff(5.0, 60.0)
+REGISTRATION_REPEAT_SECONDS = 300.0
+# How often the registration is checked for a change.
+REGISTRATION_POLL_SECONDS = 5.0
 
 
 class PushResult(StrEnum):
-    """What the hub's response means for the batch."""
-
     DELIVERED = "delivered"
     REFUSED = "refused"
     RETRY = "retry"
@@ -47,7 +51,6 @@ class HubEndpoint:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of a request with a JSON body."""
         authorization = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         return {"Content-Type": "application/json", **authorization}
 
@@ -129,5 +132,43 @@ async def push_forever(spool: Spool, hub: HubEndpoint, *, time: clock.Clock, pus
                 log.warning("push failed", extra=logs.fields(hub=hub.url, error=problem, retry_seconds=delay_seconds))
                 await time.sleep(delay_seconds)
                 failures += 1
+    finally:
+        await connection.aclose()
+
+
+async def register_forever(
+    hub: HubEndpoint, build_registration: Callable[[], fleet.NodeRegistration], *, time: clock.Clock
+) -> None:
+    """Register the node, again after each change, and every few minutes in case the hub has restarted.
+
+    The body has no address: the hub uses the address that the request came from, so that an agent cannot redirect it.
+    """
+    connection = http.Connection(timeout_seconds=hub.timeout_seconds, access=hub.access)
+    address = f"{hub.url.rstrip('/')}/api/nodes"
+    sent: fleet.NodeRegistration | None = None
+    failures = 0
+    try:
+        while True:
+            registration = build_registration()
+            body = wire.dumps(registration).encode()
+            try:
+                response = await connection.send(http.HttpRequest(address, "POST", hub.headers, body))
+                problem = None if response.status == 200 else response.error_summary
+            except CollectError as error:
+                problem = str(error)
+            if problem is None:
+                if sent is None:
+                    log.info("node registered", extra=logs.fields(hub=hub.url, gpus=len(registration.gpus)))
+                sent, failures = registration, 0
+                waited_seconds = 0.0
+                while waited_seconds < REGISTRATION_REPEAT_SECONDS and build_registration() == sent:
+                    await time.sleep(REGISTRATION_POLL_SECONDS)
+                    waited_seconds += REGISTRATION_POLL_SECONDS
+            else:
+                failures += 1
+                pause = REGISTRATION_BACKOFF.delay_seconds(failures)
+                log_fields = logs.fields(hub=hub.url, error=problem, retry_seconds=pause)
+                log.warning("node registration failed", extra=log_fields)
+                await time.sleep(pause)
     finally:
         await connection.aclose()

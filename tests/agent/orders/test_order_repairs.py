@@ -13,7 +13,7 @@ from tests.agent.conftest import MakeFake
 from tests.support.fake_nvml.driver import FakeNvml
 from tests.support.node_orders import NOON
 from watchkeeper.agent.node_facts import Roots
-from watchkeeper.agent.orders import order_repairs, order_work
+from watchkeeper.agent.orders import order_work
 from watchkeeper.agent.orders.order_context import NodeTools, OrderContext, OrderOutcome
 from watchkeeper.agent.profiling import PauseFile
 from watchkeeper.errors import CollectError
@@ -64,7 +64,7 @@ class Machine:
             os.symlink(opens, folder / "fd/3")
 
     def order(self, kind: str, **arguments: str) -> OrderOutcome:
-        work = {function.__name__: function for function in order_repairs.REPAIR_FUNCTIONS}[kind]
+        work = order_work.ORDER_FUNCTIONS[kind]
         return asyncio.run(work(self.bench, arguments, NOON))  # type: ignore[arg-type]
 
     @property
@@ -119,7 +119,7 @@ def test_unreadable_processes_are_an_error_and_not_an_idle_gpu(node: Machine) ->
         node.order("reset_gpu", gpu="GPU-7")
     blind = replace(node.bench, roots=Roots(node.root / "nowhere", node.root, node.root))
     with pytest.raises(CollectError, match="nowhere: cannot be read, so it is unknown which processes"):
-        asyncio.run(order_repairs.reset_gpu(blind, {"gpu": SECOND}, NOON))
+        asyncio.run(order_work.reset_gpu(blind, {"gpu": SECOND}, NOON))
     assert node.called == []
 
 

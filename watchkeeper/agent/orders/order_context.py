@@ -1,7 +1,7 @@
 """What order functions may use: the tools of this node, and how a program is run.
 
-`agent.control` builds one `OrderContext` from the agent's options; the functions of `order_work` and `order_repairs`
-get it. A program is a list of arguments, never a shell line, and is killed when its order ends.
+`agent.control` builds one `OrderContext` from the agent's options; the functions of `order_work` get it. A program is a
+list of arguments, never a shell line, and is killed when its order ends.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ async def run_or_raise(context: OrderContext, *command: str) -> str:
 
 async def run_watchkeeper(context: OrderContext, *arguments: str, verdicts: Mapping[int, str]) -> tuple[str, str]:
     """Run a watchkeeper command in a separate process; its verdict by exit status, and its report."""
-    command = [sys.executable, "-m", "watchkeeper.cli.main", *arguments]
-    status, output = await run_program(command, context.environment)
+    status, output = await run_program([sys.executable, "-m", "watchkeeper.cli.main", *arguments], context.environment)
     if status not in verdicts:
         raise CollectError(f"the {arguments[0]} exited with status {status}: {summarise_output(output)}")
     return verdicts[status], output
@@ -104,7 +103,6 @@ def summarise_output(output: str) -> str:
 async def run_program(
     command: list[str], environment: Mapping[str, str] | None, *, with_stderr: bool = False
 ) -> tuple[int, str]:
-    """Run a program and return its exit status and output; it is killed if the order ends first."""
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     try:
         child = await asyncio.create_subprocess_exec(

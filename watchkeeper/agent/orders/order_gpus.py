@@ -1,8 +1,8 @@
 """Reads this node's GPUs for an order: their power limits, MIG instances, and the processes that hold them.
 
 NVML is called in a reader process, so that a hung call does not block the agent. Processes without a context
-(monitoring, a debugger) are found by their open device files: the driver resets no GPU that a process has open. A
-source that cannot be read is an error, and never means that no process holds the GPU.
+(monitoring, a debugger) are found by their open device files; a source that cannot be read is an error, and never means
+that no process holds the GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Records work orders on disk, so that no order is run twice, also across restarts.
 
-An order is recorded before its work starts; its receipt is kept until the hub has confirmed it. An order is removed a
-day after it expired, when the hub cannot send it again. If the ledger cannot be read, a new one is created, and orders
-that were issued before are refused, because they may have been done.
+An order is recorded before its work starts; its receipt is kept until the hub has confirmed it. If the ledger cannot be
+read, a new one is created, and orders that were issued before are refused, because they may have been done.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 The agent requests orders with a long poll (`GET /api/orders`); nothing can be sent to the agent. `check_order` decides
 whether an order may run and is pure; `OrderWorker` runs it once, with a timeout, and records it in `order_ledger`.
-`follow_orders` runs beside the other loops of the agent and shares nothing with them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class OrderRefusal:
 
 
 def open_envelope(envelope: orders.Envelope, key: bytes) -> orders.Order | OrderRefusal:
-    """Read the order in a signed envelope; a wrong signature is refused."""
     try:
         order = wire.loads(orders.Order, envelope.text)
     except WireError as error:
@@ -72,7 +70,6 @@ def open_envelope(envelope: orders.Envelope, key: bytes) -> orders.Order | Order
 
 
 def check_order(order: orders.Order, node: AgentIdentity, ledger: OrderLedger, *, now: datetime) -> OrderRefusal | None:
-    """Why an order with a valid signature is refused, or None if it may run."""
     kind = order.kind if order.kind in orders.KINDS else UNKNOWN
 
     def refuse(reason: str) -> OrderRefusal:
@@ -210,8 +207,6 @@ class OrdersUnavailable(CollectError):
 
 
 class OrderClient:
-    """Fetches orders from the hub and sends receipts."""
-
     def __init__(self, hub: push.HubEndpoint, node: AgentIdentity) -> None:
         self._url = f"{hub.url.rstrip('/')}/api/orders"
         parameters = urlencode({"cluster": node.cluster, "node": node.name, "wait": LONG_POLL_SECONDS})
@@ -226,8 +221,7 @@ class OrderClient:
             kind = OrdersUnavailable if response.status in UNAVAILABLE_STATUSES else CollectError
             raise kind(response.error_summary, where=self._url)
         try:
-            plain = wire.loads(dict, response.body)
-            return wire.from_plain(list[orders.Envelope], plain.get("orders"))
+            return wire.from_plain(list[orders.Envelope], wire.loads(dict, response.body).get("orders"))
         except WireError as error:
             raise CollectError(f"the orders cannot be read: {str(error)[:200]}", where=self._url) from error
 

@@ -4,8 +4,7 @@
     GET /-/healthy    200 while the agent runs
     GET /-/ready      200 once the GPUs have been read, else 503 and the reason
 
-Standard library only. The size and duration of requests and the number of connections are limited, so that no client
-can block the agent. `agent.py` renders the pages.
+The size and duration of requests and the number of connections are limited, so that no client can block the agent.
 """
 
 from __future__ import annotations
@@ -307,7 +306,6 @@ def _text_page(status: HTTPStatus, text: str) -> HttpPage:
 
 
 def _compress(page: HttpPage, accepted: str) -> HttpPage:
-    """Compress a page if the client accepts gzip and the page is large enough."""
     if len(page.body) < compression.MIN_BYTES or not compression.accepts_gzip(accepted):
         return page
     return replace(page, body=compression.gzip_body(page.body), is_gzipped=True)

@@ -1,7 +1,7 @@
 """Reads the chassis sensors of the node's baseboard controller (BMC): over IPMI, and over Redfish if configured.
 
 A BMC answers slowly, so it is read once a minute and never for a scrape; the agent shows the last readings with those
-of hwmon, for at most three minutes. A problem is logged once.
+of hwmon, for at most three minutes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ class ChassisSettings:
 
 
 class Chassis:
-    """Keeps the last readings of one node's chassis sensors."""
-
     def __init__(
         self, settings: ChassisSettings, root: Path, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
@@ -64,7 +62,6 @@ class Chassis:
         return tuple(sensor for at, sensors in self._readings.values() if at > oldest for sensor in sensors)
 
     async def read(self) -> None:
-        """Read every source that is present."""
         if self._settings.reads_ipmi and any((self._root / name).exists() for name in IPMI_DEVICES):
             await self._record("IPMI", asyncio.to_thread(self._read_ipmi))
         if self._settings.redfish_url is not None:

@@ -1,7 +1,6 @@
 """Renders the newest results of `watchkeeper diag` on this node for the agent's page.
 
-`watchkeeper diag` writes the results to a small file. As series, they show how a GPU changes over months. Each result
-has the time of its run; results that are older than a year are omitted.
+`watchkeeper diag` writes the results to a small file. As series, they show how a GPU changes over months.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Renders the node's fabric for the agent's page: InfiniBand and RoCE ports, GIDs, pauses and PCIe errors.
 
 Names are node_exporter's where it has them, so that rules and dashboards work with both; other names start with
-`watchkeeper_`. The agent calls `refresh` every few seconds, which reads counters every time and facts less often;
-`page` returns the text. Stale values are omitted: missing is never healthy.
+`watchkeeper_`. `refresh` reads counters every few seconds and facts less often; stale values are omitted.
 """
 
 from __future__ import annotations

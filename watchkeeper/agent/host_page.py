@@ -67,8 +67,7 @@ def _build_rows(facts: NodeFacts) -> Iterator[OptionalRow]:
         yield "watchkeeper_host_disk_bytes", {"path": disk.path, "part": "total"}, disk.size_bytes
         yield "watchkeeper_host_disk_bytes", {"path": disk.path, "part": "free"}, disk.free_bytes
     for mount in facts.remote_mounts:
-        is_stalled = mount in facts.stalled_mounts
-        yield "watchkeeper_host_mount_stalled", {"path": mount.path, "kind": mount.kind}, is_stalled
+        yield "watchkeeper_host_mount_stalled", {"path": mount.path, "kind": mount.kind}, mount in facts.stalled_mounts
     for nfs in facts.nfs:
         yield "watchkeeper_host_nfs_operations_total", {"path": nfs.path}, nfs.operations
         yield "watchkeeper_host_nfs_retransmissions_total", {"path": nfs.path}, nfs.retransmissions
@@ -78,8 +77,7 @@ def _build_rows(facts: NodeFacts) -> Iterator[OptionalRow]:
     versions = {"kernel": facts.kernel or "", "driver": facts.driver or ""}
     yield "watchkeeper_host_version_info", versions, 1 if any(versions.values()) else None
     if facts.next_boot is not None:
-        kernel = {"kernel": facts.next_boot.release}
-        yield "watchkeeper_host_next_boot_has_driver", kernel, facts.next_boot.has_nvidia
+        yield "watchkeeper_host_next_boot_has_driver", {"kernel": facts.next_boot.release}, facts.next_boot.has_nvidia
     for unit in facts.units or ():
         yield "watchkeeper_host_unit_running", {"unit": unit.name, "state": unit.active}, unit.is_running
     yield from _build_sensor_rows(facts)

@@ -1,8 +1,8 @@
 """Adds the state of the GPUs to the agent's own log records.
 
-With `--log-gpu-context`, `agent.control` adds `GpuContextFilter` to the log handlers. A record whose fields name a GPU
-gets the state of that GPU, a record about the node gets the state of all GPUs, in the format of
-`instrument.gpu_states`. The states come from the sampler's last snapshot, so a log line causes no driver call.
+A record whose fields name a GPU gets the state of that GPU, a record about the node gets the state of all GPUs, in the
+format of `instrument.gpu_states`. The states come from the sampler's last snapshot, so a log line causes no driver
+call.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Reads the counters of InfiniBand ports as totals that only grow, with a timeout.
 
 A 32-bit counter wraps, and PromQL's `rate` treats that as a reset and loses up to 2³². Wraps are corrected here, where
-two readings are seconds apart, so that only a restart of the agent resets the totals. A counter of the specification's
-PortCounters does not wrap: it stops at its maximum, which is reported. A file that hangs affects only its adapter.
-`fabric_page` shows the totals.
+two readings are seconds apart; a counter of the specification's PortCounters stops at its maximum instead, which is
+reported.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ LINK_WORD_BYTES = 4
 
 @dataclass(slots=True)
 class CounterTotal:
-    """The last raw value of a counter, and its total."""
-
     raw: int
     total: int
     at: float

@@ -1,8 +1,7 @@
 """Pauses the profiling counters of this node's GPUs, so that nsys and ncu can use them.
 
 A pause is a small file in the agent's state directory, written by `watchkeeper agent profiling pause` on the node or by
-a work order; the agent checks it every second and accepts no commands on its port. A pause ends automatically. While it
-lasts, the DCGM_FI_PROF_* series are absent.
+a work order. While it lasts, the DCGM_FI_PROF_* series are absent.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Stores events on disk until the hub confirms them.
 
-A spool is a directory of numbered files; each file is one batch of as many events as one push may carry. Appending
-writes one line and never waits; the pusher reads the oldest file and deletes it once the hub has confirmed it. The size
-is limited: when the spool is full, the oldest batch is dropped, counted and logged. A process that is killed loses no
-event that it appended. Writes are not synced: a power failure may lose the events of the last half minute that the hub
-has not received. If the disk is full, broken or read-only, events wait in memory: one batch, after the files.
+A spool is a directory of numbered files; each file is one batch of as many events as one push may carry. A process that
+is killed loses no event that it appended; writes are not synced, so a power failure may lose the last half minute. If
+the disk is full, broken or read-only, events wait in memory: one batch, after the files.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ MEMORY_BATCH = Path("/dev/null/memory")
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """The events of one file, as the body of one push."""
-
     path: Path
     body: bytes
     count: int
@@ -187,8 +183,7 @@ class Spool:
         if self._descriptor < 0:
             # It may be missing if the disk was not available at the start.
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o750)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._descriptor = os.open(self._current_path, flags, 0o640)
+            self._descriptor = os.open(self._current_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
             self._open_file_events = 0
             self._sizes[self._current_path] = 0
         return self._current_path

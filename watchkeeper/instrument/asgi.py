@@ -51,8 +51,7 @@ class InferenceMiddleware:
             await self._app(scope, receive, send)
 
     async def _measure(self, scope: Scope, receive: Receive, send: Send) -> None:
-        carrier = tracing.read_carrier(scope.get("headers", ()))
-        request = self._monitor.begin(carrier)
+        request = self._monitor.begin(tracing.read_carrier(scope.get("headers", ())))
         recorder = _ResponseRecorder(request, send)
         spans = self._monitor.spans
         token = spans.attach(request.span)

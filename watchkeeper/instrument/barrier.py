@@ -1,10 +1,9 @@
 """`barrier_report`: PyTorch's monitored barrier with an error that names the nodes and GPUs of missing ranks.
 
-PyTorch's error has only the numbers of the ranks. Each rank writes its placement to the job's store (`publish_place`),
-where the other ranks can read it when a rank no longer answers. It needs a Gloo group.
+PyTorch's error has only the numbers of the ranks, so each rank writes its placement to the job's store
+(`publish_place`). It needs a Gloo group.
 
-Gloo names the missing ranks only while all connections are up: a rank that died before the barrier causes "connection
-closed by peer". So each rank also records its arrival in the store, and ranks without an arrival are missing.
+Gloo names the missing ranks only while all connections are up, so each rank also records its arrival in the store.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Exports a program's metrics: on a port with a file_sd list, to a file for node_exporter, to a Pushgateway.
 
-`Exports` has the settings, from code or from environment variables, so that the job's manifest can set them. `Exporter`
-exports the metrics of a monitor, in its own threads. Settings that would open a port to the network by accident are
-refused when the program starts; later errors are logged once and do not affect the program.
+`Exports` has the settings, from code or from environment variables, so that the job's manifest can set them. Settings
+that would open a port to the network by accident are refused when the program starts; later errors are logged once and
+do not affect the program.
 """
 
 from __future__ import annotations
@@ -172,8 +172,7 @@ class Exporter:
             host = self._source.node if host in ("0.0.0.0", "::") and self._source.node else host  # noqa: S104
             target = f"[{host}]:{self.endpoint.port}" if ":" in host else f"{host}:{self.endpoint.port}"
             self._target_list = json.dumps([{"targets": [target], "labels": {"job": "workloads"}}]).encode()
-            write_list = partial(publish.replace_file, self._list_path, self._target_list)
-            self._try_export("announcement", write_list)
+            self._try_export("announcement", partial(publish.replace_file, self._list_path, self._target_list))
 
     def _publish(self) -> None:
         textfile, gateway = self._exports.textfile, self._exports.gateway

@@ -1,7 +1,7 @@
 """Connects the training monitor to PyTorch loops, Lightning, and Hugging Face's Trainer.
 
-`TrainingMonitor` calls this. A framework reports only when a phase starts, so each of its calls moves the clock to the
-next phase. No framework is imported before it is used.
+A framework reports only when a phase starts, so each of its calls moves the clock to the next phase. No framework is
+imported before it is used.
 """
 
 from __future__ import annotations
@@ -144,10 +144,7 @@ def lightning_callback(monitor: TrainingMonitor) -> Any:
 
 
 def hugging_face_callback(monitor: TrainingMonitor) -> Any:
-    """The callback for the Trainer, which has no event for a failed checkpoint.
-
-    Deliberately one function: its methods are the Trainer's.
-    """
+    """The callback for the Trainer, which has no event for a failed checkpoint. Deliberately one function."""
     transformers = optional.require("transformers", package="transformers")
     clock = monitor.clock
 

@@ -4,8 +4,7 @@
     python gpu_reader.py list
 
 `log_context` runs this file directly, so it imports nothing of Watchkeeper. It writes its readings to the shared memory
-FD until its parent exits: length and checksum, then JSON. The parent reads them with `read`. `list` prints the index
-and UUID of each GPU once, for `placement`.
+FD until its parent exits: length and checksum, then JSON. `list` prints the index and UUID of each GPU once.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ class GpuState:
     xid_count: int | None = None
 
     def plain(self) -> dict[str, float | str]:
-        """The known values, for JSON."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in values.items() if value is not None}
 

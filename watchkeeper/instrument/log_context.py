@@ -3,8 +3,8 @@
     handler.addFilter(GpuContext())
 
 Each record gets `gpu_states`, a list for JSON, and `gpu_context`, a text for format strings. A separate process reads
-the GPUs every few seconds into shared memory (`gpu_reader`); a log record only reads that memory, which takes
-microseconds and never waits. Forked workers read the same memory. Nothing here raises an error.
+the GPUs every few seconds into shared memory (`gpu_reader`), so that a log record never waits. Forked workers read the
+same memory.
 """
 
 from __future__ import annotations
@@ -126,13 +126,11 @@ class GpuContext(logging.Filter):
 
 
 def parse_visible_devices(text: str | None) -> list[str] | None:
-    """The devices in CUDA_VISIBLE_DEVICES up to the first one that CUDA would refuse; None: all GPUs.
-
-    The UUID of a MIG instance does not show its GPU, so all GPUs are used if there is one.
-    """
+    """The devices up to the first one that CUDA would refuse; None: all GPUs."""
     if text is None:
         return None
     devices = [device.strip() for device in text.split(",")]
+    # The UUID of a MIG instance does not show its GPU.
     if any(device.startswith("MIG-") for device in devices):
         return None
     return list(takewhile(lambda device: device.isdigit() or device.startswith("GPU-"), devices))

@@ -45,8 +45,6 @@ class Counter:
 
 
 class MetricFamily(Generic[Value]):
-    """The values of one metric, by label values."""
-
     def __init__(self, name: str, help: str, labels: Sequence[str]) -> None:
         self.name, self.help, self.labels = name, help, tuple(labels)
         self.values_by_labels: dict[tuple[str, ...], Value] = {}

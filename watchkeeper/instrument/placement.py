@@ -83,10 +83,7 @@ def job_name(environment: Mapping[str, str] | None = None) -> str:
 
 
 def with_uuid(place: Placement, environment: Mapping[str, str] | None = None) -> Placement:
-    """The placement with the driver's index and UUID of its GPU; unchanged if the driver does not answer.
-
-    It may take DRIVER_TIMEOUT_SECONDS, so do not call it in the program's own thread.
-    """
+    """Add the driver's index and UUID of the GPU, if the driver answers; not for the program's thread: it may wait."""
     device = place.visible_gpu
     if device is None:
         return place

@@ -119,8 +119,7 @@ class TrainingProgress:
         self._update_event(TrainingEvent.GRAD_NORM_SPIKE, is_spike, value, step=step)
         if is_finite and not is_spike:
             self._norm_count += 1
-            weight = max(SMOOTHING, 1 / self._norm_count)
-            self._usual_norm += weight * (value - self._usual_norm)
+            self._usual_norm += max(SMOOTHING, 1 / self._norm_count) * (value - self._usual_norm)
 
     def _update_event(self, kind: TrainingEvent, is_active: bool, value: float, *, step: int) -> None:
         event = self.events[kind]

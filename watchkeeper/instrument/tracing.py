@@ -1,7 +1,7 @@
 """Traces requests: W3C's `traceparent`, and spans of OpenTelemetry if its packages are installed.
 
-`serving_request.Request` starts one span per request with `Spans` and, at its end, one span for each phase. Without
-OpenTelemetry, only the caller's trace id is kept, for the exemplar.
+`serving_request.Request` starts one span per request and, at its end, one span for each phase. Without OpenTelemetry,
+only the caller's trace id is kept, for the exemplar.
 """
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ class CommandRunner:
         return len(self._stuck)
 
     def run(self, arguments: Sequence[str]) -> CommandResult:
-        """Run a program and return its result within the timeout."""
         key = tuple(arguments)
         if self.stuck_count >= MAX_STUCK or key in self._stuck:
             return CommandResult(CommandOutcome.TIMED_OUT, "an earlier call is still stuck")

@@ -1,7 +1,7 @@
 """Write and read an evidence bundle: a redacted tar.gz with a manifest, checksums and a size limit.
 
 The hub (`remediate.evidence`) and a node (`cli.bundle --local`) provide the files. A file that is missing is listed
-with the reason, so that a reader knows that it was searched for. `watchkeeper doctor` reads bundles.
+with the reason, so that a reader knows that it was searched for.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Redaction:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def clean(self, content: bytes) -> bytes:
-        text = redaction.hide_secrets(content.decode("utf-8", "replace"))
-        return redaction.replace_names(text, self.names).encode()
+        return redaction.replace_names(redaction.hide_secrets(content.decode("utf-8", "replace")), self.names).encode()
 
 
 def json_file(name: str, value: object) -> BundleFile:

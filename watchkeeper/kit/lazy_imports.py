@@ -1,8 +1,8 @@
 """Run the modules of Watchkeeper at their first use instead of at their import.
 
-The hub has 400 modules and needs only some of them for its first answers; running all of them first would delay its
-start. `watchkeeper hub` calls `enable` before it imports the hub, `run_pending` while it waits anyway, and `finish`
-after its first answers, so that no module can fail later. Packages and third-party modules run at import as usual.
+Running the hub's 400 modules first would delay its start: `watchkeeper hub` calls `enable` before it imports the hub,
+`run_pending` while it waits anyway, and `finish` after its first answers, so that no module can fail later. Packages
+and third-party modules run at import as usual.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ def enable() -> None:
 
 
 def run_pending(*prefixes: str) -> Iterator[None]:
-    """Run the imported modules with these prefixes that have not run, and the modules that they import.
-
-    Each step runs one module, so that the caller can do other work in between.
-    """
+    """Run the imported modules with these prefixes that have not run; each step runs one module."""
     while pending := [
         module
         for name, module in list(sys.modules.items())

@@ -1,10 +1,9 @@
 """Return freed memory to the system, so that a process that runs for months does not keep its peak.
 
-Reading and compiling modules leaves holes in the C library's heap: 11 MiB of 30 in a process that compiled pynvml.
-glibc also creates an arena for each thread that allocates while another does, so that temporary NumPy arrays stay
-resident several times; `python -m bench idle` shows the difference. A start also loads pages of libraries that are not
-used again: OpenSSL for a page without TLS, all of libcuda for nvmlInit. With a C library other than glibc, these
-functions do nothing. This module also sets how often Python's garbage collector runs, and on which objects.
+Compiling modules leaves holes in the C library's heap (11 MiB of 30 in a process that compiled pynvml), glibc creates
+an arena for each thread, and a start loads pages of libraries that are not used again. With a C library other than
+glibc, these functions do nothing. This module also sets how often Python's garbage collector runs, and on which
+objects.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ def release_startup_memory() -> None:
 
 
 def unmodified_mappings(smaps: str) -> Iterator[tuple[int, int]]:
-    """Start and length of each file mapping in smaps that is read-only and unmodified.
-
-    A page that a relocation modified exists only in memory, and would be lost.
-    """
+    """Start and length of each read-only file mapping; a page that a relocation modified would be lost."""
     mapping: tuple[int, int] | None = None
     for line in smaps.splitlines():
         columns = line.split(maxsplit=5)

@@ -49,8 +49,6 @@ class Metric:
 
 
 class Registry:
-    """All metrics of a process, in the order they were declared."""
-
     def __init__(self) -> None:
         self.metrics: dict[str, Metric] = {}
 

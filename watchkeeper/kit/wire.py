@@ -1,8 +1,7 @@
 """Convert our dataclasses to JSON and back.
 
-Used for everything that is sent or stored: events, incidents, settings, API bodies. Standard library only, because the
-agent uses it too. Decoding reads the type hints, checks everything and reports all problems together, each with its
-dotted path.
+Used for everything that is sent or stored; standard library only, because the agent uses it too. Decoding reads the
+type hints, checks everything and reports all problems together, each with its dotted path.
 """
 
 from __future__ import annotations
@@ -99,7 +98,6 @@ def field_names(kind: type) -> dict[str, str]:
 
 @cache
 def field_types(kind: type) -> dict[str, Any]:
-    """The field types of a dataclass by JSON key."""
     hints = typing.get_type_hints(kind)
     return {key: hints[name] for key, name in field_names(kind).items()}
 

@@ -1,8 +1,7 @@
 """Expected test results of a healthy GPU of each model (packs/gpu_expectations.csv), and the shares that warn or fail.
 
-`diag/judge` looks up a model by the driver's name for it. A row is `measured` on a healthy GPU, or `estimated` as the
-data sheet's peak times the share that such a test reaches (see the row's source). Estimates get wider limits. Health
-limits are in packs/health_limits.csv.
+A row is `measured` on a healthy GPU, or `estimated` as the data sheet's peak times the share that such a test reaches
+(see the row's source). Estimates get wider limits.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@
     NVML + /proc  ──┘
 
 A scheduler names the holder, also before its first process runs; the processes on a GPU show each holder's share of it,
-and the holders that no scheduler started. `Attributor.refresh` reads the sources every two seconds, each with its own
-timeout; a source that fails keeps its last result for a minute and is then reported as failed. `attribute` decides, and
-is pure.
+and the holders that no scheduler started. `Attributor.refresh` reads the sources every two seconds; a source that fails
+keeps its last result for a minute.
 """
 
 from __future__ import annotations
@@ -221,11 +220,7 @@ def _explain_gap(results: Sequence[SourceResult], unmatched: Sequence[str], *, r
 
 @dataclass(slots=True)
 class Attributor:
-    """Reads the sources repeatedly.
-
-    `find_workloads` finds the workload of each process; it reads files, so it runs in a thread. `failures` counts
-    failed reads by source.
-    """
+    """Reads the sources repeatedly; `find_workloads` runs in a thread, `failures` counts failed reads by source."""
 
     sources: Sequence[NamedSource]
     find_workloads: Callable[[Sequence[Program]], Mapping[int, RunningProgram]]
@@ -277,10 +272,7 @@ class Attributor:
         return SourceResult(source.name, cached if now - read_at < STALE_SECONDS else None, problem)
 
     async def _await_read(self, name: str, read: Coroutine[Any, Any, T]) -> T:
-        """Wait for a read of a source, or raise TimeoutError; while one hangs, no other is started.
-
-        A thread that reads from a process in uninterruptible sleep is blocked until that ends; there must be only one.
-        """
+        """Wait for a read of a source, or raise TimeoutError; while one hangs in the kernel, no other is started."""
         previous = self._tasks.get(name)
         if previous is not None and not previous.done():
             read.close()

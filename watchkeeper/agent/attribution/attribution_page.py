@@ -1,9 +1,8 @@
 """Renders the holders of GPUs for the /metrics page: as dcgm-exporter's labels on every family, or as info series.
 
 Labels start a new series of every family when the holder of a GPU changes; the info series is one series to join with.
-Labels cannot name several holders of one GPU, and dcgm-exporter has no label for a process that no scheduler started:
-both get info series with every display. `watchkeeper_gpu_attribution` is always present and has the reason for missing
-labels.
+Several holders of one GPU, and processes that no scheduler started, have no labels and get info series with every
+display.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ def build_holder_labels(current: Mapping[str, Attribution], display: HolderDispl
 def render(
     gpus: Sequence[GpuSample], current: Mapping[str, Attribution], *, hostname: str, display: HolderDisplay
 ) -> str:
-    """Render the families of attribution, with HELP and TYPE."""
     lines: dict[str, list[str]] = {WORKLOAD_INFO: [], WORKLOAD_SHARE: [], ATTRIBUTION: []}
     for gpu in gpus:
         uuid = gpu.identity["uuid"]

@@ -2,7 +2,7 @@
 
 gRPC is HTTP/2 with five bytes before each message, so `h2` is enough; it is imported at the first call, which a node
 without a kubelet never makes. Each call opens a new connection, because the socket of a restarted kubelet still looks
-open. `attribution.Attributor` calls `PodResourcesClient.read` every few seconds and reports its errors.
+open.
 """
 
 from __future__ import annotations

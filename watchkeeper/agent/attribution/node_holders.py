@@ -42,8 +42,7 @@ class NodeHolders:
         failures = registry.counter(
             "watchkeeper_agent_attribution_failures_total", "Failed reads of a source of GPU holders."
         )
-        socket = settings.pod_resources or roots.root / kubelet.SOCKET.relative_to("/")
-        pods = kubelet.PodResourcesClient(socket)
+        pods = kubelet.PodResourcesClient(settings.pod_resources or roots.root / kubelet.SOCKET.relative_to("/"))
         jobs = slurm_jobs.SlurmJobs(settings.slurm_node or node, proc=roots.proc, job_directory=settings.job_directory)
         self._attributor = attribution.Attributor(
             [
@@ -70,5 +69,4 @@ class NodeHolders:
 
     def page(self, sampler: Sampler) -> bytes:
         gpus, current = sampler.snapshot().gpus, self._attributor.current
-        text = attribution_page.render(gpus, current, hostname=self._hostname, display=self._settings.display)
-        return text.encode()
+        return attribution_page.render(gpus, current, hostname=self._hostname, display=self._settings.display).encode()

@@ -1,7 +1,7 @@
 """Finds the workload of each process on a GPU: a Slurm job, a pod, or the process itself.
 
 NVML reports pids; /proc has the user, command, container and Slurm job of each. The pod of a container is read from the
-names of the kubelet's log files, which needs no API permission. `Attributor` calls `find_workloads` in a thread.
+names of the kubelet's log files, which needs no API permission.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 It combines three sources: job files as dcgm-exporter reads them (a file for each GPU index, written by a prolog),
 `scontrol` for each job with step daemons on this node, and the environment that slurmd gave the job. Each job is
-queried once, so that a thousand nodes do not query slurmctld every two seconds. `attribution.programs` finds the jobs
-of processes on the GPU without this module.
+queried once, so that a thousand nodes do not query slurmctld every two seconds.
 """
 
 from __future__ import annotations

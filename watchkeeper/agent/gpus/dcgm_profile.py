@@ -1,8 +1,7 @@
 """Reads profiling metrics from DCGM for GPUs that have none in NVML: Volta to Ada have no GPM.
 
 If `dcgmi` is installed and a GPU lacks these metrics, one `dcgmi dmon` runs beside the sampler, which calls
-`add_metrics` for each GPU. A value is shown for two intervals; if dcgmi exits, it is restarted with a backoff. On
-Hopper and later GPUs none of this runs.
+`add_metrics` for each GPU. On Hopper and later GPUs none of this runs.
 """
 
 from __future__ import annotations

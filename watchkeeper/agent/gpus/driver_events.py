@@ -1,8 +1,7 @@
 """Builds events from driver reports that have no kernel log line: faults, NVML events and policy violations.
 
 `DriverEvents` gives each event an id that is unique within the boot. `XidMerge` merges the two reports of one Xid: the
-kernel log line is sent at once; NVML's report waits for it and is sent alone if no line comes. `ReportSchedule` decides
-when a lasting condition is reported: when it starts, and repeatedly while it lasts.
+kernel log line is sent at once; NVML's report waits for it and is sent alone if no line comes.
 """
 
 from __future__ import annotations
@@ -152,8 +151,6 @@ def _is_same_xid(kernel_line: tuple[int | None, str | None, datetime], nvml_even
 
 
 class ReportSchedule:
-    """Decides which active conditions are reported now."""
-
     def __init__(self) -> None:
         self._reported_at: dict[Hashable, float] = {}
         self._active: frozenset[Hashable] = frozenset()

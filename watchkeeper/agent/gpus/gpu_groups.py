@@ -1,9 +1,7 @@
 """Stores named groups of this node's GPUs, like `dcgmi group`.
 
-A group is a name and selectors of `model.gpu_selectors`, stored as typed: they are parsed when the group is used, so
-a group can be created before its GPUs exist. System groups are in /etc/watchkeeper, a user's groups in the user's
-configuration directory; a user's group hides a system group of the same name. Commands for GPUs use groups through
-`cli.node.gpu_choice`.
+A group is a name and selectors of `model.gpu_selectors`, stored as typed, so that it can be created before its GPUs
+exist. System groups are in /etc/watchkeeper; a user's groups hide system groups of the same name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Renders the GPUs' part of the /metrics page from the last snapshot, in dcgm-exporter's format.
 
-A scrape calls `render`, which makes no driver call. A value that was not read for two of its intervals is omitted: an
-old value never looks like a new one. Label text is built once for each GPU, and the page is cached until the snapshot
-changes or one of its values expires.
+A value that was not read for two of its intervals is omitted: an old value never looks like a new one. Label text is
+built once for each GPU, and the page is cached until the snapshot changes or one of its values expires.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ class GpuPage:
         self._holders: Mapping[tuple[str, str | None], Mapping[str, str]] = {}
 
     def set_holders(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
-        """Set the labels of holders, by the GPU's UUID and MIG instance."""
         if holders != self._holders:
             self._holders, self._cached = holders, None
 
@@ -119,8 +117,7 @@ class GpuPage:
                     self._write_parts(parts, family, row=row, value=value)
             if len(parts) > family_start:
                 parts.insert(family_start, self._headers[name])
-        gpus = [row for row in rows if not row.is_mig_instance]
-        _write_counts(parts, gpus)
+        _write_counts(parts, [row for row in rows if not row.is_mig_instance])
         _write_faults(parts, snapshot.faults, self._hostname)
         return "".join(parts)
 

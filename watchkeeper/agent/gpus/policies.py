@@ -44,8 +44,6 @@ class DcgmPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A policy that a GPU violates, with the value and the limit."""
-
     policy: DcgmPolicy
     uuid: str
     value: float

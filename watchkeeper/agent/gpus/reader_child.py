@@ -2,10 +2,9 @@
 
     python -m watchkeeper.agent.gpus.reader_child FD
 
-It reads and writes JSON lines. In: the families to read (`NvmlFamily.plain`), then one request at a time, `{"read":
-index, "cadences": […]}`. Out: `hello` or `broken`, one answer for each request, and `event` lines at any time. FD is
-shared memory with the name of the current driver call: the agent reads there which call hung.
-`agent.gpus.reader_link` is the other end.
+In, as JSON lines: the families to read (`NvmlFamily.plain`), then one request at a time, `{"read": index, "cadences":
+[…]}`. Out: `hello` or `broken`, one answer for each request, and `event` lines at any time. FD is shared memory with
+the name of the current driver call: the agent reads there which call hung.
 """
 
 from __future__ import annotations

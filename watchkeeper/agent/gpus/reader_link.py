@@ -1,8 +1,8 @@
 """The agent's end of one reader process: starts it, sends requests, reads messages and kills it.
 
 Nothing here waits for the driver: the sampler polls `fileno` and decides with `agent.gpus.reader_watch` when a call has
-hung. A process that is stuck in the kernel cannot be killed: it gets SIGKILL, its pipes are closed, and `has_exited` is
-checked until it is true.
+hung. A process that is stuck in the kernel gets SIGKILL, its pipes are closed, and `has_exited` is checked until it is
+true.
 """
 
 from __future__ import annotations
@@ -136,5 +136,4 @@ class ReaderLink:
 
 def _module_path() -> str:
     """The module search path of this process, with the root of this package."""
-    root = str(Path(__file__).resolve().parents[3])
-    return os.pathsep.join(dict.fromkeys((*filter(None, sys.path), root)))
+    return os.pathsep.join(dict.fromkeys((*filter(None, sys.path), str(Path(__file__).resolve().parents[3]))))

@@ -1,9 +1,8 @@
 """Decides which GPUs are read, which are suspect and which faults are reported; does no I/O.
 
-The sampler records what happened (`record_opened`, `record_answered`, `record_hung` …) and acts on `gpus_to_read`,
-`may_start`, `next_suspect` and `faults`. Times are seconds of a monotonic clock. A GPU whose driver call hung or killed
-the reader process is suspect: the next reader process skips it, and after a growing pause a temporary one tests it. A
-GPU is identified by its index in NVML's list; when the number of GPUs changes, no GPU is suspect any more.
+A GPU whose driver call hung or killed the reader process is suspect: the next reader process skips it, and after a
+growing pause a temporary one tests it. A GPU is identified by its index in NVML's list; when the number of GPUs
+changes, no GPU is suspect any more.
 """
 
 from __future__ import annotations

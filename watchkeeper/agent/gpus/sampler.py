@@ -2,8 +2,7 @@
 
 A thread of the agent asks one reader process for one GPU at a time. `reader_watch` decides what follows: a reader
 process that does not answer in time is killed, the next one skips the suspect GPU, and the other GPUs are read in the
-same round. `page` renders the last snapshot and never waits for the driver; `faults` lists the active faults; NVML
-events are passed to `on_event` in the sampler's thread.
+same round.
 """
 
 from __future__ import annotations

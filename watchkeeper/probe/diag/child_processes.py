@@ -1,8 +1,7 @@
 """Child processes for every call into a driver: requests and messages are JSON lines over pipes.
 
-A process that hangs in a driver call cannot be interrupted, so each call runs in a child: `gpu_work` for each GPU,
-`nvml_child` for readings. `Children.next_message` waits for the next line of any child; `work_loop` processes it. Each
-child has a separate session, so that Ctrl-C reaches only the command, which then kills all children.
+A process that hangs in a driver call cannot be interrupted, so each call runs in a child. Each child has a separate
+session, so that Ctrl-C reaches only the command, which then kills all children.
 """
 
 from __future__ import annotations

@@ -40,8 +40,6 @@ UNHEALTHY = "unhealthy"
 
 @dataclass(slots=True)
 class GpuHistory:
-    """The readings and events of one GPU during a run."""
-
     first: GpuReading
     last: GpuReading
     readings: int = 0

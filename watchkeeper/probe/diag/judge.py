@@ -110,8 +110,7 @@ def compare_rate(
         verdict = _verdict_of_share(share, expectations.LIMITS_BY_BASIS[expectation.basis])
     if peers is not None:
         parts.append(f"the median of this node is {peers:.4g} ({rate / peers:.0%})")
-        peer_verdict = _verdict_of_share(rate / peers, expectations.PEER_LIMITS)
-        verdict = max(verdict, peer_verdict, key=list(DiagVerdict).index)
+        verdict = max(verdict, _verdict_of_share(rate / peers, expectations.PEER_LIMITS), key=list(DiagVerdict).index)
     return verdict, "; ".join([*parts, *([measurement.note] if measurement.note else [])])
 
 

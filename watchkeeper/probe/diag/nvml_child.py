@@ -1,7 +1,7 @@
 """Child process that reads every GPU through NVML once a second during tests and writes a JSON line each time.
 
-`gather` starts it; `gpu_monitor` judges its messages. It reads the same families as the agent, so that values mean the
-same, and NVML events: an Xid is sent at once. It never changes settings of the driver.
+It reads the same families as the agent, so that values mean the same, and NVML events: an Xid is sent at once. It never
+changes settings of the driver.
 """
 
 from __future__ import annotations

@@ -47,10 +47,7 @@ UNITS = {step.test: step.unit for step in (*LEVEL_2, P2P)} | {"stress": TERAFLOP
 
 
 def plan_steps(level: int, seconds: float, *, is_shared: bool = False) -> tuple[DiagStep, ...]:
-    """The steps for one GPU at this level; `seconds` is the length of full load at levels 3 and 4.
-
-    If other processes use the GPU (`is_shared`), the memory test uses only half of the free memory.
-    """
+    """The steps for one GPU; `seconds` is the length of full load. On a shared GPU, half of its free memory is."""
     if level < 2:
         return ()
     share = {"share": SHARED_SHARE} if is_shared else {}

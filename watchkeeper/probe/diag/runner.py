@@ -1,7 +1,7 @@
 """Run a diagnostic: gather facts, check software, skip busy GPUs, test and monitor the others, and judge.
 
-`watchkeeper diag` calls `run` on a node. Nothing here changes a GPU: no clocks, no power limit, no mode. Every driver
-call is in a child process (`child_processes`), so that a hang gets a name and a timeout, and Ctrl-C ends all of them.
+Nothing here changes a GPU: no clocks, no power limit, no mode. Every driver call is in a child process
+(`child_processes`), so that a hang gets a name and a timeout, and Ctrl-C ends all of them.
 """
 
 from __future__ import annotations
@@ -140,8 +140,7 @@ def refuse_gpu(gpu: GpuReading, *, is_busy_ok: bool) -> TestResult | None:
 def _worker_jobs(gpus: Iterable[GpuReading], level: int, options: DiagOptions) -> Iterable[WorkerJob]:
     seconds = options.seconds or plan.DEFAULT_SECONDS.get(level, 0.0)
     for gpu in gpus:
-        is_shared = refuse_gpu(gpu, is_busy_ok=False) is not None
-        steps = plan.plan_steps(level, seconds, is_shared=is_shared)
+        steps = plan.plan_steps(level, seconds, is_shared=refuse_gpu(gpu, is_busy_ok=False) is not None)
         yield WorkerJob(f"gpu {gpu.index}", gpu.uuid, gpu.model, steps, _worker_program(options, [gpu.uuid]))
 
 
@@ -154,8 +153,7 @@ def _pair_job(gpus: Sequence[GpuReading], options: DiagOptions) -> WorkerJob:
 
 def _worker_program(options: DiagOptions, uuids: Sequence[str]) -> child_processes.ChildProgram:
     program = options.child_programs()["work"]
-    environment = {"CUDA_VISIBLE_DEVICES": ",".join(uuids), **(program.environment or {})}
-    return replace(program, environment=environment)
+    return replace(program, environment={"CUDA_VISIBLE_DEVICES": ",".join(uuids), **(program.environment or {})})
 
 
 def _run_dcgm(gpus: Sequence[GpuReading], level: int, program: str) -> tuple[TestResult, ...]:

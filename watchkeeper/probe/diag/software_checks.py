@@ -1,7 +1,7 @@
 """Level 1 tests of software and configuration: one function for each test, over facts, without a GPU.
 
-`runner` calls `run_checks`. A test that does not apply to the node (Fabric Manager without NVSwitches) has no result; a
-test without facts is skipped with a reason. Health limits are in packs/health_limits.csv.
+A test that does not apply to the node (Fabric Manager without NVSwitches) has no result; a test without facts is
+skipped with a reason. Health limits are in packs/health_limits.csv.
 """
 
 from __future__ import annotations
@@ -195,8 +195,7 @@ def check_memory_repairs(_: SoftwareFacts, gpu: GpuReading) -> Iterator[TestResu
             continue
         counters_read += 1
         if value >= limits[check]:
-            reason = f"{text}: {value:g}, the limit is {limits[check]:g}"
-            yield TestResult("memory_repairs", gpu.uuid, verdict, reason)
+            yield TestResult("memory_repairs", gpu.uuid, verdict, f"{text}: {value:g}, the limit is {limits[check]:g}")
             return
     if counters_read:
         yield TestResult("memory_repairs", gpu.uuid, DiagVerdict.PASS, "no pending or failed memory repair")

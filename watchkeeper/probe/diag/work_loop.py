@@ -1,8 +1,7 @@
 """Run the tests on GPUs: assign steps to workers, enforce timeouts, and stop everything at a safety limit.
 
-`runner` passes the children, the steps and the GPUs. A timeout or the death of a worker fails the current test and
-skips the rest of that GPU; other GPUs continue. The same loop reads the messages of `nvml_child`: tests stop without
-them.
+A timeout or the death of a worker fails the current test and skips the rest of that GPU; other GPUs continue. The same
+loop reads the messages of `nvml_child`: tests stop without them.
 """
 
 from __future__ import annotations

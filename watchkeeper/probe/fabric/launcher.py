@@ -1,8 +1,7 @@
 """Run the fabric test on this node: start its ranks, collect their messages, and judge.
 
-`watchkeeper diag fabric` calls `run`. With several nodes, the same command starts the ranks of each node, and all ranks
-join at one address. Rank 0 has all measurements, so node 0 has the verdict. The report names a rank that exits or does
-not join in time.
+With several nodes, the same command starts the ranks of each node, and all ranks join at one address. Rank 0 has all
+measurements, so node 0 has the verdict; the report names a rank that exits or does not join in time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Schedule the pairs of the fabric test and judge their rates, without I/O.
 
-Each rank follows `schedule_rounds`; `launcher` judges with `judge_fabric`. In a round every rank has one partner, so n
-ranks measure all pairs in n − 1 rounds. Pairs inside a node and pairs between nodes are compared separately. A single
-slow pair points to a link; a rank or node whose pairs are all slow has the fault itself.
+In a round every rank has one partner, so n ranks measure all pairs in n − 1 rounds. Pairs inside a node and pairs
+between nodes are compared separately: a single slow pair points to a link, a rank or node whose pairs are all slow has
+the fault itself.
 """
 
 from __future__ import annotations

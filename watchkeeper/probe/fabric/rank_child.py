@@ -1,8 +1,7 @@
 """Child process for one rank of the fabric test: it joins the other ranks through torch.distributed and measures.
 
-`launcher` starts one for each GPU of the node, or some on the CPU with Gloo. Ranks run all-reduces of growing size with
-a known sum, and then exchange data with each other rank in turn (`pairwise.schedule_rounds`). Rank 0 gathers and sends
-all rates.
+Ranks run all-reduces of growing size with a known sum, and then exchange data with each other rank in turn
+(`pairwise.schedule_rounds`). Rank 0 gathers and sends all rates.
 """
 
 from __future__ import annotations

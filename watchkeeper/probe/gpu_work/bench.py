@@ -32,7 +32,6 @@ class Bench:
             self.torch.cuda.synchronize()
 
     def device_of(self, index: int) -> str:
-        """The device name of one of several visible GPUs."""
         return f"cuda:{index}" if self.is_gpu else self.device
 
     def synchronize_all(self) -> None:
@@ -41,7 +40,6 @@ class Bench:
                 self.torch.cuda.synchronize(index)
 
     def release_memory(self) -> None:
-        """Free cached memory for the next test."""
         if self.is_gpu:
             self.torch.cuda.empty_cache()
 

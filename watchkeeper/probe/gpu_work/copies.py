@@ -1,7 +1,7 @@
 """Copy tests: bandwidth and correctness over PCIe in each direction, inside GPU memory, and between GPUs.
 
-`worker_child` calls them. Host memory is pinned, because only then the GPU copies by DMA. The copy is compared with the
-original bit for bit, which detects a link that corrupts data without a checksum error.
+Host memory is pinned, because only then the GPU copies by DMA. The copy is compared with the original bit for bit,
+which detects a link that corrupts data without a checksum error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Matrix products: measure speed and detect silent data corruption.
 
-`worker_child` calls a test for each number format. There are three checks. A repeated product of random numbers must be
-identical in every bit. Sampled rows must match float64 within rounding. A product of small integers is exact in every
-format until one rounding at the end: it must equal the rounded float64 result, which a different unit of the GPU
-computes, and which is verified itself (Freivalds: C·x = A·(B·x) for a random x).
+A repeated product of random numbers must be identical in every bit; sampled rows must match float64 within rounding. A
+product of small integers is exact in every format until one rounding at the end: it must equal the rounded float64
+result, which is verified itself (Freivalds: C·x = A·(B·x) for a random x).
 """
 
 from __future__ import annotations
@@ -28,13 +27,11 @@ REST_SECONDS = 0.1
 
 
 class NumberFormat(NamedTuple):
-    """Types of the factors (`operand`) and of the product (`result`); exact factors are integers up to `max_integer`.
-
-    `tolerance` is the relative error that is allowed: half a unit in the last place, plus the order of summation.
-    """
+    """Types of the factors and of the product; exact factors are integers up to `max_integer`."""
 
     operand: str
     result: str
+    # The allowed relative error: half a unit in the last place, plus the order of summation.
     tolerance: float
     max_integer: int = 3
     is_tf32: bool = False
@@ -74,8 +71,7 @@ class MatrixProduct:
 
     def random_matrix(self, size: int) -> Any:
         torch = self._torch
-        matrix = torch.randn(size, size, device=self.bench.device, dtype=torch.float32)
-        return matrix.to(self.operand)
+        return torch.randn(size, size, device=self.bench.device, dtype=torch.float32).to(self.operand)
 
     def integer_matrix(self, size: int) -> Any:
         """A matrix of integers that the format represents exactly."""

@@ -1,9 +1,8 @@
 """Memory test: write every byte of the free memory with five patterns and read it back.
 
-`worker_child` calls it. A sweep checks the previous pattern and writes the next one in the same pass, like moving
-inversions: the whole memory lies between writing and reading, so that no cache answers. Words have 8 bytes. `address`
-detects stuck address lines, `complement` the opposite transitions, `random` couplings between neighbours, and the two
-checkerboards leaking cells. A sweep runs as a Triton kernel if Triton is installed, else with torch.
+A sweep checks the previous pattern and writes the next one in the same pass, like moving inversions: the whole memory
+lies between writing and reading, so that no cache answers. `address` detects stuck address lines, `complement` the
+opposite transitions, `random` couplings between neighbours, and the two checkerboards leaking cells.
 """
 
 from __future__ import annotations
@@ -55,8 +54,6 @@ class Chunk:
 
 
 class Flip(NamedTuple):
-    """A word that was read differently than it was written."""
-
     word_index: int
     read: int
     written: int

@@ -1,8 +1,7 @@
 """Full load for a given time: products of large matrices; every batch must be identical to the first in every bit.
 
-`worker_child` calls it. It reports the rate of each batch; the parent monitors temperature, clocks and errors and kills
-this process at a safety limit. `measured` is the median rate of the batches, and the facts have the slowest, which
-shows a GPU that is fast when cold and slow when hot.
+It reports the rate of each batch; the parent monitors temperature, clocks and errors and kills this process at a safety
+limit. The facts have the slowest batch, which shows a GPU that is fast when cold and slow when hot.
 """
 
 from __future__ import annotations

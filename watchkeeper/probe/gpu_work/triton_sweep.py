@@ -1,7 +1,7 @@
 """The memory sweep as one Triton kernel: check the previous pattern, write the next, record differences.
 
 `memory_patterns` imports it in the worker only, if Triton is installed. Each Triton program handles one block of words;
-a block without differences costs one more reduction than a copy. On an H200, a sweep is as fast as a copy.
+a block without differences costs one more reduction than a copy.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ class TritonSweeper:
         return int(self._count.item())
 
     def flips(self) -> list[Flip]:
-        rows = self._flips.view(-1, 3)[: min(MAX_FLIPS, self.count())].tolist()
-        return [Flip(*row) for row in rows]
+        return [Flip(*row) for row in self._flips.view(-1, 3)[: min(MAX_FLIPS, self.count())].tolist()]
 
     def sweep(self, chunk: Chunk, check: Pattern | None, write: Pattern | None, seed: int) -> None:
         blocks = chunk.words.numel() // BLOCK_WORDS

@@ -1,8 +1,8 @@
 """Child process that runs tests on one GPU: it reads requests from standard input and writes JSON lines.
 
 `runner` starts it with CUDA_VISIBLE_DEVICES set to one GPU, so that a crash or hang of CUDA does not affect the
-command. It imports torch from its environment and nothing from the product except this package. It exits when its input
-is closed, because then the command has exited.
+command. It imports torch from its environment and nothing from the product except this package, and exits when its
+input is closed.
 """
 
 from __future__ import annotations

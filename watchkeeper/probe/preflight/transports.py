@@ -1,8 +1,7 @@
 """Run commands on the nodes of a preflight: with srun inside an allocation, or with ssh on request.
 
-`cli.node.preflight` selects the transport; it also has the third one, work orders, which needs a hub. Every command has
-a timeout, and Ctrl-C ends all of them. The nodes are those of a Slurm job (`slurm_nodes`) or of a label selector
-(`labelled_nodes`).
+The third transport, work orders, is in `cli.node.preflight`, because it needs a hub. Every command has a timeout, and
+Ctrl-C ends all of them.
 """
 
 from __future__ import annotations

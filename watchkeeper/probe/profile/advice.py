@@ -1,7 +1,7 @@
 """Advice for a bottleneck: what to change first, the largest possible gain, achieved rates, and expected ranges.
 
 Texts are in packs/bottlenecks.csv and packs/profile_expectations.csv; numbers come from the features of a segment. A
-gain follows Amdahl's law: it assumes that the change removes all of the time that it can. `report` calls this module.
+gain follows Amdahl's law: it assumes that the change removes all of the time that it can.
 """
 
 from __future__ import annotations
@@ -133,7 +133,6 @@ def achieved_rates(features: Features, model: GpuModel) -> AchievedRates:
 
 
 def expected_gain(bound: Bound, features: Features, model: GpuModel) -> ExpectedGain:
-    """The largest possible gain of the first change for this class."""
     busy = features.graphics if features.graphics is not None else features.rhythm.mean
     match bound:
         case Bound.DATA_STARVED | Bound.STALLS | Bound.LAUNCH:
@@ -190,7 +189,6 @@ def _gain_with_tensor_cores(features: Features, model: GpuModel) -> ExpectedGain
 
 
 def profiler_command(bound: Bound, command: Sequence[str] | None) -> str:
-    """The profiler command for this class, with the command of the workload."""
     return bottleneck_advice()[bound.value].tool.replace("CMD", shlex.join(command) if command else "CMD")
 
 

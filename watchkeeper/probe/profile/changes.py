@@ -1,8 +1,7 @@
 """Find where one workload ends and the next begins, in a track without labels.
 
-Rows with activity show what runs; a rhythm of work and pauses is not a change. Pauses are therefore removed first, and
-the rest is cut where its values change permanently: repeatedly at the cut that explains most variance (binary
-segmentation), while it explains more than noise. `segments` classifies the results.
+A rhythm of work and pauses is not a change: pauses are removed first. The rest is cut where its values change
+permanently: repeatedly at the cut that explains most variance (binary segmentation), while it explains more than noise.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ def sample_interval(track: GpuTrack) -> float:
 
 
 def fill_gaps(values: Sequence[float | None]) -> list[float]:
-    """Replace each None by the value before it, or 0 at the start."""
     last_value: float = 0.0
     filled: list[float] = []
     for value in values:
@@ -198,7 +196,6 @@ class _PrefixSums:
         return total * left * right / (left + right)
 
     def scatter(self, low: int, high: int) -> float:
-        """The sum of squared distances from the mean."""
         squares = self._squares[high] - self._squares[low]
         means = sum((b - a) ** 2 for a, b in zip(self._sums[low], self._sums[high], strict=True)) / (high - low)
         return max(0.0, squares - means)

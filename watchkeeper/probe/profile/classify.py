@@ -2,7 +2,6 @@
 
 The rules eliminate one class after another: idle, links, bursts, launches, a GPU that waits, and only then the unit
 that is at its ceiling. Without GPM, `classify_basic` decides by power and NVML counters with less confidence.
-`segments` calls `classify` for each segment; `advice` says what to do about the class.
 """
 
 from __future__ import annotations
@@ -168,8 +167,7 @@ def _measure_launches(features: Features) -> tuple[float, bool] | None:
     if features.pcie_in_mib is None or not features.graphics:
         return None
     # An idle GPU moves about 1 MiB/s.
-    traffic = max(0.0, features.pcie_in_mib - 1.0)
-    mib_per_busy_percent = traffic / (100 * features.graphics)
+    mib_per_busy_percent = max(0.0, features.pcie_in_mib - 1.0) / (100 * features.graphics)
     response_ratio = 1.0 if features.pcie_out_mib is None else features.pcie_out_mib / max(1.0, features.pcie_in_mib)
     return mib_per_busy_percent, mib_per_busy_percent <= limits()["launch_mib_most"] and response_ratio >= limits()[
         "launch_answer_ratio"
@@ -252,8 +250,7 @@ def _detect_narrow_kernels(features: Features) -> WorkloadVerdict | None:
     if sm >= limits()["narrow_kernel"] * graphics or dram_share >= limits()["weak_dominant"]:
         return None
     kernel_text = f"a kernel runs {percent(graphics)} of the time on {percent(sm / graphics)} of the SMs"
-    why = f"{kernel_text}: too few blocks to fill the GPU"
-    return WorkloadVerdict(Bound.UNDERUTILIZED, 0.8, why)
+    return WorkloadVerdict(Bound.UNDERUTILIZED, 0.8, f"{kernel_text}: too few blocks to fill the GPU")
 
 
 def _compute_share(features: Features) -> tuple[float, bool]:

@@ -1,7 +1,7 @@
 """Rules of the classifier for recordings without GPM: NVML's utilisation, power and PCIe.
 
-`classify` calls them in order. `gpu_util` counts any kernel and any copy, so power shows how heavy the work is. These
-rules are less reliable, and `classify` lowers their confidence.
+`gpu_util` counts any kernel and any copy, so power shows how heavy the work is. These rules are less reliable, and
+`classify` lowers their confidence.
 """
 
 from __future__ import annotations

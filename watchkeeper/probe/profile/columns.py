@@ -1,8 +1,7 @@
 """The columns of a recording: names, sources and units.
 
-The classifier was developed with H200 recordings of these columns; recordings of any tool with these columns can be
-classified. `recorder_child` fills them, `recording` reads and writes them, `features` uses them. A cell that was not
-read is empty, never 0.
+Recordings of any tool with these columns can be classified. `recorder_child` fills them, `recording` reads and writes
+them; a cell that was not read is empty, never 0.
 """
 
 from __future__ import annotations

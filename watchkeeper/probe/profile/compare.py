@@ -1,8 +1,7 @@
 """Compare two recordings of the same workload: what is better or worse beyond noise.
 
-`report` calls it with the main segment of each. A column differs if its means differ by more than three standard errors
-(Welch) and by more than a hundredth of its scale. The standard error is that of blocks of rows, because neighbouring
-rows are correlated.
+A column differs if its means differ by more than three standard errors (Welch) and by more than a hundredth of its
+scale. The standard error is that of blocks of rows, because neighbouring rows are correlated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Features of a segment of a recording, as shares of the ceilings of the GPU model.
 
-A share is 1.0 at the ceiling, and None if the recording lacks the counter. `rhythm` describes work and stops over time.
-`classify` decides only by these values; `report` prints them as evidence.
+A share is 1.0 at the ceiling, and None if the recording lacks the counter. `classify` decides only by these values;
+`report` prints them as evidence.
 """
 
 from __future__ import annotations
@@ -87,10 +87,7 @@ class Features:
 def measure_features(
     track: GpuTrack, model: GpuModel, *, idle_watts: float | None = None, full_track: GpuTrack | None = None
 ) -> Features:
-    """Measure the features of a segment; `idle_watts` is the recorded idle power of this GPU, if known.
-
-    `full_track` is the segment including its start-up, for counting stops.
-    """
+    """`idle_watts` is the recorded idle power; `full_track` is the segment with its start-up, for counting stops."""
     times = track.times
     interval = statistics.median(b - a for a, b in pairwise(times)) if len(times) > 1 else 0.0
     pcie_in, pcie_out = (_pcie_mib(track, direction) for direction in ("rx", "tx"))
@@ -141,11 +138,9 @@ def measure_features(
 
 
 def activity(track: GpuTrack, ceiling: float) -> list[float | None]:
-    """For each row the share of time with a kernel or a copy; `ceiling` is the PCIe rate in MiB/s.
-
-    `gpu_util` is used only if there is nothing else: it reads 99 % during copies and has its own averaging window.
-    """
+    """For each row the share of time with a kernel or a copy; `ceiling` is the PCIe rate in MiB/s."""
     kernels = track.numbers.get("graphics_util") if track.has("graphics_util") else track.numbers.get("sm_util")
+    # The last choice: it reads 99 % during copies and has its own averaging window.
     if kernels is None or not any(value is not None for value in kernels):
         return [None if value is None else value / 100 for value in track.numbers.get("gpu_util", ())]
     no_values: Sequence[float | None] = [None] * len(track)
@@ -168,15 +163,13 @@ def _measure_rhythm(track: GpuTrack, full_track: GpuTrack, ceiling: float) -> Rh
     # Idle GPUs show 0.006 %; a tenth of the level counts as work.
     quiet = max(0.003, 0.1 * level)
     stops, all_stops = _stop_seconds(known_rows, quiet), _stop_seconds(_known_activity(full_track, ceiling), quiet)
-    duration = max(1e-9, known_rows[-1][0] - known_rows[0][0])
-    share = min(1.0, sum(stops) / duration)
+    share = min(1.0, sum(stops) / max(1e-9, known_rows[-1][0] - known_rows[0][0]))
     return Rhythm(statistics.fmean(values), level, len(all_stops), max(all_stops, default=0.0), share)
 
 
 def _known_activity(track: GpuTrack, ceiling: float) -> list[tuple[float, float]]:
     """Time and activity of the rows with known activity; other rows neither start nor end a stop."""
-    levels = activity(track, ceiling)
-    return [(at, value) for at, value in zip(track.times, levels, strict=False) if value is not None]
+    return [(at, value) for at, value in zip(track.times, activity(track, ceiling), strict=False) if value is not None]
 
 
 def _stop_seconds(known_rows: Sequence[tuple[float, float]], quiet: float) -> list[float]:

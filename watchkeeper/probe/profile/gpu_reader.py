@@ -148,10 +148,7 @@ class OpenedGpus(NamedTuple):
 
 
 def open_gpus(indices: Sequence[int] | None, on_open: Callable[[int, Sequence[int]], None]) -> OpenedGpus:
-    """Open NVML and its GPUs; NvmlBroken if there is none.
-
-    `on_open` gets each index, and all indices, before its GPU is opened, because that call may hang.
-    """
+    """Open NVML and its GPUs; `on_open` gets each index, and all, before its GPU is opened, because that may hang."""
     nvml = session.load()
     try:
         nvml.nvmlInit()

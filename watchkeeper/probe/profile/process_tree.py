@@ -1,7 +1,7 @@
 """Read the host resources of a process and its descendants: cores, busiest thread, disk and network.
 
-`recorder_child` reads it twice a second; each result covers the time since the previous one. The source is /proc, which
-users can read for their own processes. Values that cannot be read are absent.
+Each result covers the time since the previous one. The source is /proc, which users can read for their own processes;
+values that cannot be read are absent.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class ProcessTotals:
 
 
 class ProcessTree:
-    """A process and its descendants."""
-
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
         self._pid = pid
         self._proc = proc

@@ -1,8 +1,7 @@
 """Run `recorder_child`, collect its rows, and continue without a GPU that stops answering.
 
-`runner` opens a Recorder around a workload. A driver call that hangs blocks the child, so a new child records only the
-other GPUs. Rows are limited: at the limit, every second row is dropped and the rate is halved, so that a recording of
-any length fits in memory. `finish` returns the recording.
+A driver call that hangs blocks the child, so a new child records only the other GPUs. Rows are limited: at the limit,
+every second row is dropped and the rate is halved, so that a recording of any length fits in memory.
 """
 
 from __future__ import annotations
@@ -159,8 +158,7 @@ class Recorder:
     def recent(self, seconds: float) -> Recording:
         """The last seconds of the recording, for a progress display."""
         with self._lock:
-            newest = max((rows[-1][0] for rows in self._rows.values() if rows), default=0.0)
-            since = newest - seconds
+            since = max((rows[-1][0] for rows in self._rows.values() if rows), default=0.0) - seconds
             recent = {gpu: [row for row in rows[-2000:] if row[0] > since] for gpu, rows in self._rows.items()}
         return self._recording(recent)
 

@@ -2,10 +2,9 @@
 
     python -m watchkeeper.probe.profile.recorder_child INTERVAL_SECONDS [INDEX…]
 
-It is a separate process, so that a hanging driver call or Python's lock does not affect the command. Output, as JSON
-lines: `opening` before each GPU, `gpus` with all GPUs or `error` with the reason, then a `row` for each GPU and tick,
-always in the same order, so that a hanging call can be attributed to a GPU. Input: one line with the pid of the
-workload. The process exits at the end of its input. `recorder` runs it.
+Output, as JSON lines: `opening` before each GPU, `gpus` with all GPUs or `error` with the reason, then a `row` for each
+GPU and tick, always in the same order, so that a hanging call can be attributed to a GPU. Input: one line with the pid
+of the workload; the process exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ class ParentPipe:
 
 
 class RowSampler:
-    """Reads a row of every GPU at each tick."""
-
     def __init__(self, gpus: list[gpu_reader.GpuReader], wall_clock: clock.Clock) -> None:
         self._gpus = gpus
         self._clock = wall_clock

@@ -1,8 +1,7 @@
 """Read and write recordings: rows of numbers over time for one or more GPUs, with or without labels.
 
-`read_recording` reads CSV or Parquet of any tool with the names in `columns`; `write_csv` and `write_parquet` write the
-rows of `recorder`. Problems are reported with their line: invalid rows are dropped and noted, and a file with too many
-of them is refused. A cell that is empty, NaN or out of range is unknown, never 0.
+`read_recording` reads CSV or Parquet of any tool with the names in `columns`. Invalid rows are dropped and noted with
+their line, and a file with too many of them is refused; a cell that is empty, NaN or out of range is unknown.
 """
 
 from __future__ import annotations
@@ -107,9 +106,7 @@ def read_recording(path: Path) -> Recording:
 def read_text(text: str, *, where: str) -> Recording:
     if not text.strip():
         raise RecordingError("the file is empty", where=where, remedy=EXPECTED_COLUMNS)
-    header = text.lstrip().partition("\n")[0]
-    delimiter = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter)
+    reader = csv.reader(io.StringIO(text), delimiter=max(",;\t", key=text.lstrip().partition("\n")[0].count))
     names = next(cells for cells in reader if any(cell.strip() for cell in cells))
     table = _RowTable([name.strip().lower() for name in names], where)
     try:

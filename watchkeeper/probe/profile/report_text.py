@@ -32,8 +32,7 @@ HOST_FORMATS = {
 
 
 def report_lines(report: ProfileReport) -> Iterator[str]:
-    main = report.main
-    verdict = main.verdict
+    verdict = report.main.verdict
     yield f"{report.bottleneck.title.upper()} ({verdict.bound.value}), confidence {verdict.confidence:.2f}"
     yield f"  {report.bottleneck.meaning}."
     yield f"  {verdict.why}."

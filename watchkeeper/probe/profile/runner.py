@@ -1,7 +1,7 @@
 """Record a workload: start a command, attach to a pid, or record the GPUs for a time.
 
-`cli.node.profile` calls `run`. The workload keeps its standard input and output and gets the signals that this process
-receives. It continues when a recording ends, and its exit status becomes ours. The recording goes to `report`.
+The workload keeps its standard input and output and gets the signals that this process receives. It continues when a
+recording ends, and its exit status becomes ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Divide a recording into segments and classify each: by label if there are labels, else by change.
 
 The first seconds of a segment are its start-up and are excluded. Without labels, `changes` finds segments, and
-neighbours of the same class are merged. The command and the report print the results.
+neighbours of the same class are merged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class JudgedRecording:
 
 
 def judge_recording(recording: Recording, model: GpuModel | None = None) -> JudgedRecording:
-    """Divide every track into segments and classify each."""
     segments, unassigned_rows = [], 0
     ceilings, is_known = choose_model(recording, model)
     for track in recording.tracks:
@@ -75,15 +74,11 @@ def choose_model(recording: Recording, model: GpuModel | None = None) -> tuple[G
 
 
 def judge_whole(track: GpuTrack, model: GpuModel) -> Segment:
-    """One segment for a whole track."""
     return _judge_segment(track, "all", rows=list(range(len(track))), model=model, idle_power=idle_watts(track, model))
 
 
 def trim_to_work(track: GpuTrack, model: GpuModel) -> GpuTrack:
-    """The track without the time before and after the work: imports, loading, and the end of the process.
-
-    Work starts after a thirtieth of all activity, or after one second of activity.
-    """
+    """The track from a thirtieth of all activity, or one second of it, on; without imports, loading and the end."""
     levels = changes.fill_gaps(activity(track, _pcie_ceiling(model)))
     passed, steps = 0.0, [0.0, *(b - a for a, b in pairwise(track.times))]
     sums = [passed := passed + level * step for level, step in zip(levels, steps, strict=True)]
@@ -168,10 +163,7 @@ def _split_into_segments(track: GpuTrack, model: GpuModel) -> tuple[list[tuple[s
 
 
 def _split_by_change(track: GpuTrack, model: GpuModel) -> tuple[list[tuple[str, list[int]]], int]:
-    """Split where the workload changes, merge neighbours of one class, and number the segments.
-
-    Segments with a stop between them are not merged: `changes` splits at a stop only between different workloads.
-    """
+    """Split where the workload changes, merge neighbours of one class without a stop between them, and number them."""
     idle_power, seconds_per_row = idle_watts(track, model), changes.sample_interval(track)
     segments: list[tuple[Bound, list[int]]] = []
     for rows in changes.find_segments(track, _pcie_ceiling(model)):

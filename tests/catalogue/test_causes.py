@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from watchkeeper.catalogue import causes, pack, recovery_actions
+from watchkeeper.catalogue import causes, pack, tables
 from watchkeeper.errors import PackError
 from watchkeeper.model import alerts
 
@@ -61,10 +61,8 @@ def test_a_template_with_a_stray_placeholder_is_named_with_its_line() -> None:
     assert caught.value.where == "packs/causes.csv:2"
 
 
-def test_the_driver_s_own_wish_is_found_by_number_and_by_words() -> None:
-    reset = recovery_actions.lookup(1)
+def test_the_driver_s_own_wish_is_found_by_its_words() -> None:
+    reset = tables.find_recovery_action("gpu reset required ")
     assert reset is not None
-    assert (reset.action, reset.needs_drain) == ("reset_gpu", True)
-    assert recovery_actions.from_text("gpu reset required ") == reset
-    assert recovery_actions.lookup(99) is None
-    assert recovery_actions.from_text("") is None
+    assert (reset.value, reset.action, reset.needs_drain) == (1, "reset_gpu", True)
+    assert tables.find_recovery_action("") is None

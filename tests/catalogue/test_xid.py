@@ -83,7 +83,7 @@ def test_a_row_with_a_cell_too_few_and_a_table_without_a_column_are_named() -> N
     with pytest.raises(PackError, match="2 cells") as caught:
         pack.read("a,b\n1\n", lambda cells: cells, file="t.csv")
     assert caught.value.where == "packs/t.csv:2"
-    with pytest.raises(PackError, match="column 'severity' is missing"):
+    with pytest.raises(PackError, match="column 'short_name' is missing"):
         pack.read("code\n79\n", xid.read_row, file="xid.csv")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.diagnose.scenes import JOB, a_cluster, a_job, about_job, about_pod, add_sample
 from tests.diagnose.stories import NODE, NOON, an_engine, an_incident, facts_about, gpu, xid
-from watchkeeper.catalogue import rivals
+from watchkeeper.catalogue import causes as catalogue
 from watchkeeper.diagnose.explain import diagnose
 from watchkeeper.model.diagnosis import Diagnosis, Finding
 from watchkeeper.model.incidents import MemberKind
@@ -282,9 +282,9 @@ def test_missing_series_and_topology_are_listed() -> None:
 
 
 def test_a_pair_of_rivals_is_found_in_either_order() -> None:
-    row = rivals.rival_between("power_brake", "thermal_throttle")
+    row = catalogue.rival_between("power_brake", "thermal_throttle")
     assert row is not None
-    assert rivals.rival_between("thermal_throttle", "power_brake") == row
+    assert catalogue.rival_between("thermal_throttle", "power_brake") == row
 
 
 def test_a_rank_that_died_with_its_gpu_is_diagnosed_as_the_gpu_fault() -> None:

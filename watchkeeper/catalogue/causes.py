@@ -1,7 +1,7 @@
-"""Every cause that a finding may name, from packs/causes.csv: family, severity and texts.
+"""Every cause that a finding may name, from packs/causes.csv: family, severity, texts, events and rivals.
 
 Incidents are keyed by `family`, so that two signals of one fault join one incident; titles and next steps are
-templates over `{place}` and `{node}`, filled by `CauseRow.headline` and `CauseRow.advice`.
+templates over `{place}` and `{node}`. Rivals are causes with similar symptoms, and the check that distinguishes them.
 """
 
 from __future__ import annotations
@@ -9,28 +9,35 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from watchkeeper.catalogue import pack
-from watchkeeper.model import alerts, diagnosis
+from watchkeeper.model import alerts, diagnosis, events
 
 FILE = "causes.csv"
 SCOPES = frozenset({"gpu", "node", "rack", "workload", "fleet"})
 PLACEHOLDERS = frozenset({"place", "node"})
 
 
+def _template(text: str) -> str:
+    names = {name for _, name, _, _ in string.Formatter().parse(pack.required(text)) if name is not None}
+    if names - PLACEHOLDERS:
+        raise ValueError(f"unknown placeholder {', '.join(sorted(names - PLACEHOLDERS))}; known: place, node")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class CauseRow:
     """One cause id. `scope` is the kind of place the fault belongs to; `runbook` is a slug in docs/runbooks."""
 
-    cause: str
-    family: str
-    severity: alerts.Severity
-    scope: str
-    title: str
-    why: str
-    next_step: str
-    runbook: str
+    cause: str = pack.cell(pack.required)
+    family: str = pack.cell(pack.required)
+    severity: alerts.Severity = pack.cell(alerts.Severity)
+    scope: str = pack.cell(partial(pack.choice, choices=SCOPES))
+    title: str = pack.cell(_template)
+    why: str = pack.cell(pack.required)
+    next_step: str = pack.cell(_template)
+    runbook: str = pack.cell(pack.required)
 
     @property
     def is_hardware(self) -> bool:
@@ -54,6 +61,22 @@ class CauseRow:
         return self.next_step.format(place=place, node=node or place)
 
 
+def _shipped_cause(text: str) -> str:
+    if text not in _by_id():
+        raise ValueError(f"{text} is not a cause of {FILE}")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A cause with similar symptoms: `tell_apart` is what to check, `command` one way to check it."""
+
+    cause: str = pack.cell(_shipped_cause)
+    rival: str = pack.cell(_shipped_cause)
+    tell_apart: str = pack.cell(pack.required)
+    command: str = pack.cell(pack.required)
+
+
 def lookup(cause: str) -> CauseRow:
     """The row of a cause id; an id that is not shipped gets the row of `unknown`."""
     return _by_id().get(cause) or _by_id()[diagnosis.UNKNOWN_CAUSE]
@@ -63,26 +86,42 @@ def all_causes() -> tuple[CauseRow, ...]:
     return tuple(_by_id().values())
 
 
-def read_row(cells: Mapping[str, str]) -> CauseRow:
-    return CauseRow(
-        cause=pack.required(cells["cause"]),
-        family=pack.required(cells["family"]),
-        severity=alerts.Severity(cells["severity"]),
-        scope=pack.choice(cells["scope"], SCOPES),
-        title=_template(cells["title"]),
-        why=pack.required(cells["why"]),
-        next_step=_template(cells["next_step"]),
-        runbook=pack.required(cells["runbook"]),
-    )
+def cause_of(kind: events.EventKind) -> str | None:
+    """The cause that an event of this kind stands for; None if it is not a fault or carries its own cause."""
+    return _by_event_kind().get(kind)
 
 
-def _template(text: str) -> str:
-    names = {name for _, name, _, _ in string.Formatter().parse(pack.required(text)) if name is not None}
-    if names - PLACEHOLDERS:
-        raise ValueError(f"unknown placeholder {', '.join(sorted(names - PLACEHOLDERS))}; known: place, node")
-    return text
+def rivals_of(cause: str) -> tuple[Rival, ...]:
+    """The causes that it is mistaken for, the most frequent first."""
+    return _rivals().get(cause, ())
+
+
+def rival_between(cause: str, other: str) -> Rival | None:
+    """The row for two causes, in either order."""
+    rows = (*rivals_of(cause), *rivals_of(other))
+    return next((row for row in rows if {row.cause, row.rival} == {cause, other}), None)
+
+
+read_row = pack.row_reader(CauseRow)
 
 
 @cache
 def _by_id() -> dict[str, CauseRow]:
     return {row.cause: row for row in pack.load(FILE, read_row)}
+
+
+@cache
+def _by_event_kind() -> Mapping[events.EventKind, str]:
+    def read(cells: Mapping[str, str]) -> tuple[events.EventKind, str]:
+        pack.required(cells["why"])
+        return events.EventKind(cells["kind"]), pack.choice(cells["cause"], frozenset(_by_id()))
+
+    return dict(pack.load("event_causes.csv", read))
+
+
+@cache
+def _rivals() -> Mapping[str, tuple[Rival, ...]]:
+    by_cause: dict[str, tuple[Rival, ...]] = {}
+    for row in pack.load("rivals.csv", pack.row_reader(Rival)):
+        by_cause[row.cause] = (*by_cause.get(row.cause, ()), row)
+    return by_cause

@@ -64,12 +64,13 @@ def _table() -> tuple[Mapping[str, frozenset[str]], Mapping[str, Mapping[str, ti
 
 def read_row(cells: Mapping[str, str]) -> EffectRow:
     pack.required(cells["why"])
-    families = frozenset(row.family for row in causes.all_causes())
-    of_jobs = frozenset(row.cause for row in causes.all_causes() if row.scope == "workload")
-    named = [pack.choice(name, families | of_jobs) for name in pack.required(cells["effect"]).split()]
+    rows = causes.all_causes()
+    families = frozenset(row.family for row in rows)
+    of_jobs = frozenset(row.cause for row in rows if row.scope == "workload")
+    effects = frozenset(pack.choice(name, families | of_jobs) for name in pack.required(cells["effect"]).split())
     return EffectRow(
-        pack.choice(cells["cause"], frozenset(row.cause for row in causes.all_causes())),
-        frozenset(name for name in named if name in families),
-        frozenset(name for name in named if name not in families),
+        pack.choice(cells["cause"], frozenset(row.cause for row in rows)),
+        effects & families,
+        effects - families,
         timedelta(seconds=durations.parse_seconds(cells["within"])) if cells["within"] else ALWAYS,
     )

@@ -16,42 +16,23 @@ from watchkeeper.catalogue import pack
 class GpuModel:
     """One row of the table; None if the model lacks the part."""
 
-    name: str
-    memory_mib: int
-    tdp_watts: float
-    idle_watts: float
-    max_sm_mhz: int
-    idle_sm_mhz: int
-    memory_mhz: int
-    max_operating_celsius: int
-    slowdown_celsius: int
-    shutdown_celsius: int
-    memory_max_celsius: int | None
-    nvlink_gb_per_second: float | None
-    pcie_gb_per_second: float
-    pcie_generation: int
+    name: str = pack.cell(pack.required, "model")
+    memory_mib: int = pack.cell(int)
+    tdp_watts: float = pack.cell(float)
+    idle_watts: float = pack.cell(float)
+    max_sm_mhz: int = pack.cell(int)
+    idle_sm_mhz: int = pack.cell(int)
+    memory_mhz: int = pack.cell(int)
+    max_operating_celsius: int = pack.cell(int)
+    slowdown_celsius: int = pack.cell(int)
+    shutdown_celsius: int = pack.cell(int)
+    memory_max_celsius: int | None = pack.cell(pack.optional(int))
+    nvlink_gb_per_second: float | None = pack.cell(pack.optional(float))
+    pcie_gb_per_second: float = pack.cell(float)
+    pcie_generation: int = pack.cell(int)
 
 
 @cache
 def gpu_models() -> Mapping[str, GpuModel]:
     """All models by the driver's name for them, in the order of the table."""
-    return {model.name: model for model in pack.load("gpu_models.csv", _parse_model)}
-
-
-def _parse_model(cells: Mapping[str, str]) -> GpuModel:
-    return GpuModel(
-        name=pack.required(cells["model"]),
-        memory_mib=int(cells["memory_mib"]),
-        tdp_watts=float(cells["tdp_watts"]),
-        idle_watts=float(cells["idle_watts"]),
-        max_sm_mhz=int(cells["max_sm_mhz"]),
-        idle_sm_mhz=int(cells["idle_sm_mhz"]),
-        memory_mhz=int(cells["memory_mhz"]),
-        max_operating_celsius=int(cells["max_operating_celsius"]),
-        slowdown_celsius=int(cells["slowdown_celsius"]),
-        shutdown_celsius=int(cells["shutdown_celsius"]),
-        memory_max_celsius=int(cells["memory_max_celsius"]) if cells["memory_max_celsius"] else None,
-        nvlink_gb_per_second=float(cells["nvlink_gb_per_second"]) if cells["nvlink_gb_per_second"] else None,
-        pcie_gb_per_second=float(cells["pcie_gb_per_second"]),
-        pcie_generation=int(cells["pcie_generation"]),
-    )
+    return {model.name: model for model in pack.load("gpu_models.csv", pack.row_reader(GpuModel))}

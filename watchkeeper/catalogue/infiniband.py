@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from watchkeeper.catalogue import pack, tables
 
@@ -17,12 +17,12 @@ FOLDERS = frozenset({"counters", "hw_counters"})
 
 @dataclass(frozen=True, slots=True)
 class CounterFamily:
-    folder: str
-    file: str
-    name: str
-    scale: int
-    basic_bits: int | None
-    help: str
+    folder: str = pack.cell(partial(pack.choice, choices=FOLDERS))
+    file: str = pack.cell(pack.required)
+    name: str = pack.cell(pack.required, "family")
+    scale: int = pack.cell(int)
+    basic_bits: int | None = pack.cell(pack.optional(int))
+    help: str = pack.cell(pack.required)
 
     @property
     def basic_maximum(self) -> int | None:
@@ -32,7 +32,7 @@ class CounterFamily:
 @cache
 def counter_families() -> Mapping[tuple[str, str], CounterFamily]:
     """By folder and file."""
-    return {(row.folder, row.file): row for row in pack.load("infiniband_families.csv", _family)}
+    return {(row.folder, row.file): row for row in pack.load("infiniband_families.csv", pack.row_reader(CounterFamily))}
 
 
 @cache
@@ -41,15 +41,3 @@ def counter_maximum(counter: str) -> int | None:
     row = tables.find_counter(counter)
     family = None if row is None else counter_families().get(("counters", row.sysfs_name))
     return None if family is None else family.basic_maximum
-
-
-def _family(cells: Mapping[str, str]) -> CounterFamily:
-    bits = cells["basic_bits"]
-    return CounterFamily(
-        folder=pack.choice(cells["folder"], FOLDERS),
-        file=pack.required(cells["file"]),
-        name=pack.required(cells["family"]),
-        scale=int(cells["scale"]),
-        basic_bits=int(bits) if bits else None,
-        help=pack.required(cells["help"]),
-    )

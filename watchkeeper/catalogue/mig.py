@@ -29,11 +29,15 @@ MOST_REMEMBERED = 4096
 class MigGpu:
     """A GPU model with MIG; `compute` and `memory` are numbers of slices."""
 
-    name: str
-    models: tuple[str, ...]
-    device_ids: tuple[str, ...]
-    compute: int
-    memory: int
+    name: str = pack.cell(pack.required, "gpu")
+    models: tuple[str, ...] = pack.cell(lambda text: tuple(map(str.strip, pack.required(text).split(";"))))
+    device_ids: tuple[str, ...] = pack.cell(lambda text: tuple(pack.required(text).split()))
+    compute: int = pack.cell(int)
+    memory: int = pack.cell(int)
+
+
+def _gpu_name(text: str) -> str:
+    return pack.choice(text, frozenset(gpus()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,13 @@ class MigProfile:
     `memory_mib` is the usable memory, the lowest of all driver versions.
     """
 
-    gpu: str
-    name: str
-    compute: int
-    memory: int
-    starts: tuple[int, ...]
-    most: int
-    memory_mib: int
+    gpu: str = pack.cell(_gpu_name)
+    name: str = pack.cell(pack.required, "profile")
+    compute: int = pack.cell(int)
+    memory: int = pack.cell(int)
+    starts: tuple[int, ...] = pack.cell(lambda text: tuple(map(int, text.split())))
+    most: int = pack.cell(int)
+    memory_mib: int = pack.cell(int)
 
     @property
     def is_plain(self) -> bool:
@@ -64,7 +68,7 @@ class ImpossibleLayout(ValueError):
 @cache
 def gpus() -> Mapping[str, MigGpu]:
     """The GPU models by name, in the order of the table."""
-    return {gpu.name: gpu for gpu in pack.load(GPUS, _gpu)}
+    return {gpu.name: gpu for gpu in pack.load(GPUS, pack.row_reader(MigGpu, "source"))}
 
 
 def gpu_of_model(model: str) -> MigGpu | None:
@@ -179,26 +183,6 @@ def _normalised_model(model: str) -> str:
 @cache
 def _by_gpu() -> Mapping[str, Mapping[str, MigProfile]]:
     by_gpu: dict[str, dict[str, MigProfile]] = {}
-    for profile in pack.load(PROFILES, _profile):
+    for profile in pack.load(PROFILES, pack.row_reader(MigProfile, "source")):
         by_gpu.setdefault(profile.gpu, {})[profile.name] = profile
     return by_gpu
-
-
-def _gpu(cells: Mapping[str, str]) -> MigGpu:
-    pack.required(cells["source"])
-    models = tuple(model.strip() for model in pack.required(cells["models"]).split(";"))
-    ids = tuple(pack.required(cells["device_ids"]).split())
-    return MigGpu(pack.required(cells["gpu"]), models, ids, int(cells["compute"]), int(cells["memory"]))
-
-
-def _profile(cells: Mapping[str, str]) -> MigProfile:
-    pack.required(cells["source"])
-    return MigProfile(
-        pack.choice(cells["gpu"], frozenset(gpus())),
-        pack.required(cells["profile"]),
-        int(cells["compute"]),
-        int(cells["memory"]),
-        tuple(map(int, cells["starts"].split())),
-        int(cells["most"]),
-        int(cells["memory_mib"]),
-    )

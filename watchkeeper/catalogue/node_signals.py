@@ -6,7 +6,6 @@ starts. The Kubernetes driver looks up each condition, taint, label and annotati
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -31,11 +30,11 @@ class Meaning(StrEnum):
 class NodeSignal:
     """`name` may hold `*`; without `values`, any value counts."""
 
-    kind: SignalKind
-    name: str
-    values: frozenset[str]
-    means: Meaning
-    whose: str
+    kind: SignalKind = pack.cell(SignalKind)
+    name: str = pack.cell(pack.required)
+    values: frozenset[str] = pack.cell(lambda text: frozenset(filter(None, text.split("|"))))
+    means: Meaning = pack.cell(Meaning)
+    whose: str = pack.cell(pack.required)
 
 
 def find_signal(kind: SignalKind, name: str, value: str) -> NodeSignal | None:
@@ -48,15 +47,4 @@ def find_signal(kind: SignalKind, name: str, value: str) -> NodeSignal | None:
 
 @cache
 def _rows() -> tuple[NodeSignal, ...]:
-    return pack.load("node_signals.csv", _read)
-
-
-def _read(cells: Mapping[str, str]) -> NodeSignal:
-    pack.required(cells["source"])
-    return NodeSignal(
-        SignalKind(cells["kind"]),
-        pack.required(cells["name"]),
-        frozenset(value for value in cells["values"].split("|") if value),
-        Meaning(cells["means"]),
-        pack.required(cells["whose"]),
-    )
+    return pack.load("node_signals.csv", pack.row_reader(NodeSignal, "source"))

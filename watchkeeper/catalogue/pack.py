@@ -6,10 +6,11 @@ Each table is read once, at its first lookup, so that importing the catalogue is
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import pkgutil
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from watchkeeper.errors import PackError, quote
 
@@ -43,6 +44,30 @@ def read(text: str, read_row: Callable[[Mapping[str, str]], Row], *, file: str) 
     except (ValueError, csv.Error) as error:
         raise PackError(str(error), where=f"packs/{file}:{reader.line_num}") from error
     return tuple(rows)
+
+
+def cell(convert: Callable[[str], Any] = str, column: str = "") -> Any:
+    """A field of a row, converted from the cell of `column`, by default the column with the name of the field."""
+    return dataclasses.field(metadata={"convert": convert, "column": column})
+
+
+def row_reader(kind: type[Row], *required_columns: str) -> Callable[[Mapping[str, str]], Row]:
+    """Read a dataclass whose fields are cells; `required_columns` are not part of the row, and must not be empty."""
+    fields = [field for field in dataclasses.fields(kind) if field.metadata]  # type: ignore[arg-type]
+
+    def read_row(cells: Mapping[str, str]) -> Row:
+        for column in required_columns:
+            required(cells[column])
+        return kind(
+            **{field.name: field.metadata["convert"](cells[field.metadata["column"] or field.name]) for field in fields}
+        )
+
+    return read_row
+
+
+def optional(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Convert a cell; None if it is empty."""
+    return lambda text: convert(text) if text else None
 
 
 def yes_or_no(text: str) -> bool:

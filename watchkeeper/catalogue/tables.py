@@ -8,37 +8,39 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from watchkeeper.catalogue import pack
 from watchkeeper.model.clock_reasons import BITS
 
 ANY_STATUS = 0xFFFFFFFF
+FATALITIES = {"fatal": True, "always_fatal": True, "non_fatal": False, "notable": False}
+CONCERNS = frozenset({"rdma", "tuning", "gid", "dead_name"})
 
 
 @dataclass(frozen=True, slots=True)
 class SxidRow:
     """One error of an NVSwitch; `is_fatal` is None and `severity` empty if the log line decides."""
 
-    code: int
-    name: str
-    is_fatal: bool | None
-    severity: str
-    action: str
-    needs_drain: bool
-    note: str
-    source: str
+    code: int = pack.cell(int)
+    name: str = pack.cell(pack.required)
+    is_fatal: bool | None = pack.cell(FATALITIES.get, "fatality")
+    severity: str = pack.cell()
+    action: str = pack.cell(column="immediate_action")
+    needs_drain: bool = pack.cell(lambda text: text == "yes")
+    note: str = pack.cell()
+    source: str = pack.cell(pack.required)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionRow:
     """One ibv_wc_status."""
 
-    status: int
-    name: str
-    meaning: str
-    cause: str
-    confidence: float
+    status: int = pack.cell(int)
+    name: str = pack.cell(pack.required)
+    meaning: str = pack.cell(pack.required)
+    cause: str = pack.cell(pack.required)
+    confidence: float = pack.cell(float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,58 +58,72 @@ class CounterRow:
 class SettingRow:
     """One setting of NCCL that is worth a remark; `cause` is empty for advice only."""
 
-    variable: str
-    concern: str
-    value: re.Pattern[str]
-    problem: str
-    change: str
-    cause: str
-    confidence: float
+    variable: str = pack.cell(pack.required)
+    concern: str = pack.cell(partial(pack.choice, choices=CONCERNS))
+    value: re.Pattern[str] = pack.cell(re.compile, "value_pattern")
+    problem: str = pack.cell(pack.required)
+    change: str = pack.cell(pack.required)
+    cause: str = pack.cell()
+    confidence: float = pack.cell(float)
 
 
 @dataclass(frozen=True, slots=True)
 class ExitRow:
     """One exit code of a process or container."""
 
-    code: int
-    signal: str
-    meaning: str
-    first_look: str
-    cause: str
+    code: int = pack.cell(int)
+    signal: str = pack.cell()
+    meaning: str = pack.cell(pack.required)
+    first_look: str = pack.cell()
+    cause: str = pack.cell()
 
 
 @dataclass(frozen=True, slots=True)
 class NvlinkFault:
     """What one bit of an NVLink 5 error status (Xid 144 to 150) means."""
 
-    xid: int
-    units: tuple[str, ...]
-    error_status: int
-    resolution: str
-    severity: str
-    local_effect: str
+    xid: int = pack.cell(int)
+    units: tuple[str, ...] = pack.cell(lambda text: tuple(text.split("/")), "unit")
+    # `0x00000000/0xFFFFFFFF` stands for any status.
+    error_status: int = pack.cell(lambda text: int(text.split("/")[-1], 16) if text.startswith("0x") else 0)
+    resolution: str = pack.cell()
+    severity: str = pack.cell()
+    local_effect: str = pack.cell()
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReason:
     """One bit of the clocks event reasons; `cause` is empty for a harmless one."""
 
-    bit: int
-    name: str
-    meaning: str
-    cause: str
+    bit: int = pack.cell(lambda text: BITS[pack.choice(text, frozenset(BITS))], "label")
+    name: str = pack.cell(pack.required)
+    meaning: str = pack.cell(pack.required)
+    cause: str = pack.cell()
 
 
 @dataclass(frozen=True, slots=True)
 class DcgmIncident:
     """One incident code of DCGM's health checks and diagnostics; `cause` is empty if only the test failed."""
 
-    code: int
-    name: str
-    older_name: str
-    meaning: str
-    cause: str
-    action: str
+    code: int = pack.cell(int)
+    name: str = pack.cell(pack.required)
+    older_name: str = pack.cell()
+    meaning: str = pack.cell(pack.required)
+    cause: str = pack.cell()
+    action: str = pack.cell(pack.required)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryAction:
+    """One recovery action that the driver requests; `text` is empty if no released driver prints the value yet."""
+
+    value: int = pack.cell(int)
+    text: str = pack.cell()
+    nvml_name: str = pack.cell(pack.required)
+    action: str = pack.cell(pack.required, "immediate_action")
+    needs_drain: bool = pack.cell(pack.yes_or_no)
+    meaning: str = pack.cell(pack.required)
+    source: str = pack.cell(pack.required)
 
 
 def find_nvlink_fault(code: int, unit: str, status: int) -> NvlinkFault | None:
@@ -118,12 +134,22 @@ def find_nvlink_fault(code: int, unit: str, status: int) -> NvlinkFault | None:
 
 @cache
 def clock_reasons() -> tuple[ClockReason, ...]:
-    return pack.load("throttle_reasons.csv", _clock_reason)
+    return pack.load("throttle_reasons.csv", pack.row_reader(ClockReason))
 
 
 def find_dcgm_incident(name: str) -> DcgmIncident | None:
     """The row of a name such as DCGM_FR_PENDING_ROW_REMAP, or of a number such as 85."""
     return _incidents().get(name)
+
+
+@cache
+def _recovery_actions() -> dict[str, RecoveryAction]:
+    return {row.text.lower(): row for row in pack.load("xid154.csv", pack.row_reader(RecoveryAction)) if row.text}
+
+
+def find_recovery_action(text: str) -> RecoveryAction | None:
+    """The row of a kernel line `... GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`."""
+    return _recovery_actions().get(text.strip().lower())
 
 
 def find_sxid(code: int) -> SxidRow | None:
@@ -146,28 +172,28 @@ def find_exit_code(code: int) -> ExitRow | None:
 
 @cache
 def nccl_settings() -> tuple[SettingRow, ...]:
-    return pack.load("nccl_settings.csv", _setting)
+    return pack.load("nccl_settings.csv", pack.row_reader(SettingRow))
 
 
 @cache
 def _nvlink_faults() -> tuple[NvlinkFault, ...]:
-    return pack.load("xid_nvlink5.csv", _nvlink_fault)
+    return pack.load("xid_nvlink5.csv", pack.row_reader(NvlinkFault))
 
 
 @cache
 def _incidents() -> dict[str, DcgmIncident]:
-    rows = pack.load("dcgm_incidents.csv", _incident)
+    rows = pack.load("dcgm_incidents.csv", pack.row_reader(DcgmIncident))
     return {name: row for row in rows for name in (row.name, row.older_name, str(row.code)) if name}
 
 
 @cache
 def _sxids() -> dict[int, SxidRow]:
-    return {row.code: row for row in pack.load("sxid.csv", _sxid)}
+    return {row.code: row for row in pack.load("sxid.csv", pack.row_reader(SxidRow))}
 
 
 @cache
 def _completions() -> dict[int, CompletionRow]:
-    return {row.status: row for row in pack.load("ib_completion.csv", _completion)}
+    return {row.status: row for row in pack.load("ib_completion.csv", pack.row_reader(CompletionRow))}
 
 
 @cache
@@ -178,90 +204,10 @@ def _counters() -> dict[str, CounterRow]:
 
 @cache
 def _exits() -> dict[int, ExitRow]:
-    return {row.code: row for row in pack.load("exit_codes.csv", _exit)}
-
-
-def _sxid(cells: Mapping[str, str]) -> SxidRow:
-    fatal = {"fatal": True, "always_fatal": True, "potentially_fatal": None, "non_fatal": False, "notable": False}
-    return SxidRow(
-        code=int(cells["code"]),
-        name=pack.required(cells["name"]),
-        is_fatal=fatal.get(cells["fatality"]),
-        severity=cells["severity"],
-        action=cells["immediate_action"],
-        needs_drain=cells["needs_drain"] == "yes",
-        note=cells["note"],
-        source=pack.required(cells["source"]),
-    )
-
-
-def _completion(cells: Mapping[str, str]) -> CompletionRow:
-    return CompletionRow(
-        status=int(cells["status"]),
-        name=pack.required(cells["name"]),
-        meaning=pack.required(cells["meaning"]),
-        cause=pack.required(cells["cause"]),
-        confidence=float(cells["confidence"]),
-    )
+    return {row.code: row for row in pack.load("exit_codes.csv", pack.row_reader(ExitRow))}
 
 
 def _counter(cells: Mapping[str, str]) -> CounterRow:
-    limit = cells["total_limit"]
-    return CounterRow(
-        name=cells["name"],
-        sysfs_name=cells["sysfs_name"] or cells["hw_counter"],
-        total_limit=int(limit) if limit else None,
-        meaning=cells["meaning"],
-        action=cells["action"],
-    )
-
-
-def _setting(cells: Mapping[str, str]) -> SettingRow:
-    return SettingRow(
-        variable=pack.required(cells["variable"]),
-        concern=pack.choice(cells["concern"], frozenset({"rdma", "tuning", "gid", "dead_name"})),
-        value=re.compile(cells["value_pattern"]),
-        problem=pack.required(cells["problem"]),
-        change=pack.required(cells["change"]),
-        cause=cells["cause"],
-        confidence=float(cells["confidence"]),
-    )
-
-
-def _exit(cells: Mapping[str, str]) -> ExitRow:
-    return ExitRow(
-        int(cells["code"]), cells["signal"], pack.required(cells["meaning"]), cells["first_look"], cells["cause"]
-    )
-
-
-def _nvlink_fault(cells: Mapping[str, str]) -> NvlinkFault:
-    status = cells["error_status"]
-    return NvlinkFault(
-        xid=int(cells["xid"]),
-        units=tuple(cells["unit"].split("/")),
-        # `0x00000000/0xFFFFFFFF` stands for any status.
-        error_status=int(status.split("/")[-1], 16) if status.startswith("0x") else 0,
-        resolution=cells["resolution"],
-        severity=cells["severity"],
-        local_effect=cells["local_effect"],
-    )
-
-
-def _clock_reason(cells: Mapping[str, str]) -> ClockReason:
-    return ClockReason(
-        BITS[pack.choice(cells["label"], frozenset(BITS))],
-        name=pack.required(cells["name"]),
-        meaning=pack.required(cells["meaning"]),
-        cause=cells["cause"],
-    )
-
-
-def _incident(cells: Mapping[str, str]) -> DcgmIncident:
-    return DcgmIncident(
-        code=int(cells["code"]),
-        name=pack.required(cells["name"]),
-        older_name=cells["older_name"],
-        meaning=pack.required(cells["meaning"]),
-        cause=cells["cause"],
-        action=pack.required(cells["action"]),
-    )
+    sysfs_name = cells["sysfs_name"] or cells["hw_counter"]
+    limit = pack.optional(int)(cells["total_limit"])
+    return CounterRow(cells["name"], sysfs_name, limit, cells["meaning"], cells["action"])

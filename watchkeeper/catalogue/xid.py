@@ -6,9 +6,8 @@ undocumented code has a row that says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from watchkeeper.catalogue import pack
 from watchkeeper.model import alerts, diagnosis
@@ -19,19 +18,10 @@ CLASSES = frozenset(
 )
 SCOPES = frozenset({"process", "gpu", "node", "fabric", "unknown"})
 ACTIONS = frozenset(
-    {
-        "check_fabric",
-        "contact_vendor",
-        "drain_then_reset",
-        "investigate",
-        "monitor",
-        "none",
-        "reboot_node",
-        "replace_gpu",
-        "reset_gpu",
-        "restart_app",
-    }
+    {"check_fabric", "contact_vendor", "drain_then_reset", "investigate", "monitor", "none", "reboot_node"}
+    | {"replace_gpu", "reset_gpu", "restart_app"}
 )
+DEVICE_PLUGIN_DEFAULTS = frozenset({"ignored", "marks_unhealthy"})
 # The source has four levels, alerts have three: `fatal` and `critical` both page.
 SEVERITIES = {
     "fatal": alerts.Severity.CRITICAL,
@@ -47,23 +37,23 @@ UNKNOWN_SETTLE_SECONDS = 10
 class XidRow:
     """One Xid code. `is_known` is False for a code outside the catalogue; missing texts are empty."""
 
-    code: int
-    name: str
-    fault_class: str
-    severity: alerts.Severity
-    scope: str
-    likely_cause: str
-    action: str
-    needs_drain: bool
-    nvidia_immediate: str
-    nvidia_investigatory: str
-    mnemonic: str
-    is_unused: bool
-    device_plugin: str
-    note: str
-    source: str
-    cause: str
-    settle_seconds: int
+    code: int = pack.cell(int)
+    name: str = pack.cell(pack.required, "short_name")
+    fault_class: str = pack.cell(partial(pack.choice, choices=CLASSES), "class")
+    severity: alerts.Severity = pack.cell(lambda text: SEVERITIES[pack.choice(text, frozenset(SEVERITIES))])
+    scope: str = pack.cell(partial(pack.choice, choices=SCOPES))
+    likely_cause: str = pack.cell(pack.required)
+    action: str = pack.cell(partial(pack.choice, choices=ACTIONS), "immediate_action")
+    needs_drain: bool = pack.cell(pack.yes_or_no)
+    nvidia_immediate: str = pack.cell(column="nvidia_immediate_resolution")
+    nvidia_investigatory: str = pack.cell(column="nvidia_investigatory_resolution")
+    mnemonic: str = pack.cell()
+    is_unused: bool = pack.cell(pack.yes_or_no, "unused_in_catalogue")
+    device_plugin: str = pack.cell(partial(pack.choice, choices=DEVICE_PLUGIN_DEFAULTS), "k8s_device_plugin_default")
+    note: str = pack.cell()
+    source: str = pack.cell(pack.required)
+    cause: str = pack.cell(pack.required)
+    settle_seconds: int = pack.cell(int)
     is_known: bool = True
 
     @property
@@ -81,49 +71,7 @@ class XidRow:
 
 
 def lookup(code: int) -> XidRow:
-    return _by_code().get(code) or _undescribed(code)
-
-
-def all_codes() -> tuple[XidRow, ...]:
-    return tuple(_by_code().values())
-
-
-@cache
-def settle_seconds(cause: str) -> int:
-    """How long to wait for more signals before a diagnosis of this cause: the longest of its Xid codes."""
-    return max((row.settle_seconds for row in all_codes() if row.cause == cause), default=0)
-
-
-def read_row(cells: Mapping[str, str]) -> XidRow:
-    severity = pack.choice(cells["severity"], frozenset(SEVERITIES))
-    return XidRow(
-        code=int(cells["code"]),
-        name=pack.required(cells["short_name"]),
-        fault_class=pack.choice(cells["class"], CLASSES),
-        severity=SEVERITIES[severity],
-        scope=pack.choice(cells["scope"], SCOPES),
-        likely_cause=pack.required(cells["likely_cause"]),
-        action=pack.choice(cells["immediate_action"], ACTIONS),
-        needs_drain=pack.yes_or_no(cells["needs_drain"]),
-        nvidia_immediate=cells["nvidia_immediate_resolution"],
-        nvidia_investigatory=cells["nvidia_investigatory_resolution"],
-        mnemonic=cells["mnemonic"],
-        is_unused=pack.yes_or_no(cells["unused_in_catalogue"]),
-        device_plugin=pack.choice(cells["k8s_device_plugin_default"], frozenset({"ignored", "marks_unhealthy"})),
-        note=cells["note"],
-        source=pack.required(cells["source"]),
-        cause=pack.required(cells["cause"]),
-        settle_seconds=int(cells["settle_seconds"]),
-    )
-
-
-@cache
-def _by_code() -> dict[int, XidRow]:
-    return {row.code: row for row in pack.load(FILE, read_row)}
-
-
-def _undescribed(code: int) -> XidRow:
-    return XidRow(
+    return _by_code().get(code) or XidRow(
         code=code,
         name=f"Xid {code} is not in the catalogue",
         fault_class="unknown",
@@ -144,3 +92,21 @@ def _undescribed(code: int) -> XidRow:
         settle_seconds=UNKNOWN_SETTLE_SECONDS,
         is_known=False,
     )
+
+
+def all_codes() -> tuple[XidRow, ...]:
+    return tuple(_by_code().values())
+
+
+@cache
+def settle_seconds(cause: str) -> int:
+    """How long to wait for more signals before a diagnosis of this cause: the longest of its Xid codes."""
+    return max((row.settle_seconds for row in all_codes() if row.cause == cause), default=0)
+
+
+read_row = pack.row_reader(XidRow)
+
+
+@cache
+def _by_code() -> dict[int, XidRow]:
+    return {row.code: row for row in pack.load(FILE, read_row)}

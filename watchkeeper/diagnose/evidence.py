@@ -12,7 +12,7 @@ from dataclasses import field as default
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from watchkeeper.catalogue import causes, event_causes, xid
+from watchkeeper.catalogue import causes, xid
 from watchkeeper.diagnose import place_context
 from watchkeeper.kit import clock
 from watchkeeper.model import diagnosis, fleet, incidents
@@ -122,7 +122,7 @@ def cause_of(event: Event) -> str | None:
     cause_id = event.fields.get("cause", "")
     if cause_id:
         return causes.lookup(cause_id).cause
-    kind_cause = event_causes.cause_of(event.kind)
+    kind_cause = causes.cause_of(event.kind)
     return None if kind_cause == diagnosis.UNKNOWN_CAUSE else kind_cause
 
 

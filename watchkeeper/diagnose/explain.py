@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from watchkeeper.catalogue import causes, rivals
+from watchkeeper.catalogue import causes
 from watchkeeper.diagnose.checks import CHECKS, Check
 from watchkeeper.diagnose.checks.catalogue import from_catalogue, unknown
 from watchkeeper.diagnose.evidence import FIELDS, IncidentFacts
@@ -78,7 +78,7 @@ def diagnose(facts: IncidentFacts, now: datetime, *, checks: Iterable[Check] = C
 def _better_rivals(facts: IncidentFacts, all_findings: Iterable[Finding], own: list[Finding]) -> list[Finding]:
     """Findings for causes that are often confused with the incident's cause, if they have higher confidence."""
     own_confidence = max((finding.confidence for finding in own), default=0.0)
-    rival_causes = {row.rival for row in rivals.rivals_of(facts.incident.cause)}
+    rival_causes = {row.rival for row in causes.rivals_of(facts.incident.cause)}
     candidates = [
         finding
         for finding in all_findings
@@ -115,8 +115,8 @@ def distinguishing_check(ranked: tuple[Finding, ...]) -> str:
     best = ranked[0]
     ruled_out = {ruled.cause for ruled in best.ruled_out}
     others = [finding.cause for finding in ranked[1:] if finding.cause != best.cause]
-    rows = [rivals.rival_between(best.cause, other) for other in others]
-    rows += [row for row in rivals.rivals_of(best.cause) if row.rival not in ruled_out]
+    rows = [causes.rival_between(best.cause, other) for other in others]
+    rows += [row for row in causes.rivals_of(best.cause) if row.rival not in ruled_out]
     row = next((row for row in rows if row is not None), None)
     if row is None:
         return ""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from watchkeeper.catalogue import causes, event_causes, xid
+from watchkeeper.catalogue import causes, xid
 from watchkeeper.model import alerts, diagnosis, events, fleet, incidents, jobs
 
 # The agent writes the cause of these events into `fields`.
@@ -95,9 +95,7 @@ def from_event(event: events.Event) -> Signal | None:
         row = xid.lookup(event.code)
         cause, severity = row.cause, row.severity
     else:
-        cause_id = (
-            event.fields.get("cause", "") if event.kind in NAMED_KINDS else event_causes.cause_of(event.kind) or ""
-        )
+        cause_id = event.fields.get("cause", "") if event.kind in NAMED_KINDS else causes.cause_of(event.kind) or ""
         cause_row = causes.lookup(cause_id)
         cause, severity = cause_row.cause, cause_row.severity
     member = incidents.Member(

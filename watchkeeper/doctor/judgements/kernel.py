@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from watchkeeper.catalogue import recovery_actions, tables, xid
+from watchkeeper.catalogue import tables, xid
 from watchkeeper.doctor.facts import DoctorFacts, Sighting, field_values
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 from watchkeeper.model import diagnosis
@@ -138,7 +138,7 @@ def _cause_of(code: int) -> str:
 
 def _recovery_advice(sightings: Sequence[Sighting]) -> str | None:
     actions = field_values(sightings, "recovery_action")
-    row = recovery_actions.from_text(actions[-1]) if actions else None
+    row = tables.find_recovery_action(actions[-1]) if actions else None
     return row.meaning if row is not None else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from watchkeeper.capacity import jobs, sizing, whatif
+from watchkeeper.capacity import jobs, whatif
 from watchkeeper.capacity.simulated_fleet import FleetNode
 from watchkeeper.cli.accounting.capacity import command
 
@@ -79,7 +79,7 @@ def test_gpus_are_added_in_nodes_like_the_others_and_taken_from_the_end() -> Non
 
 def test_the_smallest_addition_that_keeps_a_wait_is_found() -> None:
     recorded = jobs.read_jobs(BUSY, where="j.csv").jobs
-    found = sizing.find_smallest_addition(recorded, FLEET, target_seconds=30.0)
+    found = whatif.find_smallest_addition(recorded, FLEET, target_seconds=30.0)
     assert found.add_gpus is not None
     waits = [
         compared(BUSY, whatif.FleetChange(add_gpus=gpus))["after"]["wait"]["p95"]
@@ -91,7 +91,7 @@ def test_the_smallest_addition_that_keeps_a_wait_is_found() -> None:
 
 def test_a_wait_that_no_fleet_can_keep_is_said() -> None:
     text = HEADER + "".join(f"j{at},32,0,0,100\n" for at in range(40))
-    found = sizing.find_smallest_addition(jobs.read_jobs(text, where="j").jobs, FLEET, target_seconds=1.0)
+    found = whatif.find_smallest_addition(jobs.read_jobs(text, where="j").jobs, FLEET, target_seconds=1.0)
     assert (found.add_gpus, found.days_kept) == (None, None)
 
 

@@ -1,7 +1,7 @@
 """Create scaling advice from a forecast and the current capacity, as data and as a sentence.
 
 Autoscalers, ticket systems and people read it (`GET /api/capacity/advice`, `watchkeeper capacity forecast --json`);
-Watchkeeper does not act on it. Each advice has an action, a number of GPUs, a reason and a confidence.
+Watchkeeper does not act on it.
 """
 
 from __future__ import annotations
@@ -33,29 +33,6 @@ class ScalingAdvice:
 
 def advise_on_forecast(demand: Forecast, full: Fullness, need: GpusNeeded) -> list[ScalingAdvice]:
     """Return the advice to add GPUs, remove GPUs or keep the fleet."""
-    stay = ScalingAdvice("none", 0, "demand stays within the fleet for the whole horizon", confidence=1 - full.likely)
-    return _advise_size_change(demand, full, need) or [stay]
-
-
-def advise_on_capacity(capacity: FleetCapacity, repartitions: Iterable[Repartition]) -> list[ScalingAdvice]:
-    """Return the advice that makes more GPUs usable without new ones."""
-    advice = []
-    if capacity.shapes:
-        largest = capacity.shapes[-1]
-        if largest.stranded_gpus >= max(MIN_STRANDED_GPUS, largest.gpus):
-            free = f"{largest.stranded_gpus} of {capacity.free_gpus} free GPUs"
-            advice.append(
-                ScalingAdvice("defragment", largest.stranded_gpus, f"{free} fit no job of {largest.gpus} GPUs")
-            )
-    for repartition in repartitions:
-        if repartition.frees_gpus:
-            fit = f"{repartition.workloads} workloads on {repartition.model} fit into MIG instances"
-            why = f"{fit}, which frees {repartition.frees_gpus} GPUs"
-            advice.append(ScalingAdvice("repartition", repartition.gpus_to_cut, why))
-    return advice
-
-
-def _advise_size_change(demand: Forecast, full: Fullness, need: GpusNeeded) -> list[ScalingAdvice]:
     if need.likely_gpus > 0:
         why = f"expected demand exceeds {100 * need.target:.0f} % of the fleet"
         return [ScalingAdvice("add", need.likely_gpus, why, confidence=0.5)]
@@ -67,7 +44,23 @@ def _advise_size_change(demand: Forecast, full: Fullness, need: GpusNeeded) -> l
         spare = int(full.capacity_gpus - highest / need.target)
         why = f"demand stays below {highest:.0f} GPUs with a probability of 90 %"
         return [ScalingAdvice("shrink", spare, why, confidence=0.9)]
-    return []
+    return [ScalingAdvice("none", 0, "demand stays within the fleet for the whole horizon", confidence=1 - full.likely)]
+
+
+def advise_on_capacity(capacity: FleetCapacity, repartitions: Iterable[Repartition]) -> list[ScalingAdvice]:
+    """Return the advice that makes more GPUs usable without new ones."""
+    advice = []
+    if capacity.shapes:
+        largest = capacity.shapes[-1]
+        if largest.stranded_gpus >= max(MIN_STRANDED_GPUS, largest.gpus):
+            why = f"{largest.stranded_gpus} of {capacity.free_gpus} free GPUs fit no job of {largest.gpus} GPUs"
+            advice.append(ScalingAdvice("defragment", largest.stranded_gpus, why))
+    for repartition in repartitions:
+        if repartition.frees_gpus:
+            workloads = f"{repartition.workloads} workloads on {repartition.model}"
+            why = f"{workloads} fit into MIG instances, which frees {repartition.frees_gpus} GPUs"
+            advice.append(ScalingAdvice("repartition", repartition.gpus_to_cut, why))
+    return advice
 
 
 def summary_sentence(full: Fullness, need: GpusNeeded, *, horizon: str) -> str:
@@ -84,9 +77,8 @@ def summary_sentence(full: Fullness, need: GpusNeeded, *, horizon: str) -> str:
     else:
         status = f"Not full within {horizon}: the upper limit of the 80 % interval stays below {capacity}"
     if need.sure_gpus:
-        goal = f"to stay at or below {100 * need.target:.0f} %"
-        addition = f"{goal} add {need.likely_gpus} GPUs, or {need.sure_gpus} for a confidence of 90 %"
-        return f"{status}; {addition}."
+        addition = f"add {need.likely_gpus} GPUs, or {need.sure_gpus} for a confidence of 90 %"
+        return f"{status}; to stay at or below {100 * need.target:.0f} % {addition}."
     return f"{status}; {100 * need.target:.0f} % needs no more GPUs."
 
 

@@ -1,12 +1,9 @@
 """Rolling-origin backtest: run every model at many past times, measure the errors, and weight the models by them.
 
-At each origin, every model forecasts from the data that was available then. Errors by distance ahead give the weights.
 The forecast is the weighted median of all paths, because errors are absolute and the median ignores a single diverging
-model. A history of some weeks has little evidence for forecasts a week ahead. Therefore part of the weight is reserved
-for the plain forecasts: the fewer windows, the larger that part, and in series with a weekly pattern it goes to plain
-forecasts with a week. Weights at an origin use only outcomes known at that origin. So the errors of past forecasts are
-valid for the coming one: they are reported, and give the intervals (split conformal prediction over rolling residuals).
-`forecast` calls it.
+model. A history of some weeks has little evidence for forecasts a week ahead, so part of the weight is reserved for the
+plain forecasts: the fewer windows, the larger that part. Weights at an origin use only outcomes known at that origin,
+so the errors of past forecasts are valid for the coming one (split conformal prediction over rolling residuals).
 """
 
 from __future__ import annotations
@@ -90,7 +87,12 @@ def run_backtest(series: demand.DemandSeries, steps: int, scale: SeasonLengths) 
     paths, actual = [], np.full((len(origins), steps), math.nan)
     repeated = np.zeros(len(origins))
     for row, origin in enumerate(origins):
-        past = _past_at(values, int(origin), outages, scale)
+        # As known at the origin: outages that had ended are gaps, and gaps are filled.
+        past = values[:origin].copy()
+        for start, end, clear in outages:
+            if clear <= origin:
+                past[start:end] = math.nan
+        past = demand.fill_gaps(past, day=scale.day, week=scale.week)
         origin_paths, repeated[row] = build_candidates(past, steps, scale), repeated_share(past, scale)
         # Early origins have no week of data yet: there, a model falls back to its version with a shorter season.
         names = tuple(origin_paths) if len(origin_paths) >= len(names) else names
@@ -103,16 +105,9 @@ def run_backtest(series: demand.DemandSeries, steps: int, scale: SeasonLengths) 
     table = np.stack([np.stack([_path_or_simpler(origin_paths, name) for name in names]) for origin_paths in paths])
     moves = np.diff(values[~np.isnan(values)])
     usual_move = float(np.sqrt(np.mean(moves**2))) if len(moves) else 0.0
-    return RolledForecasts(names, origins, table, actual, _edges(steps, scale.day), scale, repeated, usual_move, stride)
-
-
-def _past_at(values: Floats, origin: int, outages: list[tuple[int, int, int]], scale: SeasonLengths) -> Floats:
-    """Return the history as it was known at an origin: outages that had ended are gaps, and gaps are filled."""
-    past = values[:origin].copy()
-    for start, end, clear in outages:
-        if clear <= origin:
-            past[start:end] = math.nan
-    return demand.fill_gaps(past, day=scale.day, week=scale.week)
+    inner_edges = {round(days * scale.day) for days in HORIZON_EDGES_DAYS}
+    edges = np.array([0, *sorted(edge for edge in inner_edges if 0 < edge < steps), steps])
+    return RolledForecasts(names, origins, table, actual, edges, scale, repeated, usual_move, stride)
 
 
 def _path_or_simpler(paths: dict[str, Floats], name: str) -> Floats:
@@ -123,18 +118,12 @@ def _path_or_simpler(paths: dict[str, Floats], name: str) -> Floats:
     return paths[simpler] if shape == "week" and simpler in paths else paths[level]
 
 
-def _edges(steps: int, day: int) -> Indexes:
-    inner = [round(days * day) for days in HORIZON_EDGES_DAYS]
-    return np.array([0, *sorted({edge for edge in inner if 0 < edge < steps}), steps])
+def measure_errors(rolled: RolledForecasts, paths: Floats | None = None) -> Floats:
+    """Return the mean absolute error by origin, model and part of the horizon; NaN if the part has no outcome.
 
-
-def measure_errors(rolled: RolledForecasts) -> Floats:
-    """Return the mean absolute error by origin, model and part of the horizon; NaN if the part has no outcome."""
-    return _measure_errors(rolled, rolled.paths)
-
-
-def _measure_errors(rolled: RolledForecasts, paths: Floats) -> Floats:
-    distance = np.abs(paths - rolled.actual[:, None, :])
+    `paths` are other forecasts at the same origins.
+    """
+    distance = np.abs((rolled.paths if paths is None else paths) - rolled.actual[:, None, :])
     has_outcome = ~np.isnan(rolled.actual)
     parts = []
     for start, end in pairwise(rolled.edges):
@@ -157,9 +146,8 @@ def weights_at(rolled: RolledForecasts, model_errors: Floats, row: int) -> Float
         decay = ERROR_DECAY ** ((now - rolled.origins[usable] - end) / rolled.scale.day)
         loss = decay @ model_errors[usable][:, :, part] / decay.sum()
         median_loss = float(np.median(loss))
-        losses[part] = (
-            np.minimum(loss / median_loss, WORST_RATIO) if median_loss > 0 else np.where(loss > 0, WORST_RATIO, 0.0)
-        )
+        capped = np.minimum(loss / median_loss, WORST_RATIO) if median_loss > 0 else WORST_RATIO * (loss > 0)
+        losses[part] = capped
         # Overlapping windows are not independent evidence.
         evidence[part] = decay.sum() * min(1.0, rolled.stride / end)
     part_weights = NEIGHBOUR_DECAY ** np.abs(np.subtract.outer(np.arange(parts), np.arange(parts))) * evidence
@@ -168,9 +156,8 @@ def weights_at(rolled: RolledForecasts, model_errors: Floats, row: int) -> Float
     weights = (blended / blended.min(axis=1, keepdims=True)) ** -SHARPNESS
     windows = (now - rolled.origins[0]) / rolled.edges[1:, None]
     plain_share = PLAIN_WINDOWS / (PLAIN_WINDOWS + windows)
-    return np.asarray(
-        (1 - plain_share) * _normalise(weights) + plain_share * _plain_weights(rolled, weights, rolled.repeated[row])
-    )
+    plain_weights = _plain_weights(rolled, weights, rolled.repeated[row])
+    return np.asarray((1 - plain_share) * _normalise(weights) + plain_share * plain_weights)
 
 
 def _plain_weights(rolled: RolledForecasts, weights: Floats, repeated: float) -> Floats:
@@ -180,9 +167,8 @@ def _plain_weights(rolled: RolledForecasts, weights: Floats, repeated: float) ->
     plain = np.where(is_late, np.isin(rolled.names, PLAIN_BEYOND_A_WEEK), np.isin(rolled.names, PLAIN))
     if not repeated:
         return _normalise(plain * soft)
-    return (1 - repeated) * _normalise(plain * soft) + repeated * _normalise(
-        np.isin(rolled.names, PLAIN_OF_WEEKS) * soft
-    )
+    weekly = _normalise(np.isin(rolled.names, PLAIN_OF_WEEKS) * soft)
+    return (1 - repeated) * _normalise(plain * soft) + repeated * weekly
 
 
 def _normalise(weights: Floats) -> Floats:
@@ -205,7 +191,7 @@ def pull_to_naive(rolled: RolledForecasts, model_errors: Floats, combined_paths:
     naive = [rolled.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)]
     low, high = rolled.paths[:, naive].min(axis=1), rolled.paths[:, naive].max(axis=1)
     pulled_paths = combined_paths + NAIVE_PULL * (np.clip(combined_paths, low, high) - combined_paths)
-    gains = model_errors[:, naive] - _measure_errors(rolled, combined_paths[:, None])
+    gains = model_errors[:, naive] - measure_errors(rolled, combined_paths[:, None])
     # The first origins have less than a day of outcomes.
     has_full_day = rolled.origins >= rolled.origins[0] + rolled.scale.day
     paths = combined_paths.copy()
@@ -228,7 +214,6 @@ def _has_skill(gains: Floats, decay: Floats, windows: float) -> bool:
 
 
 def quantiles_by_column(values: Floats, weights: Floats, shares: tuple[float, ...]) -> Floats:
-    """Return the weighted quantiles of each column."""
     order = np.argsort(values, axis=0, kind="stable")
     cumulative_weights = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0)
     ranks = np.array([np.argmax(cumulative_weights >= share * cumulative_weights[-1], axis=0) for share in shares])
@@ -240,7 +225,5 @@ def wape(paths: Floats, actual: Floats) -> float | None:
     has_outcome = ~np.isnan(actual)
     if not has_outcome.any():
         return None
-    absolute_error, total = float(np.abs(paths - actual)[has_outcome].sum()), float(np.abs(actual[has_outcome]).sum())
-    if total > 0:
-        return absolute_error / total
-    return 0.0 if absolute_error == 0 else None
+    error, total = float(np.abs(paths - actual)[has_outcome].sum()), float(np.abs(actual[has_outcome]).sum())
+    return error / total if total > 0 else 0.0 if error == 0 else None

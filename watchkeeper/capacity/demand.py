@@ -1,9 +1,8 @@
 """Convert points of demand to a regular series with one value for each step; gaps stay gaps.
 
-The value of a step is the mean of its points. A step without a point is a gap (NaN). A fall to zero that recovers in
+The value of a step is the mean of its points; a step without a point is a gap (NaN). A fall to zero that recovers in
 days is an outage of the fleet or of its recording, not a change of demand: it counts as a gap once it is over, and as
-measured while it lasts. `forecast` takes the series; points come from `demand_table` or, in
-`web/accounting/capacity_api`, from the hub's samples.
+measured while it lasts.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class DemandSeries:
 
     @property
     def end_seconds(self) -> float:
-        """The start of the first step after the series."""
         return self.start_seconds + len(self.values) * self.step_seconds
 
     def with_notes(self, notes: Sequence[str]) -> DemandSeries:
@@ -70,25 +68,19 @@ def regular_series(
         step = float(next((usual for usual in USUAL_STEPS if usual > step), 2 * step))
     if step_seconds is None and horizon_seconds and step != _detect_step(times, []):
         notes.append(f"resampled to {durations.format_seconds(step)}: the limit is {MAX_STEPS_AHEAD:,} steps ahead")
-    start = _first_edge(times, step)
+    # Times at regular steps keep their start; other times start at a full step.
+    is_even = float(np.mean((times - times[0]) % step == 0)) >= 0.9
+    start = float(times[0]) if is_even else math.floor(times[0] / step) * step
     steps = int((times[-1] - start) // step) + 1
     if steps > MAX_STEPS:
         start, steps = start + (steps - MAX_STEPS) * step, MAX_STEPS
         times, values = times[times >= start], values[times >= start]
         notes.append(f"only the last {steps:,} steps are used")
     step_indexes = ((times - start) // step).astype(np.int64)
-    return DemandSeries(
-        start,
-        step,
-        _combine_by_step(step_indexes, values, steps, combine=combine),
-        tuple(_add_gap_note(step_indexes, steps, step, notes)),
-    )
-
-
-def _first_edge(times: Floats, step: float) -> float:
-    """The first time if the others follow it at regular steps, else that time rounded down to a full step."""
-    is_even = float(np.mean((times - times[0]) % step == 0)) >= 0.9
-    return float(times[0]) if is_even else math.floor(times[0] / step) * step
+    missing = steps - len(np.unique(step_indexes))
+    if missing:
+        notes.append(f"{missing} of {steps} steps of {durations.format_seconds(step)} have no point and are gaps")
+    return DemandSeries(start, step, _combine_by_step(step_indexes, values, steps, combine=combine), tuple(notes))
 
 
 def _sort_points(
@@ -102,13 +94,12 @@ def _sort_points(
         raise CollectError(f"{len(unique)} distinct times; a forecast needs at least 2", where=where)
     if counts.max() == 1 or combine:
         return times, values
-    if float(np.median(counts)) > 1:
-        repeats = int(np.median(counts))
-        notes.append(
-            f"each time has {repeats} rows, one for each group: values are summed; --combine and --where change this"
-        )
-        return unique, np.add.reduceat(values, first)
-    return unique, np.add.reduceat(values, first) / counts
+    sums, repeats = np.add.reduceat(values, first), float(np.median(counts))
+    if repeats <= 1:
+        return unique, sums / counts
+    groups = f"each time has {int(repeats)} rows, one for each group"
+    notes.append(f"{groups}: values are summed; --combine and --where change this")
+    return unique, sums
 
 
 def _detect_step(times: Floats, notes: list[str]) -> float:
@@ -117,13 +108,11 @@ def _detect_step(times: Floats, notes: list[str]) -> float:
     step = next((float(usual) for usual in USUAL_STEPS if abs(usual - typical) <= 0.1 * usual), None)
     if step is None:
         # Irregular times: with the next longer usual step, nearly every step has a point.
-        step = float(
-            next((usual for usual in USUAL_STEPS if usual >= typical), DAY_SECONDS * math.ceil(typical / DAY_SECONDS))
-        )
+        whole_days = DAY_SECONDS * math.ceil(typical / DAY_SECONDS)
+        step = float(next((usual for usual in USUAL_STEPS if usual >= typical), whole_days))
         apart = durations.format_seconds(typical) if typical >= 1 else f"{typical:.2g} s"
-        notes.append(
-            f"irregular times, typically {apart} apart: the mean of each {durations.format_seconds(step)} is used"
-        )
+        used = f"the mean of each {durations.format_seconds(step)} is used"
+        notes.append(f"irregular times, typically {apart} apart: {used}")
     elif float(np.mean(np.abs(gaps - typical) > 0.1 * typical)) > 0.1:
         notes.append(f"times are not evenly spaced: the mean of each {durations.format_seconds(step)} is used")
     return step
@@ -142,13 +131,6 @@ def _combine_by_step(step_indexes: npt.NDArray[np.int64], values: Floats, steps:
         sums = np.bincount(step_indexes, weights=values, minlength=steps)
         step_values[counts > 0] = sums[counts > 0] / (1 if combine == "sum" else counts[counts > 0])
     return step_values
-
-
-def _add_gap_note(step_indexes: npt.NDArray[np.int64], steps: int, step: float, notes: list[str]) -> list[str]:
-    missing = steps - len(np.unique(step_indexes))
-    if missing:
-        notes.append(f"{missing} of {steps} steps of {durations.format_seconds(step)} have no point and are gaps")
-    return notes
 
 
 def find_outages(values: Floats, *, day: int) -> list[tuple[int, int, int]]:

@@ -16,20 +16,17 @@ CLUSTER_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 
 def demand_expression(kind: str, *, cluster: str | None = None) -> str:
-    """Return the PromQL for GPUs in demand (allocated and pending), allocated, queued, or used."""
     matcher = _cluster_matcher(cluster)
     selector = f'{{{matcher}{"," if matcher else ""}state="allocated"}}'
     allocated = f"(sum(watchkeeper_scheduler_gpus{selector}) or sum(watchkeeper:gpus_allocated:count{{{matcher}}}))"
     # Without a series of pending GPUs, pending is 0 if allocated GPUs are known, and unknown otherwise.
     queued = f"(sum(watchkeeper_pending_gpus{{{matcher}}}) or 0 * {allocated})"
-    used = (
-        f"sum(watchkeeper:gpu_sm_active:avg{{{matcher}}} * on (cluster) watchkeeper:gpus_reporting:count{{{matcher}}})"
-    )
+    reporting = f"watchkeeper:gpus_reporting:count{{{matcher}}}"
+    used = f"sum(watchkeeper:gpu_sm_active:avg{{{matcher}}} * on (cluster) {reporting})"
     return {"demand": f"{allocated} + {queued}", "allocated": allocated, "queued": queued, "used": used}[kind]
 
 
 def capacity_expression(*, cluster: str | None = None) -> str:
-    """Return the PromQL for the GPUs in service, free or allocated."""
     matcher = _cluster_matcher(cluster)
     selector = f'{{{matcher}{"," if matcher else ""}state="in_service"}}'
     return f"sum(watchkeeper_scheduler_gpus{selector}) or sum(watchkeeper:gpus_reporting:count{{{matcher}}})"

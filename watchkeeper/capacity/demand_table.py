@@ -1,8 +1,7 @@
 """Read points of demand from a table; report each dropped row by its line, and each assumption.
 
 A row without a value, with a negative value or with a time far from all others is dropped and reported. Duplicate
-times, rows out of order, times without a time zone and future times are used, with a note. `cli/accounting/capacity`
-calls it, and `demand.regular_series` converts the points to a series.
+times, rows out of order, times without a time zone and future times are used, with a note.
 """
 
 from __future__ import annotations
@@ -118,9 +117,14 @@ def read_points(text: str, columns: DemandColumns, *, where: str, now: float) ->
         reasons = "; ".join(problems.lines()[:3]) or None
         usable = f"{len(times)} {'row' if len(times) == 1 else 'rows'} can be used"
         raise CollectError(f"{usable}; a forecast needs at least 2", where=where, now=reasons)
-    notes = _unit_notes(
-        columns.time, given_unit, unit, last=times.max(), is_count=_is_count(first[0].cells[columns.time])
-    )
+    notes = []
+    is_count = csv_text.NUMBER.fullmatch(first[0].cells[columns.time]) is not None
+    if unit is not None and given_unit is None:
+        step = durations.format_seconds(unit)
+        notes.append(f"`{columns.time}` is read as a count of {step}; change this with --time-unit")
+    elif given_unit is None and is_count and times.max() < YEAR_2000:
+        end = f"ends on {datetime.fromtimestamp(times.max(), UTC):%Y-%m-%d}"
+        notes.append(f"`{columns.time}` is read as time since 1970, and {end}; change this with --time-unit")
     if 0 < reader.with_zone < len(times):
         without_zone = len(times) - reader.with_zone
         notes.append(f"times without a zone: {without_zone}; they are read as UTC, the others in their time zone")
@@ -132,7 +136,7 @@ def read_points(text: str, columns: DemandColumns, *, where: str, now: float) ->
 
 def _guess_unit(name: str, cells: Sequence[str]) -> float | None:
     """Return the seconds of an hour or a day if the times are counts 0, 1, 2, …; None if they are times."""
-    counts = [float(cell) for cell in cells if _is_count(cell)]
+    counts = [float(cell) for cell in cells if csv_text.NUMBER.fullmatch(cell)]
     if len(counts) < 2 or len(counts) < len(cells) or max(map(abs, counts)) > 1e6:
         return None
     gaps = np.diff(np.unique(counts))
@@ -141,24 +145,9 @@ def _guess_unit(name: str, cells: Sequence[str]) -> float | None:
     return UNIT_SECONDS["d"] if "day" in name.lower() else UNIT_SECONDS["h"]
 
 
-def _is_count(cell: str) -> bool:
-    return csv_text.NUMBER.fullmatch(cell) is not None
-
-
-def _unit_notes(name: str, given_unit: float | None, unit: float | None, *, last: float, is_count: bool) -> list[str]:
-    if given_unit is None and unit is not None:
-        return [f"`{name}` is read as a count of {durations.format_seconds(unit)}; change this with --time-unit"]
-    if given_unit is None and is_count and last < YEAR_2000:
-        day = f"{datetime.fromtimestamp(last, UTC):%Y-%m-%d}"
-        return [f"`{name}` is read as time since 1970, and ends on {day}; change this with --time-unit"]
-    return []
-
-
 def _find_repeated_rows(times: Floats, values: Floats, *, is_plain: bool) -> npt.NDArray[np.int64]:
-    """Return the indexes of duplicate rows, if the table has only time and value and at least half of its rows repeat.
-
-    Such a table was written twice; its rows are not groups to sum.
-    """
+    """Return duplicate rows of a table that was written twice: its rows are not groups to sum."""
+    # It has only time and value, and at least half of its rows repeat.
     order = np.lexsort((values, times))
     is_same = (np.diff(times[order]) == 0) & (np.diff(values[order]) == 0)
     return np.sort(order[1:][is_same & (is_plain and 2 * int(is_same.sum()) >= len(times))])

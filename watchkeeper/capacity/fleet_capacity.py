@@ -1,8 +1,7 @@
 """Compute the current capacity: free GPUs, fragmentation by job size, and queue waits.
 
-The total of free GPUs is not enough: eight free GPUs on eight nodes cannot start a job of eight. `count_by_shape`
-counts the jobs of each size that can start. Nodes and workloads come from `web/accounting/capacity_api`, or from tables
-of nodes and jobs. GPUs out of service are never free.
+The total of free GPUs is not enough: eight free GPUs on eight nodes cannot start a job of eight. Nodes and workloads
+come from `web/accounting/capacity_api`, or from tables of nodes and jobs. GPUs out of service are never free.
 """
 
 from __future__ import annotations
@@ -99,23 +98,21 @@ def count_by_shape(free: Iterable[int], shapes: Iterable[int]) -> list[ShapeCapa
 
 
 def queue_waits(requests: Iterable[WaitingRequest], *, now: float) -> list[QueueWait]:
-    """Summarise the waits by the number of requested GPUs, the smallest first."""
     by_shape: dict[int, list[WaitingRequest]] = {}
     for request in requests:
         by_shape.setdefault(request.gpus, []).append(request)
-    return [_summarise_waits(gpus, shape_requests, now) for gpus, shape_requests in sorted(by_shape.items())]
-
-
-def _summarise_waits(gpus: int, requests: list[WaitingRequest], now: float) -> QueueWait:
-    pending = [request for request in requests if request.started_at is None]
-    waited = [max(0.0, now - request.requested_at) for request in pending if request.requested_at is not None]
-    started = [
-        max(0.0, request.started_at - request.requested_at)
-        for request in requests
-        if request.started_at is not None and request.requested_at is not None
-    ]
-    p50, p95 = (float(quantile) for quantile in np.quantile(started, [0.5, 0.95])) if started else (None, None)
-    return QueueWait(gpus, len(pending), max(waited, default=None), len(started), p50, p95)
+    waits = []
+    for gpus, shape_requests in sorted(by_shape.items()):
+        pending = [request for request in shape_requests if request.started_at is None]
+        waited = [max(0.0, now - request.requested_at) for request in pending if request.requested_at is not None]
+        started = [
+            max(0.0, request.started_at - request.requested_at)
+            for request in shape_requests
+            if request.started_at is not None and request.requested_at is not None
+        ]
+        p50, p95 = map(float, np.quantile(started, [0.5, 0.95])) if started else (None, None)
+        waits.append(QueueWait(gpus, len(pending), max(waited, default=None), len(started), p50, p95))
+    return waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +137,6 @@ def capacity_from_tables(nodes: Sequence[FleetNode], jobs: Sequence[RecordedJob]
         if is_running and simulated.place(job.shape) is None:
             unplaced.append(job)
         requests.append(WaitingRequest(-(-job.shape.milli // GPU_MILLI), job.submitted, started))
-    free = simulated.free_by_node()
-    capacities = [
-        NodeCapacity(node.name, node.gpus, node.gpus - free_gpus) for node, free_gpus in zip(nodes, free, strict=True)
-    ]
+    pairs = zip(nodes, simulated.free_by_node(), strict=True)
+    capacities = [NodeCapacity(node.name, node.gpus, node.gpus - free_gpus) for node, free_gpus in pairs]
     return RecordedFleet(capacities, requests, unplaced)

@@ -1,26 +1,21 @@
 """Forecast a series: a path with prediction intervals, the model weights, and the errors of past forecasts.
 
-`watchkeeper capacity forecast` and the API call `forecast`; `fullness` uses the result.
+Past holidays become gaps and give the ratio of holiday demand to normal demand, by which the forecast of a future
+holiday is multiplied. `watchkeeper capacity forecast` and the API call `forecast`; `fullness` uses the result.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from watchkeeper.capacity import backtest, demand, intervals, trends
 from watchkeeper.capacity.demand import Floats
-from watchkeeper.capacity.forecast_models import (
-    NAIVE_DAY,
-    NAIVE_WEEK,
-    SeasonLengths,
-    find_bounds,
-    straight_line,
-)
-from watchkeeper.capacity.holidays import Holidays, remove_holidays
+from watchkeeper.capacity.forecast_models import NAIVE_DAY, NAIVE_WEEK, SeasonLengths, find_bounds, straight_line
 from watchkeeper.errors import CollectError
 
 # A weekly season needs two weeks. Past forecasts with less history are evaluated only if there are no others.
@@ -73,8 +68,7 @@ class Forecast:
 
 def forecast(series: demand.DemandSeries, horizon_seconds: float, *, holidays: Iterable[float] = ()) -> Forecast:
     """Forecast the next `horizon_seconds` of a series; `holidays` are the start times of holidays in seconds."""
-    steps = max(1, math.ceil(horizon_seconds / series.step_seconds - 1e-9))
-    _check_series(series, steps)
+    steps = _count_steps(series, horizon_seconds)
     adjusted = remove_holidays(series, holidays, steps=steps)
     series = adjusted.series
     scale = SeasonLengths.of(series.step_seconds)
@@ -83,26 +77,26 @@ def forecast(series: demand.DemandSeries, horizon_seconds: float, *, holidays: I
     weights = [backtest.weights_at(rolled, model_errors, row) for row in range(len(rolled.origins))]
     combined = np.array([backtest.combine_paths(rolled, row_weights, row) for row, row_weights in enumerate(weights)])
     paths = backtest.pull_to_naive(rolled, model_errors, combined[:, 1])
-    mean = paths[-1]
-    rows = _tested_rows(rolled)
-    past_forecasts = _PastForecasts.of(rolled, rows, paths[rows], combined[rows])
-    low, high = _interval(mean, past_forecasts.residuals.offsets(len(series)), combined[-1])
+    past_forecasts = _PastForecasts.of(rolled, paths, combined)
+    low, high = _interval(paths[-1], past_forecasts.residuals.offsets(len(series)), combined[-1])
     lowest, highest = find_bounds(demand.fill_gaps(series.values, day=scale.day, week=scale.week), scale.day)
-    shares = _model_shares(rolled, weights[-1])
+    shares, model_name = _model_shares(rolled, weights[-1])
     return Forecast(
         series.end_seconds,
         series.step_seconds,
-        adjusted.apply(mean),
+        adjusted.apply(paths[-1]),
         adjusted.apply(np.clip(low, lowest, highest)),
         adjusted.apply(np.clip(high, lowest, highest)),
-        _model_name(shares),
+        model_name,
         shares,
         past_forecasts.evaluate(series),
-        (*series.notes, *_notes(series, rolled, past_forecasts), *_holiday_notes(adjusted)),
+        (*series.notes, *_notes(series, rolled, past_forecasts), *adjusted.notes),
     )
 
 
-def _check_series(series: demand.DemandSeries, steps: int) -> None:
+def _count_steps(series: demand.DemandSeries, horizon_seconds: float) -> int:
+    """Return the number of steps to forecast; raise CollectError if they are too many, or the values too few."""
+    steps = max(1, math.ceil(horizon_seconds / series.step_seconds - 1e-9))
     if steps > demand.MAX_STEPS_AHEAD:
         most = f"{steps:,} steps ahead; the limit is {demand.MAX_STEPS_AHEAD:,}"
         raise CollectError(most, remedy="Set a shorter horizon or a longer --step")
@@ -111,6 +105,19 @@ def _check_series(series: demand.DemandSeries, steps: int) -> None:
         state = f"The series has {value_count} values in {len(series)} steps"
         remedy = "Check the table for a time that is far from the others" if len(series) > 2 else None
         raise CollectError("a forecast needs at least 2 values", now=state, remedy=remedy)
+    return steps
+
+
+def _model_shares(rolled: backtest.RolledForecasts, weights: Floats) -> tuple[dict[str, float], str]:
+    """Return the weight of each model over the whole horizon, the largest first, and the name of the combination."""
+    lengths = np.diff(rolled.edges)
+    total = lengths @ weights / lengths.sum()
+    order = np.argsort(-total, kind="stable")
+    shares = {rolled.names[at]: round(float(total[at]), 4) for at in order if total[at] >= 0.001}
+    named: list[str] = []
+    while len(named) < min(4, len(shares)) and sum(shares[name] for name in named) < NAMED_SHARE:
+        named.append(list(shares)[len(named)])
+    return shares, f"weighted median of {len(shares)}: mostly {', '.join(named)}"
 
 
 def _interval(mean: Floats, offsets: tuple[Floats, Floats], model_range: Floats) -> tuple[Floats, Floats]:
@@ -120,16 +127,6 @@ def _interval(mean: Floats, offsets: tuple[Floats, Floats], model_range: Floats)
     """
     low, high = offsets
     return np.minimum(mean + low, model_range[0]), np.maximum(mean + high, model_range[2])
-
-
-def _tested_rows(rolled: backtest.RolledForecasts) -> list[int]:
-    """Return the origins with at least one outcome and enough earlier outcomes."""
-    soonest = rolled.edges[1]
-    return [
-        row
-        for row, origin in enumerate(rolled.origins)
-        if not np.isnan(rolled.actual[row]).all() and int(np.sum(rolled.origins + soonest <= origin)) >= MIN_OUTCOMES
-    ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,9 +140,16 @@ class _PastForecasts:
     residuals: intervals.ForecastResiduals
 
     @classmethod
-    def of(cls, rolled: backtest.RolledForecasts, rows: list[int], paths: Floats, combined: Floats) -> _PastForecasts:
-        residuals = intervals.ForecastResiduals.of(rolled.actual[rows] - paths, rolled.origins[rows], rolled)
-        return cls(rolled, rows, paths, combined, residuals)
+    def of(cls, rolled: backtest.RolledForecasts, paths: Floats, combined: Floats) -> _PastForecasts:
+        """Select the origins with at least one outcome and enough earlier outcomes."""
+        outcome_times = rolled.origins + rolled.edges[1]
+        rows = [
+            row
+            for row, origin in enumerate(rolled.origins)
+            if not np.isnan(rolled.actual[row]).all() and int(np.sum(outcome_times <= origin)) >= MIN_OUTCOMES
+        ]
+        residuals = intervals.ForecastResiduals.of(rolled.actual[rows] - paths[rows], rolled.origins[rows], rolled)
+        return cls(rolled, rows, paths[rows], combined[rows], residuals)
 
     @property
     def origins(self) -> backtest.Indexes:
@@ -173,70 +177,42 @@ class _PastForecasts:
         evaluated = np.flatnonzero(self._is_evaluated(whole_horizon=self.covers_horizon))
         rows = [self.rows[index] for index in evaluated]
         actual, model_paths = self.rolled.actual[rows], self.rolled.paths[rows]
-        naive = {
-            name: backtest.wape(model_paths[:, self.rolled.names.index(name)], actual)
-            for name in (NAIVE_DAY, NAIVE_WEEK)
-        }
+        naive_day, naive_week = (
+            backtest.wape(model_paths[:, self.rolled.names.index(name)], actual) for name in (NAIVE_DAY, NAIVE_WEEK)
+        )
+        values = demand.fill_gaps(series.values, day=self.rolled.scale.day, week=self.rolled.scale.week)
+        lines = [straight_line(values[:origin], self.rolled.steps) for origin in self.origins[evaluated]]
         first = int(self.origins[evaluated[0]]) if len(evaluated) else None
         return BacktestResult(
             backtest.wape(self.paths[evaluated], actual),
-            min((value for value in naive.values() if value is not None), default=None),
-            naive[NAIVE_DAY],
-            naive[NAIVE_WEEK],
-            backtest.wape(self._straight_lines(series, evaluated), actual),
+            min((value for value in (naive_day, naive_week) if value is not None), default=None),
+            naive_day,
+            naive_week,
+            backtest.wape(np.array(lines).reshape(actual.shape), actual),
             self._covered(evaluated),
             len(evaluated),
             None if first is None else series.start_seconds + first * series.step_seconds,
             self.covers_horizon,
         )
 
-    def _straight_lines(self, series: demand.DemandSeries, evaluated: backtest.Indexes) -> Floats:
-        scale = self.rolled.scale
-        values = demand.fill_gaps(series.values, day=scale.day, week=scale.week)
-        lines = [straight_line(values[:origin], self.rolled.steps) for origin in self.origins[evaluated]]
-        return np.array(lines).reshape(len(evaluated), self.rolled.steps)
-
     def _covered(self, evaluated: backtest.Indexes) -> float | None:
         """Return the share of outcomes inside their interval; each interval uses only earlier outcomes."""
         covered = outcomes = 0
         evaluated = evaluated[evaluated >= intervals.MIN_CALIBRATED]
         for index in evaluated[:: max(1, len(evaluated) // MAX_EVALUATED)]:
-            low, high = _interval(
-                self.paths[index], self.residuals.offsets(int(self.origins[index])), self.combined[index]
-            )
+            offsets = self.residuals.offsets(int(self.origins[index]))
+            low, high = _interval(self.paths[index], offsets, self.combined[index])
             actual = self.rolled.actual[self.rows[index]]
             outcomes += int(np.sum(~np.isnan(actual)))
             covered += int(np.sum((actual >= low) & (actual <= high)))
         return covered / outcomes if outcomes else None
 
 
-def _model_shares(rolled: backtest.RolledForecasts, weights: Floats) -> dict[str, float]:
-    """Return the weight of each model over the whole horizon, the largest first."""
-    lengths = np.diff(rolled.edges)
-    total = lengths @ weights / lengths.sum()
-    order = np.argsort(-total, kind="stable")
-    return {rolled.names[at]: round(float(total[at]), 4) for at in order if total[at] >= 0.001}
-
-
-def _model_name(shares: dict[str, float]) -> str:
-    named: list[str] = []
-    for name, _ in list(shares.items())[:4]:
-        named.append(name)
-        if sum(shares[model] for model in named) >= NAMED_SHARE:
-            break
-    return f"weighted median of {len(shares)}: mostly {', '.join(named)}"
-
-
-def _holiday_notes(holidays: Holidays) -> list[str]:
-    if holidays.share is not None:
-        return [f"a holiday has {100 * holidays.share:.0f} % of the demand of a normal day"]
-    return ["no past holiday is set: future holidays are forecast as normal days"] if holidays.is_future.any() else []
-
-
 def _notes(series: demand.DemandSeries, rolled: backtest.RolledForecasts, past_forecasts: _PastForecasts) -> list[str]:
     notes = []
     day, week = rolled.scale.day, rolled.scale.week
-    gaps = demand.find_outages(demand.fill_gaps(series.values, day=day, week=week), day=day)
+    values = demand.fill_gaps(series.values, day=day, week=week)
+    gaps = demand.find_outages(values, day=day)
     # A gap that is filled with last week's outage is not an outage.
     outage_steps = [steps for start, end, _ in gaps if (steps := int(np.sum(~np.isnan(series.values[start:end]))))]
     if outage_steps:
@@ -247,9 +223,52 @@ def _notes(series: demand.DemandSeries, rolled: backtest.RolledForecasts, past_f
         notes.append("no weekly season: the series has less than two weeks or its steps are too long")
     if not past_forecasts.covers_horizon:
         notes.append("the history is too short to test the whole horizon: the far end is uncertain")
-    trend = trends.estimate_trend(
-        demand.fill_gaps(series.values, day=day, week=week), day, has_week=rolled.scale.has_week
-    )
+    trend = trends.estimate_trend(values, day, has_week=rolled.scale.has_week)
     if trend.reliable_slope and rolled.scale.has_week:
         notes.append(f"a trend of {trend.reliable_slope * week:+,.1f} a week is extrapolated")
     return notes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holidays:
+    """A series without holidays; `share` is the demand of a holiday divided by normal, None without past holidays."""
+
+    series: demand.DemandSeries
+    share: float | None
+    is_future: demand.Mask
+
+    @property
+    def notes(self) -> list[str]:
+        if self.share is not None:
+            return [f"a holiday has {100 * self.share:.0f} % of the demand of a normal day"]
+        return ["no past holiday is set: future holidays are forecast as normal days"] if self.is_future.any() else []
+
+    def apply(self, path: Floats) -> Floats:
+        return np.where(self.is_future, path * self.share, path) if self.share is not None else path
+
+
+def remove_holidays(series: demand.DemandSeries, days: Iterable[float], *, steps: int) -> Holidays:
+    """Replace past holidays by gaps, so that they do not affect the seasons; `days` are the start times of holidays."""
+    starts = sorted(set(days))
+    future_times = series.end_seconds + series.step_seconds * np.arange(steps)
+    times = series.start_seconds + series.step_seconds * np.arange(len(series))
+    is_past, is_future = _is_on_days(times, starts), _is_on_days(future_times, starts)
+    if not is_past.any():
+        return Holidays(series, None, is_future)
+    without_holidays = np.where(is_past, math.nan, series.values)
+    scale = SeasonLengths.of(series.step_seconds)
+    expected = demand.fill_gaps(without_holidays, day=scale.day, week=scale.week)
+    shares = []
+    for start in starts:
+        is_holiday = _is_on_days(times, [start]) & ~np.isnan(series.values)
+        if is_holiday.any() and float(expected[is_holiday].sum()) > 0:
+            shares.append(float(series.values[is_holiday].sum() / expected[is_holiday].sum()))
+    remaining = replace(series, values=without_holidays)
+    return Holidays(remaining, float(np.median(shares)) if shares else None, is_future)
+
+
+def _is_on_days(times: npt.NDArray[np.floating], starts: list[float]) -> demand.Mask:
+    is_inside = np.zeros(len(times), dtype=np.bool_)
+    for start in starts:
+        is_inside |= (times >= start) & (times < start + demand.DAY_SECONDS)
+    return is_inside

@@ -1,10 +1,8 @@
-"""The forecast models: each combines a seasonal shape with a level.
+"""The forecast models: each combines a seasonal shape (none, daily or weekly) with a level.
 
-A shape is none, daily or weekly. A level is the current value, a mean over a day or more, a return from the current
-value to the median, or a trend. Each pair is one model. Another model is the median of the last days by time of day,
-which is robust against one unusual day. All of them are added to the trend over weeks, if it is significant (`trends`).
-The two naive forecasts repeat the last day and the last week. All models are simple and fast; `backtest` measures their
-errors on the series, and `forecast` weights them.
+A level is the current value, a mean over a day or more, a return from the current value to the median, or a trend; the
+trend over weeks is added if it is significant. The median of the last days by time of day, and the repetition of the
+last day and the last week, are models too.
 """
 
 from __future__ import annotations
@@ -159,14 +157,10 @@ def replace_odd_days(past: Floats, scale: SeasonLengths) -> Floats:
 
 
 def _build_shapes(past: Floats, scale: SeasonLengths) -> Mapping[str, Floats]:
-    shapes = {"": np.zeros(1)}
     day = _day_shape(past, scale.day) if scale.has_day else None
-    if day is not None:
-        shapes["day"] = day
     week = _week_shape(past, scale, day) if scale.has_week else None
-    if week is not None:
-        shapes["week"] = week
-    return shapes
+    shapes = {"": np.zeros(1), "day": day, "week": week}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
 def _remaining_share(past: Floats, day: int) -> float:
@@ -203,17 +197,13 @@ def _week_shape(past: Floats, scale: SeasonLengths, day_shape: Floats | None) ->
     table = past[-weeks * scale.week :].reshape(weeks, scale.week)
     table = table - table.mean(axis=1, keepdims=True)
     weights = np.power(WEEK_DECAY, np.arange(weeks - 1, -1, -1), dtype=np.float64)
-    midnight = _find_midnight(weights @ table, scale.day)
+    # The time zone of the fleet's users is unknown: midnight splits the week into the seven most different days, and
+    # days cut at another time would mix two days.
+    week = weights @ table
+    cuts = [np.roll(week, -offset).reshape(7, scale.day).mean(axis=1) for offset in range(scale.day)]
+    midnight = int(np.argmax([days.var() for days in cuts]))
     day = np.zeros(scale.day) if day_shape is None else np.roll(day_shape, -midnight)
     return np.roll(_usual_week(np.roll(table, -midnight, axis=1), weights, day), midnight)
-
-
-def _find_midnight(week: Floats, day: int) -> int:
-    """Return the offset at which a week splits into the seven most different days.
-
-    The time zone of the fleet's users is unknown, and days cut at another time would mix two days.
-    """
-    return int(np.argmax([np.roll(week, -offset).reshape(7, day).mean(axis=1).var() for offset in range(day)]))
 
 
 def _usual_week(table: Floats, weights: Floats, day_shape: Floats) -> Floats:
@@ -229,9 +219,8 @@ def _usual_week(table: Floats, weights: Floats, day_shape: Floats) -> Floats:
     own_hours = weights @ table / weights.sum() - plain
     if weeks == 1:
         return np.asarray(plain + own_hours / 4)
-    return np.asarray(
-        plain + _denoise(own_hours.reshape(7, day), _mean_variance(table - plain, weights, own_hours)).ravel()
-    )
+    noise = _mean_variance(table - plain, weights, own_hours)
+    return np.asarray(plain + _denoise(own_hours.reshape(7, day), noise).ravel())
 
 
 def _denoise(deviations: Floats, noise: float) -> Floats:
@@ -271,7 +260,10 @@ def _build_levels(level: Floats, steps: int, day: int) -> dict[str, Floats]:
     ahead = np.arange(1, steps + 1, dtype=np.float64)
     # The last hour, or the last step if it is longer: a mean of three hours would lag behind.
     now = float(level[-max(1, day // 24) :].mean())
-    slope = _daily_slope(level, day) / day
+    # Per step, from the daily means of the last ten days.
+    days = min(10, len(level) // day)
+    daily_means = level[-days * day :].reshape(days, day).mean(axis=1) if days >= 4 else np.zeros(2)
+    slope = trends.median_slope(daily_means) / day
     damping = 1 - 1 / (5 * day + 1)
     flat = {
         "now": now,
@@ -284,10 +276,9 @@ def _build_levels(level: Floats, steps: int, day: int) -> dict[str, Floats]:
     returning = {}
     for median_days in MEDIAN_DAYS:
         median = float(np.median(level[-median_days * day :]))
-        for days in RETURN_DAYS:
-            returning[f"back in {days:g} d to {median_days} d"] = median + (now - median) * np.exp(
-                -ahead / (days * day)
-            )
+        for return_days in RETURN_DAYS:
+            decay = np.exp(-ahead / (return_days * day))
+            returning[f"back in {return_days:g} d to {median_days} d"] = median + (now - median) * decay
     return {
         **{name: np.full(steps, value) for name, value in flat.items()},
         **returning,
@@ -295,9 +286,3 @@ def _build_levels(level: Floats, steps: int, day: int) -> dict[str, Floats]:
         "damped trend": now + slope * damping * (1 - damping**ahead) / (1 - damping),
         "trend of days": flat["last day"] + slope * (ahead + day / 2),
     }
-
-
-def _daily_slope(level: Floats, day: int) -> float:
-    """Return the slope per day of the daily means of the last ten days."""
-    days = min(10, len(level) // day)
-    return 0.0 if days < 4 else trends.median_slope(level[-days * day :].reshape(days, day).mean(axis=1))

@@ -1,8 +1,7 @@
 """Predict when demand reaches the capacity of the fleet, and how many GPUs to add.
 
 Demand is allocated and pending GPUs, because allocation alone cannot exceed the capacity. The expected date comes from
-the middle of the forecast, the earliest from its upper limit and the latest from its lower limit. `advice` turns the
-result into data for other systems; Watchkeeper adds no GPU.
+the middle of the forecast, the earliest from its upper limit and the latest from its lower limit.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from watchkeeper.capacity.demand import Floats
 from watchkeeper.capacity.forecast import Forecast
 
 # Above 80 % new jobs start to wait, and buying GPUs takes months. The alert FleetNearlyFull has the same threshold.
@@ -50,19 +48,10 @@ class GpusNeeded:
 
 def predict_fullness(demand: Forecast, capacity_gpus: float, *, now_gpus: float | None) -> Fullness:
     """Predict when the fleet is full; `now_gpus` is the current demand, None if the series ends in a gap."""
-    return Fullness(
-        capacity_gpus,
-        now_gpus is not None and now_gpus >= capacity_gpus,
-        _first_time_full(demand, demand.mean, capacity_gpus),
-        _first_time_full(demand, demand.high, capacity_gpus),
-        _first_time_full(demand, demand.low, capacity_gpus),
-        _highest_chance(demand, capacity_gpus),
-    )
-
-
-def _first_time_full(demand: Forecast, path: Floats, capacity_gpus: float) -> float | None:
-    reached = np.flatnonzero(path >= capacity_gpus)
-    return float(demand.times[reached[0]]) if len(reached) else None
+    reached = [np.flatnonzero(path >= capacity_gpus) for path in (demand.mean, demand.high, demand.low)]
+    full_at, earliest, latest = (float(demand.times[steps[0]]) if len(steps) else None for steps in reached)
+    is_full_now = now_gpus is not None and now_gpus >= capacity_gpus
+    return Fullness(capacity_gpus, is_full_now, full_at, earliest, latest, _highest_chance(demand, capacity_gpus))
 
 
 def _highest_chance(demand: Forecast, capacity_gpus: float) -> float:
@@ -71,13 +60,10 @@ def _highest_chance(demand: Forecast, capacity_gpus: float) -> float:
     Outside the interval only "at most 0.1" and "at least 0.9" are known; 0.1 and 0.9 are returned.
     """
     points = np.stack([demand.low, demand.mean, demand.high])
-    chances = [float(np.interp(capacity_gpus, _make_rising(column), (0.9, 0.5, 0.1))) for column in points.T]
-    return max(chances)
-
-
-def _make_rising(column: Floats) -> Floats:
-    """Make the values strictly rising for np.interp; the limits of a constant series are equal."""
-    return np.maximum.accumulate(column + np.array([0.0, 1e-9, 2e-9]) * max(1.0, float(np.abs(column).max())))
+    # np.interp needs strictly rising values; the limits of a constant series are equal.
+    rising = points + np.array([[0.0], [1e-9], [2e-9]]) * np.maximum(1.0, np.abs(points).max(axis=0))
+    columns = np.maximum.accumulate(rising, axis=0).T
+    return max(float(np.interp(capacity_gpus, column, (0.9, 0.5, 0.1))) for column in columns)
 
 
 def gpus_needed(demand: Forecast, capacity_gpus: float, *, target: float = TARGET) -> GpusNeeded:

@@ -2,7 +2,7 @@
 
 packs/rules/usage-hours.yaml records each minute the GPUs of every workload; consecutive minutes are one job. The
 submission time is known only for jobs that a scheduler still lists. Other jobs count as submitted when they started,
-and their wait is unknown. `web/accounting/whatif_api` calls it; `whatif` replays the records like those of a table.
+and their wait is unknown.
 """
 
 from __future__ import annotations
@@ -85,41 +85,40 @@ class WorkloadHistory:
         allocations = self.allocations.setdefault(key, [])
         for times, gpu_counts in zip(np.split(at, cuts), np.split(gpus, cuts), strict=True):
             started_at, ended_at, peak = float(times[0]), float(times[-1]) + self.step, float(gpu_counts.max())
-            if allocations and started_at - allocations[-1].ended_at <= LONGEST_GAP_SECONDS:
-                allocations[-1] = _Allocation(
-                    allocations[-1].started_at,
-                    max(ended_at, allocations[-1].ended_at),
-                    max(peak, allocations[-1].peak_gpus),
-                )
+            last = allocations[-1] if allocations else None
+            if last is not None and started_at - last.ended_at <= LONGEST_GAP_SECONDS:
+                last.ended_at, last.peak_gpus = max(ended_at, last.ended_at), max(peak, last.peak_gpus)
             else:
                 allocations.append(_Allocation(started_at, ended_at, peak))
 
-    def build_records(self, since: float, until: float, scheduled: Iterable[workloads.ScheduledWorkload]) -> JobRecords:
+    def build_records(
+        self, since: float, until: float, scheduled_workloads: Iterable[workloads.ScheduledWorkload]
+    ) -> JobRecords:
         """Return the jobs of a window, with the times of the scheduler for each job that it still lists."""
-        workloads_by_key = {_identity(workload): workload for workload in scheduled}
+        workloads_by_key = {
+            (
+                scheduled.cluster,
+                scheduled.workload.kind.value,
+                scheduled.workload.namespace,
+                scheduled.workload.name,
+            ): scheduled
+            for scheduled in scheduled_workloads
+        }
         jobs: list[RecordedJob] = []
         for key, allocations in self.allocations.items():
             for number, allocation in enumerate(allocations, start=1):
                 scheduled_workload = workloads_by_key.get(key) if number == len(allocations) else None
-                jobs.append(
-                    _job(key, allocation, scheduled_workload, number=number, window=(since, until), step=self.step)
-                )
+                jobs.append(_job(key, allocation, scheduled_workload, number=number, until=until, step=self.step))
         jobs.sort(key=lambda job: (job.submitted, job.id))
         counts = {
             "jobs": len(jobs),
             "began_before": sum(
-                allocation.started_at - since < self.step
-                for allocations in self.allocations.values()
-                for allocation in allocations
+                part.started_at - since < self.step for parts in self.allocations.values() for part in parts
             ),
             "without_end": sum(job.is_cut_off for job in jobs),
             "wait_known": sum(job.started is not None for job in jobs),
         }
         return JobRecords(tuple(jobs), SOURCE, counts, table.Problems(SOURCE), since, until)
-
-
-def _identity(workload: workloads.ScheduledWorkload) -> Identity:
-    return workload.cluster, workload.workload.kind.value, workload.workload.namespace, workload.workload.name
 
 
 def _job(
@@ -128,29 +127,19 @@ def _job(
     scheduled_workload: workloads.ScheduledWorkload | None,
     *,
     number: int,
-    window: tuple[float, float],
+    until: float,
     step: float,
 ) -> RecordedJob:
-    _, _, namespace, name = key
-    id = "/".join(part for part in (key[0], namespace, name, str(number) if number > 1 else "") if part)
-    milli = (
-        max(1, round(allocation.peak_gpus * GPU_MILLI))
-        if allocation.peak_gpus < 1
-        else round(allocation.peak_gpus) * GPU_MILLI
-    )
+    cluster, _, namespace, name = key
+    id = "/".join(part for part in (cluster, namespace, name, str(number) if number > 1 else "") if part)
+    gpus, begin = allocation.peak_gpus, allocation.started_at
+    milli = max(1, round(gpus * GPU_MILLI)) if gpus < 1 else round(gpus) * GPU_MILLI
     shape = GpuRequest(milli, slice_milli=milli if milli < GPU_MILLI else 0)
-    ended_at = min(allocation.ended_at, window[1])
-    is_cut_off = window[1] - allocation.ended_at < step
+    ended_at = min(allocation.ended_at, until)
+    is_cut_off = until - allocation.ended_at < step
     started = None if scheduled_workload is None else scheduled_workload.started_at
     requested = None if scheduled_workload is None else scheduled_workload.requested_at
     # The times of the scheduler belong to this allocation only if they match its recorded start.
-    if (
-        requested is not None
-        and started is not None
-        and abs(started - allocation.started_at) <= LONGEST_GAP_SECONDS
-        and requested <= started
-    ):
-        return RecordedJob(id, requested, max(step, ended_at - started), shape, started=started, is_cut_off=is_cut_off)
-    return RecordedJob(
-        id, allocation.started_at, max(step, ended_at - allocation.started_at), shape, is_cut_off=is_cut_off
-    )
+    if requested is None or started is None or abs(started - begin) > LONGEST_GAP_SECONDS or requested > started:
+        return RecordedJob(id, begin, max(step, ended_at - begin), shape, is_cut_off=is_cut_off)
+    return RecordedJob(id, requested, max(step, ended_at - started), shape, started=started, is_cut_off=is_cut_off)

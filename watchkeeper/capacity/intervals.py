@@ -1,13 +1,9 @@
 """Compute prediction intervals from the errors (residuals) of past forecasts, by distance ahead.
 
-At each origin, only residuals with a known outcome count, and newer ones count more. A history of weeks has few
-independent windows of a week, so parts of the horizon share information. Residuals divided by the mean size of their
-part give one pair of tail quantiles for all parts. The sizes are fitted to a power law of the distance, the more the
-fewer windows a part has; its exponent lies between 0 and that of a random walk. Within a day the interval is symmetric,
-because the side of recent errors says little about the next ones. Further ahead a missed trend stays missed, so the
-sides differ. Finally, past intervals are compared with the outcomes: the new interval is scaled by half of the
-correction that would have given them 80 % coverage, or less with little evidence (adaptive conformal prediction).
-`forecast` adds the offsets to its path.
+A history of weeks has few independent windows of a week, so parts of the horizon share information: residuals divided
+by the mean size of their part give one pair of tail quantiles, and the sizes are fitted to a power law of the distance.
+Past intervals are compared with the outcomes, and the new interval is scaled by half of the correction that would have
+given them 80 % coverage, or less with little evidence (adaptive conformal prediction).
 """
 
 from __future__ import annotations
@@ -101,18 +97,20 @@ def uncorrected_offsets(
             parts.append((past_residuals[:, start:end][has_value], weights / weights.sum()))
             windows.append(1 + float(np.ptp(origins[has_value.any(axis=1)])) / end)
     if not parts:
-        return _random_walk_offsets(rolled)
+        # A history too short to test: a random walk with the step changes of the series.
+        width = NORMAL_TENTH * rolled.rms_step_change * np.sqrt(ahead)
+        return -width, width
     sizes = np.array([float(weights @ np.abs(values)) for values, weights in parts])
-    scaled = np.concatenate(
-        [values / size if size > 0 else values for (values, _), size in zip(parts, sizes, strict=True)]
-    )
+    pairs = zip(parts, sizes, strict=True)
+    scaled = np.concatenate([values / size if size > 0 else values for (values, _), size in pairs])
     weights = np.concatenate([weights for _, weights in parts])
     low, high = find_weighted_quantiles(scaled, weights, (TAIL, 1 - TAIL))
     symmetric = find_weighted_quantiles(np.abs(scaled), weights, (1 - 2 * TAIL,))[0]
+    # Within a day the side of recent errors says little about the next ones; further ahead a missed trend stays missed.
     symmetry = np.minimum(1.0, rolled.scale.day / ahead)
-    sizes_ahead = _interpolate_sizes(
-        ahead, np.array(centres), fit_power_law(np.array(centres), sizes, windows=np.array(windows))
-    )
+    fitted = fit_power_law(np.array(centres), sizes, windows=np.array(windows))
+    # Beyond the last centre, sizes grow with the root of the distance.
+    sizes_ahead = np.interp(ahead, centres, fitted) * np.sqrt(np.maximum(1.0, ahead / max(centres[-1], 1.0)))
     return (
         sizes_ahead * ((1 - symmetry) * min(0.0, low) - symmetry * symmetric),
         sizes_ahead * ((1 - symmetry) * max(0.0, high) + symmetry * symmetric),
@@ -136,15 +134,3 @@ def find_weighted_quantiles(values: Floats, weights: Floats, levels: tuple[float
     order = np.argsort(values)
     position = np.cumsum(weights[order]) - 0.5 * weights[order]
     return [float(quantile) for quantile in np.interp(levels, position / weights.sum(), values[order])]
-
-
-def _interpolate_sizes(ahead: Indexes, centres: Floats, widths: Floats) -> Floats:
-    """Interpolate linearly between the centres of parts; beyond the last one, grow with the root of the distance."""
-    interpolated = np.interp(ahead, centres, widths)
-    return np.asarray(interpolated * np.sqrt(np.maximum(1.0, ahead / max(centres[-1], 1.0))))
-
-
-def _random_walk_offsets(rolled: RolledForecasts) -> tuple[Floats, Floats]:
-    """Return the offsets of a random walk with the step changes of the series, for a history too short to test."""
-    width = NORMAL_TENTH * rolled.rms_step_change * np.sqrt(np.arange(1, rolled.steps + 1))
-    return -width, width

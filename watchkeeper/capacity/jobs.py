@@ -1,12 +1,13 @@
 """Read jobs and nodes for a replay from tables, and report each dropped row.
 
 packs/job_layouts.csv (Watchkeeper's format, sacct, public traces) or the caller maps columns to fields. Jobs are sorted
-by submission; `replay` runs them.
+by submission.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,8 +21,10 @@ from watchkeeper.readers.clusters import tres
 OWN_LAYOUT = "watchkeeper"
 FIELDS = ("id", "gpus", "milli", "share", "tres", "models", "submitted", "started", "ended", "seconds")
 REQUESTED_COLUMN = "ReqTRES"
-NODE_COLUMNS = {"name": ("name", "node", "sn"), "gpus": ("gpus", "gpu"), "model": ("model",), "rack": ("rack",)}
+# The columns that may have the name, the GPUs, the model and the rack of a node.
+NODE_COLUMNS = (("name", "node", "sn"), ("gpus", "gpu"), ("model",), ("rack",))
 
+TIME_FIELDS = ("submitted", "started", "ended")
 # Submission, start and end.
 Times = tuple[float | None, float | None, float | None]
 
@@ -58,29 +61,46 @@ class JobRecords:
 class _JobTableReader:
     columns: Mapping[str, str]
     problems: table.Problems
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     waiting: list[RecordedJob] = field(default_factory=list)
 
-    def count(self, reason: str) -> None:
-        self.counts[reason] = self.counts.get(reason, 0) + 1
+    def read_cell(self, row: table.TableRow, name: str) -> str:
+        return row.cells[self.columns[name]] if name in self.columns else ""
+
+    def read_times(self, rows: Sequence[table.TableRow]) -> list[Times | None]:
+        """Return the times of each row; None and a problem if one is invalid, or years away from the others."""
+        times: list[Times | None] = []
+        for row in rows:
+            try:
+                at = [table.parse_time(self.read_cell(row, name)) for name in TIME_FIELDS]
+                times.append((at[0], at[1], at[2]))
+            except ValueError as error:
+                self.problems.add("bad time", row.line, str(error))
+                times.append(None)
+        median_time = table.median_time([at for row_times in times if row_times for at in row_times if at is not None])
+        for index, row_times in enumerate(times):
+            try:
+                for time in row_times or ():
+                    table.check_near(time, median_time)
+            except ValueError as error:
+                self.problems.add("bad time", rows[index].line, str(error))
+                times[index] = None
+        return times
 
 
 @functools.cache
 def load_layouts() -> dict[str, dict[str, str]]:
     """Load the columns of each known layout by field."""
+
+    def read(cells: Mapping[str, str]) -> tuple[str, str, str]:
+        pack.required(cells["source"])
+        layout, column = pack.required(cells["layout"]), pack.required(cells["column"])
+        return layout, pack.choice(cells["field"], frozenset(FIELDS)), column
+
     columns_by_layout: dict[str, dict[str, str]] = {}
-    for layout, name, column in pack.load("job_layouts.csv", _layout_row):
+    for layout, name, column in pack.load("job_layouts.csv", read):
         columns_by_layout.setdefault(layout, {})[name] = column
     return columns_by_layout
-
-
-def _layout_row(cells: Mapping[str, str]) -> tuple[str, str, str]:
-    pack.required(cells["source"])
-    return (
-        pack.required(cells["layout"]),
-        pack.choice(cells["field"], frozenset(FIELDS)),
-        pack.required(cells["column"]),
-    )
 
 
 def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None) -> JobRecords:
@@ -90,14 +110,15 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
     malformed = problems.counts.total()
     layout, field_columns = _choose_layout(job_table, columns or {}, where=where)
     reader = _JobTableReader(field_columns, problems)
-    rows = _drop_distant_times(job_table.rows, [_parse_times(row, reader) for row in job_table.rows], problems)
+    row_times = reader.read_times(job_table.rows)
     # Rows with invalid times do not define the start and the end of the table.
-    all_times = [at for times in rows if times and _is_ordered(times) for at in times if at is not None]
+    given_times = [[at for at in times if at is not None] for times in row_times if times]
+    all_times = [at for given in given_times if given == sorted(given) for at in given]
     if not all_times:
         raise CollectError("no row has a valid time", where=where, now="; ".join(problems.lines()[:3]))
     since, until = min(all_times), max(all_times)
     jobs: dict[str, list[RecordedJob]] = {}
-    for row, times in zip(job_table.rows, rows, strict=True):
+    for row, times in zip(job_table.rows, row_times, strict=True):
         job = None if times is None else _parse_job(row, times, reader, window=(since, until))
         if job is None:
             continue
@@ -107,16 +128,13 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
             problems.add("duplicate job id", row.line, f"{table.escape_cell(job.id)[:60]}: the first row is used")
             continue
         if runs:
-            reader.count("further_runs")
-        runs.append(replace(job, id=f"{job.id} run {len(runs) + 1}") if runs else job)
+            reader.counts["further_runs"] += 1
+            job = replace(job, id=f"{job.id} run {len(runs) + 1}")
+        runs.append(job)
     every_run = [job for runs in jobs.values() for job in runs]
     in_order = tuple(sorted(every_run, key=lambda job: (job.submitted, job.id)))
-    counts = {
-        "rows": len(job_table.rows) + malformed,
-        "jobs": len(in_order),
-        **reader.counts,
-        "left_out": problems.counts.total(),
-    }
+    total, dropped = len(job_table.rows) + malformed, problems.counts.total()
+    counts = {"rows": total, "jobs": len(in_order), **reader.counts, "left_out": dropped}
     return JobRecords(in_order, layout, counts, problems, since, until, tuple(reader.waiting))
 
 
@@ -128,9 +146,8 @@ def _is_disjoint(job: RecordedJob, other: RecordedJob) -> bool:
 
 def find_layout(columns: Sequence[str]) -> str | None:
     """Return the known layout with these columns, None if there is none."""
-    return next(
-        (name for name, layout_columns in load_layouts().items() if set(layout_columns.values()) <= set(columns)), None
-    )
+    layouts = load_layouts().items()
+    return next((name for name, fields in layouts if set(fields.values()) <= set(columns)), None)
 
 
 def _choose_layout(job_table: table.CsvTable, columns: Mapping[str, str], *, where: str) -> tuple[str, dict[str, str]]:
@@ -153,68 +170,28 @@ def _choose_layout(job_table: table.CsvTable, columns: Mapping[str, str], *, whe
     )
 
 
-def _drop_distant_times(
-    rows: Sequence[table.TableRow], times: Sequence[Times | None], problems: table.Problems
-) -> list[Times | None]:
-    """Return the times of each row, None for rows whose times are years away from the others."""
-    median_time = table.median_time([at for row_times in times if row_times for at in row_times if at is not None])
-    near_times: list[Times | None] = []
-    for row, row_times in zip(rows, times, strict=True):
-        try:
-            for at in row_times or ():
-                table.check_near(at, median_time)
-            near_times.append(row_times)
-        except ValueError as error:
-            problems.add("bad time", row.line, str(error))
-            near_times.append(None)
-    return near_times
-
-
-def _is_ordered(times: Times) -> bool:
-    given = [at for at in times if at is not None]
-    return given == sorted(given)
-
-
-def _parse_times(row: table.TableRow, reader: _JobTableReader) -> Times | None:
-    """Return submission, start and end of a row; None and a problem if one of them is invalid."""
-    try:
-        at = [table.parse_time(_cell(row, name, reader)) for name in ("submitted", "started", "ended")]
-    except ValueError as error:
-        reader.problems.add("bad time", row.line, str(error))
-        return None
-    return at[0], at[1], at[2]
-
-
-def _cell(row: table.TableRow, name: str, reader: _JobTableReader) -> str:
-    return row.cells[reader.columns[name]] if name in reader.columns else ""
-
-
 def _parse_job(
-    row: table.TableRow,
-    times: Times,
-    reader: _JobTableReader,
-    *,
-    window: tuple[float, float],
+    row: table.TableRow, times: Times, reader: _JobTableReader, *, window: tuple[float, float]
 ) -> RecordedJob | None:
     submitted, started, ended = times
-    id = _cell(row, "id", reader) or f"line {row.line}"
+    id = reader.read_cell(row, "id") or f"line {row.line}"
     # `123.batch` is a step of a Slurm job: its GPUs are the job's.
     if "tres" in reader.columns and "." in id:
-        reader.count("steps_skipped")
+        reader.counts["steps_skipped"] += 1
         return None
     try:
         shape = _parse_request(row, reader)
-        seconds = table.parse_number(_cell(row, "seconds", reader))
+        seconds = table.parse_number(reader.read_cell(row, "seconds"))
     except ValueError as error:
         reader.problems.add("bad number", row.line, str(error))
         return None
     if shape is None:
-        is_share = tres.is_share_of_unknown_size(_cell(row, "tres", reader))
-        reader.count("shares_of_unknown_size" if is_share else "without_gpus")
+        is_share = tres.is_share_of_unknown_size(reader.read_cell(row, "tres"))
+        reader.counts["shares_of_unknown_size" if is_share else "without_gpus"] += 1
         return None
     if submitted is None:
         # The job was submitted before the trace begins.
-        reader.count("began_before")
+        reader.counts["began_before"] += 1
         submitted = window[0] if started is None else started
         started = submitted
     if seconds is None:
@@ -224,29 +201,28 @@ def _parse_job(
                 reader.waiting.append(RecordedJob(id, submitted, 0.0, shape, is_cut_off=True))
             return None
         if ended is None:
-            reader.count("without_end")
+            reader.counts["without_end"] += 1
         begin = submitted if started is None else started
         seconds = (window[1] if ended is None else ended) - begin
     if seconds < 0 or (started is not None and started < submitted):
         early = "it ends before it starts" if seconds < 0 else "it starts before it was submitted"
         reader.problems.add("negative duration", row.line, early)
         return None
-    return RecordedJob(
-        id, submitted, seconds, shape, started=started, is_cut_off=ended is None and "ended" in reader.columns
-    )
+    is_cut_off = ended is None and "ended" in reader.columns
+    return RecordedJob(id, submitted, seconds, shape, started=started, is_cut_off=is_cut_off)
 
 
 def _parse_request(row: table.TableRow, reader: _JobTableReader) -> GpuRequest | None:
     """Return the GPUs that a row requests; None for a job without GPUs."""
-    model = _cell(row, "models", reader)
+    model = reader.read_cell(row, "models")
     if "tres" in reader.columns:
         # AllocTRES is empty while a job is pending.
-        tres_text = _cell(row, "tres", reader) or row.cells.get(REQUESTED_COLUMN, "")
+        tres_text = reader.read_cell(row, "tres") or row.cells.get(REQUESTED_COLUMN, "")
         gpus: float | None = sum(tres.gpus_by_type(tres_text, model=model).values())
     else:
-        gpus = table.parse_number(_cell(row, "gpus", reader))
-    milli = table.parse_number(_cell(row, "milli", reader))
-    share = table.parse_number(_cell(row, "share", reader))
+        gpus = table.parse_number(reader.read_cell(row, "gpus"))
+    milli = table.parse_number(reader.read_cell(row, "milli"))
+    share = table.parse_number(reader.read_cell(row, "share"))
     if gpus is None and milli is not None:
         gpus = milli / GPU_MILLI
     if gpus is None or gpus == 0:
@@ -261,27 +237,21 @@ def _parse_request(row: table.TableRow, reader: _JobTableReader) -> GpuRequest |
     requested_milli = requested_milli if requested_milli < GPU_MILLI else -(-requested_milli // GPU_MILLI) * GPU_MILLI
     models = tuple(sorted(filter(None, model.split("|"))))
     used_milli = round(share * GPU_MILLI) if share is not None and 0 < share < 1 and requested_milli <= GPU_MILLI else 0
-    return GpuRequest(
-        max(1, requested_milli),
-        models,
-        slice_milli=used_milli or (requested_milli if requested_milli < GPU_MILLI else 0),
-    )
+    slice_milli = used_milli or (requested_milli if requested_milli < GPU_MILLI else 0)
+    return GpuRequest(max(1, requested_milli), models, slice_milli=slice_milli)
 
 
 def read_nodes(text: str, *, where: str) -> tuple[tuple[FleetNode, ...], table.Problems]:
     """Read the nodes with GPUs of a table with the columns name and gpus, and optionally model and rack."""
     problems = table.Problems(where)
     node_table = table.read_table(text, where=where, problems=problems)
-    columns = {
-        name: next((column for column in names if column in node_table.columns), None)
-        for name, names in NODE_COLUMNS.items()
-    }
-    name_column, gpu_column = columns["name"], columns["gpus"]
+    name_column, gpu_column, model_column, rack_column = (
+        next((column for column in names if column in node_table.columns), None) for names in NODE_COLUMNS
+    )
     if name_column is None or gpu_column is None:
         available = ", ".join(table.escape_cell(name)[:40] for name in node_table.columns[:12])
-        raise CollectError(
-            "a table of nodes needs the columns name and gpus", where=where, now=f"Its columns are {available}"
-        )
+        problem = "a table of nodes needs the columns name and gpus"
+        raise CollectError(problem, where=where, now=f"Its columns are {available}")
     nodes: dict[str, FleetNode] = {}
     for row in node_table.rows:
         name = row.cells[name_column]
@@ -293,11 +263,10 @@ def read_nodes(text: str, *, where: str) -> tuple[tuple[FleetNode, ...], table.P
             problems.add("bad number", row.line, str(error))
             continue
         if not name or name in nodes:
-            problems.add(
-                "node without a name" if not name else "duplicate node", row.line, table.escape_cell(name)[:60]
-            )
+            problem = "duplicate node" if name else "node without a name"
+            problems.add(problem, row.line, table.escape_cell(name)[:60])
         elif gpus:
-            model, rack = (row.cells[column] if column else "" for column in (columns["model"], columns["rack"]))
+            model, rack = (row.cells[column] if column else "" for column in (model_column, rack_column))
             nodes[name] = FleetNode(name, int(gpus), model=model, rack=rack)
     if not nodes:
         raise CollectError("no row names a node with GPUs", where=where)
@@ -314,9 +283,5 @@ def uniform_nodes(gpus: int, *, gpus_per_node: int) -> tuple[FleetNode, ...]:
 def unknown_models(jobs: Iterable[RecordedJob], nodes: Sequence[FleetNode]) -> dict[str, int]:
     """Count jobs by requested model, for models that no node has."""
     node_models = {node.model for node in nodes}
-    missing: dict[str, int] = {}
-    for job in jobs:
-        for model in set(job.shape.models) - node_models:
-            display_name = table.escape_cell(model)[:60]
-            missing[display_name] = missing.get(display_name, 0) + 1
+    missing = Counter(table.escape_cell(model)[:60] for job in jobs for model in set(job.shape.models) - node_models)
     return dict(sorted(missing.items()))

@@ -1,9 +1,8 @@
 """Replay recorded jobs on a simulated fleet: a discrete-event simulation of one queue.
 
-Time advances from event to event. At each time, jobs that end release their GPUs, then new jobs join the queue, then
-the policy starts jobs. Each job runs as long as it ran when it was recorded, on any GPU. Jobs with the same request are
-interchangeable, so there is one queue for each request: if its oldest job does not fit, none of them does. `whatif`
-compares two replays.
+Time advances from event to event: jobs that end release their GPUs, then new jobs join the queue, then the policy
+starts jobs. Jobs with the same request are interchangeable, so there is one queue for each request: if its oldest job
+does not fit, none of them does.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class ReplayOutcome:
     gpus: float
 
     def gpu_seconds(self, since: float, until: float) -> float:
-        """Return the GPU-seconds in use inside a window."""
         if not len(self.change_times) or until <= since:
             return 0.0
         edges = np.clip(np.append(self.change_times, math.inf), since, until)
@@ -54,7 +52,6 @@ class ReplayOutcome:
 def replay(
     jobs: Sequence[RecordedJob], nodes: Sequence[FleetNode], *, policy: QueuePolicy = QueuePolicy.BACKFILL
 ) -> ReplayOutcome:
-    """Replay `jobs`, sorted by submission, on `nodes`."""
     return _Replay(jobs, nodes, policy).run()
 
 
@@ -78,7 +75,10 @@ class _Replay:
         while arrived < len(self._jobs) or self._running:
             arrival = self._jobs[arrived].submitted if arrived < len(self._jobs) else math.inf
             now = min(arrival, self._running[0][0] if self._running else math.inf)
-            freed = self._end_jobs(now)
+            freed = False
+            while self._running and self._running[0][0] <= now:
+                self._fleet.release(self._placements.pop(heapq.heappop(self._running)[1]))
+                freed = True
             arrivals: list[int] = []
             while arrived < len(self._jobs) and self._jobs[arrived].submitted <= now:
                 if arrived not in never_fits:
@@ -87,18 +87,9 @@ class _Replay:
             self._start_jobs(arrivals, now, freed=freed)
             if not self._changes or self._changes[-1][1] != self._fleet.used_milli:
                 self._changes.append((now, self._fleet.used_milli))
-        times = np.array([at for at, _ in self._changes], dtype=np.float64)
-        used = np.array([milli for _, milli in self._changes], dtype=np.float64) / GPU_MILLI
+        times, used = np.array(self._changes, dtype=np.float64).reshape(-1, 2).T
         gpus = self._fleet.milli / GPU_MILLI
-        return ReplayOutcome(self._starts, self._ends, self._never_fits, times, used, gpus)
-
-    def _end_jobs(self, now: float) -> bool:
-        freed = False
-        while self._running and self._running[0][0] <= now:
-            _, at = heapq.heappop(self._running)
-            self._fleet.release(self._placements.pop(at))
-            freed = True
-        return freed
+        return ReplayOutcome(self._starts, self._ends, self._never_fits, times, used / GPU_MILLI, gpus)
 
     def _start_jobs(self, arrivals: list[int], now: float, *, freed: bool) -> None:
         if self._policy is QueuePolicy.FIFO:

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from watchkeeper.capacity import advice, demand, fullness
-from watchkeeper.capacity.forecast import Forecast, forecast
+from watchkeeper.capacity.forecast import forecast
 from watchkeeper.kit import durations, wire
 
 
@@ -64,10 +64,27 @@ def forecast_report(
 ) -> dict[str, Any]:
     """Forecast a series and report it, with the time when the fleet is full and advice if `capacity_gpus` is known."""
     demand_forecast = forecast(series, horizon_seconds, holidays=holidays)
+    columns = (demand_forecast.times, demand_forecast.mean, demand_forecast.low, demand_forecast.high)
+    steps: list[ForecastStep] = [
+        {"time": _format_time(at), "mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
+        for at, mean, low, high in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    result = demand_forecast.backtest
+    scores: BacktestScores = {
+        "wape": result.wape,
+        "naive_wape": result.naive_wape,
+        "coverage": result.covered,
+        "naive_day_wape": result.naive_day_wape,
+        "naive_week_wape": result.naive_week_wape,
+        "straight_line_wape": result.straight_line_wape,
+        "origins": result.origins,
+        "since": None if result.since_seconds is None else _format_time(result.since_seconds),
+        "whole_horizon": result.covers_horizon,
+    }
     report = {
         "model": demand_forecast.model,
-        "forecast": _forecast_steps(demand_forecast),
-        "backtest": _backtest_scores(demand_forecast),
+        "forecast": steps,
+        "backtest": scores,
         "interval": 0.8,
         "step": durations.format_seconds(series.step_seconds),
         "history": _past_demand(series, steps=len(demand_forecast.mean)),
@@ -79,22 +96,11 @@ def forecast_report(
     values = series.values[~np.isnan(series.values)]
     full_forecast = fullness.predict_fullness(demand_forecast, capacity_gpus, now_gpus=float(values[-1]))
     need = fullness.gpus_needed(demand_forecast, capacity_gpus, target=target)
-    horizon = durations.format_seconds(horizon_seconds)
-    return {
-        "sentence": advice.summary_sentence(full_forecast, need, horizon=horizon),
-        **report,
-        "full": _fullness_as_json(full_forecast),
-        "need": wire.to_plain(need),
-        "advice": wire.to_plain(advice.advise_on_forecast(demand_forecast, full_forecast, need)),
-    }
-
-
-def _fullness_as_json(full_forecast: fullness.Fullness) -> FullnessForecast:
     full_at, earliest, latest = (
         None if at is None else _format_time(at)
         for at in (full_forecast.full_at, full_forecast.earliest, full_forecast.latest)
     )
-    return {
+    full: FullnessForecast = {
         "capacity_gpus": full_forecast.capacity_gpus,
         "is_full_now": full_forecast.is_full_now,
         "full_at": full_at,
@@ -102,33 +108,13 @@ def _fullness_as_json(full_forecast: fullness.Fullness) -> FullnessForecast:
         "latest": latest,
         "likely": full_forecast.likely,
     }
-
-
-def _forecast_steps(demand_forecast: Forecast) -> list[ForecastStep]:
-    return [
-        {"time": _format_time(at), "mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
-        for at, mean, low, high in zip(
-            demand_forecast.times.tolist(),
-            demand_forecast.mean.tolist(),
-            demand_forecast.low.tolist(),
-            demand_forecast.high.tolist(),
-            strict=True,
-        )
-    ]
-
-
-def _backtest_scores(demand_forecast: Forecast) -> BacktestScores:
-    result = demand_forecast.backtest
+    horizon = durations.format_seconds(horizon_seconds)
     return {
-        "wape": result.wape,
-        "naive_wape": result.naive_wape,
-        "coverage": result.covered,
-        "naive_day_wape": result.naive_day_wape,
-        "naive_week_wape": result.naive_week_wape,
-        "straight_line_wape": result.straight_line_wape,
-        "origins": result.origins,
-        "since": None if result.since_seconds is None else _format_time(result.since_seconds),
-        "whole_horizon": result.covers_horizon,
+        "sentence": advice.summary_sentence(full_forecast, need, horizon=horizon),
+        **report,
+        "full": full,
+        "need": wire.to_plain(need),
+        "advice": wire.to_plain(advice.advise_on_forecast(demand_forecast, full_forecast, need)),
     }
 
 
@@ -151,5 +137,4 @@ def _past_demand(series: demand.DemandSeries, *, steps: int) -> PastDemand:
 
 def _format_time(seconds: float) -> str:
     """Format a time without fractions of a second if it has none, so that it matches tables of hours."""
-    at = datetime.fromtimestamp(seconds, UTC)
-    return at.isoformat().replace("+00:00", "Z")
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

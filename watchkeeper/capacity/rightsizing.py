@@ -2,18 +2,17 @@
 
 The decision uses what a workload did and not what it requested: mean and p95 of SM activity, and peak memory. MIG is
 preferred because its instances are isolated. MPS and time-slicing share memory and faults, so they are for GPUs without
-MIG. `web/accounting/workload_use` collects the use of each workload; the result is only advice.
+MIG.
 """
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from watchkeeper.catalogue import mig, pack
+from watchkeeper.catalogue import gpu_models, mig
 
 # Compute: headroom above p95, as workloads grow. Memory: headroom for fragmentation and for peaks between two samples.
 COMPUTE_HEADROOM, MEMORY_HEADROOM = 1.3, 1.2
@@ -70,33 +69,17 @@ class RightsizingAdvice:
     saves_gpus: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GpuModelSpec:
-    name: str
-    memory_mib: int
-    watts: int
-
-
-@functools.cache
-def load_models() -> tuple[GpuModelSpec, ...]:
-    return pack.load(
-        "gpu_models.csv", lambda cells: GpuModelSpec(cells["model"], int(cells["memory_mib"]), int(cells["tdp_watts"]))
-    )
-
-
 def list_profiles(model: str) -> list[mig.MigProfile]:
     """Return the MIG profiles smaller than the GPU, the smallest first; none for models unknown or without MIG."""
     gpu = mig.gpu_of_model(model)
     if gpu is None:
         return []
-    profiles = [
-        profile for profile in mig.profiles(gpu.name).values() if profile.compute < gpu.compute and profile.is_plain
-    ]
+    plain = (profile for profile in mig.profiles(gpu.name).values() if profile.is_plain)
+    profiles = [profile for profile in plain if profile.compute < gpu.compute]
     return sorted(profiles, key=lambda profile: (profile.compute, profile.memory_mib))
 
 
 def advise(use: WorkloadUse) -> RightsizingAdvice:
-    """Return what is enough for one workload, and why."""
     mean, p95, memory = use.mean_active, use.p95_active, use.peak_memory_mib
     if use.is_shared:
         return _create_advice(use, RightsizingAction.KEEP, "it already shares its GPU with other workloads")
@@ -105,13 +88,16 @@ def advise(use: WorkloadUse) -> RightsizingAdvice:
     if mean is None or p95 is None:
         return _create_advice(use, RightsizingAction.UNKNOWN, "no SM activity: export DCGM_FI_PROF_SM_ACTIVE")
     activity = f"SM activity {100 * mean:.0f} % on average, {100 * p95:.0f} % at p95"
+    profiles = list_profiles(use.model) if use.slice else []
+    current = next((profile for profile in profiles if profile.name == use.slice), None)
     if p95 < IDLE:
-        where = f"its {use.slice} instance" if use.slice else "its GPU"
-        return _create_advice(
-            use, RightsizingAction.GIVE_BACK, f"{activity}: {where} is idle", saves=use.gpus * _gpu_share(use)
-        )
+        idle = f"{activity}: its {use.slice} instance is idle" if use.slice else f"{activity}: its GPU is idle"
+        saves = use.gpus / (1 if current is None else current.most)
+        return _create_advice(use, RightsizingAction.GIVE_BACK, idle, saves=saves)
     if use.slice:
-        return _advise_slice(use, activity, p95=p95, memory=memory)
+        if current is None or memory is None or p95 >= BUSY:
+            return _create_advice(use, RightsizingAction.KEEP, f"{activity} of its {use.slice} instance")
+        return _advise_slice(use, activity, current, p95=p95, memory=memory)
     if use.gpus > 1:
         needed = max(1, -(-int(1000 * mean * COMPUTE_HEADROOM * use.gpus) // 1000))
         if p95 < BUSY and needed < use.gpus:
@@ -121,45 +107,23 @@ def advise(use: WorkloadUse) -> RightsizingAdvice:
     if p95 >= BUSY:
         return _create_advice(use, RightsizingAction.KEEP, f"{activity}: it uses its GPU")
     if memory is None:
-        return _create_advice(
-            use, RightsizingAction.UNKNOWN, f"{activity}, but no memory use: export DCGM_FI_DEV_FB_USED"
-        )
+        why = f"{activity}, but no memory use: export DCGM_FI_DEV_FB_USED"
+        return _create_advice(use, RightsizingAction.UNKNOWN, why)
     return _advise_sharing(use, activity, p95=p95, mean=mean, memory=memory)
 
 
-def _gpu_share(use: WorkloadUse) -> float:
-    """Return the share of a GPU that each of its GPUs or MIG instances occupies."""
-    profile = _current_profile(use)
-    return 1 / profile.most if profile is not None else 1.0
-
-
-def _current_profile(use: WorkloadUse) -> mig.MigProfile | None:
-    return next((profile for profile in list_profiles(use.model) if profile.name == use.slice), None)
-
-
-def _advise_slice(use: WorkloadUse, activity: str, *, p95: float, memory: float | None) -> RightsizingAdvice:
+def _advise_slice(
+    use: WorkloadUse, activity: str, current: mig.MigProfile, *, p95: float, memory: float
+) -> RightsizingAdvice:
     """Advise on a workload in a MIG instance; its activity is relative to the instance: half of 4/7 is 2/7 of a GPU."""
-    current = _current_profile(use)
-    if current is None or memory is None or p95 >= BUSY:
-        return _create_advice(use, RightsizingAction.KEEP, f"{activity} of its {use.slice} instance")
     needs = f"{activity}, {memory / 1024:.1f} GiB at peak in {use.slice}"
     for smaller in list_profiles(use.model):
-        fits = (
-            smaller.compute >= current.compute * p95 * COMPUTE_HEADROOM
-            and smaller.memory_mib >= memory * MEMORY_HEADROOM
-        )
-        if fits and smaller.most > current.most:
-            why = (
-                f"{needs}: {smaller.name} has {smaller.memory_mib / 1024:.0f} GiB, and a GPU has {smaller.most} of them"
-            )
+        has_compute = smaller.compute >= current.compute * p95 * COMPUTE_HEADROOM
+        if has_compute and smaller.memory_mib >= memory * MEMORY_HEADROOM and smaller.most > current.most:
+            size = f"{smaller.name} has {smaller.memory_mib / 1024:.0f} GiB"
+            why = f"{needs}: {size}, and a GPU has {smaller.most} of them instead of {current.most}"
             saves = use.gpus * (1 / current.most - 1 / smaller.most)
-            return _create_advice(
-                use,
-                RightsizingAction.SMALLER_SLICE,
-                f"{why} instead of {current.most}",
-                profile=smaller.name,
-                saves=saves,
-            )
+            return _create_advice(use, RightsizingAction.SMALLER_SLICE, why, profile=smaller.name, saves=saves)
     return _create_advice(use, RightsizingAction.KEEP, f"{needs}: no smaller MIG profile is enough")
 
 
@@ -175,16 +139,11 @@ def _advise_sharing(use: WorkloadUse, activity: str, *, p95: float, mean: float,
     if use.memory_mib is None or memory * MEMORY_HEADROOM > use.memory_mib / 2:
         smaller = _find_smaller_gpu(use, p95=p95, memory=memory)
         if smaller is not None:
-            why = f"{needs}: no room for a second workload, but {smaller.name} has {smaller.memory_mib / 1024:.0f} GiB"
-            return _create_advice(
-                use,
-                RightsizingAction.SMALLER_GPU,
-                f"{why}; test it first, because SMs of models differ",
-                profile=smaller.name,
-            )
-        return _create_advice(
-            use, RightsizingAction.KEEP, f"{needs}: its memory use leaves no room for a second workload"
-        )
+            size = f"{smaller.name} has {smaller.memory_mib / 1024:.0f} GiB"
+            why = f"{needs}: no room for a second workload, but {size}; test it first, because SMs of models differ"
+            return _create_advice(use, RightsizingAction.SMALLER_GPU, why, profile=smaller.name)
+        why = f"{needs}: its memory use leaves no room for a second workload"
+        return _create_advice(use, RightsizingAction.KEEP, why)
     reason = "no MIG profile of this GPU is large enough" if profiles else "this GPU has no MIG"
     if mean < BURSTY * p95:
         why = f"{needs}, in bursts; {reason}: use time-slicing with another workload. Memory and faults are shared"
@@ -193,15 +152,15 @@ def _advise_sharing(use: WorkloadUse, activity: str, *, p95: float, mean: float,
     return _create_advice(use, RightsizingAction.MPS, why, saves=0.5)
 
 
-def _find_smaller_gpu(use: WorkloadUse, *, p95: float, memory: float) -> GpuModelSpec | None:
+def _find_smaller_gpu(use: WorkloadUse, *, p95: float, memory: float) -> gpu_models.GpuModel | None:
     """Return the model with the least power that has enough memory; None if the activity is too high for it."""
-    current = next((model for model in load_models() if model.name.lower() == use.model.lower()), None)
+    models = gpu_models.gpu_models().values()
+    current = next((model for model in models if model.name.lower() == use.model.lower()), None)
     if current is None or p95 > LIGHT:
         return None
-    fits = [
-        model for model in load_models() if model.watts < current.watts and model.memory_mib >= memory * MEMORY_HEADROOM
-    ]
-    return min(fits, key=lambda model: (model.watts, model.name), default=None)
+    large = [model for model in models if model.memory_mib >= memory * MEMORY_HEADROOM]
+    fits = [model for model in large if model.tdp_watts < current.tdp_watts]
+    return min(fits, key=lambda model: (model.tdp_watts, model.name), default=None)
 
 
 def _create_advice(
@@ -226,9 +185,8 @@ def plan_repartitions(advice: Iterable[RightsizingAdvice]) -> list[Repartition]:
     by_model: dict[str, list[mig.MigProfile]] = {}
     for workload_advice in advice:
         if workload_advice.fit is RightsizingAction.MIG:
-            profile = next(
-                profile for profile in list_profiles(workload_advice.model) if profile.name == workload_advice.profile
-            )
+            profiles = list_profiles(workload_advice.model)
+            profile = next(profile for profile in profiles if profile.name == workload_advice.profile)
             by_model.setdefault(workload_advice.model, []).append(profile)
     return [_pack_profiles(model, cuts) for model, cuts in sorted(by_model.items())]
 

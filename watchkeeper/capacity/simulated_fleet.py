@@ -1,10 +1,9 @@
 """Simulate the allocation of a fleet's GPUs during a replay: which are free, and where a job fits.
 
-A job that fits on one node goes to the node with the fewest free GPUs left (best fit), the first of equals; a larger
-job takes whole nodes and one more for the rest. A share of a GPU goes to the shared GPU with the least free share that
-is enough, else to a free GPU. A job that fits into a MIG instance takes the smallest that is enough. Placement is by
-node and never by the total, so that fragmentation shows. `replay` calls it. Shares are integers in thousandths of a
-GPU, so that sums are exact.
+A job that fits on one node goes to the node with the fewest free GPUs left (best fit); a larger job takes whole nodes
+and one more for the rest. A share of a GPU goes to the shared GPU with the least free share that is enough, a job that
+fits into a MIG instance to the smallest that is enough. Shares are integers in thousandths of a GPU, so that sums are
+exact.
 """
 
 from __future__ import annotations
@@ -72,15 +71,13 @@ class SimulatedFleet:
         self._node_of: dict[int, int] = {}
         self._next_shared = 0
         for index, node in enumerate(nodes):
-            whole = node.gpus - node.sliced_gpus
-            self._groups.setdefault(node.model, _ModelGroup()).add(index, whole)
+            self._groups.setdefault(node.model, _ModelGroup()).add(index, self._free[index])
             if node.sliced_gpus and node.slices_of_gpu:
                 part = GPU_MILLI // node.slices_of_gpu
                 self._slices += [(part, index)] * (node.sliced_gpus * node.slices_of_gpu)
         self._slices.sort()
 
     def can_ever_fit(self, shape: GpuRequest) -> bool:
-        """Whether the job fits on the empty fleet."""
         return SimulatedFleet(self.nodes).place(shape) is not None if self.used_milli else self._fits(shape)
 
     def _fits(self, shape: GpuRequest) -> bool:
@@ -109,17 +106,14 @@ class SimulatedFleet:
                 self._change(index, count)
 
     def free_by_node(self) -> list[int]:
-        """Return the number of whole free GPUs of each node."""
         return list(self._free)
 
     def _place_on_slice(self, shape: GpuRequest) -> JobPlacement | None:
-        position = bisect_left(self._slices, (shape.slice_milli, -1))
-        while position < len(self._slices):
+        for position in range(bisect_left(self._slices, (shape.slice_milli, -1)), len(self._slices)):
             part, index = self._slices[position]
             if not shape.models or self.nodes[index].model in shape.models:
                 del self._slices[position]
                 return JobPlacement(part, slice_milli=part, slice_node=index)
-            position += 1
         return None
 
     def _place_share(self, shape: GpuRequest) -> JobPlacement | None:

@@ -1,13 +1,14 @@
 """Compare what-if replays: the same jobs on the current fleet and on a changed fleet.
 
 A change adds nodes, removes GPUs, nodes or racks, or partitions GPUs with MIG. `compare` replays the jobs on both
-fleets and returns waits by job size, utilisation and the assumptions. It changes nothing; `cli/accounting/capacity` and
-`web/accounting/whatif_api` show the result.
+fleets and returns waits by job size, utilisation and the assumptions; `find_smallest_addition` searches the nodes that
+a target wait needs.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
@@ -28,6 +29,9 @@ ASSUMPTIONS = (
 )
 # Rows of the table by job size; all jobs below one GPU are in one row.
 SHAPES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DAY_SECONDS = 86_400.0
+# If adding four times the fleet is not enough, the jobs are the problem and not the fleet.
+MAX_FLEET_MULTIPLE = 4
 
 
 class Spread(TypedDict):
@@ -110,24 +114,20 @@ class FleetChangeRefused(WatchkeeperError):
 def apply_change(nodes: Sequence[FleetNode], change: FleetChange) -> tuple[FleetNode, ...]:
     """Return the fleet after the change; added nodes have the most frequent model and size of the fleet."""
     _check_names(nodes, change)
-    remaining = [
-        node for node in nodes if node.rack not in change.remove_racks and node.name not in change.remove_nodes
-    ]
+    on_kept_racks = [node for node in nodes if node.rack not in change.remove_racks]
+    remaining = [node for node in on_kept_racks if node.name not in change.remove_nodes]
     remaining = _remove_gpus(remaining, change.remove_gpus)
     remaining += _add_nodes(nodes, change.add_gpus)
     remaining = _slice_gpus(remaining, change)
     if not remaining:
-        raise FleetChangeRefused(
-            "the change removes all GPUs", now=f"The fleet has {sum(node.gpus for node in nodes)} GPUs"
-        )
+        fleet_gpus = sum(node.gpus for node in nodes)
+        raise FleetChangeRefused("the change removes all GPUs", now=f"The fleet has {fleet_gpus} GPUs")
     return tuple(remaining)
 
 
 def _check_names(nodes: Sequence[FleetNode], change: FleetChange) -> None:
-    for kind, names, existing in (
-        ("rack", change.remove_racks, {node.rack for node in nodes if node.rack}),
-        ("node", change.remove_nodes, {node.name for node in nodes}),
-    ):
+    racks, node_names = {node.rack for node in nodes if node.rack}, {node.name for node in nodes}
+    for kind, names, existing in (("rack", change.remove_racks, racks), ("node", change.remove_nodes, node_names)):
         for name in names:
             if name not in existing:
                 available = ", ".join(sorted(existing)[:10]) or f"none: the table of nodes has no column {kind}"
@@ -150,9 +150,7 @@ def _remove_gpus(nodes: list[FleetNode], gpus: int) -> list[FleetNode]:
 def _add_nodes(nodes: Sequence[FleetNode], gpus: int) -> list[FleetNode]:
     if not gpus:
         return []
-    kinds: dict[tuple[str, int], int] = {}
-    for node in nodes:
-        kinds[node.model, node.gpus] = kinds.get((node.model, node.gpus), 0) + 1
+    kinds = Counter((node.model, node.gpus) for node in nodes)
     model, size = max(kinds, key=lambda kind: (kinds[kind], kind))
     sizes = [size] * (gpus // size) + ([gpus % size] if gpus % size else [])
     return [FleetNode(f"added-{at}", count, model=model) for at, count in enumerate(sizes, start=1)]
@@ -183,6 +181,7 @@ def compare(
     after = apply_change(nodes, change)
     jobs, unknown = jobs_for_fleet(recorded.jobs, [*nodes, *after])
     window = (recorded.since, recorded.until)
+    waits = np.array([math.nan if job.started is None else job.started - job.submitted for job in jobs])
     before, changed = (summarise_replay(jobs, replay(jobs, fleet, policy=policy), window) for fleet in (nodes, after))
     return {
         "change": str(change),
@@ -191,7 +190,7 @@ def compare(
         "layout": recorded.layout,
         "since": recorded.since,
         "until": recorded.until,
-        "recorded": {"wait": summarise_waits(jobs, _recorded_waits(jobs))},
+        "recorded": {"wait": summarise_waits(jobs, waits)},
         "before": before,
         "after": changed,
         "unknown_models": unknown,
@@ -205,10 +204,6 @@ def jobs_for_fleet(jobs: Sequence[RecordedJob], nodes: Sequence[FleetNode]) -> t
     if any(node.model for node in nodes):
         return list(jobs), unknown_models(jobs, nodes)
     return [replace(job, shape=replace(job.shape, models=())) if job.shape.models else job for job in jobs], {}
-
-
-def _recorded_waits(jobs: Sequence[RecordedJob]) -> Floats:
-    return np.array([math.nan if job.started is None else job.started - job.submitted for job in jobs])
 
 
 def summarise_replay(jobs: Sequence[RecordedJob], outcome: ReplayOutcome, window: tuple[float, float]) -> ReplaySummary:
@@ -231,7 +226,6 @@ def summarise_replay(jobs: Sequence[RecordedJob], outcome: ReplayOutcome, window
 
 
 def summarise_waits(jobs: Sequence[RecordedJob], seconds: Floats) -> Waits:
-    """Summarise the waits of all started jobs, in total and by job size."""
     rows: dict[str, Spread] = {}
     sizes = np.array([job.shape.gpus for job in jobs])
     for low, high in zip((0.0, 0.999, *SHAPES), (0.999, *SHAPES, math.inf), strict=False):
@@ -256,3 +250,60 @@ def _summarise_seconds(seconds: Floats) -> Spread:
     p50, p95 = np.quantile(started, [0.5, 0.95])
     mean, p50, p95, longest = (round(float(value), 3) for value in (started.mean(), p50, p95, started.max()))
     return {"jobs": len(started), "mean": mean, "p50": p50, "p95": p95, "max": longest}
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """The GPUs to add for a target wait; `add_gpus` is None if adding four times the fleet is not enough.
+
+    `days_kept` is the share of days that meet the target.
+    """
+
+    target_seconds: float
+    add_gpus: int | None
+    p95_seconds: float | None
+    days_kept: float | None
+    replays: int
+
+
+def find_smallest_addition(
+    jobs: Sequence[RecordedJob],
+    nodes: Sequence[FleetNode],
+    *,
+    target_seconds: float,
+    policy: QueuePolicy = QueuePolicy.BACKFILL,
+) -> Addition:
+    """Find the smallest number of nodes to add so that the p95 wait stays within a target.
+
+    More GPUs can lengthen a single wait, because the order of jobs changes. So the result meets the target, and one
+    node less was replayed and did not.
+    """
+    size = max(node.gpus for node in nodes)
+    low, high = 0, MAX_FLEET_MULTIPLE * sum(node.gpus for node in nodes) // size
+    waits_by_count: dict[int, Floats] = {}
+
+    def replay_waits(count: int) -> Floats:
+        if count not in waits_by_count:
+            outcome = replay(jobs, apply_change(nodes, FleetChange(add_gpus=count * size)), policy=policy)
+            waits_by_count[count] = outcome.starts - np.array([job.submitted for job in jobs])
+        return waits_by_count[count]
+
+    def meets_target(count: int) -> bool:
+        p95 = _p95(replay_waits(count))
+        return p95 is None or p95 <= target_seconds
+
+    if not meets_target(high):
+        return Addition(target_seconds, None, _p95(replay_waits(high)), None, len(waits_by_count))
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if meets_target(middle) else (middle + 1, high)
+    waits = replay_waits(high)
+    days = np.array([job.submitted // DAY_SECONDS for job in jobs])
+    kept = [p95 <= target_seconds for day in np.unique(days) if (p95 := _p95(waits[days == day])) is not None]
+    days_kept = sum(kept) / len(kept) if kept else None
+    return Addition(target_seconds, high * size, _p95(waits), days_kept, len(waits_by_count))
+
+
+def _p95(waits: Floats) -> float | None:
+    started = waits[~np.isnan(waits)]
+    return float(np.quantile(started, 0.95)) if len(started) else None

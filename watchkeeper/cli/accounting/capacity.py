@@ -267,7 +267,7 @@ def _replay_on_hub(hub: Client, **params: Any) -> answers.WhatIf:
 
 
 def _replay_table(jobs_path: str, nodes_path: str | None, **params: Any) -> dict[str, Any]:
-    from watchkeeper.capacity import jobs, replay, sizing
+    from watchkeeper.capacity import jobs, replay, whatif
     from watchkeeper.capacity import whatif as replay_runs
 
     recorded = jobs.read_jobs(read_text(jobs_path), where=jobs_path, columns=dict(params["column"]))
@@ -285,7 +285,7 @@ def _replay_table(jobs_path: str, nodes_path: str | None, **params: Any) -> dict
     answer = {**replay_runs.compare(recorded, nodes, change, policy=policy), **node_problems}
     if params["keep_wait"] is not None:
         fitting_jobs, _ = replay_runs.jobs_for_fleet(recorded.jobs, nodes)
-        addition = sizing.find_smallest_addition(fitting_jobs, nodes, target_seconds=params["keep_wait"], policy=policy)
+        addition = whatif.find_smallest_addition(fitting_jobs, nodes, target_seconds=params["keep_wait"], policy=policy)
         answer["keep_wait"] = wire.to_plain(addition)
     return answer
 

@@ -29,8 +29,8 @@ async def nothing(_: Request) -> Response:
 
 PANEL = Endpoint("/api/v1/query_range", nothing)
 PAGE = Endpoint("/api/incidents", nothing)
-CHANGE = Endpoint.post("/api/incidents/{id}/acknowledge", nothing)
-PUSH = Endpoint.post("/api/events", nothing, role=Role.AGENT)
+CHANGE = Endpoint("/api/incidents/{id}/acknowledge", nothing, role=Role.OPERATOR, changes=True)
+PUSH = Endpoint("/api/events", nothing, role=Role.AGENT, changes=True)
 
 
 def test_panels_are_refused_before_pages_and_changes_never() -> None:

@@ -17,14 +17,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from watchkeeper.hub.health import HubHealth
-from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.services import Services
 from watchkeeper.web import login, openapi, pages
 from watchkeeper.web.accounting import advice_hook, capacity_api, usage_api, whatif_api
 from watchkeeper.web.auth.auth import Auth, Caller, Proof, Role
 from watchkeeper.web.auth.auth_reload import AuthFiles
-from watchkeeper.web.endpoint import Endpoint
+from watchkeeper.web.endpoint import endpoints_of, get
 from watchkeeper.web.fleet import (
     cluster_api,
     drills_api,
@@ -59,10 +57,6 @@ from watchkeeper.web.prometheus import (
 )
 
 LIVE_PATH = "/api/live"
-LIVE_SUMMARY = (
-    "WebSocket with incident changes and frames of the fleet map. A client that sends the `edition` of its /api/fleet "
-    "response also receives the changes since then. Returns 426 without an upgrade"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +71,42 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
     runtime = hub.runtime
     auth_files = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
     gate = Gate(runtime, auth_files, is_evaluating=lambda: hub.rules.is_evaluating)
-    incident_cards = cards.IncidentCards(hub)
-    reports = incident_reports.IncidentReports(hub)
+    incident_cards, reports = cards.IncidentCards(hub), incident_reports.IncidentReports(hub)
     snapshots = fleet_snapshot.FleetSnapshots(hub)
     interval_seconds = live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds
     live = LiveUpdates(hub, cards=incident_cards, snapshots=snapshots, interval_seconds=interval_seconds)
-    capacity = capacity_api.CapacityApi(hub)
+    capacity, jobs = capacity_api.CapacityApi(hub), jobs_api.JobsApi(hub)
     advice = advice_hook.AdviceWebhook(runtime, hub.health, make=capacity.advise)
-    table = [
-        *hub_endpoints(runtime, hub.health),
-        *login.endpoints(runtime, auth_files),
-        *_query_endpoints(hub),
-        *_fleet_endpoints(hub, incident_cards, reports=reports, snapshots=snapshots),
-        *_incident_endpoints(hub, incident_cards, reports=reports),
-        *capacity_api.endpoints(capacity),
-        *whatif_api.endpoints(whatif_api.WhatIfApi(hub)),
-        *usage_api.endpoints(usage_api.UsageApi(runtime, hub.queries)),
-        *live.endpoints(),
-        *pages.endpoints(),
-    ]
+    table = endpoints_of(
+        HubApi(hub),
+        login.LoginApi(runtime, auth_files),
+        prometheus_api.PrometheusApi(runtime, hub.queries),
+        prometheus_status.StatusPages(hub),
+        prometheus_exchange.SampleExchange(runtime, hub.queries),
+        recording_api.RecordingApi(hub),
+        slo_api.SloApi(hub),
+        explore_api.ExploreApi(runtime, hub.queries),
+        rules_api.RulesApi(hub),
+        fleet_api.FleetApi(hub, cards=incident_cards, reports=reports, snapshots=snapshots),
+        history_api.HistoryApi(hub),
+        topology_api.TopologyApi(hub),
+        fabric_api.FabricApi(hub),
+        cluster_api.ClusterApi(hub),
+        explain_api.ExplainApi(hub, jobs),
+        orders_api.OrdersApi(hub),
+        drills_api.DrillsApi(hub),
+        jobs,
+        incident_api.IncidentApi(hub, reports),
+        repairs_api.RepairsApi(hub),
+        bundle_api.BundleApi(hub),
+        causes_api.CausesApi(hub, incident_cards),
+        journal_api.JournalApi(hub),
+        capacity,
+        whatif_api.WhatIfApi(hub),
+        usage_api.UsageApi(runtime, hub.queries),
+        live,
+    )
+    table += pages.endpoints()
     table += openapi.endpoints(lambda: table, version=runtime.version)
 
     async def serve_live(socket: WebSocket) -> None:
@@ -114,86 +125,38 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
     return app
 
 
-def _query_endpoints(hub: Services) -> list[Endpoint]:
-    """Queries, recordings, SLOs and rules."""
-    return [
-        *prometheus_api.endpoints(
-            prometheus_api.PrometheusApi(hub.runtime, hub.queries),
-            prometheus_status.StatusPages(hub),
-            prometheus_exchange.SampleExchange(hub.runtime, hub.queries),
-        ),
-        *recording_api.endpoints(recording_api.RecordingApi(hub)),
-        *slo_api.endpoints(slo_api.SloApi(hub)),
-        *explore_api.endpoints(explore_api.ExploreApi(hub.runtime, hub.queries)),
-        *rules_api.endpoints(rules_api.RulesApi(hub)),
-    ]
-
-
-def _incident_endpoints(
-    hub: Services, incident_cards: cards.IncidentCards, *, reports: incident_reports.IncidentReports
-) -> list[Endpoint]:
-    return [
-        *incident_api.endpoints(incident_api.IncidentApi(hub, reports)),
-        *repairs_api.endpoints(repairs_api.RepairsApi(hub)),
-        *bundle_api.endpoints(bundle_api.BundleApi(hub)),
-        *causes_api.endpoints(causes_api.CausesApi(hub, incident_cards)),
-        *journal_api.endpoints(journal_api.JournalApi(hub)),
-    ]
-
-
-def _fleet_endpoints(
-    hub: Services,
-    incident_cards: cards.IncidentCards,
-    *,
-    reports: incident_reports.IncidentReports,
-    snapshots: fleet_snapshot.FleetSnapshots,
-) -> list[Endpoint]:
-    """Nodes, GPUs, links, schedulers, jobs and work orders."""
-    jobs = jobs_api.JobsApi(hub)
-    return [
-        *fleet_api.endpoints(fleet_api.FleetApi(hub, cards=incident_cards, reports=reports, snapshots=snapshots)),
-        *history_api.endpoints(history_api.HistoryApi(hub)),
-        *topology_api.endpoints(topology_api.TopologyApi(hub)),
-        *fabric_api.endpoints(fabric_api.FabricApi(hub)),
-        *cluster_api.endpoints(cluster_api.ClusterApi(hub)),
-        *explain_api.endpoints(explain_api.ExplainApi(hub, jobs)),
-        *orders_api.endpoints(orders_api.OrdersApi(hub)),
-        *drills_api.endpoints(drills_api.DrillsApi(hub)),
-        *jobs_api.endpoints(jobs),
-    ]
-
-
-def hub_endpoints(runtime: Runtime, health: HubHealth) -> list[Endpoint]:
+class HubApi:
     """Health, readiness, the hub's own metrics, and the caller's name and role."""
 
-    async def healthy(_: Request) -> Response:
+    def __init__(self, hub: Services) -> None:
+        self._metrics, self._health = hub.runtime.metrics, hub.health
+
+    @get("/-/healthy", role=None, media_type="text/plain")
+    async def healthy(self, _: Request) -> Response:
+        """Liveness of the hub."""
         return PlainTextResponse("Watchkeeper is healthy.\n")
 
-    async def ready(_: Request) -> Response:
-        if health.is_ready:
+    @get("/-/ready", role=None, media_type="text/plain")
+    async def ready(self, _: Request) -> Response:
+        """Readiness of the hub; 503 with the reason if it is not ready."""
+        if self._health.is_ready:
             return PlainTextResponse("Watchkeeper is ready.\n")
-        return PlainTextResponse(f"Not ready: {health.not_ready_reason or 'still starting'}\n", status_code=503)
+        return PlainTextResponse(f"Not ready: {self._health.not_ready_reason or 'still starting'}\n", status_code=503)
 
-    async def metrics(_: Request) -> Response:
-        return PlainTextResponse(runtime.metrics.render(), media_type="text/plain; version=0.0.4")
+    @get("/metrics", media_type="text/plain")
+    async def metrics(self, _: Request) -> Response:
+        """The hub's own metrics."""
+        return PlainTextResponse(self._metrics.render(), media_type="text/plain; version=0.0.4")
 
-    async def whoami(request: Request) -> Whoami:
+    @get("/api/whoami")
+    async def whoami(self, request: Request) -> Whoami:
+        """Name and role of the caller."""
         caller: Caller = request.state.caller
         return Whoami(name=caller.name, role=caller.role, needs_sign_in=caller.proof is not Proof.LOOPBACK)
 
-    async def require_upgrade(_: Request) -> Response:
+    @get(LIVE_PATH)
+    async def require_upgrade(self, _: Request) -> Response:
+        """WebSocket with incident changes and frames of the fleet map. A client that sends the `edition` of its
+        /api/fleet response also receives the changes since then. Returns 426 without an upgrade.
+        """
         raise HTTPException(426, "live updates need a WebSocket connection", {"Upgrade": "websocket"})
-
-    return [
-        Endpoint("/-/healthy", healthy, "Liveness of the hub", role=None, media_type="text/plain"),
-        Endpoint(
-            "/-/ready",
-            ready,
-            "Readiness of the hub; 503 with the reason if it is not ready",
-            role=None,
-            media_type="text/plain",
-        ),
-        Endpoint("/metrics", metrics, "The hub's own metrics", media_type="text/plain"),
-        Endpoint("/api/whoami", whoami, "Name and role of the caller"),
-        Endpoint(LIVE_PATH, require_upgrade, LIVE_SUMMARY),
-    ]

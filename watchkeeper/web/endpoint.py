@@ -1,7 +1,7 @@
 """Declare endpoints, write JSON responses and errors, and read request bodies.
 
-An `Endpoint` is a row of the table that `app` turns into routes: its path, the role it needs, and whether it changes
-state. Errors under /api/v1 have the format of Prometheus; all others have the format of `error_response`.
+`get`, `post` and `delete` declare methods as endpoints, and `app` makes the table of routes from them. Errors under
+/api/v1 have the format of Prometheus; all others have the format of `error_response`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class DataclassInstance(Protocol):
 RequestHandler = Callable[[Request], Awaitable[Response]]
 # A dataclass or a TypedDict is written as its fields, beside `ok`.
 EndpointHandler = Callable[[Request], Awaitable[Response | DataclassInstance | Mapping[str, object]]]
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Response | DataclassInstance | Mapping[str, object]]])
 POST = ("POST",)
 PROMETHEUS_PREFIX = "/api/v1/"
 # `wire` writes times and dataclasses, not orjson.
@@ -97,20 +98,6 @@ class Endpoint:
     response: TypeSpec = None
     media_type: str = "application/json"
 
-    @classmethod
-    def post(
-        cls,
-        path: str,
-        handler: EndpointHandler,
-        summary: str = "",
-        *,
-        role: Role | None = Role.OPERATOR,
-        body: TypeSpec = None,
-        response: TypeSpec = None,
-    ) -> Endpoint:
-        """An endpoint that changes state with POST."""
-        return cls(path, handler, summary, role=role, methods=POST, changes=True, body=body, response=response)
-
     @property
     def response_type(self) -> TypeSpec:
         """The type of the response: `response`, or the dataclass or TypedDict that `handler` is declared to return."""
@@ -120,8 +107,46 @@ class Endpoint:
         return declared if dataclasses.is_dataclass(declared) or typing.is_typeddict(declared) else None
 
     async def respond(self, request: Request) -> Response:
+        """Handle a request; a dataclass or mapping is written as JSON, its fields beside `ok`."""
         answer = await self.handler(request)
-        return answer if isinstance(answer, Response) else typed_response(answer)
+        if isinstance(answer, Response):
+            return answer
+        return ok_response(**(answer if isinstance(answer, Mapping) else wire.fields_of(answer)))
+
+
+def get(path: str, *params: QueryParam, **fields: Any) -> Callable[[Method], Method]:
+    """Declare a method as an endpoint, whose summary is the first paragraph of its docstring, or the field `summary`.
+
+    The other fields are those of `Endpoint`.
+    """
+
+    def declare(method: Method) -> Method:
+        paragraph = (inspect.getdoc(method) or "").partition("\n\n")[0]
+        row = Endpoint(path, method, params=params, **{"summary": " ".join(paragraph.split()).rstrip("."), **fields})
+        # Decorators are applied from the last to the first.
+        vars(method).setdefault("endpoints", []).insert(0, row)
+        return method
+
+    return declare
+
+
+def post(path: str, **fields: Any) -> Callable[[Method], Method]:
+    """Declare an endpoint that changes state with POST; it needs the role operator."""
+    return get(path, **{"role": Role.OPERATOR, "methods": POST, "changes": True, **fields})
+
+
+def delete(path: str, **fields: Any) -> Callable[[Method], Method]:
+    return post(path, methods=("DELETE",), **fields)
+
+
+def endpoints_of(*apis: object) -> list[Endpoint]:
+    """The endpoints that the methods of these objects declare."""
+    return [
+        dataclasses.replace(row, handler=getattr(api, name))
+        for api in apis
+        for name, method in vars(type(api)).items()
+        for row in getattr(method, "endpoints", ())
+    ]
 
 
 def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -131,13 +156,6 @@ def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str]
 
 def ok_response(**content: Any) -> Response:
     return json_response({"ok": True, **content})
-
-
-def typed_response(content: DataclassInstance | Mapping[str, object]) -> Response:
-    """Write a dataclass or mapping as JSON: its fields beside `ok`."""
-    if isinstance(content, Mapping):
-        return ok_response(**content)
-    return ok_response(**wire.fields_of(content))
 
 
 async def compress_response(response: Response, accepted: str) -> Response:

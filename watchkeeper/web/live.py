@@ -29,7 +29,7 @@ from watchkeeper.kit import clock, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.query import engine
 from watchkeeper.scrape import status_series
-from watchkeeper.web.endpoint import Endpoint
+from watchkeeper.web.endpoint import get
 from watchkeeper.web.fleet import fleet_layout, fleet_snapshot, frames
 from watchkeeper.web.incidents.cards import IncidentCards
 
@@ -162,16 +162,13 @@ class LiveUpdates:
         max_age_seconds = 2 * max(self._interval_seconds, UNWATCHED_FRAME_SECONDS)
         return self._newest[1] if self._newest is not None and self._age_seconds() < max_age_seconds else None
 
+    @get("/api/picture", media_type=BINARY)
     async def serve_frame(self, _: Request) -> Response:
-        """Respond with the newest frame, or 204 if there is none."""
+        """The newest frame of the fleet map, in the format of /api/live; 204 if there is none yet."""
         headers = {"Cache-Control": "no-store"}
         if (frame := self.newest_frame()) is None:
             return Response(status_code=204, headers=headers)
         return Response(frame.packed, media_type=BINARY, headers=headers)
-
-    def endpoints(self) -> list[Endpoint]:
-        summary = "The newest frame of the fleet map, in the format of /api/live; 204 if there is none yet"
-        return [Endpoint("/api/picture", self.serve_frame, summary, media_type=BINARY)]
 
     def _age_seconds(self) -> float:
         return self._runtime.clock.now().timestamp() - (self._newest[0] if self._newest else 0.0)

@@ -21,7 +21,7 @@ from watchkeeper.web.auth import users
 from watchkeeper.web.auth.auth import COOKIE, SESSION_LIFETIME, Token, User, is_same_origin
 from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.login_limit import LoginLimit
-from watchkeeper.web.endpoint import POST, Endpoint, ok_response, read_body
+from watchkeeper.web.endpoint import POST, get, ok_response, read_body
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,9 @@ class LoginApi:
         self._waiting = 0
         self._attempts_counter = runtime.metrics.counter("watchkeeper_hub_logins_total", "Login attempts, by result")
 
+    @get("/api/login", role=None, methods=POST, body=dict[str, str])
     async def login(self, request: Request) -> Response:
+        """Sign in from the console with a name and a password, or with a token; sets a session cookie."""
         if not is_same_origin(request.method, request.headers):
             raise HTTPException(403, "login is only allowed from the console of this hub")
         attempt = await _read(request)
@@ -106,7 +108,9 @@ class LoginApi:
             self._waiting -= 1
         return user if is_correct else None
 
+    @get("/api/logout", role=None, methods=POST)
     async def logout(self, request: Request) -> Response:
+        """Sign out of the console."""
         if not is_same_origin(request.method, request.headers):
             raise HTTPException(403, "logout is only allowed from the console of this hub")
         if (cookie := request.cookies.get(COOKIE)) and self._auth_files.current(self._clock.now()).caller(
@@ -116,21 +120,6 @@ class LoginApi:
         answer = ok_response()
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
-
-
-def endpoints(runtime: Runtime, auth_files: AuthFiles) -> list[Endpoint]:
-    api = LoginApi(runtime, auth_files)
-    return [
-        Endpoint(
-            "/api/login",
-            api.login,
-            "Sign in from the console with a name and a password, or with a token; sets a session cookie",
-            role=None,
-            methods=POST,
-            body=dict[str, str],
-        ),
-        Endpoint("/api/logout", api.logout, "Sign out of the console", role=None, methods=POST, response={}),
-    ]
 
 
 async def _read(request: Request) -> LoginAttempt:

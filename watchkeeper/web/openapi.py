@@ -122,7 +122,7 @@ def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
     error = "PrometheusError" if is_prometheus else "Error"
     operation: dict[str, Any] = {
         "operationId": _operation_id(method, row.path),
-        "summary": row.summary or _first_line(row.handler.__doc__),
+        "summary": row.summary,
         "tags": [tag(row)],
         "x-watchkeeper-role": OPEN if row.role is None else row.role.value,
         "x-watchkeeper-changes": row.changes,
@@ -157,10 +157,6 @@ def tag(row: Endpoint) -> str:
         word = parts[1].partition(".")[0]
         return next((name for name, words in TAGS.items() if word in words), word)
     return "hub" if parts and parts[0] in ("-", "metrics") else "console"
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().partition("\n")[0].rstrip(".")
 
 
 def _operation_id(method: str, path: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
-from watchkeeper.web.endpoint import error_response
+from watchkeeper.web.endpoint import endpoints_of, error_response
 from watchkeeper.web.gate import Gate
 from watchkeeper.web.prometheus import prometheus_api
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Iterations of the event loop in which a waiting connection is accepted, and its request is read and parsed.
 YIELD_ROUNDS = 6
+QUERY_PATHS = ("/api/v1/query", "/api/v1/query_range")
 # The limit for all waiting: steady queries must not delay the startup of monitoring.
 MAX_YIELD_SECONDS = 1.0
 
@@ -35,7 +36,7 @@ class StartupApp:
     """An ASGI application that answers queries, and later delegates to the full application."""
 
     def __init__(self, runtime: Runtime, queries: Queries, *, auth_files: AuthFiles) -> None:
-        table = prometheus_api.query_endpoints(prometheus_api.PrometheusApi(runtime, queries))
+        table = [row for row in endpoints_of(prometheus_api.PrometheusApi(runtime, queries)) if row.path in QUERY_PATHS]
         self._query_app = Gate(runtime, auth_files).build_application(table)
         self._paths = frozenset(row.path for row in table)
         self._full_app: Starlette | None = None

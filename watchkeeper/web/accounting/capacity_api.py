@@ -32,7 +32,7 @@ from watchkeeper.model.fleet_capacity import FleetCapacity
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.web import report_shapes, shapes
 from watchkeeper.web.accounting import workload_use
-from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response
+from watchkeeper.web.endpoint import QueryParam, get, ok_response
 from watchkeeper.web.fleet import holders
 from watchkeeper.workloads import pending_pods
 
@@ -88,7 +88,11 @@ class CapacityApi:
         self._forecast_lock = asyncio.Lock()
         self._cached_forecasts: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
 
+    @get("/api/capacity/forecast", *FORECAST_PARAMS, response=report_shapes.CapacityForecast)
     async def get_forecast(self, request: Request) -> Response:
+        """Forecast of demand with prediction interval, backtest and advice, and when the fleet is full; `reason`
+        explains a missing forecast.
+        """
         return ok_response(**await self._forecast(request.query_params))
 
     async def _forecast(self, params: Mapping[str, str]) -> dict[str, Any]:
@@ -154,7 +158,9 @@ class CapacityApi:
                 break
         return points, float(step)
 
+    @get("/api/capacity/now", WINDOW_PARAM, shapes.CLUSTER)
     async def get_capacity(self, request: Request) -> CapacityNow:
+        """Current capacity: free and fragmented GPUs, queue waits, and rightsizing advice."""
         window, cluster_name = _read_window(request.query_params), request.query_params.get("cluster")
         capacity, gpu_holders = await self._load_capacity(cluster_name)
         sizing_advice, used_gpus = await self._load_rightsizing(gpu_holders, window, cluster_name)
@@ -170,7 +176,9 @@ class CapacityApi:
             problem=gpu_holders.problem,
         )
 
+    @get("/api/capacity/advice", *FORECAST_PARAMS, WINDOW_PARAM, response=CapacityAdvice)
     async def get_advice(self, request: Request) -> Response:
+        """Scaling advice, for programs."""
         return ok_response(**await self.advise(request.query_params))
 
     async def advise(self, params: Mapping[str, str]) -> dict[str, Any]:
@@ -303,29 +311,3 @@ def _read_target(text: str) -> float:
     if not 0.05 <= share <= 1:
         raise HTTPException(400, f"`target` is `{text[:40]}`; expected a share from 0.05 to 1")
     return share
-
-
-def endpoints(api: CapacityApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/capacity/forecast",
-            api.get_forecast,
-            "Forecast of demand with prediction interval, backtest and advice, and when the fleet is full; "
-            "`reason` explains a missing forecast",
-            params=FORECAST_PARAMS,
-            response=report_shapes.CapacityForecast,
-        ),
-        Endpoint(
-            "/api/capacity/now",
-            api.get_capacity,
-            "Current capacity: free and fragmented GPUs, queue waits, and rightsizing advice",
-            params=(WINDOW_PARAM, shapes.CLUSTER),
-        ),
-        Endpoint(
-            "/api/capacity/advice",
-            api.get_advice,
-            "Scaling advice, for programs",
-            params=(*FORECAST_PARAMS, WINDOW_PARAM),
-            response=CapacityAdvice,
-        ),
-    ]

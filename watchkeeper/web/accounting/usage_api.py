@@ -40,7 +40,7 @@ from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import wire
 from watchkeeper.web import report_shapes, shapes
-from watchkeeper.web.endpoint import Endpoint, QueryParam, Unwrapped, ok_response
+from watchkeeper.web.endpoint import QueryParam, Unwrapped, get, ok_response
 from watchkeeper.web.prometheus import prometheus_form as form
 
 MAX_SECONDS = 5 * 366 * 86_400.0
@@ -97,32 +97,52 @@ class UsageApi:
         cost_settings = runtime.settings.cost
         self._price_file = price_file.PriceFile(cost_settings.prices, fallback=cost_settings.dollars_per_gpu_hour)
 
+    @get("/api/usage", shapes.FROM, shapes.TO, shapes.BY, shapes.OF, response=report_shapes.UsageReport)
     async def usage_report(self, request: Request) -> Response:
+        """GPU-hours by owner: allocated, used and wasted; also free, lost and unknown ones."""
         dimensions, filters = _read_dimensions(request), _read_filters(request)
         since, until = _read_window(request, self._runtime.clock.now())
         tables = await self._run_exclusively(lambda: self._read_usage([(since, until)], {*dimensions, *filters}))
         return ok_response(**summary.usage_report(tables[0], dimensions, filters=filters))
 
+    @get("/api/cost", shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_PARAM, response=report_shapes.CostReport)
     async def cost_report(self, request: Request) -> Response:
+        """Cost of GPU-hours by owner, at the prices of the price book."""
         dimensions, filters = _read_dimensions(request), _read_filters(request)
         bill = await self._load_bill(request, {*dimensions, *filters}, policy=_read_policy(request))
         report = await asyncio.to_thread(cost.create_bill_report, bill, dimensions, filters=filters)
         return ok_response(**cost.report_as_json(cost.limit_lines(report)))
 
+    @get("/api/cost/waste", shapes.FROM, shapes.TO, shapes.OF)
     async def waste_report(self, request: Request) -> WasteReport:
+        """Waste: GPU-hours allocated and idle, by owner, with their cost."""
         filters, bill = _read_filters(request), await self._load_bill(request, {"job"}, policy=cost.Policy.NONE)
         wasted = await asyncio.to_thread(
             lambda: waste.wasted_by_owner(bill, summary.matching_rows(bill.table, filters))
         )
         return WasteReport(since=bill.table.since, until=bill.table.until, currency=bill.book.currency, waste=wasted)
 
+    @get("/api/cost/budgets", *MONTH_PARAMS, POLICY_PARAM, response=BudgetReport)
     async def budget_report(self, request: Request) -> Response:
+        """Budgets of a month by team: spent, remaining and expected at its end."""
         month, book, policy = self._read_month(request), await self._load_prices(), _read_policy(request)
         report = await self._run_exclusively(lambda: self._budgets(month, book, policy))
         return ok_response(month=month.text, currency=book.currency, **report)
 
+    @get(
+        "/api/cost/statements",
+        *MONTH_PARAMS,
+        POLICY_PARAM,
+        shapes.OF,
+        QueryParam("team", "Return only the statement of this team; repeat it for several."),
+        response=Unwrapped(monthly.Statement),
+        media_type=NDJSON,
+    )
     async def statements(self, request: Request) -> Response:
-        """Stream the statements, so that memory holds the usage table and one statement at a time."""
+        """Chargeback statements of a month as JSON Lines: team, amount, currency and an HTML page.
+
+        Streamed, so that memory holds the usage table and one statement at a time.
+        """
         month, book, policy = self._read_month(request), await self._load_prices(), _read_policy(request)
         teams, filters = tuple(request.query_params.getlist("team")), _read_filters(request)
         lines = self._statements(month, book, policy=policy, teams=teams, filters=filters)
@@ -251,48 +271,3 @@ def _read_zone(request: Request) -> ZoneInfo:
         return ZoneInfo(text)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise HTTPException(400, f"`zone` is `{text[:40]}`; expected a time zone such as Europe/Berlin") from error
-
-
-def endpoints(api: UsageApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/usage",
-            api.usage_report,
-            "GPU-hours by owner: allocated, used and wasted; also free, lost and unknown ones",
-            params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF),
-            response=report_shapes.UsageReport,
-        ),
-        Endpoint(
-            "/api/cost",
-            api.cost_report,
-            "Cost of GPU-hours by owner, at the prices of the price book",
-            params=(shapes.FROM, shapes.TO, shapes.BY, shapes.OF, POLICY_PARAM),
-            response=report_shapes.CostReport,
-        ),
-        Endpoint(
-            "/api/cost/waste",
-            api.waste_report,
-            "Waste: GPU-hours allocated and idle, by owner, with their cost",
-            params=(shapes.FROM, shapes.TO, shapes.OF),
-        ),
-        Endpoint(
-            "/api/cost/budgets",
-            api.budget_report,
-            "Budgets of a month by team: spent, remaining and expected at its end",
-            params=(*MONTH_PARAMS, POLICY_PARAM),
-            response=BudgetReport,
-        ),
-        Endpoint(
-            "/api/cost/statements",
-            api.statements,
-            "Chargeback statements of a month as JSON Lines: team, amount, currency and an HTML page",
-            params=(
-                *MONTH_PARAMS,
-                POLICY_PARAM,
-                shapes.OF,
-                QueryParam("team", "Return only the statement of this team; repeat it for several."),
-            ),
-            response=Unwrapped(monthly.Statement),
-            media_type=NDJSON,
-        ),
-    ]

@@ -20,7 +20,7 @@ from watchkeeper.kit import clock, durations
 from watchkeeper.model import fleet
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, read_json_object
+from watchkeeper.web.endpoint import post, read_json_object
 from watchkeeper.web.fleet import fleet_layout
 from watchkeeper.web.shedding import ConcurrencyLimit
 
@@ -50,7 +50,9 @@ class WhatIfApi:
         self._runtime, self._queries, self._fleet, self._clusters = hub.runtime, hub.queries, hub.fleet, hub.clusters
         self._replay_lock, self._limit = asyncio.Lock(), ConcurrencyLimit("job replays")
 
+    @post("/api/capacity/whatif", role=Role.VIEWER, body=WhatIfBody)
     async def compare(self, request: Request) -> whatif.WhatIf:
+        """Replay recorded jobs on this fleet with and without changes: queue waits and utilisation of both."""
         with self._limit:
             return await self._compare(request)
 
@@ -167,15 +169,3 @@ def _read_policy(body: dict[str, Any]) -> replay.QueuePolicy:
         return replay.QueuePolicy(text)
     except ValueError as error:
         raise HTTPException(400, f"`policy` is `{str(text)[:40]}`; expected {', '.join(replay.QueuePolicy)}") from error
-
-
-def endpoints(api: WhatIfApi) -> list[Endpoint]:
-    return [
-        Endpoint.post(
-            "/api/capacity/whatif",
-            api.compare,
-            "Replay recorded jobs on this fleet with and without changes: queue waits and utilisation of both",
-            role=Role.VIEWER,
-            body=WhatIfBody,
-        )
-    ]

@@ -21,7 +21,7 @@ from watchkeeper.kit import wire
 from watchkeeper.model import cluster
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeState
-from watchkeeper.web.endpoint import Endpoint, QueryParam
+from watchkeeper.web.endpoint import QueryParam, get
 from watchkeeper.web.fleet import holders, node_list, who
 
 MAX_NAME_CHARACTERS = 300
@@ -61,7 +61,13 @@ class ClusterApi:
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
         self._fleet, self._targets, self._clusters = hub.fleet, hub.targets, hub.clusters
 
+    @get(
+        "/api/nodes",
+        QueryParam("state", "Return only nodes in this state of Watchkeeper or of the scheduler."),
+        QueryParam("pool", "Return only nodes of this pool."),
+    )
     async def list_nodes(self, request: Request) -> NodeList:
+        """List all nodes with their states, GPUs and holders."""
         pool = request.query_params.get("pool")
         # The table shows `never seen` for `never_seen`; both are accepted.
         state = request.query_params.get("state", "").strip().replace(" ", "_") or None
@@ -90,7 +96,11 @@ class ClusterApi:
             problem=gpu_holders.problem,
         )
 
+    @get(
+        "/api/who", QueryParam("name", "A GPU (UUID or `node/index`), node, pod, job, user or team.", is_required=True)
+    )
     async def find_holders(self, request: Request) -> Who:
+        """Find the holders of a GPU or node, or the GPUs of a job, pod, user or team."""
         name = request.query_params.get("name", "").strip()
         if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
             raise HTTPException(
@@ -122,25 +132,3 @@ class ClusterApi:
 
     def _views(self) -> list[cluster.ClusterView]:
         return [] if self._clusters is None else self._clusters.views()
-
-
-def endpoints(api: ClusterApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/nodes",
-            api.list_nodes,
-            "List all nodes with their states, GPUs and holders",
-            params=(
-                QueryParam("state", "Return only nodes in this state of Watchkeeper or of the scheduler."),
-                QueryParam("pool", "Return only nodes of this pool."),
-            ),
-        ),
-        Endpoint(
-            "/api/who",
-            api.find_holders,
-            "Find the holders of a GPU or node, or the GPUs of a job, pod, user or team",
-            params=(
-                QueryParam("name", "A GPU (UUID or `node/index`), node, pod, job, user or team.", is_required=True),
-            ),
-        ),
-    ]

@@ -28,7 +28,7 @@ from watchkeeper.hub import services
 from watchkeeper.kit import files, wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.incidents import Incident
-from watchkeeper.web.endpoint import Endpoint, read_json_object
+from watchkeeper.web.endpoint import get, post, read_json_object
 
 log = logging.getLogger(__name__)
 
@@ -134,34 +134,15 @@ class DrillsApi:
         self._game_day = _load_game_day(self._path)
         self._score_causes([])
 
-    async def list_drills(self, _: Request) -> DrillList:
-        if self._simulator is None:
-            raise HTTPException(404, "this hub has no simulator: faults can only be injected into a simulated fleet")
-        await self._refresh_drills()
-        judged_drills = await self._judge_drills()
-        self._score_causes(judged_drills)
-        return DrillList(
-            now=self._runtime.clock.now(),
-            drills=[replace(drill, verdict=verdict) for drill, verdict in judged_drills],
-            score=score_drills([verdict for _, verdict in judged_drills]),
-        )
-
-    async def _judge_drills(self) -> list[tuple[Drill, DrillVerdict]]:
-        """All drills of the simulator with their verdicts, the newest first."""
-        newest_first = list(reversed(self._drills.values()))
-
-        def judge_all() -> list[tuple[Drill, DrillVerdict]]:
-            incidents = self._journal.incidents(open_only=False, limit=MAX_INCIDENTS)
-            return [(drill, self.judge_drill(drill, incidents)) for drill in newest_first]
-
-        return await self._journal.read(judge_all) if newest_first else []
-
+    @get("/api/drills/accuracy")
     async def get_accuracy(self, _: Request) -> DrillAccuracy:
+        """Accuracy of diagnoses in drills for each cause, the lowest first."""
         await self._refresh_drills()
         return DrillAccuracy(self._score_causes(await self._judge_drills()), self._game_day.at)
 
+    @post("/api/drills/score", body={"scenarios": list[dict[str, Any]]})
     async def submit_score(self, request: Request) -> DrillAccuracy:
-        """Save the score of a game day; it replaces the previous one."""
+        """Save the score of a game day, as `watchkeeper drill --json` prints it."""
         game_day = _parse_game_day(await read_json_object(request, MAX_BODY_BYTES), self._runtime.clock.now())
         try:
             await asyncio.to_thread(files.write_atomically, self._path, orjson.dumps(wire.to_plain(game_day)))
@@ -226,6 +207,30 @@ class DrillsApi:
             incident.place.gpu == drill.uuid if is_gpu and drill.uuid else incident.place.node in (drill.node, None),
             incident.resolved_at,
         )
+
+    @get("/api/drills")
+    async def list_drills(self, _: Request) -> DrillList:
+        """List injected faults with the hub's diagnoses and the score; 404 without a simulated fleet."""
+        if self._simulator is None:
+            raise HTTPException(404, "this hub has no simulator: faults can only be injected into a simulated fleet")
+        await self._refresh_drills()
+        judged_drills = await self._judge_drills()
+        self._score_causes(judged_drills)
+        return DrillList(
+            now=self._runtime.clock.now(),
+            drills=[replace(drill, verdict=verdict) for drill, verdict in judged_drills],
+            score=score_drills([verdict for _, verdict in judged_drills]),
+        )
+
+    async def _judge_drills(self) -> list[tuple[Drill, DrillVerdict]]:
+        """All drills of the simulator with their verdicts, the newest first."""
+        newest_first = list(reversed(self._drills.values()))
+
+        def judge_all() -> list[tuple[Drill, DrillVerdict]]:
+            incidents = self._journal.incidents(open_only=False, limit=MAX_INCIDENTS)
+            return [(drill, self.judge_drill(drill, incidents)) for drill in newest_first]
+
+        return await self._journal.read(judge_all) if newest_first else []
 
 
 def _is_near(drill: Drill, incident: Incident) -> bool:
@@ -307,22 +312,3 @@ def _load_game_day(path: Path) -> GameDay:
     except (OSError, WatchkeeperError) as error:
         log.warning("game day score load failed", extra=fields(path=str(path), error=error))
         return GameDay()
-
-
-def endpoints(api: DrillsApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/drills/accuracy", api.get_accuracy, "Accuracy of diagnoses in drills for each cause, the lowest first"
-        ),
-        Endpoint.post(
-            "/api/drills/score",
-            api.submit_score,
-            "Save the score of a game day, as `watchkeeper drill --json` prints it",
-            body={"scenarios": list[dict[str, Any]]},
-        ),
-        Endpoint(
-            "/api/drills",
-            api.list_drills,
-            "List injected faults with the hub's diagnoses and the score; 404 without a simulated fleet",
-        ),
-    ]

@@ -25,7 +25,7 @@ from watchkeeper.kit import own_metrics
 from watchkeeper.model import cluster, diagnosis, fleet, incidents, workloads
 from watchkeeper.model.fleet import Place
 from watchkeeper.model.labels import Labels
-from watchkeeper.web.endpoint import Endpoint
+from watchkeeper.web.endpoint import get
 from watchkeeper.web.fleet import jobs_api
 from watchkeeper.workloads import pending_pods
 
@@ -45,6 +45,8 @@ class ExplainApi:
     hub: services.Services
     jobs: jobs_api.JobsApi
 
+    @get("/api/explain/pod/{name}", summary="Explain the state of a pod; the hub finds its namespace")
+    @get("/api/explain/pod/{namespace}/{name}", summary="Explain the state of a pod")
     async def pod(self, request: Request) -> ExplainAnswer:
         name = _check_name(request.path_params["name"])
         namespace = request.path_params.get("namespace")
@@ -108,6 +110,7 @@ class ExplainApi:
             namespaces |= {namespace} if (kind, pod_name) == ("pod", name) else set()
         return sorted(namespaces - {""})
 
+    @get("/api/explain/node/{name}", summary="Explain the state of a node")
     async def node(self, request: Request) -> ExplainAnswer:
         name = _check_name(request.path_params["name"])
         expected = next((node for node in self.hub.fleet.nodes() if name in (node.name, *node.aliases)), None)
@@ -122,6 +125,8 @@ class ExplainApi:
         explain = partial(self._explain_node, expected_gpus=gpus, related=await self._with_findings(on_node))
         return _to_answer(await asyncio.to_thread(explain, place, scheduled_nodes))
 
+    @get("/api/explain/job/{name}", summary="Explain the state of a job")
+    @get("/api/explain/job/{namespace}/{name}", summary="Explain the state of a job in a Kubernetes namespace")
     async def job(self, request: Request) -> ExplainAnswer:
         parts = (request.path_params.get("namespace"), request.path_params["name"])
         name = _check_name("/".join(part for part in parts if part))
@@ -250,16 +255,3 @@ def _check_name(text: str) -> str:
 
 def _to_answer(explanation: explain_result.ExplainResult) -> ExplainAnswer:
     return ExplainAnswer(explanation, "\n".join(explain_result.as_text(explanation)))
-
-
-def endpoints(api: ExplainApi) -> list[Endpoint]:
-    return [
-        Endpoint(path, answer, f"Explain the state of a {subject}")
-        for path, answer, subject in (
-            ("/api/explain/pod/{name}", api.pod, "pod; the hub finds its namespace"),
-            ("/api/explain/pod/{namespace}/{name}", api.pod, "pod"),
-            ("/api/explain/node/{name}", api.node, "node"),
-            ("/api/explain/job/{name}", api.job, "job"),
-            ("/api/explain/job/{namespace}/{name}", api.job, "job in a Kubernetes namespace"),
-        )
-    ]

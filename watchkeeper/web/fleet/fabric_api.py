@@ -23,7 +23,7 @@ from watchkeeper.kit import clock, durations
 from watchkeeper.model import workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.web import shapes
-from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number, read_number
+from watchkeeper.web.endpoint import QueryParam, get, parse_whole_number, read_number
 from watchkeeper.web.fleet import fleet_layout, holders, topology
 from watchkeeper.web.fleet.fabric_answers import (
     CounterGrowth,
@@ -54,6 +54,7 @@ from watchkeeper.web.fleet.who import IncidentSummary
 from watchkeeper.workloads import identity
 
 WINDOWS = ("15m", "1h", "6h")
+WINDOW_PARAM = QueryParam("window", f"Count errors over this window: {', '.join(WINDOWS)}. Default: 1h.")
 CACHE_SECONDS = 10.0
 MAX_LINKS = 1000
 # The counters of hosts that indicate a bad cable or congestion.
@@ -87,11 +88,22 @@ class FabricApi:
         self._lock = asyncio.Lock()
         self._snapshots: dict[str, FabricSnapshot] = {}
 
+    @get("/api/fabric/map", WINDOW_PARAM)
     async def get_map(self, request: Request) -> FabricMap:
+        """Map of the fabric by leaf or rack: the link, utilisation, errors and congestion of each port."""
         return (await self._load_snapshot(request)).answer
 
+    @get(
+        "/api/fabric/links",
+        WINDOW_PARAM,
+        QueryParam("row", "Return only links of this leaf or rack."),
+        QueryParam("job", "Return only links of nodes on which this job runs."),
+        QueryParam("of", "Return only links whose text contains all these words."),
+        QueryParam("trouble", "1: return only links that are down, slow, congested or have errors."),
+        shapes.limit_param(200, MAX_LINKS),
+    )
     async def list_links(self, request: Request) -> FabricLinkList:
-        """List links, the worst first; `of` filters by words in a link's text."""
+        """List links with their errors, congestion and jobs, the worst first."""
         snapshot, params = await self._load_snapshot(request), request.query_params
         limit = read_number(request, "limit", default=200, limit=MAX_LINKS)
         row, job = params.get("row"), params.get("job")
@@ -108,8 +120,13 @@ class FabricApi:
         links = [describe_link(view) for view in matches[:limit]]
         return FabricLinkList(clock.from_ms(snapshot.at_ms), len(matches), links)
 
+    @get(
+        "/api/fabric/port",
+        WINDOW_PARAM,
+        QueryParam("id", "Id of the link, as in the map or the list.", is_required=True),
+    )
     async def get_link(self, request: Request) -> LinkDetail:
-        """One link with its counters, their meaning, and the queries of its charts."""
+        """One link: its counters with their meaning, its incidents, and the PromQL of its charts."""
         snapshot, id = await self._load_snapshot(request), request.query_params.get("id", "")
         view = next((link for link in snapshot.views if link.id == id), None)
         if view is None:
@@ -380,36 +397,3 @@ def _quote(text: str) -> str:
 def _search_text(view: PortView) -> str:
     parts = (view.id, view.row or "", view.switch or "", view.peer, view.device, view.state, view.why, *view.jobs)
     return " ".join(parts).lower()
-
-
-WINDOW_PARAM = QueryParam("window", f"Count errors over this window: {', '.join(WINDOWS)}. Default: 1h.")
-
-
-def endpoints(api: FabricApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/fabric/map",
-            api.get_map,
-            "Map of the fabric by leaf or rack: the link, utilisation, errors and congestion of each port",
-            params=(WINDOW_PARAM,),
-        ),
-        Endpoint(
-            "/api/fabric/links",
-            api.list_links,
-            "List links with their errors, congestion and jobs, the worst first",
-            params=(
-                WINDOW_PARAM,
-                QueryParam("row", "Return only links of this leaf or rack."),
-                QueryParam("job", "Return only links of nodes on which this job runs."),
-                QueryParam("of", "Return only links whose text contains all these words."),
-                QueryParam("trouble", "1: return only links that are down, slow, congested or have errors."),
-                shapes.limit_param(200, MAX_LINKS),
-            ),
-        ),
-        Endpoint(
-            "/api/fabric/port",
-            api.get_link,
-            "One link: its counters with their meaning, its incidents, and the PromQL of its charts",
-            params=(WINDOW_PARAM, QueryParam("id", "Id of the link, as in the map or the list.", is_required=True)),
-        ),
-    ]

@@ -28,11 +28,13 @@ from watchkeeper.model.incidents import Incident
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import (
-    Endpoint,
     QueryParam,
     Unwrapped,
     check_node,
+    delete,
+    get,
     ok_response,
+    post,
     read_body,
     read_json_object,
     read_number,
@@ -123,7 +125,9 @@ class FleetApi:
             "watchkeeper_web_pushes_refused_total", "Event pushes refused with status 429"
         )
 
+    @get("/api/status", response=Status)
     async def get_status(self, _: Request) -> Response:
+        """Status of the hub: version, cluster, mode, rules, and the colours of the fleet map."""
         return ok_response(
             version=self._runtime.version,
             cluster=self._runtime.settings.fleet.cluster,
@@ -139,88 +143,24 @@ class FleetApi:
             colours={name: _describe_colour(colour) for name, colour in frames.COLOURS.items()},
         )
 
+    @get(
+        "/api/fleet",
+        QueryParam(
+            "max_age",
+            f"Maximum age of the response in seconds, 0 to {fleet_snapshot.MAX_AGE_SECONDS}. Default: 10. "
+            "Above 10, it may show an older inventory: that of the newest frame.",
+            int,
+        ),
+        QueryParam("workloads", "0: return empty `workloads`, because each GPU contains its workload.", int),
+        response=FleetInventory,
+    )
     async def get_fleet(self, request: Request) -> Response:
+        """The inventory in the order of the fleet map, with the holder of each GPU."""
         return await self._snapshots.respond(request)
 
-    async def list_incidents(self, request: Request) -> Response:
-        open_only = request.query_params.get("open", "1") not in ("0", "false")
-        limit = read_number(request, "limit", default=200, limit=MAX_INCIDENTS)
-
-        def make_cards() -> list[dict[str, Any]]:
-            incidents = self._journal.incidents(open_only=open_only, limit=limit)
-            return [self._cards.make_card(incident) for incident in incidents]
-
-        return ok_response(incidents=await self._journal.read(make_cards))
-
-    async def get_incident(self, request: Request) -> Response:
-        incident = await incident_request.load_incident(self._journal, request)
-        return ok_response(
-            **await self._cards.load_detail(incident), blast=await self._reports.load_blast_radius(incident)
-        )
-
-    async def acknowledge(self, request: Request) -> Response:
-        incident = await incident_request.load_incident(self._journal, request)
-        await self._incidents.acknowledge(incident.id, request.state.caller.name)
-        return ok_response(**await self._cards.load_detail(incident))
-
-    async def resolve(self, request: Request) -> Response:
-        incident = await incident_request.load_incident(self._journal, request)
-        why = await self._read_text(request, "why")
-        await self._incidents.resolve(incident.id, request.state.caller.name, why)
-        return ok_response(**await self._cards.load_detail(incident))
-
-    async def add_note(self, request: Request) -> Response:
-        incident = await incident_request.load_incident(self._journal, request)
-        text = await self._read_text(request, "text")
-        await self._incidents.note(incident.id, request.state.caller.name, text)
-        return ok_response(**await self._cards.load_detail(incident))
-
-    async def _read_text(self, request: Request, name: str) -> str:
-        return incident_request.read_text(await read_json_object(request, incident_request.MAX_BODY_BYTES), name)
-
-    async def accept_events(self, request: Request) -> EventsAccepted:
-        """Store a batch of an agent; 200 means that it is on disk, so the agent may delete it."""
-        # Before the body is read: refusing a thousand agents must cost almost nothing.
-        self._check_push_limits(0)
-        body = await read_body(request, MAX_EVENTS_BYTES)
-        batch = read_events(body)
-        check_node(request.state.caller, *{event.place.node for event in batch})
-        self._check_push_limits(len(body))
-        push_key = object()
-        self._pushes[push_key] = asyncio.get_running_loop().time(), len(body)
-        try:
-            return EventsAccepted(kept=await self._incidents.ingest_events(batch))
-        finally:
-            del self._pushes[push_key]
-
-    def _check_push_limits(self, size: int) -> None:
-        """Raise 429 if a push of this size would exceed a limit of pushes that wait for their commit."""
-        now = asyncio.get_running_loop().time()
-        wait_seconds = now - next(iter(self._pushes.values()), (now, 0))[0]
-        pending_bytes = sum(push_bytes for _, push_bytes in self._pushes.values())
-        is_full = len(self._pushes) >= MAX_PUSHES or pending_bytes + size > MAX_PUSHED_BYTES
-        if is_full or wait_seconds > MAX_PUSH_WAIT_SECONDS:
-            self._refused.add()
-            raise HTTPException(
-                429,
-                f"{len(self._pushes)} pushes of {pending_bytes:,} bytes wait for their commit, the oldest for"
-                f" {wait_seconds:.1f} s; the limits are {MAX_PUSHES} pushes, {MAX_PUSHED_BYTES:,} bytes and"
-                f" {MAX_PUSH_WAIT_SECONDS:g} s. Try again later",
-                headers={"Retry-After": str(next(self._retries))},
-            )
-
-    async def register_node(self, request: Request) -> Response:
-        """Register the node of an agent; the client address of the request becomes the address of its target."""
-        registration = await read_record(request, fleet.NodeRegistration, MAX_BODY_BYTES)
-        check_node(request.state.caller, registration.node)
-        try:
-            self._targets.register_node(registration, "" if request.client is None else request.client.host)
-        except CollectError as error:
-            raise HTTPException(400, str(error)) from error
-        return ok_response()
-
+    @get("/api/gpu/{uuid}", response=GpuDetail)
     async def get_gpu(self, request: Request) -> Response:
-        """One GPU with its node, labels, signals and incidents."""
+        """One GPU with its node, holder, labels, events and incidents."""
         uuid = request.path_params["uuid"]
         view = next((view for view in self._fleet.gpus() if view.gpu.uuid == uuid), None)
         node = None if view is None else self._find_node(view.cluster, view.node)
@@ -250,6 +190,124 @@ class FleetApi:
             return None
         return next((dict(labels.without("__name__")) for labels in answer.latest()), None)
 
+    @get(
+        "/api/incidents",
+        QueryParam("open", "0: return resolved incidents too. Default: 1."),
+        shapes.limit_param(200, MAX_INCIDENTS),
+        response=IncidentList,
+    )
+    async def list_incidents(self, request: Request) -> Response:
+        """List incidents, newest first."""
+        open_only = request.query_params.get("open", "1") not in ("0", "false")
+        limit = read_number(request, "limit", default=200, limit=MAX_INCIDENTS)
+
+        def make_cards() -> list[dict[str, Any]]:
+            incidents = self._journal.incidents(open_only=open_only, limit=limit)
+            return [self._cards.make_card(incident) for incident in incidents]
+
+        return ok_response(incidents=await self._journal.read(make_cards))
+
+    @get("/api/incidents/{id}", response=shapes.FullIncidentDetail)
+    async def get_incident(self, request: Request) -> Response:
+        """One incident with its diagnosis, plan, timeline and blast radius."""
+        incident = await incident_request.load_incident(self._journal, request)
+        return ok_response(
+            **await self._cards.load_detail(incident), blast=await self._reports.load_blast_radius(incident)
+        )
+
+    @post("/api/incidents/{id}/acknowledge", response=shapes.IncidentDetail)
+    async def acknowledge(self, request: Request) -> Response:
+        """Acknowledge an incident."""
+        incident = await incident_request.load_incident(self._journal, request)
+        await self._incidents.acknowledge(incident.id, request.state.caller.name)
+        return ok_response(**await self._cards.load_detail(incident))
+
+    @post("/api/incidents/{id}/resolve", body={"why": str}, response=shapes.IncidentDetail)
+    async def resolve(self, request: Request) -> Response:
+        """Resolve an incident, with a reason."""
+        incident = await incident_request.load_incident(self._journal, request)
+        why = await self._read_text(request, "why")
+        await self._incidents.resolve(incident.id, request.state.caller.name, why)
+        return ok_response(**await self._cards.load_detail(incident))
+
+    @post("/api/incidents/{id}/note", body={"text": str}, response=shapes.IncidentDetail)
+    async def add_note(self, request: Request) -> Response:
+        """Add a note to the timeline of an incident."""
+        incident = await incident_request.load_incident(self._journal, request)
+        text = await self._read_text(request, "text")
+        await self._incidents.note(incident.id, request.state.caller.name, text)
+        return ok_response(**await self._cards.load_detail(incident))
+
+    async def _read_text(self, request: Request, name: str) -> str:
+        return incident_request.read_text(await read_json_object(request, incident_request.MAX_BODY_BYTES), name)
+
+    @post("/api/events", role=Role.AGENT, body=list[events.Event])
+    async def accept_events(self, request: Request) -> EventsAccepted:
+        """Store a batch of events of an agent; 200 means that it is on disk."""
+        # Before the body is read: refusing a thousand agents must cost almost nothing.
+        self._check_push_limits(0)
+        body = await read_body(request, MAX_EVENTS_BYTES)
+        batch = read_events(body)
+        check_node(request.state.caller, *{event.place.node for event in batch})
+        self._check_push_limits(len(body))
+        push_key = object()
+        self._pushes[push_key] = asyncio.get_running_loop().time(), len(body)
+        try:
+            return EventsAccepted(kept=await self._incidents.ingest_events(batch))
+        finally:
+            del self._pushes[push_key]
+
+    def _check_push_limits(self, size: int) -> None:
+        """Raise 429 if a push of this size would exceed a limit of pushes that wait for their commit."""
+        now = asyncio.get_running_loop().time()
+        wait_seconds = now - next(iter(self._pushes.values()), (now, 0))[0]
+        pending_bytes = sum(push_bytes for _, push_bytes in self._pushes.values())
+        is_full = len(self._pushes) >= MAX_PUSHES or pending_bytes + size > MAX_PUSHED_BYTES
+        if is_full or wait_seconds > MAX_PUSH_WAIT_SECONDS:
+            self._refused.add()
+            raise HTTPException(
+                429,
+                f"{len(self._pushes)} pushes of {pending_bytes:,} bytes wait for their commit, the oldest for"
+                f" {wait_seconds:.1f} s; the limits are {MAX_PUSHES} pushes, {MAX_PUSHED_BYTES:,} bytes and"
+                f" {MAX_PUSH_WAIT_SECONDS:g} s. Try again later",
+                headers={"Retry-After": str(next(self._retries))},
+            )
+
+    @post("/api/nodes", role=Role.AGENT, body=fleet.NodeRegistration)
+    async def register_node(self, request: Request) -> Response:
+        """Register the node of an agent.
+
+        The client address of the request becomes the address of its target.
+        """
+        registration = await read_record(request, fleet.NodeRegistration, MAX_BODY_BYTES)
+        check_node(request.state.caller, registration.node)
+        try:
+            self._targets.register_node(registration, "" if request.client is None else request.client.host)
+        except CollectError as error:
+            raise HTTPException(400, str(error)) from error
+        return ok_response()
+
+    @get(
+        "/api/sim/scenarios",
+        summary="List the faults that you can inject into the simulated fleet; 404 without a simulated fleet",
+        response=Unwrapped(list[dict[str, Any]]),
+    )
+    @get(
+        "/api/sim/faults",
+        summary="List the active faults of the simulated fleet",
+        response=Unwrapped(list[shapes.SimulatedFault]),
+    )
+    @post(
+        "/api/sim/faults",
+        summary="Inject a fault into the simulated fleet",
+        body={"scenario": str},
+        response=Unwrapped(shapes.SimulatedFault),
+    )
+    @delete(
+        "/api/sim/faults/{id}",
+        summary="Remove a fault from the simulated fleet",
+        response=Unwrapped(shapes.SimulatedFault),
+    )
     async def forward_to_simulator(self, request: Request) -> Response:
         """Forward a request to the simulator of a simulated fleet."""
         if self._simulator is None:
@@ -313,115 +371,3 @@ def check_event(event: events.Event) -> list[str]:
 
 def _describe_colour(colour: frames.MapColour) -> dict[str, Any]:
     return {name: getattr(colour, name) for name in ("title", "unit", "low", "high", "metric")}
-
-
-# Deliberately one long table: a row for each endpoint, with its OpenAPI description.
-def endpoints(api: FleetApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/status",
-            api.get_status,
-            "Status of the hub: version, cluster, mode, rules, and the colours of the fleet map",
-            response=Status,
-        ),
-        Endpoint(
-            "/api/fleet",
-            api.get_fleet,
-            "The inventory in the order of the fleet map, with the holder of each GPU",
-            params=(
-                QueryParam(
-                    "max_age",
-                    f"Maximum age of the response in seconds, 0 to {fleet_snapshot.MAX_AGE_SECONDS}. Default: 10. "
-                    "Above 10, it may show an older inventory: that of the newest frame.",
-                    int,
-                ),
-                QueryParam("workloads", "0: return empty `workloads`, because each GPU contains its workload.", int),
-            ),
-            response=FleetInventory,
-        ),
-        Endpoint(
-            "/api/gpu/{uuid}",
-            api.get_gpu,
-            "One GPU with its node, holder, labels, events and incidents",
-            response=GpuDetail,
-        ),
-        Endpoint(
-            "/api/incidents",
-            api.list_incidents,
-            "List incidents, newest first",
-            params=(
-                QueryParam("open", "0: return resolved incidents too. Default: 1."),
-                shapes.limit_param(200, MAX_INCIDENTS),
-            ),
-            response=IncidentList,
-        ),
-        Endpoint(
-            "/api/incidents/{id}",
-            api.get_incident,
-            "One incident with its diagnosis, plan, timeline and blast radius",
-            response=shapes.FullIncidentDetail,
-        ),
-        Endpoint.post(
-            "/api/incidents/{id}/acknowledge",
-            api.acknowledge,
-            "Acknowledge an incident",
-            response=shapes.IncidentDetail,
-        ),
-        Endpoint.post(
-            "/api/incidents/{id}/resolve",
-            api.resolve,
-            "Resolve an incident, with a reason",
-            body={"why": str},
-            response=shapes.IncidentDetail,
-        ),
-        Endpoint.post(
-            "/api/incidents/{id}/note",
-            api.add_note,
-            "Add a note to the timeline of an incident",
-            body={"text": str},
-            response=shapes.IncidentDetail,
-        ),
-        Endpoint.post(
-            "/api/events",
-            api.accept_events,
-            "Store a batch of events of an agent; 200 means that it is on disk",
-            role=Role.AGENT,
-            body=list[events.Event],
-        ),
-        Endpoint.post(
-            "/api/nodes",
-            api.register_node,
-            "Register the node of an agent",
-            role=Role.AGENT,
-            body=fleet.NodeRegistration,
-            response={},
-        ),
-        Endpoint(
-            "/api/sim/scenarios",
-            api.forward_to_simulator,
-            "List the faults that you can inject into the simulated fleet; 404 without a simulated fleet",
-            response=Unwrapped(list[dict[str, Any]]),
-        ),
-        Endpoint(
-            "/api/sim/faults",
-            api.forward_to_simulator,
-            "List the active faults of the simulated fleet",
-            response=Unwrapped(list[shapes.SimulatedFault]),
-        ),
-        Endpoint.post(
-            "/api/sim/faults",
-            api.forward_to_simulator,
-            "Inject a fault into the simulated fleet",
-            body={"scenario": str},
-            response=Unwrapped(shapes.SimulatedFault),
-        ),
-        Endpoint(
-            "/api/sim/faults/{id}",
-            api.forward_to_simulator,
-            "Remove a fault from the simulated fleet",
-            role=Role.OPERATOR,
-            methods=("DELETE",),
-            changes=True,
-            response=Unwrapped(shapes.SimulatedFault),
-        ),
-    ]

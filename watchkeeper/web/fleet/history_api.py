@@ -19,7 +19,7 @@ from watchkeeper.catalogue import xid
 from watchkeeper.hub import services
 from watchkeeper.kit import wire
 from watchkeeper.model import alerts, events, fleet
-from watchkeeper.web.endpoint import Endpoint, QueryParam, read_number
+from watchkeeper.web.endpoint import QueryParam, get, read_number
 
 DEFAULT_DAYS, MAX_DAYS = 90, 366
 # A node that repeats one line for days has thousands of events; the counts include all of them.
@@ -61,7 +61,15 @@ class HistoryApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._journal, self._fleet = hub.runtime, hub.journal, hub.fleet
 
+    @get(
+        "/api/history",
+        QueryParam("node", "Name of the node.", is_required=True),
+        QueryParam("gpu", "Return only events of the GPU with this UUID."),
+        QueryParam("cluster", "Cluster of the node, if several clusters have a node with this name."),
+        QueryParam("days", f"Return events of this many days, 1 to {MAX_DAYS}. Default: {DEFAULT_DAYS}.", int),
+    )
     async def get_history(self, request: Request) -> EventHistory:
+        """List the events of a node or GPU, newest first, with the meaning of each Xid."""
         params = request.query_params
         node, gpu = params.get("node", ""), params.get("gpu") or None
         if not node:
@@ -114,20 +122,4 @@ def count_events(newest: Sequence[events.Event]) -> list[EventCount]:
             "meaning": xid.lookup(code).name if kind is events.EventKind.XID and code is not None else None,
         }
         for (kind, code), count in counts.most_common()
-    ]
-
-
-def endpoints(api: HistoryApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/history",
-            api.get_history,
-            "List the events of a node or GPU, newest first, with the meaning of each Xid",
-            params=(
-                QueryParam("node", "Name of the node.", is_required=True),
-                QueryParam("gpu", "Return only events of the GPU with this UUID."),
-                QueryParam("cluster", "Cluster of the node, if several clusters have a node with this name."),
-                QueryParam("days", f"Return events of this many days, 1 to {MAX_DAYS}. Default: {DEFAULT_DAYS}.", int),
-            ),
-        )
     ]

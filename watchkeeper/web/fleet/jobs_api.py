@@ -31,7 +31,7 @@ from watchkeeper.model.jobs import JobLine
 from watchkeeper.query.engine import QueryRange
 from watchkeeper.render import keda
 from watchkeeper.web import shapes
-from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, read_number
+from watchkeeper.web.endpoint import QueryParam, get, ok_response, read_number
 from watchkeeper.workloads import board, identity, replicas, report
 from watchkeeper.workloads.replicas import ReplicasAdvice, ReplicasReplay
 
@@ -66,7 +66,15 @@ class JobsApi:
         self._board: tuple[float, board.JobBoard] | None = None
         self._first_seen: tuple[float, Mapping[identity.JobKey, float]] | None = None
 
+    @get(
+        "/api/jobs",
+        QueryParam("state", "Return only jobs in this state.", jobs.JobState),
+        QueryParam("team", f"Return only jobs of this team; `{UNMAPPED}`: jobs without a team."),
+        shapes.CLUSTER,
+        shapes.limit_param(DEFAULT_LIMIT, MAX_JOBS),
+    )
     async def list_jobs(self, request: Request) -> JobList:
+        """List jobs, the most severe state first, then by number of GPUs."""
         params = request.query_params
         state, team, cluster = params.get("state"), params.get("team"), params.get("cluster")
         if state is not None and state not in list(jobs.JobState):
@@ -86,7 +94,9 @@ class JobsApi:
         unmapped = {"jobs": len(unmapped_jobs), "gpus": sum(line.gpus for line in unmapped_jobs)}
         return JobList(jobs=matches[:limit], total=len(matches), unmapped=unmapped, problems=job_board.problems)
 
+    @get("/api/jobs/{id:path}", shapes.CLUSTER, response=jobs.JobReport)
     async def get_job(self, request: Request) -> Response:
+        """One job with its efficiency, goodput, ranks and hardware events; the id may contain a slash."""
         id, cluster = request.path_params["id"], request.query_params.get("cluster")
         if len(id) > MAX_ID_CHARACTERS or not id.isprintable():
             raise HTTPException(400, f"the id must have at most {MAX_ID_CHARACTERS} printable characters")
@@ -123,7 +133,14 @@ class JobsApi:
         )
         return await asyncio.to_thread(report.make_report, self._queries.engine, now, inputs)
 
+    @get(
+        "/api/replicas",
+        QueryParam("model", "Return only this model, and replay its requests over `window`."),
+        shapes.CLUSTER,
+        QueryParam("window", "With `model`: the time to replay, 5m to 7d. Default: 1d."),
+    )
     async def advise_replicas(self, request: Request) -> ReplicaList:
+        """Recommended number of replicas of each model."""
         params = request.query_params
         budgets = {slo.name: slo.budget for slo in self._rules.slos if keda.is_latency(slo)}
         now = self._queries.now_ms
@@ -209,36 +226,3 @@ def _parse_window(text: str, now_ms: int) -> QueryRange:
         raise HTTPException(400, f"the window is {seconds:g} s; it must be from 300 to {MAX_WINDOW_SECONDS:,} s")
     step = DAY_STEP_MS if seconds <= DAY_SECONDS else WEEK_STEP_MS
     return QueryRange(now_ms - round(seconds * 1000), now_ms, step)
-
-
-def endpoints(api: JobsApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/jobs",
-            api.list_jobs,
-            "List jobs, the most severe state first, then by number of GPUs",
-            params=(
-                QueryParam("state", "Return only jobs in this state.", jobs.JobState),
-                QueryParam("team", f"Return only jobs of this team; `{UNMAPPED}`: jobs without a team."),
-                shapes.CLUSTER,
-                shapes.limit_param(DEFAULT_LIMIT, MAX_JOBS),
-            ),
-        ),
-        Endpoint(
-            "/api/jobs/{id:path}",
-            api.get_job,
-            "One job with its efficiency, goodput, ranks and hardware events; the id may contain a slash",
-            params=(shapes.CLUSTER,),
-            response=jobs.JobReport,
-        ),
-        Endpoint(
-            "/api/replicas",
-            api.advise_replicas,
-            "Recommended number of replicas of each model",
-            params=(
-                QueryParam("model", "Return only this model, and replay its requests over `window`."),
-                shapes.CLUSTER,
-                QueryParam("window", "With `model`: the time to replay, 5m to 7d. Default: 1d."),
-            ),
-        ),
-    ]

@@ -27,7 +27,7 @@ from watchkeeper.model import orders
 from watchkeeper.remediate.orders import Address, OrderQueue, OrderRequest
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, QueryParam, check_node, ok_response, read_number, read_record
+from watchkeeper.web.endpoint import QueryParam, check_node, get, ok_response, post, read_number, read_record
 
 MAX_WAIT_SECONDS = 60
 # One poll for each node of a large fleet.
@@ -123,8 +123,15 @@ class OrdersApi:
             raise HTTPException(409, "work orders are disabled: set `order_key_file` in [hub]")
         return queue
 
+    @get(
+        "/api/orders",
+        QueryParam("node", "Name of the node.", is_required=True),
+        QueryParam("cluster", "Cluster of the node. Default: the hub's own cluster."),
+        QueryParam("wait", f"Wait this many seconds for an order, 0 to {MAX_WAIT_SECONDS}. Default: 0.", int),
+        role=Role.AGENT,
+    )
     async def fetch_orders(self, request: Request) -> OrderEnvelopes:
-        """Return the pending orders of a node; with `wait`, wait up to this many seconds for one."""
+        """Fetch the pending work orders of a node, or wait for one."""
         queue, polls = self._queue, self.polls
         assert polls is not None
         node = request.query_params.get("node", "")
@@ -145,8 +152,57 @@ class OrdersApi:
             envelopes = queue.pending_orders(*address, now=self._runtime.clock.now())
         return OrderEnvelopes(orders=envelopes)
 
+    @post("/api/orders", body=NewOrderBody, response=shapes.OrderStatus)
+    async def issue_order(self, request: Request) -> Response:
+        """Issue a harmless work order to the agent of a node.
+
+        Orders that change a node come only from a plan, after its guards allowed it.
+        """
+        queue = self._queue
+        body = await read_record(request, NewOrderBody, MAX_ORDER_BYTES)
+        kind = orders.KINDS.get(body.kind)
+        if kind is not None and not kind.is_harmless:
+            raise HTTPException(400, f"{body.kind} changes the node: only a repair plan may issue it")
+        order_request = OrderRequest(
+            body.cluster or self._runtime.settings.fleet.cluster,
+            body.node,
+            body.kind,
+            body.arguments,
+            body.why,
+            timedelta(seconds=min(max(body.seconds, 0.0), 2 * orders.MAX_LIFETIME.total_seconds())),
+        )
+        now, actor = self._runtime.clock.now(), request.state.caller.name
+        try:
+            tracked = await asyncio.to_thread(queue.issue, order_request, now=now, actor=actor)
+        except ActionRefused as error:
+            raise HTTPException(400, str(error)) from error
+        return ok_response(**self._to_plain(tracked))
+
+    @get("/api/orders/recent", shapes.limit_param(100, MAX_LISTED), response=OrderList)
+    async def list_recent(self, request: Request) -> Response:
+        """List the newest work orders with their receipts."""
+        limit = read_number(request, "limit", default=100, limit=MAX_LISTED)
+        newest = await self._journal.read(lambda: self._queue.latest_orders(limit))
+        return ok_response(orders=[self._to_plain(tracked) for tracked in newest])
+
+    def _to_plain(self, tracked: orders.TrackedOrder) -> dict[str, Any]:
+        """An order with its state and without the nonce, which only the agent needs."""
+        plain = wire.to_plain(tracked)
+        del plain["order"]["nonce"]
+        return {**plain, "state": tracked.state(self._runtime.clock.now())}
+
+    @get("/api/orders/{id}", response=shapes.OrderStatus)
+    async def get_order(self, request: Request) -> Response:
+        """One work order with its state and its receipt."""
+        id = request.path_params["id"]
+        tracked = await self._journal.read(lambda: self._queue.find_order(id))
+        if tracked is None:
+            raise _order_not_found(id)
+        return ok_response(**self._to_plain(tracked))
+
+    @post("/api/orders/{id}/receipt", role=Role.AGENT, body=orders.Envelope)
     async def accept_receipt(self, request: Request) -> Response:
-        """Store the receipt of an order; 200 means that it is on disk, so the agent may delete it."""
+        """Store the receipt of a work order; 200 means that it is on disk."""
         queue, id = self._queue, request.path_params["id"]
         envelope = await read_record(request, orders.Envelope, MAX_RECEIPT_BYTES)
         if self._receipts_in_progress >= MAX_RECEIPTS:
@@ -169,46 +225,6 @@ class OrdersApi:
             raise _order_not_found(id)
         return ok_response()
 
-    async def issue_order(self, request: Request) -> Response:
-        """Issue a harmless order; orders that change a node come only from a plan, after its guards allowed it."""
-        queue = self._queue
-        body = await read_record(request, NewOrderBody, MAX_ORDER_BYTES)
-        kind = orders.KINDS.get(body.kind)
-        if kind is not None and not kind.is_harmless:
-            raise HTTPException(400, f"{body.kind} changes the node: only a repair plan may issue it")
-        order_request = OrderRequest(
-            body.cluster or self._runtime.settings.fleet.cluster,
-            body.node,
-            body.kind,
-            body.arguments,
-            body.why,
-            timedelta(seconds=min(max(body.seconds, 0.0), 2 * orders.MAX_LIFETIME.total_seconds())),
-        )
-        now, actor = self._runtime.clock.now(), request.state.caller.name
-        try:
-            tracked = await asyncio.to_thread(queue.issue, order_request, now=now, actor=actor)
-        except ActionRefused as error:
-            raise HTTPException(400, str(error)) from error
-        return ok_response(**self._to_plain(tracked))
-
-    async def get_order(self, request: Request) -> Response:
-        id = request.path_params["id"]
-        tracked = await self._journal.read(lambda: self._queue.find_order(id))
-        if tracked is None:
-            raise _order_not_found(id)
-        return ok_response(**self._to_plain(tracked))
-
-    async def list_recent(self, request: Request) -> Response:
-        limit = read_number(request, "limit", default=100, limit=MAX_LISTED)
-        newest = await self._journal.read(lambda: self._queue.latest_orders(limit))
-        return ok_response(orders=[self._to_plain(tracked) for tracked in newest])
-
-    def _to_plain(self, tracked: orders.TrackedOrder) -> dict[str, Any]:
-        """An order with its state and without the nonce, which only the agent needs."""
-        plain = wire.to_plain(tracked)
-        del plain["order"]["nonce"]
-        return {**plain, "state": tracked.state(self._runtime.clock.now())}
-
 
 def _too_many_requests(problem: str) -> HTTPException:
     return HTTPException(429, f"{problem}. Try again later", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
@@ -216,47 +232,3 @@ def _too_many_requests(problem: str) -> HTTPException:
 
 def _order_not_found(id: str) -> HTTPException:
     return HTTPException(404, f"no order has the id {id[:40]}")
-
-
-def endpoints(api: OrdersApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/orders",
-            api.fetch_orders,
-            "Fetch the pending work orders of a node, or wait for one",
-            role=Role.AGENT,
-            params=(
-                QueryParam("node", "Name of the node.", is_required=True),
-                QueryParam("cluster", "Cluster of the node. Default: the hub's own cluster."),
-                QueryParam("wait", f"Wait this many seconds for an order, 0 to {MAX_WAIT_SECONDS}. Default: 0.", int),
-            ),
-        ),
-        Endpoint.post(
-            "/api/orders",
-            api.issue_order,
-            "Issue a harmless work order to the agent of a node",
-            body=NewOrderBody,
-            response=shapes.OrderStatus,
-        ),
-        Endpoint(
-            "/api/orders/recent",
-            api.list_recent,
-            "List the newest work orders with their receipts",
-            params=(shapes.limit_param(100, MAX_LISTED),),
-            response=OrderList,
-        ),
-        Endpoint(
-            "/api/orders/{id}",
-            api.get_order,
-            "One work order with its state and its receipt",
-            response=shapes.OrderStatus,
-        ),
-        Endpoint.post(
-            "/api/orders/{id}/receipt",
-            api.accept_receipt,
-            "Store the receipt of a work order; 200 means that it is on disk",
-            role=Role.AGENT,
-            body=orders.Envelope,
-            response={},
-        ),
-    ]

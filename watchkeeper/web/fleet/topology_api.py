@@ -20,7 +20,7 @@ from watchkeeper.model import fabric
 from watchkeeper.scrape import target_loop
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, QueryParam, check_node, read_body
+from watchkeeper.web.endpoint import QueryParam, check_node, get, post, read_body
 from watchkeeper.web.fleet import fleet_layout, topology
 
 STATE_EXPR = "node_infiniband_state_id"
@@ -50,7 +50,9 @@ class TopologyApi:
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
         self._incidents, self._fleet, self._targets, self._fabric = hub.incidents, hub.fleet, hub.targets, hub.fabric
 
+    @get("/api/topology", *(QueryParam(name, f"Return only this {name}.") for name in ("rack", "leaf", "node")))
     async def get_topology(self, request: Request) -> Topology:
+        """Racks, leaves, nodes, GPUs and links with their states."""
         filters = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}
         selection = topology.TopologyFilter(**filters)
         layout = fleet_layout.current_layout(self._fleet)
@@ -118,8 +120,9 @@ class TopologyApi:
             "unnamed_hosts": 0 if watch.topology is None else len(watch.topology.unnamed_hosts()),
         }
 
+    @post("/api/fabric", role=Role.AGENT, body=fabric.Fabric)
     async def accept_sweep(self, request: Request) -> SweepAccepted:
-        """Store a sweep of another host; 200 means that its changes are on disk."""
+        """Store a sweep of the InfiniBand fabric that another host made."""
         check_node(request.state.caller, None)
         watch = self._fabric
         if watch is None:
@@ -136,21 +139,3 @@ class TopologyApi:
         if changes:
             await self._incidents.ingest_events(changes)
         return SweepAccepted(changes=len(changes), problem=watch.problem)
-
-
-def endpoints(api: TopologyApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/topology",
-            api.get_topology,
-            "Racks, leaves, nodes, GPUs and links with their states",
-            params=tuple(QueryParam(name, f"Return only this {name}.") for name in ("rack", "leaf", "node")),
-        ),
-        Endpoint.post(
-            "/api/fabric",
-            api.accept_sweep,
-            "Store a sweep of the InfiniBand fabric that another host made",
-            role=Role.AGENT,
-            body=fabric.Fabric,
-        ),
-    ]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from watchkeeper.hub import services
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, QueryParam
+from watchkeeper.web.endpoint import QueryParam, get
 
 # Each uses about 10 MiB of memory while it is built.
 MAX_CONCURRENT_BUNDLES = 2
@@ -24,7 +24,18 @@ class BundleApi:
         self._runtime, self._evidence = hub.runtime, hub.evidence
         self._running = 0
 
+    # Not for viewers: a bundle contains user names and the output of commands on nodes.
+    @get(
+        "/api/bundle",
+        QueryParam("incident", "The id of an incident, such as INC-17; set either this or `node`."),
+        QueryParam("node", "The name of a node; set either this or `incident`."),
+        QueryParam("cluster", "Cluster of the node, if several clusters have a node with this name."),
+        QueryParam("hide_names", "1: replace the names of users and nodes with placeholders."),
+        role=Role.OPERATOR,
+        media_type="application/gzip",
+    )
     async def download(self, request: Request) -> Response:
+        """Download the evidence about an incident or a node as a tar.gz."""
         sources, params = self._evidence(), request.query_params
         incident, node = params.get("incident"), params.get("node")
         if (incident is None) == (node is None):
@@ -51,23 +62,3 @@ class BundleApi:
         if archive is None:
             raise HTTPException(404, f"{'node' if incident is None else 'incident'} {subject[:80]} not found")
         return Response(archive, media_type="application/gzip")
-
-
-def endpoints(api: BundleApi) -> list[Endpoint]:
-    # Not for viewers: a bundle contains user names and the output of commands on nodes.
-    params = (
-        QueryParam("incident", "The id of an incident, such as INC-17; set either this or `node`."),
-        QueryParam("node", "The name of a node; set either this or `incident`."),
-        QueryParam("cluster", "Cluster of the node, if several clusters have a node with this name."),
-        QueryParam("hide_names", "1: replace the names of users and nodes with placeholders."),
-    )
-    return [
-        Endpoint(
-            "/api/bundle",
-            api.download,
-            "Download the evidence about an incident or a node as a tar.gz",
-            role=Role.OPERATOR,
-            params=params,
-            media_type="application/gzip",
-        ),
-    ]

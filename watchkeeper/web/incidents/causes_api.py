@@ -21,7 +21,7 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.kit import clock
 from watchkeeper.web import shapes
-from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, read_number
+from watchkeeper.web.endpoint import QueryParam, get, ok_response, post, read_number
 from watchkeeper.web.incidents import incident_request
 from watchkeeper.web.incidents.cards import IncidentCards
 
@@ -59,7 +59,9 @@ class CausesApi:
         for correction in hub.incidents.corrections():
             self._count_verdict(correction)
 
+    @post("/api/incidents/{id}/cause", body={"cause": str, "why": str}, response=CauseCorrected)
     async def correct_cause(self, request: Request) -> Response:
+        """Correct the cause of an incident, or confirm it by sending the same cause."""
         incident, body = await incident_request.load_with_body(self._journal, request)
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
@@ -75,10 +77,14 @@ class CausesApi:
         self._count_verdict(correction)
         return ok_response(correction=correction, **await self._cards.load_detail(incident))
 
+    @get("/api/accuracy")
     async def get_accuracy(self, _: Request) -> CauseAccuracy:
+        """For each cause: how often it was diagnosed, reviewed by a person, and correct."""
         return CauseAccuracy(accuracy=await self._journal.read(self._measure_accuracy, is_long=True))
 
+    @get("/api/lemons", QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}. Default: 90.", int))
     async def list_lemons(self, request: Request) -> LemonList:
+        """Nodes that fail more often than the fleet, highest failure rate first."""
         days = read_number(request, "days", default=90, limit=MAX_DAYS)
         since, ranked, unmeasured = await self._journal.read(lambda: self._rank_lemons(days), is_long=True)
         return LemonList(
@@ -121,26 +127,3 @@ class CausesApi:
 
     def _count_verdict(self, correction: corrections.Correction) -> None:
         self._verdicts.add(cause=correction.was, verdict="right" if correction.is_confirmation else "wrong")
-
-
-def endpoints(api: CausesApi) -> list[Endpoint]:
-    return [
-        Endpoint.post(
-            "/api/incidents/{id}/cause",
-            api.correct_cause,
-            "Correct the cause of an incident, or confirm it by sending the same cause",
-            body={"cause": str, "why": str},
-            response=CauseCorrected,
-        ),
-        Endpoint(
-            "/api/accuracy",
-            api.get_accuracy,
-            "For each cause: how often it was diagnosed, reviewed by a person, and correct",
-        ),
-        Endpoint(
-            "/api/lemons",
-            api.list_lemons,
-            "Nodes that fail more often than the fleet, highest failure rate first",
-            params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}. Default: 90.", int),),
-        ),
-    ]

@@ -26,10 +26,12 @@ from watchkeeper.notify import alertmanager, digest, incident_report, silence_st
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import (
-    Endpoint,
     QueryParam,
     check_node,
+    delete,
+    get,
     ok_response,
+    post,
     read_body,
     read_json_object,
     read_number,
@@ -96,23 +98,49 @@ class IncidentApi:
         self._silences, self._rules, self._reports = hub.silences, hub.rules, reports
         self._running_webhooks = 0
 
+    @post("/api/incidents/{id}/assign", body={"to": str})
     async def assign(self, request: Request) -> IncidentAssigned:
+        """Assign an incident to a person."""
         incident, body = await incident_request.load_with_body(self._journal, request)
         changed = await self._incidents.assign(
             incident.id, request.state.caller.name, incident_request.read_line(body, "to")
         )
         return IncidentAssigned(incident=changed)
 
+    @post("/api/incidents/{id}/silence", body=SilenceBody, response=SilenceChanged)
     async def silence_incident(self, request: Request) -> Response:
+        """Silence all incidents at the place of this incident for a time."""
         incident, body = await incident_request.load_with_body(self._journal, request)
         return await self._silence(request, body, incident_labels.place_matchers(incident.place))
 
+    @get(
+        "/api/incidents/{id}/report",
+        QueryParam("format", "Format of the report. Default: markdown.", Literal["markdown", "json"]),
+        media_type="text/markdown",
+    )
+    async def get_report(self, request: Request) -> Response:
+        """Report of an incident: timeline, diagnosis, repairs and impact, as Markdown or JSON."""
+        report = await self._reports.load_report(await incident_request.load_incident(self._journal, request))
+        if request.query_params.get("format", "markdown") == "json":
+            return ok_response(**incident_report.as_plain(report))
+        return Response(incident_report.as_markdown(report), media_type="text/markdown; charset=utf-8")
+
+    @get("/api/incidents/{id}/notices")
+    async def list_notices(self, request: Request) -> NoticeList:
+        """Notifications sent about an incident: receiver, time and result."""
+        id = (await incident_request.load_incident(self._journal, request)).id
+        return NoticeList(notices=await self._journal.read(lambda: self._journal.notices(id)))
+
+    @get("/api/silences", response=SilenceList)
     async def list_silences(self, _: Request) -> Response:
+        """List silences: active, scheduled, and expired within the last day."""
         now = self._runtime.clock.now()
         views = [_silence_view(silence) | {"active": silence.is_active(now)} for silence in self._silences.silences()]
         return ok_response(silences=views, problem=self._silences.silences_problem())
 
+    @post("/api/silences", body=NewSilenceBody, response=SilenceChanged)
     async def add_silence(self, request: Request) -> Response:
+        """Silence incidents that match all matchers."""
         body = await read_json_object(request, incident_request.MAX_BODY_BYTES)
         matcher_texts = body.get("matchers")
         if not isinstance(matcher_texts, list) or not 0 < len(matcher_texts) <= MAX_MATCHERS:
@@ -123,28 +151,26 @@ class IncidentApi:
             raise HTTPException(400, f"matchers: {error}") from error
         return await self._silence(request, body, matchers)
 
+    @delete("/api/silences/{id}", response=SilenceChanged)
     async def end_silence(self, request: Request) -> Response:
+        """Expire a silence now."""
         ended = await self._silences.expire_silence(request.path_params["id"], request.state.caller.name)
         return ok_response(silence=_silence_view(ended))
 
-    async def get_report(self, request: Request) -> Response:
-        report = await self._reports.load_report(await incident_request.load_incident(self._journal, request))
-        if request.query_params.get("format", "markdown") == "json":
-            return ok_response(**incident_report.as_plain(report))
-        return Response(incident_report.as_markdown(report), media_type="text/markdown; charset=utf-8")
-
+    @get("/api/digest", QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}. Default: 7.", int))
     async def get_digest(self, request: Request) -> DigestText:
+        """Summary of the incidents of the last days, as data and as text."""
         days = read_number(request, "days", default=7, limit=MAX_DAYS)
         until = self._runtime.clock.now()
         made_digest = await self._reports.make_digest(until - timedelta(days=days), until)
         return DigestText(digest=made_digest, text="\n".join(digest.digest_lines(made_digest)))
 
-    async def list_notices(self, request: Request) -> NoticeList:
-        id = (await incident_request.load_incident(self._journal, request)).id
-        return NoticeList(notices=await self._journal.read(lambda: self._journal.notices(id)))
-
+    @post("/api/alertmanager", role=Role.AGENT, body=dict[str, Any], response=AlertsAccepted)
     async def receive_webhook(self, request: Request) -> Response:
-        """Receive alerts of Alertmanager; the token of a single node is refused."""
+        """Receive alerts of another Prometheus in the format of Alertmanager's webhook.
+
+        The token of a single node is refused.
+        """
         check_node(request.state.caller, None)
         if self._running_webhooks >= MAX_CONCURRENT_WEBHOOKS:
             # Alertmanager retries only after a 5xx.
@@ -195,65 +221,3 @@ class IncidentApi:
 def _silence_view(silence: Silence) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(silence)
     return plain | {"matchers": [str(matcher) for matcher in silence.matchers]}
-
-
-# Deliberately one table: a row for each endpoint, with its description in the API reference.
-def endpoints(api: IncidentApi) -> list[Endpoint]:
-    return [
-        Endpoint.post("/api/incidents/{id}/assign", api.assign, "Assign an incident to a person", body={"to": str}),
-        Endpoint.post(
-            "/api/incidents/{id}/silence",
-            api.silence_incident,
-            "Silence all incidents at the place of this incident for a time",
-            body=SilenceBody,
-            response=SilenceChanged,
-        ),
-        Endpoint(
-            "/api/incidents/{id}/report",
-            api.get_report,
-            "Report of an incident: timeline, diagnosis, repairs and impact, as Markdown or JSON",
-            params=(QueryParam("format", "Format of the report. Default: markdown.", Literal["markdown", "json"]),),
-            media_type="text/markdown",
-        ),
-        Endpoint(
-            "/api/incidents/{id}/notices",
-            api.list_notices,
-            "Notifications sent about an incident: receiver, time and result",
-        ),
-        Endpoint(
-            "/api/silences",
-            api.list_silences,
-            "List silences: active, scheduled, and expired within the last day",
-            response=SilenceList,
-        ),
-        Endpoint.post(
-            "/api/silences",
-            api.add_silence,
-            "Silence incidents that match all matchers",
-            body=NewSilenceBody,
-            response=SilenceChanged,
-        ),
-        Endpoint(
-            "/api/silences/{id}",
-            api.end_silence,
-            "Expire a silence now",
-            role=Role.OPERATOR,
-            methods=("DELETE",),
-            changes=True,
-            response=SilenceChanged,
-        ),
-        Endpoint(
-            "/api/digest",
-            api.get_digest,
-            "Summary of the incidents of the last days, as data and as text",
-            params=(QueryParam("days", f"Length of the window in days, at most {MAX_DAYS}. Default: 7.", int),),
-        ),
-        Endpoint.post(
-            "/api/alertmanager",
-            api.receive_webhook,
-            "Receive alerts of another Prometheus in the format of Alertmanager's webhook",
-            role=Role.AGENT,
-            body=dict[str, Any],
-            response=AlertsAccepted,
-        ),
-    ]

@@ -22,7 +22,7 @@ from watchkeeper.hub import services
 from watchkeeper.kit import clock, wire
 from watchkeeper.store.journal import journal_search
 from watchkeeper.store.journal.chain import JournalEntry
-from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number, read_number
+from watchkeeper.web.endpoint import QueryParam, get, parse_whole_number, read_number
 from watchkeeper.web.prometheus import prometheus_form as form
 
 MAX_ENTRIES = 1000
@@ -30,6 +30,16 @@ MAX_ENTRIES = 1000
 MAX_EXPORTED = 200_000
 MAX_KINDS, MAX_WORDS, MAX_WORD_LENGTH = 50, 8, 100
 VERDICT_CACHE_SECONDS = 300.0
+FILTERS = (
+    QueryParam("kind", "Return only entries of this kind; repeat it for several kinds."),
+    QueryParam("subject", "Return only entries about this subject, such as INC-17."),
+    QueryParam("actor", "Return only entries by this person or program."),
+    QueryParam("q", "Return only entries that contain all of these words."),
+    QueryParam("from", "Return only entries at or after this time: RFC 3339 or Unix seconds."),
+    QueryParam("to", "Return only entries at or before this time: RFC 3339 or Unix seconds."),
+    QueryParam("before", "Return only entries older than this entry number, for the next page.", int),
+    QueryParam("limit", f"Number of entries, at most {MAX_ENTRIES}. Default: 200.", int),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,9 @@ class JournalApi:
         settings = self._runtime.settings
         return journal_search.JournalLocation(settings.journal_path, settings.journal.url_file)
 
+    @get("/api/journal", *FILTERS)
     async def list_entries(self, request: Request) -> JournalPage:
+        """Audit log, newest first: who did what to which subject."""
         location, entry_filter = self._location(), _entry_filter(request)
 
         def search() -> tuple[journal_search.EntryPage, list[JournalEntryView]]:
@@ -94,8 +106,12 @@ class JournalApi:
             kinds=page.kinds,
         )
 
+    @get("/api/journal/verify", QueryParam("again", "1: verify now; do not use the cached result."))
     async def verify_chain(self, request: Request) -> ChainVerdict:
-        """The cached verdict, or a new verification if it is too old or `again=1` is set."""
+        """Verify the hash chain of the audit log: whether any entry was changed.
+
+        The cached verdict, unless it is too old.
+        """
         location, now = self._location(), self._runtime.clock.now()
         is_forced = request.query_params.get("again") == "1"
         async with self._verify_lock:
@@ -106,8 +122,9 @@ class JournalApi:
                 cached = self._verdict = (now.timestamp(), verdict)
         return cached[1]
 
+    @get("/api/journal.jsonl", *FILTERS, media_type="application/x-ndjson")
     async def export_entries(self, request: Request) -> Response:
-        """Stream the matching entries with their hashes, newest first, one JSON object per line."""
+        """Download the audit log as JSON Lines, with the hashes of its chain."""
         location, entry_filter = self._location(), _entry_filter(request)
         name = f"journal-{self._runtime.clock.now():%Y%m%dT%H%M%SZ}.jsonl"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
@@ -165,41 +182,3 @@ def _read_time(text: str | None, name: str) -> datetime | None:
         return clock.from_ms(form.read_time(name, text))
     except form.BadParameter as error:
         raise HTTPException(400, str(error)) from error
-
-
-FILTERS = (
-    QueryParam("kind", "Return only entries of this kind; repeat it for several kinds."),
-    QueryParam("subject", "Return only entries about this subject, such as INC-17."),
-    QueryParam("actor", "Return only entries by this person or program."),
-    QueryParam("q", "Return only entries that contain all of these words."),
-    QueryParam("from", "Return only entries at or after this time: RFC 3339 or Unix seconds."),
-    QueryParam("to", "Return only entries at or before this time: RFC 3339 or Unix seconds."),
-    QueryParam("before", "Return only entries older than this entry number, for the next page.", int),
-    QueryParam("limit", f"Number of entries, at most {MAX_ENTRIES}. Default: 200.", int),
-)
-
-
-def endpoints(api: JournalApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/journal",
-            api.list_entries,
-            "Audit log, newest first: who did what to which subject",
-            params=FILTERS,
-            response=JournalPage,
-        ),
-        Endpoint(
-            "/api/journal/verify",
-            api.verify_chain,
-            "Verify the hash chain of the audit log: whether any entry was changed",
-            params=(QueryParam("again", "1: verify now; do not use the cached result."),),
-            response=ChainVerdict,
-        ),
-        Endpoint(
-            "/api/journal.jsonl",
-            api.export_entries,
-            "Download the audit log as JSON Lines, with the hashes of its chain",
-            params=FILTERS,
-            media_type="application/x-ndjson",
-        ),
-    ]

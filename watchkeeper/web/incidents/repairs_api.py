@@ -23,7 +23,7 @@ from watchkeeper.model.repairs import Repair, RepairSwitch
 from watchkeeper.remediate import explanation, policy
 from watchkeeper.store.journal import chain
 from watchkeeper.web import shapes
-from watchkeeper.web.endpoint import Endpoint, QueryParam, ok_response, read_json_object, read_number
+from watchkeeper.web.endpoint import QueryParam, get, ok_response, post, read_json_object, read_number
 from watchkeeper.web.incidents import incident_request
 
 MAX_POLICY_BYTES = 1024 * 1024
@@ -66,7 +66,13 @@ class RepairsApi:
             raise HTTPException(404, "a replayed recording has no repairs")
         return self._loop
 
+    @get(
+        "/api/repairs",
+        QueryParam("all", f"1: include the newest {MAX_PAST_REPAIRS} ended repairs."),
+        response=RepairList,
+    )
     async def list_repairs(self, request: Request) -> Response:
+        """List repairs that are waiting, are running or keep a node cordoned."""
         loop = self._repairs
         repairs = await self._journal.read(loop.repairs.active_repairs)
         if request.query_params.get("all") == "1":
@@ -77,7 +83,54 @@ class RepairsApi:
             repairs=[_repair_view(repair) for repair in repairs], switch=_switch_view(loop.repairs.switch)
         )
 
+    @get(
+        "/api/repairs/log",
+        QueryParam("limit", f"Number of newest entries, at most {MAX_ENTRIES:,}. Default: 1000.", int),
+    )
+    async def list_audit_entries(self, request: Request) -> RepairLog:
+        """Audit log of repairs, oldest first."""
+        limit = read_number(request, "limit", default=1000, limit=MAX_ENTRIES)
+        return RepairLog(entries=await self._repairs.run_now(lambda: self._repairs.audit(limit)))
+
+    @post("/api/repairs/test", body={"policy": str})
+    async def test_policy(self, request: Request) -> PolicyTest:
+        """Test a policy: the plan of every past incident under it."""
+        text = (await read_json_object(request, MAX_POLICY_BYTES)).get("policy")
+        if not isinstance(text, str):
+            raise HTTPException(400, '`policy` is missing; send its TOML text in a body such as {"policy": "…"}')
+        try:
+            tested_policy = policy.parse(text, where="policy", base=policy.load())
+        except SettingsError as error:
+            raise HTTPException(400, str(error)) from error
+        return PolicyTest(incidents=await self._repairs.run_now(lambda: self._repairs.simulate_policy(tested_policy)))
+
+    @post("/api/repairs/stop", body={"why": str}, response=SwitchChanged)
+    async def stop(self, request: Request) -> Response:
+        """Halt all repairs now."""
+        why = incident_request.read_line(await read_json_object(request, incident_request.MAX_BODY_BYTES), "why")
+        loop = self._repairs
+        return await self._change_switch(request, lambda actor, now: loop.control.stop(why, actor=actor, now=now))
+
+    @post("/api/repairs/resume", response=SwitchChanged)
+    async def resume(self, request: Request) -> Response:
+        """Resume repairs after a halt."""
+        loop = self._repairs
+        return await self._change_switch(request, lambda actor, now: loop.control.resume(actor=actor, now=now))
+
+    @post("/api/repairs/reset", response=SwitchChanged)
+    async def reset(self, request: Request) -> Response:
+        """Reset the circuit breaker."""
+        loop = self._repairs
+        return await self._change_switch(request, lambda actor, now: loop.control.reset(actor=actor, now=now))
+
+    async def _change_switch(self, request: Request, change: Callable[[str, datetime], RepairSwitch]) -> Response:
+        actor, clock = request.state.caller.name, self._runtime.clock
+        # Deliberately not on the repair thread: a stop must not wait for calls that hang.
+        return ok_response(switch=_switch_view(await self._repairs.run_now(lambda: change(actor, clock.now()))))
+
+    @get("/api/incidents/{id}/repair", response=shapes.ExplainedRepair)
     async def explain(self, request: Request) -> Response:
+        """Explain the repair of an incident: plan, mode, refusals and progress."""
         incident, loop = await incident_request.load_incident(self._journal, request), self._loop
         if loop is None:
             return ok_response(incident=incident.id, repair=None)
@@ -88,7 +141,9 @@ class RepairsApi:
             switch=_switch_view(loop.repairs.switch),
         )
 
+    @post("/api/incidents/{id}/approve", body={"digest": str}, response=RepairChanged)
     async def approve(self, request: Request) -> Response:
+        """Approve the repair plan with this digest."""
         incident, body = await incident_request.load_with_body(self._journal, request)
         id, digest = incident.id, incident_request.read_line(body, "digest")
         loop = self._repairs
@@ -96,18 +151,24 @@ class RepairsApi:
             request, lambda actor, now: loop.control.approve(id, digest, actor=actor, now=now)
         )
 
+    @post("/api/incidents/{id}/reject", body={"why": str}, response=RepairChanged)
     async def reject(self, request: Request) -> Response:
+        """Reject the repair plan of an incident, with the reason."""
         incident, body = await incident_request.load_with_body(self._journal, request)
         id, why = incident.id, incident_request.read_line(body, "why")
         loop = self._repairs
         return await self._change_repair(request, lambda actor, now: loop.control.reject(id, why, actor=actor, now=now))
 
+    @post("/api/incidents/{id}/step-done", response=RepairChanged)
     async def confirm_step(self, request: Request) -> Response:
+        """Confirm that a manual step is done."""
         id = (await incident_request.load_incident(self._journal, request)).id
         loop = self._repairs
         return await self._change_repair(request, lambda actor, now: loop.control.step_done(id, actor=actor, now=now))
 
+    @post("/api/incidents/{id}/again", response=RepairChanged)
     async def retry(self, request: Request) -> Response:
+        """Retry a failed repair."""
         id = (await incident_request.load_incident(self._journal, request)).id
         return await self._change_repair(request, lambda actor, _: self._repairs.retry(id, actor))
 
@@ -116,39 +177,6 @@ class RepairsApi:
         changed = await self._repairs.run_on_repair_thread(lambda: change(actor, clock.now()))
         self._repairs.advance_soon(changed)
         return ok_response(repair=_repair_view(changed))
-
-    async def stop(self, request: Request) -> Response:
-        why = incident_request.read_line(await read_json_object(request, incident_request.MAX_BODY_BYTES), "why")
-        loop = self._repairs
-        return await self._change_switch(request, lambda actor, now: loop.control.stop(why, actor=actor, now=now))
-
-    async def resume(self, request: Request) -> Response:
-        loop = self._repairs
-        return await self._change_switch(request, lambda actor, now: loop.control.resume(actor=actor, now=now))
-
-    async def reset(self, request: Request) -> Response:
-        loop = self._repairs
-        return await self._change_switch(request, lambda actor, now: loop.control.reset(actor=actor, now=now))
-
-    async def _change_switch(self, request: Request, change: Callable[[str, datetime], RepairSwitch]) -> Response:
-        actor, clock = request.state.caller.name, self._runtime.clock
-        # Deliberately not on the repair thread: a stop must not wait for calls that hang.
-        return ok_response(switch=_switch_view(await self._repairs.run_now(lambda: change(actor, clock.now()))))
-
-    async def list_audit_entries(self, request: Request) -> RepairLog:
-        limit = read_number(request, "limit", default=1000, limit=MAX_ENTRIES)
-        return RepairLog(entries=await self._repairs.run_now(lambda: self._repairs.audit(limit)))
-
-    async def test_policy(self, request: Request) -> PolicyTest:
-        """Simulate the policy in the body on every past incident."""
-        text = (await read_json_object(request, MAX_POLICY_BYTES)).get("policy")
-        if not isinstance(text, str):
-            raise HTTPException(400, '`policy` is missing; send its TOML text in a body such as {"policy": "…"}')
-        try:
-            tested_policy = policy.parse(text, where="policy", base=policy.load())
-        except SettingsError as error:
-            raise HTTPException(400, str(error)) from error
-        return PolicyTest(incidents=await self._repairs.run_now(lambda: self._repairs.simulate_policy(tested_policy)))
 
 
 def _repair_view(repair: Repair) -> dict[str, Any]:
@@ -165,58 +193,3 @@ def _repair_view(repair: Repair) -> dict[str, Any]:
 def _switch_view(switch: RepairSwitch) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(switch)
     return plain | {"is_stopped": switch.is_stopped, "is_tripped": switch.is_tripped}
-
-
-# Deliberately one table: a row for each endpoint, with its description in the API reference.
-def endpoints(api: RepairsApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/repairs",
-            api.list_repairs,
-            "List repairs that are waiting, are running or keep a node cordoned",
-            params=(QueryParam("all", f"1: include the newest {MAX_PAST_REPAIRS} ended repairs."),),
-            response=RepairList,
-        ),
-        Endpoint(
-            "/api/repairs/log",
-            api.list_audit_entries,
-            "Audit log of repairs, oldest first",
-            params=(QueryParam("limit", f"Number of newest entries, at most {MAX_ENTRIES:,}. Default: 1000.", int),),
-        ),
-        Endpoint.post(
-            "/api/repairs/test",
-            api.test_policy,
-            "Test a policy: the plan of every past incident under it",
-            body={"policy": str},
-        ),
-        Endpoint.post("/api/repairs/stop", api.stop, "Halt all repairs now", body={"why": str}, response=SwitchChanged),
-        Endpoint.post("/api/repairs/resume", api.resume, "Resume repairs after a halt", response=SwitchChanged),
-        Endpoint.post("/api/repairs/reset", api.reset, "Reset the circuit breaker", response=SwitchChanged),
-        Endpoint(
-            "/api/incidents/{id}/repair",
-            api.explain,
-            "Explain the repair of an incident: plan, mode, refusals and progress",
-            response=shapes.ExplainedRepair,
-        ),
-        Endpoint.post(
-            "/api/incidents/{id}/approve",
-            api.approve,
-            "Approve the repair plan with this digest",
-            body={"digest": str},
-            response=RepairChanged,
-        ),
-        Endpoint.post(
-            "/api/incidents/{id}/reject",
-            api.reject,
-            "Reject the repair plan of an incident, with the reason",
-            body={"why": str},
-            response=RepairChanged,
-        ),
-        Endpoint.post(
-            "/api/incidents/{id}/step-done",
-            api.confirm_step,
-            "Confirm that a manual step is done",
-            response=RepairChanged,
-        ),
-        Endpoint.post("/api/incidents/{id}/again", api.retry, "Retry a failed repair", response=RepairChanged),
-    ]

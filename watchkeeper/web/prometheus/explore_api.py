@@ -21,7 +21,7 @@ from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.query.engine import Matcher, MatchOp
 from watchkeeper.query.promql import functions
-from watchkeeper.web.endpoint import Endpoint, QueryParam, parse_whole_number
+from watchkeeper.web.endpoint import QueryParam, get, parse_whole_number
 
 MAX_COMPLETIONS = 40
 MAX_QUERY_LENGTH = 64 * 1024
@@ -126,7 +126,13 @@ class ExploreApi:
     def __init__(self, runtime: Runtime, queries: Queries) -> None:
         self._runtime, self._queries = runtime, queries
 
+    @get(
+        "/api/explore/complete",
+        QueryParam("query", "The PromQL expression.", is_required=True),
+        QueryParam("at", "Position of the cursor in characters. Default: the end of the expression.", int),
+    )
     async def complete(self, request: Request) -> CompletionList:
+        """Completions at the cursor of a PromQL expression."""
         text = request.query_params.get("query", "")
         at = parse_whole_number(request.query_params.get("at", str(len(text))))
         if at is None or len(text) > MAX_QUERY_LENGTH:
@@ -183,17 +189,3 @@ def _metric_detail(metadata: Mapping[str, tuple[str, str, str]], name: str) -> s
 
 def _signature(name: str) -> str:
     return f"({', '.join(kind.value for kind in functions.FUNCTIONS[name].args)})"
-
-
-def endpoints(api: ExploreApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/explore/complete",
-            api.complete,
-            "Completions at the cursor of a PromQL expression",
-            params=(
-                QueryParam("query", "The PromQL expression.", is_required=True),
-                QueryParam("at", "Position of the cursor in characters. Default: the end of the expression.", int),
-            ),
-        )
-    ]

@@ -8,45 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import parse_qsl
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
-from watchkeeper.errors import QueryError, StoreError
 from watchkeeper.hub.runtime import Runtime
 from watchkeeper.hub.samples import Queries
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
 from watchkeeper.query.promql import printer
-from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import (
-    POST,
-    PROMETHEUS_PREFIX,
-    Endpoint,
-    RequestHandler,
-    json_response,
-    prometheus_error,
-    read_body,
-)
-from watchkeeper.web.prometheus import prometheus_exchange as exchange
+from watchkeeper.web.endpoint import QueryParam
 from watchkeeper.web.prometheus import prometheus_form as form
-from watchkeeper.web.prometheus import prometheus_json, prometheus_params, prometheus_tree
-from watchkeeper.web.prometheus import prometheus_status as status
+from watchkeeper.web.prometheus import prometheus_json, prometheus_tree
 from watchkeeper.web.prometheus.prometheus_form import Form
+from watchkeeper.web.prometheus.prometheus_params import (
+    END,
+    GET_AND_POST,
+    LIMIT,
+    MATCH,
+    QUERY,
+    QUERY_OPTIONS,
+    SELECTION,
+    START,
+    STEP,
+    TRUNCATED_WARNING,
+    QueryData,
+    QueryTimeout,
+    limited_response,
+    prometheus_get,
+    success_response,
+)
+from watchkeeper.web.prometheus.prometheus_status import write_metadata
 
-# Prometheus limits an expression only by the size of a URL or form.
-MAX_FORM_BYTES = 256 * 1024
 # Prometheus' default of --query.timeout; a request can set a shorter one.
 QUERY_TIMEOUT_SECONDS = 120.0
 ALL_SERIES = ((engine.Matcher(METRIC_NAME, engine.MatchOp.NOT_EQUAL, ""),),)
-GET_AND_POST = ("GET", "POST")
-TRUNCATED_WARNING = "results truncated due to limit"
 
 
 @dataclass(slots=True)
@@ -65,7 +64,7 @@ class _QueryOptions:
             async with asyncio.timeout(self.timeout_seconds):
                 result = await query
         except TimeoutError as error:
-            raise _QueryTimeout(f"query timed out in expression evaluation after {self.timeout_seconds:g} s") from error
+            raise QueryTimeout(f"query timed out in expression evaluation after {self.timeout_seconds:g} s") from error
         self.took_seconds = time.perf_counter() - began
         return result
 
@@ -76,7 +75,16 @@ class PrometheusApi:
     def __init__(self, runtime: Runtime, queries: Queries) -> None:
         self._runtime, self._queries = runtime, queries
 
+    @prometheus_get(
+        "/api/v1/query",
+        QUERY,
+        QueryParam("time", "Evaluation time: RFC 3339 or Unix seconds. Default: now."),
+        *QUERY_OPTIONS,
+        methods=GET_AND_POST,
+        response=QueryData,
+    )
     async def query(self, params: Form) -> Response:
+        """Evaluate an instant query."""
         expr, options = _read_expression(params), self._query_options(params)
         at_ms = form.read_time("time", params.first("time"), default_ms=clock.to_ms(self._runtime.clock.now()))
         query = (
@@ -86,7 +94,11 @@ class PrometheusApi:
         )
         return await _query_response(await options.run(query), at_ms, options)
 
+    @prometheus_get(
+        "/api/v1/query_range", QUERY, START, END, STEP, *QUERY_OPTIONS, methods=GET_AND_POST, response=QueryData
+    )
     async def query_range(self, params: Form) -> Response:
+        """Evaluate a range query."""
         expr, options = _read_expression(params), self._query_options(params)
         query_range = form.read_query_range(params.first("start"), params.first("end"), params.first("step"))
         form.check_range_expression(expr)
@@ -97,44 +109,57 @@ class PrometheusApi:
         )
         return await _query_response(await options.run(query), None, options)
 
-    async def format_query(self, params: Form) -> Response:
-        return success_response(printer.pretty(form.parse("query", params.first("query") or "")))
-
-    async def parse_query(self, params: Form) -> Response:
-        return success_response(prometheus_tree.write_tree(form.parse("query", params.first("query") or "")))
-
-    async def exemplars(self, params: Form) -> Response:
-        """The exemplars of the series that the selectors of an expression match."""
+    @prometheus_get("/api/v1/query_exemplars", QUERY, START, END, methods=GET_AND_POST)
+    async def exemplars(self, params: Form) -> list[dict[str, Any]]:
+        """Exemplars of series; the newest 20,000 are kept in memory."""
         selectors = form.selectors_in(_read_expression(params))
         start_ms, end_ms = _read_times(params, 0, clock.to_ms(self._runtime.clock.now()))
         rows = await asyncio.to_thread(self._queries.engine.exemplars, selectors, start_ms, end_ms)
-        return success_response([prometheus_json.write_exemplars(series, exemplars) for series, exemplars in rows])
+        return [prometheus_json.write_exemplars(series, exemplars) for series, exemplars in rows]
 
+    @prometheus_get("/api/v1/format_query", QUERY, methods=GET_AND_POST)
+    def format_query(self, params: Form) -> str:
+        """Format a PromQL expression."""
+        return printer.pretty(form.parse("query", params.first("query") or ""))
+
+    @prometheus_get("/api/v1/parse_query", QUERY, methods=GET_AND_POST)
+    def parse_query(self, params: Form) -> dict[str, Any]:
+        """Parse a PromQL expression into a syntax tree."""
+        return prometheus_tree.write_tree(form.parse("query", params.first("query") or ""))
+
+    @prometheus_get("/api/v1/series", replace(MATCH, is_required=True), START, END, LIMIT, methods=GET_AND_POST)
     async def series(self, params: Form) -> Response:
+        """List series that match selectors."""
         if not params.all("match[]"):
             raise form.BadParameter("no match[] parameter provided")
         selectors, times = self._selectors(params)
         label_sets = await asyncio.to_thread(self._queries.engine.series, selectors or ALL_SERIES, *times)
         return limited_response([dict(labels) for labels in label_sets], params)
 
+    @prometheus_get("/api/v1/labels", *SELECTION, methods=GET_AND_POST)
     async def labels(self, params: Form) -> Response:
+        """List label names."""
         selectors, times = self._selectors(params)
         return limited_response(await asyncio.to_thread(self._queries.engine.label_names, selectors, *times), params)
 
+    @prometheus_get("/api/v1/label/{name}/values", *SELECTION)
     async def label_values(self, params: Form, name: str) -> Response:
+        """List the values of a label."""
         name = form.read_label_name(name)
         selectors, (start_ms, end_ms) = self._selectors(params)
         read_values = self._queries.engine.label_values
         values = await asyncio.to_thread(read_values, name, selectors, start_ms=start_ms, end_ms=end_ms)
         return limited_response(values, params)
 
-    async def metadata(self, params: Form) -> Response:
+    @prometheus_get("/api/v1/metadata", QueryParam("metric", "Return only this metric."), LIMIT)
+    async def metadata(self, params: Form) -> dict[str, Any]:
+        """Type, help and unit of metrics."""
         metric, limit = params.first("metric"), params.metadata_limit()
         # The hub has one description per metric, so this limit is only validated.
         params.metadata_limit("limit_per_metric")
         metadata = await asyncio.to_thread(self._queries.engine.metadata)
         names = [name for name in sorted(metadata) if not metric or name == metric][:limit]
-        return success_response({name: [status.write_metadata(metadata[name])] for name in names})
+        return {name: [write_metadata(metadata[name])] for name in names}
 
     def _query_options(self, params: Form) -> _QueryOptions:
         return _QueryOptions(
@@ -160,92 +185,6 @@ class PrometheusApi:
     def _selectors(self, params: Form) -> tuple[Sequence[Sequence[engine.Matcher]], tuple[int, int]]:
         selectors = [form.read_matchers("match[]", text) for text in params.all("match[]")]
         return selectors, _read_times(params, 0, clock.to_ms(self._runtime.clock.now()))
-
-
-def query_endpoints(api: PrometheusApi) -> list[Endpoint]:
-    """The endpoints of queries, which need only the samples of a hub."""
-    rows = (_endpoint(GET_AND_POST, "query", api.query), _endpoint(GET_AND_POST, "query_range", api.query_range))
-    return [replace(row, response=prometheus_params.QueryData) for row in rows]
-
-
-def endpoints(
-    api: PrometheusApi, pages: status.StatusPages, sample_exchange: exchange.SampleExchange
-) -> list[Endpoint]:
-    get = ("GET",)
-    table = [
-        *query_endpoints(api),
-        _endpoint(GET_AND_POST, "query_exemplars", api.exemplars),
-        _endpoint(GET_AND_POST, "format_query", api.format_query),
-        _endpoint(GET_AND_POST, "parse_query", api.parse_query),
-        _endpoint(GET_AND_POST, "series", api.series),
-        _endpoint(GET_AND_POST, "labels", api.labels),
-        _endpoint(get, "label/{name}/values", api.label_values),
-        _endpoint(get, "metadata", api.metadata),
-        *(_endpoint(get, path, _async_page(page)) for path, page in pages.table()),
-    ]
-    federate = Endpoint(
-        "/federate",
-        _with_prometheus_errors(sample_exchange.federate),
-        prometheus_params.FEDERATE_SUMMARY,
-        params=(prometheus_params.MATCH,),
-        media_type="text/plain",
-    )
-    write = Endpoint(
-        PROMETHEUS_PREFIX + "write",
-        sample_exchange.write,
-        prometheus_params.WRITE_SUMMARY,
-        role=Role.AGENT,
-        methods=POST,
-        changes=True,
-        media_type="text/plain",
-    )
-    return [*table, federate, write]
-
-
-def _endpoint(methods: tuple[str, ...], path: str, handler: Callable[..., Any]) -> Endpoint:
-    summary, query_params = prometheus_params.SUMMARIES[path]
-    return Endpoint(
-        PROMETHEUS_PREFIX + path, _with_prometheus_errors(handler), summary, methods=methods, params=query_params
-    )
-
-
-def _async_page(page: Callable[[Form], Any]) -> Callable[[Form], Any]:
-    async def answer(params: Form) -> Response:
-        return success_response(page(params))
-
-    return answer
-
-
-async def read_form(request: Request) -> Form:
-    pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    if request.method == "POST":
-        body = await read_body(request, MAX_FORM_BYTES, remedy="Split the expression into recording rules")
-        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True) + pairs
-    return Form(pairs, accept=request.headers.get("accept", ""))
-
-
-def _with_prometheus_errors(handler: Callable[..., Any]) -> RequestHandler:
-    async def answer(request: Request) -> Response:
-        """Run the handler; map errors to Prometheus' types: bad request, execution failed, timeout, unavailable."""
-        try:
-            response: Response = await handler(await read_form(request), **request.path_params)
-        except form.BadParameter as error:
-            return prometheus_error(str(error), status=400)
-        except QueryError as error:
-            return prometheus_error(str(error), status=422)
-        except _QueryTimeout as error:
-            return prometheus_error(str(error), status=503, kind="timeout")
-        except StoreError as error:
-            return prometheus_error(str(error), status=503)
-        except HTTPException as error:
-            return prometheus_error(error.detail, status=error.status_code)
-        return response
-
-    return answer
-
-
-class _QueryTimeout(Exception):
-    """A query ran longer than its timeout."""
 
 
 def _read_timeout(params: Form) -> float:
@@ -286,17 +225,3 @@ async def _query_response(result: engine.QueryResult, at_ms: int | None, options
         return success_response(content, warnings, result.infos)
 
     return await asyncio.to_thread(render) if result.frame.values.size > 10_000 else render()
-
-
-def success_response(content: Any, warnings: Sequence[str] = (), infos: Sequence[str] = ()) -> Response:
-    notices = {"warnings": list(warnings), "infos": list(infos)}
-    return json_response(
-        {"status": "success", "data": content} | {key: texts for key, texts in notices.items() if texts}
-    )
-
-
-def limited_response(items: list[Any], params: Form) -> Response:
-    limit = params.limit()
-    if limit is None or len(items) <= limit:
-        return success_response(items)
-    return success_response(items[:limit], [TRUNCATED_WARNING])

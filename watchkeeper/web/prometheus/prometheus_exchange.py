@@ -1,6 +1,6 @@
 """Exchange samples with other Prometheus servers: `/federate` serves the newest ones, remote write receives them.
 
-`prometheus_api` adds both to its endpoints. `query.remote.remote_write` checks and decodes what a sender writes;
+`query.remote.remote_write` checks and decodes what a sender writes;
 samples too far ahead of the hub's clock are dropped and counted.
 """
 
@@ -21,9 +21,11 @@ from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.query.remote import remote_write
 from watchkeeper.store import interfaces
-from watchkeeper.web.endpoint import check_node, read_body
+from watchkeeper.web.auth.auth import Role
+from watchkeeper.web.endpoint import check_node, post, read_body
 from watchkeeper.web.prometheus import federation
 from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, read_matchers
+from watchkeeper.web.prometheus.prometheus_params import MATCH, prometheus_get
 
 # Writes that are decoded concurrently; a sender queues the rest.
 MAX_CONCURRENT_WRITES = 8
@@ -40,7 +42,9 @@ class SampleExchange:
             "Samples received by remote write that were dropped, by reason",
         )
 
+    @prometheus_get("/federate", MATCH, media_type="text/plain")
     async def federate(self, params: Form) -> Response:
+        """Newest samples as a metrics page: text, or protobuf with native histograms if `Accept` prefers it."""
         selectors = [read_matchers("match[]", text) for text in params.all("match[]")]
         if not selectors:
             raise BadParameter("no match[] parameter provided")
@@ -73,8 +77,14 @@ class SampleExchange:
         appender.sync()
         return appended
 
+    @post("/api/v1/write", role=Role.AGENT, media_type="text/plain")
     async def write(self, request: Request) -> Response:
-        """Remote write 1.0: after a 4xx the sender drops its samples, after a 5xx or 429 it retries."""
+        """Receive samples by remote write 1.0 (protobuf in a snappy block): 204 if all were stored, 400 with reasons
+        and counts if some were dropped (out of order, too old, more than 10 minutes ahead of the hub's clock, invalid
+        histograms); 2.0 returns 415, so that the sender falls back to 1.0.
+
+        After a 4xx the sender drops its samples, after a 5xx or 429 it retries.
+        """
         # Remote write can hold samples of any node, so a token that is bound to nodes may not send it.
         check_node(request.state.caller, None)
         unsupported = remote_write.unsupported_reason(

@@ -1,15 +1,29 @@
-"""Document Prometheus' endpoints for the API reference: a summary and the parameters of each path.
+"""Declare the endpoints of Prometheus' API, read their parameters, and write their responses and errors.
 
-`prometheus_api` adds them to its endpoints. Parameters have Prometheus' names, meanings and limits unless the
-description says otherwise.
+A declared method takes a `Form` and returns a response, or the `data` of one. Parameters have Prometheus' names,
+meanings and limits unless the description says otherwise.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypedDict
+from urllib.parse import parse_qsl
 
-from watchkeeper.web.endpoint import QueryParam
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from watchkeeper.errors import QueryError, StoreError
+from watchkeeper.web.endpoint import QueryParam, get, json_response, prometheus_error, read_body
+from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form
+
+# Prometheus limits an expression only by the size of a URL or form.
+MAX_FORM_BYTES = 256 * 1024
+GET_AND_POST = ("GET", "POST")
+TRUNCATED_WARNING = "results truncated due to limit"
 
 
 class QuerySeries(TypedDict, total=False):
@@ -43,64 +57,57 @@ MATCH = QueryParam("match[]", "Return only series that match this selector; repe
 QUERY_OPTIONS = (TIMEOUT, LOOKBACK, LIMIT, STATS)
 SELECTION = (MATCH, START, END, LIMIT)
 
-SUMMARIES: dict[str, tuple[str, tuple[QueryParam, ...]]] = {
-    "query": (
-        "Evaluate an instant query",
-        (QUERY, QueryParam("time", "Evaluation time: RFC 3339 or Unix seconds. Default: now."), *QUERY_OPTIONS),
-    ),
-    "query_range": ("Evaluate a range query", (QUERY, START, END, STEP, *QUERY_OPTIONS)),
-    "query_exemplars": ("Exemplars of series; the newest 20,000 are kept in memory", (QUERY, START, END)),
-    "format_query": ("Format a PromQL expression", (QUERY,)),
-    "parse_query": ("Parse a PromQL expression into a syntax tree", (QUERY,)),
-    "series": ("List series that match selectors", (replace(MATCH, is_required=True), START, END, LIMIT)),
-    "labels": ("List label names", SELECTION),
-    "label/{name}/values": ("List the values of a label", SELECTION),
-    "metadata": ("Type, help and unit of metrics", (QueryParam("metric", "Return only this metric."), LIMIT)),
-    "targets": (
-        "List scrape targets with the result of their last scrape",
-        (
-            QueryParam("state", "Return only targets in this state: any, active or dropped. Default: any."),
-            QueryParam("scrapePool", "Return only targets of this scrape pool."),
-        ),
-    ),
-    "targets/metadata": (
-        "Metric metadata by scrape target",
-        (
-            QueryParam("match_target", "Return only targets whose labels match this selector."),
-            QueryParam("metric", "Return only this metric."),
-            LIMIT,
-        ),
-    ),
-    "scrape_pools": ("List scrape pools", ()),
-    "rules": (
-        "List rule groups with their rules and alerts",
-        (
-            QueryParam("type", "Return only rules of this type: alert or record."),
-            QueryParam("rule_name[]", "Return only rules with this name; repeat it for several.", list[str]),
-            QueryParam("rule_group[]", "Return only groups with this name; repeat it for several.", list[str]),
-            QueryParam("file[]", "Return only rules of this file; repeat it for several.", list[str]),
-            replace(MATCH, description="Return only rules whose labels match this selector; repeat it for several."),
-            QueryParam("exclude_alerts", "true: omit active alerts."),
-            QueryParam("group_limit", "Number of groups per page.", int),
-            QueryParam("group_next_token", "`groupNextToken` of the previous page."),
-        ),
-    ),
-    "alerts": ("List pending and firing alerts", ()),
-    "alertmanagers": ("Alertmanagers; always empty, because the hub sends notifications itself", ()),
-    "status/buildinfo": ("Version of the hub", ()),
-    "status/config": ("Active configuration as YAML", ()),
-    "status/flags": ("Settings of the hub under the names of Prometheus' flags", ()),
-    "status/runtimeinfo": ("Start time, last rule reload and retention of the hub", ()),
-    "status/tsdb": (
-        "Cardinality: the metrics and labels with the most series",
-        (replace(LIMIT, description="Number of entries in each list, at most 10,000. Default: 10."),),
-    ),
-    "status/walreplay": ("WAL replay; always done, because the hub serves requests only after it", ()),
-    "notifications": ("Notifications of Prometheus' own pages; always empty", ()),
-}
-FEDERATE_SUMMARY = "Newest samples as a metrics page: text, or protobuf with native histograms if `Accept` prefers it"
-WRITE_SUMMARY = (
-    "Receive samples by remote write 1.0 (protobuf in a snappy block): 204 if all were stored, 400 with reasons and "
-    "counts if some were dropped (out of order, too old, more than 10 minutes ahead of the hub's clock, invalid "
-    "histograms); 2.0 returns 415, so that the sender falls back to 1.0"
-)
+
+class QueryTimeout(Exception):
+    """A query ran longer than its timeout."""
+
+
+def prometheus_get(
+    path: str, *params: QueryParam, **fields: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Response]]]:
+    """Declare a method as an endpoint; its errors have Prometheus' types."""
+
+    def declare(method: Callable[..., Any]) -> Callable[..., Awaitable[Response]]:
+        @get(path, *params, **fields)
+        @functools.wraps(method)
+        async def answer(api: object, request: Request) -> Response:
+            try:
+                data = method(api, await read_form(request), **request.path_params)
+                data = await data if inspect.isawaitable(data) else data
+            except BadParameter as error:
+                return prometheus_error(str(error), status=400)
+            except QueryError as error:
+                return prometheus_error(str(error), status=422)
+            except QueryTimeout as error:
+                return prometheus_error(str(error), status=503, kind="timeout")
+            except StoreError as error:
+                return prometheus_error(str(error), status=503)
+            except HTTPException as error:
+                return prometheus_error(error.detail, status=error.status_code)
+            return data if isinstance(data, Response) else success_response(data)
+
+        return answer
+
+    return declare
+
+
+async def read_form(request: Request) -> Form:
+    pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    if request.method == "POST":
+        body = await read_body(request, MAX_FORM_BYTES, remedy="Split the expression into recording rules")
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True) + pairs
+    return Form(pairs, accept=request.headers.get("accept", ""))
+
+
+def success_response(content: Any, warnings: Sequence[str] = (), infos: Sequence[str] = ()) -> Response:
+    notices = {"warnings": list(warnings), "infos": list(infos)}
+    return json_response(
+        {"status": "success", "data": content} | {key: texts for key, texts in notices.items() if texts}
+    )
+
+
+def limited_response(items: list[Any], params: Form) -> Response:
+    limit = params.limit()
+    if limit is None or len(items) <= limit:
+        return success_response(items)
+    return success_response(items[:limit], [TRUNCATED_WARNING])

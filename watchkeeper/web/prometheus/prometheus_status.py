@@ -1,7 +1,7 @@
 """Serve targets, rules, alerts and the status of the hub in the formats of Prometheus' HTTP API.
 
-`StatusPages` reads the parameters and selects; the `write_` functions write one object each. `prometheus_api` adds the
-pages to its endpoints. Fields that only a Go program has (goroutines, GOGC) are empty.
+`StatusPages` reads the parameters and selects; the `write_` functions write one object each. Fields
+that only a Go program has (goroutines, GOGC) are empty.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import platform
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -21,8 +22,10 @@ from watchkeeper.model import alerts
 from watchkeeper.query.promql import patterns
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import scrape
+from watchkeeper.web.endpoint import QueryParam
 from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form, read_matchers
 from watchkeeper.web.prometheus.prometheus_json import write_value
+from watchkeeper.web.prometheus.prometheus_params import LIMIT, MATCH, prometheus_get
 
 NEVER = "0001-01-01T00:00:00Z"
 DEFAULT_TSDB_LIMIT = 10
@@ -37,24 +40,13 @@ class StatusPages:
         self._runtime, self._queries, self._rules, self._targets = hub.runtime, hub.queries, hub.rules, hub.targets
         self._started_at = hub.runtime.clock.now()
 
-    def table(self) -> list[tuple[str, Callable[[Form], Any]]]:
-        return [
-            ("targets", self.targets),
-            ("targets/metadata", self.target_metadata),
-            ("scrape_pools", self.pools),
-            ("rules", self.rules),
-            ("alerts", self.alerts),
-            ("alertmanagers", self.alertmanagers),
-            ("status/buildinfo", self.build),
-            ("status/config", self.config),
-            ("status/flags", self.flags),
-            ("status/runtimeinfo", self.runtime),
-            ("status/tsdb", self.tsdb),
-            ("status/walreplay", self.replay),
-            ("notifications", self.notifications),
-        ]
-
+    @prometheus_get(
+        "/api/v1/targets",
+        QueryParam("state", "Return only targets in this state: any, active or dropped. Default: any."),
+        QueryParam("scrapePool", "Return only targets of this scrape pool."),
+    )
     def targets(self, params: Form) -> dict[str, Any]:
+        """List scrape targets with the result of their last scrape."""
         selection, pool = (params.first("state") or "any").lower(), params.first("scrapePool")
         if selection not in ("any", "active", "dropped"):
             raise BadParameter(f'invalid parameter "state": "{selection[:80]}" is not any, active or dropped')
@@ -80,7 +72,14 @@ class StatusPages:
         }
         return write_target(state) | intervals
 
+    @prometheus_get(
+        "/api/v1/targets/metadata",
+        QueryParam("match_target", "Return only targets whose labels match this selector."),
+        QueryParam("metric", "Return only this metric."),
+        LIMIT,
+    )
     def target_metadata(self, params: Form) -> list[dict[str, Any]]:
+        """Metric metadata by scrape target."""
         is_selected = _label_filter(params.first("match_target") or None, name="match_target")
         metric, limit = params.first("metric"), params.metadata_limit()
         rows: list[dict[str, Any]] = []
@@ -96,12 +95,26 @@ class StatusPages:
                 rows.append({"target": dict(state.target.labels), "metric": name, **metadata})
         return rows
 
+    @prometheus_get("/api/v1/scrape_pools")
     def pools(self, _: Form) -> dict[str, Any]:
+        """List scrape pools."""
         names = {state.target.job_name for state in self._targets.targets()}
         names |= {target.job_name for target in self._targets.dropped_targets()}
         return {"scrapePools": sorted(names)}
 
+    @prometheus_get(
+        "/api/v1/rules",
+        QueryParam("type", "Return only rules of this type: alert or record."),
+        QueryParam("rule_name[]", "Return only rules with this name; repeat it for several.", list[str]),
+        QueryParam("rule_group[]", "Return only groups with this name; repeat it for several.", list[str]),
+        QueryParam("file[]", "Return only rules of this file; repeat it for several.", list[str]),
+        replace(MATCH, description="Return only rules whose labels match this selector; repeat it for several."),
+        QueryParam("exclude_alerts", "true: omit active alerts."),
+        QueryParam("group_limit", "Number of groups per page.", int),
+        QueryParam("group_next_token", "`groupNextToken` of the previous page."),
+    )
     def rules(self, params: Form) -> dict[str, Any]:
+        """List rule groups with their rules and alerts."""
         kind = (params.first("type") or "").lower()
         if kind not in RULE_TYPES:
             raise BadParameter(f'invalid parameter "type": not supported value "{kind[:80]}"')
@@ -128,18 +141,26 @@ class StatusPages:
                 groups_json.append(group_json)
         return _paginate(groups_json, params)
 
+    @prometheus_get("/api/v1/alerts")
     def alerts(self, _: Form) -> dict[str, Any]:
+        """List pending and firing alerts."""
         return {"alerts": [write_alert(alert) for alert in self._rules.alerts() if is_active(alert)]}
 
+    @prometheus_get("/api/v1/alertmanagers")
     def alertmanagers(self, _: Form) -> dict[str, Any]:
+        """Alertmanagers; always empty, because the hub sends notifications itself."""
         return {"activeAlertmanagers": [], "droppedAlertmanagers": []}
 
+    @prometheus_get("/api/v1/status/buildinfo")
     def build(self, _: Form) -> dict[str, Any]:
+        """Version of the hub."""
         empty = dict.fromkeys(("revision", "branch", "buildUser", "buildDate", "goVersion"), "")
         return {"version": self._runtime.version, **empty, "application": "watchkeeper"}
 
+    @prometheus_get("/api/v1/status/config")
     def config(self, _: Form) -> dict[str, str]:
-        """The active configuration as YAML: Prometheus' `global` section for its clients, then the hub's settings."""
+        """Active configuration as YAML."""
+        # Prometheus' `global` section for its clients, then the hub's settings.
         fleet, rules = self._runtime.settings.fleet, self._runtime.settings.rules
         prometheus = {
             "scrape_interval": fleet.scrape_interval,
@@ -149,8 +170,9 @@ class StatusPages:
         plain = {"global": prometheus, "watchkeeper": wire.to_plain(self._runtime.settings)}
         return {"yaml": yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)}
 
+    @prometheus_get("/api/v1/status/flags")
     def flags(self, _: Form) -> dict[str, str]:
-        """The hub's settings under the names of Prometheus' flags."""
+        """Settings of the hub under the names of Prometheus' flags."""
         limits, settings = self._queries.engine.limits(), self._runtime.settings
         return {
             "query.lookback-delta": durations.format_ms(limits.lookback_ms),
@@ -161,7 +183,9 @@ class StatusPages:
             "web.listen-address": f"{settings.hub.host}:{settings.hub.port}",
         }
 
+    @prometheus_get("/api/v1/status/runtimeinfo")
     def runtime(self, _: Form) -> dict[str, Any]:
+        """Start time, last rule reload and retention of the hub."""
         started = wire.format_time(self._started_at)
         return {
             "startTime": started,
@@ -179,15 +203,12 @@ class StatusPages:
             "storageRetention": self._runtime.settings.query.retention,
         }
 
-    def replay(self, _: Form) -> dict[str, int]:
-        """Always done: the hub serves requests only after the WAL replay."""
-        return {"min": 0, "max": 0, "current": 0}
-
-    def notifications(self, _: Form) -> list[Any]:
-        """Always empty: the console shows such notifications itself."""
-        return []
-
+    @prometheus_get(
+        "/api/v1/status/tsdb",
+        replace(LIMIT, description="Number of entries in each list, at most 10,000. Default: 10."),
+    )
     def tsdb(self, params: Form) -> dict[str, Any]:
+        """Cardinality: the metrics and labels with the most series."""
         limit = min(params.limit(minimum=1) or DEFAULT_TSDB_LIMIT, MAX_TSDB_LIMIT)
         local = self._queries.engine.local
         if local is None:
@@ -206,6 +227,16 @@ class StatusPages:
             "memoryInBytesByLabelName": _name_value_rows(cardinality.bytes_by_label),
             "seriesCountByLabelValuePair": _name_value_rows(cardinality.by_pair),
         }
+
+    @prometheus_get("/api/v1/status/walreplay")
+    def replay(self, _: Form) -> dict[str, int]:
+        """WAL replay; always done, because the hub serves requests only after it."""
+        return {"min": 0, "max": 0, "current": 0}
+
+    @prometheus_get("/api/v1/notifications")
+    def notifications(self, _: Form) -> list[Any]:
+        """Notifications of Prometheus' own pages; always empty."""
+        return []
 
 
 def _paginate(groups: list[dict[str, Any]], params: Form) -> dict[str, Any]:

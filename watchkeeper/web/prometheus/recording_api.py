@@ -20,7 +20,7 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, printer
 from watchkeeper.store import recording
-from watchkeeper.web.endpoint import Endpoint, QueryParam
+from watchkeeper.web.endpoint import QueryParam, get
 from watchkeeper.web.prometheus import prometheus_form as form
 
 # Each recording reads all samples of its window.
@@ -35,7 +35,15 @@ class RecordingApi:
         self._runtime, self._queries, self._journal, self._fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
         self._running = 0
 
+    @get(
+        "/api/recording",
+        QueryParam("from", "Start of the window: RFC 3339 or Unix seconds.", is_required=True),
+        QueryParam("to", "End of the window: RFC 3339 or Unix seconds.", is_required=True),
+        QueryParam("match[]", "Record only series that match this selector; repeat it for several.", list[str]),
+        media_type="application/gzip",
+    )
     async def record(self, request: Request) -> Response:
+        """Record samples, events and incidents of a time window into one file; see howto/history.md."""
         params = form.Form(list(request.query_params.multi_items()))
         try:
             from_ms, to_ms = form.read_time("from", params.first("from")), form.read_time("to", params.first("to"))
@@ -134,20 +142,3 @@ def _read_by_promql(query_engine: engine.Engine) -> Callable[[Matchers, int, int
         return query_engine.instant(printer.to_text(expr), end_ms).frame.raw_rows()
 
     return read
-
-
-def endpoints(api: RecordingApi) -> list[Endpoint]:
-    params = (
-        QueryParam("from", "Start of the window: RFC 3339 or Unix seconds.", is_required=True),
-        QueryParam("to", "End of the window: RFC 3339 or Unix seconds.", is_required=True),
-        QueryParam("match[]", "Record only series that match this selector; repeat it for several.", list[str]),
-    )
-    return [
-        Endpoint(
-            "/api/recording",
-            api.record,
-            "Record samples, events and incidents of a time window into one file; see howto/history.md",
-            params=params,
-            media_type="application/gzip",
-        ),
-    ]

@@ -22,7 +22,7 @@ from watchkeeper.kit import clock, durations
 from watchkeeper.model import alerts
 from watchkeeper.rules import evaluate, replay, rulefile
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, read_json_object
+from watchkeeper.web.endpoint import get, post, read_json_object
 from watchkeeper.web.prometheus import prometheus_form as form
 from watchkeeper.web.prometheus import prometheus_status
 from watchkeeper.web.shedding import ConcurrencyLimit
@@ -90,7 +90,9 @@ class RulesApi:
         self._runtime, self._queries, self._rules = hub.runtime, hub.queries, hub.rules
         self._replay_lock, self._limit = asyncio.Lock(), ConcurrencyLimit("rule replays")
 
+    @get("/api/rules")
     async def list_rules(self, _: Request) -> RuleList:
+        """List alerting rules with their state and health, and pending and firing alerts."""
         return await asyncio.to_thread(self._collect_rules)
 
     def _collect_rules(self) -> RuleList:
@@ -106,7 +108,13 @@ class RulesApi:
             self._runtime.clock.now(), rules, [_listed_alert(alert) for alert in active[:MAX_ALERTS]], len(active)
         )
 
+    @post(
+        "/api/rules/replay",
+        role=Role.VIEWER,
+        body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},
+    )
     async def replay_rules(self, request: Request) -> RuleReplay:
+        """Replay rules on stored samples to see when they would have fired; stores and sends nothing."""
         with self._limit:
             return await self._replay(request)
 
@@ -214,22 +222,3 @@ def _read_window(body: dict[str, Any], now: datetime) -> replay.ReplayWindow:
             f"{seconds / max(step, 1e-3):,.0f} steps, the limit is {MAX_STEPS:,}; set `interval` to {shortest} or more",
         )
     return replay.ReplayWindow(since, until, step)
-
-
-def endpoints(api: RulesApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/rules",
-            api.list_rules,
-            "List alerting rules with their state and health, and pending and firing alerts",
-            response=RuleList,
-        ),
-        Endpoint.post(
-            "/api/rules/replay",
-            api.replay_rules,
-            "Replay rules on stored samples to see when they would have fired; stores and sends nothing",
-            role=Role.VIEWER,
-            body={"expr": str, "for": str, "name": str, "rules": str, "from": str, "to": str, "interval": str},
-            response=RuleReplay,
-        ),
-    ]

@@ -19,7 +19,7 @@ from watchkeeper.model.incidents import Incident
 from watchkeeper.rules import budgets, reload
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
-from watchkeeper.web.endpoint import Endpoint, json_response, ok_response
+from watchkeeper.web.endpoint import get, json_response, ok_response, post
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,9 @@ class SloApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._queries, self._journal, self._rules = hub.runtime, hub.queries, hub.journal, hub.rules
 
+    @get("/api/slos", response=SloList)
     async def list_slos(self, _: Request) -> Response:
-        """All SLOs with their error budgets now; a value without samples is null."""
+        """List SLOs with their remaining error budget and burn rates."""
         now = self._runtime.clock.now()
         answer = await self._queries.instant(budgets.RECORDED_SERIES, clock.to_ms(now))
         error_budgets = budgets.list_budgets(self._rules.slos, answer.latest(), self._rules.alerts())
@@ -54,7 +55,9 @@ class SloApi:
             return None
         return durations.format_seconds(min(durations.parse_seconds(window), query.retention_seconds))
 
+    @post("/-/reload", role=Role.ADMIN, response=shapes.ReloadOutcome)
     async def reload_rules(self, _: Request) -> Response:
+        """Reload the rule files; 422 with all problems if they are invalid."""
         outcome = await self._rules.reload()
         if outcome.is_successful:
             return ok_response(**reload_outcome(outcome))
@@ -70,18 +73,3 @@ class SloApi:
 def reload_outcome(outcome: reload.Reload) -> dict[str, Any]:
     """The outcome of the last reload of rule files, for /api/status and /-/reload."""
     return {**wire.to_plain(outcome), "is_successful": outcome.is_successful}
-
-
-def endpoints(api: SloApi) -> list[Endpoint]:
-    return [
-        Endpoint(
-            "/api/slos", api.list_slos, "List SLOs with their remaining error budget and burn rates", response=SloList
-        ),
-        Endpoint.post(
-            "/-/reload",
-            api.reload_rules,
-            "Reload the rule files; 422 with all problems if they are invalid",
-            role=Role.ADMIN,
-            response=shapes.ReloadOutcome,
-        ),
-    ]

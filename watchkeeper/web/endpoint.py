@@ -145,7 +145,8 @@ def endpoints_of(*apis: object) -> list[Endpoint]:
         dataclasses.replace(row, handler=getattr(api, name))
         for api in apis
         for name, method in vars(type(api)).items()
-        for row in getattr(method, "endpoints", ())
+        if inspect.isfunction(method)
+        for row in vars(method).get("endpoints", ())
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.hub_stories import NOON, gpu
 from watchkeeper.errors import StoreError
-from watchkeeper.hub.diagnosis_queue import MAX_ATTEMPTS, DiagnosisDependencies, DiagnosisQueue
+from watchkeeper.hub.incident_service import MAX_ATTEMPTS, DiagnosisQueue
 from watchkeeper.model.alerts import Severity
 from watchkeeper.model.incidents import Incident, IncidentId, IncidentState
 
@@ -42,7 +42,7 @@ def diagnosed(*added: Incident, now: dict[str, Incident] | None = None) -> list[
     async def find(id: str) -> Incident | None:
         return incidents.get(id)
 
-    queue = DiagnosisQueue(DiagnosisDependencies(find, lambda: False, diagnose, note))
+    queue = DiagnosisQueue(find, diagnose, is_busy=lambda: False, note=note)
     queue.add(added)
     asyncio.run(queue.diagnose_waiting())
     return diagnosed_versions
@@ -83,7 +83,7 @@ def test_an_unavailable_journal_loses_no_diagnosis() -> None:
 
     async def story() -> None:
         nonlocal is_away
-        queue = DiagnosisQueue(DiagnosisDependencies(find, lambda: False, diagnose, note))
+        queue = DiagnosisQueue(find, diagnose, is_busy=lambda: False, note=note)
         queue.add(incidents.values())
         for _ in range(2 * MAX_ATTEMPTS):
             with pytest.raises(StoreError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from watchkeeper.errors import HubError
-from watchkeeper.hub.health import HubHealth
+from watchkeeper.hub.services import HubHealth
 from watchkeeper.hub.stages import CurrentStages
 
 

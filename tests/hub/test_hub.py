@@ -16,15 +16,15 @@ from tests.support.opened import opened
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
 from watchkeeper.config import settings
-from watchkeeper.hub.diagnosis_queue import MAX_ATTEMPTS
+from watchkeeper.hub.incident_service import MAX_ATTEMPTS
 from watchkeeper.kit.clock import ScaledClock, to_ms
 from watchkeeper.model.actions import Action
 from watchkeeper.model.fleet import Gpu, Node, NodeRegistration
 from watchkeeper.notify import heartbeat
-from watchkeeper.remediate.drivers import dry_run
+from watchkeeper.remediate.drivers import cluster_driver
 
 
-class Stubborn(dry_run.DryRunDriver):
+class Stubborn(cluster_driver.DryRunDriver):
     """A cluster that breaks the first times it is asked."""
 
     def __init__(self, failures: int) -> None:

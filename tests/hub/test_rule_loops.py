@@ -19,7 +19,7 @@ from tests.support.manual_clock import ManualClock
 from watchkeeper.config import settings
 from watchkeeper.errors import HubError
 from watchkeeper.hub import rule_loops
-from watchkeeper.hub.loops import Loop
+from watchkeeper.hub.runtime import Loop
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import alerts
 from watchkeeper.query.engine import QueryResult

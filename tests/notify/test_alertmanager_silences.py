@@ -12,8 +12,8 @@ from tests.support.incident_stories import NOON, later
 from watchkeeper.errors import ReceiverError
 from watchkeeper.kit import wire
 from watchkeeper.model.silences import ALERTMANAGER
-from watchkeeper.notify import alertmanager_silences
-from watchkeeper.notify.alertmanager_silences import AlertmanagerSilences, read_silences
+from watchkeeper.notify import silence_store
+from watchkeeper.notify.silence_store import AlertmanagerSilences, read_silences
 
 
 def silence_json(starts: float = -60, ends: float = 3600, **more: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_old_silences_are_omitted_and_invalid_ones_are_counted() -> None:
 
 
 def test_too_many_silences_are_reported_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alertmanager_silences, "MAX_SHOWN", 2)
+    monkeypatch.setattr(silence_store, "MAX_SHOWN", 2)
     snapshot = read_silences(body(*(silence_json(ends=100 * at) for at in (1, 3, 2))), NOON)
     assert [silence.ends_at for silence in snapshot.silences] == [later(300), later(200)]
     assert snapshot.problem == "3 silences, the limit is 2; showing those that end last"

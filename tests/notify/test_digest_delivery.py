@@ -13,7 +13,7 @@ from tests.support.manual_clock import ManualClock
 from tests.support.waiting import until_async
 from tests.support.webhooks import Web, running
 from watchkeeper.incidents import incident_labels
-from watchkeeper.notify import digest_delivery, routing
+from watchkeeper.notify import digest, routing
 from watchkeeper.store.journal.journal import Journal, JournalEntry
 
 # 4 May 2026 is a Monday.
@@ -39,8 +39,8 @@ def test_the_digest_was_due_at_that_time_of_the_week(at: str, zone: str, due: da
 
 
 def test_a_hub_that_was_down_for_days_sends_no_old_digest() -> None:
-    assert len(digest_delivery.due_digests(table(1), NOON + timedelta(hours=23))) == 1
-    assert digest_delivery.due_digests(table(1), NOON + timedelta(hours=25)) == []
+    assert len(digest.due_digests(table(1), NOON + timedelta(hours=23))) == 1
+    assert digest.due_digests(table(1), NOON + timedelta(hours=25)) == []
 
 
 @pytest.mark.parametrize("wrong", ["Mon", "Mon 9:00", "Someday 09:00", "Mon 25:00"])
@@ -62,7 +62,7 @@ def test_a_digest_is_sent_once_also_after_a_restart_and_a_failure(room: Room) ->
     async def live(from_seconds: float, seconds: float) -> None:
         time, made = (
             ManualClock(later(from_seconds)),
-            digest_delivery.DigestDelivery(room.journal, str, incident_labels.InventoryLookup()),
+            digest.DigestDelivery(room.journal, str, incident_labels.InventoryLookup()),
         )
 
         async def at_once(work):  # type: ignore[no-untyped-def]
@@ -99,7 +99,7 @@ def test_the_event_loop_does_not_wait_for_the_journal(room: Room) -> None:
     async def live() -> None:
         time, made = (
             ManualClock(NOON),
-            digest_delivery.DigestDelivery(room.journal, str, incident_labels.InventoryLookup()),
+            digest.DigestDelivery(room.journal, str, incident_labels.InventoryLookup()),
         )
         sending = asyncio.create_task(made.run(lambda: table(1), time, asyncio.to_thread))
         await until_async(lambda: by)

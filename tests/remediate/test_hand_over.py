@@ -16,9 +16,8 @@ from watchkeeper.errors import StoreError
 from watchkeeper.model import fleet
 from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.query.embedded import EmbeddedEngine
-from watchkeeper.remediate import hand_over
-from watchkeeper.remediate.evidence import EvidenceSources
-from watchkeeper.remediate.hand_over import NodeHandOver, find_failed_repairs
+from watchkeeper.remediate import evidence
+from watchkeeper.remediate.evidence import EvidenceSources, NodeHandOver, find_failed_repairs
 from watchkeeper.store.head.head import Head
 
 
@@ -85,7 +84,7 @@ def test_a_node_is_handed_over_even_if_its_evidence_cannot_be_written(world: Wor
 
 
 def test_the_oldest_bundles_beyond_the_limit_are_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hand_over, "MAX_BUNDLES", 2)
+    monkeypatch.setattr(evidence, "MAX_BUNDLES", 2)
     folder = world.folder / "bundles"
     folder.mkdir()
     for age, name in enumerate(("young", "middle", "old"), start=1):

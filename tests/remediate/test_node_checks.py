@@ -14,9 +14,8 @@ from tests.support.node_orders import HUB_KEY, KEY, NOON, minutes, waiting
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Result
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.node_checks import MAX_TRIES, NodeCheck, node_validators
 from watchkeeper.remediate.orders import OrderQueue
-from watchkeeper.remediate.validation import CheckState
+from watchkeeper.remediate.validation import MAX_TRIES, CheckState, NodeCheck, node_validators
 from watchkeeper.store.journal.journal import Journal
 
 NODE = Place("main", node="n1")

@@ -12,7 +12,7 @@ from watchkeeper.model import alerts, diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, Plan, Result
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import NodeObservation
-from watchkeeper.remediate.drivers.dry_run import DryRunDriver
+from watchkeeper.remediate.drivers.cluster_driver import DryRunDriver
 from watchkeeper.remediate.plan import dry_run, make_plan
 from watchkeeper.remediate.policy import load, parse
 

@@ -20,7 +20,7 @@ from watchkeeper.hub.repair_loop import build_limits, build_trust_rules, load_po
 from watchkeeper.kit.clock import to_ms
 from watchkeeper.model import events, fleet
 from watchkeeper.model.trust import Mode
-from watchkeeper.remediate.drivers import composite_driver
+from watchkeeper.remediate.drivers import node
 
 
 def after_xid(
@@ -122,14 +122,14 @@ def test_agents_check_a_node_before_it_is_uncordoned() -> None:
     def checks(cause: str, **chosen_settings: Any) -> tuple[str, ...]:
         chosen = settings.RemediateSettings(driver=settings.DriverName.SLURM, **chosen_settings)
         hub_settings = settings.Settings(hub=settings.HubSettings(order_key_file="hub.key"), remediate=chosen)
-        steps = load_policy(chosen, gives_orders=composite_driver.uses_node_agents(hub_settings)).steps(cause)
+        steps = load_policy(chosen, gives_orders=node.uses_node_agents(hub_settings)).steps(cause)
         return next(step.checks for step in steps if step.action == "validate")
 
     own = ("gpus_present", "conditions_clear", "no_new_xid")
     assert checks("gpu_fell_off_bus") == (*own, "scan", "diag_2", "diag_3")
     assert checks("gpu_fell_off_bus", node_checks=()) == own
     assert checks("fabric_manager_down") == (*own, "scan", "diag_2")
-    assert not composite_driver.uses_node_agents(
+    assert not node.uses_node_agents(
         settings.Settings(remediate=settings.RemediateSettings(driver=settings.DriverName.SLURM))
     )
 

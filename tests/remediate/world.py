@@ -14,10 +14,10 @@ from watchkeeper.model.repairs import Repair
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate import guards, validation
 from watchkeeper.remediate.control import RepairControl
-from watchkeeper.remediate.dependencies import RepairDependencies
 from watchkeeper.remediate.plan import make_plan
 from watchkeeper.remediate.policy import RepairPolicy, load
 from watchkeeper.remediate.proposal import RepairProposal, propose_repair
+from watchkeeper.remediate.registry import RepairDependencies
 from watchkeeper.remediate.repairs import Repairs
 from watchkeeper.remediate.trust_rules import ModeDecision
 from watchkeeper.store.journal.journal import Journal

@@ -19,7 +19,7 @@ from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.remediate.drivers import kubernetes_idle
+from watchkeeper.remediate.drivers import kubernetes_reclaim
 from watchkeeper.render import kubernetes
 from watchkeeper.web.auth import auth
 
@@ -171,7 +171,7 @@ def test_rights_to_take_gpus_back_come_only_where_that_is_switched_on(
 def test_who_takes_gpus_back_may_scale_what_the_code_scales_and_delete_nothing(built: dict[str, Any]) -> None:
     rules = built["ClusterRole/watchkeeper-reclaim"]["rules"]
     granted = {(rule["apiGroups"][0], one): set(rule["verbs"]) for rule in rules for one in rule["resources"]}
-    paths = [path.split("/") for path, _ in kubernetes_idle.SCALE_PATCHES.values()]
+    paths = [path.split("/") for path, _ in kubernetes_reclaim.SCALE_PATCHES.values()]
     assert granted == {("", "events"): {"create"}} | {(path[2], path[-2]): {"get", "patch"} for path in paths}
     (subject,) = built["ClusterRoleBinding/watchkeeper-reclaim"]["subjects"]
     assert subject["namespace"] == built["ServiceAccount/hub"]["metadata"]["namespace"]

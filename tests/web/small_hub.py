@@ -18,7 +18,7 @@ from tests.web.kept_services import (
 )
 from tests.web.small_fleet import SmallFleet
 from watchkeeper.config import settings
-from watchkeeper.hub import health, runtime, services
+from watchkeeper.hub import runtime, services
 from watchkeeper.kit import broadcast, clock, own_metrics
 
 
@@ -59,7 +59,7 @@ class SmallHub:
         simulated: Any = self.simulator
         return services.Services(
             runtime.Runtime(self.settings, self.clock, self.metrics, self.changes, "0.0.test"),
-            health.HubHealth([lambda: self.not_ready_reason], [lambda: filter(None, [self.silences.problem])]),
+            services.HubHealth([lambda: self.not_ready_reason], [lambda: filter(None, [self.silences.problem])]),
             self.queries,
             self.journal,
             self.incidents,

@@ -8,14 +8,14 @@ from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.query import embedded, engine, local_cache, prometheus
 from watchkeeper.remediate import driver
-from watchkeeper.remediate.drivers import dry_run, kubernetes, simulated, slurm_rest
+from watchkeeper.remediate.drivers import cluster_driver, kubernetes, simulated, slurm_rest
 from watchkeeper.store.head import head
 
 
 def build_engine(settings: config.Settings) -> engine.Engine:
     """The engine for samples in this process, or on a server with the Prometheus API."""
     if settings.query.engine is config.QueryEngine.EMBEDDED:
-        # `StoreMaintenance.open` replaces this head with the store in the data directory.
+        # `Samples.open` replaces this head with the store in the data directory.
         return embedded.EmbeddedEngine(head.Head(max_series=settings.query.max_series))
     has_target_lists = settings.fleet.sd_files or settings.fleet.sd_urls or settings.fleet.prometheus_config
     scrapes = settings.fleet.scrape and (has_target_lists or settings.fleet.reads_pods)
@@ -48,4 +48,4 @@ def build_driver(
         return kubernetes.build_driver(settings, is_stopped=is_stopped)
     if settings.remediate.driver is config.DriverName.SLURM:
         return slurm_rest.build_driver(settings, is_stopped=is_stopped)
-    return dry_run.DryRunDriver()
+    return cluster_driver.DryRunDriver()

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from watchkeeper.clusters import clusters
 from watchkeeper.clusters.fabric import fabric_watch
-from watchkeeper.hub.loops import Loop
-from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.runtime import Loop, Runtime
 from watchkeeper.hub.samples import Samples
 from watchkeeper.kit import clock
 from watchkeeper.kit.logs import fields
@@ -107,7 +106,6 @@ class FleetState:
         return self._problems
 
     def has_scraped_every_target(self) -> bool:
-        """Whether each target was scraped or failed at least once."""
         return all(state.last_scrape_ms is not None for state in self._scraper.states())
 
     def failure_domains(self, cluster: str, name: str) -> Mapping[str, str]:

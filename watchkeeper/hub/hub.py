@@ -1,7 +1,7 @@
 """Create the services of the hub, connect them, and run their loops.
 
 `Hub.run` starts the loops, and `pipeline.Pipeline` creates incidents: from pushed events, and from rules over scraped
-samples. Every loop survives its own failures (`loops`). `web` and `cli` use `Hub.services`.
+samples. Every loop survives its own failures (`runtime`). `web` and `cli` use `Hub.services`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import (
     backends,
     fleet_state,
-    health,
     incident_service,
     journal_reader,
-    journal_thread,
     leadership,
     own_series,
     pipeline,
     repair_loop,
     rule_loops,
     services,
-    silence_service,
-    simulator,
     stages,
 )
-from watchkeeper.hub.loops import LoopRunner
+from watchkeeper.hub.runtime import LoopRunner
 from watchkeeper.hub.samples import Samples
 from watchkeeper.incidents import incident_labels
 from watchkeeper.notify import delivery, message
 from watchkeeper.remediate import driver as drivers
-from watchkeeper.remediate import evidence, node_checks, orders
-from watchkeeper.remediate.drivers import composite_driver, kubernetes
+from watchkeeper.remediate import evidence, orders, validation
+from watchkeeper.remediate.drivers import kubernetes, node
 from watchkeeper.store.journal import journal as journals
 
 
@@ -55,19 +51,17 @@ class Hub:
         self.loops = LoopRunner(runtime)
         self.leadership = leadership.Leadership(settings, metrics=metrics)
         self.fleet = fleet_state.FleetState(runtime, samples)
-        self._thread = journal_thread.JournalThread()
+        self._thread = stages.JournalThread()
         self._reader = journal_reader.JournalReader(self.current, self.fleet.fleet, cluster=settings.fleet.cluster)
         self.rules = rule_loops.RuleLoops(settings, self._rule_dependencies(), time=time, metrics=metrics)
         self.repairs = repair_loop.RepairLoop(
             settings.remediate, cluster=settings.fleet.cluster, time=time, metrics=metrics
         )
-        self._policy = repair_loop.load_policy(
-            settings.remediate, gives_orders=composite_driver.uses_node_agents(settings)
-        )
+        self._policy = repair_loop.load_policy(settings.remediate, gives_orders=node.uses_node_agents(settings))
         self._cluster_driver = driver or backends.build_driver(
             settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped
         )
-        self._driver = composite_driver.add_node_agents(self._cluster_driver, settings, self._orders, time=time)
+        self._driver = node.add_node_agents(self._cluster_driver, settings, self._orders, time=time)
         self.incidents = incident_service.IncidentService(
             runtime,
             self.current,
@@ -78,7 +72,7 @@ class Hub:
             repairs=self.repairs,
             loops=self.loops,
         )
-        silences = silence_service.SilenceService(runtime, self.current, self._thread)
+        silences = incident_service.SilenceService(runtime, self.current, self._thread)
         self.own_series = own_series.OwnSeries(
             runtime,
             samples,
@@ -105,7 +99,6 @@ class Hub:
             closing.callback(service.close)
 
     def close(self) -> None:
-        """Release everything, the samples last."""
         self.samples.close()
 
     def _build_stages(self, journal: journals.Journal) -> None:
@@ -137,8 +130,8 @@ class Hub:
         sources = evidence.EvidenceSources(journal, self.samples.engine, self.fleet.fleet, self.runtime.version)
         self.current.replace(stages.Stages(journal, new_pipeline, notifier, sources, order_queue))
 
-    def _build_health(self, silences: silence_service.SilenceService) -> health.HubHealth:
-        return health.HubHealth(
+    def _build_health(self, silences: incident_service.SilenceService) -> services.HubHealth:
+        return services.HubHealth(
             [lambda: self.leadership.not_leading_reason, lambda: self.fleet.not_ready_reason],
             [
                 self.loops.problems,
@@ -148,7 +141,9 @@ class Hub:
             ],
         )
 
-    def _build_services(self, silences: silence_service.SilenceService, simulator_url: str | None) -> services.Services:
+    def _build_services(
+        self, silences: incident_service.SilenceService, simulator_url: str | None
+    ) -> services.Services:
         return services.Services(
             self.runtime,
             self._health,
@@ -161,7 +156,7 @@ class Hub:
             self.fleet,
             self.fleet.clusters,
             self.fleet.fabric,
-            None if simulator_url is None else simulator.SimulatorProxy(simulator_url),
+            None if simulator_url is None else services.SimulatorProxy(simulator_url),
             self.repairs,
             self._orders,
             lambda: self.current.stages.evidence,
@@ -198,13 +193,12 @@ class Hub:
             report=lambda event: self.incidents.ingest_events([event]),
             changed=lambda: self.runtime.changes.send("incidents"),
             report_failure=self.loops.report_failure,
-            validators=node_checks.node_validators(self._orders),
+            validators=validation.node_validators(self._orders),
             bundles=Path(settings.hub.data) / "bundles",
             connected=self._cluster_driver if isinstance(self._cluster_driver, kubernetes.KubernetesDriver) else None,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Monitor the fleet until `stop` is set."""
         permanent_loops = [
             *self.fleet.loops(is_leading=lambda: self.leadership.is_leading),
             self.own_series.loop(may_write=lambda: self.leadership.is_leading or self.samples.are_stored_here),

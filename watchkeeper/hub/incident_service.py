@@ -1,4 +1,4 @@
-"""Open, change, diagnose and notify incidents while the hub runs.
+"""Open, change, diagnose, notify and silence incidents while the hub runs.
 
 All changes of incidents run on the journal thread, and open pages are notified of each. The stages are read from
 `CurrentStages` at each call, because another journal replaces them.
@@ -7,29 +7,84 @@ All changes of incidents run on the journal thread, and open pages are notified 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from watchkeeper.diagnose import corrections
-from watchkeeper.hub import diagnosis_queue
+from watchkeeper.errors import StoreError
 from watchkeeper.hub.fleet_state import FleetState
 from watchkeeper.hub.journal_reader import JournalReader
-from watchkeeper.hub.journal_thread import JournalThread
-from watchkeeper.hub.loops import Loop, LoopRunner
 from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.hub.rule_loops import RuleLoops
-from watchkeeper.hub.runtime import Runtime
-from watchkeeper.hub.stages import CurrentStages
+from watchkeeper.hub.runtime import Loop, LoopRunner, Runtime
+from watchkeeper.hub.stages import CurrentStages, JournalThread
 from watchkeeper.kit import clock_jump
 from watchkeeper.model import alerts, events
 from watchkeeper.model.incidents import Incident
-from watchkeeper.notify import delivery, heartbeat
+from watchkeeper.model.silences import Silence
+from watchkeeper.notify import delivery, heartbeat, silence_store
 from watchkeeper.scrape import status_series
 from watchkeeper.store.journal import journal
 
+# A failed diagnosis is retried after the others; the last failure goes to the timeline.
+MAX_ATTEMPTS = 3
+MAX_WAITS, WAIT_SECONDS = 50, 0.01
 TICK_SECONDS = 1.0
 RECOVERY_SECONDS = 15.0
 TRIM_SECONDS = 3600.0
+
+
+class DiagnosisQueue:
+    """Diagnoses incidents one at a time, the most severe first, each in its newest state."""
+
+    def __init__(
+        self,
+        find: Callable[[str], Awaitable[Incident | None]],
+        diagnose: Callable[[Incident], Awaitable[None]],
+        *,
+        is_busy: Callable[[], bool],
+        note: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        self._find, self._diagnose, self._is_busy, self._note = find, diagnose, is_busy, note
+        # Severity and number of failed diagnoses since the last change, by incident.
+        self._waiting: dict[str, tuple[int, int]] = {}
+        self._not_empty = asyncio.Event()
+
+    def add(self, changed: Iterable[Incident]) -> None:
+        self._waiting.update({str(incident.id): (incident.severity.rank, 0) for incident in changed})
+        if self._waiting:
+            self._not_empty.set()
+
+    async def diagnose_waiting(self) -> None:
+        await self._not_empty.wait()
+        while self._waiting:
+            # While many events arrive, the diagnosis waits for them.
+            for _ in range(MAX_WAITS):
+                if not self._is_busy():
+                    break
+                await asyncio.sleep(WAIT_SECONDS)
+            id = max(self._waiting, key=lambda waiting_id: self._waiting[waiting_id][0])
+            _, failures = self._waiting.pop(id)
+            try:
+                incident = await self._find(id)
+                if incident is not None and incident.is_open:
+                    await self._diagnose(incident)
+            except Exception as error:
+                await self._retry_later(id, failures + 1, error)
+                raise
+        self._not_empty.clear()
+
+    async def _retry_later(self, id: str, failures: int, error: Exception) -> None:
+        """Queue the incident after the others, or note the failure on its timeline after the last attempt."""
+        if failures < MAX_ATTEMPTS:
+            self._waiting.setdefault(id, (0, failures))
+            return
+        last_error = f"{type(error).__name__}: {str(error)[:300]}"
+        try:
+            await self._note(id, f"Diagnosis failed {failures} times. Last error: {last_error}")
+        except StoreError:
+            # The journal itself may have failed: keep the incident in the queue.
+            self._waiting.setdefault(id, (0, failures))
 
 
 class IncidentService:
@@ -51,20 +106,17 @@ class IncidentService:
         # Event counts by kind, for series that rules use.
         self.event_counts = status_series.EventCounts()
         self._clock_jump = clock_jump.ClockJumpGuard(TRIM_SECONDS)
-        self._queue = diagnosis_queue.DiagnosisQueue(
-            diagnosis_queue.DiagnosisDependencies(
-                lambda incident_id: reader.read(lambda: reader.incident(incident_id)),
-                lambda: journal_thread.is_busy or repairs.is_starting,
-                self._diagnose,
-                lambda incident_id, text: self.note(incident_id, journal.HUB, text),
-            )
+        self._queue = DiagnosisQueue(
+            lambda incident_id: reader.read(lambda: reader.incident(incident_id)),
+            self._diagnose,
+            is_busy=lambda: journal_thread.is_busy or repairs.is_starting,
+            note=lambda incident_id, text: self.note(incident_id, journal.HUB, text),
         )
         counter = runtime.metrics.counter
         self._events = counter("watchkeeper_hub_events_total", "New events, by kind")
         self._repeats = counter("watchkeeper_hub_repeated_events_total", "Pushed events that the hub already had")
 
     def loops(self) -> list[Loop]:
-        """The loops of the leader."""
         return [
             Loop("incidents", self._tick, TICK_SECONDS),
             Loop("diagnosis", self._queue.diagnose_waiting, 0.0),
@@ -102,7 +154,6 @@ class IncidentService:
             await self._change(lambda: pipeline.ingest_alert_batch(now))
 
     async def ingest_external_alerts(self, pushed: Sequence[alerts.Alert]) -> None:
-        """Apply alerts from Alertmanager's webhook; return after they are stored."""
         await self.ingest_alerts(pushed, self._clock.now())
 
     # Changes by people
@@ -204,3 +255,32 @@ class IncidentService:
         if incidents := list(changed):
             self._queue.add(incidents)
             self._runtime.changes.send("incidents")
+
+
+class SilenceService:
+    def __init__(self, runtime: Runtime, current: CurrentStages, journal_thread: JournalThread) -> None:
+        self._clock, self._changes = runtime.clock, runtime.changes
+        self._current, self._thread = current, journal_thread
+
+    @property
+    def _notifier(self) -> delivery.Notifier:
+        return self._current.stages.notifier
+
+    async def silence(self, request: silence_store.SilenceRequest) -> Silence:
+        silence = await self._notifier.silence(request, self._clock, self._thread.run)
+        self._changes.send("incidents")
+        return silence
+
+    async def expire_silence(self, id: str, actor: str) -> Silence:
+        ended = await self._notifier.end_silence(id, actor, time=self._clock, on_journal_thread=self._thread.run)
+        self._changes.send("incidents")
+        return ended
+
+    def silences(self) -> list[Silence]:
+        return self._notifier.list_silences(self._clock.now())
+
+    def silences_problem(self) -> str:
+        return self._notifier.silences_problem(self._clock.now())
+
+    def silenced_by(self, incident: Incident) -> Silence | None:
+        return self._notifier.silenced_by(incident, self._clock.now())

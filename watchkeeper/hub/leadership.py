@@ -45,8 +45,6 @@ REFRESH_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LeadershipCallbacks:
-    """`build_stages` builds all stages on a journal; `loops` are the tasks of a leader."""
-
     build_stages: Callable[[journals.Journal], None]
     loops: Callable[[], Sequence[Coroutine[Any, Any, None]]]
 

@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub.fleet_state import FleetState
 from watchkeeper.hub.incident_service import IncidentService
-from watchkeeper.hub.journal_thread import JournalThread
-from watchkeeper.hub.loops import Loop
-from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.runtime import Loop, Runtime
 from watchkeeper.hub.samples import Samples
-from watchkeeper.hub.stages import CurrentStages
+from watchkeeper.hub.stages import CurrentStages, JournalThread
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.scrape import fleet, status_series

@@ -16,15 +16,15 @@ from itertools import chain, islice
 
 from watchkeeper.diagnose import corrections, diagnosis_changes, evidence, explain
 from watchkeeper.errors import StoreError, WatchkeeperError
-from watchkeeper.incidents import domains, external_alerts, footprint, holders, recovery, tracker
+from watchkeeper.incidents import domains, external_alerts, footprint, recovery, tracker
 from watchkeeper.kit import clock
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, diagnosis, events, labels, samples
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.model.incidents import Incident
 from watchkeeper.query import engine as engines
-from watchkeeper.remediate import driver, plan, policy, shared_steps, trust_rules
-from watchkeeper.remediate.drivers import dry_run
+from watchkeeper.remediate import driver, plan, policy, trust_rules
+from watchkeeper.remediate.drivers import cluster_driver
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import fleet
 from watchkeeper.store.journal import journal as journals
@@ -57,7 +57,7 @@ def dry_run_dependencies(
 ) -> PipelineDependencies:
     """The shipped policy and the dry-run driver, which changes nothing: for drills and tests."""
     return PipelineDependencies(
-        engine, inventory, journal, rules, policy.load(), dry_run.DryRunDriver(), trust_rules.TrustRules()
+        engine, inventory, journal, rules, policy.load(), cluster_driver.DryRunDriver(), trust_rules.TrustRules()
     )
 
 
@@ -70,7 +70,7 @@ class Pipeline:
         self._rule_engine = parts.engine.for_rules()
         self._now = now
         footprints = footprint.Footprints(parts.engine, lambda: self._now)
-        self.holders = holders.Holders(parts.engine, lambda: self._now)
+        self.holders = footprint.Holders(parts.engine, lambda: self._now)
         self.incidents = tracker.IncidentTracker(
             parts.journal,
             now=now,
@@ -270,7 +270,6 @@ class Pipeline:
         return updated + self.incidents.tick(now, chain(self.active_alerts(), self._external.firing(), external_alerts))
 
     def find_recoveries(self, broken: Sequence[recovery.BrokenGpu], now: datetime) -> list[events.Event]:
-        """Recovery events for the broken GPUs that work again."""
         return recovery.recovery_events(broken, engine=self._parts.engine, presence=self._find_presence, now=now)
 
     def _find_presence(self, place: fleet_model.Place) -> tuple[datetime, datetime] | None:
@@ -296,17 +295,15 @@ class Pipeline:
         draft = self._draft_plan(incident, new_diagnosis.best)
         proposal = plan.dry_run(draft, parts.driver, now=now)
         sharing_plans = self._plans_to_reboot(proposal)
-        proposal = shared_steps.with_shared_incidents(
-            proposal, [sharing_plan.incident for sharing_plan in sharing_plans]
-        )
+        proposal = plan.with_shared_incidents(proposal, [sharing_plan.incident for sharing_plan in sharing_plans])
         with parts.journal.transaction():
             if diagnosis_changes.has_changed(new_diagnosis, parts.journal.diagnosis(incident.id)):
                 parts.journal.save_diagnosis(new_diagnosis)
-            if not shared_steps.have_same_steps(proposal, parts.journal.plan(incident.id)):
+            if not plan.have_same_steps(proposal, parts.journal.plan(incident.id)):
                 parts.journal.save_plan(proposal)
             for sharing_plan in sharing_plans:
-                if not shared_steps.is_shared_with(sharing_plan, incident.id):
-                    parts.journal.save_plan(shared_steps.with_shared_incidents(sharing_plan, [incident.id]))
+                if not plan.is_shared_with(sharing_plan, incident.id):
+                    parts.journal.save_plan(plan.with_shared_incidents(sharing_plan, [incident.id]))
         return (
             new_diagnosis.best
             if new_diagnosis.best is not None and explain.supersedes(new_diagnosis.best, incident)
@@ -335,18 +332,17 @@ class Pipeline:
         return correction
 
     def apply_finding(self, incident: Incident, finding: diagnosis.Finding, now: datetime) -> list[Incident]:
-        """Change the cause and title of an incident to those of a finding."""
         self._now = now
         return self.incidents.explain(incident.id, finding.cause, now)
 
     def _plans_to_reboot(self, proposal: actions.Plan) -> list[actions.Plan]:
         """The plans of other open incidents that reboot the same node as this plan."""
-        nodes = shared_steps.rebooted_nodes(proposal)
+        nodes = plan.rebooted_nodes(proposal)
         if not nodes:
             return []
         incidents = {id for node in nodes for id in self._parts.journal.open_incidents_at(node)} - {proposal.incident}
         plans = (self._parts.journal.plan(id) for id in sorted(incidents))
-        return [other for other in plans if other is not None and shared_steps.rebooted_nodes(other) & nodes]
+        return [other for other in plans if other is not None and plan.rebooted_nodes(other) & nodes]
 
 
 def _group_key(key: str) -> str:

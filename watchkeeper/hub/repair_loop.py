@@ -22,7 +22,7 @@ from watchkeeper.catalogue import causes
 from watchkeeper.clusters import cluster_series, clusters
 from watchkeeper.config import settings as config
 from watchkeeper.errors import HubError, InvalidTransition, SettingsError, quote
-from watchkeeper.hub.loops import Loop
+from watchkeeper.hub.runtime import Loop
 from watchkeeper.kit import clock, durations, own_metrics, quiet_hours
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import actions, alerts, events
@@ -32,12 +32,10 @@ from watchkeeper.model.repairs import Repair, RepairId
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate import (
     control,
-    dependencies,
     driver,
     evidence,
     explanation,
     guards,
-    hand_over,
     plan,
     policy,
     progress,
@@ -96,7 +94,7 @@ class JournalBinding:
     exemptions: reclaim.Exemptions
     repairs: Repairs
     control: control.RepairControl
-    hand_over: hand_over.NodeHandOver | None
+    hand_over: evidence.NodeHandOver | None
 
 
 class RepairLoop:
@@ -130,7 +128,6 @@ class RepairLoop:
         )
 
     def bind_journal(self, parts: RepairLoopDependencies) -> None:
-        """Use another journal, and continue its repairs."""
         exemptions = reclaim.Exemptions(self._settings.reclaim_exempt, parts.clusters.team_of)
         if self._settings.driver in CLUSTER_DRIVERS and not parts.clusters.schedulers:
             log.warning(
@@ -140,7 +137,7 @@ class RepairLoop:
         hub_validators = validation.hub_validators(
             parts.engine, parts.journal, soak=timedelta(seconds=durations.parse_seconds(self._settings.xid_quiet))
         )
-        repair_dependencies = dependencies.RepairDependencies(
+        repair_dependencies = registry.RepairDependencies(
             parts.journal,
             parts.driver,
             self.limits,
@@ -161,7 +158,7 @@ class RepairLoop:
         if parts.bundles is not None:
             sources = evidence.EvidenceSources(parts.journal, parts.engine, parts.fleet, __version__)
             limit = self._settings.hand_over_after
-            handover = hand_over.NodeHandOver(parts.journal, sources, parts.bundles, limit=limit)
+            handover = evidence.NodeHandOver(parts.journal, sources, parts.bundles, limit=limit)
         approval_lifetime = timedelta(seconds=durations.parse_seconds(self._settings.approval))
         self._has_resubmitted = False
         self._binding = JournalBinding(
@@ -317,13 +314,11 @@ class RepairLoop:
         return tuple(receipts_by_action.get(receipt.action.id, receipt) for receipt in dry_run_receipts)
 
     def simulate_policy(self, candidate: policy.RepairPolicy) -> list[explanation.ReplayedIncident]:
-        """The plan of each incident in the journal under another policy."""
         past = self._parts.journal.incidents(limit=explanation.MAX_REPLAYED_INCIDENTS)
         rules = explanation.PolicyReplayRules(candidate, self.trust_rules, self.limits, self._parts.fleet.nodes())
         return explanation.replay_incidents(past, rules)
 
     def retry(self, id: str, actor: str) -> Repair:
-        """Start another attempt of a repair, requested by a person."""
         requested = self.requested_repair(id)
         incident = self._parts.journal.incident(id)
         if incident is not None and not incident.is_open:
@@ -474,7 +469,6 @@ class RepairLoop:
             self._start_task(self._advance_until_waiting(repair.id))
 
     def recent_repairs(self, limit: int) -> list[Repair]:
-        """The newest repairs, including ended ones."""
         return self._parts.journal.latest_repairs(limit=limit)
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:

@@ -23,7 +23,7 @@ from typing import TypeVar
 from watchkeeper.config import settings as config
 from watchkeeper.errors import HubError, WatchkeeperError
 from watchkeeper.hub import pipeline
-from watchkeeper.hub.loops import Loop
+from watchkeeper.hub.runtime import Loop
 from watchkeeper.kit import clock, files, own_metrics
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import alerts, labels
@@ -118,7 +118,6 @@ class RuleLoops:
         return self._loaded.slos
 
     def restore_server_alerts(self, stored: Iterable[alerts.Alert]) -> None:
-        """Restore the alerts of a rule server from the journal."""
         if self.follows_server:
             self.server_alerts = {alert.labels: alert for alert in stored}
 
@@ -262,7 +261,6 @@ class RuleLoops:
 
     @property
     def pending_deliveries(self) -> int:
-        """The number of evaluations whose changed alerts are not delivered yet."""
         return len(self._deliveries)
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:

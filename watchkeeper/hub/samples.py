@@ -1,4 +1,4 @@
-"""Own the query engine, its query threads, and the maintenance of its store.
+"""Own the query engine, its query threads and its store: sync the WAL, compact blocks, copy usage into a ledger.
 
 The hub opens this service first, so that pages can query. Other services use `Queries`; a replayed recording has one
 with its own engine.
@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from watchkeeper.accounting import budget_watch, ledger, usage_reader
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.hub import backends, store_maintenance
-from watchkeeper.hub.loops import Loop
-from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub import backends
+from watchkeeper.hub.runtime import Loop, Runtime
 from watchkeeper.kit import clock, files, recent_failures
 from watchkeeper.query import engine
+from watchkeeper.store import clock_check, durable
 
-T = TypeVar("T")
-
+SYNC_SECONDS = 1.0
+LEDGER_SECONDS = 600.0
 # More threads would only compete for cores; further queries queue.
 QUERY_THREADS = 4
+T = TypeVar("T")
 
 
 class Queries:
@@ -58,19 +60,37 @@ class Samples:
         self.runtime = runtime
         self.engine = backends.build_engine(runtime.settings)
         self.queries = Queries(self.engine, runtime.clock)
-        self._maintenance = store_maintenance.StoreMaintenance(
-            runtime.settings, self.engine, time=runtime.clock, metrics=runtime.metrics
-        )
         self._directory = files.DataDirectory(Path(runtime.settings.hub.data))
         # Callbacks that close the users of samples before the samples.
         self.closing = contextlib.ExitStack()
+        self._store: durable.DurableStore | None = None
+        self._clock_check = clock_check.ClockCheck()
+        self._budgets = budget_watch.create_budget_watch(runtime.settings, runtime.metrics)
+        gauge = runtime.metrics.gauge
+        self._gauges = {
+            "series": gauge("watchkeeper_store_series", "Series in memory"),
+            "blocks": gauge("watchkeeper_store_blocks", "Blocks of samples on disk"),
+            "block_bytes": gauge("watchkeeper_store_block_bytes", "Size of the blocks of samples on disk"),
+            "log_bytes": gauge("watchkeeper_store_log_bytes", "Size of the write-ahead log"),
+            "lost_samples": gauge(
+                "watchkeeper_store_lost_samples", "Samples lost at the last start because the WAL was damaged"
+            ),
+            "unlogged_samples": gauge(
+                "watchkeeper_store_unlogged_samples", "Samples that are in memory only because the WAL was full"
+            ),
+            "damages": gauge("watchkeeper_store_damages", "Damaged places in files of the store"),
+        }
 
     def open(self) -> None:
         """Lock the data directory and open its samples; StartRefused or StoreError if that fails."""
+        settings = self.runtime.settings
         self._directory.claim()
         self.closing.callback(self._directory.release)
         try:
-            self._maintenance.open()
+            if (local := self.engine.local) is not None:
+                limits = durable.StoreSettings.from_settings(settings.query)
+                self._store = durable.open_store(settings.samples_path, limits, clock_ms=self._now_ms)
+                local.head = self._store
         except (OSError, WatchkeeperError):
             self.close()
             raise
@@ -83,14 +103,53 @@ class Samples:
     @property
     def are_stored_here(self) -> bool:
         """Whether samples are stored in this process and not on a server."""
-        return self._maintenance.is_embedded
+        return self._store is not None
 
     @property
     def newest_ms(self) -> int | None:
-        return self._maintenance.newest_ms
+        return None if self._store is None else self._store.newest_ms
 
-    def problems(self) -> Iterable[str]:
-        return self._maintenance.problems()
+    def problems(self) -> Iterator[str]:
+        """Samples ahead of the clock, and a full store, one sentence each."""
+        if self._store is None:
+            return
+        if ahead := clock_check.describe_problem(self._store, self._now_ms()):
+            yield ahead
+        if len(self._store) >= (max_series := self.runtime.settings.query.max_series):
+            yield (
+                f"samples: the store is full: {len(self._store):,} series, the limit is {max_series:,}. New series"
+                " are dropped, and targets with dropped series are neither up nor down. Raise `query.max_series` (about"
+                " 2.3 KiB of memory for each series), or drop labels that change often"
+            )
 
     def loops(self, failures: recent_failures.RecentFailures) -> list[Loop]:
-        return self._maintenance.loops(failures)
+        return [
+            Loop("usage", self._update_ledger, LEDGER_SECONDS),
+            Loop("samples", lambda: self._sync(failures), 0.0),
+            Loop("blocks", self._maintain_blocks, durable.MAINTENANCE_SECONDS),
+        ]
+
+    async def _sync(self, failures: recent_failures.RecentFailures) -> None:
+        """Sync samples to disk each second of real time, also with a fast simulated clock."""
+        await asyncio.sleep(SYNC_SECONDS)
+        if self._store is not None:
+            now = self.runtime.clock.now()
+            if problem := await asyncio.to_thread(self._clock_check.sync, self._store, clock.to_ms(now)):
+                failures.record("clock", problem, now=now)
+
+    async def _update_ledger(self) -> None:
+        usage_ledger = ledger.UsageLedger(Path(self.runtime.settings.hub.data) / "usage")
+        await asyncio.to_thread(
+            usage_reader.update_ledger, self.engine, usage_ledger, now=self.runtime.clock.now().timestamp()
+        )
+        await asyncio.to_thread(self._budgets.update, self.engine, self.runtime.clock.now())
+
+    async def _maintain_blocks(self) -> None:
+        if self._store is not None:
+            await asyncio.to_thread(self._store.maintain, self._now_ms())
+            status = self._store.status()
+            for name, metric in self._gauges.items():
+                metric.set(getattr(status, name))
+
+    def _now_ms(self) -> int:
+        return clock.to_ms(self.runtime.clock.now())

@@ -6,20 +6,21 @@ API the services that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from watchkeeper.net import http
 
 if TYPE_CHECKING:
     from watchkeeper.clusters.clusters import Clusters
     from watchkeeper.clusters.fabric.fabric_watch import FabricWatch
     from watchkeeper.diagnose.corrections import Correction
-    from watchkeeper.hub.health import HubHealth
     from watchkeeper.hub.repair_loop import RepairLoop
     from watchkeeper.hub.runtime import Runtime
     from watchkeeper.hub.samples import Queries
-    from watchkeeper.hub.simulator import SimulatorProxy
     from watchkeeper.model.actions import Plan
     from watchkeeper.model.alerts import Alert
     from watchkeeper.model.diagnosis import Diagnosis
@@ -41,6 +42,26 @@ if TYPE_CHECKING:
     from watchkeeper.scrape.scrape import TargetState
 
 T = TypeVar("T")
+
+
+class HubHealth:
+    def __init__(
+        self,
+        readiness_checks: Iterable[Callable[[], str | None]] = (),
+        problems: Iterable[Callable[[], Iterable[str]]] = (),
+    ) -> None:
+        self._readiness_checks, self._problems = tuple(readiness_checks), tuple(problems)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.not_ready_reason is None
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        return next((reason for get_reason in self._readiness_checks if (reason := get_reason())), None)
+
+    def problems(self) -> list[str]:
+        return list(chain.from_iterable(get_problems() for get_problems in self._problems))
 
 
 class JournalProtocol(Protocol):
@@ -70,8 +91,6 @@ class JournalProtocol(Protocol):
 
 
 class IncidentsProtocol(Protocol):
-    """Operations that open or change incidents."""
-
     async def ingest_events(self, batch: Sequence[Event]) -> int: ...
 
     async def ingest_external_alerts(self, pushed: Sequence[Alert]) -> None: ...
@@ -90,8 +109,6 @@ class IncidentsProtocol(Protocol):
 
 
 class SilencesProtocol(Protocol):
-    """Silences, and which incidents they mute."""
-
     async def silence(self, request: SilenceRequest) -> Silence: ...
 
     async def expire_silence(self, id: str, actor: str) -> Silence: ...
@@ -104,8 +121,6 @@ class SilencesProtocol(Protocol):
 
 
 class RulesProtocol(Protocol):
-    """The loaded rules, their alerts, and reload."""
-
     @property
     def is_evaluating(self) -> bool: ...
     @property
@@ -157,8 +172,6 @@ class FleetProtocol(Protocol):
 
 
 class TargetsProtocol(Protocol):
-    """Scrape targets, and the registration of nodes."""
-
     def targets(self) -> Sequence[TargetState]: ...
 
     def dropped_targets(self) -> Sequence[DroppedTarget]: ...
@@ -185,3 +198,18 @@ class Services:
     # These change with the journal: call them at each use.
     orders: Callable[[], OrderQueue | None] = lambda: None
     evidence: Callable[[], EvidenceSources | None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorProxy:
+    url: str
+
+    async def request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        connection = http.Connection()
+        try:
+            headers = {"Content-Type": "application/json"}
+            request = http.HttpRequest(self.url + path, method=method, headers=headers, body=body or b"")
+            response = await connection.send(request)
+            return response.status, response.body
+        finally:
+            await connection.aclose()

@@ -6,13 +6,39 @@ When several hubs share a journal, each change of the leader opens another journ
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from watchkeeper.errors import HubError
 from watchkeeper.hub import pipeline
 from watchkeeper.notify import delivery
 from watchkeeper.remediate import evidence, orders
 from watchkeeper.store.journal import journal as journals
+
+T = TypeVar("T")
+
+
+class JournalThread:
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._waiting = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        finally:
+            self._waiting -= 1
+
+    @property
+    def is_busy(self) -> bool:
+        return self._waiting > 0
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,6 @@ class BlastRadius:
 
     @property
     def unmapped(self) -> tuple[str, ...]:
-        """The workloads that belong to no team."""
         return tuple(affected.workload for affected in self.affected_workloads if affected.team == fleet.UNMAPPED)
 
 

@@ -196,7 +196,6 @@ def _incident_of_signal(near: Sequence[Incident], signal: Signal) -> Incident | 
 
 
 def _under_repair(near: Sequence[Incident], signal: Signal, context: CorrelationContext) -> Incident | None:
-    """The incident whose repair causes this signal."""
     place = signal.place
     may_be_of_repair = signal.member.kind is MemberKind.ALERT and signal.family in REPAIR_FAMILIES
     if not may_be_of_repair or signal.has_ended or place.node is None:

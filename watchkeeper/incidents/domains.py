@@ -75,8 +75,6 @@ class Domains:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How many nodes of a domain have the fault."""
-
     domain: fleet.Place
     failed: int
     nodes: int

@@ -6,15 +6,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar
 
-from watchkeeper.incidents.place_cache import PlaceCache
 from watchkeeper.kit import clock, own_metrics
+from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet, incidents, jobs
 from watchkeeper.query import engine as engines
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_AGE = timedelta(seconds=15)
 RANKS = "training_rank_info"
 JOB_PREFIX = "job="
 # Signals of GPUs that a job causes itself: one incident for all its GPUs, for its owner.
@@ -28,6 +35,37 @@ SERIES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 # The series of a rank end with it, and a job without it counts as stalled after ten minutes at the latest.
 LOOKBACK = "15m"
 MAX_PLACES = 1_000
+# A GPU that fell off the bus stops reporting; its job is the one it had just before.
+HOLDER_WINDOW = "2m"
+MAX_PLACES = 10_000
+# The labels of an exporter name the holder, and our own series where an agent reports it.
+HOLDER_SERIES = ("DCGM_FI_DEV_GPU_UTIL", "watchkeeper_gpu_workload_info")
+
+
+class PlaceCache(Generic[T]):
+    """Calls `load` for a place that is not cached; `result_name` is in the log if that fails."""
+
+    def __init__(
+        self, load: Callable[[fleet.Place], T], now: Callable[[], datetime], *, max_places: int, result_name: str
+    ) -> None:
+        self._load, self._now, self._max_places, self._result_name = load, now, max_places, result_name
+        self._results: dict[fleet.Place, tuple[datetime, T]] = {}
+
+    def get(self, place: fleet.Place) -> T | None:
+        """The result; None if it cannot be loaded now, which is not cached."""
+        now = self._now()
+        if place in self._results and abs(now - self._results[place][0]) < MAX_AGE:
+            return self._results[place][1]
+        if len(self._results) >= self._max_places:
+            self._results.clear()
+        try:
+            result = self._load(place)
+        # Deliberately everything: the incident matters more than this detail of it.
+        except Exception as error:
+            log.warning("incident query failed", extra=fields(query=self._result_name, place=str(place), error=error))
+            return None
+        self._results[place] = (now, result)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +99,6 @@ def is_workload(place: fleet.Place) -> bool:
 
 
 def workload_name(place: fleet.Place) -> str:
-    """The name of a job, a pod or a Slurm job."""
     return (place.domain or "").partition("=")[2]
 
 
@@ -110,3 +147,21 @@ def _places(cluster: str, label_sets: Iterable[Mapping[str, str]]) -> Iterable[f
     for labels in label_sets:
         if labels.get("Hostname"):
             yield fleet.Place(cluster, node=labels["Hostname"], gpu=labels.get("UUID") or None)
+
+
+class Holders:
+    def __init__(self, engine: engines.InstantEngine, now: Callable[[], datetime]) -> None:
+        self._engine, self._now = engine, now
+        self._cache = PlaceCache(self._query, now, max_places=MAX_PLACES, result_name="workloads")
+
+    def workloads_at(self, place: fleet.Place) -> Sequence[str]:
+        """Pods and Slurm jobs on a node or GPU in the last minutes; empty if unknown."""
+        return () if place.node is None else self._cache.get(place) or ()
+
+    def _query(self, place: fleet.Place) -> Sequence[str]:
+        cluster, node = own_metrics.escape(place.cluster), own_metrics.escape(place.node or "")
+        gpu = f',UUID="{own_metrics.escape(place.gpu)}"' if place.gpu else ""
+        selector = f'{{cluster="{cluster}",Hostname="{node}"{gpu}}}[{HOLDER_WINDOW}]'
+        expr = " or ".join(f"last_over_time({name}{selector})" for name in HOLDER_SERIES)
+        result = self._engine.instant(expr, clock.to_ms(self._now()))
+        return sorted({name for labels in result.frame.labels if (name := fleet.holder_from_labels(labels))})

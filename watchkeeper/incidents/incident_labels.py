@@ -75,7 +75,6 @@ def report_labels(incident: Incident, inventory: InventoryLookup) -> IncidentLab
 
 
 def alert_names(incident: Incident) -> list[str]:
-    """The names of the rules whose alerts belong to the incident, without duplicates."""
     refs = (member.ref for member in incident.members if member.kind is MemberKind.ALERT)
     return list(dict.fromkeys(match[1] for ref in refs if (match := ALERT_NAME.search(ref)) is not None))
 
@@ -109,7 +108,6 @@ def _accepts(matcher: silences.Matcher, values: frozenset[str]) -> bool:
 
 
 def place_matchers(place: fleet.Place) -> tuple[silences.Matcher, ...]:
-    """Matchers for a silence of everything at a place."""
     values = {"cluster": place.cluster, "node": place.node, "gpu": place.gpu}
     if place.domain is not None:
         kind, _, name = place.domain.partition("=")

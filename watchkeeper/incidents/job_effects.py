@@ -65,6 +65,5 @@ def is_job_member(member: Member, incident: Incident) -> bool:
 
 
 def ongoing_job_signals(incident: Incident) -> list[Signal]:
-    """The signals of jobs that an incident still affects."""
     ongoing = [member for member in incident.members if member.until is None and is_job_member(member, incident)]
     return [Signal(member, causes.lookup(member.cause).family) for member in ongoing]

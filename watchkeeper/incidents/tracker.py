@@ -71,8 +71,6 @@ LOST_GPU_FAMILY = "gpu_lost"
 
 @dataclass(frozen=True, slots=True)
 class EventsApplied:
-    """The result of a push: the new events, and the changed incidents."""
-
     events: tuple[events.Event, ...]
     changed_incidents: tuple[Incident, ...]
 
@@ -116,11 +114,9 @@ class IncidentTracker:
         self._restore(now)
 
     def open_incidents(self) -> list[Incident]:
-        """Open and acknowledged incidents, oldest first."""
         return self._index.open()
 
     def apply_events(self, batch: Sequence[events.Event], now: datetime) -> EventsApplied:
-        """Store a push of events and the resulting changes in one transaction."""
         with self._transaction(now):
             fresh = self._journal.save_events([_with_plausible_time(event, now) for event in batch], now)
             changed: list[Incident] = []
@@ -145,7 +141,6 @@ class IncidentTracker:
         return self._apply_signal(replace(signal, replaces=before), now, key=key)
 
     def apply_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> list[Incident]:
-        """Store changed alerts and the resulting changes in one transaction."""
         with self._transaction(now):
             self._journal.save_alerts(changed, at=now)
             changed_incidents: list[Incident] = []
@@ -255,7 +250,6 @@ class IncidentTracker:
         return self._save(incident, IncidentStep.ASSIGNED, text=f"Assigned to {to}", at=now, actor=actor)
 
     def recent(self) -> list[Incident]:
-        """Open and recently resolved incidents."""
         return self._index.all()
 
     def resolve(self, id: str, actor: str, *, why: str, now: datetime) -> Incident:
@@ -263,7 +257,6 @@ class IncidentTracker:
         return self._save(resolved, IncidentStep.RESOLVED, text=why, at=now, actor=actor)
 
     def add_note(self, id: str, actor: str, *, text: str, now: datetime) -> None:
-        """Add a note to the timeline; the incident does not change."""
         incident = self._find(id)
         self._journal.record(IncidentStep.NOTED, incident.id, at=now, actor=actor, body={"text": text})
 
@@ -466,5 +459,4 @@ def _with_members_ended(incident: Incident, now: datetime) -> Incident:
 
 
 def _newest_versions(changed: Iterable[Incident]) -> list[Incident]:
-    """The newest version of each incident."""
     return list({incident.id: incident for incident in changed}.values())

@@ -1,6 +1,6 @@
 """The failures of the last minutes, which the hub's status shows.
 
-`hub.loops` records each failure of a loop, and clears it when the loop succeeds again. `/api/status` and the console
+`hub.runtime` records each failure of a loop, and clears it when the loop succeeds again. `/api/status` and the console
 show `current`.
 """
 

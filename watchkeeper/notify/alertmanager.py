@@ -4,7 +4,7 @@ Out: each open incident is one alert of API v2. It is repeated while it is open,
 future: an Alertmanager that restarts gets everything with the next repetition, and one that loses the hub resolves the
 alert itself. In: alerts of another Prometheus become incidents with causes and plans, without a change to its rules.
 Alerts that the hub sent itself are ignored. Silences are stored in Alertmanager: `create_silence` creates one
-there, and `alertmanager_silences` reads them.
+there, and `silence_store` reads them.
 """
 
 from __future__ import annotations
@@ -91,8 +91,6 @@ def make_alert(incident: Incident, subject: IncidentLabels, context: MessageCont
 
 @dataclass(frozen=True, slots=True)
 class _EndedAlert:
-    """A resolved alert, when it ended, and whether Alertmanager accepted the end."""
-
     body: Mapping[str, Any]
     since: datetime
     is_delivered: bool = False
@@ -150,7 +148,6 @@ class AlertmanagerFeed:
         return ""
 
     def create_silence(self, silence: silences.Silence) -> str:
-        """Create a silence in Alertmanager and return its id; raise ReceiverError if it failed."""
         body = json.dumps(
             {
                 "matchers": [
@@ -178,7 +175,6 @@ class AlertmanagerFeed:
             raise ReceiverError(f"unexpected answer {answer}: expected a silenceID", where=self.url) from error
 
     def end_silence(self, id: str) -> None:
-        """End a silence in Alertmanager now; raise ReceiverError if it failed."""
         status, answer = http_call("DELETE", f"{self.url}/api/v2/silence/{quote_path(id, safe='')}", {})
         if status != 200:
             raise ReceiverError(f"answered {status}: {answer.decode('utf-8', 'replace').strip()}", where=self.url)
@@ -186,8 +182,6 @@ class AlertmanagerFeed:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAlerts:
-    """The valid alerts of a webhook call, and the problems of the invalid ones."""
-
     alerts: tuple[alerts.Alert, ...]
     problems: tuple[str, ...] = ()
 

@@ -24,17 +24,8 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import ALERTMANAGER, Silence
-from watchkeeper.notify import (
-    alertmanager,
-    alertmanager_silences,
-    digest_delivery,
-    message,
-    outbox,
-    receivers,
-    routing,
-    silence_store,
-)
-from watchkeeper.notify.digest_delivery import JournalThread
+from watchkeeper.notify import alertmanager, digest, message, outbox, receivers, routing, silence_store
+from watchkeeper.notify.digest import JournalThread
 from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
@@ -52,8 +43,6 @@ MAX_NOTED = 100
 
 @dataclass(frozen=True, slots=True)
 class NotifierDependencies:
-    """What the notifier needs from the hub."""
-
     journal: journals.Journal
     inventory: InventoryLookup
     message_context: message.MessageContext
@@ -77,7 +66,7 @@ class Notifier:
         )
         urls = settings.alertmanager_urls if settings.via is config.NotifyVia.ALERTMANAGER else ()
         self._feeds = [alertmanager.AlertmanagerFeed(url) for url in urls]
-        self._alertmanager_silences = alertmanager_silences.AlertmanagerSilences(urls)
+        self._alertmanager_silences = silence_store.AlertmanagerSilences(urls)
         counter, gauge = dependencies.metrics.counter, dependencies.metrics.gauge
         self._sent_counter = counter("watchkeeper_notify_messages_total", "Messages delivered to a receiver")
         self._failed_counter = counter("watchkeeper_notify_failures_total", "Failed attempts to deliver a message")
@@ -88,7 +77,6 @@ class Notifier:
         )
 
     def update(self, incidents: Iterable[Incident], now: datetime) -> None:
-        """Decide notices for open and recently resolved incidents."""
         self._current = tuple(incidents)
         if self._settings.via is not config.NotifyVia.RECEIVERS:
             return
@@ -129,11 +117,10 @@ class Notifier:
         except ValueError as error:
             raise InvalidTransition(str(error)) from error
         await asyncio.to_thread(self._alertmanager_silences.refresh, time.now())
-        created = replace(silence, id=f"{alertmanager_silences.PREFIX}{silence_id}", keeper=ALERTMANAGER)
+        created = replace(silence, id=f"{silence_store.PREFIX}{silence_id}", keeper=ALERTMANAGER)
         return await on_journal_thread(lambda: self._record_on_timelines(created, time.now()))
 
     async def end_silence(self, id: str, actor: str, *, time: clock.Clock, on_journal_thread: JournalThread) -> Silence:
-        """End a silence, in the hub or in Alertmanager; raise InvalidTransition if it failed."""
         if not self._feeds:
             return await on_journal_thread(
                 lambda: self._record_on_timelines(self.silences.end(id, actor, time.now()), time.now())
@@ -146,7 +133,7 @@ class Notifier:
             remedy = "List silences with `watchkeeper silence list`"
             raise InvalidTransition("no active silence with this id in Alertmanager", where=id[:60], remedy=remedy)
         try:
-            await asyncio.to_thread(self._feeds[0].end_silence, id.removeprefix(alertmanager_silences.PREFIX))
+            await asyncio.to_thread(self._feeds[0].end_silence, id.removeprefix(silence_store.PREFIX))
         except ReceiverError as error:
             raise InvalidTransition(f"Alertmanager did not end the silence: {error}", where=id[:60]) from error
         await asyncio.to_thread(self._alertmanager_silences.refresh, time.now())
@@ -180,7 +167,7 @@ class Notifier:
     ) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """The background loops by name; the hub runs them and restarts one that fails."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
-            digests = digest_delivery.DigestDelivery(
+            digests = digest.DigestDelivery(
                 self._dependencies.journal, self._dependencies.place_name, self._dependencies.inventory
             )
             return [
@@ -204,7 +191,7 @@ class Notifier:
             elif last_problem and not problem:
                 log.info("reading Alertmanager silences recovered")
             last_problem = problem
-            await time.sleep(alertmanager_silences.REFRESH_SECONDS)
+            await time.sleep(silence_store.REFRESH_SECONDS)
 
     async def _run_receiver_tasks(self, time: clock.Clock, on_journal_thread: JournalThread) -> None:
         """Run a task for each receiver of the routes file; the task of a removed receiver ends itself."""
@@ -357,7 +344,6 @@ class Notifier:
 
 
 def _problem_text(error: Exception) -> str:
-    """The problem of a failed message, for the timeline."""
     if isinstance(error, ReceiverError):
         return str(error)
     if isinstance(error, TimeoutError):

@@ -20,8 +20,6 @@ MAX_NAMED = 10
 
 
 class TimelineEntry(Protocol):
-    """A timeline entry of an incident, from a journal or a recording."""
-
     @property
     def at(self) -> datetime: ...
     @property
@@ -34,8 +32,6 @@ class TimelineEntry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IncidentReport:
-    """All facts about an incident at one time."""
-
     incident: Incident
     place_name: str
     diagnosis: diagnosis.Diagnosis | None
@@ -109,7 +105,6 @@ def _owner_lines(report: IncidentReport) -> list[str]:
 
 
 def _unmapped(report: IncidentReport) -> Iterator[str]:
-    """The missing inventory entries of the place and the affected workloads."""
     for name in ("rack", "pool"):
         if fleet.UNMAPPED in report.belongs_to.get(name, ()):
             yield f"the {name} of {report.place_name}"

@@ -58,7 +58,6 @@ class Message:
 
 
 def compose_message(batch: NoticeBatch, context: MessageContext) -> Message:
-    """Compose one message for a batch, the most severe incident first."""
     pairs = sorted(zip(batch.notices, batch.incidents, strict=True), key=lambda pair: _sort_key(*pair))
     title = headline(*pairs[0]) if len(pairs) == 1 else _batch_title(pairs, batch.more)
     full = ["\n".join(notice_lines(*pair, context, now=batch.at)) for pair in pairs[:MAX_FULL_INCIDENTS]]
@@ -133,7 +132,6 @@ def console_link(incident: Incident, console: str) -> str:
 
 
 def runbook_path(cause: str) -> str:
-    """The path of the runbook of a cause in the documentation."""
     return f"docs/runbooks/{causes.lookup(cause).runbook}.md"
 
 

@@ -177,7 +177,6 @@ class Outbox:
         )
 
     def mark_failed(self, batch: NoticeBatch, problem: str, now: datetime, *, may_retry: bool = True) -> None:
-        """Schedule a retry, or give up."""
         queue = self._queues.get(batch.receiver)
         if queue is not None:
             queue.failures += 1
@@ -190,7 +189,6 @@ class Outbox:
         self._store(updated, now)
 
     def pending_counts(self) -> dict[str, int]:
-        """Pending notices by receiver."""
         return {name: len(queue.notices) for name, queue in self._queues.items()}
 
     def _needs_decision(self, incident: Incident, now: datetime) -> bool:

@@ -64,8 +64,6 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class WeekHours:
-    """Days and hours of a week, in the time zone of the route."""
-
     days: frozenset[int]
     begin: time = time.min
     # None: until midnight.
@@ -176,7 +174,6 @@ class Routing:
                 raise ValueError(f"digest: receiver {name} is not defined in this file")
 
     def routes_for(self, subject: IncidentLabels, now: datetime) -> Iterator[Route]:
-        """The routes that match an incident at this time."""
         for route in self.routes or _default_routes(self.receivers):
             if matches_labels(route.matchers, subject) and route.is_open(now):
                 yield route

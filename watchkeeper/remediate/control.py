@@ -72,7 +72,6 @@ class RepairControl:
             )
 
     def step_done(self, id: str, *, actor: str, now: datetime) -> Repair:
-        """Confirm that the current manual step is done, and continue with the next step."""
         with self._repairs.lock_node(self._get_repair(id).node), self._repairs.transaction(now):
             repair = self._get_repair(id)
             if not self._is_at_manual_step(repair):

@@ -37,8 +37,6 @@ class ActionOutcome:
 
 
 class PersistentDriver(Protocol):
-    """A driver that keeps connections to its cluster."""
-
     def keep_connected(self) -> None: ...
 
     def close(self) -> None: ...

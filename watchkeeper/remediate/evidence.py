@@ -1,27 +1,35 @@
 """Collect the evidence about an incident or a node, for the person who repairs or replaces the machine.
 
 `EvidenceSources` reads the journal and the samples and returns files for `kit.evidence_file`; a file that is missing
-has its reason. `web.incidents.bundle_api` sends the bundle to a user; `hand_over` writes one when repairs keep failing.
+has its reason. `web.incidents.bundle_api` sends the bundle to a user; `NodeHandOver` writes one
+and hands the node over to people when its repairs keep failing, once per incident.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-from watchkeeper.errors import WatchkeeperError
-from watchkeeper.kit import clock, evidence_file, redaction
+from watchkeeper.errors import StoreError, WatchkeeperError
+from watchkeeper.kit import clock, evidence_file, logs, redaction
 from watchkeeper.kit.evidence_file import BundleFile, json_file
 from watchkeeper.model import events, fleet, incidents, orders
 from watchkeeper.model.labels import METRIC_NAME, Labels
+from watchkeeper.model.repairs import Repair, RepairState
 from watchkeeper.query import engine as engines
 from watchkeeper.remediate import validation
-from watchkeeper.store.journal.journal import Journal
+from watchkeeper.remediate.registry import TIMELINE_ENTRY
+from watchkeeper.store.journal.journal import HUB, Journal
+
+log = logging.getLogger(__name__)
 
 # Xids of the last weeks show whether a GPU fails repeatedly.
 HISTORY = timedelta(days=30)
@@ -37,6 +45,9 @@ COUNTERS = (
 IDENTITY_METRIC = "DCGM_FI_DEV_GPU_TEMP"
 # Labels that identify a counter, beside its name and GPU.
 COUNTER_LABELS = ("UUID", "err_code", "reason", "link", "kind")
+# The key in the timeline entry with the repair after which the node was handed over.
+BODY_KEY = "hand_over"
+MAX_BUNDLES = 100
 
 
 class EvidenceInventory(Protocol):
@@ -53,7 +64,6 @@ class EvidenceSources:
     version: str
 
     def bundle_incident(self, id: str, *, now: datetime, hides_names: bool = False) -> bytes | None:
-        """Return the bundle of an incident; None if the incident does not exist."""
         incident = self.journal.incident(id)
         if incident is None:
             return None
@@ -63,7 +73,6 @@ class EvidenceSources:
     def bundle_node(
         self, name: str, *, cluster: str | None = None, now: datetime, hides_names: bool = False
     ) -> bytes | None:
-        """Return the bundle of a node with its newest incidents; None if the inventory does not have the node."""
         node = self.inventory.node(name, cluster)
         if node is None:
             return None
@@ -82,7 +91,6 @@ class EvidenceSources:
         return evidence_file.pack(files, manifest, now=now, redaction_rules=redaction_map)
 
     def _build_pseudonyms(self, files: Iterable[BundleFile]) -> dict[str, str]:
-        """Return pseudonyms for the nodes and users that occur in the files."""
         text = "\n".join(file.content.decode("utf-8", "replace") for file in files if file.content is not None)
         nodes = [node.name for node in self.inventory.nodes() if node.name in text]
         users = set(re.findall(r'"(?:user|actor|assignee|approved_by|by)": "([^"\s]+)"', text))
@@ -209,3 +217,73 @@ def _read_samples(name: str, read: Callable[[], BundleFile]) -> BundleFile:
 def _keep_counter_labels(values: Mapping[Labels, float]) -> dict[Labels, float]:
     """Drop labels that change during the life of a counter, such as the holder of the GPU."""
     return {labels.only((METRIC_NAME, "gpu", *COUNTER_LABELS)): value for labels, value in values.items()}
+
+
+def find_failed_repairs(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
+    """Return the failed repairs of the same node and cause that changed the machine; empty if `repair` did not."""
+    failed = [
+        earlier
+        for earlier in past
+        if earlier.cause == repair.cause and earlier.state is RepairState.FAILED and earlier.has_acted
+    ]
+    return failed if any(earlier.id == repair.id for earlier in failed) else []
+
+
+class NodeHandOver:
+    """Hands nodes over to people when their repairs keep failing. Not thread-safe."""
+
+    def __init__(self, journal: Journal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
+        self._journal = journal
+        self._sources = sources
+        self._folder = folder
+        self._limit = limit
+        self._checked: set[str] = set()
+
+    def hand_over_failed(self, repairs: Iterable[Repair], now: datetime) -> list[str]:
+        holding = [repair for repair in repairs if repair.keeps_cordon]
+        self._checked &= {repair.id for repair in holding}
+        handed_over = []
+        for repair in holding:
+            if repair.id in self._checked:
+                continue
+            failed = find_failed_repairs(repair, self._journal.repairs_at(repair.node))
+            if len(failed) >= self._limit and not self._is_handed_over(repair):
+                self._hand_over(repair, failed, now)
+                handed_over.append(str(repair.incident))
+            self._checked.add(repair.id)
+        return handed_over
+
+    def _is_handed_over(self, repair: Repair) -> bool:
+        return any(BODY_KEY in entry.body for entry in self._journal.timeline(repair.incident))
+
+    def _hand_over(self, repair: Repair, failed: Sequence[Repair], now: datetime) -> None:
+        body: dict[str, Any] = {BODY_KEY: repair.id, "failed": [failure.id for failure in failed]}
+        try:
+            path, digest = self._write_bundle(repair, now)
+            body |= {"bundle": str(path), "sha256": digest}
+            evidence = f"The evidence is in {path}"
+        except StoreError as error:
+            evidence = f"The evidence could not be written: {error}"
+        remedy = f"create it again with `watchkeeper bundle --incident {repair.incident} -o FILE.tar.gz`"
+        text = (
+            f"{len(failed)} repairs of {repair.node.node} failed, the limit is {self._limit}: repair it manually or"
+            f" contact its vendor. Last failure: {repair.reason}. {evidence}; {remedy}"
+        )
+        self._journal.record(TIMELINE_ENTRY, repair.incident, at=now, actor=HUB, body={"text": text, **body})
+        fields = logs.fields(incident=repair.incident, node=repair.node.node, failed=len(failed))
+        log.error("repairs keep failing, node handed over", extra=fields)
+
+    def _write_bundle(self, repair: Repair, now: datetime) -> tuple[Path, str]:
+        bundle = self._sources.bundle_incident(repair.incident, now=now)
+        if bundle is None:
+            raise StoreError("the incident is not in the journal", where=repair.incident)
+        path = self._folder / f"{repair.id}.tar.gz"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            bundles = sorted(self._folder.glob("*.tar.gz"), key=lambda bundle_path: bundle_path.stat().st_mtime)
+            for old_bundle in bundles[: max(0, len(bundles) - MAX_BUNDLES + 1)]:
+                old_bundle.unlink()
+        except OSError as error:
+            raise StoreError(f"cannot write bundles: {error.strerror}", where=str(self._folder)) from error
+        evidence_file.save(path, bundle)
+        return path, hashlib.sha256(bundle).hexdigest()

@@ -48,8 +48,6 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedIncident:
-    """The plan of a past incident under another policy."""
-
     incident: str
     opened_at: datetime
     cause: str
@@ -82,8 +80,6 @@ def why_no_machine_action(
 
 @dataclass(frozen=True, slots=True)
 class PolicyReplayRules:
-    """The settings that past incidents are replayed with."""
-
     policy: RepairPolicy
     trust_rules: TrustRules
     limits: guards.GuardLimits
@@ -108,8 +104,6 @@ def replay_reports(past: Sequence[incidents.Incident], policy: RepairPolicy) -> 
 
 
 class _PolicyReplay:
-    """Keeps what the guards read during a replay."""
-
     def __init__(self, rules: PolicyReplayRules) -> None:
         self._rules = rules
         self._pools = {node.place: node.pool for node in rules.nodes}

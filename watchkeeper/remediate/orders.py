@@ -74,7 +74,6 @@ class OrderQueue:
         self._listeners.append(listener)
 
     def take_listeners(self, previous: OrderQueue) -> None:
-        """Take over the listeners of this hub's previous queue."""
         self._listeners = previous._listeners
 
     def close(self) -> None:

@@ -1,19 +1,20 @@
 """Make a plan from a finding: which actions, on which place, with the exact call of each.
 
-`make_plan` decides and is pure; `dry_run` reads the call of each action from the driver and changes nothing. The hub
-stores the plan in the journal, and the console shows it on the page of the incident.
+`make_plan` decides and is pure; `dry_run` reads the call of each action from the driver and changes nothing. Plans that
+share a reboot name each other's incidents, because one reboot is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from watchkeeper.catalogue import causes
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import wire
-from watchkeeper.model import diagnosis, fleet, incidents
+from watchkeeper.model import actions, diagnosis, fleet, incidents
 from watchkeeper.model.actions import Action, ActionId, ActionKind, Plan, Receipt, Result
 from watchkeeper.model.repairs import MANUAL_KINDS, NOTIFY_KINDS, RECLAIM_KINDS
 from watchkeeper.model.trust import Mode
@@ -36,6 +37,7 @@ GPU_ACTIONS = frozenset({ActionKind.RESET_GPU, ActionKind.LOWER_POWER})
 WORKLOAD_ACTIONS = RECLAIM_KINDS | {ActionKind.RESTART_APP}
 # A `drain` with this argument set to `gpu` evicts only the holders of the faulty GPU.
 SCOPE = "scope"
+_SHARED_TEXT = re.compile(r" \(also planned for ([^:)]+): one reboot is enough\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +160,52 @@ def _observe(driver: Driver, node: fleet.Place) -> NodeObservation | str:
         return driver.observe(node)
     except ActionFailed as error:
         return str(error)
+
+
+def rebooted_nodes(plan: actions.Plan) -> set[fleet.Place]:
+    return {receipt.action.place for receipt in plan.receipts if _is_reboot(receipt)}
+
+
+def with_shared_incidents(plan: actions.Plan, others: Iterable[str]) -> actions.Plan:
+    added = set(others)
+    if not added:
+        return plan
+    receipts = (_add_incidents(receipt, added) if _is_reboot(receipt) else receipt for receipt in plan.receipts)
+    return replace(plan, receipts=tuple(receipts))
+
+
+def is_shared_with(plan: actions.Plan, incident: str) -> bool:
+    return any(incident in read_shared_incidents(receipt) for receipt in plan.receipts)
+
+
+def have_same_steps(plan: actions.Plan, other: actions.Plan | None) -> bool:
+    """Whether both plans have the same steps, shared with the same incidents."""
+    return other is not None and _comparable_steps(plan) == _comparable_steps(other)
+
+
+def read_shared_incidents(receipt: actions.Receipt) -> tuple[str, ...]:
+    """Return the incidents that share the action; older journals have them only in the text."""
+    in_text = {id for listed in _SHARED_TEXT.findall(receipt.text) for id in listed.split(", ")}
+    return receipt.shared_with or tuple(sorted(in_text))
+
+
+def _add_incidents(receipt: actions.Receipt, added: set[str]) -> actions.Receipt:
+    previous = read_shared_incidents(receipt)
+    all_incidents = tuple(sorted({*previous, *added}))
+    text = receipt.text.removesuffix(_format_shared(previous)) + _format_shared(all_incidents)
+    return replace(receipt, text=text, shared_with=all_incidents)
+
+
+def _format_shared(incidents: tuple[str, ...]) -> str:
+    return f" (also planned for {', '.join(incidents)}: one reboot is enough)" if incidents else ""
+
+
+def _is_reboot(receipt: actions.Receipt) -> bool:
+    return receipt.action.kind is actions.ActionKind.REBOOT
+
+
+def _comparable_steps(plan: actions.Plan) -> object:
+    return [
+        (receipt.action, receipt.result, read_shared_incidents(receipt), receipt.text if _is_reboot(receipt) else "")
+        for receipt in plan.receipts
+    ]

@@ -61,7 +61,6 @@ def replan(repair: Repair, proposal: RepairProposal, now: datetime) -> Repair:
 
 
 def lower_mode(repair: Repair, mode_decision: ModeDecision, now: datetime) -> Repair:
-    """Return a waiting repair under a lower mode than the one it was planned with."""
     if mode_decision.mode is Mode.OBSERVE:
         return end_repair(repair, end(RepairState.ROLLED_BACK, mode_decision.why, keeps_cordon=False), now)
     changed = replace(repair, mode=mode_decision.mode, mode_why=mode_decision.why)

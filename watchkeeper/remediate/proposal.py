@@ -59,7 +59,6 @@ class RepairProposal:
 
 
 def build_request(source: repairs.Repair | RepairProposal) -> guards.RepairRequest:
-    """Return what the guards read of a repair or a proposal."""
     return guards.RepairRequest(
         source.node,
         source.cause,
@@ -124,7 +123,6 @@ def _find_faults(incident: incidents.Incident, cause: str) -> tuple[incidents.Me
 
 
 def named_workloads(steps: Iterable[actions.Action]) -> frozenset[str]:
-    """Return the pods and jobs that the actions name."""
     listed = (step.arguments.get(argument, "") for step in steps for argument in ("pods", "jobs"))
     return frozenset(name for names in listed for name in names.split(",") if name)
 

@@ -109,7 +109,6 @@ class Exemptions:
     team_of: Callable[[str], str] = lambda _: ""
 
     def exemption_reason(self, workloads: Iterable[str]) -> str | None:
-        """Return which workload is exempt and by which pattern; None if none is."""
         for name in sorted(workloads):
             for pattern in self.patterns:
                 if pattern.startswith(TEAM_PREFIX):

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from watchkeeper.kit.logs import fields
-from watchkeeper.model import fleet, incidents, trust
+from watchkeeper.model import actions, events, fleet, incidents, trust
 from watchkeeper.model.repairs import Repair, RepairId, RepairSwitch
-from watchkeeper.remediate import guards
-from watchkeeper.remediate.dependencies import RepairDependencies
-from watchkeeper.remediate.driver import NodeObservation
+from watchkeeper.remediate import guards, validation
+from watchkeeper.remediate.driver import Driver, NodeObservation
 from watchkeeper.remediate.proposal import RepairProposal, build_request, named_workloads
-from watchkeeper.remediate.stray_cordons import StrayCordons
 from watchkeeper.remediate.transitions import read_marked_incident
-from watchkeeper.store.journal.journal import HUB, REPAIR_STEP
+from watchkeeper.remediate.trust_rules import ModeDecision
+from watchkeeper.store.journal.journal import HUB, REPAIR_STEP, Journal
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,72 @@ AVAILABILITY_MAX_AGE = timedelta(seconds=5)
 # The sweep counts the inventory this often; a request for a new node counts it at once.
 INVENTORY_MAX_AGE = timedelta(seconds=30)
 MAX_STARTS = 10_000
+# A call that timed out may take effect after its repair has ended: its node is observed for this time, this often.
+REMEMBERED_FOR, CHECK_INTERVAL = timedelta(hours=1), timedelta(minutes=5)
+
+
+class StrayCordons:
+    """The nodes of recently ended repairs. Not thread-safe."""
+
+    def __init__(self, past: Iterable[Repair], now: datetime) -> None:
+        self._ended = {
+            repair.node: (repair.id, repair.ended_at)
+            for repair in past
+            if repair.ended_at and now - repair.ended_at < REMEMBERED_FOR
+        }
+        self._checked_at: datetime | None = None
+
+    def remember(self, ended: Repair, now: datetime) -> None:
+        self._ended[ended.node] = (ended.id, ended.ended_at or now)
+
+    def check_nodes(
+        self,
+        observe: Callable[[fleet.Place], NodeObservation | None],
+        is_busy: Callable[[fleet.Place], bool],
+        now: datetime,
+    ) -> list[tuple[RepairId, NodeObservation]]:
+        """Observe the nodes without an active repair, each with the repair that ended there; empty between checks."""
+        if self._checked_at is not None and timedelta() <= now - self._checked_at < CHECK_INTERVAL:
+            return []
+        self._checked_at = now
+        observations: list[tuple[RepairId, NodeObservation]] = []
+        for node, (id, ended_at) in list(self._ended.items()):
+            if is_busy(node):
+                continue
+            observed = observe(node)
+            if observed is None:
+                # A timeout takes long: the remaining nodes are observed at the next check.
+                return observations
+            observations.append((id, observed))
+            if not now - ended_at < REMEMBERED_FOR:
+                self._ended.pop(node, None)
+        return observations
+
+
+def skip_idle_check(action: actions.Action, since: datetime, now: datetime) -> validation.CheckResult:  # noqa: ARG001
+    return validation.CheckResult("idle", validation.CheckState.UNKNOWN, "no idle check is configured")
+
+
+@dataclass(frozen=True, slots=True)
+class RepairDependencies:
+    """What repairs read and call. `list_nodes` is the inventory; `out_of_service` has nodes that others cordoned."""
+
+    journal: Journal
+    driver: Driver
+    limits: guards.GuardLimits = field(default_factory=guards.GuardLimits)
+    validators: Mapping[str, validation.Validator] = field(default_factory=dict)
+    list_nodes: Callable[[], Iterable[fleet.Node]] = tuple
+    out_of_service: Callable[[], Mapping[fleet.Place, str]] = dict
+    # Why `out_of_service` may be incomplete; empty if it is complete.
+    unreadable_schedulers: Callable[[], Sequence[str]] = tuple
+    count_faulty_gpus: Callable[[], Mapping[fleet.Place, int]] = dict
+    # Opens an incident for a node that stays out of service without one.
+    report_event: Callable[[events.Event], None] = lambda _: None
+    on_change: Callable[[], None] = lambda: None
+    # The mode under the current settings; None: the mode of the plan is still valid.
+    current_mode: Callable[[Repair], ModeDecision | None] = lambda _: None
+    # Whether the workloads of an action were idle from the first time to the second.
+    check_idle: Callable[[actions.Action, datetime, datetime], validation.CheckResult] = skip_idle_check
 
 
 class RepairRegistry:
@@ -123,7 +189,6 @@ class RepairRegistry:
         return self._inventory_counts[1]
 
     def refusals(self, repair: Repair, now: datetime) -> Iterator[guards.GuardRefusal]:
-        """Yield what each guard that refuses the repair says now."""
         availability = self.fleet_availability(now, repair.node)
         inputs = guards.GuardInputs(build_request(repair), availability, self._dependencies.limits, now)
         return guards.find_refusals(inputs)
@@ -146,7 +211,6 @@ class RepairRegistry:
         return [self._active[id] for id in self._ids_by_node.get(node, ())]
 
     def _find_kept_cordon(self, node: fleet.Place) -> Repair | None:
-        """Return the failed repair that keeps the node cordoned."""
         return next((repair for repair in self._repairs_on(node) if repair.keeps_cordon), None)
 
     def _find_conflict(self, proposal: RepairProposal) -> Repair | None:

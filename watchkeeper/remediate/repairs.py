@@ -48,8 +48,6 @@ MAX_ACTIVE_REPAIRS = 20_000
 
 
 class Repairs(RepairRegistry):
-    """Every method may be called from any thread."""
-
     # Proposals of plans
 
     def submit(self, proposal: RepairProposal, now: datetime) -> Repair | None:

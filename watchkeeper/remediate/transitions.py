@@ -25,7 +25,7 @@ from watchkeeper.model.repairs import (
 )
 from watchkeeper.model.trust import Mode
 from watchkeeper.remediate.driver import NodeObservation
-from watchkeeper.remediate.drivers.dry_run import describe_manual_command
+from watchkeeper.remediate.drivers.cluster_driver import describe_manual_command
 from watchkeeper.remediate.policy import DEFAULT_LIMIT_SECONDS
 from watchkeeper.remediate.validation import CheckResult, CheckState
 
@@ -241,7 +241,6 @@ def _decide_reclaim(repair: Repair, action: Action, context: TransitionContext, 
 
 
 def warned_at(repair: Repair) -> datetime | None:
-    """Return when the owner was warned that the GPU will be reclaimed."""
     for receipt in repair.receipts:
         if receipt.action.kind is ActionKind.WARN_OWNER and receipt.result is Result.DONE:
             return receipt.at

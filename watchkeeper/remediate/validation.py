@@ -1,26 +1,27 @@
 """Run the checks that a node must pass before it is uncordoned. Unknown is not passed.
 
 A `validate` step names its checks. `repairs` runs each `Validator` repeatedly until all have passed, one has failed, or
-the step times out. The validators here read the hub's store and journal; those of `node_checks` start a check on the
-node once, and return unknown until its result arrives.
+the step times out. A `NodeCheck` issues a work order at its first call, and is unknown until the receipt has a verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.kit import clock, own_metrics
-from watchkeeper.model import events, fleet
+from watchkeeper.model import events, fleet, orders
+from watchkeeper.model.actions import Result
 from watchkeeper.query import engine as engines
-
-if TYPE_CHECKING:
-    from watchkeeper.store.journal.journal import Journal
+from watchkeeper.remediate.orders import OrderQueue, OrderRequest
+from watchkeeper.store.journal.journal import Journal
 
 # The checks that the hub makes, with what each means; a step that names no check runs these.
 CHECKS: Mapping[str, str] = {
@@ -39,6 +40,10 @@ AFTER_HARDWARE = frozenset({"diag_3"})
 # A faulty GPU fails within minutes of use; a longer soak would only keep the node out of service.
 SOAK = timedelta(minutes=5)
 PRESENCE_METRIC = "DCGM_FI_DEV_GPU_TEMP"
+ACTOR = "validation"
+# A receipt without a verdict is ordered again: a driver may need a minute after a boot.
+MAX_TRIES = 5
+PAUSE = timedelta(minutes=1)
 
 
 class CheckState(StrEnum):
@@ -69,7 +74,6 @@ class Validator(Protocol):
 
 
 def hub_validators(engine: engines.Engine, journal: Journal, *, soak: timedelta = SOAK) -> list[Validator]:
-    """Return the validators of CHECKS, which read the hub's own data."""
     return [GpusPresent(engine), ConditionsClear(journal), NoNewXid(journal, soak)]
 
 
@@ -157,3 +161,73 @@ class NoNewXid:
 
 def _is_hardware(event: events.Event) -> bool:
     return event.code is not None and causes.lookup(xid.lookup(event.code).cause).is_hardware
+
+
+def node_validators(order_queue: Callable[[], OrderQueue | None]) -> tuple[NodeCheck, ...]:
+    return (
+        NodeCheck(order_queue, "scan", "scan"),
+        NodeCheck(order_queue, "diag_2", "diag", {"level": "2"}),
+        NodeCheck(order_queue, "diag_3", "diag", {"level": "3"}),
+    )
+
+
+# The verdicts of `scan --json` and `diag --json`.
+VERDICT_STATES: Mapping[str, CheckState] = {
+    "healthy": CheckState.PASSED,
+    "degraded": CheckState.FAILED,
+    "unhealthy": CheckState.FAILED,
+    "passed": CheckState.PASSED,
+    "failed": CheckState.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheck:
+    order_queue: Callable[[], OrderQueue | None]
+    name: str
+    kind: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
+        queue, last_text = self.order_queue(), ""
+        if queue is None or place.node is None:
+            return self._unknown("this hub issues no work orders: hub.order_key_file is not set")
+        for number in range(1, MAX_TRIES + 1):
+            request = self._build_request(place, since, number)
+            assert request.id is not None
+            tracked = queue.find_order(request.id)
+            if tracked is None or tracked.receipt is None:
+                tracked = queue.issue(request, now=now, actor=ACTOR)
+                if tracked.state(now) is orders.OrderState.EXPIRED:
+                    last_text = f"the agent of {place.node} did not answer the order {self.kind}"
+                    continue
+                return self._unknown(f"{self.kind} of {place.node}: the work order is {tracked.state(now)}")
+            result = self._read_receipt(tracked.receipt)
+            if result.state is not CheckState.UNKNOWN or tracked.receipt.result is Result.REFUSED:
+                return result
+            last_text = result.text
+            if abs(now - tracked.receipt.at) < PAUSE:
+                return self._unknown(f"{last_text}; retried within {PAUSE.total_seconds():.0f} s")
+        return self._unknown(f"{last_text}; {MAX_TRIES} tries failed, the limit is {MAX_TRIES}")
+
+    def _build_request(self, place: fleet.Place, since: datetime, number: int) -> OrderRequest:
+        assert place.node is not None
+        # The id is the same after a restart of the hub, and different after another repair.
+        key = json.dumps([place.cluster, place.node, self.name, since.timestamp()])
+        id = f"check-{self.name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}-{number}"
+        lifetime = timedelta(seconds=orders.KINDS[self.kind].seconds) + orders.DEFAULT_LIFETIME
+        why = f"{place.node} is validated before it is uncordoned"
+        return OrderRequest(place.cluster, place.node, self.kind, self.arguments, why, lifetime, id)
+
+    def _read_receipt(self, receipt: orders.Receipt) -> CheckResult:
+        if receipt.result is not Result.DONE:
+            return self._unknown(f"{receipt.result}: {receipt.text}")
+        try:
+            answer = json.loads(receipt.output)
+            verdict = str(answer["verdict"])
+        except (ValueError, TypeError, KeyError):
+            return self._unknown(f"{receipt.text}; its report has no verdict")
+        return CheckResult(self.name, VERDICT_STATES.get(verdict, CheckState.UNKNOWN), f"{receipt.text} ({verdict})")
+
+    def _unknown(self, text: str) -> CheckResult:
+        return CheckResult(self.name, CheckState.UNKNOWN, text)

@@ -46,8 +46,6 @@ class ActionOutcome:
 
 
 class SimCluster:
-    """Cordons, drains, reboots and resets in a simulated fleet."""
-
     def __init__(self, machines: SimMachines, faults: FaultInjector) -> None:
         self.machines = machines
         self.faults = faults
@@ -136,7 +134,6 @@ class SimCluster:
         return self._done(node, f"notified {owner}")
 
     def reclaim(self, node: SimNode, gpu: SimGpu) -> ActionOutcome:
-        """End the workload that holds the GPU."""
         job = self.machines.jobs.job_on_gpu(gpu.row)
         if job is None:
             return self._unchanged(node, f"{gpu.uuid} is not in use")

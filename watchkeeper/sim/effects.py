@@ -145,8 +145,6 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class ActiveEffect:
-    """An effect that is active, with its GPUs, nodes, job and pod."""
-
     effect: Effect
     rows: Rows
     nodes: Rows
@@ -179,7 +177,6 @@ class EffectTotals:
 
 
 def no_effects(count: int) -> EffectTotals:
-    """The sum without any effect, for this number of GPUs."""
     return EffectTotals(
         environment=Environment.healthy(count),
         load=np.ones(count),

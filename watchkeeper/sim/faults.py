@@ -20,12 +20,11 @@ from watchkeeper.errors import SettingsError
 from watchkeeper.kit import durations
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.sim.effects import ActiveEffect, Effect, EffectScope, Rows, sum_effects
-from watchkeeper.sim.exporter import DcgmExporter
+from watchkeeper.sim.exporter import FABRIC_COMPLETED, FABRIC_NOT_STARTED, DcgmExporter
 from watchkeeper.sim.fleet import FleetLayout, SimGpu, SimNode, UnknownName
 from watchkeeper.sim.jobs import RESERVATION, SILENT_TRAINING, TEMPLATES, JobTemplate, SimJob, SimJobKind, SimJobs
 from watchkeeper.sim.kernel_log import WARNING, SimKernelLog
 from watchkeeper.sim.physics import Physics
-from watchkeeper.sim.readings import FABRIC_COMPLETED, FABRIC_NOT_STARTED
 from watchkeeper.sim.scenario import FaultRepair, FaultTarget, KernelLine, RequiredWork, Scenario
 
 # The owner of pods and quotas that a fault creates.
@@ -60,7 +59,6 @@ class SimFault:
 
     @property
     def pod(self) -> str:
-        """The name of the pod that the fault creates."""
         return f"{self.scenario.name}-{self.id}"
 
     def place(self, cluster: str) -> fleet_model.Place:
@@ -82,8 +80,6 @@ class SimFault:
 
 @dataclass(frozen=True, slots=True)
 class SimMachines:
-    """The parts of the simulation that faults change."""
-
     layout: FleetLayout
     jobs: SimJobs
     physics: Physics
@@ -92,8 +88,6 @@ class SimMachines:
 
 
 class FaultInjector:
-    """Injects and ends faults, and keeps the sum of their effects."""
-
     def __init__(self, machines: SimMachines, rng: random.Random) -> None:
         self.machines = machines
         self.active: dict[str, SimFault] = {}
@@ -132,7 +126,6 @@ class FaultInjector:
             raise UnknownName(f"no active fault `{fault_id[:80]}`", now=f"Active: {active_ids}") from None
 
     def step(self, now: int) -> None:
-        """Apply what is due, and end faults whose time is over."""
         for fault in list(self.active.values()):
             while fault.pending and fault.pending[0][0] <= now:
                 if fault.job is None:

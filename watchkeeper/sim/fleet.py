@@ -28,8 +28,6 @@ class UnknownName(WatchkeeperError):
 
 @dataclass(frozen=True, slots=True)
 class SimPool:
-    """A pool of nodes with one GPU model and one scheduler."""
-
     name: str
     model: str
     share: float
@@ -95,8 +93,6 @@ class SimNode:
 
 @dataclass(frozen=True, slots=True)
 class FleetLayout:
-    """All nodes, and arrays that map GPUs to nodes and nodes to racks."""
-
     nodes: tuple[SimNode, ...]
     by_name: Mapping[str, SimNode]
     node_of_gpu: NDArray[np.intp]

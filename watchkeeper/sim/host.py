@@ -72,7 +72,6 @@ class SimHosts:
             self._receive_errors[row] += rate / 10
 
     def page(self, node: SimNode, total: EffectTotals, *, now: int) -> bytes:
-        """The page of a node; the part that rarely changes is cached."""
         errors = int(self._symbol_errors[node.row]), int(self._receive_errors[node.row])
         key = (*errors, node.row in total.fabric_down, int(self.booted_at[node.row]), now // SLOW_SECONDS)
         cached = self._cached_parts.get(node.row)

@@ -120,8 +120,6 @@ class SimJob:
 
 
 class SimJobs:
-    """All jobs, and for each GPU the parameters of its job."""
-
     def __init__(self, layout: FleetLayout, rng: random.Random) -> None:
         self.layout = layout
         self.rng = rng
@@ -154,7 +152,6 @@ class SimJobs:
                 misses += not self._start_new_job(pool, now, is_running=True)
 
     def step(self, now: int) -> None:
-        """End, restart and start the jobs that are due."""
         while self._timers and self._timers[0][0] <= now:
             _, number, action = heapq.heappop(self._timers)
             job = self.running.get(number)

@@ -55,8 +55,6 @@ class NodeBoot:
 
 
 class SimKernelLog:
-    """The records of all nodes, newest last."""
-
     def __init__(self, layout: FleetLayout, rng: random.Random, now: datetime) -> None:
         self._rng = rng
         self._records: deque[SimKernelRecord] = deque(maxlen=RING_LIMIT)
@@ -66,7 +64,6 @@ class SimKernelLog:
         self.boot_all(now)
 
     def boot_all(self, now: datetime) -> None:
-        """Boot all nodes and discard earlier records."""
         self._records.clear()
         for node in self._nodes:
             self.reboot(node, now)

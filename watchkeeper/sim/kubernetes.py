@@ -43,8 +43,6 @@ class SimPod:
 
 
 class KubeStatePage:
-    """Renders the page, and stores the start time of each pod."""
-
     def __init__(self, layout: FleetLayout, jobs: SimJobs) -> None:
         self._nodes = [node for node in layout.nodes if node.pool.scheduler == "kubernetes"]
         self._layout = layout

@@ -129,7 +129,6 @@ class Scenario:
 
 
 def load_scenarios(folder: Traversable | None = None) -> dict[str, Scenario]:
-    """All scenarios of a folder by name; by default the shipped ones."""
     source = folder or resources.files("watchkeeper.packs") / "scenarios"
     files = sorted((file for file in source.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     return {

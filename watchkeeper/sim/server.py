@@ -72,7 +72,6 @@ class SimulatorApi:
         return Starlette(routes=routes, exception_handlers={WatchkeeperError: _exception_response})
 
     async def keep_advancing(self, stop: asyncio.Event) -> None:
-        """Advance the simulation with the clock until `stop` is set."""
         while not stop.is_set():
             behind = int(self.clock.now().timestamp()) - self.simulation.second
             if behind > 0:
@@ -263,7 +262,6 @@ async def _read_body(request: Request) -> dict[str, Any]:
 
 
 async def _read_mark(request: Request) -> str:
-    """The `by` of the request, which every change needs."""
     by = (await _read_body(request)).get("by")
     if not isinstance(by, str) or not by:
         raise WireError(('by: is missing; send the mark of the caller, {"by": "…"}',))

@@ -17,14 +17,13 @@ from watchkeeper.errors import CollectError
 from watchkeeper.model import fleet as fleet_model
 from watchkeeper.sim import effects, fleet, scenario
 from watchkeeper.sim.cluster import SimCluster
-from watchkeeper.sim.exporter import DcgmExporter, format_agent_fault
+from watchkeeper.sim.exporter import DcgmExporter, DcgmReadings, format_agent_fault
 from watchkeeper.sim.faults import FaultInjector, SimFault, SimMachines
 from watchkeeper.sim.host import SimHosts
 from watchkeeper.sim.jobs import SimJobs
 from watchkeeper.sim.kernel_log import SimKernelLog, SimKernelRecord
 from watchkeeper.sim.kubernetes import KubeStatePage
 from watchkeeper.sim.physics import Physics
-from watchkeeper.sim.readings import DcgmReadings
 from watchkeeper.sim.workloads import STEP_SECONDS, SimWorkloads
 
 # The default start: a Monday morning, when request rates rise.
@@ -49,8 +48,6 @@ class SimSettings:
 
 
 class Simulation:
-    """A simulated fleet at the time `second` (since 1970)."""
-
     def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
         epoch = DEFAULT_EPOCH_SECONDS if settings.epoch_seconds is None else settings.epoch_seconds
@@ -148,7 +145,6 @@ class Simulation:
                 self.inject(name)
 
     def node_page(self, node: str) -> bytes:
-        """The GPU exporter page of a node; CollectError if the node or its exporter is down."""
         sim_node, total = self._require_up(node), self.faults.totals
         exporter, agent_fault = total.exporters.get(sim_node.row), total.agent_faults.get(sim_node.row)
         if exporter is effects.ExporterFault.DOWN:

@@ -59,8 +59,6 @@ class SimTraining:
 
 @dataclass(slots=True)
 class SimServing:
-    """One service: its requests by result, and their latency."""
-
     job: SimJob
     capacity: float
     answered: float = 0.0

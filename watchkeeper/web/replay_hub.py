@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from watchkeeper.config.settings import Settings
 from watchkeeper.diagnose import corrections
 from watchkeeper.errors import InvalidTransition
-from watchkeeper.hub import health, runtime, samples, services
+from watchkeeper.hub import runtime, samples, services
 from watchkeeper.kit import clock
 from watchkeeper.model import actions, diagnosis, events, fleet
 from watchkeeper.model.alerts import Alert, AlertState
@@ -74,7 +74,7 @@ def recorded_services(
     read_only = ReadOnlyServices()
     return services.Services(
         shared_runtime,
-        health.HubHealth(),
+        services.HubHealth(),
         samples.Queries(embedded_engine, shared_runtime.clock),
         RecordedJournal(recorded, shared_runtime.clock),
         read_only,

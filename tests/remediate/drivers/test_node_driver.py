@@ -25,7 +25,7 @@ from watchkeeper.model import orders
 from watchkeeper.model.actions import ActionId, ActionKind, Result
 from watchkeeper.model.fleet import Place
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
-from watchkeeper.remediate.drivers import composite_driver, dry_run, node
+from watchkeeper.remediate.drivers import cluster_driver, node
 from watchkeeper.remediate.orders import REQUESTED_FOR, OrderQueue
 from watchkeeper.store.journal.journal import Journal
 
@@ -150,7 +150,7 @@ def test_what_no_agent_does_is_refused(world: World) -> None:
     )
 
 
-class Cluster(dry_run.DryRunDriver):
+class Cluster(cluster_driver.DryRunDriver):
     """A scheduler that reports a fixed observation."""
 
     def __init__(self, observed: NodeObservation) -> None:
@@ -172,7 +172,7 @@ class Cluster(dry_run.DryRunDriver):
 def test_a_reboot_order_says_that_the_node_is_drained_if_the_cluster_reports_it(
     world: World, observed: NodeObservation, arguments: dict[str, str]
 ) -> None:
-    both = composite_driver.CompositeDriver(Cluster(observed), world.driver)
+    both = node.CompositeDriver(Cluster(observed), world.driver)
     both.perform(REBOOT)
     assert world.fetched()[0].arguments == arguments
     with pytest.raises(ActionRefused, match="only describes"):
@@ -180,17 +180,17 @@ def test_a_reboot_order_says_that_the_node_is_drained_if_the_cluster_reports_it(
 
 
 def test_only_a_real_cluster_with_a_key_has_agents(world: World) -> None:
-    cluster = dry_run.DryRunDriver()
+    cluster = cluster_driver.DryRunDriver()
 
     def chosen(driver: config.DriverName, key: str | None) -> object:
         settings = config.Settings(
             hub=config.HubSettings(order_key_file=key), remediate=config.RemediateSettings(driver=driver)
         )
-        return composite_driver.add_node_agents(cluster, settings, lambda: world.outbox, time=world.clock)
+        return node.add_node_agents(cluster, settings, lambda: world.outbox, time=world.clock)
 
     assert chosen(config.DriverName.SLURM, None) is cluster
     assert chosen(config.DriverName.DRY_RUN, "key") is cluster
-    assert isinstance(chosen(config.DriverName.SLURM, "key"), composite_driver.CompositeDriver)
+    assert isinstance(chosen(config.DriverName.SLURM, "key"), node.CompositeDriver)
 
 
 class Rebooting:

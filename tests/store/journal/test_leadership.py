@@ -19,7 +19,7 @@ from watchkeeper.errors import ActionFailed, ActionRefused, NotLeader, StoreErro
 from watchkeeper.hub.leadership import Leadership, LeadershipCallbacks
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import actions, fleet, incidents
-from watchkeeper.remediate.drivers import dry_run
+from watchkeeper.remediate.drivers import cluster_driver
 from watchkeeper.store.journal import postgres as servers
 from watchkeeper.store.journal.journal import Journal
 
@@ -66,7 +66,7 @@ def test_nothing_runs_after_the_lease_may_have_expired(first: Leadership) -> Non
     place, id = fleet.Place("main", node="n1"), incidents.IncidentId("INC-1")
     action = actions.Action(actions.ActionId("A-1"), actions.ActionKind.CORDON, place, id, "because")
     with closing(first.open()):
-        cluster = first.fence_driver(dry_run.DryRunDriver())
+        cluster = first.fence_driver(cluster_driver.DryRunDriver())
         # Where the call is made, this driver says no.
         with pytest.raises(ActionRefused):
             cluster.perform(action)

@@ -23,12 +23,10 @@ from watchkeeper.model.repairs import RECLAIM_KINDS
 from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import kubeconfig
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
-from watchkeeper.remediate.drivers import cluster_driver
-from watchkeeper.remediate.drivers import kubernetes_idle as idle
+from watchkeeper.remediate.drivers import cluster_driver, kubernetes_reclaim
 from watchkeeper.remediate.drivers import kubernetes_node as nodes
 from watchkeeper.remediate.drivers import kubernetes_pods as pods
-from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
-from watchkeeper.remediate.drivers.dry_run import describe_manual_command
+from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable, describe_manual_command
 from watchkeeper.remediate.drivers.kubernetes_client import ApiCall, ApiClient, ApiResponse, require_success
 from watchkeeper.remediate.drivers.kubernetes_pods import DrainDecision, EvictionRules, PodState
 from watchkeeper.remediate.drivers.kubernetes_reclaim import PodReclaimer
@@ -65,8 +63,6 @@ def build_driver(settings: config.Settings, *, is_stopped: Callable[[], bool] = 
 
 
 class KubernetesDriver:
-    """One cluster, changed through its API server."""
-
     name = "kubernetes"
 
     def __init__(
@@ -360,7 +356,7 @@ COMPLETED_TEXTS = {
 def _describe_calls(action: Action, version: str) -> Iterator[str]:
     if action.kind in RECLAIM_KINDS:
         for name in pods.read_pod_names(action):
-            yield idle.describe_call(action, name, version)
+            yield kubernetes_reclaim.describe_call(action, name, version)
         return
     if action.kind is ActionKind.RESTART_APP or (action.kind is ActionKind.DRAIN and action.place.gpu is not None):
         for name in pods.read_pod_names(action):

@@ -86,7 +86,6 @@ def parse_node(raw: Raw, at: datetime | None) -> NodeSnapshot:
 
 
 def _read_signals(metadata: Raw, taints: tuple[Raw, ...], conditions: tuple[Raw, ...]) -> Iterator[tuple[Meaning, str]]:
-    """Return the signals of other tools on the node: what each means, and its text."""
     entries = [
         *((SignalKind.CONDITION, facts.text(row, "type"), facts.text(row, "status")) for row in conditions),
         *((SignalKind.TAINT, facts.text(taint, "key"), facts.text(taint, "value")) for taint in taints),

@@ -104,7 +104,6 @@ def full_name(raw: Raw) -> str:
 
 
 def read_pod_names(action: Action) -> list[str]:
-    """Return the pods that the action names, as namespace/name."""
     return cluster_driver.read_workload_names(
         action, "pods", is_valid=_is_full_name, example="a pod such as research/train-0", source="the kubelet"
     )

@@ -11,17 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from watchkeeper.config import settings as config
 from watchkeeper.errors import ActionFailed, ActionRefused
 from watchkeeper.kit import clock
 from watchkeeper.model import orders
 from watchkeeper.model.actions import Action, ActionKind, Result
 from watchkeeper.model.fleet import Place
-from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
-from watchkeeper.remediate.drivers.cluster_driver import build_refusal
-from watchkeeper.remediate.drivers.dry_run import describe_manual_command
+from watchkeeper.remediate.driver import ActionOutcome, Driver, NodeObservation
+from watchkeeper.remediate.drivers.cluster_driver import build_refusal, describe_manual_command
 from watchkeeper.remediate.orders import OrderQueue, OrderRequest
 
 ACTOR = "repair"
+# The simulator has no agents, and a dry run changes nothing.
+DRIVERS_WITH_AGENTS = frozenset({config.DriverName.KUBERNETES, config.DriverName.SLURM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +129,49 @@ def build_request(action: Action) -> OrderRequest:
     lifetime = timedelta(seconds=orders.KINDS[template.kind].seconds) + orders.DEFAULT_LIFETIME
     why = f"{action.incident}: {action.why}"
     return OrderRequest(place.cluster, place.node, template.kind, arguments, why, lifetime, order_id(action, 1))
+
+
+def uses_node_agents(settings: config.Settings) -> bool:
+    """Whether agents perform the actions that the cluster has no call for."""
+    return settings.hub.order_key_file is not None and settings.remediate.driver in DRIVERS_WITH_AGENTS
+
+
+def add_node_agents(
+    cluster: Driver, settings: config.Settings, order_queue: Callable[[], OrderQueue | None], *, time: clock.Clock
+) -> Driver:
+    """Return the cluster's driver, combined with the node agents if the hub has a key for work orders."""
+    if not uses_node_agents(settings):
+        return cluster
+    return CompositeDriver(cluster, NodeAgentDriver(order_queue, time))
+
+
+@dataclass(frozen=True, slots=True)
+class CompositeDriver:
+    cluster: Driver
+    node: NodeAgentDriver
+
+    @property
+    def name(self) -> str:
+        return f"{self.cluster.name} and agents"
+
+    def observe(self, place: Place) -> NodeObservation:
+        return self.cluster.observe(place)
+
+    def describe(self, action: Action) -> str:
+        return self._driver_for(action).describe(action)
+
+    def perform(self, action: Action) -> ActionOutcome:
+        if action.kind is ActionKind.REBOOT and self._is_drained(action.place):
+            action = replace(action, arguments={**action.arguments, "drained": "yes"})
+        return self._driver_for(action).perform(action)
+
+    def _driver_for(self, action: Action) -> Driver:
+        return self.node if action.kind in ORDER_TEMPLATES else self.cluster
+
+    def _is_drained(self, place: Place) -> bool:
+        """Whether the node is unschedulable and has no workloads; False if the scheduler does not answer."""
+        try:
+            observed = self.cluster.observe(place)
+        except ActionFailed:
+            return False
+        return observed.exists and observed.is_schedulable is False and not observed.workloads

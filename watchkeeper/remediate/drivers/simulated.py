@@ -16,7 +16,7 @@ from watchkeeper.model.fleet import Place
 from watchkeeper.net import sync_http
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 from watchkeeper.remediate.drivers import cluster_driver
-from watchkeeper.remediate.drivers.dry_run import describe_manual_command
+from watchkeeper.remediate.drivers.cluster_driver import describe_manual_command
 
 # The simulator answers from memory, so a longer call does not reach the simulator.
 LIMITS = sync_http.HttpLimits(total_seconds=5.0, answer_bytes=1024 * 1024)

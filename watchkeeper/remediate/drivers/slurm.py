@@ -24,8 +24,7 @@ from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.remediate.driver import ActionOutcome, NodeObservation
 from watchkeeper.remediate.drivers import cluster_driver
-from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
-from watchkeeper.remediate.drivers.dry_run import describe_manual_command
+from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable, describe_manual_command
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 JOB_ID = re.compile(r"\d+(_\d+)?")
@@ -101,7 +100,6 @@ class SlurmDriver:
         )
 
     def describe(self, action: Action) -> str:
-        """Return the commands in order, without running any."""
         if action.kind is ActionKind.RESTART_APP:
             return "; ".join(" ".join(self._requeue_command(job)) for job in _read_job_ids(action))
         if action.kind is ActionKind.WARN_OWNER:
@@ -194,7 +192,6 @@ class SlurmDriver:
         ]
 
     def _warn_owner(self, action: Action) -> ActionOutcome:
-        """Write a line to the output of each job with `scontrol notify`."""
         jobs = self._find_planned_jobs(action)
         self._refuse_keep_mark(jobs, action)
         for job in jobs:

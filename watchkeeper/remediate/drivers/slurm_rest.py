@@ -25,8 +25,7 @@ from watchkeeper.readers import json_facts as facts
 from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.remediate.driver import ActionOutcome
 from watchkeeper.remediate.drivers import cluster_driver, slurm
-from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable
-from watchkeeper.remediate.drivers.dry_run import describe_manual_command
+from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable, describe_manual_command
 
 # The API description is 1 MB; the jobs of a large cluster are 100 MB.
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
@@ -107,12 +106,9 @@ class SlurmRestClient:
 
 @dataclass(frozen=True, slots=True)
 class SlurmRestDriver(slurm.SlurmDriver):
-    """Reads and changes a Slurm cluster over HTTP."""
-
     rest: SlurmRestClient = field(default_factory=lambda: SlurmRestClient("unix:///run/slurmrestd.sock"))
 
     def describe(self, action: Action) -> str:
-        """Return the calls in order, without making any."""
         if action.kind not in SUPPORTED_ACTIONS:
             refusal = f": refused, {NO_CALL}" if action.kind in slurm.SUPPORTED_ACTIONS else ""
             return describe_manual_command(action) + refusal

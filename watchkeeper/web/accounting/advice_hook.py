@@ -19,8 +19,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from watchkeeper.errors import ReceiverError, WatchkeeperError, error_reason
-from watchkeeper.hub.health import HubHealth
 from watchkeeper.hub.runtime import Runtime
+from watchkeeper.hub.services import HubHealth
 from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
 from watchkeeper.notify import receiver_http

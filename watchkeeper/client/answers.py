@@ -394,8 +394,6 @@ class ExplanationStep(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplayedIncident(HubAnswer):
-    """The plan of a past incident under another policy."""
-
     incident: str
     opened_at: datetime
     cause: str

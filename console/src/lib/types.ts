@@ -348,7 +348,6 @@ export interface ExplanationStep {
   call: string;
   limit_seconds: number | null;
 }
-/** The plan of a past incident under another policy. */
 export interface ReplayedIncident {
   incident: string;
   opened_at: string;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -13,6 +14,7 @@ import yaml
 
 from tests.support import render_tools
 from tests.support.clusters import kubernetes_server
+from tests.support.paths import ROOT
 from watchkeeper.config import settings as config
 from watchkeeper.readers import counters_csv
 from watchkeeper.render import operator
@@ -207,3 +209,11 @@ def test_the_preflight_reads_a_real_cluster(installer: Path, cluster: kubernetes
         "no storage class is the default",
     ]
     assert done.returncode == 1
+
+
+def test_the_exporter_reads_every_field_that_a_rule_text_names() -> None:
+    rules = "".join(path.read_text() for path in (ROOT / "watchkeeper" / "packs" / "rules").glob("*.yaml"))
+    named = set(re.findall(r"\bDCGM_FI_\w+", re.sub(r"^\s*(#|summary|description).*$", "", rules, flags=re.MULTILINE)))
+    listed = set(re.findall(r"^DCGM_FI_\w+", parsed("dcgm-metrics.yaml")["data"]["dcgm-metrics.csv"], re.MULTILINE))
+    assert len(named) > 20
+    assert named - listed == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,13 @@ def test_alerts_carry_the_team_of_their_namespace(tmp_path: Path) -> None:
 def _rule(plain: dict[str, Any]) -> relabel.RelabelRule:
     action = relabel.RelabelAction(plain.get("action", "replace"))
     return relabel.RelabelRule(**{**plain, "source_labels": tuple(plain.get("source_labels", ())), "action": action})
+
+
+def test_every_hub_series_that_the_rule_texts_name_is_scraped_from_the_hub(tmp_path: Path) -> None:
+    texts = "".join(path.read_text() for path in (written(tmp_path, config.Settings()) / "rules").iterdir())
+    of_hub = r"\bwatchkeeper_(?:node|scheduler|fabric|fleet|inventory|pending|queue|quota|events|hub)_\w+"
+    named = set(re.findall(of_hub, re.sub(r"^\s*(#|summary|description|record).*$", "", texts, flags=re.MULTILINE)))
+    (match,) = jobs(config.Settings())["watchkeeper-series"]["params"]["match[]"]
+    scraped = re.compile(match.removeprefix('{__name__=~"').removesuffix('"}'))
+    assert len(named) > 4
+    assert [name for name in sorted(named) if not scraped.fullmatch(name)] == []

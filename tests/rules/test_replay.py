@@ -11,7 +11,7 @@ from watchkeeper.model.alerts import AlertState
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
 from watchkeeper.query import embedded
-from watchkeeper.rules import evaluate, replay, rulefile, series_notation
+from watchkeeper.rules import replay, rulefile, series_notation
 from watchkeeper.store import recording
 from watchkeeper.store.head import head
 
@@ -117,20 +117,6 @@ def test_a_replay_equals_the_evaluation_of_the_hub() -> None:
     ]
     assert edges == changes
     assert len(edges) >= 2
-
-
-def test_names_tell_what_is_read_written_and_how_far_back() -> None:
-    text = """groups: [{name: g, rules: [
-      {record: r, expr: 'rate(a[10m] offset 5m) + sum(b)'},
-      {alert: A, expr: 'r > 1 and max_over_time(c[1h:1m]) > 2'}]}]"""
-    read, written, back_ms = replay.metric_names(rulefile.read_rules({"r.yaml": text}))
-    assert (read, written) == ({"a", "b", "c"}, {"r", "ALERTS", "ALERTS_FOR_STATE", evaluate.KEPT_SINCE})
-    assert back_ms == 65 * MINUTE_MS
-
-
-def test_a_selector_without_a_name_reads_everything() -> None:
-    text = """groups: [{name: g, rules: [{alert: A, expr: 'count({job="x"}) > 1'}]}]"""
-    assert replay.metric_names(rulefile.read_rules({"r.yaml": text}))[0] == frozenset()
 
 
 def test_a_window_shorter_than_an_interval_is_reported() -> None:

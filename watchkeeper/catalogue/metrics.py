@@ -36,6 +36,11 @@ def lookup(name: str) -> MetricRow | None:
     return _by_name().get(name.upper())
 
 
+def field_names() -> frozenset[str]:
+    """The names of all DCGM fields, as DCGM called them up to 4.5."""
+    return frozenset(name for name, row in _by_name().items() if name == row.name and name.startswith("DCGM_FI_"))
+
+
 def similar_names(name: str) -> tuple[str, ...]:
     """Existing names that share words with an unknown name, the closest first."""
     words = {word for word in name.upper().split("_") if word not in ("DCGM", "FI", "DEV", "PROF")}

@@ -14,7 +14,7 @@ from watchkeeper.config import settings as config
 from watchkeeper.errors import SettingsError
 from watchkeeper.hub import rule_loops
 from watchkeeper.readers.clusters import hostlist
-from watchkeeper.rules import reload, replay, slo
+from watchkeeper.rules import reload, series_read, slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ def rule_texts(settings: config.Settings) -> list[RuleText]:
     return texts
 
 
-def rule_series(settings: config.Settings) -> frozenset[str]:
-    """Names of the series that these rules read and do not record."""
-    return replay.metric_names(reload.read_sources(rule_loops.rule_sources(settings)).rules)[0]
+def rule_series(settings: config.Settings) -> series_read.SeriesRead:
+    """The series that these rules read."""
+    return series_read.of_rules(reload.read_sources(rule_loops.rule_sources(settings)).rules)
 
 
 def _unique_name(stem: str, names: dict[str, int]) -> str:

@@ -100,12 +100,11 @@ def values_text(settings: config.Settings) -> str:
 
 def facts(settings: config.Settings) -> dict[str, str]:
     """Facts of manifests that are not values."""
-    series = sorted(name for name in fleet_facts.rule_series(settings) if name.startswith(prometheus.HUB_PREFIXES))
     return {
         "namespace": settings.render.namespace,
         "version": __version__,
         "job": discovery.DiscoveryDefaults().job,
-        "hubSeries": json.dumps(f'{{__name__=~"{"|".join(series)}"}}'),
+        "hubSeries": json.dumps(prometheus.hub_selectors(settings)),
     }
 
 

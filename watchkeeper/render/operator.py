@@ -22,7 +22,6 @@ PACK = "operator"
 OPERATOR_VERSION = "v26.7.0"
 OPERATOR_NAMESPACE = "gpu-operator"
 OWN_AGENT = config.KUBERNETES_TARGETS[0]
-FIELD = "DCGM_FI_"
 ABOUT_MIG = """MIG layouts for the operator's MIG manager; select one for a node:
   kubectl label --overwrite node NAME nvidia.com/mig.config=all-balanced
 GPUs must be idle, and the node's label nvidia.com/mig.config.state shows the result."""
@@ -53,8 +52,8 @@ def files(settings: config.Settings) -> list[RenderedFile]:
 
 def fields(settings: config.Settings) -> list[str]:
     """Sorted names of the DCGM fields that rules or dashboards read."""
-    of_rules = {name for name in fleet_facts.rule_series(settings) if name.startswith(FIELD)}
-    return sorted(of_rules | grafana.dcgm_fields(settings))
+    series = fleet_facts.rule_series(settings)
+    return sorted({name for name in metrics.field_names() if series.reads(name)} | grafana.dcgm_fields(settings))
 
 
 def _facts(settings: config.Settings) -> dict[str, str]:

@@ -20,8 +20,6 @@ from watchkeeper.scrape import dcgm_names, discovery
 # The job name of the hub; the rules for nodes that are down use only this job.
 JOB = discovery.DiscoveryDefaults().job
 TOKEN_FILE = "/etc/prometheus/watchkeeper.token"  # noqa: S105
-# Series that only the hub exports; `kubernetes` scrapes the same.
-HUB_PREFIXES = series.HUB_PREFIXES
 POD_LABEL = "__meta_kubernetes_pod_label_"
 ABOUT = """Prometheus for a fleet of GPUs. Check it with: promtool check config prometheus.yml
 Rules: either this Prometheus evaluates them or the hub does. To let the hub read the alerts of this server, set
@@ -131,9 +129,7 @@ def _pods(settings: config.Settings) -> YamlPart:
 def _labels(settings: config.Settings, rules: list[InlineMapping]) -> dict[str, Any]:
     """Relabelling of targets and samples: names of all exporter versions become those that the rules use."""
     rule_series = fleet_facts.rule_series(settings)
-    renamed = sorted(
-        (new, old) for new, old in dcgm_names.names_before_4_6().items() if not rule_series or old in rule_series
-    )
+    renamed = sorted((new, old) for new, old in dcgm_names.names_before_4_6().items() if rule_series.reads(old))
     unnamed = f"{dcgm_names.DCGM_PREFIX}.*;;(.+)"
     metrics = [
         InlineMapping(source_labels=["hostname", "Hostname"], regex="(.+);", target_label="Hostname"),
@@ -148,15 +144,18 @@ def _hub_jobs(settings: config.Settings) -> list[YamlPart]:
     scheme, _, address = settings.render.hub_url.rstrip("/").partition("://")
     signed_in = {"authorization": {"credentials_file": TOKEN_FILE}} if settings.hub.tokens is not None else {}
     at = {"scheme": scheme, **signed_in, "static_configs": [{"targets": [address]}]}
-    rule_series = fleet_facts.rule_series(settings)
-    names = sorted(name for name in rule_series if name.startswith(HUB_PREFIXES))
+    selectors = hub_selectors(settings)
     jobs = [YamlPart({"job_name": "watchkeeper-hub", **at}, "The hub's own metrics.")]
-    if names:
-        match = f'{{__name__=~"{"|".join(names)}"}}'
-        federated = {"honor_labels": True, "metrics_path": "/federate", "params": {"match[]": [match]}}
+    if selectors:
+        federated = {"honor_labels": True, "metrics_path": "/federate", "params": {"match[]": selectors}}
         why = "Series that only the hub has and rules read: expected GPUs, racks, schedulers, fabric."
         jobs.append(YamlPart({"job_name": "watchkeeper-series", **federated, **at}, why))
     return jobs
+
+
+def hub_selectors(settings: config.Settings) -> list[str]:
+    """Selectors of the series that rules read and only the hub exports; `kubernetes` scrapes the same."""
+    return fleet_facts.rule_series(settings).prefixed_selectors(series.HUB_PREFIXES)
 
 
 def _alertmanager(url: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 `watchkeeper rules replay` fills an engine from a recording or a running hub and calls `replay`. Each rule is evaluated
 over the whole window, in the order of the files: a rule reads what earlier rules record, at the same step, but nothing
 of what later rules record. Series that the hub had recorded under the same names are excluded before
-(`metric_names`), so that old and new results do not mix.
+(`series_read`), so that old and new results do not mix.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ from watchkeeper.model.alerts import Alert, AlertState
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import engine as engines
-from watchkeeper.query.promql import ast, parser, walk
 from watchkeeper.rules import alerting
-from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, ALERTS_FOR_STATE, KEPT_SINCE, query_rows
+from watchkeeper.rules.evaluate import ALERT_STATE, ALERTS, query_rows
 from watchkeeper.rules.rulefile import AlertingRule, RecordingRule, Rule, RuleGroup, RuleSet
 from watchkeeper.store import interfaces
 
 # An engine refuses a query with more than 11,000 steps.
 STEPS_AT_ONCE = 5000
-# The lookback of an instant selector.
-LOOKBACK_MS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,37 +103,6 @@ def replay(
             failures.append(Failure(rule.name, str(error)))
     episodes.sort(key=lambda episode: (episode.fired_at or episode.active_at, episode.alert, episode.labels))
     return Timeline(tuple(episodes), tuple(failures), steps)
-
-
-def metric_names(rule_set: RuleSet) -> tuple[frozenset[str], frozenset[str], int]:
-    """The metric names that rules read, those that they write, and their lookback in milliseconds.
-
-    The first set is empty if a selector has no metric name: then the rules read all metrics.
-    """
-    written = frozenset(rule.name for rule in rule_set.rules if isinstance(rule, RecordingRule))
-    read: set[str] = set()
-    lookback_ms, reads_everything = LOOKBACK_MS, False
-    for rule in rule_set.rules:
-        for selector, back_ms in _selectors(parser.parse(rule.expr), 0):
-            lookback_ms = max(lookback_ms, back_ms + LOOKBACK_MS)
-            reads_everything |= selector.name is None
-            read.add(selector.name or "")
-    names_to_read = frozenset() if reads_everything else frozenset(read) - written
-    return names_to_read, written | {ALERTS, ALERTS_FOR_STATE, KEPT_SINCE}, lookback_ms
-
-
-def _selectors(expr: ast.Expr, back_ms: int) -> Iterator[tuple[ast.Selector, int]]:
-    """Each selector of an expression, with its lookback in milliseconds."""
-    match expr:
-        case ast.Selector():
-            yield expr, back_ms + max(0, expr.offset_ms)
-        case ast.RangeSelector():
-            yield from _selectors(expr.selector, back_ms + expr.range_ms)
-        case ast.Subquery():
-            yield from _selectors(expr.expr, back_ms + expr.range_ms + max(0, expr.offset_ms))
-        case _:
-            for child in walk.iterate_children(expr):
-                yield from _selectors(child, back_ms)
 
 
 def _query_range(group: RuleGroup, window: ReplayWindow) -> engines.QueryRange:

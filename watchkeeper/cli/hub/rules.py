@@ -130,7 +130,7 @@ def replay(
     watchkeeper rules replay my-rules.yaml --record outage.wkrec --json
     """
     from watchkeeper.rules import replay as replays
-    from watchkeeper.rules import rulefile
+    from watchkeeper.rules import rulefile, series_read
     from watchkeeper.web import replay_hub
 
     rule_set, progress = rulefile.load_rules(files), Progress()
@@ -140,7 +140,7 @@ def replay(
         else:
             since, until = times.parse_window(start, end, hub)
             recorded = _fetch_recording(hub, rule_set, since, until, progress=progress)
-        _, written, _ = replays.metric_names(rule_set)
+        written = series_read.of_rules(rule_set).written
         recorded.series = [series for series in recorded.series if series[0].name not in written]
         engine = replay_hub.load_engine(recorded, progress=lambda part: progress.update(f"Loading: {part:.0%}"))
         window = replays.ReplayWindow(clock.to_ms(since), clock.to_ms(until), interval)
@@ -174,17 +174,16 @@ def _fetch_recording(
     hub: Client, rule_set: rulefile.RuleSet, since: datetime, until: datetime, *, progress: Progress
 ) -> recording.Recording:
     """Record the series that the rules read, including the lookback before the first evaluation."""
-    from watchkeeper.rules import replay as replays
+    from watchkeeper.rules import series_read
     from watchkeeper.store import recording
 
-    names, _, lookback_ms = replays.metric_names(rule_set)
-    early = clock.from_ms(clock.to_ms(since) - lookback_ms)
-    matches = [f'{{__name__="{name}"}}' for name in sorted(names)]
+    read = series_read.of_rules(rule_set)
+    early = clock.from_ms(clock.to_ms(since) - read.lookback_ms)
     with tempfile.NamedTemporaryFile(suffix=".wkrec") as file:
         chunks = hub.recording(
             start=times.seconds(early),
             end=times.seconds(until),
-            matches=matches,
+            matches=read.selectors(),
             progress=lambda size: progress.update(f"From the hub: {size / 2**20:.1f} MiB"),
         )
         for chunk in chunks:

@@ -17,21 +17,11 @@ from functools import cache
 
 from watchkeeper.catalogue import pack
 
-# DCGM's short names (dcgm_fields.cpp) of the profiling fields; other fields are identified by their column.
-SHORT_NAMES = {
-    "GRACT": 1001,
-    "SMACT": 1002,
-    "SMOCC": 1003,
-    "TENSO": 1004,
-    "DRAMA": 1005,
-    "FP64A": 1006,
-    "FP32A": 1007,
-    "FP16A": 1008,
-    "PCITX": 1009,
-    "PCIRX": 1010,
-    "NVLTX": 1011,
-    "NVLRX": 1012,
-}
+# DCGM's short names (dcgm_fields.cpp) of the profiling fields, from 1001; other fields are identified by their column.
+PROFILING_NAMES = (
+    *("GRACT", "SMACT", "SMOCC", "TENSO", "DRAMA", "FP64A", "FP32A", "FP16A", "PCITX", "PCIRX", "NVLTX", "NVLRX"),
+)
+SHORT_NAMES = {name: number for number, name in enumerate(PROFILING_NAMES, 1001)}
 ROW = re.compile(r"GPU\s+(?P<gpu>\d+)\s+(?P<cells>\S.*)")
 GPU_ID = re.compile(r"^\|\s*(\d+)\s*\|")
 DEVICE = re.compile(r"Device UUID:\s*(GPU-[0-9a-fA-F-]+)")
@@ -93,12 +83,8 @@ def read_discovery(lines: Iterable[str]) -> dict[int, str]:
 @cache
 def field_ids() -> Mapping[str, int]:
     """DCGM's number of each field, by its old and its new name."""
-    rows = pack.load("dcgm_fields.csv", _read_row)
+    rows = pack.load("dcgm_fields.csv", lambda cells: (int(cells["field_id"]), cells["name"], cells["name_from_4_6"]))
     return {name: number for number, *names in rows for name in names if name}
-
-
-def _read_row(cells: Mapping[str, str]) -> tuple[int, str, str]:
-    return int(cells["field_id"]), cells["name"], cells["name_from_4_6"]
 
 
 def _number(cell: str) -> float | None:

@@ -7,7 +7,8 @@ build numbers, texts, lists and mappings. An instruction that imports or calls a
 from __future__ import annotations
 
 import pickletools
-from typing import Any
+from collections.abc import Set
+from typing import Any, NamedTuple
 
 from watchkeeper.errors import WatchkeeperError
 
@@ -17,35 +18,12 @@ MAX_BYTES = 256 << 20
 # PyTorch writes lists of numbers with these functions; each returns its argument as a list.
 LIST_CONSTRUCTORS = frozenset({f"torch.jit._pickle build_{kind}list" for kind in ("int", "double", "bool", "tensor")})
 MAPPING_CONSTRUCTORS = frozenset({"collections OrderedDict"})
-CONSTANTS = {
-    "NONE": None,
-    "NEWTRUE": True,
-    "NEWFALSE": False,
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+LITERALS: Set[str] = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 }
-LITERALS = frozenset(
-    [
-        "INT",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG",
-        "LONG1",
-        "LONG4",
-        "FLOAT",
-        "BINFLOAT",
-        "STRING",
-        "BINSTRING",
-        "SHORT_BINSTRING",
-        "UNICODE",
-        "BINUNICODE",
-        "SHORT_BINUNICODE",
-        "BINUNICODE8",
-        "BINBYTES",
-        "SHORT_BINBYTES",
-        "BINBYTES8",
-        "BYTEARRAY8",
-    ]
-)
 MARK = object()
 
 
@@ -53,11 +31,10 @@ class UnsafePickle(WatchkeeperError):
     """The pickle imports or calls something, or is not a valid pickle of plain values."""
 
 
-class _Constructor:
+class _Constructor(NamedTuple):
     """The name of a constructor in the pickle; harmless, because it is never imported."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
 def loads(raw: bytes) -> Any:
@@ -89,8 +66,6 @@ class _PickleMachine:
             self.stack.append(CONSTANTS[name])
         elif name in LITERALS:
             self.stack.append(argument)
-        elif name in ("PROTO", "FRAME"):
-            pass
         elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
             self.memo[int(argument)] = self.stack[-1]
         elif name == "MEMOIZE":
@@ -105,7 +80,7 @@ class _PickleMachine:
             )
         elif name == "REDUCE":
             self._call_constructor(position)
-        else:
+        elif name not in ("PROTO", "FRAME"):
             raise UnsafePickle(f"instruction {name} at byte {position} would run code; it was not run")
 
     def items_since_mark(self) -> list[Any]:
@@ -131,22 +106,6 @@ class _PickleMachine:
             self.stack.append(list(arguments[0]))
         else:
             self.stack.append(dict(arguments[0]) if arguments else {})
-
-
-def _push_mark(machine: _PickleMachine) -> None:
-    machine.stack.append(MARK)
-
-
-def _pop(machine: _PickleMachine) -> None:
-    machine.stack.pop()
-
-
-def _pop_mark(machine: _PickleMachine) -> None:
-    machine.items_since_mark()
-
-
-def _duplicate_top(machine: _PickleMachine) -> None:
-    machine.stack.append(machine.stack[-1])
 
 
 def _append(machine: _PickleMachine) -> None:
@@ -179,10 +138,10 @@ def _tuple_builder(count: int) -> Any:
 
 
 BUILDERS: dict[str, Any] = {
-    "MARK": _push_mark,
-    "POP": _pop,
-    "POP_MARK": _pop_mark,
-    "DUP": _duplicate_top,
+    "MARK": lambda machine: machine.stack.append(MARK),
+    "POP": lambda machine: machine.stack.pop(),
+    "POP_MARK": lambda machine: machine.items_since_mark(),
+    "DUP": lambda machine: machine.stack.append(machine.stack[-1]),
     "EMPTY_LIST": lambda machine: machine.stack.append([]),
     "EMPTY_DICT": lambda machine: machine.stack.append({}),
     "EMPTY_TUPLE": lambda machine: machine.stack.append(()),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from watchkeeper.model import events, fleet
 
@@ -45,10 +45,6 @@ class KmsgRecord:
     sequence: int
     since_boot_us: int
     text: str
-
-    @property
-    def is_from_kernel(self) -> bool:
-        return self.facility == 0
 
 
 # 0000:3b:00, 0000:3b:00.0, 00000000:3B:00.0, and 03:00 of drivers that print no domain
@@ -210,79 +206,53 @@ IDENTITY = re.compile(rf"NVRM: GPU at (?:PCI:)?{ADDRESS}: (?P<uuid>GPU-[0-9a-fA-
 RECORD = re.compile(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;([^\n]*)")
 
 
-def _build_xid(match: re.Match[str]) -> KernelFact:
+Build = Callable[[re.Match[str]], KernelFact | GpuIdentity]
+
+
+def _build_fact(
+    match: re.Match[str], kind: events.EventKind, fields: Mapping[str, str], *, code: int | None = None
+) -> KernelFact:
+    """The fact of a match: its text to the end, and the code, address and process that it names."""
     groups = match.groupdict()
-    pid, name, rest = groups["pid"], groups["name"], groups["rest"]
-    fields = {key: groups[key] for key in ("gpu_instance", "compute_instance") if groups[key] is not None}
-    if (recovery := RECOVERY.search(rest)) is not None:
-        fields["recovery_action"] = recovery.group(1)
-    if (previous_xid := CAUSED_BY.search(rest)) is not None:
-        fields["caused_by_xid"] = previous_xid.group(1)
+    address, pid, name = groups.get("pci"), groups.get("pid"), groups.get("name")
     return KernelFact(
-        events.EventKind.XID,
-        match.group().rstrip(),
-        code=int(groups["code"]),
-        pci=None if groups["pci"] is None else fleet.normalise_pci(groups["pci"]),
+        kind,
+        match.string[match.start() :].rstrip(),
+        code=int(groups["code"]) if "code" in groups else code,
+        pci=None if address is None else fleet.normalise_pci(address),
         pid=int(pid) if pid is not None and pid.isdigit() else None,
         process=name if name not in (None, "", "<unknown>") else None,
         fields=fields,
     )
 
 
-def _build_sxid(match: re.Match[str]) -> KernelFact:
-    return KernelFact(
-        events.EventKind.SXID,
-        _message_text(match),
-        code=int(match["code"]),
-        pci=fleet.normalise_pci(match["pci"]),
-        fields=_present_groups(match, "switch", "severity", "link"),
-    )
+def _present_groups(match: re.Match[str], *names: str) -> dict[str, str]:
+    return {name: match[name].strip() for name in names if match[name] is not None}
+
+
+def _fact(kind: events.EventKind, *names: str, code: int | None = None, **constants: str) -> Build:
+    """A function that builds facts whose fields are `constants` and the named groups that matched."""
+    return lambda match: _build_fact(match, kind, constants | _present_groups(match, *names), code=code)
+
+
+def _build_xid(match: re.Match[str]) -> KernelFact:
+    fields = _present_groups(match, "gpu_instance", "compute_instance")
+    if (recovery := RECOVERY.search(match["rest"])) is not None:
+        fields["recovery_action"] = recovery.group(1)
+    if (previous_xid := CAUSED_BY.search(match["rest"])) is not None:
+        fields["caused_by_xid"] = previous_xid.group(1)
+    return _build_fact(match, events.EventKind.XID, fields)
 
 
 def _build_gpu_lost(match: re.Match[str]) -> KernelFact:
-    pci = match["pci"]
-    return KernelFact(events.EventKind.GPU_LOST, match.group(), pci=None if pci is None else fleet.normalise_pci(pci))
-
-
-def _build_pcie_error(match: re.Match[str]) -> KernelFact:
-    text = _message_text(match)
-    fields = _present_groups(match, "driver", "severity", "layer")
-    return KernelFact(events.EventKind.PCIE_ERROR, text, pci=fleet.normalise_pci(match["pci"]), fields=fields)
+    return replace(_build_fact(match, events.EventKind.GPU_LOST, {}), text=match.group())
 
 
 def _build_pcie_device_lost(match: re.Match[str]) -> KernelFact:
     """A device that the bus disconnected; without a severity in the message it is `Uncorrected`."""
     fields = _present_groups(match, "driver", "severity")
     fields.setdefault("severity", f"Uncorrected ({match['slot'] or 'contained'})")
-    return KernelFact(
-        events.EventKind.PCIE_ERROR, _message_text(match), pci=fleet.normalise_pci(match["pci"]), fields=fields
-    )
-
-
-def _build_gsp_error(match: re.Match[str]) -> KernelFact:
-    return KernelFact(events.EventKind.GSP_ERROR, _message_text(match), fields=_present_groups(match, "driver_gpu"))
-
-
-def _build_nvlink_error(match: re.Match[str]) -> KernelFact:
-    return KernelFact(events.EventKind.NVLINK_ERROR, _message_text(match), fields=_present_groups(match, "driver_gpu"))
-
-
-def _build_init_failure(match: re.Match[str]) -> KernelFact:
-    pci = None if match["pci"] is None else fleet.normalise_pci(match["pci"])
-    return _build_driver_fault(match, cause="gpu_missing", code=6, pci=pci)
-
-
-def _build_no_devices(match: re.Match[str]) -> KernelFact:
-    return _build_driver_fault(match, cause="driver_not_loaded", code=9)
-
-
-def _build_api_mismatch(match: re.Match[str]) -> KernelFact:
-    return _build_driver_fault(match, cause="driver_library_mismatch", code=18)
-
-
-def _build_driver_fault(match: re.Match[str], *, cause: str, code: int, pci: str | None = None) -> KernelFact:
-    """`code` is NVML's return code for the same fault, so that both reports become one condition."""
-    return KernelFact(events.EventKind.DRIVER_FAULT, _message_text(match), code=code, pci=pci, fields={"cause": cause})
+    return _build_fact(match, events.EventKind.PCIE_ERROR, fields)
 
 
 def _build_machine_check(match: re.Match[str]) -> KernelFact:
@@ -294,57 +264,29 @@ def _build_machine_check(match: re.Match[str]) -> KernelFact:
             fields["severity"] = "uncorrected" if int(match["status"], 16) & UNCORRECTED_BIT else "corrected"
     elif severity_word:
         fields["severity"] = "corrected" if severity_word in ("corrected", "deferred") else "uncorrected"
-    return KernelFact(events.EventKind.MACHINE_CHECK, _message_text(match), fields=fields)
+    return _build_fact(match, events.EventKind.MACHINE_CHECK, fields)
 
 
 def _build_edac_error(match: re.Match[str]) -> KernelFact:
     severity = "uncorrected" if match["letter"] == "U" else "corrected"
     fields = {"severity": severity, "errors": match["count"]} | _present_groups(match, "controller", "dimm")
-    return KernelFact(events.EventKind.MACHINE_CHECK, _message_text(match), fields=fields)
-
-
-def _build_memory_failure(match: re.Match[str]) -> KernelFact:
-    return KernelFact(
-        events.EventKind.MACHINE_CHECK,
-        _message_text(match),
-        pid=None if match["pid"] is None else int(match["pid"]),
-        process=match["name"],
-        fields={"severity": "uncorrected"},
-    )
-
-
-def _build_nic_error(match: re.Match[str]) -> KernelFact:
-    fields = _present_groups(match, "problem")
-    return KernelFact(
-        events.EventKind.NIC_ERROR, _message_text(match), pci=fleet.normalise_pci(match["pci"]), fields=fields
-    )
-
-
-def _build_link_down(match: re.Match[str]) -> KernelFact:
-    fields = _present_groups(match, "interface")
-    return KernelFact(
-        events.EventKind.LINK_DOWN, _message_text(match), pci=fleet.normalise_pci(match["pci"]), fields=fields
-    )
+    return _build_fact(match, events.EventKind.MACHINE_CHECK, fields)
 
 
 def _build_iommu_fault(match: re.Match[str]) -> KernelFact:
     address = next((match[name] for name in ("pci", "amd", "intel", "arm") if match[name] is not None), None)
     pci = None if address is None else fleet.normalise_pci(address)
-    return KernelFact(
-        events.EventKind.IOMMU_FAULT, _message_text(match), pci=pci, fields=_present_groups(match, "driver")
-    )
+    return replace(_build_fact(match, events.EventKind.IOMMU_FAULT, _present_groups(match, "driver")), pci=pci)
 
 
 def _build_storage_lost(match: re.Match[str]) -> KernelFact:
     """The kernel logs the recovery of a server, except for requests that timed out."""
     recovery_fields = {} if match["gives_up"] else {events.REPORTS_RECOVERY: "1"}
-    return KernelFact(
-        events.EventKind.STORAGE_LOST, _message_text(match), fields={**_server_fields(match), **recovery_fields}
-    )
+    return _build_fact(match, events.EventKind.STORAGE_LOST, _server_fields(match) | recovery_fields)
 
 
 def _build_storage_recovered(match: re.Match[str]) -> KernelFact:
-    return KernelFact(events.EventKind.STORAGE_BACK, _message_text(match), fields=_server_fields(match))
+    return _build_fact(match, events.EventKind.STORAGE_BACK, _server_fields(match))
 
 
 def _server_fields(match: re.Match[str]) -> dict[str, str]:
@@ -354,52 +296,30 @@ def _server_fields(match: re.Match[str]) -> dict[str, str]:
 
 def _build_oom_kill(match: re.Match[str]) -> KernelFact:
     scope = "node" if match["scope"] == "Out" else "cgroup"
-    return KernelFact(
-        events.EventKind.OOM_KILL,
-        _message_text(match),
-        pid=int(match["pid"]),
-        process=match["name"] or None,
-        fields={"scope": scope} | _present_groups(match, "anon_rss_kib"),
-    )
-
-
-def _build_boot(match: re.Match[str]) -> KernelFact:
-    text = _message_text(match)
-    return KernelFact(events.EventKind.NODE_BOOT, text, fields={"kernel": match["release"]})
-
-
-def _read_identity(match: re.Match[str]) -> GpuIdentity:
-    return GpuIdentity(fleet.normalise_pci(match["pci"]), match["uuid"])
-
-
-def _message_text(match: re.Match[str]) -> str:
-    return match.string[match.start() :].rstrip()
-
-
-def _present_groups(match: re.Match[str], *names: str) -> dict[str, str]:
-    return {name: match[name].strip() for name in names if match[name] is not None}
+    return _build_fact(match, events.EventKind.OOM_KILL, {"scope": scope} | _present_groups(match, "anon_rss_kib"))
 
 
 # The text on the left is a fast pre-filter: almost every line contains none of them, and no pattern is run.
-PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], KernelFact | GpuIdentity]], ...] = (
+# The code of a driver fault is NVML's return code for the same fault, so that both reports become one condition.
+PATTERNS: tuple[tuple[str, re.Pattern[str], Build], ...] = (
     ("NVRM: Xid", XID, _build_xid),
-    (": SXid", SXID, _build_sxid),
-    ("NVRM: GPU at", IDENTITY, _read_identity),
+    (": SXid", SXID, _fact(events.EventKind.SXID, "switch", "severity", "link")),
+    ("NVRM: GPU at", IDENTITY, lambda match: GpuIdentity(fleet.normalise_pci(match["pci"]), match["uuid"])),
     ("fallen off the bus", GPU_LOST, _build_gpu_lost),
-    ("NVRM: ", GSP, _build_gsp_error),
-    ("nvlink", NVLINK, _build_nvlink_error),
-    ("RmInitAdapter", INIT_FAILED, _build_init_failure),
-    ("NVRM: No", NO_DEVICES, _build_no_devices),
-    ("NVRM: API", API_MISMATCH, _build_api_mismatch),
-    ("PCIe Bus Error", PCIE, _build_pcie_error),
+    ("NVRM: ", GSP, _fact(events.EventKind.GSP_ERROR, "driver_gpu")),
+    ("nvlink", NVLINK, _fact(events.EventKind.NVLINK_ERROR, "driver_gpu")),
+    ("RmInitAdapter", INIT_FAILED, _fact(events.EventKind.DRIVER_FAULT, cause="gpu_missing", code=6)),
+    ("NVRM: No", NO_DEVICES, _fact(events.EventKind.DRIVER_FAULT, cause="driver_not_loaded", code=9)),
+    ("NVRM: API", API_MISMATCH, _fact(events.EventKind.DRIVER_FAULT, cause="driver_library_mismatch", code=18)),
+    ("PCIe Bus Error", PCIE, _fact(events.EventKind.PCIE_ERROR, "driver", "severity", "layer")),
     ("no details found", PCIE_DEVICE_LOST, _build_pcie_device_lost),
     (": DPC: ", PCIE_DEVICE_LOST, _build_pcie_device_lost),
     (": pciehp: ", PCIE_DEVICE_LOST, _build_pcie_device_lost),
     ("[Hardware Error]: ", MACHINE_CHECK, _build_machine_check),
     ("EDAC MC", EDAC, _build_edac_error),
-    ("hardware memory ", MEMORY_FAILURE, _build_memory_failure),
-    ("mlx5_core ", LINK_DOWN, _build_link_down),
-    ("mlx5_core ", NIC, _build_nic_error),
+    ("hardware memory ", MEMORY_FAILURE, _fact(events.EventKind.MACHINE_CHECK, severity="uncorrected")),
+    ("mlx5_core ", LINK_DOWN, _fact(events.EventKind.LINK_DOWN, "interface")),
+    ("mlx5_core ", NIC, _fact(events.EventKind.NIC_ERROR, "problem")),
     ("AMD-Vi: Event", IOMMU, _build_iommu_fault),
     ("DMAR: [DMA", IOMMU, _build_iommu_fault),
     ("arm-smmu-v3 ", IOMMU, _build_iommu_fault),
@@ -412,7 +332,7 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Callable[[re.Match[str]], KernelFact
     ("Connection restored", STORAGE_RECOVERED, _build_storage_recovered),
     ("ceph: ", STORAGE_RECOVERED, _build_storage_recovered),
     ("ut of memory: K", OOM, _build_oom_kill),
-    ("Linux version", BOOT, _build_boot),
+    ("Linux version", BOOT, lambda match: _build_fact(match, events.EventKind.NODE_BOOT, {"kernel": match["release"]})),
 )
 # A block of a log without any of these texts is skipped, so that a flood of other messages costs almost nothing.
 NEEDLES = tuple(dict.fromkeys(needle.encode() for needle, _, _ in PATTERNS))
@@ -420,10 +340,7 @@ NEEDLES = tuple(dict.fromkeys(needle.encode() for needle, _, _ in PATTERNS))
 
 def read_line(line: str) -> KernelFact | GpuIdentity | None:
     """The fact in a log line with any prefix; None if no pattern matches."""
-    for needle, pattern, build in PATTERNS:
-        if needle in line and (match := pattern.search(line)) is not None:
-            return build(match)
-    return None
+    return _find_fact(line, re.Pattern.search)
 
 
 def read_message(record: KmsgRecord) -> KernelFact | GpuIdentity | None:
@@ -431,10 +348,14 @@ def read_message(record: KmsgRecord) -> KernelFact | GpuIdentity | None:
 
     The pattern must match at the start of the message: a program can put any text into its name.
     """
-    if not record.is_from_kernel:
-        return None
+    return _find_fact(record.text, re.Pattern.match) if record.facility == 0 else None
+
+
+def _find_fact(
+    text: str, find: Callable[[re.Pattern[str], str], re.Match[str] | None]
+) -> KernelFact | GpuIdentity | None:
     for needle, pattern, build in PATTERNS:
-        if needle in record.text and (match := pattern.match(record.text)) is not None:
+        if needle in text and (match := find(pattern, text)) is not None:
             return build(match)
     return None
 

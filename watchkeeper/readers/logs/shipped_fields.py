@@ -11,29 +11,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-# The names of an entry's fields, letters only, in order of precedence.
-MESSAGES = (
-    *("message", "msg", "log", "text", "line", "textpayload", "syslogmessage", "content", "body", "raw", "event"),
-)
-TIMES = ("time", "timestamp", "ts", "asctime", "date", "datetime", "timegenerated", "realtimetimestamp")
-NODES = (
-    *("hostname", "nodename", "host", "node", "computer", "computername", "machine", "machinename", "k8snodename"),
-    *("kubernetesnodename", "kuberneteshost", "podnodename"),
-)
-# Last resort, if the value looks like a node name: a label of Prometheus, and a field of Graylog.
-SOURCES = ("instance", "source")
-PODS = ("podname", "pod", "k8spodname", "kubernetespodname")
-CONTAINERS = ("containername", "container")
-PROGRAMS = ("syslogidentifier", "comm", "logger", "ident", "program", "processname")
-LEVELS = ("level", "levelname", "severity", "stream")
+# The names of an entry's fields by role, letters only, in order of precedence.
+ROLE_NAMES = {
+    "messages": (
+        *("message", "msg", "log", "text", "line", "textpayload", "syslogmessage", "content", "body", "raw", "event"),
+    ),
+    "times": ("time", "timestamp", "ts", "asctime", "date", "datetime", "timegenerated", "realtimetimestamp"),
+    "nodes": (
+        *("hostname", "nodename", "host", "node", "computer", "computername", "machine", "machinename", "k8snodename"),
+        *("kubernetesnodename", "kuberneteshost", "podnodename"),
+    ),
+    # Last resort, if the value looks like a node name: a label of Prometheus, and a field of Graylog.
+    "sources": ("instance", "source"),
+    "pods": ("podname", "pod", "k8spodname", "kubernetespodname"),
+    "containers": ("containername", "container"),
+    "programs": ("syslogidentifier", "comm", "logger", "ident", "program", "processname"),
+    "levels": ("level", "levelname", "severity", "stream"),
+    "labels": ("resource", "labels", "stream", "kubernetes", "attributes", "tags", "fields"),
+}
 ERROR_LEVELS = ("error", "fatal", "critical")
-LABELS = ("resource", "labels", "stream", "kubernetes", "attributes", "tags", "fields")
-PREFIX_FIELDS = frozenset({*TIMES, *NODES, *PROGRAMS, *LEVELS, *LABELS, "rank"})
+# These, and the rank, are not repeated after the message.
+PREFIX_ROLES = ("times", "nodes", "programs", "levels", "labels")
 # Keys whose value is the entry itself, one level deeper.
 NESTED_ENTRIES = ("jsonPayload", "_source", "content", "attributes", "result", "message")
 # Only these name a node at any depth.
@@ -56,46 +58,19 @@ UNITS = (1e9, 1e6, 1e3, 1.0)
 EARLIEST_SECONDS = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class _FieldRoles:
-    """The keys of an entry by role, each in order of precedence."""
-
-    messages: tuple[str, ...]
-    times: tuple[str, ...]
-    nodes: tuple[str, ...]
-    sources: tuple[str, ...]
-    pods: tuple[str, ...]
-    containers: tuple[str, ...]
-    programs: tuple[str, ...]
-    levels: tuple[str, ...]
-    labels: tuple[str, ...]
-    others: tuple[str, ...]
+FieldRoles = Mapping[str, Sequence[str]]
 
 
 @lru_cache(MAX_FIELD_SETS)
-def _assign_roles(keys: tuple[str, ...]) -> _FieldRoles:
-    """Assign keys to roles, once for each set of keys; the journal's own upper-case keys are ignored."""
+def _assign_roles(keys: tuple[str, ...]) -> FieldRoles:
+    """The keys of an entry by role, each in order of precedence; the journal's own upper-case keys are ignored."""
     keys_by_name: dict[str, list[str]] = {}
     for key in keys:
         keys_by_name.setdefault(NOT_LETTERS.sub("", key.lower()), []).append(key)
-    prefix_keys = {key for name in PREFIX_FIELDS for key in keys_by_name.get(name, ())}
-    others = tuple(key for key in keys if key not in prefix_keys and not key.startswith("_") and not key.isupper())
-
-    def select_keys(names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(key for name in names for key in keys_by_name.get(name, ()))
-
-    return _FieldRoles(
-        messages=select_keys(MESSAGES),
-        times=select_keys(TIMES),
-        nodes=select_keys(NODES),
-        sources=select_keys(SOURCES),
-        pods=select_keys(PODS),
-        containers=select_keys(CONTAINERS),
-        programs=select_keys(PROGRAMS),
-        levels=select_keys(LEVELS),
-        labels=select_keys(LABELS),
-        others=others,
-    )
+    roles = {role: [key for name in names for key in keys_by_name.get(name, ())] for role, names in ROLE_NAMES.items()}
+    prefix_keys = {key for role in PREFIX_ROLES for key in roles[role]} | set(keys_by_name.get("rank", ()))
+    others = [key for key in keys if key not in prefix_keys and not key.startswith("_") and not key.isupper()]
+    return {**roles, "others": others}
 
 
 def find_message(fields: object) -> tuple[Mapping[str, Any], str] | None:
@@ -113,15 +88,12 @@ def find_message(fields: object) -> tuple[Mapping[str, Any], str] | None:
 
 
 def _message_key(fields: Mapping[str, Any]) -> str | None:
-    for name in _assign_roles(tuple(fields)).messages:
-        if isinstance(fields[name], str):
-            return name
-    return None
+    return next((name for name in _assign_roles(tuple(fields))["messages"] if isinstance(fields[name], str)), None)
 
 
 def find_message_column(names: Iterable[str]) -> str | None:
     """The column that contains the message; None if there is none."""
-    return next(iter(_assign_roles(tuple(names)).messages), None)
+    return next(iter(_assign_roles(tuple(names))["messages"]), None)
 
 
 def format_entry(fields: Mapping[str, Any], name: str) -> str:
@@ -129,29 +101,29 @@ def format_entry(fields: Mapping[str, Any], name: str) -> str:
     if fields.keys() <= DOCKER:
         return f"{fields.get('time', '')} {fields[name].rstrip()}".replace("\n", " ")
     roles = _assign_roles(tuple(fields))
-    time = _read_time(fields, roles.times)
+    time = _read_time(fields, roles["times"])
     place = _place(fields, roles, has_time=time is not None)
     rank = f"[rank{fields['rank']}]: " if isinstance(fields.get("rank"), int | str) else ""
-    level = next((f" level={fields[key]}" for key in roles.levels if str(fields[key]).lower() in ERROR_LEVELS), "")
+    level = next((f" level={fields[key]}" for key in roles["levels"] if str(fields[key]).lower() in ERROR_LEVELS), "")
     suffix = level + "".join(
         f" {key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key in roles.others
+        for key in roles["others"]
         if (value := fields[key]) and key != name and isinstance(value, str | dict | list)
     )
     return f"{time + ' ' if time else ''}{place}{rank}{fields[name].rstrip()}{suffix}".replace("\n", " ")
 
 
-def _place(fields: Mapping[str, Any], roles: _FieldRoles, *, has_time: bool) -> str:
-    node, pod, container = _first_text(fields, roles.nodes), _first_text(fields, roles.pods), None
-    if roles.labels and (labels := _labels(fields, roles.labels)):
+def _place(fields: Mapping[str, Any], roles: FieldRoles, *, has_time: bool) -> str:
+    node, pod, container = _first_text(fields, roles["nodes"]), _first_text(fields, roles["pods"]), None
+    if roles["labels"] and (labels := _labels(fields, roles["labels"])):
         label_roles = _assign_roles(tuple(labels))
-        node = node or _first_text(labels, label_roles.nodes) or _node_like_source(labels, label_roles.sources)
-        pod = _first_text(labels, label_roles.pods) or pod
-        container = _first_text(labels, label_roles.containers)
-    node = node or _find_deep_node(fields, roles.others, 0) or _node_like_source(fields, roles.sources)
+        node = node or _first_text(labels, label_roles["nodes"]) or _node_like_source(labels, label_roles["sources"])
+        pod = _first_text(labels, label_roles["pods"]) or pod
+        container = _first_text(labels, label_roles["containers"])
+    node = node or _find_deep_node(fields, roles["others"], 0) or _node_like_source(fields, roles["sources"])
     place = ""
     if node:
-        program = _first_text(fields, roles.programs) or "log"
+        program = _first_text(fields, roles["programs"]) or "log"
         place = f"{node} {program}: " if has_time and NAME.fullmatch(node) else f"[node/{node}] {program}: "
     return f"{place}[pod/{pod}/{container or ''}] " if pod else place
 

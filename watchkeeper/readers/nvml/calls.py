@@ -20,6 +20,8 @@ NVLINK_TRAFFIC = {138: "transmitted", 139: "received"}
 # The highest number so far: Hopper and Blackwell.
 MAX_NVLINKS = 18
 TEMPERATURE_SLOWDOWN_TLIMIT = 194
+REMAP_BANKS = ("max", "high", "partial", "low", "none")
+REMAPPED_ROWS = ("correctable", "uncorrectable", "pending", "failure")
 # nvml.h: states of the fabric probe. DCGM adds a state for a probe that ended with an error, and one for an unknown
 # state (DCGM 4.6 dcgm_structs.h, dcgmFabricManagerStatus_t).
 FABRIC_NOT_SUPPORTED, FABRIC_COMPLETED = 0, 3
@@ -45,21 +47,11 @@ def field_number(value: Any) -> float:
     return number
 
 
-def _utilization(nvml: Any, gpu: Any) -> Answer:
-    rates = nvml.nvmlDeviceGetUtilizationRates(gpu)
-    return {"gpu": rates.gpu, "memory": rates.memory}
-
-
 def _memory(nvml: Any, gpu: Any) -> Answer:
     memory = nvml.nvmlDeviceGetMemoryInfo(gpu, version=nvml.nvmlMemory_v2)
     usable = memory.total - memory.reserved
     ratio = {"used_ratio": memory.used / usable} if usable > 0 else {}
     return {"total": memory.total, "free": memory.free, "used": memory.used, "reserved": memory.reserved, **ratio}
-
-
-def _bar1(nvml: Any, gpu: Any) -> Answer:
-    bar1 = nvml.nvmlDeviceGetBAR1MemoryInfo(gpu)
-    return {"total": bar1.bar1Total, "free": bar1.bar1Free, "used": bar1.bar1Used}
 
 
 def _clocks_event_reason(nvml: Any, gpu: Any) -> Answer:
@@ -79,30 +71,6 @@ def _slowdown_margin(nvml: Any, gpu: Any) -> Answer:
     if limit.nvmlReturn != nvml.NVML_SUCCESS:
         raise Unsupported("no slowdown temperature")
     return float(nvml.nvmlDeviceGetMarginTemperature(gpu) - field_number(limit))
-
-
-def _remap_banks(nvml: Any, gpu: Any) -> Answer:
-    banks = nvml.nvmlDeviceGetRowRemapperHistogram(gpu)
-    return {name: getattr(banks, name) for name in ("max", "high", "partial", "low", "none")}
-
-
-def _remapped_rows(nvml: Any, gpu: Any) -> Answer:
-    names = ("correctable", "uncorrectable", "pending", "failure")
-    return dict(zip(names, nvml.nvmlDeviceGetRemappedRows(gpu), strict=True))
-
-
-def _pcie_generation(nvml: Any, gpu: Any) -> Answer:
-    current, maximum = nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)
-    return {"now": current, "max": maximum}
-
-
-def _pcie_width(nvml: Any, gpu: Any) -> Answer:
-    return {"now": nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu), "max": nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)}
-
-
-def _power_constraints(nvml: Any, gpu: Any) -> Answer:
-    lowest, highest = nvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu)
-    return {"min": lowest, "max": highest}
 
 
 def _nvlink_errors(nvml: Any, gpu: Any) -> Answer:
@@ -152,15 +120,13 @@ def _fabric(nvml: Any, gpu: Any) -> Answer:
     nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(fabric))
     if fabric.state == FABRIC_NOT_SUPPORTED:
         raise Unsupported("not part of a fabric")
-    return {"state": fabric.state, "status": _fabric_status(fabric), "health": fabric.healthMask}
-
-
-def _fabric_status(fabric: Any) -> int:
-    """DCGM's status of the probe: NVML's state, except that a probe that completed with an error is failed."""
-    state = int(fabric.state)
-    if state > FABRIC_COMPLETED:
-        return FABRIC_UNRECOGNIZED
-    return FABRIC_FAILED if state == FABRIC_COMPLETED and fabric.status else state
+    # DCGM's status of the probe: NVML's state, except that a probe that completed with an error is failed.
+    status = int(fabric.state)
+    if status > FABRIC_COMPLETED:
+        status = FABRIC_UNRECOGNIZED
+    elif status == FABRIC_COMPLETED and fabric.status:
+        status = FABRIC_FAILED
+    return {"state": fabric.state, "status": status, "health": fabric.healthMask}
 
 
 def _processes(nvml: Any, gpu: Any) -> Answer:
@@ -203,15 +169,38 @@ def _read_first(function: str) -> NvmlCall:
     return NvmlCall(function, lambda module, gpu: getattr(module, function)(gpu)[0])
 
 
+def _read_tuple(function: str, *names: str) -> NvmlCall:
+    """A call that takes a handle and returns a value for each of these parts."""
+    return NvmlCall(function, lambda module, gpu: dict(zip(names, getattr(module, function)(gpu), strict=True)))
+
+
+def _read_members(function: str, **members: str) -> NvmlCall:
+    """A call that takes a handle and returns a structure; each part is one of its members."""
+
+    def read(module: Any, gpu: Any) -> Answer:
+        answer = getattr(module, function)(gpu)
+        return {part: getattr(answer, member) for part, member in members.items()}
+
+    return NvmlCall(function, read)
+
+
+def _read_pcie(what: str) -> NvmlCall:
+    """The generation or width of the PCIe link, now and at most."""
+    current, maximum = f"nvmlDeviceGetCurrPcieLink{what}", f"nvmlDeviceGetMaxPcieLink{what}"
+    return NvmlCall(
+        current, lambda module, gpu: {"now": getattr(module, current)(gpu), "max": getattr(module, maximum)(gpu)}
+    )
+
+
 def _read_by_part(function: str) -> NvmlCall:
     """A call that takes a handle and one number, such as a clock domain."""
     return NvmlCall(function, read_part=lambda module, gpu, part: getattr(module, function)(gpu, part))
 
 
 CALLS: Mapping[str, NvmlCall] = {
-    "utilization": NvmlCall("nvmlDeviceGetUtilizationRates", _utilization),
+    "utilization": _read_members("nvmlDeviceGetUtilizationRates", gpu="gpu", memory="memory"),
     "memory": NvmlCall("nvmlDeviceGetMemoryInfo_v2", _memory),
-    "bar1": NvmlCall("nvmlDeviceGetBAR1MemoryInfo", _bar1),
+    "bar1": _read_members("nvmlDeviceGetBAR1MemoryInfo", total="bar1Total", free="bar1Free", used="bar1Used"),
     "temperature": NvmlCall("nvmlDeviceGetTemperature", lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, 0)),
     "margin": _read_number("nvmlDeviceGetMarginTemperature"),
     "slowdown_margin": NvmlCall("nvmlDeviceGetMarginTemperature", _slowdown_margin),
@@ -225,17 +214,17 @@ CALLS: Mapping[str, NvmlCall] = {
     "power": _read_number("nvmlDeviceGetPowerUsage"),
     "power_limit": _read_number("nvmlDeviceGetPowerManagementLimit"),
     "power_default": _read_number("nvmlDeviceGetPowerManagementDefaultLimit"),
-    "power_constraints": NvmlCall("nvmlDeviceGetPowerManagementLimitConstraints", _power_constraints),
+    "power_constraints": _read_tuple("nvmlDeviceGetPowerManagementLimitConstraints", "min", "max"),
     "power_enforced": _read_number("nvmlDeviceGetEnforcedPowerLimit"),
     "energy": _read_number("nvmlDeviceGetTotalEnergyConsumption"),
     "pcie_throughput": _read_by_part("nvmlDeviceGetPcieThroughput"),
     "pcie_replay": _read_number("nvmlDeviceGetPcieReplayCounter"),
-    "pcie_generation": NvmlCall("nvmlDeviceGetCurrPcieLinkGeneration", _pcie_generation),
-    "pcie_width": NvmlCall("nvmlDeviceGetCurrPcieLinkWidth", _pcie_width),
+    "pcie_generation": _read_pcie("Generation"),
+    "pcie_width": _read_pcie("Width"),
     "encoder": _read_first("nvmlDeviceGetEncoderUtilization"),
     "decoder": _read_first("nvmlDeviceGetDecoderUtilization"),
-    "remap_banks": NvmlCall("nvmlDeviceGetRowRemapperHistogram", _remap_banks),
-    "remapped_rows": NvmlCall("nvmlDeviceGetRemappedRows", _remapped_rows),
+    "remap_banks": _read_members("nvmlDeviceGetRowRemapperHistogram", **{name: name for name in REMAP_BANKS}),
+    "remapped_rows": _read_tuple("nvmlDeviceGetRemappedRows", *REMAPPED_ROWS),
     "nvlink_errors": NvmlCall("nvmlDeviceGetNvLinkErrorCounter", _nvlink_errors),
     "nvlink_up": NvmlCall("nvmlDeviceGetNvLinkState", _nvlink_up),
     "nvlink_traffic": NvmlCall("nvmlDeviceGetFieldValues", _nvlink_traffic),

@@ -6,7 +6,7 @@ that the agent can report which call hangs. A call that a GPU does not support i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from watchkeeper.errors import CollectError
@@ -16,16 +16,10 @@ from watchkeeper.readers.nvml.families import ALL_PARTS, Cadence, NvmlFamily
 from watchkeeper.readers.nvml.programs import Programs
 
 # Older drivers return INVALID_ARGUMENT for field ids that they do not know.
-UNSUPPORTED = frozenset(
-    {
-        "INVALID_ARGUMENT",
-        "NOT_SUPPORTED",
-        "FUNCTION_NOT_FOUND",
-        "VGPU_ECC_NOT_SUPPORTED",
-        "ARGUMENT_VERSION_MISMATCH",
-        "DEPRECATED",
-    }
-)
+UNSUPPORTED: Set[str] = {
+    *("INVALID_ARGUMENT", "NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "VGPU_ECC_NOT_SUPPORTED"),
+    *("ARGUMENT_VERSION_MISMATCH", "DEPRECATED"),
+}
 # The driver has no value yet, or not in this state; this is not an error of the GPU.
 NO_ANSWER = frozenset({"NO_DATA", "NOT_READY", "INVALID_STATE"})
 LOST = "GPU_IS_LOST"
@@ -54,26 +48,27 @@ class NvmlQuery(NamedTuple):
     families: tuple[NvmlFamily, ...]
 
 
-class MigSlice:
-    """One MIG instance of a GPU."""
+class NvmlDevice:
+    """A GPU or MIG instance of this session, with the keys of its unsupported calls."""
 
-    def __init__(self, id: int, profile: str, handle: Any) -> None:
-        self.id = id
-        self.profile = profile
+    def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.gpm: gpm.Gpm | None = None
         self.unsupported: set[str] = set()
+
+
+class MigSlice(NvmlDevice):
+    def __init__(self, id: int, profile: str, handle: Any) -> None:
+        super().__init__(handle)
+        self.id = id
+        self.profile = profile
         self.uuid = ""
 
 
-class SessionGpu:
-    """One GPU of this session, with its identity and unsupported calls."""
-
+class SessionGpu(NvmlDevice):
     def __init__(self, handle: Any, identity: dict[str, str]) -> None:
-        self.handle = handle
+        super().__init__(handle)
         self.identity = identity
-        self.unsupported: set[str] = set()
-        self.gpm: gpm.Gpm | None = None
         self.slices: list[MigSlice] = []
         self.programs = Programs()
 
@@ -97,12 +92,9 @@ class NvmlReading:
 
     def plain(self) -> dict[str, Any]:
         """The values that are not empty, for the message to the agent."""
-        fields = {
-            name: getattr(self, name)
-            for name in ("identity", "values", "slices", "errors", "lost", "refused", "is_profiled")
+        return {
+            name: value for name, value in vars(self).items() if value or (name == "programs" and value is not None)
         }
-        filled = {name: value for name, value in fields.items() if value}
-        return filled if self.programs is None else {**filled, "programs": self.programs}
 
 
 class GpuLost(Exception):
@@ -171,11 +163,9 @@ class Session:
             if Cadence.SLOW in cadences or reading.identity is not None:
                 self._find_slices(device)
             for cadence in cadences:
-                self._run_queries(self._plan[cadence], device.handle, unsupported=device.unsupported, reading=reading)
+                self._run_queries(self._plan[cadence], device, reading=reading)
                 if not device.slices:
-                    self._run_queries(
-                        self._slice_plan[cadence], device.handle, unsupported=device.unsupported, reading=reading
-                    )
+                    self._run_queries(self._slice_plan[cadence], device, reading=reading)
             if Cadence.PROFILE in cadences and not device.slices:
                 self._read_gpm(device, reading)
             for mig_slice in device.slices:
@@ -226,64 +216,39 @@ class Session:
         }
         return _text(calls[text_name](handle))
 
-    def _run_queries(
-        self, plan: Iterable[NvmlQuery], handle: Any, *, unsupported: set[str], reading: NvmlReading
-    ) -> None:
+    def _run_queries(self, plan: Iterable[NvmlQuery], device: NvmlDevice, *, reading: NvmlReading) -> None:
         """Make every call of a plan and store its values under their families."""
         for query in plan:
-            if query.key in unsupported:
+            if query.key in device.unsupported:
                 continue
             self._note(query.function)
             try:
                 if query.read is None:
-                    self._read_fields(query, handle, unsupported=unsupported, reading=reading)
+                    self._read_fields(query, device, reading=reading)
                 else:
-                    _fill_values(reading.values, query.families, query.read(self.nvml, handle))
+                    _fill_values(reading.values, query.families, query.read(self.nvml, device.handle))
             except (Unsupported, AttributeError):
                 # AttributeError: this version of nvidia-ml-py does not have the call.
-                unsupported.add(query.key)
+                device.unsupported.add(query.key)
             except self.nvml.NVMLError as error:
-                self._record_error(
-                    query.key,
-                    query.function,
-                    error_name=self.error_name(error),
-                    unsupported=unsupported,
-                    reading=reading,
-                )
+                _record_error(query.key, query.function, self.error_name(error), device=device, reading=reading)
 
-    def _read_fields(self, query: NvmlQuery, handle: Any, *, unsupported: set[str], reading: NvmlReading) -> None:
+    def _read_fields(self, query: NvmlQuery, device: NvmlDevice, *, reading: NvmlReading) -> None:
         """Read many fields in one call; each has its own return code."""
-        families = [family for family in query.families if f"{FIELDS}.{family.part}" not in unsupported]
+        families = [family for family in query.families if f"{FIELDS}.{family.part}" not in device.unsupported]
         if not families:
-            unsupported.add(query.key)
+            device.unsupported.add(query.key)
             return
-        values = self.nvml.nvmlDeviceGetFieldValues(handle, [int(family.part) for family in families])
+        values = self.nvml.nvmlDeviceGetFieldValues(device.handle, [int(family.part) for family in families])
         for family, value in zip(families, values, strict=True):
             if value.nvmlReturn == self.nvml.NVML_SUCCESS:
                 _fill_values(reading.values, (family,), field_number(value))
                 continue
             error_name = self._error_names.get(value.nvmlReturn, f"error {value.nvmlReturn}")
-            self._record_error(
-                f"{FIELDS}.{family.part}",
-                f"{query.function}({family.part})",
-                error_name=error_name,
-                unsupported=unsupported,
-                reading=reading,
-            )
+            key, call = f"{FIELDS}.{family.part}", f"{query.function}({family.part})"
+            _record_error(key, call, error_name, device=device, reading=reading)
 
-    def _record_error(
-        self, key: str, call: str, *, error_name: str, unsupported: set[str], reading: NvmlReading
-    ) -> None:
-        if error_name == LOST:
-            raise GpuLost(call)
-        if error_name in UNSUPPORTED:
-            unsupported.add(key)
-        elif error_name not in NO_ANSWER:
-            reading.errors[call] = error_name
-
-    def _read_gpm(
-        self, device: SessionGpu | MigSlice, reading: NvmlReading, *, parent: SessionGpu | None = None
-    ) -> None:
+    def _read_gpm(self, device: NvmlDevice, reading: NvmlReading, *, parent: SessionGpu | None = None) -> None:
         key, call = "gpm", "nvmlGpmSampleGet"
         if key in device.unsupported or not self._gpm:
             return
@@ -297,13 +262,14 @@ class Session:
                 device.gpm = gpm.Gpm(self.nvml, handle, self._gpm_metrics, slice_id=slice_id)
             metrics = device.gpm.read()
             reading.is_profiled = bool(metrics)
-            _fill_gpm(reading.values, self._gpm, metrics)
+            for family in self._gpm:
+                numbers = [metrics[int(part)] for part in family.part.split("+") if int(part) in metrics]
+                if len(numbers) == len(family.part.split("+")):
+                    reading.values[family.name] = _scale(family, sum(numbers))
         except (Unsupported, AttributeError):
             device.unsupported.add(key)
         except self.nvml.NVMLError as error:
-            self._record_error(
-                key, call, error_name=self.error_name(error), unsupported=device.unsupported, reading=reading
-            )
+            _record_error(key, call, self.error_name(error), device=device, reading=reading)
 
     def _read_programs(self, device: SessionGpu, reading: NvmlReading) -> None:
         key = "programs"
@@ -313,19 +279,14 @@ class Session:
             except AttributeError:
                 device.unsupported.add(key)
             except self.nvml.NVMLError as error:
-                error_name = self.error_name(error)
-                self._record_error(
-                    key, self._call, error_name=error_name, unsupported=device.unsupported, reading=reading
-                )
+                _record_error(key, self._call, self.error_name(error), device=device, reading=reading)
 
     def _read_slice(
         self, device: SessionGpu, mig_slice: MigSlice, *, cadences: Collection[Cadence], reading: NvmlReading
     ) -> None:
         slice_reading = NvmlReading(errors=reading.errors)
         for cadence in cadences:
-            self._run_queries(
-                self._slice_plan[cadence], mig_slice.handle, unsupported=mig_slice.unsupported, reading=slice_reading
-            )
+            self._run_queries(self._slice_plan[cadence], mig_slice, reading=slice_reading)
         if Cadence.PROFILE in cadences:
             self._read_gpm(mig_slice, slice_reading, parent=device)
         reading.is_profiled |= slice_reading.is_profiled
@@ -373,6 +334,15 @@ class Session:
             return ""
 
 
+def _record_error(key: str, call: str, error_name: str, *, device: NvmlDevice, reading: NvmlReading) -> None:
+    if error_name == LOST:
+        raise GpuLost(call)
+    if error_name in UNSUPPORTED:
+        device.unsupported.add(key)
+    elif error_name not in NO_ANSWER:
+        reading.errors[call] = error_name
+
+
 def _build_queries(families: Iterable[NvmlFamily], cadence: Cadence) -> tuple[NvmlQuery, ...]:
     """The calls for these families: each call once, and all fields in one call."""
     by_call: dict[tuple[str, str], list[NvmlFamily]] = {}
@@ -405,19 +375,11 @@ def _fill_values(values: dict[str, Value], families: Iterable[NvmlFamily], answe
             values[family.name] = _scale(family, answer[family.part])
 
 
-def _fill_gpm(values: dict[str, Value], families: Iterable[NvmlFamily], metrics: Mapping[int, float]) -> None:
-    for family in families:
-        parts = [metrics.get(int(part)) for part in family.part.split("+")]
-        numbers = [number for number in parts if number is not None]
-        if len(numbers) == len(parts):
-            values[family.name] = _scale(family, sum(numbers))
-
-
 def _scale(family: NvmlFamily, number: float) -> float:
+    if family.is_float:
+        return number * family.scale
     # DCGM truncates to whole numbers: 644939776 bytes are 615 MiB.
-    return (
-        number * family.scale if family.is_float else int(number * family.scale) if family.scale != 1 else int(number)
-    )
+    return int(number * family.scale) if family.scale != 1 else int(number)
 
 
 def _profile(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,20 +73,20 @@ def fill_variables(expr: str) -> str:
     return re.sub(VARIABLE, "1", PREFIX.sub("", expr))
 
 
-def _panels(dashboard: dict[str, Any], depth: int) -> Iterator[DashboardQuery]:
+def _panels(dashboard: Mapping[str, Any], depth: int) -> Iterator[DashboardQuery]:
     if depth > MAX_DEPTH:
         return
-    for row in _read_objects(dashboard, "rows"):
+    for row in json_facts.rows(dashboard, "rows"):
         yield from _panels(row, depth + 1)
-    for panel in _read_objects(dashboard, "panels"):
+    for panel in json_facts.rows(dashboard, "panels"):
         title = json_facts.text(panel, "title") or json_facts.text(panel, "type") or "untitled panel"
         source = _source_kind(panel.get("datasource"))
-        for target in _read_objects(panel, "targets"):
+        for target in json_facts.rows(panel, "targets"):
             yield _read_query(title, target, _source_kind(target.get("datasource")) or source)
         yield from _panels(panel, depth + 1)
 
 
-def _read_query(title: str, target: dict[str, Any], source: str) -> DashboardQuery:
+def _read_query(title: str, target: Mapping[str, Any], source: str) -> DashboardQuery:
     expr = target.get("expr")
     if isinstance(expr, str) and expr.strip() and source in ("", "prometheus", "mixed"):
         return DashboardQuery(title, expr)
@@ -96,22 +96,15 @@ def _read_query(title: str, target: dict[str, Any], source: str) -> DashboardQue
     return DashboardQuery(title, None, source or "no query")
 
 
-def _variables(dashboard: dict[str, Any]) -> Iterator[DashboardQuery]:
-    templating = dashboard.get("templating")
-    for variable in _read_objects(templating if isinstance(templating, dict) else {}, "list"):
+def _variables(dashboard: Mapping[str, Any]) -> Iterator[DashboardQuery]:
+    for variable in json_facts.rows(dashboard.get("templating"), "list"):
         if variable.get("type") != "query":
             continue
         query = variable.get("query")
         text = query.get("query", "") if isinstance(query, dict) else query
-        if isinstance(text, str) and text.strip():
-            yield from _read_variable_query(f"variable {json_facts.text(variable, 'name')}", text)
-
-
-def _read_variable_query(title: str, text: str) -> Iterator[DashboardQuery]:
-    match = LABEL_VALUES.fullmatch(text) or QUERY_RESULT.fullmatch(text)
-    if match is not None:
-        yield DashboardQuery(title, match["expr"])
-    # label_values(instance) and metrics(…) have no expression to check.
+        # label_values(instance) and metrics(…) have no expression to check.
+        if isinstance(text, str) and (match := LABEL_VALUES.fullmatch(text) or QUERY_RESULT.fullmatch(text)):
+            yield DashboardQuery(f"variable {json_facts.text(variable, 'name')}", match["expr"])
 
 
 def _source_kind(value: Any) -> str:
@@ -120,8 +113,3 @@ def _source_kind(value: Any) -> str:
     if isinstance(kind, str) and kind not in ("datasource", ""):
         return "mixed" if "mixed" in kind else kind
     return ""
-
-
-def _read_objects(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    value = parent.get(key)
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

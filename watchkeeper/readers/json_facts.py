@@ -55,3 +55,8 @@ def mapping(facts: Any, name: str | None = None) -> Mapping[str, Any]:
 def items(facts: Mapping[str, Any], name: str) -> Iterable[Any]:
     value = facts.get(name)
     return value if isinstance(value, list) else ()
+
+
+def rows(facts: Any, name: str) -> list[Mapping[str, Any]]:
+    """The mappings in the list under `name`; other values are dropped."""
+    return [row for row in items(mapping(facts), name) if isinstance(row, Mapping)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any
 
@@ -166,26 +166,24 @@ class WarningEvent:
 
 def read_node(raw: Any) -> KubernetesNode:
     metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
-    conditions = [condition for condition in facts.items(status, "conditions") if isinstance(condition, dict)]
-    not_ready = [
-        condition for condition in conditions if condition.get("type") == "Ready" and condition.get("status") != "True"
-    ]
-    addresses = (facts.mapping(address) for address in facts.items(status, "addresses"))
+    conditions = facts.rows(status, "conditions")
+    not_ready_reasons = (
+        f"{facts.text(condition, 'reason')}: {facts.text(condition, 'message')}"[:MAX_MESSAGE_CHARS]
+        for condition in conditions
+        if condition.get("type") == "Ready" and condition.get("status") != "True"
+    )
+    addresses = (facts.text(address, "address") for address in facts.rows(status, "addresses"))
     return KubernetesNode(
         facts.require_name(metadata),
         uid=facts.text(metadata, "uid", intern_it=False),
         labels=_labels(metadata),
-        taints=tuple(_taint(taint) for taint in facts.items(spec, "taints")),
+        taints=tuple(map(_taint, facts.rows(spec, "taints"))),
         is_cordoned=spec.get("unschedulable") is True,
         conditions=tuple((facts.text(condition, "type"), facts.text(condition, "status")) for condition in conditions),
-        not_ready_reason=f"{facts.text(not_ready[0], 'reason')}: {facts.text(not_ready[0], 'message')}"[
-            :MAX_MESSAGE_CHARS
-        ]
-        if not_ready
-        else "",
+        not_ready_reason=next(not_ready_reasons, ""),
         capacity=_counts(facts.mapping(status, "capacity")),
         allocatable=_counts(facts.mapping(status, "allocatable")),
-        addresses=tuple(dict.fromkeys(text for address in addresses if (text := facts.text(address, "address")))),
+        addresses=tuple(dict.fromkeys(filter(None, addresses))),
         cordoned_by=facts.text(facts.mapping(metadata, "annotations"), CORDONED_BY),
     )
 
@@ -193,9 +191,7 @@ def read_node(raw: Any) -> KubernetesNode:
 def read_pod(raw: Any, *, is_target: bool = False) -> KubernetesPod:
     """Read a pod; with `is_target` (an agent or exporter) also its address, ports and labels."""
     metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
-    gpus = _pod_gpus(spec)
-    claims = _claims(spec, status)
-    runtime_class = facts.text(spec, "runtimeClassName")
+    gpus, claims, runtime_class = _pod_gpus(spec), _claims(spec, status), facts.text(spec, "runtimeClassName")
     minimal_pod = KubernetesPod(
         intern(facts.text(metadata, "namespace")),
         facts.require_name(metadata),
@@ -213,10 +209,8 @@ def read_pod(raw: Any, *, is_target: bool = False) -> KubernetesPod:
 
 def read_quota(raw: Any) -> Quota:
     metadata, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "status")
-    hard, used = (
-        facts.mapping(status, "hard") or facts.mapping(facts.mapping(raw, "spec"), "hard"),
-        facts.mapping(status, "used"),
-    )
+    hard = facts.mapping(status, "hard") or facts.mapping(facts.mapping(raw, "spec"), "hard")
+    used = facts.mapping(status, "used")
     lines = tuple(
         (intern(name), facts.count(value), facts.count(used.get(name)))
         for name, value in sorted(hard.items())
@@ -252,26 +246,19 @@ def is_job_done(raw: Any) -> bool:
 def read_claim(raw: Any) -> Claim:
     """Read a ResourceClaim of resource.k8s.io; a claim that several pods share is counted for the first pod."""
     metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
-    results = [
-        facts.mapping(result)
-        for result in facts.items(facts.mapping(facts.mapping(status, "allocation"), "devices"), "results")
-    ]
-    requests = [facts.mapping(request) for request in facts.items(facts.mapping(spec, "devices"), "requests")]
+    results = facts.rows(facts.mapping(facts.mapping(status, "allocation"), "devices"), "results")
+    requests = facts.rows(facts.mapping(spec, "devices"), "requests")
     # v1 puts the request into `exactly`, v1beta1 does not.
     exact_requests = [facts.mapping(request, "exactly") or request for request in requests]
-    allocated = sum(1 for result in results if facts.text(result, "driver") in GPU_CLASSES)
+    allocated = sum(facts.text(result, "driver") in GPU_CLASSES for result in results)
     requested = sum(
         facts.count(request.get("count", 1)) or 0
         for request in exact_requests
         if facts.text(request, "deviceClassName") in GPU_CLASSES
     )
-    consumers = [facts.text(facts.mapping(consumer), "name") for consumer in facts.items(status, "reservedFor")]
-    return Claim(
-        intern(facts.text(metadata, "namespace")),
-        facts.require_name(metadata),
-        allocated if results else requested,
-        next(iter(consumers), ""),
-    )
+    consumers = (facts.text(consumer, "name") for consumer in facts.rows(status, "reservedFor"))
+    namespace, name = intern(facts.text(metadata, "namespace")), facts.require_name(metadata)
+    return Claim(namespace, name, allocated if results else requested, next(consumers, ""))
 
 
 def read_warning(raw: Any) -> WarningEvent:
@@ -306,43 +293,29 @@ def pending_reason(reason_name: str, message: str) -> str:
 def _read_gpu_pod(raw: Any, minimal_pod: KubernetesPod, *, gpus: int, claims: tuple[str, ...]) -> KubernetesPod:
     metadata, spec, status = facts.mapping(raw, "metadata"), facts.mapping(raw, "spec"), facts.mapping(raw, "status")
     is_scheduled, reason, message = _condition(status, "PodScheduled")
-    status_reason = facts.text(status, "reason")
-    return KubernetesPod(
-        minimal_pod.namespace,
-        minimal_pod.name,
-        node=minimal_pod.node,
-        phase=minimal_pod.phase,
-        owner=minimal_pod.owner,
+    node_selector = facts.mapping(spec, "nodeSelector")
+    return replace(
+        minimal_pod,
         labels=_labels(metadata),
         containers=_containers(spec, status),
         gpus=gpus,
         claims=claims,
         created_at=facts.time(metadata.get("creationTimestamp")),
         started_at=facts.time(status.get("startTime")),
-        is_ready=minimal_pod.is_ready,
         is_scheduled=bool(minimal_pod.node) if is_scheduled is None else is_scheduled,
-        reason=reason or status_reason,
+        reason=reason or facts.text(status, "reason"),
         message=message or facts.text(status, "message", intern_it=False)[:MAX_MESSAGE_CHARS],
         queue=_queue(metadata),
-        tolerations=tuple(_taint(toleration) for toleration in facts.items(spec, "tolerations")),
-        node_selector={
-            intern(key): facts.text(facts.mapping(spec, "nodeSelector"), key)
-            for key in facts.mapping(spec, "nodeSelector")
-        },
-        runtime_class=minimal_pod.runtime_class,
-        address=minimal_pod.address,
-        ports=minimal_pod.ports,
+        tolerations=tuple(map(_taint, facts.rows(spec, "tolerations"))),
+        node_selector={intern(key): facts.text(node_selector, key) for key in node_selector},
         device_ids=_device_ids(status),
     )
 
 
 def _containers(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Container, ...]:
-    states = {
-        facts.text(facts.mapping(container_status), "name"): facts.mapping(container_status)
-        for container_status in facts.items(status, "containerStatuses")
-    }
+    states = {facts.text(state, "name"): state for state in facts.rows(status, "containerStatuses")}
     containers = []
-    for raw in map(facts.mapping, facts.items(spec, "containers")):
+    for raw in facts.rows(spec, "containers"):
         name = facts.text(raw, "name")
         state = states.get(name, {})
         last = facts.mapping(facts.mapping(state, "lastState"), "terminated")
@@ -361,10 +334,8 @@ def _containers(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Con
 
 def _pod_gpus(spec: Mapping[str, Any]) -> int:
     """The count that the scheduler uses: the sum of all containers, or the largest init container if that is more."""
-    regular_gpus = sum(count for raw in facts.items(spec, "containers") for _, count in _requests(facts.mapping(raw)))
-    init_gpus = [
-        sum(count for _, count in _requests(facts.mapping(raw))) for raw in facts.items(spec, "initContainers")
-    ]
+    regular_gpus = sum(count for raw in facts.rows(spec, "containers") for _, count in _requests(raw))
+    init_gpus = [sum(count for _, count in _requests(raw)) for raw in facts.rows(spec, "initContainers")]
     return max([regular_gpus, *init_gpus])
 
 
@@ -376,61 +347,49 @@ def _requests(container: Mapping[str, Any]) -> Counts:
 
 def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the claims; the status names those that were created from a template."""
-    claims = [
-        facts.mapping(claim)
-        for claim in (*facts.items(spec, "resourceClaims"), *facts.items(status, "resourceClaimStatuses"))
-    ]
+    claims = facts.rows(spec, "resourceClaims") + facts.rows(status, "resourceClaimStatuses")
     return tuple(dict.fromkeys(name for claim in claims if (name := facts.text(claim, "resourceClaimName"))))
 
 
 def _device_ids(status: Mapping[str, Any]) -> tuple[str, ...]:
     """The device plugin's ids of the devices of running containers; API servers list them since 1.36."""
     return tuple(
-        facts.text(facts.mapping(device), "resourceID")
-        for container in map(facts.mapping, facts.items(status, "containerStatuses"))
-        for resource in map(facts.mapping, facts.items(container, "allocatedResourcesStatus"))
+        facts.text(device, "resourceID")
+        for container in facts.rows(status, "containerStatuses")
+        for resource in facts.rows(container, "allocatedResourcesStatus")
         if GPU_RESOURCE.match(facts.text(resource, "name"))
-        for device in facts.items(resource, "resources")
+        for device in facts.rows(resource, "resources")
     )
 
 
 def _ports(spec: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     return tuple(
         (facts.text(port, "name"), number)
-        for container in map(facts.mapping, facts.items(spec, "containers"))
-        for port in map(facts.mapping, facts.items(container, "ports"))
+        for container in facts.rows(spec, "containers")
+        for port in facts.rows(container, "ports")
         if (number := facts.count(port.get("containerPort"))) is not None
     )
 
 
 def _condition(status: Mapping[str, Any], kind: str) -> tuple[bool | None, str, str]:
     """Status, reason and message of a condition; the status is None if it is unknown or not listed."""
-    for condition in map(facts.mapping, facts.items(status, "conditions")):
+    for condition in facts.rows(status, "conditions"):
         if condition.get("type") == kind:
             is_true = {"True": True, "False": False}.get(facts.text(condition, "status"))
-            return (
-                is_true,
-                facts.text(condition, "reason"),
-                facts.text(condition, "message", intern_it=False)[:MAX_MESSAGE_CHARS],
-            )
+            message = facts.text(condition, "message", intern_it=False)[:MAX_MESSAGE_CHARS]
+            return is_true, facts.text(condition, "reason"), message
     return None, "", ""
 
 
 def _queue(metadata: Mapping[str, Any]) -> str:
     """The queue that labels or annotations name; the namespace if none does."""
-    annotations_and_labels = {**facts.mapping(metadata, "annotations"), **facts.mapping(metadata, "labels")}
-    return next(
-        (
-            intern(annotations_and_labels[key])
-            for key in QUEUE_NAMES
-            if isinstance(annotations_and_labels.get(key), str)
-        ),
-        facts.text(metadata, "namespace"),
-    )
+    texts = {**facts.mapping(metadata, "annotations"), **facts.mapping(metadata, "labels")}
+    queues = (texts[key] for key in QUEUE_NAMES if isinstance(texts.get(key), str))
+    return intern(next(queues, facts.text(metadata, "namespace")))
 
 
 def _owner(metadata: Mapping[str, Any]) -> str:
-    for owner in map(facts.mapping, facts.items(metadata, "ownerReferences")):
+    for owner in facts.rows(metadata, "ownerReferences"):
         if owner.get("controller") is True:
             return intern(f"{facts.text(owner, 'kind')}/{facts.text(owner, 'name')}")
     return ""
@@ -445,8 +404,7 @@ def _labels(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {intern(name): intern(value) for _, (name, value) in zip(range(MAX_LABELS), kept_labels, strict=False)}
 
 
-def _taint(raw: Any) -> Taint:
-    taint = facts.mapping(raw)
+def _taint(taint: Mapping[str, Any]) -> Taint:
     return Taint(facts.text(taint, "key"), facts.text(taint, "value"), facts.text(taint, "effect"))
 
 

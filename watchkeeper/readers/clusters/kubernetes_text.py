@@ -123,42 +123,27 @@ def _load_yaml(text: str) -> list[Any]:
 
 
 def read_node(item: Mapping[str, Any]) -> NodeFacts:
-    status = _mapping(item.get("status"))
-    node = NodeFacts(str(_mapping(item["metadata"]).get("name", "")), 1)
-    node.capacity = {str(name): str(value) for name, value in _mapping(status.get("capacity")).items()}
-    node.allocatable = {str(name): str(value) for name, value in _mapping(status.get("allocatable")).items()}
-    for condition in _mappings(status.get("conditions")):
+    status = json_facts.mapping(item, "status")
+    node = NodeFacts(str(json_facts.mapping(item, "metadata").get("name", "")), 1)
+    node.capacity = {str(name): str(value) for name, value in json_facts.mapping(status, "capacity").items()}
+    node.allocatable = {str(name): str(value) for name, value in json_facts.mapping(status, "allocatable").items()}
+    for condition in json_facts.rows(status, "conditions"):
         if condition.get("type") == "Ready":
             node.is_ready = condition.get("status") == "True"
     return node
 
 
 def read_pod(item: Mapping[str, Any]) -> PodFacts:
-    metadata, spec, status = (_mapping(item.get(part)) for part in ("metadata", "spec", "status"))
+    metadata, spec, status = (json_facts.mapping(item, part) for part in ("metadata", "spec", "status"))
     pod = PodFacts(str(metadata.get("name", "")), str(metadata.get("namespace", "")), str(spec.get("nodeName", "")), 1)
-    limits = [
-        _mapping(_mapping(container.get("resources")).get("limits")) for container in _mappings(spec.get("containers"))
-    ]
-    pod.requests_gpu = any(GPU_RESOURCE.match(str(name)) for names in limits for name in names) or bool(
-        spec.get("resourceClaims")
-    )
-    for container in _mappings(status.get("containerStatuses")) + _mappings(status.get("initContainerStatuses")):
-        for state in (_mapping(container.get("state")), _mapping(container.get("lastState"))):
-            if terminated := _mapping(state.get("terminated")):
-                code = terminated.get("exitCode")
-                pod.terminations.append(
-                    (
-                        str(container.get("name", "")),
-                        str(terminated.get("reason", "")),
-                        code if isinstance(code, int) else None,
-                    )
-                )
+    resources = [json_facts.mapping(container, "resources") for container in json_facts.rows(spec, "containers")]
+    limited = (str(name) for resource in resources for name in json_facts.mapping(resource, "limits"))
+    pod.requests_gpu = any(map(GPU_RESOURCE.match, limited)) or bool(spec.get("resourceClaims"))
+    for key in ("containerStatuses", "initContainerStatuses"):
+        for container in json_facts.rows(status, key):
+            for state in (json_facts.mapping(container, "state"), json_facts.mapping(container, "lastState")):
+                if terminated := json_facts.mapping(state, "terminated"):
+                    name, reason = str(container.get("name", "")), str(terminated.get("reason", ""))
+                    code = terminated.get("exitCode")
+                    pod.terminations.append((name, reason, code if isinstance(code, int) else None))
     return pod
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

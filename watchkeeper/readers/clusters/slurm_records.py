@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from watchkeeper.errors import CollectError
+from watchkeeper.readers import json_facts
 from watchkeeper.readers.clusters import hostlist
 
 # gpu:h200:2(IDX:0-1) · gres:gpu:8 · gres/gpu=8 · gres/gpu:h200=8 · gpu:3g.20gb:2(S:0)
@@ -226,8 +227,7 @@ def _slurm_error(text: str) -> str:
         answer, _ = json.JSONDecoder().raw_decode(text[max(0, text.find("{")) :])
     except (ValueError, RecursionError):
         return text.strip().partition("\n")[0][:200]
-    errors = answer.get("errors") if isinstance(answer, dict) else None
-    return "; ".join(_text(error, "error", "description") for error in _items(errors))[:200]
+    return "; ".join(_text(error, "error", "description") for error in json_facts.rows(answer, "errors"))[:200]
 
 
 def _json_node(item: Mapping[str, Any]) -> NodeRecord | None:
@@ -262,10 +262,11 @@ def _json_job(item: Mapping[str, Any]) -> JobRecord | None:
     gpus_by_node = {host: gpu_indexes(text) for host, text in zip(hosts, gres_texts, strict=False)}
     allocated_gpus = sum(gpu_count(text) or 0 for text in gres_texts)
     reason = _text(item, "state_reason")
+    array, task = _number(item.get("array_job_id")), _number(item.get("array_task_id"))
     return JobRecord(
         str(number),
         states,
-        array=_array_name(_number(item.get("array_job_id")), _number(item.get("array_task_id"))),
+        array=f"{array}_{task}" if array and task is not None else "",
         name=_text(item, "name"),
         user=_text(item, "user_name") or str(_number(item.get("user_id")) or ""),
         account=_text(item, "account"),
@@ -293,16 +294,9 @@ def _requested_gpus(item: Mapping[str, Any]) -> int:
 
 def _allocated_nodes(resources: Any) -> list[str]:
     """The nodes in the order of `gres_detail`; the key of the list depends on the version."""
-    if not isinstance(resources, dict):
-        return []
-    entries = resources.get("allocated_nodes")
-    if entries is None and isinstance(resources.get("nodes"), dict):
-        entries = resources["nodes"].get("allocation")
-    return [name for entry in _items(entries) if (name := _text(entry, "nodename", "name"))]
-
-
-def _array_name(array: int | None, task: int | None) -> str:
-    return f"{array}_{task}" if array and task is not None else ""
+    newer_entries = json_facts.rows(json_facts.mapping(resources, "nodes"), "allocation")
+    entries = json_facts.rows(resources, "allocated_nodes") or newer_entries
+    return [name for entry in entries if (name := _text(entry, "nodename", "name"))]
 
 
 def _text_node(fields: Mapping[str, str]) -> NodeRecord:
@@ -414,30 +408,19 @@ def _expand(text: str) -> list[str]:
         return []
 
 
-def _items(value: Any) -> Iterable[Mapping[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
 def _text(item: Mapping[str, Any], *names: str) -> str:
     return next((item[name] for name in names if isinstance(item.get(name), str)), "")
 
 
 def _parse_states(value: Any) -> list[str]:
     """The upper-case words of a state such as `idle`, `IDLE+DRAIN` or `["IDLE", "DRAIN"]`."""
-    if isinstance(value, str):
-        value = value.split("+")
-    listed = value if isinstance(value, list) else []
+    listed = value.split("+") if isinstance(value, str) else value if isinstance(value, list) else []
     return [word.strip().upper() for word in listed if isinstance(word, str) and word.strip()]
 
 
 def _parse_names(value: Any) -> list[str]:
-    if isinstance(value, str):
-        value = value.split(",")
-    return (
-        [name for name in value if isinstance(name, str) and name not in EMPTY_VALUES]
-        if isinstance(value, list)
-        else []
-    )
+    listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    return [name for name in listed if isinstance(name, str) and name not in EMPTY_VALUES]
 
 
 def _number(value: Any) -> int | None:

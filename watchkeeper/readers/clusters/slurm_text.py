@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from watchkeeper.readers import json_facts
+
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
@@ -119,36 +121,24 @@ def read_json(text: str) -> tuple[list[SlurmNode], list[SlurmJob]]:
         return [], []
     nodes: list[SlurmNode] = []
     jobs: list[SlurmJob] = []
-    for item in _items(loaded, "nodes"):
+    for item in json_facts.rows(loaded, "nodes"):
         state = "+".join(_states(item.get("state"))) + "+" + "+".join(_states(item.get("state_flags")))
         nodes.append(SlurmNode(_text(item, "name", "hostname"), state, _text(item, "reason"), _text(item, "gres"), 1))
-    for item in _items(loaded, "sinfo"):
-        node, names = item.get("node"), item.get("nodes")
-        state = "+".join(_states(node.get("state") if isinstance(node, dict) else None))
-        name = ",".join(map(str, names.get("nodes", []))) if isinstance(names, dict) else ""
-        reason = item.get("reason")
-        nodes.append(SlurmNode(name, state, _reason(reason), None, 1))
-    for item in _items(loaded, "jobs"):
+    for item in json_facts.rows(loaded, "sinfo"):
+        state = "+".join(_states(json_facts.mapping(item, "node").get("state")))
+        name = ",".join(map(str, json_facts.mapping(item, "nodes").get("nodes", [])))
+        reason = str(json_facts.mapping(item, "reason").get("description", "")) or _text(item, "reason")
+        nodes.append(SlurmNode(name, state, reason, None, 1))
+    for item in json_facts.rows(loaded, "jobs"):
         state = "+".join(_states(item.get("job_state")))
         jobs.append(SlurmJob(str(item.get("job_id", "")), state, _text(item, "state_reason"), _text(item, "nodes"), 1))
     return nodes, jobs
-
-
-def _items(loaded: Any, name: str) -> list[Mapping[str, Any]]:
-    entries = loaded.get(name) if isinstance(loaded, dict) else None
-    return [item for item in entries if isinstance(item, dict)] if isinstance(entries, list) else []
 
 
 def _states(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     return [str(item) for item in value] if isinstance(value, list) else []
-
-
-def _reason(value: Any) -> str:
-    if isinstance(value, dict):
-        return str(value.get("description", ""))
-    return value if isinstance(value, str) else ""
 
 
 def _text(item: Mapping[str, Any], *names: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from watchkeeper.readers import json_facts
 from watchkeeper.readers.node.hwmon import Sensor
 
 CHIP = "redfish"
@@ -20,7 +21,7 @@ ALARMED = frozenset({"Critical"})
 
 def member_links(resource: Resource) -> list[str]:
     """The paths of the members of a collection."""
-    return [path for member in _read_rows(resource, "Members") if (path := resource_link(member)) is not None]
+    return [path for member in json_facts.rows(resource, "Members") if (path := resource_link(member)) is not None]
 
 
 def resource_link(resource: object, name: str | None = None) -> str | None:
@@ -32,18 +33,18 @@ def resource_link(resource: object, name: str | None = None) -> str | None:
 
 def read_thermal(resource: Resource) -> Iterator[Sensor]:
     """Read the temperatures and fans in `Thermal` of a chassis."""
-    for row in _read_rows(resource, "Temperatures"):
+    for row in json_facts.rows(resource, "Temperatures"):
         yield from _build_sensor(row, "temperature", row.get("ReadingCelsius"))
-    for row in _read_rows(resource, "Fans"):
+    for row in json_facts.rows(resource, "Fans"):
         kind = "fan_percent" if row.get("ReadingUnits") == "Percent" else "fan"
         yield from _build_sensor(row, kind, row.get("Reading"))
 
 
 def read_power(resource: Resource) -> Iterator[Sensor]:
     """Read the power and power supplies in `Power` of a chassis."""
-    for row in _read_rows(resource, "PowerControl"):
+    for row in json_facts.rows(resource, "PowerControl"):
         yield from _build_sensor(row, "power", row.get("PowerConsumedWatts"))
-    for row in _read_rows(resource, "PowerSupplies"):
+    for row in json_facts.rows(resource, "PowerSupplies"):
         yield from read_supply(row)
         watts = row.get("PowerInputWatts")
         yield from _build_sensor(row, "power", row.get("LastPowerOutputWatts") if watts is None else watts)
@@ -59,7 +60,7 @@ def read_fan(resource: Resource) -> Iterator[Sensor]:
 
 def read_thermal_metrics(resource: Resource) -> Iterator[Sensor]:
     """Read the temperatures in `ThermalMetrics` of a `ThermalSubsystem`."""
-    for row in _read_rows(resource, "TemperatureReadingsCelsius"):
+    for row in json_facts.rows(resource, "TemperatureReadingsCelsius"):
         yield from _build_sensor({**row, "Name": row.get("DeviceName")}, "temperature", row.get("Reading"))
     summary = resource.get("TemperatureSummaryCelsius")
     for name, row in summary.items() if isinstance(summary, Mapping) else ():
@@ -69,7 +70,7 @@ def read_thermal_metrics(resource: Resource) -> Iterator[Sensor]:
 
 def read_supply(resource: Resource) -> Iterator[Sensor]:
     """Read whether a power supply works; one that is not installed has no state."""
-    health = _status(resource).get("Health")
+    health = json_facts.mapping(resource, "Status").get("Health")
     if isinstance(health, str):
         yield from _build_sensor(resource, "supply", 1 if health == "OK" else 0)
 
@@ -86,23 +87,10 @@ def sensor_name(resource: Resource) -> str | None:
 
 
 def _build_sensor(resource: Resource, kind: str, reading: object) -> Iterator[Sensor]:
-    status, name, value = _status(resource), sensor_name(resource), _number(reading)
-    if value is None or name is None or status.get("State") in ("Absent", "Disabled", "UnavailableOffline"):
+    status, name = json_facts.mapping(resource, "Status"), sensor_name(resource)
+    if name is None or not isinstance(reading, int | float) or isinstance(reading, bool):
         return
     health = status.get("Health")
     is_alarmed = health in ALARMED if isinstance(health, str) else None
-    yield Sensor(CHIP, kind, name, value, is_alarmed=is_alarmed)
-
-
-def _status(resource: Resource) -> Mapping[str, Any]:
-    status = resource.get("Status")
-    return status if isinstance(status, Mapping) else {}
-
-
-def _read_rows(resource: Resource, name: str) -> list[Resource]:
-    rows = resource.get(name) if isinstance(resource, Mapping) else None
-    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if status.get("State") not in ("Absent", "Disabled", "UnavailableOffline"):
+        yield Sensor(CHIP, kind, name, float(reading), is_alarmed=is_alarmed)

@@ -22,7 +22,7 @@ from tests.support.scraped import Kept
 from tests.support.waiting import PROGRAM_SECONDS, until
 from watchkeeper.scrape.discovery import DiscoveredTargets, Discovery
 from watchkeeper.scrape.fleet import ScrapedInventory
-from watchkeeper.scrape.scrape import SYNTHESISED, ScrapeSettings, TargetLoop
+from watchkeeper.scrape.target_loop import SYNTHESISED, ScrapeSettings, TargetLoop
 
 pytestmark = pytest.mark.servers
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from watchkeeper.model import fleet
 from watchkeeper.model.labels import Labels
-from watchkeeper.scrape import queried_gpus
-from watchkeeper.scrape.fleet import ScrapedInventory
+from watchkeeper.scrape.fleet import ScrapedInventory, record_queried_gpus
 
 
 def gpu_labels(node: str, uuid: str, **more: str) -> Labels:
@@ -21,7 +20,7 @@ def test_nodes_and_gpus_are_learnt_and_an_expected_node_keeps_what_the_inventory
         gpu_labels("", "GPU-3"),
         Labels({"Hostname": "n1"}),
     ]
-    queried_gpus.record_gpus(inventory, answer, "main", at_ms=1000)
+    record_queried_gpus(inventory, answer, "main", at_ms=1000)
     assert {gpu.gpu.uuid: (gpu.cluster, gpu.node) for gpu in inventory.gpus()} == {
         "GPU-1": ("main", "n1"),
         "GPU-2": ("far", "n2"),
@@ -34,10 +33,10 @@ def test_nodes_and_gpus_are_learnt_and_an_expected_node_keeps_what_the_inventory
 
 def test_a_gpu_that_its_node_no_longer_has_is_gone_and_a_node_without_samples_says_nothing() -> None:
     inventory = ScrapedInventory()
-    queried_gpus.record_gpus(
+    record_queried_gpus(
         inventory, [gpu_labels("n1", "GPU-1"), gpu_labels("n1", "GPU-2"), gpu_labels("n2", "GPU-3")], "main", at_ms=1000
     )
-    queried_gpus.record_gpus(inventory, [gpu_labels("n1", "GPU-1")], "main", at_ms=2000)
+    record_queried_gpus(inventory, [gpu_labels("n1", "GPU-1")], "main", at_ms=2000)
     assert {gpu.gpu.uuid: gpu.gone_since_ms for gpu in inventory.gpus()} == {
         "GPU-1": None,
         "GPU-2": 1000,

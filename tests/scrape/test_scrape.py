@@ -22,9 +22,10 @@ from watchkeeper.net.http import HttpRequest, HttpResponse
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.readers.exposition import FamilyMetadata
 from watchkeeper.scrape import schedule, target_loop
-from watchkeeper.scrape.discovery import Target
 from watchkeeper.scrape.fleet import ScrapedInventory
-from watchkeeper.scrape.scrape import SYNTHESISED, Scraper, ScrapeSettings, TargetHealth, TargetLoop
+from watchkeeper.scrape.jobs import Target
+from watchkeeper.scrape.scrape import Scraper
+from watchkeeper.scrape.target_loop import SYNTHESISED, ScrapeSettings, TargetHealth, TargetLoop
 from watchkeeper.store.head.head import Head
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

@@ -10,8 +10,8 @@ from tests.support.loopback import Loopback, serve
 from watchkeeper.errors import StoreFull
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import is_stale
-from watchkeeper.scrape.discovery import Target
 from watchkeeper.scrape.fleet import ScrapedInventory
+from watchkeeper.scrape.jobs import Target
 from watchkeeper.scrape.scrape import ScrapeSettings, TargetLoop
 from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.interfaces import AnySample, Appended

@@ -19,7 +19,7 @@ from watchkeeper.kit import clock
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import events
 from watchkeeper.model import fleet as fleet_model
-from watchkeeper.scrape import discovery, fleet, queried_gpus, registrations, scrape
+from watchkeeper.scrape import discovery, fleet, jobs, registrations, scrape
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class FleetState:
             config=None if prometheus_config is None else Path(prometheus_config),
         )
         self._problems: list[str] = []
-        self._dropped: tuple[discovery.DroppedTarget, ...] = ()
+        self._dropped: tuple[jobs.DroppedTarget, ...] = ()
         self.not_ready_reason: str | None = "discovery has not finished yet"
 
     def loops(self, *, is_leading: Callable[[], bool]) -> list[Loop]:
@@ -80,8 +80,8 @@ class FleetState:
         self.not_ready_reason = None
         if not self._settings.scrape:
             at_ms = clock.to_ms(self._clock.now())
-            answer = await self._samples.queries.instant(queried_gpus.GPU_QUERY, at_ms)
-            queried_gpus.record_gpus(self.fleet, answer.frame.labels, self._settings.cluster, at_ms=at_ms)
+            answer = await self._samples.queries.instant(fleet.GPU_QUERY, at_ms)
+            fleet.record_queried_gpus(self.fleet, answer.frame.labels, self._settings.cluster, at_ms=at_ms)
 
     def register_node(self, registration: fleet_model.NodeRegistration, peer: str) -> None:
         """Register a node and its GPUs; `peer` is the address of the request. CollectError if it is refused."""
@@ -99,7 +99,7 @@ class FleetState:
     def targets(self) -> list[scrape.TargetState]:
         return self._scraper.states()
 
-    def dropped_targets(self) -> Sequence[discovery.DroppedTarget]:
+    def dropped_targets(self) -> Sequence[jobs.DroppedTarget]:
         return self._dropped
 
     def problems(self) -> Sequence[str]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from watchkeeper.rules.reload import Reload
     from watchkeeper.rules.rulefile import RuleGroup
     from watchkeeper.rules.slo import Slo
-    from watchkeeper.scrape.discovery import DroppedTarget
+    from watchkeeper.scrape.jobs import DroppedTarget
     from watchkeeper.scrape.scrape import TargetState
 
 T = TypeVar("T")

@@ -10,6 +10,11 @@ import ipaddress
 import os
 
 
+def join_port(host: str, port: int | str) -> str:
+    """`host:port`, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     name = host.strip("[]").lower()
     if name == "localhost":

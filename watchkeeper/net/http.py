@@ -204,8 +204,8 @@ class Connection:
         if self._unix_socket is not None:
             self._reader, self._writer = await streams.open_unix_connection(self._unix_socket)
         elif proxy := self._access.proxy_for(parts.hostname):
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            await self._connect_via_proxy(proxy, f"{host}:{port}", is_secure=tls_context is not None)
+            target = addresses.join_port(parts.hostname, port)
+            await self._connect_via_proxy(proxy, target, is_secure=tls_context is not None)
         else:
             self._reader, self._writer = await streams.open_connection(parts.hostname, port)
         if tls_context is not None and self._writer is not None:

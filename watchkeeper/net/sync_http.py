@@ -199,8 +199,7 @@ class HttpClient:
             raise
 
     def _open_tunnel(self, connection: _Connection) -> None:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        target = f"{host}:{self._port}"
+        target = addresses.join_port(self._host, self._port)
         answer = connection.request("CONNECT", target, {"Host": target, **proxy_headers(self._proxy)})
         if answer.status >= 300:
             raise NoAnswer(f"the proxy answered {answer.status} to CONNECT {target}", where=self.where)

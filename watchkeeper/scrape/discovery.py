@@ -25,19 +25,9 @@ from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit import yaml_text
 from watchkeeper.model import fleet
 from watchkeeper.net import dns, http
+from watchkeeper.net.addresses import join_port
 from watchkeeper.scrape import prometheus_config
 from watchkeeper.scrape.jobs import DiscoveryKind, DroppedTarget, ScrapeJob, Target, TargetListLocation, build_target
-
-__all__ = [
-    "DiscoveredTargets",
-    "Discovery",
-    "DiscoveryDefaults",
-    "DroppedTarget",
-    "Target",
-    "TargetSource",
-    "merge_discovered",
-    "read_groups",
-]
 
 META = "__meta_watchkeeper_"
 DOMAIN_META = META + "domain_"
@@ -149,7 +139,10 @@ class Discovery:
             source.discovered = await asyncio.to_thread(read)
             source.succeeded_at, source.problem = now, None
         except CollectError as error:
-            error.now = _kept_targets(source)
+            error.now = "No target of this source was discovered yet"
+            if source.succeeded_at is not None:
+                count, at = len(source.discovered.targets), source.succeeded_at
+                error.now = f"The {count} targets read at {at:%H:%M} UTC stay in force"
             source.problem = str(error)
 
 
@@ -250,10 +243,8 @@ async def _resolve(location: TargetListLocation, resolver: dns.Resolver | None) 
     """SRV records one by one; A and AAAA records together, as the system's resolver returns them."""
     if location.record == "SRV":
         active_resolver = await asyncio.to_thread(dns.system_resolver) if resolver is None else resolver
-        return [
-            _service_group(location.location, service)
-            for service in await active_resolver.srv_records(location.location)
-        ]
+        services = await active_resolver.srv_records(location.location)
+        return [_service_group(location.location, service) for service in services]
     loop = asyncio.get_running_loop()
     family = FAMILIES[location.record]
     try:
@@ -261,8 +252,8 @@ async def _resolve(location: TargetListLocation, resolver: dns.Resolver | None) 
     except OSError as error:
         raise CollectError(f"DNS lookup failed: {error}", where=f"dns {location.location}") from error
     hosts = sorted({str(answer[4][0]) for answer in answers})
-    addresses = [f"[{host}]:{location.port}" if ":" in host else f"{host}:{location.port}" for host in hosts]
-    return [{"targets": addresses, "labels": {"__meta_dns_name": location.location}}]
+    targets = [join_port(host, location.port) for host in hosts]
+    return [{"targets": targets, "labels": {"__meta_dns_name": location.location}}]
 
 
 def _service_group(name: str, service: dns.SrvRecord) -> dict[str, Any]:
@@ -339,9 +330,3 @@ def _node(group_labels: Mapping[str, str], where: str, *, defaults: DiscoveryDef
         },
         source=where.partition(": group")[0],
     )
-
-
-def _kept_targets(source: TargetSource) -> str:
-    if source.succeeded_at is None:
-        return "No target of this source was discovered yet"
-    return f"The {len(source.discovered.targets)} targets read at {source.succeeded_at:%H:%M} UTC stay in force"

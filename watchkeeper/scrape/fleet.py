@@ -32,6 +32,9 @@ NODE_INFO = "watchkeeper_node_info"
 NODE_EXPECTED_GPUS = "watchkeeper_node_expected_gpus"
 GPUS_MOVED = "watchkeeper_fleet_moved_gpus_total"
 MAX_MOVES = 100
+# Every GPU has a temperature; the labels are dcgm-exporter's.
+GPU_QUERY = "group by (cluster, Hostname, UUID, gpu, pci_bus_id, modelName) (DCGM_FI_DEV_GPU_TEMP)"
+QUERY_SOURCE = "samples on the Prometheus server"
 
 NodeKey = tuple[str, str]
 
@@ -55,6 +58,12 @@ class InventoryGpu(NamedTuple):
     @property
     def place(self) -> fleet.Place:
         return fleet.Place(self.cluster, node=self.node, gpu=self.gpu.uuid)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of its series, as dcgm-exporter writes them."""
+        index = "" if self.gpu.index is None else str(self.gpu.index)
+        return {"cluster": self.cluster, "Hostname": self.node, "UUID": self.gpu.uuid, "gpu": index}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,8 @@ class ScrapedInventory:
                 self._mark_gone(uuid, key)
         for uuid, gpu in gpus.items():
             previous = self._gpus.get(uuid)
-            if previous is not None and previous.gpu is gpu and _is_continuous(previous, key, at_ms):
+            is_continuous = previous is not None and _is_continuous(previous, key, at_ms)
+            if previous is not None and is_continuous and previous.gpu is gpu:
                 # Half the time of `_replace`; each second this creates as many tuples as the fleet has GPUs.
                 self._gpus[uuid] = InventoryGpu(
                     gpu, node.name, node.cluster, previous.first_seen_ms, at_ms, None, previous.steady_since_ms
@@ -134,9 +144,7 @@ class ScrapedInventory:
                 self._record_move(GpuMove(uuid, previous.node, node.name, at_ms), node.cluster)
             self.revision += 1
             first = at_ms if previous is None else previous.first_seen_ms
-            steady = (
-                previous.steady_since_ms if previous is not None and _is_continuous(previous, key, at_ms) else at_ms
-            )
+            steady = previous.steady_since_ms if previous is not None and is_continuous else at_ms
             self._gpus[uuid] = InventoryGpu(gpu, node.name, node.cluster, first, at_ms, steady_since_ms=steady)
             self._gone_gpus.pop(uuid, None)
         if previous_uuids != reported_uuids:
@@ -155,12 +163,12 @@ class ScrapedInventory:
 
     def failure_domains(self, place: fleet.Place) -> tuple[fleet.Place, ...]:
         """The racks, leaf switches and other failure domains of a node."""
-        node = self.node(place.node, place.cluster) if place.node is not None else None
+        node = self.node(place.node or "", place.cluster)
         return () if node is None else node.failure_domains()
 
     def pool_of(self, place: fleet.Place) -> str:
         """The pool of a node; empty if unknown."""
-        node = self.node(place.node, place.cluster) if place.node is not None else None
+        node = self.node(place.node or "", place.cluster)
         return "" if node is None else node.pool
 
     def nodes_in_domain(self, domain: fleet.Place) -> list[fleet.Place]:
@@ -196,6 +204,11 @@ class ScrapedInventory:
         gpus = [self._gpus[uuid] for uuid in self._uuids.get(key, ()) if uuid in self._gpus]
         present = [gpu for gpu in gpus if (gpu.cluster, gpu.node) == key]
         return sorted(present, key=lambda gpu: (gpu.gpu.index is None, gpu.gpu.index or 0, gpu.gpu.uuid))
+
+    def present_gpus(self, name: str, cluster: str) -> list[InventoryGpu]:
+        """The GPUs of a node that are not gone; empty for an unknown node."""
+        node = self.node(name, cluster)
+        return [] if node is None else [gpu for gpu in self.gpus_of(node) if gpu.gone_since_ms is None]
 
     def place_name(self, place: fleet.Place) -> str:
         """The display name of a place: `GPU 3 on gpu-r07-12`."""
@@ -233,10 +246,8 @@ class ScrapedInventory:
     def _record_move(self, move: GpuMove, cluster: str) -> None:
         """Count a move; two nodes that claim the same GPU cause many moves, and only one is logged."""
         self.move_counts[cluster] += 1
-        ends = {move.before, move.after}
-        if not any(
-            earlier.uuid == move.uuid and {earlier.before, earlier.after} == ends for earlier in self.recent_moves
-        ):
+        known_moves = [(earlier.uuid, {earlier.before, earlier.after}) for earlier in self.recent_moves]
+        if (move.uuid, {move.before, move.after}) not in known_moves:
             log.warning("GPU moved", extra=logs.fields(gpu=move.uuid, from_node=move.before, to_node=move.after))
             self.recent_moves.append(move)
 
@@ -295,21 +306,34 @@ def gpu_of(label_set: Mapping[str, str]) -> fleet.Gpu | None:
 
 def inventory_samples(inventory: ScrapedInventory, now_ms: int) -> list[samples.Sample]:
     """The join series of every expected node; a node without an expected GPU count has no count series."""
+
+    def sample(name: str, value: float, **pairs: str) -> samples.Sample:
+        return samples.Sample(labels.Labels({labels.METRIC_NAME: name, **pairs}), now_ms, float(value))
+
     built = []
     for node in inventory.nodes():
         node_labels = {"cluster": node.cluster, "Hostname": node.name}
-        topology_labels = {
-            "pool": node.pool,
-            "rack": node.domains.get("rack", ""),
-            "leaf": node.domains.get("leaf", ""),
-        }
-        topology_labels["nvlink_domain"] = node.domains.get("nvlink", "")
-        info_labels = labels.Labels({labels.METRIC_NAME: NODE_INFO} | node_labels | topology_labels)
-        built.append(samples.Sample(info_labels, now_ms, 1.0))
+        rack, leaf, nvlink = (node.domains.get(kind, "") for kind in ("rack", "leaf", "nvlink"))
+        built.append(sample(NODE_INFO, 1, **node_labels, pool=node.pool, rack=rack, leaf=leaf, nvlink_domain=nvlink))
         if node.expected_gpus is not None:
-            expected_labels = labels.Labels({labels.METRIC_NAME: NODE_EXPECTED_GPUS} | node_labels)
-            built.append(samples.Sample(expected_labels, now_ms, float(node.expected_gpus)))
-    for cluster, count in inventory.move_counts.items():
-        move_labels = labels.Labels({labels.METRIC_NAME: GPUS_MOVED, "cluster": cluster})
-        built.append(samples.Sample(move_labels, now_ms, float(count)))
-    return built
+            built.append(sample(NODE_EXPECTED_GPUS, node.expected_gpus, **node_labels))
+    counts = inventory.move_counts.items()
+    return built + [sample(GPUS_MOVED, count, cluster=cluster) for cluster, count in counts]
+
+
+def record_queried_gpus(
+    inventory: ScrapedInventory, label_sets: Iterable[labels.Labels], cluster: str, *, at_ms: int
+) -> None:
+    """Record the GPUs of each node from the result of `GPU_QUERY`, for a fleet that the hub does not scrape.
+
+    `cluster` applies to series without that label. A node without samples reports nothing about its GPUs, like a page
+    that cannot be read.
+    """
+    gpus_by_node: dict[NodeKey, dict[str, fleet.Gpu]] = {}
+    for label_set in label_sets:
+        gpu, hostname = gpu_of(label_set), label_set.get("Hostname", "")
+        if gpu is not None and hostname:
+            gpus_by_node.setdefault((label_set.get("cluster") or cluster, hostname), {})[gpu.uuid] = gpu
+    for (node_cluster, name), gpus in gpus_by_node.items():
+        node = inventory.node(name, node_cluster) or fleet.Node(node_cluster, name, source=QUERY_SOURCE)
+        inventory.record_page(node, gpus, at_ms=at_ms, source=QUERY_SOURCE)

@@ -35,9 +35,7 @@ NOT_METRICS = ("text/html", "application/json")
 
 def accept_header(protocols: Sequence[str] = (), *, wants_native: bool = False, escaping: str = ESCAPINGS[0]) -> str:
     """The Accept header for these protocols, in order of preference; for the defaults if there are none."""
-    listed = protocols or DEFAULT_PROTOCOLS
-    if wants_native and not protocols:
-        listed = (PROTOBUF, *DEFAULT_PROTOCOLS)
+    listed = protocols or ((PROTOBUF, *DEFAULT_PROTOCOLS) if wants_native else DEFAULT_PROTOCOLS)
     clauses = []
     for position, name in enumerate(listed):
         media_type = f"{PROTOCOLS[name]};escaping={escaping}" if name in ESCAPING_PROTOCOLS else PROTOCOLS[name]
@@ -51,16 +49,11 @@ class PageParser:
     def __init__(self, *, max_series: int, accept: str = "", keeps_classic: bool = False) -> None:
         self.accept = accept or accept_header()
         self._max_series, self._keeps_classic = max_series, keeps_classic
-        self._text: exposition.ExpositionParser | None = exposition.ExpositionParser(max_series=max_series)
-        self._protobuf: exposition_protobuf.ProtobufParser | None = None
+        self._parser: exposition.ExpositionParser | exposition_protobuf.ProtobufParser = exposition.ExpositionParser(
+            max_series=max_series
+        )
         # Counts format changes, so that handles of one format are not used for another.
         self._changes = 0
-
-    @property
-    def _parser(self) -> exposition.ExpositionParser | exposition_protobuf.ProtobufParser:
-        parser = self._text or self._protobuf
-        assert parser is not None
-        return parser
 
     @property
     def labels(self) -> Sequence[labels.Labels]:
@@ -85,25 +78,20 @@ class PageParser:
                 f"answered with content type {quote(kind)}, expected a metrics page",
                 remedy=remedy or "Check address and path of the target",
             )
-        return self._parse_protobuf(body) if is_protobuf else self._parse_text(body, kind)
+        if is_protobuf is not isinstance(self._parser, exposition_protobuf.ProtobufParser):
+            self._change_format(is_protobuf)
+        if isinstance(self._parser, exposition.ExpositionParser):
+            return self._parser.parse(body, openmetrics=kind.startswith("application/openmetrics-text"))
+        return self._parser.parse(body)
 
-    def _parse_text(self, body: bytes, kind: str) -> exposition.ExpositionPage:
-        if self._text is None:
-            self._text = exposition.ExpositionParser(max_series=self._max_series)
-            self._text.epoch = self._next_epoch()
-            self._protobuf = None
-        return self._text.parse(body, openmetrics=kind.startswith("application/openmetrics-text"))
-
-    def _parse_protobuf(self, body: bytes) -> exposition.ExpositionPage:
-        if self._protobuf is None:
-            self._protobuf = exposition_protobuf.ProtobufParser(
+    def _change_format(self, is_protobuf: bool) -> None:
+        # An epoch that the previous format did not use.
+        epoch = self._parser.epoch + 1
+        if is_protobuf:
+            self._parser = exposition_protobuf.ProtobufParser(
                 max_series=self._max_series, keeps_classic=self._keeps_classic
             )
-            self._protobuf.epoch = self._next_epoch()
-            self._text = None
-        return self._protobuf.parse(body)
-
-    def _next_epoch(self) -> int:
-        """An epoch that the previous format did not use."""
+        else:
+            self._parser = exposition.ExpositionParser(max_series=self._max_series)
+        self._parser.epoch = epoch
         self._changes += 1
-        return self._parser.epoch + 1

@@ -15,34 +15,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.kit import durations, files
+from watchkeeper.kit import files
 from watchkeeper.model import labels
 from watchkeeper.net import oauth2
 from watchkeeper.net.access import NO_ACCESS, Access
-from watchkeeper.scrape import page_formats, relabel
+from watchkeeper.scrape import page_formats, prometheus_keys, relabel
 from watchkeeper.scrape.jobs import DiscoveryKind, LabelLimits, ScrapeJob, TargetListLocation
 from watchkeeper.scrape.page_formats import PROTOBUF
-from watchkeeper.scrape.prometheus_keys import (
-    ALTERNATIVES,
-    CLASSIC_KEYS,
-    IGNORED,
-    INHERITED,
-    JOB_KEYS,
-    KEYS,
-    NOT_SUPPORTED,
-    PROTOCOLS,
-    RESERVED_HEADERS,
-    SD_SUFFIX,
-)
-from watchkeeper.scrape.prometheus_yaml import (
-    YamlTable,
-    label_texts,
-    parse_file,
-    parse_size,
-    read_bool,
-    read_count,
-    texts,
-)
+from watchkeeper.scrape.prometheus_yaml import YamlTable, parse_file
 
 # Prometheus' own defaults.
 INTERVAL_SECONDS, TIMEOUT_SECONDS = 60.0, 10.0
@@ -111,18 +91,18 @@ class _ConfigFileReader:
         root = parse_file(self.path)
         shared = root.get("global")
         if isinstance(shared, YamlTable):
-            self.seconds |= {name: self.duration(shared, name, self.seconds[name]) for name in self.seconds}
-            for key in INHERITED & shared.keys():
+            self.seconds |= {name: shared.read_seconds(name, self.seconds[name]) for name in self.seconds}
+            for key in prometheus_keys.INHERITED & shared.keys():
                 self.inherited[key], self.inherited.lines[key] = shared[key], shared.lines[key]
         external_labels = shared.get("external_labels") if isinstance(shared, YamlTable) else None
         jobs = list(self.jobs(root))
-        for pattern in texts(root.get("scrape_config_files")):
+        for pattern in root.read_texts("scrape_config_files"):
             for config_path in sorted(glob.glob(self.resolve(pattern))):
                 included = _ConfigFileReader(Path(config_path), self.problems, self.seconds, self.inherited)
                 jobs += included.jobs(parse_file(included.path))
         return PrometheusConfig(
             tuple(jobs),
-            tuple(self.resolve(pattern) for pattern in texts(root.get("rule_files"))),
+            tuple(self.resolve(pattern) for pattern in root.read_texts("rule_files")),
             external_labels.get("cluster") if isinstance(external_labels, YamlTable) else None,
             tuple(self.problems),
         )
@@ -131,7 +111,7 @@ class _ConfigFileReader:
         names: set[str] = set()
         for table in self.tables(root, "scrape_configs"):
             name = str(table.get("job_name") or "")
-            line = min(table.lines.values(), default=0)
+            line = table.first_line
             if not name or name in names:
                 self.add_problem(line, f"a scrape config needs a unique `job_name`, found {quote(name)}; skipped")
                 continue
@@ -143,13 +123,13 @@ class _ConfigFileReader:
                 self.add_problem(line, f"job {name} skipped: {error}")
 
     def job(self, name: str, table: YamlTable) -> ScrapeJob:
-        interval = self.duration(table, "scrape_interval", self.seconds["scrape_interval"])
-        timeout = min(self.duration(table, "scrape_timeout", self.seconds["scrape_timeout"]), interval)
-        self.report_unknown_keys(f"job {name}", table, JOB_KEYS)
-        for key, (default, consequence) in NOT_SUPPORTED.items():
+        interval = table.read_seconds("scrape_interval", self.seconds["scrape_interval"])
+        timeout = min(table.read_seconds("scrape_timeout", self.seconds["scrape_timeout"]), interval)
+        self.report_unknown_keys(f"job {name}", table, prometheus_keys.JOB_KEYS)
+        for key, (default, consequence) in prometheus_keys.NOT_SUPPORTED.items():
             if str(table.get(key) or default).lower() != default:
                 self.add_problem(table.lines[key], f"job {name}: `{key}: {table[key]}` is ignored; {consequence}")
-        params = table.get("params")
+        params = table["params"] if isinstance(table.get("params"), YamlTable) else YamlTable()
         protocols = self.protocols(table)
         return ScrapeJob(
             name=name,
@@ -158,25 +138,23 @@ class _ConfigFileReader:
             timeout_seconds=timeout,
             scheme=str(table.get("scheme") or "http").lower(),
             metrics_path=str(table.get("metrics_path") or "/metrics"),
-            params=tuple((key, tuple(texts(value))) for key, value in params.items())
-            if isinstance(params, YamlTable)
-            else (),
-            honor_labels=read_bool(table, "honor_labels", False),
-            honor_timestamps=read_bool(table, "honor_timestamps", True),
+            params=tuple((key, tuple(params.read_texts(key))) for key in params),
+            honor_labels=table.read_bool("honor_labels", False),
+            honor_timestamps=table.read_bool("honor_timestamps", True),
             native_histograms=PROTOBUF in protocols,
             protocols=protocols,
             escaping=_escaping(table),
-            classic_histograms=any(read_bool(table, key, False) for key in CLASSIC_KEYS),
+            classic_histograms=any(table.read_bool(key, False) for key in prometheus_keys.CLASSIC_KEYS),
             access=self.access(table),
             rules=self.rules(table, "relabel_configs"),
             metric_rules=self.rules(table, "metric_relabel_configs"),
-            max_series=read_count(table, "sample_limit") or None,
-            max_body_bytes=parse_size(str(table.get("body_size_limit") or "0")) or None,
-            max_targets=read_count(table, "target_limit") or None,
+            max_series=table.read_count("sample_limit") or None,
+            max_body_bytes=table.read_size("body_size_limit") or None,
+            max_targets=table.read_count("target_limit") or None,
             label_limits=LabelLimits(
-                read_count(table, "label_limit"),
-                read_count(table, "label_name_length_limit"),
-                read_count(table, "label_value_length_limit"),
+                table.read_count("label_limit"),
+                table.read_count("label_name_length_limit"),
+                table.read_count("label_value_length_limit"),
             ),
         )
 
@@ -185,19 +163,19 @@ class _ConfigFileReader:
 
         A job enables them explicitly, or by listing protobuf as its first protocol.
         """
-        listed = texts(table.get("scrape_protocols"))
+        listed = table.read_texts("scrape_protocols")
         if unsupported := [name for name in listed if name not in page_formats.PROTOCOLS]:
             raise ValueError(
                 f"scrape_protocols has {quote(unsupported[0])}; supported: {', '.join(page_formats.PROTOCOLS)}"
             )
-        is_native = read_bool(table, "scrape_native_histograms", listed[:1] == [PROTOBUF])
+        is_native = table.read_bool("scrape_native_histograms", listed[:1] == [PROTOBUF])
         if is_native:
-            return tuple(listed) or (PROTOBUF, *PROTOCOLS)
-        return tuple(name for name in listed if name != PROTOBUF) or PROTOCOLS
+            return tuple(listed) or (PROTOBUF, *prometheus_keys.PROTOCOLS)
+        return tuple(name for name in listed if name != PROTOBUF) or prometheus_keys.PROTOCOLS
 
     def report_unknown_keys(self, where: str, table: YamlTable, allowed: Set[str]) -> None:
-        for key in sorted(table.keys() - allowed - IGNORED, key=table.lines.__getitem__):
-            if not key.endswith(SD_SUFFIX):
+        for key in sorted(table.keys() - allowed - prometheus_keys.IGNORED, key=table.lines.__getitem__):
+            if not key.endswith(prometheus_keys.SD_SUFFIX):
                 self.add_problem(table.lines[key], f"{where}: `{key}` is not supported and ignored")
 
     def locations(self, name: str, table: YamlTable) -> Iterator[TargetListLocation]:
@@ -207,26 +185,26 @@ class _ConfigFileReader:
             "dns_sd_configs": self.dns_locations,
         }
         for group in self.tables(table, "static_configs"):
-            self.report_unknown_keys(f"job {name}: static_configs", group, KEYS["static_configs"])
+            self.report_unknown_keys(f"job {name}: static_configs", group, prometheus_keys.KEYS["static_configs"])
         groups = tuple(
-            (tuple(texts(group.get("targets"))), labels.Labels(label_texts(group.get("labels"))))
+            (tuple(group.read_texts("targets")), labels.Labels(group.read_labels("labels")))
             for group in self.tables(table, "static_configs")
         )
         if groups:
             yield TargetListLocation(DiscoveryKind.STATIC, f"{self.path}: job {name}", groups=groups)
-        for key in [key for key in table if key.endswith(SD_SUFFIX)]:
+        for key in [key for key in table if key.endswith(prometheus_keys.SD_SUFFIX)]:
             read = readers.get(key)
             if read is None:
                 kind = key.removesuffix("_configs")
-                remedy = ALTERNATIVES.get(kind, "write its targets to a list for file_sd or http_sd")
+                remedy = prometheus_keys.ALTERNATIVES.get(kind, "write its targets to a list for file_sd or http_sd")
                 self.add_problem(table.lines[key], f"job {name}: {kind} is not supported and skipped; {remedy}")
                 continue
             for entry in self.tables(table, key):
-                self.report_unknown_keys(f"job {name}: {key}", entry, KEYS[key])
+                self.report_unknown_keys(f"job {name}: {key}", entry, prometheus_keys.KEYS[key])
                 yield from read(entry)
 
     def file_locations(self, table: YamlTable) -> Iterator[TargetListLocation]:
-        for pattern in texts(table.get("files")):
+        for pattern in table.read_texts("files"):
             yield TargetListLocation(DiscoveryKind.FILE, self.resolve(pattern))
 
     def http_locations(self, table: YamlTable) -> Iterator[TargetListLocation]:
@@ -236,20 +214,20 @@ class _ConfigFileReader:
         yield TargetListLocation(DiscoveryKind.HTTP, url, access=self.access(table))
 
     def dns_locations(self, table: YamlTable) -> Iterator[TargetListLocation]:
-        record, port = str(table.get("type") or "SRV").upper(), read_count(table, "port")
+        record, port = str(table.get("type") or "SRV").upper(), table.read_count("port")
         if record not in ("A", "AAAA", "SRV"):
-            line = min(table.lines.values(), default=0)
+            line = table.first_line
             self.add_problem(line, f"dns_sd of type {record} is not supported and skipped; supported: SRV, A, AAAA")
             return
         if record != "SRV" and not 0 < port < 65_536:
             raise ValueError(f"dns_sd of type {record} needs a `port` from 1 to 65535, found {port}")
-        for name in texts(table.get("names")):
+        for name in table.read_texts("names"):
             yield TargetListLocation(DiscoveryKind.DNS, name, record=record, port=port)
 
     def access(self, table: YamlTable) -> Access:
-        tables = {key: self.inner(table, key) for key in ("basic_auth", "authorization", "tls_config")}
+        tables = {key: table.read_table(key) for key in ("basic_auth", "authorization", "tls_config")}
         for key, inner in tables.items():
-            self.report_unknown_keys(key, inner, KEYS[key])
+            self.report_unknown_keys(key, inner, prometheus_keys.KEYS[key])
         basic, bearer, tls = tables.values()
         values_by_field = {
             "username": basic.get("username"),
@@ -264,9 +242,9 @@ class _ConfigFileReader:
             "server_name": tls.get("server_name"),
         }
         arguments: dict[str, Any] = {name: str(value) for name, value in values_by_field.items() if value}
-        if read_bool(tls, "insecure_skip_verify", False):
+        if tls.read_bool("insecure_skip_verify", False):
             arguments["insecure_skip_verify"] = True
-        for name, values in self.inner(table, "http_headers").items():
+        for name, values in table.read_table("http_headers").items():
             self.header(name, values, arguments)
         if isinstance(table.get("oauth2"), YamlTable):
             arguments["tokens"] = self.tokens(table["oauth2"])
@@ -281,14 +259,16 @@ class _ConfigFileReader:
 
     def header(self, name: str, values: object, arguments: dict[str, Any]) -> None:
         """One entry of `http_headers`: literal values, and values in files."""
-        is_allowed = name.isascii() and name.replace("-", "").isalnum() and name.lower() not in RESERVED_HEADERS
+        is_allowed = (
+            name.isascii() and name.replace("-", "").isalnum() and name.lower() not in prometheus_keys.RESERVED_HEADERS
+        )
         if not is_allowed or not isinstance(values, YamlTable):
             raise ValueError(f"http_headers: {quote(name)} is not allowed, or has no values")
-        self.report_unknown_keys(f"http_headers: {name}", values, KEYS["http_headers"])
-        header_values = (*texts(values.get("values")), *texts(values.get("secrets")))
+        self.report_unknown_keys(f"http_headers: {name}", values, prometheus_keys.KEYS["http_headers"])
+        header_values = (*values.read_texts("values"), *values.read_texts("secrets"))
         if any(not text.isprintable() for text in header_values):
             raise ValueError(f"http_headers: a value of {name} has characters that are not allowed in a header")
-        files = tuple((name, self.resolve(path)) for path in texts(values.get("files")))
+        files = tuple((name, self.resolve(path)) for path in values.read_texts("files"))
         arguments["extra_headers"] = (*arguments.get("extra_headers", ()), *((name, text) for text in header_values))
         arguments["extra_header_files"] = (*arguments.get("extra_header_files", ()), *files)
 
@@ -298,14 +278,14 @@ class _ConfigFileReader:
                 raise ValueError(f"oauth2 needs a `{key}`")
         if not str(table["token_url"]).startswith(("http://", "https://")):
             raise ValueError(f"oauth2 needs an http or https `token_url`, found {quote(table['token_url'])}")
-        self.report_unknown_keys("oauth2", table, KEYS["oauth2"])
+        self.report_unknown_keys("oauth2", table, prometheus_keys.KEYS["oauth2"])
         return oauth2.ClientCredentials(
             token_url=str(table["token_url"]),
             client_id=str(table["client_id"]),
             client_secret=str(table.get("client_secret") or ""),
             client_secret_file=self.file(table.get("client_secret_file")),
-            scopes=tuple(texts(table.get("scopes"))),
-            parameters=tuple(sorted(label_texts(table.get("endpoint_params")).items())),
+            scopes=tuple(table.read_texts("scopes")),
+            parameters=tuple(sorted(table.read_labels("endpoint_params").items())),
             access=self.access(table),
         )
 
@@ -313,7 +293,7 @@ class _ConfigFileReader:
         return tuple(self.rule(entry) for entry in self.tables(table, key))
 
     def rule(self, table: YamlTable) -> relabel.RelabelRule:
-        self.report_unknown_keys("relabel rule", table, KEYS["relabel rule"])
+        self.report_unknown_keys("relabel rule", table, prometheus_keys.KEYS["relabel rule"])
         arguments = {
             name: str(table[name]) for name in ("separator", "regex", "target_label", "replacement") if name in table
         }
@@ -321,14 +301,14 @@ class _ConfigFileReader:
         action = str(table.get("action") or relabel.RelabelAction.REPLACE).lower()
         if action not in set(relabel.RelabelAction):
             raise ValueError(f"relabel action {quote(action)} is not one of {', '.join(relabel.RelabelAction)}")
-        sources = tuple(texts(table.get("source_labels")))
-        modulus = read_count(table, "modulus")
+        sources = tuple(table.read_texts("source_labels"))
+        modulus = table.read_count("modulus")
         try:
             return relabel.RelabelRule(
                 source_labels=sources, action=relabel.RelabelAction(action), modulus=modulus, **arguments
             )
         except ValueError as error:
-            raise ValueError(f"line {min(table.lines.values(), default=0)}: {error}") from error
+            raise ValueError(f"line {table.first_line}: {error}") from error
 
     def tables(self, table: YamlTable, key: str) -> Iterator[YamlTable]:
         entries = table.get(key) or []
@@ -337,24 +317,6 @@ class _ConfigFileReader:
                 yield item
             else:
                 self.add_problem(table.lines[key], f"`{key}` must be a list of tables, found {quote(item)}")
-
-    def inner(self, table: YamlTable, key: str) -> YamlTable:
-        inner = table.get(key)
-        if inner is None or isinstance(inner, YamlTable):
-            return inner or YamlTable()
-        raise ValueError(f"`{key}` must be a table, found {quote(inner)}")
-
-    def duration(self, table: YamlTable, key: str, default: float) -> float:
-        text = table.get(key)
-        if text is None:
-            return default
-        try:
-            seconds = durations.parse_seconds(str(text))
-        except ValueError as error:
-            raise ValueError(f"{key}: {error}") from error
-        if seconds <= 0:
-            raise ValueError(f"{key} must be longer than 0s")
-        return seconds
 
     def file(self, path: object) -> str:
         return self.resolve(str(path)) if path else ""

@@ -1,7 +1,7 @@
 """The YAML of a prometheus.yml with the line of each key, and its values as text, numbers and sizes.
 
 `prometheus_config` walks the tables. Scalars stay the text as written, because `on` and `1e3` can be names. The read_*
-functions convert a value and raise ValueError if it is invalid.
+methods convert a value and raise ValueError if it is invalid.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from watchkeeper.errors import CollectError, quote
-from watchkeeper.kit import yaml_text
+from watchkeeper.kit import durations, yaml_text
 
 # `<<: *defaults`
 MERGE = "tag:yaml.org,2002:merge"
@@ -26,10 +26,65 @@ class YamlTable(dict[str, Any]):
         super().__init__()
         self.lines: dict[str, int] = {}
 
+    @property
+    def first_line(self) -> int:
+        return min(self.lines.values(), default=0)
+
     def inherit(self, other: YamlTable) -> None:
         """Copy the keys of the other table that this table does not have."""
         for key in other.keys() - self.keys():
             self[key], self.lines[key] = other[key], other.lines[key]
+
+    def read_texts(self, key: str) -> list[str]:
+        value = self.get(key)
+        items = value if isinstance(value, list) else [value]
+        return [str(item) for item in items if item is not None]
+
+    def read_labels(self, key: str) -> dict[str, str]:
+        table = self.get(key)
+        items = table.items() if isinstance(table, YamlTable) else ()
+        return {name: str(value) for name, value in items if value is not None}
+
+    def read_table(self, key: str) -> YamlTable:
+        """The table under a key; empty if the key is absent."""
+        table = self.get(key)
+        if table is None or isinstance(table, YamlTable):
+            return table or YamlTable()
+        raise ValueError(f"`{key}` must be a table, found {quote(table)}")
+
+    def read_bool(self, key: str, default: bool) -> bool:
+        text = self.get(key)
+        if text is None:
+            return default
+        if str(text).lower() not in ("true", "false"):
+            raise ValueError(f"{key} must be true or false, found {quote(text)}")
+        return str(text).lower() == "true"
+
+    def read_count(self, key: str) -> int:
+        text = str(self.get(key) or "0")
+        if not (text.isascii() and text.isdigit() and len(text) < 16):
+            raise ValueError(f"{key} must be a whole number, found {quote(text)}")
+        return int(text)
+
+    def read_seconds(self, key: str, default: float) -> float:
+        text = self.get(key)
+        if text is None:
+            return default
+        try:
+            seconds = durations.parse_seconds(str(text))
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+        if seconds <= 0:
+            raise ValueError(f"{key} must be longer than 0s")
+        return seconds
+
+    def read_size(self, key: str) -> int:
+        text = str(self.get(key) or "0")
+        digits = text.rstrip("BKMGibkmg")
+        unit = text[len(digits) :].upper()
+        if not (digits.isascii() and digits.isdigit()) or unit not in SIZES:
+            raise ValueError(f"{key} must be a size such as 10MB, found {quote(text)}")
+        return int(digits) * SIZES[unit]
 
 
 def parse_file(path: Path) -> YamlTable:
@@ -65,38 +120,3 @@ def _convert_node(node: yaml.Node | None) -> Any:
     if node is None or node.tag == "tag:yaml.org,2002:null":
         return None
     return str(node.value)
-
-
-def texts(node: object) -> list[str]:
-    items = node if isinstance(node, list) else [] if node is None else [node]
-    return [str(item) for item in items if item is not None]
-
-
-def label_texts(table: object) -> dict[str, str]:
-    return (
-        {name: str(value) for name, value in table.items() if value is not None} if isinstance(table, YamlTable) else {}
-    )
-
-
-def read_bool(table: YamlTable, key: str, default: bool) -> bool:
-    text = table.get(key)
-    if text is None:
-        return default
-    if str(text).lower() not in ("true", "false"):
-        raise ValueError(f"{key} must be true or false, found {quote(text)}")
-    return str(text).lower() == "true"
-
-
-def read_count(table: YamlTable, key: str) -> int:
-    text = str(table.get(key) or "0")
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ValueError(f"{key} must be a whole number, found {quote(text)}")
-    return int(text)
-
-
-def parse_size(text: str) -> int:
-    digits = text.rstrip("BKMGibkmg")
-    unit = text[len(digits) :].upper()
-    if not (digits.isascii() and digits.isdigit()) or unit not in SIZES:
-        raise ValueError(f"body_size_limit must be a size such as 10MB, found {quote(text)}")
-    return int(digits) * SIZES[unit]

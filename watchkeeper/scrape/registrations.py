@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from watchkeeper.errors import CollectError
 from watchkeeper.model.fleet import MAX_GPUS_PER_NODE, NodeRegistration
+from watchkeeper.net import addresses
 from watchkeeper.scrape import discovery
 
 # After a day without its agent a node is no longer expected; to expect it longer, list it.
@@ -70,6 +71,5 @@ def _build_group(entry: RegisteredNode, *, is_target: bool) -> dict[str, object]
         labels[f"{discovery.META}expected_gpus"] = str(registration.expected_gpus)
     if registration.metrics_tls:
         labels["__scheme__"] = "https"
-    host = f"[{entry.peer}]" if ":" in entry.peer else entry.peer
-    targets = [f"{host}:{registration.metrics_port}"] if is_target and registration.metrics_port is not None else []
-    return {"targets": targets, "labels": labels}
+    port = registration.metrics_port if is_target else None
+    return {"targets": [] if port is None else [addresses.join_port(entry.peer, port)], "labels": labels}

@@ -16,17 +16,10 @@ from watchkeeper.readers import exposition
 from watchkeeper.scrape import schedule
 from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import Target
-from watchkeeper.scrape.target_loop import (
-    SYNTHESISED,
-    ScrapeSettings,
-    TargetConnection,
-    TargetHealth,
-    TargetLoop,
-    TargetState,
-)
+from watchkeeper.scrape.target_loop import ScrapeSettings, TargetConnection, TargetHealth, TargetLoop, TargetState
 from watchkeeper.store import interfaces
 
-__all__ = ["SYNTHESISED", "ScrapeSettings", "Scraper", "TargetConnection", "TargetHealth", "TargetLoop", "TargetState"]
+__all__ = ["ScrapeSettings", "Scraper", "TargetConnection", "TargetHealth", "TargetLoop", "TargetState"]
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +48,7 @@ class Scraper:
 
     def families(self) -> dict[str, exposition.FamilyMetadata]:
         """The metadata that exporters report; if two differ, the last target wins."""
-        return {name: family for loop, _ in self._loops.values() for name, family in loop.families.items()}
+        return {name: family for loop, _ in self._loops.values() for name, family in loop.state.families.items()}
 
     async def set_targets(self, targets: Iterable[Target]) -> None:
         """Scrape exactly these targets from now on; unchanged targets continue undisturbed."""
@@ -98,9 +91,6 @@ class Scraper:
                 except Exception:
                     # A bug in one scrape must not end this loop.
                     log.exception("scrape failed with an unexpected error", extra=logs.fields(target=key))
-                self._count(loop)
-
-    def _count(self, loop: TargetLoop) -> None:
-        for reason, count in loop.dropped_samples.items():
-            self._dropped.add(count, reason=reason)
-        loop.dropped_samples.clear()
+                for reason, count in loop.dropped_samples.items():
+                    self._dropped.add(count, reason=reason)
+                loop.dropped_samples.clear()

@@ -27,7 +27,7 @@ from watchkeeper.model.silences import Silence
 from watchkeeper.notify.silence_store import SilenceRequest
 from watchkeeper.query import embedded
 from watchkeeper.rules import evaluate, reload, rulefile, slo
-from watchkeeper.scrape import discovery, scrape
+from watchkeeper.scrape import jobs, scrape
 from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.store import recording
 from watchkeeper.store.head import head
@@ -190,7 +190,7 @@ class ReadOnlyServices:
     def targets(self) -> Sequence[scrape.TargetState]:
         return ()
 
-    def dropped_targets(self) -> Sequence[discovery.DroppedTarget]:
+    def dropped_targets(self) -> Sequence[jobs.DroppedTarget]:
         return ()
 
     def register_node(self, registration: fleet.NodeRegistration, peer: str) -> None:

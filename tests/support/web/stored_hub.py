@@ -13,7 +13,7 @@ from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query import embedded
 from watchkeeper.readers.exposition import FamilyMetadata
 from watchkeeper.rules import rulefile
-from watchkeeper.scrape import discovery, jobs, scrape
+from watchkeeper.scrape import jobs, scrape
 from watchkeeper.store.head import head
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -37,7 +37,7 @@ class StoredTargets(NoTargets):
         return [scrape.TargetState(target, families={"temp": FamilyMetadata("gauge", "Temperature", "celsius")})]
 
     def dropped_targets(self) -> list[Any]:
-        return [discovery.DroppedTarget("dcgm", {"__address__": "n9:9400"})]
+        return [jobs.DroppedTarget("dcgm", {"__address__": "n9:9400"})]
 
 
 class StoredHub(SmallHub):

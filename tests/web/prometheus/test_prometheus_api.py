@@ -13,7 +13,7 @@ from tests.web.small_hub import SmallHub
 from watchkeeper.model.alerts import Alert
 from watchkeeper.model.labels import Labels
 from watchkeeper.rules import evaluate, rulefile
-from watchkeeper.scrape import discovery, scrape
+from watchkeeper.scrape import jobs, scrape
 from watchkeeper.web.prometheus import prometheus_status
 
 
@@ -106,7 +106,7 @@ def test_an_expression_is_formatted(site: Site) -> None:
 
 
 def test_a_target_that_was_never_scraped_is_unknown_since_never() -> None:
-    target = discovery.Target("127.0.0.1:1", "http://127.0.0.1:1/metrics", Labels({"job": "gpu"}), "main")
+    target = jobs.Target("127.0.0.1:1", "http://127.0.0.1:1/metrics", Labels({"job": "gpu"}), "main")
     shown = prometheus_status.write_target(scrape.TargetState(target))
     assert (shown["health"], shown["lastScrape"], shown["scrapePool"]) == ("unknown", "0001-01-01T00:00:00Z", "gpu")
 

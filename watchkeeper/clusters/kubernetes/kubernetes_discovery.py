@@ -15,6 +15,7 @@ from watchkeeper.catalogue import pack
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch, Selectors
 from watchkeeper.errors import SettingsError
 from watchkeeper.model import fleet
+from watchkeeper.net import addresses
 from watchkeeper.readers.clusters import kubernetes_objects as objects
 from watchkeeper.scrape import discovery
 
@@ -146,9 +147,8 @@ def _group(node: fleet.Node, pod: objects.KubernetesPod | None) -> dict[str, obj
     }
     if pod is None:
         return {"targets": [], "labels": labels}
-    host = f"[{pod.address}]" if ":" in pod.address else pod.address
     pod_labels = {"__meta_kubernetes_namespace": pod.namespace, "__meta_kubernetes_pod_name": pod.name}
-    return {"targets": [f"{host}:{_port(pod)}"], "labels": labels | pod_labels}
+    return {"targets": [addresses.join_port(pod.address, _port(pod))], "labels": labels | pod_labels}
 
 
 def _port(pod: objects.KubernetesPod) -> int:

@@ -106,16 +106,6 @@ class KubernetesSource:
 
     def workload_series(self, fleet: ScrapedInventory, attributed: Iterable[Labels]) -> dict[Labels, float]:
         def gpus_of(name: str) -> Iterable[Labels]:
-            node = fleet.node(name, self.watch.cluster)
-            for scraped_gpu in fleet.gpus_of(node) if node is not None else ():
-                index = "" if scraped_gpu.gpu.index is None else str(scraped_gpu.gpu.index)
-                gpu_labels = {
-                    "cluster": scraped_gpu.cluster,
-                    "Hostname": scraped_gpu.node,
-                    "UUID": scraped_gpu.gpu.uuid,
-                    "gpu": index,
-                }
-                if scraped_gpu.gone_since_ms is None:
-                    yield Labels(gpu_labels)
+            return (Labels(gpu.labels) for gpu in fleet.present_gpus(name, self.cluster))
 
         return kubernetes_series.workload_series(self.watch, gpus_of, attributed=attributed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from watchkeeper.kit import clock, own_metrics
 from watchkeeper.model.cluster import ClusterView, Quota, ScheduledNode
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKind, WorkloadState
+from watchkeeper.net import addresses
 from watchkeeper.readers.clusters import slurm_records as records
 from watchkeeper.readers.clusters import tres
 from watchkeeper.scrape import discovery, status_series
@@ -43,14 +44,13 @@ def from_settings(
     settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry
 ) -> SlurmWatch | None:
     """The configured cluster, or None."""
-    if not settings.slurm and settings.slurm_rest_url is None:
-        return None
     reader: slurm_reader.SlurmReader = slurm_reader.SlurmCommandReader()
     if settings.slurm_rest_url is not None:
         token = settings.slurm_token_file
-        reader = slurm_reader.SlurmRestReader(
-            settings.slurm_rest_url, None if token is None else Path(token), settings.slurm_user
-        )
+        token_path = None if token is None else Path(token)
+        reader = slurm_reader.SlurmRestReader(settings.slurm_rest_url, token_path, settings.slurm_user)
+    elif not settings.slurm:
+        return None
     return SlurmWatch(
         reader,
         cluster=settings.cluster,
@@ -59,14 +59,6 @@ def from_settings(
         metrics=metrics,
         interval_seconds=settings.slurm_interval_seconds,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _SlurmRecords:
-    """The records of the last successful reads."""
-
-    nodes: Sequence[records.NodeRecord] = ()
-    jobs: Sequence[records.JobRecord] = ()
 
 
 class SlurmWatch:
@@ -91,7 +83,9 @@ class SlurmWatch:
             "watchkeeper_slurm_failures_total",
             "Failed queries of slurmctld, by `question` (nodes, jobs, topology or limits)",
         )
-        self._records = _SlurmRecords()
+        # The records of the last successful reads.
+        self._nodes: Sequence[records.NodeRecord] = ()
+        self._jobs: Sequence[records.JobRecord] = ()
         self._leaves: Mapping[str, str] = {}
         self._limits: Sequence[records.AccountLimit] = ()
         self._rare_query_at: float | None = None
@@ -134,14 +128,11 @@ class SlurmWatch:
             self._leaves = await self._query("topology", self._reader.leaves, problems) or self._leaves
             self._limits = await self._query("limits", self._reader.limits, problems) or self._limits
             self._rare_query_at = now.timestamp()
-        before = self._records
-        self._records = _SlurmRecords(before.nodes if nodes is None else nodes, before.jobs if jobs is None else jobs)
+        self._nodes = self._nodes if nodes is None else nodes
+        self._jobs = self._jobs if jobs is None else jobs
         at_ms = clock.to_ms(now) if nodes is not None and jobs is not None else self._view.at_ms
-        self._view = replace(
-            build_view(self._records.nodes, self._records.jobs, cluster=self.cluster, limits=self._limits),
-            at_ms=at_ms,
-            problem=_add_age("; ".join(problems), at_ms),
-        )
+        view = build_view(self._nodes, self._jobs, cluster=self.cluster, limits=self._limits)
+        self._view = replace(view, at_ms=at_ms, problem=_add_age("; ".join(problems), at_ms))
         self._has_read.set()
 
     async def _query(self, name: str, read: Callable[[], Awaitable[T]], problems: list[str]) -> T | None:
@@ -155,10 +146,10 @@ class SlurmWatch:
     def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
         """The nodes with GPUs as expected nodes; a node without a target in `listed` gets its agent's port."""
         target_nodes = {target.node for target in listed.targets if target.cluster == self.cluster}
-        aliases = _aliases(self._records.nodes)
+        aliases = _aliases(self._nodes)
         groups = [
             self._group(node, aliases[node.name], is_read=node.name not in target_nodes)
-            for node in self._records.nodes
+            for node in self._nodes
             if node.gpus
         ]
         return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=self.cluster))
@@ -174,10 +165,9 @@ class SlurmWatch:
             f"{meta}expected_gpus": str(node.gpus) if _gpu_part(node) == 1 else "",
             **({f"{discovery.DOMAIN_META}{LEAF}": leaf} if leaf else {}),
         }
-        address = node.address or node.name
-        host = f"[{address}]" if ":" in address else address
-        is_target = is_read and self._agent_port is not None
-        return {"targets": [f"{host}:{self._agent_port}"] if is_target else [], "labels": labels}
+        port = self._agent_port if is_read else None
+        targets = [] if port is None else [addresses.join_port(node.address or node.name, port)]
+        return {"targets": targets, "labels": labels}
 
     def series(self, query_result: Iterable[Mapping[str, str]]) -> dict[Labels, float]:  # noqa: ARG002
         """The Slurm state of each node with GPUs, so that a drained node does not look like a failed one."""
@@ -192,35 +182,12 @@ class SlurmWatch:
         """The jobs on GPUs that are not in `attributed`, by the GPU indexes that Slurm reports."""
         attributed_uuids = {labels.get("UUID") for labels in attributed}
         series: dict[Labels, float] = {}
-        for job in self._records.jobs:
+        for job in self._jobs:
+            holder_labels = {"workload_kind": "slurm_job", "workload": job.id, "user": job.user}
             for name, indexes in job.gpus_by_node.items() if job.is_running else ():
-                node = fleet.node(name, self.cluster)
-                for scraped_gpu in fleet.gpus_of(node) if node is not None else ():
-                    if (
-                        scraped_gpu.gpu.index in indexes
-                        and scraped_gpu.gone_since_ms is None
-                        and scraped_gpu.gpu.uuid not in attributed_uuids
-                    ):
-                        gpu_labels = {
-                            "cluster": scraped_gpu.cluster,
-                            "Hostname": scraped_gpu.node,
-                            "UUID": scraped_gpu.gpu.uuid,
-                        }
-                        holder_labels = {
-                            "gpu": str(scraped_gpu.gpu.index),
-                            "workload_kind": "slurm_job",
-                            "workload": job.id,
-                        }
-                        series[
-                            Labels(
-                                {
-                                    METRIC_NAME: status_series.WORKLOAD_INFO,
-                                    **gpu_labels,
-                                    **holder_labels,
-                                    "user": job.user,
-                                }
-                            )
-                        ] = 1.0
+                for gpu in fleet.present_gpus(name, self.cluster):
+                    if gpu.gpu.index in indexes and gpu.gpu.uuid not in attributed_uuids:
+                        series[Labels({METRIC_NAME: status_series.WORKLOAD_INFO, **gpu.labels, **holder_labels})] = 1.0
         return series
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from watchkeeper.errors import CollectError, SettingsError, quote
 from watchkeeper.kit import yaml_text
-from watchkeeper.net import access
+from watchkeeper.net import access, addresses
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REFUSED_REMEDY = "Use a service account with its token in the kubeconfig; see docs/howto/kubernetes.md"
@@ -66,10 +66,9 @@ def load_in_cluster(account: Path = SERVICE_ACCOUNT, environment: Mapping[str, s
             where="fleet.kubernetes",
             remedy="Set fleet.kubeconfig to a file, or mount the service account token in the pod",
         )
-    url_host = f"[{host}]" if ":" in host else host
     ca = account / "ca.crt"
     server_access = access.Access(credentials_file=str(token), ca_file=str(ca) if ca.is_file() else "")
-    return ApiServer(f"https://{url_host}:{port}", server_access, "in-cluster")
+    return ApiServer(f"https://{addresses.join_port(host, port)}", server_access, "in-cluster")
 
 
 def load_kubeconfig(path: Path, context: str | None = None) -> ApiServer:

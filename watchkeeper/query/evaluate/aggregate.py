@@ -1,24 +1,30 @@
 """Aggregations: reduce each group to one series, or select series of each group.
 
-Rows are sorted by group once; then NumPy reduces the rows of each group for all steps.
+Rows are sorted by group once; then NumPy reduces the rows of each group for all steps. Native histograms can be summed,
+averaged, counted and selected; other aggregations drop them and add an info.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.model import histograms
+from watchkeeper.model.histograms import CombinedHistogram, Histogram
+from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate import compensated_sums, label_hash, native_aggregate
+from watchkeeper.query.evaluate import compensated_sums, label_hash
 from watchkeeper.query.evaluate.grouping import Groups, group, group_sizes, reduce_groups
-from watchkeeper.query.evaluate.notes import Notes
+from watchkeeper.query.evaluate.notes import Notes, format_go_number
 from watchkeeper.query.evaluate.over_time import divide_sums, sorted_quantile
-from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty_vector, with_label
+from watchkeeper.query.evaluate.values import Scalar, Text, Vector, empty_vector, label_of, native_mask, with_label
 from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.series import Pairs, SeriesSet
@@ -32,7 +38,7 @@ def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | No
     if isinstance(parameter, Text) and node.is_without and parameter.value in node.grouping:
         # As in Prometheus, `without` removes the new label.
         return aggregate(replace(node, op="count", parameter=None), vector, None, notes=notes)
-    vector = native_aggregate.drop_unsupported(node, vector, notes)
+    vector = _drop_unsupported(node, vector, notes)
     groups = group(vector.series, node.grouping, is_on=not node.is_without)
     if isinstance(parameter, Scalar):
         _check_parameter(node, parameter.values, notes)
@@ -43,7 +49,7 @@ def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | No
     if parameter is not None and node.op != "quantile":
         chosen = SELECTIONS[node.op](vector, groups, parameter.values)
         return chosen if vector.histograms is None else replace(chosen, histograms=vector.histograms)
-    numbers = vector.floats if node.op in native_aggregate.COMBINERS else vector
+    numbers = vector.floats if node.op in COMBINERS else vector
     values, present = groups.sort_by_group(numbers.values), groups.sort_by_group(numbers.present)
     with np.errstate(all="ignore"):
         if parameter is not None:
@@ -51,9 +57,9 @@ def aggregate(node: ast.Aggregate, vector: Vector, parameter: Scalar | Text | No
         else:
             result = REDUCTIONS[node.op](values, present, groups)
     reduced = Vector(groups.series, result, _any(present, groups))
-    if vector.histograms is None or node.op not in native_aggregate.COMBINERS:
+    if vector.histograms is None or node.op not in COMBINERS:
         return reduced
-    return native_aggregate.merge_histograms(reduced, node, vector, groups=groups, notes=notes)
+    return _merge_histograms(reduced, node, vector, groups=groups, notes=notes)
 
 
 def _any(present: Mask, groups: Groups) -> Mask:
@@ -122,7 +128,7 @@ REDUCTIONS: dict[str, Reduction] = {
 
 def _quantile(values: Floats, present: Mask, groups: Groups, quantiles: Floats) -> Floats:
     out = np.empty((len(groups), values.shape[1]))
-    for number, (low, high) in enumerate(_group_edges(groups, len(values))):
+    for number, (low, high) in enumerate(pairwise([*groups.starts.tolist(), len(values)])):
         out[number] = sorted_quantile(_transpose(values[low:high]), present[low:high].T, quantiles)
     return out
 
@@ -135,13 +141,7 @@ def _transpose(table: Floats) -> Floats:
     return out
 
 
-def _group_edges(groups: Groups, rows: int) -> list[tuple[int, int]]:
-    stops = [*groups.starts[1:].tolist(), rows]
-    return list(zip(groups.starts.tolist(), stops, strict=True))
-
-
 def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
-    """Count the series of a group with each value; the value becomes a label."""
     if not label:
         raise errors.QueryError("count_values needs a label name, it is empty")
     if vector.histograms is not None:
@@ -167,20 +167,86 @@ def _count_values(vector: Vector, groups: Groups, label: str) -> Vector:
 
 
 def _count_mixed_values(vector: Vector, groups: Groups, label: str) -> Vector:
-    """`_count_values` for vectors with histograms."""
     assert vector.histograms is not None
     counts: dict[Pairs, Floats] = {}
     for row, step in np.argwhere(vector.present).tolist():
         histogram = vector.histograms[row, step]
-        text = (
-            format_value(vector.values[row, step])
-            if histogram is None
-            else native_aggregate.format_histogram(histogram)
-        )
+        text = format_value(vector.values[row, step]) if histogram is None else _format_histogram(histogram)
         pairs = with_label(groups.series.pairs[groups.group_of_row[row]], label, text)
         counts.setdefault(pairs, np.zeros(vector.values.shape[1]))[step] += 1
     totals = np.stack(list(counts.values())) if counts else np.empty((0, vector.values.shape[1]))
     return Vector(SeriesSet(list(counts)), totals, totals > 0)
+
+
+# Other aggregations support only numbers.
+COMBINERS = {"sum": histograms.sum_histograms, "avg": histograms.average_histograms}
+SELECTING = frozenset({"limitk", "limit_ratio"})
+COUNTING = frozenset({"count", "group", "count_values"})
+RANKED = frozenset({"topk", "bottomk"})
+
+# For each group and step the histograms, each with its metric name.
+HistogramsByCell = dict[tuple[int, int], list[tuple[str, Histogram]]]
+
+
+def _drop_unsupported(node: ast.Aggregate, vector: Vector, notes: Notes) -> Vector:
+    if vector.histograms is None or node.op in COMBINERS or node.op in SELECTING or node.op in COUNTING:
+        return vector
+    if native_mask(vector).any():
+        notes.note(f"ignored histogram in {node.op} aggregation", node if node.op in RANKED else node.expr)
+    return vector.floats
+
+
+def _merge_histograms(result: Vector, node: ast.Aggregate, vector: Vector, *, groups: Groups, notes: Notes) -> Vector:
+    """Add the sums or averages of histograms to those of numbers."""
+    assert vector.histograms is not None
+    values, present = np.array(result.values), np.array(result.present)
+    cells = np.full(values.shape, None, dtype=object)
+    for (number, step), members in _gather(vector, groups).items():
+        combined = None
+        if present[number, step]:
+            notes.warn("encountered a mix of histograms and floats for aggregation", node.expr)
+        else:
+            combined = _combine(COMBINERS[node.op], members, node.expr, notes=notes)
+        cells[number, step], present[number, step] = combined, combined is not None
+    return Vector(result.series, values, present, cells)
+
+
+def _gather(vector: Vector, groups: Groups) -> HistogramsByCell:
+    assert vector.histograms is not None
+    members_by_cell: HistogramsByCell = defaultdict(list)
+    for row, step in np.argwhere(native_mask(vector)).tolist():
+        name = label_of(vector.series.pairs[row], METRIC_NAME)
+        members_by_cell[int(groups.group_of_row[row]), step].append((name, vector.histograms[row, step]))
+    return members_by_cell
+
+
+def _combine(
+    combine: Callable[[list[Histogram]], CombinedHistogram],
+    members: list[tuple[str, Histogram]],
+    about: ast.Expr,
+    *,
+    notes: Notes,
+) -> Histogram | None:
+    try:
+        combined = combine([histogram for _, histogram in members])
+    except histograms.IncompatibleHistograms:
+        is_custom = members[0][1].is_custom
+        name = next(name for name, histogram in members if histogram.is_custom != is_custom)
+        notes.warn_mixed_schemas(name, about)
+        return None
+    notes.note_combined(combined, about, operation="aggregation")
+    return combined.histogram.compacted()
+
+
+def _format_histogram(histogram: Histogram) -> str:
+    """Format a histogram as the label value of `count_values`."""
+    parts = [f"count:{format_go_number(histogram.count)}", f"sum:{format_go_number(histogram.sum)}"]
+    for bucket in histogram.buckets():
+        if bucket.population:
+            has_lower, has_upper = histogram.bound_inclusion(bucket)
+            lower, upper, count = map(format_go_number, bucket)
+            parts.append(f"{'[' if has_lower else '('}{lower},{upper}{']' if has_upper else ')'}:{count}")
+    return "{" + ", ".join(parts) + "}"
 
 
 def format_value(value: float) -> str:
@@ -235,7 +301,6 @@ def _rank(owners: Ints) -> Ints:
 
 
 def _limitk(vector: Vector, groups: Groups, parameters: Floats) -> Vector:
-    """The first k series of each group that are present at the step."""
     keep = np.zeros(vector.present.shape, dtype=bool)
     for step, limit in enumerate(parameters.astype(np.int64).tolist()):
         rows = groups.order[vector.present[groups.order, step]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -88,7 +89,6 @@ def _apply(node: Binary, left: Side, right: Side, *, matched: Mask, kept_values:
 
 
 def _combine_vectors(node: Binary, left: Vector, right: Vector, *, matching: Matching, notes: Notes) -> Vector:
-    """Apply an arithmetic or comparison operator to two vectors."""
     if matching.fill_left is not None or matching.fill_right is not None:
         left, right = _fill_missing(left, right, matching)
     steps = left.values.shape[1]
@@ -177,7 +177,12 @@ def _build_pairs(many_side: SeriesSet, one_side: SeriesSet, *, matching: Matchin
     one_groups = group(one_side, matching.labels, is_on=matching.is_on)
     partner = _find_rows(many_groups.series, one_groups.series)[many_groups.group_of_row]
     sizes = np.append(group_sizes(one_groups.starts, len(one_side)), 0)[partner]
-    _check_pair_count(int(sizes.sum()))
+    pairs = int(sizes.sum())
+    if pairs > MAX_PAIRS:
+        raise errors.QueryLimit(
+            f"vector matching has {pairs} pairs of series, the limit is {MAX_PAIRS}",
+            remedy="Match on more labels, or aggregate one side first",
+        )
     many_rows = np.repeat(np.arange(len(many_side)), sizes)
     # The pairs of a row are adjacent, and use the rows of its partner group in order.
     nth = np.arange(len(many_rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -191,14 +196,6 @@ def _build_pairs(many_side: SeriesSet, one_side: SeriesSet, *, matching: Matchin
         series = many_labels.register.select(many_labels.ids[many_rows])
     group_of_pair = many_groups.group_of_row[many_rows]
     return _Pairs(many_rows, one_rows, group_of_pair, series, len(np.unique(group_of_pair)) < len(group_of_pair))
-
-
-def _check_pair_count(pairs: int) -> None:
-    if pairs > MAX_PAIRS:
-        raise errors.QueryLimit(
-            f"vector matching has {pairs} pairs of series, the limit is {MAX_PAIRS}",
-            remedy="Match on more labels, or aggregate one side first",
-        )
 
 
 def _result_labels(
@@ -288,20 +285,14 @@ def _group_presence(vector: Vector, groups: Groups, group_numbers: Ints) -> Mask
     return out
 
 
-def _and(left: Vector, right: Vector, matching: Matching) -> Vector:
+def _filter_by_partner(left: Vector, right: Vector, matching: Matching, *, keeps_partners: bool) -> Vector:
+    """Keep the samples with a partner on the right (`and`), or those without (`unless`)."""
     if not (left.present.any() and right.present.any()):
-        return empty_vector(left.values.shape[1])
+        return empty_vector(left.values.shape[1]) if keeps_partners else left
     left_groups, right_groups, right_of_left, _ = _match_groups(left, right, matching)
     partner = _group_presence(right, right_groups, right_of_left)[left_groups.group_of_row]
-    return Vector(left.series, left.values, left.present & partner, left.histograms)
-
-
-def _unless(left: Vector, right: Vector, matching: Matching) -> Vector:
-    if not (left.present.any() and right.present.any()):
-        return left
-    left_groups, right_groups, right_of_left, _ = _match_groups(left, right, matching)
-    partner = _group_presence(right, right_groups, right_of_left)[left_groups.group_of_row]
-    return Vector(left.series, left.values, left.present & ~partner, left.histograms)
+    present = left.present & (partner if keeps_partners else ~partner)
+    return Vector(left.series, left.values, present, left.histograms)
 
 
 def _or(left: Vector, right: Vector, matching: Matching) -> Vector:
@@ -321,9 +312,12 @@ def _or(left: Vector, right: Vector, matching: Matching) -> Vector:
 
 
 def _concatenate(left: SeriesSet, right: SeriesSet) -> SeriesSet:
-    """The rows of both series sets, left first."""
     register, left_numbers, right_numbers = left.register.merge_with(right.register)
     return register.select(np.concatenate([left_numbers[left.ids], right_numbers[right.ids]]))
 
 
-SET_OPERATORS = {"and": _and, "or": _or, "unless": _unless}
+SET_OPERATORS: dict[str, Callable[[Vector, Vector, Matching], Vector]] = {
+    "and": partial(_filter_by_partner, keeps_partners=True),
+    "or": _or,
+    "unless": partial(_filter_by_partner, keeps_partners=False),
+}

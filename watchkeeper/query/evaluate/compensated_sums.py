@@ -20,7 +20,6 @@ CHUNK_ROWS = 128
 
 
 def sum_last_axis(values: Floats) -> Floats:
-    """Sum along the last axis."""
     plain: Floats = values.sum(axis=-1)
     if not _may_cancel(values):
         return plain

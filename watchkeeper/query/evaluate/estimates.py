@@ -2,7 +2,7 @@
 
 Interpolation is logarithmic in exponential buckets, and linear in the zero bucket and in buckets with custom bounds.
 If all other buckets have one sign, the zero bucket ends at 0. Source: Prometheus' native histogram specification, and
-promql/quantile.go for what it does not specify. `native_estimates` and `native_operators` call these functions.
+promql/quantile.go for what it does not specify. `histograms` and `native_operators` call these functions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ def quantile(phi: float, histogram: Histogram) -> tuple[float, NanEffect | None]
     # Start at the nearer end, where fewer counts are added; with NaN observations only the lower end is correct.
     is_upwards = has_nan or phi < 0.5
     rank = (phi if is_upwards else 1 - phi) * histogram.count
-    bucket, count = _find_bucket(histogram, rank, is_upwards=is_upwards)
+    bucket, count = Bucket(0.0, 0.0, 0.0), 0.0
+    buckets = histogram.buckets()
+    for bucket in buckets if is_upwards else reversed(buckets):
+        count += bucket.population
+        if bucket.population != 0 and count >= rank:
+            break
     if histogram.is_custom and math.isinf(bucket.lower) and bucket.upper <= 0:
         return bucket.upper, None
     if histogram.is_custom and math.isinf(bucket.upper) and not math.isinf(bucket.lower):
@@ -46,7 +51,6 @@ def quantile(phi: float, histogram: Histogram) -> tuple[float, NanEffect | None]
 
 
 def fraction(lower: float, upper: float, histogram: Histogram) -> tuple[float, NanEffect | None]:
-    """The share of observations between two values."""
     if histogram.count == 0 or math.isnan(lower) or math.isnan(upper):
         return math.nan, None
     nan_effect = NanEffect.EXCLUDED if math.isnan(histogram.sum) else None
@@ -97,17 +101,6 @@ def trim(histogram: Histogram, limit: float, *, keeps_below: bool) -> Histogram:
     return replace(histogram, count=count, sum=total, zero_count=zero, positive=sides[0], negative=sides[1]).compacted()
 
 
-def _find_bucket(histogram: Histogram, rank: float, *, is_upwards: bool) -> tuple[Bucket, float]:
-    """The first bucket, from one end, whose cumulative count reaches a rank, and that count."""
-    bucket, count = Bucket(0.0, 0.0, 0.0), 0.0
-    buckets = histogram.buckets()
-    for bucket in buckets if is_upwards else reversed(buckets):
-        count += bucket.population
-        if bucket.population != 0 and count >= rank:
-            break
-    return bucket, count
-
-
 def _narrow_bucket(bucket: Bucket, histogram: Histogram) -> Bucket:
     """Cut a bucket that contains 0 at 0, if one side of it must be empty."""
     if histogram.is_custom:
@@ -147,7 +140,6 @@ def _share_below(bucket: Bucket, value: float, *, is_linear: bool) -> float:
 
 
 def _rank_of(value: float, histogram: Histogram, total: float) -> float:
-    """The number of observations below a value."""
     rank = 0.0
     for raw_bucket in histogram.buckets():
         bucket = _narrow_bucket(raw_bucket, histogram)

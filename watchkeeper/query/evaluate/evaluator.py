@@ -28,9 +28,19 @@ from watchkeeper.query.evaluate import (
     windows,
 )
 from watchkeeper.query.evaluate.aggregate import aggregate
-from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.notes import COUNTER_ENDINGS, Notes
-from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, drop_name, empty_vector, label_of
+from watchkeeper.query.evaluate.values import (
+    Invocation,
+    PromFunction,
+    Scalar,
+    Text,
+    Value,
+    Vector,
+    Windows,
+    drop_name,
+    empty_vector,
+    label_of,
+)
 from watchkeeper.query.promql import ast, duration_expr
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
@@ -52,8 +62,6 @@ KEEPS_NAME = ("first_over_time", "last_over_time")
 
 
 class Evaluator:
-    """Evaluates expressions of one query over one time span."""
-
     def __init__(self, head: SampleStore, limits: QueryLimits, *, span: QueryRange) -> None:
         self._head = head
         self._limits = limits
@@ -132,7 +140,7 @@ class Evaluator:
 
     def range_selector(self, node: ast.RangeSelector, times: Millis) -> Windows:
         ends_ms = self._shift_times(node.selector, times)
-        range_ms = node.range_ms if node.range_expr is None else self._duration_ms(node.range_expr)
+        range_ms = self._duration_ms(node.range_ms, node.range_expr)
         columns = self._fetch(node.selector, int(ends_ms[0]) - range_ms, int(ends_ms[-1]))
         self._count_samples(len(columns.series) * len(times))
         return windows.build_windows(columns, ends_ms, range_ms=range_ms)
@@ -140,12 +148,16 @@ class Evaluator:
     def subquery(self, node: ast.Subquery, times: Millis) -> Windows:
         """Evaluate the inner expression once, on one grid for all windows; grid times are multiples of the step."""
         ends_ms = self._shift_times(node, times)
-        step_ms = node.step_ms or self._limits.subquery_step_ms
-        step_ms = step_ms if node.step_expr is None else self._duration_ms(node.step_expr)
-        range_ms = node.range_ms if node.range_expr is None else self._duration_ms(node.range_expr)
+        step_ms = self._duration_ms(node.step_ms or self._limits.subquery_step_ms, node.step_expr)
+        range_ms = self._duration_ms(node.range_ms, node.range_expr)
         first_ms = ((int(ends_ms[0]) - range_ms) // step_ms + 1) * step_ms
         last_ms = int(ends_ms[-1])
-        self._check_subquery_steps(max(0, last_ms - first_ms) // step_ms)
+        steps = max(0, last_ms - first_ms) // step_ms
+        limit = self._limits.max_samples
+        if limit is not None and steps > limit:
+            raise errors.QueryLimit(
+                f"a subquery has {steps} steps, the limit is {limit}", remedy="Use a larger step or a shorter range"
+            )
         grid = np.arange(first_ms, last_ms + 1, step_ms, dtype=np.int64)
         if not len(grid):
             inner = Vector(SeriesSet([]), np.empty((0, 0)), np.empty((0, 0), dtype=bool))
@@ -157,19 +169,7 @@ class Evaluator:
         groups = np.zeros(len(inner.series), dtype=np.int64)
         columns = Columns(inner.series, groups, grid[None, :], inner.values, inner.histograms)
         inner_windows = windows.build_windows(columns, ends_ms, range_ms=range_ms)
-        usable = None if inner.present.all() else inner.present
-        return Windows(
-            inner_windows.series,
-            inner_windows.groups,
-            inner_windows.times,
-            inner_windows.values,
-            usable,
-            inner_windows.lows,
-            inner_windows.highs,
-            ends_ms,
-            range_ms,
-            inner_windows.histograms,
-        )
+        return replace(inner_windows, usable=None if inner.present.all() else inner.present)
 
     def call(self, node: ast.FunctionCall, times: Millis) -> Value:
         special_function = SPECIAL_FUNCTIONS.get(node.function)
@@ -194,7 +194,9 @@ class Evaluator:
 
     def timestamp(self, node: ast.FunctionCall, times: Millis) -> Value:
         """The time of the sample if the argument is a selector, else the time of the step."""
-        argument = _strip_parens(node.args[0])
+        argument = node.args[0]
+        while isinstance(argument, ast.Paren):
+            argument = argument.expr
         if isinstance(argument, ast.Selector):
             vector, sample_ms = self.newest_samples(argument, times)
             return drop_name(Vector(vector.series, sample_ms() / 1000, vector.present))
@@ -226,17 +228,11 @@ class Evaluator:
 
     def query_time(self, node: ast.FunctionCall, times: Millis) -> Value:
         """Evaluate start(), end(), range() and step(), in seconds."""
-        span, query_times = self._span, self._query_times
-        value_ms = {
-            "start": span.start_ms,
-            "end": span.end_ms,
-            "range": query_times.range_ms,
-            "step": query_times.step_ms,
-        }
+        span, (step_ms, range_ms) = self._span, self._query_times
+        value_ms = {"start": span.start_ms, "end": span.end_ms, "range": range_ms, "step": step_ms}
         return Scalar(np.full(len(times), value_ms[node.function] / 1000))
 
     def _shift_times(self, node: ast.Selector | ast.Subquery, times: Millis) -> Millis:
-        """The evaluation times of a node, after @ and offset."""
         if node.at is None and not node.offset_ms and node.offset_expr is None:
             return times
         at = {ast.AtEdge.START: self._span.start_ms, ast.AtEdge.END: self._span.end_ms}.get(node.at, node.at)  # type: ignore[arg-type]
@@ -245,8 +241,8 @@ class Evaluator:
             return shifted - duration_expr.evaluate_ms(node.offset_expr, self._query_times)
         return shifted - node.offset_ms
 
-    def _duration_ms(self, duration: ast.DurationExpr) -> int:
-        return duration_expr.evaluate_ms(duration, self._query_times, is_positive=True)
+    def _duration_ms(self, fixed_ms: int, expr: ast.DurationExpr | None) -> int:
+        return fixed_ms if expr is None else duration_expr.evaluate_ms(expr, self._query_times, is_positive=True)
 
     @property
     def _query_times(self) -> duration_expr.QueryTimes:
@@ -286,23 +282,10 @@ class Evaluator:
                 remedy="Select fewer series, a shorter range or a larger step",
             )
 
-    def _check_subquery_steps(self, steps: int) -> None:
-        limit = self._limits.max_samples
-        if limit is not None and steps > limit:
-            raise errors.QueryLimit(
-                f"a subquery has {steps} steps, the limit is {limit}", remedy="Use a larger step or a shorter range"
-            )
-
 
 def _repeat_per_step(column: npt.NDArray[T], steps: int) -> npt.NDArray[T]:
     """Repeat a column for every step; the result is read-only if there are several steps."""
     return column[:, None] if steps == 1 else np.broadcast_to(column[:, None], (len(column), steps))
-
-
-def _strip_parens(expr: ast.Expr) -> ast.Expr:
-    while isinstance(expr, ast.Paren):
-        expr = expr.expr
-    return expr
 
 
 def _as_vector(value: Value) -> Vector:
@@ -344,7 +327,6 @@ def _counter_function(compute: Callable[[Windows], Vector]) -> PromFunction:
 
 
 def _rows_not_named_as_counters(series: SeriesSet) -> dict[str, Ints]:
-    """The rows of each metric whose name does not have a counter suffix."""
     if series.has_one_name and series.pairs:
         name = label_of(series.pairs[0], METRIC_NAME)
         return {} if name.endswith(COUNTER_ENDINGS) else {name: np.arange(len(series))}

@@ -79,7 +79,6 @@ def _mark_dropped_names(series: SeriesSet, group_of_row: Ints, groups: SeriesSet
 
 
 def group_sizes(starts: Ints, rows: int) -> Ints:
-    """The number of rows of each group."""
     return np.diff(np.append(starts, rows))
 
 

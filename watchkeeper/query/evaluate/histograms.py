@@ -1,7 +1,7 @@
-"""Quantiles and fractions of classic histograms: counters per bucket, with the upper bound in the label `le`.
+"""The histogram_… functions over classic histograms (counters per bucket, with the bound in `le`) and native ones.
 
-Histograms with the same bounds are computed together, for all steps at once. A bucket that is absent at a step is
-ignored there, so steps are grouped by their present buckets. `native_estimates` computes native histograms.
+Classic histograms with the same bounds are computed together, for all steps at once. A bucket that is absent at a step
+is ignored there, so steps are grouped by their present buckets.
 """
 
 from __future__ import annotations
@@ -13,13 +13,23 @@ from typing import TypeAlias
 
 import numpy as np
 
+from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask
-from watchkeeper.query.evaluate import estimates, native_estimates
+from watchkeeper.query.evaluate import estimates
 from watchkeeper.query.evaluate.aggregate import format_value
-from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
 from watchkeeper.query.evaluate.notes import Notes
-from watchkeeper.query.evaluate.values import Vector, drop_name, label_of, merge_duplicates, with_label
+from watchkeeper.query.evaluate.values import (
+    Invocation,
+    PromFunction,
+    Vector,
+    drop_name,
+    empty_vector,
+    label_of,
+    merge_duplicates,
+    native_mask,
+    with_label,
+)
 from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.series import Pairs, SeriesSet
@@ -61,17 +71,16 @@ def _quantile_at(invocation: Invocation, quantiles_at: int, *, buckets_at: int) 
         lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]),
         note_target=note_target,
     )
-    classic = _set_out_of_range(classic, quantiles)
-    if vector.histograms is None:
-        return drop_name(classic)
-    return drop_name(
-        native_estimates.append_native(
-            classic,
-            vector,
-            lambda step, histogram: estimates.quantile(float(quantiles[step]), histogram),
-            about=note_target.about,
-            notes=note_target.notes,
-        )
+    out_of_range = (quantiles < 0) | (quantiles > 1)
+    if out_of_range.any():
+        values = np.where(out_of_range, np.copysign(np.inf, quantiles), classic.values)
+        classic = Vector(classic.series, values, classic.present)
+    return _append_native(
+        classic,
+        vector,
+        lambda step, histogram: estimates.quantile(float(quantiles[step]), histogram),
+        about=note_target.about,
+        notes=note_target.notes,
     )
 
 
@@ -82,18 +91,15 @@ def _histogram_quantiles(invocation: Invocation) -> Vector:
     for at in range(2, len(invocation.args)):
         quantiles = invocation.scalar(at).values
         part = _quantile_at(invocation, at, buckets_at=0)
-        name = _format_openmetrics(float(quantiles[0]))
+        # Format a number as OpenMetrics does in a label: 1.0, 0.25, +Inf.
+        value = float(quantiles[0])
+        text = format_value(value)
+        name = text if not math.isfinite(value) or "." in text else f"{text}.0"
         series = [with_label(pairs, label, name) for pairs in part.series.pairs]
         parts.append(Vector(SeriesSet(series), part.values, part.present))
     pairs = [series_pairs for part in parts for series_pairs in part.series.pairs]
     values, present = (np.concatenate(arrays) for arrays in zip(*((p.values, p.present) for p in parts), strict=True))
     return merge_duplicates(Vector(SeriesSet(pairs), values, present))
-
-
-def _format_openmetrics(value: float) -> str:
-    """Format a number as OpenMetrics does in a label: 1.0, 0.25, +Inf."""
-    text = format_value(value)
-    return text if not math.isfinite(value) or "." in text else f"{text}.0"
 
 
 def _histogram_fraction(invocation: Invocation) -> Vector:
@@ -104,16 +110,12 @@ def _histogram_fraction(invocation: Invocation) -> Vector:
         lambda bounds, counts, steps: _fraction(bounds, counts, lower[steps], upper[steps]),
         note_target=_NoteTarget(invocation.notes, about, np.zeros(len(lower), dtype=bool)),
     )
-    if vector.histograms is None:
-        return drop_name(classic)
-    return drop_name(
-        native_estimates.append_native(
-            classic,
-            vector,
-            lambda step, histogram: estimates.fraction(float(lower[step]), float(upper[step]), histogram),
-            about=about,
-            notes=invocation.notes,
-        )
+    return _append_native(
+        classic,
+        vector,
+        lambda step, histogram: estimates.fraction(float(lower[step]), float(upper[step]), histogram),
+        about=about,
+        notes=invocation.notes,
     )
 
 
@@ -125,8 +127,7 @@ def _compute_all(vector: Vector, compute: Compute, *, note_target: _NoteTarget) 
     series: list[Pairs] = []
     values: list[Floats] = [np.empty((0, steps))]
     present: list[Mask] = [np.empty((0, steps), dtype=bool)]
-    layouts = vector.series.derive("histograms", _build_layouts)
-    for layout in layouts:
+    for layout in vector.series.derive("histograms", _build_layouts):
         shape = (len(layout.rows), steps)
         counts = vector.values[layout.rows].swapaxes(0, 1).reshape(len(layout.bounds), -1)
         bucket_present = vector.present[layout.rows].swapaxes(0, 1).reshape(len(layout.bounds), -1)
@@ -167,16 +168,15 @@ def _build_layouts(series: Sequence[Pairs]) -> list[_Layout]:
     for pairs, buckets in histograms.items():
         buckets.sort()
         by_bounds.setdefault(tuple(bound for bound, _ in buckets), []).append((pairs, [row for _, row in buckets]))
-    return [_build_layout(bounds, members) for bounds, members in by_bounds.items()]
-
-
-def _build_layout(bounds: tuple[float, ...], members: list[tuple[Pairs, list[int]]]) -> _Layout:
-    return _Layout(
-        bounds=np.array(bounds),
-        rows=np.array([rows for _, rows in members]),
-        series=[pairs for pairs, _ in members],
-        names=[label_of(pairs, METRIC_NAME) for pairs, _ in members],
-    )
+    return [
+        _Layout(
+            bounds=np.array(bounds),
+            rows=np.array([rows for _, rows in members]),
+            series=[pairs for pairs, _ in members],
+            names=[label_of(pairs, METRIC_NAME) for pairs, _ in members],
+        )
+        for bounds, members in by_bounds.items()
+    ]
 
 
 def _compute_by_pattern(
@@ -190,7 +190,9 @@ def _compute_by_pattern(
     for has_bucket, cells in _iterate_patterns(present):
         if not len(cells) or not np.isposinf(bounds[has_bucket][-1]):
             continue
-        edges, cumulative = _merge_equal_bounds(bounds[has_bucket], counts[has_bucket][:, cells])
+        # Buckets whose bounds are the same number, written in different ways, are summed.
+        edges, starts = np.unique(bounds[has_bucket], return_index=True)
+        cumulative = np.add.reduceat(counts[has_bucket][:, cells], starts, axis=0)
         with np.errstate(all="ignore"):
             rising, was_repaired[cells] = _make_monotonic(cumulative)
             out[cells] = compute(edges, rising, cells % steps)
@@ -206,12 +208,6 @@ def _iterate_patterns(present: Mask) -> Iterator[tuple[Mask, Ints]]:
     patterns, pattern_of_cell = np.unique(present[:, partial], axis=1, return_inverse=True)
     for number in range(patterns.shape[1]):
         yield patterns[:, number], partial[pattern_of_cell.ravel() == number]
-
-
-def _merge_equal_bounds(bounds: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Sum buckets whose bounds are the same number, written in different ways."""
-    edges, starts = np.unique(bounds, return_index=True)
-    return edges, np.add.reduceat(counts, starts, axis=0)
 
 
 def _make_monotonic(counts: Floats) -> tuple[Floats, Mask]:
@@ -241,14 +237,6 @@ def _quantile(bounds: Floats, counts: Floats, quantiles: Floats) -> Floats:
     return np.where(np.isnan(quantiles), np.nan, inside)
 
 
-def _set_out_of_range(vector: Vector, quantiles: Floats) -> Vector:
-    """Set the results of a quantile below 0 to -Inf and above 1 to +Inf."""
-    out_of_range = (quantiles < 0) | (quantiles > 1)
-    if not out_of_range.any():
-        return vector
-    return Vector(vector.series, np.where(out_of_range, np.copysign(np.inf, quantiles), vector.values), vector.present)
-
-
 def _fraction(bounds: Floats, counts: Floats, lower: Floats, upper: Floats) -> Floats:
     observations = counts[-1]
     share = (_rank_of(bounds, counts, upper) - _rank_of(bounds, counts, lower)) / observations
@@ -273,8 +261,69 @@ def _rank_of(bounds: Floats, counts: Floats, value: Floats) -> Floats:
     return np.asarray(np.where(inside, np.minimum(rank, counts[-1]), counts[-1]))
 
 
+Estimate = Callable[[int, Histogram], tuple[float, estimates.NanEffect | None]]
+
+
+def _append_native(classic: Vector, vector: Vector, estimate: Estimate, *, about: ast.Expr, notes: Notes) -> Vector:
+    """Append results of native histograms to those of classic histograms, and drop the metric name.
+
+    A metric with both kinds at one step is an error of its exporter: then neither has a result.
+    """
+    if vector.histograms is None:
+        return drop_name(classic)
+    rows_of = {pairs: row for row, pairs in enumerate(classic.series.pairs)}
+    is_native = native_mask(vector)
+    rows = np.flatnonzero(is_native.any(axis=1))
+    values, present = np.zeros((len(rows), is_native.shape[1])), is_native[rows]
+    classic_present = np.array(classic.present)
+    for index, row in enumerate(rows.tolist()):
+        pairs = vector.series.pairs[row]
+        name, classic_row = label_of(pairs, METRIC_NAME), rows_of.get(pairs)
+        for step in np.flatnonzero(present[index]).tolist():
+            if classic_row is not None and classic.present[classic_row, step]:
+                notes.warn_mixed_buckets(name, about)
+                classic_present[classic_row, step] = present[index, step] = False
+                continue
+            values[index, step], nan_effect = estimate(step, vector.histograms[row, step])
+            if nan_effect is not None:
+                notes.note_nan_effect(nan_effect.value, name, about)
+    series = SeriesSet([*classic.series.pairs, *(vector.series.pairs[row] for row in rows.tolist())])
+    return drop_name(
+        Vector(series, np.concatenate([classic.values, values]), np.concatenate([classic_present, present]))
+    )
+
+
+def _per_histogram(compute: Callable[[Histogram], float]) -> PromFunction:
+    """Wrap a function of one native histogram; the result is empty if all samples are numbers."""
+
+    def call(invocation: Invocation) -> Vector:
+        vector = invocation.vector(0)
+        if vector.histograms is None:
+            return empty_vector(len(invocation.times_ms))
+        present, values = native_mask(vector), np.zeros(vector.values.shape)
+        for row, step in np.argwhere(present).tolist():
+            values[row, step] = compute(vector.histograms[row, step])
+        return drop_name(Vector(vector.series, values, present))
+
+    return call
+
+
+def _average(histogram: Histogram) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.float64(histogram.sum) / histogram.count)
+
+
+def _deviation(histogram: Histogram) -> float:
+    variance = estimates.variance(histogram)
+    return math.sqrt(variance) if variance >= 0 else math.nan
+
+
 FUNCTIONS: dict[str, PromFunction] = {
-    **native_estimates.FUNCTIONS,
+    "histogram_avg": _per_histogram(_average),
+    "histogram_count": _per_histogram(lambda histogram: histogram.count),
+    "histogram_stddev": _per_histogram(_deviation),
+    "histogram_stdvar": _per_histogram(estimates.variance),
+    "histogram_sum": _per_histogram(lambda histogram: histogram.sum),
     "histogram_quantile": lambda invocation: _quantile_at(invocation, 0, buckets_at=1),
     "histogram_quantiles": _histogram_quantiles,
     "histogram_fraction": _histogram_fraction,

@@ -71,15 +71,9 @@ def exclude_numbers(node: ast.Binary, left: Side, right: Side, *, matched: Mask,
 
 
 def stack_histograms(left: Vector, right: Vector) -> Cells | None:
-    """Concatenate the histograms of two vectors."""
     if left.histograms is None and right.histograms is None:
         return None
-    return np.concatenate(
-        [
-            np.full(side.values.shape, None, dtype=object) if side.histograms is None else side.histograms
-            for side in (left, right)
-        ]
-    )
+    return np.concatenate([side.cells for side in (left, right)])
 
 
 def _combine_pair(
@@ -121,7 +115,6 @@ def _combine_histograms(node: ast.Binary, left: Histogram, right: Histogram, *, 
 
 
 def _note_incompatible(node: ast.Binary, left: str, right: str, *, notes: Notes) -> None:
-    """Add an info that the operator does not support these sample types."""
     problem = "incompatible sample types encountered for binary operator"
     notes.note(f'{problem} "{node.op}": {left} {node.op} {right}', _leftmost(node))
 

@@ -7,36 +7,19 @@ from collections.abc import Callable
 import numpy as np
 
 from watchkeeper.query.engine import Floats
-from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
-from watchkeeper.query.evaluate.values import Scalar, Vector, drop_name, empty_vector
+from watchkeeper.query.evaluate.values import Invocation, PromFunction, Scalar, Vector, drop_name, empty_vector
 
 # 1970-01-01 was a Thursday; Prometheus counts days of the week from Sunday.
 EPOCH_WEEKDAY = 4
 
+NUMPY_FUNCTIONS = "abs ceil cos cosh exp floor log10 log2 sin sinh sqrt tan tanh"
 ELEMENTWISE: dict[str, Callable[[Floats], Floats]] = {
-    "abs": np.abs,
-    "acos": np.arccos,
-    "acosh": np.arccosh,
-    "asin": np.arcsin,
-    "asinh": np.arcsinh,
-    "atan": np.arctan,
-    "atanh": np.arctanh,
-    "ceil": np.ceil,
-    "cos": np.cos,
-    "cosh": np.cosh,
+    **{name: getattr(np, name) for name in NUMPY_FUNCTIONS.split()},
+    **{f"a{name}": getattr(np, f"arc{name}") for name in ("cos", "cosh", "sin", "sinh", "tan", "tanh")},
     "deg": lambda values: values * 180 / np.pi,
-    "exp": np.exp,
-    "floor": np.floor,
     "ln": np.log,
-    "log10": np.log10,
-    "log2": np.log2,
     "rad": lambda values: values * np.pi / 180,
     "sgn": np.sign,
-    "sin": np.sin,
-    "sinh": np.sinh,
-    "sqrt": np.sqrt,
-    "tan": np.tan,
-    "tanh": np.tanh,
 }
 
 
@@ -87,10 +70,8 @@ def _calendar(compute: Callable[[Floats], Floats]) -> PromFunction:
     """Wrap a date function of seconds; without an argument it uses the time of the step."""
 
     def call(invocation: Invocation) -> Vector:
-        if not invocation.args:
-            seconds = invocation.single_series(Scalar(invocation.times_ms / 1000))
-        else:
-            seconds = invocation.vector(0)
+        step_seconds = Scalar(invocation.times_ms / 1000)
+        seconds = invocation.vector(0) if invocation.args else invocation.single_series(step_seconds)
         if not len(seconds.series):
             return empty_vector(len(invocation.times_ms))
         with np.errstate(all="ignore"):

@@ -42,9 +42,7 @@ def double_exponential_smoothing(windows: Windows, smoothing: Scalar, trend: Sca
                 remedy="Use a factor between 0 and 1, both excluded",
             )
     return reduce(
-        windows,
-        lambda piece: _smooth(piece, smoothing.values[piece.steps], trend.values[piece.steps]),
-        min_samples=2,
+        windows, lambda piece: _smooth(piece, smoothing.values[piece.steps], trend.values[piece.steps]), min_samples=2
     )
 
 

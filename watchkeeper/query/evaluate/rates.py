@@ -148,19 +148,15 @@ def _add_resets(result: Floats, windows: Windows, edge: Edges, *, geometry_rows:
     earlier_rows = (np.cumsum(so_far[:, -1]) - so_far[:, -1])[:, None]
     low, high = (earlier_rows + pick(so_far, slots[geometry_rows]) for slots in (edge.first, edge.last))
     if not np.abs(falls).sum() < OVERFLOW_SAFE_SUM:
-        return _add_in_order(result, falls, low=low, high=high)
+        # Add resets one after the other as Prometheus does: near the largest float the order changes the result.
+        added = np.array(result)
+        for nth in range(int((high - low).max(initial=0))):
+            has_more = low + nth < high
+            added[has_more] += falls[low[has_more] + nth]
+        return added
     # Sums by window: a difference of running sums would lose a small reset after a large one.
     sums = np.add.reduceat(np.append(falls, 0.0), np.stack([low, high], axis=-1).reshape(-1))[::2]
     return result + np.where(high > low, sums.reshape(low.shape), 0.0)
-
-
-def _add_in_order(result: Floats, falls: Floats, *, low: Ints, high: Ints) -> Floats:
-    """Add resets one after the other as Prometheus does: near the largest float the order changes the result."""
-    added = np.array(result)
-    for nth in range(int((high - low).max(initial=0))):
-        has_more = low + nth < high
-        added[has_more] += falls[low[has_more] + nth]
-    return added
 
 
 def _between_last_two(windows: Windows, *, is_rate: bool) -> Vector:

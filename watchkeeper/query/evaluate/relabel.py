@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
 
 import numpy as np
-import re2
 
 from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Mask, MatchOp
-from watchkeeper.query.evaluate.invocation import Invocation, PromFunction
-from watchkeeper.query.evaluate.values import Vector, label_of, with_label, with_series
+from watchkeeper.query.evaluate.values import Invocation, PromFunction, Vector, label_of, with_label, with_series
 from watchkeeper.query.promql import ast
+from watchkeeper.query.promql.patterns import compile_pattern
 from watchkeeper.store.series import Pairs, SeriesSet
 
 # `$1`, `${name}` and `$$` in a replacement, as Go's regexp.Expand reads them.
@@ -26,7 +24,10 @@ def _label_replace(invocation: Invocation) -> Vector:
     vector = invocation.vector(0)
     target, replacement, source, pattern = (invocation.text(at) for at in range(1, 5))
     _check_label_name(target, "label_replace")
-    compiled = _compiled(pattern)
+    try:
+        compiled = compile_pattern(pattern)
+    except ValueError as error:
+        raise errors.QueryError(f"invalid regular expression in label_replace(): {errors.quote(pattern)}") from error
     expanded: dict[str, str | None] = {}
 
     def replace(pairs: Pairs) -> Pairs:
@@ -38,17 +39,6 @@ def _label_replace(invocation: Invocation) -> Vector:
         return pairs if new_value is None else with_label(pairs, target, new_value)
 
     return with_series(vector, vector.series.mapped(("replace", target, replacement, source, pattern), replace))
-
-
-@lru_cache(maxsize=256)
-def _compiled(pattern: str) -> Any:
-    options = re2.Options()
-    options.dot_nl = True
-    options.log_errors = False
-    try:
-        return re2.compile(pattern, options)
-    except re2.error as error:
-        raise errors.QueryError(f"invalid regular expression in label_replace(): {errors.quote(pattern)}") from error
 
 
 def _expand(replacement: str, match: re.Match[str]) -> str:

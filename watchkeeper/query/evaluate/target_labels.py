@@ -15,7 +15,7 @@ from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Mask, Matcher, MatchOp, Millis
 from watchkeeper.query.evaluate.values import DROPPED_NAME, Vector, label_of, merge_duplicates
-from watchkeeper.query.promql import ast
+from watchkeeper.query.promql import ast, walk
 from watchkeeper.query.promql.patterns import matches
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.series import Pairs, SeriesSet
@@ -62,29 +62,23 @@ def time_modifiers(expr: ast.Expr) -> Iterator[ast.Selector | ast.Subquery]:
     while not isinstance(expr, ast.Selector):
         if isinstance(expr, ast.Subquery):
             yield expr
-        if isinstance(expr, ast.RangeSelector):
-            expr = expr.selector
-            continue
-        operands = [part for part in _children(expr) if not isinstance(part, ast.Number | ast.String)]
+        children = [expr.expr] if isinstance(expr, ast.Aggregate) else walk.iterate_children(expr)
+        operands = [child for child in children if not isinstance(child, ast.Number | ast.String)]
         if not operands:
             return
         expr = operands[0]
     yield expr
 
 
-def _children(expr: ast.Expr) -> Sequence[ast.Expr]:
-    if isinstance(expr, ast.FunctionCall):
-        return expr.args
-    if isinstance(expr, ast.Binary):
-        return expr.left, expr.right
-    return () if isinstance(expr, ast.Number | ast.String) else (expr.expr,)  # type: ignore[union-attr]
-
-
 def add_target_labels(vector: Vector, info: Vector, sample_ms: Millis, label_sources: LabelSources) -> Vector:
     """Add to each series the labels of its info series, at the steps where these have a sample."""
     if info.histograms is not None and info.present.any():
         raise errors.QueryError("this should be an info metric, with float samples; it has native histograms")
-    sources = _rows_by_target(info.series)
+    # The rows of info series by target and metric name; info series without a target are ignored.
+    sources: dict[tuple[str, ...], dict[str, list[int]]] = {}
+    for row, pairs in enumerate(info.series.pairs):
+        if any(target := _target(pairs)):
+            sources.setdefault(target, {}).setdefault(label_of(pairs, METRIC_NAME), []).append(row)
     rows: list[int] = []
     label_sets: list[Pairs] = []
     masks: list[Mask] = []
@@ -104,15 +98,6 @@ def add_target_labels(vector: Vector, info: Vector, sample_ms: Millis, label_sou
 
 def _target(pairs: Pairs) -> tuple[str, ...]:
     return tuple(label_of(pairs, name) for name in IDENTIFYING)
-
-
-def _rows_by_target(series: SeriesSet) -> dict[tuple[str, ...], dict[str, list[int]]]:
-    """The rows of info series by target and metric name; info series without a target are ignored."""
-    rows_by_target: dict[tuple[str, ...], dict[str, list[int]]] = {}
-    for row, pairs in enumerate(series.pairs):
-        if any(target := _target(pairs)):
-            rows_by_target.setdefault(target, {}).setdefault(label_of(pairs, METRIC_NAME), []).append(row)
-    return rows_by_target
 
 
 def _source_sets(rows_by_metric: dict[str, list[int]], present: Mask, sample_ms: Millis) -> Iterator[tuple[Ints, Mask]]:

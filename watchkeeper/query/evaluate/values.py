@@ -1,4 +1,4 @@
-"""The values of expressions during evaluation: columns of series × steps.
+"""The values of expressions during evaluation, columns of series × steps, and the call of a function with such values.
 
 Absent is `present=False`; ignore the value of an absent cell. A vector's label sets are shared and immutable, and cache
 the label sets derived from them (`SeriesSet.derive`), so that a repeated query does not compute them again.
@@ -6,6 +6,7 @@ the label sets derived from them (`SeriesSet.derive`), so that a repeated query 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,6 +15,8 @@ import numpy as np
 from watchkeeper import errors
 from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask, Millis
+from watchkeeper.query.evaluate.notes import Notes
+from watchkeeper.query.promql import ast
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
 from watchkeeper.store.series import Pairs, SeriesSet
@@ -43,6 +46,11 @@ class Vector:
         return Vector(self.series.subset(rows), self.values[rows], self.present[rows], histograms)
 
     @property
+    def cells(self) -> Cells:
+        """The histograms, also if there are none."""
+        return np.full(self.values.shape, None, dtype=object) if self.histograms is None else self.histograms
+
+    @property
     def floats(self) -> Vector:
         """The vector without histograms."""
         if self.histograms is None:
@@ -52,8 +60,6 @@ class Vector:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scalar:
-    """One number per step."""
-
     values: Floats
 
 
@@ -94,9 +100,52 @@ class Windows:
 Value = Vector | Scalar | Text | Windows
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Invocation:
+    """A function call; the parser has checked the number and types of arguments, so accessors only assert them."""
+
+    call: ast.FunctionCall
+    args: tuple[Value, ...]
+    times_ms: Millis
+    notes: Notes
+
+    def vector(self, at: int) -> Vector:
+        value = self.args[at]
+        assert isinstance(value, Vector)
+        return value
+
+    def windows(self, at: int) -> Windows:
+        value = self.args[at]
+        assert isinstance(value, Windows)
+        return value
+
+    def scalar(self, at: int) -> Scalar:
+        value = self.args[at]
+        assert isinstance(value, Scalar)
+        return value
+
+    def text(self, at: int) -> str:
+        value = self.args[at]
+        assert isinstance(value, Text)
+        return value.value
+
+    def single_series(self, values: Scalar) -> Vector:
+        """A vector of one series without labels."""
+        return Vector(SeriesSet([()]), values.values[None, :], np.ones((1, len(self.times_ms)), dtype=bool))
+
+
+PromFunction = Callable[[Invocation], Value]
+
+
 def is_none(cells: Cells) -> Mask:
     none: Mask = cells == np.array(None, dtype=object)
     return none
+
+
+def native_mask(vector: Vector) -> Mask:
+    """The cells of a vector that are histograms."""
+    assert vector.histograms is not None
+    return vector.present & ~is_none(vector.histograms)
 
 
 def empty_vector(steps: int) -> Vector:
@@ -156,7 +205,6 @@ def _without_dropped(pairs: Pairs) -> Pairs:
 
 
 def with_series(vector: Vector, series: SeriesSet) -> Vector:
-    """Replace the label set of each row; rows that become the same series are merged."""
     return merge_duplicates(Vector(series, vector.values, vector.present, vector.histograms))
 
 

@@ -124,7 +124,8 @@ def newest_samples(columns: Columns, at_ms: Millis, *, lookback_ms: int) -> tupl
     has_slot, slots = slots >= 0, np.maximum(slots, 0)
     group_times = pick(columns.times, slots)
     values = SlotPicker(slots).pick_rows(columns.values, groups)
-    present = _per_series(has_slot & (group_times > at_ms - lookback_ms), groups)
+    is_present = has_slot & (group_times > at_ms - lookback_ms)
+    present = always_present(len(groups), is_present.shape[1]) if is_present.all() else is_present[groups]
     if may_have_gaps:
         present = present & ~stored.is_stale(values)
     histograms = _cells_at(columns, slots[groups]) if columns.histograms is not None else None
@@ -133,11 +134,6 @@ def newest_samples(columns: Columns, at_ms: Millis, *, lookback_ms: int) -> tupl
 
 def _cells_at(columns: Columns, slots: Ints) -> Cells | None:
     return None if columns.histograms is None else pick(columns.histograms, slots)
-
-
-def _per_series(is_present: Mask, groups: Ints) -> Mask:
-    """Expand a mask of groups to their series; the result is read-only if it is True everywhere."""
-    return always_present(len(groups), is_present.shape[1]) if is_present.all() else is_present[groups]
 
 
 def build_windows(columns: Columns, ends_ms: Millis, *, range_ms: int) -> Windows:

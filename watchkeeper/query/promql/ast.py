@@ -14,8 +14,6 @@ from watchkeeper.query.engine import Matcher
 
 
 class ValueType(StrEnum):
-    """The type of an expression, in Prometheus' words."""
-
     SCALAR = "scalar"
     INSTANT = "instant vector"
     RANGE = "range vector"
@@ -23,8 +21,6 @@ class ValueType(StrEnum):
 
 
 class AtEdge(StrEnum):
-    """`@ start()` and `@ end()`."""
-
     START = "start"
     END = "end"
 

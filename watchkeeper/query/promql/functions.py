@@ -86,12 +86,5 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 # The parameter type of each aggregation with a parameter.
-AGGREGATION_PARAMETERS = {
-    "topk": S,
-    "bottomk": S,
-    "quantile": S,
-    "limitk": S,
-    "limit_ratio": S,
-    "count_values": T,
-}
+AGGREGATION_PARAMETERS = {"topk": S, "bottomk": S, "quantile": S, "limitk": S, "limit_ratio": S, "count_values": T}
 AGGREGATIONS = AGGREGATION_PARAMETERS.keys() | {"sum", "avg", "count", "min", "max", "group", "stddev", "stdvar"}

@@ -40,7 +40,6 @@ class ParseError(Exception):
 
 
 def line_and_column(text: str, position: int) -> tuple[int, int]:
-    """The line and column of a character, both from 1."""
     return text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
 
 
@@ -72,19 +71,13 @@ def describe_token(kind: str, text: str) -> str:
 
 
 def describe_unexpected(kind: str, text: str, *, context: str, expected: str) -> str:
-    """The message for an unexpected token."""
     if kind == "bad":
-        return describe_bad_token(text)
+        if len(text) > 1 or text.isdigit():
+            return f"bad number or duration syntax: {quote(text)}"
+        return UNCLOSED.get(text) or f"unexpected character: {text!r}"
     problem = f"unexpected {describe_token(kind, text)}"
     problem += f" in {context}" if context else ""
     return problem + (f", expected {expected}" if expected else "")
-
-
-def describe_bad_token(text: str) -> str:
-    """The message for text that is not a token."""
-    if len(text) > 1 or text.isdigit():
-        return f"bad number or duration syntax: {quote(text)}"
-    return UNCLOSED.get(text) or f"unexpected character: {text!r}"
 
 
 def quote(text: str) -> str:

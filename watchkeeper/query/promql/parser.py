@@ -17,7 +17,6 @@ from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, duration_expr, types
 from watchkeeper.query.promql.functions import AGGREGATION_PARAMETERS, AGGREGATIONS, FUNCTIONS
 from watchkeeper.query.promql.lexer import parse_duration_ms, parse_literal, round_ms, tokenize, unquote
-from watchkeeper.query.promql.modifiers import with_at, with_offset
 from watchkeeper.query.promql.parse_errors import EXPERIMENTAL, NestedTooDeep, ParseError, describe_unexpected, quote
 from watchkeeper.query.promql.patterns import compile_pattern, matches
 
@@ -82,7 +81,6 @@ class Parser:
         return expr
 
     def advance(self) -> str:
-        """Advance to the next token and return the text of the current token."""
         text = self.text
         self.index += 1
         self.kind, self.text, self.position = self.tokens[self.index]
@@ -371,10 +369,10 @@ class Parser:
                 self.check_height(self.height + 1, position)
             elif self.kind == "@":
                 self.advance()
-                expr = with_at(expr, self.parse_timestamp(), position=position)
+                expr = types.with_at(expr, self.parse_timestamp(), position=position)
             elif self.is_word("offset"):
                 self.advance()
-                expr = with_offset(expr, *self.parse_offset(), position=position)
+                expr = types.with_offset(expr, *self.parse_offset(), position=position)
             elif self.is_word("anchored", "smoothed"):
                 raise ParseError(f"{self.text} modifier is experimental and not enabled", position, EXPERIMENTAL)
             else:

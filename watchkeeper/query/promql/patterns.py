@@ -8,11 +8,7 @@ from typing import Any
 import re2
 
 from watchkeeper.query import engine
-
-OPTIONS = re2.Options()
-OPTIONS.log_errors = False
-OPTIONS.dot_nl = True
-
+from watchkeeper.store.index import RE2_OPTIONS
 
 # Longer patterns come from generated queries: compiled they can take megabytes, and they are rarely used again.
 MAX_CACHED_LENGTH = 1000
@@ -25,7 +21,7 @@ def compile_pattern(pattern: str) -> Any:
 
 def _compile(pattern: str) -> Any:
     try:
-        return re2.compile(pattern, OPTIONS)
+        return re2.compile(pattern, RE2_OPTIONS)
     except re2.error as error:
         problem = error.args[0] if error.args else "not a regular expression"
         raise ValueError(problem.decode(errors="replace") if isinstance(problem, bytes) else str(problem)) from error

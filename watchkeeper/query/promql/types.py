@@ -1,10 +1,12 @@
-"""The types of PromQL expressions, and type checks.
+"""The types of PromQL expressions, type checks, and `offset` and `@` on selectors and subqueries, each at most once.
 
 The parser checks every node when it builds it; the evaluator and the rules call `value_type`. The messages are
 Prometheus' own, because people search for them.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from watchkeeper.query.promql import ast
 from watchkeeper.query.promql.ast import ValueType
@@ -26,7 +28,6 @@ FIXED_TYPES: dict[type, ValueType] = {
 
 
 def value_type(expr: ast.Expr) -> ValueType:
-    """The type of a well-formed expression."""
     fixed = FIXED_TYPES.get(type(expr))
     if fixed is not None:
         return fixed
@@ -111,3 +112,34 @@ def resolve_matching(
     if is_set and matching.kind is not ast.MatchKind.ONE_TO_ONE:
         raise ParseError(f'no grouping allowed for "{op}" operation', position)
     return ast.Matching(ast.MatchKind.MANY_TO_MANY, matching.is_on, labels=matching.labels) if is_set else matching
+
+
+SELECTOR_KINDS = "an instant vector selector or range vector selector or a subquery"
+
+
+def with_offset(expr: ast.Expr, offset_ms: int, offset_expr: ast.DurationExpr | None, *, position: int) -> ast.Expr:
+    inner = _require_selector(expr, "offset modifier", position=position)
+    if inner.offset_ms or inner.offset_expr is not None:
+        raise ParseError("offset may not be set multiple times", position)
+    return _replace_selector(expr, replace(inner, offset_ms=offset_ms, offset_expr=offset_expr))
+
+
+def with_at(expr: ast.Expr, at: int | ast.AtEdge, *, position: int) -> ast.Expr:
+    inner = _require_selector(expr, "@ modifier", position=position)
+    if inner.at is not None:
+        raise ParseError("@ <timestamp> may not be set multiple times", position)
+    return _replace_selector(expr, replace(inner, at=at))
+
+
+def _require_selector(expr: ast.Expr, modifier: str, *, position: int) -> ast.Selector | ast.Subquery:
+    if isinstance(expr, ast.RangeSelector):
+        return expr.selector
+    if isinstance(expr, ast.Selector | ast.Subquery):
+        return expr
+    raise ParseError(f"{modifier} must be preceded by {SELECTOR_KINDS}", position)
+
+
+def _replace_selector(expr: ast.Expr, changed: ast.Selector | ast.Subquery) -> ast.Expr:
+    if isinstance(expr, ast.RangeSelector) and isinstance(changed, ast.Selector):
+        return replace(expr, selector=changed)
+    return changed

@@ -197,7 +197,6 @@ def _frame_of_rows(value: Vector, rows: Ints, times: Millis) -> Frame:
 
 
 def _raw_frame(windows: Windows) -> Frame:
-    """Convert the samples of one window per series to a frame whose time axis contains all their times."""
     width = windows.values.shape[1]
     slots = np.arange(width)
     mask = ((slots >= windows.lows[:, :1]) & (slots < windows.highs[:, :1]))[windows.groups]

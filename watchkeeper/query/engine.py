@@ -28,8 +28,6 @@ RawSeries: TypeAlias = tuple[Labels, Millis, Floats | list[float | Histogram]]
 
 
 class ResultType(StrEnum):
-    """The type of a query result, in Prometheus' words."""
-
     VECTOR = "vector"
     MATRIX = "matrix"
     SCALAR = "scalar"
@@ -98,7 +96,6 @@ class Frame:
             raise ValueError(f"frame of {shape} has values {self.values.shape} and present {self.present.shape}")
 
     def rows(self) -> Iterator[tuple[Labels, Millis, Floats]]:
-        """Each series with its present times and values."""
         for row, labels in enumerate(self.labels):
             mask = self.present[row]
             yield labels, self.times_ms[mask], self.values[row][mask]

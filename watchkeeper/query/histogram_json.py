@@ -43,7 +43,11 @@ def read(plain: Mapping[str, Any]) -> Histogram:
     count, total = float(plain["count"]), float(plain["sum"])
     schema = _find_schema(others, zero.upper if zero else 0.0)
     if schema is None:
-        return _custom_histogram(others, count, total)
+        finite_bounds = {edge for _, bucket in others for edge in (bucket.lower, bucket.upper) if math.isfinite(edge)}
+        bounds = tuple(sorted(finite_bounds))
+        index_by_bound = {bound: index for index, bound in enumerate(bounds)} | {math.inf: len(bounds)}
+        positive = tuple(sorted((index_by_bound[bucket.upper], bucket.population) for _, bucket in others))
+        return Histogram(schema=CUSTOM, count=count, sum=total, positive=positive, bounds=bounds)
     sides: dict[bool, Buckets] = {
         is_negative: tuple(sorted((_index(bucket, schema), bucket.population) for _, bucket in chosen))
         for is_negative, chosen in (
@@ -97,11 +101,3 @@ def _fits(bucket: Bucket, schema: int, zero_threshold: float) -> bool:
     is_whole = math.isclose(outer - inner, 1.0, rel_tol=TOLERANCE)
     is_cut = _inner_bound(bucket) == zero_threshold and outer - inner < 1
     return (is_whole or is_cut) and math.isclose(outer, round(outer), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-
-
-def _custom_histogram(buckets: Sequence[RuledBucket], count: float, total: float) -> Histogram:
-    finite_bounds = {edge for _, bucket in buckets for edge in (bucket.lower, bucket.upper) if math.isfinite(edge)}
-    bounds = tuple(sorted(finite_bounds))
-    index_by_bound = {bound: index for index, bound in enumerate(bounds)} | {math.inf: len(bounds)}
-    positive = tuple(sorted((index_by_bound[bucket.upper], bucket.population) for _, bucket in buckets))
-    return Histogram(schema=CUSTOM, count=count, sum=total, positive=positive, bounds=bounds)

@@ -16,12 +16,7 @@ ITEM = re.compile(r"\s*(?P<key>[a-z_]+):(?:\[(?P<list>[^\]]*)\]|(?P<word>[^\s\[\
 SERIES = re.compile(r"\{\{(?P<start>.*?)\}\}(?:(?P<sign>[+-])\{\{(?P<step>.*?)\}\})?(?:x(?P<times>\d+))?")
 # The values of a series; a histogram in braces may contain spaces.
 VALUES = re.compile(r"\{\{.*?\}\}(?:[+-]\{\{.*?\}\})?(?:x\d+)?|\S+")
-NUMBERS = {
-    "count": "count",
-    "sum": "sum",
-    "z_bucket": "zero_count",
-    "z_bucket_w": "zero_threshold",
-}
+NUMBERS = {"count": "count", "sum": "sum", "z_bucket": "zero_count", "z_bucket_w": "zero_threshold"}
 SIDES = {"buckets": ("positive", "offset"), "n_buckets": ("negative", "n_offset")}
 KEYS = frozenset({*NUMBERS, *SIDES, "schema", "offset", "n_offset", "counter_reset_hint", "custom_values"})
 
@@ -47,7 +42,6 @@ def expand(text: str) -> list[Histogram]:
 
 
 def read(text: str) -> Histogram:
-    """Read the text between the braces."""
     items: dict[str, str] = {}
     position = 0
     while text[position:].strip():
@@ -57,7 +51,10 @@ def read(text: str) -> Histogram:
         items[match["key"]] = match["word"] if match["list"] is None else match["list"]
         position = match.end()
     numbers = {name: float(items.get(key, "0")) for key, name in NUMBERS.items()}
-    sides = {name: _buckets(items.get(key, ""), int(items.get(offset, "0"))) for key, (name, offset) in SIDES.items()}
+    sides = {
+        name: tuple(enumerate(map(float, items.get(key, "").split()), start=int(items.get(offset, "0"))))
+        for key, (name, offset) in SIDES.items()
+    }
     hint = items.get("counter_reset_hint", "unknown").upper()
     if hint not in ResetHint.__members__:
         raise ValueError(f"`{quote(hint.lower())}` is not a counter_reset_hint")
@@ -72,10 +69,6 @@ def read(text: str) -> Histogram:
         positive=sides["positive"],
         negative=sides["negative"],
     )
-
-
-def _buckets(text: str, offset: int) -> Buckets:
-    return tuple(enumerate(map(float, text.split()), start=offset))
 
 
 def format_histogram(histogram: Histogram) -> str:

@@ -9,13 +9,14 @@ other queries go to the server, which may have samples of several hubs. Rules ar
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from watchkeeper.config import settings
 from watchkeeper.kit import durations
+from watchkeeper.kit.recency_cache import RecencyCache
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import MAX_PARSED_EXPRESSIONS, EmbeddedEngine
 from watchkeeper.query.engine import InstantEngine, QueryLimits, QueryResult
@@ -101,22 +102,17 @@ class _RuleEngine:
     """Queries the cache if the expression looks back no further than the cache, else the server."""
 
     def __init__(self, engine: LocalCacheEngine) -> None:
-        self._engine = engine
-        self._lookbacks_ms: OrderedDict[str, int | None] = OrderedDict()
+        self._engine, limits = engine, engine.cache_engine.limits()
+        self._lookback_ms: RecencyCache[str, int | None] = RecencyCache(
+            lambda expr: required_lookback_ms(parser.parse(expr, limits), limits.lookback_ms),
+            max_entries=MAX_PARSED_EXPRESSIONS,
+        )
 
     def instant(self, expr: str, at_ms: int) -> QueryResult:
         engine, lookback_ms, since_ms = self._engine, self._lookback_ms(expr), self._engine.cache_appender.since_ms
         if lookback_ms is not None and since_ms is not None and lookback_ms <= min(engine.cache_ms, at_ms - since_ms):
             return engine.cache_engine.instant(expr, at_ms)
         return engine.instant(expr, at_ms)
-
-    def _lookback_ms(self, expr: str) -> int | None:
-        if expr not in self._lookbacks_ms:
-            limits = self._engine.cache_engine.limits()
-            self._lookbacks_ms[expr] = required_lookback_ms(parser.parse(expr, limits), limits.lookback_ms)
-            if len(self._lookbacks_ms) > MAX_PARSED_EXPRESSIONS:
-                self._lookbacks_ms.popitem(last=False)
-        return self._lookbacks_ms[expr]
 
 
 def required_lookback_ms(expr: ast.Expr, lookback_ms: int) -> int | None:
@@ -131,9 +127,10 @@ def required_lookback_ms(expr: ast.Expr, lookback_ms: int) -> int | None:
             return max(own_ms, 0)
         inner = required_lookback_ms(expr.expr, lookback_ms)
         return None if inner is None else max(own_ms, 0) + inner
-    child_lookbacks = [required_lookback_ms(child, lookback_ms) for child in walk.iterate_children(expr)]
-    return (
-        None
-        if any(child_ms is None for child_ms in child_lookbacks)
-        else max((child_ms for child_ms in child_lookbacks if child_ms is not None), default=0)
-    )
+    longest_ms = 0
+    for child in walk.iterate_children(expr):
+        child_ms = required_lookback_ms(child, lookback_ms)
+        if child_ms is None:
+            return None
+        longest_ms = max(longest_ms, child_ms)
+    return longest_ms

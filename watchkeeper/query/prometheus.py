@@ -20,7 +20,7 @@ from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.engine import InstantEngine, Matcher, QueryLimits, QueryRange, QueryResult
 from watchkeeper.query.promql import parser
-from watchkeeper.query.remote import responses, vectors
+from watchkeeper.query.remote import responses
 from watchkeeper.query.remote.http import Request, Response, ServerClient
 from watchkeeper.query.remote.remote_appender import RemoteAppender
 from watchkeeper.store import interfaces
@@ -70,9 +70,9 @@ class PrometheusEngine:
         )
 
     def _read_vector(self, response: Response, at_ms: int) -> QueryResult:
-        rows = vectors.read(response.body) if response.status == 200 else None
+        rows = responses.read_vector_rows(response.body) if response.status == 200 else None
         if rows is not None:
-            return responses.build_vector(rows.labels, rows.values, at_ms, notes=responses.read_notes(rows.envelope))
+            return responses.build_vector(rows, at_ms)
         data, notes = responses.read_payload(response, self._client.url)
         with self._convert_read_errors():
             return responses.read_instant(data, at_ms, notes)

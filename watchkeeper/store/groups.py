@@ -37,7 +37,6 @@ FEW_GROUPS = 16
 
 
 def grow_column(column: Ints, size: int, *, fill: int) -> Ints:
-    """The column, extended to at least `size` entries."""
     if size <= len(column):
         return column
     longer = np.full(max(size, 2 * len(column), 64), fill, dtype=np.int64)
@@ -67,15 +66,8 @@ class GroupTable:
         self._group_by_key: dict[Hashable, int] = {}
         self._free_groups: list[int] = []
 
-    def add_series(self, number: int, kind: int) -> None:
-        """Add a series, without a group yet; rows of series of one kind are adjacent."""
-        self.group_of = grow_column(self.group_of, number + 1, fill=NO_GROUP)
-        self.row_of = grow_column(self.row_of, number + 1, fill=NO_GROUP)
-        self.kind_of = grow_column(self.kind_of, number + 1, fill=NO_KIND)
-        self.kind_of[number] = kind
-
-    def add_many(self, numbers: Ints, kinds: Ints) -> None:
-        size = int(numbers.max(initial=-1)) + 1
+    def add_series(self, numbers: Ints | int, kinds: Ints | int, size: int) -> None:
+        """Add series with numbers below `size`, without a group yet; rows of series of one kind are adjacent."""
         self.group_of = grow_column(self.group_of, size, fill=NO_GROUP)
         self.row_of = grow_column(self.row_of, size, fill=NO_GROUP)
         self.kind_of = grow_column(self.kind_of, size, fill=NO_KIND)
@@ -172,7 +164,11 @@ class GroupTable:
         self.slabs[slab].shift_rows(self.row_of[self._series_by_group[group]], by=expired)
         self.times[slab].shift_rows(self.time_row[group : group + 1], by=expired)
         self.slot_counts[group] = slot_count - expired
-        self._narrow_rows(group)
+        members = self._series_by_group[group]
+        wide_members = members[self.row_of[members] >= WIDE]
+        if len(wide_members):
+            values = self.slabs[self.slab_of[group]].read_rows(self.row_of[wide_members])
+            self._move_rows(wide_members[rows_fit_narrow(values)], is_wide=False)
 
     def append_slots(self, group: int, numbers: Ints, times: Ints, *, table: MixedTable) -> None:
         """Fill slots after the last one: row s of the table has the values of `numbers[s]` at ascending `times`."""
@@ -194,14 +190,6 @@ class GroupTable:
         is_narrow = self.row_of[numbers] < WIDE
         if is_narrow.any():
             self._move_rows(np.unique(numbers[is_narrow & ~rows_fit_narrow(values)]), is_wide=True)
-
-    def _narrow_rows(self, group: int) -> None:
-        """Move wide rows back to narrow rows if all values fit, for example after a stale marker expired."""
-        members = self._series_by_group[group]
-        wide_members = members[self.row_of[members] >= WIDE]
-        if len(wide_members):
-            values = self.slabs[self.slab_of[group]].read_rows(self.row_of[wide_members])
-            self._move_rows(wide_members[rows_fit_narrow(values)], is_wide=False)
 
     def _move_rows(self, numbers: Ints, *, is_wide: bool) -> None:
         if not len(numbers):
@@ -232,7 +220,6 @@ class GroupTable:
         return slot
 
     def drop_from(self, at_ms: int) -> None:
-        """Empty every slot at or after `at_ms`."""
         for group in [group for group in self._series_by_group if int(self.last_ms[group]) >= at_ms]:
             slab, time_row = int(self.slab_of[group]), self.time_row[group : group + 1]
             kept_slots = int(self.slots_up_to(np.array([group]), at_ms - 1, slab=slab)[0])

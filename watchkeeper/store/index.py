@@ -8,7 +8,6 @@ other series are kept even then (`series`), so that rules that run every few sec
 from __future__ import annotations
 
 import heapq
-import threading
 from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 import re2
 
 from watchkeeper import errors
+from watchkeeper.kit.recency_cache import RecencyCache
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store.columns import Ints, Mask
 from watchkeeper.store.groups import grow_column
@@ -28,7 +28,8 @@ from watchkeeper.store.series import DERIVED, UNKNOWN, LabelRegistry, Pairs, Ser
 MAX_SELECTIONS = 512
 # Outdated selections are dropped after this many new ones.
 CLEANUP_INTERVAL = 64
-MAX_PATTERNS = 256
+# In each of two generations.
+MAX_PATTERNS = 128
 MAX_PATTERN_RESULTS = 100_000
 # A metric's registry is replaced when it has this many removed series beyond half of the present ones. Each needs a few
 # kB: a thousand removed series of every metric that rules query were 30 MiB of a hub with 64 GPUs.
@@ -38,6 +39,11 @@ UNREGISTERED = -1
 CHECK_MICROSECONDS, MARK_MICROSECONDS = 0.7, 0.006
 # Characters that are literal in a pattern, so that `a|b|c` needs no regular expression.
 LITERAL = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-:/ ,=@%<>|")
+
+
+RE2_OPTIONS = re2.Options()
+RE2_OPTIONS.log_errors = False
+RE2_OPTIONS.dot_nl = True
 
 
 class MatcherLike(Protocol):
@@ -88,11 +94,8 @@ class CachedPattern:
         if LITERAL.issuperset(self.text):
             self._literals = frozenset(self.text.split("|"))
             return
-        options = re2.Options()
-        options.dot_nl = True
-        options.log_errors = False
         try:
-            self._compiled = re2.compile(self.text, options)
+            self._compiled = re2.compile(self.text, RE2_OPTIONS)
         except re2.error as error:
             raise errors.QueryError(
                 f"the pattern {errors.quote(self.text)} is not a regular expression: {error}",
@@ -114,8 +117,7 @@ class Patterns:
     """Turns matchers into predicates; all threads share the compiled patterns."""
 
     def __init__(self) -> None:
-        self._patterns: OrderedDict[str, CachedPattern] = OrderedDict()
-        self._lock = threading.Lock()
+        self._pattern = RecencyCache(CachedPattern, max_entries=MAX_PATTERNS)
 
     def predicate(self, matcher: MatcherLike) -> Callable[[str], bool]:
         """A function that returns whether the matcher accepts a label value."""
@@ -128,15 +130,6 @@ class Patterns:
         if matcher.op == "=~":
             return pattern.matches
         return lambda value: not pattern.matches(value)
-
-    def _pattern(self, text: str) -> CachedPattern:
-        with self._lock:
-            if text not in self._patterns:
-                self._patterns[text] = CachedPattern(text)
-                if len(self._patterns) > MAX_PATTERNS:
-                    self._patterns.popitem(last=False)
-            self._patterns.move_to_end(text)
-            return self._patterns[text]
 
 
 class SeriesIndex:
@@ -318,7 +311,6 @@ class SeriesIndex:
                     dropped.series.register.release()
 
     def cached_selection(self, matchers: Sequence[MatcherLike]) -> Selection | None:
-        """The selection for these matchers if it is cached and current."""
         cached = self._selections.get(tuple(matchers))
         return cached if cached is not None and cached.version == self._version_for(matchers) else None
 

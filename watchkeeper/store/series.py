@@ -7,6 +7,7 @@ with every job, and a query then computes labels only for the new ones; the rest
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from watchkeeper import errors
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store.columns import Ints
 
@@ -47,7 +49,6 @@ class SharedLabelSets:
         self._label_sets: dict[Pairs, Pairs] = {}
 
     def set_limit(self, series: int) -> None:
-        """Set the limit for a fleet with this many series."""
         self._limit = min(max(MIN_LABEL_SETS, series), MAX_LABEL_SETS)
 
     def share(self, pairs: Pairs) -> Pairs:
@@ -101,7 +102,6 @@ class LabelRegistry:
         return len(self.pairs) - 1
 
     def number(self, pairs: Pairs) -> int:
-        """The number of a label set; a new label set is added."""
         number = self._numbers.get(pairs)
         if number is None:
             with LABEL_LOCK:
@@ -167,7 +167,6 @@ class LabelRegistry:
             return pair.other_numbers
 
     def merge_with(self, other: LabelRegistry) -> tuple[LabelRegistry, Ints, Ints]:
-        """A registry for the label sets of both, and the numbers of each registry there."""
         with LABEL_LOCK:
             pair = self._pair_with(other)
             merged = pair.merged = pair.merged or LabelRegistry()
@@ -316,3 +315,32 @@ def _drop_oldest(entries: dict[Hashable, T]) -> None:
     """Drop the oldest entry at the limit."""
     if len(entries) >= MAX_DERIVATIONS:
         entries.pop(next(iter(entries)), None)
+
+
+MAX_LABELS = 64
+MAX_NAME_LENGTH = 512
+MAX_VALUE_LENGTH = 4096
+
+
+def check_label_limits(labels: label_sets.Labels) -> None:
+    """StoreError for a label set that is too large for the index, or that cannot be written to a file."""
+    text = "".join(itertools.chain.from_iterable(labels.pairs))
+    if len(labels.pairs) <= MAX_LABELS and len(text) <= MAX_NAME_LENGTH and text.isascii():
+        return
+    for unit, actual, limit in (
+        ("labels", len(labels.pairs), MAX_LABELS),
+        ("characters in a label name", max([len(name) for name, _ in labels.pairs], default=0), MAX_NAME_LENGTH),
+        ("characters in a label value", max([len(value) for _, value in labels.pairs], default=0), MAX_VALUE_LENGTH),
+    ):
+        if actual > limit:
+            raise errors.StoreError(
+                f"series {errors.quote(str(labels))} has {actual} {unit}, the limit is {limit}",
+                remedy="Drop or shorten the label with metric_relabel_configs",
+            )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.StoreError(
+            f"series {errors.quote(str(labels))} has a label that is not Unicode text",
+            remedy="Correct the label in its exporter",
+        ) from error

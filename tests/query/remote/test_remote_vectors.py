@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchkeeper.query.remote import responses, vectors
+from watchkeeper.query.remote import responses
 from watchkeeper.query.remote.http import Response
 
 AT_MS = 1_705_276_800_000
@@ -35,7 +35,7 @@ def test_rows_are_those_that_json_has(found: list[tuple[dict[str, str], str]], s
     told = {"status": "success", "data": {"resultType": "vector", "result": result}, "warnings": ["w"]}
     sent = json.dumps(told, separators=spacing, ensure_ascii=False).encode()
     wanted = responses.read_instant(told["data"], AT_MS, responses.ResponseNotes())
-    read = vectors.read(sent)
+    read = responses.read_vector_rows(sent)
     if spacing != (",", ":"):
         assert read is None
         return
@@ -60,12 +60,12 @@ def test_rows_are_those_that_json_has(found: list[tuple[dict[str, str], str]], s
     ],
 )
 def test_what_is_not_a_vector_of_numbers_is_left_to_json(sent: bytes) -> None:
-    assert vectors.read(sent) is None
+    assert responses.read_vector_rows(sent) is None
 
 
 def test_the_series_of_the_answer_before_are_the_same_objects() -> None:
     sent = body([{"metric": {"__name__": "up", "instance": f"n{at}"}, "value": [1, str(at)]} for at in range(3)])
-    first, second = vectors.read(sent), vectors.read(sent.replace(b'[1,"', b'[16.5,"'))
+    first, second = responses.read_vector_rows(sent), responses.read_vector_rows(sent.replace(b'[1,"', b'[16.5,"'))
     assert first is not None
     assert second is not None
     assert all(one is other for one, other in zip(first.labels, second.labels, strict=True))
@@ -73,7 +73,7 @@ def test_the_series_of_the_answer_before_are_the_same_objects() -> None:
 
 
 def test_a_partial_answer_says_so() -> None:
-    read = vectors.read(body([{"metric": {}, "value": [1, "2"]}], isPartial=True))
+    read = responses.read_vector_rows(body([{"metric": {}, "value": [1, "2"]}], isPartial=True))
     assert read is not None
     assert responses.read_notes(read.envelope).warnings == (responses.PARTIAL,)
     assert responses.read_payload(Response(200, {}, body([])), "x")[0] == read.envelope["data"]

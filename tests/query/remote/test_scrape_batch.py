@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.query.remote.remote_writing import AT_MS, TAKEN, arrived, label_sets, points, refusing, writing
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.remote import remote_write
-from watchkeeper.query.remote.scrape_batch import ScrapeBatch
-from watchkeeper.query.remote.sender import BATCH_SAMPLES
+from watchkeeper.query.remote.sender import BATCH_SAMPLES, ScrapeBatch
 
 
 def scraped(count: int, first: int = 0) -> ScrapeBatch:

@@ -56,7 +56,6 @@ class BoundedCache(Generic[K, V]):
         return value
 
     def peek(self, key: K) -> V | None:
-        """The cached value, or None."""
         return self._values.get(key)
 
     def _insert(self, key: K, value: V) -> None:

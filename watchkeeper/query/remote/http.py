@@ -64,7 +64,9 @@ class ServerClient:
             response, retry_after, may_retry = None, None, True
             try:
                 response = self._client.send(replace(request, headers=self._build_headers(request)), deadline=deadline)
-                if not _is_retryable(response):
+                # Whether a retry may help. It does not help a query that timed out, for which Prometheus returns 503
+                # too.
+                if not (response.status in RETRYABLE_STATUSES and b'"errorType":"timeout"' not in response.body[:1000]):
                     return response
                 retry_after = _retry_after(response.headers)
             except sync_http.ResponseTooLarge as error:
@@ -83,7 +85,13 @@ class ServerClient:
             if is_last or self._closed.is_set() or not may_retry:
                 if response is not None:
                     return response
-                raise self._no_answer_error(problem.problem, attempt) from problem
+                tried = "1 attempt" if attempt == 1 else f"{attempt} attempts"
+                raise errors.StoreError(
+                    problem.problem,
+                    where=self.url,
+                    now=f"Failed after {tried}",
+                    remedy=f"Check {self._key} and that the server is up",
+                ) from problem
             self._pause(pause)
         raise AssertionError("the last attempt returns or raises")
 
@@ -91,12 +99,6 @@ class ServerClient:
         """Close the connections and stop all retries."""
         self._closed.set()
         self._client.close()
-
-    def _no_answer_error(self, problem: str, attempt: int) -> errors.StoreError:
-        tried = "1 attempt" if attempt == 1 else f"{attempt} attempts"
-        return errors.StoreError(
-            problem, where=self.url, now=f"Failed after {tried}", remedy=f"Check {self._key} and that the server is up"
-        )
 
     def _build_headers(self, request: Request) -> dict[str, str]:
         access = self._access
@@ -113,11 +115,6 @@ class ServerClient:
             password = _read_one_line(access.password_file) if access.password_file else ""
             headers["Authorization"] = net_access.basic_authorization(access.username, password)
         return headers | dict(request.headers)
-
-
-def _is_retryable(response: Response) -> bool:
-    """Whether a retry may help. It does not help a query that timed out, for which Prometheus returns 503 too."""
-    return response.status in RETRYABLE_STATUSES and b'"errorType":"timeout"' not in response.body[:1000]
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

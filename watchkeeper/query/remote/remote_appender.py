@@ -14,8 +14,7 @@ from watchkeeper.config import settings
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.remote import remote_write
 from watchkeeper.query.remote.http import ServerClient
-from watchkeeper.query.remote.scrape_batch import ScrapeBatch
-from watchkeeper.query.remote.sender import Sender
+from watchkeeper.query.remote.sender import ScrapeBatch, Sender
 from watchkeeper.store.interfaces import AnySample, Appended
 
 

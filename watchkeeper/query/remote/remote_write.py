@@ -26,16 +26,12 @@ from watchkeeper.model.samples import Sample
 from watchkeeper.query import histogram_wire
 from watchkeeper.query.engine import Floats, Millis
 from watchkeeper.query.remote.bounded_cache import BoundedCache, default_limit_bytes
-from watchkeeper.store import label_limits
 from watchkeeper.store.head import head
 from watchkeeper.store.interfaces import AnySample, Appended, Appender
+from watchkeeper.store.series import MAX_LABELS, MAX_NAME_LENGTH, MAX_VALUE_LENGTH
 
 CONTENT_TYPE = "application/x-protobuf"
-HEADERS = {
-    "Content-Type": CONTENT_TYPE,
-    "Content-Encoding": "snappy",
-    "X-Prometheus-Remote-Write-Version": "0.1.0",
-}
+HEADERS = {"Content-Type": CONTENT_TYPE, "Content-Encoding": "snappy", "X-Prometheus-Remote-Write-Version": "0.1.0"}
 # A sample: tag 2 of a series, 16 bytes long, value as fixed 64 bits, time as a varint of 6 bytes.
 SAMPLE_BYTES = 18
 SAMPLE_HEAD = b"\x12\x10\x09"
@@ -109,7 +105,6 @@ def encode_samples(samples: Sequence[Sample]) -> bytes:
 
 
 def _sample_pieces(times: Millis, values: Floats, counts: Sequence[int]) -> Iterator[bytes]:
-    """Encode the samples of each series."""
     low, high = SIX_BYTE_TIMES
     bounds = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
     if len(times) and int(times.min()) >= low and int(times.max()) <= high:
@@ -215,8 +210,8 @@ def _merge_by_time(
 
 # Explanations for reasons whose name is not enough.
 REASON_DETAILS = {
-    "limit": f" (more than {label_limits.MAX_LABELS} labels, more than {label_limits.MAX_NAME_LENGTH} characters in a "
-    f"name or {label_limits.MAX_VALUE_LENGTH:,} in a value, or more series or histograms than the store allows)",
+    "limit": f" (more than {MAX_LABELS} labels, more than {MAX_NAME_LENGTH} characters in a "
+    f"name or {MAX_VALUE_LENGTH:,} in a value, or more series or histograms than the store allows)",
     "too_old": " (older than the out-of-order window)",
     "invalid_labels": " (no name, a duplicate name, or not UTF-8)",
 }
@@ -313,7 +308,11 @@ class _RequestReader:
         before = len(self.offsets)
         for tag, at, stop in read_fields(message, position, end):
             if tag == 0x12:
-                self._record_sample(at, stop)
+                is_usual = self._is_usual(at, stop)
+                if not is_usual:
+                    # Some senders omit a value of 0 and a time of 0, and times before 1971 are shorter.
+                    self.unusual[len(self.offsets)] = _read_sample(self.message, at, stop)
+                self.offsets.append(at if is_usual else -1)
             elif tag == 0x1A and labels is not None:
                 self.exemplars.append((labels, _read_exemplar(message, at, stop)))
             elif tag == 0x22:
@@ -349,13 +348,6 @@ class _RequestReader:
             self.dropped["invalid_histogram"] += 1
         else:
             self.histograms.append(HistogramSample(labels, at_ms, histogram))
-
-    def _record_sample(self, start: int, end: int) -> None:
-        is_usual = self._is_usual(start, end)
-        if not is_usual:
-            # Some senders omit a value of 0 and a time of 0, and times before 1971 are shorter.
-            self.unusual[len(self.offsets)] = _read_sample(self.message, start, end)
-        self.offsets.append(start if is_usual else -1)
 
     def _is_usual(self, start: int, end: int) -> bool:
         """Whether a sample has a value and then a time of 6 bytes; all bytes but the last have the continuation bit."""

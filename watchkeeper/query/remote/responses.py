@@ -19,6 +19,7 @@ from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import histogram_json
 from watchkeeper.query.engine import Frame, Matcher, Millis, QueryRange, QueryResult, ResultType
+from watchkeeper.query.remote.bounded_cache import BoundedCache, default_limit_bytes
 from watchkeeper.query.remote.http import Response
 
 # invalid parameter "query": 1:5: parse error: unexpected <by> in label matching
@@ -37,10 +38,58 @@ PARTIAL = "the result is partial: the server could not reach all of its storage"
 
 
 class ResponseNotes(NamedTuple):
-    """The warnings and infos of a response."""
-
     warnings: tuple[str, ...] = ()
     infos: tuple[str, ...] = ()
+
+
+# {"metric":{"__name__":"up","instance":"n1"},"value":[1730000000.123,"1"]},
+ROW = b'{"metric":'
+VALUE = b',"value":['
+# In a string a quotation mark follows a backslash, so neither END nor NEXT can be part of a label.
+END = b"]}"
+NEXT = b'"]},' + ROW
+# The memory of a cached label set besides its bytes: a dictionary entry, the Labels and its pairs.
+ENTRY_OVERHEAD_BYTES = 1500
+
+
+class VectorRows(NamedTuple):
+    labels: list[Labels]
+    values: list[float]
+    envelope: Mapping[str, Any]
+
+
+_label_cache: BoundedCache[bytes, Labels] = BoundedCache(
+    lambda raw: Labels(orjson.loads(raw)),
+    lambda raw, _: len(raw) + ENTRY_OVERHEAD_BYTES,
+    limit_bytes=default_limit_bytes(),
+)
+
+
+def read_vector_rows(body: bytes) -> VectorRows | None:
+    """The rows of a successful response; None if it has no rows, or a row without a number.
+
+    A rule gets the same hundred thousand series at each evaluation. The cache finds their labels by the bytes that the
+    server sends, so that only the values are parsed: a tenth of the time of a JSON parser.
+    """
+    head, *pieces = body.split(ROW)
+    if not pieces:
+        return None
+    labels, values, tail = [], [], b""
+    try:
+        for piece in pieces:
+            raw, _, rest = piece.rpartition(VALUE)
+            timestamp, text, tail = rest.split(b'"', 2)
+            if not timestamp.endswith(b",") or not tail.startswith(END):
+                return None
+            labels.append(_label_cache.get(raw))
+            values.append(float(text))
+        envelope = orjson.loads(head + tail[len(END) :])
+    except ValueError:
+        return None
+    if body.count(NEXT) != len(pieces) - 1 or not isinstance(envelope, dict):
+        return None
+    is_vector = envelope.get("data") == {"resultType": "vector", "result": []}
+    return VectorRows(labels, values, envelope) if is_vector and envelope.get("status") == "success" else None
 
 
 def read_payload(response: Response, where: str) -> tuple[Any, ResponseNotes]:
@@ -91,7 +140,6 @@ def response_error(response: Response, where: str, message: str = "") -> errors.
 
 
 def read_instant(data: Any, at_ms: int, notes: ResponseNotes) -> QueryResult:
-    """Read the result of /api/v1/query at one time."""
     kind, result = _check_shape(data)
     times = np.array([at_ms], dtype=np.int64)
     if kind is ResultType.STRING:
@@ -117,11 +165,10 @@ def read_instant(data: Any, at_ms: int, notes: ResponseNotes) -> QueryResult:
     return QueryResult(kind, frame, None, *notes)
 
 
-def build_vector(labels: list[Labels], values: Sequence[float], at_ms: int, *, notes: ResponseNotes) -> QueryResult:
-    """Build an instant vector of numbers."""
-    column = np.array(values, dtype=np.float64).reshape(-1, 1)
-    frame = Frame(labels, np.array([at_ms], dtype=np.int64), column, np.ones((len(labels), 1), dtype=bool))
-    return QueryResult(ResultType.VECTOR, frame, None, *notes)
+def build_vector(rows: VectorRows, at_ms: int) -> QueryResult:
+    column = np.array(rows.values, dtype=np.float64).reshape(-1, 1)
+    frame = Frame(rows.labels, np.array([at_ms], dtype=np.int64), column, np.ones(column.shape, dtype=bool))
+    return QueryResult(ResultType.VECTOR, frame, None, *read_notes(rows.envelope))
 
 
 def read_range(data: Any, span: QueryRange, notes: ResponseNotes) -> QueryResult:
@@ -218,7 +265,6 @@ def _millis(points: Sequence[Sequence[Any]]) -> Millis:
 
 
 def _raw_frame(result: Sequence[Mapping[str, Any]]) -> Frame:
-    """Build a frame from raw samples; its time axis has the times of all of them."""
     rows = [row for row in result if row.get("values") or row.get("histograms")]
     sample_times = [_millis(points) for row in rows for points in (row.get("values"), row.get("histograms")) if points]
     axis = np.unique(np.concatenate(sample_times)) if sample_times else np.empty(0, dtype=np.int64)

@@ -12,17 +12,20 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
+
+import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.kit.logs import fields
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
+from watchkeeper.query.engine import Floats, Millis
 from watchkeeper.query.remote import remote_write, responses
 from watchkeeper.query.remote.http import RETRY_BACKOFF, Request, ServerClient
-from watchkeeper.query.remote.scrape_batch import ScrapeBatch
 from watchkeeper.store.interfaces import AnySample, Appended
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,40 @@ REASONS = (
     ("too far in future", "future"),
     ("limit", "limit"),
 )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScrapeBatch:
+    encoded_labels: Sequence[bytes]
+    times: Millis
+    values: Floats
+
+    @classmethod
+    def from_scrape(cls, encoded_labels: Sequence[bytes], at_ms: int, values: Sequence[float]) -> ScrapeBatch:
+        return cls(
+            encoded_labels, np.full(len(encoded_labels), at_ms, dtype=np.int64), np.array(values, dtype=np.float64)
+        )
+
+    @classmethod
+    def concatenate(cls, batches: Sequence[ScrapeBatch]) -> ScrapeBatch:
+        if len(batches) == 1:
+            return batches[0]
+        encoded_labels = [labels for batch in batches for labels in batch.encoded_labels]
+        return cls(
+            encoded_labels,
+            np.concatenate([batch.times for batch in batches]),
+            np.concatenate([batch.values for batch in batches]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.encoded_labels)
+
+    def __getitem__(self, rows: slice) -> ScrapeBatch:
+        return ScrapeBatch(self.encoded_labels[rows], self.times[rows], self.values[rows])
+
+    def encode(self) -> bytes:
+        return remote_write.encode_rows(self.encoded_labels, self.times, self.values)
+
 
 SampleBatch: TypeAlias = list[AnySample] | ScrapeBatch
 
@@ -215,7 +252,6 @@ def _encode(samples: list[AnySample]) -> bytes:
 
 
 def group_by_series(samples: Iterable[Sample]) -> Iterator[tuple[Labels, list[int], list[float]]]:
-    """Group samples by series; the samples of a series keep their order."""
     columns_by_series: dict[Labels, tuple[list[int], list[float]]] = {}
     for sample in samples:
         times, values = columns_by_series.setdefault(sample.labels, ([], []))

@@ -22,7 +22,6 @@ from watchkeeper import errors
 from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store import label_limits
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, Mask, is_absent, normalise_nans
 from watchkeeper.store.exemplars import Exemplars
 from watchkeeper.store.groups import GroupTable, grow_column
@@ -34,7 +33,7 @@ from watchkeeper.store.interfaces import Appended
 from watchkeeper.store.metadata import Metadata
 from watchkeeper.store.rows import MixedTable
 from watchkeeper.store.sample_columns import Columns, check_sample_limit
-from watchkeeper.store.series import UNKNOWN, SeriesSet
+from watchkeeper.store.series import UNKNOWN, SeriesSet, check_label_limits
 
 # Larger than any clock difference between healthy machines; a sample further ahead would hide all later samples.
 MAX_AHEAD_MS = 600_000
@@ -275,7 +274,6 @@ class Head:
             is_pending = np.ones(len(series), dtype=bool)
 
     def find_histograms(self, values: Floats) -> Cells | None:
-        """The native histograms among values of this head, or None."""
         packed = self.histograms.packed
         return find_histograms(values, packed.get) if packed else None
 
@@ -283,9 +281,7 @@ class Head:
         """Label sets of series whose samples, from the first to the newest, overlap the time range."""
         with self.lock:
             selection = self._index.select(matchers)
-            in_range = (self._placement.newest_ms[selection.numbers] >= start_ms) & (
-                self._placement.first_ms[selection.numbers] <= end_ms
-            )
+            in_range = self._series_in_range(start_ms, end_ms, selection.numbers)
             return selection.series.labels_of(np.flatnonzero(in_range).tolist())
 
     def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
@@ -295,7 +291,6 @@ class Head:
             return None if cached is None else len(cached.numbers)
 
     def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]:
-        """Label names of the matching series with samples in the time range."""
         with self.lock:
             return self._index.label_names(matchers, self._series_in_range(start_ms, end_ms))
 
@@ -307,9 +302,10 @@ class Head:
         with self.lock:
             return self._index.cardinality(limit)
 
-    def _series_in_range(self, start_ms: int, end_ms: int) -> Mask:
+    def _series_in_range(self, start_ms: int, end_ms: int, numbers: Ints | slice = slice(None)) -> Mask:
         """Whether each series number has samples in the time range."""
-        in_range: Mask = (self._placement.newest_ms >= start_ms) & (self._placement.first_ms <= end_ms)
+        placement = self._placement
+        in_range: Mask = (placement.newest_ms[numbers] >= start_ms) & (placement.first_ms[numbers] <= end_ms)
         return in_range
 
     def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, rows: MixedTable, expected_slots: int = 0) -> None:
@@ -330,12 +326,10 @@ class Head:
             self._placement.refused = []
 
     def load_histograms(self, table: Mapping[int, bytes], used_ms: int) -> None:
-        """Load the table of native histograms of a WAL segment."""
         with self.lock:
             self.histograms.load(table, used_ms)
 
     def load_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
-        """Load samples from the WAL after a restart."""
         with self.lock:
             if len(times):
                 self._advance(int(times.max()), self._now_ms(None))
@@ -370,7 +364,6 @@ class Head:
         return ~np.isin(numbers, np.concatenate(refused)) if refused else slice(None)
 
     def close_before(self, at_ms: int) -> None:
-        """Refuse samples before a time from now on."""
         with self.lock:
             self.closed_before_ms = max(self.closed_before_ms, at_ms)
             self._update_bounds()
@@ -394,7 +387,6 @@ class Head:
             self._update_bounds()
 
     def first_ms_from(self, at_ms: int) -> int | None:
-        """The earliest time of any sample at or after `at_ms`."""
         with self.lock:
             return self._table.first_ms_from(at_ms)
 
@@ -437,7 +429,7 @@ class Head:
         number = self._index.find(labels)
         if number is not None:
             return number
-        label_limits.check_label_limits(labels)
+        check_label_limits(labels)
         if len(self._index) >= self.max_series:
             raise errors.StoreFull(
                 f"series {errors.quote(str(labels))} was dropped: the store is full",
@@ -447,17 +439,18 @@ class Head:
         number = self._index.add(labels)
         self._number_uses = grow_column(self._number_uses, number + 1, fill=0)
         self._number_uses[number] += 1
-        self._placement.add_series(number, self.newest_ms or 0, kind=_metric_kind(labels.name))
+        self._placement.add_series(number, self.newest_ms or 0, kinds=_metric_kind(labels.name), size=number + 1)
         return number
 
     def _add_many(self, new_series: Sequence[label_sets.Labels]) -> Ints:
         names = [labels.name for labels in new_series]
         kinds = {name: _metric_kind(name) for name in set(names)}
         numbers = self._index.add_all(new_series, kinds)
-        self._number_uses = grow_column(self._number_uses, len(self._index.labels), fill=0)
+        size = int(numbers.max(initial=-1)) + 1
+        self._number_uses = grow_column(self._number_uses, size, fill=0)
         self._number_uses[numbers] += 1
         series_kinds = np.array([kinds[name] for name in names], dtype=np.int64)
-        self._placement.add_many(numbers, self.newest_ms or 0, kinds=series_kinds)
+        self._placement.add_series(numbers, self.newest_ms or 0, kinds=series_kinds, size=size)
         return numbers
 
     def _resolve(

@@ -57,17 +57,11 @@ class SamplePlacement:
         # Series whose sample was dropped since this list was last cleared.
         self.refused: list[Ints] = []
 
-    def add_series(self, number: int, now_ms: int, *, kind: int) -> None:
-        """Add a series; it has no samples yet, but it counts as new, so that it does not expire."""
-        self._table.add_series(number, kind)
-        self.first_ms = grow_column(self.first_ms, number + 1, fill=NEVER_MS)
-        self.newest_ms = grow_column(self.newest_ms, number + 1, fill=0)
-        self.first_ms[number], self.newest_ms[number] = NEVER_MS, now_ms
-
-    def add_many(self, numbers: Ints, now_ms: int, *, kinds: Ints) -> None:
-        self._table.add_many(numbers, kinds)
-        self.first_ms = grow_column(self.first_ms, int(numbers.max(initial=-1)) + 1, fill=NEVER_MS)
-        self.newest_ms = grow_column(self.newest_ms, int(numbers.max(initial=-1)) + 1, fill=0)
+    def add_series(self, numbers: Ints | int, now_ms: int, *, kinds: Ints | int, size: int) -> None:
+        """Add series with numbers below `size`; without samples they count as new, so that they do not expire."""
+        self._table.add_series(numbers, kinds, size)
+        self.first_ms = grow_column(self.first_ms, size, fill=NEVER_MS)
+        self.newest_ms = grow_column(self.newest_ms, size, fill=0)
         self.first_ms[numbers], self.newest_ms[numbers] = NEVER_MS, now_ms
 
     def place_scrape(self, key: Hashable, numbers: Ints, at_ms: int, *, values: Floats, dropped: Counter[str]) -> None:

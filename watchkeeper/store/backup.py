@@ -21,8 +21,8 @@ from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
 from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.index import Patterns
+from watchkeeper.store.journal import chain, journal_file
 from watchkeeper.store.journal import connection as journal_connection
-from watchkeeper.store.journal import journal_check, journal_file
 from watchkeeper.store.journal.journal import Journal
 from watchkeeper.store.wal import wal, wal_records
 
@@ -122,7 +122,11 @@ def find_corruptions(locations: StoreLocations) -> Iterator[Corruption]:
     if locations.journal is not None and locations.journal.exists():
         yield from _journal_corruptions(locations.journal)
     if locations.url_file is not None:
-        yield from _server_corruptions(locations.url_file)
+        connection = journal_connection.open_read_only(locations.url_file)
+        with closing(Journal(connection)) as journal:
+            invalid_seq = journal.verify()
+        if invalid_seq is not None:
+            yield Corruption(Path(str(connection.where)), 0, INVALID_ENTRY.format(invalid_seq))
 
 
 def _unreadable_folders(samples: Path) -> Iterator[Corruption]:
@@ -135,19 +139,11 @@ def _unreadable_folders(samples: Path) -> Iterator[Corruption]:
             yield Corruption(folder, 0, f"the folder cannot be read: {error.strerror}")
 
 
-def _server_corruptions(url_file: str) -> Iterator[Corruption]:
-    connection = journal_connection.open_read_only(url_file)
-    with closing(Journal(connection)) as journal:
-        invalid_seq = journal.verify()
-    if invalid_seq is not None:
-        yield Corruption(Path(str(connection.where)), 0, INVALID_ENTRY.format(invalid_seq))
-
-
 def _journal_corruptions(path: Path) -> Iterator[Corruption]:
     try:
         opened = sqlite3.connect(f"file:{path}?mode=ro", uri=True, factory=journal_file.FileConnection)
         with closing(opened) as connection, connection.snapshot():
-            invalid_seq = journal_check.first_invalid_entry(connection)
+            invalid_seq = chain.first_invalid_entry(connection)
     except sqlite3.Error as error:
         yield Corruption(path, 0, f"the journal cannot be read: {error}")
         return

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -240,25 +241,21 @@ class DurableStore:
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
         label_sets_found = dict.fromkeys(self.head.series(matchers, start_ms, end_ms))
-        for block in self._blocks_between(start_ms, end_ms):
-            pairs = self._read_block(block, lambda source: source.series(matchers, start_ms, end_ms))
-            label_sets_found.update(dict.fromkeys(map(label_sets.Labels, pairs or ())))
+        for pairs in self._read_blocks(start_ms, end_ms, lambda block: block.series(matchers, start_ms, end_ms)):
+            label_sets_found.update(dict.fromkeys(map(label_sets.Labels, pairs)))
         return list(label_sets_found)
 
     def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]:
-        names = set(self.head.label_names(matchers, start_ms, end_ms))
-        for block in self._blocks_between(start_ms, end_ms):
-            names |= self._read_block(block, lambda source: source.label_names(matchers, start_ms, end_ms)) or set()
-        return sorted(names)
+        in_memory = self.head.label_names(matchers, start_ms, end_ms)
+        in_blocks = self._read_blocks(start_ms, end_ms, lambda block: block.label_names(matchers, start_ms, end_ms))
+        return sorted(set(in_memory).union(*in_blocks))
 
     def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> list[str]:
-        values = set(self.head.label_values(name, matchers, start_ms, end_ms=end_ms))
-        for block in self._blocks_between(start_ms, end_ms):
-            values |= (
-                self._read_block(block, lambda source: source.label_values(name, matchers, start_ms, end_ms=end_ms))
-                or set()
-            )
-        return sorted(values)
+        in_memory = self.head.label_values(name, matchers, start_ms, end_ms=end_ms)
+        in_blocks = self._read_blocks(
+            start_ms, end_ms, lambda block: block.label_values(name, matchers, start_ms, end_ms=end_ms)
+        )
+        return sorted(set(in_memory).union(*in_blocks))
 
     def warnings(self) -> tuple[str, ...]:
         """One warning for each damaged file, because query results may be incomplete."""
@@ -427,7 +424,8 @@ class DurableStore:
                 log.warning("block merge failed", extra=fields(error=error))
                 continue
             remaining = [block for block in self._block_list.blocks if block not in sources]
-            self._block_list = _BlockList(tuple(sorted([*remaining, merged], key=_start_ms)), self._block_list.end_ms)
+            blocks = sorted([*remaining, merged], key=attrgetter("start_ms"))
+            self._block_list = _BlockList(tuple(blocks), self._block_list.end_ms)
             self._remove(sources)
 
     def _remove_expired(self, oldest_ms: int) -> None:
@@ -473,7 +471,7 @@ class DurableStore:
             self._report(Corruption(path, 0, "the block is unreadable; it was replaced with samples from the WAL"))
         superseded = compaction.find_superseded(blocks_found)
         self._remove(superseded)
-        blocks = sorted((block for block in blocks_found if block not in superseded), key=_start_ms)
+        blocks = sorted((block for block in blocks_found if block not in superseded), key=attrgetter("start_ms"))
         return _BlockList(tuple(blocks), max((block.end_ms for block in blocks), default=None))
 
     def _open_block(self, path: Path) -> Block:
@@ -494,8 +492,13 @@ class DurableStore:
             return block_list.end_ms
         return min(block_list.end_ms, max(self._loaded_ms, newest_ms - self.head.retention_ms + QUERY_MARGIN_MS))
 
-    def _blocks_between(self, start_ms: int, end_ms: int) -> list[Block]:
-        return [block for block in self._block_list.blocks if block.start_ms <= end_ms and block.end_ms > start_ms]
+    def _read_blocks(self, start_ms: int, end_ms: int, read: Callable[[Block], T]) -> Iterator[T]:
+        """The results of `read` for the readable blocks in a time range."""
+        for block in self._block_list.blocks:
+            if block.start_ms <= end_ms and block.end_ms > start_ms:
+                result = self._read_block(block, read)
+                if result is not None:
+                    yield result
 
     def _read_block(self, block: Block, read: Callable[[Block], T]) -> T | None:
         """The result of `read` for a block; None, and a reported damage, if the block cannot be read."""
@@ -525,10 +528,6 @@ class DurableStore:
                 now="They stay in memory, and queries include them",
                 remedy="Free disk space, or shorten [query] retention" if is_full else "Check the disk",
             ) from error
-
-
-def _start_ms(block: Block) -> int:
-    return block.start_ms
 
 
 def _copy_to_block(head: Head, folder: Path, start_ms: int, *, end_ms: int) -> int:

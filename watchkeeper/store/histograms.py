@@ -117,12 +117,10 @@ class HistogramTable:
         self._used_ms[mark] = max(used_ms, self._used_ms.get(mark, used_ms))
 
     def load(self, table: Mapping[int, bytes], used_ms: int) -> None:
-        """Add the table of a WAL segment."""
         for mark, packed in table.items():
             self._add(mark, packed, used_ms)
 
     def drop_before(self, at_ms: int) -> None:
-        """Drop histograms that were last used before a time."""
         for mark in [mark for mark, used_ms in self._used_ms.items() if used_ms < at_ms]:
             self.bytes -= len(self.packed.pop(mark))
             del self._used_ms[mark]
@@ -171,15 +169,8 @@ def unpack_table(packed: bytes) -> dict[int, bytes]:
 
 def pack_histogram(histogram: Histogram) -> bytes:
     sizes = len(histogram.positive), len(histogram.negative), len(histogram.bounds)
-    header = HEADER.pack(
-        histogram.schema,
-        histogram.hint,
-        histogram.count,
-        histogram.sum,
-        histogram.zero_threshold,
-        histogram.zero_count,
-        *sizes,
-    )
+    numbers = histogram.count, histogram.sum, histogram.zero_threshold, histogram.zero_count
+    header = HEADER.pack(histogram.schema, histogram.hint, *numbers, *sizes)
     buckets = histogram.positive + histogram.negative
     indices = struct.pack(f"<{len(buckets)}i", *(index for index, _ in buckets))
     floats = (*(count for _, count in buckets), *histogram.bounds)

@@ -65,8 +65,6 @@ class RecordedMetric:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEntry:
-    """One entry of an incident's timeline."""
-
     at: datetime
     actor: str
     kind: str
@@ -75,8 +73,6 @@ class RecordedEntry:
 
 @dataclass(frozen=True, slots=True)
 class RecordedIncident:
-    """An incident with its diagnosis, plan and timeline."""
-
     incident: incidents.Incident
     diagnosis: diagnosis.Diagnosis | None = None
     plan: actions.Plan | None = None
@@ -95,7 +91,6 @@ class Recording:
     incidents: list[RecordedIncident] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """How many nodes, GPUs, series, samples, events and incidents it has."""
         return {
             "nodes": len(self.nodes),
             "gpus": len(self.gpus),
@@ -185,7 +180,9 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Record
                 try:
                     plain = json.loads(line)
                     if recording is None:
-                        recording = Recording(_read_header(plain))
+                        if not isinstance(plain, dict) or plain.get("watchkeeper_recording") != VERSION:
+                            raise ValueError(f"not a recording of version {VERSION}: {quote(plain)}")
+                        recording = Recording(wire.from_plain(Header, plain))
                     elif "end" in plain:
                         return recording
                     else:
@@ -200,12 +197,6 @@ def read(path: Path, *, progress: Callable[[int], None] | None = None) -> Record
             f"the recording cannot be read: {error_reason(error)}", where=str(path), remedy=remedy
         ) from error
     raise StoreError("the recording is truncated: its last line is missing", where=str(path), remedy="Record it again")
-
-
-def _read_header(plain: Any) -> Header:
-    if not isinstance(plain, dict) or plain.get("watchkeeper_recording") != VERSION:
-        raise ValueError(f"not a recording of version {VERSION}: {quote(plain)}")
-    return wire.from_plain(Header, plain)
 
 
 def _add_line(recording: Recording, plain: dict[str, Any]) -> None:

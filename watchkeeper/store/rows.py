@@ -59,7 +59,6 @@ class MixedTable:
         return np.arange(len(self)) >= len(self.narrow)
 
     def filter(self, mask: Mask) -> MixedTable:
-        """The rows where the mask is true."""
         return MixedTable(self.narrow[mask[: len(self.narrow)]], self.wide[mask[len(self.narrow) :]])
 
     def column(self, slot: int) -> Floats:

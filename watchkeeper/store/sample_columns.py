@@ -44,8 +44,6 @@ class SeriesUnion:
 
 
 class UnionCache:
-    """Caches unions, so that a repeated query repeats no label work."""
-
     def __init__(self) -> None:
         self._unions: OrderedDict[tuple[SeriesSet, ...], SeriesUnion] = OrderedDict()
 

@@ -59,7 +59,6 @@ class ChunkCache:
                 self.used_bytes -= dropped.nbytes
 
     def drop_file(self, path: Path) -> None:
-        """Drop the chunks of a file that is not used any more."""
         with self._lock:
             for key in [key for key in self._chunks if key[0] == path]:
                 self.used_bytes -= self._chunks.pop(key).nbytes
@@ -146,7 +145,6 @@ class Block:
         return Columns(series, groups, times, values)
 
     def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[Pairs]:
-        """The label sets of matching series with samples in the time range."""
         return self.directory.labels.pairs_of(self._rows_in_range(matchers, start_ms, end_ms))
 
     def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> set[str]:
@@ -179,7 +177,6 @@ class Block:
 
     @property
     def largest_chunk_samples(self) -> int:
-        """The number of samples, or times, in the largest chunk."""
         *_, rows, slots = self.chunk_index.chunks
         return int((rows * slots).max(initial=0))
 

@@ -76,7 +76,6 @@ class BlockWriter:
                 self._add_rows(columns, rows[start : start + step], has_sample, length=length)
 
     def add_histograms(self, columns: Columns, find: Callable[[int], bytes | None]) -> None:
-        """Add the native histograms of these samples."""
         for mark in histograms.marks_in(columns.values) - self._histograms.keys():
             histogram = find(mark)
             if histogram is not None:
@@ -156,7 +155,6 @@ class BlockWriter:
         return self.path
 
     def abandon(self) -> None:
-        """Remove the unfinished file."""
         self._file.close()
         self._scratch.unlink(missing_ok=True)
 

@@ -61,7 +61,6 @@ def load_server(url_file: str) -> postgres.PostgresServer:
 
 
 def open_read_only(url_file: str) -> JournalConnection:
-    """A read-only connection to the server whose URL is in a file."""
     server = load_server(url_file)
     from watchkeeper.store.journal import postgres
 

@@ -2,7 +2,7 @@
 
 Every change is one transaction that appends an entry to the hash chain (see `chain.py`) and updates its rows, so a
 crash keeps both or neither. The hub owns one Journal and passes it to the incidents stage; web pages read from it. All
-SQL is in this module, `journal_file`, `journal_check`, `journal_search`, `postgres` and `election`; the statements here
+SQL is in this module, `journal_file`, `chain`, `journal_search`, `postgres` and `election`; the statements here
 work in both databases.
 """
 
@@ -34,7 +34,7 @@ from watchkeeper.model import (
     repairs,
     silences,
 )
-from watchkeeper.store.journal import chain, journal_check
+from watchkeeper.store.journal import chain
 from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.store.journal.connection import JournalConnection
 from watchkeeper.store.journal.journal_file import open_journal
@@ -221,7 +221,6 @@ class Journal:
         return self._load_rows(incidents.Incident, "incident", rows)
 
     def first_opened_at(self) -> datetime | None:
-        """When the oldest stored incident was opened."""
         first_opened = self._rows("SELECT MIN(opened_at) FROM incident")[0][0]
         return None if first_opened is None else wire.parse_time(first_opened)
 
@@ -268,7 +267,6 @@ class Journal:
         return self._load_one(actions.Plan, "plan", incident_id)
 
     def save_order(self, tracked: orders.TrackedOrder, *, at: datetime, actor: str, text: str) -> None:
-        """Store a work order: new, or with its receipt."""
         kind = "order" if tracked.receipt is None else "receipt"
         self._write("work_order", {tracked.order.id: wire.dumps(tracked)}, at=at, actor=actor, kind=kind, text=text)
 
@@ -285,7 +283,6 @@ class Journal:
         return self._select(orders.TrackedOrder, selection, wire.format_time(now), MAX_ROWS)
 
     def save_repair(self, repair: repairs.Repair, *, at: datetime, actor: str, text: str, kind: str) -> None:
-        """Store a repair, with an entry on the timeline of its incident."""
         fields = {"repair": repair.id, "state": repair.state, "step": repair.step, "node": repair.node.node}
         rows = {str(repair.id): wire.dumps(repair)}
         self._write("repair", rows, at=at, actor=actor, kind=kind, text=text, fields=fields, subject=repair.incident)
@@ -295,7 +292,6 @@ class Journal:
         return self._select(repairs.Repair, "repair WHERE is_alive = 1 ORDER BY seq LIMIT ?", MAX_ROWS)
 
     def latest_repairs(self, *, limit: int = 100) -> list[repairs.Repair]:
-        """Repairs, newest first."""
         return self._select(repairs.Repair, "repair ORDER BY seq DESC LIMIT ?", min(limit, MAX_ROWS))
 
     def repairs_at(self, node: fleet.Place, *, limit: int = 20) -> list[repairs.Repair]:
@@ -304,7 +300,6 @@ class Journal:
         return self._select(repairs.Repair, selection, node.node, node.cluster, limit)
 
     def repairs_of(self, incident_id: str, *, limit: int = 20) -> list[repairs.Repair]:
-        """Repairs of an incident, newest first."""
         return self._select(repairs.Repair, "repair WHERE incident = ? ORDER BY seq DESC LIMIT ?", incident_id, limit)
 
     def save_switch(self, switch: repairs.RepairSwitch, *, at: datetime, actor: str, text: str) -> None:
@@ -326,7 +321,6 @@ class Journal:
         return self._select(silences.Silence, selection, wire.format_time(after), MAX_ROWS)
 
     def save_notice(self, notice: notices.Notice, *, at: datetime, text: str) -> None:
-        """Store a notification, with an entry on the timeline of its incident."""
         kind = "notice" if notice.tries and notice.state is not notices.NoticeState.SENDING else NOTICE_STEP
         self._write("notice", {notice.id: wire.dumps(notice)}, at=at, text=text, subject=notice.incident, kind=kind)
 
@@ -380,7 +374,7 @@ class Journal:
             if not cut_row:
                 return 0
             body = {"text": f"Dropped the entries up to {cut}", "after": cut, "hash": cut_row[0][0]}
-            self.record(journal_check.CHECKPOINT, "journal", at=now, actor=HUB, body=body)
+            self.record(chain.CHECKPOINT, "journal", at=now, actor=HUB, body=body)
             dropped = self._connection.execute("DELETE FROM entry WHERE seq <= ?", (cut,)).rowcount
             now_text = wire.format_time(now)
             for rows, *values in (
@@ -399,7 +393,7 @@ class Journal:
     def verify(self) -> int | None:
         """The number of the first entry that was changed, or whose rows were; None if the journal is intact."""
         with self._translated_errors(), self._connection.snapshot():
-            return journal_check.first_invalid_entry(self._connection)
+            return chain.first_invalid_entry(self._connection)
 
     def _write(
         self,
@@ -415,7 +409,7 @@ class Journal:
     ) -> None:
         """Write an entry and its rows; the entry has their digests, so the hash chain covers them."""
         subject = subject or (next(iter(rows)) if table not in ("event", "alert") else table)
-        body = {**(fields or {}), "text": text, **journal_check.row_digests(rows)}
+        body = {**(fields or {}), "text": text, **chain.row_digests(rows)}
         with self.transaction():
             entry = self.record(kind or table, subject, at=at, actor=actor, body=body)
             self._connection.executemany(
@@ -476,7 +470,7 @@ class Journal:
 
     def _entry(self, row: tuple[Any, ...]) -> JournalEntry:
         try:
-            return journal_check.entry_of(row)
+            return chain.entry_of(row)
         except ValueError as error:
             raise StoreError(f"entry {row[0]} cannot be read: {quote(row)}", where=str(self.path)) from error
 

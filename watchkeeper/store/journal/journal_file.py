@@ -41,7 +41,6 @@ class FileConnection(sqlite3.Connection):
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """A read transaction: all reads inside have the same state."""
         self.execute("BEGIN")
         try:
             yield

@@ -16,7 +16,7 @@ from typing import Any
 
 from watchkeeper.errors import StoreError
 from watchkeeper.kit import wire
-from watchkeeper.store.journal import connection, journal_check, journal_file
+from watchkeeper.store.journal import chain, connection, journal_file
 from watchkeeper.store.journal.chain import JournalEntry
 from watchkeeper.store.journal.connection import JournalConnection
 
@@ -80,7 +80,7 @@ def search(location: JournalLocation, entry_filter: EntryFilter) -> EntryPage:
 def first_invalid_entry(location: JournalLocation) -> tuple[int | None, int]:
     """The number of the first invalid entry, None if all are valid; and how many were read."""
     with _open_reader(location) as reader, reader.snapshot():
-        invalid_seq = journal_check.first_invalid_entry(reader)
+        invalid_seq = chain.first_invalid_entry(reader)
         return invalid_seq, int(reader.execute("SELECT COUNT(*) FROM entry").fetchone()[0])
 
 
@@ -113,7 +113,7 @@ def _escape_like(word: str) -> str:
 
 def _entry(row: tuple[Any, ...], location: JournalLocation) -> JournalEntry:
     try:
-        return journal_check.entry_of(row)
+        return chain.entry_of(row)
     except ValueError as error:
         raise StoreError(f"entry {row[0]} cannot be read", where=str(location.path)) from error
 

@@ -51,8 +51,6 @@ Samples = tuple[Ints, Ints, Floats]
 
 @dataclass(slots=True)
 class PendingBatch:
-    """The samples and definitions between two syncs."""
-
     definitions: dict[int, label_sets.Labels] = field(default_factory=dict)
     scrapes: list[Scrape] = field(default_factory=list)
     samples: list[Samples] = field(default_factory=list)
@@ -128,7 +126,6 @@ class WriteAheadLog:
             self._drop_oldest()
 
     def sync(self) -> int:
-        """Write all pending samples to disk and return how many; StoreError if the write fails."""
         with self._writing:
             with self._lock:
                 batch, self._batch = self._batch, PendingBatch()
@@ -148,7 +145,6 @@ class WriteAheadLog:
             return list(self.segments)
 
     def remove_before(self, at_ms: int) -> None:
-        """Remove the segments with only older samples."""
         with self._writing:
             self.remove(
                 [segment for segment in self.segments if segment.newest_ms < at_ms and segment is not self._current]
@@ -166,7 +162,6 @@ class WriteAheadLog:
             self._close_segment()
 
     def _define(self, ids: Ints) -> None:
-        """Add the definitions of ids that this segment has not defined."""
         numbers = ids & NUMBER_MASK
         if len(numbers) and int(numbers.max()) >= len(self._defined_ids):
             self._defined_ids = grow_column(self._defined_ids, int(numbers.max()) + 1, fill=-1)

@@ -85,8 +85,6 @@ def read(path: Path, *, since_ms: int) -> Iterator[ReplayBatch | SegmentResult]:
 
 
 class _ReaderProcess:
-    """The reader process, in the hub."""
-
     def __init__(self, path: Path, max_pending_bytes: int) -> None:
         self.steps: Iterator[object] = iter(())
         self._socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

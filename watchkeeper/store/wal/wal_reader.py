@@ -21,8 +21,7 @@ from watchkeeper.store.rows import MixedTable, split_by_width
 from watchkeeper.store.series import UNKNOWN, Pairs
 from watchkeeper.store.wal import wal_records
 from watchkeeper.store.wal.wal import NUMBER_MASK, SUFFIX, Segment
-from watchkeeper.store.wal.wal_labels import SharedPairs
-from watchkeeper.store.wal.wal_records import Bytes, WalRecord
+from watchkeeper.store.wal.wal_records import Bytes, SharedPairs, WalRecord
 
 UNRESOLVED = -2
 # Slots of a layout that are buffered before they are passed on; four times as many for a small fleet, within
@@ -55,8 +54,6 @@ class ReplayScrapes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplaySamples:
-    """Single samples of any series at any times."""
-
     series: Ints
     times: Ints
     values: Floats
@@ -76,8 +73,6 @@ class ReplayBatch:
 
 @dataclass(slots=True)
 class SegmentResult:
-    """The result of reading one segment to its end."""
-
     segment: Segment
     # False for a file that is not a WAL segment of this version.
     is_ours: bool = True
@@ -126,8 +121,6 @@ class _ReadLayout:
 
 
 class _SegmentReader:
-    """Reads one segment into batches."""
-
     def __init__(self, label_sets: _LabelSetNumbers, result: SegmentResult, time_range: ReplayRange) -> None:
         self._label_sets, self._result, self._time_range = label_sets, result, time_range
         self.parts: list[ReplayScrapes | ReplaySamples] = []
@@ -157,7 +150,13 @@ class _SegmentReader:
         if record.definitions:
             self._define(record.definitions)
         for number, key, ids in record.layouts:
-            self._add_layout(_ReadLayout(number, key, np.array(ids, dtype=np.int64)))
+            layout = _ReadLayout(number, key, np.array(ids, dtype=np.int64))
+            self._layouts[layout.number] = layout
+            self._grow_numbers(int((layout.ids & NUMBER_MASK).max(initial=0)))
+            self._in_layout[layout.ids & NUMBER_MASK] = 1
+            self._grow_layouts(layout.number)
+            self._targets[layout.number] = self._target_numbers.setdefault(layout.key, len(self._target_numbers))
+            self._sizes[layout.number] = len(layout.ids)
         mask_offset = value_offset = 0
         for scrapes in self._split_rounds(record.scrapes):
             masked = int(((scrapes[4] + 7) // 8)[scrapes[2] == 0].sum())
@@ -218,14 +217,6 @@ class _SegmentReader:
         self._ids = grow_column(self._ids, number + 1, fill=UNKNOWN)
         self._label_numbers = grow_column(self._label_numbers, number + 1, fill=UNKNOWN)
         self._in_layout = grow_column(self._in_layout, number + 1, fill=0)
-
-    def _add_layout(self, layout: _ReadLayout) -> None:
-        self._layouts[layout.number] = layout
-        self._grow_numbers(int((layout.ids & NUMBER_MASK).max(initial=0)))
-        self._in_layout[layout.ids & NUMBER_MASK] = 1
-        self._grow_layouts(layout.number)
-        self._targets[layout.number] = self._target_numbers.setdefault(layout.key, len(self._target_numbers))
-        self._sizes[layout.number] = len(layout.ids)
 
     def _grow_layouts(self, number: int) -> None:
         if number < len(self._sizes):
@@ -390,23 +381,19 @@ def read(folder: Path, *, since_ms: int, until_ms: int = NEVER_MS) -> Iterator[R
         result = SegmentResult(Segment(path, bytes=path.stat().st_size))
         reader = _SegmentReader(label_sets, result, time_range)
         for record in wal_records.records(path, shared):
-            _add_to_reader(record, reader, result)
+            if isinstance(record, WalRecord):
+                reader.add_record(record)
+                result.segment.newest_ms = max(result.segment.newest_ms, wal_records.newest_sample_ms(record))
+            elif record.problem:
+                result.damages.append(record)
+                result.is_ours = result.is_ours and record.offset > 0
+                reader.mark_gap()
+            else:
+                result.torn_bytes += result.segment.bytes - record.offset
             yield from _batches(label_sets, reader)
         for _ in reader.drain():
             yield from _batches(label_sets, reader)
         yield result
-
-
-def _add_to_reader(record: WalRecord | Corruption, reader: _SegmentReader, result: SegmentResult) -> None:
-    if isinstance(record, WalRecord):
-        reader.add_record(record)
-        result.segment.newest_ms = max(result.segment.newest_ms, wal_records.newest_sample_ms(record))
-    elif record.problem:
-        result.damages.append(record)
-        result.is_ours = result.is_ours and record.offset > 0
-        reader.mark_gap()
-    else:
-        result.torn_bytes += result.segment.bytes - record.offset
 
 
 def _batches(label_sets: _LabelSetNumbers, reader: _SegmentReader) -> Iterator[ReplayBatch]:

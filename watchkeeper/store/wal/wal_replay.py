@@ -21,8 +21,6 @@ from watchkeeper.store.wal.wal_reader import ReplayBatch, ReplayScrapes, Segment
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What was replayed, and what was lost."""
-
     samples: int = 0
     segments: list[Segment] = field(default_factory=list)
     damages: list[Corruption] = field(default_factory=list)
@@ -32,13 +30,18 @@ class ReplayResult:
 
 
 def replay(log: Iterable[ReplayBatch | SegmentResult], head: Head) -> ReplayResult:
-    """Load all that was read from a WAL into the head."""
     result = ReplayResult()
     # The head's id of each label set so far; UNKNOWN if the head is full.
     ids = np.empty(0, dtype=np.int64)
     for item in log:
         if isinstance(item, SegmentResult):
-            _add_segment(item, head, result)
+            result.damages += item.damages
+            result.torn_bytes += item.torn_bytes
+            result.lost += item.lost
+            if item.histograms:
+                head.load_histograms(item.histograms, item.segment.newest_ms)
+            if item.is_ours:
+                result.segments.append(item.segment)
             continue
         if item.labels:
             new_ids = head.series_ids([label_sets.Labels.from_sorted_pairs(pairs) for pairs in item.labels])
@@ -59,13 +62,3 @@ def replay(log: Iterable[ReplayBatch | SegmentResult], head: Head) -> ReplayResu
             else:
                 head.load_samples(part_ids[has_id], part.times[has_id], part.values[has_id])
     return result
-
-
-def _add_segment(segment: SegmentResult, head: Head, result: ReplayResult) -> None:
-    result.damages += segment.damages
-    result.torn_bytes += segment.torn_bytes
-    result.lost += segment.lost
-    if segment.histograms:
-        head.load_histograms(segment.histograms, segment.segment.newest_ms)
-    if segment.is_ours:
-        result.segments.append(segment.segment)

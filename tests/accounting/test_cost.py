@@ -330,11 +330,6 @@ def test_the_run_rate_and_its_interval_judge_a_budget() -> None:
     ]  # fmt: skip
 
 
-def test_a_better_forecast_may_be_handed_in() -> None:
-    found = budgets.evaluate_teams({}, {"a": 5}, {}, days_left=3, forecast=lambda days, left: (left, None, None))
-    assert found[0].forecast == 8
-
-
 def test_a_fleet_of_half_a_day_has_a_run_rate_too() -> None:
     day = usage.UsageTable(0.0, DAY / 2, FLEET.keys, FLEET.amounts)
     found = budgets.report_month_budgets(cost.price_usage([day], BOOK), [day], ends=DAY / 2 + 10 * DAY)
@@ -366,7 +361,7 @@ def test_what_has_no_price_costs_an_unknown_amount_and_its_budget_is_unknown() -
         is None
     )
     assert report_files.to_csv(found).splitlines()[2].startswith("a,,,,0,,7,")
-    assert reading.read_answer(answers.CostBreakdown, wire.to_plain(found)).total.money == found["money"]
+    assert reading.read_answer(answers.CostReport, wire.to_plain(found)).total.money == found["money"]
     judged = {
         one["team"]: one
         for one in budgets.report_month_budgets(cost.price_usage([day], book), [day], ends=30 * DAY)["budgets"]

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 from watchkeeper.accounting import budgets, cost, ledger, time_ranges, usage_reader
 from watchkeeper.accounting.price_file import PriceFile
+from watchkeeper.catalogue import prices
 from watchkeeper.config import settings as config
 from watchkeeper.kit import own_metrics
 from watchkeeper.query import engine as engines
@@ -43,9 +44,8 @@ class BudgetWatch:
         at = now.timestamp()
         if self._updated_at is not None and 0 <= at - self._updated_at < UPDATE_INTERVAL_SECONDS:
             return
-        book = self._price_file.book()
-        team_budgets = self._evaluate_month(engine, now) if book.budgets else []
-        month = f"{now.astimezone(UTC):%Y-%m}"
+        month, book = f"{now.astimezone(UTC):%Y-%m}", self._price_file.book()
+        team_budgets = self._evaluate_month(engine, month, book, until=at) if book.budgets else []
         for gauge in (self._limit, self._spent, self._forecast):
             gauge.values.clear()
         for team_budget in team_budgets:
@@ -58,13 +58,13 @@ class BudgetWatch:
                 self._forecast.set(team_budget.forecast, team=team_budget.team, month=month)
         self._updated_at = at
 
-    def _evaluate_month(self, engine: engines.Engine, now: datetime) -> list[budgets.TeamBudget]:
-        start, end = time_ranges.month_range(f"{now.astimezone(UTC):%Y-%m}", ZONE)
-        usage_ledger, book, until = ledger.UsageLedger(self._folder), self._price_file.book(), now.timestamp()
-        month = cost.price_usage(
-            usage_reader.read_usage_periods(engine, usage_ledger, book.price_periods(start, until), by_job=False), book
-        )
+    def _evaluate_month(
+        self, engine: engines.Engine, month: str, book: prices.PriceBook, *, until: float
+    ) -> list[budgets.TeamBudget]:
+        start, end = time_ranges.month_range(month, ZONE)
         days = [(since, to) for _, since, to in time_ranges.split_days(start, until, ZONE)]
-        return budgets.evaluate_month(
-            month, usage_reader.read_usage_periods(engine, usage_ledger, days, by_job=False), ends=end
-        )[0]
+        of_month, of_days = (
+            usage_reader.read_usage_periods(engine, ledger.UsageLedger(self._folder), periods, by_job=False)
+            for periods in (book.price_periods(start, until), days)
+        )
+        return budgets.evaluate_month(cost.price_usage(of_month, book), of_days, ends=end)[0]

@@ -1,13 +1,13 @@
 """Monthly budgets: the cost so far, the forecast for the whole month, and whether it exceeds the budget.
 
-The default forecast is the mean cost of the full days so far, with an interval from the variation between days. A
-caller can pass another forecast function. `watchkeeper cost budget` fails if a budget is or will be exceeded.
+The forecast is the mean cost of the full days so far, with an interval from the variation between days.
+`watchkeeper cost budget` fails if a budget is or will be exceeded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -25,9 +25,6 @@ SHORTEST_DAY_HOURS = 22.9
 DAY_SECONDS = 86_400.0
 # A day is used for the forecast if at least 80 % of its GPU-hours are known.
 MIN_RECORDED_SHARE = 0.8
-
-# Takes the cost of each full day and the number of days left; returns the expected cost of the rest, its low and high.
-Forecast = Callable[[Sequence[float], float], tuple[float, float | None, float | None]]
 
 
 class BudgetState(StrEnum):
@@ -72,7 +69,6 @@ def evaluate_teams(
     limits: Mapping[str, float],
     *,
     days_left: float,
-    forecast: Forecast = forecast_run_rate,
 ) -> list[TeamBudget]:
     """Return every team with costs or a budget, the most severe state first."""
     team_budgets = []
@@ -82,61 +78,51 @@ def evaluate_teams(
             state = BudgetState.NO_BUDGET if limit is None else BudgetState.UNKNOWN
             team_budgets.append(TeamBudget(team, limit, None, None, None, None, state))
             continue
-        rest, low, high = forecast(daily.get(team, ()), days_left)
-        team_budgets.append(
-            TeamBudget(
-                team,
-                limit,
-                spent_so_far,
-                spent_so_far + rest,
-                None if low is None else spent_so_far + low,
-                None if high is None else spent_so_far + high,
-                _budget_state(limit, spent_so_far, spent_so_far + rest, None if high is None else spent_so_far + high),
-            )
+        rest, low, high = forecast_run_rate(daily.get(team, ()), days_left)
+        expected = spent_so_far + rest
+        lowest, highest = (
+            None if limit_of_rest is None else spent_so_far + limit_of_rest for limit_of_rest in (low, high)
         )
+        state = _budget_state(limit, spent_so_far, expected, highest)
+        team_budgets.append(TeamBudget(team, limit, spent_so_far, expected, lowest, highest, state))
     order = list(BudgetState)
-    return sorted(
-        team_budgets, key=lambda team_budget: (order.index(team_budget.state), -(team_budget.forecast or 0.0))
-    )
+    return sorted(team_budgets, key=lambda budget: (order.index(budget.state), -(budget.forecast or 0.0)))
 
 
-def report_month_budgets(
-    month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float, forecast: Forecast = forecast_run_rate
-) -> dict[str, Any]:
-    """Return `evaluate_month` as JSON."""
-    team_budgets, notes = evaluate_month(month, days, ends=ends, forecast=forecast)
+def report_month_budgets(month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float) -> dict[str, Any]:
+    team_budgets, notes = evaluate_month(month, days, ends=ends)
     return {"until": month.table.until, "budgets": wire.to_plain(team_budgets), "notes": notes}
 
 
 def evaluate_month(
-    month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float, forecast: Forecast = forecast_run_rate
+    month: cost.UsageBill, days: Sequence[usage.UsageTable], *, ends: float
 ) -> tuple[list[TeamBudget], list[str]]:
-    """Return the budgets by team of a month so far, and notes about them; `days` is the usage of each day.
-
-    `spent` comes from the report of the whole month, because shared cost that is split day by day has another sum.
-    """
+    """Return the budgets by team of a month so far, and notes about them; `days` is the usage of each day."""
+    # Not the sum of the days, because shared cost that is split day by day has another sum.
     report = cost.create_bill_report(month, ["team"])
     spent = _cost_by_team(report)
     recorded_days = [day for day in days if _recorded_share(day) > 0]
-    day_costs = [
-        _cost_by_team(cost.create_report(day, month.book, ["team"], policy=month.policy)) for day in recorded_days
+    # A hub that was down recorded no allocated hours.
+    full_days = [
+        day
+        for day in recorded_days
+        if day.recorded_hours >= SHORTEST_DAY_HOURS and _recorded_share(day) >= MIN_RECORDED_SHARE
     ]
-    full_days = [index for index, day in enumerate(recorded_days) if _is_full_day(day)]
     # A new fleet has no full day yet: its partial days are extrapolated to 24 hours.
-    scale = [1.0 if full_days else 24 / max(day.recorded_hours, 1 / 60) for day in recorded_days]
-    used_days = full_days or list(range(len(recorded_days)))
-    daily = {team: [(day_costs[index].get(team) or 0.0) * scale[index] for index in used_days] for team in spent}
+    day_costs = [
+        (
+            _cost_by_team(cost.create_report(day, month.book, ["team"], policy=month.policy)),
+            1.0 if full_days else 24 / max(day.recorded_hours, 1 / 60),
+        )
+        for day in full_days or recorded_days
+    ]
+    daily = {team: [(by_team.get(team) or 0.0) * scale for by_team, scale in day_costs] for team in spent}
     days_left = max(ends - month.table.until, 0.0) / DAY_SECONDS
-    return evaluate_teams(daily, spent, month.book.budgets, days_left=days_left, forecast=forecast), list(report.notes)
+    return evaluate_teams(daily, spent, month.book.budgets, days_left=days_left), list(report.notes)
 
 
 def _cost_by_team(report: cost.CostBreakdown) -> dict[str, float | None]:
     return {line.names[0]: line.known_money for line in report.lines if usage.UNOWNED not in line.names}
-
-
-def _is_full_day(day: usage.UsageTable) -> bool:
-    """Whether enough of the day is recorded for a forecast; a hub that was down recorded no allocated hours."""
-    return day.recorded_hours >= SHORTEST_DAY_HOURS and _recorded_share(day) >= MIN_RECORDED_SHARE
 
 
 def _recorded_share(day: usage.UsageTable) -> float:

@@ -1,13 +1,14 @@
 """Cost of usage: price a usage table with a price book, and split the cost of unallocated GPUs by a policy.
 
 Showback shows the cost of each owner's allocated hours, with separate lines for idle, lost and unknown GPUs and
-overhead. Chargeback splits those lines among the owners. In both cases the lines add up to the bill. Hours of GPUs
-without a price are listed, and are in no cost. `statement` and the command line show a `CostBreakdown`.
+overhead; chargeback splits those lines among the owners. In both cases the lines add up to the bill. Hours of GPUs
+without a price are listed, and are in no cost.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -115,6 +116,11 @@ class _GpuPrice:
     def display_name(self) -> str:
         return self.model or UNKNOWN_MODEL
 
+    @property
+    def full_name(self) -> str:
+        pool = f", pool {self.pool}" if self.pool else ""
+        return self.display_name + pool + (self.price.start_text if self.price is not None else "")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PricedRows:
@@ -160,15 +166,17 @@ def price_usage(
     # No cost is claimed before the first record, so no overhead either.
     overhead = book.overhead_per_month * table.recorded_hours / MONTH_HOURS
     shared, unsplit_overhead = _split_shared_cost(table, rows, overhead, policy=policy)
-    notes = [*table.notes, *book.problems, *_energy_notes(table, book)]
+    notes = [*table.notes, *book.problems]
+    is_own = prices.PriceKind.OWN in (book.kind, *(pool.kind for pool in book.pools.values()))
+    if is_own and book.power_per_kwh is None and table.amounts[:, usage.KWH].any():
+        notes.append("the price book has no power_per_kwh: energy of own hardware is not in any cost")
     if policy is not Policy.NONE and unsplit_overhead + rows.unallocated.sum() and not shared[~rows.is_unowned].any():
         notes.append(f"policy {policy}: no owner has hours to charge; the shared cost stays on a separate line")
     unmeasured = float(table.amounts[:, usage.UNMEASURED].sum())
     if policy is Policy.USE and unmeasured > MIN_HOURS:
         notes.append(f"{unmeasured:,.1f} allocated GPU-hours are unmeasured and get no share of the shared cost")
-    return UsageBill(
-        table, book, policy, rows, shared, unsplit_overhead, _list_shared_items(table, rows, overhead), tuple(notes)
-    )
+    shared_items = _list_shared_items(table, rows, overhead)
+    return UsageBill(table, book, policy, rows, shared, unsplit_overhead, shared_items, tuple(notes))
 
 
 def create_report(
@@ -192,17 +200,17 @@ def create_bill_report(
 ) -> CostBreakdown:
     """Report a bill by dimensions; `row_indexes` are the rows that match `filters`, if the caller has them."""
     table, rows = bill.table, bill.rows
-    selected = np.array(
-        summary.matching_rows(table, filters or {}) if row_indexes is None else row_indexes, dtype=np.int64
-    )
+    if row_indexes is None:
+        row_indexes = summary.matching_rows(table, filters or {})
+    selected = np.array(row_indexes, dtype=np.int64)
     lines = _sum_by_names(bill, by, selected)
     if bill.unsplit_overhead and not filters:
-        unowned_names = (usage.UNOWNED,) * len(by)
-        lines.setdefault(
-            unowned_names, CostRow(unowned_names, np.zeros(len(usage.PARTS)))
-        ).shared += bill.unsplit_overhead
+        names = (usage.UNOWNED,) * len(by)
+        lines.setdefault(names, CostRow(names, np.zeros(len(usage.PARTS)))).shared += bill.unsplit_overhead
     ordered = sorted(lines.values(), key=lambda line: (usage.UNOWNED in line.names, -line.money, line.names))
-    notes = [*bill.notes, *_price_notes(bill, selected)]
+    gpu_prices = [rows.gpu_prices[index] for index in np.unique(rows.price_index[selected]).tolist()]
+    unpriced_by_model = _sum_unpriced_hours(rows, selected)
+    notes = [*bill.notes, *_price_notes(bill.book, gpu_prices, unpriced_by_model)]
     if filters and len(table.keys) and not len(selected):
         notes.append(summary.no_match_note(filters))
     return CostBreakdown(
@@ -215,11 +223,11 @@ def create_bill_report(
         tuple(ordered),
         # In a showback, the lines of one owner contain no shared cost.
         {} if filters and bill.policy is Policy.NONE else bill.shared_items,
-        _sum_unpriced_hours(rows, selected),
+        unpriced_by_model,
         tuple(notes),
         sum(float(line.hours[usage.KWH]) for line in ordered),
         bill.book.pue,
-        _list_rates(rows, selected),
+        tuple(sorted({gpu.full_name: gpu.price for gpu in gpu_prices if gpu.price is not None}.items())),
     )
 
 
@@ -228,26 +236,10 @@ def limit_lines(cost_report: CostBreakdown, *, max_lines: int = summary.MAX_LINE
     kept, rest = cost_report.lines[: max_lines - 1], cost_report.lines[max_lines - 1 :]
     if len(rest) < 2:
         return cost_report
-    note = (
-        f"{len(rest):,} of {len(cost_report.lines):,} lines are combined into {summary.REST}; use --of to select fewer"
-    )
+    lengths = f"{len(rest):,} of {len(cost_report.lines):,} lines"
+    note = f"{lengths} are combined into {summary.REST}; use --of to select fewer"
     lines = (*kept, _sum_lines(rest, names=(summary.REST,) * len(cost_report.by)))
     return replace(cost_report, lines=lines, notes=(*cost_report.notes, note))
-
-
-def _select_prices(rows: _PricedRows, selected: Rows) -> list[_GpuPrice]:
-    return [rows.gpu_prices[index] for index in np.unique(rows.price_index[selected]).tolist()]
-
-
-def _list_rates(rows: _PricedRows, selected: Rows) -> tuple[tuple[str, prices.Price], ...]:
-    prices_by_name = {
-        gpu_price.display_name
-        + (f", pool {gpu_price.pool}" if gpu_price.pool else "")
-        + gpu_price.price.start_text: gpu_price.price
-        for gpu_price in _select_prices(rows, selected)
-        if gpu_price.price is not None
-    }
-    return tuple(sorted(prices_by_name.items()))
 
 
 def _price_rows(tables: Sequence[usage.UsageTable], table: usage.UsageTable, book: prices.PriceBook) -> _PricedRows:
@@ -258,17 +250,13 @@ def _price_rows(tables: Sequence[usage.UsageTable], table: usage.UsageTable, boo
     price_index = np.array(row_prices, dtype=np.int64)
     # The price of rented GPUs includes power; for own hardware it is charged separately.
     price_per_kwh = (book.power_per_kwh or 0.0) * (book.pue or 1.0)
-    energy_prices = [
-        price_per_kwh if gpu_price.price is not None and gpu_price.price.kind is prices.PriceKind.OWN else 0.0
-        for gpu_price in gpu_prices
-    ]
-    hourly_prices = np.array(
-        [0.0 if gpu_price.price is None else gpu_price.price.per_gpu_hour for gpu_price in gpu_prices]
-    )[price_index]
-    is_unpriced = np.array([gpu_price.price is None for gpu_price in gpu_prices], dtype=bool)[price_index]
+    rates = [gpu_price.price for gpu_price in gpu_prices]
+    is_own = [rate is not None and rate.kind is prices.PriceKind.OWN for rate in rates]
+    hourly_prices = np.array([0.0 if rate is None else rate.per_gpu_hour for rate in rates])[price_index]
+    is_unpriced = np.array([rate is None for rate in rates], dtype=bool)[price_index]
     is_unowned = np.array([key[TEAM] == usage.UNOWNED for key in table.keys], dtype=bool)
     amounts = table.amounts
-    energy = amounts[:, usage.KWH] * np.array(energy_prices)[price_index]
+    energy = amounts[:, usage.KWH] * np.where(is_own, price_per_kwh, 0.0)[price_index]
     unallocated_hours = amounts[:, [usage.IDLE, usage.LOST, usage.UNKNOWN]].sum(axis=1)
     return _PricedRows(
         gpu_prices,
@@ -309,76 +297,66 @@ def _sum_by_names(bill: UsageBill, by: Sequence[str], selected: Rows) -> dict[tu
     table, rows = bill.table, bill.rows
     dimension_indexes = [summary.dimension_index(name) for name in by]
     line_indexes: dict[tuple[str, ...], int] = {}
-    row_names = (
-        tuple(usage.display_value(table.keys[row][index]) for index in dimension_indexes) for row in selected.tolist()
-    )
-    row_lines = np.fromiter(
-        (line_indexes.setdefault(names, len(line_indexes)) for names in row_names), np.int64, count=len(selected)
-    )
+    keys = (table.keys[row] for row in selected.tolist())
+    row_names = (tuple(usage.display_value(key[index]) for index in dimension_indexes) for key in keys)
+    row_lines = np.array([line_indexes.setdefault(names, len(line_indexes)) for names in row_names], dtype=np.int64)
     hours = np.zeros((len(line_indexes), len(usage.PARTS)))
     np.add.at(hours, row_lines, table.amounts[selected])
     sums = [
         np.bincount(row_lines, column[selected], minlength=len(line_indexes)).tolist()
         for column in (rows.direct, rows.energy, bill.shared, rows.wasted, rows.unpriced)
     ]
-    return {
-        names: CostRow(names, hours[line], *(column[line] for column in sums)) for names, line in line_indexes.items()
-    }
+    pairs = line_indexes.items()
+    return {names: CostRow(names, hours[line], *(column[line] for column in sums)) for names, line in pairs}
 
 
 def _list_shared_items(table: usage.UsageTable, rows: _PricedRows, overhead: float) -> dict[str, float]:
     """The shared cost by item; unallocated hours of reserved GPUs are separate items."""
-    items: dict[str, float] = {}
-    columns = (("idle", usage.IDLE), ("lost", usage.LOST), ("unknown", usage.UNKNOWN))
+    items: dict[str, float] = defaultdict(float)
     for index, gpu_price in enumerate(rows.gpu_prices):
         if gpu_price.price is None:
             continue
         is_at_price = rows.price_index == index
         prefix = "reserved, " if gpu_price.price.kind is prices.PriceKind.RESERVED else ""
         unallocated = 0.0
-        for item, column in columns:
+        for item, column in (("idle", usage.IDLE), ("lost", usage.LOST), ("unknown", usage.UNKNOWN)):
             money = float(table.amounts[is_at_price, column].sum()) * gpu_price.price.per_gpu_hour
             unallocated += money
-            items[prefix + item] = items.get(prefix + item, 0.0) + money
-        items["energy of idle GPUs"] = (
-            items.get("energy of idle GPUs", 0.0) + float(rows.unallocated[is_at_price].sum()) - unallocated
-        )
+            items[prefix + item] += money
+        items["energy of idle GPUs"] += float(rows.unallocated[is_at_price].sum())
+        items["energy of idle GPUs"] -= unallocated
     items["overhead"] = overhead
     return {item: money for item, money in items.items() if abs(money) > MIN_MONEY}
 
 
 def _sum_unpriced_hours(rows: _PricedRows, selected: Rows) -> dict[str, float]:
     hours = np.bincount(rows.price_index[selected], rows.unpriced[selected], minlength=len(rows.gpu_prices)).tolist()
-    hours_by_model: dict[str, float] = {}
+    hours_by_model: dict[str, float] = defaultdict(float)
     for gpu_price, unpriced in zip(rows.gpu_prices, hours, strict=True):
         if unpriced > 0:
-            hours_by_model[gpu_price.display_name] = hours_by_model.get(gpu_price.display_name, 0.0) + unpriced
-    return hours_by_model
+            hours_by_model[gpu_price.display_name] += unpriced
+    return dict(hours_by_model)
 
 
-def _price_notes(bill: UsageBill, selected: Rows) -> list[str]:
+def _price_notes(
+    book: prices.PriceBook, gpu_prices: Sequence[_GpuPrice], unpriced_by_model: Mapping[str, float]
+) -> list[str]:
     alternatives: dict[str, str] = {}
     fallback_prices: dict[str, prices.Price] = {}
-    for gpu_price in _select_prices(bill.rows, selected):
-        if gpu_price.price is None and gpu_price.display_name not in alternatives:
-            available = bill.book.available_prices(gpu_price.model, gpu_price.pool)
-            alternatives[gpu_price.display_name] = f"; {available}" if available else ""
-        elif gpu_price.price is not None and gpu_price.price.source == prices.FALLBACK:
-            fallback_prices[gpu_price.display_name] = gpu_price.price
+    for gpu_price in gpu_prices:
+        name, price = gpu_price.display_name, gpu_price.price
+        if price is None and name not in alternatives:
+            available = book.available_prices(gpu_price.model, gpu_price.pool)
+            alternatives[name] = f"; {available}" if available else ""
+        elif price is not None and price.source == prices.FALLBACK:
+            fallback_prices[name] = price
     return [
         f"{hours:,.1f} GPU-hours of {model} have no price and are not in any cost{alternatives[model]}"
-        for model, hours in sorted(_sum_unpriced_hours(bill.rows, selected).items())
+        for model, hours in sorted(unpriced_by_model.items())
     ] + [
         f"{model} has no price in the price book: {price.source} = {price.per_gpu_hour:g} is used"
         for model, price in sorted(fallback_prices.items())
     ]
-
-
-def _energy_notes(table: usage.UsageTable, book: prices.PriceBook) -> list[str]:
-    is_own = book.kind is prices.PriceKind.OWN or any(pool.kind is prices.PriceKind.OWN for pool in book.pools.values())
-    if is_own and book.power_per_kwh is None and table.amounts[:, usage.KWH].any():
-        return ["the price book has no power_per_kwh: energy of own hardware is not in any cost"]
-    return []
 
 
 def report_as_json(cost_report: CostBreakdown) -> dict[str, object]:
@@ -399,7 +377,10 @@ def report_as_json(cost_report: CostBreakdown) -> dict[str, object]:
         "kwh": cost_report.kwh,
         "pue": cost_report.pue,
         "kwh_with_pue": None if cost_report.pue is None else cost_report.kwh * cost_report.pue,
-        "rates": [{"of": name, **_price_as_json(price)} for name, price in cost_report.rates],
+        "rates": [
+            {"of": name} | {part: getattr(price, part) for part in ("kind", "per_gpu_hour", "source", "checked")}
+            for name, price in cost_report.rates
+        ],
         "notes": list(cost_report.notes),
         "words": dict(usage.DEFINITIONS),
     }
@@ -411,28 +392,14 @@ def _sum_lines(lines: Sequence[CostRow], names: tuple[str, ...] = ()) -> CostRow
     return CostRow(names, hours, *(sum(getattr(line, part) for line in lines) for part in parts))
 
 
-def _price_as_json(price: prices.Price) -> dict[str, object]:
-    return {
-        "kind": price.kind.value,
-        "per_gpu_hour": price.per_gpu_hour,
-        "source": price.source,
-        "checked": price.checked,
-    }
-
-
 def _line_as_json(line: CostRow, by: Sequence[str]) -> dict[str, object]:
-    parts: dict[str, float | None] = {
-        "direct": line.direct,
-        "energy": line.energy,
-        "shared": line.shared,
-        "wasted_money": line.wasted,
-    }
-    if not line.has_price:
-        parts |= dict.fromkeys(("direct", "energy", "wasted_money"))
     return {
         **dict(zip(by, line.names, strict=True)),
         "money": line.known_money,
-        **parts,
+        "direct": line.direct if line.has_price else None,
+        "energy": line.energy if line.has_price else None,
+        "shared": line.shared,
+        "wasted_money": line.wasted if line.has_price else None,
         "unpriced_hours": line.unpriced_hours,
         "hours": summary.plain_amounts(line.hours),
     }

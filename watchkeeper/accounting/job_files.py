@@ -1,8 +1,7 @@
 """Read usage from a table of jobs (`sacct` output, or any CSV), without a hub.
 
-packs/usage_columns.csv or the caller maps columns to fields. A line that cannot be used is reported and counted. The
-first row of a duplicate job id is used, and each run of a job that Slurm requeued. A job without an end runs until the
-end of the window. All hours are unmeasured unless the table has a column of GPU activity.
+packs/usage_columns.csv or the caller maps columns to fields. A line that cannot be used is reported and counted; of
+duplicate job ids the first row is used. A job without an end runs until the end of the window.
 """
 
 from __future__ import annotations
@@ -46,6 +45,10 @@ class JobUsage:
     ended: float | None
     share: float | None = None
 
+    def is_disjoint(self, other: JobUsage) -> bool:
+        first, second = sorted((self, other), key=lambda job: job.started)
+        return first.ended is not None and first.ended <= second.started
+
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
@@ -70,12 +73,12 @@ class JobTable:
 @functools.cache
 def load_column_fields() -> Mapping[str, str]:
     """Map lower-case column names to fields, from packs/usage_columns.csv."""
-    return dict(pack.load("usage_columns.csv", _parse_column_row))
 
+    def read(cells: Mapping[str, str]) -> tuple[str, str]:
+        pack.required(cells["source"])
+        return pack.required(cells["column"]), pack.choice(cells["field"], FIELDS)
 
-def _parse_column_row(cells: Mapping[str, str]) -> tuple[str, str]:
-    pack.required(cells["source"])
-    return pack.required(cells["column"]), pack.choice(cells["field"], FIELDS)
+    return dict(pack.load("usage_columns.csv", read))
 
 
 @dataclass(slots=True)
@@ -102,9 +105,10 @@ def read_job_table(
     problems = table.Problems(where)
     rows = table.read_table(text, where=where, problems=problems)
     field_columns = _find_columns(rows.columns, column_overrides or {}, where=where)
-    options = _JobTableOptions(
-        zone, model, _find_full_activity(rows, field_columns.get("share")), _find_median_time(rows, field_columns, zone)
-    )
+    shares = [row.cells[field_columns["share"]] for row in rows.rows] if "share" in field_columns else []
+    is_percent = any(csv_text.NUMBER.fullmatch(cell) and float(cell) > MIN_PERCENT_ACTIVITY for cell in shares)
+    median_time = _find_median_time(rows, field_columns, zone)
+    options = _JobTableOptions(zone, model, 100.0 if is_percent else 1.0, median_time)
     jobs_by_identity: dict[tuple[str, ...], list[JobUsage]] = {}
     read_rows = len(rows.rows) + problems.counts.total()
     for row in rows.rows:
@@ -121,7 +125,7 @@ def read_job_table(
         identity = (values.get("cluster", ""), values.get("namespace", ""), id)
         earlier = jobs_by_identity.setdefault(identity, [])
         # Slurm gives a requeued job a row for each run; in any other table a second row is a mistake.
-        if earlier and not ("tres" in values and all(_is_disjoint(row_jobs[0], job) for job in earlier)):
+        if earlier and not ("tres" in values and all(row_jobs[0].is_disjoint(job) for job in earlier)):
             problems.add("duplicate job id", line, f"{quote(id)}: the first row is used")
             continue
         if earlier:
@@ -136,26 +140,13 @@ def read_job_table(
     return JobTable(all_jobs, len(jobs_by_identity), read_rows, problems, options.counts)
 
 
-def _is_disjoint(job: JobUsage, other: JobUsage) -> bool:
-    first, second = sorted((job, other), key=lambda job: job.started)
-    return first.ended is not None and first.ended <= second.started
-
-
-def _find_full_activity(rows: table.CsvTable, column: str | None) -> float:
-    cells = [row.cells[column] for row in rows.rows] if column is not None else []
-    return (
-        100.0 if any(csv_text.NUMBER.fullmatch(cell) and float(cell) > MIN_PERCENT_ACTIVITY for cell in cells) else 1.0
-    )
-
-
 def _find_median_time(rows: table.CsvTable, field_columns: Mapping[str, str], zone: ZoneInfo) -> float | None:
+    columns = [field_columns[name] for name in ("started", "ended") if name in field_columns]
     times = []
     for row in rows.rows[:: max(1, len(rows.rows) // SAMPLED_ROWS)]:
-        for name in ("started", "ended"):
+        for column in columns:
             with contextlib.suppress(ValueError):
-                times.append(
-                    table.parse_time(row.cells[field_columns[name]] if name in field_columns else "", zone=zone)
-                )
+                times.append(table.parse_time(row.cells[column], zone=zone))
     return table.median_time([at for at in times if at is not None])
 
 
@@ -170,13 +161,9 @@ def _find_columns(header: Sequence[str], overrides: Mapping[str, str], *, where:
         # The documentation uses column names such as `activity` and `id` for fields as well.
         field_name = load_column_fields().get(name, name)
         if field_name not in FIELDS or column not in header:
-            available = ", ".join(header[:20])
-            allowed = ", ".join(sorted(FIELDS))
-            raise CollectError(
-                f"--column {name[:40]}={column[:40]}: unknown field or column",
-                where=where,
-                remedy=f"Columns: {available}. Fields: {allowed}",
-            )
+            remedy = f"Columns: {', '.join(header[:20])}. Fields: {', '.join(sorted(FIELDS))}"
+            problem = f"--column {name[:40]}={column[:40]}: unknown field or column"
+            raise CollectError(problem, where=where, remedy=remedy)
         columns_by_field[field_name] = column
     if "started" not in columns_by_field or not {"gpus", "tres", "milli"} & set(columns_by_field):
         raise CollectError(
@@ -226,13 +213,14 @@ def _parse_row(values: Mapping[str, str], line: int, options: _JobTableOptions) 
     dimensions = {name: values.get(name, "") for name in usage.DIMENSIONS}
     dimensions["job"] = dimensions["job"] or f"line {line}"
     row_model = dimensions["model"]
+    row_share = None if share is None else share / options.full_activity
     return [
         JobUsage(
-            usage.make_key(**{**dimensions, "model": row_model or model or options.model}),
+            usage.make_key(**dimensions | {"model": row_model or model or options.model}),
             gpus,
             started,
             ended,
-            None if share is None else share / options.full_activity,
+            row_share,
         )
         for model, gpus in gpus_by_model.items()
     ]
@@ -279,35 +267,27 @@ def sum_job_hours(
     else:
         idle, idle_notes = _sum_idle_hours(job_table.jobs, capacity, since, until)
         notes += idle_notes
-        rows[unowned_key(model=model)] = np.array(
-            [idle if part == usage.IDLE else 0.0 for part in range(len(usage.PARTS))]
-        )
+        rows[unowned_key(model=model)] = idle * (np.arange(len(usage.PARTS)) == usage.IDLE)
     amounts = np.array(list(rows.values())) if rows else np.zeros((0, len(usage.PARTS)))
     return usage.UsageTable(since, until, tuple(rows), amounts, tuple(notes))
-
-
-def _allocated_over_time(jobs: Sequence[JobUsage], since: float, until: float) -> tuple[usage.Amounts, usage.Amounts]:
-    """Return the GPUs allocated at the same time and the hours, for each interval between two changes in a window."""
-    gpus = np.array([job.gpus for job in jobs])
-    starts = np.clip([job.started for job in jobs], since, until)
-    ends = np.clip([until if job.ended is None else job.ended for job in jobs], starts, until)
-    times, changes = np.concatenate([starts, ends]), np.concatenate([gpus, -gpus])
-    order = np.argsort(times, kind="stable")
-    allocated = np.concatenate([[0.0], np.cumsum(changes[order])])
-    return allocated, np.diff([since, *times[order], until]) / HOUR
 
 
 def _sum_idle_hours(jobs: Sequence[JobUsage], gpus: float, since: float, until: float) -> tuple[float, list[str]]:
     """Return the unallocated hours of `gpus` GPUs and notes.
 
-    They are summed interval by interval, so that the parts of a window add up to the whole.
+    They are summed interval by interval between two changes, so that the parts of a window add up to the whole.
     """
-    allocated, hours = _allocated_over_time(jobs, since, until)
+    counts = np.array([job.gpus for job in jobs])
+    starts = np.clip([job.started for job in jobs], since, until)
+    ends = np.clip([until if job.ended is None else job.ended for job in jobs], starts, until)
+    times, changes = np.concatenate([starts, ends]), np.concatenate([counts, -counts])
+    order = np.argsort(times, kind="stable")
+    allocated = np.concatenate([[0.0], np.cumsum(changes[order])])
+    hours = np.diff([since, *times[order], until]) / HOUR
     is_over_capacity = (allocated > gpus + MIN_GPUS) & (hours > 0)
     idle = float(np.clip(gpus - allocated, 0.0, None) @ hours)
     if not is_over_capacity.any():
         return idle, []
     peak, over_hours = allocated[is_over_capacity].max(), hours[is_over_capacity].sum()
-    return idle, [
-        f"jobs used up to {peak:,.6g} GPUs at once, but the capacity is {gpus:,g}: exceeded for {over_hours:,.1f} hours"
-    ]
+    at_once = f"jobs used up to {peak:,.6g} GPUs at once, but the capacity is {gpus:,g}"
+    return idle, [f"{at_once}: exceeded for {over_hours:,.1f} hours"]

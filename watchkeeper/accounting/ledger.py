@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from watchkeeper.kit import files
 DAY = 86_400.0
 # Increased when an earlier version could not read the files.
 FORMAT_VERSION = 1
-TABLE_NAMES = {False: "teams", True: "jobs"}
 
 
 class UsageLedger:
@@ -46,20 +45,20 @@ class UsageLedger:
         arrays: dict[str, Any] = {"form": np.array(FORMAT_VERSION)}
         for name, hours in (("teams", teams), ("jobs", jobs)):
             arrays |= _build_arrays(name, hours, day)
-        slots = [
-            (cluster, start, share)
-            for cluster, shares in sorted(teams.share.items())
-            for start, share in sorted(shares.items())
-            if day <= start < day + DAY
-        ]
-        arrays["slots"] = _encode_json([[cluster, start, share] for cluster, start, share in slots])
+        arrays["slots"] = _encode_json(
+            [
+                [cluster, start, share]
+                for cluster, shares in sorted(teams.share.items())
+                for start, share in sorted(shares.items())
+                if day <= start < day + DAY
+            ]
+        )
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **arrays)
         self._folder.mkdir(parents=True, exist_ok=True)
         files.write_atomically(self._path(day), buffer.getvalue())
 
     def days(self) -> list[float]:
-        """Return the start of each day in the ledger, sorted."""
         starts = []
         for path in self._folder.glob("????-??-??.npz"):
             try:
@@ -70,23 +69,18 @@ class UsageLedger:
 
     def add_to_tally(self, tally: UsageTally, *, by_job: bool) -> list[tuple[float, float]]:
         """Add the hours of the tally's window; return the time ranges that they cover."""
-        covered: list[tuple[float, float]] = []
-        for day in self.days():
-            if day < tally.until and day + DAY > tally.since:
-                covered += self._add_day(tally, day, TABLE_NAMES[by_job])
-        return covered
+        days = [day for day in self.days() if day < tally.until and day + DAY > tally.since]
+        return [covered for day in days for covered in self._add_day(tally, day, "jobs" if by_job else "teams")]
 
     def _add_day(self, tally: UsageTally, day: float, name: str) -> list[tuple[float, float]]:
         path = self._path(day)
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 if int(arrays["form"]) != FORMAT_VERSION:
-                    raise StoreError(
-                        f"has format {int(arrays['form'])}, this version reads {FORMAT_VERSION}", where=str(path)
-                    )
+                    problem = f"has format {int(arrays['form'])}, this version reads {FORMAT_VERSION}"
+                    raise StoreError(problem, where=str(path))
                 keys = self._decode_keys(arrays[f"{name}_keys"].tobytes())
-                is_whole = tally.since <= day and tally.until >= day + DAY
-                if is_whole:
+                if tally.since <= day and tally.until >= day + DAY:
                     tally.add(keys, arrays[f"{name}_sums"])
                 else:
                     starts = arrays[f"{name}_starts"]
@@ -94,11 +88,15 @@ class UsageLedger:
                     indexes = np.searchsorted(np.unique(starts), starts)
                     rows = arrays[f"{name}_amounts"].astype(np.float64) * weights[indexes, None]
                     tally.add([keys[index] for index in arrays[f"{name}_owners"].tolist()], rows)
-                return _add_slots(tally, _decode_json(arrays["slots"]), _decode_json(arrays["sizes"]))
+                shares = {(cluster, start): share for cluster, start, share in _decode_json(arrays["slots"])}
+                sizes = _decode_json(arrays["sizes"])
+                for cluster, start, size in sizes:
+                    share = shares.get((cluster, start), 1.0)
+                    tally.add_slot(cluster, UsageSlot(start, start + HOUR, share, size))
+                return [(start, start + HOUR) for _, start, _ in sizes]
         except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-            tally.notes.append(
-                f"cannot read the usage ledger of {path.stem} ({error}); recorded hours of the store are used"
-            )
+            problem = f"cannot read the usage ledger of {path.stem} ({error})"
+            tally.notes.append(f"{problem}; recorded hours of the store are used")
             return []
 
     def _decode_keys(self, text: bytes) -> list[usage.Key]:
@@ -122,38 +120,24 @@ def _build_arrays(name: str, hours: recorded_hours.RecordedHours, day: float) ->
     starts, amounts = hours.starts[is_in_day], hours.amounts[is_in_day]
     key_indexes: dict[usage.Key, int] = {}
     row_indexes = np.flatnonzero(is_in_day).tolist()
-    owners = np.array(
-        [key_indexes.setdefault(hours.keys[index], len(key_indexes)) for index in row_indexes], dtype=np.uint32
-    )
+    indexes = [key_indexes.setdefault(hours.keys[index], len(key_indexes)) for index in row_indexes]
     # Single precision is exact to 0.000006 % of each hour. Sums use the stored values, so that both agree.
     stored_amounts = amounts.astype(np.float32)
     unique_starts = np.unique(starts)
     weights = time_ranges.cover(unique_starts, HOUR, since=day - HOUR, until=day + DAY + HOUR)
     sums = np.zeros((len(key_indexes), len(usage.PARTS)))
-    np.add.at(
-        sums,
-        owners.astype(np.int64),
-        stored_amounts.astype(np.float64) * weights[np.searchsorted(unique_starts, starts), None],
-    )
+    exact_amounts = stored_amounts.astype(np.float64)
+    np.add.at(sums, indexes, exact_amounts * weights[np.searchsorted(unique_starts, starts), None])
+    owners = np.array(indexes, dtype=np.uint32)
     arrays = {
         f"{name}_keys": _encode_json(list(key_indexes)), f"{name}_starts": starts, f"{name}_owners": owners,
         f"{name}_amounts": stored_amounts, f"{name}_sums": sums,
     }  # fmt: skip
     if name == "teams":
-        slots, _, sizes = recorded_hours.sum_by_slot(
-            [hours.keys[index] for index in row_indexes], starts, stored_amounts.astype(np.float64)
-        )
+        keys = [hours.keys[index] for index in row_indexes]
+        slots, _, sizes = recorded_hours.sum_by_slot(keys, starts, exact_amounts)
         arrays["sizes"] = _encode_json([[*slot, size] for slot, size in zip(slots, sizes.tolist(), strict=True)])
     return arrays
-
-
-def _add_slots(tally: UsageTally, slots: Sequence[Any], sizes: Sequence[Any]) -> list[tuple[float, float]]:
-    shares = {(cluster, start): share for cluster, start, share in slots}
-    covered = []
-    for cluster, start, size in sizes:
-        tally.add_slot(cluster, UsageSlot(start, start + HOUR, shares.get((cluster, start), 1.0), size))
-        covered.append((start, start + HOUR))
-    return covered
 
 
 def _encode_json(value: Any) -> Any:

@@ -44,18 +44,14 @@ def create_statements(bill: cost.UsageBill, request: StatementRequest) -> Iterat
     for index in summary.matching_rows(bill.table, request.filters):
         rows.setdefault(usage.display_value(bill.table.keys[index][cost.TEAM]), []).append(index)
     rows.pop(usage.UNOWNED, None)
-    _check_teams(request, rows)
-    for team in request.teams or sorted(rows):
-        yield _create_statement(bill, request, team, rows.get(team, []))
-
-
-def _check_teams(request: StatementRequest, rows: Mapping[str, list[int]]) -> None:
     unknown_teams = [team for team in request.teams if team not in rows and team not in request.budgets]
     if unknown_teams or not rows:
         subject = f"no team `{unknown_teams[0][:60]}`" if unknown_teams else "no team"
         now = f"Teams that used GPUs: {', '.join(sorted(rows))[:200]}" if rows else None
         remedy = "Run `watchkeeper usage --from … --to …` to list usage"
         raise CollectError(f"{subject} used a GPU in {request.month}", now=now, remedy=remedy)
+    for team in request.teams or sorted(rows):
+        yield _create_statement(bill, request, team, rows.get(team, []))
 
 
 def _create_statement(bill: cost.UsageBill, request: StatementRequest, team: str, row_indexes: list[int]) -> Statement:

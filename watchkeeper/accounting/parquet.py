@@ -1,7 +1,7 @@
 """Encode a table as a Parquet file: one row group, required columns, PLAIN encoding, no compression.
 
 A report has some thousand rows, which does not justify a library of 40 MB. Every Parquet reader supports this subset
-(Apache Parquet 2.10, Encodings: PLAIN; the footer uses Thrift's compact protocol). `report_files` calls it.
+(Apache Parquet 2.10, Encodings: PLAIN; the footer uses Thrift's compact protocol).
 """
 
 from __future__ import annotations
@@ -61,48 +61,29 @@ def _encode_page(cells: Sequence[Cell], kind: int) -> bytes:
     else:
         # Required columns cannot have empty cells: NaN stands for an unknown number.
         content = struct.pack(f"<{len(cells)}d", *(math.nan if cell is None else float(cell) for cell in cells))
-    page_header = _struct({1: _i32(len(cells)), 2: _i32(PLAIN), 3: _i32(RLE), 4: _i32(RLE)})
-    size = _i32(len(content))
-    return _struct({1: _i32(DATA_PAGE), 2: size, 3: size, 5: page_header}).content + content
+    page_header = _struct(
+        {1: _number(I32, len(cells)), 2: _number(I32, PLAIN), 3: _number(I32, RLE), 4: _number(I32, RLE)}
+    )
+    size = _number(I32, len(content))
+    return _struct({1: _number(I32, DATA_PAGE), 2: size, 3: size, 5: page_header}).content + content
 
 
 def _encode_footer(chunks: Sequence[_ColumnChunk], rows: int) -> bytes:
-    root = _struct({4: _text("table"), 5: _i32(len(chunks))})
-    leaves = [_schema_element(chunk) for chunk in chunks]
-    columns = [_struct({2: _i64(chunk.offset), 3: _column_metadata(chunk, rows)}) for chunk in chunks]
+    schema = [_struct({4: _text("table"), 5: _number(I32, len(chunks))})]
+    columns = []
+    for chunk in chunks:
+        kind, length, offset = _number(I32, chunk.kind), _number(I64, chunk.length), _number(I64, chunk.offset)
+        element = {1: kind, 3: _number(I32, REQUIRED), 4: _text(chunk.name)}
+        schema.append(_struct(element | {6: _number(I32, UTF8)} if chunk.kind == BYTE_ARRAY else element))
+        encodings = _list(I32, [_number(I32, PLAIN), _number(I32, RLE)])
+        metadata = {1: kind, 2: encodings, 3: _list(BINARY, [_text(chunk.name)]), 4: _number(I32, UNCOMPRESSED)}
+        metadata |= {5: _number(I64, rows), 6: length, 7: length, 9: offset}
+        columns.append(_struct({2: offset, 3: _struct(metadata)}))
     total_bytes = sum(chunk.length for chunk in chunks)
-    group = _struct({1: _list(STRUCT, columns), 2: _i64(total_bytes), 3: _i64(rows)})
-    groups = [group] if rows else []
-    return _struct(
-        {
-            1: _i32(1),
-            2: _list(STRUCT, [root, *leaves]),
-            3: _i64(rows),
-            4: _list(STRUCT, groups),
-            6: _text(WRITER),
-        }
-    ).content
-
-
-def _schema_element(chunk: _ColumnChunk) -> _ThriftField:
-    element = {1: _i32(chunk.kind), 3: _i32(REQUIRED), 4: _text(chunk.name)}
-    return _struct(element | {6: _i32(UTF8)} if chunk.kind == BYTE_ARRAY else element)
-
-
-def _column_metadata(chunk: _ColumnChunk, rows: int) -> _ThriftField:
-    length = _i64(chunk.length)
-    return _struct(
-        {
-            1: _i32(chunk.kind),
-            2: _list(I32, [_i32(PLAIN), _i32(RLE)]),
-            3: _list(BINARY, [_text(chunk.name)]),
-            4: _i32(UNCOMPRESSED),
-            5: _i64(rows),
-            6: length,
-            7: length,
-            9: _i64(chunk.offset),
-        }
-    )
+    group = _struct({1: _list(STRUCT, columns), 2: _number(I64, total_bytes), 3: _number(I64, rows)})
+    groups = _list(STRUCT, [group] if rows else [])
+    footer = {1: _number(I32, 1), 2: _list(STRUCT, schema), 3: _number(I64, rows), 4: groups, 6: _text(WRITER)}
+    return _struct(footer).content
 
 
 def _struct(fields: Mapping[int, _ThriftField]) -> _ThriftField:
@@ -124,10 +105,6 @@ def _text(text: str) -> _ThriftField:
     return _ThriftField(BINARY, encode_varint(len(text.encode())) + text.encode())
 
 
-# Zigzag encoding doubles numbers from zero up.
-def _i32(number: int) -> _ThriftField:
-    return _ThriftField(I32, encode_varint(number * 2))
-
-
-def _i64(number: int) -> _ThriftField:
-    return _ThriftField(I64, encode_varint(number * 2))
+def _number(kind: int, number: int) -> _ThriftField:
+    # Zigzag encoding doubles numbers from zero up.
+    return _ThriftField(kind, encode_varint(number * 2))

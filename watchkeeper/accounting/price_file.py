@@ -32,12 +32,9 @@ class PriceFile:
             if self._cached is None or stamp is None or self._cached[0] != stamp:
                 if stamp is not None and stamp.size_bytes > MAX_BYTES:
                     raise PackError(f"{stamp.size_bytes:,} bytes; the limit is {MAX_BYTES:,}", where=str(self._path))
-                self._cached = (
-                    stamp,
-                    prices.read_book(self._path.read_text(encoding="utf-8-sig"), where=self._path.name),
-                )
+                text = self._path.read_text(encoding="utf-8-sig")
+                self._cached = stamp, prices.read_book(text, where=self._path.name)
             return self._cached[1]
         except (OSError, UnicodeDecodeError) as error:
-            raise PackError(
-                f"cannot read the price book: {self._path}: {error_reason(error)}", where="[cost] prices"
-            ) from error
+            problem = f"cannot read the price book: {self._path}: {error_reason(error)}"
+            raise PackError(problem, where="[cost] prices") from error

@@ -1,7 +1,7 @@
 """Read usage from an engine: hours recorded by packs/rules/usage-hours.yaml, and minutes where no hour exists yet.
 
-It works with the embedded engine and with Prometheus, because it reads only recorded series. `read_hours` also feeds
-the ledger. An hourly sample covers the hour before it; a minute sample covers the minute that it starts.
+It works with the embedded engine and with Prometheus, because it reads only recorded series. An hourly sample covers
+the hour before it; a minute sample covers the minute that it starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from watchkeeper.accounting import time_ranges, usage
 from watchkeeper.accounting.tally import HOUR, UsageSlot, UsageTally
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.engine import Engine, QueryResult
+from watchkeeper.query.engine import Engine
 
 MINUTE = 60.0
 TEAM_HOURS = ("watchkeeper:team_gpu_hours:sum",)
@@ -58,7 +58,9 @@ def read_hours(engine: Engine, since: float, until: float, *, by_job: bool) -> R
     shares: dict[str, dict[float, float]] = {}
     gpus: dict[tuple[str, float], float] = {}
     parts = []
-    for start, end in _chunks(since, until):
+    # The previous hour can overlap the window if recorded hours do not start on the full hour.
+    for start in np.arange(since // HOUR * HOUR - HOUR, until, CHUNK_SECONDS).tolist():
+        end = min(start + CHUNK_SECONDS, until)
         for labels, times, values in _read_samples(engine, RECORDED_MINUTES_METRIC, start, end=end):
             cluster_shares = shares.setdefault(labels.get("cluster", ""), {})
             cluster_shares.update(zip(times.tolist(), np.minimum(values / 60, 1.0).tolist(), strict=True))
@@ -72,9 +74,8 @@ def read_hours(engine: Engine, since: float, until: float, *, by_job: bool) -> R
         return RecordedHours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), shares)
     starts, keys, amounts = zip(*parts, strict=True)
     owners = [key for part_keys in keys for key in part_keys]
-    return _scale_to_recorded(
-        _drop_incomplete_hours(RecordedHours(np.concatenate(starts), owners, np.concatenate(amounts), shares)), gpus
-    )
+    recorded = RecordedHours(np.concatenate(starts), owners, np.concatenate(amounts), shares)
+    return _scale_to_recorded(_drop_incomplete_hours(recorded), gpus)
 
 
 def sum_hours_from_minutes(engine: Engine, starts: Sequence[float], *, by_job: bool) -> RecordedHours:
@@ -84,14 +85,16 @@ def sum_hours_from_minutes(engine: Engine, starts: Sequence[float], *, by_job: b
     for start in starts:
         keys, amounts, minutes = _sum_minutes(engine, (start, start + HOUR))
         if not by_job:
-            keys = [_team_key(key) for key in keys]
+            keys = [
+                tuple("" if name in JOB_DIMENSIONS and value != usage.UNOWNED else value for name, value in labelled)
+                for labelled in (zip(usage.DIMENSIONS, key, strict=True) for key in keys)
+            ]
         rows += [(start, key, row) for key, row in zip(keys, amounts, strict=True)]
         for cluster, times in minutes.items():
             shares.setdefault(cluster, {})[start] = min(len(times) / 60, 1.0)
     amounts = np.array([row for _, _, row in rows]) if rows else np.zeros((0, len(usage.PARTS)))
-    return _scale_to_recorded(
-        RecordedHours(np.array([at for at, _, _ in rows]), [key for _, key, _ in rows], amounts, shares), {}
-    )
+    hour_starts = np.array([at for at, _, _ in rows])
+    return _scale_to_recorded(RecordedHours(hour_starts, [key for _, key, _ in rows], amounts, shares), {})
 
 
 def join_hours(first: RecordedHours, second: RecordedHours) -> RecordedHours:
@@ -101,13 +104,6 @@ def join_hours(first: RecordedHours, second: RecordedHours) -> RecordedHours:
     }
     starts = np.concatenate([first.starts, second.starts])
     return RecordedHours(starts, [*first.keys, *second.keys], np.concatenate([first.amounts, second.amounts]), shares)
-
-
-def _team_key(key: usage.Key) -> usage.Key:
-    return tuple(
-        "" if name in JOB_DIMENSIONS and value != usage.UNOWNED else value
-        for name, value in zip(usage.DIMENSIONS, key, strict=True)
-    )
 
 
 def _drop_incomplete_hours(recorded: RecordedHours) -> RecordedHours:
@@ -146,9 +142,7 @@ def sum_by_slot(
     """Return the distinct (cluster, hour) slots of some rows, the slot index of each row, and the GPU-hours by slot."""
     slot_indexes: dict[tuple[str, float], int] = {}
     pairs = ((key[0], start) for key, start in zip(keys, starts.tolist(), strict=True))
-    row_slots = np.fromiter(
-        (slot_indexes.setdefault(slot, len(slot_indexes)) for slot in pairs), dtype=np.int64, count=len(keys)
-    )
+    row_slots = np.array([slot_indexes.setdefault(slot, len(slot_indexes)) for slot in pairs], dtype=np.int64)
     sizes = np.zeros(len(slot_indexes))
     np.add.at(sizes, row_slots, amounts[:, STATE_COLUMNS].sum(axis=1))
     return list(slot_indexes), row_slots, sizes
@@ -254,19 +248,10 @@ def _read_samples(
 ) -> Iterator[tuple[Labels, time_ranges.Seconds, time_ranges.Seconds]]:
     """Read hourly series with the start of each hour; a sample at 11:00 is the hour from 10:00."""
     seconds = round(end - since + 2 * HOUR)
-    result: QueryResult = engine.instant(f"{name}[{seconds}s]", round((end + HOUR) * 1000))
-    for labels, times, values in result.frame.rows():
+    for labels, times, values in engine.instant(f"{name}[{seconds}s]", round((end + HOUR) * 1000)).frame.rows():
         starts = time_ranges.snap(times / 1000, HOUR) - HOUR
         is_inside = (starts >= since) & (starts < end)
         # Two samples of one hour come from two hubs; the later one covers more.
         is_last = np.append(starts[1:] != starts[:-1], True) if len(starts) else is_inside
         if (is_inside & is_last).any():
             yield labels, starts[is_inside & is_last], values[is_inside & is_last]
-
-
-def _chunks(since: float, until: float) -> Iterator[tuple[float, float]]:
-    # The previous hour can overlap the window if recorded hours do not start on the full hour.
-    start = since // HOUR * HOUR - HOUR
-    while start < until:
-        yield start, min(start + CHUNK_SECONDS, until)
-        start += CHUNK_SECONDS

@@ -30,33 +30,28 @@ def escape_cell(text: str) -> str:
 
 def flatten_report(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the lines of a usage or cost report and their total as flat rows, names first."""
+
+    def flatten(line: Mapping[str, Any]) -> dict[str, Any]:
+        cells = {name: value for name, value in line.items() if not isinstance(value, Mapping)}
+        hours = line.get("hours", {})
+        return cells | {name if name == "kwh" else f"{name}_hours": value for name, value in hours.items()}
+
     labels = {name: TOTAL if at == 0 else "" for at, name in enumerate(report["by"])}
-    return [*(_flatten_line(line) for line in report["lines"]), labels | _flatten_line(report["total"])]
-
-
-def _flatten_line(line: Mapping[str, Any]) -> dict[str, Any]:
-    cells = {name: value for name, value in line.items() if not isinstance(value, Mapping)}
-    hours = line.get("hours", {})
-    return cells | {name if name == "kwh" else f"{name}_hours": value for name, value in hours.items()}
+    return [*map(flatten, report["lines"]), labels | flatten(report["total"])]
 
 
 def to_csv(report: Mapping[str, Any]) -> str:
-    report_rows = flatten_report(report)
+    def format_cell(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:.6f}".rstrip("0").rstrip(".") or "0"
+        return "" if value is None else escape_cell(str(value))
+
+    rows = flatten_report(report)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    columns = list(report_rows[0])
-    writer.writerow([escape_cell(name) for name in columns])
-    for line in report_rows:
-        writer.writerow([_cell(line.get(name, "")) for name in columns])
+    writer.writerow(map(escape_cell, rows[0]))
+    writer.writerows([format_cell(line.get(name, "")) for name in rows[0]] for line in rows)
     return buffer.getvalue()
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6f}".rstrip("0").rstrip(".") or "0"
-    return escape_cell(str(value))
 
 
 def to_parquet(report: Mapping[str, Any]) -> bytes:

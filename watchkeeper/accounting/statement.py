@@ -36,20 +36,21 @@ class StatementPage:
 def render_statement(page: StatementPage) -> str:
     style = (resources.files("watchkeeper.packs") / "statement.css").read_text(encoding="utf-8")
     report = page.report
-    since, until = (_format_time(report[name], page.zone) for name in ("since", "until"))
+    since, until = (f"{datetime.fromtimestamp(report[name], page.zone):%Y-%m-%d %H:%M}" for name in ("since", "until"))
+    definitions = "".join(
+        f"<div><dt>{_escape(term)}</dt><dd>{_escape(text)}</dd></div>" for term, text in usage.DEFINITIONS.items()
+    )
+    notes = "".join(f"<li>{_escape(note)}</li>" for note in report["notes"])
     body = [
         f"<header><h1>{_escape(page.title)}</h1><p>{since} to {until}, {_escape(str(page.zone))}</p></header>",
         _render_figures(page),
         _render_table(f"By {', '.join(report['by'])}", report),
-    ]
-    if page.jobs is not None:
-        body.append(_render_table("Jobs in this statement", page.jobs))
-    body += [
+        "" if page.jobs is None else _render_table("Jobs in this statement", page.jobs),
         _render_waste(page),
         _render_shared_cost(report),
         _render_prices(report),
-        _render_notes(report),
-        _render_definitions(),
+        f"<section><h2>Notes</h2><ul>{notes}</ul></section>" if notes else "",
+        f'<section><h2>Definitions</h2><dl class="words">{definitions}</dl></section>',
     ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_escape(page.title)}</title>'
@@ -59,31 +60,25 @@ def render_statement(page: StatementPage) -> str:
 
 
 def _render_figures(page: StatementPage) -> str:
-    report = page.report
-    hours = [line["hours"] for line in report["lines"]]
-    allocated = sum(line_hours["allocated"] for line_hours in hours)
-    used, wasted = (sum(line_hours[name] for line_hours in hours) for name in ("used", "wasted"))
-    unmeasured = sum(line_hours["unmeasured"] for line_hours in hours)
+    report, currency = page.report, page.report["currency"]
+    allocated, used, wasted, unmeasured = (
+        sum(line["hours"][name] for line in report["lines"]) for name in ("allocated", "used", "wasted", "unmeasured")
+    )
     measured = allocated - unmeasured
+    # A table of jobs has no energy, and a GPU always uses some: zero means not measured.
+    energy = f"{report['kwh']:,.1f} kWh" + (f" × PUE {report['pue']:g}" if report["pue"] else "")
     figures = [
-        ("cost", report_files.format_money(report["money"], report["currency"])),
+        ("cost", report_files.format_money(report["money"], currency)),
         ("allocated", f"{allocated:,.1f} GPU-hours"),
         ("used", f"{used:,.1f} GPU-hours" + (f" ({used / measured:.0%})" if measured > 0 else "")),
         ("wasted", f"{wasted:,.1f} GPU-hours"),
-        ("energy", _format_energy(report)),
+        ("energy", energy if report["kwh"] else "not measured"),
     ]
     if page.budget is not None and page.budget["budget"] is not None:
-        figures.append(("budget this month", report_files.format_money(page.budget["budget"], report["currency"])))
-        figures.append(("forecast for the month", _format_forecast(page.budget, report["currency"])))
+        figures.append(("budget this month", report_files.format_money(page.budget["budget"], currency)))
+        figures.append(("forecast for the month", _format_forecast(page.budget, currency)))
     cells = "".join(f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>" for name, value in figures)
     return f'<dl class="figures">{cells}</dl>'
-
-
-def _format_energy(report: Mapping[str, Any]) -> str:
-    """Format the energy; zero means not measured, because a table of jobs has no energy and a GPU always uses some."""
-    if not report["kwh"]:
-        return "not measured"
-    return f"{report['kwh']:,.1f} kWh" + (f" × PUE {report['pue']:g}" if report["pue"] else "")
 
 
 def _format_forecast(budget: Mapping[str, Any], currency: str) -> str:
@@ -100,10 +95,16 @@ def _render_table(title: str, report: Mapping[str, Any]) -> str:
     column_titles = [name.replace("kwh", "kWh") for name in columns]
     head += "".join(f'<th class="n">{name}</th>' for name in [*column_titles, "shared", "cost"])
     rows = [_render_row([line[name] for name in names], line, columns) for line in lines[:MAX_ROWS]]
-    rest = lines[MAX_ROWS:]
+    empty_cells, rest = [""] * (len(names) - 1), lines[MAX_ROWS:]
     if rest:
-        rows.append(_render_row([f"{len(rest)} more", *[""] * (len(names) - 1)], _sum_lines(rest), columns))
-    foot = _render_row(["total", *[""] * (len(names) - 1)], report["total"], columns)
+        amounts = [line["money"] for line in rest if line["money"] is not None]
+        total = {
+            "money": sum(amounts) if amounts else None,
+            "shared": sum(line["shared"] for line in rest),
+            "hours": {name: sum(line["hours"][name] for line in rest) for name in COLUMNS},
+        }
+        rows.append(_render_row([f"{len(rest)} more", *empty_cells], total, columns))
+    foot = _render_row(["total", *empty_cells], report["total"], columns)
     return (
         f"<section><h2>{_escape(title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
         f"<tfoot>{foot}</tfoot></table><p>Hours are GPU-hours; money is in {_escape(report['currency'])}.</p></section>"
@@ -111,21 +112,10 @@ def _render_table(title: str, report: Mapping[str, Any]) -> str:
 
 
 def _render_row(names: Sequence[str], line: Mapping[str, Any], columns: Sequence[str]) -> str:
-    cells = "".join(f"<td>{_escape(name)}</td>" for name in names)
-    hours = line["hours"]
-    numbers = [f"{hours[name]:,.1f}" for name in columns]
-    numbers += [report_files.format_money(line["shared"]), report_files.format_money(line["money"])]
-    cells += "".join(f'<td class="n">{number}</td>' for number in numbers)
-    return f"<tr>{cells}</tr>"
-
-
-def _sum_lines(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    amounts = [line["money"] for line in lines if line["money"] is not None]
-    return {
-        "money": sum(amounts) if amounts else None,
-        "shared": sum(line["shared"] for line in lines),
-        "hours": {name: sum(line["hours"][name] for line in lines) for name in ("total", *COLUMNS)},
-    }
+    numbers = [f"{line['hours'][name]:,.1f}" for name in columns]
+    numbers += [report_files.format_money(line[name]) for name in ("shared", "money")]
+    cells = [f"<td>{_escape(name)}</td>" for name in names] + [f'<td class="n">{number}</td>' for number in numbers]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _render_waste(page: StatementPage) -> str:
@@ -138,10 +128,8 @@ def _render_waste(page: StatementPage) -> str:
         for wasted in page.waste
     )
     head = '<th>team</th><th>user</th><th>job</th><th class="n">wasted</th><th class="n">money</th>'
-    return (
-        "<section><h2>Allocated and idle</h2>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>"
-    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<section><h2>Allocated and idle</h2>{table}</section>"
 
 
 def _render_shared_cost(report: Mapping[str, Any]) -> str:
@@ -156,36 +144,17 @@ def _render_shared_cost(report: Mapping[str, Any]) -> str:
 
 
 def _render_prices(report: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f'<tr><td>{_escape(rate["of"])}</td><td class="w">{_escape(rate["kind"].replace("_", " "))}</td>'
-        f'<td class="n">{rate["per_gpu_hour"]:,.2f}</td><td>{_escape(_format_source(rate))}</td></tr>'
-        for rate in report["rates"]
-    )
+    rows = ""
+    for rate in report["rates"]:
+        source = f"{rate['source']} (checked {rate['checked']})" if rate["checked"] else str(rate["source"])
+        rows += (
+            f'<tr><td>{_escape(rate["of"])}</td><td class="w">{_escape(rate["kind"].replace("_", " "))}</td>'
+            f'<td class="n">{rate["per_gpu_hour"]:,.2f}</td><td>{_escape(source)}</td></tr>'
+        )
     if not rows:
         return ""
     head = '<th>GPU</th><th>pricing</th><th class="n">per hour</th><th>source</th>'
     return f"<section><h2>Prices</h2><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>"
-
-
-def _format_source(rate: Mapping[str, Any]) -> str:
-    return f"{rate['source']} (checked {rate['checked']})" if rate["checked"] else str(rate["source"])
-
-
-def _render_notes(report: Mapping[str, Any]) -> str:
-    listed = "".join(f"<li>{_escape(note)}</li>" for note in report["notes"])
-    return f"<section><h2>Notes</h2><ul>{listed}</ul></section>" if listed else ""
-
-
-def _render_definitions() -> str:
-    listed = "".join(
-        f"<div><dt>{_escape(term)}</dt><dd>{_escape(definition)}</dd></div>"
-        for term, definition in usage.DEFINITIONS.items()
-    )
-    return f'<section><h2>Definitions</h2><dl class="words">{listed}</dl></section>'
-
-
-def _format_time(at: float, zone: ZoneInfo) -> str:
-    return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M}"
 
 
 def _escape(value: str) -> str:

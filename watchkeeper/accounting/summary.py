@@ -1,13 +1,13 @@
 """Sum a usage table into lines by team, job, node or another dimension, and their total.
 
-Filters such as `team=vision` select rows; unallocated hours then drop out, because they have no owner. The CLI and the
-API show these lines; `cost` prices the same table.
+Filters such as `team=vision` select rows; unallocated hours then drop out, because they have no owner.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,20 +36,14 @@ def plain_amounts(amounts: usage.Amounts) -> dict[str, float]:
 def usage_lines(table: usage.UsageTable, by: Sequence[str], *, max_lines: int = MAX_LINES) -> list[UsageRow]:
     """Return one line for each combination of the dimensions, the largest first, unowned hours last."""
     dimension_indexes = [dimension_index(name) for name in by]
-    sums: dict[tuple[str, ...], usage.Amounts] = {}
+    by_values, by_names = (
+        defaultdict[tuple[str, ...], usage.Amounts](lambda: np.zeros(len(usage.PARTS))) for _ in range(2)
+    )
     for key, row in zip(table.keys, table.amounts, strict=True):
-        names = tuple(key[index] for index in dimension_indexes)
-        line_amounts = sums.get(names)
-        if line_amounts is None:
-            line_amounts = sums[names] = np.zeros(len(usage.PARTS))
-        line_amounts += row
-    amounts_by_names: dict[tuple[str, ...], usage.Amounts] = {}
-    for names, row in sums.items():
-        display_names = tuple(usage.display_value(name) for name in names)
-        amounts_by_names[display_names] = (
-            amounts_by_names[display_names] + row if display_names in amounts_by_names else row
-        )
-    lines = [UsageRow(names, row) for names, row in amounts_by_names.items()]
+        by_values[tuple(key[index] for index in dimension_indexes)] += row
+    for values, row in by_values.items():
+        by_names[tuple(map(usage.display_value, values))] += row
+    lines = [UsageRow(names, row) for names, row in by_names.items()]
     lines.sort(key=lambda line: (usage.UNOWNED in line.names, -float(line.amounts[usage.ALLOCATED]), line.names))
     if len(lines) > max_lines:
         rest = np.sum([line.amounts for line in lines[max_lines - 1 :]], axis=0)
@@ -64,26 +58,17 @@ def total(table: usage.UsageTable) -> usage.Amounts:
 
 def matching_rows(table: usage.UsageTable, filters: Mapping[str, str]) -> list[int]:
     """Return the indexes of rows that match all filters; the value `unmapped` matches an unknown value."""
-    if not filters:
-        return list(range(len(table.keys)))
-    values_by_index = {dimension_index(name): value for name, value in filters.items()}
+    values = [(dimension_index(name), value) for name, value in filters.items()]
     return [
         row
         for row, key in enumerate(table.keys)
-        if all(usage.display_value(key[index]) == value for index, value in values_by_index.items())
+        if all(usage.display_value(key[index]) == value for index, value in values)
     ]
 
 
 def filter_table(table: usage.UsageTable, filters: Mapping[str, str]) -> usage.UsageTable:
-    row_indexes = matching_rows(table, filters)
-    return usage.UsageTable(
-        table.since,
-        table.until,
-        tuple(table.keys[at] for at in row_indexes),
-        table.amounts[row_indexes],
-        table.notes,
-        table.first,
-    )
+    indexes = matching_rows(table, filters)
+    return replace(table, keys=tuple(table.keys[at] for at in indexes), amounts=table.amounts[indexes])
 
 
 def no_match_note(filters: Mapping[str, str]) -> str:
@@ -120,9 +105,7 @@ def usage_report(
 def _measurement_notes(amounts: usage.Amounts) -> Iterable[str]:
     if amounts[usage.USED_BY_UTIL] > 0:
         share = amounts[usage.USED_BY_UTIL] / amounts[usage.USED] if amounts[usage.USED] else 1.0
-        yield (
-            f"{share:.0%} of the used hours is based on GPU_UTIL, which counts any kernel: those GPUs export no "
-            "profiling metric"
-        )
+        based = f"{share:.0%} of the used hours is based on GPU_UTIL, which counts any kernel"
+        yield f"{based}: those GPUs export no profiling metric"
     if amounts[usage.UNMEASURED] > 0:
         yield f"{amounts[usage.UNMEASURED]:,.1f} allocated GPU-hours are unmeasured: neither used nor wasted"

@@ -1,8 +1,7 @@
 """Sum time slots of usage into a table, and add the unknown hours.
 
-`recorded_hours` and `ledger` add slots; `build_table` returns the sums of a window. A cluster counts from its first
-slot on: unrecorded minutes and missing slots count as unknown, with the number of GPUs that the cluster had when it was
-last recorded. The time before the first slot is excluded, with a note.
+A cluster counts from its first slot on: unrecorded minutes and missing slots count as unknown, with the number of GPUs
+that the cluster had when it was last recorded. The time before the first slot is excluded, with a note.
 """
 
 from __future__ import annotations
@@ -53,10 +52,8 @@ class UsageTally:
     _slots: dict[str, list[UsageSlot]] = field(default_factory=dict)
 
     def add(self, keys: Sequence[usage.Key], amounts: usage.Amounts) -> None:
-        key_indexes = self._key_indexes
-        row_keys = np.fromiter(
-            (key_indexes.setdefault(key, len(key_indexes)) for key in keys), dtype=np.int64, count=len(keys)
-        )
+        indexes = self._key_indexes
+        row_keys = np.array([indexes.setdefault(key, len(indexes)) for key in keys], dtype=np.int64)
         self._row_batches.append((row_keys, amounts))
 
     def add_slot(self, cluster: str, slot: UsageSlot) -> None:
@@ -95,8 +92,12 @@ class UsageTally:
     def _add_unknown_hours(self, cluster: str, slots: list[UsageSlot]) -> None:
         # An hour that is both in the ledger and in the engine counts once.
         slots[:] = sorted({slot.start: slot for slot in slots}.values(), key=lambda slot: slot.start)
-        if slots[0].start > self.since + MIN_GAP_SECONDS:
-            slots[0] = _trim_first_slot(slots[0])
+        earliest = slots[0]
+        is_partial = earliest.end - earliest.start == HOUR and 0 < earliest.recorded_share < 1
+        if is_partial and earliest.start > self.since + MIN_GAP_SECONDS:
+            # The unrecorded part of the first recorded hour lies before the records start.
+            start = earliest.end - HOUR * earliest.recorded_share
+            slots[0] = UsageSlot(start, earliest.end, 1.0, earliest.gpu_hours)
         first = max(slots[0].start, self.since)
         if first - self.since > MIN_GAP_SECONDS:
             period_start = self.since if self.period_start is None else self.period_start
@@ -104,17 +105,10 @@ class UsageTally:
                 f"cluster {usage.display_value(cluster)}: records start at {format_time(first)}; the "
                 f"{(first - period_start) / HOUR:,.1f} hours before are excluded"
             )
-        next_starts = [*(slot.start for slot in slots[1:]), math.inf]
-        unknown = sum(
-            self._unrecorded_hours(slot, next_start=start) for slot, start in zip(slots, next_starts, strict=True)
-        )
-        missing = [
-            (start, end)
-            for start, end in time_ranges.find_gaps(
-                [(slot.start, slot.end) for slot in slots], since=first, until=self.until
-            )
-            if end - start > MIN_GAP_SECONDS
-        ]
+        pairs = zip(slots, [*(slot.start for slot in slots[1:]), math.inf], strict=True)
+        unknown = sum(self._unrecorded_hours(slot, next_start=next_start) for slot, next_start in pairs)
+        gaps = time_ranges.find_gaps([(slot.start, slot.end) for slot in slots], since=first, until=self.until)
+        missing = [(start, end) for start, end in gaps if end - start > MIN_GAP_SECONDS]
         gap_hours = sum(end - start for start, end in missing) / HOUR
         gpu_counts = [(slot.end, slot.gpus) for slot in slots if slot.gpus is not None]
         ends = [end for end, _ in gpu_counts]
@@ -123,10 +117,9 @@ class UsageTally:
             unknown += gpu_counts[max(previous_index, 0)][1] * (end - start) / HOUR
         if gap_hours:
             where = f"from {format_time(missing[0][0])}" + (f", in {len(missing)} gaps" if len(missing) > 1 else "")
-            self.notes.append(
-                f"cluster {usage.display_value(cluster)}: no records for {_format_hours(gap_hours)} ({where}); its "
-                "GPUs count as unknown"
-            )
+            length = f"{gap_hours:,.1f} hours" if gap_hours >= 1 else f"{math.ceil(gap_hours * 60)} min"
+            name = usage.display_value(cluster)
+            self.notes.append(f"cluster {name}: no records for {length} ({where}); its GPUs count as unknown")
         if unknown > 0:
             row = np.zeros((1, len(usage.PARTS)))
             row[0, usage.UNKNOWN] = unknown
@@ -134,10 +127,9 @@ class UsageTally:
 
     def _shared_dimensions(self, cluster: str) -> dict[str, str]:
         """Pool and model of unrecorded GPUs, if all recorded GPUs of the cluster have the same."""
-        pool_models = {(key[POOL], key[MODEL]) for key in self._key_indexes if key[0] == cluster}
-        pools, models = ({place[at] for place in pool_models} for at in (0, 1))
-        candidates = (("pool", pools), ("model", models))
-        return {name: next(iter(values)) for name, values in candidates if len(values) == 1}
+        keys = [key for key in self._key_indexes if key[0] == cluster]
+        candidates = {name: {key[index] for key in keys} for name, index in (("pool", POOL), ("model", MODEL))}
+        return {name: values.pop() for name, values in candidates.items() if len(values) == 1}
 
     def _unrecorded_hours(self, slot: UsageSlot, *, next_start: float) -> float:
         """GPU-hours of the unrecorded part of a slot; a slot ends at the latest where the next one starts."""
@@ -146,21 +138,10 @@ class UsageTally:
         return 0.0 if gpus is None or seconds <= 0 else gpus * seconds / HOUR * (1 - slot.recorded_share)
 
 
-def _trim_first_slot(slot: UsageSlot) -> UsageSlot:
-    """Shorten the first recorded hour: its unrecorded part lies before the records start."""
-    if slot.end - slot.start != HOUR or not 0 < slot.recorded_share < 1:
-        return slot
-    return UsageSlot(slot.end - HOUR * slot.recorded_share, slot.end, 1.0, slot.gpu_hours)
-
-
 def unowned_key(**dimensions: str) -> usage.Key:
     """The key of unallocated hours."""
     owner = dict.fromkeys(("team", "project", "namespace", "user", "kind", "job"), usage.UNOWNED)
     return usage.make_key(**{**owner, **dimensions})
-
-
-def _format_hours(hours: float) -> str:
-    return f"{hours:,.1f} hours" if hours >= 1 else f"{math.ceil(hours * 60)} min"
 
 
 def format_time(at: float) -> str:

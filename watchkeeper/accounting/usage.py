@@ -89,7 +89,6 @@ def join_tables(tables: Sequence[UsageTable]) -> UsageTable:
 
 
 def total(amounts: Amounts) -> float:
-    """The sum of the four states."""
     return float(amounts[ALLOCATED] + amounts[IDLE] + amounts[LOST] + amounts[UNKNOWN])
 
 
@@ -99,7 +98,6 @@ def spare(amounts: Amounts) -> float:
 
 
 def display_value(value: str) -> str:
-    """The value of a dimension as shown; an unknown value is `unmapped`."""
     return value or fleet.UNMAPPED
 
 

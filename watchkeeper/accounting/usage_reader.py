@@ -7,32 +7,35 @@ deletes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from watchkeeper.accounting import recorded_hours, time_ranges, usage
 from watchkeeper.accounting.ledger import DAY, UsageLedger
-from watchkeeper.accounting.tally import HOUR, MIN_GAP_SECONDS, UsageTally
+from watchkeeper.accounting.tally import HOUR, UsageTally
 from watchkeeper.query.engine import Engine
 
+NO_USAGE = (
+    "no usage is recorded in this period; usage starts when the rules of usage-hours.yaml have run for a minute on a "
+    "monitored fleet"
+)
 # A recorded hour exists at the latest this long after its end.
 SETTLE_SECONDS = 300.0
 # After a downtime the hub writes at most so many days at once, as far as the store still has them.
 MAX_DAYS = 31
 # After a longer downtime a cluster counts as new.
 MAX_DOWNTIME_SECONDS = 7 * DAY
-BY_JOB = frozenset({"node", "user", "kind", "job"})
 
 
 def needs_jobs(dimensions: frozenset[str]) -> bool:
     """Whether these dimensions need the hours by job; the hours by team are far fewer."""
-    return bool(dimensions & BY_JOB)
+    return bool(dimensions & recorded_hours.JOB_DIMENSIONS)
 
 
 def read_usage(
     engine: Engine, ledger: UsageLedger | None, *, since: float, until: float, by_job: bool
 ) -> usage.UsageTable:
-    """Read the usage table of a window."""
     return read_usage_periods(engine, ledger, [(since, until)], by_job=by_job)[0]
 
 
@@ -46,7 +49,7 @@ def read_usage_periods(
         tally = _fill_tally(engine, ledger, UsageTally(since, until, period_start), by_job=by_job)
         tally.continue_from(previous)
         table = tally.build_table()
-        tables.append(table if len(table.keys) else _add_empty_note(table))
+        tables.append(table if len(table.keys) else replace(table, notes=(*table.notes, NO_USAGE)))
         previous = tally
     return tables
 
@@ -56,8 +59,7 @@ def _fill_tally(engine: Engine, ledger: UsageLedger | None, tally: UsageTally, *
     covered = [] if ledger is None else ledger.add_to_tally(tally, by_job=by_job)
     for start, end in _find_query_ranges(covered, since, until):
         part = UsageTally(start, end)
-        hours = recorded_hours.read_hours(engine, start, end, by_job=by_job)
-        covered += recorded_hours.add_hours(part, hours)
+        covered += recorded_hours.add_hours(part, recorded_hours.read_hours(engine, start, end, by_job=by_job))
         tally.merge(part)
     for start, end in _find_query_ranges(covered, since, until):
         recorded_hours.add_minutes(tally, engine, (max(start, end - recorded_hours.MAX_MINUTES_SECONDS), end))
@@ -101,16 +103,5 @@ def _hours(engine: Engine, since: float, until: float, *, by_job: bool) -> recor
 
 
 def _find_query_ranges(covered: list[tuple[float, float]], since: float, until: float) -> list[tuple[float, float]]:
-    return [
-        (start, end)
-        for start, end in time_ranges.find_gaps(covered, since=since, until=until)
-        if end - start > MIN_GAP_SECONDS and end - start >= recorded_hours.MINUTE
-    ]
-
-
-def _add_empty_note(table: usage.UsageTable) -> usage.UsageTable:
-    note = (
-        "no usage is recorded in this period; usage starts when the rules of usage-hours.yaml have run for a minute "
-        "on a monitored fleet"
-    )
-    return usage.UsageTable(table.since, table.until, notes=(*table.notes, note))
+    gaps = time_ranges.find_gaps(covered, since=since, until=until)
+    return [(start, end) for start, end in gaps if end - start >= recorded_hours.MINUTE]

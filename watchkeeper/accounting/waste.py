@@ -5,6 +5,7 @@ It reads a `cost.UsageBill`; `statement`, `GET /api/cost/waste` and `watchkeeper
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,24 +26,21 @@ class WastedHours:
     money: float | None
 
 
-def wasted_by_owner(
-    bill: cost.UsageBill, row_indexes: Sequence[int], *, max_owners: int = MAX_OWNERS
-) -> list[WastedHours]:
+def wasted_by_owner(bill: cost.UsageBill, row_indexes: Sequence[int]) -> list[WastedHours]:
     """Return the waste in some rows of a bill by owner, the most expensive first."""
     table, rows = bill.table, bill.rows
     team, user, job, namespace = (summary.dimension_index(name) for name in ("team", "user", "job", "namespace"))
-    hours: dict[tuple[str, str, str], float] = {}
-    money: dict[tuple[str, str, str], float] = {}
+    hours: dict[tuple[str, str, str], float] = defaultdict(float)
+    money: dict[tuple[str, str, str], float] = defaultdict(float)
     for index in row_indexes:
         gpu_hours, key = float(table.amounts[index, usage.WASTED]), table.keys[index]
         if gpu_hours <= 0:
             continue
         job_name = f"{key[namespace]}/{key[job]}" if key[namespace] and key[job] else key[job]
         owner = (usage.display_value(key[team]), usage.display_value(key[user]), usage.display_value(job_name))
-        hours[owner] = hours.get(owner, 0.0) + gpu_hours
+        hours[owner] += gpu_hours
         if rows.gpu_prices[rows.price_index[index]].price is not None:
-            money[owner] = money.get(owner, 0.0) + float(rows.wasted[index])
+            money[owner] += float(rows.wasted[index])
     wasted = [WastedHours(*owner, gpu_hours, money.get(owner)) for owner, gpu_hours in hours.items()]
-    return sorted(
-        wasted, key=lambda owner_waste: (-(owner_waste.money or 0.0), -owner_waste.gpu_hours, owner_waste.job)
-    )[:max_owners]
+    wasted.sort(key=lambda by_owner: (-(by_owner.money or 0.0), -by_owner.gpu_hours, by_owner.job))
+    return wasted[:MAX_OWNERS]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.doctor.asking import ask
 from watchkeeper.catalogue import causes
-from watchkeeper.doctor import collecting, ranking, report, scan, signatures
+from watchkeeper.doctor import ranking, report, scan, signatures
 from watchkeeper.doctor.facts import DoctorFacts
 from watchkeeper.doctor.signatures import Role
 from watchkeeper.errors import PackError
@@ -43,7 +43,7 @@ def test_every_cause_that_a_sign_names_has_a_step_with_its_risk() -> None:
         cause for sign in signatures.table().signs.values() for cause in sign.also
     }
     # What to do about an unknown one depends on what was given.
-    assert collecting.collection_steps(())
+    assert report.collection_steps(())
     assert named - set(report._steps_by_cause()) - {"unknown"} == {"", signatures.BY_XID}
     assert set(report._steps_by_cause()) <= {row.cause for row in causes.all_causes()}
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.doctor.asking import ask, causes
 from watchkeeper.catalogue import pack
-from watchkeeper.doctor import collecting
+from watchkeeper.doctor import report
 from watchkeeper.doctor.report import DoctorVerdict
 
 LOGGED = (
@@ -176,6 +176,6 @@ def test_the_inputs_to_collect_depend_on_the_given_input(
 
 def test_every_kind_of_which_the_steps_speak_exists() -> None:
     kinds = {row["kind"] for row in csv.DictReader(io.StringIO(pack.text_of("input_kinds.csv")))}
-    rows = list(csv.DictReader(io.StringIO(pack.text_of(collecting.FILE))))
+    rows = list(csv.DictReader(io.StringIO(pack.text_of(report.INPUTS_FILE))))
     spoken = {begin for row in rows for begin in f"{row['only']} {row['unless']}".split()}
     assert {begin for begin in spoken if not any(kind.startswith(begin) for kind in kinds)} == set()

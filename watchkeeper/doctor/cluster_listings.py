@@ -1,32 +1,37 @@
-"""Read kubectl and Slurm printouts: nodes without GPUs, down nodes, terminated pods, pending jobs."""
+"""Read printouts of kubectl, Slurm and InfiniBand tools: nodes, pods, jobs and ports with a problem."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 
-from watchkeeper.doctor.facts import DoctorFacts
-from watchkeeper.doctor.listing import Listing, add_sign
+from watchkeeper.catalogue import tables
+from watchkeeper.doctor.listing import Listing
 from watchkeeper.readers.clusters import kubernetes_text, slurm_text
-from watchkeeper.readers.clusters.kubernetes_text import NodeFacts
+from watchkeeper.readers.fabric import infiniband_text
 
 QUEUE_REASONS = frozenset({"Resources", "Priority", "JobArrayTaskLimit", "BeginTime"})
 XID_IN_REASON = re.compile(r"(?i)\bxid[ _:=-]{0,3}(\d{1,3})\b")
 # NHC: check_hw_ib: No IB port mlx5_3:1 is ACTIVE
 IB_IN_REASON = re.compile(r"(?i)check_hw_ib|ib port|infiniband|mlx5_\d")
+# /sys/class/infiniband/mlx5_0/ports/1/hw_counters/packet_seq_err:929974
+SYSFS_COUNTER = re.compile(
+    r"/infiniband/(?P<hca>\w+)/ports/(?P<port>\d+)/(?:hw_)?counters/(?P<name>\w+)[:=\s]\s*(?P<value>\d+)\s*$"
+)
 
 
-def read_cluster_signs(listing: Listing, facts: DoctorFacts) -> None:
-    text = listing.text
+def read_cluster_signs(listing: Listing) -> None:
+    text, is_object = listing.text, listing.kind in ("kubernetes_json", "kubernetes_yaml")
     if "Capacity:" in text:
         for node in kubernetes_text.read_node_text(listing.lines):
-            _add_node_signs(node, listing, facts)
-    elif "allocatable:" in text and listing.kind not in ("kubernetes_json", "kubernetes_yaml"):
+            _add_node_signs(node, listing)
+    elif "allocatable:" in text and not is_object:
         excerpt = kubernetes_text.read_status_excerpt(text)
         if excerpt is not None and kubernetes_text.gpu_count(excerpt.capacity) is not None:
-            _add_node_signs(excerpt, listing, facts)
-    if listing.kind in ("kubernetes_json", "kubernetes_yaml"):
+            _add_node_signs(excerpt, listing)
+    if is_object:
         for item in kubernetes_text.read_objects(text, is_yaml=listing.kind == "kubernetes_yaml"):
-            _add_object_signs(item, listing, facts)
+            _add_object_signs(item, listing)
     if listing.kind == "slurm_json":
         nodes, jobs = slurm_text.read_json(text)
     else:
@@ -34,52 +39,45 @@ def read_cluster_signs(listing: Listing, facts: DoctorFacts) -> None:
         nodes = list(slurm_text.read_nodes(listing.lines)) if has_nodes else []
         jobs = list(slurm_text.read_jobs(listing.lines)) if " PD " in text or "PENDING" in text else []
     for slurm_node in nodes:
-        _add_slurm_node_signs(slurm_node, listing, facts)
+        _add_slurm_node_signs(slurm_node, listing)
     for job in jobs:
         if "PEND" in job.state and job.reason in QUEUE_REASONS:
-            add_sign(facts, listing, "slurm-waits", line=job.line, fields={"job": job.id, "reason": job.reason})
+            listing.add_sign("slurm-waits", job.line, job=job.id, reason=job.reason)
 
 
-def _add_node_signs(node: NodeFacts, listing: Listing, facts: DoctorFacts) -> None:
+def _add_node_signs(node: kubernetes_text.NodeFacts, listing: Listing) -> None:
     capacity, allocatable = kubernetes_text.gpu_count(node.capacity), kubernetes_text.gpu_count(node.allocatable)
-    place = {"node": node.name}
     if node.is_ready is False:
-        add_sign(facts, listing, "k8s-node-not-ready", line=node.line, fields=place)
+        listing.add_sign("k8s-node-not-ready", node.line, node=node.name)
     if "cpu" not in node.capacity:
         return
-    if capacity is None:
-        add_sign(facts, listing, "k8s-node-without-gpus", line=node.line, fields=place)
-    elif capacity == 0:
-        add_sign(facts, listing, "k8s-node-zero-gpus", line=node.line, fields=place)
+    if not capacity:
+        sign = "k8s-node-without-gpus" if capacity is None else "k8s-node-zero-gpus"
+        listing.add_sign(sign, node.line, node=node.name)
     elif allocatable is not None and allocatable < capacity:
-        fields = place | {"allocatable": str(allocatable), "capacity": str(capacity)}
         sign = "k8s-node-allocatable-lower" if allocatable else "k8s-node-none-allocatable"
-        add_sign(facts, listing, sign, line=node.line, fields=fields)
+        listing.add_sign(sign, node.line, node=node.name, allocatable=str(allocatable), capacity=str(capacity))
 
 
-def _add_object_signs(item: object, listing: Listing, facts: DoctorFacts) -> None:
+def _add_object_signs(item: object, listing: Listing) -> None:
     assert isinstance(item, dict)
     if item["kind"] == "Node":
         node = kubernetes_text.read_node(item)
         # Most nodes of a cluster may have no GPU by design: only nodes labelled as GPU nodes count.
         labels = item["metadata"].get("labels") or {}
-        if kubernetes_text.gpu_count(node.capacity) is not None or any(
-            "nvidia.com/gpu" in str(name) for name in labels
-        ):
+        is_labelled = any("nvidia.com/gpu" in str(name) for name in labels)
+        if kubernetes_text.gpu_count(node.capacity) is not None or is_labelled:
             node.line = _line_of(listing, node.name)
-            _add_node_signs(node, listing, facts)
+            _add_node_signs(node, listing)
     elif item["kind"] == "Pod":
         pod = kubernetes_text.read_pod(item)
         place = {"pod": pod.name, "namespace": pod.namespace, "node": pod.node}
         if pod.requests_gpu is False:
-            add_sign(facts, listing, "k8s-pod-without-gpu", line=_line_of(listing, pod.name), fields=place)
+            listing.add_sign("k8s-pod-without-gpu", _line_of(listing, pod.name), **place)
         for container, reason, code in pod.terminations:
-            fields = place | {"container": container}
-            line = _line_of(listing, pod.name)
-            if reason == "OOMKilled":
-                add_sign(facts, listing, "k8s-oomkilled", line=line, fields=fields)
-            elif code == 135:
-                add_sign(facts, listing, "k8s-exit-135", line=line, fields=fields)
+            if reason == "OOMKilled" or code == 135:
+                sign = "k8s-oomkilled" if reason == "OOMKilled" else "k8s-exit-135"
+                listing.add_sign(sign, _line_of(listing, pod.name), **place, container=container)
 
 
 def _line_of(listing: Listing, name: str) -> int:
@@ -88,16 +86,66 @@ def _line_of(listing: Listing, name: str) -> int:
     return listing.text.count("\n", 0, at) + 1 if at >= 0 else 1
 
 
-def _add_slurm_node_signs(node: slurm_text.SlurmNode, listing: Listing, facts: DoctorFacts) -> None:
+def _add_slurm_node_signs(node: slurm_text.SlurmNode, listing: Listing) -> None:
     place = {"node": node.name, "reason": node.reason}
     code = XID_IN_REASON.search(node.reason)
     if code is not None:
-        add_sign(facts, listing, "page-xid", line=node.line, fields=place | {"code": code[1]})
+        listing.add_sign("page-xid", node.line, **place, code=code[1])
     elif IB_IN_REASON.search(node.reason):
-        add_sign(facts, listing, "hca-port-down", line=node.line, fields=place)
+        listing.add_sign("hca-port-down", node.line, **place)
     elif slurm_text.DOWN.search(node.state) or re.search(r"(?i)not responding|unexpectedly rebooted", node.reason):
-        add_sign(facts, listing, "slurm-node-down", line=node.line, fields=place)
+        listing.add_sign("slurm-node-down", node.line, **place)
     elif node.reason and slurm_text.DRAINED.search(node.state):
-        add_sign(facts, listing, "slurm-drained", line=node.line, fields=place)
+        listing.add_sign("slurm-drained", node.line, **place)
     if node.gres == "(null)":
-        add_sign(facts, listing, "slurm-gres-null", line=node.line, fields=place)
+        listing.add_sign("slurm-gres-null", node.line, **place)
+
+
+def read_fabric_signs(listing: Listing) -> None:
+    """Add signs for InfiniBand ports that are down, slow, or have errors."""
+    text = listing.text
+    if "hysical state" in text or "phys state" in text or "phys_state" in text:
+        _add_port_signs(listing)
+    if "Counter" in text or "Errors for" in text:
+        for port in infiniband_text.read_counters(listing.lines):
+            # `port ALL` and port 255 are the sum of the other ports.
+            for name, (value, line) in port.counters.items() if port.number not in ("ALL", "255") else ():
+                _add_counter_sign(listing, line, name, value=value, place={"owner": port.owner, "port": port.number})
+    # Counters in files of sysfs, one per line as `grep` prints them.
+    for line, file_text in enumerate(listing.lines, 1) if "/infiniband/" in text else ():
+        if (match := SYSFS_COUNTER.search(file_text)) is not None:
+            place = {"hca": match["hca"], "port": match["port"]}
+            _add_counter_sign(listing, line, match["name"], value=int(match["value"]), place=place)
+    for line, kind, owner, number, state, _ in infiniband_text.read_links(listing.lines) if ")==>" in text else ():
+        # A switch port without a cable is down too; only adapter ports are expected to be up.
+        if state == "Down" and kind == "CA":
+            listing.add_sign("hca-port-down", line, hca=owner, port=number)
+        elif state == "Down":
+            listing.add_sign("fabric-port-down", line, switch=owner, port=number)
+
+
+def _add_port_signs(listing: Listing) -> None:
+    ports = infiniband_text.read_ports(listing.lines)
+    rates = Counter(port.rate for port in ports if (port.state or "").lower() == "active" and port.rate)
+    usual = max(rates, key=_number, default="")
+    for port in ports:
+        state, rate = (port.state or "").lower(), port.rate or ""
+        place = {"hca": port.owner, "port": port.number}
+        if state.startswith("down") or (port.physical or "").lower() in ("disabled", "polling", "linkerrorrecovery"):
+            listing.add_sign("hca-port-down", port.line, **place)
+        elif state == "active":
+            listing.add_sign("hca-port-active", port.line, **place, layer=port.layer or "", rate=rate)
+        if state == "active" and rate and rates[usual] > 1 and _number(rate) < _number(usual):
+            listing.add_sign("hca-port-slow", port.line, **place, rate=rate, usual=usual)
+
+
+def _number(rate: str) -> float:
+    digits = "".join(char for char in rate.split(maxsplit=1)[0] if char.isdigit() or char == ".")
+    return float(digits) if digits else 0.0
+
+
+def _add_counter_sign(listing: Listing, line: int, name: str, *, value: int, place: dict[str, str]) -> None:
+    row = tables.find_counter(name)
+    if row is not None and row.total_limit is not None and value >= row.total_limit:
+        sign = "hca-downed" if row.name == "LinkDownedCounter" else "hca-errors"
+        listing.add_sign(sign, line, **place, counter=f"{name} {value}")

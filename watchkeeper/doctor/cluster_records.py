@@ -10,9 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from watchkeeper.doctor import headings
 from watchkeeper.doctor.facts import TextRecord
-from watchkeeper.doctor.listing import Listing
+from watchkeeper.doctor.listing import Listing, indent_of
 from watchkeeper.readers import flight_recorder
 from watchkeeper.readers.logs import line_prefix
 
@@ -60,7 +59,7 @@ KEY = re.compile(r'\s*(?:- )?"?(?P<key>\w+)"?:(?: "?(?P<value>[\w./-]+)"?,?)?')
 
 def node_records(listing: Listing) -> Iterator[TextRecord]:
     """The output of each node, up to the name of the next; an informal heading counts only if similar ones exist."""
-    matches = list(headings.sections(listing, NODE_HEADING))
+    matches = list(listing.sections(NODE_HEADING))
     names = {name for _, _, match in matches if (name := _informal_name(match))}
     shapes = Counter(re.sub(r"\d", "", name) for name in names)
     for first, last, match in matches:
@@ -82,13 +81,13 @@ def journal_records(listing: Listing) -> Iterator[TextRecord]:
 
 def actor_records(listing: Listing) -> Iterator[TextRecord]:
     """Ray actors that died, with their node."""
-    for first, match in headings.numbered_matches(listing, ACTOR):
+    for first, match in listing.numbered_matches(ACTOR):
         yield TextRecord(listing.name, first, first + ACTOR_LINES, match.groupdict())
 
 
 def file_records(listing: Listing) -> Iterator[TextRecord]:
     """Several files in sequence, as `tail` and `head` print them; a file name may contain the rank."""
-    for first, last, match in headings.sections(listing, FILE_HEADING):
+    for first, last, match in listing.sections(FILE_HEADING):
         if (rank := flight_recorder.RANK_OF_NAME.search(match["path"].rsplit("/", 1)[-1])) is not None:
             yield TextRecord(listing.name, first, last, {"rank": rank[1]})
 
@@ -114,7 +113,7 @@ def _owned_blocks(listing: Listing, line: re.Pattern[str], heading: re.Pattern[s
 
 def object_records(listing: Listing) -> Iterator[TextRecord]:
     """Pods and nodes as `kubectl get -o yaml` or `-o json` prints them, one key per line."""
-    starts = [(number, _depth(listing.lines[number - 1])) for number, _ in headings.numbered_matches(listing, OBJECT)]
+    starts = [(number, _depth(listing.lines[number - 1])) for number, _ in listing.numbered_matches(OBJECT)]
     # Nested objects also have an apiVersion, at a deeper level; an object ends where the next at its level starts.
     later_starts: list[tuple[int, int]] = []
     for first, depth in reversed([start for start in starts if start[1] <= MAX_DEPTH]):
@@ -162,4 +161,4 @@ def _match_key(name: str, line: str) -> re.Match[str] | None:
 def _depth(line: str) -> int:
     """The indent of a key; the dash of a list item counts as indent."""
     bare = line.lstrip()
-    return headings.indent_of(line) + 2 * bare.startswith("- ")
+    return indent_of(line) + 2 * bare.startswith("- ")

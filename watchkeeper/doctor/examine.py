@@ -5,20 +5,22 @@ The command line calls `examine` with the streams of `readers.bundles` and print
 
 from __future__ import annotations
 
+import codecs
+import io
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from watchkeeper.doctor import documents, places, ranking, report, scan, signatures, timeline, unpacking
+from watchkeeper.doctor import documents, places, ranking, report, scan, signatures, timeline
 from watchkeeper.doctor.facts import DoctorFacts, Input
 from watchkeeper.doctor.judgements import JUDGEMENTS, first_error, general
-from watchkeeper.doctor.opinion import Opinion
 from watchkeeper.doctor.recognise import NOT_LOGS, recognise
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.readers import bundles, flight_recorder
-from watchkeeper.readers.logs import shipped_text
+from watchkeeper.readers import bundles, encodings, flight_recorder
+from watchkeeper.readers.logs import log_text, shipped_documents, shipped_text
 
-WHOLE_DOCUMENTS = frozenset(
-    {"flight_recorder", "nvidia_smi_xml", "kubernetes_json", "kubernetes_yaml", "slurm_json", "json"}
-)
+# Documents with their own reader, which are not unpacked.
+OWN_READER = frozenset({"flight_recorder", "nvidia_smi_xml", "kubernetes_json", "kubernetes_yaml", "slurm_json"})
+WHOLE_DOCUMENTS = OWN_READER | {"json"}
 PEEK_BYTES = 65_536
 # If no opinion reaches this, only an error without a cause is known, and hints are used too.
 MIN_CONFIDENCE = 0.25
@@ -38,13 +40,10 @@ def examine(streams: Iterable[bundles.Stream], progress: Callable[[int], None] =
         opinions += general.hints(facts)
     findings = ranking.rank_causes(opinions) or ranking.rank_causes(general.unexplained_failures(facts))
     if not findings:
-        facts.notes += dict.fromkeys([*general.harmless(facts), *_settings_advice(opinions)])
+        # Advice about settings applies even without a fault.
+        advice = [text for opinion in opinions if not opinion.cause for text in opinion.advice]
+        facts.notes += dict.fromkeys([*general.harmless(facts), *advice])
     return report.build(facts, findings)
-
-
-def _settings_advice(opinions: Iterable[Opinion]) -> list[str]:
-    """Advice about settings that applies even without a fault."""
-    return [text for opinion in opinions if not opinion.cause for text in opinion.advice]
 
 
 def _read(stream: bundles.Stream, facts: DoctorFacts, progress: Callable[[int], None]) -> None:
@@ -60,7 +59,7 @@ def _read(stream: bundles.Stream, facts: DoctorFacts, progress: Callable[[int], 
     if kind == "binary":
         facts.inputs.append(Input(stream.name, kind, stream.problem or "not text, not read"))
         return
-    unpacked = unpacking.unpack(stream, start, kind, whole=WHOLE_DOCUMENTS - {"json"})
+    unpacked = _unpack(stream, start, kind)
     limit = scan.DOCUMENT_BYTES if unpacked.kind in WHOLE_DOCUMENTS else scan.HEAD_BYTES
     tee = scan.Tee(unpacked.source, limit, progress, unpacked.unwrap)
     scan.scan(stream.name, tee, facts, table=table, wrapping=unpacked.wrapping)
@@ -79,10 +78,46 @@ def _read_flight_recorder(stream: bundles.Stream, facts: DoctorFacts) -> None:
     except WatchkeeperError as error:
         problem = str(error)
     else:
-        last = dump.collectives[-1] if dump.collectives else None
-        text = f"{len(dump.collectives)} collectives" + (
-            f", last {last.operation} {last.sequence} {last.state}" if last else ""
-        )
+        text = f"{len(dump.collectives)} collectives"
+        if dump.collectives:
+            last = dump.collectives[-1]
+            text += f", last {last.operation} {last.sequence} {last.state}"
         fields = {} if dump.rank is None else {"rank": str(dump.rank)}
         facts.add_dump(dump, input=stream.name, text=text, fields=fields)
     facts.inputs.append(Input(stream.name, "flight_recorder", problem))
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """An input without its encoding and the format of a log shipper or log store.
+
+    `wrapping` and `unwrap` unpack single lines only when they are read.
+    """
+
+    kind: str
+    source: log_text.ByteStream
+    wrapping: log_text.Wrapping | None = None
+    unwrap: Callable[[bytes], bytes] | None = None
+
+
+def _unpack(stream: bundles.Stream, start: bytes, kind: str) -> Unpacked:
+    utf16 = encodings.detect_utf16(start)
+    marks = (codecs.BOM_UTF8, *encodings.BYTE_ORDER_MARKS)
+    byte_order_mark = next((mark for mark in marks if start.startswith(mark)), b"")
+    if byte_order_mark:
+        stream.read(len(byte_order_mark))
+    start = start.removeprefix(byte_order_mark)
+    source: log_text.ByteStream = stream if utf16 is None else encodings.Utf8Stream(stream, utf16)
+    if kind in OWN_READER:
+        return Unpacked(kind, source)
+    unwrapper = shipped_text.find_unwrapper(start)
+    if unwrapper is shipped_text.unwrap_json:
+        return Unpacked("text", source, shipped_text.JsonLines(), shipped_text.UnwrappedStream(source, unwrapper).feed)
+    if unwrapper is not None:
+        return Unpacked("text", shipped_text.UnwrappedStream(source, unwrapper))
+    if utf16 is None and shipped_documents.is_document(start):
+        raw = stream.peek(shipped_documents.MAX_BYTES + 1)
+        lines = shipped_documents.read_lines(raw) if len(raw) <= shipped_documents.MAX_BYTES else None
+        if lines is not None:
+            return Unpacked("text", io.BytesIO(lines))
+    return Unpacked(kind, source)

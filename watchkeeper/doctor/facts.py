@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from watchkeeper.readers import flight_recorder
@@ -87,9 +88,8 @@ class DoctorFacts:
         if len(sightings) < MAX_SIGHTINGS_PER_SIGN:
             # Python refuses to read numbers of thousands of digits.
             truncated = {name: value[:EVIDENCE_CHARACTERS] for name, value in fields.items()}
-            sightings.append(
-                Sighting(sign, input, line, text.strip()[:EVIDENCE_CHARACTERS], truncated, self._order, clock)
-            )
+            excerpt = text.strip()[:EVIDENCE_CHARACTERS]
+            sightings.append(Sighting(sign, input, line, excerpt, truncated, self._order, clock))
 
     def add_dump(self, dump: flight_recorder.RankDump, *, input: str, text: str, fields: Mapping[str, str]) -> None:
         self._order += 1
@@ -108,10 +108,7 @@ class DoctorFacts:
 
     def all_sightings(self) -> list[Sighting]:
         """All kept sightings, in order."""
-        return sorted(
-            (sighting for sightings in self._sightings.values() for sighting in sightings),
-            key=lambda sighting: sighting.order,
-        )
+        return sorted(chain.from_iterable(self._sightings.values()), key=lambda sighting: sighting.order)
 
     def replace_all(self, sightings: Iterable[Sighting]) -> None:
         """Replace all kept sightings; their order becomes the order of these."""

@@ -1,11 +1,12 @@
-"""An opinion: a cause that some sightings support, before all opinions are ranked."""
+"""An opinion: a cause that some sightings support. `ranking` merges the opinions about one cause into one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from watchkeeper.doctor.facts import Sighting
+from watchkeeper.doctor.signatures import Sign
 
 MAX_EVIDENCE = 12
 
@@ -21,10 +22,8 @@ class Opinion:
     ruled_out: tuple[str, ...] = ()
     extra_where: tuple[tuple[str, str], ...] = ()
     advice: tuple[str, ...] = ()
-
-    @property
-    def order(self) -> int:
-        return min((sighting.order for sighting in self.sightings), default=0)
+    # That of its first sighting.
+    order: int = 0
 
 
 def opinion(
@@ -37,4 +36,12 @@ def opinion(
     where: Iterable[tuple[str, str]] = (),
     advice: Iterable[str] = (),
 ) -> Opinion:
-    return Opinion(cause, confidence, why, tuple(on), tuple(ruled_out), tuple(where), tuple(advice))
+    sightings = tuple(on)
+    order = min((sighting.order for sighting in sightings), default=0)
+    return Opinion(cause, confidence, why, sightings, tuple(ruled_out), tuple(where), tuple(advice), order)
+
+
+def sign_opinions(sign: Sign, sightings: Sequence[Sighting]) -> Iterator[Opinion]:
+    """An opinion for each possible cause of the sign."""
+    for cause, confidence in sign.causes.items():
+        yield opinion(cause, confidence, sign.why, on=sightings[:MAX_EVIDENCE])

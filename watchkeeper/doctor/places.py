@@ -57,24 +57,22 @@ def assign_places(facts: DoctorFacts) -> None:
     sightings = _with_record_fields(facts, sightings)
     sightings = _with_driver_gpu(sightings)
     sightings = _with_first_failed_rank(sightings)
-    facts.replace_all(_with_node_of_rank(sightings, _nodes_by_rank(sightings)))
+    nodes = {rank: {"node": node} for rank, node in _nodes_by_rank(sightings).items()}
+    facts.replace_all(_with_fields(sighting, nodes.get(sighting.fields.get("rank", ""), {})) for sighting in sightings)
 
 
 def _with_label_rank(facts: DoctorFacts, sightings: Sequence[Sighting]) -> list[Sighting]:
     """Read the number before a line as its rank, if all lines of the input's programs have one."""
-    kinds = {given.name: given.kind for given in facts.inputs}
-    unlabelled_inputs = {
+    labelled_inputs = {given.name for given in facts.inputs if given.kind in LABELLED_KINDS}
+    labelled_inputs -= {
         sighting.input
         for sighting in sightings
-        if LABEL.match(sighting.text) is None and UNLABELLED.match(sighting.text) is None
+        if not LABEL.match(sighting.text) and not UNLABELLED.match(sighting.text)
     }
+    labels = (LABEL.match(sighting.text) if sighting.input in labelled_inputs else None for sighting in sightings)
     return [
-        _with_fields(sighting, {"rank": str(int(label[1]))})
-        if kinds.get(sighting.input) in LABELLED_KINDS
-        and sighting.input not in unlabelled_inputs
-        and (label := LABEL.match(sighting.text)) is not None
-        else sighting
-        for sighting in sightings
+        sighting if label is None else _with_fields(sighting, {"rank": str(int(label[1]))})
+        for sighting, label in zip(sightings, labels, strict=True)
     ]
 
 
@@ -148,19 +146,17 @@ def _with_first_failed_rank(sightings: Sequence[Sighting]) -> list[Sighting]:
         elif _is_cause(sighting) and _rank_and_node(sighting):
             inputs_with_places.add(sighting.input)
     place_by_input = {
-        name: place
-        for name, roots_of_input in first_failures.items()
-        if len(roots_of_input) == 1 and (place := _place_below(roots_of_input[0], sightings))
+        name: _place_below(headings[0], sightings)
+        for name, headings in first_failures.items()
+        if len(headings) == 1 and name not in inputs_with_places
     }
-    return [
-        _with_fields(sighting, place_by_input[sighting.input])
-        if sighting.input in place_by_input
-        and sighting.input not in inputs_with_places
-        and _is_cause(sighting)
-        and sighting.line < first_failures[sighting.input][0].line
-        else sighting
-        for sighting in sightings
-    ]
+    resolved = []
+    for sighting in sightings:
+        if place := place_by_input.get(sighting.input):
+            is_above = sighting.line < first_failures[sighting.input][0].line
+            sighting = _with_fields(sighting, place) if is_above and _is_cause(sighting) else sighting
+        resolved.append(sighting)
+    return resolved
 
 
 def _place_below(heading: Sighting, sightings: Iterable[Sighting]) -> dict[str, str]:
@@ -193,15 +189,6 @@ def _nodes_by_rank(sightings: Iterable[Sighting]) -> dict[str, str]:
             for rank in _expand_ranks(ranks):
                 nodes_by_rank.setdefault(rank, set()).add(node)
     return {rank: next(iter(nodes)) for rank, nodes in nodes_by_rank.items() if len(nodes) == 1}
-
-
-def _with_node_of_rank(sightings: Iterable[Sighting], nodes_by_rank: Mapping[str, str]) -> list[Sighting]:
-    return [
-        _with_fields(sighting, {"node": nodes_by_rank[sighting.fields["rank"]]})
-        if sighting.fields.get("rank") in nodes_by_rank
-        else sighting
-        for sighting in sightings
-    ]
 
 
 def _expand_ranks(text: str) -> list[str]:

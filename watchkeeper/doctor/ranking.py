@@ -7,12 +7,11 @@ lower confidence and the reason.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from watchkeeper.catalogue import causes, pack
 from watchkeeper.doctor import signatures
-from watchkeeper.doctor.facts import Sighting
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion
 from watchkeeper.model import diagnosis
 
@@ -34,22 +33,8 @@ MAX_FINDINGS = 8
 MAX_REASONS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class RankedCause:
-    """A cause with its confidence and everything that supports it."""
-
-    cause: str
-    confidence: float
-    why: str
-    sightings: tuple[Sighting, ...]
-    ruled_out: tuple[str, ...]
-    extra_where: tuple[tuple[str, str], ...]
-    advice: tuple[str, ...]
-    order: int
-
-
-def rank_causes(opinions: Iterable[Opinion]) -> list[RankedCause]:
-    """Rank the causes, best first; of equal ones the first in time."""
+def rank_causes(opinions: Iterable[Opinion]) -> list[Opinion]:
+    """One opinion per cause, best first; of equal ones the first in time."""
     by_cause: dict[str, list[Opinion]] = {}
     advice: list[str] = []
     for opinion in opinions:
@@ -63,26 +48,25 @@ def rank_causes(opinions: Iterable[Opinion]) -> list[RankedCause]:
     if ranked and ranked[0].confidence >= ROOT_CONFIDENCE and ranked[0].cause != diagnosis.UNKNOWN_CAUSE:
         # With a known cause, an unexplained line adds no information.
         ranked = [
-            candidate
-            for candidate in ranked
-            if candidate.cause != diagnosis.UNKNOWN_CAUSE or candidate.confidence >= MIN_UNKNOWN_CONFIDENCE
+            opinion
+            for opinion in ranked
+            if opinion.cause != diagnosis.UNKNOWN_CAUSE or opinion.confidence >= MIN_UNKNOWN_CONFIDENCE
         ]
     if advice and ranked:
         ranked[0] = replace(ranked[0], advice=(*ranked[0].advice, *dict.fromkeys(advice)))
     return ranked[:MAX_FINDINGS]
 
 
-def _merge(cause: str, opinions: Sequence[Opinion]) -> RankedCause:
-    best = max(opinions, key=lambda opinion: (opinion.confidence, -opinion.order))
+def _merge(cause: str, opinions: Sequence[Opinion]) -> Opinion:
+    ordered = sorted(opinions, key=lambda opinion: (-opinion.confidence, opinion.order))
+    best = ordered[0].confidence
     signs = {sighting.sign for opinion in opinions if opinion.confidence >= 0.4 for sighting in opinion.sightings}
-    confidence = min(MAX_CONFIDENCE, best.confidence + AGREEMENT * (len(signs) - 1)) if signs else best.confidence
-    confidence = max(confidence, best.confidence)
+    confidence = max(best, min(MAX_CONFIDENCE, best + AGREEMENT * (len(signs) - 1)))
     if cause == diagnosis.UNKNOWN_CAUSE:
         confidence = min(confidence, MAX_UNKNOWN_CONFIDENCE)
-    ordered = sorted(opinions, key=lambda opinion: (-opinion.confidence, opinion.order))
     sightings = {sighting.order: sighting for opinion in ordered for sighting in opinion.sightings}
     reasons = dict.fromkeys(opinion.why for opinion in ordered if opinion.why)
-    return RankedCause(
+    return Opinion(
         cause=cause,
         confidence=confidence,
         why=" ".join(list(reasons)[:MAX_REASONS]),
@@ -94,7 +78,7 @@ def _merge(cause: str, opinions: Sequence[Opinion]) -> RankedCause:
     )
 
 
-def _weaken_effects(ranked: Sequence[RankedCause]) -> list[RankedCause]:
+def _weaken_effects(ranked: Sequence[Opinion]) -> list[Opinion]:
     """Lower the confidence of consequences, and add the reason to both causes."""
     result = []
     for candidate in ranked:
@@ -110,26 +94,23 @@ def _weaken_effects(ranked: Sequence[RankedCause]) -> list[RankedCause]:
         ]
         if roots:
             root = max(roots, key=lambda option: option.confidence)
-            note = f"{root.cause} is the cause: {cascade_reason(root.cause)}"
-            candidate = replace(
-                candidate, confidence=candidate.confidence * EFFECT_FACTOR, ruled_out=(*candidate.ruled_out, note)
-            )
+            ruled_out = (*candidate.ruled_out, f"{root.cause} is the cause: {cascade_reason(root.cause)}")
+            candidate = replace(candidate, confidence=candidate.confidence * EFFECT_FACTOR, ruled_out=ruled_out)
         effects = [other.cause for other in ranked if other.cause in effects_of(candidate.cause) and not roots]
         if effects and candidate.confidence >= ROOT_CONFIDENCE:
-            notes = tuple(
-                f"{name}: a consequence; {cascade_reason(candidate.cause)}" for name in effects if name != "unknown"
-            )
+            reason = cascade_reason(candidate.cause)
+            notes = (f"{name}: a consequence; {reason}" for name in effects if name != "unknown")
             candidate = replace(candidate, ruled_out=(*candidate.ruled_out, *notes))
         result.append(candidate)
     return result
 
 
-def _has_same_lines(root: RankedCause, other: RankedCause) -> bool:
+def _has_same_lines(root: Opinion, other: Opinion) -> bool:
     """Whether both causes rest on the same lines, because their signs allow both causes."""
     lines = {sighting.order for sighting in other.sightings}
     rows = [signatures.table().signs.get(sighting.sign) for sighting in root.sightings]
     return all(sighting.order in lines for sighting in root.sightings) and all(
-        sign is not None and {root.cause, other.cause} <= {sign.cause, *sign.also} for sign in rows
+        sign is not None and {root.cause, other.cause} <= sign.causes.keys() for sign in rows
     )
 
 

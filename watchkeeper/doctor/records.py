@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from watchkeeper.doctor import cluster_records, headings
-from watchkeeper.doctor.facts import DoctorFacts, TextRecord
-from watchkeeper.doctor.listing import Listing
+from watchkeeper.doctor import cluster_records
+from watchkeeper.doctor.facts import TextRecord
+from watchkeeper.doctor.listing import Listing, indent_of
 from watchkeeper.readers.nvidia_smi import TABLE_FIRST
 
 MAX_RECORDS = 4096
@@ -63,11 +63,11 @@ LOCAL_COMMANDS = frozenset({
 })  # fmt: skip
 
 
-def read(listing: Listing, facts: DoctorFacts) -> None:
+def read(listing: Listing) -> None:
     for needles, reader in READERS:
         if any(needle in listing.text for needle in needles):
             rows = sorted(islice(reader(listing), MAX_RECORDS), key=lambda record: record.first)
-            facts.records.setdefault(listing.name, []).extend([rows] if rows else [])
+            listing.facts.records.setdefault(listing.name, []).extend([rows] if rows else [])
 
 
 def enclosing_records(records: Sequence[Sequence[TextRecord]], line: int) -> Iterator[TextRecord]:
@@ -80,22 +80,22 @@ def enclosing_records(records: Sequence[Sequence[TextRecord]], line: int) -> Ite
 
 def _describe_records(listing: Listing) -> Iterator[TextRecord]:
     lines = listing.lines
-    for first, match in headings.numbered_matches(listing, DESCRIBED):
+    for first, match in listing.numbered_matches(DESCRIBED):
         indent, last = len(match["indent"]), first
         while last < len(lines) and _is_in_block(lines[last], indent):
             last += 1
         block = lines[first : min(last, first + DESCRIBED_LINES)]
-        values = {name: _first_value(pattern, block) for name, pattern in (("namespace", NAMESPACE), ("node", NODE))}
-        if values["namespace"] and any(map(POD_FIELDS.match, block)):
-            fields = {"pod": match["name"]} | {name: value for name, value in values.items() if value}
+        namespace, node = _first_value(NAMESPACE, block), _first_value(NODE, block)
+        if namespace and any(map(POD_FIELDS.match, block)):
+            fields = {"pod": match["name"], "namespace": namespace} | ({"node": node} if node else {})
             yield TextRecord(listing.name, first, last, fields)
-        elif not values["namespace"] and any(map(NODE_FIELDS.match, block)):
+        elif not namespace and any(map(NODE_FIELDS.match, block)):
             yield TextRecord(listing.name, first, last, {"node": match["name"]})
 
 
 def _is_in_block(line: str, indent: int) -> bool:
     """Whether a line belongs to the same object of `kubectl describe`."""
-    if not line.strip() or len(line) - len(line.lstrip()) > indent:
+    if not line.strip() or indent_of(line) > indent:
         return True
     return DESCRIBED_KEY.match(line, indent) is not None and not line.lstrip().startswith("Name:")
 
@@ -108,17 +108,14 @@ def _indented_reader(pattern: re.Pattern[str]) -> Callable[[Listing], Iterator[T
     """Return a reader of records that end at a line that is not indented deeper than their heading."""
 
     def reading(listing: Listing) -> Iterator[TextRecord]:
-        for first, match in headings.numbered_matches(listing, pattern):
-            heading, last = listing.lines[first - 1], first
-            indent = len(heading) - len(heading.lstrip())
-            while last < len(listing.lines):
-                line = listing.lines[last]
-                if line.strip() and len(line) - len(line.lstrip()) <= indent:
-                    break
+        for first, match in listing.numbered_matches(pattern):
+            indent, last = indent_of(listing.lines[first - 1]), first
+            while last < len(listing.lines) and not (
+                listing.lines[last].strip() and indent_of(listing.lines[last]) <= indent
+            ):
                 last += 1
-            yield TextRecord(
-                listing.name, first, last, {key: value for key, value in match.groupdict().items() if value}
-            )
+            fields = {key: value for key, value in match.groupdict().items() if value}
+            yield TextRecord(listing.name, first, last, fields)
 
     return reading
 
@@ -132,7 +129,7 @@ def _table_rows(listing: Listing) -> Iterator[TextRecord]:
 
 def _command_records(listing: Listing) -> Iterator[TextRecord]:
     """Commands at a shell prompt, each with its output up to the next prompt."""
-    for first, last, prompt in headings.sections(listing, PROMPT):
+    for first, last, prompt in listing.sections(PROMPT):
         command, arguments = prompt["command"], prompt["rest"].split()
         if command in KUBECTL:
             fields = _kubectl_object(arguments)
@@ -169,7 +166,7 @@ def _kubectl_object(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _port_records(listing: Listing) -> Iterator[TextRecord]:
-    for first, last, match in headings.sections(listing, PORT_INFO):
+    for first, last, match in listing.sections(PORT_INFO):
         yield TextRecord(listing.name, first, last, {"owner": match["owner"].lower(), "port": match["port"]})
 
 

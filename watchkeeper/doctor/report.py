@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from functools import cache
 from typing import Any
 
 from watchkeeper.catalogue import causes, pack
-from watchkeeper.doctor import collecting, signatures, wording
+from watchkeeper.doctor import signatures, wording
 from watchkeeper.doctor.facts import DoctorFacts, Input, Sighting
-from watchkeeper.doctor.ranking import MIN_UNKNOWN_CONFIDENCE, RankedCause
+from watchkeeper.doctor.opinion import Opinion
+from watchkeeper.doctor.ranking import MIN_UNKNOWN_CONFIDENCE
 from watchkeeper.model import diagnosis, fleet
 
 FILE = "doctor_actions.csv"
+# What to collect next if the cause is unknown.
+INPUTS_FILE = "doctor_inputs.csv"
 # The fields of a finding's place, in display order.
 PLACES = (
     "node", "gpu", "pci", "uuid", "port_pci", "switch_pci", "culprit_rank", "rank", "local_rank", "missing_rank",
@@ -48,15 +51,13 @@ SLURM_KINDS = ("slurm", "scontrol", "sinfo", "squeue", "sacct", "sdiag")
 SLURM_SIGNS = ("slurm-oom", "slurm-task-oom", "slurm-node-fail", "slurm-gres-count")
 _KUBECTL_DRAIN = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
 _SCONTROL_DRAIN = "scontrol update nodename={node} state=drain reason=gpu-fault"
-DRAIN = {
-    JobScheduler.KUBERNETES: _KUBECTL_DRAIN,
-    JobScheduler.SLURM: _SCONTROL_DRAIN,
-    JobScheduler.UNKNOWN: f"{_KUBECTL_DRAIN}   (Slurm: {_SCONTROL_DRAIN})",
-}
-CORDON = {
-    JobScheduler.KUBERNETES: "kubectl cordon {node}",
-    JobScheduler.SLURM: _SCONTROL_DRAIN,
-    JobScheduler.UNKNOWN: f"kubectl cordon {{node}}   (Slurm: {_SCONTROL_DRAIN})",
+SCHEDULER_COMMANDS = {
+    JobScheduler.KUBERNETES: {"drain": _KUBECTL_DRAIN, "cordon": "kubectl cordon {node}"},
+    JobScheduler.SLURM: {"drain": _SCONTROL_DRAIN, "cordon": _SCONTROL_DRAIN},
+    JobScheduler.UNKNOWN: {
+        "drain": f"{_KUBECTL_DRAIN}   (Slurm: {_SCONTROL_DRAIN})",
+        "cordon": f"kubectl cordon {{node}}   (Slurm: {_SCONTROL_DRAIN})",
+    },
 }
 
 
@@ -103,23 +104,11 @@ class DoctorReport:
         return DoctorVerdict.CANNOT_TELL if self.findings or unread or self.is_partial else DoctorVerdict.NOTHING_FOUND
 
 
-@dataclass(frozen=True, slots=True)
-class _Remedies:
-    """The next steps by cause, and the scheduler that their commands are for."""
-
-    scheduler: JobScheduler
-    steps: Mapping[str, tuple[diagnosis.DiagnosisStep, ...]]
-
-
-def build(facts: DoctorFacts, candidates: Iterable[RankedCause]) -> DoctorReport:
+def build(facts: DoctorFacts, candidates: Iterable[Opinion]) -> DoctorReport:
     notes = [f"{facts.dropped_events:,} more events are not listed"] if facts.dropped_events else []
     notes += [f"{entry.name}: {entry.problem}" for entry in facts.inputs if entry.problem]
     notes += facts.notes
-    remedies = _Remedies(
-        _detect_scheduler(facts),
-        _steps_by_cause() | {diagnosis.UNKNOWN_CAUSE: collecting.collection_steps(facts.kinds())},
-    )
-    findings = tuple(_make_finding(candidate, remedies) for candidate in candidates)
+    findings = tuple(_make_finding(candidate, facts) for candidate in candidates)
     return DoctorReport(tuple(facts.inputs), tuple(facts.events), findings, tuple(notes))
 
 
@@ -133,29 +122,27 @@ def _detect_scheduler(facts: DoctorFacts) -> JobScheduler:
     return JobScheduler.SLURM if slurm else JobScheduler.KUBERNETES
 
 
-def _make_finding(candidate: RankedCause, remedies: _Remedies) -> DoctorFinding:
+def _make_finding(candidate: Opinion, facts: DoctorFacts) -> DoctorFinding:
     row = causes.lookup(candidate.cause)
     where = _collect_places(candidate)
     title = wording.title_text(row, where)
     if candidate.cause == diagnosis.UNKNOWN_CAUSE and candidate.confidence >= MIN_UNKNOWN_CONFIDENCE and candidate.why:
         # The catalogue has no such cause, but the sign describes it: a job that Slurm ended, a full disk.
         title = FIRST_CLAUSE.split(candidate.why, maxsplit=1)[0].rstrip(".")
-    steps = tuple(diagnosis.DiagnosisStep(text) for text in candidate.advice)
+    evidence = {(sighting.input, sighting.line, sighting.text): sighting for sighting in candidate.sightings}
     return DoctorFinding(
         cause=candidate.cause,
         confidence=round(candidate.confidence, 2),
         where=where,
         title=title,
         why=candidate.why or row.why,
-        evidence=tuple(
-            {(sighting.input, sighting.line, sighting.text): sighting for sighting in candidate.sightings}.values()
-        ),
-        actions=(*steps, *_next_steps(candidate.cause, where, remedies)),
+        evidence=tuple(evidence.values()),
+        actions=(*map(diagnosis.DiagnosisStep, candidate.advice), *_next_steps(row, where, facts)),
         ruled_out=candidate.ruled_out,
     )
 
 
-def _collect_places(candidate: RankedCause) -> dict[str, Any]:
+def _collect_places(candidate: Opinion) -> dict[str, Any]:
     places: dict[str, list[str]] = {}
     for name, value in candidate.extra_where:
         places.setdefault(name, []).append(value)
@@ -165,8 +152,7 @@ def _collect_places(candidate: RankedCause) -> dict[str, Any]:
             # A pattern with alternatives names the same place `node`, `node2`, `node3`.
             values = [fields.get(f"{name}{suffix}") for suffix in ("", "2", "3")]
             places.setdefault(name, []).extend(_normalise_place(name, value) for value in values if value)
-    places = {name: values for name, values in places.items() if values}
-    return {name: _place_value(name, list(dict.fromkeys(places[name]))) for name in PLACES if name in places}
+    return {name: _place_value(name, list(dict.fromkeys(places[name]))) for name in PLACES if places.get(name)}
 
 
 def _place_fields(sighting: Sighting) -> Mapping[str, str]:
@@ -192,26 +178,23 @@ def _place_value(name: str, values: Sequence[str]) -> Any:
     return converted[0] if len(converted) == 1 else converted
 
 
-def _next_steps(cause: str, where: Mapping[str, Any], remedies: _Remedies) -> tuple[diagnosis.DiagnosisStep, ...]:
-    row = causes.lookup(cause)
-    place, node = wording.place_text(row, where), wording.single_value(where.get("node"))
+def _next_steps(
+    row: causes.CauseRow, where: Mapping[str, Any], facts: DoctorFacts
+) -> tuple[diagnosis.DiagnosisStep, ...]:
     replacements = {name: wording.single_value(where.get(name)) or name.upper() for name in COMMAND_FIELDS}
     if "pci" not in where and isinstance(where.get("port_pci"), str):
         replacements["pci"] = where["port_pci"]
     if "gpu" not in where and isinstance(pci := where.get("pci"), str):
         # nvidia-smi accepts an address instead of an index; kernel addresses have no function number.
         replacements["gpu"] = pci if "." in pci else f"{pci}.0"
-    replacements |= {
-        name: _fill_command(text, replacements)
-        for name, text in (("drain", DRAIN[remedies.scheduler]), ("cordon", CORDON[remedies.scheduler]))
-    }
-    listed_steps = tuple(
-        diagnosis.DiagnosisStep(
-            step.do, None if step.command is None else _fill_command(step.command, replacements), step.risk
-        )
-        for step in remedies.steps.get(cause, ())
-    )
-    return listed_steps or (diagnosis.DiagnosisStep(row.advice(place, node)),)
+    for name, text in SCHEDULER_COMMANDS[_detect_scheduler(facts)].items():
+        replacements[name] = _fill_command(text, replacements)
+    is_unknown = row.cause == diagnosis.UNKNOWN_CAUSE
+    steps = collection_steps(facts.kinds()) if is_unknown else _steps_by_cause().get(row.cause, ())
+    if not steps:
+        place, node = wording.place_text(row, where), wording.single_value(where.get("node"))
+        return (diagnosis.DiagnosisStep(row.advice(place, node)),)
+    return tuple(replace(step, command=step.command and _fill_command(step.command, replacements)) for step in steps)
 
 
 def _fill_command(command: str, replacements: Mapping[str, str]) -> str:
@@ -223,15 +206,32 @@ def _fill_command(command: str, replacements: Mapping[str, str]) -> str:
 @cache
 def _steps_by_cause() -> dict[str, tuple[diagnosis.DiagnosisStep, ...]]:
     steps_by_cause: dict[str, list[diagnosis.DiagnosisStep]] = {}
-    for cause, step in pack.load(FILE, _read_row):
+    for cause, step in pack.load(FILE, _read_action_row):
         steps_by_cause.setdefault(cause, []).append(step)
     return {cause: tuple(steps) for cause, steps in steps_by_cause.items()}
 
 
-def _read_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.DiagnosisStep]:
-    cause_ids = frozenset(row.cause for row in causes.all_causes())
-    step = diagnosis.DiagnosisStep(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
-    return pack.choice(cells["cause"], cause_ids), step
+def _read_action_row(cells: Mapping[str, str]) -> tuple[str, diagnosis.DiagnosisStep]:
+    return pack.choice(cells["cause"], frozenset(row.cause for row in causes.all_causes())), _read_step(cells)
+
+
+def _read_step(cells: Mapping[str, str]) -> diagnosis.DiagnosisStep:
+    return diagnosis.DiagnosisStep(pack.required(cells["do"]), cells["command"] or None, diagnosis.Risk(cells["risk"]))
+
+
+def collection_steps(kinds: Iterable[str]) -> tuple[diagnosis.DiagnosisStep, ...]:
+    """The steps whose `only` prefixes, if any, match an input, and whose `unless` prefixes match none."""
+    input_kinds = tuple(kinds)
+    return tuple(
+        step
+        for only, unless, step in pack.load(INPUTS_FILE, _read_input_row)
+        if (not only or any(kind.startswith(only) for kind in input_kinds))
+        and not any(kind.startswith(unless) for kind in input_kinds)
+    )
+
+
+def _read_input_row(cells: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], diagnosis.DiagnosisStep]:
+    return tuple(cells["only"].split()), tuple(cells["unless"].split()), _read_step(cells)
 
 
 def as_plain(report: DoctorReport) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The beginning shows the kind of the input; tables and listings, which need sever
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,19 +148,16 @@ def _continues_previous(line: log_text.LogLine[LineTests]) -> bool:
 def _is_negated(match: re.Match[str], sign: Sign) -> bool:
     """Whether the words before the match negate it: `no thermal violations detected`, `0 double-bit errors`."""
     words = match.string[max(0, match.start() - NEGATION_CHARACTERS) : match.start()]
-    # A hint is checked over its whole line.
-    span = (0, len(match.string)) if sign.role is Role.HINT else _word_span(match)
-    if COUNTED.search(match.string, *span) is not None:
-        return True
-    return NEGATION.search(words) is not None and NUMBERED.search(words) is None
-
-
-def _word_span(match: re.Match[str]) -> tuple[int, int]:
-    """The span of a match, to the end of its last word."""
-    end = match.end()
+    start, end = match.span()
+    # To the end of its last word.
     while end < len(match.string) and match.string[end].isalpha():
         end += 1
-    return match.start(), end
+    if sign.role is Role.HINT:
+        # A hint is checked over its whole line.
+        start, end = 0, len(match.string)
+    if COUNTED.search(match.string, start, end) is not None:
+        return True
+    return NEGATION.search(words) is not None and NUMBERED.search(words) is None
 
 
 def excerpt(text: str, at: int) -> str:
@@ -179,35 +176,21 @@ def _read_kernel_line(
     if fact is None:
         return clock
     clock = line_prefix.read_clock(text) or clock
-    fields: dict[str, str] = dict(line_prefix.read_prefix(text))
     if isinstance(fact, kernel_log.GpuIdentity):
         facts.add("gpu-identity", input=name, line=line.number, text=text, fields={"pci": fact.pci, "uuid": fact.uuid})
         return clock
+    fields: dict[str, str] = dict(line_prefix.read_prefix(text))
     fact_fields = {"pci": fact.pci, "process": fact.process, "pid": None if fact.pid is None else str(fact.pid)}
     fields.update({key: value for key, value in fact_fields.items() if value})
     fields.update(fact.fields)
     if fact.code is not None:
         fields["code"] = str(fact.code)
-    sign = f"kernel-{fact.kind.value}"
-    facts.add(sign, input=name, line=line.number, text=text, fields=fields, clock=clock)
-    facts.add_event(_event(fact, line, name, fields=fields))
+    kind, at = fact.kind.value, line_prefix.read_time(text)
+    facts.add(f"kernel-{kind}", input=name, line=line.number, text=text, fields=fields, clock=clock)
+    event: dict[str, Any] = {"kind": kind, "code": fact.code, "pci": fact.pci, "pid": fact.pid, "process": fact.process}
+    event |= {"at": None if at is None else at.isoformat(), "node": fields.get("node")}
+    event |= {"input": name, "line": line.number}
+    if at is None and (since_boot := line_prefix.read_seconds_since_boot(text)) is not None:
+        event["seconds_since_boot"] = since_boot
+    facts.add_event(event)
     return clock
-
-
-def _event(
-    fact: kernel_log.KernelFact, line: log_text.LogLine[LineTests], name: str, *, fields: Mapping[str, str]
-) -> dict[str, Any]:
-    at = line_prefix.read_time(line.text)
-    event: dict[str, Any] = {
-        "kind": fact.kind.value,
-        "code": fact.code,
-        "pci": fact.pci,
-        "pid": fact.pid,
-        "process": fact.process,
-        "at": None if at is None else at.isoformat(),
-        "node": fields.get("node"),
-        "input": name,
-        "line": line.number,
-    }
-    since_boot = line_prefix.read_seconds_since_boot(line.text) if at is None else None
-    return event if since_boot is None else event | {"seconds_since_boot": since_boot}

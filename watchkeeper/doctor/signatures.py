@@ -62,6 +62,11 @@ class Sign:
     unless: tuple[str, ...] = ()
 
     @property
+    def causes(self) -> dict[str, float]:
+        """The confidence of each possible cause."""
+        return {self.cause: self.confidence, **self.also}
+
+    @property
     def compiled(self) -> re.Pattern[str]:
         """The pattern, compiled at the first use: most runs use few patterns."""
         return _compile(self.pattern or "")

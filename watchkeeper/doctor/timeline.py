@@ -52,9 +52,7 @@ def order_by_time(facts: DoctorFacts) -> None:
     """Add the nodes and ranks in the names of inputs to the sightings, and order everything by time."""
     sightings = _with_input_names(facts.all_sightings())
     clocks = _read_clocks(sightings)
-    sightings = [
-        sighting if (at := clocks.read(sighting)) is None else replace(sighting, at=at) for sighting in sightings
-    ]
+    sightings = [replace(sighting, at=clocks.read(sighting)) for sighting in sightings]
     inputs_with_time = {sighting.input for sighting in sightings if sighting.at is not None}
     facts.replace_all(_sort_by_time(sightings))
     _set_event_times(facts)
@@ -62,10 +60,9 @@ def order_by_time(facts: DoctorFacts) -> None:
     names = dict.fromkeys(sighting.input for sighting in sightings)
     unordered = [name for name in names if name in logs and name not in inputs_with_time]
     if unordered and len(logs & names.keys()) > 1:
-        listed = ", ".join(unordered[:MAX_LISTED_INPUTS]) + (
-            " and others" if len(unordered) > MAX_LISTED_INPUTS else ""
-        )
-        facts.notes.append(f"order unknown: no line of {listed} has a time of day")
+        others = " and others" if len(unordered) > MAX_LISTED_INPUTS else ""
+        listed = ", ".join(unordered[:MAX_LISTED_INPUTS])
+        facts.notes.append(f"order unknown: no line of {listed}{others} has a time of day")
 
 
 def _sort_by_time(sightings: Sequence[Sighting]) -> list[Sighting]:
@@ -73,9 +70,8 @@ def _sort_by_time(sightings: Sequence[Sighting]) -> list[Sighting]:
     keyed: list[tuple[datetime, int, int, int, Sighting]] = []
     last: dict[str, datetime] = {}
     inputs = {name: at for at, name in enumerate(dict.fromkeys(sighting.input for sighting in sightings))}
-    earliest = min(
-        (sighting.at for sighting in sightings if sighting.at is not None), default=datetime(1970, 1, 1, tzinfo=UTC)
-    )
+    times = (sighting.at for sighting in sightings if sighting.at is not None)
+    earliest = min(times, default=datetime(1970, 1, 1, tzinfo=UTC))
     for sighting in sorted(sightings, key=lambda sighting: (inputs[sighting.input], sighting.line, sighting.order)):
         at = sighting.at or last.get(sighting.input, earliest)
         # The times of a log of several ranks may go back a little; its lines keep their order.
@@ -86,19 +82,13 @@ def _sort_by_time(sightings: Sequence[Sighting]) -> list[Sighting]:
 
 
 def _read_clocks(sightings: Iterable[Sighting]) -> _Clocks:
-    full_times = [
-        sighting.clock.at for sighting in sightings if sighting.clock is not None and sighting.clock.at is not None
-    ]
-    reference = None
-    if full_times:
-        reference = datetime.fromtimestamp(median(at.timestamp() for at in full_times), UTC)
+    clocks = [(sighting, sighting.clock) for sighting in sightings if sighting.clock is not None]
+    seconds = [clock.at.timestamp() for _, clock in clocks if clock.at is not None]
+    reference = datetime.fromtimestamp(median(seconds), UTC) if seconds else None
     booted: dict[str, datetime] = {}
-    for sighting in sightings:
-        clock = sighting.clock
-        if clock is None or clock.since_boot is None:
-            continue
+    for sighting, clock in clocks:
         at = clock.at or (None if clock.yearless is None else _with_year(clock.yearless, reference))
-        if at is not None:
+        if at is not None and clock.since_boot is not None:
             booted.setdefault(_node_or_input(sighting), at - timedelta(seconds=clock.since_boot))
     return _Clocks(booted, reference)
 
@@ -135,36 +125,31 @@ def _with_input_names(sightings: Sequence[Sighting]) -> list[Sighting]:
     }
     fields_by_input: dict[str, dict[str, str]] = {}
     for name in dict.fromkeys(sighting.input for sighting in sightings):
-        lowered = name.lower()
-        matching_nodes = {
-            node
-            for node, short in nodes.items()
-            if short in lowered and re.search(rf"(?<![\w-]){re.escape(short)}(?![\w-])", lowered)
-        }
+        matching_nodes = [node for node, short in nodes.items() if _contains_name(name.lower(), short)]
         rank = flight_recorder.RANK_OF_NAME.search(name.rsplit("/", 1)[-1])
-        fields_by_input[name] = ({"node": matching_nodes.pop()} if len(matching_nodes) == 1 else {}) | (
-            {"rank": rank[1]} if rank else {}
-        )
+        fields = {"node": matching_nodes[0]} if len(matching_nodes) == 1 else {}
+        fields_by_input[name] = fields | ({"rank": rank[1]} if rank else {})
     return [
-        replace(sighting, fields={**fields_by_input[sighting.input], **sighting.fields})
-        if fields_by_input[sighting.input]
+        replace(sighting, fields={**fields, **sighting.fields})
+        if (fields := fields_by_input[sighting.input])
         else sighting
         for sighting in sightings
     ]
 
 
+def _contains_name(text: str, name: str) -> bool:
+    return name in text and re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
+
+
 def _set_event_times(facts: DoctorFacts) -> None:
     """Set the time and the node of events, and order them by time."""
-    by_line = {
-        (sighting.input, sighting.line): sighting
-        for sighting in facts.all_sightings()
-        if sighting.sign.startswith("kernel-")
-    }
+    kernel_lines = (sighting for sighting in facts.all_sightings() if sighting.sign.startswith("kernel-"))
+    by_line = {(sighting.input, sighting.line): sighting for sighting in kernel_lines}
     for event in facts.events:
         sighting = by_line.get((event["input"], event["line"]))
         if sighting is not None:
-            is_dated = sighting.at is not None and sighting.at.year != line_prefix.YEARLESS
-            event["at"] = sighting.at.isoformat() if is_dated and sighting.at is not None else None
+            at = sighting.at
+            event["at"] = at.isoformat() if at is not None and at.year != line_prefix.YEARLESS else None
             event["node"] = event["node"] or sighting.fields.get("node")
     order = {key: sighting.order for key, sighting in by_line.items()}
     if all((event["input"], event["line"]) in order for event in facts.events):

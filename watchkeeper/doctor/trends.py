@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from watchkeeper.doctor.facts import DoctorFacts
-from watchkeeper.doctor.listing import Listing, add_sign
+from watchkeeper.doctor.listing import Listing
 
 MIN_SAMPLES = 20
 MAX_LINES = 2000
@@ -31,50 +30,38 @@ KINDS = frozenset(
 )
 
 
-def read_trend_signs(listing: Listing, facts: DoctorFacts) -> None:
+def read_trend_signs(listing: Listing) -> None:
     if listing.kind not in KINDS:
         return
-    lines = _sample_lines(listing.lines)
+    # At most MAX_LINES lines, evenly spread.
+    spacing = max(1, len(listing.lines) // MAX_LINES)
+    lines = [(at + 1, listing.lines[at]) for at in range(0, len(listing.lines), spacing)]
     memory = _series(lines, MEMORY)
     if len(memory) >= MIN_SAMPLES and _grows_steadily([value for _, value in memory]):
-        add_sign(facts, listing, "memory-grows", line=memory[-1][0], fields={})
-    data, step = _series(lines, DATA_TIME), _series(lines, STEP_TIME)
-    steps = dict(step)
-    shares = [(line, value / steps[line]) for line, value in data if steps.get(line)]
-    if (
-        len(shares) >= 3
-        and _median([share for _, share in shares]) > DATA_SHARE
-        and all(share <= 1 for _, share in shares)
-    ):
-        add_sign(facts, listing, "data-time-high", line=shares[-1][0], fields={})
+        listing.add_sign("memory-grows", memory[-1][0])
+    steps = dict(_series(lines, STEP_TIME))
+    data_shares = {line: value / steps[line] for line, value in _series(lines, DATA_TIME) if steps.get(line)}
+    shares = list(data_shares.values())
+    if len(shares) >= 3 and _median(shares) > DATA_SHARE and max(shares) <= 1:
+        listing.add_sign("data-time-high", max(data_shares))
     loss = _series(lines, LOSS)
     if len(loss) >= MIN_SAMPLES and _diverges([value for _, value in loss]):
-        add_sign(facts, listing, "loss-rises", line=loss[-1][0], fields={})
-
-
-def _sample_lines(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """At most MAX_LINES lines, evenly spread, with their numbers."""
-    step = max(1, len(lines) // MAX_LINES)
-    return [(at + 1, lines[at]) for at in range(0, len(lines), step)]
+        listing.add_sign("loss-rises", loss[-1][0])
 
 
 def _diverges(values: Sequence[float]) -> bool:
     """Whether the last fifth is far above the best fifth and above the first; a noisy but steady loss is not."""
     fifth = len(values) // 5
     medians = [_median(values[at * fifth : (at + 1) * fifth]) for at in range(5)]
-    return (
-        medians[4] > DIVERGENCE_FACTOR * max(min(medians), 1e-3)
-        and medians[4] > medians[0]
-        and medians[3] <= medians[4]
-    )
+    is_far_above = medians[4] > DIVERGENCE_FACTOR * max(min(medians), 1e-3)
+    return is_far_above and medians[4] > medians[0] and medians[3] <= medians[4]
 
 
 def _series(lines: Sequence[tuple[int, str]], pattern: re.Pattern[str]) -> list[tuple[int, float]]:
     """The first value of each line that matches, with its line number."""
     samples = []
     for number, line in lines:
-        match = pattern.search(line[:2000])
-        if match is not None:
+        if (match := pattern.search(line[:2000])) is not None:
             scale = 1024.0 if match.lastindex and match.lastindex > 1 and match[2].lower().startswith("g") else 1.0
             samples.append((number, float(match[1]) * scale))
     return samples

@@ -35,7 +35,10 @@ def title_text(row: causes.CauseRow, where: Mapping[str, Any]) -> str:
 
 def place_text(row: causes.CauseRow, where: Mapping[str, Any]) -> str:
     """The part that failed."""
-    scope, node = _scope(row, where), where.get("node")
+    scope, node = row.scope, where.get("node")
+    if row.cause == diagnosis.UNKNOWN_CAUSE and not {"gpu", "pci", "uuid"} & where.keys():
+        # An unknown cause is about a GPU only if a line names one.
+        scope = "node"
     suffix = f" of {node}" if isinstance(node, str) else f" of {len(node)} nodes" if isinstance(node, list) else ""
     member, hardware = _first_place(where, MEMBER_PLACES), _first_place(where, HARDWARE_PLACES)
     if scope == "workload":
@@ -58,13 +61,6 @@ def single_value(value: Any) -> str | None:
     if isinstance(value, list):
         return str(value[0]) if len(value) == 1 else None
     return None if value is None else str(value)
-
-
-def _scope(row: causes.CauseRow, where: Mapping[str, Any]) -> str:
-    """The scope of a cause; an unknown cause is about a GPU only if a line names one."""
-    if row.cause == diagnosis.UNKNOWN_CAUSE and not {"gpu", "pci", "uuid"} & where.keys():
-        return "node"
-    return row.scope
 
 
 def _first_place(where: Mapping[str, Any], templates: Sequence[tuple[str, str]]) -> str | None:

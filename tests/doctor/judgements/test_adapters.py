@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.doctor.asking import ask
-from watchkeeper.doctor.judgements import rdma
+from watchkeeper.doctor.judgements import network
 
 
 def ibstat(active: int = 8, *, down: tuple[int, ...] = (), slow: tuple[int, ...] = ()) -> str:
@@ -74,4 +74,4 @@ def test_without_ibstat_there_is_no_finding() -> None:
     ],
 )
 def test_names_are_read_as_nccl_reads_them(value: str, chosen: list[str]) -> None:
-    assert [hca for hca in ("mlx5_1", "mlx5_10", "mlx5_2") if rdma.is_chosen(value, hca)] == chosen
+    assert [hca for hca in ("mlx5_1", "mlx5_10", "mlx5_2") if network.is_chosen(value, hca)] == chosen

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from watchkeeper.catalogue import tables
 from watchkeeper.doctor.facts import DoctorFacts, Sighting, field_values
-from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
+from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion, sign_opinions
 from watchkeeper.doctor.signatures import lookup
 from watchkeeper.readers.flight_recorder import Collective, RankDump
 
@@ -31,11 +32,8 @@ SAME_ON_ALL_RANKS = {
 BLOCK_LINES = 7
 ABORTED = -6
 CRASH_TEXTS = {
-    ABORTED: "aborted",
-    -11: "crashed",
-    -4: "died with an illegal instruction",
-    -8: "died with an arithmetic fault",
-}
+    ABORTED: "aborted", -11: "crashed", -4: "died with an illegal instruction", -8: "died with an arithmetic fault",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +59,8 @@ def hang(facts: DoctorFacts) -> Iterable[Opinion]:
     lagging = _lagging_rank(facts)
     ranks_by_collective = _waiting_ranks(timeouts)
     first = next(iter(ranks_by_collective))
-    waits_text = "; ".join(
-        f"rank {', '.join(waiting_ranks)} waited in {collective}"
-        for collective, waiting_ranks in list(ranks_by_collective.items())[:MAX_NAMED]
-    )
+    waits = (f"rank {', '.join(waiting)} waited in {name}" for name, waiting in ranks_by_collective.items())
+    waits_text = "; ".join(islice(waits, MAX_NAMED))
     why = f"{waits_text[0].upper()}{waits_text[1:]} until the timeout."
     where: list[tuple[str, str]] = [("collective", first)] if timeouts[0].sequence else []
     if missing:
@@ -81,15 +77,9 @@ def hang(facts: DoctorFacts) -> Iterable[Opinion]:
     if first_ranks := field_values(facts.find("dump-signal-from"), "first"):
         why += f" Rank {first_ranks[0]} timed out first and notified the others."
     confidence = 0.72 if missing or lagging else 0.6
-    network = "nccl_ib_link_error: no RDMA completion error in the logs"
-    yield opinion(
-        "nccl_timeout_straggler",
-        confidence,
-        why,
-        on=[timeout.sighting for timeout in timeouts][:MAX_EVIDENCE],
-        where=where,
-        ruled_out=() if facts.has("nccl-ib-completion") else (network,),
-    )
+    network = () if facts.has("nccl-ib-completion") else ("nccl_ib_link_error: no RDMA completion error in the logs",)
+    on = [timeout.sighting for timeout in timeouts[:MAX_EVIDENCE]]
+    yield opinion("nccl_timeout_straggler", confidence, why, on=on, where=where, ruled_out=network)
 
 
 def _timeout(sighting: Sighting) -> CollectiveTimeout:
@@ -104,13 +94,9 @@ def _waiting_ranks(timeouts: Sequence[CollectiveTimeout]) -> dict[str, list[str]
     for timeout in timeouts:
         by_rank.setdefault(timeout.rank, timeout)
     ranks_by_collective: dict[str, list[str]] = {}
-    for first_timeout in by_rank.values():
-        collective = (
-            f"{first_timeout.operation or 'a collective'} number {first_timeout.sequence}"
-            if first_timeout.sequence
-            else "a collective"
-        )
-        ranks_by_collective.setdefault(collective, []).append(first_timeout.rank or "unknown")
+    for first in by_rank.values():
+        name = f"{first.operation or 'a collective'} number {first.sequence}" if first.sequence else "a collective"
+        ranks_by_collective.setdefault(name, []).append(first.rank or "unknown")
     return {what: sorted(ranks, key=_as_number) for what, ranks in ranks_by_collective.items()}
 
 
@@ -125,16 +111,15 @@ def _mismatch(timeouts: Sequence[CollectiveTimeout]) -> Opinion | None:
         # Gather and scatter have different sizes on their root by design.
         operations = {operation for operation, _ in kinds}
         if len(operations) > 1 or (len(kinds) > 1 and operations <= SAME_ON_ALL_RANKS.keys()):
-            details = "; ".join(
-                f"rank {entry.rank}: {entry.operation} of {entry.size or '?'}"
-                for entry in list(by_rank.values())[:MAX_NAMED]
+            differing = list(by_rank.values())
+            details = (
+                f"rank {timeout.rank}: {timeout.operation} of {timeout.size or '?'}"
+                for timeout in differing[:MAX_NAMED]
             )
-            return opinion(
-                "nccl_shape_or_collective_mismatch",
-                0.85 if len(operations) > 1 else min(SAME_ON_ALL_RANKS[name] for name in operations),
-                f"At sequence number {sequence} the ranks are in different collectives: {details}.",
-                on=[entry.sighting for entry in by_rank.values()][:MAX_EVIDENCE],
-            )
+            why = f"At sequence number {sequence} the ranks are in different collectives: {'; '.join(details)}."
+            confidence = 0.85 if len(operations) > 1 else min(SAME_ON_ALL_RANKS[name] for name in operations)
+            on = [timeout.sighting for timeout in differing[:MAX_EVIDENCE]]
+            return opinion("nccl_shape_or_collective_mismatch", confidence, why, on=on)
     return None
 
 
@@ -156,15 +141,12 @@ def _ranks_without_timeout(facts: DoctorFacts, ranks: Sequence[str]) -> list[str
     if world is None or len(ranks) < max(1, world // 2):
         return []
     present = set(ranks)
-    absent = [str(rank) for rank in range(world) if str(rank) not in present]
-    return absent[:MAX_RANKS_NAMED]
+    return [str(rank) for rank in range(world) if str(rank) not in present][:MAX_RANKS_NAMED]
 
 
 def _lagging_rank(facts: DoctorFacts) -> tuple[str, int, int] | None:
     """The rank with the fewest enqueued collectives, if it has not completed more than the slowest rank."""
-    status = {
-        sighting.fields["rank"]: sighting.fields for sighting in facts.find("pg-status") if "rank" in sighting.fields
-    }
+    status = {line.fields["rank"]: line.fields for line in facts.find("pg-status") if "rank" in line.fields}
     enqueued = {rank: int(fields["enqueued"]) for rank, fields in status.items()}
     if len(enqueued) < 2 or len(set(enqueued.values())) < 2:
         return None
@@ -177,12 +159,8 @@ def _lagging_rank(facts: DoctorFacts) -> tuple[str, int, int] | None:
 
 def _places_of_ranks(facts: DoctorFacts, ranks: Sequence[str]) -> list[tuple[str, str]]:
     """Node and GPU of these ranks from their NCCL lines at the start."""
-    places: list[tuple[str, str]] = []
-    for sighting in facts.find("nccl-rank"):
-        if sighting.fields["rank"] in ranks:
-            places += [
-                (f"missing_{name}", sighting.fields[name]) for name in ("node", "gpu") if name in sighting.fields
-            ]
+    named = [sighting.fields for sighting in facts.find("nccl-rank") if sighting.fields["rank"] in ranks]
+    places = ((f"missing_{name}", fields[name]) for fields in named for name in ("node", "gpu") if name in fields)
     return list(dict.fromkeys(places))
 
 
@@ -192,20 +170,18 @@ def _as_number(text: str) -> int:
 
 def ended_ranks(facts: DoctorFacts) -> Iterable[Opinion]:
     """Judge the exit codes in torchrun's output: the first rank that failed on its own, not by a stop signal."""
-    failures = [
-        sighting
-        for sighting in facts.find("elastic-failed", "elastic-block-exit")
-        if sighting.fields["code"] not in ("0", "-15", "143")
-    ]
+    lines = facts.find("elastic-failed", "elastic-block-exit")
+    failures = [line for line in lines if line.fields["code"] not in ("0", "-15", "143")]
     if not failures:
         return
-    root = _first_failure_lines(facts)
-    first = next((sighting for sighting in failures if _is_in_block(sighting, root)), failures[0])
+    # The lines of torchrun's block about the first failed rank: heading, host and rank.
+    root = facts.find("elastic-root")[:1]
+    block_lines = [*facts.find("elastic-block-host"), *facts.find("elastic-block-rank")]
+    root += [line for line in block_lines if _is_in_block(line, root)]
+    first = next((failure for failure in failures if _is_in_block(failure, root)), failures[0])
     code = int(first.fields["code"])
     row = tables.find_exit_code(code)
-    places = [
-        (name, sighting.fields[name]) for sighting in root for name in ("node", "rank") if name in sighting.fields
-    ]
+    places = [(name, line.fields[name]) for line in root for name in ("node", "rank") if name in line.fields]
     if code == ABORTED and any(sighting.order < first.order for sighting in facts.find("watchdog-timeout")):
         why = "A rank aborted after the timeout of its watchdog, which aborts the process by design."
         yield opinion("nccl_rank_died", 0.3, why, on=[*root, *failures[:MAX_EVIDENCE]], where=places)
@@ -214,54 +190,32 @@ def ended_ranks(facts: DoctorFacts) -> Iterable[Opinion]:
         yield opinion("nccl_rank_died", 0.55, why, on=[*root, *failures[:MAX_EVIDENCE]], where=places)
     elif code != -9:
         meaning = row.meaning if row is not None else "unknown"
-        why = f"A rank ended with exit code {code}: {meaning}. "
-        error = _error_before(facts, first)
-        why += _describe_error(error) if error is not None else "The reason is in its log before this line."
-        on = [*([error] if error is not None else []), *root, *failures[:MAX_EVIDENCE]]
+        why, reason = f"A rank ended with exit code {code}: {meaning}.", "The reason is in its log before this line."
+        on = [*root, *failures[:MAX_EVIDENCE]]
+        if (error := _error_before(facts, first)) is not None:
+            subject = f"Rank {error.fields['rank']}" if "rank" in error.fields else "The program"
+            reason = f"{subject} failed with {error.text[error.text.index(error.fields['kind']) :]}"
+            on = [error, *on]
+        why = f"{why} {reason}"
         yield opinion("nccl_rank_died", 0.35, why, on=on, where=places)
 
 
 def _error_before(facts: DoctorFacts, ended: Sighting) -> Sighting | None:
     """The last Python error before the exit line, if all errors in the log are of one rank."""
-    errors = [
-        sighting
-        for sighting in facts.find("python-exception")
-        if sighting.input == ended.input and sighting.line < ended.line
-    ]
-    return errors[-1] if errors and len({sighting.fields.get("rank") for sighting in errors}) == 1 else None
-
-
-def _describe_error(raised: Sighting) -> str:
-    who = f"Rank {raised.fields['rank']}" if "rank" in raised.fields else "The program"
-    return f"{who} failed with {raised.text[raised.text.index(raised.fields['kind']) :]}"
+    raised = facts.find("python-exception")
+    errors = [error for error in raised if error.input == ended.input and error.line < ended.line]
+    return errors[-1] if len({error.fields.get("rank") for error in errors}) == 1 else None
 
 
 def dead_workers(facts: DoctorFacts) -> Iterable[Opinion]:
     """Workers that others report as dead: the cause, unless their watchdogs had ended them after a timeout."""
-    reports = facts.find("worker-died")
-    if not reports:
-        return
+    reports, timeouts = facts.find("worker-died"), facts.find("watchdog-timeout")
     sign = lookup("worker-died")
-    if any(
-        sighting.input == reports[0].input and sighting.line < reports[0].line
-        for sighting in facts.find("watchdog-timeout")
-    ):
+    if reports and any(timeout.input == reports[0].input and timeout.line < reports[0].line for timeout in timeouts):
         why = "A worker died after the timeout of its watchdog, which ends the process by design."
         yield opinion(sign.cause, 0.3, why, on=reports[:MAX_EVIDENCE])
-        return
-    for cause, confidence in {sign.cause: sign.confidence, **sign.also}.items():
-        yield opinion(cause, confidence, sign.why, on=reports[:MAX_EVIDENCE])
-
-
-def _first_failure_lines(facts: DoctorFacts) -> list[Sighting]:
-    """The lines of torchrun's block about the first failed rank: heading, host and rank."""
-    heading = facts.find("elastic-root")[:1]
-    return heading + [
-        sighting
-        for name in ("elastic-block-host", "elastic-block-rank")
-        for sighting in facts.find(name)
-        if _is_in_block(sighting, heading)
-    ]
+    elif reports:
+        yield from sign_opinions(sign, reports)
 
 
 def _is_in_block(sighting: Sighting, heading: Sequence[Sighting]) -> bool:
@@ -271,16 +225,11 @@ def _is_in_block(sighting: Sighting, heading: Sequence[Sighting]) -> bool:
 def dumps(facts: DoctorFacts) -> Iterable[Opinion]:
     """Compare the flight recorder dumps of a job, by group of ranks."""
     dumps_by_rank = {dump.rank: (dump, sighting) for dump, sighting in facts.dumps if dump.rank is not None}
-    if not dumps_by_rank:
-        return
-    for group in dict.fromkeys(
-        collective.group for dump, _ in dumps_by_rank.values() for collective in dump.collectives
-    ):
+    groups = [collective.group for dump, _ in dumps_by_rank.values() for collective in dump.collectives]
+    for group in dict.fromkeys(groups):
         last = {rank: _current_collective(dump, group) for rank, (dump, _) in dumps_by_rank.items()}
         stuck = {rank: collective for rank, collective in last.items() if collective is not None}
-        if len(stuck) > 1 and any(
-            collective.state != "completed" or collective.timed_out for collective in stuck.values()
-        ):
+        if len(stuck) > 1 and any(entry.state != "completed" or entry.timed_out for entry in stuck.values()):
             yield from _compare_ranks(group, stuck, dumps_by_rank)
 
 
@@ -297,50 +246,34 @@ def _compare_ranks(
     absent = [rank for rank in members if rank not in dumps_by_rank]
     furthest = max(collective.sequence for collective in stuck.values())
     lagging = [rank for rank, collective in stuck.items() if collective.sequence < furthest]
-    kinds = {
-        (collective.operation, collective.sizes) for collective in stuck.values() if collective.sequence == furthest
-    }
+    kinds = {(entry.operation, entry.sizes) for entry in stuck.values() if entry.sequence == furthest}
     evidence = [sighting for _, sighting in dumps_by_rank.values()][:MAX_EVIDENCE]
     if not lagging and len(kinds) > 1:
         sign = lookup("dump-mismatch")
-        details = "; ".join(
-            f"rank {rank}: {collective.operation} {collective.sizes}" for rank, collective in list(stuck.items())[:4]
-        )
-        yield opinion(
-            sign.cause, sign.confidence, f"{sign.why} Group {group}, position {furthest}: {details}.", on=evidence
-        )
+        details = (f"rank {rank}: {entry.operation} {entry.sizes}" for rank, entry in list(stuck.items())[:4])
+        why = f"{sign.why} Group {group}, position {furthest}: {'; '.join(details)}."
+        yield opinion(sign.cause, sign.confidence, why, on=evidence)
     elif lagging:
         sign = lookup("dump-lagging")
-        rank = min(lagging, key=lambda collective: stuck[collective].sequence)
+        rank = min(lagging, key=lambda lagging_rank: stuck[lagging_rank].sequence)
         collective = stuck[rank]
-        state = (
-            "its program did not call it (CPU side)"
-            if collective.state == "completed"
-            else f"its {collective.operation} is {collective.state}"
-        )
+        state = f"its {collective.operation} is {collective.state}"
+        if collective.state == "completed":
+            state = "its program did not call it (CPU side)"
         at = f"{collective.operation} {collective.sequence} of group {group}"
         why = f"Rank {rank} is at {at}, the other ranks are at {furthest}; {state}."
-        yield opinion(
-            sign.cause,
-            sign.confidence,
-            why,
-            on=evidence,
-            where=[("missing_rank", str(collective)) for collective in lagging[:MAX_RANKS_NAMED]],
-        )
+        yield opinion(sign.cause, sign.confidence, why, on=evidence, where=_missing_ranks(lagging))
     elif absent:
         sign = lookup("dump-missing")
-        names = ", ".join(map(str, absent[:MAX_RANKS_NAMED]))
-        where = [("missing_rank", str(rank)) for rank in absent[:MAX_RANKS_NAMED]]
-        yield opinion(sign.cause, sign.confidence, f"{sign.why} Missing: rank {names}.", on=evidence, where=where)
-        yield opinion(
-            "nccl_timeout_straggler",
-            sign.also["nccl_timeout_straggler"],
-            f"{sign.why} Missing: rank {names}.",
-            on=evidence,
-            where=where,
-        )
+        why = f"{sign.why} Missing: rank {', '.join(map(str, absent[:MAX_RANKS_NAMED]))}."
+        for cause in (sign.cause, "nccl_timeout_straggler"):
+            yield opinion(cause, sign.causes[cause], why, on=evidence, where=_missing_ranks(absent))
     else:
         operation = next(iter(kinds))[0]
         why = f"All ranks wait in the same {operation} (number {furthest}): the network or a GPU is the cause."
         yield opinion("nccl_ib_link_error", 0.45, why, on=evidence)
         yield opinion("nccl_timeout_straggler", 0.45, why, on=evidence)
+
+
+def _missing_ranks(ranks: Sequence[int]) -> list[tuple[str, str]]:
+    return [("missing_rank", str(rank)) for rank in ranks[:MAX_RANKS_NAMED]]

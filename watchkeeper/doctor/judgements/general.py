@@ -1,21 +1,24 @@
-"""Judge single signs, values of serving programs, and errors without a known cause."""
+"""Judge single signs, outages of services, values of serving programs, and errors without a known cause."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from watchkeeper.catalogue import tables
-from watchkeeper.doctor import excerpts, signatures
-from watchkeeper.doctor.facts import DoctorFacts
-from watchkeeper.doctor.judgements import services
-from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
+from watchkeeper.doctor import documents, signatures
+from watchkeeper.doctor.facts import DoctorFacts, Sighting
+from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion, sign_opinions
 from watchkeeper.doctor.signatures import Role
 from watchkeeper.model import diagnosis
 
-# Signs that other modules judge together with further signs.
+# The sign of an outage, and the sign of the recovery.
+RECOVERY_SIGNS = {"storage-does-not-answer": "storage-answers-again", "virtual-gpu-unlicensed": "virtual-gpu-licensed"}
+RECOVERED_CONFIDENCE = 0.45
+SERVICE_FIELDS = ("server", "target")
+# Signs that other functions judge together with further signs.
 JUDGED_ELSEWHERE = frozenset({
     "nccl-bad-interface", "nccl-link-local", "k8s-untolerated-taint", "k8s-selector", "worker-died",
-    *services.RECOVERY_SIGNS,
+    *RECOVERY_SIGNS,
 })  # fmt: skip
 SLOW_LOAD_SECONDS = 300.0
 MANY_WAITING = 100
@@ -45,13 +48,10 @@ def sign_causes(facts: DoctorFacts) -> Iterable[Opinion]:
     active = _active_signs(facts)
     silenced = {cause for sign in active for cause in sign.silences}
     for sign in active:
-        if sign.role is Role.HINT:
-            continue
-        causes = {sign.cause: sign.confidence, **sign.also}
-        for cause, confidence in causes.items():
-            if cause in ("", signatures.BY_XID) or cause in silenced or sign.id in JUDGED_ELSEWHERE:
-                continue
-            yield opinion(cause, confidence, sign.why, on=facts.find(sign.id)[:MAX_EVIDENCE])
+        if sign.role is not Role.HINT and sign.id not in JUDGED_ELSEWHERE:
+            for candidate in sign_opinions(sign, facts.find(sign.id)):
+                if candidate.cause not in ("", signatures.BY_XID) and candidate.cause not in silenced:
+                    yield candidate
 
 
 def _active_signs(facts: DoctorFacts) -> list[signatures.Sign]:
@@ -72,13 +72,12 @@ def hints(facts: DoctorFacts) -> Iterable[Opinion]:
         return
     for sign in active:
         if sign.role is Role.HINT:
-            for cause, confidence in {sign.cause: sign.confidence, **sign.also}.items():
-                yield opinion(cause, confidence, sign.why, on=facts.find(sign.id)[:MAX_EVIDENCE])
+            yield from sign_opinions(sign, facts.find(sign.id))
 
 
 def unexplained_failures(facts: DoctorFacts) -> Iterable[Opinion]:
     """An unknown cause for a failure line in a short text without any sign."""
-    failures = facts.find(excerpts.SIGN)
+    failures = facts.find(documents.FAILURE_SIGN)
     if failures and not facts.kinds() <= LISTINGS and not list(harmless(facts)):
         why = "A line reports a failure that no sign matches."
         yield opinion(diagnosis.UNKNOWN_CAUSE, 0.13, why, on=failures[:MAX_EVIDENCE])
@@ -100,9 +99,8 @@ def gpu_memory(facts: DoctorFacts) -> Iterable[Opinion]:
         total, reserved = _gibibytes(sighting.fields.get("total", "")), _gibibytes(sighting.fields.get("reserved", ""))
         if total and reserved is not None and reserved > FRAGMENTED_SHARE * total:
             why = f"{sighting.fields['reserved']} are reserved but not in use: memory is fragmented."
-            yield opinion(
-                "cuda_oom", 0.9, why, on=[sighting], advice=["Set PYTORCH_ALLOC_CONF=expandable_segments:True"]
-            )
+            advice = ["Set PYTORCH_ALLOC_CONF=expandable_segments:True"]
+            yield opinion("cuda_oom", 0.9, why, on=[sighting], advice=advice)
 
 
 def host_memory(facts: DoctorFacts) -> Iterable[Opinion]:
@@ -117,11 +115,8 @@ def checkpoints(facts: DoctorFacts) -> Iterable[Opinion]:
     """A write error while a checkpoint was saved; the line of the error does not name the checkpoint."""
     saves = facts.find("saving-was-tried")
     for refused in facts.find("write-refused"):
-        nearby_saves = [
-            sighting
-            for sighting in saves
-            if sighting.input == refused.input and 0 <= refused.line - sighting.line <= TRACEBACK_LINES
-        ]
+        lines_above = range(refused.line - TRACEBACK_LINES, refused.line + 1)
+        nearby_saves = [save for save in saves if save.input == refused.input and save.line in lines_above]
         if nearby_saves:
             why = f"The file system returned an error while a checkpoint was saved: {refused.fields['error'].strip()}."
             yield opinion("checkpoint_failing", 0.78, why, on=[nearby_saves[-1], refused])
@@ -143,24 +138,40 @@ def requests(facts: DoctorFacts) -> Iterable[Opinion]:
 
 def serving(facts: DoctorFacts) -> Iterable[Opinion]:
     """Model servers with many waiting requests or a full cache, and those that take minutes to load."""
-    waiting = [
-        sighting
-        for sighting in facts.find("vllm-stats")
-        if int(sighting.fields["waiting"]) >= MANY_WAITING
-        or (
-            float(sighting.fields["cache"]) >= FULL_CACHE_PERCENT
-            and int(sighting.fields["waiting"]) > int(sighting.fields["running"]) // 4
-        )
-    ]
-    if waiting:
-        sign = signatures.lookup("vllm-waiting")
-        yield opinion(sign.cause, sign.confidence, sign.why, on=waiting[:MAX_EVIDENCE])
-    slow = [
-        sighting for sighting in facts.find("load-seconds") if float(sighting.fields["seconds"]) >= SLOW_LOAD_SECONDS
-    ]
-    if slow:
-        sign = signatures.lookup("load-slow")
-        yield opinion(sign.cause, sign.confidence, sign.why, on=slow[:MAX_EVIDENCE])
+    waiting = [sighting for sighting in facts.find("vllm-stats") if _is_overloaded(sighting.fields)]
+    slow = [load for load in facts.find("load-seconds") if float(load.fields["seconds"]) >= SLOW_LOAD_SECONDS]
+    for name, sightings in (("vllm-waiting", waiting), ("load-slow", slow)):
+        if sightings:
+            sign = signatures.lookup(name)
+            yield opinion(sign.cause, sign.confidence, sign.why, on=sightings[:MAX_EVIDENCE])
+
+
+def _is_overloaded(stats: Mapping[str, str]) -> bool:
+    waiting = int(stats["waiting"])
+    has_queue = waiting > int(stats["running"]) // 4
+    return waiting >= MANY_WAITING or (has_queue and float(stats["cache"]) >= FULL_CACHE_PERCENT)
+
+
+def unavailable_services(facts: DoctorFacts) -> Iterable[Opinion]:
+    """Services that do not answer, or recovered after an outage that may have done harm."""
+    for name, recovery_sign in RECOVERY_SIGNS.items():
+        outages = facts.find(name)
+        if not outages:
+            continue
+        sign, recoveries = signatures.lookup(name), facts.find(recovery_sign)
+        ongoing = [sighting for sighting in outages if not any(_ends_outage(sighting, other) for other in recoveries)]
+        if ongoing:
+            yield from sign_opinions(sign, ongoing)
+        else:
+            why = f"{sign.why} It recovered afterwards."
+            yield opinion(sign.cause, RECOVERED_CONFIDENCE, why, on=[*outages[: MAX_EVIDENCE - 1], recoveries[-1]])
+
+
+def _ends_outage(outage: Sighting, recovery: Sighting) -> bool:
+    """Whether the recovery is of the same service and after the outage; a line without a name matches all services."""
+    is_later = recovery.input == outage.input and recovery.order > outage.order
+    shared = [name for name in SERVICE_FIELDS if name in outage.fields and name in recovery.fields]
+    return is_later and all(outage.fields[name] == recovery.fields[name] for name in shared)
 
 
 def unexplained_errors(facts: DoctorFacts) -> Iterable[Opinion]:

@@ -52,24 +52,19 @@ def xids(facts: DoctorFacts) -> Iterable[Opinion]:
     by_gpu: dict[tuple[str, str], list[Sighting]] = {}
     for sighting in facts.find("kernel-xid"):
         by_gpu.setdefault((sighting.fields.get("node", ""), sighting.fields.get("pci", "")), []).append(sighting)
-    for sightings in by_gpu.values():
-        yield from _judge_gpu(sightings, (*_uuids(facts, sightings), *_ranks(facts, sightings)))
+    for gpu, sightings in by_gpu.items():
+        yield from _judge_gpu(sightings, _gpu_names(facts, *gpu))
 
 
-def _uuids(facts: DoctorFacts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
-    pci = sightings[0].fields.get("pci")
-    named = [sighting.fields["uuid"] for sighting in facts.find("gpu-identity") if sighting.fields["pci"] == pci]
-    return (("uuid", named[0]),) if named else ()
-
-
-def _ranks(facts: DoctorFacts, sightings: Sequence[Sighting]) -> tuple[tuple[str, str], ...]:
-    """The rank on this GPU, if the inputs include NCCL's lines."""
-    node, pci = sightings[0].fields.get("node"), sightings[0].fields.get("pci")
-    return tuple(
-        ("rank", sighting.fields["rank"])
-        for sighting in facts.find("nccl-rank")
-        if node and sighting.fields.get("node") == node and _pci_of(sighting.fields.get("busid", "")) == pci
+def _gpu_names(facts: DoctorFacts, node: str, pci: str) -> tuple[tuple[str, str], ...]:
+    """The UUID of the GPU, and the rank on it if the inputs include NCCL's lines."""
+    uuids = [("uuid", line.fields["uuid"]) for line in facts.find("gpu-identity") if line.fields["pci"] == pci]
+    ranks = (
+        ("rank", line.fields["rank"])
+        for line in facts.find("nccl-rank")
+        if node and line.fields.get("node") == node and _pci_of(line.fields.get("busid", "")) == pci
     )
+    return (*uuids[:1], *ranks)
 
 
 def _pci_of(bus_id: str) -> str | None:
@@ -84,14 +79,21 @@ def _pci_of(bus_id: str) -> str | None:
 def _judge_gpu(sightings: Sequence[Sighting], places: tuple[tuple[str, str], ...]) -> Iterable[Opinion]:
     codes = [int(sighting.fields["code"]) for sighting in sightings]
     roots = [sighting for sighting, code in zip(sightings, codes, strict=True) if code not in CONSEQUENT_XIDS]
-    recovery = _recovery_advice(sightings)
+    actions = field_values(sightings, "recovery_action")
+    row = tables.find_recovery_action(actions[-1]) if actions else None
+    recovery = row.meaning if row is not None else None
     if not roots:
-        previous_xid = _previous_xid(sightings)
+        # The driver names it as the cause of a torn-down channel.
+        named_codes = [int(code) for code in field_values(sightings, "caused_by_xid")]
+        previous_xid = next((code for code in named_codes if code not in CONSEQUENT_XIDS), None)
         if previous_xid is not None and _cause_of(previous_xid) in CONFIDENCE:
             why = f"The driver names Xid {previous_xid} ({xid.lookup(previous_xid).name}) as the previous one."
             yield opinion(_cause_of(previous_xid), 0.8, why, on=sightings[:MAX_EVIDENCE], where=places)
         else:
-            yield _consequences_only(sightings, recovery)
+            names = ", ".join(f"Xid {code}" for code in sorted(set(codes)))
+            why = f"{names} follows from another fault, which is not in these lines. {recovery or ''}".strip()
+            advice = ["Add the kernel log of the minutes before: dmesg -T or journalctl -k"]
+            yield opinion(diagnosis.UNKNOWN_CAUSE, 0.38, why, on=sightings[:MAX_EVIDENCE], advice=advice)
         return
     by_cause: dict[str, list[Sighting]] = {}
     for sighting in roots:
@@ -100,14 +102,10 @@ def _judge_gpu(sightings: Sequence[Sighting], places: tuple[tuple[str, str], ...
     for cause, own_lines in by_cause.items():
         code = int(own_lines[0].fields["code"])
         orders = {line.order for line in own_lines}
-        yield opinion(
-            cause,
-            _confidence(cause, own_lines, first=first, others=frozenset(by_cause)),
-            _xid_text(code, own_lines, sightings, recovery=recovery),
-            on=[*own_lines[:MAX_EVIDENCE], *[line for line in sightings if line.order not in orders][:3]],
-            ruled_out=_ruled_out(cause, codes),
-            where=places,
-        )
+        on = [*own_lines[:MAX_EVIDENCE], *[line for line in sightings if line.order not in orders][:3]]
+        confidence = _confidence(cause, own_lines, first=first, others=frozenset(by_cause))
+        why = _xid_text(code, own_lines, sightings, recovery=recovery)
+        yield opinion(cause, confidence, why, on=on, ruled_out=_ruled_out(cause, codes), where=places)
 
 
 def _confidence(cause: str, own_lines: Sequence[Sighting], *, first: str, others: frozenset[str]) -> float:
@@ -124,35 +122,8 @@ def _confidence(cause: str, own_lines: Sequence[Sighting], *, first: str, others
     return confidence
 
 
-def _previous_xid(sightings: Sequence[Sighting]) -> int | None:
-    """The Xid that the driver names as the cause of a torn-down channel, unless it is a consequence too."""
-    codes = [int(code) for code in field_values(sightings, "caused_by_xid")]
-    return next((code for code in codes if code not in CONSEQUENT_XIDS), None)
-
-
 def _cause_of(code: int) -> str:
-    if code in HALTED_XIDS:
-        return "gsp_timeout"
-    return xid.lookup(code).cause
-
-
-def _recovery_advice(sightings: Sequence[Sighting]) -> str | None:
-    actions = field_values(sightings, "recovery_action")
-    row = tables.find_recovery_action(actions[-1]) if actions else None
-    return row.meaning if row is not None else None
-
-
-def _consequences_only(sightings: Sequence[Sighting], recovery: str | None) -> Opinion:
-    codes = sorted({int(sighting.fields["code"]) for sighting in sightings})
-    names = ", ".join(f"Xid {code}" for code in codes)
-    why = f"{names} follows from another fault, which is not in these lines"
-    return opinion(
-        diagnosis.UNKNOWN_CAUSE,
-        0.38,
-        f"{why}. {recovery or ''}".strip(),
-        on=sightings[:MAX_EVIDENCE],
-        advice=("Add the kernel log of the minutes before: dmesg -T or journalctl -k",),
-    )
+    return "gsp_timeout" if code in HALTED_XIDS else xid.lookup(code).cause
 
 
 def _xid_text(code: int, own_lines: Sequence[Sighting], all_lines: Sequence[Sighting], *, recovery: str | None) -> str:
@@ -201,12 +172,10 @@ def reported_xids(facts: DoctorFacts) -> Iterable[Opinion]:
         if code == 0 or "NVRM" in sighting.text:
             continue
         row = xid.lookup(code)
-        trust = 0.75 if sighting.sign == "page-xid" else 0.88
         cause = _cause_of(code) if code not in CONSEQUENT_XIDS else diagnosis.UNKNOWN_CAUSE
-        confidence = min(trust, CONFIDENCE.get(cause, 0.4))
-        yield opinion(
-            cause, confidence, f"Xid {code} ({row.name}) is reported. {row.likely_cause}".strip(), on=[sighting]
-        )
+        confidence = min(0.75 if sighting.sign == "page-xid" else 0.88, CONFIDENCE.get(cause, 0.4))
+        why = f"Xid {code} ({row.name}) is reported. {row.likely_cause}".strip()
+        yield opinion(cause, confidence, why, on=[sighting])
 
 
 def switch_errors(facts: DoctorFacts) -> Iterable[Opinion]:
@@ -215,21 +184,17 @@ def switch_errors(facts: DoctorFacts) -> Iterable[Opinion]:
         row = tables.find_sxid(int(sighting.fields["code"]))
         severity = sighting.fields.get("severity", "").lower()
         is_fatal = severity == "fatal" if severity else bool(row and row.is_fatal)
-        name = f" ({row.name})" if row else " (not in the catalogue)"
+        is_thermal = row is not None and "thermal" in row.name.lower()
+        why = f"SXid {sighting.fields['code']} ({row.name if row else 'not in the catalogue'}) of NVSwitch "
+        why += sighting.fields.get("switch", "")
         if row is not None and row.severity == "info" and severity != "fatal":
             # Corrected, ended or without effect: no action, and not the cause of other faults.
-            switch = sighting.fields.get("switch", "")
-            why = f"SXid {sighting.fields['code']}{name} of NVSwitch {switch} is not a fault: {row.note}."
-            yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=[_rename_pci("switch_pci", sighting)])
-            continue
-        is_thermal = row is not None and "thermal" in row.name.lower()
-        yield opinion(
-            "cooling_failure" if is_thermal else "nvlink_error",
-            0.6 if is_thermal else 0.85 if is_fatal else 0.7,
-            f"SXid {sighting.fields['code']}{name} of NVSwitch {sighting.fields.get('switch', '')}, "
-            f"{'fatal' if is_fatal else 'not fatal'}. {row.note if row else ''}".strip(),
-            on=[_rename_pci("switch_pci", sighting)],
-        )
+            cause, confidence, why = diagnosis.UNKNOWN_CAUSE, 0.3, f"{why} is not a fault: {row.note}."
+        else:
+            cause = "cooling_failure" if is_thermal else "nvlink_error"
+            confidence = 0.6 if is_thermal else 0.85 if is_fatal else 0.7
+            why = f"{why}, {'fatal' if is_fatal else 'not fatal'}. {row.note if row else ''}".strip()
+        yield opinion(cause, confidence, why, on=[_rename_pci("switch_pci", sighting)])
 
 
 def bus_errors(facts: DoctorFacts) -> Iterable[Opinion]:
@@ -246,11 +211,9 @@ def bus_errors(facts: DoctorFacts) -> Iterable[Opinion]:
         drivers = ", ".join(field_values(unrecovered or all_errors, "driver"))
         why = f"The PCIe errors are of a device of {drivers}, which is no GPU, network adapter or port."
         # Without the address, which the report would show as the address of a GPU.
-        other_devices = [
-            replace(error, fields=dict(error.fields) | {"pci": ""})
-            for error in (unrecovered or all_errors)[:MAX_EVIDENCE]
-        ]
-        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=other_devices)
+        other_devices = (unrecovered or all_errors)[:MAX_EVIDENCE]
+        on = (replace(error, fields=dict(error.fields) | {"pci": ""}) for error in other_devices)
+        yield opinion(diagnosis.UNKNOWN_CAUSE, 0.3, why, on=on)
     errors = [
         _rename_pci("port_pci", error) if error.fields.get("driver") in PORT_DRIVERS else error for error in errors
     ]
@@ -308,22 +271,15 @@ def lost_links(facts: DoctorFacts) -> Iterable[Opinion]:
     """Network ports that lost their link; repeated losses have higher confidence, once may be an unplugged cable."""
     by_port: dict[tuple[str, str], list[Sighting]] = {}
     for sighting in facts.find("kernel-link_down"):
-        if _is_during_boot(sighting):
-            continue
-        by_port.setdefault((sighting.fields.get("node", ""), sighting.fields.get("interface", "")), []).append(sighting)
+        since_boot = None if sighting.clock is None else sighting.clock.since_boot
+        # During the boot, drivers log `Link down` for every port before its link is up.
+        if since_boot is None or since_boot >= BOOT_SECONDS:
+            port = (sighting.fields.get("node", ""), sighting.fields.get("interface", ""))
+            by_port.setdefault(port, []).append(sighting)
     for (_, interface), sightings in by_port.items():
         times = len(sightings)
         why = f"{interface} lost its link {'once' if times == 1 else f'{times} times'}."
         yield opinion("ib_link_degraded", 0.45 if times == 1 else 0.65, why, on=sightings[:MAX_EVIDENCE])
-
-
-def _is_during_boot(sighting: Sighting) -> bool:
-    """Whether the line is from the boot, when drivers log `Link down` for every port before its link is up."""
-    return (
-        sighting.clock is not None
-        and sighting.clock.since_boot is not None
-        and sighting.clock.since_boot < BOOT_SECONDS
-    )
 
 
 def machine_checks(facts: DoctorFacts) -> Iterable[Opinion]:

@@ -1,4 +1,4 @@
-"""Judge the network of NCCL: queue pairs, completions, interfaces, versions and settings."""
+"""Judge the network of NCCL: queue pairs, completions, interfaces, versions, settings and adapters."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from watchkeeper.doctor.facts import DoctorFacts, Sighting, field_values
 from watchkeeper.doctor.opinion import MAX_EVIDENCE, Opinion, opinion
 
 FAILURES = (
-    "nccl-connect-failed",
-    "nccl-retries-exceeded",
-    "watchdog-timeout",
-    "nccl-peer-closed",
-    "nccl-remote-error",
-    "store-unreachable",
-    "nccl-error-kind",
-)
+    "nccl-connect-failed", "nccl-retries-exceeded", "watchdog-timeout", "nccl-peer-closed", "nccl-remote-error",
+    "store-unreachable", "nccl-error-kind",
+)  # fmt: skip
 # The fields with the status of a completion error, from current NCCL, older NCCL and perftest.
 STATUS_FIELDS = ("status", "error", "perftest")
 # Interfaces that are never routed beyond one node or link.
 TUNNELS = ("ip6tnl", "tun", "wg", "tailscale", "sit")
 # Bootstrap : Using [0]ip6tnl0:fe80::e866:19ff:fe1e:a688%ip6tnl0<0> [1]veth0:2a02:…
 FIRST_IS_LINK_LOCAL = re.compile(r"[Uu]sing (?:interface )?(?:\[0\])?[\w.@-]+:(?:fe80|169\.254)")
+HCA_SETTING = "NCCL_IB_HCA"
+# NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]
+USED = re.compile(r"\](?P<hca>[\w.-]+):\d+/")
 
 
 def queue_pairs(facts: DoctorFacts) -> Iterable[Opinion]:
@@ -58,12 +56,9 @@ def completions(facts: DoctorFacts) -> Iterable[Opinion]:
         if row is None:
             yield opinion("nccl_ib_link_error", 0.5, f"RDMA completion error {status}, meaning unknown.", on=[sighting])
         elif row.confidence:
-            peer = sighting.fields.get("peer", "")
-            why = (
-                f"RDMA completion error {status} ({row.name}): {row.meaning}. Peer {peer}."
-                if peer
-                else f"{row.name}: {row.meaning}."
-            )
+            why = f"{row.name}: {row.meaning}."
+            if peer := sighting.fields.get("peer", ""):
+                why = f"RDMA completion error {status} ({row.name}): {row.meaning}. Peer {peer}."
             yield opinion(row.cause, row.confidence, why, on=[sighting])
             if status in (12, 13):
                 yield opinion("nccl_rank_died", 0.4, "The peer may have died: read the end of its log.", on=[sighting])
@@ -75,7 +70,7 @@ def interfaces(facts: DoctorFacts) -> Iterable[Opinion]:
     if not interface_lines:
         return
     nodes = field_values(facts.find("nccl-interface", "nccl-rank", *FAILURES), "node")
-    has_failures = any(facts.has(sign) for sign in FAILURES)
+    has_failures = facts.has(*FAILURES)
     for sighting in interface_lines:
         name = sighting.fields.get("interface", "")
         is_tunnel = name.startswith(TUNNELS) or sighting.sign == "nccl-link-local"
@@ -85,9 +80,8 @@ def interfaces(facts: DoctorFacts) -> Iterable[Opinion]:
             confidence = 0.1
         kind = "a link-local address" if sighting.sign == "nccl-link-local" else "a loopback, bridge or tunnel"
         why = f"Ranks use {name}, {kind}, which other nodes cannot reach."
-        yield opinion(
-            "nccl_wrong_interface", confidence, why, on=[sighting], where=[("interface", name)] if name else []
-        )
+        where = [("interface", name)] if name else []
+        yield opinion("nccl_wrong_interface", confidence, why, on=[sighting], where=where)
 
 
 def versions(facts: DoctorFacts) -> Iterable[Opinion]:
@@ -118,13 +112,8 @@ def adapters(facts: DoctorFacts) -> Iterable[Opinion]:
     if len(counts) > 1:
         nodes_with_fewer = [node for node, (count, _) in by_node.items() if count < max(counts)]
         why = f"{', '.join(nodes_with_fewer)} uses {min(counts)} RDMA adapters, other nodes {max(counts)}."
-        yield opinion(
-            "ib_link_degraded",
-            0.6,
-            why,
-            on=[by_node[node][1] for node in nodes_with_fewer],
-            where=[("node", nodes_with_fewer[0])],
-        )
+        on = [by_node[node][1] for node in nodes_with_fewer]
+        yield opinion("ib_link_degraded", 0.6, why, on=on, where=[("node", nodes_with_fewer[0])])
 
 
 def settings(facts: DoctorFacts) -> Iterable[Opinion]:
@@ -134,44 +123,96 @@ def settings(facts: DoctorFacts) -> Iterable[Opinion]:
     has_many_nodes = len(nodes) > 1
     # The settings matter only between nodes, not for a job on one node.
     is_relevant = has_many_nodes or not (nodes or facts.has("nccl-rank"))
-    advice = []
+    advice: list[str] = []
     for sighting in settings_lines:
-        for row in tables.nccl_settings():
-            if row.variable == sighting.fields["variable"] and row.value.search(sighting.fields["value"]):
-                advice.append(f"{row.variable}={sighting.fields['value']}: {row.problem}. Change: {row.change}")
-                if row.cause and is_relevant:
-                    yield opinion(
-                        row.cause,
-                        row.confidence if has_many_nodes else 0.45,
-                        f"{row.variable}: {row.problem}.",
-                        on=[sighting],
-                        advice=[f"{row.change}"],
-                    )
-                break
-    sockets = [
-        sighting for sighting in facts.find("nccl-network") if sighting.fields["network"].lower().startswith("socket")
-    ]
-    if sockets and not advice_names_rdma(advice) and (has_many_nodes or facts.has("hca-port-active")):
-        rdma_lines = [
-            sighting
-            for sighting in facts.find("nccl-network")
-            if not sighting.fields["network"].lower().startswith("socket")
-        ]
-        no_device_lines = facts.find("nccl-ib-none")
-        why = "Ranks of several nodes communicate over sockets"
-        why += (
-            "; NCCL found no RDMA device in the container."
-            if no_device_lines
-            else "."
-            if not rdma_lines
-            else ", while other ranks use RDMA."
-        )
-        # Sockets are a fault only if RDMA is available.
-        confidence = 0.66 if rdma_lines or facts.has("hca-port-active") else 0.45
-        yield opinion("nccl_rdma_not_used", confidence, why, on=[*sockets[:4], *no_device_lines[:2]])
+        variable, value = sighting.fields["variable"], sighting.fields["value"]
+        rows = (row for row in tables.nccl_settings() if row.variable == variable and row.value.search(value))
+        if (row := next(rows, None)) is not None:
+            advice.append(f"{variable}={value}: {row.problem}. Change: {row.change}")
+            if row.cause and is_relevant:
+                confidence, why = row.confidence if has_many_nodes else 0.45, f"{variable}: {row.problem}."
+                yield opinion(row.cause, confidence, why, on=[sighting], advice=[row.change])
+    if not any("NCCL_IB_DISABLE" in text or "NCCL_NET=" in text for text in advice):
+        yield from _sockets(facts, has_many_nodes=has_many_nodes)
     if advice:
         yield opinion("", 0.0, "", on=settings_lines[:MAX_EVIDENCE], advice=dict.fromkeys(advice))
 
 
-def advice_names_rdma(advice: Iterable[str]) -> bool:
-    return any("NCCL_IB_DISABLE" in text or "NCCL_NET=" in text for text in advice)
+def _sockets(facts: DoctorFacts, *, has_many_nodes: bool) -> Iterable[Opinion]:
+    networks, no_device_lines = facts.find("nccl-network"), facts.find("nccl-ib-none")
+    sockets = [line for line in networks if line.fields["network"].lower().startswith("socket")]
+    uses_rdma, has_active_port = len(sockets) < len(networks), facts.has("hca-port-active")
+    if sockets and (has_many_nodes or has_active_port):
+        addition = ", while other ranks use RDMA." if uses_rdma else "."
+        if no_device_lines:
+            addition = "; NCCL found no RDMA device in the container."
+        why = f"Ranks of several nodes communicate over sockets{addition}"
+        # Sockets are a fault only if RDMA is available.
+        confidence = 0.66 if uses_rdma or has_active_port else 0.45
+        yield opinion("nccl_rdma_not_used", confidence, why, on=[*sockets[:4], *no_device_lines[:2]])
+
+
+def adapters_against_ibstat(facts: DoctorFacts) -> Iterable[Opinion]:
+    active, down = (
+        {sighting.fields["hca"]: sighting for sighting in facts.find(sign) if sighting.fields.get("hca")}
+        for sign in ("hca-port-active", "hca-port-down")
+    )
+    listed = sorted({*active, *down})
+    lines = facts.find("nccl-setting", "env-setting")
+    settings = [line for line in lines if line.fields["variable"] == HCA_SETTING]
+    if not active or not listed:
+        return
+    for sighting in settings[:1]:
+        yield from _configured_adapters(sighting, listed, down)
+    device_lines = facts.find("nccl-ib-devices")
+    used = {match["hca"] for line in device_lines for match in USED.finditer(line.fields["hcas"])}
+    if not used and settings:
+        used = {hca for hca in listed if is_chosen(settings[0].fields["value"], hca)}
+    yield from _idle_adapters(used & active.keys(), active, on=[*settings[:1], *device_lines[:2]])
+
+
+def _configured_adapters(sighting: Sighting, listed: list[str], down: dict[str, Sighting]) -> Iterable[Opinion]:
+    value = sighting.fields["value"]
+    if not value.startswith("^"):
+        unknown = [name for name in _adapter_names(value) if not any(_matches(name, hca, value) for hca in listed)]
+        if unknown:
+            why = f"{HCA_SETTING} names {', '.join(unknown)}, but ibstat lists {', '.join(listed)}."
+            advice = [f"Set it to adapters of the node: {HCA_SETTING}={','.join(listed)}"]
+            yield opinion("nccl_rdma_not_used", 0.7, why, on=[sighting], advice=advice)
+    down_adapters = [hca for hca in down if is_chosen(value, hca)]
+    if down_adapters:
+        why = f"{HCA_SETTING} selects {', '.join(down_adapters)}, whose port is down."
+        ports = [down[hca] for hca in down_adapters[:MAX_EVIDENCE]]
+        yield opinion("ib_link_degraded", 0.62, why, on=[sighting, *ports])
+
+
+def _idle_adapters(used: set[str], active: dict[str, Sighting], *, on: list[Sighting]) -> Iterable[Opinion]:
+    """Unused adapters of the same kind and rate as the used ones; a management interface has another rate."""
+    kinds = {_kind(active[hca]) for hca in used}
+    same_kind = [hca for hca, sighting in active.items() if _kind(sighting) in kinds]
+    idle = [hca for hca in same_kind if hca not in used]
+    if used and idle:
+        why = (
+            f"Ranks use {len(used)} of {len(same_kind)} active adapters of the same kind; not used: {', '.join(idle)}."
+        )
+        advice = [f"Add them, or do not set {HCA_SETTING}: NCCL then uses all active adapters"]
+        shown = [*on, *(active[hca] for hca in idle)]
+        yield opinion("nccl_rdma_not_used", 0.52, why, on=shown[:MAX_EVIDENCE], advice=advice)
+
+
+def _kind(sighting: Sighting) -> tuple[str, str]:
+    return sighting.fields.get("layer", ""), sighting.fields.get("rate", "")
+
+
+def is_chosen(value: str, hca: str) -> bool:
+    """Whether the value selects the adapter, by NCCL's rules: names are prefixes, `=` means exact, `^` excludes."""
+    is_named = any(_matches(name, hca, value) for name in _adapter_names(value))
+    return is_named is not value.startswith("^")
+
+
+def _adapter_names(value: str) -> list[str]:
+    return [part.partition(":")[0] for part in value.lstrip("^=").split(",") if part]
+
+
+def _matches(name: str, hca: str, value: str) -> bool:
+    return hca == name if value.lstrip("^").startswith("=") else hca.startswith(name)

@@ -29,9 +29,8 @@ class ExistingSeries:
         if selector.name not in self.names:
             return f"there is no series {selector.name}"
         label_names = self.labels.get(selector.name)
-        for matcher in selector.matchers if label_names is not None else ():
-            assert label_names is not None
-            if matcher.name not in label_names and matcher.name != "__name__" and not patterns.matches(matcher, ""):
+        for matcher in selector.matchers:
+            if label_names is not None and matcher.name not in label_names and _needs_label(matcher):
                 return f"no series {selector.name} has the label {matcher.name}"
         return ""
 
@@ -50,8 +49,7 @@ def missing_reasons(expr: ast.Expr, existing: ExistingSeries) -> list[str]:
         case ast.FunctionCall() if expr.function in ABSENT:
             return []
         case _:
-            inner = [missing_reasons(part, existing) for part in walk.iterate_children(expr)]
-            return [lack for part in inner for lack in part]
+            return [lack for part in walk.iterate_children(expr) for lack in missing_reasons(part, existing)]
 
 
 def names_with_labels(expr: ast.Expr) -> frozenset[str]:

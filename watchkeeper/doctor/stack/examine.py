@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from watchkeeper.doctor.stack import kubernetes_checks, rule_checks, scrape_checks
-from watchkeeper.doctor.stack.facts import Stack, StackFinding
-
-Check = Callable[[Stack], Iterator[StackFinding]]
+from watchkeeper.doctor.stack.facts import KubernetesObjects, Stack, StackFinding
 
 # The most severe first: no data, then missing data, then misleading data.
-CHECKS: tuple[Check, ...] = (
+KUBERNETES_CHECKS: tuple[Callable[[KubernetesObjects], Iterator[StackFinding]], ...] = (
     kubernetes_checks.cluster_dns_down, kubernetes_checks.api_unreachable, kubernetes_checks.stuck_in_init,
     kubernetes_checks.control_plane_taint, kubernetes_checks.monitors_not_selected,
     kubernetes_checks.monitors_without_service, kubernetes_checks.wrong_port_names,
     kubernetes_checks.services_without_pods, kubernetes_checks.exporters_failing, kubernetes_checks.host_ports_taken,
-    kubernetes_checks.gpu_nodes_without_exporter, scrape_checks.no_gpu_target, scrape_checks.targets_down,
+    kubernetes_checks.gpu_nodes_without_exporter,
+)  # fmt: skip
+CHECKS: tuple[Callable[[Stack], Iterator[StackFinding]], ...] = (
+    scrape_checks.no_gpu_target, scrape_checks.targets_down,
     scrape_checks.exporter_without_gpus, scrape_checks.slow_scrapes, rule_checks.broken_rules,
     rule_checks.no_alertmanager, rule_checks.rules_that_never_fire, rule_checks.recordings_without_input,
     rule_checks.slow_groups, scrape_checks.fields_missing, scrape_checks.labels_renamed, scrape_checks.gpus_twice,
@@ -24,7 +25,9 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(stack: Stack) -> list[StackFinding]:
-    return [finding for check in CHECKS for finding in check(stack)]
+    cluster = stack.kubernetes
+    findings = [] if cluster is None else [finding for check in KUBERNETES_CHECKS for finding in check(cluster)]
+    return findings + [finding for check in CHECKS for finding in check(stack)]
 
 
 def list_sources(stack: Stack) -> list[str]:

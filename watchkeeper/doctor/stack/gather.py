@@ -56,6 +56,7 @@ def gather_prometheus(get: ApiGet, url: str, panels: Iterable[Panel], *, now: da
 
     groups = list_items("/api/v1/rules", "groups") or []
     alertmanagers = list_items("/api/v1/alertmanagers", "activeAlertmanagers")
+    gpu_rows = [facts.mapping(item, "metric") for item in _query(get, GPUS_BY_TARGET)]
     server = Prometheus(
         url,
         targets=tuple(map(_read_target, list_items("/api/v1/targets?state=active", "activeTargets") or [])),
@@ -63,7 +64,7 @@ def gather_prometheus(get: ApiGet, url: str, panels: Iterable[Panel], *, now: da
         groups=tuple(_read_group(group) for group in groups),
         names=names,
         alertmanagers=None if alertmanagers is None else len(alertmanagers),
-        with_gpus=frozenset((str(row.get("job")), str(row.get("instance"))) for row in _query(get, GPUS_BY_TARGET)),
+        with_gpus=frozenset((str(row.get("job")), str(row.get("instance"))) for row in gpu_rows),
         doubled_gpus=_query_number(get, DOUBLED_GPUS),
         unread=unread,
     )
@@ -146,14 +147,12 @@ def _names(get: ApiGet, path: str, *, url: str) -> frozenset[str]:
     return frozenset(map(str, response))
 
 
-def _query(get: ApiGet, expr: str) -> list[Mapping[str, Any]]:
-    response = facts.mapping(get(f"/api/v1/query?query={quote(expr)}"))
-    return [facts.mapping(item, "metric") for item in facts.items(response, "result")]
+def _query(get: ApiGet, expr: str) -> Iterable[Any]:
+    return facts.items(facts.mapping(get(f"/api/v1/query?query={quote(expr)}")), "result")
 
 
 def _query_number(get: ApiGet, expr: str) -> int:
-    response = facts.mapping(get(f"/api/v1/query?query={quote(expr)}"))
-    for item in facts.items(response, "result"):
+    for item in _query(get, expr):
         try:
             return int(float(item["value"][1]))
         except (TypeError, KeyError, IndexError, ValueError) as error:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from watchkeeper.doctor.stack import matching
-from watchkeeper.doctor.stack.facts import KubernetesObjects, Raw, Stack, StackFinding
+from watchkeeper.doctor.stack.facts import KubernetesObjects, Raw, StackFinding
 from watchkeeper.readers import json_facts as facts
 
 SHOWN = 5
 # The GPU Operator starts its components in this order, and each waits for those before it (its README).
 OPERATOR_ORDER = (
-    "nvidia-driver",
-    "nvidia-container-toolkit",
-    "nvidia-operator-validator",
-    "nvidia-device-plugin",
-    "gpu-feature-discovery",
-    "nvidia-dcgm",
-    "nvidia-mig",
-)
+    "nvidia-driver", "nvidia-container-toolkit", "nvidia-operator-validator", "nvidia-device-plugin",
+    "gpu-feature-discovery", "nvidia-dcgm", "nvidia-mig",
+)  # fmt: skip
+OPERATOR_NAMES = ("nvidia-", "gpu-feature-discovery", "gpu-operator")
 CONTROL_PLANE = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 EXPORTERS = ("dcgm-exporter", "watchkeeper-agent")
 # dial tcp 10.96.0.1:443: i/o timeout
@@ -28,96 +23,83 @@ API_SERVER = re.compile(r"dial tcp [\d.]+:(?:443|6443): (?:i/o timeout|connect: 
 PORTS = frozenset({9100, 9400})
 
 
-def monitors_not_selected(stack: Stack) -> Iterator[StackFinding]:
+def monitors_not_selected(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """Monitors that no Prometheus selects, because their labels do not match."""
-    cluster = stack.kubernetes
-    if cluster is None or not cluster.prometheuses:
-        return
     for kind, monitors in (("serviceMonitor", cluster.service_monitors), ("podMonitor", cluster.pod_monitors)):
         for monitor in monitors:
-            selectors = [facts.mapping(matching.spec(server), f"{kind}Selector") for server in cluster.prometheuses]
-            if any(matching.selects(selector, matching.labels(monitor)) for selector in selectors):
+            selectors = {
+                matching.full_name(server): facts.mapping(matching.spec(server), f"{kind}Selector")
+                for server in cluster.prometheuses
+            }
+            labels = matching.labels(monitor)
+            if not selectors or any(matching.selects(selector, labels) for selector in selectors.values()):
                 continue
+            texts = (f"{server} selects {matching.selector_text(selector)}" for server, selector in selectors.items())
             yield StackFinding(
                 "monitors_not_selected",
                 f"No Prometheus selects the {kind[0].upper()}{kind[1:]} {matching.full_name(monitor)}",
-                (
-                    f"its labels are {matching.labels_text(matching.labels(monitor))}",
-                    *(
-                        f"{matching.full_name(server)} selects {matching.selector_text(selector)}"
-                        for server, selector in zip(cluster.prometheuses, selectors, strict=True)
-                    ),
-                ),
+                (f"its labels are {matching.labels_text(labels)}", *texts),
                 "Add the selected label (kube-prometheus-stack: release: NAME), or install the stack with "
                 f"prometheus.prometheusSpec.{kind}SelectorNilUsesHelmValues=false",
             )
 
 
-def monitors_without_service(stack: Stack) -> Iterator[StackFinding]:
+def monitors_without_service(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """ServiceMonitors whose selector matches no Service."""
-    for monitor, services in _monitored(stack):
-        selector = facts.mapping(matching.spec(monitor), "selector")
+    for monitor, services in _monitored(cluster):
         if services:
             continue
-        nearest = _nearest(stack.kubernetes, monitor)
+        selector = matching.selector_text(facts.mapping(matching.spec(monitor), "selector"))
         yield StackFinding(
             "monitors_without_service",
             f"The ServiceMonitor {matching.full_name(monitor)} selects no Service",
-            (f"it selects {matching.selector_text(selector)} in {matching.namespaces_text(monitor)}", *nearest),
+            (f"it selects {selector} in {matching.namespaces_text(monitor)}", *_nearest(cluster, monitor)),
             "Select labels of the Service, not of its pods: kubectl get svc -A --show-labels. "
             "GPU Operator: app=nvidia-dcgm-exporter; chart of the exporter: app.kubernetes.io/name=dcgm-exporter",
         )
 
 
-def wrong_port_names(stack: Stack) -> Iterator[StackFinding]:
+def wrong_port_names(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """Endpoints of ServiceMonitors whose port no selected Service has."""
-    for monitor, services in _monitored(stack):
+    for monitor, services in _monitored(cluster):
         ports = {facts.text(port, "name") for service in services for port in matching.ports(service)}
-        port_names = [
-            facts.text(facts.mapping(service), "port") for service in facts.items(matching.spec(monitor), "endpoints")
-        ]
-        missing = sorted({port for port in port_names if port and port not in ports})
+        endpoints = facts.items(matching.spec(monitor), "endpoints")
+        missing = sorted({facts.text(facts.mapping(endpoint), "port") for endpoint in endpoints} - ports - {""})
         if services and missing:
             yield StackFinding(
                 "wrong_port_names",
                 f"The ServiceMonitor {matching.full_name(monitor)} selects a missing port: {', '.join(missing)}",
                 tuple(
-                    f"Service {matching.full_name(service)} has " + ", ".join(map(_port_text, matching.ports(service)))
-                    for service in services[:SHOWN]
+                    f"Service {matching.full_name(service)} has {_ports_text(service)}" for service in services[:SHOWN]
                 ),
                 "Use the port name of the Service; GPU Operator: gpu-metrics, chart of the exporter: metrics",
             )
 
 
-def services_without_pods(stack: Stack) -> Iterator[StackFinding]:
+def services_without_pods(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """Monitored Services whose selector matches no pod."""
-    cluster = stack.kubernetes
-    for _, services in _monitored(stack):
+    for _, services in _monitored(cluster):
         for service in services:
             selector = facts.mapping(matching.spec(service), "selector")
             space = matching.namespace(service)
-            if not selector or cluster is None or not cluster.pods:
-                continue
-            pods = matching.in_namespace(cluster.pods, space)
-            if any(matching.has_all(matching.labels(pod), selector) for pod in pods):
-                continue
-            yield StackFinding(
-                "services_without_pods",
-                f"The Service {matching.full_name(service)} has no pods",
-                (f"it selects pods with {matching.labels_text(selector)} in {space}",),
-                "Start the exporter, or correct the selector of the Service",
-            )
+            pods = [pod for pod in cluster.pods if matching.namespace(pod) == space]
+            has_pods = any(matching.has_all(matching.labels(pod), selector) for pod in pods)
+            if selector and cluster.pods and not has_pods:
+                yield StackFinding(
+                    "services_without_pods",
+                    f"The Service {matching.full_name(service)} has no pods",
+                    (f"it selects pods with {matching.labels_text(selector)} in {space}",),
+                    "Start the exporter, or correct the selector of the Service",
+                )
 
 
-def stuck_in_init(stack: Stack) -> Iterator[StackFinding]:
+def stuck_in_init(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """GPU Operator pods that wait in Init, and the first component that is not ready."""
-    cluster = stack.kubernetes
-    if cluster is None:
-        return
-    in_init = [pod for pod in cluster.pods if _is_nvidia(pod) and _init_state(pod)]
+    operator_pods = [pod for pod in cluster.pods if matching.name(pod).startswith(OPERATOR_NAMES)]
+    in_init = [pod for pod in operator_pods if _init_state(pod)]
     if not in_init:
         return
-    first = min((pod for pod in cluster.pods if _is_nvidia(pod) and not _is_ready(pod)), key=_start_order)
+    first = min((pod for pod in operator_pods if not _is_ready(pod)), key=_start_order)
     yield StackFinding(
         "stuck_in_init",
         f"{len(in_init)} pods of the GPU Operator wait in Init; the first component that is not ready is "
@@ -128,10 +110,9 @@ def stuck_in_init(stack: Stack) -> Iterator[StackFinding]:
     )
 
 
-def exporters_failing(stack: Stack) -> Iterator[StackFinding]:
+def exporters_failing(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """Exporter pods that crash repeatedly or cannot start."""
-    cluster = stack.kubernetes
-    for pod in cluster.pods if cluster is not None else ():
+    for pod in cluster.pods:
         why = _waiting_reason(pod)
         if matching.has_name_part(pod, EXPORTERS) and why:
             yield StackFinding(
@@ -143,11 +124,8 @@ def exporters_failing(stack: Stack) -> Iterator[StackFinding]:
             )
 
 
-def gpu_nodes_without_exporter(stack: Stack) -> Iterator[StackFinding]:
+def gpu_nodes_without_exporter(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """GPU nodes without an exporter pod, and the taint that the exporter does not tolerate."""
-    cluster = stack.kubernetes
-    if cluster is None:
-        return
     exporters = [pod for pod in cluster.pods if matching.has_name_part(pod, EXPORTERS)]
     sets = [daemon_set for daemon_set in cluster.daemon_sets if matching.has_name_part(daemon_set, EXPORTERS)]
     if not exporters and not sets:
@@ -157,10 +135,11 @@ def gpu_nodes_without_exporter(stack: Stack) -> Iterator[StackFinding]:
         if not matching.has_gpus(node) or any(matching.node(pod) == name for pod in exporters):
             continue
         tolerated = [facts.mapping(facts.mapping(matching.spec(daemon_set), "template"), "spec") for daemon_set in sets]
-        taints = [
-            taint for taint in matching.taints(node) if not any(matching.tolerates(spec, taint) for spec in tolerated)
-        ]
-        why = ", ".join(f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}" for taint in taints)
+        why = ", ".join(
+            f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}"
+            for taint in matching.taints(node)
+            if not any(matching.tolerates(spec, taint) for spec in tolerated)
+        )
         yield StackFinding(
             "gpu_nodes_without_exporter",
             f"The node {name} has GPUs but no exporter",
@@ -169,39 +148,29 @@ def gpu_nodes_without_exporter(stack: Stack) -> Iterator[StackFinding]:
         )
 
 
-def control_plane_taint(stack: Stack) -> Iterator[StackFinding]:
+def control_plane_taint(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """Pods that are pending because of the control plane taint, as on a cluster with one node.
 
     Kubernetes 1.35 does not name the taint in its message; if all nodes have it, it is the reason.
     """
-    cluster = stack.kubernetes
-    if cluster is None:
+    taints = [(matching.name(node), [taint.get("key") for taint in matching.taints(node)]) for node in cluster.nodes]
+    tainted = [name for name, keys in taints if any(key in CONTROL_PLANE for key in keys)]
+    refused = [(pod, refusal) for pod in cluster.pods if "taint" in (refusal := _scheduling_refusal(pod))]
+    if len(tainted) < len(cluster.nodes):
+        refused = [(pod, refusal) for pod, refusal in refused if any(key in refusal for key in CONTROL_PLANE)]
+    if not tainted or not refused:
         return
-    tainted = [
-        node for node in cluster.nodes if any(taint.get("key") in CONTROL_PLANE for taint in matching.taints(node))
-    ]
-    refused = [pod for pod in cluster.pods if "taint" in _scheduling_refusal(pod)]
-    named = [pod for pod in refused if any(key in _scheduling_refusal(pod) for key in CONTROL_PLANE)]
-    pending_pods = refused if len(tainted) == len(cluster.nodes) else named
-    if not tainted or not pending_pods:
-        return
-    names = ", ".join(matching.name(node) for node in tainted[:SHOWN])
+    texts = (f"{matching.full_name(pod)}: {refusal[:160]}" for pod, refusal in refused[:SHOWN])
     yield StackFinding(
         "control_plane_taint",
-        f"{len(pending_pods)} pods are pending because of the control plane taint of the nodes",
-        (
-            f"tainted: {names}",
-            *(f"{matching.full_name(pod)}: {_scheduling_refusal(pod)[:160]}" for pod in pending_pods[:SHOWN]),
-        ),
+        f"{len(refused)} pods are pending because of the control plane taint of the nodes",
+        (f"tainted: {', '.join(tainted[:SHOWN])}", *texts),
         "On a cluster with one node: kubectl taint nodes --all node-role.kubernetes.io/control-plane-",
     )
 
 
-def cluster_dns_down(stack: Stack) -> Iterator[StackFinding]:
+def cluster_dns_down(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """No CoreDNS pod is ready, so names in the cluster cannot be resolved."""
-    cluster = stack.kubernetes
-    if cluster is None:
-        return
     dns = [pod for pod in cluster.pods if matching.labels(pod).get("k8s-app") == "kube-dns"]
     down = [pod for pod in dns if not _is_ready(pod)]
     if dns and len(down) == len(dns):
@@ -214,10 +183,9 @@ def cluster_dns_down(stack: Stack) -> Iterator[StackFinding]:
         )
 
 
-def api_unreachable(stack: Stack) -> Iterator[StackFinding]:
+def api_unreachable(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """Pods that terminated because they could not connect to the API server."""
-    cluster = stack.kubernetes
-    failed = [(pod, message) for pod in (cluster.pods if cluster is not None else ()) if (message := _api_error(pod))]
+    failed = [(pod, message) for pod in cluster.pods if (message := _api_error(pod))]
     if failed:
         yield StackFinding(
             "api_unreachable",
@@ -227,11 +195,10 @@ def api_unreachable(stack: Stack) -> Iterator[StackFinding]:
         )
 
 
-def host_ports_taken(stack: Stack) -> Iterator[StackFinding]:
+def host_ports_taken(cluster: KubernetesObjects) -> Iterator[StackFinding]:
     """Pods of one node that need the same host port, often 9100 or 9400."""
-    cluster = stack.kubernetes
     pods_by_port: dict[tuple[str, int], list[Raw]] = {}
-    for pod in cluster.pods if cluster is not None else ():
+    for pod in cluster.pods:
         for port in matching.host_ports(pod) & PORTS:
             if matching.node(pod):
                 pods_by_port.setdefault((matching.node(pod), port), []).append(pod)
@@ -243,7 +210,7 @@ def host_ports_taken(stack: Stack) -> Iterator[StackFinding]:
                 tuple(matching.full_name(pod) for pod in pods[:SHOWN]),
                 f"Keep one of them, or change the port of one; on the node: ss -ltnp 'sport = :{port}'",
             )
-    for pod in cluster.pods if cluster is not None else ():
+    for pod in cluster.pods:
         if "free ports" in _scheduling_refusal(pod):
             yield StackFinding(
                 "host_ports_taken",
@@ -253,30 +220,19 @@ def host_ports_taken(stack: Stack) -> Iterator[StackFinding]:
             )
 
 
-def _monitored(stack: Stack) -> Iterator[tuple[Raw, list[Raw]]]:
+def _monitored(cluster: KubernetesObjects) -> Iterator[tuple[Raw, list[Raw]]]:
     """Each ServiceMonitor with the Services that it selects."""
-    cluster = stack.kubernetes
-    for monitor in cluster.service_monitors if cluster is not None else ():
-        assert cluster is not None
+    for monitor in cluster.service_monitors:
         selector = facts.mapping(matching.spec(monitor), "selector")
-        yield (
-            monitor,
-            [
-                service
-                for service in cluster.services
-                if matching.selects_namespace(monitor, matching.namespace(service))
-                and matching.selects(selector, matching.labels(service))
-            ],
+        in_reach = (
+            service for service in cluster.services if matching.selects_namespace(monitor, matching.namespace(service))
         )
+        yield monitor, [service for service in in_reach if matching.selects(selector, matching.labels(service))]
 
 
-def _nearest(cluster: KubernetesObjects | None, monitor: Raw) -> tuple[str, ...]:
+def _nearest(cluster: KubernetesObjects, monitor: Raw) -> tuple[str, ...]:
     """Services that look like exporters, with their labels."""
-    services = [
-        service
-        for service in (cluster.services if cluster is not None else ())
-        if matching.has_name_part(service, EXPORTERS)
-    ]
+    services = [service for service in cluster.services if matching.has_name_part(service, EXPORTERS)]
     namespaces = matching.namespaces_text(monitor)
     return tuple(
         f"Service {matching.full_name(service)} has {matching.labels_text(matching.labels(service))}"
@@ -285,13 +241,9 @@ def _nearest(cluster: KubernetesObjects | None, monitor: Raw) -> tuple[str, ...]
     )
 
 
-def _port_text(port: Mapping[str, Any]) -> str:
-    return f"{facts.text(port, 'name') or 'unnamed port'} ({port.get('port')})"
-
-
-def _is_nvidia(pod: Raw) -> bool:
-    name = matching.name(pod)
-    return name.startswith(("nvidia-", "gpu-feature-discovery", "gpu-operator"))
+def _ports_text(service: Raw) -> str:
+    ports = matching.ports(service)
+    return ", ".join(f"{facts.text(port, 'name') or 'unnamed port'} ({port.get('port')})" for port in ports)
 
 
 def _start_order(pod: Raw) -> int:
@@ -333,11 +285,13 @@ def _api_error(pod: Raw) -> str:
 
 
 def _is_ready(pod: Raw) -> bool:
-    conditions = facts.items(facts.mapping(pod, "status"), "conditions")
-    is_done = facts.text(facts.mapping(pod, "status"), "phase") == "Succeeded"
-    return is_done or any(
-        condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
+    status = facts.mapping(pod, "status")
+    ready = (
+        condition.get("status") == "True"
+        for condition in facts.items(status, "conditions")
+        if condition.get("type") == "Ready"
     )
+    return facts.text(status, "phase") == "Succeeded" or any(ready)
 
 
 def _scheduling_refusal(pod: Raw) -> str:

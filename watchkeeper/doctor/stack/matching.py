@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from watchkeeper.doctor.stack.facts import Raw
@@ -34,10 +34,6 @@ def node(pod: Raw) -> str:
     return facts.text(spec(pod), "nodeName")
 
 
-def in_namespace(raws: Iterable[Raw], space: str) -> Iterator[Raw]:
-    return (raw for raw in raws if namespace(raw) == space)
-
-
 def has_all(present: Mapping[str, Any], required: Mapping[str, Any]) -> bool:
     return all(present.get(key) == value for key, value in required.items())
 
@@ -46,10 +42,8 @@ def selects(selector: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
     """Whether a label selector of the API matches the labels; an empty selector matches everything."""
     if not has_all(present, facts.mapping(selector, "matchLabels")):
         return False
-    return all(
-        _matches_expression(facts.mapping(expression), present)
-        for expression in facts.items(selector, "matchExpressions")
-    )
+    expressions = map(facts.mapping, facts.items(selector, "matchExpressions"))
+    return all(_matches_expression(expression, present) for expression in expressions)
 
 
 def _matches_expression(expression: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
@@ -110,11 +104,9 @@ def host_ports(pod: Raw) -> set[int]:
     numbers = set()
     for container in facts.items(pod_spec, "containers"):
         for port in facts.items(container, "ports"):
-            port_number = port.get("hostPort") or (
-                port.get("containerPort") if pod_spec.get("hostNetwork") is True else None
-            )
-            if isinstance(port_number, int):
-                numbers.add(port_number)
+            container_port = port.get("containerPort") if pod_spec.get("hostNetwork") is True else None
+            if isinstance(number := port.get("hostPort") or container_port, int):
+                numbers.add(number)
     return numbers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from watchkeeper.catalogue import series
 from watchkeeper.doctor.stack import answers
@@ -23,32 +23,33 @@ ALERT_SERIES = frozenset({"ALERTS", "ALERTS_FOR_STATE"})
 def rules_that_never_fire(stack: Stack) -> Iterator[StackFinding]:
     """Alerting rules whose series do not exist: they look healthy and never fire."""
     dead_alerts = [(rule.name, reasons) for rule, reasons in _dead_rules(stack) if rule.is_alert]
-    if dead_alerts and stack.prometheus is not None:
-        alerts = sum(rule.is_alert for rule in stack.prometheus.rules)
-        yield StackFinding(
-            "rules_that_never_fire",
-            f"{len(dead_alerts)} of {alerts} alerting rules can never fire: their series do not exist",
-            _group_by_reason(dead_alerts),
-            _fix([lack for _, lacks in dead_alerts for lack in lacks]),
-        )
+    if dead_alerts:
+        alerts = sum(rule.is_alert for rule in _rules(stack))
+        title = f"{len(dead_alerts)} of {alerts} alerting rules can never fire: their series do not exist"
+        yield _dead_rules_finding("rules_that_never_fire", title, dead_alerts)
 
 
 def recordings_without_input(stack: Stack) -> Iterator[StackFinding]:
     """Recording rules that record nothing, which breaks the rules and panels that use them."""
     dead_recordings = [(rule.name, reasons) for rule, reasons in _dead_rules(stack) if not rule.is_alert]
     if dead_recordings:
-        yield StackFinding(
-            "recordings_without_input",
-            f"{len(dead_recordings)} recording rules record nothing: their series do not exist",
-            _group_by_reason(dead_recordings),
-            _fix([lack for _, lacks in dead_recordings for lack in lacks]),
-        )
+        title = f"{len(dead_recordings)} recording rules record nothing: their series do not exist"
+        yield _dead_rules_finding("recordings_without_input", title, dead_recordings)
+
+
+def _dead_rules_finding(check: str, title: str, dead_rules: Sequence[tuple[str, list[str]]]) -> StackFinding:
+    """The evidence is a line for each missing series with the rules that need it, the most needed first."""
+    rules_by_reason: dict[str, list[str]] = defaultdict(list)
+    for name, lacks in dead_rules:
+        rules_by_reason[lacks[0]].append(name)
+    by_count = sorted(rules_by_reason.items(), key=lambda pair: -len(pair[1]))
+    evidence = _evidence_lines({lack: ", ".join(dict.fromkeys(names)) for lack, names in by_count})
+    return StackFinding(check, title, evidence, _fix([lack for _, lacks in dead_rules for lack in lacks]))
 
 
 def broken_rules(stack: Stack) -> Iterator[StackFinding]:
     """Rules that Prometheus cannot evaluate."""
-    rules = stack.prometheus.rules if stack.prometheus is not None else ()
-    broken = {f"{rule.group}/{rule.name}": rule.error or rule.health for rule in rules if rule.health == "err"}
+    broken = {f"{rule.group}/{rule.name}": rule.error or rule.health for rule in _rules(stack) if rule.health == "err"}
     if broken:
         yield StackFinding(
             "broken_rules",
@@ -97,8 +98,7 @@ def dead_panels(stack: Stack) -> Iterator[StackFinding]:
     root_reasons = _root_reasons(server, existing)
     dead: dict[str, dict[str, str]] = defaultdict(dict)
     for panel in stack.panels:
-        reasons = root_reasons(_missing_reasons(panel.expr, existing))
-        if reasons:
+        if reasons := root_reasons(_missing_reasons(panel.expr, existing)):
             dead[panel.dashboard][panel.panel] = reasons[0]
     for dashboard, panels in dead.items():
         panel_count = len({panel.panel for panel in stack.panels if panel.dashboard == dashboard})
@@ -137,18 +137,9 @@ def _root_reasons(server: Prometheus, existing: answers.ExistingSeries) -> Calla
     return lambda reasons: list(dict.fromkeys(root for reason in reasons for root in find_roots(reason, frozenset())))
 
 
-def _group_by_reason(dead_rules: list[tuple[str, list[str]]]) -> tuple[str, ...]:
-    """A line for each missing series with the rules that need it, the most needed first."""
-    rules_by_reason: dict[str, list[str]] = defaultdict(list)
-    for name, lacks in dead_rules:
-        rules_by_reason[lacks[0]].append(name)
-    by_count = sorted(rules_by_reason.items(), key=lambda pair: -len(pair[1]))
-    return _evidence_lines({lack: ", ".join(dict.fromkeys(names)) for lack, names in by_count})
-
-
 def _existing_series(stack: Stack, server: Prometheus) -> answers.ExistingSeries:
     """Existing series, those that working rules will record, and own series that exist only during a fault."""
-    queried = {name for text in _texts(stack) if (expr := _parse(text)) is not None for name in walk.metric_names(expr)}
+    queried = {name for expr in _expressions(stack) for name in walk.metric_names(expr)}
     pages = {page for page in PAGE_PREFIXES.values() if any(name.startswith(page) for name in server.names)}
     own_series = frozenset(
         name
@@ -163,9 +154,14 @@ def _existing_series(stack: Stack, server: Prometheus) -> answers.ExistingSeries
     return existing
 
 
-def _texts(stack: Stack) -> list[str]:
-    rules = stack.prometheus.rules if stack.prometheus is not None else ()
-    return [*(rule.expr for rule in rules), *(panel.expr for panel in stack.panels)]
+def _rules(stack: Stack) -> tuple[Rule, ...]:
+    return stack.prometheus.rules if stack.prometheus is not None else ()
+
+
+def _expressions(stack: Stack) -> list[ast.Expr]:
+    """The expressions of rules and panels, without those that are not PromQL."""
+    texts = [*(rule.expr for rule in _rules(stack)), *(panel.expr for panel in stack.panels)]
+    return [expr for expr in map(_parse, texts) if expr is not None]
 
 
 def _missing_reasons(text: str, existing: answers.ExistingSeries) -> list[str]:
@@ -221,6 +217,5 @@ def names_needing_labels(stack: Stack) -> frozenset[str]:
     server = stack.prometheus
     if server is None:
         return frozenset()
-    parsed = [expr for text in _texts(stack) if (expr := _parse(text)) is not None]
-    names = {"DCGM_FI_DEV_GPU_UTIL", *(name for expr in parsed for name in answers.names_with_labels(expr))}
+    names = {"DCGM_FI_DEV_GPU_UTIL"}.union(*map(answers.names_with_labels, _expressions(stack)))
     return frozenset(names & server.names)

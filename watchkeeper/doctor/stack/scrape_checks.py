@@ -59,28 +59,20 @@ def targets_down(stack: Stack) -> Iterator[StackFinding]:
     for (job, why, fix), targets in by_reason.items():
         total = sum(target.job == job for target in _targets(stack))
         title = f"{len(targets)} of {total} targets of job {job} are down: {why}"
-        yield StackFinding(
-            "targets_down",
-            title,
-            _target_lines(targets, lambda target: f"{_page_url(target)}: {_error_text(target)}"),
-            fix,
-        )
+        # Without the URL that Prometheus' error repeats: Get "http://…": dial tcp …
+        evidence = _target_lines(targets, lambda target: GET.sub("", target.error)[:MAX_ERROR_LENGTH])
+        yield StackFinding("targets_down", title, evidence, fix)
 
 
 def slow_scrapes(stack: Stack) -> Iterator[StackFinding]:
     """Targets whose scrapes take nearly the whole timeout."""
-    slow = [
-        target
-        for target in _targets(stack)
-        if target.is_up and target.timeout_seconds is not None and target.seconds >= SLOW_SHARE * target.timeout_seconds
-    ]
+    timed = [target for target in _targets(stack) if target.is_up and target.timeout_seconds is not None]
+    slow = [target for target in timed if target.seconds >= SLOW_SHARE * (target.timeout_seconds or 0.0)]
     if slow:
         yield StackFinding(
             "slow_scrapes",
             f"{len(slow)} targets are close to their scrape timeout",
-            _target_lines(
-                slow, lambda target: f"{_page_url(target)}: {target.seconds:.1f} s of {target.timeout_seconds:g} s"
-            ),
+            _target_lines(slow, lambda target: f"{target.seconds:.1f} s of {target.timeout_seconds:g} s"),
             "Increase scrape_timeout (at most scrape_interval), and export fewer fields",
         )
 
@@ -104,16 +96,13 @@ def exporter_without_gpus(stack: Stack) -> Iterator[StackFinding]:
     server = stack.prometheus
     if server is None:
         return
-    empty = [
-        target
-        for target in _gpu_targets(server)
-        if target.is_up and (target.job, target.instance) not in server.with_gpus
-    ]
+    gpu_targets = [target for target in _gpu_targets(server) if target.is_up]
+    empty = [target for target in gpu_targets if (target.job, target.instance) not in server.with_gpus]
     if empty:
         yield StackFinding(
             "exporter_without_gpus",
             f"{len(empty)} GPU exporters report no GPU",
-            _target_lines(empty, lambda target: f"{_page_url(target)}: up, no DCGM_FI_DEV_* series"),
+            _target_lines(empty, lambda _: "up, no DCGM_FI_DEV_* series"),
             "Read the log of the exporter; usual reasons: no driver on the node, no `runtimeClassName: nvidia`, or "
             "a node without GPUs",
         )
@@ -145,9 +134,8 @@ def labels_renamed(stack: Stack) -> Iterator[StackFinding]:
     server = stack.prometheus
     if server is None:
         return
-    renamed = sorted(
-        name for name, labels in server.labels.items() if name.startswith("DCGM_FI_") and "exported_pod" in labels
-    )
+    dcgm_labels = {name: labels for name, labels in server.labels.items() if name.startswith("DCGM_FI_")}
+    renamed = sorted(name for name, labels in dcgm_labels.items() if "exported_pod" in labels)
     if renamed:
         yield StackFinding(
             "labels_renamed",
@@ -176,16 +164,6 @@ def _reason_and_fix(error: str) -> tuple[str, str]:
     return "see the error", "Read the page yourself: curl -v URL"
 
 
-def _page_url(target: Target) -> str:
-    """The URL without its query string, which may be long."""
-    return target.url.partition("?")[0]
-
-
-def _error_text(target: Target) -> str:
-    """Prometheus' error without the URL that it repeats: Get "http://…": dial tcp …"""
-    return GET.sub("", target.error)[:MAX_ERROR_LENGTH]
-
-
 def _targets(stack: Stack) -> tuple[Target, ...]:
     return stack.prometheus.targets if stack.prometheus is not None else ()
 
@@ -208,5 +186,6 @@ def _has_gpus(server: Prometheus) -> bool:
 
 
 def _target_lines(targets: list[Target], text: Callable[[Target], str]) -> tuple[str, ...]:
-    more = len(targets) - SHOWN
-    return (*(text(target) for target in targets[:SHOWN]), *((f"and {more} more",) if more > 0 else ()))
+    """The URL of each target without its query string, which may be long, and the text."""
+    lines = [f"{target.url.partition('?')[0]}: {text(target)}" for target in targets]
+    return (*lines[:SHOWN], *([f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []))

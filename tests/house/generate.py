@@ -21,7 +21,7 @@ from typing import Any
 import click
 import yaml
 
-from tests.house import generate_api
+from tests.house import generate_api, generate_xid_rules
 from tests.house.tree import PACKAGE, Source, sources, summary
 from tests.support.paths import ROOT
 from watchkeeper.agent import diag_page
@@ -274,6 +274,7 @@ def slo_rules() -> str:
 
 
 WRITTEN: dict[Path, Callable[[], str]] = {
+    RULE_FILES / "xid.yaml": generate_xid_rules.xid_rules,
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "metrics.md": metrics_page,
     REFERENCE / "alerts.md": alerts_page,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from watchkeeper.instrument import gpu_wait, step_clock
-from watchkeeper.instrument.gpu_wait import GpuWait
-from watchkeeper.instrument.step_clock import Phase, StepClock
+from watchkeeper.instrument import step_clock
+from watchkeeper.instrument.step_clock import GpuWait, Phase, StepClock
 
 
 class Cuda:
@@ -47,7 +46,6 @@ class Hands:
 @pytest.fixture
 def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
     made = Hands()
-    monkeypatch.setattr(gpu_wait, "perf_counter", made)
     monkeypatch.setattr(step_clock, "perf_counter", made)
     return made
 

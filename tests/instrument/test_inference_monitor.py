@@ -16,7 +16,8 @@ from starlette.routing import Route
 from tests.instrument import pages
 from tests.support import torch_python
 from tests.support.waiting import turns
-from watchkeeper.instrument import metric_families, tracing
+from watchkeeper.instrument import page as metrics_page
+from watchkeeper.instrument import tracing
 from watchkeeper.instrument.asgi import InferenceMiddleware
 from watchkeeper.instrument.exports import Exports
 from watchkeeper.instrument.inference import InferenceMonitor, current_request
@@ -244,11 +245,11 @@ def test_a_stream_that_is_closed_early_is_a_499(monitor: InferenceMonitor) -> No
 
 
 def test_label_sets_are_limited() -> None:
-    counters = metric_families.Counters("made_total", "made", ("name",))
-    for number in range(3 * metric_families.MAX_LABEL_SETS):
+    counters = metrics_page.Counters("made_total", "made", ("name",))
+    for number in range(3 * metrics_page.MAX_LABEL_SETS):
         counters.add((f"n{number}",))
-    assert len(counters.values_by_labels) == metric_families.MAX_LABEL_SETS + 1
-    assert counters.values_by_labels[metric_families.OTHER,].value == 2 * metric_families.MAX_LABEL_SETS
+    assert len(counters.values_by_labels) == metrics_page.MAX_LABEL_SETS + 1
+    assert counters.values_by_labels[metrics_page.OTHER,].value == 2 * metrics_page.MAX_LABEL_SETS
 
 
 TRACED = """

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from watchkeeper.instrument import tracing
 from watchkeeper.instrument.page import MetricsPage
-from watchkeeper.instrument.serving_request import CLIENT_CLOSED, OK, SERVER_ERROR, Request, use_as_current
+from watchkeeper.instrument.serving_request import (
+    CLIENT_CLOSED,
+    OK,
+    SERVER_ERROR,
+    Request,
+    ServingMonitor,
+    use_as_current,
+)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class ServingMonitor(Protocol):
-    """The part of `inference.InferenceMonitor` that the middleware uses."""
-
-    spans: tracing.Spans
-
-    def begin(self, carrier: tracing.Carrier | None = None) -> Request: ...
-
-    def write(self, page: MetricsPage) -> None: ...
 
 
 class InferenceMiddleware:

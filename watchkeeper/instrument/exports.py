@@ -8,6 +8,7 @@ do not affect the program.
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import ipaddress
 import json
@@ -15,12 +16,12 @@ import logging
 import os
 import re
 import threading
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from watchkeeper.instrument import publish
 from watchkeeper.instrument.endpoint import Endpoint
 from watchkeeper.instrument.page import MetricsPage
 
@@ -29,6 +30,7 @@ EVERY_SECONDS = 15.0
 MIN_SECONDS = 0.05
 # Time limit for the last file and push, so that the program does not hang at its exit.
 CLOSE_TIMEOUT_SECONDS = 5.0
+PUSH_SECONDS = 5.0
 PREFIX = "WATCHKEEPER_METRICS_"
 # Replaced in file names.
 UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -126,8 +128,7 @@ class Exporter:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failing_outputs: set[str] = set()
-        file_name = f"{source.file_name}.json"
-        self._list_path = None if exports.announce is None else exports.announce / file_name
+        self._list_path = None if exports.announce is None else exports.announce / f"{source.file_name}.json"
         self._target_list = b""
         self.endpoint: Endpoint | None = None
         if exports != Exports():
@@ -172,24 +173,24 @@ class Exporter:
             host = self._source.node if host in ("0.0.0.0", "::") and self._source.node else host  # noqa: S104
             target = f"[{host}]:{self.endpoint.port}" if ":" in host else f"{host}:{self.endpoint.port}"
             self._target_list = json.dumps([{"targets": [target], "labels": {"job": "workloads"}}]).encode()
-            self._try_export("announcement", partial(publish.replace_file, self._list_path, self._target_list))
+            self._try_export("announcement", partial(replace_file, self._list_path, self._target_list))
 
     def _publish(self) -> None:
         textfile, gateway = self._exports.textfile, self._exports.gateway
         path = None if textfile is None else textfile / f"{self._source.file_name}.prom"
-        url = None if gateway is None else publish.group_url(gateway, self._source.labels)
+        url = None if gateway is None else group_url(gateway, self._source.labels)
         while not self._stop.wait(max(MIN_SECONDS, self._exports.every_seconds)):
             content = self._try_export("page", lambda: self._source.render().encode())
             if content is None:
                 continue
             if path is not None:
-                self._try_export("textfile", partial(publish.replace_file, path, content))
+                self._try_export("textfile", partial(replace_file, path, content))
             if url is not None:
-                self._try_export("gateway", partial(publish.push, url, content))
+                self._try_export("gateway", partial(send, url, "PUT", content))
         if path is not None:
             self._try_export("textfile", lambda: path.unlink(missing_ok=True))
         if url is not None:
-            self._try_export("gateway", lambda: publish.delete_group(url))
+            self._try_export("gateway", partial(send, url, "DELETE"))
 
     def _try_export(self, output: str, call: Callable[[], bytes | None]) -> bytes | None:
         """Run one export and log a change. Deliberately any error is caught: an export must not end the program."""
@@ -213,3 +214,30 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file atomically; if the disk is full, the old file stays."""
+    # node_exporter reads *.prom, so the temporary file has another suffix.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def group_url(gateway: str, labels: Mapping[str, str]) -> str:
+    """The URL of one group; in base64, because a name may contain a slash (Pushgateway's README, "URL")."""
+    parts = "".join(
+        f"/{name}@base64/{base64.urlsafe_b64encode(text.encode()).decode() or '='}" for name, text in labels.items()
+    )
+    return f"{gateway.rstrip('/')}/metrics/job/workloads{parts}"
+
+
+def send(url: str, method: str, content: bytes | None = None) -> None:
+    """Push metrics to a Pushgateway (PUT), or delete their group (DELETE)."""
+    # The scheme was checked by Exports.
+    request = urllib.request.Request(url, data=content, method=method)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=PUSH_SECONDS) as response:  # noqa: S310
+        response.read()

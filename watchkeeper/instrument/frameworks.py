@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from watchkeeper.instrument import optional
-from watchkeeper.instrument.gpu_wait import GpuWait
-from watchkeeper.instrument.step_clock import Phase
+from watchkeeper.instrument.step_clock import GpuWait, Phase
 
 if TYPE_CHECKING:
     from watchkeeper.instrument.training import TrainingMonitor

@@ -52,15 +52,13 @@ class NvmlGpus:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         nvml.nvmlInit()
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        self.count = int(nvml.nvmlDeviceGetCount())
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self.count)]
         self._uuids = [_decode(nvml.nvmlDeviceGetUUID(handle)) for handle in self._handles]
         self._xids: dict[str, int] = {}
         threading.Thread(target=self._count_xids, daemon=True).start()
 
-    def read_states(self) -> list[dict[str, Any]]:
-        return [self._read_state(index) for index in range(len(self._handles))]
-
-    def _read_state(self, index: int) -> dict[str, Any]:
+    def read_state(self, index: int) -> dict[str, Any]:
         nvml, gpu, uuid = self._nvml, self._handles[index], self._uuids[index]
         calls: dict[str, Callable[[], Any]] = {
             "temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
@@ -110,7 +108,7 @@ def serve(memory: mmap.mmap, seconds: float, parent: int) -> None:
             import pynvml
 
             gpus = gpus or NvmlGpus(pynvml)
-            content["gpus"] = gpus.read_states()
+            content["gpus"] = [gpus.read_state(index) for index in range(gpus.count)]
         except ImportError:
             content["problem"] = "the Python package nvidia-ml-py is not installed"
         except pynvml.NVMLError as error:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -35,8 +34,3 @@ class GpuState:
             (self.xid_count or None, "Xid"),
         )
         return " ".join([f"gpu{self.index}", *(f"{value:.0f} {unit}" for value, unit in parts if value is not None)])
-
-
-def as_text(states: Iterable[GpuState]) -> str:
-    """`gpu0 61 °C 88 % 560 W 98000 MiB, gpu1 …`."""
-    return ", ".join(map(str, states))

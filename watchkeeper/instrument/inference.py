@@ -23,8 +23,7 @@ from typing import Any
 from watchkeeper.instrument import exports as exporting
 from watchkeeper.instrument import placement, tracing
 from watchkeeper.instrument.asgi import InferenceMiddleware
-from watchkeeper.instrument.metric_families import Counters, Histograms
-from watchkeeper.instrument.page import Exemplar, MetricsPage, format_labels
+from watchkeeper.instrument.page import Counters, Exemplar, Histograms, MetricsPage, format_labels
 from watchkeeper.instrument.serving_request import (
     CLIENT_CLOSED,
     OK,

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from watchkeeper.instrument import gpu_reader
-from watchkeeper.instrument.gpu_states import GpuState, as_text
+from watchkeeper.instrument.gpu_states import GpuState
 
 EVERY_SECONDS = 5.0
 MIN_SECONDS = 0.1
@@ -99,7 +99,8 @@ class GpuContext(logging.Filter):
         else:
             states = [GpuState(**state) for state in reading["gpus"]]
             self._states = [state for state in states if is_selected(state, self._devices)]
-            self._text = as_text(self._states)
+            # gpu0 61 °C 88 % 560 W 98000 MiB, gpu1 …
+            self._text = ", ".join(map(str, self._states))
 
     def _set_unknown(self, reason: str) -> None:
         self._states, self._text = [], f"GPUs unknown: {reason}"

@@ -87,11 +87,10 @@ def with_uuid(place: Placement, environment: Mapping[str, str] | None = None) ->
     device = place.visible_gpu
     if device is None:
         return place
-    command = [sys.executable, gpu_reader.__file__, "list"]
     # If the process cannot start, times out or prints no JSON, the GPU stays unknown.
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         output = subprocess.run(
-            command,
+            [sys.executable, gpu_reader.__file__, "list"],
             capture_output=True,
             timeout=DRIVER_TIMEOUT_SECONDS,
             check=True,

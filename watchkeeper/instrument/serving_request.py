@@ -11,14 +11,15 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from watchkeeper.instrument import tracing
+from watchkeeper.instrument.page import MetricsPage
 
 # nginx' status code for a client that disconnected, which is not an error of the server.
 CLIENT_CLOSED, SERVER_ERROR, OK = 499, 500, 200
 _current: ContextVar[Request | None] = ContextVar("watchkeeper_request", default=None)
 
 
-class RequestMonitor(Protocol):
-    """The part of `inference.InferenceMonitor` that a request uses."""
+class ServingMonitor(Protocol):
+    """The part of `inference.InferenceMonitor` that requests and `asgi` use."""
 
     model: tuple[str, str]
     clock: Callable[[], float]
@@ -28,11 +29,15 @@ class RequestMonitor(Protocol):
 
     def record_request(self, request: Request, code: int) -> None: ...
 
+    def begin(self, carrier: tracing.Carrier | None = None) -> Request: ...
+
+    def write(self, page: MetricsPage) -> None: ...
+
 
 class Request:
     """One request: queued, then prefilled until its first piece, then decoded until its last piece."""
 
-    def __init__(self, monitor: RequestMonitor, carrier: tracing.Carrier) -> None:
+    def __init__(self, monitor: ServingMonitor, carrier: tracing.Carrier) -> None:
         self._monitor = monitor
         self._started_at = monitor.clock()
         self._queued_between: tuple[float, float] | None = None
@@ -81,14 +86,12 @@ class Request:
         if self.generated_tokens is None and self._pieces:
             self.generated_tokens = self._pieces
         self._monitor.record_request(self, code)
-        attributes: dict[str, str | int] = {
+        attributes: dict[str, str | int | None] = {
             "gen_ai.request.model": self._monitor.model[0],
             "http.response.status_code": code,
+            "gen_ai.usage.input_tokens": self.prompt_tokens,
+            "gen_ai.usage.output_tokens": self.generated_tokens,
         }
-        if self.prompt_tokens is not None:
-            attributes["gen_ai.usage.input_tokens"] = self.prompt_tokens
-        if self.generated_tokens is not None:
-            attributes["gen_ai.usage.output_tokens"] = self.generated_tokens
         error = str(code) if code >= SERVER_ERROR else ""
         self._monitor.spans.end(self.span, self._list_phases(ended_at), attributes=attributes, error=error)
 

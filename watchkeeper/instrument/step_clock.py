@@ -7,14 +7,15 @@ compute time of a step excludes waits for input and other ranks, and pauses; it 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from enum import IntEnum
 from statistics import median
 from time import perf_counter
-
-from watchkeeper.instrument.gpu_wait import GpuWait
+from typing import Any
 
 # The median of several steps, because a single step varies; the rules look at one minute.
 RECENT_STEPS, RECENT_SECONDS = 64, 60.0
+GPU_WAIT_SECONDS = 1.0
 
 
 class Phase(IntEnum):
@@ -36,6 +37,56 @@ class Phase(IntEnum):
 
 NOT_COMPUTE_PHASES = (Phase.INPUT, Phase.COMMUNICATION, Phase.CHECKPOINT, Phase.VALIDATION)
 PAUSE_PHASES = (Phase.CHECKPOINT, Phase.VALIDATION)
+
+
+class GpuWait:
+    """The wait of one GPU (`cuda` is torch.cuda) for other ranks, in one step per second.
+
+    The host runs ahead of its GPU, so its clock does not show the wait: it is the time between an event after this
+    rank's last gradient and one after the all-reduce, both on the compute stream. The events are read one step later,
+    when they have completed, so that the host never waits for the GPU. If a call fails, the last wait stays.
+    """
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
+        self._sent_event: Any = None
+        self._reduced_event: Any = None
+        self._due_at = float("-inf")
+        self.seconds = 0.0
+
+    def is_due(self) -> bool:
+        return self._sent_event is None and perf_counter() >= self._due_at
+
+    def record_sent(self) -> bool:
+        """Record that all gradients of this rank are sent; True if this step is measured."""
+        if self.is_due():
+            with suppress(Exception):
+                self._sent_event = self._record_event()
+                return True
+        return False
+
+    def record_reduced(self) -> None:
+        """Record that the stream has only the all-reduce left to wait for."""
+        with suppress(Exception):
+            if self._sent_event is not None and self._reduced_event is None:
+                self._reduced_event = self._record_event()
+
+    def read_wait(self) -> float:
+        """The last measured wait in seconds; call it when the backward pass has ended on the host."""
+        with suppress(Exception):
+            if self._sent_event is not None and self._reduced_event is None:
+                # `record_reduced` was not called: later work of the program, such as clipping, counts too.
+                self._reduced_event = self._record_event()
+            elif self._reduced_event is not None and self._reduced_event.query():
+                self.seconds = self._sent_event.elapsed_time(self._reduced_event) / 1000
+                self._sent_event = self._reduced_event = None
+                self._due_at = perf_counter() + GPU_WAIT_SECONDS
+        return self.seconds
+
+    def _record_event(self) -> Any:
+        event = self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 class StepClock:

@@ -75,7 +75,7 @@ class Spans:
         span: Any | None,
         phases: Iterable[tuple[str, float, float]],
         *,
-        attributes: Mapping[str, str | int],
+        attributes: Mapping[str, str | int | None],
         error: str,
     ) -> None:
         """End a span; phases are in seconds before now, because the request's clock need not be the wall clock."""
@@ -89,7 +89,8 @@ class Spans:
                 child = tracer.start_span(name, context=context, start_time=now - int(since * 1e9))
                 child.end(end_time=now - int(until * 1e9))
             for name, value in attributes.items():
-                span.set_attribute(name, value)
+                if value is not None:
+                    span.set_attribute(name, value)
             if error:
                 span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, error))
             span.end(end_time=now)

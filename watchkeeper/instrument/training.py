@@ -26,10 +26,9 @@ from typing import Any, TypeVar
 
 from watchkeeper.instrument import barrier, frameworks, placement
 from watchkeeper.instrument import exports as exporting
-from watchkeeper.instrument.checkpoints import Checkpoint, Checkpoints
 from watchkeeper.instrument.mirrors import Mirror, MirrorSet
 from watchkeeper.instrument.page import MetricsPage
-from watchkeeper.instrument.progress import TrainingProgress
+from watchkeeper.instrument.progress import Checkpoint, Checkpoints, TrainingProgress
 from watchkeeper.instrument.step_clock import Phase, StepClock, TimedPhase
 from watchkeeper.instrument.training_page import RankSnapshot, write_page
 
@@ -119,7 +118,7 @@ class TrainingMonitor:
 
     def checkpoint(self, path: str | os.PathLike[str] | None = None) -> Checkpoint:
         """Count and time the writing of a checkpoint, and record the size of the file or directory at `path`."""
-        return self.checkpoints.measure(self.clock, path)
+        return Checkpoint(self.checkpoints, self.clock, path)
 
     def report(
         self,

@@ -10,11 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
-from watchkeeper.instrument.checkpoints import Checkpoints
 from watchkeeper.instrument.mirrors import MirrorSet
 from watchkeeper.instrument.page import MetricsPage, format_labels
 from watchkeeper.instrument.placement import Placement
-from watchkeeper.instrument.progress import TrainingProgress
+from watchkeeper.instrument.progress import Checkpoints, TrainingProgress
 from watchkeeper.instrument.step_clock import Phase, StepClock
 
 # Name, help, value; None: unknown.

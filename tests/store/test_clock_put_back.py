@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tests.store.durables import BLOCK, MINUTE, SETTINGS, Rig, named, read
-from watchkeeper.kit import clock_jump
+from watchkeeper.kit import clock
 from watchkeeper.model.samples import Sample
 from watchkeeper.store import clock_check
 
@@ -149,7 +149,7 @@ def test_a_clock_that_jumps_past_the_retention_removes_nothing_for_a_day(tmp_pat
 
 
 def test_the_day_without_removal_ends_when_the_clock_is_set_back() -> None:
-    doubt = clock_jump.ClockJumpGuard(3600)
+    doubt = clock.ClockJumpGuard(3600)
     assert [doubt.may_remove(at) for at in (0, 3600, 10**6, 10**6 + 3600, 7200, 10800)] == [
         True,
         True,

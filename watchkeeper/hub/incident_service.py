@@ -18,7 +18,7 @@ from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.hub.rule_loops import RuleLoops
 from watchkeeper.hub.runtime import Loop, LoopRunner, Runtime
 from watchkeeper.hub.stages import CurrentStages, JournalThread
-from watchkeeper.kit import clock_jump
+from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import Silence
@@ -105,7 +105,7 @@ class IncidentService:
         self._rules, self._repairs, self._loops = rules, repairs, loops
         # Event counts by kind, for series that rules use.
         self.event_counts = status_series.EventCounts()
-        self._clock_jump = clock_jump.ClockJumpGuard(TRIM_SECONDS)
+        self._clock_jump = clock.ClockJumpGuard(TRIM_SECONDS)
         self._queue = DiagnosisQueue(
             lambda incident_id: reader.read(lambda: reader.incident(incident_id)),
             self._diagnose,

@@ -12,6 +12,8 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
+DAY_SECONDS = 86_400.0
+
 
 class Clock(Protocol):
     """The current time, and a way to wait."""
@@ -35,6 +37,28 @@ class ScaledClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds) / self.speed)
+
+
+class ClockJumpGuard:
+    """Refuses to remove old data for a day after the clock jumped forward, because it may be set back.
+
+    `interval_seconds` is the time between two checks; time that passed over a restart is not a jump.
+    """
+
+    def __init__(self, interval_seconds: float) -> None:
+        self._interval_seconds = interval_seconds
+        self._last_seconds: float | None = None
+        self._checks_to_skip = 0
+
+    def may_remove(self, now: float) -> bool:
+        """Whether old data may be removed; call this once in each interval, with the time in seconds."""
+        if self._last_seconds is not None and now - self._last_seconds > DAY_SECONDS:
+            self._checks_to_skip = round(DAY_SECONDS / self._interval_seconds)
+        elif self._last_seconds is not None and now < self._last_seconds:
+            self._checks_to_skip = 0
+        self._last_seconds = now
+        self._checks_to_skip = max(0, self._checks_to_skip - 1)
+        return self._checks_to_skip == 0
 
 
 def to_ms(at: datetime) -> int:

@@ -79,12 +79,8 @@ class CommandRunner:
             child.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             return self._abandon(key, child)
-        text = output[: self.max_output_bytes].decode("utf-8", "replace")
-        return CommandResult(
-            CommandOutcome.ANSWERED if child.returncode == 0 or is_truncated else CommandOutcome.FAILED,
-            text,
-            is_truncated,
-        )
+        outcome = CommandOutcome.ANSWERED if child.returncode == 0 or is_truncated else CommandOutcome.FAILED
+        return CommandResult(outcome, output[: self.max_output_bytes].decode("utf-8", "replace"), is_truncated)
 
     def _read_output(self, child: subprocess.Popen[bytes], deadline: float) -> bytes | None:
         """The output of a child until it ends or exceeds the limit; None at the deadline."""

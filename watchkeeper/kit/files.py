@@ -1,9 +1,10 @@
-"""Write files atomically, detect changed files, and lock a data directory for one process."""
+"""Write files atomically, detect changed files, read keys, and lock a data directory for one process."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from watchkeeper.errors import StartRefused
 
 OWNER_MARK = "watchkeeper.data"
 FORMAT = 1
+# 128 bits in hexadecimal.
+MIN_KEY_LENGTH = 32
 
 
 class FileStamp(NamedTuple):
@@ -61,6 +64,30 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def read_key_file(path: Path) -> bytes:
+    """The first line that is not a comment; StartRefused if it is missing, too short, or readable by other users."""
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise StartRefused(f"the key cannot be read: {problem}", where=str(path)) from error
+    if mode & stat.S_IRWXO:
+        raise StartRefused(
+            f"every user of this machine can access the key (mode {stat.S_IMODE(mode):04o})",
+            where=str(path),
+            remedy=f"Run `chmod o= {path}`",
+        )
+    secret = next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
+    if len(secret) < MIN_KEY_LENGTH:
+        raise StartRefused(
+            f"the key has {len(secret)} characters, the minimum is {MIN_KEY_LENGTH}",
+            where=str(path),
+            remedy="Create one with `openssl rand -hex 32`",
+        )
+    return secret.encode()
+
+
 class DataDirectory:
     """A directory that only this process uses, marked as ours and locked while we run."""
 
@@ -79,10 +106,8 @@ class DataDirectory:
             self._refuse_newer_format()
         except OSError as error:
             self.release()
-            raise StartRefused(
-                f"the data directory cannot be used: {error.strerror}",
-                where=str(self.path),
-                remedy="Choose another with --data DIR",
+            raise self._refusal(
+                f"the data directory cannot be used: {error.strerror}", "Choose another with --data DIR"
             ) from error
         except StartRefused:
             self.release()
@@ -91,21 +116,15 @@ class DataDirectory:
     def _refuse_foreign_files(self) -> None:
         names = sorted(entry.name for entry in self.path.iterdir())
         if names and OWNER_MARK not in names:
-            raise StartRefused(
-                f"the data directory has files of another program ({', '.join(names[:3])})",
-                where=str(self.path),
-                remedy="Choose an empty or new directory with --data DIR",
-            )
+            problem = f"the data directory has files of another program ({', '.join(names[:3])})"
+            raise self._refusal(problem, "Choose an empty or new directory with --data DIR")
 
     def _refuse_in_use(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StartRefused(
-                "another Watchkeeper is using this data directory",
-                where=str(self.path),
-                remedy="Stop it first, or choose another directory with --data DIR",
-            ) from error
+            remedy = "Stop it first, or choose another directory with --data DIR"
+            raise self._refusal("another Watchkeeper is using this data directory", remedy) from error
 
     def _refuse_newer_format(self) -> None:
         """Refuse a directory that a newer Watchkeeper wrote: this one could misread or damage it."""
@@ -115,11 +134,12 @@ class DataDirectory:
             os.fsync(self._lock)
         word, _, number = mark.decode("utf-8", "replace").strip().partition(" ")
         if word == "format" and number.isascii() and number.isdigit() and int(number[:9]) > FORMAT:
-            raise StartRefused(
-                f"the data directory has format {number[:9]}, this Watchkeeper supports up to {FORMAT}",
-                where=str(self.path),
-                remedy="Start the newer Watchkeeper, or restore an older backup into another directory",
-            )
+            problem = f"the data directory has format {number[:9]}, this Watchkeeper supports up to {FORMAT}"
+            remedy = "Start the newer Watchkeeper, or restore an older backup into another directory"
+            raise self._refusal(problem, remedy)
+
+    def _refusal(self, problem: str, remedy: str) -> StartRefused:
+        return StartRefused(problem, where=str(self.path), remedy=remedy)
 
     def release(self) -> None:
         if self._lock >= 0:

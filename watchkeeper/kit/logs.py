@@ -27,13 +27,8 @@ class TextFormat(logging.Formatter):
 
 class JsonFormat(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "at": record.created,
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        entry |= getattr(record, "fields", {})
+        entry = {"at": record.created, "level": record.levelname.lower(), "logger": record.name}
+        entry |= {"message": record.getMessage(), **getattr(record, "fields", {})}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)

@@ -53,13 +53,10 @@ class Registry:
         self.metrics: dict[str, Metric] = {}
 
     def counter(self, name: str, help: str) -> Metric:
-        return self._declare(Metric(name, "counter", help))
+        return self.metrics.setdefault(name, Metric(name, "counter", help))
 
     def gauge(self, name: str, help: str) -> Metric:
-        return self._declare(Metric(name, "gauge", help))
-
-    def _declare(self, metric: Metric) -> Metric:
-        return self.metrics.setdefault(metric.name, metric)
+        return self.metrics.setdefault(name, Metric(name, "gauge", help))
 
     def render(self) -> str:
         """All metrics in the text exposition format 0.0.4."""

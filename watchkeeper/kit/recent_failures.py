@@ -45,10 +45,8 @@ class RecentFailures:
 
     def current(self, now: datetime) -> list[RecentFailure]:
         """The failures of the last minutes, the longest first."""
-        return sorted(
-            (failure for failure in self._failure_by_name.values() if _is_fresh(failure, now)),
-            key=lambda each: each.since,
-        )
+        fresh = [failure for failure in self._failure_by_name.values() if _is_fresh(failure, now)]
+        return sorted(fresh, key=lambda failure: failure.since)
 
 
 def _is_fresh(failure: RecentFailure, now: datetime) -> bool:

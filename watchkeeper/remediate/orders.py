@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from watchkeeper.errors import ActionRefused, WireError
-from watchkeeper.kit import logs, secret_file, wire
+from watchkeeper.kit import files, logs, wire
 from watchkeeper.model import actions, orders
 from watchkeeper.store.journal.journal import Journal
 
@@ -47,7 +47,7 @@ class OrderRequest:
 
 def open_order_queue(journal: Journal, key_file: str | None, *, now: datetime) -> OrderQueue | None:
     """Return the order queue; None without a key: then the hub issues no orders."""
-    return None if key_file is None else OrderQueue(journal, secret_file.read_key_file(Path(key_file)), now=now)
+    return None if key_file is None else OrderQueue(journal, files.read_key_file(Path(key_file)), now=now)
 
 
 class OrderQueue:

@@ -23,7 +23,7 @@ import numpy as np
 
 from watchkeeper import errors
 from watchkeeper.config import settings
-from watchkeeper.kit import clock_jump, durations, memory
+from watchkeeper.kit import clock, durations, memory
 from watchkeeper.kit.logs import fields
 from watchkeeper.model import labels as label_sets
 from watchkeeper.store import backup, quarantine
@@ -142,7 +142,7 @@ class DurableStore:
         self._cache, self._patterns, self._unions = ChunkCache(limits.cache_bytes), Patterns(), UnionCache()
         self._unmergeable: set[Path] = set()
         self._maintenance_lock = threading.Lock()
-        self._jump_guard = clock_jump.ClockJumpGuard(MAINTENANCE_SECONDS)
+        self._jump_guard = clock.ClockJumpGuard(MAINTENANCE_SECONDS)
         self._block_list = self._open_blocks()
         self._loaded_ms = self._blocks_end_ms
         self.head.accept_from(self._blocks_end_ms)

@@ -15,7 +15,7 @@ from tests import servers
 from watchkeeper.cli.main import watchkeeper
 from watchkeeper.cli.node import agent_control
 from watchkeeper.errors import StartRefused
-from watchkeeper.kit.secret_file import read_key_file
+from watchkeeper.kit.files import read_key_file
 from watchkeeper.model.orders import node_key
 
 HUB_KEY = "5" * 32

@@ -17,7 +17,7 @@ from watchkeeper.agent import control, node_facts
 from watchkeeper.agent.orders import order_context
 from watchkeeper.cli import groups
 from watchkeeper.cli.options import option_group, path_option
-from watchkeeper.kit import secret_file
+from watchkeeper.kit import files
 from watchkeeper.model import orders
 
 NO_ORDERS = "none"
@@ -89,7 +89,7 @@ def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
         if order_key is not None and click.get_current_context().invoked_subcommand is None:
             from watchkeeper.agent.orders import orders as work_orders
 
-            key, kinds = secret_file.read_key_file(order_key), frozenset(allowed) - {NO_ORDERS}
+            key, kinds = files.read_key_file(order_key), frozenset(allowed) - {NO_ORDERS}
             node = work_orders.AgentIdentity(options["cluster"], options["node"], key, kinds)
         root = options["host_root"]
         roots = node_facts.Roots(root / "proc", root / "sys", root)
@@ -150,4 +150,4 @@ def order_key(hub_key: Path, node: str, cluster: str) -> None:
     Run it on the hub, with its [hub] order_key_file. Write the output to the --order-key file of that node. The key is
     valid for orders to that node only.
     """
-    click.echo(orders.node_key(secret_file.read_key_file(hub_key), cluster, node).decode())
+    click.echo(orders.node_key(files.read_key_file(hub_key), cluster, node).decode())

@@ -29,7 +29,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.gpu import agent_tree
-from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
+from watchkeeper.agent.gpus.gpu_page import GpuPage
 from watchkeeper.agent.gpus.reader_link import ReaderLink
 from watchkeeper.agent.gpus.reader_watch import ReaderLimits
 from watchkeeper.agent.gpus.sampler import NvmlEvent, Sampler, SamplerSettings
@@ -184,8 +184,8 @@ def bench_reader() -> dict[str, Any]:
 def bench_scrape(sampler: Sampler) -> dict[str, Any]:
     """The time to scrape a cached page, and to render a new one."""
     snapshot = sampler._snapshot
-    never_stale = Freshness(dict.fromkeys(families.Cadence, 1e9))
-    page = GpuPage(choice.choose_families().families, hostname="n", freshness=never_stale)
+    never_stale = dict.fromkeys(families.Cadence, 1e9)
+    page = GpuPage(choice.choose_families().families, hostname="n", fresh_seconds=never_stale)
     now = time.monotonic()
     gc.collect()
     return {

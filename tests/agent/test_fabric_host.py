@@ -66,7 +66,7 @@ def page_of(machine: Path, *, seconds: float = 30.0, **programs: str) -> FabricP
 
 
 def lines(page: FabricPage, now: float = 0.0) -> dict[str, str]:
-    lines = (line.rsplit(" ", 1) for line in page.render(now).decode().splitlines() if not line.startswith("#"))
+    lines = (line.rsplit(" ", 1) for line in page.page(now).decode().splitlines() if not line.startswith("#"))
     return {name.replace(',Hostname="n1"', "").replace('Hostname="n1"', ""): value for name, value in lines}
 
 

@@ -168,7 +168,12 @@ class Agent:
             if self._spool is not None:
                 stack.callback(self._spool.close)
             if settings.listen is not None:
-                self._address = await stack.enter_async_context(agent_server.serve(settings.listen, self._routes()))
+                routes = {
+                    "/metrics": agent_server.Route(self._render_metrics),
+                    "/-/healthy": agent_server.Route(lambda: agent_server.HttpPage(b"ok\n"), needs_credentials=False),
+                    "/-/ready": agent_server.Route(self._render_ready, needs_credentials=False),
+                }
+                self._address = await stack.enter_async_context(agent_server.serve(settings.listen, routes))
             if self._is_real_node and settings.reads_gpus:
                 self._sampler = self._build_sampler(asyncio.get_running_loop())
                 self._sampler.start()
@@ -192,9 +197,13 @@ class Agent:
                 (self._chassis.read, chassis.INTERVAL_SECONDS),
                 (self._report_conditions, REPORT_INTERVAL_SECONDS),
                 (self._fabric.refresh, fabric_page.REFRESH_SECONDS),
-                (self._refresh_holders, node_holders.REFRESH_SECONDS),
                 (self._control.apply_pause, control.POLL_SECONDS),
-                (self._run_dcgm_profile, dcgm_profile.POLL_SECONDS),
+            ]
+        if (sampler := self._sampler) is not None and self._dcgm is not None:
+            run_dcgm = partial(self._dcgm.run_if_needed, lambda: sampler.is_profiling_paused)
+            loops += [
+                (partial(self._holders.refresh, sampler), node_holders.REFRESH_SECONDS),
+                (run_dcgm, dcgm_profile.POLL_SECONDS),
             ]
         if self._spool is not None and settings.hub_url is not None:
             hub = push.HubEndpoint(settings.hub_url, settings.token, access=settings.hub_access)
@@ -350,23 +359,13 @@ class Agent:
         await asyncio.to_thread(self._diag.refresh, self._time.now())
         self._host_read_at = system_time.monotonic()
 
-    async def _run_dcgm_profile(self) -> None:
-        sampler = self._sampler
-        if sampler is not None and self._dcgm is not None:
-            await self._dcgm.run_if_needed(lambda: sampler.is_profiling_paused)
-
-    async def _refresh_holders(self) -> None:
-        if self._sampler is not None:
-            await self._holders.refresh(self._sampler)
-
     def _build_registration(self) -> fleet.NodeRegistration:
         settings, facts, gpus = self._settings, self._facts, self._gpus()
         versions = {"agent": __version__, "kernel": facts.kernel, "driver": facts.driver}
-        address = urlsplit(self._address)
-        listen = settings.listen
-        is_readable = listen is not None and listen.socket is None and not listen.credentials.digests
+        address, listen = urlsplit(self._address), settings.listen
         # A remote hub cannot reach a loopback address.
         is_hub_local = is_loopback(urlsplit(settings.hub_url or "").hostname or "")
+        is_readable = listen is not None and listen.socket is None and not listen.credentials.digests
         is_reachable = is_readable and listen is not None and (is_hub_local or not is_loopback(listen.host))
         return fleet.NodeRegistration(
             settings.cluster,
@@ -380,27 +379,18 @@ class Agent:
 
     # Pages.
 
-    def _routes(self) -> dict[str, agent_server.Route]:
-        return {
-            "/metrics": agent_server.Route(self._render_metrics),
-            "/-/healthy": agent_server.Route(lambda: agent_server.HttpPage(b"ok\n"), needs_credentials=False),
-            "/-/ready": agent_server.Route(self._render_ready, needs_credentials=False),
-        }
-
     def _render_metrics(self) -> agent_server.HttpPage:
         self._metrics.spool_bytes.set(self._measure_spool())
         gpu_text = b"" if self._sampler is None else self._sampler.page() + self._holders.page(self._sampler)
         agent_text = self._metrics.registry.render().encode()
         is_host_fresh = system_time.monotonic() - self._host_read_at < HOST_STALE_SECONDS
-        host_text = self._host_text if is_host_fresh else b""
-        node_text = host_text + self._fabric.page() + self._diag.page()
+        node_text = (self._host_text if is_host_fresh else b"") + self._fabric.page() + self._diag.page()
         return agent_server.HttpPage(gpu_text + node_text + agent_text, content_type=agent_server.PAGE)
 
     def _render_ready(self) -> agent_server.HttpPage:
-        if self._is_real_node and self._settings.reads_gpus:
-            has_read_gpus = self._sampler is not None and (self._sampler.snapshot().gpus or self._sampler.faults())
-            if not has_read_gpus:
-                return agent_server.HttpPage(b"no GPU has been read yet\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        has_read_gpus = self._sampler is not None and (self._sampler.snapshot().gpus or self._sampler.faults())
+        if self._is_real_node and self._settings.reads_gpus and not has_read_gpus:
+            return agent_server.HttpPage(b"no GPU has been read yet\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return agent_server.HttpPage(b"ready\n")
 
     def _measure_spool(self) -> int:

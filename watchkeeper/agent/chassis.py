@@ -98,7 +98,7 @@ async def read_redfish(url: str, access: Access) -> tuple[Sensor, ...]:
     connection = http.Connection(timeout_seconds=TIMEOUT_SECONDS, max_body_bytes=MAX_RESOURCE_BYTES, access=access)
     reader = RedfishReader(url, connection, access)
     try:
-        return tuple([sensor async for sensor in reader.read_sensors()][:MAX_SENSORS])
+        return tuple((await reader.read_sensors())[:MAX_SENSORS])
     finally:
         await connection.aclose()
 
@@ -112,41 +112,37 @@ class RedfishReader:
         self._headers = {**HEADERS, **access.authorization_header()}
         self._fetched = 0
 
-    async def read_sensors(self) -> AsyncIterator[Sensor]:
+    async def read_sensors(self) -> list[Sensor]:
+        sensors: list[Sensor] = []
         for path in redfish.member_links(await self._fetch("/redfish/v1/Chassis")):
             chassis = await self._fetch(path)
-            async for sensor in self._read_thermal(chassis):
-                yield sensor
-            async for sensor in self._read_power(chassis):
-                yield sensor
+            sensors += [*await self._read_thermal(chassis), *await self._read_power(chassis)]
+        return sensors
 
-    async def _read_thermal(self, chassis: redfish.Resource) -> AsyncIterator[Sensor]:
+    async def _read_thermal(self, chassis: redfish.Resource) -> list[Sensor]:
         """Read the newer resources if they exist: a BMC with both repeats the same sensors in the older one."""
+        sensors: list[Sensor] = []
         if (path := redfish.resource_link(chassis, "ThermalSubsystem")) is not None:
             subsystem = await self._fetch(path)
             async for fan in self._read_members(subsystem, "Fans"):
-                for sensor in redfish.read_fan(fan):
-                    yield sensor
+                sensors += redfish.read_fan(fan)
             if (metrics := redfish.resource_link(subsystem, "ThermalMetrics")) is not None:
-                for sensor in redfish.read_thermal_metrics(await self._fetch(metrics)):
-                    yield sensor
+                sensors += redfish.read_thermal_metrics(await self._fetch(metrics))
         elif (path := redfish.resource_link(chassis, "Thermal")) is not None:
-            for sensor in redfish.read_thermal(await self._fetch(path)):
-                yield sensor
+            sensors += redfish.read_thermal(await self._fetch(path))
+        return sensors
 
-    async def _read_power(self, chassis: redfish.Resource) -> AsyncIterator[Sensor]:
+    async def _read_power(self, chassis: redfish.Resource) -> list[Sensor]:
+        sensors: list[Sensor] = []
         if (path := redfish.resource_link(chassis, "PowerSubsystem")) is not None:
             async for supply in self._read_members(await self._fetch(path), "PowerSupplies"):
-                for sensor in redfish.read_supply(supply):
-                    yield sensor
-                metrics = redfish.resource_link(supply, "Metrics")
-                if metrics is not None:
+                sensors += redfish.read_supply(supply)
+                if (metrics := redfish.resource_link(supply, "Metrics")) is not None:
                     name = redfish.sensor_name(supply) or metrics
-                    for sensor in redfish.read_supply_metrics(await self._fetch(metrics), name):
-                        yield sensor
+                    sensors += redfish.read_supply_metrics(await self._fetch(metrics), name)
         elif (path := redfish.resource_link(chassis, "Power")) is not None:
-            for sensor in redfish.read_power(await self._fetch(path)):
-                yield sensor
+            sensors += redfish.read_power(await self._fetch(path))
+        return sensors
 
     async def _read_members(self, resource: redfish.Resource, name: str) -> AsyncIterator[redfish.Resource]:
         if (path := redfish.resource_link(resource, name)) is not None:

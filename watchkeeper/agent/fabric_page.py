@@ -75,9 +75,6 @@ class FabricPage:
         if monotonic() - self._facts_at >= FACTS_SECONDS:
             await asyncio.to_thread(self.read_facts, monotonic())
 
-    def page(self) -> bytes:
-        return self.render(monotonic())
-
     def read_counters(self, now: float) -> None:
         """Read the counters, in a few seconds at most; `now` is monotonic time."""
         ports, stalled = self._counters.read(now)
@@ -113,7 +110,8 @@ class FabricPage:
                 name = f"watchkeeper_infiniband_pause_{unit}_total"
                 yield name, {**labels, "direction": pause.direction}, pause.value
 
-    def render(self, now: float) -> bytes:
+    def page(self, now: float | None = None) -> bytes:
+        now = monotonic() if now is None else now
         ports = self._ports if now - self._ports_at <= STALE_SECONDS else ()
         facts = self._facts if now - self._facts_at <= FACTS_STALE_SECONDS else ()
         return page_text.render_families((*ports, *facts), FAMILIES, self.hostname).encode()
@@ -136,12 +134,8 @@ def _build_port_rows(reading: port_counters.PortReading) -> Iterator[Row]:
 
 
 def _build_adapter_rows(adapter: infiniband_sysfs.Adapter) -> Iterator[Row]:
-    info_labels = {
-        "board_id": adapter.board or "",
-        "device": adapter.name,
-        "firmware_version": adapter.firmware or "",
-        "hca_type": adapter.model or "",
-    }
+    info_labels = {"board_id": adapter.board or "", "device": adapter.name}
+    info_labels |= {"firmware_version": adapter.firmware or "", "hca_type": adapter.model or ""}
     yield "node_infiniband_info", info_labels, 1.0
     netdevs = ",".join(netdev.name for netdev in adapter.netdevs)
     for number in adapter.gids:

@@ -116,11 +116,6 @@ def test_without_a_driver_name_the_kubelets_cdi_names_are_read(
     assert read(kubelet) == {key: (holding("dra", container="worker", part=part),) for key, part in parts.items()}
 
 
-def test_the_allocatable_gpus_are_read_from_the_kubelet(kubelet: Kubelet) -> None:
-    kubelet.offered = [GPU, OTHER]
-    assert asyncio.run(PodResourcesClient(kubelet.socket).read_allocatable()) == (GPU, OTHER)
-
-
 def test_an_old_kubelet_is_called_with_its_api_version(tmp_path: Path) -> None:
     old = Kubelet(tmp_path / "old.sock", pods=[gpu_pod("a", GPU)])
     with serving(old, "v1alpha1.PodResourcesLister"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
+from watchkeeper.agent.gpus.gpu_page import GpuPage
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, MigInstanceSample, SampleMerger, Snapshot, add_xid
 from watchkeeper.readers import exposition
 from watchkeeper.readers.nvml import choice
 from watchkeeper.readers.nvml.families import Cadence
 
-FRESHNESS = Freshness({Cadence.FAST: 2.0, Cadence.PROFILE: 2.0, Cadence.SLOW: 20.0, Cadence.RARE: 600.0})
+FRESHNESS = {Cadence.FAST: 2.0, Cadence.PROFILE: 2.0, Cadence.SLOW: 20.0, Cadence.RARE: 600.0}
 IDENTITY = {"uuid": "GPU-1", "pci": "00000000:5D:00.0", "model": "NVIDIA H200", "minor": "3", "text.driver": "580"}
 LABELS = (
     'gpu="0",UUID="GPU-1",pci_bus_id="00000000:5D:00.0",device="nvidia3",modelName="NVIDIA H200",'
@@ -19,11 +19,11 @@ LABELS = (
 
 
 def page() -> GpuPage:
-    return GpuPage(choice.choose_families().families, hostname="n1", freshness=FRESHNESS)
+    return GpuPage(choice.choose_families().families, hostname="n1", fresh_seconds=FRESHNESS)
 
 
 def sample(at: float = 100.0, **values: float) -> GpuSample:
-    return GpuSample(0, IDENTITY, dict.fromkeys(FRESHNESS.seconds, at), values)
+    return GpuSample(0, IDENTITY, dict.fromkeys(FRESHNESS, at), values)
 
 
 def lines(text: bytes, name: str) -> list[str]:

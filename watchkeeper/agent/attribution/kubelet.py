@@ -8,11 +8,11 @@ open.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.model import workloads
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from h2.connection import H2Connection
     from h2.events import Event
 
-T = TypeVar("T")
-
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 LIST_METHOD = "/v1.PodResourcesLister/List"
-ALLOCATABLE_METHOD = "/v1.PodResourcesLister/GetAllocatableResources"
 # Kubelets before 1.20 have only this method; the fields that are read have the same numbers.
 OLD_LIST_METHOD = "/v1alpha1.PodResourcesLister/List"
 # A healthy kubelet answers from memory in a millisecond.
@@ -46,6 +43,8 @@ STATUS_NAMES = {
 STREAM_ID = 1
 EMPTY_MESSAGE = b"\x00\x00\x00\x00\x00"
 PREFIX_BYTES = 5
+REQUEST_HEADERS = [(":method", "POST"), (":scheme", "http"), (":authority", "localhost")]
+REQUEST_HEADERS += [("content-type", "application/grpc"), ("te", "trailers")]
 
 
 class _GrpcError(CollectError):
@@ -70,44 +69,28 @@ class PodResourcesClient:
 
     async def read(self) -> Mapping[str, tuple[workloads.Holding, ...]]:
         """Holders by device: the UUID of a GPU or MIG instance, `nvidia3` or `3`; CollectError if the call fails."""
-        return pod_resources.holdings_by_device(await self.read_allocated())
-
-    async def read_allocated(self) -> tuple[pod_resources.AllocatedDevice, ...]:
-        """The devices of every container, as the kubelet reports them."""
-        return await self._with_timeout(self._list_allocated())
-
-    async def read_allocatable(self) -> tuple[str, ...]:
-        """Ids of the devices that the kubelet offers to pods; a GPU that is missing here cannot be scheduled."""
-        return await self._with_timeout(self._list_allocatable())
-
-    async def _list_allocated(self) -> tuple[pod_resources.AllocatedDevice, ...]:
-        try:
-            answer = await self._call(LIST_METHOD)
-        except _GrpcError as error:
-            if error.status != UNIMPLEMENTED:
-                raise
-            answer = await self._call(OLD_LIST_METHOD)
-        return pod_resources.read_list(answer)
-
-    async def _list_allocatable(self) -> tuple[str, ...]:
-        return pod_resources.read_allocatable(await self._call(ALLOCATABLE_METHOD))
-
-    async def _with_timeout(self, call: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await call
+                return pod_resources.holdings_by_device(pod_resources.read_list(await self._list_pods()))
         except TimeoutError as error:
             raise self._build_error(f"no answer within {self._timeout_seconds:g} s") from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise self._build_error("no kubelet listens on this socket") from error
         except PermissionError as error:
-            raise self._build_error(
-                "permission denied", remedy="Run the agent as root, or as a member of the socket's group"
-            ) from error
+            remedy = "Run the agent as root, or as a member of the socket's group"
+            raise self._build_error("permission denied", remedy=remedy) from error
         except OSError as error:
             raise self._build_error(error.strerror or type(error).__name__) from error
         except CollectError as error:
             raise self._build_error(error.problem) from error
+
+    async def _list_pods(self) -> bytes:
+        try:
+            return await self._call(LIST_METHOD)
+        except _GrpcError as error:
+            if error.status != UNIMPLEMENTED:
+                raise
+            return await self._call(OLD_LIST_METHOD)
 
     def _build_error(self, problem: str, *, remedy: str | None = None) -> CollectError:
         return CollectError(problem, where=str(self._socket), remedy=remedy)
@@ -140,7 +123,7 @@ class _GrpcCall:
         http2 = connection.H2Connection(config.H2Configuration(client_side=True, header_encoding="utf-8"))
         try:
             http2.initiate_connection()
-            http2.send_headers(STREAM_ID, _request_headers(method))
+            http2.send_headers(STREAM_ID, [(":path", method), *REQUEST_HEADERS])
             http2.send_data(STREAM_ID, EMPTY_MESSAGE, end_stream=True)
             while not self.has_ended:
                 self.writer.write(http2.data_to_send())
@@ -179,14 +162,3 @@ class _GrpcCall:
         if len(self.body) != PREFIX_BYTES + length or self.body[0] != 0:
             raise CollectError(f"expected an uncompressed message of {length} bytes, received {len(self.body)} bytes")
         return bytes(self.body[PREFIX_BYTES:])
-
-
-def _request_headers(method: str) -> list[tuple[str, str]]:
-    return [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", method),
-        (":authority", "localhost"),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-    ]

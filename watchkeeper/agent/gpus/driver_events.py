@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -57,15 +56,9 @@ class DriverEvents:
         self._last_us = 0
 
     def build_fault_event(self, fault: sampler.DriverFault) -> events.Event:
-        code = FAULT_CODES.get(fault.cause, OTHER_FAULT_CODE)
-        return self._build_event(
-            events.EventKind.DRIVER_FAULT,
-            code,
-            at=fault.since,
-            place=fault.place,
-            text=fault.evidence,
-            cause=fault.cause,
-        )
+        kind, code = events.EventKind.DRIVER_FAULT, FAULT_CODES.get(fault.cause, OTHER_FAULT_CODE)
+        cause, text = fault.cause, fault.evidence
+        return self._build_event(kind, code, at=fault.since, place=fault.place, text=text, cause=cause)
 
     def build_violation_event(self, violation: policies.Violation, at: datetime) -> events.Event:
         policy = violation.policy
@@ -106,24 +99,19 @@ class DriverEvents:
         return events.Event(id, kind, code, place, at, text, fields={"source": SOURCE, **extra_fields})
 
 
-@dataclass(frozen=True, slots=True)
-class PendingXid:
-    nvml_event: sampler.NvmlEvent
-    expires_at: float
-
-
 class XidMerge:
     """Merges the kernel's and NVML's report of one Xid on one GPU; `now` is monotonic time, `at` is wall time."""
 
     def __init__(self) -> None:
-        self._pending: deque[PendingXid] = deque(maxlen=MAX_PENDING)
+        # NVML's reports, each with the time until which it waits for the kernel log line.
+        self._pending: deque[tuple[sampler.NvmlEvent, float]] = deque(maxlen=MAX_PENDING)
         self._kernel_lines: deque[tuple[int | None, str | None, datetime]] = deque(maxlen=MAX_PENDING)
 
     def add_kernel_line(self, event: events.Event) -> bool:
         """Record a kernel log line; True if NVML has already reported the same Xid."""
         kernel_line = (event.code, event.place.gpu, event.at)
         self._kernel_lines.append(kernel_line)
-        matches = [pending for pending in self._pending if _is_same_xid(kernel_line, pending.nvml_event)]
+        matches = [waiting for waiting in self._pending if _is_same_xid(kernel_line, waiting[0])]
         for waiting in matches:
             self._pending.remove(waiting)
         return bool(matches)
@@ -131,23 +119,21 @@ class XidMerge:
     def add_nvml_event(self, nvml_event: sampler.NvmlEvent, now: float) -> None:
         """Hold NVML's report until the kernel log line comes, unless it has come already."""
         if not any(_is_same_xid(kernel_line, nvml_event) for kernel_line in self._kernel_lines):
-            self._pending.append(PendingXid(nvml_event, now + MERGE_SECONDS))
+            self._pending.append((nvml_event, now + MERGE_SECONDS))
 
     def take_expired(self, now: float) -> list[sampler.NvmlEvent]:
         """Remove and return the reports for which no kernel log line came in time."""
-        expired = [pending for pending in self._pending if now >= pending.expires_at]
+        expired = [waiting for waiting in self._pending if now >= waiting[1]]
         for waiting in expired:
             self._pending.remove(waiting)
-        return [waiting.nvml_event for waiting in expired]
+        return [nvml_event for nvml_event, _ in expired]
 
 
 def _is_same_xid(kernel_line: tuple[int | None, str | None, datetime], nvml_event: sampler.NvmlEvent) -> bool:
     """Whether both report the same Xid; an unknown GPU matches every GPU."""
     code, uuid, at = kernel_line
-    is_close = abs(at - nvml_event.at) <= timedelta(seconds=MERGE_SECONDS)
-    return (
-        code == nvml_event.detail and is_close and (uuid is None or nvml_event.uuid is None or uuid == nvml_event.uuid)
-    )
+    is_same_gpu = uuid is None or nvml_event.uuid is None or uuid == nvml_event.uuid
+    return code == nvml_event.detail and is_same_gpu and abs(at - nvml_event.at) <= timedelta(seconds=MERGE_SECONDS)
 
 
 class ReportSchedule:

@@ -31,17 +31,6 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Freshness:
-    """How long a value of each cadence is shown after it was read."""
-
-    seconds: Mapping[Cadence, float]
-
-    def expires_at(self, gpu: GpuSample, cadence: Cadence) -> float:
-        at = gpu.read_at.get(cadence)
-        return float("-inf") if at is None else at + self.seconds[cadence]
-
-
-@dataclass(frozen=True, slots=True)
 class PageRow:
     """A GPU or MIG instance on the page: label text, values, and the cadences whose values have not expired."""
 
@@ -53,14 +42,18 @@ class PageRow:
 
 
 class GpuPage:
-    def __init__(self, families: Sequence[NvmlFamily], *, hostname: str, freshness: Freshness) -> None:
+    """`fresh_seconds`: how long a value of each cadence is shown after it was read."""
+
+    def __init__(
+        self, families: Sequence[NvmlFamily], *, hostname: str, fresh_seconds: Mapping[Cadence, float]
+    ) -> None:
         self._families = [family for family in families if family.prom_type != "label"]
         self._label_families = sorted(
             (family for family in families if family.prom_type == "label"), key=lambda family: family.name
         )
         self._headers = {family.name: family.head for family in self._families}
         self._hostname = hostname
-        self._freshness = freshness
+        self._fresh_seconds = fresh_seconds
         self._labels: dict[tuple[Any, ...], str] = {}
         # Labels of clock reasons, links and other parts; NVML limits how many there are.
         self._part_label_text: dict[tuple[str, str], str] = {}
@@ -78,22 +71,19 @@ class GpuPage:
         rows: list[PageRow] = []
         expires_at = float("inf")
         for gpu in snapshot.gpus:
-            expiry = {cadence: self._freshness.expires_at(gpu, cadence) for cadence in self._freshness.seconds}
+            expiry = {cadence: at + self._fresh_seconds[cadence] for cadence, at in gpu.read_at.items()}
             fresh = frozenset(cadence for cadence, end in expiry.items() if now < end)
             # Slow values of a GPU that no longer answers are omitted too.
             if Cadence.FAST in fresh:
                 expires_at = min(expires_at, *(expiry[cadence] for cadence in fresh))
-                rows += self._build_rows(gpu, fresh)
+                rows.append(PageRow(self._label_text(gpu), gpu.values, fresh, False, gpu))
+                rows += [
+                    PageRow(self._label_text(gpu, instance), instance.values, fresh, True, gpu)
+                    for instance in gpu.mig_instances
+                ]
         text = self._format_page(rows, snapshot).encode()
         self._cached = (snapshot, expires_at, text)
         return text
-
-    def _build_rows(self, gpu: GpuSample, fresh: frozenset[Cadence]) -> list[PageRow]:
-        instances = (
-            PageRow(self._label_text(gpu, instance), instance.values, fresh, True, gpu)
-            for instance in gpu.mig_instances
-        )
-        return [PageRow(self._label_text(gpu), gpu.values, fresh, False, gpu), *instances]
 
     def _format_page(self, rows: Sequence[PageRow], snapshot: Snapshot) -> str:
         parts: list[str] = []

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import types
+from contextlib import suppress
 from typing import Any
 
 from watchkeeper.kit import memory
@@ -101,7 +102,10 @@ def serve(replies: ReplyWriter, record_call: CallRecorder) -> None:
     except session.NvmlBroken as error:
         replies.send({"broken": error.reason, "text": str(error)})
         return
-    event_thread = _open_event_thread(nvml_session, replies) if settings["events"] else None
+    event_thread: EventThread | None = None
+    if settings["events"]:
+        with suppress(nvml_session.nvml.NVMLError):
+            event_thread = EventThread(nvml_session.nvml, replies)
     memory.release_startup_memory()
     replies.send({"hello": {"count": nvml_session.count, "driver": nvml_session.driver, "nvml": nvml_session.library}})
     for line in requests:
@@ -114,13 +118,6 @@ def serve(replies: ReplyWriter, record_call: CallRecorder) -> None:
             answer["events"] = event_thread.register(nvml_session.gpus()[index].handle, reading.identity["uuid"])
         record_call("")
         replies.send(answer)
-
-
-def _open_event_thread(nvml_session: session.Session, replies: ReplyWriter) -> EventThread | None:
-    try:
-        return EventThread(nvml_session.nvml, replies)
-    except nvml_session.nvml.NVMLError:
-        return None
 
 
 def stub_ctypes_util() -> None:

@@ -83,9 +83,8 @@ class ReaderLink:
         if not received:
             raise ReaderExited(f"the reader process exited {self._describe_exit()}")
         *lines, self._pending = (self._pending + received).split(b"\n")
-        if len(self._pending) > MAX_LINE_BYTES:
-            size = f"{len(self._pending)} bytes, the limit is {MAX_LINE_BYTES}"
-            raise ReaderExited(f"the reader process sent a line of {size}")
+        if (size := len(self._pending)) > MAX_LINE_BYTES:
+            raise ReaderExited(f"the reader process sent a line of {size} bytes, the limit is {MAX_LINE_BYTES}")
         try:
             return [json.loads(line) for line in lines]
         except ValueError as error:
@@ -93,11 +92,9 @@ class ReaderLink:
 
     def current_call(self) -> str:
         """The driver call that is running, or was the last to run."""
-        return (
-            os.pread(self._call_memory, CALL_NAME_BYTES, 0).rstrip(b"\0").decode("ascii", "replace")
-            if self._is_open
-            else ""
-        )
+        if not self._is_open:
+            return ""
+        return os.pread(self._call_memory, CALL_NAME_BYTES, 0).rstrip(b"\0").decode("ascii", "replace")
 
     def abandon(self) -> None:
         """Kill the process and close its pipes; `has_exited` is true once it has exited."""

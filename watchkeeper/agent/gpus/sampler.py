@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from watchkeeper.agent.gpus.gpu_page import Freshness, GpuPage
+from watchkeeper.agent.gpus.gpu_page import GpuPage
 from watchkeeper.agent.gpus.gpu_samples import GpuSample, SampleMerger, Snapshot, add_xid
 from watchkeeper.agent.gpus.reader_link import ReaderExited, ReaderLink
 from watchkeeper.agent.gpus.reader_watch import ReaderFault, ReaderLimits, ReaderWatch
@@ -84,13 +84,10 @@ class Sampler:
         limits = settings.limits
         self._watch = ReaderWatch(limits)
         self._lock = threading.Lock()
-        stale_seconds = {
-            families.Cadence.FAST: limits.interval_seconds,
-            families.Cadence.PROFILE: limits.interval_seconds,
-        }
-        stale_seconds |= {families.Cadence.SLOW: limits.slow_seconds, families.Cadence.RARE: limits.rare_seconds}
-        freshness = Freshness({cadence: 2 * seconds for cadence, seconds in stale_seconds.items()})
-        self._page = GpuPage(settings.choice.families, hostname=settings.hostname, freshness=freshness)
+        cadence = families.Cadence
+        fresh_seconds = dict.fromkeys((cadence.FAST, cadence.PROFILE), 2 * limits.interval_seconds)
+        fresh_seconds |= {cadence.SLOW: 2 * limits.slow_seconds, cadence.RARE: 2 * limits.rare_seconds}
+        self._page = GpuPage(settings.choice.families, hostname=settings.hostname, fresh_seconds=fresh_seconds)
         self._merger = SampleMerger({family.name: family.cadence for family in settings.choice.families})
         self._samples_by_index: dict[int, GpuSample] = {}
         self._snapshot = Snapshot()
@@ -100,8 +97,10 @@ class Sampler:
         self._answers: list[dict[str, Any]] = []
         self._logged_faults: set[tuple[str, str | None]] = set()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._is_stopping = self._is_release_requested = self._has_released = False
-        self._is_profiling_paused = self._needs_renewal = False
+        self._is_stopping = self._is_release_requested = self._needs_renewal = False
+        # Whether no reader process of this agent has a GPU open.
+        self.has_released_gpus = False
+        self.is_profiling_paused = False
         self._thread = threading.Thread(target=self._run, name="watchkeeper-sampler", daemon=True)
 
     # Called by the agent.
@@ -122,24 +121,14 @@ class Sampler:
         """Release the profiling counters to other tools, or use them again."""
         with self._lock:
             # The reader process is replaced, because it keeps the counters reserved in the driver.
-            self._needs_renewal |= is_paused and not self._is_profiling_paused
-            self._is_profiling_paused = is_paused
+            self._needs_renewal |= is_paused and not self.is_profiling_paused
+            self.is_profiling_paused = is_paused
 
     def release_gpus(self, is_released: bool) -> None:
         """Close every GPU in the next round, or open them again: a reset needs a GPU that no process has open."""
-        self._is_release_requested, self._has_released = is_released, False
-
-    @property
-    def has_released_gpus(self) -> bool:
-        """Whether no reader process of this agent has a GPU open."""
-        return self._has_released
-
-    @property
-    def is_profiling_paused(self) -> bool:
-        return self._is_profiling_paused
+        self._is_release_requested, self.has_released_gpus = is_released, False
 
     def page(self) -> bytes:
-        """Render the /metrics page."""
         return self._page.render(self._snapshot, time.monotonic())
 
     def set_holders(self, holders: Mapping[tuple[str, str | None], Mapping[str, str]]) -> None:
@@ -208,7 +197,7 @@ class Sampler:
             self._drop_reader()
             self._end_probe()
             self._reap_abandoned(time.monotonic())
-            self._has_released = not self._abandoned
+            self.has_released_gpus = not self._abandoned
             return
         now = time.monotonic()
         self._reap_abandoned(now)
@@ -234,7 +223,7 @@ class Sampler:
         with self._lock:
             cadences = self._watch.due_cadences(index, requested_at)
             timeout_seconds = self._watch.answer_seconds(index)
-        if self._is_profiling_paused:
+        if self.is_profiling_paused:
             cadences.remove(families.Cadence.PROFILE)
         self._answers.clear()
         try:
@@ -283,8 +272,8 @@ class Sampler:
             reader_faults = self._watch.faults(now)
             count = self._watch.count
         self._samples_by_index = {index: gpu for index, gpu in self._samples_by_index.items() if index < count}
-        faults = tuple((fault.cause, fault.uuid) for fault in reader_faults)
         self._log_faults(reader_faults)
+        faults = tuple((fault.cause, fault.uuid) for fault in reader_faults)
         self._snapshot = Snapshot(self._build_samples(), faults)
 
     def _build_samples(self) -> tuple[GpuSample, ...]:
@@ -438,12 +427,9 @@ class Sampler:
     def _pass_on_event(self, event: Mapping[str, Any]) -> None:
         nvml_event = NvmlEvent(event["kind"], event["uuid"], event["detail"], self._wall_clock.now(), event["slice_id"])
         if nvml_event.kind == "xid":
-            self._count_xid(nvml_event)
+            for index, gpu in self._samples_by_index.items():
+                if gpu.identity["uuid"] == nvml_event.uuid:
+                    self._samples_by_index[index] = add_xid(gpu, nvml_event.detail)
+            self._snapshot = replace(self._snapshot, gpus=self._build_samples())
         if self._on_event is not None:
             self._on_event(nvml_event)
-
-    def _count_xid(self, nvml_event: NvmlEvent) -> None:
-        for index, gpu in self._samples_by_index.items():
-            if gpu.identity["uuid"] == nvml_event.uuid:
-                self._samples_by_index[index] = add_xid(gpu, nvml_event.detail)
-        self._snapshot = replace(self._snapshot, gpus=self._build_samples())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,15 +64,15 @@ def running_sampler(options: ReadingOptions, wall_clock: clock.Clock) -> Iterato
     # An answer must come in half an interval: a busy machine needs some time even for a healthy driver.
     interval = max(MIN_INTERVAL_SECONDS, options.interval_seconds)
     limits = ReaderLimits(interval_seconds=interval, slow_seconds=interval, rare_seconds=3600.0)
-    node = os.uname().nodename
+    node, environment = os.uname().nodename, options.environment
     place = fleet.Place("local", node=node)
-    settings = SamplerSettings(
-        place, node, limits=limits, choice=options.choice, events=False, environment=options.environment
-    )
+    settings = SamplerSettings(place, node, limits, options.choice, events=False, environment=environment)
     sampler = Sampler(settings, wall_clock)
     sampler.start()
     try:
-        _wait_until(lambda: bool(sampler.snapshot().gpus or sampler.snapshot().faults), FIRST_ROUND_SECONDS)
+        deadline = time.monotonic() + FIRST_ROUND_SECONDS
+        while not (sampler.snapshot().gpus or sampler.snapshot().faults) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
         yield sampler
     finally:
         sampler.stop()
@@ -128,9 +128,3 @@ def _read_records(path: Path) -> Iterator[str]:
 def _add_parts(gpu: GpuSample, name: str) -> float:
     value = gpu.values[name]
     return sum(value.values()) if isinstance(value, Mapping) else value
-
-
-def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)

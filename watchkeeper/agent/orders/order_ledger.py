@@ -52,21 +52,7 @@ class OrderLedger:
     def __init__(self, directory: Path, *, now: datetime) -> None:
         self._directory = directory
         self._path = directory / "ledger.json"
-        self._content = self._load(now)
-
-    @property
-    def since(self) -> datetime | None:
-        return self._content.since
-
-    @property
-    def count(self) -> int:
-        return len(self._content.entries)
-
-    def find_entry(self, id: str) -> LedgerEntry | None:
-        return self._content.entries.get(id)
-
-    def has_nonce(self, nonce: str) -> bool:
-        return any(entry.nonce == nonce for entry in self._content.entries.values())
+        self.content = self._load(now)
 
     def begin(self, order: orders.Order, *, now: datetime, boot: str = "") -> None:
         service = order.arguments.get("service", "")
@@ -76,11 +62,11 @@ class OrderLedger:
     def finish(self, id: str, receipt: orders.Envelope) -> None:
         """Save the receipt until the hub has confirmed it."""
         files.write_atomically(self._receipt_path(id), wire.dumps(receipt).encode(), mode=0o600)
-        self._write({**self._content.entries, id: replace(self._content.entries[id], is_done=True)})
+        self._write({**self.content.entries, id: replace(self.content.entries[id], is_done=True)})
 
     def find_unfinished(self) -> dict[str, LedgerEntry]:
         """Orders whose work was interrupted by a crash, a power failure, or the restart that they ordered."""
-        return {id: entry for id, entry in self._content.entries.items() if not entry.is_done}
+        return {id: entry for id, entry in self.content.entries.items() if not entry.is_done}
 
     def read_receipt(self, id: str) -> orders.Envelope | None:
         """The receipt of an order; None if it has none or the hub has confirmed it."""
@@ -91,7 +77,7 @@ class OrderLedger:
 
     def read_receipts(self) -> dict[str, orders.Envelope]:
         """Every receipt that the hub has not confirmed, by order id."""
-        receipts = {id: self.read_receipt(id) for id, entry in self._content.entries.items() if entry.is_done}
+        receipts = {id: self.read_receipt(id) for id, entry in self.content.entries.items() if entry.is_done}
         return {id: receipt for id, receipt in receipts.items() if receipt is not None}
 
     def remove_receipt(self, id: str) -> None:
@@ -101,7 +87,7 @@ class OrderLedger:
 
     def remove_expired(self, now: datetime) -> None:
         """Remove orders that are too old to be sent again."""
-        expired = self._content.entries.keys() - self._unexpired(now).keys()
+        expired = self.content.entries.keys() - self._unexpired(now).keys()
         for id in expired:
             self.remove_receipt(id)
         if expired:
@@ -109,7 +95,7 @@ class OrderLedger:
 
     def _unexpired(self, now: datetime) -> dict[str, LedgerEntry]:
         oldest = now - KEPT_BEYOND_EXPIRY
-        return {id: entry for id, entry in self._content.entries.items() if entry.expires_at >= oldest}
+        return {id: entry for id, entry in self.content.entries.items() if entry.expires_at >= oldest}
 
     def _receipt_path(self, id: str) -> Path:
         # The id comes from another machine and must not be used as a file name.
@@ -129,6 +115,6 @@ class OrderLedger:
             return LedgerContent(since=now)
 
     def _write(self, entries: Mapping[str, LedgerEntry]) -> None:
-        content = replace(self._content, entries=entries)
+        content = replace(self.content, entries=entries)
         files.write_atomically(self._path, wire.dumps(content).encode(), mode=0o600)
-        self._content = content
+        self.content = content

@@ -90,12 +90,13 @@ def check_order(order: orders.Order, node: AgentIdentity, ledger: OrderLedger, *
     if order.issued_at > now + CLOCK_SKEW:
         seconds_ahead = (order.issued_at - now).total_seconds()
         return refuse(f"the order was issued {seconds_ahead:.0f} s in the future; compare the clocks")
-    if ledger.since is not None and order.issued_at <= ledger.since:
-        return refuse(f"orders issued before {ledger.since:%Y-%m-%d %H:%M:%S} UTC may have been done already")
-    if ledger.find_entry(order.id) is not None or ledger.has_nonce(order.nonce):
+    since, entries = ledger.content.since, ledger.content.entries
+    if since is not None and order.issued_at <= since:
+        return refuse(f"orders issued before {since:%Y-%m-%d %H:%M:%S} UTC may have been done already")
+    if order.id in entries or any(entry.nonce == order.nonce for entry in entries.values()):
         return refuse("an order with this id or nonce was received before")
-    if ledger.count >= MAX_ORDERS:
-        return refuse(f"the ledger has {ledger.count} orders, the limit is {MAX_ORDERS}")
+    if len(entries) >= MAX_ORDERS:
+        return refuse(f"the ledger has {len(entries)} orders, the limit is {MAX_ORDERS}")
     return None
 
 
@@ -140,7 +141,7 @@ class OrderWorker:
         order = open_envelope(envelope, self.node.key)
         if isinstance(order, OrderRefusal):
             return self._refuse(order)
-        entry = self.ledger.find_entry(order.id)
+        entry = self.ledger.content.entries.get(order.id)
         if entry is not None and entry.nonce == order.nonce:
             return self._repeat_receipt(order)
         now = self._time.now()
@@ -225,17 +226,15 @@ class OrderClient:
         except WireError as error:
             raise CollectError(f"the orders cannot be read: {str(error)[:200]}", where=self._url) from error
 
-    async def send_receipt(self, order_id: str, receipt: orders.Envelope) -> bool:
-        """True if the hub accepted the receipt, False if it never will; CollectError: retry later."""
+    async def send_receipt(self, order_id: str, receipt: orders.Envelope) -> None:
+        """Send a receipt until the hub has accepted it or never will; CollectError: retry later."""
         address = f"{self._url}/{quote(order_id, safe='')}/receipt"
         body = wire.dumps(receipt).encode()
         response = await self._connection.send(http.HttpRequest(address, "POST", headers=self._headers, body=body))
-        if response.status == 200:
-            return True
         if response.status in (400, 404, 413, 422):
             log.error("order receipt refused", extra=logs.fields(order=order_id, error=response.error_summary))
-            return False
-        raise CollectError(response.error_summary, where=address)
+        elif response.status != 200:
+            raise CollectError(response.error_summary, where=address)
 
     async def close(self) -> None:
         await self._connection.aclose()

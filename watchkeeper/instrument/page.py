@@ -1,7 +1,7 @@
 """Formats a page of metrics: in Prometheus' text format 0.0.4, or in OpenMetrics 1.0 with exemplars.
 
-A monitor writes its families to a `MetricsPage` for each scrape; `endpoint` and `exports` send the bytes. `Counters` and
-`Histograms` have a limit on their label sets.
+A monitor writes its families to a `MetricsPage` for each scrape; `endpoint` and `exports` send the bytes. `Counters`
+and `Histograms` have a limit on their label sets.
 """
 
 from __future__ import annotations

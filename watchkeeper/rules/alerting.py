@@ -83,19 +83,13 @@ def _create_alerts(
     fresh_alerts: dict[Labels, Alert] = {}
     for series, value in vector.items():
         context = templates.TemplateContext(
-            labels=series,
-            value=value,
-            external_labels=environment.external_labels,
-            external_url=environment.external_url,
-            query=environment.query,
+            series, value, environment.external_labels, environment.external_url, environment.query
         )
         rule_labels = {name: template.expand(context) for name, template in rule.labels.items()}
         labels = Labels({**series, **rule_labels, ALERT_NAME: rule.name, METRIC_NAME: ""})
         if labels in fresh_alerts:
-            raise QueryError(
-                f"two series become the same alert {labels}",
-                remedy="Aggregate the series, or keep a label that distinguishes them",
-            )
+            remedy = "Aggregate the series, or keep a label that distinguishes them"
+            raise QueryError(f"two series become the same alert {labels}", remedy=remedy)
         annotations = {name: template.expand(context) for name, template in rule.annotations.items()}
         fresh_alerts[labels] = Alert(labels, AlertState.PENDING, active_at=now, value=value, annotations=annotations)
     return fresh_alerts

@@ -74,9 +74,7 @@ def list_budgets(
             if series.get("slo") == objective.name:
                 key = Labels({name: series.get(name, "") for name in objective.by})
                 rows.setdefault(key, {})[series[METRIC_NAME]] = value
-        budgets += [_budget(objective, key, rows[key], firing) for key in sorted(rows)] or [
-            _budget(objective, Labels(), {}, firing)
-        ]
+        budgets += [_budget(objective, key, rows.get(key, {}), firing) for key in sorted(rows) or [Labels()]]
     return sorted(budgets, key=lambda budget: WORST_FIRST[budget.state])
 
 
@@ -98,43 +96,36 @@ def _budget(objective: slo.Slo, labels: Labels, recorded: Mapping[str, float], f
         if alert.name == objective.alert_name
         and all(alert.labels.get(name, "") == text for name, text in labels.items())
     ]
-    error_ratio = _error_ratio(recorded, SHORTEST_WINDOW)
-    indicator, left = None if error_ratio is None else 1 - error_ratio, recorded.get(slo.BUDGET)
+
+    def error_ratio(window: str) -> float | None:
+        """At least 0: the recorded ratio can be slightly negative, because rates are extrapolated."""
+        ratio = recorded.get(slo.RATIO + window)
+        return None if ratio is None else max(0.0, ratio)
+
+    def burn_rate(window: str) -> float | None:
+        ratio = error_ratio(window)
+        return None if ratio is None else ratio / objective.budget
+
+    shortest_ratio = error_ratio(SHORTEST_WINDOW)
+    indicator, left = None if shortest_ratio is None else 1 - shortest_ratio, recorded.get(slo.BUDGET)
+    # Without a sample there are no labels for the title.
+    context = templates.TemplateContext(labels=labels, value=0.0)
+    title = templates.parse_template(objective.title).expand(context) if labels else objective.name
     matchers = ",".join(f'{name}="{text}"' for name, text in [("slo", objective.name), *labels.items()])
     return ErrorBudget(
         name=objective.name,
-        title=_title(objective, labels),
+        title=title,
         labels=labels,
         objective=objective.objective,
         window=objective.window,
         indicator=indicator,
         left=left,
-        burn_rates=tuple(_burn_rate(objective, burn, recorded) for burn in slo.BURN_RATE_ALERTS),
+        burn_rates=tuple(
+            BurnRate(burn.long, burn.short, burn.factor, burn.severity, burn_rate(burn.long), burn_rate(burn.short))
+            for burn in slo.BURN_RATE_ALERTS
+        ),
         state=state_of(indicator, left, [alert.labels.get("severity", "") for alert in own_alerts]),
         since=min((alert.fired_at for alert in own_alerts if alert.fired_at is not None), default=None),
         alerts=tuple(alert.labels for alert in own_alerts),
         query=f"{slo.BUDGET}{{{matchers}}}",
-    )
-
-
-def _error_ratio(recorded: Mapping[str, float], window: str) -> float | None:
-    """The error ratio, at least 0: the recorded ratio can be slightly negative, because rates are extrapolated."""
-    error_ratio = recorded.get(slo.RATIO + window)
-    return None if error_ratio is None else max(0.0, error_ratio)
-
-
-def _burn_rate(objective: slo.Slo, burn: slo.BurnRateAlert, recorded: Mapping[str, float]) -> BurnRate:
-    def rate_over(window: str) -> float | None:
-        error_ratio = _error_ratio(recorded, window)
-        return None if error_ratio is None else error_ratio / objective.budget
-
-    return BurnRate(burn.long, burn.short, burn.factor, burn.severity, rate_over(burn.long), rate_over(burn.short))
-
-
-def _title(objective: slo.Slo, labels: Labels) -> str:
-    """The title with its labels; the name if there is no sample, and so no labels."""
-    return (
-        templates.parse_template(objective.title).expand(templates.TemplateContext(labels=labels, value=0.0))
-        if labels
-        else objective.name
     )

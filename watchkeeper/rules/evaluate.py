@@ -110,7 +110,9 @@ def evaluate_each(
         environment = replace(environment, query=partial(query_rows, engine, clock.to_ms(now)))
     for rule in group.rules:
         key, started = rule_key(group, rule), timer()
-        before = _with_default_delay(group, rule, state.get(key, RuleState()), now=now)
+        before = state.get(key, RuleState())
+        if isinstance(rule, AlertingRule) and _is_restored(before) and before.resolves_after is None:
+            before = replace(before, resolves_after=now + _resolve_delay(group, rule))
         outcome = _evaluate_rule(group, rule, engine, before, now=now, environment=environment)
         new_state = replace(outcome.state, evaluated_at=now, duration_seconds=timer() - started)
         yield RuleResult(key, rule, new_state, outcome.samples, outcome.changes)
@@ -122,23 +124,19 @@ def retire_rules(
     """Drop rules that a reload removed: the remaining state, stale markers for their series, resolved alerts."""
     rule_keys = {rule_key(group, rule) for group in rule_set.groups for rule in group.rules}
     retired = [rule_state for key, rule_state in state.items() if key not in rule_keys]
-    samples = tuple(
-        _stale_marker(labels, _stale_time(rule_state, now))
-        for rule_state in retired
-        for labels in sorted(rule_state.written)
-    )
+    samples: list[Sample] = []
+    for rule_state in retired:
+        # After its last evaluation, because a series has one sample per time.
+        evaluated_at = rule_state.evaluated_at
+        stale_at = now if evaluated_at is None else max(now, evaluated_at + timedelta(milliseconds=1))
+        samples += [Sample(labels, clock.to_ms(stale_at), STALE) for labels in sorted(rule_state.written)]
     resolved = tuple(
         replace(alert, state=AlertState.RESOLVED, resolved_at=now)
         for rule_state in retired
         for alert in rule_state.alerts.values()
         if alert.state is AlertState.FIRING
     )
-    return {key: rule_state for key, rule_state in state.items() if key in rule_keys}, samples, resolved
-
-
-def _stale_time(rule_state: RuleState, now: datetime) -> datetime:
-    """The time of a rule's stale markers: after its last evaluation, because a series has one sample per time."""
-    return now if rule_state.evaluated_at is None else max(now, rule_state.evaluated_at + timedelta(milliseconds=1))
+    return {key: rule_state for key, rule_state in state.items() if key in rule_keys}, tuple(samples), resolved
 
 
 def restore_alerts(rule_set: RuleSet, alerts: Iterable[Alert]) -> RuleStates:
@@ -157,31 +155,28 @@ def with_series_before_restart(
     group: RuleGroup, state: RuleStates, written_before: Callable[[str], Iterable[Labels]]
 ) -> RuleStates:
     """Add series written before a restart to a group's state, so that missing ones get stale markers."""
-    keys = [rule_key(group, rule) for rule in group.rules]
-    restored = {key: state.get(key, RuleState()) for key in keys}
-    with_written = {
-        key: replace(rule_state, written=rule_state.written.union(written_before(key)))
-        for key, rule_state in restored.items()
-    }
-    return {**state, **with_written}
+    restored = dict(state)
+    for key in (rule_key(group, rule) for rule in group.rules):
+        rule_state = state.get(key, RuleState())
+        restored[key] = replace(rule_state, written=rule_state.written.union(written_before(key)))
+    return restored
 
 
 def restore_group(group: RuleGroup, state: RuleStates, alerts: Iterable[Alert]) -> RuleStates:
     """Assign alerts from before a restart to the rules of a group; other alerts are ignored."""
     restored = dict(state)
     for alert in alerts:
-        rule = next(
-            (rule for rule in group.rules if isinstance(rule, AlertingRule) and _may_have_created(rule, alert)), None
-        )
-        if rule is None:
-            continue
-        key = rule_key(group, rule)
-        rule_state = restored.get(key, RuleState())
-        restored[key] = replace(
-            rule_state,
-            alerts={**rule_state.alerts, alert.labels: alert},
-            written=rule_state.written | _active_series(alert),
-        )
+        # The rule that may have created it: same name, and same labels without templates.
+        named = (rule for rule in group.rules if isinstance(rule, AlertingRule) and rule.name == alert.name)
+        for rule in named:
+            plain = {name: template.text for name, template in rule.labels.items() if "{{" not in template.text}
+            if any(alert.labels.get(name, "") != text for name, text in plain.items()):
+                continue
+            key = rule_key(group, rule)
+            rule_state = restored.get(key, RuleState())
+            written = rule_state.written | _active_series(alert)
+            restored[key] = replace(rule_state, alerts={**rule_state.alerts, alert.labels: alert}, written=written)
+            break
     return restored
 
 
@@ -205,12 +200,10 @@ def restore_pending_ages(state: RuleStates, active_seconds: Mapping[Labels, floa
     As in Prometheus, the time without evaluations does not count: the expression may have been false.
     """
 
-    def extend_active(alert: Alert) -> Alert:
-        if alert.state is not AlertState.PENDING or alert.labels not in active_seconds:
-            return alert
-        return replace(alert, active_at=alert.active_at - timedelta(seconds=active_seconds[alert.labels]))
+    def extend_active(alert: Alert, seconds: float) -> Alert:
+        return replace(alert, active_at=alert.active_at - timedelta(seconds=seconds))
 
-    return _change_alerts(state, extend_active)
+    return _change_alerts(state, AlertState.PENDING, active_seconds, extend_active)
 
 
 def restore_keep_firing(state: RuleStates, silent_seconds: Mapping[Labels, float], *, now: datetime) -> RuleStates:
@@ -219,21 +212,23 @@ def restore_keep_firing(state: RuleStates, silent_seconds: Mapping[Labels, float
     The time without evaluations does not count: the expression may have been true.
     """
 
-    def extend_silent(alert: Alert) -> Alert:
-        if alert.state is not AlertState.FIRING or alert.labels not in silent_seconds:
-            return alert
-        return replace(alert, kept_since=now - timedelta(seconds=silent_seconds[alert.labels]))
+    def extend_silent(alert: Alert, seconds: float) -> Alert:
+        return replace(alert, kept_since=now - timedelta(seconds=seconds))
 
-    return _change_alerts(state, extend_silent)
+    return _change_alerts(state, AlertState.FIRING, silent_seconds, extend_silent)
 
 
-def _change_alerts(state: RuleStates, change: Callable[[Alert], Alert]) -> RuleStates:
+def _change_alerts(
+    states: RuleStates, state: AlertState, seconds: Mapping[Labels, float], change: Callable[[Alert, float], Alert]
+) -> RuleStates:
     changed = {}
-    for key, rule_state in state.items():
-        alerts = {labels: change(alert) for labels, alert in rule_state.alerts.items()}
-        changed[key] = replace(
-            rule_state, alerts=alerts, written=rule_state.written.union(*map(_active_series, alerts.values()))
-        )
+    for key, rule_state in states.items():
+        alerts = {
+            labels: change(alert, seconds[labels]) if alert.state is state and labels in seconds else alert
+            for labels, alert in rule_state.alerts.items()
+        }
+        written = rule_state.written.union(*map(_active_series, alerts.values()))
+        changed[key] = replace(rule_state, alerts=alerts, written=written)
     return changed
 
 
@@ -275,13 +270,6 @@ def with_resolve_delays(group: RuleGroup, state: RuleStates, coverage: Evaluatio
     return delayed
 
 
-def _with_default_delay(group: RuleGroup, rule: Rule, before: RuleState, *, now: datetime) -> RuleState:
-    """Set the resolve delay of restored alerts from `now`, if it is not set yet."""
-    if isinstance(rule, RecordingRule) or not _is_restored(before) or before.resolves_after is not None:
-        return before
-    return replace(before, resolves_after=now + _resolve_delay(group, rule))
-
-
 def _is_restored(rule_state: RuleState) -> bool:
     """Whether a rule has alerts from before the start and was not evaluated yet."""
     return rule_state.evaluated_at is None and bool(rule_state.alerts)
@@ -308,28 +296,24 @@ def _evaluate_rule(
     environment: alerting.RuleEnvironment,
 ) -> _Outcome:
     try:
-        result = _query(rule, engine, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
+        result = engine.instant(rule.expr, clock.to_ms(now) - round(group.query_offset_seconds * 1000))
+        if result.kind not in (engines.ResultType.VECTOR, engines.ResultType.SCALAR):
+            raise QueryError(f"{rule.name} returns a {result.kind}, a rule needs a vector or a scalar")
         vector, histograms = result.latest(), result.latest_histograms()
         if isinstance(rule, RecordingRule):
             outcome = _evaluate_recording(rule, vector, histograms, before=before, now=now)
+            count = len(vector) + len(histograms)
         else:
             # An alert on a histogram has no number as its value.
             vector = vector | dict.fromkeys(histograms, math.nan) if histograms else vector
             outcome = _evaluate_alerting(rule, vector, before, now=now, environment=environment)
-        count = len(vector) + len(histograms) if isinstance(rule, RecordingRule) else _active_count(outcome.state)
+            count = sum(alert.state is not AlertState.RESOLVED for alert in outcome.state.alerts.values())
         if group.limit and count > group.limit:
             raise QueryLimit(f"{rule.name} returns {count} series, the limit of its group is {group.limit}")
     except WatchkeeperError as error:
         # Alerts keep their state: a failed query must not resolve them.
         return _Outcome(replace(before, health=RuleHealth.ERROR, last_error=str(error)))
     return outcome
-
-
-def _query(rule: Rule, engine: engines.InstantEngine, at_ms: int) -> engines.QueryResult:
-    result = engine.instant(rule.expr, at_ms)
-    if result.kind not in (engines.ResultType.VECTOR, engines.ResultType.SCALAR):
-        raise QueryError(f"{rule.name} returns a {result.kind}, a rule needs a vector or a scalar")
-    return result
 
 
 def _evaluate_recording(
@@ -356,16 +340,13 @@ def _evaluate_recording(
         duplicate = next(labels for labels, count in Counter(recorded_as.values()).items() if count > 1)
         raise QueryError(f"{rule.name}: two series become the same {duplicate}")
     outcome = _build_outcome(RuleState(health=RuleHealth.OK, recorded_as=recorded_as), values, before=before, now=now)
-    return _add_histograms(outcome, native, now) if native else outcome
-
-
-def _add_histograms(outcome: _Outcome, native: Mapping[Labels, Histogram], now: datetime) -> _Outcome:
-    """Add histogram samples to an outcome, and remove stale markers of series that are histograms now."""
-    at_ms = clock.to_ms(now)
-    samples: list[interfaces.AnySample] = [sample for sample in outcome.samples if sample.labels not in native]
-    samples += [HistogramSample(labels, at_ms, histogram) for labels, histogram in native.items()]
+    if not native:
+        return outcome
+    # A series that is a histogram now is not stale.
+    floats = (sample for sample in outcome.samples if sample.labels not in native)
+    native_samples = (HistogramSample(labels, clock.to_ms(now), histogram) for labels, histogram in native.items())
     state = replace(outcome.state, written=outcome.state.written | native.keys())
-    return replace(outcome, state=state, samples=tuple(samples))
+    return replace(outcome, state=state, samples=(*floats, *native_samples))
 
 
 def _evaluate_alerting(
@@ -383,9 +364,8 @@ def _evaluate_alerting(
     values: dict[Labels, float] = {}
     for alert in step.active:
         values |= _alert_series(alert)
-    state = RuleState(
-        alerts=step.alerts, health=RuleHealth.OK, resolves_after=None if may_resolve else before.resolves_after
-    )
+    resolves_after = None if may_resolve else before.resolves_after
+    state = RuleState(alerts=step.alerts, health=RuleHealth.OK, resolves_after=resolves_after)
     return replace(_build_outcome(state, values, before=before, now=now), changes=step.changes)
 
 
@@ -393,12 +373,8 @@ def _build_outcome(state: RuleState, values: Mapping[Labels, float], *, before: 
     """The samples of this evaluation, and a stale marker for each series that only the last evaluation wrote."""
     at_ms = clock.to_ms(now)
     samples = [Sample(labels, at_ms, value) for labels, value in values.items()]
-    samples += [_stale_marker(labels, now) for labels in sorted(before.written - values.keys())]
+    samples += [Sample(labels, at_ms, STALE) for labels in sorted(before.written - values.keys())]
     return _Outcome(replace(state, written=frozenset(values)), tuple(samples))
-
-
-def _stale_marker(labels: Labels, now: datetime) -> Sample:
-    return Sample(labels, clock.to_ms(now), STALE)
 
 
 def _alert_series(alert: Alert) -> dict[Labels, float]:
@@ -412,16 +388,6 @@ def _alert_series(alert: Alert) -> dict[Labels, float]:
 
 def _active_series(alert: Alert) -> frozenset[Labels]:
     return frozenset() if alert.state is AlertState.RESOLVED else frozenset(_alert_series(alert))
-
-
-def _active_count(state: RuleState) -> int:
-    return sum(alert.state is not AlertState.RESOLVED for alert in state.alerts.values())
-
-
-def _may_have_created(rule: AlertingRule, alert: Alert) -> bool:
-    """Whether this rule may have created the alert: same name, and same labels without templates."""
-    plain = {name: template.text for name, template in rule.labels.items() if "{{" not in template.text}
-    return alert.name == rule.name and all(alert.labels.get(name, "") == text for name, text in plain.items())
 
 
 def query_rows(engine: engines.InstantEngine, at_ms: int, expr: str) -> list[dict[str, object]]:

@@ -1,9 +1,8 @@
 """Replay rules over history: evaluate each rule at every step of a time window, and list its alerts.
 
-`watchkeeper rules replay` fills an engine from a recording or a running hub and calls `replay`. Each rule is evaluated
-over the whole window, in the order of the files: a rule reads what earlier rules record, at the same step, but nothing
-of what later rules record. Series that the hub had recorded under the same names are excluded before
-(`series_read`), so that old and new results do not mix.
+Each rule is evaluated over the whole window, in the order of the files: a rule reads what earlier rules record, at the
+same step, but nothing of what later rules record. Series that the hub had recorded under the same names are excluded
+before (`metric_names`), so that old and new results do not mix.
 """
 
 from __future__ import annotations
@@ -91,9 +90,8 @@ def replay(
         if progress is not None:
             progress(rules_done, len(rules))
         try:
-            rule_steps = _RuleSteps(
-                rule, engine, _query_range(group, window), offset_ms=round(group.query_offset_seconds * 1000)
-            )
+            offset_ms = round(group.query_offset_seconds * 1000)
+            rule_steps = _RuleSteps(rule, engine, _query_range(group, window), offset_ms=offset_ms)
             steps += len(rule_steps.times)
             if isinstance(rule, RecordingRule):
                 _replay_recording(rule, rule_steps, appender=appender)
@@ -165,10 +163,9 @@ def _replay_alerting(
             after = step.alerts.get(labels)
             if after is None or after.state is AlertState.RESOLVED:
                 ended.append(_episode(alert, ended_at=now))
+            if after is None or after.state is not alert.state:
                 samples.append(Sample(_state_series(alert), at_ms, STALE))
-            elif after.state is not alert.state:
-                samples.append(Sample(_state_series(alert), at_ms, STALE))
-        current = {labels: alert for labels, alert in step.alerts.items() if alert.state is not AlertState.RESOLVED}
+        current = {alert.labels: alert for alert in step.active}
         samples += [Sample(_state_series(alert), at_ms, 1.0) for alert in current.values()]
     if appender is not None:
         appender.append(samples)

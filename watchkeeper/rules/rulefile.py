@@ -7,7 +7,7 @@ complete `RuleSet`, or raise `RuleFileProblems` with every problem of every file
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -71,7 +71,6 @@ class RuleGroup:
 
     @property
     def key(self) -> str:
-        """The unique key of this group among all files."""
         return f"{self.path};{self.name}"
 
 
@@ -170,9 +169,9 @@ class _FileReader:
             name=name,
             path=self.source.path,
             rules=tuple(rule for rule in rules if rule is not None),
-            interval_seconds=self.read_seconds(cells.get("interval"), f"group {name}: interval") or None,
-            query_offset_seconds=self.read_seconds(cells.get("query_offset"), f"group {name}: query_offset"),
-            limit=self.read_count(cells.get("limit"), f"group {name}: limit"),
+            interval_seconds=self.read_number(cells.get("interval"), f"group {name}: interval") or None,
+            query_offset_seconds=self.read_number(cells.get("query_offset"), f"group {name}: query_offset"),
+            limit=int(self.read_number(cells.get("limit"), f"group {name}: limit", is_count=True)),
         )
 
     def read_rule(self, entry: YamlEntry, shared: Mapping[str, YamlEntry]) -> Rule | None:
@@ -181,9 +180,8 @@ class _FileReader:
         if bool(record) == bool(alert):
             self.add_problem("a rule needs exactly one of `record` and `alert`", entry.line)
             return None
-        expr = self.read_expression(
-            cells.get("expr"), f"{'record' if record else 'alert'} {record or alert}", entry.line
-        )
+        where = f"record {record}" if record else f"alert {alert}"
+        expr = self.read_expression(cells.get("expr"), where, entry.line)
         labels = {**shared, **self.read_label_texts(cells.get("labels"), record or alert)}
         rule = self.read_recording(entry, cells, labels) if record else self.read_alerting(entry, cells, labels)
         return None if expr is None else rule
@@ -195,9 +193,8 @@ class _FileReader:
         for key in cells.keys() - RECORD_KEYS:
             self.add_problem(f"record {name}: `{key}` is only allowed for alerts", cells[key].line)
         if not METRIC_NAME.match(name):
-            self.add_problem(
-                f"record {quote(name)} is not a metric name such as node:gpu_power:sum", cells["record"].line
-            )
+            problem = f"record {quote(name)} is not a metric name such as node:gpu_power:sum"
+            self.add_problem(problem, cells["record"].line)
         texts = label_sets.Labels({key: entry.text for key, entry in labels.items()})
         self.check_unique(("record", name, expr, str(texts)), f"record {name}", item.line)
         return RecordingRule(name, expr, texts, path=self.source.path, line=item.line)
@@ -212,8 +209,8 @@ class _FileReader:
         return AlertingRule(
             name=name,
             expr=expr,
-            hold_seconds=self.read_seconds(cells.get("for"), f"alert {name}: for"),
-            keep_firing_seconds=self.read_seconds(cells.get("keep_firing_for"), f"alert {name}: keep_firing_for"),
+            hold_seconds=self.read_number(cells.get("for"), f"alert {name}: for"),
+            keep_firing_seconds=self.read_number(cells.get("keep_firing_for"), f"alert {name}: keep_firing_for"),
             labels=self.parse_templates(labels, f"alert {name}: label"),
             annotations=self.parse_templates(annotations, f"alert {name}: annotation"),
             path=self.source.path,
@@ -232,9 +229,8 @@ class _FileReader:
             self.add_problem(f"{where}: column {column}: {error.problem}", line, remedy=error.remedy)
             return None
         if result_type not in (ast.ValueType.INSTANT, ast.ValueType.SCALAR):
-            self.add_problem(
-                f"{where}: `expr` returns a {result_type}, a rule needs an instant vector or a scalar", entry.line
-            )
+            needs = "a rule needs an instant vector or a scalar"
+            self.add_problem(f"{where}: `expr` returns a {result_type}, {needs}", entry.line)
             return None
         return text
 
@@ -268,9 +264,8 @@ class _FileReader:
             if name in cells:
                 self.add_problem(f"key `{name}` is duplicated", cell.line)
             elif allowed_keys is not None and name not in allowed_keys:
-                self.add_problem(
-                    f"unknown key `{name}` in {description}; allowed keys: {', '.join(sorted(allowed_keys))}", cell.line
-                )
+                allowed = ", ".join(sorted(allowed_keys))
+                self.add_problem(f"unknown key `{name}` in {description}; allowed keys: {allowed}", cell.line)
             else:
                 cells[name] = cell
         return cells
@@ -288,18 +283,15 @@ class _FileReader:
             self.add_problem("expected text", entry.line)
         return entry.text if entry is not None and entry.is_text else ""
 
-    def read_seconds(self, entry: YamlEntry | None, description: str) -> float:
-        return self.read_number(entry, description, durations.parse_seconds)
-
-    def read_count(self, entry: YamlEntry | None, description: str) -> int:
-        return int(self.read_number(entry, description, _parse_integer))
-
-    def read_number(self, entry: YamlEntry | None, description: str, read: Callable[[str], float]) -> float:
+    def read_number(self, entry: YamlEntry | None, description: str, *, is_count: bool = False) -> float:
+        """The seconds of a duration, or a whole number; 0 without an entry."""
         text = self.read_text(entry)
         if entry is None or not text:
             return 0
         try:
-            return read(text)
+            if is_count and not text.isdigit():
+                raise ValueError(f"`{text[:40]}` is not a whole number")
+            return int(text) if is_count else durations.parse_seconds(text)
         except ValueError as error:
             self.add_problem(f"{description}: {error}", entry.line)
             return 0
@@ -311,9 +303,3 @@ class _FileReader:
 
     def add_problem(self, problem: str, line: int | None, remedy: str | None = None) -> None:
         self.problems.append(RuleFileError(problem, path=self.source.path, line=line, remedy=remedy))
-
-
-def _parse_integer(text: str) -> int:
-    if not text.isdigit():
-        raise ValueError(f"`{text[:40]}` is not a whole number")
-    return int(text)

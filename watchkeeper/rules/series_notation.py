@@ -49,17 +49,14 @@ def parse_values(text: str) -> list[float | Histogram | None]:
         times = int(match["times"] or 0)
         if len(parsed) + times >= MAX_VALUES:
             raise QueryError(f"{len(parsed) + times + 1} values, the limit is {MAX_VALUES}")
-        parsed += _expand(match["start"], match["step"], times)
+        if match["start"] == "_":
+            parsed += [None] * max(1, times)
+        elif match["start"] == "stale":
+            parsed += [STALE] * (times + 1)
+        else:
+            first, change = float(match["start"]), float(match["step"] or 0)
+            parsed += [first + change * index if change else first for index in range(times + 1)]
     return parsed
-
-
-def _expand(start: str, step: str | None, times: int) -> list[float | None]:
-    if start == "_":
-        return [None] * max(1, times)
-    if start == "stale":
-        return [STALE] * (times + 1)
-    first, change = float(start), float(step or 0)
-    return [first + change * index if change else first for index in range(times + 1)]
 
 
 def build_sample(series: str, at_ms: int, value: float | Histogram) -> interfaces.AnySample:

@@ -22,6 +22,7 @@ from watchkeeper.rules import rulefile
 from watchkeeper.rules.yaml_source import mapping_entries
 
 WINDOW = "[window]"
+STRING_TAG = "tag:yaml.org,2002:str"
 # The recorded metrics: the error ratio over a window, and the remaining share of the error budget.
 RATIO = "slo:error_ratio:rate"
 BUDGET = "slo:error_budget_remaining:ratio"
@@ -155,20 +156,16 @@ def render_rules(slos: list[Slo], *, source: str) -> str:
 
 
 def _build_rules(slo: Slo) -> list[dict[str, object]]:
-    labels = {"slo": slo.name}
-    recorded: list[dict[str, object]] = [
-        {"record": f"{RATIO}{window}", "expr": slo.ratio(window), "labels": labels} for window in RAW_WINDOWS
-    ]
     short = f'{RATIO}{RAW_WINDOWS[0]}{{slo="{slo.name}"}}'
-    recorded += [
-        {"record": f"{RATIO}{window}", "expr": f"avg_over_time({short}[{window}])", "labels": labels}
-        for window in AVERAGED_WINDOWS
-    ]
+    expressions = {f"{RATIO}{window}": slo.ratio(window) for window in RAW_WINDOWS}
+    expressions |= {f"{RATIO}{window}": f"avg_over_time({short}[{window}])" for window in AVERAGED_WINDOWS}
     # Each evaluation counts for its interval. Intervals without traffic or before the first sample use no budget; an
     # average of existing samples would report one bad minute of a new SLO as a bad month.
     allowed = slo.budget * durations.parse_seconds(slo.window) / durations.parse_seconds(INTERVAL)
-    left = f"1 - sum_over_time({short}[{slo.window}]) / {allowed:.9g}"
-    recorded.append({"record": BUDGET, "expr": left, "labels": labels})
+    expressions[BUDGET] = f"1 - sum_over_time({short}[{slo.window}]) / {allowed:.9g}"
+    recorded: list[dict[str, object]] = [
+        {"record": name, "expr": expr, "labels": {"slo": slo.name}} for name, expr in expressions.items()
+    ]
     return [*recorded, *(_build_alert(slo, burn) for burn in BURN_RATE_ALERTS)]
 
 
@@ -206,8 +203,6 @@ class _Writer(yaml.SafeDumper):
         return True
 
 
-def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return writer.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Writer.add_representer(str, _represent_text)
+_Writer.add_representer(
+    str, lambda writer, text: writer.represent_scalar(STRING_TAG, text, style="|" if "\n" in text else None)
+)

@@ -19,8 +19,7 @@ from urllib.parse import quote_plus
 import re2
 
 from watchkeeper.kit import durations
-from watchkeeper.rules.template_printf import GO_TYPES, format_value, printf
-from watchkeeper.rules.template_time import Moment
+from watchkeeper.rules.template_printf import GO_TYPES, Moment, format_value, printf
 
 LARGE_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 SMALL_PREFIXES = ("", "m", "u", "n", "p", "f", "a", "z", "y")
@@ -91,15 +90,9 @@ def humanize_duration(value: Any) -> str:
     return f"{sign}{minute}m {second}s" if minutes else f"{sign}{_format_4g(length)}s"
 
 
-def humanize_percentage(value: Any) -> str:
-    return _format_4g(number(value) * 100) + "%"
-
-
 def humanize_timestamp(value: Any) -> str:
     seconds = number(value)
-    if not math.isfinite(seconds):
-        return _format_4g(seconds)
-    return str(to_time(seconds))
+    return str(to_time(seconds)) if math.isfinite(seconds) else _format_4g(seconds)
 
 
 def to_time(value: Any) -> Moment:
@@ -111,8 +104,6 @@ def to_time(value: Any) -> Moment:
 
 
 def re_replace_all(pattern: Any, replacement: Any, text: Any) -> str:
-    compiled = _compile(str(pattern))
-
     def expand(match: Any) -> str:
         def group(reference: stdlib_re.Match[str]) -> str:
             name = reference.group(1) or reference.group(2)
@@ -125,7 +116,7 @@ def re_replace_all(pattern: Any, replacement: Any, text: Any) -> str:
 
         return GROUP.sub(group, str(replacement))
 
-    return str(compiled.sub(expand, str(text)))
+    return str(_compile(str(pattern)).sub(expand, str(text)))
 
 
 def matches(pattern: Any, text: Any) -> bool:
@@ -157,9 +148,8 @@ def sprint(*values: Any) -> str:
     """Go's Sprint: a space between two values if neither is a string."""
     texts = [format_value(value) for value in values[:1]]
     for before, value in pairwise(values):
-        texts.append(
-            format_value(value) if isinstance(before, str) or isinstance(value, str) else f" {format_value(value)}"
-        )
+        separator = "" if isinstance(before, str) or isinstance(value, str) else " "
+        texts.append(separator + format_value(value))
     return "".join(texts)
 
 
@@ -173,11 +163,6 @@ def parse_duration(text: Any) -> float:
         return durations.parse_ms(str(text)) / 1000
     except ValueError as error:
         raise TemplateError(str(error)) from error
-
-
-def strip_port(text: Any) -> str:
-    host, port = _host_and_port(str(text))
-    return str(text) if port is None else host
 
 
 def strip_domain(text: Any) -> str:
@@ -233,7 +218,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "humanize": humanize,
     "humanize1024": humanize1024,
     "humanizeDuration": humanize_duration,
-    "humanizePercentage": humanize_percentage,
+    "humanizePercentage": lambda value: _format_4g(number(value) * 100) + "%",
     "humanizeTimestamp": humanize_timestamp,
     "printf": printf,
     "print": sprint,
@@ -253,7 +238,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "args": lambda *values: {f"arg{at}": value for at, value in enumerate(values)},
     "reReplaceAll": re_replace_all,
     "match": matches,
-    "stripPort": strip_port,
+    "stripPort": lambda text: _host_and_port(str(text))[0],
     "stripDomain": strip_domain,
     "first": first,
     "value": value_of,

@@ -1,6 +1,7 @@
-"""Format values as Go does: in text, and by the verbs of `printf`.
+"""Format values and times as Go does: in text, by the verbs of `printf`, and with the methods of Go's time.Time.
 
-`template_functions` uses it. A verb that does not match its value is printed as an error, as in Go.
+A verb that does not match its value is printed as an error, as in Go. `(… | toTime).Format "2006-01-02"` uses Go's
+layouts, which show how a reference time is formatted.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import math
 import re as stdlib_re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from watchkeeper.query.evaluate.notes import format_go_number
@@ -15,6 +18,14 @@ from watchkeeper.query.evaluate.notes import format_go_number
 # %-8.2f, %[1]s: flags, width, precision, argument number, verb.
 VERB = stdlib_re.compile(r"%([-+# 0]*)(\d*)(?:\.(\d*))?(?:\[(\d+)\])?(.)?", stdlib_re.DOTALL)
 ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r", "\a": "\\a", "\b": "\\b", "\f": "\\f"}
+# Parts of Mon Jan 2 15:04:05 MST 2006, the longest of each kind first, and their strftime codes; times are in UTC.
+NAMES = {"January": "%B", "Jan": "%b", "Monday": "%A", "Mon": "%a", "PM": "%p", "MST": "UTC"}
+ZONES = {"Z07:00": "Z", "Z0700": "Z", "Z07": "Z", "-07:00": "+00:00", "-0700": "+0000", "-07": "+00"}
+NUMBERS = {"2006": "%Y", "002": "%j", "01": "%m", "02": "%d", "03": "%I", "04": "%M", "05": "%S", "06": "%y"}
+LAYOUT_PARTS = NAMES | ZONES | NUMBERS | {"15": "%H"}
+LAYOUT = stdlib_re.compile(
+    "|".join([*map(stdlib_re.escape, LAYOUT_PARTS), "pm", "_2(?!006)", r"[.,](?:0+|9+)(?!\d)", "[1-5]"])
+)
 GO_TYPES = {bool: "bool", int: "int", float: "float64", str: "string"}
 
 
@@ -63,19 +74,20 @@ def printf(form: Any, *args: Any) -> str:
 
 
 def _format_verb(value: Any, verb: str, *, spec: str, precision: str | None) -> str:
-    precision_text = "" if precision is None else f".{precision}"
+    point = "" if precision is None else f".{precision}"
     if verb == "T":
         return f"%{spec}s" % GO_TYPES.get(type(value), "value")
     if verb == "v" and value is None:
         return f"%{spec}s" % "<nil>"
-    format_kind: Callable[[Any, str, str, str], str | None] = _format_other
+    formatted: str | None = None
     if isinstance(value, float):
-        format_kind = _format_float
+        formatted = _format_float(value, verb, spec, point)
     elif isinstance(value, int) and not isinstance(value, bool):
-        format_kind = _format_int
+        formatted = _format_int(value, verb, spec, point)
     elif isinstance(value, str):
-        format_kind = _format_text
-    formatted = format_kind(value, verb, spec, precision_text)
+        formatted = _format_text(value, verb, spec, point)
+    elif verb in "tv" if isinstance(value, bool) else verb in "sv" and value is not None:
+        formatted = f"%{spec}{point}s" % format_value(value)
     return f"%!{verb}({_with_type(value)})" if formatted is None else formatted
 
 
@@ -98,27 +110,56 @@ def _format_int(value: int, verb: str, spec: str, point: str) -> str | None:
 
 
 def _format_text(value: str, verb: str, spec: str, point: str) -> str | None:
-    if verb in "sv":
-        return f"%{spec}{point}s" % value
-    by_verb = {"q": _quote(value), "x": value.encode().hex(), "X": value.encode().hex().upper()}
-    return f"%{spec}s" % by_verb[verb] if verb in by_verb else None
-
-
-def _format_other(value: Any, verb: str, spec: str, point: str) -> str | None:
-    """Format booleans, maps, lists and other values."""
-    fits = verb in "tv" if isinstance(value, bool) else verb in "sv" and value is not None
-    return f"%{spec}{point}s" % format_value(value) if fits else None
-
-
-def _quote(text: str) -> str:
     def escape(character: str) -> str:
         if character in ESCAPES or character.isprintable():
             return ESCAPES.get(character, character)
         code = ord(character)
         return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
-    return '"' + "".join(map(escape, text)) + '"'
+    if verb in "sv":
+        return f"%{spec}{point}s" % value
+    by_verb = {"q": f'"{"".join(map(escape, value))}"', "x": value.encode().hex(), "X": value.encode().hex().upper()}
+    return f"%{spec}s" % by_verb[verb] if verb in by_verb else None
 
 
 def _with_type(value: Any) -> str:
     return "<nil>" if value is None else f"{GO_TYPES.get(type(value), 'value')}={format_value(value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    at: datetime
+
+    def __str__(self) -> str:
+        return self.format("2006-01-02 15:04:05.999999999 -0700 MST")
+
+    def format(self, layout: str) -> str:
+        return LAYOUT.sub(lambda part: self._format_part(part[0]), layout)
+
+    def _format_part(self, part: str) -> str:
+        if part in LAYOUT_PARTS:
+            return self.at.strftime(LAYOUT_PARTS[part])
+        if part[0] in ".,":
+            digits = f"{self.at.microsecond:06}".ljust(len(part) - 1, "0")[: len(part) - 1]
+            shown = digits.rstrip("0") if part[1] == "9" else digits
+            return part[0] + shown if shown else ""
+        plain = {"pm": self.at.strftime("%p").lower(), "_2": f"{self.at.day:2}", "1": str(self.at.month)}
+        plain |= {"2": str(self.at.day), "3": str((self.at.hour - 1) % 12 + 1)}
+        return (plain | {"4": str(self.at.minute), "5": str(self.at.second)})[part]
+
+
+METHODS: Mapping[str, Callable[..., Any]] = {
+    "Format": lambda moment, layout: moment.format(str(layout)),
+    "String": str,
+    "UTC": lambda moment: moment,
+    "Unix": lambda moment: int(moment.at.timestamp() // 1),
+    "UnixMilli": lambda moment: int(moment.at.timestamp() * 1000 // 1),
+    "Year": lambda moment: moment.at.year,
+    "Month": lambda moment: moment.format("January"),
+    "Day": lambda moment: moment.at.day,
+    "Hour": lambda moment: moment.at.hour,
+    "Minute": lambda moment: moment.at.minute,
+    "Second": lambda moment: moment.at.second,
+    "Weekday": lambda moment: moment.format("Monday"),
+    "YearDay": lambda moment: int(moment.format("002")),
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from watchkeeper.rules.template_functions import FUNCTIONS, TemplateError
@@ -177,7 +177,9 @@ class _TemplateReader:
             elif word in ("define", "template", "block"):
                 parts += self.read_named(word, text.removeprefix(word), variables, depth=depth)
             elif text in LOOP_EXITS:
-                parts.append(self.read_loop_exit(text))
+                if not self.ranges:
+                    raise TemplateError(f"{{{{{text}}}}} outside {{{{range}}}}")
+                parts.append(LoopExit(text))
             else:
                 parts.append(_read_statement(text, variables))
         return tuple(parts)
@@ -195,10 +197,13 @@ class _TemplateReader:
                 otherwise = (self.read_branch(chained, set(known_variables), depth=depth + 1),)
                 return Branch(word, variables, value, then, otherwise)
             otherwise = self.read_body(set(known_variables), depth=depth + 1)
+        self.expect_end(word)
+        return Branch(word, variables, value, then, otherwise)
+
+    def expect_end(self, word: str) -> None:
         if self.stop != "end":
             raise TemplateError(f"`{{{{{word}}}}}` has no `{{{{end}}}}`")
         self.stop = None
-        return Branch(word, variables, value, then, otherwise)
 
     def read_named(self, word: str, text: str, variables: set[str], *, depth: int) -> list[Part]:
         """Parse `define` and `block`, which define a named template, and `template` and `block`, which include one."""
@@ -209,17 +214,11 @@ class _TemplateReader:
             ranges, self.ranges = self.ranges, 0
             # A named template sees only its dot, no variables of the template that includes it.
             body = self.read_body({"$"}, depth=depth + 1)
-            if self.stop != "end":
-                raise TemplateError(f"`{{{{{word}}}}}` has no `{{{{end}}}}`")
+            self.expect_end(word)
             if self.templates_by_name.setdefault(name, body) is not body:
                 raise TemplateError(f'multiple definition of template "{name}"')
-            self.stop, self.ranges = None, ranges
+            self.ranges = ranges
         return [] if word == "define" else [Include(name, Literal(None) if value is None else value)]
-
-    def read_loop_exit(self, word: str) -> LoopExit:
-        if not self.ranges:
-            raise TemplateError(f"{{{{{word}}}}} outside {{{{range}}}}")
-        return LoopExit(word)
 
 
 def _read_declaration(word: str, text: str, known_variables: set[str]) -> tuple[tuple[str, ...], Term]:
@@ -299,12 +298,7 @@ class _PipelineReader:
             return head
         if isinstance(head, FieldAccess) or (isinstance(head, Path) and head.fields and head.variable not in ROOTS):
             *fields, name = head.fields
-            inner = (
-                FieldAccess(head.of, tuple(fields))
-                if isinstance(head, FieldAccess)
-                else Path(head.variable, tuple(fields))
-            )
-            return Method(inner, name, tuple(args))
+            return Method(replace(head, fields=tuple(fields)), name, tuple(args))
         if not isinstance(head, FunctionUse) or head.args:
             raise TemplateError("only a function can have arguments; write its name first")
         return FunctionUse(head.function, tuple(args))
@@ -312,9 +306,16 @@ class _PipelineReader:
     def read_operand(self, *, depth: int) -> Term:
         kind, text = self.tokens.pop(0) if self.tokens else ("", "")
         if kind == "text":
-            return Literal(text[1:-1] if text[0] == "`" else _unquote(text))
+            try:
+                return Literal(text[1:-1] if text[0] == "`" else str(json.loads(text, strict=False)))
+            except ValueError as error:
+                raise TemplateError(f"unknown escape in {text}") from error
         if kind == "number":
-            return Literal(_parse_number(text))
+            try:
+                is_float = "x" not in text.lower() and any(letter in text for letter in ".eE")
+                return Literal(float(text) if is_float else int(text, 16 if "x" in text.lower() else 10))
+            except ValueError as error:
+                raise TemplateError(f"cannot read `{text}`") from error
         if kind == "path":
             variable, *fields = text.split(".")
             if variable and variable not in self.variables:
@@ -339,19 +340,3 @@ class _PipelineReader:
         if text not in FUNCTIONS and text not in CONTEXT_FUNCTIONS and text not in SHORT_CIRCUIT:
             raise TemplateError(f'function "{text}" not defined')
         return FunctionUse(text, ())
-
-
-def _unquote(text: str) -> str:
-    try:
-        return str(json.loads(text, strict=False))
-    except ValueError as error:
-        raise TemplateError(f"unknown escape in {text}") from error
-
-
-def _parse_number(text: str) -> int | float:
-    try:
-        if "x" in text.lower():
-            return int(text, 16)
-        return float(text) if any(c in text for c in ".eE") else int(text)
-    except ValueError as error:
-        raise TemplateError(f"cannot read `{text}`") from error

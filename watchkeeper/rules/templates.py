@@ -12,26 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from watchkeeper.rules import template_reader
+from watchkeeper.rules import template_reader as reader
 from watchkeeper.rules.template_functions import FUNCTIONS, TemplateError, is_true
-from watchkeeper.rules.template_printf import Struct, format_value
-from watchkeeper.rules.template_reader import (
-    MAX_DEPTH,
-    SHORT_CIRCUIT,
-    Assign,
-    Branch,
-    FieldAccess,
-    FunctionUse,
-    Include,
-    Literal,
-    LoopExit,
-    Method,
-    Parts,
-    Path,
-    Print,
-    Term,
-)
-from watchkeeper.rules.template_time import METHODS, Moment
+from watchkeeper.rules.template_printf import METHODS, Moment, Struct, format_value
 
 Query: TypeAlias = Callable[[str], Sequence[Mapping[str, Any]]]
 Scope: TypeAlias = ChainMap[str, Any]
@@ -53,25 +36,18 @@ class TemplateContext:
 @dataclass(frozen=True, slots=True)
 class Template:
     text: str
-    parts: Parts
-    templates_by_name: Mapping[str, Parts] = field(default_factory=dict)
+    parts: reader.Parts
+    templates_by_name: Mapping[str, reader.Parts] = field(default_factory=dict)
 
     def expand(self, context: TemplateContext) -> str:
         if len(self.parts) == 1 and isinstance(self.parts[0], str):
             return self.parts[0]
+        labels, external_url = context.labels, context.external_url
         root = Struct(
-            Labels=context.labels,
-            ExternalLabels=context.external_labels,
-            ExternalURL=context.external_url,
-            Value=context.value,
+            Labels=labels, ExternalLabels=context.external_labels, ExternalURL=external_url, Value=context.value
         )
-        variables: dict[str, Any] = {
-            "$": root,
-            "$labels": context.labels,
-            "$value": context.value,
-            "$externalLabels": context.external_labels,
-            "$externalURL": context.external_url,
-        }
+        variables: dict[str, Any] = {"$": root, "$labels": labels, "$value": context.value}
+        variables |= {"$externalLabels": context.external_labels, "$externalURL": external_url}
         try:
             return "".join(_Expansion(context, self.templates_by_name).expand(self.parts, ChainMap(variables), root))
         # Deliberately broad: an error in a template must not prevent the alert.
@@ -81,7 +57,7 @@ class Template:
 
 def parse_template(text: str) -> Template:
     """Parse a template; TemplateError if it is invalid."""
-    return Template(text, *template_reader.read_template(text))
+    return Template(text, *reader.read_template(text))
 
 
 class _LoopExited(Exception):
@@ -91,30 +67,34 @@ class _LoopExited(Exception):
 class _Expansion:
     """One expansion of a template; `dot` is the value of `.`."""
 
-    def __init__(self, context: TemplateContext, templates_by_name: Mapping[str, Parts]) -> None:
-        self._query = context.query
+    def __init__(self, context: TemplateContext, templates_by_name: Mapping[str, reader.Parts]) -> None:
+        def run_query(expr: Any) -> Sequence[Struct]:
+            if context.query is None:
+                raise TemplateError("query is not available in this template")
+            return [Struct(row) for row in context.query(expr)]
+
         self._templates_by_name = templates_by_name
         self._depth, self._include_count = 0, 0
         self._context_functions: Mapping[str, Callable[..., Any]] = {
-            "query": self._run_query,
+            "query": run_query,
             "externalURL": lambda: context.external_url,
             "pathPrefix": lambda: urlsplit(context.external_url).path,
         }
 
-    def expand(self, parts: Parts, scope: Scope, dot: Any) -> Iterator[str]:
+    def expand(self, parts: reader.Parts, scope: Scope, dot: Any) -> Iterator[str]:
         for part in parts:
             if isinstance(part, str):
                 yield part
-            elif isinstance(part, Print):
+            elif isinstance(part, reader.Print):
                 yield format_value(self._evaluate(part.value, scope, dot))
-            elif isinstance(part, Assign):
+            elif isinstance(part, reader.Assign):
                 value = self._evaluate(part.value, scope, dot)
                 # A new variable belongs to this block; an existing one is set where it was declared.
                 owner = scope if part.is_new else next(block for block in scope.maps if part.variable in block)
                 owner[part.variable] = value
-            elif isinstance(part, Include):
+            elif isinstance(part, reader.Include):
                 yield from self._expand_include(part.name, self._evaluate(part.value, scope, dot))
-            elif isinstance(part, LoopExit):
+            elif isinstance(part, reader.LoopExit):
                 raise _LoopExited(part.word)
             else:
                 yield from self._expand_branch(part, scope.new_child(), dot)
@@ -123,12 +103,12 @@ class _Expansion:
         if name not in self._templates_by_name:
             raise TemplateError(f'template "{name}" not defined')
         self._depth, self._include_count = self._depth + 1, self._include_count + 1
-        if self._depth > MAX_DEPTH or self._include_count > MAX_INCLUDES:
-            raise TemplateError(f"more than {MAX_DEPTH} nested includes or {MAX_INCLUDES} includes in total")
+        if self._depth > reader.MAX_DEPTH or self._include_count > MAX_INCLUDES:
+            raise TemplateError(f"more than {reader.MAX_DEPTH} nested includes or {MAX_INCLUDES} includes in total")
         yield from self.expand(self._templates_by_name[name], ChainMap({"$": value}), value)
         self._depth -= 1
 
-    def _expand_branch(self, part: Branch, scope: Scope, dot: Any) -> Iterator[str]:
+    def _expand_branch(self, part: reader.Branch, scope: Scope, dot: Any) -> Iterator[str]:
         value = self._evaluate(part.value, scope, dot)
         if part.word == "range" and is_true(value):
             yield from self._expand_range(part, scope, value)
@@ -139,7 +119,7 @@ class _Expansion:
         else:
             yield from self.expand(part.then, scope, value if part.word == "with" else dot)
 
-    def _expand_range(self, part: Branch, scope: Scope, value: Any) -> Iterator[str]:
+    def _expand_range(self, part: reader.Branch, scope: Scope, value: Any) -> Iterator[str]:
         for key, item in sorted(value.items()) if isinstance(value, Mapping) else enumerate(value):
             # A single variable is the item; of two variables the first is the index.
             inner = scope.new_child(dict(zip(reversed(part.variables), (item, key), strict=False)))
@@ -149,22 +129,25 @@ class _Expansion:
                 if str(loop_exit) == "break":
                     return
 
-    def _evaluate(self, term: Term, scope: Scope, dot: Any) -> Any:
-        if isinstance(term, Literal):
+    def _evaluate(self, term: reader.Term, scope: Scope, dot: Any) -> Any:
+        if isinstance(term, reader.Literal):
             return term.value
-        if isinstance(term, Path):
+        if isinstance(term, reader.Path):
             return _get_fields(scope[term.variable] if term.variable else dot, term.fields)
-        if isinstance(term, FieldAccess):
+        if isinstance(term, reader.FieldAccess):
             return _get_fields(self._evaluate(term.of, scope, dot), term.fields)
-        if isinstance(term, Method):
+        if isinstance(term, reader.Method):
             args = [self._evaluate(arg, scope, dot) for arg in term.args]
-            return _call_method(self._evaluate(term.of, scope, dot), term.name, args)
-        if term.function in SHORT_CIRCUIT:
+            value = self._evaluate(term.of, scope, dot)
+            if not isinstance(value, Moment) or term.name not in METHODS:
+                raise TemplateError(f"{term.name} has arguments but cannot be invoked as function")
+            return METHODS[term.name](value, *args)
+        if term.function in reader.SHORT_CIRCUIT:
             return self._evaluate_logical(term, scope, dot)
         args = [self._evaluate(arg, scope, dot) for arg in term.args]
         return self._context_functions.get(term.function, FUNCTIONS.get(term.function, format_value))(*args)
 
-    def _evaluate_logical(self, term: FunctionUse, scope: Scope, dot: Any) -> Any:
+    def _evaluate_logical(self, term: reader.FunctionUse, scope: Scope, dot: Any) -> Any:
         """The first value that decides an `and` or an `or`; later arguments are not evaluated."""
         if not term.args:
             raise TemplateError(f"wrong number of args for {term.function}: want at least 1 got 0")
@@ -174,17 +157,6 @@ class _Expansion:
             if is_true(value) == (term.function == "or"):
                 break
         return value
-
-    def _run_query(self, expr: Any) -> Sequence[Struct]:
-        if self._query is None:
-            raise TemplateError("query is not available in this template")
-        return [Struct(row) for row in self._query(expr)]
-
-
-def _call_method(value: Any, name: str, args: Sequence[Any]) -> Any:
-    if not isinstance(value, Moment) or name not in METHODS:
-        raise TemplateError(f"{name} has arguments but cannot be invoked as function")
-    return METHODS[name](value, *args)
 
 
 def _get_fields(value: Any, names: tuple[str, ...]) -> Any:

@@ -53,6 +53,10 @@ class AlertTest:
     alertname: str
     exp_alerts: tuple[ExpectedAlert, ...] = ()
 
+    @property
+    def eval_ms(self) -> int:
+        return durations.parse_ms(str(self.eval_time))
+
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSample:
@@ -60,12 +64,24 @@ class ExpectedSample:
     value: int | float | str = 0
     histogram: str = ""
 
+    @property
+    def expected_value(self) -> float | Histogram:
+        """A number, or a histogram in braces as in promtool."""
+        if not self.histogram:
+            return float(self.value)
+        [histogram] = histogram_text.expand(self.histogram.strip())
+        return histogram
+
 
 @dataclass(frozen=True, slots=True)
 class ExprTest:
     expr: str
     eval_time: str | int
     exp_samples: tuple[ExpectedSample, ...] = ()
+
+    @property
+    def eval_ms(self) -> int:
+        return durations.parse_ms(str(self.eval_time))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +122,23 @@ class RuleTestFile:
 
 def run_test_file(path: Path, *, open_engine: Callable[[], Engine] | None = None) -> list[str]:
     """Run one test file and return its failures; RuleFileError if the file cannot be read."""
-    file = _read_test_file(path)
+    try:
+        file = wire.from_plain(RuleTestFile, _without_nulls(yaml_text.load(path.read_text(encoding="utf-8"))))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RuleFileError(f"cannot be read: {error_reason(error)}", path=str(path)) from error
+    except WireError as error:
+        raise RuleFileError("; ".join(error.problems), path=str(path)) from error
     rule_set = rulefile.load_rules(_find_rule_files(path, file))
     failures: list[str] = []
     for index, rule_test in enumerate(file.tests):
         title = rule_test.name or f"test {index + 1}"
         try:
-            engine = _open_engine(file) if open_engine is None else open_engine()
+            if open_engine is None:
+                # As in promtool and in a server, the default step of a subquery is the evaluation interval.
+                limits = QueryLimits(subquery_step_ms=durations.parse_ms(file.evaluation_interval))
+                engine: Engine = embedded.EmbeddedEngine(head.Head(retention_ms=RETENTION_MS), limits)
+            else:
+                engine = open_engine()
             failures += [f"{title}: {failure}" for failure in _run_test(file, rule_test, rule_set, engine)]
         except (ValueError, QueryError) as error:
             failures.append(f"{title}: {error}")
@@ -130,22 +156,6 @@ def _find_rule_files(path: Path, file: RuleTestFile) -> list[Path]:
     return paths
 
 
-def _open_engine(file: RuleTestFile) -> Engine:
-    # As in promtool and in a server, the default step of a subquery is the evaluation interval.
-    limits = QueryLimits(subquery_step_ms=durations.parse_ms(file.evaluation_interval))
-    return embedded.EmbeddedEngine(head.Head(retention_ms=RETENTION_MS), limits)
-
-
-def _read_test_file(path: Path) -> RuleTestFile:
-    try:
-        plain = yaml_text.load(path.read_text(encoding="utf-8"))
-        return wire.from_plain(RuleTestFile, _without_nulls(plain))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RuleFileError(f"cannot be read: {error_reason(error)}", path=str(path)) from error
-    except WireError as error:
-        raise RuleFileError("; ".join(error.problems), path=str(path)) from error
-
-
 def _without_nulls(plain: Any) -> Any:
     """Remove keys without a value, such as `exp_alerts:`, and convert times to text."""
     if isinstance(plain, dict):
@@ -158,18 +168,19 @@ def _without_nulls(plain: Any) -> Any:
 def _run_test(
     test_file: RuleTestFile, rule_test: RuleTest, rule_set: rulefile.RuleSet, engine: Engine
 ) -> Iterator[str]:
-    step_ms = durations.parse_ms(test_file.evaluation_interval)
-    eval_times_ms = {_parse_ms(test.eval_time) for test in rule_test.alert_rule_test} | {
-        _parse_ms(test.eval_time) for test in rule_test.promql_expr_test
-    }
-    start_ms = rule_test.start_ms
+    step_ms, start_ms = durations.parse_ms(test_file.evaluation_interval), rule_test.start_ms
     pending = _build_samples(test_file, rule_test)
     states: evaluate.RuleStates = {}
-    for now_ms in range(0, max(eval_times_ms, default=0) + 1, step_ms):
-        engine.appender.append(_pop_due(pending, start_ms + now_ms))
+    timed: list[AlertTest | ExprTest] = [*rule_test.alert_rule_test, *rule_test.promql_expr_test]
+    last_ms = max((test.eval_ms for test in timed), default=0)
+    for now_ms in range(0, last_ms + 1, step_ms):
+        due = []
+        while pending and pending[-1].at_ms <= start_ms + now_ms:
+            due.append(pending.pop())
+        engine.appender.append(due)
         states = _evaluate_groups(test_file, rule_test, rule_set, engine, states, now_ms=now_ms)
         for test in rule_test.alert_rule_test:
-            if now_ms <= _parse_ms(test.eval_time) < now_ms + step_ms:
+            if now_ms <= test.eval_ms < now_ms + step_ms:
                 yield from _compare_alerts(test, states)
     # As in promtool, samples after the last evaluation are not appended.
     for expr_test in rule_test.promql_expr_test:
@@ -195,16 +206,15 @@ def _evaluate_groups(
         now = clock.from_ms(rule_test.start_ms + now_ms)
         for result in evaluate.evaluate_each(group, engine, states, now=now, environment=environment):
             if result.state.health is evaluate.RuleHealth.ERROR:
-                raise QueryError(
-                    f"{result.rule.name} failed at {durations.format_ms(now_ms)}: {result.state.last_error}"
-                )
+                failed_at = durations.format_ms(now_ms)
+                raise QueryError(f"{result.rule.name} failed at {failed_at}: {result.state.last_error}")
             engine.appender.append(result.samples)
             new_states[result.key] = result.state
     return new_states
 
 
 def _build_samples(test_file: RuleTestFile, rule_test: RuleTest) -> list[AnySample]:
-    """All samples of a test, newest first, so that `_pop_due` takes them from the end in the order of the file."""
+    """All samples of a test, newest first, so that the next ones are popped from the end in the order of the file."""
     step_ms, start_ms = durations.parse_ms(rule_test.interval or test_file.evaluation_interval), rule_test.start_ms
     samples: list[AnySample] = []
     for series in rule_test.input_series:
@@ -217,61 +227,27 @@ def _build_samples(test_file: RuleTestFile, rule_test: RuleTest) -> list[AnySamp
     return sorted(samples, key=lambda sample: sample.at_ms)[::-1]
 
 
-def _pop_due(pending: list[AnySample], until_ms: int) -> list[AnySample]:
-    due = []
-    while pending and pending[-1].at_ms <= until_ms:
-        due.append(pending.pop())
-    return due
-
-
 def _compare_alerts(test: AlertTest, states: evaluate.RuleStates) -> Iterator[str]:
-    actual = sorted(
-        _describe_alert(alert.labels, alert.annotations)
-        for rule_state in states.values()
-        for alert in rule_state.alerts.values()
-        if alert.state is AlertState.FIRING and alert.name == test.alertname
-    )
-    expected = sorted(
-        _describe_alert(
-            Labels({**_stringify(alert.exp_labels), alerting.ALERT_NAME: test.alertname}),
-            _stringify(alert.exp_annotations),
-        )
-        for alert in test.exp_alerts
-    )
+    def describe(labels: Mapping[str, Any], annotations: Mapping[str, Any]) -> str:
+        texts = {str(name): str(value) for name, value in labels.items()} | {alerting.ALERT_NAME: test.alertname}
+        return " ".join([str(Labels(texts)), *(f'{name}="{text}"' for name, text in sorted(annotations.items()))])
+
+    alerts = [alert for rule_state in states.values() for alert in rule_state.alerts.values()]
+    firing = [alert for alert in alerts if alert.state is AlertState.FIRING and alert.name == test.alertname]
+    actual = sorted(describe(alert.labels, alert.annotations) for alert in firing)
+    expected = sorted(describe(alert.exp_labels, alert.exp_annotations) for alert in test.exp_alerts)
     if actual != expected:
         yield f"alert {test.alertname} at {test.eval_time}: {_difference(expected, actual)}"
 
 
-def _describe_alert(labels: Labels, annotations: Mapping[str, str]) -> str:
-    """An alert as text, with everything that a test compares."""
-    return " ".join([str(labels), *(f'{name}="{text}"' for name, text in sorted(annotations.items()))])
-
-
 def _compare_samples(test: ExprTest, engine: Engine, start_ms: int) -> Iterator[str]:
-    result = engine.instant(test.expr, start_ms + _parse_ms(test.eval_time))
+    result = engine.instant(test.expr, start_ms + test.eval_ms)
     actual: dict[Labels, float | Histogram] = {**result.latest(), **result.latest_histograms()}
-    expected = {series_notation.parse_labels(sample.labels): _expected_value(sample) for sample in test.exp_samples}
-    if actual.keys() != expected.keys() or not all(
-        _is_same_value(actual[key], value) for key, value in expected.items()
-    ):
+    expected = {series_notation.parse_labels(sample.labels): sample.expected_value for sample in test.exp_samples}
+    has_same_series = actual.keys() == expected.keys()
+    if not has_same_series or not all(_is_same_value(actual[key], value) for key, value in expected.items()):
         shown = [[f"{labels} {_format_value(side[labels])}" for labels in sorted(side)] for side in (expected, actual)]
         yield f"`{test.expr}` at {test.eval_time}: {_difference(*shown)}"
-
-
-def _parse_ms(text: str | int) -> int:
-    return durations.parse_ms(str(text))
-
-
-def _stringify(plain: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in plain.items()}
-
-
-def _expected_value(sample: ExpectedSample) -> float | Histogram:
-    """The expected value of a sample: a number, or a histogram in braces as in promtool."""
-    if not sample.histogram:
-        return float(sample.value)
-    [histogram] = histogram_text.expand(sample.histogram.strip())
-    return histogram
 
 
 def _format_value(value: float | Histogram) -> str:
@@ -279,16 +255,13 @@ def _format_value(value: float | Histogram) -> str:
 
 
 def _is_same_value(left: float | Histogram, right: float | Histogram) -> bool:
+    """Whether numbers are nearly the same, or histograms have the same buckets; reset hints are ignored."""
     if isinstance(left, Histogram) and isinstance(right, Histogram):
-        return _is_same_histogram(left.compacted(), right.compacted())
+        left, right = left.compacted(), right.compacted()
+        return left.layout == right.layout and all(map(_is_same_value, left.numbers, right.numbers))
     if isinstance(left, Histogram) or isinstance(right, Histogram):
         return False
     return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE) or (math.isnan(left) and math.isnan(right))
-
-
-def _is_same_histogram(left: Histogram, right: Histogram) -> bool:
-    """Whether histograms have the same buckets and nearly the same numbers; reset hints are ignored."""
-    return left.layout == right.layout and all(map(_is_same_value, left.numbers, right.numbers))
 
 
 def _difference(expected: Sequence[str], actual: Sequence[str]) -> str:

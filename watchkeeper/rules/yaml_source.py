@@ -46,19 +46,15 @@ class YamlSource:
     text: str
 
     def position(self, entry: YamlEntry, expression: str, *, at: tuple[int, int]) -> tuple[int, int]:
-        """Convert a line and column in an expression to those in the file, both from 1.
-
-        YAML may fold lines and strip indents, but it keeps every character that is not white space, so these
-        characters are counted.
-        """
+        """Convert a line and column in an expression to those in the file, both from 1."""
+        # YAML may fold lines and strip indents, but it keeps every character that is not white space.
         lines = expression.split("\n")
         before = "".join(lines[: at[0] - 1]) + lines[min(at[0], len(lines)) - 1][: at[1] - 1]
         visible_before = sum(not character.isspace() for character in before)
         positions = list(self._visible_positions(entry.node))
         if visible_before < len(positions):
             return positions[visible_before]
-        line, column = positions[-1]
-        return line, column + 1
+        return positions[-1][0], positions[-1][1] + 1
 
     def _visible_positions(self, node: yaml.Node) -> Iterator[tuple[int, int]]:
         """The line and column of each character of a value that is not white space."""

@@ -13,7 +13,7 @@ from tests.render import fleet_settings
 from watchkeeper import __version__
 from watchkeeper.cli.hub import render
 from watchkeeper.errors import StartRefused
-from watchkeeper.render import targets
+from watchkeeper.render import tree
 
 MINE = ["prometheus", "alertmanager", "systemd", "slurm", "mig"]
 
@@ -113,4 +113,4 @@ def test_a_directory_or_standard_output_must_be_chosen() -> None:
 
 
 def test_every_target_that_is_named_has_a_module() -> None:
-    assert [name for name in targets.TARGETS if not callable(targets.load(name))] == []
+    assert [name for name in tree.TARGETS if not callable(tree.load(name))] == []

@@ -54,7 +54,7 @@ def test_plain_autoscalers_are_valid_and_ask_for_what_the_adapter_gives() -> Non
 
 
 def test_every_recorded_series_that_is_asked_for_is_recorded_by_a_shipped_rule() -> None:
-    shipped = "".join(rule.text for rule in fleet_facts.rule_texts(SETTINGS))
+    shipped = "".join(fleet_facts.rule_texts(SETTINGS).values())
     queries = [trigger["metadata"]["query"] for trigger in found()["keda/serving-llama.yaml"]["spec"]["triggers"]]
     for name, query in zip(
         ("inference_requests_waiting", "watchkeeper:inference_replica_requests:max1d", "slo:error_ratio:rate5m"),

@@ -8,8 +8,9 @@ a comment names the file for each.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import textwrap
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,6 @@ and: amtool config routes test --config.file=alertmanager.yml severity=critical 
 Secrets are not rendered: put each into the file that its comment names."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteReceiver:
-    """A receiver with the options of a route: Alertmanager sets send_resolved by receiver, the hub by route."""
-
-    receiver: routing.Receiver
-    sends_resolved: bool = True
-
-    @property
-    def name(self) -> str:
-        return self.receiver.name if self.sends_resolved else f"{self.receiver.name}-without-resolved"
-
-
 def files(settings: config.Settings) -> list[RenderedFile]:
     return [RenderedFile("alertmanager.yml", config_text(settings))]
 
@@ -59,69 +48,49 @@ def config_text(settings: config.Settings) -> str:
     book = _load_routing(settings)
     receivers = {receiver.name: receiver for receiver in book.receivers}
     routes: list[YamlPart] = []
-    route_receivers: dict[str, RouteReceiver] = {}
+    # Alertmanager sets send_resolved by receiver, the hub by route: a receiver may be written twice.
+    written = {NO_RECEIVER: YamlPart({"name": NO_RECEIVER})}
     intervals: list[dict[str, Any]] = []
-    for number, route in enumerate(_routes(book), 1):
-        name = f"hours of route {number}"
-        intervals += [_interval(name, route)] if route.hours else []
+    for number, route in enumerate(book.routes, 1):
+        hours = f"hours of route {number}" if route.hours else None
+        intervals += [_interval(hours, route)] if hours else []
         for at, receiver in enumerate(route.receivers, 1):
-            route_receiver = RouteReceiver(receivers[receiver], route.notifies_resolved)
-            route_receivers[route_receiver.name] = route_receiver
-            is_last = at == len(route.receivers)
-            routes.append(_route(route, route_receiver.name, hours=name if route.hours else None, is_last=is_last))
-    root = {
-        "receiver": NO_RECEIVER,
-        "group_by": ["cluster", "cause", "node"],
-        "group_wait": "10s",
-        "group_interval": "5m",
-    }
+            name = receiver if route.notifies_resolved else f"{receiver}-without-resolved"
+            written[name] = _receiver(name, receivers[receiver], route.notifies_resolved, settings)
+            routes.append(_route(route, name, hours=hours, is_last=at == len(route.receivers)))
+    root = {"receiver": NO_RECEIVER, "group_by": ["cluster", "cause", "node"], "group_wait": "10s"}
     parts = [
         "# Alerts that match no route are not notified, as in the hub. A group is one incident of the hub.\n"
-        + yaml_text.dump({"route": {**root, "repeat_interval": "4h"}})
-        + _indented(yaml_text.dump_list("routes", routes)),
-        yaml_text.dump_list(
-            "receivers",
-            [
-                YamlPart({"name": NO_RECEIVER}),
-                *(_receiver(route_receiver, settings) for route_receiver in route_receivers.values()),
-            ],
-        ),
+        + yaml_text.dump({"route": {**root, "group_interval": "5m", "repeat_interval": "4h"}})
+        + textwrap.indent(yaml_text.dump_list("routes", routes), "  "),
+        yaml_text.dump_list("receivers", list(written.values())),
         yaml_text.dump({"time_intervals": intervals}) if intervals else "",
         "# Effects of a cause at the same place are inhibited (packs/effects.csv).\n"
         + yaml_text.dump_list("inhibit_rules", list(_inhibition())),
     ]
-    about = ABOUT + (
-        f"\nNot expressible: {'; '.join(unsupported)}." if (unsupported := _unsupported_features(book)) else ""
-    )
+    about = ABOUT if book.digest is None else f"{ABOUT}\nNot expressible: the weekly digest."
     return "\n".join([yaml_text.comment(about), *(part for part in parts if part)])
 
 
 def _load_routing(settings: config.Settings) -> routing.Routing:
     """The routing of the hub; without one, warning and critical alerts go to the hub."""
-    if settings.notify.routes is not None:
-        return routing.load(Path(settings.notify.routes))
-    hub = routing.Receiver(HUB, webhook=_hub_webhook(settings))
-    return routing.Routing(
-        (hub,),
-        (
-            routing.Route((HUB,), match=('severity="critical"',), wait="10s", repeat="1h"),
-            routing.Route((HUB,), match=('severity="warning"',), wait="1m", repeat="12h"),
-        ),
-    )
-
-
-def _routes(book: routing.Routing) -> Sequence[routing.Route]:
+    if settings.notify.routes is None:
+        hub = routing.Receiver(HUB, webhook=_hub_webhook(settings))
+        critical = routing.Route((HUB,), match=('severity="critical"',), wait="10s", repeat="1h")
+        warning = routing.Route((HUB,), match=('severity="warning"',), wait="1m", repeat="12h")
+        return routing.Routing((hub,), (critical, warning))
+    book = routing.load(Path(settings.notify.routes))
     if book.routes or not book.receivers:
-        return book.routes
-    return [routing.Route(tuple(receiver.name for receiver in book.receivers), match=('severity!="info"',))]
+        return book
+    names = tuple(receiver.name for receiver in book.receivers)
+    return replace(book, routes=(routing.Route(names, match=('severity!="info"',)),))
 
 
 def _route(route: routing.Route, receiver: str, *, hours: str | None, is_last: bool) -> YamlPart:
     value: dict[str, Any] = {"receiver": receiver}
     notes: list[str] = []
-    matchers = [_translate_matcher(matcher) for matcher in route.matchers]
-    if matchers:
-        value["matchers"] = [_matcher_text(matcher) for matcher in matchers]
+    if route.matchers:
+        value["matchers"] = [_matcher_text(matcher) for matcher in route.matchers]
     value |= {"group_wait": route.wait, "repeat_interval": route.repeat}
     if hours is not None:
         value["active_time_intervals"] = [hours]
@@ -144,44 +113,30 @@ def _route(route: routing.Route, receiver: str, *, hours: str | None, is_last: b
 
 
 def _matcher_text(matcher: silences.Matcher) -> str:
-    """The matcher as text, with its value escaped for Alertmanager."""
+    """The matcher for Alertmanager: `family` becomes its causes and `incident` its label; alerts have no family."""
+    if matcher.name == "incident":
+        matcher = replace(matcher, name=alertmanager.INCIDENT_LABEL)
+    elif matcher.name == "family":
+        matches_family = patterns.compile_pattern(matcher.value).fullmatch if matcher.is_regex else matcher.value.__eq__
+        cause_ids = "|".join(row.cause for row in causes.all_causes() if matches_family(row.family))
+        matcher = silences.Matcher("cause", cause_ids, is_regex=True, is_equal=matcher.is_equal)
     value = matcher.value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return str(replace(matcher, value=value))
 
 
-def _translate_matcher(matcher: silences.Matcher) -> silences.Matcher:
-    """Translate `family` into its causes and `incident` into its label: alerts have no family."""
-    if matcher.name == "incident":
-        return replace(matcher, name=alertmanager.INCIDENT_LABEL)
-    if matcher.name != "family":
-        return matcher
-    matches_family = patterns.compile_pattern(matcher.value).fullmatch if matcher.is_regex else matcher.value.__eq__
-    cause_ids = [row.cause for row in causes.all_causes() if matches_family(row.family)]
-    return silences.Matcher("cause", "|".join(cause_ids), is_regex=True, is_equal=matcher.is_equal)
-
-
-def _receiver(route_receiver: RouteReceiver, settings: config.Settings) -> YamlPart:
-    receiver = route_receiver.receiver
-    resolved_option = {} if route_receiver.sends_resolved else {"send_resolved": False}
-    notes = (
-        []
-        if receiver.per_minute == routing.Receiver(HUB, webhook="http://x").per_minute
-        else [_rate_limit_note(receiver)]
-    )
+def _receiver(name: str, receiver: routing.Receiver, sends_resolved: bool, settings: config.Settings) -> YamlPart:
+    resolved_option = {} if sends_resolved else {"send_resolved": False}
+    notes = []
+    if receiver.per_minute != routing.Receiver(HUB, webhook="http://x").per_minute:
+        notes.append(f"Not expressible: at most {receiver.per_minute} messages a minute.")
+    value: dict[str, Any] = {"name": name}
     if receiver.webhook is not None:
         is_hub = receiver.webhook == _hub_webhook(settings)
-        secret = (
-            f"{SECRETS}/{receiver.name}"
-            if receiver.token_file is not None or (is_hub and settings.hub.tokens)
-            else None
-        )
+        needs_secret = receiver.token_file is not None or (is_hub and settings.hub.tokens)
+        webhook = _webhook(receiver.webhook, f"{SECRETS}/{receiver.name}" if needs_secret else None)
         if not is_hub:
             notes.append("It receives Alertmanager's JSON, not the hub's.")
-        return YamlPart(
-            {"name": route_receiver.name, "webhook_configs": [_webhook(receiver.webhook, secret) | resolved_option]},
-            "\n".join(notes),
-        )
-    value: dict[str, Any] = {"name": route_receiver.name}
+        return YamlPart({**value, "webhook_configs": [webhook | resolved_option]}, "\n".join(notes))
     for scheme in _schemes(receiver):
         if scheme in SERVICES:
             key, file_key, what = SERVICES[scheme]
@@ -207,10 +162,6 @@ def _schemes(receiver: routing.Receiver) -> list[str]:
     return list(dict.fromkeys(scheme.lower() for scheme in SCHEME.findall(text))) or ["no address"]
 
 
-def _rate_limit_note(receiver: routing.Receiver) -> str:
-    return f"Not expressible: at most {receiver.per_minute} messages a minute."
-
-
 def _webhook(url: str, secret: str | None) -> dict[str, Any]:
     return {"url": url} | ({"http_config": {"authorization": {"credentials_file": secret}}} if secret else {})
 
@@ -234,25 +185,12 @@ def _inhibition() -> Iterable[YamlPart]:
     for row in causes.all_causes():
         # A job's alert names no node, and Alertmanager does not know where a job runs.
         families = effects.affected_families(row.cause) if row.scope != "workload" else frozenset()
-        targets = [
-            effect.cause for effect in causes.all_causes() if effect.family in families and effect.cause != row.cause
-        ]
-        if not targets:
-            continue
-        # A label that both alerts lack counts as equal, so the place must be set.
-        places = ["node", "gpu"] if row.scope == "gpu" else ["node"]
-        yield YamlPart(
-            {
-                "source_matchers": [f'cause="{row.cause}"'],
-                "target_matchers": [f'cause=~"{"|".join(targets)}"', *(f'{place}!=""' for place in places)],
-                "equal": ["cluster", *places],
-            }
+        affected = (
+            other.cause for other in causes.all_causes() if other.family in families and other.cause != row.cause
         )
-
-
-def _unsupported_features(book: routing.Routing) -> list[str]:
-    return ["the weekly digest"] if book.digest is not None else []
-
-
-def _indented(text: str) -> str:
-    return "".join(f"  {line}" if line.strip() else line for line in text.splitlines(keepends=True))
+        if targets := "|".join(affected):
+            # A label that both alerts lack counts as equal, so the place must be set.
+            places = ["node", "gpu"] if row.scope == "gpu" else ["node"]
+            matchers = [f'cause=~"{targets}"', *(f'{place}!=""' for place in places)]
+            source = [f'cause="{row.cause}"']
+            yield YamlPart({"source_matchers": source, "target_matchers": matchers, "equal": ["cluster", *places]})

@@ -8,11 +8,11 @@ creates secrets on the machine; they are never rendered.
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import resources
 from typing import Any
 
+from watchkeeper.catalogue import pack
 from watchkeeper.config import settings as config
-from watchkeeper.render import alertmanager, prometheus, settings_text, targets, yaml_text
+from watchkeeper.render import alertmanager, prometheus, settings_text, tree, yaml_text
 from watchkeeper.render.tree import RenderedFile, in_folder
 from watchkeeper.render.yaml_text import YamlPart
 
@@ -32,73 +32,81 @@ HARDENED: dict[str, Any] = {
     "cap_drop": ["ALL"],
     "security_opt": ["no-new-privileges:true"],
 }
+ALERTMANAGER_SERVICE: dict[str, Any] = {
+    "image": ALERTMANAGER,
+    "command": ["--config.file=/etc/alertmanager/alertmanager.yml", "--storage.path=/alertmanager"],
+    **HARDENED,
+    "ports": ["127.0.0.1:9093:9093"],
+    "volumes": ["./alertmanager/alertmanager.yml:/etc/alertmanager/alertmanager.yml:ro", "alertmanager:/alertmanager"],
+    "secrets": [{"source": "webhook", "target": f"{alertmanager.SECRETS}/{alertmanager.HUB}"}],
+}
+GRAFANA_SERVICE: dict[str, Any] = {
+    "image": GRAFANA,
+    **HARDENED,
+    "tmpfs": ["/tmp"],  # noqa: S108
+    "ports": ["127.0.0.1:3000:3000"],
+    "environment": {
+        "GF_SECURITY_ADMIN_PASSWORD__FILE": "/run/secrets/grafana",
+        "GF_ANALYTICS_REPORTING_ENABLED": "false",
+    },
+    # The token of its data source.
+    "env_file": ["./secrets/grafana.env"],
+    "volumes": [
+        "./grafana/provisioning:/etc/grafana/provisioning:ro",
+        f"./grafana/dashboards:{DASHBOARDS}:ro",
+        "grafana:/var/lib/grafana",
+    ],
+    "secrets": ["grafana"],
+    "depends_on": ["hub"],
+}
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
     container_settings = _container_settings(settings)
-    without_alerting = replace(
-        container_settings,
-        notify=replace(container_settings.notify, via=config.NotifyVia.CONSOLE, alertmanager_urls=()),
-    )
-    prepare_script = (
-        resources.files("watchkeeper").joinpath("packs", "compose", "prepare.sh").read_text(encoding="utf-8")
-    )
+    console_only = replace(container_settings.notify, via=config.NotifyVia.CONSOLE, alertmanager_urls=())
+    without_alerting = replace(container_settings, notify=console_only)
     return [
         RenderedFile("compose.yaml", compose_text(settings)),
-        RenderedFile("prepare.sh", prepare_script, is_executable=True),
+        RenderedFile("prepare.sh", pack.text_of("compose/prepare.sh"), is_executable=True),
         RenderedFile("hub.toml", hub_text(container_settings)),
         *in_folder(prometheus.files(without_alerting), "prometheus"),
         *in_folder(alertmanager.files(container_settings), "alertmanager"),
-        *in_folder(targets.load("grafana")(container_settings), "grafana"),
+        *in_folder(tree.load("grafana")(container_settings), "grafana"),
     ]
 
 
 def _container_settings(settings: config.Settings) -> config.Settings:
     """The settings for containers: other host names, and no files or clusters of this machine."""
     fleet = replace(settings.fleet, sd_files=(), prometheus_config=None, kubernetes=False, kubeconfig=None, slurm=False)
-    rendered = replace(
-        settings.render,
-        hub_url=HUB_URL,
-        prometheus_url="http://prometheus:9090",
-        targets=(AGENT, *settings.render.targets),
-    )
-    notify = replace(
-        settings.notify, via=config.NotifyVia.ALERTMANAGER, alertmanager_urls=("http://alertmanager:9093",)
-    )
+    addresses = (AGENT, *settings.render.targets)
+    rendered = replace(settings.render, hub_url=HUB_URL, prometheus_url="http://prometheus:9090", targets=addresses)
+    via, urls = config.NotifyVia.ALERTMANAGER, ("http://alertmanager:9093",)
+    notify = replace(settings.notify, via=via, alertmanager_urls=urls)
     hub = replace(settings.hub, host="0.0.0.0", tokens="/run/secrets/tokens", data="/var/lib/watchkeeper")  # noqa: S104
     return replace(settings, fleet=fleet, render=rendered, notify=notify, hub=hub)
 
 
 def hub_text(container_settings: config.Settings) -> str:
     about = "The hub's settings in its container, without the files of the machine that rendered them."
-    overrides = {
-        "hub.host": container_settings.hub.host,
-        "hub.data": container_settings.hub.data,
-        "hub.tokens": container_settings.hub.tokens,
-        # Alertmanager has the routes.
-        "notify.routes": None,
-    }
+    hub = container_settings.hub
+    # Alertmanager has the routes.
+    overrides = {"hub.host": hub.host, "hub.data": hub.data, "hub.tokens": hub.tokens, "notify.routes": None}
     return yaml_text.comment(about) + "\n" + settings_text.toml(container_settings, overrides)
 
 
 def compose_text(settings: config.Settings) -> str:
+    services = {
+        "hub": _hub(settings),
+        "agent": _agent(settings),
+        "prometheus": _prometheus(settings),
+        "alertmanager": ALERTMANAGER_SERVICE,
+        "grafana": GRAFANA_SERVICE,
+    }
+    secrets = {name: {"file": f"./secrets/{name}"} for name in ("tokens", "scrape", "webhook", "grafana")}
     parts = [
-        YamlPart(
-            {
-                "services": {
-                    "hub": _hub(settings),
-                    "agent": _agent(settings),
-                    "prometheus": _prometheus(settings),
-                    "alertmanager": _alertmanager(),
-                    "grafana": _grafana(),
-                }
-            }
-        ),
-        YamlPart({"volumes": {name: {} for name in ("hub", "agent", "prometheus", "alertmanager", "grafana")}}),
-        YamlPart(
-            {"secrets": {name: {"file": f"./secrets/{name}"} for name in ("tokens", "scrape", "webhook", "grafana")}},
-            "Created by prepare.sh.",
-        ),
+        YamlPart({"services": services}),
+        YamlPart({"volumes": {name: {} for name in services}}),
+        YamlPart({"secrets": secrets}, "Created by prepare.sh."),
     ]
     return yaml_text.document(ABOUT, parts)
 
@@ -155,40 +163,4 @@ def _prometheus(settings: config.Settings) -> dict[str, Any]:
             "prometheus:/prometheus",
         ],
         "secrets": [{"source": "scrape", "target": prometheus.TOKEN_FILE}],
-    }
-
-
-def _alertmanager() -> dict[str, Any]:
-    return {
-        "image": ALERTMANAGER,
-        "command": ["--config.file=/etc/alertmanager/alertmanager.yml", "--storage.path=/alertmanager"],
-        **HARDENED,
-        "ports": ["127.0.0.1:9093:9093"],
-        "volumes": [
-            "./alertmanager/alertmanager.yml:/etc/alertmanager/alertmanager.yml:ro",
-            "alertmanager:/alertmanager",
-        ],
-        "secrets": [{"source": "webhook", "target": f"{alertmanager.SECRETS}/{alertmanager.HUB}"}],
-    }
-
-
-def _grafana() -> dict[str, Any]:
-    return {
-        "image": GRAFANA,
-        **HARDENED,
-        "tmpfs": ["/tmp"],  # noqa: S108
-        "ports": ["127.0.0.1:3000:3000"],
-        "environment": {
-            "GF_SECURITY_ADMIN_PASSWORD__FILE": "/run/secrets/grafana",
-            "GF_ANALYTICS_REPORTING_ENABLED": "false",
-        },
-        # The token of its data source.
-        "env_file": ["./secrets/grafana.env"],
-        "volumes": [
-            "./grafana/provisioning:/etc/grafana/provisioning:ro",
-            f"./grafana/dashboards:{DASHBOARDS}:ro",
-            "grafana:/var/lib/grafana",
-        ],
-        "secrets": ["grafana"],
-        "depends_on": ["hub"],
     }

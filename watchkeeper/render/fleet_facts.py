@@ -5,7 +5,7 @@ Read with the same functions as in the hub, so that both agree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 
 from watchkeeper.agent import agent_server
@@ -17,36 +17,18 @@ from watchkeeper.readers.clusters import hostlist
 from watchkeeper.rules import reload, series_read, slo
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFact:
-    """A node that the inventory lists; `expected_gpus` None is unknown."""
-
-    name: str
-    expected_gpus: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RuleText:
-    """A rule file of the hub; `name` is unique."""
-
-    name: str
-    text: str
-
-
 def inventory(settings: config.Settings) -> inventory_file.InventoryFile:
     path = settings.fleet.inventory
     return inventory_file.read(Path(path)) if path is not None else inventory_file.InventoryFile()
 
 
-def nodes(settings: config.Settings) -> list[NodeFact]:
-    """The nodes of the inventory in its order, without those that have no GPU."""
-    inventory_rows = inventory(settings)
-    names = dict.fromkeys(name for row in inventory_rows.nodes for name in row.names)
-    facts = []
-    for name in names:
-        counts = (row.expected_gpus for row in inventory_rows.matching_rows(settings.fleet.cluster, name))
-        facts.append(NodeFact(name, next((count for count in counts if count is not None), None)))
-    return [fact for fact in facts if fact.expected_gpus != 0]
+def expected_gpus(settings: config.Settings) -> dict[str, int | None]:
+    """The GPUs of each node of the inventory, in its order; None is unknown. Nodes without GPUs are left out."""
+    inventory_rows, counts = inventory(settings), dict[str, int | None]()
+    for name in dict.fromkeys(name for row in inventory_rows.nodes for name in row.names):
+        listed = (row.expected_gpus for row in inventory_rows.matching_rows(settings.fleet.cluster, name))
+        counts[name] = next((count for count in listed if count is not None), None)
+    return {name: count for name, count in counts.items() if count != 0}
 
 
 def scrape_addresses(settings: config.Settings) -> list[str]:
@@ -58,27 +40,24 @@ def scrape_addresses(settings: config.Settings) -> list[str]:
         except hostlist.BadHostlist as error:
             raise SettingsError(str(error), where="render.targets") from error
     port = settings.fleet.slurm_agent_port or agent_server.PORT
-    addresses += [f"{node.name}:{port}" for node in nodes(settings)]
+    addresses += [f"{node}:{port}" for node in expected_gpus(settings)]
     return list(dict.fromkeys(addresses))
 
 
-def rule_texts(settings: config.Settings) -> list[RuleText]:
-    """The rule files that the hub evaluates, checked; SLOs are included as rules."""
+def rule_texts(settings: config.Settings) -> dict[str, str]:
+    """The rule files that the hub evaluates by a unique name, checked; SLOs are included as rules."""
     sources = rule_loops.rule_sources(settings)
     book = reload.read_sources(sources)
-    names: dict[str, int] = {}
-    texts = [RuleText(_unique_name(path.stem, names), path.read_text(encoding="utf-8")) for path in sources.files]
+    texts = [(path.stem, path.read_text(encoding="utf-8")) for path in sources.files]
     if sources.slos is not None and not sources.is_rendered:
-        text = slo.render_rules(list(book.slos), source=sources.slos.name)
-        texts.append(RuleText(_unique_name(sources.slos.stem, names), text))
-    return texts
+        texts.append((sources.slos.stem, slo.render_rules(list(book.slos), source=sources.slos.name)))
+    seen, rules = Counter[str](), {}
+    for stem, text in texts:
+        seen[stem] += 1
+        rules[stem if seen[stem] == 1 else f"{stem}-{seen[stem]}"] = text
+    return rules
 
 
 def rule_series(settings: config.Settings) -> series_read.SeriesRead:
     """The series that these rules read."""
     return series_read.of_rules(reload.read_sources(rule_loops.rule_sources(settings)).rules)
-
-
-def _unique_name(stem: str, names: dict[str, int]) -> str:
-    names[stem] = names.get(stem, 0) + 1
-    return stem if names[stem] == 1 else f"{stem}-{names[stem]}"

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
+from watchkeeper.catalogue import pack
 from watchkeeper.config import settings as config
 from watchkeeper.kit import wire
 from watchkeeper.kit import yaml_text as kit_yaml
@@ -37,6 +36,8 @@ VARIABLES = {
 ALERT_LABELS = {"node": "Hostname", "gpu": "gpu", "job": "job_name", "model": "model_name"}
 REFRESH = "30s"
 FIELD = re.compile(r"\bDCGM_FI_\w+")
+# A dashboard works with every Prometheus and with the hub's Prometheus API.
+SERVER_CHOICE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,43 +57,30 @@ class DashboardPage:
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
-    texts = {f"dashboards/{name}.json": as_text(board) for name, board in dashboards(settings).items()}
+    boards = dashboards(settings).items()
     return [
-        *(RenderedFile(path, text) for path, text in texts.items()),
+        *(RenderedFile(f"dashboards/{name}.json", as_text(board)) for name, board in boards),
         RenderedFile("provisioning/dashboards/watchkeeper.yaml", _provider()),
         RenderedFile("provisioning/datasources/watchkeeper.yaml", _source(settings)),
     ]
 
 
 def dashboards(settings: config.Settings) -> dict[str, dict[str, Any]]:
-    """Every dashboard by its name."""
     return {name: dashboard(name, settings) for name in NAMES}
 
 
 def dcgm_fields(settings: config.Settings) -> set[str]:
     """DCGM fields that panels query."""
-    pages = [page(name, settings) for name in NAMES]
-    texts = [
-        query.expr
-        for dashboard_page in pages
-        for row in dashboard_page.rows
-        for panel in row.panels
-        for query in panel.queries
-    ]
-    return {name for text in texts for name in FIELD.findall(text)}
+    panels = [panel for name in NAMES for row in page(name, settings).rows for panel in row.panels]
+    return {field for panel in panels for query in panel.queries for field in FIELD.findall(query.expr)}
 
 
 def as_text(content: dict[str, Any]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-@cache
-def _text(name: str) -> str:
-    return resources.files("watchkeeper").joinpath("packs", "dashboards", f"{name}.yaml").read_text(encoding="utf-8")
-
-
 def page(name: str, settings: config.Settings) -> DashboardPage:
-    text = _text(name).replace("@price@", f"{settings.cost.dollars_per_gpu_hour:g}")
+    text = pack.text_of(f"dashboards/{name}.yaml").replace("@price@", f"{settings.cost.dollars_per_gpu_hour:g}")
     return wire.from_plain(DashboardPage, kit_yaml.load(text))
 
 
@@ -113,7 +101,7 @@ def dashboard(name: str, settings: config.Settings) -> dict[str, Any]:
         "time": {"from": "now-3h", "to": "now"},
         "timezone": "browser",
         "links": _links(settings),
-        "templating": {"list": [_server_choice(), *(_variable(name) for name in dashboard_page.variables)]},
+        "templating": {"list": [SERVER_CHOICE, *(_variable(name) for name in dashboard_page.variables)]},
         "annotations": {"list": [_alerts(dashboard_page)]},
         "panels": grid.panels,
     }
@@ -126,34 +114,32 @@ def console_url(settings: config.Settings) -> str:
 
 def _links(settings: config.Settings) -> list[dict[str, Any]]:
     """Links to the other dashboards, and to the incidents in the console."""
-    pages = _link("Watchkeeper", "dashboards", "external link", "Pages of this fleet")
-    incidents = _link(
-        "Incidents", "link", "bolt", "Open incidents with cause and next step", url=f"{console_url(settings)}/incidents"
-    )
     return [
-        pages | {"tags": ["watchkeeper"], "asDropdown": True, "includeVars": True, "keepTime": True},
-        incidents | {"targetBlank": True},
+        {
+            "title": "Watchkeeper",
+            "type": "dashboards",
+            "icon": "external link",
+            "tooltip": "Pages of this fleet",
+            "url": "",
+            "tags": ["watchkeeper"],
+            "asDropdown": True,
+            "targetBlank": False,
+            "includeVars": True,
+            "keepTime": True,
+        },
+        {
+            "title": "Incidents",
+            "type": "link",
+            "icon": "bolt",
+            "tooltip": "Open incidents with cause and next step",
+            "url": f"{console_url(settings)}/incidents",
+            "tags": [],
+            "asDropdown": False,
+            "targetBlank": True,
+            "includeVars": False,
+            "keepTime": False,
+        },
     ]
-
-
-def _link(title: str, type: str, icon: str, *tooltip: str, url: str = "") -> dict[str, Any]:
-    return {
-        "title": title,
-        "type": type,
-        "icon": icon,
-        "tooltip": " ".join(tooltip),
-        "url": url,
-        "tags": [],
-        "asDropdown": False,
-        "targetBlank": False,
-        "includeVars": False,
-        "keepTime": False,
-    }
-
-
-def _server_choice() -> dict[str, Any]:
-    """A dashboard works with every Prometheus and with the hub's Prometheus API."""
-    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
 
 
 def _variable(name: str) -> dict[str, Any]:
@@ -209,32 +195,20 @@ def _provider() -> str:
 
 def _source(settings: config.Settings) -> str:
     """The data source: the server of `query.url`, or the hub."""
-    if settings.query.url is not None:
-        about = "Samples are stored by the server of `query.url`."
-        return yaml_text.document(
-            about, [yaml_text.YamlPart({"apiVersion": 1, "datasources": [_server(settings.query.url)]})]
-        )
-    about = (
-        "The hub has Prometheus' API. Set WATCHKEEPER_TOKEN in Grafana's environment to a viewer's token; if "
-        "the hub has no tokens, remove the last three keys."
-    )
-    datasource = {
-        **_server(settings.render.hub_url),
-        "jsonData": {
-            "httpMethod": "POST",
-            "timeInterval": settings.fleet.scrape_interval,
-            "httpHeaderName1": "Authorization",
-        },
-        "secureJsonData": {"httpHeaderValue1": "Bearer $WATCHKEEPER_TOKEN"},
-    }
-    return yaml_text.document(about, [yaml_text.YamlPart({"apiVersion": 1, "datasources": [datasource]})])
-
-
-def _server(url: str) -> dict[str, Any]:
-    return {
+    datasource: dict[str, Any] = {
         "name": "Watchkeeper",
         "uid": "watchkeeper",
         "type": "prometheus",
         "access": "proxy",
-        "url": url.rstrip("/"),
+        "url": (settings.query.url or settings.render.hub_url).rstrip("/"),
     }
+    about = "Samples are stored by the server of `query.url`."
+    if settings.query.url is None:
+        about = (
+            "The hub has Prometheus' API. Set WATCHKEEPER_TOKEN in Grafana's environment to a viewer's token; if "
+            "the hub has no tokens, remove the last three keys."
+        )
+        options = {"httpMethod": "POST", "timeInterval": settings.fleet.scrape_interval}
+        datasource["jsonData"] = {**options, "httpHeaderName1": "Authorization"}
+        datasource["secureJsonData"] = {"httpHeaderValue1": "Bearer $WATCHKEEPER_TOKEN"}
+    return yaml_text.document(about, [yaml_text.YamlPart({"apiVersion": 1, "datasources": [datasource]})])

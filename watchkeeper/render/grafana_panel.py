@@ -27,21 +27,10 @@ KEPT_PARAMETERS = "${__url_time_range}&${datasource:queryparam}&${cluster:queryp
 
 
 class PanelKind(StrEnum):
-    """The kind of a panel; `TYPES` has Grafana's type."""
-
     STAT = "stat"
     TIMESERIES = "timeseries"
     BARS = "bars"
     TABLE = "table"
-
-
-TYPES = {
-    PanelKind.STAT: "stat",
-    PanelKind.TIMESERIES: "timeseries",
-    PanelKind.BARS: "bargauge",
-    PanelKind.TABLE: "table",
-}
-HEIGHTS = {PanelKind.STAT: 4, PanelKind.TIMESERIES: 8, PanelKind.BARS: 8, PanelKind.TABLE: 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +89,11 @@ class PanelGrid:
         self._put({"type": "row", "title": title, "collapsed": False, "panels": []}, 0, width=PAGE, height=1)
         self._top += 1
         left = tallest = 0
+        # Stat panels share one row; two charts fill a row.
+        stat_width = PAGE // max(1, sum(panel.kind is PanelKind.STAT for panel in panels))
         for panel in panels:
-            width, height = panel.width or _share(panel, panels), HEIGHTS[panel.kind]
+            is_stat = panel.kind is PanelKind.STAT
+            width, height = panel.width or (stat_width if is_stat else PAGE // 2), 4 if is_stat else 8
             if left + width > PAGE:
                 self._top += tallest
                 left = tallest = 0
@@ -114,16 +106,9 @@ class PanelGrid:
         self.panels.append({"id": len(self.panels) + 1, **panel, "gridPos": at})
 
 
-def _share(panel: DashboardPanel, panels: tuple[DashboardPanel, ...]) -> int:
-    """Stat panels share one row; two charts fill a row."""
-    if panel.kind is not PanelKind.STAT:
-        return PAGE // 2
-    return PAGE // sum(other.kind is PanelKind.STAT for other in panels)
-
-
 def panel_json(panel: DashboardPanel, site: LinkTargets) -> dict[str, Any]:
     panel_object: dict[str, Any] = {
-        "type": TYPES[panel.kind],
+        "type": "bargauge" if panel.kind is PanelKind.BARS else panel.kind.value,
         "title": panel.title,
         "description": panel.about,
         "datasource": DATASOURCE,
@@ -132,7 +117,10 @@ def panel_json(panel: DashboardPanel, site: LinkTargets) -> dict[str, Any]:
         "options": _options(panel),
     }
     if panel.kind is PanelKind.TABLE:
-        panel_object["transformations"] = [_columns(panel)]
+        # Only the columns that the panel lists, in its order, with its titles.
+        order = {"indexByName": {name: at for at, name in enumerate(panel.columns)}}
+        columns = {"excludeByName": {"Time": True, "Value": True}, **order, "renameByName": dict(panel.columns)}
+        panel_object["transformations"] = [{"id": "organize", "options": columns}]
     if panel.alert is not None and site.docs_url is not None:
         where = f"{site.docs_url.rstrip('/')}/{runbook_path(panel.alert).removeprefix('docs/')}"
         panel_object["links"] = [{"title": f"Runbook of {panel.alert}", "url": where, "targetBlank": True}]
@@ -201,11 +189,8 @@ def _cell_links(panel: DashboardPanel) -> list[dict[str, Any]]:
     """Link a node name in a table to its dashboard."""
     if panel.columns.get("Hostname") is None:
         return []
-    link = {
-        "title": "This node",
-        "url": f"/d/{UID}node?{KEPT_PARAMETERS}&var-node=${{__value.text}}",
-        "targetBlank": False,
-    }
+    url = f"/d/{UID}node?{KEPT_PARAMETERS}&var-node=${{__value.text}}"
+    link = {"title": "This node", "url": url, "targetBlank": False}
     column = {"id": "byName", "options": panel.columns["Hostname"]}
     return [{"matcher": column, "properties": [{"id": "links", "value": [link]}]}]
 
@@ -229,25 +214,8 @@ def _options(panel: DashboardPanel) -> dict[str, Any]:
     reduced = {"calcs": ["lastNotNull"], "fields": "", "values": False}
     if panel.kind is PanelKind.BARS:
         return {"orientation": "horizontal", "displayMode": "basic", "showUnfilled": True, "reduceOptions": reduced}
-    return {
-        "colorMode": "value",
-        "graphMode": "none",
-        "justifyMode": "auto",
-        "textMode": "value",
-        "reduceOptions": reduced,
-    }
-
-
-def _columns(panel: DashboardPanel) -> dict[str, Any]:
-    """Show only the columns that the panel lists, in its order, with its titles."""
-    return {
-        "id": "organize",
-        "options": {
-            "excludeByName": {"Time": True, "Value": True},
-            "indexByName": {name: at for at, name in enumerate(panel.columns)},
-            "renameByName": dict(panel.columns),
-        },
-    }
+    modes = {"colorMode": "value", "graphMode": "none", "justifyMode": "auto", "textMode": "value"}
+    return {**modes, "reduceOptions": reduced}
 
 
 def runbook_path(alert: str) -> str:

@@ -15,6 +15,7 @@ from watchkeeper.render import kubernetes, manifests
 from watchkeeper.render.tree import RenderedFile
 
 CHART = "watchkeeper"
+KINDS = {bool: "boolean", int: "integer", list: "array", dict: "object"}
 # Maps with any keys: labels and resources.
 FREE = frozenset({"nodeSelector", "labels", "requests", "limits"})
 # Rules and dashboards contain braces that Helm would evaluate, so the chart copies them as files.
@@ -51,17 +52,9 @@ def schema(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind_of(value: Any, name: str = "") -> dict[str, Any]:
-    # bool first: to Python a bool is an int.
-    if isinstance(value, bool):
-        return {"type": "boolean"}
-    if isinstance(value, int):
-        return {"type": "integer"}
-    if isinstance(value, list):
-        return {"type": "array"}
-    if not isinstance(value, dict):
-        return {"type": "string"}
-    if name in FREE:
-        return {"type": "object"}
+    kind = KINDS.get(type(value), "string")
+    if kind != "object" or name in FREE:
+        return {"type": kind}
     inner = {key: _kind_of(item, key) for key, item in value.items()}
     # Helm adds `global` to a subchart.
     extra = {} if name else {"global": {"type": "object"}}
@@ -72,10 +65,8 @@ def _optional(template: Callable[[str], str]) -> Iterator[tuple[str, str]]:
     monitors = template("prometheus-operator/monitors.yaml")
     yield "monitors.yaml", _when("prometheusOperator.enabled", monitors)
     for name in kubernetes.RBAC_COMPONENTS:
-        yield (
-            f"{name}.yaml",
-            _when(f"{name}.enabled", manifests.template_manifest(kubernetes.rbac_manifest(name), {}, {})),
-        )
+        text = manifests.template_manifest(kubernetes.rbac_manifest(name), {}, {})
+        yield f"{name}.yaml", _when(f"{name}.enabled", text)
     rules = template("prometheus-operator/rules.yaml") + "{{ $text }}\n"
     yield "rules.yaml", _when("prometheusOperator.enabled", _for_each("rules/*.yaml", ".yaml", rules))
     board = template("dashboards/dashboard.yaml") + "  {{ $name }}.json: |\n    {{- $text | nindent 4 }}\n"

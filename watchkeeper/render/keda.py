@@ -74,22 +74,14 @@ class ScalingSignal:
 def files(settings: config.Settings) -> list[RenderedFile]:
     chosen = [_service(text) for text in settings.render.services or (EXAMPLE,)]
     objectives = latency_objectives(settings)
-    rendered = [
-        *(
-            RenderedFile(f"keda/{service.namespace}-{service.name}.yaml", _scaled(service, objectives, settings))
-            for service in chosen
-        ),
-        *(
-            RenderedFile(f"hpa/{service.namespace}-{service.name}.yaml", _plain(service, objectives, settings))
-            for service in chosen
-        ),
-        RenderedFile("hpa/prometheus-adapter-values.yaml", _adapter(chosen, objectives, settings)),
-    ]
-    if _asks_hub(settings):
-        rendered += [
-            RenderedFile(f"keda/{space}-access.yaml", _access(space)) for space in sorted({s.namespace for s in chosen})
-        ]
-    return rendered
+    texts = {"hpa/prometheus-adapter-values.yaml": _adapter(chosen, objectives, settings)}
+    for service in chosen:
+        file = f"{service.namespace}-{service.name}.yaml"
+        texts[f"keda/{file}"] = _scaled(service, objectives, settings)
+        texts[f"hpa/{file}"] = _plain(service, objectives, settings)
+        if settings.query.url is None:
+            texts[f"keda/{service.namespace}-access.yaml"] = _access(service.namespace)
+    return [RenderedFile(path, text) for path, text in texts.items()]
 
 
 def latency_objectives(settings: config.Settings) -> list[slo.Slo]:
@@ -105,56 +97,34 @@ def is_latency(objective: slo.Slo) -> bool:
 def signals(service: ScaledService, objectives: Sequence[slo.Slo], cluster: str) -> list[ScalingSignal]:
     """The scaling signals of a service; each query returns one number, or none without traffic."""
     about = f'cluster="{cluster}", model_name="{service.model}"'
-    scaling_signals = [
-        ScalingSignal(
-            "waiting",
-            f"sum(inference_requests_waiting{{{about}}})",
-            f"{MAX_WAITING_PER_REPLICA:g}",
-            True,
-            f"Waiting requests, at most {MAX_WAITING_PER_REPLICA:g} for each replica.",
-        ),
-        # Without it an empty queue would remove all replicas but one, and the next requests would add them again.
-        ScalingSignal(
-            "load",
-            f"sum(rate(inference_request_duration_seconds_count{{{about}}}[5m])) / "
-            f"max(watchkeeper:inference_replica_requests:max1d{{{about}}})",
-            "1",
-            True,
-            "Replicas that the current request rate needs, by the highest rate of one replica within a day.",
-        ),
-    ]
+    query = f"sum(inference_requests_waiting{{{about}}})"
+    why = f"Waiting requests, at most {MAX_WAITING_PER_REPLICA:g} for each replica."
+    waiting = ScalingSignal("waiting", query, f"{MAX_WAITING_PER_REPLICA:g}", True, why)
+    # Without it an empty queue would remove all replicas but one, and the next requests would add them again.
+    query = f"sum(rate(inference_request_duration_seconds_count{{{about}}}[5m])) / "
+    query += f"max(watchkeeper:inference_replica_requests:max1d{{{about}}})"
+    why = "Replicas that the current request rate needs, by the highest rate of one replica within a day."
+    scaling_signals = [waiting, ScalingSignal("load", query, "1", True, why)]
     for objective in objectives:
         late = LATE.search(objective.errors)
         assert late is not None
         burning = f'{slo.RATIO}5m{{slo="{objective.name}", {about}}}'
-        scaling_signals.append(
-            ScalingSignal(
-                f"burn-{objective.name}",
-                f"clamp_max(max({burning}) / {objective.budget:.6g}, {MAX_GROWTH:g})",
-                "1",
-                False,
-                f"More than {objective.budget:.4g} take over {late['seconds']} s: add half as many.",
-            )
-        )
+        query = f"clamp_max(max({burning}) / {objective.budget:.6g}, {MAX_GROWTH:g})"
+        why = f"More than {objective.budget:.4g} take over {late['seconds']} s: add half as many."
+        scaling_signals.append(ScalingSignal(f"burn-{objective.name}", query, "1", False, why))
     return scaling_signals
 
 
 def _service(text: str) -> ScaledService:
     match = SERVICE.fullmatch(text)
     if match is None:
-        raise SettingsError(
-            f"`{text[:80]}` is not a service",
-            where="render.services",
-            remedy=f"Write NAMESPACE/NAME=MODEL, as in {EXAMPLE}",
-        )
+        remedy = f"Write NAMESPACE/NAME=MODEL, as in {EXAMPLE}"
+        raise SettingsError(f"`{text[:80]}` is not a service", where="render.services", remedy=remedy)
     return ScaledService(**match.groupdict())
 
 
-def _asks_hub(settings: config.Settings) -> bool:
-    return settings.query.url is None
-
-
 def _server(settings: config.Settings) -> str:
+    """The query server: that of `query.url`, or the hub, which needs a token."""
     if settings.query.url is not None:
         return settings.query.url.rstrip("/")
     return f"http://watchkeeper-hub.{settings.render.namespace}.svc:9480"
@@ -173,15 +143,15 @@ def _scaled(service: ScaledService, objectives: Sequence[slo.Slo], settings: con
         "fallback": {"failureThreshold": 3, "replicas": MIN_REPLICAS, "behavior": "currentReplicasIfHigher"},
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": UP, "scaleDown": DOWN}}},
     }
-    head = {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": {"name": service.name, "namespace": service.namespace},
-        "spec": spec,
-    }
+    head = _kubernetes_object("keda.sh/v1alpha1", "ScaledObject", service.name, service.namespace, spec=spec)
     about = ABOUT_OBJECT.format(name=service.name, model=service.model, server=server)
     triggers = textwrap.indent(yaml_text.dump_list("triggers", parts), "  ")
-    return yaml_text.document(about, [YamlPart(head)]) + triggers
+    return yaml_text.document(about, [head]) + triggers
+
+
+def _kubernetes_object(version: str, kind: str, name: str, namespace: str, *, spec: dict[str, Any]) -> YamlPart:
+    metadata = {"name": name, "namespace": namespace}
+    return YamlPart({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
 
 
 def _trigger(signal: ScalingSignal, server: str, settings: config.Settings) -> YamlPart:
@@ -196,7 +166,7 @@ def _trigger(signal: ScalingSignal, server: str, settings: config.Settings) -> Y
             "ignoreNullValues": "false" if signal.per_replica else "true",
         },
     }
-    if _asks_hub(settings):
+    if settings.query.url is None:
         trigger["metadata"]["authModes"] = "bearer"
         trigger["authenticationRef"] = {"name": READER}
     return YamlPart(trigger, signal.why)
@@ -207,13 +177,9 @@ def _access(namespace: str) -> str:
         f"KEDA authenticates with a viewer's token. Create the Secret `{READER}` in this namespace:\n"
         f"  kubectl -n {namespace} create secret generic {READER} --from-literal=token=…"
     )
-    authentication = {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "TriggerAuthentication",
-        "metadata": {"name": READER, "namespace": namespace},
-        "spec": {"secretTargetRef": [{"parameter": "bearerToken", "name": READER, "key": "token"}]},
-    }
-    return yaml_text.document(about, [YamlPart(authentication)])
+    spec = {"secretTargetRef": [{"parameter": "bearerToken", "name": READER, "key": "token"}]}
+    authentication = _kubernetes_object("keda.sh/v1alpha1", "TriggerAuthentication", READER, namespace, spec=spec)
+    return yaml_text.document(about, [authentication])
 
 
 def _metric(service: ScaledService, signal: ScalingSignal) -> str:
@@ -225,22 +191,18 @@ def _plain(service: ScaledService, objectives: Sequence[slo.Slo], settings: conf
     for signal in signals(service, objectives, settings.fleet.cluster):
         goal = "averageValue" if signal.per_replica else "value"
         target = {"type": goal[0].upper() + goal[1:], goal: signal.threshold}
-        metrics.append(
-            {"type": "External", "external": {"metric": {"name": _metric(service, signal)}, "target": target}}
-        )
-    autoscaler = {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": service.name, "namespace": service.namespace},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.name},
-            "minReplicas": MIN_REPLICAS,
-            "maxReplicas": MAX_REPLICAS,
-            "metrics": metrics,
-            "behavior": {"scaleUp": UP, "scaleDown": DOWN},
-        },
+        external = {"metric": {"name": _metric(service, signal)}, "target": target}
+        metrics.append({"type": "External", "external": external})
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": service.name},
+        "minReplicas": MIN_REPLICAS,
+        "maxReplicas": MAX_REPLICAS,
+        "metrics": metrics,
+        "behavior": {"scaleUp": UP, "scaleDown": DOWN},
     }
-    return yaml_text.document(ABOUT_HPA, [YamlPart(autoscaler)])
+    kind = "HorizontalPodAutoscaler"
+    autoscaler = _kubernetes_object("autoscaling/v2", kind, service.name, service.namespace, spec=spec)
+    return yaml_text.document(ABOUT_HPA, [autoscaler])
 
 
 def _adapter(services: Sequence[ScaledService], objectives: Sequence[slo.Slo], settings: config.Settings) -> str:
@@ -259,17 +221,12 @@ def _adapter(services: Sequence[ScaledService], objectives: Sequence[slo.Slo], s
     host, _, port = address.partition(":")
     server = {"url": f"{scheme}://{host}", "port": int(port) if port.isdigit() else DEFAULT_PORTS[scheme]}
     parts = [YamlPart({"prometheus": server, "rules": {"default": False, "external": rules}})]
-    if _asks_hub(settings):
-        mount = {"name": "reader", "mountPath": "/etc/watchkeeper", "readOnly": True}
+    if settings.query.url is None:
         access = {
             "extraArguments": ["--prometheus-token-file=/etc/watchkeeper/token"],
             "extraVolumes": [{"name": "reader", "secret": {"secretName": READER}}],
-            "extraVolumeMounts": [mount],
+            "extraVolumeMounts": [{"name": "reader", "mountPath": "/etc/watchkeeper", "readOnly": True}],
         }
-        parts.append(
-            YamlPart(
-                access,
-                f"The hub needs a viewer's token: key `token` of a Secret `{READER}` in the adapter's namespace.",
-            )
-        )
+        why = f"The hub needs a viewer's token: key `token` of a Secret `{READER}` in the adapter's namespace."
+        parts.append(YamlPart(access, why))
     return yaml_text.document(ABOUT_ADAPTER, parts)

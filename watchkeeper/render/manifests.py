@@ -16,9 +16,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from importlib import resources
 from typing import Any
 
+from watchkeeper.catalogue import pack
 from watchkeeper.errors import SettingsError
 
 MARK = re.compile(r"@(?P<hash>sha256 )?(?P<path>[a-zA-Z][\w.]*)@")
@@ -33,7 +33,7 @@ Values = Mapping[str, Any]
 
 def read_manifest(path: str, folder: str = "kubernetes") -> str:
     """One file of packs/kubernetes, or of another folder of manifests."""
-    return resources.files("watchkeeper").joinpath("packs", folder, path).read_text(encoding="utf-8")
+    return pack.text_of(f"{folder}/{path}")
 
 
 def value(values: Values, path: str) -> Any:
@@ -48,15 +48,24 @@ def value(values: Values, path: str) -> Any:
 
 def fill_manifest(text: str, values: Values, facts: Mapping[str, str]) -> str:
     """The manifest with its values in place."""
-    text = CONDITION.sub(lambda match: match["body"] if value(values, match["path"]) else "", text)
-    text = EACH.sub(lambda match: _entries(match["indent"], value(values, match["path"])), text)
+
+    def write_entries(match: re.Match[str]) -> str:
+        return "".join(f"{match['indent']}- {json.dumps(entry)}\n" for entry in value(values, match["path"]))
+
+    def write_block(indent: str, path: str) -> str:
+        # Every line is indented, also empty ones, as Helm's nindent does.
+        return "".join(f"{indent}{line}\n" for line in value(values, path).rstrip("\n").split("\n"))
 
     def replace_mark(match: re.Match[str]) -> str:
         if match["path"] in facts:
             return facts[match["path"]]
-        return _hashed(value(values, match["path"])) if match["hash"] else _value_text(value(values, match["path"]))
+        item = value(values, match["path"])
+        if match["hash"]:
+            return hashlib.sha256(item.encode()).hexdigest()
+        return item if isinstance(item, str) else json.dumps(item)
 
-    return MARK.sub(replace_mark, _with_blocks(text, lambda indent, path: _indented(value(values, path), indent)))
+    text = CONDITION.sub(lambda match: match["body"] if value(values, match["path"]) else "", text)
+    return MARK.sub(replace_mark, _with_blocks(EACH.sub(write_entries, text), write_block))
 
 
 def template_manifest(text: str, values: Values, facts: Mapping[str, str]) -> str:
@@ -86,20 +95,3 @@ def template_manifest(text: str, values: Values, facts: Mapping[str, str]) -> st
 
 def _with_blocks(text: str, write: Callable[[str, str], str]) -> str:
     return BLOCK.sub(lambda match: write(match["indent"], match["path"]), text)
-
-
-def _entries(indent: str, entries: list[Any]) -> str:
-    return "".join(f"{indent}- {json.dumps(entry)}\n" for entry in entries)
-
-
-def _indented(text: str, indent: str) -> str:
-    """Indent every line, also empty ones, as Helm's nindent does."""
-    return "".join(f"{indent}{line}\n" for line in text.rstrip("\n").split("\n"))
-
-
-def _value_text(item: Any) -> str:
-    return item if isinstance(item, str) else json.dumps(item)
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -25,12 +25,10 @@ GPUs must be idle. On Kubernetes label the node instead: nvidia.com/mig.config=a
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
-    available = layouts(settings)
-    boot = settings.render.mig_boot
+    available, boot = layouts(settings), settings.render.mig_boot
     if boot not in available:
-        raise SettingsError(
-            f"unknown MIG layout `{boot}`", where="render.mig_boot", remedy=f"Layouts are {', '.join(available)}"
-        )
+        remedy = f"Layouts are {', '.join(available)}"
+        raise SettingsError(f"unknown MIG layout `{boot}`", where="render.mig_boot", remedy=remedy)
     unit = systemd.unit(UNIT, settings).replace("@LAYOUT@", boot)
     folder = settings.render.etc.strip("/")
     return [RenderedFile(f"{folder}/mig.yaml", config_text(settings)), RenderedFile(f"etc/systemd/system/{UNIT}", unit)]
@@ -52,14 +50,14 @@ def layouts(settings: config.Settings) -> dict[str, list[dict[str, Any]]]:
             entries.setdefault(name, []).append(_entry(gpu, {profile.name: profile.most}))
         entries.setdefault("all-balanced", []).append(_entry(gpu, _balanced(gpu)))
     for number, text in enumerate(settings.render.mig_layouts, 1):
-        name, gpu, names = _read(text, f"render.mig_layouts[{number}]")
-        if name in entries and (name.startswith("all-") or any(_is_for(entry, gpu) for entry in entries[name])):
-            raise SettingsError(
-                f"the layout `{name}` of {gpu} exists already",
-                where=f"render.mig_layouts[{number}]",
-                remedy="Choose another name",
-            )
-        entries.setdefault(name, []).append(_entry(gpu, Counter(names)))
+        where = f"render.mig_layouts[{number}]"
+        name, gpu, names = _read(text, where)
+        entry, others = _entry(gpu, Counter(names)), entries.setdefault(name, [])
+        is_for_same_gpu = any(other.get("device-filter") == entry["device-filter"] for other in others)
+        if others and (name.startswith("all-") or is_for_same_gpu):
+            problem = f"the layout `{name}` of {gpu} exists already"
+            raise SettingsError(problem, where=where, remedy="Choose another name")
+        others.append(entry)
     return entries
 
 
@@ -67,11 +65,8 @@ def _read(text: str, where: str) -> tuple[str, str, list[str]]:
     """`mixed: H100 80GB: 3g.40gb 2g.20gb 2g.20gb` as its three parts, checked."""
     parts = [part.strip() for part in text.split(":")]
     if len(parts) != 3 or not all(parts) or " " in parts[0]:
-        raise SettingsError(
-            f"`{text[:80]}` is not a layout",
-            where=where,
-            remedy="Write `NAME: GPU: PROFILE PROFILE`, as in `mixed: H100 80GB: 3g.40gb 2g.20gb 2g.20gb`",
-        )
+        remedy = "Write `NAME: GPU: PROFILE PROFILE`, as in `mixed: H100 80GB: 3g.40gb 2g.20gb 2g.20gb`"
+        raise SettingsError(f"`{text[:80]}` is not a layout", where=where, remedy=remedy)
     name, gpu, names = parts[0], parts[1], parts[2].split()
     try:
         mig.place_instances(gpu, names)
@@ -95,7 +90,3 @@ def _entry(gpu: str, devices: Mapping[str, int]) -> dict[str, Any]:
         "mig-enabled": True,
         "mig-devices": dict(devices),
     }
-
-
-def _is_for(entry: Mapping[str, Any], gpu: str) -> bool:
-    return entry.get("device-filter") == list(mig.gpus()[gpu].device_ids)

@@ -18,6 +18,7 @@ from watchkeeper.render.tree import RenderedFile
 from watchkeeper.render.yaml_text import YamlPart
 
 PACK = "operator"
+FILLED = ("gpu-operator-values.yaml", "kube-prometheus-stack-values.yaml", "sharing.yaml", "model-cache.yaml")
 # The version that the values were written for and checked against.
 OPERATOR_VERSION = "v26.7.0"
 OPERATOR_NAMESPACE = "gpu-operator"
@@ -36,15 +37,11 @@ def files(settings: config.Settings) -> list[RenderedFile]:
     def fill(name: str) -> str:
         return manifests.fill_manifest(manifests.read_manifest(name, PACK), values, facts)
 
+    layouts = _config_map("watchkeeper-mig", "config.yaml", mig.config_text(settings), about=ABOUT_MIG)
     return [
-        RenderedFile("gpu-operator-values.yaml", fill("gpu-operator-values.yaml")),
-        RenderedFile("kube-prometheus-stack-values.yaml", fill("kube-prometheus-stack-values.yaml")),
-        RenderedFile("sharing.yaml", fill("sharing.yaml")),
-        RenderedFile(
-            "mig.yaml", _config_map("watchkeeper-mig", "config.yaml", mig.config_text(settings), about=ABOUT_MIG)
-        ),
+        *(RenderedFile(name, fill(name)) for name in FILLED),
+        RenderedFile("mig.yaml", layouts),
         RenderedFile("dcgm-metrics.yaml", _fields(settings)),
-        RenderedFile("model-cache.yaml", fill("model-cache.yaml")),
         RenderedFile("install.sh", fill("install.sh"), is_executable=True),
         *tree.in_folder(helm.files(settings), "chart"),
     ]

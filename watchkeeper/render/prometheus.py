@@ -28,31 +28,25 @@ Otherwise remove rule_files."""
 
 
 def files(settings: config.Settings) -> list[RenderedFile]:
-    rules = [RenderedFile(f"rules/{rule.name}.yaml", rule.text) for rule in fleet_facts.rule_texts(settings)]
-    return [RenderedFile("prometheus.yml", config_text(settings)), *rules]
+    rules = fleet_facts.rule_texts(settings)
+    rule_files = [RenderedFile(f"rules/{name}.yaml", text) for name, text in rules.items()]
+    return [RenderedFile("prometheus.yml", config_text(settings)), *rule_files]
 
 
 def config_text(settings: config.Settings) -> str:
     about = ABOUT.format(url=settings.render.prometheus_url)
     if settings.query.write_url is not None:
         about += "\nThe hub writes to this server: start it with --web.enable-remote-write-receiver"
+    fleet = settings.fleet
+    intervals = {"scrape_interval": fleet.scrape_interval, "scrape_timeout": f"{fleet.scrape_timeout_seconds:g}s"}
+    intervals["evaluation_interval"] = settings.rules.interval
     parts = [
-        YamlPart({"global": _global(settings)}),
+        YamlPart({"global": {**intervals, "external_labels": {"cluster": fleet.cluster}}}),
         YamlPart({"rule_files": ["rules/*.yaml"]}, "What the hub evaluates, one file for each; objectives included."),
         YamlPart({"alerting": alerting(settings)}, "Alerts get the labels that the hub's own alerts have."),
     ]
     jobs = [*_gpu_jobs(settings), *_hub_jobs(settings)]
     return yaml_text.document(about, parts) + "\n" + yaml_text.dump_list("scrape_configs", jobs)
-
-
-def _global(settings: config.Settings) -> dict[str, Any]:
-    fleet = settings.fleet
-    return {
-        "scrape_interval": fleet.scrape_interval,
-        "scrape_timeout": f"{fleet.scrape_timeout_seconds:g}s",
-        "evaluation_interval": settings.rules.interval,
-        "external_labels": {"cluster": fleet.cluster},
-    }
 
 
 def alerting(settings: config.Settings) -> dict[str, Any]:
@@ -65,11 +59,10 @@ def alerting(settings: config.Settings) -> dict[str, Any]:
         # As in the hub: the first matching team, else the namespace.
         _copy("namespace", "team"),
     ]
-    rules += [
-        _map("namespace", "|".join(map(_pattern, team.namespaces)), "team", team.team)
-        for team in reversed(fleet_facts.inventory(settings).teams)
-        if team.namespaces
-    ]
+    for team in reversed(fleet_facts.inventory(settings).teams):
+        # Names with * and ? become regular expressions.
+        patterns = [_escaped(name).replace(r"\*", ".*").replace(r"\?", ".") for name in team.namespaces]
+        rules += [_map("namespace", "|".join(patterns), "team", team.team)] if patterns else []
     alerting: dict[str, Any] = {"alert_relabel_configs": rules}
     if settings.notify.alertmanager_urls:
         alerting["alertmanagers"] = [_alertmanager(url) for url in settings.notify.alertmanager_urls]
@@ -105,7 +98,10 @@ def _pods(settings: config.Settings) -> YamlPart:
     where = {"kubeconfig_file": settings.fleet.kubeconfig} if settings.fleet.kubeconfig is not None else {}
     chosen = kubernetes_discovery.parse_selectors(settings.fleet.kubernetes_targets)
     names = list(dict.fromkeys(name for name, _ in chosen))
-    pattern = "|".join(_one_of_many(names.index(name), len(names), value) for name, value in chosen)
+    # Prometheus joins the labels with `;`: each pattern matches one of them.
+    before = {name: "[^;]*;" * at for at, name in enumerate(names)}
+    after = {name: ";[^;]*" * at for at, name in enumerate(reversed(names))}
+    pattern = "|".join(before[name] + _escaped(value) + after[name] for name, value in chosen)
     rules = [
         _keep([POD_LABEL + re.sub(r"[^a-zA-Z0-9_]", "_", name) for name in names], pattern),
         _keep(["__meta_kubernetes_pod_container_port_name"], "|".join(kubernetes_discovery.PORT_NAMES)),
@@ -114,16 +110,12 @@ def _pods(settings: config.Settings) -> YamlPart:
         _copy("__meta_kubernetes_pod_node_name", "instance"),
         InlineMapping(target_label="job", replacement=JOB),
     ]
-    job = {
-        "job_name": f"{JOB}-kubernetes",
-        "kubernetes_sd_configs": [{"role": "pod", **where}],
-        **_labels(settings, rules),
-    }
-    return YamlPart(
-        job,
+    about = (
         "Pods with one of these labels and port names. The hub scrapes one pod of a node, the first of the "
-        "list; Prometheus scrapes all, so run either the agent or dcgm-exporter on a node.",
+        "list; Prometheus scrapes all, so run either the agent or dcgm-exporter on a node."
     )
+    job = {"job_name": f"{JOB}-kubernetes", "kubernetes_sd_configs": [{"role": "pod", **where}]}
+    return YamlPart({**job, **_labels(settings, rules)}, about)
 
 
 def _labels(settings: config.Settings, rules: list[InlineMapping]) -> dict[str, Any]:
@@ -179,16 +171,6 @@ def _map(source: str, pattern: str, target: str, value: str) -> InlineMapping:
 
 def _keep(sources: list[str], pattern: str) -> InlineMapping:
     return InlineMapping(source_labels=sources, regex=pattern, action="keep")
-
-
-def _one_of_many(at: int, count: int, value: str) -> str:
-    """A pattern that matches `value` in one of several joined labels."""
-    return "[^;]*;" * at + _escaped(value) + ";[^;]*" * (count - at - 1)
-
-
-def _pattern(glob: str) -> str:
-    """Convert a name with * and ? into a regular expression."""
-    return "".join({"*": ".*", "?": "."}.get(letter) or _escaped(letter) for letter in glob)
 
 
 def _escaped(text: str) -> str:

@@ -13,13 +13,11 @@ from typing import Any
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 
-# Settings of `render`, which the hub does not need.
-OMITTED_SECTIONS = frozenset({"render"})
-
 
 def toml(settings: config.Settings, overrides: Mapping[str, Any]) -> str:
     """The TOML text; `overrides` are values by dotted key, None to omit a key."""
-    sections = [field.name for field in dataclasses.fields(settings) if field.name not in OMITTED_SECTIONS]
+    # The hub does not need the settings of `render`.
+    sections = [field.name for field in dataclasses.fields(settings) if field.name != "render"]
     tables = {name: list(_lines(name, getattr(settings, name), overrides)) for name in sections}
     return "\n".join("\n".join([f"[{name}]", *lines]) + "\n" for name, lines in tables.items() if lines)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from itertools import groupby
 
+from watchkeeper.catalogue import pack
 from watchkeeper.config import settings as config
 from watchkeeper.render import fleet_facts
 from watchkeeper.render.tree import RenderedFile
@@ -50,26 +50,18 @@ def files(settings: config.Settings) -> list[RenderedFile]:
         RenderedFile(f"{FOLDER}/watchkeeper-{when}.sh", script("prolog.sh", settings, when=when), is_executable=True)
         for when in ("prolog", "epilog")
     ]
-    health = RenderedFile(f"{FOLDER}/watchkeeper-health.sh", script("health.sh", settings), is_executable=True)
     return [
         *scripts,
-        health,
+        RenderedFile(f"{FOLDER}/watchkeeper-health.sh", script("health.sh", settings), is_executable=True),
         RenderedFile(f"{FOLDER}/watchkeeper.conf", SLURM_CONF + nodes_text(settings)),
         RenderedFile(f"{FOLDER}/watchkeeper-gres.conf", gres_text(settings)),
     ]
 
 
 def script(name: str, settings: config.Settings, *, when: str = "") -> str:
-    text = resources.files("watchkeeper").joinpath("packs", "slurm", name).read_text(encoding="utf-8")
     expected = settings.render.scan_expected_gpus
-    filled = {
-        "@WATCHKEEPER@": settings.render.command,
-        "@WHEN@": when,
-        "@EXPECTED@": "" if expected is None else str(expected),
-    }
-    for mark, value in filled.items():
-        text = text.replace(mark, value)
-    return text
+    text = pack.text_of(f"slurm/{name}").replace("@WATCHKEEPER@", settings.render.command).replace("@WHEN@", when)
+    return text.replace("@EXPECTED@", "" if expected is None else str(expected))
 
 
 def nodes_text(settings: config.Settings) -> str:
@@ -89,28 +81,24 @@ def gres_text(settings: config.Settings) -> str:
 def _nodes_by_gpu_count(settings: config.Settings) -> Iterable[tuple[int, str]]:
     """Nodes in Slurm's short form by number of GPUs; nodes with an unknown number are omitted."""
     counts: dict[int, list[str]] = {}
-    for node in fleet_facts.nodes(settings):
-        if node.expected_gpus is not None:
-            counts.setdefault(node.expected_gpus, []).append(node.name)
+    for name, count in fleet_facts.expected_gpus(settings).items():
+        if count is not None:
+            counts.setdefault(count, []).append(name)
     return [(count, fold_names(names)) for count, names in counts.items()]
 
 
 def fold_names(names: Sequence[str]) -> str:
     """Fold names into Slurm's short form, with ranges of their last number in brackets."""
+
+    def split_number(name: str) -> tuple[str, int]:
+        match = NUMBERED.fullmatch(name)
+        return (match[1], len(match[2])) if match else (name, 0)
+
     parts: list[str] = []
-    for (head, width), members in groupby(names, key=_split_number):
-        if not width:
-            parts.append(head)
-            continue
-        runs = _runs([int(name[len(head) :]) for name in members], width)
-        parts.append(f"{head}{runs}" if runs.isdigit() else f"{head}[{runs}]")
+    for (head, width), members in groupby(names, key=split_number):
+        runs = _runs([int(name[len(head) :]) for name in members], width) if width else ""
+        parts.append(f"{head}[{runs}]" if runs and not runs.isdigit() else f"{head}{runs}")
     return ",".join(parts)
-
-
-def _split_number(name: str) -> tuple[str, int]:
-    """The text before the last number, and the width of the number; 0 without one."""
-    match = NUMBERED.fullmatch(name)
-    return (match[1], len(match[2])) if match else (name, 0)
 
 
 def _runs(numbers: Sequence[int], width: int) -> str:

@@ -5,19 +5,13 @@ The units are packs/systemd with the path of the command; `watchkeeper agent uni
 
 from __future__ import annotations
 
-from importlib import resources
-
+from watchkeeper.catalogue import pack
 from watchkeeper.config import loading
 from watchkeeper.config import settings as config
 from watchkeeper.render import settings_text
 from watchkeeper.render.tree import RenderedFile
 
-UNITS = (
-    "watchkeeper-agent.service",
-    "watchkeeper-hub.service",
-    "watchkeeper-diag.service",
-    "watchkeeper-diag.timer",
-)
+UNITS = ("agent.service", "hub.service", "diag.service", "diag.timer")
 # Created by StateDirectory= of the hub's unit.
 STATE = "/var/lib/watchkeeper-hub"
 ENVIRONMENT = """\
@@ -30,7 +24,8 @@ WATCHKEEPER_AGENT_OPTIONS=--cluster {cluster}{expected}
 
 def files(settings: config.Settings) -> list[RenderedFile]:
     """Paths start below /, so that the tree can be copied to the root directory."""
-    units = [RenderedFile(f"etc/systemd/system/{name}", unit(name, settings)) for name in UNITS]
+    names = [f"watchkeeper-{name}" for name in UNITS]
+    units = [RenderedFile(f"etc/systemd/system/{name}", unit(name, settings)) for name in names]
     folder = settings.render.etc.strip("/")
     return [
         *units,
@@ -47,12 +42,9 @@ def hub(settings: config.Settings) -> str:
 
 
 def unit(name: str, settings: config.Settings) -> str:
-    text = resources.files("watchkeeper").joinpath("packs", "systemd", name).read_text(encoding="utf-8")
-    return (
-        text.replace("@WATCHKEEPER@", settings.render.command)
-        .replace("@ETC@", settings.render.etc)
-        .replace("/etc/watchkeeper", settings.render.etc)
-    )
+    text, etc = pack.text_of(f"systemd/{name}"), settings.render.etc
+    text = text.replace("@WATCHKEEPER@", settings.render.command)
+    return text.replace("@ETC@", etc).replace("/etc/watchkeeper", etc)
 
 
 def environment(settings: config.Settings) -> str:

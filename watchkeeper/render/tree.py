@@ -1,14 +1,14 @@
-"""The files of a render target, and the plan to write them into a directory.
+"""The render targets, their files, and the plan to write them into a directory.
 
-Every target is one function of the type `Target`. `plan` compares its files with those in the directory and decides for
-each: write, keep, remove, or refuse because a person edited it. `cli.hub.render` prints and executes the plan. A
-rendered file has a stamp: a comment line with the target and a digest of the rest, which detects edits. Files without
+`plan` decides for each file: write, keep, remove, or refuse because a person edited it; `cli.hub.render` executes it.
+A rendered file has a stamp: a comment line with the target and a digest of the rest, which detects edits; files without
 comments, such as JSON, have their digests in a list in the format of sha256sum.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,20 @@ from pathlib import PurePosixPath
 
 from watchkeeper.config import settings as config
 
+# Name, module and one line for --help; a module is imported when its target is rendered.
+TARGETS: dict[str, tuple[str, str]] = {
+    "prometheus": ("watchkeeper.render.prometheus", "prometheus.yml and every rule that the hub evaluates"),
+    "alertmanager": ("watchkeeper.render.alertmanager", "routes, receivers and inhibition from [notify] and the packs"),
+    "grafana": ("watchkeeper.render.grafana", "dashboards and their provisioning"),
+    "kubernetes": ("watchkeeper.render.kubernetes", "agent and hub as a kustomization"),
+    "helm": ("watchkeeper.render.helm", "agent and hub as a Helm chart"),
+    "keda": ("watchkeeper.render.keda", "ScaledObjects for inference"),
+    "operator": ("watchkeeper.render.operator", "values for the GPU Operator and kube-prometheus-stack"),
+    "systemd": ("watchkeeper.render.systemd", "units of agent and hub, and a timer for diagnostics"),
+    "slurm": ("watchkeeper.render.slurm", "prolog, epilog, HealthCheckProgram, fragments of slurm.conf and gres.conf"),
+    "compose": ("watchkeeper.render.compose", "Prometheus, Alertmanager, Grafana, agent and hub in containers"),
+    "mig": ("watchkeeper.render.mig", "checked MIG layouts for mig-parted, and a unit that applies one at boot"),
+}
 # Formats without comments.
 WITHOUT_COMMENTS = frozenset({".json", ".md", ".txt", ".tpl"})
 STAMP = re.compile(
@@ -45,9 +59,12 @@ class RenderedFile:
 Target = Callable[[config.Settings], list[RenderedFile]]
 
 
-class FileStatus(StrEnum):
-    """The status of one path."""
+def load(name: str) -> Target:
+    files: Target = importlib.import_module(TARGETS[name][0]).files
+    return files
 
+
+class FileStatus(StrEnum):
     NEW = "new"
     CHANGED = "changed"
     UNCHANGED = "unchanged"
@@ -86,15 +103,12 @@ def plan(files: Sequence[RenderedFile], existing: Mapping[str, str], target: str
     """Plan each path; `files` are stamped, `existing` has the texts of the directory by path."""
     digests = {match["path"]: match["digest"] for match in LIST_LINE.finditer(existing.get(list_path(target), ""))}
     steps = [PlanStep(file.path, _file_status(file, existing.get(file.path), digests), file) for file in files]
-    rendered_paths = {file.path for file in files}
-    stale = sorted(
-        path for path in existing if path not in rendered_paths and _is_of(path, existing[path], target, digests)
-    )
-    return steps + [PlanStep(path, _stale_status(path, existing[path], digests)) for path in stale]
-
-
-def has_changes(steps: Sequence[PlanStep]) -> bool:
-    return any(step.status is not FileStatus.UNCHANGED for step in steps)
+    for path in sorted(existing.keys() - {file.path for file in files}):
+        stamp = _stamp(path, existing[path])
+        if path in digests or (stamp is not None and stamp["target"] == target):
+            is_edited = not _is_untouched(path, existing[path], digests)
+            steps.append(PlanStep(path, FileStatus.EDITED if is_edited else FileStatus.REMOVED))
+    return steps
 
 
 def in_folder(files: Sequence[RenderedFile], folder: str) -> Iterator[RenderedFile]:
@@ -108,28 +122,21 @@ def _file_status(file: RenderedFile, text: str | None, digests: Mapping[str, str
         return FileStatus.NEW
     if text == file.text:
         return FileStatus.UNCHANGED
-    return FileStatus.CHANGED if _is_untouched(file.path, text, digests) else _edited_status(file.path, text, digests)
-
-
-def _stale_status(path: str, text: str, digests: Mapping[str, str]) -> FileStatus:
-    return FileStatus.REMOVED if _is_untouched(path, text, digests) else FileStatus.EDITED
+    if _is_untouched(file.path, text, digests):
+        return FileStatus.CHANGED
+    is_ours = _stamp(file.path, text) is not None if _has_comments(file.path) else file.path in digests
+    return FileStatus.EDITED if is_ours else FileStatus.FOREIGN
 
 
 def _is_untouched(path: str, text: str, digests: Mapping[str, str]) -> bool:
     if not _has_comments(path):
         return digests.get(path) == _sha256(text)
-    match = STAMP.search(text[:TOP])
-    return match is not None and _sha256(text.replace(match[0], "", 1)).startswith(match["digest"])
+    stamp = _stamp(path, text)
+    return stamp is not None and _sha256(text.replace(stamp[0], "", 1)).startswith(stamp["digest"])
 
 
-def _edited_status(path: str, text: str, digests: Mapping[str, str]) -> FileStatus:
-    is_ours = path in digests if not _has_comments(path) else STAMP.search(text[:TOP]) is not None
-    return FileStatus.EDITED if is_ours else FileStatus.FOREIGN
-
-
-def _is_of(path: str, text: str, target: str, digests: Mapping[str, str]) -> bool:
-    match = STAMP.search(text[:TOP]) if _has_comments(path) else None
-    return path in digests or (match is not None and match["target"] == target)
+def _stamp(path: str, text: str) -> re.Match[str] | None:
+    return STAMP.search(text[:TOP]) if _has_comments(path) else None
 
 
 def _has_comments(path: str) -> bool:

@@ -61,14 +61,12 @@ class _Writer(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
         return True
 
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
-def _text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return writer.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-def _inline(writer: yaml.SafeDumper, value: InlineMapping) -> yaml.MappingNode:
-    return writer.represent_mapping("tag:yaml.org,2002:map", value.items(), flow_style=True)
+    def represent_inline(self, value: InlineMapping) -> yaml.MappingNode:
+        return self.represent_mapping("tag:yaml.org,2002:map", value.items(), flow_style=True)
 
 
-_Writer.add_representer(str, _text)
-_Writer.add_representer(InlineMapping, _inline)
+_Writer.add_representer(str, _Writer.represent_str)
+_Writer.add_representer(InlineMapping, _Writer.represent_inline)

@@ -11,7 +11,7 @@ from watchkeeper.cli import options
 from watchkeeper.config import loading
 from watchkeeper.errors import StartRefused
 from watchkeeper.kit import files as whole_files
-from watchkeeper.render import targets, tree
+from watchkeeper.render import tree
 
 # A larger directory is a mistake, for example a home directory.
 MAX_FILES = 5_000
@@ -28,11 +28,11 @@ STATUS_TEXTS = {
     tree.FileStatus.FOREIGN: "exists and was not rendered",
     tree.FileStatus.REMOVED: "no longer rendered",
 }
-EPILOG = "\b\nTargets:\n" + "\n".join(f"  {name:<13} {line}" for name, (_, line) in targets.TARGETS.items())
+EPILOG = "\b\nTargets:\n" + "\n".join(f"  {name:<13} {line}" for name, (_, line) in tree.TARGETS.items())
 
 
 @click.command("render", epilog=EPILOG)
-@click.argument("target", type=click.Choice(list(targets.TARGETS)), metavar="TARGET")
+@click.argument("target", type=click.Choice(list(tree.TARGETS)), metavar="TARGET")
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Settings file of the hub."
@@ -62,9 +62,11 @@ def command(
     """
     if (directory is None) != to_stdout:
         raise click.UsageError("give either DIR or --stdout")
-    files = tree.with_stamps(targets.load(target)(loading.load(config_file)), target)
+    files = tree.with_stamps(tree.load(target)(loading.load(config_file)), target)
     if directory is None:
-        _print_files(files)
+        for number, file in enumerate(files):
+            title = f"==> {file.path} <==\n" if len(files) > 1 else ""
+            click.echo(("\n" if number else "") + title + file.text, nl=False)
         return
     steps = tree.plan(files, _read_directory(directory), target)
     refused = [step for step in steps if step.status.is_refused and not force]
@@ -73,7 +75,7 @@ def command(
             if step not in refused:
                 _apply_step(directory, step)
     _print_report(steps, is_written=not check, refused=refused, as_json=as_json)
-    if refused or (check and tree.has_changes(steps)):
+    if refused or (check and any(step.status is not tree.FileStatus.UNCHANGED for step in steps)):
         raise SystemExit(1)
 
 
@@ -104,13 +106,6 @@ def _apply_step(directory: Path, step: tree.PlanStep) -> None:
             path.chmod(0o755)
     except OSError as error:
         raise StartRefused(f"cannot be written: {error.strerror}", where=str(path)) from error
-
-
-def _print_files(files: Sequence[tree.RenderedFile]) -> None:
-    for number, file in enumerate(files):
-        if len(files) > 1:
-            click.echo(("\n" if number else "") + f"==> {file.path} <==")
-        click.echo(file.text, nl=False)
 
 
 def _print_report(

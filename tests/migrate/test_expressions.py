@@ -7,7 +7,7 @@ import pytest
 from tests.support.paths import SHARED
 from watchkeeper.catalogue import pack, series
 from watchkeeper.migrate import expression
-from watchkeeper.migrate.verdict import Compatibility
+from watchkeeper.migrate.expression import Compatibility
 from watchkeeper.query.promql import parser, walk
 from watchkeeper.readers import grafana_dashboard
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from watchkeeper.cli.doctor import migrate
 from watchkeeper.hub import rule_loops
 from watchkeeper.migrate import files
-from watchkeeper.migrate.verdict import Compatibility, MigrationVerdict
+from watchkeeper.migrate.expression import Compatibility
+from watchkeeper.migrate.files import MigrationVerdict
 from watchkeeper.readers import grafana_dashboard
 from watchkeeper.rules import rulefile
 

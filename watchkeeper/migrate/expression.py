@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from watchkeeper.catalogue import metrics, series
 from watchkeeper.errors import QueryError
-from watchkeeper.migrate.verdict import Compatibility, worst
 from watchkeeper.query import engine
 from watchkeeper.query.promql import ast, parser, walk
 
@@ -36,6 +36,18 @@ LABEL_NAMES = {
 OVER_TIME = frozenset({"rate", "irate", "increase"})
 
 
+class Compatibility(StrEnum):
+    """Whether it works here, in order of the work it needs; `needs` works if another exporter is scraped as well."""
+
+    WORKS = "works"
+    NEEDS = "needs"
+    CHANGES = "changes"
+    CANNOT = "cannot"
+
+
+ORDER = tuple(Compatibility)
+
+
 @dataclass(frozen=True, slots=True)
 class ExpressionVerdict:
     compatibility: Compatibility
@@ -50,19 +62,16 @@ def judge_expression(text: str, recorded: frozenset[str] = frozenset()) -> Expre
         metricsql = "; VictoriaMetrics' MetricsQL has more functions" if "unknown function" in error.problem else ""
         return ExpressionVerdict(Compatibility.CANNOT, (f"not PromQL: {error.problem}{metricsql}",))
     judgements = [*_names(expr, recorded), *_labels(expr), *_meaning(expr)]
-    notes = tuple(dict.fromkeys(why for _, why in judgements if why))
-    return ExpressionVerdict(worst([compatibility for compatibility, _ in judgements]), notes)
+    worst = max((compatibility for compatibility, _ in judgements), key=ORDER.index, default=Compatibility.WORKS)
+    return ExpressionVerdict(worst, tuple(dict.fromkeys(why for _, why in judgements if why)))
 
 
 def _names(expr: ast.Expr, recorded: frozenset[str]) -> Iterator[tuple[Compatibility, str]]:
-    for name in sorted(walk.metric_names(expr) - recorded):
-        if not name:
-            yield Compatibility.WORKS, ""
-            continue
+    for name in sorted(walk.metric_names(expr) - recorded - {""}):
         origin = series.origin(name)
         match origin.source:
             case series.SeriesSource.AGENT | series.SeriesSource.HUB | series.SeriesSource.RULE:
-                yield Compatibility.WORKS, ""
+                pass
             case series.SeriesSource.AGENT_OPTIONAL:
                 yield Compatibility.CHANGES, f"{name}: the agent exports it if a --counters file lists it"
             case series.SeriesSource.RENAMED | series.SeriesSource.ALIAS:
@@ -75,13 +84,16 @@ def _names(expr: ast.Expr, recorded: frozenset[str]) -> Iterator[tuple[Compatibi
 
 
 def _labels(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
+    # `.*` also matches series without the label.
     needed = {
-        matcher.name for selector in _gpu_selectors(expr) for matcher in selector.matchers if _needs_label(matcher)
+        matcher.name
+        for selector in _gpu_selectors(expr)
+        for matcher in selector.matchers
+        if matcher.op in (engine.MatchOp.EQUAL, engine.MatchOp.REGEX) and matcher.value not in ("", ".*", "$__all")
     }
-    if needed or any(True for _ in _gpu_selectors(expr)):
-        for part in walk.iterate_nodes(expr):
-            if isinstance(part, ast.Aggregate) and any(True for _ in _gpu_selectors(part)):
-                needed |= set(part.grouping)
+    for part in walk.iterate_nodes(expr):
+        if isinstance(part, ast.Aggregate) and _gpu_selectors(part):
+            needed |= set(part.grouping)
     for name in sorted(needed - LABELS):
         if name in LABEL_NAMES:
             yield Compatibility.CHANGES, f"label {name}: use {LABEL_NAMES[name]} here"
@@ -96,19 +108,10 @@ def _meaning(expr: ast.Expr) -> Iterator[tuple[Compatibility, str]]:
             continue
         for selector in _gpu_selectors(part):
             row = metrics.lookup(selector.name or "")
-            if row is None or row.type != "gauge":
-                continue
-            yield Compatibility.CHANGES, f"{part.function}({selector.name}): it is a gauge{_guide(row)}"
+            if row is not None and row.type == "gauge":
+                guide = f" ({row.bands})" if row.bands else ", so its rate means nothing"
+                yield Compatibility.CHANGES, f"{part.function}({selector.name}): it is a gauge{guide}"
 
 
-def _guide(row: metrics.MetricRow) -> str:
-    return f" ({row.bands})" if row.bands else ", so its rate means nothing"
-
-
-def _gpu_selectors(expr: ast.Expr) -> Iterator[ast.Selector]:
-    return (selector for selector in walk.selectors(expr) if (selector.name or "").startswith("DCGM_FI_"))
-
-
-def _needs_label(matcher: engine.Matcher) -> bool:
-    """Whether a matcher requires the label; `.*` also matches series without it."""
-    return matcher.op in (engine.MatchOp.EQUAL, engine.MatchOp.REGEX) and matcher.value not in ("", ".*", "$__all")
+def _gpu_selectors(expr: ast.Expr) -> list[ast.Selector]:
+    return [selector for selector in walk.selectors(expr) if (selector.name or "").startswith("DCGM_FI_")]

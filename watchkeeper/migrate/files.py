@@ -12,10 +12,9 @@ from pathlib import Path
 
 import yaml
 
-from watchkeeper.errors import RuleFileError, error_reason
-from watchkeeper.kit import yaml_text
-from watchkeeper.migrate.expression import judge_expression
-from watchkeeper.migrate.verdict import Compatibility, MigrationVerdict
+from watchkeeper.errors import error_reason
+from watchkeeper.kit import wire, yaml_text
+from watchkeeper.migrate.expression import Compatibility, judge_expression
 from watchkeeper.readers import counters_csv, grafana_dashboard
 from watchkeeper.readers.nvml import choice
 from watchkeeper.rules import rulefile
@@ -23,6 +22,17 @@ from watchkeeper.rules import rulefile
 SUFFIXES = (".csv", ".yaml", ".yml", ".json", ".rules")
 MAX_BYTES = 16 * 2**20
 SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationVerdict:
+    """`where` is the line, rule or panel inside `file`; `why` has one sentence for each reason."""
+
+    file: str
+    where: str
+    subject: str
+    compatibility: Compatibility = wire.json_key("standing")
+    why: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +74,16 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 def _text(path: Path) -> str | MigrationVerdict:
     try:
         size = path.stat().st_size
-        if size > MAX_BYTES:
-            return MigrationVerdict(
-                str(path), "", path.name, Compatibility.CANNOT, (f"it has {size:,} bytes, the limit is {MAX_BYTES:,}",)
-            )
-        return path.read_text(encoding="utf-8")
+        if size <= MAX_BYTES:
+            return path.read_text(encoding="utf-8")
+        problem = f"it has {size:,} bytes, the limit is {MAX_BYTES:,}"
     except (OSError, UnicodeDecodeError) as error:
-        return MigrationVerdict(
-            str(path), "", path.name, Compatibility.CANNOT, (f"it cannot be read: {error_reason(error)}",)
-        )
+        problem = f"it cannot be read: {error_reason(error)}"
+    return _cannot(path, path.name, problem)
+
+
+def _cannot(path: Path, subject: str, why: str, *, where: str = "") -> MigrationVerdict:
+    return MigrationVerdict(str(path), where, subject, Compatibility.CANNOT, (why,))
 
 
 def _read_rules(path: Path, text: str, verdicts: list[MigrationVerdict], *, is_named: bool) -> Iterator[FileRules]:
@@ -80,13 +91,13 @@ def _read_rules(path: Path, text: str, verdicts: list[MigrationVerdict], *, is_n
     rules = extract_rules(text)
     if rules is None:
         if is_named:
-            why = "contains neither rule groups nor a PrometheusRule"
-            verdicts.append(MigrationVerdict(str(path), "", path.name, Compatibility.CANNOT, (why,)))
+            verdicts.append(_cannot(path, path.name, "contains neither rule groups nor a PrometheusRule"))
         return
     try:
         yield FileRules(path, rulefile.read_rules({str(path): rules}).rules, has_lines=rules == text)
     except rulefile.RuleFileProblems as error:
-        verdicts += [_problem(path, problem) for problem in error.problems]
+        lines = ((f"line {row.line}" if row.line else "", row.problem) for row in error.problems)
+        verdicts += [_cannot(path, "rule file", problem, where=where) for where, problem in lines]
 
 
 def extract_rules(text: str) -> str | None:
@@ -103,11 +114,6 @@ def extract_rules(text: str) -> str | None:
     return yaml.safe_dump({"groups": groups}, sort_keys=False) if groups else None
 
 
-def _problem(path: Path, problem: RuleFileError) -> MigrationVerdict:
-    where = f"line {problem.line}" if problem.line else ""
-    return MigrationVerdict(str(path), where, "rule file", Compatibility.CANNOT, (problem.problem,))
-
-
 def _rule(file: FileRules, rule: rulefile.Rule, recorded: frozenset[str], named: frozenset[str]) -> MigrationVerdict:
     judged = judge_expression(rule.expr, recorded)
     why = list(judged.why)
@@ -121,28 +127,26 @@ def _rule(file: FileRules, rule: rulefile.Rule, recorded: frozenset[str], named:
 
 
 def _counters(path: Path, text: str) -> list[MigrationVerdict]:
-    file = counters_csv.read(text.splitlines())
-    verdicts = [_counter(path, counter) for counter in file.counters]
     lines = text.splitlines()
+    file = counters_csv.read(lines)
+    verdicts = [_counter(path, counter) for counter in file.counters]
     for problem in file.problems:
         line, _, what = problem.partition(": ")
-        subject = lines[int(line.removeprefix("line ")) - 1]
-        verdicts.append(MigrationVerdict(str(path), line, subject[:SHOWN], Compatibility.CANNOT, (what,)))
+        verdicts.append(_cannot(path, lines[int(line.removeprefix("line ")) - 1][:SHOWN], what, where=line))
     return verdicts
 
 
 def _counter(path: Path, counter: counters_csv.CounterField) -> MigrationVerdict:
-    match = choice.load_dcgm_families().get(counter.name)
+    match, where = choice.load_dcgm_families().get(counter.name), f"line {counter.line}"
     if match is None:
-        why = "NVML does not provide it; keep dcgm-exporter for this field"
-        return MigrationVerdict(str(path), f"line {counter.line}", counter.name, Compatibility.CANNOT, (why,))
+        return _cannot(path, counter.name, "NVML does not provide it; keep dcgm-exporter for this field", where=where)
     family, is_chosen = match
     notes: tuple[str, ...] = ()
     if not is_chosen:
         notes += ("not exported by default: start the agent with --counters and this file",)
     if counter.prom_type != family.prom_type:
         notes += (f"the file declares a {counter.prom_type}, DCGM a {family.prom_type}",)
-    return MigrationVerdict(str(path), f"line {counter.line}", counter.name, Compatibility.WORKS, notes)
+    return MigrationVerdict(str(path), where, counter.name, Compatibility.WORKS, notes)
 
 
 def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: bool) -> list[MigrationVerdict]:
@@ -151,13 +155,13 @@ def _dashboard(path: Path, text: str, recorded: frozenset[str], *, is_named: boo
     except grafana_dashboard.InvalidDashboard as error:
         if error.is_other and not is_named:
             return []
-        return [MigrationVerdict(str(path), "", path.name, Compatibility.CANNOT, (f"not a dashboard: {error}",))]
+        return [_cannot(path, path.name, f"not a dashboard: {error}")]
     verdicts = []
     for query in dashboard.queries:
         where = f"{dashboard.title} / {query.panel}"
         if query.expr is None:
-            why = (f"it queries {query.language}, not Prometheus",)
-            verdicts.append(MigrationVerdict(str(path), where, query.language, Compatibility.CANNOT, why))
+            why = f"it queries {query.language}, not Prometheus"
+            verdicts.append(_cannot(path, query.language, why, where=where))
         else:
             judged = judge_expression(grafana_dashboard.fill_variables(query.expr), recorded)
             verdicts.append(MigrationVerdict(str(path), where, query.expr[:SHOWN], judged.compatibility, judged.why))

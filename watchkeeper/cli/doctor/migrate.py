@@ -12,7 +12,7 @@ from watchkeeper.cli import options
 from watchkeeper.hub import rule_loops
 from watchkeeper.kit import wire
 from watchkeeper.migrate import files
-from watchkeeper.migrate.verdict import ORDER, Compatibility, MigrationVerdict
+from watchkeeper.migrate.expression import ORDER, Compatibility
 from watchkeeper.rules import rulefile
 
 VERDICT_TEXTS = {
@@ -44,14 +44,14 @@ def command(paths: Sequence[Path], show_all: bool, as_json: bool) -> None:
         options.print_json({"counts": counts_json, "verdicts": wire.to_plain(verdicts)})
     else:
         _print_verdicts(verdicts, show_all=show_all)
-        for compatibility in ORDER:
-            click.echo(f"{counts[compatibility]:>6}  {VERDICT_TEXTS[compatibility]}")
+        for compatibility, text in VERDICT_TEXTS.items():
+            click.echo(f"{counts[compatibility]:>6}  {text}")
     if not verdicts:
         raise click.UsageError("nothing to read: give .csv, .yaml or .json files, or folders that contain them")
     raise SystemExit(1 if counts[Compatibility.CHANGES] or counts[Compatibility.CANNOT] else 0)
 
 
-def _print_verdicts(verdicts: Sequence[MigrationVerdict], *, show_all: bool) -> None:
+def _print_verdicts(verdicts: Sequence[files.MigrationVerdict], *, show_all: bool) -> None:
     file = None
     for verdict in verdicts:
         if verdict.compatibility is Compatibility.WORKS and not verdict.why and not show_all:

@@ -1,8 +1,9 @@
-"""Options that several commands share, and output as a table or as JSON."""
+"""Groups and options that several commands share, and output as a table or as JSON."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import re
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
     from watchkeeper.client import reading
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+# Longer than the first sentence of any command.
+MAX_HELP_LENGTH = 1_000
+
+
+class FullHelpGroup(click.Group):
+    """A group whose help shows the whole first sentence of each command; click truncates it to one line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        lines = [(name, command.get_short_help_str(MAX_HELP_LENGTH)) for name, command in commands if command]
+        with formatter.section("Commands"):
+            formatter.write_dl(lines)
+
+
+FullHelpGroup.group_class = FullHelpGroup
 
 
 class IncidentId(click.ParamType[str]):
@@ -85,6 +101,26 @@ def with_hub(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def option_group(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """One decorator that adds several options, in this order."""
+    return lambda command: functools.reduce(lambda body, decorate: decorate(body), reversed(decorators), command)
+
+
+def combined(name: str, build: Callable[..., Any], *decorators: Callable[[Any], Any]) -> Callable[..., Any]:
+    """One decorator that adds several options, and passes what `build` makes of their values as one argument."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @option_group(*decorators)
+        @functools.wraps(command)
+        def wrapper(*args: Any, **params: Any) -> Any:
+            values = {parameter: params.pop(parameter) for parameter in inspect.signature(build).parameters}
+            return command(*args, **{name: build(**values)}, **params)
+
+        return wrapper
+
+    return decorate
+
+
 def client_certificates() -> access.Access:
     """The CA and client certificate for a hub with TLS, from environment variables."""
     ca, cert, key = (os.environ.get(f"WATCHKEEPER_HUB_{name}", "") for name in ("CA", "CERT", "KEY"))
@@ -95,6 +131,7 @@ def client_certificates() -> access.Access:
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 file_option = functools.partial(click.option, type=FILE, metavar="FILE")
 path_option = functools.partial(click.option, type=click.Path(path_type=Path))
+hub_config = path_option("--config", "config_file", metavar="FILE", help="Settings file of the hub.")
 SPOOL = Path("/var/lib/watchkeeper/spool")
 spool = path_option("--spool", default=SPOOL, help="Folder of the agent's --spool on this node.")
 node_cluster = click.option("--cluster", metavar="NAME", help="Cluster of the node, if it is not the hub's own.")
@@ -109,11 +146,12 @@ expected_bandwidth = click.option(
     "--expected", type=click.FloatRange(0, min_open=True), help="Minimum bus bandwidth of all-reduce, in GB/s."
 )
 force = click.option("--force", is_flag=True, help="Overwrite an existing file.")
-
-
-def option_group(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """One decorator that adds several options, in this order."""
-    return lambda command: functools.reduce(lambda body, decorate: decorate(body), reversed(decorators), command)
+gpu_count = click.option(
+    "--gpus", type=click.IntRange(1, 200_000), default=512, help="Number of simulated GPUs, eight per node."
+)
+seed = click.option("--seed", type=int, default=1, help="Random seed; the same seed gives the same fleet.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable shape.")
+with_hub_and_json = option_group(as_json, with_hub)
 
 
 def refuse_to_replace(file: Path, *, force: bool) -> None:
@@ -122,9 +160,6 @@ def refuse_to_replace(file: Path, *, force: bool) -> None:
         raise click.UsageError(f"{file} is not a regular file")
     if file.exists() and not force:
         raise click.UsageError(f"{file} exists; use --force to overwrite it")
-
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a stable shape.")
 
 
 def print_json(value: Any) -> None:
@@ -146,10 +181,8 @@ def answer_fields(answer: reading.HubAnswer) -> dict[str, Any]:
 
 def unmapped_lines(counts: Mapping[str, int]) -> list[str]:
     """A line that counts nodes without pool, rack or other facts; empty if no fact is missing."""
-    missing = [f"{fact} of {count}" for fact, count in counts.items() if count]
-    return (
-        [f"Unmapped: {', '.join(missing)} nodes. Set them in the inventory file (`fleet.inventory`)"] if missing else []
-    )
+    missing = ", ".join(f"{fact} of {count}" for fact, count in counts.items() if count)
+    return [f"Unmapped: {missing} nodes. Set them in the inventory file (`fleet.inventory`)"] if missing else []
 
 
 print_table = tables.print_table

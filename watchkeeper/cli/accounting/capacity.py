@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from watchkeeper import errors
-from watchkeeper.cli import groups, options
+from watchkeeper.cli import options
 from watchkeeper.cli.accounting import capacity_text
 from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
@@ -26,7 +26,7 @@ SERIES = ("demand", "allocated", "queued", "used")
 TABLE_OPTIONS = ("time_column", "value_column", "where", "time_unit", "combine", "step", "holiday", "capacity")
 
 
-@click.group("capacity", cls=groups.FullHelpGroup)
+@click.group("capacity", cls=options.FullHelpGroup)
 def command() -> None:
     """Plan capacity: forecast demand, show free GPUs, and replay jobs on a different fleet."""
 
@@ -97,8 +97,7 @@ def read_text(path: str) -> str:
 @click.option("--target", type=FiniteNumber(0.05, 1.0), default=0.8, help="Highest share of GPUs to allocate.")
 @click.option("--about", type=click.Choice(SERIES), default="demand", help="Without --csv: series to forecast.")
 @click.option("--cluster", metavar="NAME", help="Without --csv: forecast only this cluster.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def forecast(hub: Client, csv_path: str | None, as_json: bool, **params: Any) -> None:
     """Forecast demand, with 80 % prediction intervals and the error of past forecasts.
 
@@ -181,8 +180,7 @@ def _choose_value_column(names: Sequence[str], time_column: str, *, where: str) 
 @click.option("--cluster", metavar="NAME", help="Show only this cluster.")
 @options.file_option("--nodes", "nodes_path", help="Read the nodes from this table instead of a hub; needs --jobs.")
 @options.file_option("--jobs", "jobs_path", help="Read the jobs from this table, at its latest time; needs --nodes.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def now(
     hub: Client, window: str, cluster: str | None, nodes_path: str | None, jobs_path: str | None, as_json: bool
 ) -> None:
@@ -226,8 +224,7 @@ def _capacity_from_tables(nodes_path: str, jobs_path: str) -> dict[str, Any]:
 @click.option("--repartition", metavar="GPUSxSLICES", help="Use MIG: 16x7 splits 16 GPUs into 7 instances each.")
 @click.option("--keep-wait", type=DURATION, help="With --jobs: GPUs to add so that the p95 wait is at most this long.")
 @click.option("--policy", type=click.Choice(["fifo", "backfill"]), default="backfill", help="Scheduling policy.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def whatif(hub: Client, jobs_path: str | None, nodes_path: str | None, as_json: bool, **params: Any) -> None:
     """Replay recorded jobs on today's fleet and on a changed one, and compare waits and utilisation.
 

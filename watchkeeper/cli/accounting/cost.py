@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import groups, options, tables
+from watchkeeper.cli import options, tables
 from watchkeeper.cli.accounting import usage
 from watchkeeper.cli.accounting.capacity import read_text
 from watchkeeper.client import answers, reading
@@ -34,7 +34,7 @@ policy_option = click.option("--policy", type=click.Choice(POLICIES), default="n
 prices_option = options.file_option("--prices", "prices_path", help="With --jobs: the price book, TOML or CSV.")
 
 
-@click.group("cost", cls=groups.FullHelpGroup)
+@click.group("cost", cls=options.FullHelpGroup)
 def command() -> None:
     """Report what GPUs cost: by owner or job, monthly statements, budgets."""
 
@@ -228,8 +228,7 @@ def _statements_from_jobs(
 @click.option("--month", metavar="YYYY-MM", help="Month of the budget.  [default: this month]")
 @click.option("--zone", type=usage.TimeZone(), default="UTC", help="Time zone of days and months.")
 @policy_option
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def budget(hub: Client, month: str | None, zone: Any, policy: str, as_json: bool) -> None:
     """Show what each team has spent this month, and the forecast for its end.
 

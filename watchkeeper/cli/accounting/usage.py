@@ -64,8 +64,7 @@ by_option = click.option(
 @click.command("usage")
 @by_option
 @with_window
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(hub: Client, by: tuple[str, ...], as_json: bool, **params: Any) -> None:
     """Report GPU-hours by owner: allocated, used, wasted, idle, lost and unknown.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import groups, options
+from watchkeeper.cli import options
 from watchkeeper.doctor import examine, recognise, report
 from watchkeeper.readers import bundles
 from watchkeeper.readers.node import local_commands
@@ -24,7 +24,7 @@ MAX_EVIDENCE = 5
 CERTAIN, LIKELY = 0.8, 0.5
 
 
-class DoctorGroup(groups.FullHelpGroup):
+class DoctorGroup(options.FullHelpGroup):
     """Takes files like a plain command; `stack` as the first argument runs that subcommand."""
 
     # Options may follow arguments, as in a plain command: `doctor FILE --json`.

@@ -38,8 +38,7 @@ LOG_SECONDS = 60.0
 @click.option("--pairs", is_flag=True, help="Also inject two faults at once on one node; each must be diagnosed.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Number of processes.  [default: one per core]")
 @click.option("--tell", is_flag=True, help="Send the score to the hub, for its drills page and metrics.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(
     names: tuple[str, ...],
     *,

@@ -11,8 +11,7 @@ from watchkeeper.kit import wire
 
 
 @click.command("accuracy")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(hub: Client, as_json: bool) -> None:
     """Show for each cause how often people confirmed or corrected it, and how often drills found it.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from watchkeeper.cli import groups, options, times
+from watchkeeper.cli import options, times
 from watchkeeper.client import answers, reading
 from watchkeeper.client.hub import Client
 from watchkeeper.errors import SettingsError, WireError
@@ -17,7 +17,7 @@ from watchkeeper.model import incidents
 from watchkeeper.remediate import explanation, policy
 
 
-@click.group("act", cls=groups.FullHelpGroup)
+@click.group("act", cls=options.FullHelpGroup)
 def command() -> None:
     """Show and control repairs.
 
@@ -27,8 +27,7 @@ def command() -> None:
 
 @command.command("list")
 @click.option("--all", "show_all", is_flag=True, help="Include the newest 100 finished repairs.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def list_repairs(hub: Client, show_all: bool, as_json: bool) -> None:
     """List repairs that wait for approval or a guard, run, or keep a node out of service."""
     answer = hub.repairs(all=show_all)
@@ -41,8 +40,7 @@ def list_repairs(hub: Client, show_all: bool, as_json: bool) -> None:
 
 @command.command("explain")
 @click.argument("incident", type=options.INCIDENT)
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def explain(hub: Client, incident: str, as_json: bool) -> None:
     """Explain the repair of an incident: plan, mode, refusals of guards, and every call it would make."""
     explained = hub.repair(incident)
@@ -121,8 +119,7 @@ def reset(hub: Client) -> None:
 
 @command.command("log")
 @click.option("--last", type=click.IntRange(1, 10_000), default=200, help="Show this many of the newest entries.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def show_log(hub: Client, last: int, as_json: bool) -> None:
     """Show the audit log: who decided, approved, refused or called what, why, and the result."""
     entries = hub.repair_log(limit=last)
@@ -139,8 +136,7 @@ def show_log(hub: Client, last: int, as_json: bool) -> None:
 @click.argument(
     "reports", metavar="[REPORT]...", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def test_policy(hub: Client, file: Path, reports: tuple[Path, ...], as_json: bool) -> None:
     """Test a policy file on past incidents: show the plan that each would get.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 
 from watchkeeper.catalogue import causes, metrics, xid
-from watchkeeper.cli import groups, options
+from watchkeeper.cli import options
 from watchkeeper.cli.fleet import explain_workload
 from watchkeeper.kit import wire
 
@@ -26,7 +26,7 @@ ACTION_TEXTS = {
 DEVICE_PLUGIN_TEXTS = {"ignored": "ignores it", "marks_unhealthy": "marks the GPU unhealthy"}
 
 
-@click.group("explain", cls=groups.FullHelpGroup)
+@click.group("explain", cls=options.FullHelpGroup)
 def command() -> None:
     """Explain an Xid code or a metric, or the state of a pod, node or job, and what to do."""
 

@@ -27,8 +27,7 @@ MAX_PASTED_BYTES = 64 * 1024 * 1024
     type=click.File("r", encoding="utf-8", errors="replace"),
     help="Read output of kubectl from this file instead of a hub; `-` is standard input.",
 )
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def pod(hub: Client, name: str, file: TextIO | None, as_json: bool) -> None:
     """Explain why a pod is pending, does not start, or has no GPU: the reason of each node, and the smallest fix.
 
@@ -54,8 +53,7 @@ def pod(hub: Client, name: str, file: TextIO | None, as_json: bool) -> None:
 
 @click.command("node")
 @click.argument("name")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def node(hub: Client, name: str, as_json: bool) -> None:
     """Explain the state of a node: scheduler states, GPUs, holders, incidents and recent changes."""
     _print_answer(hub.explain("node", name), as_json=as_json)
@@ -63,8 +61,7 @@ def node(hub: Client, name: str, as_json: bool) -> None:
 
 @click.command("job")
 @click.argument("name", metavar="[NAMESPACE/]NAME|ID")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def job(hub: Client, name: str, as_json: bool) -> None:
     """Explain the state of a job: missing, slow or starved ranks, hardware events, and what to do.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from watchkeeper.cli import groups, options, times
+from watchkeeper.cli import options, times
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
@@ -12,7 +12,7 @@ from watchkeeper.kit import wire
 UNKNOWN_IMPACT = "impact unknown: no source reports which GPUs it uses"
 
 
-class IncidentsGroup(groups.FullHelpGroup):
+class IncidentsGroup(options.FullHelpGroup):
     """`incidents INC-1` is short for `incidents show INC-1`."""
 
     def resolve_command(
@@ -24,8 +24,7 @@ class IncidentsGroup(groups.FullHelpGroup):
 
 @click.group("incidents", cls=IncidentsGroup, invoke_without_command=True)
 @click.option("--all", "show_all", is_flag=True, help="Include resolved incidents.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 @click.pass_context
 def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> None:
     """List open incidents, show one (`incidents INC-1`), or work on it.
@@ -51,8 +50,7 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
 
 @command.command("show")
 @click.argument("id", type=options.INCIDENT)
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def show(hub: Client, id: str, as_json: bool) -> None:
     """Show one incident: cause, evidence, excluded causes, and the repair plan."""
     answer = hub.incident(id)
@@ -116,8 +114,7 @@ def silence(hub: Client, id: str, duration: str, reason: str) -> None:
 
 @command.command("notices")
 @click.argument("id", type=options.INCIDENT)
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def notices(hub: Client, id: str, as_json: bool) -> None:
     """List the notifications of an incident: receiver, time, state and answer."""
     notices = hub.notices(id)
@@ -132,8 +129,7 @@ def notices(hub: Client, id: str, as_json: bool) -> None:
 
 @command.command("report")
 @click.argument("id", type=options.INCIDENT)
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def report(hub: Client, id: str, as_json: bool) -> None:
     """Print the full report of an incident as Markdown, or as JSON."""
     if as_json:
@@ -144,8 +140,7 @@ def report(hub: Client, id: str, as_json: bool) -> None:
 
 @command.command("digest")
 @click.option("--days", type=click.IntRange(1, 366), default=7, help="Summarise this many days.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def digest(hub: Client, days: int, as_json: bool) -> None:
     """Summarise incidents by cause: times to detect, diagnose and repair, noisy rules, repeated faults."""
     answer = hub.digest(days=days)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from watchkeeper.cli import groups, options, tables, times
+from watchkeeper.cli import options, tables, times
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
@@ -25,7 +25,7 @@ UNKNOWN, UNMAPPED = "-", "unmapped"
 MAX_RANKS = 32
 
 
-class JobsGroup(groups.FullHelpGroup):
+class JobsGroup(options.FullHelpGroup):
     """`jobs ID` is short for `jobs show ID`: an argument that is not a command is the id of a job."""
 
     def resolve_command(
@@ -41,8 +41,7 @@ class JobsGroup(groups.FullHelpGroup):
 @click.option("--team", help="Show only jobs of this team; `unmapped` for jobs without a team.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=500, help="Show at most this many jobs.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 @click.pass_context
 def command(
     ctx: click.Context, hub: Client, state: str | None, team: str | None, limit: int, as_csv: bool, as_json: bool
@@ -74,8 +73,7 @@ def command(
 @command.command("show")
 @click.argument("id", metavar="ID|[NAMESPACE/]NAME")
 @click.option("--cluster", help="Cluster of the job, if several clusters have a job with this id.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def show(hub: Client, id: str, cluster: str | None, as_json: bool) -> None:
     """Show one job: use of its GPUs, bottleneck and fix, goodput, ranks, hardware events, training loss problems."""
     answer = hub.job(id, cluster=cluster)
@@ -88,8 +86,7 @@ def show(hub: Client, id: str, cluster: str | None, as_json: bool) -> None:
 @click.argument("model", required=False)
 @click.option("--cluster", help="Cluster of the model, if several clusters serve it.")
 @click.option("--window", default="1d", help="With MODEL: replay the advice over this time.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def replicas(hub: Client, model: str | None, cluster: str | None, window: str, as_json: bool) -> None:
     """Recommend replicas for each model from its queue, load and latency objective; changes nothing.
 

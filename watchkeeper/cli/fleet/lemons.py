@@ -10,8 +10,7 @@ from watchkeeper.client.hub import Client
 
 @click.command("lemons")
 @click.option("--days", type=click.IntRange(1, 366), default=90, help="Count the faults of this many days.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(hub: Client, days: int, as_json: bool) -> None:
     """Rank nodes by repeated hardware faults, relative to the whole fleet, and by growing error counters.
 

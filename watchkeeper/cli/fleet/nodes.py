@@ -20,8 +20,7 @@ MAX_HOLDERS = 2
     "--state", help="Show only nodes in this state: up, short, silent, …, or a scheduler state such as drained."
 )
 @click.option("--pool", help="Show only nodes of this pool; `unmapped` for nodes without a pool.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 @click.pass_context
 def command(ctx: click.Context, /, hub: Client, state: str | None, pool: str | None, as_json: bool) -> None:
     """List nodes with state, GPUs, scheduler state and holders, including silent and gone nodes.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from watchkeeper.cli import groups, options, times
+from watchkeeper.cli import options, times
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 
 
-@click.group("silence", cls=groups.FullHelpGroup)
+@click.group("silence", cls=options.FullHelpGroup)
 def command() -> None:
     """Silence notifications for some time, with a reason.
 
@@ -39,8 +39,7 @@ def add(hub: Client, matchers: tuple[str, ...], reason: str, maintenance: bool, 
 
 
 @command.command("list")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def list_silences(hub: Client, as_json: bool) -> None:
     """List silences that are active, planned, or ended less than a day ago."""
     answer = hub.list_silences()

@@ -35,8 +35,7 @@ class TreeBranch:
 @click.option("--leaf", metavar="NAME", help="Show only nodes on this leaf switch.")
 @click.option("--node", metavar="NAME", help="Show only this node, with all its GPUs and links.")
 @click.option("--all", "show_all", is_flag=True, help="Expand healthy parts too.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(hub: Client, rack: str | None, leaf: str | None, node: str | None, show_all: bool, as_json: bool) -> None:
     """Show racks, leaves, nodes, GPUs and links, each with its state.
 

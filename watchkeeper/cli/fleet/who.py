@@ -13,8 +13,7 @@ MAX_GPUS = 32
 
 @click.command("who")
 @click.argument("name")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(hub: Client, name: str, as_json: bool) -> None:
     """Show who holds NAME, or what NAME holds, and its open incidents.
 

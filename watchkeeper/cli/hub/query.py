@@ -35,8 +35,7 @@ BUCKET_STARTS, BUCKET_ENDS = "([([", "]))]"
     help="Show a range query as a chart or a table.  [default: a chart on a terminal]",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(
     hub: Client,
     expr: str,

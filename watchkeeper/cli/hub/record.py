@@ -21,8 +21,7 @@ from watchkeeper.kit import wire
     "--match", "matches", multiple=True, metavar="SELECTOR", help="Record only series of this selector; repeatable."
 )
 @options.force
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(
     hub: Client, file: Path, start: str, end: str, matches: tuple[str, ...], force: bool, as_json: bool
 ) -> None:

@@ -34,9 +34,7 @@ EPILOG = "\b\nTargets:\n" + "\n".join(f"  {name:<13} {line}" for name, (_, line)
 @click.command("render", epilog=EPILOG)
 @click.argument("target", type=click.Choice(list(tree.TARGETS)), metavar="TARGET")
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Settings file of the hub."
-)
+@options.hub_config
 @click.option("--check", is_flag=True, help="Write nothing; exit code 1 if files in DIR differ from the settings.")
 @click.option("--force", is_flag=True, help="Overwrite files that a person edited or created.")
 @click.option("--stdout", "to_stdout", is_flag=True, help="Print the files instead of writing them.")

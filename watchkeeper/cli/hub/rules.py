@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from watchkeeper.cli import groups, options, times
+from watchkeeper.cli import options, times
 from watchkeeper.cli.progress import Progress
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import clock, durations, wire
@@ -27,7 +27,7 @@ EXISTING_PATH = click.Path(exists=True, path_type=Path)
 FILE = click.Path(exists=True, path_type=Path, dir_okay=False)
 
 
-@click.group("rules", cls=groups.FullHelpGroup)
+@click.group("rules", cls=options.FullHelpGroup)
 def command() -> None:
     """Check and test Prometheus rule files, replay them on history, and reload them."""
 
@@ -63,8 +63,7 @@ def write_slo(file: Path) -> None:
 
 
 @command.command("reload")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def reload_rules(hub: Client, as_json: bool) -> None:
     """Reload the rule files and SLOs of a running hub.
 
@@ -109,8 +108,7 @@ def test(files: tuple[Path, ...], as_json: bool) -> None:
     "--record", "recording_file", type=FILE, metavar="FILE", help="Replay this recording, not a hub's history."
 )
 @click.option("--interval", type=options.Duration(), default="15s", help="Interval of rule groups that set none.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def replay(
     hub: Client,
     files: tuple[Path, ...],

@@ -8,13 +8,13 @@ import functools
 
 import click
 
-from watchkeeper.cli import groups, options
+from watchkeeper.cli import options
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import durations
 
 
-@click.group("sim", cls=groups.FullHelpGroup)
+@click.group("sim", cls=options.FullHelpGroup)
 def command() -> None:
     """Run a simulated fleet, list its fault scenarios, and inject faults."""
 
@@ -35,8 +35,7 @@ def list_scenarios(as_json: bool) -> None:
 @command.command("inject")
 @click.argument("fault")
 @click.argument("place", metavar="[NODE[:GPU]]", required=False)
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def inject(hub: Client, fault: str, place: str | None, as_json: bool) -> None:
     """Inject FAULT into a simulated fleet now: on a node, on one GPU, or at a place that the seed selects.
 
@@ -59,8 +58,7 @@ def inject(hub: Client, fault: str, place: str | None, as_json: bool) -> None:
 
 
 @command.command("faults")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def faults(hub: Client, as_json: bool) -> None:
     """List the injected faults that are active."""
     active = hub.faults()

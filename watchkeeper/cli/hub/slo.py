@@ -14,8 +14,7 @@ PROBLEM_STATES = frozenset({"burning_fast", "burning", "spent"})
 
 
 @click.command("slo")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(hub: Client, as_json: bool) -> None:
     """List service level objectives: indicator now, goal, error budget left, and burn rates.
 

@@ -5,41 +5,35 @@ The commands import their modules themselves: they need the hub's packages, whic
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from watchkeeper.cli import groups, options
+from watchkeeper.cli import options
 
-EXIT_NO_DATA = 3
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def with_locations(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --config and --data, and pass the paths of the store as `locations`."""
+def _store_locations(config_file: Path | None, data: str | None) -> Any:
+    from watchkeeper.config import loading
+    from watchkeeper.store import backup
 
-    @click.option(
-        "--config", "config_file", type=click.Path(path_type=Path), metavar="FILE", help="Settings file of the hub."
-    )
-    @click.option("--data", metavar="DIR", help="Data directory of the hub; overrides [hub] data.")
-    @functools.wraps(command)
-    def wrapper(*args: Any, config_file: Path | None, data: str | None, **kwargs: Any) -> Any:
-        from watchkeeper.config import loading
-        from watchkeeper.store import backup
-
-        configured = loading.load(config_file, {"hub.data": data})
-        url_file = configured.journal.url_file
-        journal = configured.journal_path if url_file is None else None
-        locations = backup.StoreLocations(Path(configured.hub.data), configured.samples_path, journal, url_file)
-        return command(*args, locations=locations, **kwargs)
-
-    return wrapper
+    configured = loading.load(config_file, {"hub.data": data})
+    url_file = configured.journal.url_file
+    journal = configured.journal_path if url_file is None else None
+    return backup.StoreLocations(Path(configured.hub.data), configured.samples_path, journal, url_file)
 
 
-@click.group("store", cls=groups.FullHelpGroup)
+with_locations = options.combined(
+    "locations",
+    _store_locations,
+    options.hub_config,
+    click.option("--data", metavar="DIR", help="Data directory of the hub; overrides [hub] data."),
+)
+
+
+@click.group("store", cls=options.FullHelpGroup)
 def command() -> None:
     """Back up, restore, verify or export the data of a hub."""
 
@@ -82,7 +76,7 @@ def verify_command(locations: Any) -> None:
 
     if locations.url_file is None and not locations.samples.is_dir() and not locations.journal.exists():
         click.echo(f"watchkeeper: {locations.data}: no data of a hub. Set its data directory with --data", err=True)
-        raise SystemExit(EXIT_NO_DATA)
+        raise SystemExit(options.EXIT_UNKNOWN)
     _report_corruptions(list(backup.find_corruptions(locations)))
 
 

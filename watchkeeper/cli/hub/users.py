@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
-from watchkeeper.cli import groups, options
+from watchkeeper.cli import options
 from watchkeeper.config import loading
 from watchkeeper.errors import SettingsError
 from watchkeeper.web.auth import auth, users
@@ -19,23 +17,23 @@ from watchkeeper.web.auth import auth, users
 USER_ROLES = [role.value for role in auth.Role if role is not auth.Role.AGENT]
 
 
-def with_users_file(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --file and --config, and pass the command the users `file`."""
-
-    @options.path_option("--file", metavar="FILE", help="Users file.")
-    @options.path_option("--config", metavar="FILE", help="Settings file that sets [hub] users.")
-    @functools.wraps(command)
-    def wrapper(*args: Any, file: Path | None, config: Path | None, **params: Any) -> None:
-        if file is None and config is not None and (users_path := loading.load(config).hub.users):
-            file = Path(users_path)
-        if file is None:
-            raise click.UsageError("give the users file with --file, or settings that set [hub] users with --config")
-        command(*args, file=file, **params)
-
-    return wrapper
+def _users_file(file: Path | None, config: Path | None) -> Path:
+    if file is None and config is not None and (users_path := loading.load(config).hub.users):
+        file = Path(users_path)
+    if file is None:
+        raise click.UsageError("give the users file with --file, or settings that set [hub] users with --config")
+    return file
 
 
-@click.group("users", cls=groups.FullHelpGroup)
+with_users_file = options.combined(
+    "file",
+    _users_file,
+    options.path_option("--file", metavar="FILE", help="Users file."),
+    options.path_option("--config", metavar="FILE", help="Settings file that sets [hub] users."),
+)
+
+
+@click.group("users", cls=options.FullHelpGroup)
 def command() -> None:
     """Manage users who log in with a name and a password; programs and agents use tokens.
 
@@ -77,8 +75,7 @@ def list_users(as_json: bool, file: Path) -> None:
 @with_users_file
 def remove(name: str, file: Path) -> None:
     """Remove a user and end the user's sessions."""
-    current_users = users.load_users(file)
-    _require_user(current_users, name, file)
+    current_users = _load_with(name, file)
     users.write_users(file, [user for user in current_users if user.name != name])
     click.echo(f"User {name} removed from {file}.")
 
@@ -88,16 +85,17 @@ def remove(name: str, file: Path) -> None:
 @with_users_file
 def passwd(name: str, file: Path) -> None:
     """Change the password of a user and end the user's sessions."""
-    current_users = users.load_users(file)
-    _require_user(current_users, name, file)
-    hash = users.hash_password(_read_password())
+    current_users, hash = _load_with(name, file), users.hash_password(_read_password())
     users.write_users(file, [replace(user, hash=hash) if user.name == name else user for user in current_users])
     click.echo(f"Password of {name} changed.")
 
 
-def _require_user(current_users: tuple[auth.User, ...], name: str, file: Path) -> None:
+def _load_with(name: str, file: Path) -> tuple[auth.User, ...]:
+    """All users; SettingsError if there is none of this name."""
+    current_users = users.load_users(file)
     if all(user.name != name for user in current_users):
         raise SettingsError(f"no user {name}", where=str(file), remedy="List users with `watchkeeper users list`")
+    return current_users
 
 
 def _read_password() -> str:

@@ -13,7 +13,7 @@ import click
 from watchkeeper.agent import agent, agent_server, node_facts
 from watchkeeper.agent.attribution import attribution_page, node_holders
 from watchkeeper.cli import options, processes
-from watchkeeper.cli.node import agent_control, chassis_options
+from watchkeeper.cli.node import agent_control
 from watchkeeper.cli.options import SPOOL, path_option
 from watchkeeper.client.address import DEFAULT_URL
 from watchkeeper.kit import clock, logs
@@ -66,7 +66,7 @@ EXIT_AFTER_SECONDS = 2.0
 )
 @path_option("--host-root", default="/", help="Where the node's root file system is mounted, for an agent in a pod.")
 @path_option("--metrics-file", help="Also write the agent's own metrics to this file, for node_exporter.")
-@chassis_options.with_chassis_options
+@agent_control.with_chassis
 @agent_control.with_control
 @click.option("--log-json", is_flag=True, help="Write the log as JSON.")
 def command(log_json: bool, **params: Any) -> None:
@@ -79,10 +79,11 @@ def command(log_json: bool, **params: Any) -> None:
     watchkeeper agent --no-hub
     watchkeeper agent --hub http://hub:9480 --listen 0.0.0.0:9400 --token-file /etc/watchkeeper/scrape
     """
+    control = agent_control.take_control(params)
     if click.get_current_context().invoked_subcommand is not None:
         return
-    logs.configure(as_json=log_json or params["control"].logs_gpu_context)
-    settings = build_settings(**params)
+    logs.configure(as_json=log_json or control.logs_gpu_context)
+    settings = build_settings(**params, control=control)
     asyncio.run(processes.run_until_stopped(lambda stop: run(settings, stop)))
 
 
@@ -122,6 +123,7 @@ def build_settings(
         host, port = parse_address(address) if address != "none" else ("127.0.0.1", 0)
         credentials = agent_server.load_credentials(token_file, basic_file)
         listen = agent_server.ListenSettings(host, port, socket, credentials, is_open, certificate, key)
+    display = attribution_page.HolderDisplay(holder_display)
     return agent.AgentSettings(
         hub_url=None if no_hub else hub_url,
         hub_access=access.Access(ca_file=str(hub_ca or ""), cert_file=str(hub_cert or ""), key_file=str(hub_key or "")),
@@ -129,9 +131,7 @@ def build_settings(
         interval_seconds=interval,
         reads_gpus=not no_gpus,
         listen=listen,
-        holder_settings=node_holders.HolderSettings(
-            attribution_page.HolderDisplay(holder_display), job_files, slurm_node
-        ),
+        holder_settings=node_holders.HolderSettings(display, job_files, slurm_node),
         **agent_options,
     )
 

@@ -1,29 +1,25 @@
-"""Options of `watchkeeper agent` for work orders and logs, and its subcommands."""
+"""Options of `watchkeeper agent` for work orders, logs and the baseboard management controller; its subcommands."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import shutil
 import sys
-from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import click
 
-from watchkeeper.agent import control, node_facts
+from watchkeeper.agent import chassis, control, node_facts
 from watchkeeper.agent.orders import order_context
-from watchkeeper.cli import groups
-from watchkeeper.cli.options import option_group, path_option
+from watchkeeper.catalogue import pack
+from watchkeeper.cli.options import FullHelpGroup, combined, option_group, path_option
 from watchkeeper.kit import files
 from watchkeeper.model import orders
 
 NO_ORDERS = "none"
 UNIT = "watchkeeper-agent.service"
 PROGRAMS = {"nvidia-smi": "nvidia_smi", "systemctl": "systemctl", "nvidia-mig-parted": "mig_parted"}
-PATH = click.Path(path_type=Path)
 COMMANDS = {
     "order": ("watchkeeper.cli.node.agent_order", "command"),
     "order-key": ("watchkeeper.cli.node.agent_control", "order_key"),
@@ -32,7 +28,7 @@ COMMANDS = {
 }
 
 
-class AgentCommands(groups.FullHelpGroup):
+class AgentCommands(FullHelpGroup):
     """The subcommands, imported when used: a running agent does not need the hub's client."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -46,8 +42,16 @@ class AgentCommands(groups.FullHelpGroup):
         return command
 
 
-# What work orders may use on this node.
-with_tools = option_group(
+# What work orders may use on this node; `take_control` makes settings of it.
+with_control = option_group(
+    path_option(
+        "--order-key", envvar="WATCHKEEPER_ORDER_KEY", help="Key for work orders; without it, the agent accepts none."
+    ),
+    click.option(
+        "--allow-order", "allowed", multiple=True, type=click.Choice([*orders.KINDS, NO_ORDERS]),
+        default=orders.HARMLESS,
+        help="Kind of work order that this node accepts; repeatable, replaces the default list.",
+    ),
     click.option(
         "--allow-unit", "units", multiple=True, metavar="UNIT", default=order_context.UNITS,
         help="Service that the order `restart_service` may restart; repeatable, replaces the default list.",
@@ -61,46 +65,28 @@ with_tools = option_group(
         "--tool", "tools", multiple=True, metavar="NAME=PATH",
         help=f"Path of a program that orders run, if it is not on PATH; NAME is one of {', '.join(PROGRAMS)}.",
     ),
+    click.option("--log-gpu-context", is_flag=True, help="Log as JSON, with the state of the GPUs in each message."),
 )  # fmt: skip
 
 
-def with_control(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for work orders and logs, and pass them to the command as `control`."""
+def take_control(options: dict[str, Any]) -> control.ControlSettings:
+    """Remove the options for work orders and logs, and return them as settings."""
+    tools, node = _pop_tools(options), None
+    order_key, allowed, logs_gpu_context = (options.pop(name) for name in ("order_key", "allowed", "log_gpu_context"))
+    if order_key is not None and click.get_current_context().invoked_subcommand is None:
+        from watchkeeper.agent.orders import orders as work_orders
 
-    @path_option(
-        "--order-key", envvar="WATCHKEEPER_ORDER_KEY", help="Key for work orders; without it, the agent accepts none."
-    )
-    @click.option(
-        "--allow-order",
-        "allowed",
-        multiple=True,
-        type=click.Choice([*orders.KINDS, NO_ORDERS]),
-        default=orders.HARMLESS,
-        help="Kind of work order that this node accepts; repeatable, replaces the default list.",
-    )
-    @with_tools
-    @click.option("--log-gpu-context", is_flag=True, help="Log as JSON, with the state of the GPUs in each message.")
-    @functools.wraps(command)
-    def wrapper(
-        *args: Any, order_key: Path | None, allowed: tuple[str, ...], log_gpu_context: bool, **options: Any
-    ) -> Any:
-        tools = _pop_tools(options)
-        node = None
-        if order_key is not None and click.get_current_context().invoked_subcommand is None:
-            from watchkeeper.agent.orders import orders as work_orders
-
-            key, kinds = files.read_key_file(order_key), frozenset(allowed) - {NO_ORDERS}
-            node = work_orders.AgentIdentity(options["cluster"], options["node"], key, kinds)
-        root = options["host_root"]
-        roots = node_facts.Roots(root / "proc", root / "sys", root)
-        settings = control.ControlSettings(node, log_gpu_context, scan_options(options), tools, roots)
-        return command(*args, control=settings, **options)
-
-    return wrapper
+        key, kinds = files.read_key_file(order_key), frozenset(allowed) - {NO_ORDERS}
+        node = work_orders.AgentIdentity(options["cluster"], options["node"], key, kinds)
+    # A scan that is run by a work order uses the same paths and GPU count as this agent.
+    root, expected = options["host_root"], options["expected_gpus"]
+    expected_options = () if expected is None else ("--expected-gpus", str(expected))
+    scan_options = ("--host-root", str(root), "--kmsg", str(options["kmsg"]), *expected_options)
+    roots = node_facts.Roots(root / "proc", root / "sys", root)
+    return control.ControlSettings(node, logs_gpu_context, scan_options, tools, roots)
 
 
 def _pop_tools(options: dict[str, Any]) -> order_context.NodeTools:
-    """Remove the options that are only about work orders, and return them as tools."""
     programs = {}
     for text in options.pop("tools"):
         name, equals, path = text.partition("=")
@@ -115,11 +101,23 @@ def _pop_tools(options: dict[str, Any]) -> order_context.NodeTools:
     )
 
 
-def scan_options(options: dict[str, Any]) -> tuple[str, ...]:
-    """Options of a scan that is run by a work order: the same paths and GPU count as this agent."""
-    expected = options["expected_gpus"]
-    expected_options = () if expected is None else ("--expected-gpus", str(expected))
-    return ("--host-root", str(options["host_root"]), "--kmsg", str(options["kmsg"]), *expected_options)
+def _chassis_settings(
+    redfish_url: str | None, secret: Path | None, ca_file: Path | None, is_insecure: bool, no_ipmi: bool
+) -> chassis.ChassisSettings:
+    access = chassis.load_access(secret, ca_file, is_insecure=is_insecure)
+    return chassis.ChassisSettings(redfish_url, access, reads_ipmi=not no_ipmi)
+
+
+# For reading the baseboard management controller (BMC).
+with_chassis = combined(
+    "chassis",
+    _chassis_settings,
+    click.option("--redfish-url", metavar="URL", help="Redfish URL of the BMC, to read fans and power supplies."),
+    path_option("--redfish-credentials", "secret", help="File with one line `user:password` for --redfish-url."),
+    path_option("--redfish-ca", "ca_file", help="CA certificates that verify the BMC, instead of the system's."),
+    click.option("--redfish-insecure", "is_insecure", is_flag=True, help="Do not verify the certificate of the BMC."),
+    click.option("--no-ipmi", is_flag=True, help="Do not read the BMC with ipmitool."),
+)
 
 
 @click.command("unit")
@@ -130,8 +128,7 @@ def unit() -> None:
     watchkeeper agent unit | sudo tee /etc/systemd/system/watchkeeper-agent.service
     sudo systemctl enable --now watchkeeper-agent
     """
-    text = resources.files("watchkeeper").joinpath("packs", "systemd", UNIT).read_text(encoding="utf-8")
-    click.echo(text.replace("@WATCHKEEPER@", find_own_path()), nl=False)
+    click.echo(pack.text_of(f"systemd/{UNIT}").replace("@WATCHKEEPER@", find_own_path()), nl=False)
 
 
 def find_own_path() -> str:
@@ -141,7 +138,7 @@ def find_own_path() -> str:
 
 
 @click.command("order-key")
-@click.argument("hub_key", metavar="HUB_KEY_FILE", type=PATH)
+@click.argument("hub_key", metavar="HUB_KEY_FILE", type=click.Path(path_type=Path))
 @click.option("--node", required=True, help="Node that gets the key.")
 @click.option("--cluster", default="main", help="Cluster of the node.")
 def order_key(hub_key: Path, node: str, cluster: str) -> None:

@@ -24,8 +24,7 @@ SUCCESS_RESULTS = ("done", "already_so")
 @click.argument("kind", type=click.Choice(list(orders.KINDS)))
 @click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]…")
 @options.node_cluster
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(node: str, kind: str, arguments: tuple[str, ...], cluster: str | None, as_json: bool, hub: Client) -> None:
     """Send a harmless work order to the agent of a node, wait, and print the result, for example a scan report.
 

@@ -49,8 +49,7 @@ FIRST_USER_ID = 1000
 @click.option("--hide-names", is_flag=True, help="Replace names of nodes and people; secrets are always removed.")
 @click.option("--ask-node", is_flag=True, help="First order the node's agent to run a scan and nvidia-smi -q.")
 @click.option("--bug-report", is_flag=True, help=f"With --local: also run {BUG_REPORT}, which takes minutes.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(
     hub: Client,
     file: Path,

@@ -14,10 +14,18 @@ from typing import Any
 import click
 
 from watchkeeper.agent import diag_page, node_facts
-from watchkeeper.cli import groups
 from watchkeeper.cli.node import diag_fabric
 from watchkeeper.cli.node.gpu_choice import with_gpus
-from watchkeeper.cli.options import as_json, busy_ok, expected_gpus, option_group, print_json, python, spool
+from watchkeeper.cli.options import (
+    FullHelpGroup,
+    as_json,
+    busy_ok,
+    expected_gpus,
+    option_group,
+    print_json,
+    python,
+    spool,
+)
 from watchkeeper.cli.progress import Progress
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, durations, logs, wire
@@ -41,7 +49,7 @@ with_test_options = option_group(
 )
 
 
-@click.group("diag", cls=groups.FullHelpGroup, invoke_without_command=True)
+@click.group("diag", cls=FullHelpGroup, invoke_without_command=True)
 @click.option(
     "-r",
     "--run",

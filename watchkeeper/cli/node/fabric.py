@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from watchkeeper.cli import groups, options
+from watchkeeper.cli import options
 from watchkeeper.client.hub import Client
 from watchkeeper.clusters.fabric import fabric_sweep
 from watchkeeper.errors import CollectError, HubError
@@ -19,7 +19,7 @@ from watchkeeper.model import fabric
 MAX_PORTS = 50
 
 
-@click.group("fabric", cls=groups.FullHelpGroup)
+@click.group("fabric", cls=options.FullHelpGroup)
 def command() -> None:
     """Read the InfiniBand fabric from this node; changes nothing."""
 
@@ -33,8 +33,7 @@ def command() -> None:
 @click.option("--timeout", type=options.Duration(), default="30s", help="Timeout of each infiniband-diags program.")
 @click.option("--push", is_flag=True, help="Push the sweep to the hub instead of printing it.")
 @click.option("--every", type=options.Duration(), help="With --push: repeat the sweep at this interval, such as 60s.")
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 @click.pass_context
 def sweep(
     ctx: click.Context,

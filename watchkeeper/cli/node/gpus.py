@@ -11,9 +11,8 @@ import click
 
 from watchkeeper.agent.gpus import gpu_groups, scan_readings
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
-from watchkeeper.cli import groups
 from watchkeeper.cli.node.gpu_choice import with_gpus
-from watchkeeper.cli.options import EXIT_UNKNOWN, as_json, print_json, print_rows, print_table
+from watchkeeper.cli.options import EXIT_UNKNOWN, FullHelpGroup, as_json, print_json, print_rows, print_table
 from watchkeeper.kit import clock, logs
 from watchkeeper.model import fleet, gpu_selectors
 from watchkeeper.readers.node import pci_sysfs
@@ -35,7 +34,7 @@ class NodeGpuRow:
     slices: Mapping[str, int] = field(default_factory=dict)
 
 
-@click.group("gpus", cls=groups.FullHelpGroup, invoke_without_command=True)
+@click.group("gpus", cls=FullHelpGroup, invoke_without_command=True)
 @as_json
 @with_gpus
 @click.option("--sysfs", type=click.Path(path_type=Path), default=Path("/sys"), hidden=True)

@@ -5,13 +5,11 @@ It selects nodes and transport, and `probe.preflight` judges. Nothing on a node 
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
@@ -29,7 +27,6 @@ EXIT_CODES = {judge.PreflightVerdict.GO: 0, judge.PreflightVerdict.NO_GO: 1, jud
 MAX_NODES = 20_000
 # The work order runs the same tests as the command.
 DIAG_COMMAND, ORDER_KIND = ("diag", "-r", "1", "--json", "--no-keep"), "diag_software"
-FABRIC_COMMAND = ("diag", "fabric", "--json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,46 +51,57 @@ class WorkOrderAccess:
         return judge.CommandOutput(None, problem)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSelection:
-    """The nodes, and their Slurm job if there is one."""
+def _select_nodes(
+    nodes: str | None, slurm_job: str | None, selector: str | None, context: str | None
+) -> tuple[list[str], str | None]:
+    """The nodes, and their Slurm job if there is one; --nodes restricts an allocation."""
+    if selector is not None and (nodes or slurm_job) is not None:
+        raise click.UsageError("--selector cannot be combined with --nodes or --slurm-job")
+    try:
+        listed_nodes = None if nodes is None else list(dict.fromkeys(hostlist.expand(nodes)))
+    except hostlist.BadHostlist as error:
+        raise click.UsageError(f"--nodes: {error}") from error
+    names, job = listed_nodes or [], slurm_job
+    if selector is not None:
+        names = transports.labelled_nodes(selector, context)
+    elif job is not None or "SLURM_JOB_ID" in os.environ:
+        job, job_nodes = transports.slurm_nodes(job, os.environ)
+        foreign_nodes = [name for name in names if name not in job_nodes]
+        if foreign_nodes:
+            raise click.UsageError(f"--nodes: {foreign_nodes[0]} is not one of the {len(job_nodes)} nodes of job {job}")
+        names = job_nodes if listed_nodes is None else names
+    elif listed_nodes is None:
+        raise click.UsageError("no nodes: use --nodes, --slurm-job or --selector, or run inside a Slurm allocation")
+    if not 0 < len(names) <= MAX_NODES:
+        raise click.UsageError(f"{len(names)} nodes selected; must be 1 to {MAX_NODES:,}")
+    return names, job
 
-    nodes: Sequence[str]
-    job: str | None
+
+with_nodes = options.combined(
+    "selection",
+    _select_nodes,
+    click.option("--nodes", metavar="LIST", help="Check these nodes; names or Slurm's short form gpu-[01-16],gpu-20."),
+    click.option("--slurm-job", metavar="ID", help="Check the nodes of this Slurm job.  [default: the current job]"),
+    click.option("--selector", metavar="LABELS", help="Check Kubernetes nodes with these labels, as kubectl -l."),
+    click.option("--context", metavar="NAME", help="kubectl context for --selector."),
+)
 
 
-def with_nodes(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select nodes, and pass the command a `selection`."""
-
-    @click.option("--nodes", metavar="LIST", help="Check these nodes; names or Slurm's short form gpu-[01-16],gpu-20.")
-    @click.option("--slurm-job", metavar="ID", help="Check the nodes of this Slurm job.  [default: the current job]")
-    @click.option("--selector", metavar="LABELS", help="Check Kubernetes nodes with these labels, as kubectl -l.")
-    @click.option("--context", metavar="NAME", help="kubectl context for --selector.")
-    @functools.wraps(body)
-    def wrapper(
-        *args: Any, nodes: str | None, slurm_job: str | None, selector: str | None, context: str | None, **kwargs: Any
-    ) -> Any:
-        if selector is not None and (nodes or slurm_job) is not None:
-            raise click.UsageError("--selector cannot be combined with --nodes or --slurm-job")
-        return body(*args, selection=_select_nodes(nodes, slurm_job, selector=selector, context=context), **kwargs)
-
-    return wrapper
+def _link_command(bandwidth: bool, python: str | None, expected: float | None) -> list[str] | None:
+    """The command line of the link test; None to skip the test."""
+    fabric_command = ["diag", "fabric", "--json"]
+    fabric_command += [] if python is None else [f"--python={python}"]
+    fabric_command += [] if expected is None else [f"--expected={expected:g}"]
+    return fabric_command if bandwidth else None
 
 
-def with_links(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the link test, and pass its command line as `links`, None to skip the test."""
-
-    @click.option("--bandwidth/--no-bandwidth", default=True, help="Test the links between the nodes, pair by pair.")
-    @click.option("--python", metavar="PATH", help="Python interpreter with torch on the nodes, for the link test.")
-    @options.expected_bandwidth
-    @functools.wraps(body)
-    def wrapper(*args: Any, bandwidth: bool, python: str | None, expected: float | None, **kwargs: Any) -> Any:
-        fabric_command = [*FABRIC_COMMAND]
-        fabric_command += [] if python is None else [f"--python={python}"]
-        fabric_command += [] if expected is None else [f"--expected={expected:g}"]
-        return body(*args, links=fabric_command if bandwidth else None, **kwargs)
-
-    return wrapper
+with_links = options.combined(
+    "links",
+    _link_command,
+    click.option("--bandwidth/--no-bandwidth", default=True, help="Test the links between the nodes, pair by pair."),
+    click.option("--python", metavar="PATH", help="Python interpreter with torch on the nodes, for the link test."),
+    options.expected_bandwidth,
+)
 
 
 @click.command("preflight")
@@ -104,10 +112,9 @@ def with_links(body: Callable[..., Any]) -> Callable[..., Any]:
 @options.expected_gpus
 @click.option("--timeout", "seconds", type=click.FloatRange(1, 3600), default=180.0, help="Seconds for each command.")
 @options.node_cluster
-@options.as_json
-@options.with_hub
+@options.with_hub_and_json
 def command(
-    selection: NodeSelection,
+    selection: tuple[list[str], str | None],
     by_ssh: bool,
     program: str,
     links: Sequence[str] | None,
@@ -126,12 +133,13 @@ def command(
     logs.configure(level="critical")
     programs, program_words = transports.RunningCommands(), shlex.split(program)
     transport: transports.Transport = WorkOrderAccess(hub, cluster)
+    nodes, job = selection
     if by_ssh:
         transport = transports.Ssh(program_words, seconds, programs)
-    elif selection.job is not None:
-        transport = transports.Srun(selection.job, program_words, seconds, programs)
+    elif job is not None:
+        transport = transports.Srun(job, program_words, seconds, programs)
     try:
-        report = run_checks(transport, selection.nodes, expected_gpus=expected_gpus, links=links)
+        report = run_checks(transport, nodes, expected_gpus=expected_gpus, links=links)
     except KeyboardInterrupt:
         programs.terminate_all()
         click.echo("\nStopped the checks on all nodes that can be reached.", err=True)
@@ -144,34 +152,8 @@ def command(
     sys.exit(EXIT_CODES[report.verdict])
 
 
-def _select_nodes(listed: str | None, job: str | None, *, selector: str | None, context: str | None) -> NodeSelection:
-    """Select nodes from the options or the current allocation; --nodes restricts an allocation."""
-    try:
-        listed_nodes = None if listed is None else list(dict.fromkeys(hostlist.expand(listed)))
-    except hostlist.BadHostlist as error:
-        raise click.UsageError(f"--nodes: {error}") from error
-    names: list[str] = listed_nodes or []
-    if selector is not None:
-        names, job = transports.labelled_nodes(selector, context), None
-    elif job is not None or "SLURM_JOB_ID" in os.environ:
-        job, job_nodes = transports.slurm_nodes(job, os.environ)
-        foreign_nodes = [name for name in names if name not in job_nodes]
-        if foreign_nodes:
-            raise click.UsageError(f"--nodes: {foreign_nodes[0]} is not one of the {len(job_nodes)} nodes of job {job}")
-        names = job_nodes if listed_nodes is None else names
-    elif listed_nodes is None:
-        raise click.UsageError("no nodes: use --nodes, --slurm-job or --selector, or run inside a Slurm allocation")
-    if not 0 < len(names) <= MAX_NODES:
-        raise click.UsageError(f"{len(names)} nodes selected; must be 1 to {MAX_NODES:,}")
-    return NodeSelection(names, job)
-
-
 def run_checks(
-    transport: transports.Transport,
-    nodes: Sequence[str],
-    *,
-    expected_gpus: int | None = None,
-    links: Sequence[str] | None,
+    transport: transports.Transport, nodes: Sequence[str], *, expected_gpus: int | None, links: Sequence[str] | None
 ) -> judge.PreflightReport:
     """Check all nodes, then the links between the nodes that are go, if these have more than one GPU."""
     progress, checked_count = Progress(), 0
@@ -183,12 +165,11 @@ def run_checks(
 
     answers = transports.run_on_each(transport, nodes, DIAG_COMMAND, report_node=update)
     nodes_checked = judge.judge_nodes(answers, expected_gpus=expected_gpus)
-    ready_nodes = [checked.name for checked in nodes_checked if checked.verdict is judge.PreflightVerdict.GO]
-    gpus = sum(checked.gpus or 0 for checked in nodes_checked if checked.verdict is judge.PreflightVerdict.GO)
+    ready = [checked for checked in nodes_checked if checked.verdict is judge.PreflightVerdict.GO]
     links_checked = None
-    if links is not None and gpus > 1:
-        progress.update(f"links between {len(ready_nodes)} nodes")
-        links_checked = judge.judge_links(transport.run_on_all(ready_nodes, links))
+    if links is not None and sum(checked.gpus or 0 for checked in ready) > 1:
+        progress.update(f"links between {len(ready)} nodes")
+        links_checked = judge.judge_links(transport.run_on_all([checked.name for checked in ready], links))
     progress.clear()
     return judge.PreflightReport(nodes_checked, links_checked)
 

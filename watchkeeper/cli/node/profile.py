@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from watchkeeper.catalogue.gpu_models import GpuModel, gpu_models
-from watchkeeper.cli import groups
-from watchkeeper.cli.options import EXIT_UNKNOWN, Duration, as_json, print_json, print_table
+from watchkeeper.cli.options import EXIT_UNKNOWN, Duration, FullHelpGroup, as_json, print_json, print_table
 from watchkeeper.cli.progress import Progress
 from watchkeeper.probe.profile import limits, recorder, recording, report, report_page, report_text, runner, segments
 
@@ -24,7 +23,7 @@ RECENT_SECONDS = 5.0
 WORKLOAD_KEY = "watchkeeper.profile.command"
 
 
-class ProfileGroup(groups.FullHelpGroup):
+class ProfileGroup(FullHelpGroup):
     """Everything after `--` is the command line of the workload."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

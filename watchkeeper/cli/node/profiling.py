@@ -14,13 +14,13 @@ from pathlib import Path
 import click
 
 from watchkeeper.agent import profiling
-from watchkeeper.cli import groups, options
+from watchkeeper.cli import options
 from watchkeeper.cli.node import agent_order
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import clock, durations, wire
 
 
-@click.group("profiling", cls=groups.FullHelpGroup)
+@click.group("profiling", cls=options.FullHelpGroup)
 def command() -> None:
     """Pause and resume the profiling counters of a node, so that nsys or ncu can use them.
 

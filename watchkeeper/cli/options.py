@@ -127,6 +127,7 @@ def client_certificates() -> access.Access:
     return access.Access(ca_file=ca, cert_file=cert, key_file=key)
 
 
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 # `-` is standard input. A missing file is a usage error.
 FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 file_option = functools.partial(click.option, type=FILE, metavar="FILE")

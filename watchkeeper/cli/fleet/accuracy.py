@@ -20,9 +20,10 @@ def command(hub: Client, as_json: bool) -> None:
     """
     drill_scores = {score.cause: score for score in hub.drill_accuracy()}
     scores = {score.cause: score for score in hub.accuracy()}
-    causes = [*scores.values(), *(_only_drilled(cause) for cause in sorted(drill_scores.keys() - scores.keys()))]
+    for name in sorted(drill_scores.keys() - scores.keys()):
+        scores[name] = answers.Accuracy(cause=name, diagnosed=0, judged=0, right=0, right_share=None, instead=())
     plain, rows = [], []
-    for cause in causes:
+    for cause in scores.values():
         drills = drill_scores.get(cause.cause)
         plain.append({**wire.to_plain(cause), "drills": None if drills is None else drills.plain})
         share = "-" if cause.right_share is None else f"{cause.right_share:.0%}"
@@ -32,8 +33,3 @@ def command(hub: Client, as_json: bool) -> None:
     header = ["cause", "diagnosed", "judged", "right", "right in drills", "actual cause if wrong"]
     empty = "No diagnosed incidents and no drill results yet."
     options.print_rows(plain, header, rows, as_json=as_json, empty=empty)
-
-
-def _only_drilled(cause: str) -> answers.Accuracy:
-    """A cause that only drills had, no incident."""
-    return answers.Accuracy(cause=cause, diagnosed=0, judged=0, right=0, right_share=None, instead=())

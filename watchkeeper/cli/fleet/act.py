@@ -33,7 +33,10 @@ def list_repairs(hub: Client, show_all: bool, as_json: bool) -> None:
     answer = hub.repairs(all=show_all)
     for line in _halt_lines(answer.switch) if not as_json else ():
         click.echo(line)
-    rows = [_format_row(repair) for repair in answer.repairs]
+    rows = []
+    for repair in answer.repairs:
+        about = [_format_state(repair.state), repair.mode, repair.node.node or "", repair.cause]
+        rows.append([repair.id, *about, times.utc(repair.made_at), _format_detail(repair)])
     header = ["repair", "state", "mode", "node", "cause", "planned", "detail"]
     options.print_rows(answer.plain, header, rows, as_json=as_json, empty="No repairs.")
 
@@ -132,10 +135,8 @@ def show_log(hub: Client, last: int, as_json: bool) -> None:
 
 
 @command.command("test")
-@click.argument("file", metavar="POLICY", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.argument(
-    "reports", metavar="[REPORT]...", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False)
-)
+@click.argument("file", metavar="POLICY", type=options.EXISTING_FILE)
+@click.argument("reports", metavar="[REPORT]...", nargs=-1, type=options.EXISTING_FILE)
 @options.with_hub_and_json
 def test_policy(hub: Client, file: Path, reports: tuple[Path, ...], as_json: bool) -> None:
     """Test a policy file on past incidents: show the plan that each would get.
@@ -162,11 +163,8 @@ def _read_incident(report: Path) -> incidents.Incident:
         plain = json.loads(report.read_text(encoding="utf-8"))
         return wire.from_plain(incidents.Incident, plain.get("incident", plain))
     except (ValueError, AttributeError, WireError) as error:
-        raise SettingsError(
-            f"is not an incident report: {error}",
-            where=str(report),
-            remedy="Write one with `watchkeeper incidents report INC-7 --json`",
-        ) from error
+        remedy = "Write one with `watchkeeper incidents report INC-7 --json`"
+        raise SettingsError(f"is not an incident report: {error}", where=str(report), remedy=remedy) from error
 
 
 def describe(explained: answers.ExplainedRepair) -> list[str]:
@@ -205,11 +203,6 @@ def _step_lines(steps: Sequence[answers.ExplanationStep]) -> list[str]:
     return lines
 
 
-def _format_row(repair: answers.RepairView) -> list[str]:
-    state, planned = _format_state(repair.state), times.utc(repair.made_at)
-    return [repair.id, state, repair.mode, repair.node.node or "", repair.cause, planned, _format_detail(repair)]
-
-
 def _format_detail(repair: answers.RepairView) -> str:
     obstacles = _list_obstacles(repair)
     if not obstacles:
@@ -244,8 +237,6 @@ def _halt_lines(switch: answers.RepairSwitchView) -> list[str]:
     if switch.is_stopped and switch.stopped_at is not None:
         lines.append(f"HALTED by {switch.stopped_by} at {times.utc(switch.stopped_at)}: {switch.stopped_why}")
     if switch.is_tripped and switch.tripped_at is not None:
-        lines.append(
-            f"CIRCUIT BREAKER tripped at {times.utc(switch.tripped_at)}: {switch.tripped_why}; "
-            "close it with `watchkeeper act reset`"
-        )
+        why = f"{switch.tripped_why}; close it with `watchkeeper act reset`"
+        lines.append(f"CIRCUIT BREAKER tripped at {times.utc(switch.tripped_at)}: {why}")
     return lines

@@ -37,10 +37,11 @@ def command(ctx: click.Context, hub: Client, show_all: bool, as_json: bool) -> N
     # An empty list must not hide that the hub is degraded.
     for problem in hub.status().degraded:
         click.echo(f"degraded: {problem}", err=True)
-    rows = [
-        [card.id, card.severity, _format_state(card), times.utc(card.opened_at), card.cause, card.title]
-        for card in incidents
-    ]
+    rows = []
+    for card in incidents:
+        state = f"{card.state}, silenced" if card.silenced_by else card.state
+        state = f"part of {card.part_of}" if card.part_of else state
+        rows.append([card.id, card.severity, state, times.utc(card.opened_at), card.cause, card.title])
     header = ["id", "severity", "state", "opened", "cause", "what"]
     plain = [incident.plain for incident in incidents]
     options.print_rows(plain, header, rows, as_json=as_json, empty="No open incidents.")
@@ -157,12 +158,6 @@ def note(hub: Client, id: str, text: str) -> None:
     click.echo(f"Note added to {id}.")
 
 
-def _format_state(incident: answers.IncidentCard) -> str:
-    if incident.part_of:
-        return f"part of {incident.part_of}"
-    return f"{incident.state}, silenced" if incident.silenced_by else incident.state
-
-
 def describe(answer: answers.FullIncidentDetail) -> list[str]:
     """The incident as lines of text, the summary first."""
     incident, diagnosis, plan = answer.incident, answer.diagnosis, answer.plan
@@ -188,9 +183,8 @@ def describe(answer: answers.FullIncidentDetail) -> list[str]:
         lines += ["", f"{finding.cause} ({finding.confidence:.0%}): {finding.why}"]
         lines += [f"  evidence  {item.text}" for item in finding.evidence]
         lines += [f"  ruled out {item.cause}: {item.why}" for item in finding.ruled_out]
-        lines += [
-            f"  action    {step.do}" + (f"   $ {step.command}" if step.command else "") for step in finding.actions
-        ]
+        for step in finding.actions:
+            lines.append(f"  action    {step.do}" + (f"   $ {step.command}" if step.command else ""))
     if diagnosis is not None and diagnosis.distinguishing_check:
         lines += ["", diagnosis.distinguishing_check]
     if plan:

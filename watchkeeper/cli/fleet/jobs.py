@@ -13,7 +13,7 @@ from watchkeeper.cli import options, tables, times
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import wire
-from watchkeeper.model.jobs import Efficiency, Goodput, JobLine, JobReport, Money, Straggler
+from watchkeeper.model.jobs import Efficiency, Goodput, JobLine, JobReport, Money
 
 # A job in one of these states gives exit code 1.
 PROBLEM_STATES = frozenset({"hung", "stalled", "diverged", "slow"})
@@ -93,10 +93,7 @@ def replicas(hub: Client, model: str | None, cluster: str | None, window: str, a
     With MODEL, also replay the advice on recorded data. `watchkeeper render keda` gives an autoscaler the same numbers.
     """
     answer = hub.replicas(model=model, cluster=cluster, window=window if model else None)
-    rows = [
-        [need.model, str(need.replicas), UNKNOWN if need.wanted is None else str(need.wanted), need.why]
-        for need in answer.replicas
-    ]
+    rows = [[need.model, str(need.replicas), _format_known(need.wanted, "d"), need.why] for need in answer.replicas]
     empty = "No inference server reports its requests; see docs/howto/autoscale.md."
     header = ["model", "replicas", "recommended", "reason"]
     options.print_rows(answer.plain, header, rows, as_json=as_json, empty=empty)
@@ -144,12 +141,10 @@ def _efficiency_lines(efficiency: Efficiency) -> list[str]:
         if use.held is None and use.used is None:
             lines.append(f"  {use.what:<10} not measured")
             continue
-        held = UNKNOWN if use.held is None else _format_amount(use.held, use.unit)
-        used = UNKNOWN if use.used is None else _format_amount(use.used, use.unit)
-        lines.append(f"  {use.what:<10} {used} used of {held} allocated ({_format_share(use.share)})")
-    return lines + [
-        f"  fix        {fix.do}: {fix.why}" + (f" [{fix.command}]" if fix.command else "") for fix in efficiency.fixes
-    ]
+        held, used = _format_amount(use.held, use.unit), _format_amount(use.used, use.unit)
+        lines.append(f"  {use.what:<10} {used} used of {held} allocated ({_format_known(use.share, '.0%')})")
+    fixes = ((f"{fix.do}: {fix.why}", f" [{fix.command}]" if fix.command else "") for fix in efficiency.fixes)
+    return lines + [f"  fix        {text}{command}" for text, command in fixes]
 
 
 def _goodput_lines(goodput: Goodput) -> list[str]:
@@ -158,7 +153,7 @@ def _goodput_lines(goodput: Goodput) -> list[str]:
     lost = ", ".join(f"{loss.reason} {_format_seconds(loss.seconds)}" for loss in goodput.lost) or "nothing"
     steps = f"{goodput.steps:,.0f} steps of {goodput.step_seconds:.3g} s"
     wall = _format_seconds(goodput.wall_seconds)
-    return [f"  goodput    {_format_share(goodput.share)} of {wall}: {steps}; lost to {lost}"]
+    return [f"  goodput    {goodput.share:.0%} of {wall}: {steps}; lost to {lost}"]
 
 
 def _rank_lines(answer: JobReport, max_ranks: int) -> list[str]:
@@ -169,16 +164,15 @@ def _rank_lines(answer: JobReport, max_ranks: int) -> list[str]:
     columns = f"{'SM':>5} {'util':>5} {'watts':>6} {'links':>9} {'step':>8} {'score':>6}"
     lines = [f"  {'rank':>6}  {'node':<16} {'GPU':<4} {columns}  state"]
     for row in rows[:max_ranks]:
-        number = UNKNOWN if row.rank is None else str(row.rank)
-        step = UNKNOWN if row.step_seconds is None else f"{row.step_seconds:.3g} s"
-        score = UNKNOWN if row.score is None else f"{row.score:+.0%}"
-        power = UNKNOWN if row.power_watts is None else f"{row.power_watts:.0f}"
-        util = UNKNOWN if row.utilisation_percent is None else f"{row.utilisation_percent:.0f}%"
-        link = UNKNOWN if row.link_bytes_per_second is None else _format_rate(row.link_bytes_per_second)
-        lines.append(
-            f"  {number:>6}  {row.node:<16} {row.gpu:<4} {_format_share(row.sm_active):>5} {util:>5} {power:>6} "
-            f"{link:>9} {step:>8} {score:>6}  {row.state}"
-        )
+        rate = row.link_bytes_per_second
+        link = _format_known(rate and rate / 1e9, ".1f", " GB/s")
+        if rate is not None and rate < 1e9:
+            link = f"{rate / 1e6:.0f} MB/s"
+        util, power = _format_known(row.utilisation_percent, ".0f", "%"), _format_known(row.power_watts, ".0f")
+        step, score = _format_known(row.step_seconds, ".3g", " s"), _format_known(row.score, "+.0%")
+        place = f"{_format_known(row.rank, 'd'):>6}  {row.node:<16} {row.gpu:<4}"
+        use = f"{_format_known(row.sm_active, '.0%'):>5} {util:>5} {power:>6}"
+        lines.append(f"  {place} {use} {link:>9} {step:>8} {score:>6}  {row.state}")
     more = len(answer.ranks) - max_ranks + answer.omitted_ranks
     return [*lines, f"  and {more} more"] if more > 0 else lines
 
@@ -187,8 +181,10 @@ def _print_list(lines: Sequence[JobLine], answer: answers.JobList) -> None:
     rows = [
         [
             job.id, job.name if job.name not in job.id else "", job.team or UNMAPPED, job.state,
-            str(job.gpus), str(job.nodes), _format_share(job.used), _format_share(job.memory_used),
-            job.bound_by.replace("_", " "), _format_share(job.goodput), _format_cost(job.cost), format_note(job),
+            str(job.gpus), str(job.nodes), _format_known(job.used, ".0%"), _format_known(job.memory_used, ".0%"),
+            job.bound_by.replace("_", " "), _format_known(job.goodput, ".0%"),
+            _format_known(job.cost.amount if job.cost else None, ",.0f", f" {job.cost.currency}" if job.cost else ""),
+            format_note(job),
         ]
         for job in lines
     ]  # fmt: skip
@@ -211,18 +207,12 @@ def format_note(job: JobLine) -> str:
     parts = [f"stalled since {job.stalled_since:%H:%M:%SZ}"] if job.stalled_since else []
     straggler = job.straggler
     if straggler is not None:
+        place = [f"rank {straggler.rank}"] if straggler.rank is not None else []
+        place += [f"GPU {straggler.gpu}"] if straggler.gpu else []
         score = "" if straggler.score is None else f" {straggler.score:+.0%}"
-        parts.append(f"blocked by {_format_straggler(straggler)}{score}")
+        where = f"{', '.join(place)} on " if place else ""
+        parts.append(f"blocked by {where}{straggler.node or 'an unknown node'}{score}")
     return "; ".join([*parts, *([" ".join(job.incidents)] if job.incidents else [])])
-
-
-def _format_straggler(straggler: Straggler) -> str:
-    parts = [
-        *([f"rank {straggler.rank}"] if straggler.rank is not None else []),
-        *([f"GPU {straggler.gpu}"] if straggler.gpu else []),
-    ]
-    node = straggler.node or "an unknown node"
-    return f"{', '.join(parts)} on {node}" if parts else node
 
 
 def _print_csv(lines: Sequence[JobLine]) -> None:
@@ -245,19 +235,12 @@ def _print_replay(replay: answers.ReplicasReplay | None, window: str) -> None:
     recorded, total = replay.seen_seconds, replay.until - replay.since
     gap = f"; {_format_seconds(total - recorded)} have no data" if recorded < total else ""
     click.echo(f"Replay of {_format_seconds(recorded)} in steps of {_format_seconds(replay.step_seconds)}{gap}:")
-    recorded_late, replayed_late = replay.late_seconds, replay.would_late_seconds
+    late = (replay.late_seconds, replay.would_late_seconds)
     rows = [
         ["replica-hours", f"{replay.had_replica_hours:.1f}", f"{replay.would_replica_hours:.1f}"],
         ["replica changes", str(replay.had_changes), str(replay.changes)],
         ["queue too long", _format_seconds(replay.crowded_seconds), _format_seconds(replay.would_crowded_seconds)],
-        [
-            "latency objective missed",
-            *(
-                2 * [UNKNOWN]
-                if recorded_late is None or replayed_late is None
-                else [_format_seconds(recorded_late), _format_seconds(replayed_late)]
-            ),
-        ],
+        ["latency objective missed", *(UNKNOWN if None in late else _format_seconds(value or 0.0) for value in late)],
     ]
     options.print_table(["", "recorded", "with advice"], rows)
     click.echo("This is the best case: new replicas are assumed to serve at once and to clear the queue.")
@@ -268,20 +251,16 @@ def _print_problems(answer: answers.JobList | answers.ReplicaList) -> None:
         click.echo(f"note: {problem}", err=True)
 
 
-def _format_share(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0%}"
+def _format_known(value: float | None, form: str, unit: str = "") -> str:
+    return UNKNOWN if value is None else f"{value:{form}}{unit}"
 
 
-def _format_cost(cost: Money | None) -> str:
-    return UNKNOWN if cost is None or cost.amount is None else f"{cost.amount:,.0f} {cost.currency}"
-
-
-def _format_amount(value: float, unit: str) -> str:
-    return f"{value / 2**30:,.0f} GiB" if unit == "bytes" else f"{value:,.1f} {unit}"
-
-
-def _format_rate(value: float) -> str:
-    return f"{value / 1e9:.1f} GB/s" if value >= 1e9 else f"{value / 1e6:.0f} MB/s"
+def _format_amount(value: float | None, unit: str) -> str:
+    return (
+        _format_known(value and value / 2**30, ",.0f", " GiB")
+        if unit == "bytes"
+        else _format_known(value, ",.1f", f" {unit}")
+    )
 
 
 def _format_seconds(value: float) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 import click
 
 from watchkeeper.cli import options, times
@@ -33,60 +36,48 @@ def command(ctx: click.Context, /, hub: Client, state: str | None, pool: str | N
         options.print_json(options.answer_fields(answer))
     else:
         has_clusters = len({node.cluster for node in nodes}) > 1
-        rows = [format_row(node, with_cluster=has_clusters) for node in nodes]
-        if rows:
+        if nodes:
             header = ["node", "pool", "rack", "state", "scheduler", "gpus", "holders", "last seen", "why"]
-            options.print_table(header, rows)
-        for line in summary_lines(answer):
-            click.echo(line)
+            options.print_table(header, [_format_row(node, with_cluster=has_clusters) for node in nodes])
+        click.echo("\n".join(_summary_lines(answer)))
     if any(node.state != UP for node in nodes):
         ctx.exit(1)
 
 
-def format_row(node: NodeLine, *, with_cluster: bool = False) -> list[str]:
+def _format_row(node: NodeLine, *, with_cluster: bool) -> list[str]:
     scheduler_states = [f"{report.state} ({report.source})" for report in node.scheduler]
-    expected = node.gpus_expected
-    gpus = f"{node.gpus_seen}/{'?' if expected is None else expected}"
-    shown = node.holders[:MAX_HOLDERS]
-    more = len(node.holders) - len(shown)
+    more = len(node.holders) - MAX_HOLDERS
     return [
         f"{node.cluster}/{node.name}" if with_cluster else node.name,
         node.pool or UNMAPPED,
         node.rack or UNMAPPED,
         node.state.replace("_", " "),
         ", ".join(scheduler_states) or "-",
-        gpus,
-        ", ".join(shown) + (f" and {more} more" if more else "") or "-",
+        f"{node.gpus_seen}/{'?' if node.gpus_expected is None else node.gpus_expected}",
+        ", ".join(node.holders[:MAX_HOLDERS]) + (f" and {more} more" if more > 0 else "") or "-",
         "never" if node.last_seen is None else times.utc(node.last_seen),
-        format_reason(node),
+        _format_reason(node),
     ]
 
 
-def format_reason(node: NodeLine) -> str:
+def _format_reason(node: NodeLine) -> str:
     """The reasons of Watchkeeper and of the schedulers, and open incidents."""
     reasons = [node.why] if node.state != UP else []
-    reasons += [
-        report.reason + (f" (by {report.by})" if report.by else "") for report in node.scheduler if report.reason
-    ]
+    for report in node.scheduler:
+        reasons += [report.reason + (f" (by {report.by})" if report.by else "")] if report.reason else []
     if node.incidents:
         reasons.append("incident " + ", ".join(node.incidents[:3]))
     return "; ".join(reasons) or "-"
 
 
-def summary_lines(answer: answers.NodeList) -> list[str]:
+def _summary_lines(answer: answers.NodeList) -> Iterator[str]:
     """Lines below the table: nodes by state, missing facts, schedulers without an answer."""
-    nodes, total = answer.nodes, answer.total
-    states: dict[str, int] = {}
-    for node in nodes:
-        states[node.state] = states.get(node.state, 0) + 1
+    states = Counter(node.state for node in answer.nodes)
     counts = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in sorted(states.items()))
-    lines = [f"{len(nodes)} of {total} nodes" + (f": {counts}" if counts else "")]
-    lines += options.unmapped_lines(answer.unmapped)
-    lines += [
-        f"{scheduler.source} does not answer: {scheduler.problem}"
-        for scheduler in answer.schedulers
-        if scheduler.problem
-    ]
+    yield f"{len(answer.nodes)} of {answer.total} nodes" + (f": {counts}" if counts else "")
+    yield from options.unmapped_lines(answer.unmapped)
+    for scheduler in answer.schedulers:
+        if scheduler.problem:
+            yield f"{scheduler.source} does not answer: {scheduler.problem}"
     if answer.problem:
-        lines.append(f"Holders are unknown: {answer.problem}")
-    return lines
+        yield f"Holders are unknown: {answer.problem}"

@@ -48,10 +48,8 @@ def list_silences(hub: Client, as_json: bool) -> None:
         # Not a row of the table: an unknown silence is neither active nor absent.
         click.echo(f"Some silences of Alertmanager are unknown: {answer.problem}", err=True)
     header = ["id", "state", "kind", "stored in", "from", "until", "author", "matchers", "reason"]
-    rows, empty = (
-        [_format_row(silence) for silence in silences],
-        "No known silences." if answer.problem else "No silences.",
-    )
+    rows = [_format_row(silence) for silence in silences]
+    empty = "No known silences." if answer.problem else "No silences."
     options.print_rows([silence.plain for silence in silences], header, rows, as_json=as_json, empty=empty)
 
 

@@ -15,43 +15,31 @@ from watchkeeper.cli.fleet.top_rows import HEADER, SortColumn, TopPage, TopView,
 from watchkeeper.errors import StartRefused
 
 MAX_LINES = 10_000
+SORT_COLUMNS, SORT_HELP = list(map(str, SortColumn)), "Column to sort by; numbers are sorted largest first."
 NO_LOCAL_GPU = "No GPU on this node. For the GPUs of a hub: watchkeeper top --hub URL"
 
 
 @click.command("top")
 @options.hub_url("Show the fleet of this hub instead of this node.")
 @options.token
-@click.option(
-    "-s",
-    "--sort",
-    type=click.Choice([column.value for column in SortColumn]),
-    default=SortColumn.NAME.value,
-    help="Column to sort by; numbers are sorted largest first.",
-)
+@click.option("-s", "--sort", type=click.Choice(SORT_COLUMNS), default=SORT_COLUMNS[0], help=SORT_HELP)
 @click.option("-r", "--reverse", "is_reversed", is_flag=True, help="Reverse the sort order.")
 @click.option(
     "-f", "--filter", "text", default="", help="Show only rows with all these words in node, model, holder or cause."
 )
 @click.option("-d", "--delay", type=click.FloatRange(0.5, 3600), default=2.0, help="Seconds between refreshes.")
-@click.option("-n", "--lines", type=click.IntRange(1, MAX_LINES), default=50, help="With --once: print this many GPUs.")
+@click.option(
+    "-n", "--lines", "limit", type=click.IntRange(1, MAX_LINES), default=50, help="With --once: print this many GPUs."
+)
 @click.option("--once", is_flag=True, help="Print one table and exit; the default in a pipe.")
-def command(
-    hub_url: str | None,
-    token: str | None,
-    sort: str,
-    is_reversed: bool,
-    text: str,
-    delay: float,
-    lines: int,
-    once: bool,
-) -> None:
+def command(hub_url: str | None, token: str | None, sort: str, delay: float, once: bool, **view_params: Any) -> None:
     """Show GPUs and the workloads that use them, live.
 
     Without --hub, shows the GPUs of this node with their programs, pods and jobs. With --hub, shows the fleet page by
     page, with open incidents. The live screen needs the extra `top`; --once does not. With --once, exit code 1 if a GPU
     does not answer or an incident is open.
     """
-    view = TopView(SortColumn(sort), is_reversed, text, limit=lines)
+    view = TopView(SortColumn(sort), **view_params)
     with _open_source(hub_url, token, delay) as source:
         if once or not sys.stdout.isatty():
             page = source.read(view)
@@ -101,21 +89,15 @@ def _print_page(page: TopPage, *, no_gpu_text: str) -> None:
         click.echo(f"{len(page.rows):,} of {page.total:,} GPUs; show more with --lines.")
     if page.programs:
         click.echo()
-        program_rows = [
-            (
-                str(program.gpu),
-                str(program.pid),
-                program.user,
-                program.command,
-                program.workload or "–",
-                "–" if program.busy_percent is None else f"{program.busy_percent}%",
-            )
-            for program in page.programs
-        ]
+        program_rows = []
+        for program in page.programs:
+            busy = "–" if program.busy_percent is None else f"{program.busy_percent}%"
+            who = (program.user, program.command, program.workload or "–")
+            program_rows.append((str(program.gpu), str(program.pid), *who, busy))
         options.print_table(("GPU", "PID", "USER", "PROGRAM", "POD OR JOB", "BUSY"), program_rows)
     if page.incidents:
         click.echo()
-        rows = [(incident.severity, incident.id, incident.title, incident.next_step) for incident in page.incidents]
+        rows = [(card.severity.value, card.id, card.title, card.next_step or "") for card in page.incidents]
         options.print_table(("SEVERITY", "INCIDENT", "WHAT", "NEXT STEP"), rows)
     for note in page.notes:
         click.echo(note, err=True)

@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from watchkeeper.client import answers
 
 DIGITS = re.compile(r"(\d+)")
 UNKNOWN = "–"
@@ -17,8 +21,6 @@ MIB_PER_GIB = 1024.0
 
 
 class SortColumn(StrEnum):
-    """Columns to sort by; numbers are sorted largest first."""
-
     NAME = "name"
     UTIL = "util"
     MEMORY = "memory"
@@ -73,14 +75,6 @@ class ProgramLine:
 
 
 @dataclass(frozen=True, slots=True)
-class IncidentLine:
-    id: str
-    severity: str
-    title: str
-    next_step: str
-
-
-@dataclass(frozen=True, slots=True)
 class TopPage:
     """One page. `total` counts all GPUs that match the filter; `notes` say what is missing.
 
@@ -91,7 +85,7 @@ class TopPage:
     rows: tuple[TopRow, ...] = ()
     total: int = 0
     programs: tuple[ProgramLine, ...] = ()
-    incidents: tuple[IncidentLine, ...] = ()
+    incidents: tuple[answers.IncidentCard, ...] = ()
     notes: tuple[str, ...] = ()
     has_problem: bool = False
 
@@ -140,24 +134,12 @@ HEADER = ("GPU", "UTIL", "MEMORY GiB", "TEMP", "POWER", "HOLDER")
 
 def format_cells(row: TopRow) -> tuple[str, ...]:
     """A row as texts under HEADER; an unknown value is a dash, never zero."""
-    holder = f"! {row.problem}" if row.problem and not row.holder else row.holder
-    if row.problem and row.holder:
-        holder = f"{row.holder}  ! {row.problem}"
-    return (
-        row.name,
-        _format_number(row.util, "%"),
-        _format_memory(row),
-        _format_number(row.celsius, "°C"),
-        _format_number(row.watts, "W"),
-        holder or UNKNOWN,
-    )
-
-
-def _format_memory(row: TopRow) -> str:
-    if row.memory_used_mib is None:
-        return UNKNOWN
-    used = f"{row.memory_used_mib / MIB_PER_GIB:.1f}"
-    return used if row.memory_mib is None else f"{used}/{row.memory_mib / MIB_PER_GIB:.0f}"
+    holder = "  ".join(text for text in (row.holder, row.problem and f"! {row.problem}") if text) or UNKNOWN
+    memory = UNKNOWN if row.memory_used_mib is None else f"{row.memory_used_mib / MIB_PER_GIB:.1f}"
+    if row.memory_used_mib is not None and row.memory_mib is not None:
+        memory += f"/{row.memory_mib / MIB_PER_GIB:.0f}"
+    celsius, watts = _format_number(row.celsius, "°C"), _format_number(row.watts, "W")
+    return row.name, _format_number(row.util, "%"), memory, celsius, watts, holder
 
 
 def _format_number(value: float | None, unit: str) -> str:

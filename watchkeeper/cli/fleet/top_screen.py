@@ -19,7 +19,6 @@ from textual.worker import get_current_worker
 from watchkeeper.cli.fleet.top_rows import (
     HEADER,
     UNKNOWN,
-    IncidentLine,
     ProgramLine,
     SortColumn,
     TopPage,
@@ -28,6 +27,7 @@ from watchkeeper.cli.fleet.top_rows import (
     format_cells,
 )
 from watchkeeper.cli.fleet.top_sources import PageSource
+from watchkeeper.client import answers
 from watchkeeper.errors import WatchkeeperError
 
 WIDTHS = (17, 5, 11, 5, 6, 24)
@@ -256,9 +256,9 @@ def pane_text(page: TopPage, chosen: TopRow | None) -> Text:
     return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
 
-def _incident_line(incident: IncidentLine) -> Text:
-    line = Text(f"{incident.severity:<9}", style=COLOURS.get(incident.severity, ""))
-    return line.append(f"{incident.id:<9}{incident.title}", style="default not bold")
+def _incident_line(card: answers.IncidentCard) -> Text:
+    line = Text(f"{card.severity.value:<9}", style=COLOURS.get(card.severity.value, ""))
+    return line.append(f"{card.id:<9}{card.title}", style="default not bold")
 
 
 def _program_line(program: ProgramLine) -> Text:

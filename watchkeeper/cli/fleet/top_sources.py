@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from watchkeeper.agent import node_facts
 from watchkeeper.agent.attribution import node_holders
 from watchkeeper.agent.gpus.gpu_samples import GpuSample
 from watchkeeper.agent.gpus.sampler import Sampler
 from watchkeeper.cli.fleet.top_rows import (
-    IncidentLine,
     ProgramLine,
     SortColumn,
     TopPage,
@@ -32,6 +31,7 @@ from watchkeeper.cli.fleet.top_rows import (
 from watchkeeper.client import answers
 from watchkeeper.client.hub import Client
 from watchkeeper.kit import own_metrics
+from watchkeeper.model import workloads
 from watchkeeper.readers.node import proc_programs
 from watchkeeper.readers.nvml.families import Cadence
 
@@ -81,16 +81,16 @@ class HubSource:
             f"hub {status.cluster}",
             tuple(self._with_readings(page)),
             len(matching),
-            incidents=_incident_lines(cards),
+            incidents=tuple(sorted(cards, key=_rank_incident)[:MAX_INCIDENTS]),
             notes=(*(f"degraded: {problem}" for problem in status.degraded), *notes),
             has_problem=bool(cards),
         )
 
     def _read_inventory(self) -> None:
         inventory = self._hub.fleet()
-        workloads = inventory.workloads or {}
+        holders = inventory.workloads or {}
         self._gpus = {
-            gpu.uuid: TopRow(gpu.uuid, node.name, gpu.index, gpu.model or "", workloads.get(gpu.uuid, ""))
+            gpu.uuid: TopRow(gpu.uuid, node.name, gpu.index, gpu.model or "", holders.get(gpu.uuid, ""))
             for node in inventory.nodes
             for gpu in node.gpus
             if gpu is not None
@@ -113,9 +113,7 @@ class HubSource:
         if len(ordered) < count and not view.text:
             # GPUs without a reading come last.
             silent = matching.keys() - {row.uuid for row in ordered}
-            ordered += sort_rows(
-                (matching[uuid] for uuid in silent), replace(view, sort=SortColumn.NAME, is_reversed=False)
-            )
+            ordered += sort_rows((matching[uuid] for uuid in silent), TopView())
         return list(page_rows(ordered, view)), notes
 
     def _with_readings(self, rows: Iterable[TopRow]) -> list[TopRow]:
@@ -135,9 +133,7 @@ class LocalSource:
     """Reads the GPUs of this node, with the programs on them."""
 
     def __init__(self, sampler: Sampler, *, node: str, roots: node_facts.Roots) -> None:
-        self._sampler = sampler
-        self._node = node
-        self._roots = roots
+        self._sampler, self._node, self._roots = sampler, node, roots
         self._users = proc_programs.read_users(roots.root / Path("etc/passwd"))
         settings = node_holders.HolderSettings()
         self._holders = node_holders.NodeHolders(settings, node, roots=roots, registry=own_metrics.Registry())
@@ -149,39 +145,35 @@ class LocalSource:
 
     def read(self, view: TopView) -> TopPage:
         self._loop.run_until_complete(self._holders.refresh(self._sampler))
-        gpus = self._sampler.snapshot().gpus
-        faults = self._sampler.faults()
+        gpus, faults = self._sampler.snapshot().gpus, self._sampler.faults()
         rows = [
             self._row(gpu, [fault.cause for fault in faults if fault.place.gpu == gpu.identity["uuid"]]) for gpu in gpus
         ]
         matching = [row for row in rows if matches_filter(row, view.text)]
         # A GPU that was lost before the first reading has no row.
         shown_uuids = {row.uuid for row in rows}
-        notes = [f"{fault.cause}: {fault.evidence}" for fault in faults if fault.place.gpu not in shown_uuids]
+        notes = tuple(f"{fault.cause}: {fault.evidence}" for fault in faults if fault.place.gpu not in shown_uuids)
         programs = tuple(line for gpu in gpus for line in self._programs(gpu))
         shown = page_rows(sort_rows(matching, view), view)
-        return TopPage(
-            self._node, shown, len(matching), programs=programs, notes=tuple(notes), has_problem=bool(faults)
-        )
+        return TopPage(self._node, shown, len(matching), programs, notes=notes, has_problem=bool(faults))
 
     def _row(self, gpu: GpuSample, causes: list[str]) -> TopRow:
-        values = {METRICS[name]: _add_parts(gpu.values.get(name)) for name in METRICS}
-        attribution = self._holders.current.get(gpu.identity["uuid"])
-        workloads = (
-            ", ".join(dict.fromkeys(str(holding.workload) for holding in attribution.holdings))
-            if attribution is not None
-            else ""
-        )
+        uuid, model = gpu.identity["uuid"], gpu.identity["model"]
+        holder = ", ".join(dict.fromkeys(str(holding.workload) for holding in self._holdings(gpu)))
+        row = TopRow(uuid, self._node, gpu.index, model, holder, problem=", ".join(causes))
+        readings: dict[str, float] = {}
         # Stale readings of a GPU that does not answer are not shown.
-        current_values = {} if causes or Cadence.FAST not in gpu.read_at else values
-        row = TopRow(
-            gpu.identity["uuid"], self._node, gpu.index, gpu.identity["model"], workloads, problem=", ".join(causes)
-        )
-        return _with_values(row, {name: value for name, value in current_values.items() if value is not None})
+        for name, field in METRICS.items() if not causes and Cadence.FAST in gpu.read_at else ():
+            if (value := gpu.values.get(name)) is not None:
+                readings[field] = float(sum(value.values()) if isinstance(value, Mapping) else value)
+        return _with_values(row, readings)
+
+    def _holdings(self, gpu: GpuSample) -> Sequence[workloads.Holding]:
+        current = self._holders.current.get(gpu.identity["uuid"])
+        return () if current is None else current.holdings
 
     def _programs(self, gpu: GpuSample) -> Iterable[ProgramLine]:
-        attribution = self._holders.current.get(gpu.identity["uuid"])
-        holdings = () if attribution is None else attribution.holdings
+        holdings = self._holdings(gpu)
         for program in gpu.programs or ():
             facts = proc_programs.read(self._roots.proc, program.pid, self._users)
             facts = facts or proc_programs.ProgramFacts(program.pid)
@@ -189,13 +181,6 @@ class LocalSource:
             names = {str(holding.workload) for holding in holdings if holding.slice == instance} - {facts.command}
             workload = facts.slurm_job or (", ".join(sorted(names)) if len(names) == 1 else "")
             yield ProgramLine(gpu.index, program.pid, facts.user, facts.command, workload, program.busy_percent)
-
-
-def _add_parts(value: Any) -> float | None:
-    """The value as one number: the sum of its parts if it has parts."""
-    if value is None:
-        return None
-    return float(sum(value.values()) if isinstance(value, Mapping) else value)
 
 
 def _with_values(row: TopRow, readings: Mapping[str, float]) -> TopRow:
@@ -214,7 +199,7 @@ def _add_problems(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard])
     """Rows with the cause of the most severe open incident of the GPU or its node."""
     at_gpu: dict[str, str] = {}
     at_node: dict[str, str] = {}
-    for card in sorted(cards, key=lambda card: -_severity_rank(card.severity.value)):
+    for card in sorted(cards, key=lambda card: -_rank_incident(card)[0]):
         if card.place.gpu is not None:
             at_gpu |= dict.fromkeys([*card.gpus, card.place.gpu], card.cause)
         elif card.place.node is not None:
@@ -226,12 +211,6 @@ def _add_problems(rows: Iterable[TopRow], cards: Iterable[answers.IncidentCard])
     ]
 
 
-def _incident_lines(cards: Iterable[answers.IncidentCard]) -> tuple[IncidentLine, ...]:
-    ordered = sorted(cards, key=lambda card: (_severity_rank(card.severity.value), -card.opened_at.timestamp()))
-    return tuple(
-        IncidentLine(card.id, card.severity.value, card.title, card.next_step or "") for card in ordered[:MAX_INCIDENTS]
-    )
-
-
-def _severity_rank(severity: str) -> int:
-    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+def _rank_incident(card: answers.IncidentCard) -> tuple[int, float]:
+    severity = card.severity.value
+    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES), -card.opened_at.timestamp()

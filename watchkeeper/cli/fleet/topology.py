@@ -79,35 +79,25 @@ def build_tree(answer: answers.Topology, detail: TreeDetail) -> list[TreeBranch]
     for state in () if detail.everything else FOLDED_STATES:
         if count := sum(switch.state == state for switch in switches):
             tree.append(TreeBranch(f"{tables.format_count(count, 'switch', 'switches')} {state}", state))
-    return tree + _unlisted_branches(answer.fabric)
+    return tree if answer.fabric is None else [*tree, *_unlisted_branches(answer.fabric)]
 
 
-def _unlisted_branches(fabric: answers.SweepStatus | None) -> list[TreeBranch]:
+def _unlisted_branches(fabric: answers.SweepStatus) -> Iterator[TreeBranch]:
     """Hosts that only the fabric reports: they are not in the inventory, so they have no rack."""
-    if fabric is None:
-        return []
-    hosts, unnamed, branches = fabric.unlisted_hosts, fabric.unnamed_hosts, list[TreeBranch]()
-    if hosts:
+    if hosts := fabric.unlisted_hosts:
         names = ", ".join(hosts[:MAX_HOSTS]) + (", …" if len(hosts) > MAX_HOSTS else "")
         text = f"{tables.format_count(len(hosts), 'host')} of the fabric not in the inventory: {names}"
-        branches.append(TreeBranch(text, "unknown"))
-    if unnamed:
-        branches.append(
-            TreeBranch(f"{tables.format_count(unnamed, 'adapter')} of the fabric without a host name", "unknown")
-        )
-    return branches
+        yield TreeBranch(text, "unknown")
+    if unnamed := fabric.unnamed_hosts:
+        yield TreeBranch(f"{tables.format_count(unnamed, 'adapter')} of the fabric without a host name", "unknown")
 
 
 def _format_heading(answer: answers.Topology, nodes: Sequence[answers.TopologyNode]) -> str:
-    gpus = sum(len(node.gpus) for node in nodes)
+    counts = {"rack": len(answer.racks), "node": len(nodes), "GPU": sum(len(node.gpus) for node in nodes)}
+    parts = ", ".join(tables.format_count(count, noun) for noun, count in counts.items())
     unhealthy = sum(node.state != "healthy" for node in nodes)
-    parts = [
-        tables.format_count(len(answer.racks), "rack"),
-        tables.format_count(len(nodes), "node"),
-        tables.format_count(gpus, "GPU"),
-    ]
     verdict = "all healthy" if not unhealthy else f"{tables.format_count(unhealthy, 'node')} not healthy"
-    text = f"{answer.cluster}: {', '.join(parts)}; {verdict if nodes else 'no nodes'}"
+    text = f"{answer.cluster}: {parts}; {verdict if nodes else 'no nodes'}"
     fabric = answer.fabric
     if fabric is None:
         return text
@@ -133,9 +123,10 @@ def _leaf_branch(leaf: answers.TopologyLeaf, detail: TreeDetail) -> TreeBranch:
     branch = TreeBranch(f"{name} · {_summarise_nodes(leaf.nodes)}", leaf.state, _reason_branches(leaf.why))
     unhealthy = [node for node in leaf.nodes if node.state != "healthy"]
     healthy = [node for node in leaf.nodes if node.state == "healthy"]
-    branch.children += [_node_branch(node, everything=detail.parts or detail.everything) for node in unhealthy]
-    if detail.everything or detail.parts or (detail.nodes and len(healthy) <= MAX_NODES):
-        branch.children += [_node_branch(node, everything=detail.parts or detail.everything) for node in healthy]
+    everything = detail.parts or detail.everything
+    branch.children += [_node_branch(node, everything=everything) for node in unhealthy]
+    if everything or (detail.nodes and len(healthy) <= MAX_NODES):
+        branch.children += [_node_branch(node, everything=everything) for node in healthy]
     elif healthy and unhealthy:
         branch.children.append(TreeBranch(f"{tables.format_count(len(healthy), 'node')} healthy", "healthy"))
     return branch
@@ -151,26 +142,22 @@ def _node_branch(node: answers.TopologyNode, *, everything: bool) -> TreeBranch:
         # A silent node needs no line for each of its GPUs.
         gpus = [] if gpus[0].state in ("healthy", "silent") else gpus
     shown = [gpu for gpu in gpus if everything or gpu.state != "healthy"]
-    branch.children += [TreeBranch(_format_gpu(gpu), gpu.state) for gpu in shown if gpu.uuid is not None]
+    for gpu in shown:
+        if gpu.uuid is not None:
+            parts = ("gpu ?" if gpu.index is None else f"gpu {gpu.index}", gpu.state, gpu.uuid, gpu.why)
+            branch.children.append(TreeBranch(" · ".join(filter(None, parts)), gpu.state))
     if unnamed_gpus := [gpu for gpu in shown if gpu.uuid is None]:
         text = f"{tables.format_count(len(unnamed_gpus), 'gpu')} · {unnamed_gpus[0].state} · {unnamed_gpus[0].why}"
         branch.children.append(TreeBranch(text, unnamed_gpus[0].state))
-    branch.children += [
-        TreeBranch(_format_link(link), link.state) for link in links if everything or link.state != "healthy"
-    ]
+    branch.children += [_link_branch(link) for link in links if everything or link.state != "healthy"]
     return branch
 
 
-def _format_gpu(gpu: answers.TopologyGpu) -> str:
-    name = "gpu ?" if gpu.index is None else f"gpu {gpu.index}"
-    return " · ".join(part for part in (name, gpu.state, gpu.uuid, gpu.why) if part)
-
-
-def _format_link(link: answers.TopologyLink) -> str:
+def _link_branch(link: answers.TopologyLink) -> TreeBranch:
     rate = "" if link.gbps is None else f"{link.gbps:g} Gb/s"
     switch_port = f"{link.switch} port {link.switch_port}" if link.switch else ""
     parts = (f"link {link.device}/{link.port}", link.state, rate, switch_port, link.why)
-    return " · ".join(part for part in parts if part)
+    return TreeBranch(" · ".join(filter(None, parts)), link.state)
 
 
 def _switch_branch(switch: answers.TopologySwitch) -> TreeBranch:
@@ -180,11 +167,9 @@ def _switch_branch(switch: answers.TopologySwitch) -> TreeBranch:
 
 
 def _summarise_nodes(nodes: Sequence[answers.TopologyNode]) -> str:
-    gpus = sum(len(node.gpus) for node in nodes)
-    unhealthy = sum(node.state != "healthy" for node in nodes)
-    if not unhealthy:
-        return f"{tables.format_count(len(nodes), 'node')} healthy · {tables.format_count(gpus, 'GPU')}"
-    return f"{unhealthy} of {tables.format_count(len(nodes), 'node')} not healthy"
+    unhealthy, count = sum(node.state != "healthy" for node in nodes), tables.format_count(len(nodes), "node")
+    gpus = tables.format_count(sum(len(node.gpus) for node in nodes), "GPU")
+    return f"{unhealthy} of {count} not healthy" if unhealthy else f"{count} healthy · {gpus}"
 
 
 def _summarise_parts(parts: Sequence[answers.TopologyGpu | answers.TopologyLink], word: str) -> str:

@@ -26,20 +26,14 @@ def command(hub: Client, name: str, as_json: bool) -> None:
     watchkeeper who 4711
     """
     answer = hub.who(name)
-    options.print_result(options.answer_fields(answer), describe(answer), as_json=as_json)
+    options.print_result(options.answer_fields(answer), [describe(answer)], as_json=as_json)
 
 
-def describe(answer: answers.Who) -> list[str]:
-    lines: list[str] = []
-    for gpu in answer.gpus:
-        lines += [*_gpu_lines(gpu), ""]
-    for node in answer.nodes:
-        lines += [*_node_lines(node), ""]
-    for workload in answer.workloads:
-        lines += [*_workload_lines(workload), ""]
+def describe(answer: answers.Who) -> str:
+    blocks = [*map(_gpu_lines, answer.gpus), *map(_node_lines, answer.nodes), *map(_workload_lines, answer.workloads)]
     if answer.left_out:
-        lines.append(f"and {answer.left_out} more workloads")
-    return lines[:-1] if lines and not lines[-1] else lines
+        blocks.append([f"and {answer.left_out} more workloads"])
+    return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
 def _gpu_lines(gpu: answers.GpuAndHolders) -> list[str]:
@@ -53,8 +47,7 @@ def _gpu_lines(gpu: answers.GpuAndHolders) -> list[str]:
 
 
 def _format_holder(holder: answers.GpuHolder) -> str:
-    kind = holder.kind.replace("_", " ")
-    details = [kind]
+    details = [holder.kind.replace("_", " ")]
     owners = {"container": holder.container, "user": holder.user, "team": holder.team, "project": holder.project}
     details += [f"{name} {owner}" for name, owner in owners.items() if owner]
     if holder.slice is not None:
@@ -77,9 +70,7 @@ def _node_lines(answer: answers.NodeAndGpus) -> list[str]:
         by = f" (by {report.by})" if report.by else ""
         lines.append(f"  {report.source:9} {report.state}" + (f": {report.reason}{by}" if report.reason else ""))
     for gpu in answer.gpus:
-        holders = (
-            "; ".join(_format_holder(holder) for holder in gpu.holders) or f"no holder: {gpu.reason.replace('_', ' ')}"
-        )
+        holders = "; ".join(map(_format_holder, gpu.holders)) or f"no holder: {gpu.reason.replace('_', ' ')}"
         name = gpu.uuid if gpu.index is None else f"GPU {gpu.index}"
         lines.append(f"  {name:8}  {'gone; ' if gpu.is_gone else ''}{holders}")
     reported = {_full_name(holder) for gpu in answer.gpus for holder in gpu.holders}
@@ -88,10 +79,7 @@ def _node_lines(answer: answers.NodeAndGpus) -> list[str]:
         for name in node.holders
         if name not in reported
     ]
-    incident_lines: dict[str, None] = {}
-    for gpu in answer.gpus:
-        incident_lines |= dict.fromkeys(_incident_lines(gpu))
-    return lines + list(incident_lines)
+    return lines + list(dict.fromkeys(line for gpu in answer.gpus for line in _incident_lines(gpu)))
 
 
 def _workload_lines(workload: answers.WorkloadAndGpus) -> list[str]:

@@ -23,7 +23,7 @@ def inventory(settings: config.Settings) -> inventory_file.InventoryFile:
 
 
 def expected_gpus(settings: config.Settings) -> dict[str, int | None]:
-    """The GPUs of each node of the inventory, in its order; None is unknown. Nodes without GPUs are left out."""
+    """The GPUs of each node of the inventory, in its order; None is unknown. Nodes without GPUs are omitted."""
     inventory_rows, counts = inventory(settings), dict[str, int | None]()
     for name in dict.fromkeys(name for row in inventory_rows.nodes for name in row.names):
         listed = (row.expected_gpus for row in inventory_rows.matching_rows(settings.fleet.cluster, name))
@@ -51,10 +51,10 @@ def rule_texts(settings: config.Settings) -> dict[str, str]:
     texts = [(path.stem, path.read_text(encoding="utf-8")) for path in sources.files]
     if sources.slos is not None and not sources.is_rendered:
         texts.append((sources.slos.stem, slo.render_rules(list(book.slos), source=sources.slos.name)))
-    seen, rules = Counter[str](), {}
+    counts, rules = Counter[str](), {}
     for stem, text in texts:
-        seen[stem] += 1
-        rules[stem if seen[stem] == 1 else f"{stem}-{seen[stem]}"] = text
+        counts[stem] += 1
+        rules[stem if counts[stem] == 1 else f"{stem}-{counts[stem]}"] = text
     return rules
 
 

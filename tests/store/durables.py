@@ -59,7 +59,7 @@ class Rig:
         return sorted((self.path / "wal").glob("*.wal"))
 
 
-def read(store: interfaces.SampleStore, *matchers: Matcher, start: int = -1, end: int = 10**15) -> Read:
+def read(store: durable.SampleStore, *matchers: Matcher, start: int = -1, end: int = 10**15) -> Read:
     """Every sample of the series that match; NaNs as texts, so that they can be compared."""
     selected = store.select(list(matchers), start, end)
     out: Read = {}

@@ -18,8 +18,8 @@ from tests.store.durables import MINUTE, SETTINGS, Rig, named, read
 from watchkeeper.model.samples import STALE, Sample
 from watchkeeper.query.embedded import EmbeddedEngine
 from watchkeeper.query.engine import QueryLimits, QueryRange
+from watchkeeper.store.durable import SampleStore
 from watchkeeper.store.head.head import Head
-from watchkeeper.store.interfaces import SampleStore
 
 LIMITS = dataclasses.replace(SETTINGS, memory_ms=MINUTE, retention_ms=10**12)
 VALUES = st.one_of(

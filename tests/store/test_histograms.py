@@ -11,7 +11,7 @@ import pytest
 from tests.store.durables import BLOCK, MINUTE, Rig, equals, named
 from watchkeeper.model.histograms import CUSTOM, Histogram, HistogramSample, ResetHint
 from watchkeeper.model.samples import STALE, Sample
-from watchkeeper.store import histograms, interfaces
+from watchkeeper.store import durable, histograms, interfaces
 from watchkeeper.store.head.head import Head
 from watchkeeper.store.wal import wal_records
 
@@ -22,7 +22,7 @@ def grown(count: int) -> Histogram:
     return Histogram(count=float(count), sum=count * 1.5, positive=((0, float(count)),))
 
 
-def kept(store: interfaces.SampleStore, name: str = "latency") -> list[tuple[int, Histogram | float]]:
+def kept(store: durable.SampleStore, name: str = "latency") -> list[tuple[int, Histogram | float]]:
     """Every sample of one series, histograms as such."""
     columns = store.select([equals("__name__", name)], -1, 10**15)
     cells = store.find_histograms(columns.values)

@@ -28,7 +28,7 @@ from watchkeeper.readers import exposition
 from watchkeeper.rules import evaluate, rulefile
 from watchkeeper.scrape import discovery, fleet, schedule, scrape, status_series
 from watchkeeper.sim.simulation import SimSettings, Simulation
-from watchkeeper.store import interfaces
+from watchkeeper.store import durable
 from watchkeeper.store.head import head
 from watchkeeper.store.journal import journal
 
@@ -75,7 +75,7 @@ class MonitoredFleet:
         folder: Path,
         *,
         intervals: FleetIntervals = HUB_INTERVALS,
-        store: interfaces.SampleStore | None = None,
+        store: durable.SampleStore | None = None,
         connection: scrape.TargetConnection | None = None,
         remote: prometheus.PrometheusEngine | None = None,
         max_page_series: int = exposition.MAX_SERIES,

@@ -1,8 +1,7 @@
 """The embedded engine: PromQL over the samples in this process, without a server.
 
-The hub creates one for rules, pages, reports and checks. Queries may run in any number of threads while the
-scraper appends: the store copies what a query reads under its lock (`store.head.head`). Parsed expressions are
-cached, because rules use the same expressions repeatedly.
+Queries may run in any number of threads while the scraper appends: the store copies what a query reads under its lock
+(`store.head.head`). Parsed expressions are cached, because rules use the same expressions repeatedly.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from watchkeeper.query.promql.parser import parse
 from watchkeeper.store import interfaces
 from watchkeeper.store.columns import NEVER_MS, Ints, is_absent, is_stale
 
+if TYPE_CHECKING:
+    from watchkeeper.store import durable
+
 MAX_PARSED_EXPRESSIONS = 2048
 # Points of a result that the event loop computes without a thread: 0.3 ms.
 MAX_CHEAP_POINTS = 8_000
@@ -36,7 +39,7 @@ MAX_CHEAP_POINTS = 8_000
 class EmbeddedEngine:
     """Implements `query.engine.Engine` and `LocalEngine` over one store: in memory, or in memory and on disk."""
 
-    def __init__(self, head: interfaces.SampleStore, limits: QueryLimits = QueryLimits()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, head: durable.SampleStore, limits: QueryLimits = QueryLimits()) -> None:  # noqa: B008 (frozen)
         self.head = head
         self._limits = limits
         self._parsed: OrderedDict[str, ast.Expr] = OrderedDict()
@@ -49,7 +52,7 @@ class EmbeddedEngine:
         return self._limits
 
     @property
-    def appender(self) -> interfaces.SampleStore:
+    def appender(self) -> durable.SampleStore:
         return self.head
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,17 @@ from watchkeeper import errors
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import Histogram
 from watchkeeper.model.labels import Labels
-from watchkeeper.store import interfaces
+from watchkeeper.store import index, interfaces
 from watchkeeper.store.histograms import Cells
+
+if TYPE_CHECKING:
+    from watchkeeper.store import durable
 
 Floats = npt.NDArray[np.float64]
 Millis = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Matcher: TypeAlias = index.Matcher
+MatchOp: TypeAlias = index.MatchOp
 RawSeries: TypeAlias = tuple[Labels, Millis, Floats | list[float | Histogram]]
 
 
@@ -32,26 +37,6 @@ class ResultType(StrEnum):
     MATRIX = "matrix"
     SCALAR = "scalar"
     STRING = "string"
-
-
-class MatchOp(StrEnum):
-    EQUAL = "="
-    NOT_EQUAL = "!="
-    REGEX = "=~"
-    NOT_REGEX = "!~"
-
-
-@dataclass(frozen=True, slots=True)
-class Matcher:
-    """One label matcher of a selector; an absent label has the empty value."""
-
-    name: str
-    op: MatchOp
-    value: str
-
-    def __hash__(self) -> int:
-        # Without `op`: hashing an enum is slow, and rules look up the same selectors repeatedly.
-        return hash((self.name, self.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +211,7 @@ class LocalEngine(Protocol):
     """Reads beyond PromQL, for engines whose samples are in this process."""
 
     # The hub sets the store of its data directory here.
-    head: interfaces.SampleStore
+    head: durable.SampleStore
 
     def range_if_cheap(self, expr: str, span: QueryRange) -> QueryResult | None:
         """The result of a range query that is cheaper than a thread switch; None if it may take longer."""

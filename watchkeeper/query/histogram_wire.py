@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from watchkeeper.kit.protobuf import encode_varint
 from watchkeeper.model.histograms import CUSTOM, Buckets, Histogram, ResetHint
@@ -20,11 +19,6 @@ __all__ = ["InvalidHistogram", "encode_buckets", "read", "write"]
 
 # Wire types of protobuf: a tag is the field number times 8, plus the wire type.
 VARINT, DOUBLE, BYTES = range(3)
-
-
-class _Span(NamedTuple):
-    offset: int
-    length: int
 
 
 def read(message: bytes, start: int, end: int) -> tuple[int, Histogram]:
@@ -54,23 +48,23 @@ def encode_buckets(histogram: Histogram, numbering: HistogramFieldNumbers) -> by
     inner = b"".join(_tag(number, DOUBLE) + struct.pack("<d", value) for number, value in numbers)
     inner += _tag(numbering.schema, VARINT) + encode_varint(_zigzag(histogram.schema))
     for side, buckets in ((numbering.negative, histogram.negative), (numbering.positive, histogram.positive)):
-        inner += b"".join(_field(side.spans, _span_bytes(span)) for span in _spans(buckets))
+        inner += b"".join(_field(side.spans, _span_bytes(*span)) for span in _spans(buckets))
         if buckets:
             inner += _field(side.counts, _doubles([count for _, count in buckets]))
     return inner
 
 
-def _spans(buckets: Buckets) -> Iterator[_Span]:
-    """Spans of buckets without a gap; the first offset counts from 0, the others from the end of the previous span."""
+def _spans(buckets: Buckets) -> Iterator[tuple[int, int]]:
+    """The offset and length of each run of buckets without a gap; offsets count from the end of the previous run."""
     end = 0
     for _, run in itertools.groupby(enumerate(buckets), key=lambda item: item[1][0] - item[0]):
         indices = [index for _, (index, _) in run]
-        yield _Span(indices[0] - end, len(indices))
+        yield indices[0] - end, len(indices)
         end = indices[-1] + 1
 
 
-def _span_bytes(span: _Span) -> bytes:
-    return encode_varint(0x08) + encode_varint(_zigzag(span.offset)) + encode_varint(0x10) + encode_varint(span.length)
+def _span_bytes(offset: int, length: int) -> bytes:
+    return encode_varint(0x08) + encode_varint(_zigzag(offset)) + encode_varint(0x10) + encode_varint(length)
 
 
 def _zigzag(number: int) -> int:

@@ -1,9 +1,8 @@
 """A remote engine with a local cache of the newest samples, for rule evaluation.
 
 A server needs minutes to evaluate the shipped rules over 100,000 GPUs, because each of a hundred queries reads all
-series again. This hub has scraped those samples itself: with `[query] near` it caches the last `[query] memory` of
-them, besides sending them to the server. `for_rules` queries the cache if the expression looks back no further. All
-other queries go to the server, which may have samples of several hubs. Rules are evaluated while the server is down.
+series again. With `[query] near` this hub caches the last `[query] memory` of the samples that it scrapes, and
+`for_rules` queries the cache if the expression looks back no further.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The remote engine: sends queries to a server with the Prometheus HTTP API.
 
-The hub creates it instead of the embedded engine if `[query] engine = "prometheus"`; rules, pages, reports and
-checks use both in the same way. Samples are sent by remote write (`remote_appender`). Calls block, and may come from
-any number of threads. Decision 0007 explains why this package contains a network client.
+The hub creates it instead of the embedded engine if `[query] engine = "prometheus"`. Calls block, and may come from any
+number of threads; decision 0007 explains why this package contains a network client.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class PrometheusEngine:
             return []
         data = self._fetch_list("/api/v1/series", matchers, start_ms, end_ms)
         with self._convert_read_errors():
-            return responses.read_label_sets(data)
+            return sorted(Labels(pairs) for pairs in data or ())
 
     def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
         return sorted(self._fetch_list("/api/v1/labels", matchers, start_ms, end_ms) or ())

@@ -1,7 +1,7 @@
 """Detect a store that is ahead of the clock: after the clock was set back, current samples are refused as too old.
 
 The hub checks each second. If the store stays ahead, its future samples are moved to quarantine, so that current
-samples are accepted again; a clock that is wrong only for a moment changes nothing. The hub's status shows both.
+samples are accepted again; a clock that is wrong only for a moment changes nothing.
 """
 
 from __future__ import annotations

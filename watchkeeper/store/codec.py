@@ -1,9 +1,8 @@
 """Compress matrices of numbers without loss.
 
-Exporters write decimals, so a matrix of floats is stored as integers and a power of ten. Values that do not fit (NaN,
-the stale marker, empty slots, −0, long fractions) are stored separately as exceptions. Integers are stored as
-differences along the row, in the narrowest unsigned type, split into byte planes, compressed with zstd. `block_writer`
-packs, `block` unpacks; docs/reference/storage.md has the layout.
+Exporters write decimals, so a matrix of floats is stored as integers and a power of ten; values that do not fit (NaN,
+the stale marker, empty slots, −0, long fractions) are exceptions. Integers are stored as differences along the row, in
+the narrowest unsigned type, split into byte planes, compressed with zstd; docs/reference/storage.md has the layout.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The memory of samples: rows of slots.
 
-A slab has rows of one length. A row is one series and a slot is one scrape, so the samples of a window are adjacent.
-Rows are allocated in large blocks, whose memory the system commits only when it is used. Rows of one kind (a metric)
-share sections, so that a query reads adjacent rows. The memory of an unused section is returned to the system, even if
-its block has other rows in use. `head` assigns rows to series, and moves them to a longer slab when they are full.
+A slab has rows of one length; a row is one series and a slot is one scrape, so the samples of a window are adjacent.
+Rows of one kind (a metric) share sections, so that a query reads adjacent rows, and the memory of an unused section is
+returned to the system.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The durable store: a head in memory, a WAL, and blocks, queried as one.
 
-The hub opens it from its data directory (`open_store`), passes it to the query engine, and calls `sync` each second and
-`maintain` each minute; both wait for the disk, so call them in a thread. An accepted sample is in the head at once, in
-the WAL within a second, and in a block soon after its half hour has passed. Queries read all of them.
+The hub calls `sync` each second and `maintain` each minute; both wait for the disk, so call them in a thread. An
+accepted sample is in the head at once, in the WAL within a second, and in a block soon after its half hour has passed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -34,7 +33,7 @@ from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
 from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.head.head import MAX_AHEAD_MS, Head
 from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, find_histograms
-from watchkeeper.store.index import MatcherLike, Patterns
+from watchkeeper.store.index import Matcher, Patterns
 from watchkeeper.store.sample_columns import Columns, UnionCache, join
 from watchkeeper.store.series import SeriesSet
 from watchkeeper.store.wal import wal_prefetch, wal_reader, wal_records, wal_replay
@@ -115,7 +114,7 @@ def open_store(path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]
 
 
 class DurableStore:
-    """Implements `interfaces.SampleStore`; every method may be called from any thread."""
+    """Implements `interfaces.Appender` and the queries of `Head`; every method may be called from any thread."""
 
     def __init__(self, path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]) -> None:
         self.path = path
@@ -146,7 +145,10 @@ class DurableStore:
         self._block_list = self._open_blocks()
         self._loaded_ms = self._blocks_end_ms
         self.head.accept_from(self._blocks_end_ms)
-        self._load_metadata()
+        try:
+            self.metadata.load(self.path / "metadata.json")
+        except errors.StoreError as error:
+            self._report(Corruption(self.path / "metadata.json", 0, error.problem))
         self._replayed = wal_replay.replay(wal_prefetch.read(path, since_ms=self._loaded_ms), self.head)
         # The replay buffered slots for whole rows: 0.5 KiB for each series.
         memory.release_free_memory()
@@ -188,7 +190,7 @@ class DurableStore:
     # Querying
 
     def select(
-        self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
+        self, matchers: Sequence[Matcher], start_ms: int, end_ms: int, *, max_samples: int | None = None
     ) -> Columns:
         block_list = self._block_list
         floor_ms = self._memory_start_ms(block_list)
@@ -222,11 +224,11 @@ class DurableStore:
 
         return find_histograms(values, find_packed)
 
-    def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:
+    def cached_series_count(self, matchers: Sequence[Matcher], start_ms: int) -> int | None:
         is_in_memory = start_ms + 1 >= self._memory_start_ms(self._block_list)
         return self.head.cached_series_count(matchers, start_ms) if is_in_memory else None
 
-    def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
+    def latest(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         if start_ms + 1 >= self._memory_start_ms(self._block_list):
             return self.head.latest(matchers, start_ms, end_ms)
         columns = self.select(matchers, start_ms, end_ms)
@@ -239,18 +241,18 @@ class DurableStore:
         values = np.where(has_sample.any(axis=1), columns.values[rows, slots], ABSENT)
         return columns.series, columns.times[columns.groups, slots], values
 
-    def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
+    def series(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
         label_sets_found = dict.fromkeys(self.head.series(matchers, start_ms, end_ms))
         for pairs in self._read_blocks(start_ms, end_ms, lambda block: block.series(matchers, start_ms, end_ms)):
             label_sets_found.update(dict.fromkeys(map(label_sets.Labels, pairs)))
         return list(label_sets_found)
 
-    def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]:
+    def label_names(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[str]:
         in_memory = self.head.label_names(matchers, start_ms, end_ms)
         in_blocks = self._read_blocks(start_ms, end_ms, lambda block: block.label_names(matchers, start_ms, end_ms))
         return sorted(set(in_memory).union(*in_blocks))
 
-    def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> list[str]:
+    def label_values(self, name: str, matchers: Sequence[Matcher], start_ms: int, *, end_ms: int) -> list[str]:
         in_memory = self.head.label_values(name, matchers, start_ms, end_ms=end_ms)
         in_blocks = self._read_blocks(
             start_ms, end_ms, lambda block: block.label_values(name, matchers, start_ms, end_ms=end_ms)
@@ -477,12 +479,6 @@ class DurableStore:
     def _open_block(self, path: Path) -> Block:
         return Block(path, cache=self._cache, patterns=self._patterns, report=self._report)
 
-    def _load_metadata(self) -> None:
-        try:
-            self.metadata.load(self.path / "metadata.json")
-        except errors.StoreError as error:
-            self._report(Corruption(self.path / "metadata.json", 0, error.problem))
-
     def _memory_start_ms(self, block_list: _BlockList) -> int:
         """The time from which on the head is complete; before it, the blocks are."""
         newest_ms = self.head.newest_ms
@@ -528,6 +524,10 @@ class DurableStore:
                 now="They stay in memory, and queries include them",
                 remedy="Free disk space, or shorten [query] retention" if is_full else "Check the disk",
             ) from error
+
+
+# A store that a query engine reads and writes; `Head` documents the methods.
+SampleStore: TypeAlias = Head | DurableStore
 
 
 def _copy_to_block(head: Head, folder: Path, start_ms: int, *, end_ms: int) -> int:

@@ -1,8 +1,8 @@
 """Export samples as Parquet, for DuckDB, pandas and other tools.
 
-It requires pyarrow, which only this module imports. There is one row for each sample, with the columns `time` and
-`value` and a text column for each label; rows are sorted by metric, so that a filter on `__name__` skips the others.
-If blocks have native histograms, a column `histogram` has their count, sum and list of buckets.
+There is one row for each sample, with the columns `time` and `value` and a text column for each label; rows are sorted
+by metric, so that a filter on `__name__` skips the others. If blocks have native histograms, a column `histogram` has
+their count, sum and list of buckets.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from watchkeeper import errors
+from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import SUFFIX
-from watchkeeper.store.blocks.compaction import NameMatcher
 from watchkeeper.store.columns import NEVER_MS, is_absent
 from watchkeeper.store.histograms import Cells, find_histograms, is_histogram
-from watchkeeper.store.index import Patterns
+from watchkeeper.store.index import Matcher, MatchOp, Patterns
 from watchkeeper.store.sample_columns import Columns
 
 # The columns that are not labels; a label with such a name is written as label_….
@@ -51,7 +51,7 @@ def write_parquet(samples: Path, target: Path, *, start_ms: int, end_ms: int) ->
     with parquet.ParquetWriter(target, schema, compression="zstd") as writer:
         for name in sorted({name for block in blocks for name in block.metric_names()}):
             for block in blocks:
-                columns = block.select([NameMatcher(name)], start_ms, end_ms)
+                columns = block.select([Matcher(METRIC_NAME, MatchOp.EQUAL, name)], start_ms, end_ms)
                 if len(columns.series) and columns.values.size:
                     columns = replace(columns, values=columns.values.copy())
                     columns = replace(columns, histograms=find_histograms(columns.values, block.histograms.get))

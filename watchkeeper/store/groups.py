@@ -1,8 +1,7 @@
 """Groups of series that share their times: the series of one target, or a single series.
 
 A group has one row of times, and each of its series one row of values in the same slab; slot k of the values has the
-time in slot k. The group table has the group and row of each series, and the slab, the row of times and the number of
-filled slots of each group. `head` decides what is appended, and this module allocates the slots.
+time in slot k. `head` decides what is appended, and this module allocates the slots.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Store native histograms in columns of numbers: a cell has a mark, and a table maps each mark to its histogram.
 
-A mark is a NaN that numbers never have, with 50 bits of the histogram's hash. So order, duplicates, retention, WAL and
-blocks treat a histogram as a number, and equal histograms are stored once. The head has a table for its samples; each
-segment of the WAL and each block has a table of its own marks. Tables store histograms as bytes, a tenth of their size
-as objects. Histograms are rare, and a store without them has no overhead.
+A mark is a NaN that numbers never have, with 50 bits of the histogram's hash, so order, duplicates, retention, WAL and
+blocks treat a histogram as a number. The head, each segment of the WAL and each block have a table of their own marks,
+which stores histograms as bytes, a tenth of their size as objects.
 """
 
 from __future__ import annotations

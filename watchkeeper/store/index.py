@@ -1,8 +1,8 @@
 """The index of series: it finds the series that a selector matches.
 
-Each series has a number, and each label value has a posting list of the series that have it. Patterns are matched
-against distinct values only. A selection is cached until a series of its metric is added or removed; results for the
-other series are kept even then (`series`), so that rules that run every few seconds need no label work.
+Patterns are matched against distinct values only. A selection is cached until a series of its metric is added or
+removed; results for the other series are kept even then (`series`), so that rules that run every few seconds need no
+label work.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import compress
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 import re2
@@ -24,6 +25,8 @@ from watchkeeper.model import labels as label_sets
 from watchkeeper.store.columns import Ints, Mask
 from watchkeeper.store.groups import grow_column
 from watchkeeper.store.series import DERIVED, UNKNOWN, LabelRegistry, Pairs, SeriesSet
+
+T = TypeVar("T")
 
 MAX_SELECTIONS = 512
 # Outdated selections are dropped after this many new ones.
@@ -46,15 +49,24 @@ RE2_OPTIONS.log_errors = False
 RE2_OPTIONS.dot_nl = True
 
 
-class MatcherLike(Protocol):
-    """A label matcher, such as `query.engine.Matcher`."""
+class MatchOp(StrEnum):
+    EQUAL = "="
+    NOT_EQUAL = "!="
+    REGEX = "=~"
+    NOT_REGEX = "!~"
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def value(self) -> str: ...
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """One label matcher of a selector; an absent label has the empty value."""
+
+    name: str
+    op: MatchOp
+    value: str
+
+    def __hash__(self) -> int:
+        # Without `op`: hashing an enum is slow, and rules look up the same selectors repeatedly.
+        return hash((self.name, self.value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +131,7 @@ class Patterns:
     def __init__(self) -> None:
         self._pattern = RecencyCache(CachedPattern, max_entries=MAX_PATTERNS)
 
-    def predicate(self, matcher: MatcherLike) -> Callable[[str], bool]:
+    def predicate(self, matcher: Matcher) -> Callable[[str], bool]:
         """A function that returns whether the matcher accepts a label value."""
         matcher_value = matcher.value
         if matcher.op == "=":
@@ -143,7 +155,7 @@ class SeriesIndex:
         self._free: list[int] = []
         self._version = 0
         self._name_versions: dict[str, int] = {}
-        self._selections: OrderedDict[tuple[MatcherLike, ...], Selection] = OrderedDict()
+        self._selections: OrderedDict[tuple[Matcher, ...], Selection] = OrderedDict()
         self._selections_made = 0
         self._patterns = Patterns()
         # The registry of each metric that was queried, and for each series its number there.
@@ -239,29 +251,36 @@ class SeriesIndex:
                 del self._postings[name][value], self._posting_by_pair[name, value]
         self._free.extend(removed)
 
-    def label_names(self, matchers: Sequence[MatcherLike] = (), in_range: Mask | None = None) -> list[str]:
+    def label_names(self, matchers: Sequence[Matcher] = (), in_range: Mask | None = None) -> list[str]:
         """Label names of the matching series whose number is in the mask `in_range`; None means all."""
         in_range = self._all_series() if in_range is None else in_range
         if not matchers:
             return sorted(name for name, values in self._postings.items() if _any_in_range(values.values(), in_range))
-        selection = self.select(matchers)
-        is_kept = in_range[selection.numbers]
-        if is_kept.all():
-            return selection.series.derive("label names", _distinct_names)
-        return _distinct_names(list(compress(selection.series.pairs, is_kept.tolist())))
+        return self._derive_in_range(
+            matchers, in_range, "label names", lambda rows: sorted({name for pairs in rows for name, _ in pairs})
+        )
 
-    def label_values(
-        self, name: str, matchers: Sequence[MatcherLike] = (), *, in_range: Mask | None = None
-    ) -> list[str]:
+    def label_values(self, name: str, matchers: Sequence[Matcher] = (), *, in_range: Mask | None = None) -> list[str]:
         in_range = self._all_series() if in_range is None else in_range
         if not matchers:
             values = self._postings.get(name, {})
             return sorted(value for value, posting in values.items() if _any_in_range([posting], in_range))
+        return self._derive_in_range(
+            matchers,
+            in_range,
+            ("label values", name),
+            lambda rows: sorted({value for pairs in rows for label, value in pairs if label == name}),
+        )
+
+    def _derive_in_range(
+        self, matchers: Sequence[Matcher], in_range: Mask, key: Hashable, build: Callable[[Sequence[Pairs]], T]
+    ) -> T:
+        """The result for the selected series in the mask; cached if these are all selected series."""
         selection = self.select(matchers)
         is_kept = in_range[selection.numbers]
         if is_kept.all():
-            return selection.series.derive(("label values", name), lambda rows: _distinct_values(rows, name))
-        return _distinct_values(list(compress(selection.series.pairs, is_kept.tolist())), name)
+            return selection.series.derive(key, build)
+        return build(list(compress(selection.series.pairs, is_kept.tolist())))
 
     def cardinality(self, limit: int) -> Cardinality:
         """The `limit` metrics, labels and pairs with the most series, values or bytes."""
@@ -279,7 +298,7 @@ class SeriesIndex:
             ),
         )
 
-    def select(self, matchers: Sequence[MatcherLike]) -> Selection:
+    def select(self, matchers: Sequence[Matcher]) -> Selection:
         key = tuple(matchers)
         version = self._version_for(key)
         cached = self._selections.get(key)
@@ -292,7 +311,7 @@ class SeriesIndex:
         self._cache_selection(key, selection)
         return selection
 
-    def _cache_selection(self, key: tuple[MatcherLike, ...], selection: Selection) -> None:
+    def _cache_selection(self, key: tuple[Matcher, ...], selection: Selection) -> None:
         """Cache a selection, and drop outdated selections from time to time.
 
         A selection that is used once, for an incident's node or GPU, would keep the labels of removed series.
@@ -310,7 +329,7 @@ class SeriesIndex:
                 if not _metric_of(stale_key):
                     dropped.series.register.release()
 
-    def cached_selection(self, matchers: Sequence[MatcherLike]) -> Selection | None:
+    def cached_selection(self, matchers: Sequence[Matcher]) -> Selection | None:
         cached = self._selections.get(tuple(matchers))
         return cached if cached is not None and cached.version == self._version_for(matchers) else None
 
@@ -357,11 +376,11 @@ class SeriesIndex:
             self._registry_by_metric.clear()
             self._registry_ids[:] = UNREGISTERED
 
-    def _version_for(self, matchers: Sequence[MatcherLike]) -> int:
+    def _version_for(self, matchers: Sequence[Matcher]) -> int:
         name = _metric_of(matchers)
         return self._name_versions.get(name, 0) if name else self._version
 
-    def _find_matching(self, matchers: Sequence[MatcherLike]) -> Ints:
+    def _find_matching(self, matchers: Sequence[Matcher]) -> Ints:
         """The series that match all matchers; `=` matchers come first, because they leave the fewest series."""
         postings = [self._posting(matcher.name, matcher.value) for matcher in matchers if _is_equality(matcher)]
         numbers: Ints | None = None
@@ -378,7 +397,7 @@ class SeriesIndex:
     def _all_numbers(self) -> Ints:
         return np.array(sorted(self._numbers.values()), dtype=np.int64)
 
-    def _filter(self, numbers: Ints | None, matcher: MatcherLike) -> Ints:
+    def _filter(self, numbers: Ints | None, matcher: Matcher) -> Ints:
         """The series of `numbers`, or of all series, that a matcher accepts.
 
         It checks each series, or else each distinct value of the label, whichever is cheaper: most selectors name a
@@ -411,13 +430,13 @@ class SeriesIndex:
         return mask
 
 
-def _metric_of(matchers: Sequence[MatcherLike]) -> str:
+def _metric_of(matchers: Sequence[Matcher]) -> str:
     """The metric that a selector names, or an empty text."""
     names = (matcher.value for matcher in matchers if matcher.name == label_sets.METRIC_NAME and _is_equality(matcher))
     return next(names, "")
 
 
-def _is_equality(matcher: MatcherLike) -> bool:
+def _is_equality(matcher: Matcher) -> bool:
     return matcher.op == "=" and bool(matcher.value)
 
 
@@ -427,14 +446,6 @@ def _to_numbers(posting: array[int]) -> Ints:
 
 def _any_in_range(postings: Iterable[array[int]], in_range: Mask) -> bool:
     return any(in_range[_to_numbers(posting)].any() for posting in postings)
-
-
-def _distinct_names(rows: Sequence[Pairs]) -> list[str]:
-    return sorted({name for pairs in rows for name, _ in pairs})
-
-
-def _distinct_values(rows: Sequence[Pairs], name: str) -> list[str]:
-    return sorted({value for pairs in rows for label_name, value in pairs if label_name == name})
 
 
 def _largest(counts: Iterable[tuple[str, int]], limit: int) -> Counts:

@@ -1,8 +1,7 @@
 """The interfaces of sample stores that other packages use.
 
 Scraping, rules and remote write use an `Appender`: the head in memory, the durable store, or a remote server
-(`query.remote.remote_appender`). The embedded query engine uses a `SampleStore`. An optional feature is an attribute
-that is None if it is not supported.
+(`query.remote.remote_appender`). An optional feature is an attribute that is None if it is not supported.
 """
 
 from __future__ import annotations
@@ -14,13 +13,8 @@ from typing import Protocol, TypeAlias
 from watchkeeper.model import histograms as histogram_model
 from watchkeeper.model import labels as label_sets
 from watchkeeper.model import samples as sample_model
-from watchkeeper.store.columns import Floats, Ints
 from watchkeeper.store.exemplars import Exemplars
-from watchkeeper.store.histograms import Cells
-from watchkeeper.store.index import Cardinality, MatcherLike
 from watchkeeper.store.metadata import Metadata
-from watchkeeper.store.sample_columns import Columns
-from watchkeeper.store.series import SeriesSet
 
 AnySample: TypeAlias = sample_model.Sample | histogram_model.HistogramSample
 
@@ -72,58 +66,3 @@ class Appender(Protocol):
     def sync(self) -> int:
         """Write appended samples to the local disk, if there is one; return how many."""
         ...
-
-
-class SampleStore(Appender, Protocol):
-    """Writes and reads samples; `Head` documents each method."""
-
-    @property
-    def metadata(self) -> Metadata: ...
-
-    @property
-    def exemplars(self) -> Exemplars: ...
-
-    def __len__(self) -> int: ...
-
-    @property
-    def newest_ms(self) -> int | None: ...
-
-    @property
-    def retention_ms(self) -> int: ...
-
-    def append_scrape(
-        self,
-        group_key: Hashable,
-        series_ids: Sequence[int] | Ints,
-        at_ms: int,
-        values: Sequence[float] | Floats,
-        /,
-        *,
-        now_ms: int | None = None,
-    ) -> Appended: ...
-
-    def append(
-        self, samples: Iterable[AnySample], *, group_key: str | None = None, now_ms: int | None = None
-    ) -> Appended: ...
-
-    def select(
-        self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
-    ) -> Columns: ...
-
-    def find_histograms(self, values: Floats) -> Cells | None: ...
-
-    def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None: ...
-
-    def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]: ...
-
-    def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]: ...
-
-    def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]: ...
-
-    def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> list[str]: ...
-
-    def cardinality(self, limit: int) -> Cardinality: ...
-
-    def warnings(self) -> tuple[str, ...]: ...
-
-    def close(self) -> None: ...

@@ -1,9 +1,7 @@
 """A recording: samples, events and incidents of a time window in one portable file.
 
-The hub writes it line by line (`web.prometheus.recording_api`), `watchkeeper record` saves it, and `watchkeeper play`
-and `watchkeeper rules replay` read it. The file is gzip over JSON lines, so that any tool can read it: a header, then
-nodes, GPUs, metrics, series, events and incidents, and a last line with the counts. Without the last line, the file is
-truncated.
+The hub writes it line by line (`web.prometheus.recording_api`). The file is gzip over JSON lines: a header, then nodes,
+GPUs, metrics, series, events and incidents, and a last line with the counts; without it, the file is truncated.
 """
 
 from __future__ import annotations
@@ -16,15 +14,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from watchkeeper.errors import StoreError, WireError, error_reason, quote
 from watchkeeper.kit import wire
 from watchkeeper.model import actions, diagnosis, events, fleet, histograms, incidents, labels, samples
-from watchkeeper.store import interfaces
 from watchkeeper.store.columns import Floats, Ints
+
+if TYPE_CHECKING:
+    from watchkeeper.store import durable
 
 VERSION = 1
 # The limit of one line: a series of a year at 15 s has about 30 MB of text.
@@ -227,7 +227,7 @@ def _read_times(plain: dict[str, Any]) -> Ints:
 
 
 def load_histogram_series(
-    histogram_series: Iterable[tuple[labels.Labels, Ints, MixedSamples]], sink: interfaces.SampleStore, *, until_ms: int
+    histogram_series: Iterable[tuple[labels.Labels, Ints, MixedSamples]], sink: durable.SampleStore, *, until_ms: int
 ) -> None:
     """Append series that have native histograms to a store, in the order of time."""
     ordered = [
@@ -242,7 +242,7 @@ def load_histogram_series(
 
 def load_series(
     series: Iterable[tuple[labels.Labels, Ints, Floats]],
-    sink: interfaces.SampleStore,
+    sink: durable.SampleStore,
     *,
     until_ms: int,
     progress: Callable[[float], None] | None = None,

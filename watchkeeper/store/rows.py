@@ -1,8 +1,7 @@
 """Rows in the narrowest lossless width: four bytes for each slot if all values fit, else eight.
 
-Most values of GPUs are integers below 16 million: temperatures, clocks, percentages, mebibytes, errors. Their rows need
-half the memory. `groups` moves a row to the wide slab before the first value that needs it, and back when no such value
-is left; the row number says which slab it is in.
+Most values of GPUs are integers below 16 million, and their rows need half the memory. `groups` moves a row to the wide
+slab before the first value that needs it, and back when no such value is left; the row number says which slab it is in.
 """
 
 from __future__ import annotations
@@ -125,12 +124,8 @@ class RowStore:
         located: list[tuple[Slab, BlockCells]] = []
         for slab, positions, slab_rows in self._by_slab(rows):
             for block, block_positions, cells in slab.locate_rows(slab_rows):
-                located.append(
-                    (
-                        slab,
-                        (block, block_positions if isinstance(positions, slice) else positions[block_positions], cells),
-                    )
-                )
+                block_positions = block_positions if isinstance(positions, slice) else positions[block_positions]
+                located.append((slab, (block, block_positions, cells)))
         return located
 
     def put_located(self, located: list[tuple[Slab, BlockCells]], slot: int, values: Floats) -> None:

@@ -1,6 +1,6 @@
 """Columns of samples, which queries read from memory and from blocks.
 
-`interfaces.SampleStore.select` returns `Columns`. `join` merges parts of consecutive times into one.
+`Head.select` and `Block.select` return `Columns`. `join` merges parts of consecutive times into one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Columns:
 
     Times of a row ascend; unused slots at its end are NEVER_MS, and their values have no meaning. A value is ABSENT if
     a series had no sample in a scrape; it may be the stale marker. `histograms` has the native histograms, if
-    `interfaces.SampleStore.find_histograms` was called.
+    `Head.find_histograms` was called.
     """
 
     series: SeriesSet

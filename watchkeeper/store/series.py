@@ -1,8 +1,8 @@
 """Label sets as numbers, so that each label computation runs once for each label set.
 
-A `LabelRegistry` numbers label sets and caches the results for each: its label set without the metric name, its group.
-A `SeriesSet` is an array of such numbers. The index creates a registry for each metric that is queried. Series change
-with every job, and a query then computes labels only for the new ones; the rest is work on arrays of numbers.
+A `LabelRegistry` numbers label sets and caches the results for each, and a `SeriesSet` is an array of such numbers.
+Series change with every job, and a query then computes labels only for the new ones; the rest is work on arrays of
+numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Compensated sums of many columns at once, which do not lose small numbers next to large ones.
 
 Prometheus sums with Kahan's and Neumaier's correction. Here numbers are added pairwise in a tree, with the rounding
-error of each addition (Knuth's two-sum), which NumPy computes for whole levels of the tree. Numbers with the same sign
-cannot cancel, so for them a pairwise sum without correction is enough.
+error of each addition (Knuth's two-sum), which NumPy computes for whole levels of the tree.
 """
 
 from __future__ import annotations

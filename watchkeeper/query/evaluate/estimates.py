@@ -1,8 +1,7 @@
 """Estimates from one native histogram: quantiles, fractions, variance, and trimming at a value.
 
 Interpolation is logarithmic in exponential buckets, and linear in the zero bucket and in buckets with custom bounds.
-If all other buckets have one sign, the zero bucket ends at 0. Source: Prometheus' native histogram specification, and
-promql/quantile.go for what it does not specify. `histograms` and `native_operators` call these functions.
+Source: Prometheus' native histogram specification, and promql/quantile.go for what it does not specify.
 """
 
 from __future__ import annotations
@@ -94,10 +93,8 @@ def trim(histogram: Histogram, limit: float, *, keeps_below: bool) -> Histogram:
         moments.append((zero, middle))
     if (histogram.positive, histogram.negative, histogram.zero_count) == (*sides, zero):
         return histogram
-    count, total = (
-        _sum_exactly([kept_count for kept_count, _ in moments]),
-        _sum_exactly([left * middle for left, middle in moments]),
-    )
+    count = _sum_exactly([kept_count for kept_count, _ in moments])
+    total = _sum_exactly([left * middle for left, middle in moments])
     return replace(histogram, count=count, sum=total, zero_count=zero, positive=sides[0], negative=sides[1]).compacted()
 
 

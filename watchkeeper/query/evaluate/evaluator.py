@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +45,11 @@ from watchkeeper.query.promql import ast, duration_expr
 from watchkeeper.store import columns as stored
 from watchkeeper.store.columns import Ints
 from watchkeeper.store.histograms import Cells
-from watchkeeper.store.interfaces import SampleStore
 from watchkeeper.store.sample_columns import Columns
 from watchkeeper.store.series import SeriesSet
+
+if TYPE_CHECKING:
+    from watchkeeper.store.durable import SampleStore
 
 T = TypeVar("T", bound=np.generic)
 
@@ -74,15 +76,6 @@ class Evaluator:
 
     def evaluate(self, expr: ast.Expr, times: Millis) -> Value:
         return NODES[type(expr)](self, expr, times)
-
-    def number(self, node: ast.Number, times: Millis) -> Scalar:
-        return Scalar(np.full(len(times), node.value))
-
-    def string(self, node: ast.String, _: Millis) -> Text:
-        return Text(node.value)
-
-    def paren(self, node: ast.Paren, times: Millis) -> Value:
-        return self.evaluate(node.expr, times)
 
     def unary(self, node: ast.Unary, times: Millis) -> Value:
         value = self.evaluate(node.expr, times)
@@ -111,9 +104,6 @@ class Evaluator:
         parameter = None if node.parameter is None else self.evaluate(node.parameter, times)
         assert parameter is None or isinstance(parameter, (Scalar, Text))
         return aggregate(node, vector, parameter, notes=self.notes)
-
-    def selector(self, node: ast.Selector, times: Millis) -> Vector:
-        return self.newest_samples(node, times)[0]
 
     def newest_samples(self, node: ast.Selector, times: Millis) -> tuple[Vector, Callable[[], Millis]]:
         """The newest samples at each step, and a function that returns their times, which are rarely needed."""
@@ -372,13 +362,13 @@ SPECIAL_FUNCTIONS: dict[str, Callable[[Evaluator, ast.FunctionCall, Millis], Val
     **dict.fromkeys(("start", "end", "range", "step"), Evaluator.query_time),
 }
 NODES: dict[type, Callable[[Evaluator, Any, Millis], Value]] = {
-    ast.Number: Evaluator.number,
-    ast.String: Evaluator.string,
-    ast.Paren: Evaluator.paren,
+    ast.Number: lambda _, node, times: Scalar(np.full(len(times), node.value)),
+    ast.String: lambda _, node, __: Text(node.value),
+    ast.Paren: lambda evaluator, node, times: evaluator.evaluate(node.expr, times),
     ast.Unary: Evaluator.unary,
     ast.Binary: Evaluator.binary,
     ast.Aggregate: Evaluator.aggregate,
-    ast.Selector: Evaluator.selector,
+    ast.Selector: lambda evaluator, node, times: evaluator.newest_samples(node, times)[0],
     ast.RangeSelector: Evaluator.range_selector,
     ast.Subquery: Evaluator.subquery,
     ast.FunctionCall: Evaluator.call,

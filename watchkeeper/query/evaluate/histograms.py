@@ -18,7 +18,7 @@ from watchkeeper.model.labels import METRIC_NAME
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import estimates
 from watchkeeper.query.evaluate.aggregate import format_value
-from watchkeeper.query.evaluate.notes import Notes
+from watchkeeper.query.evaluate.notes import Notes, for_metric
 from watchkeeper.query.evaluate.values import (
     Invocation,
     PromFunction,
@@ -37,6 +37,10 @@ from watchkeeper.store.series import Pairs, SeriesSet
 BOUND_LABEL = "le"
 # Differences below this share of the counts are rounding, not observations (Prometheus, promql/quantile.go).
 ROUNDING = 1e-12
+MONOTONICITY = (
+    "input to histogram_quantile needed to be fixed for monotonicity "
+    "(see https://prometheus.io/docs/prometheus/latest/querying/functions/#histogram_quantile)"
+)
 
 # Computes one number per cell from bounds [bucket], cumulative counts [bucket, cell] and the step of each cell.
 Compute: TypeAlias = Callable[[Floats, Floats, Ints], Floats]
@@ -52,24 +56,16 @@ class _Layout:
     names: list[str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _NoteTarget:
-    """Where to add notes about bad buckets; `notes_repairs` are the steps at which a monotonicity fix is reported."""
-
-    notes: Notes
-    about: ast.Expr
-    notes_repairs: Mask
-
-
 def _quantile_at(invocation: Invocation, quantiles_at: int, *, buckets_at: int) -> Vector:
     quantiles, args = invocation.scalar(quantiles_at).values, invocation.call.args
     invocation.notes.check_quantiles(quantiles, args[quantiles_at])
-    note_target = _NoteTarget(invocation.notes, args[buckets_at], (quantiles >= 0) & (quantiles <= 1))
-    vector = invocation.vector(buckets_at)
+    vector, about = invocation.vector(buckets_at), args[buckets_at]
     classic = _compute_all(
         vector.floats,
         lambda bounds, counts, steps: _quantile(bounds, counts, quantiles[steps]),
-        note_target=note_target,
+        about=about,
+        notes=invocation.notes,
+        notes_repairs=(quantiles >= 0) & (quantiles <= 1),
     )
     out_of_range = (quantiles < 0) | (quantiles > 1)
     if out_of_range.any():
@@ -79,8 +75,8 @@ def _quantile_at(invocation: Invocation, quantiles_at: int, *, buckets_at: int) 
         classic,
         vector,
         lambda step, histogram: estimates.quantile(float(quantiles[step]), histogram),
-        about=note_target.about,
-        notes=note_target.notes,
+        about=about,
+        notes=invocation.notes,
     )
 
 
@@ -108,7 +104,9 @@ def _histogram_fraction(invocation: Invocation) -> Vector:
     classic = _compute_all(
         vector.floats,
         lambda bounds, counts, steps: _fraction(bounds, counts, lower[steps], upper[steps]),
-        note_target=_NoteTarget(invocation.notes, about, np.zeros(len(lower), dtype=bool)),
+        about=about,
+        notes=invocation.notes,
+        notes_repairs=np.zeros(len(lower), dtype=bool),
     )
     return _append_native(
         classic,
@@ -119,11 +117,13 @@ def _histogram_fraction(invocation: Invocation) -> Vector:
     )
 
 
-def _compute_all(vector: Vector, compute: Compute, *, note_target: _NoteTarget) -> Vector:
+def _compute_all(vector: Vector, compute: Compute, *, about: ast.Expr, notes: Notes, notes_repairs: Mask) -> Vector:
+    """Compute all histograms; `notes_repairs` are the steps at which a monotonicity fix is reported."""
     steps = vector.values.shape[1]
     for row, name, bound in vector.series.derive("malformed_buckets", _malformed_rows):
         if vector.present[row].any():
-            note_target.notes.warn_bad_bucket(name, bound, note_target.about)
+            problem = f'bucket label "le" is missing or has a malformed value of "{bound}"'
+            notes.warn(problem + for_metric(name), about)
     series: list[Pairs] = []
     values: list[Floats] = [np.empty((0, steps))]
     present: list[Mask] = [np.empty((0, steps), dtype=bool)]
@@ -132,8 +132,8 @@ def _compute_all(vector: Vector, compute: Compute, *, note_target: _NoteTarget) 
         counts = vector.values[layout.rows].swapaxes(0, 1).reshape(len(layout.bounds), -1)
         bucket_present = vector.present[layout.rows].swapaxes(0, 1).reshape(len(layout.bounds), -1)
         results, was_repaired = _compute_by_pattern(layout.bounds, counts, bucket_present, compute=compute, steps=steps)
-        for row in np.flatnonzero((was_repaired.reshape(shape) & note_target.notes_repairs).any(axis=1)).tolist():
-            note_target.notes.note_monotonicity(layout.names[row], note_target.about)
+        for row in np.flatnonzero((was_repaired.reshape(shape) & notes_repairs).any(axis=1)).tolist():
+            notes.note(MONOTONICITY + for_metric(layout.names[row]), about)
         values.append(results.reshape(shape))
         present.append(np.any(bucket_present, axis=0).reshape(shape))
         series.extend(layout.series)
@@ -281,12 +281,12 @@ def _append_native(classic: Vector, vector: Vector, estimate: Estimate, *, about
         name, classic_row = label_of(pairs, METRIC_NAME), rows_of.get(pairs)
         for step in np.flatnonzero(present[index]).tolist():
             if classic_row is not None and classic.present[classic_row, step]:
-                notes.warn_mixed_buckets(name, about)
+                notes.warn("vector contains a mix of classic and native histograms" + for_metric(name), about)
                 classic_present[classic_row, step] = present[index, step] = False
                 continue
             values[index, step], nan_effect = estimate(step, vector.histograms[row, step])
             if nan_effect is not None:
-                notes.note_nan_effect(nan_effect.value, name, about)
+                notes.note(nan_effect.value + for_metric(name), about)
     series = SeriesSet([*classic.series.pairs, *(vector.series.pairs[row] for row in rows.tolist())])
     return drop_name(
         Vector(series, np.concatenate([classic.values, values]), np.concatenate([classic_present, present]))

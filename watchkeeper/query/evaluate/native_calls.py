@@ -300,5 +300,6 @@ def call_function(function: PromFunction, invocation: Invocation) -> Value:
         # An info for each metric whose histograms are ignored because a window also contains numbers.
         for _, _, window in _native_windows(windows, about=about, notes=notes):
             if any(not isinstance(sample, Histogram) for sample in window.samples):
-                notes.note_ignored_histograms(window.name, about)
+                problem = "ignored histograms in a range containing both floats and histograms"
+                notes.note(f'{problem} for metric name "{window.name}"', about)
     return function(replace(invocation, args=numbers))

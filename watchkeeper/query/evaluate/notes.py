@@ -19,10 +19,6 @@ from watchkeeper.query.promql.parse_errors import line_and_column
 # The maximum of each kind in Prometheus' HTTP API.
 MAX_SHOWN = 10
 COUNTER_ENDINGS = ("_total", "_sum", "_count", "_bucket")
-MONOTONICITY = (
-    "input to histogram_quantile needed to be fixed for monotonicity "
-    "(see https://prometheus.io/docs/prometheus/latest/querying/functions/#histogram_quantile)"
-)
 
 
 class Notes:
@@ -56,19 +52,6 @@ class Notes:
                 ending = "/".join(COUNTER_ENDINGS)
                 self.note(f'metric might not be a counter, name does not end in {ending}: "{name}"', about)
 
-    def warn_bad_bucket(self, name: str, bound: str, about: ast.Expr) -> None:
-        problem = f'bucket label "le" is missing or has a malformed value of "{bound}"'
-        self.warn(problem + _for_metric(name), about)
-
-    def note_monotonicity(self, name: str, about: ast.Expr) -> None:
-        self.note(MONOTONICITY + _for_metric(name), about)
-
-    def note_nan_effect(self, effect: str, name: str, about: ast.Expr) -> None:
-        self.note(effect + _for_metric(name), about)
-
-    def warn_mixed_buckets(self, name: str, about: ast.Expr) -> None:
-        self.warn("vector contains a mix of classic and native histograms" + _for_metric(name), about)
-
     def warn_mixed_samples(self, name: str, about: ast.Expr) -> None:
         self.warn(f'encountered a mix of histograms and floats for metric name "{name}"', about)
 
@@ -85,10 +68,6 @@ class Notes:
             self.warn(f"conflicting counter resets during histogram {operation}", about)
         if combined.is_reconciled:
             self.note(f"mismatched custom buckets were reconciled during {operation}", about)
-
-    def note_ignored_histograms(self, name: str, about: ast.Expr) -> None:
-        problem = "ignored histograms in a range containing both floats and histograms"
-        self.note(f'{problem} for metric name "{name}"', about)
 
     def warn_sort_ineffective(self, about: ast.Expr) -> None:
         self.warn("sort is ineffective for range queries since results are always ordered by labels", about)
@@ -107,7 +86,7 @@ def _format_lines(sentences: Iterable[tuple[str, int]], expr: str, *, kind: str)
     return (*lines[:MAX_SHOWN], f"{omitted} more {kind} annotations omitted") if omitted > 0 else tuple(lines)
 
 
-def _for_metric(name: str) -> str:
+def for_metric(name: str) -> str:
     return f' for metric name "{name}"' if name else ""
 
 

@@ -101,23 +101,15 @@ def _days_in_month(seconds: Floats) -> Floats:
     return np.asarray(length.astype(np.int64), dtype=np.float64)
 
 
-def _year(seconds: Floats) -> Floats:
-    return np.asarray(_dates(seconds).astype("datetime64[Y]").astype(np.int64) + 1970, dtype=np.float64)
-
-
-def _day_of_week(seconds: Floats) -> Floats:
-    return (np.floor(seconds / 86_400) + EPOCH_WEEKDAY) % 7
-
-
 CALENDAR: dict[str, Callable[[Floats], Floats]] = {
     "minute": lambda seconds: _units_within(seconds, "m", "h"),
     "hour": lambda seconds: _units_within(seconds, "h", "D"),
-    "day_of_week": _day_of_week,
+    "day_of_week": lambda seconds: (np.floor(seconds / 86_400) + EPOCH_WEEKDAY) % 7,
     "day_of_month": lambda seconds: _units_within(seconds, "D", "M") + 1,
     "day_of_year": lambda seconds: _units_within(seconds, "D", "Y") + 1,
     "days_in_month": _days_in_month,
     "month": lambda seconds: _units_within(seconds, "M", "Y") + 1,
-    "year": _year,
+    "year": lambda seconds: _dates(seconds).astype("datetime64[Y]").astype(np.float64) + 1970,
 }
 
 FUNCTIONS: dict[str, PromFunction] = {

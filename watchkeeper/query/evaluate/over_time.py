@@ -114,10 +114,8 @@ def _fit_line(piece: Piece, origin_ms: Ints) -> tuple[Floats, Floats]:
     if piece.inside is None:
         # All series of a group have the same times, so sums of times are computed once per group.
         shared = (piece.group_times - origin_ms) / 1000
-        sum_x, sum_xx = (
-            compensated_sums.sum_last_axis(shared)[piece.group_of_row],
-            compensated_sums.sum_last_axis(shared * shared)[piece.group_of_row],
-        )
+        sum_x = compensated_sums.sum_last_axis(shared)[piece.group_of_row]
+        sum_xx = compensated_sums.sum_last_axis(shared * shared)[piece.group_of_row]
         x = shared[piece.group_of_row]
     else:
         x = np.where(piece.inside, (piece.times - origin_ms) / 1000, 0.0)

@@ -116,10 +116,8 @@ def _extrapolate_windows(windows: Windows, *, is_counter: bool, is_rate: bool) -
 
 def _extrapolate_rows(windows: Windows, geometry: _Geometry, geometry_rows: Ints, *, is_counter: bool) -> Floats:
     """The difference of each window's edges, extrapolated to the whole window."""
-    first, last = (
-        geometry.first.pick_rows(windows.values, geometry_rows),
-        geometry.last.pick_rows(windows.values, geometry_rows),
-    )
+    first = geometry.first.pick_rows(windows.values, geometry_rows)
+    last = geometry.last.pick_rows(windows.values, geometry_rows)
     result = last - first
     if is_counter:
         result = _add_resets(result, windows, geometry.edge, geometry_rows=geometry_rows)

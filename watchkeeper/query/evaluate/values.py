@@ -164,9 +164,12 @@ def drop_name(vector: Vector) -> Vector:
 
 def without_dropped(vector: Vector) -> Vector:
     """Remove dropped metric names; QueryError if two series become the same at the same step."""
-    if not vector.series.cached("has_dropped", lambda: _any_dropped(vector.series)):
+    series = vector.series
+    if not series.cached(
+        "has_dropped", lambda: bool(series.register.column("has_dropped", _has_dropped)[series.ids].any())
+    ):
         return vector
-    return with_series(vector, vector.series.mapped("without_dropped", _without_dropped))
+    return with_series(vector, series.mapped("without_dropped", _without_dropped))
 
 
 def label_of(pairs: Pairs, name: str) -> str:
@@ -190,10 +193,6 @@ def _mark_name_dropped(pairs: Pairs) -> Pairs:
 def _dropped_name_pair(name: str) -> tuple[str, str]:
     """The cached label pair of a dropped metric name, shared by all series of the metric."""
     return DROPPED_NAME, name
-
-
-def _any_dropped(series: SeriesSet) -> bool:
-    return bool(series.register.column("has_dropped", _has_dropped)[series.ids].any())
 
 
 def _has_dropped(pairs: Pairs) -> bool:

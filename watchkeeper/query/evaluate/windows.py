@@ -59,11 +59,6 @@ def pick(table: npt.NDArray[T], slots: Ints) -> npt.NDArray[T]:
     return table[np.arange(len(table))[:, None], slots]
 
 
-def always_present(rows: int, steps: int) -> Mask:
-    """A mask that is True everywhere; it uses one byte and is read-only."""
-    return np.ndarray((rows, steps), np.bool_, TRUE, strides=(0, 0))
-
-
 class SlotPicker:
     """Picks slots by group; groups with the same slots are read together."""
 
@@ -125,7 +120,11 @@ def newest_samples(columns: Columns, at_ms: Millis, *, lookback_ms: int) -> tupl
     group_times = pick(columns.times, slots)
     values = SlotPicker(slots).pick_rows(columns.values, groups)
     is_present = has_slot & (group_times > at_ms - lookback_ms)
-    present = always_present(len(groups), is_present.shape[1]) if is_present.all() else is_present[groups]
+    present = (
+        np.ndarray((len(groups), is_present.shape[1]), np.bool_, TRUE, strides=(0, 0))
+        if is_present.all()
+        else is_present[groups]
+    )
     if may_have_gaps:
         present = present & ~stored.is_stale(values)
     histograms = _cells_at(columns, slots[groups]) if columns.histograms is not None else None

@@ -1,8 +1,7 @@
 """Split PromQL text into tokens: one regular expression, one pass, no backtracking.
 
-The parser calls `tokenize` and then decodes the tokens it uses with `parse_number`, `parse_duration_ms` and
-`unquote`. Square brackets and their content are one token, because `:` has another meaning inside.
-Invalid text becomes a `bad` token, and the parser reports the error.
+Square brackets and their content are one token, because `:` has another meaning inside. Invalid text becomes a `bad`
+token, and the parser reports the error.
 """
 
 from __future__ import annotations
@@ -115,7 +114,11 @@ def read_brackets(text: str) -> Brackets:
     """Read `[…]` of a range or subquery; error positions count from the bracket."""
     match = BRACKET.fullmatch(COMMENT.sub("", text))
     if match is None:
-        raise _bracket_error(text)
+        inside = COMMENT.sub("", text)[1:-1].strip()
+        if not inside:
+            raise ParseError('unexpected "]" in subquery or range selector, expected duration', 0)
+        problem = f"bad duration in subquery or range selector: {errors.quote(inside)}"
+        raise ParseError(problem, 0, "Write [5m] or [1h:5m]")
     range_text, colon, step_text = match.groups()
     step_ms = None if step_text is None else _positive_ms(step_text)
     return Brackets(_positive_ms(range_text), colon is not None, step_ms)
@@ -126,14 +129,6 @@ def _positive_ms(text: str) -> int:
     if value_ms <= 0:
         raise ParseError("duration must be greater than 0", 0)
     return value_ms
-
-
-def _bracket_error(text: str) -> ParseError:
-    inside = COMMENT.sub("", text)[1:-1].strip()
-    if not inside:
-        return ParseError('unexpected "]" in subquery or range selector, expected duration', 0)
-    problem = f"bad duration in subquery or range selector: {errors.quote(inside)}"
-    return ParseError(problem, 0, "Write [5m] or [1h:5m]")
 
 
 def unquote(text: str, position: int) -> str:

@@ -1,8 +1,7 @@
 """A Pratt parser for the PromQL of Prometheus 3, which checks types while it builds the tree.
 
-Rules, the console, the API and the CLI call `parse`; the evaluator and the printer use the tree. The height of a tree
-is limited, so that a recursive walk cannot overflow the stack. Two trees with the same meaning are equal: matchers are
-sorted, durations are milliseconds.
+The height of a tree is limited, so that a recursive walk cannot overflow the stack. Two trees with the same meaning are
+equal: matchers are sorted, durations are milliseconds.
 """
 
 from __future__ import annotations

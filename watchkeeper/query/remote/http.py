@@ -1,9 +1,7 @@
 """An HTTP client for one server, with persistent connections, deadline, retries and a response size limit.
 
-The engine, the remote-write sender and the reader of server rules each have a `ServerClient`. It blocks: the hub calls
-engines in worker threads, and each thread has its own connection. Every request is safe to retry, including
-remote write, because a server ignores a sample that it already has. Credentials are read from their files for each
-request, so that a rotated one is used at once; they appear in no message.
+It blocks: the hub calls engines in worker threads, and each thread has its own connection. Every request is safe to
+retry, including remote write, because a server ignores a sample that it already has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Read responses of the Prometheus HTTP API: results, label sets, warnings, and errors with their position.
 
-`query.prometheus` calls these functions for each response. The small additions of VictoriaMetrics, Thanos and Mimir
-are supported. A partial response (`isPartial`, warnings) becomes a warning, because half a result that looks complete
-is worse than none.
+The small additions of VictoriaMetrics, Thanos and Mimir are supported. A partial response (`isPartial`, warnings)
+becomes a warning, because half a result that looks complete is worse than none.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 import orjson
 
 from watchkeeper import errors
+from watchkeeper.kit.own_metrics import escape
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
 from watchkeeper.query import histogram_json
@@ -190,10 +190,6 @@ def read_range(data: Any, span: QueryRange, notes: ResponseNotes) -> QueryResult
     return QueryResult(kind, _build_frame(rows, times, positions_of), None, *notes)
 
 
-def read_label_sets(data: Any) -> list[Labels]:
-    return sorted(Labels(pairs) for pairs in data or ())
-
-
 def read_exemplars(data: Any) -> list[tuple[Labels, list[Exemplar]]]:
     return [
         (
@@ -211,13 +207,8 @@ def read_exemplars(data: Any) -> list[tuple[Labels, list[Exemplar]]]:
 
 def format_selector(matchers: Iterable[Matcher]) -> str:
     """A selector of these matchers as text; without matchers it selects every series, because servers refuse `{}`."""
-    inside = ",".join(f"{matcher.name}{matcher.op}{_quoted(matcher.value)}" for matcher in matchers)
+    inside = ",".join(f'{matcher.name}{matcher.op}"{escape(matcher.value)}"' for matcher in matchers)
     return "{" + (inside or '__name__!=""') + "}"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def _json(response: Response, where: str) -> Mapping[str, Any]:

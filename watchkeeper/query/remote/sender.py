@@ -1,9 +1,8 @@
 """Send samples to a server by remote write: at once, or through a bounded queue.
 
 `send` is for callers that need the result (recorded series, ALERTS); `enqueue` is for the scraper, which must not wait
-for a server. One thread sends the queue, so that the samples of a series stay in order. It retries while the server is
-down. If the queue is full, the oldest samples are dropped, because newer ones matter more. Samples that the server
-refuses are counted by reason.
+for a server. One thread sends the queue, so that the samples of a series stay in order, and retries while the server is
+down; if the queue is full, the oldest samples are dropped, because newer ones matter more.
 """
 
 from __future__ import annotations

@@ -79,7 +79,11 @@ def read_rules(client: ServerClient, now: datetime) -> RulesSnapshot:
         data, warnings = _fetch(client, "/api/v1/rules")
         groups = data["groups"] or []
         rules = tuple(rule for group in groups for rule in _read_rules(group, now))
-        alerts = tuple(alert for group in groups for alert in _read_group_alerts(group))
+        alerts = tuple(
+            alert
+            for rule in _alerting_rules(groups)
+            for alert in _read_alerts(rule.get("alerts") or (), hold_seconds=float(rule.get("duration") or 0.0))
+        )
         if not alerts and any(rule.get("state") in ("firing", "pending") for rule in _alerting_rules(groups)):
             # Some proxies remove alerts from rules; the list of alerts has no `for`, so `fired_at` is `active_at`.
             data, more_warnings = _fetch(client, "/api/v1/alerts")
@@ -151,11 +155,6 @@ def _rule_problem(rule: Mapping[str, Any], interval_seconds: float, now: datetim
         interval = durations.format_seconds(interval_seconds)
         return f"the server last evaluated it {ago} ago, its interval is {interval}"
     return None
-
-
-def _read_group_alerts(group: Mapping[str, Any]) -> Iterator[Alert]:
-    for rule in _alerting_rules([group]):
-        yield from _read_alerts(rule.get("alerts") or (), hold_seconds=float(rule.get("duration") or 0.0))
 
 
 def _read_alerts(rows: Iterable[Mapping[str, Any]], *, hold_seconds: float) -> Iterator[Alert]:

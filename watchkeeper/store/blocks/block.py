@@ -1,8 +1,8 @@
 """Read a block: the series that match a selector, and their samples, one chunk at a time.
 
 Opening reads only the footer; labels and the chunk index are read at first use, and labels are dropped if no new
-selector needs them for a while. A chunk is checked when it is read. If it is damaged, its samples are missing from the
-result, and a `Corruption` names the file and offset. The durable store queries its blocks and joins the results.
+selector needs them for a while. If a chunk is damaged, its samples are missing from the result, and a `Corruption`
+names the file and offset.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from watchkeeper.store.blocks.block_writer import MAGIC, TAIL, VERSION
 from watchkeeper.store.blocks.label_table import LabelTable, Numbers
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, from_file
 from watchkeeper.store.corruption import Corruption
-from watchkeeper.store.index import MatcherLike, Patterns
+from watchkeeper.store.index import Matcher, Patterns
 from watchkeeper.store.sample_columns import Columns, check_sample_limit
 from watchkeeper.store.series import Pairs, SeriesSet
 
@@ -98,7 +98,7 @@ class Block:
         self._directory: _SeriesDirectory | None = None
         self._histograms: dict[int, bytes] | None = None
         self._was_used = False
-        self._selections: OrderedDict[tuple[MatcherLike, ...], tuple[Ints, SeriesSet]] = OrderedDict()
+        self._selections: OrderedDict[tuple[Matcher, ...], tuple[Ints, SeriesSet]] = OrderedDict()
         try:
             self._file = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -117,7 +117,7 @@ class Block:
         self._part_locations: dict[str, tuple[int, int, int]] = footer["parts"]
 
     def select(
-        self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
+        self, matchers: Sequence[Matcher], start_ms: int, end_ms: int, *, max_samples: int | None = None
     ) -> Columns:
         """The samples with start < time ≤ end; QueryLimit if there are more than `max_samples`."""
         rows, series = self.select_rows(matchers)
@@ -144,16 +144,16 @@ class Block:
                 values[same_start, :width] = cells[chunk_index.row[rows[same_start]], low : low + width]
         return Columns(series, groups, times, values)
 
-    def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[Pairs]:
+    def series(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[Pairs]:
         return self.directory.labels.pairs_of(self._rows_in_range(matchers, start_ms, end_ms))
 
-    def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> set[str]:
+    def label_names(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> set[str]:
         return self.directory.labels.names_of(self._rows_in_range(matchers, start_ms, end_ms))
 
-    def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> set[str]:
+    def label_values(self, name: str, matchers: Sequence[Matcher], start_ms: int, *, end_ms: int) -> set[str]:
         return self.directory.labels.values_of(name, self._rows_in_range(matchers, start_ms, end_ms))
 
-    def select_rows(self, matchers: Sequence[MatcherLike]) -> tuple[Ints, SeriesSet]:
+    def select_rows(self, matchers: Sequence[Matcher]) -> tuple[Ints, SeriesSet]:
         """The rows that match a selector, and their label sets; cached."""
         key = tuple(matchers)
         with self._lock:
@@ -166,7 +166,7 @@ class Block:
                     self._selections.popitem(last=False)
         return selected
 
-    def find_rows(self, matchers: Sequence[MatcherLike]) -> tuple[Ints, SeriesSet]:
+    def find_rows(self, matchers: Sequence[Matcher]) -> tuple[Ints, SeriesSet]:
         """The rows that match a selector, and their label sets; not cached."""
         labels = self.directory.labels
         rows = labels.find_matching(matchers, self._patterns.predicate)
@@ -243,14 +243,8 @@ class Block:
         series, times, chunks = (codec.unpack_ints(self._read_part(name)) for name in ("series", "times", "chunks"))
         if (len(series), len(times), len(chunks)) != (5, 3, 5):
             raise errors.StoreError("the tables of the block do not match each other", where=str(self.path))
-        return _ChunkIndex(
-            chunk=_to_narrow(series[0]),
-            row=_to_narrow(series[1]),
-            time=_to_narrow(series[2]),
-            time_chunk=times[0],
-            time_row=times[1],
-            chunks=chunks,
-        )
+        chunk, row, time = map(_to_narrow, series[:3])
+        return _ChunkIndex(chunk, row, time, time_chunk=times[0], time_row=times[1], chunks=chunks)
 
     def _read_footer(self) -> dict[str, Any]:
         tail = self._read_bytes(max(0, self.bytes - TAIL.size), TAIL.size)
@@ -300,7 +294,7 @@ class Block:
                 f"{length} bytes cannot be read: {error.strerror}", where=f"{self.path} at byte {offset}"
             ) from error
 
-    def _rows_in_range(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> Ints:
+    def _rows_in_range(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Ints:
         directory = self.directory
         rows = directory.labels.find_matching(matchers, self._patterns.predicate)
         return rows[(directory.last_ms[rows] >= start_ms) & (directory.first_ms[rows] <= end_ms)]

@@ -1,8 +1,7 @@
 """Write a block: the samples of some hours in one immutable file.
 
-The durable store adds the columns of one metric after another, from the head or from smaller blocks. Series of a metric
-with the same number of slots are in the same chunk; a row of times is stored once for all series that share it. The
-file gets its name only after it is completely on disk, so a crash leaves a whole block or none.
+Series of a metric with the same number of slots are in the same chunk; a row of times is stored once for all series
+that share it. The file gets its name only after it is completely on disk, so a crash leaves a whole block or none.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Compaction: choose and merge small blocks, and choose expired blocks.
 
 Each sample is written a few times: to the WAL, to its first block, and each time that neighbouring blocks are merged.
-Larger blocks store each label set once for a longer time. `durable` calls this after it writes a block of the head.
+Larger blocks store each label set once for a longer time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from watchkeeper.store.blocks.block import Block, ChunkCache
 from watchkeeper.store.blocks.block_writer import BlockWriter
 from watchkeeper.store.columns import NEVER_MS, SLOT_BYTES
 from watchkeeper.store.corruption import Corruption
-from watchkeeper.store.index import Patterns
+from watchkeeper.store.index import Matcher, MatchOp, Patterns
 from watchkeeper.store.sample_columns import Columns, SeriesUnion, UnionCache, join
 from watchkeeper.store.series import SeriesSet
 
@@ -26,15 +25,6 @@ from watchkeeper.store.series import SeriesSet
 GROWTH_FACTORS = (4, 16, 48)
 # Samples that are merged at a time: 32 MB, and as much again for the result.
 MERGE_SAMPLES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class NameMatcher:
-    """A matcher for the name of one metric, or for series without a name."""
-
-    value: str
-    name: str = label_sets.METRIC_NAME
-    op: str = "="
 
 
 def find_merge(blocks: Sequence[Block], block_ms: int, *, until_ms: int) -> list[Block]:
@@ -101,7 +91,7 @@ def merge(sources: Sequence[Block], folder: Path, *, since_ms: int = -NEVER_MS, 
 
 def _merged_columns(blocks: Sequence[Block], name: str, since_ms: int, *, until_ms: int) -> Iterator[Columns]:
     """Yield the samples of one metric from all blocks in a time range, some series at a time."""
-    selections = [block.find_rows([NameMatcher(name)]) for block in blocks]
+    selections = [block.find_rows([Matcher(label_sets.METRIC_NAME, MatchOp.EQUAL, name)]) for block in blocks]
     unions = UnionCache()
     union: SeriesUnion = unions.get([series for _, series in selections])
     slots = sum(int(block.chunk_index.chunks[4].max(initial=0)) for block in blocks)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from watchkeeper import errors
 from watchkeeper.store import codec
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import MatcherLike
+from watchkeeper.store.index import Matcher
 from watchkeeper.store.series import Pairs
 
 # The number of a series without the label; it means the empty value.
@@ -63,9 +63,7 @@ class LabelTable:
         self._columns = {name: _Column(label_numbers) for name, label_numbers in zip(values, numbers, strict=True)}
         self._pairs = {name: [None, *((name, text) for text in texts[1:])] for name, texts in values.items()}
 
-    def find_matching(
-        self, matchers: Sequence[MatcherLike], predicate: Callable[[MatcherLike], Callable[[str], bool]]
-    ) -> Ints:
+    def find_matching(self, matchers: Sequence[Matcher], predicate: Callable[[Matcher], Callable[[str], bool]]) -> Ints:
         rows = np.arange(self.size)
         for matcher in matchers:
             accepts = predicate(matcher)

@@ -1,10 +1,8 @@
 """The head: samples of the last hours in memory, in columns.
 
-The scraper appends whole scrapes (`append_scrape`); other samples are appended one by one (`append`). Queries call
-`select` for a matrix of series × slots, or `latest` for the newest sample of each series. One lock protects everything:
-an append changes columns in place, a select copies what it needs, and the query is evaluated on the copy without the
-lock. Old slots and stale series are dropped by age, measured by the clock and not by the samples. `durable` adds a WAL
-and blocks on disk.
+One lock protects everything: an append changes columns in place, a select copies what it needs, and the query is
+evaluated on the copy without the lock. Old slots and stale series are dropped by age, measured by the clock and not by
+the samples.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from watchkeeper.store.groups import GroupTable, grow_column
 from watchkeeper.store.head import sample_locations
 from watchkeeper.store.head.placing import MAX_TEMPLATES, SamplePlacement, TimeBounds
 from watchkeeper.store.histograms import Cells, HistogramTable, find_histograms
-from watchkeeper.store.index import Cardinality, MatcherLike, Selection, SeriesIndex
+from watchkeeper.store.index import Cardinality, Matcher, Selection, SeriesIndex
 from watchkeeper.store.interfaces import Appended
 from watchkeeper.store.metadata import Metadata
 from watchkeeper.store.rows import MixedTable
@@ -211,7 +209,7 @@ class Head:
             return Appended(total - sum(dropped.values()), dict(dropped))
 
     def select(
-        self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int, *, max_samples: int | None = None
+        self, matchers: Sequence[Matcher], start_ms: int, end_ms: int, *, max_samples: int | None = None
     ) -> Columns:
         """Copy the samples with start < time ≤ end; QueryLimit if there are more than `max_samples`."""
         with self.lock:
@@ -228,7 +226,7 @@ class Head:
         check_sample_limit(int(counts[locations.group_index].sum()), max_samples)
         return self._copy(selection, locations, lows=lows, counts=counts)
 
-    def latest(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
+    def latest(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         """The newest sample of each series with start < time ≤ end: times, and values (ABSENT without a sample)."""
         with self.lock:
             selection = self._index.select(matchers)
@@ -277,24 +275,24 @@ class Head:
         packed = self.histograms.packed
         return find_histograms(values, packed.get) if packed else None
 
-    def series(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
+    def series(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
         """Label sets of series whose samples, from the first to the newest, overlap the time range."""
         with self.lock:
             selection = self._index.select(matchers)
             in_range = self._series_in_range(start_ms, end_ms, selection.numbers)
             return selection.series.labels_of(np.flatnonzero(in_range).tolist())
 
-    def cached_series_count(self, matchers: Sequence[MatcherLike], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
+    def cached_series_count(self, matchers: Sequence[Matcher], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
         """How many series a selector matches, if its selection is cached."""
         with self.lock:
             cached = self._index.cached_selection(matchers)
             return None if cached is None else len(cached.numbers)
 
-    def label_names(self, matchers: Sequence[MatcherLike], start_ms: int, end_ms: int) -> list[str]:
+    def label_names(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[str]:
         with self.lock:
             return self._index.label_names(matchers, self._series_in_range(start_ms, end_ms))
 
-    def label_values(self, name: str, matchers: Sequence[MatcherLike], start_ms: int, *, end_ms: int) -> list[str]:
+    def label_values(self, name: str, matchers: Sequence[Matcher], start_ms: int, *, end_ms: int) -> list[str]:
         with self.lock:
             return self._index.label_values(name, matchers, in_range=self._series_in_range(start_ms, end_ms))
 

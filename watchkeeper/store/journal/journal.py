@@ -1,9 +1,8 @@
 """The journal: events, incidents, diagnoses, plans, alert states and audit entries, in SQLite or PostgreSQL.
 
 Every change is one transaction that appends an entry to the hash chain (see `chain.py`) and updates its rows, so a
-crash keeps both or neither. The hub owns one Journal and passes it to the incidents stage; web pages read from it. All
-SQL is in this module, `journal_file`, `chain`, `journal_search`, `postgres` and `election`; the statements here
-work in both databases.
+crash keeps both or neither. All SQL is in this module, `journal_file`, `chain`, `journal_search`, `postgres` and
+`election`; the statements here work in both databases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Search and verify the journal while a hub writes it: entries by kind, subject, actor, words and time.
 
 Each call has its own read-only connection, so a search never blocks a commit. A search reads a limited number of
-entries, newest first, and returns how far it got. `web/journal_api` uses this module.
+entries, newest first, and returns how far it got.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The journal in PostgreSQL: connections, translated statements, and fencing of hubs that lost leadership.
 
-`leadership` opens a `PostgresServer` and passes `journal.Journal` a new `PostgresConnection` each time that this hub
-becomes leader or follower. A connection writes in one epoch: each transaction locks the leader's row and compares the
-epoch, so another hub cannot acquire leadership in between, and a hub that lost it cannot write. A failed connection is
-never reused: everything that was built on it is rebuilt from the journal.
+A connection writes in one epoch: each transaction locks the leader's row and compares the epoch, so another hub cannot
+acquire leadership in between, and a hub that lost it cannot write. A failed connection is never reused: everything that
+was built on it is rebuilt from the journal.
 """
 
 from __future__ import annotations

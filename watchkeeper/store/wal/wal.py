@@ -1,9 +1,8 @@
 """The write-ahead log: accepted samples, on disk within a second, until a block has them.
 
-The head adds scrapes and samples when it accepts them; `sync` writes them as a compressed record with a checksum, and
-waits for the disk. Each segment is self-contained: it defines every series and scrape layout that it uses, so old
-segments can be removed, and a damaged one does not affect the others. `wal_reader` reads it after a restart;
-docs/reference/storage.md has the layout.
+`sync` writes the samples that the head accepted as a compressed record with a checksum, and waits for the disk. Each
+segment is self-contained: it defines every series and scrape layout that it uses, so old segments can be removed, and a
+damaged one does not affect the others (docs/reference/storage.md has the layout).
 """
 
 from __future__ import annotations
@@ -112,18 +111,14 @@ class WriteAheadLog:
         if self.packed_histograms:
             self._define_histograms(values)
         self._batch.scrapes.append((key if isinstance(key, str) else repr(key), ids, at_ms, values.copy()))
-        self._batch.count += len(ids)
-        if self._batch.count > MAX_PENDING_SAMPLES:
-            self._drop_oldest()
+        self._count_pending(len(ids))
 
     def add_samples(self, ids: Ints, times: Ints, values: Floats) -> None:
         self._define(ids)
         if self.packed_histograms:
             self._define_histograms(values)
         self._batch.samples.append((ids, times, values))
-        self._batch.count += len(ids)
-        if self._batch.count > MAX_PENDING_SAMPLES:
-            self._drop_oldest()
+        self._count_pending(len(ids))
 
     def sync(self) -> int:
         with self._writing:
@@ -184,9 +179,12 @@ class WriteAheadLog:
                 self._batch.histograms[mark] = histogram
                 self._defined_histograms.add(mark)
 
-    def _drop_oldest(self) -> None:
-        """Drop half of the pending samples from the WAL; the head still has them, and the next block will."""
+    def _count_pending(self, added: int) -> None:
+        """At the limit, drop half of the pending samples from the WAL; the head has them, and the next block will."""
         batch = self._batch
+        batch.count += added
+        if batch.count <= MAX_PENDING_SAMPLES:
+            return
         half = len(batch.scrapes) // 2
         dropped = sum(len(ids) for _, ids, _, _ in batch.scrapes[:half]) + sum(len(ids) for ids, _, _ in batch.samples)
         batch.scrapes, batch.samples = batch.scrapes[half:], []

@@ -1,10 +1,9 @@
 """Read the WAL ahead in another process, while the hub is still importing its modules.
 
 `start_reading` forks the reader as soon as the samples directory is known: a copy of the hub that has only NumPy and
-one thread. `read` then gets most of the WAL at once, and runs the steps of `run_while_reading` while it waits. So
-decompression and its temporary memory are on another core. A batch arrives as a file in memory, whose arrays go into
-the head without another copy; the reader waits while too much is pending. If anything fails (the WAL has grown, the
-reader was killed), the hub reads the rest of the WAL itself.
+one thread, and decompresses on another core. `read` gets batches as files in memory, whose arrays go into the head
+without another copy; if anything fails (the WAL has grown, the reader was killed), the hub reads the rest of the WAL
+itself.
 """
 
 from __future__ import annotations

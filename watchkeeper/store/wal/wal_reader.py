@@ -1,9 +1,8 @@
 """Read a WAL into batches for a head: label sets, tables of scrapes, and single samples.
 
-A restart of a large fleet reads a hundred million samples. So each record is processed as a whole: all changed values
+A restart of a large fleet reads a hundred million samples, so each record is processed as a whole: all changed values
 are written to one array with the last value of every series, and ranges of that array are copied to a table with a row
-for each slot. Many rows are passed on at a time. `wal_replay` loads them into a head; `wal_prefetch` reads in another
-process.
+for each slot. `wal_replay` loads the batches into a head; `wal_prefetch` reads in another process.
 """
 
 from __future__ import annotations

@@ -217,11 +217,8 @@ class UsageApi:
 
 def _read_window(request: Request, now: datetime) -> tuple[float, float]:
     until_text, since_text = request.query_params.get("to"), request.query_params.get("from")
-    try:
-        until = now.timestamp() if until_text is None else form.read_time("to", until_text) / 1000
-        since = until - 86_400 if since_text is None else form.read_time("from", since_text) / 1000
-    except form.BadParameter as error:
-        raise HTTPException(400, str(error)) from error
+    until = now.timestamp() if until_text is None else form.read_time("to", until_text) / 1000
+    since = until - 86_400 if since_text is None else form.read_time("from", since_text) / 1000
     # The future is cut off, so that it does not count as unknown.
     until = min(until, now.timestamp())
     if not (math.isfinite(since) and since < until):

@@ -176,9 +176,4 @@ def _entry_filter(request: Request) -> journal_search.EntryFilter:
 
 
 def _read_time(text: str | None, name: str) -> datetime | None:
-    if not text:
-        return None
-    try:
-        return clock.from_ms(form.read_time(name, text))
-    except form.BadParameter as error:
-        raise HTTPException(400, str(error)) from error
+    return clock.from_ms(form.read_time(name, text)) if text else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -171,21 +171,14 @@ class ExploreApi:
         metrics = engine.label_values("__name__", [], start_ms=end - RECENT_MS, end_ms=end)
         metadata = engine.metadata()
         language_words = [
-            Completion(name, "function", _signature(name)) for name in rank_words(functions.FUNCTIONS, typed)
+            Completion(name, "function", f"({', '.join(kind.value for kind in functions.FUNCTIONS[name].args)})")
+            for name in rank_words(functions.FUNCTIONS, typed)
         ]
         language_words += [Completion(name, "aggregation") for name in rank_words(functions.AGGREGATIONS, typed)]
         language_words += [Completion(name, "keyword") for name in rank_words(KEYWORDS, typed)]
         metric_names = [
-            Completion(name, "metric", _metric_detail(metadata, name)) for name in rank_words(metrics, typed)
+            Completion(name, "metric", " · ".join(filter(None, metadata.get(name, ())[:2]))[:160])
+            for name in rank_words(metrics, typed)
         ]
         starting = [word for word in language_words if word.word.startswith(typed.lower())]
         return [*starting[:8], *metric_names][:MAX_COMPLETIONS]
-
-
-def _metric_detail(metadata: Mapping[str, tuple[str, str, str]], name: str) -> str:
-    kind, help_text, _ = metadata.get(name, ("", "", ""))
-    return " · ".join(filter(None, (kind, help_text)))[:160]
-
-
-def _signature(name: str) -> str:
-    return f"({', '.join(kind.value for kind in functions.FUNCTIONS[name].args)})"

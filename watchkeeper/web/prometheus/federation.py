@@ -10,7 +10,6 @@ import functools
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, groupby
 
@@ -37,28 +36,15 @@ class PageFormat(Enum):
     QUOTED_TEXT = f"text/plain; version=1.0.0; charset=utf-8; {UTF8}"
     PROTOBUF = f"application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited; {UTF8}"
 
-    @property
-    def media_type(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True, slots=True)
-class _AcceptClause:
-    """One media type of an Accept header, with its parameters and weight."""
-
-    kind: str
-    parameters: frozenset[str]
-    weight: float
-
 
 def choose_format(accept: str) -> PageFormat:
     """The format of ours that this Accept header prefers; text by default."""
-    clauses = [_parse_clause(part) for part in accept.lower().split(",")]
-    for clause in sorted(clauses, key=lambda clause: -clause.weight):
-        if clause.kind == "application/vnd.google.protobuf" and "encoding=delimited" in clause.parameters:
+    clauses = [[part.replace(" ", "") for part in clause.split(";")] for clause in accept.lower().split(",")]
+    for kind, *parameters in sorted(clauses, key=_weight, reverse=True):
+        if kind == "application/vnd.google.protobuf" and "encoding=delimited" in parameters:
             return PageFormat.PROTOBUF
-        if clause.kind == "text/plain":
-            return PageFormat.QUOTED_TEXT if UTF8 in clause.parameters else PageFormat.TEXT
+        if kind == "text/plain":
+            return PageFormat.QUOTED_TEXT if UTF8 in parameters else PageFormat.TEXT
     return PageFormat.TEXT
 
 
@@ -69,14 +55,12 @@ def write_page(samples: Sequence[interfaces.AnySample], page_format: PageFormat)
     return "".join(_text_lines(samples, is_quoted=page_format is PageFormat.QUOTED_TEXT)).encode()
 
 
-def _parse_clause(text: str) -> _AcceptClause:
-    kind, *parameters = (part.replace(" ", "") for part in text.split(";"))
-    weights = [part[2:] for part in parameters if part.startswith("q=")]
+def _weight(clause: list[str]) -> float:
+    """The weight of a media type of an Accept header, which has it in a parameter."""
     try:
-        weight = float(weights[0]) if weights else 1.0
+        return float(next((part[2:] for part in clause[1:] if part.startswith("q=")), 1.0))
     except ValueError:
-        weight = 0.0
-    return _AcceptClause(kind, frozenset(parameters), weight)
+        return 0.0
 
 
 def _text_lines(all_samples: Sequence[interfaces.AnySample], *, is_quoted: bool) -> Iterator[str]:

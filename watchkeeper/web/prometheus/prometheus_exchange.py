@@ -51,9 +51,8 @@ class SampleExchange:
         at_ms = clock.to_ms(self._runtime.clock.now())
         samples = await asyncio.to_thread(self._latest_samples, selectors, at_ms)
         page_format = federation.choose_format(params.accept)
-        return Response(
-            await asyncio.to_thread(federation.write_page, samples, page_format), media_type=page_format.media_type
-        )
+        page = await asyncio.to_thread(federation.write_page, samples, page_format)
+        return Response(page, media_type=page_format.value)
 
     def _latest_samples(self, selectors: list[Matchers], at_ms: int) -> list[interfaces.AnySample]:
         """The newest sample of each series; a remote engine returns its value without its time."""

@@ -1,7 +1,7 @@
 """Read the parameters of Prometheus' HTTP API.
 
-Pure functions from text to values, called by `prometheus_api`. An invalid parameter raises `BadParameter` with
-Prometheus' own wording, because clients match it.
+Functions from text to values, called by `prometheus_api`. An invalid parameter raises `BadParameter` with Prometheus'
+own wording, because clients match it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime
+
+from starlette.exceptions import HTTPException
 
 from watchkeeper.errors import QueryError
 from watchkeeper.kit import clock, durations
@@ -37,8 +39,11 @@ ESCAPED_NAME = "U__"
 ESCAPED_PART = re.compile("_([0-9a-fA-F]{1,6})_|__")
 
 
-class BadParameter(ValueError):
+class BadParameter(HTTPException):
     """An invalid parameter; answered as 400 bad_data."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(400, problem)
 
 
 class Form:

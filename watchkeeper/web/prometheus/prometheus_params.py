@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from watchkeeper.errors import QueryError, StoreError
 from watchkeeper.web.endpoint import QueryParam, get, json_response, prometheus_error, read_body
-from watchkeeper.web.prometheus.prometheus_form import BadParameter, Form
+from watchkeeper.web.prometheus.prometheus_form import Form
 
 # Prometheus limits an expression only by the size of a URL or form.
 MAX_FORM_BYTES = 256 * 1024
@@ -74,8 +74,6 @@ def prometheus_get(
             try:
                 data = method(api, await read_form(request), **request.path_params)
                 data = await data if inspect.isawaitable(data) else data
-            except BadParameter as error:
-                return prometheus_error(str(error), status=400)
             except QueryError as error:
                 return prometheus_error(str(error), status=422)
             except QueryTimeout as error:

@@ -10,7 +10,7 @@ import os
 import platform
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -214,6 +214,12 @@ class StatusPages:
         if local is None:
             raise BadParameter("this hub uses a remote query engine; call /api/v1/status/tsdb there")
         cardinality, newest = local.head.cardinality(limit), local.head.newest_ms
+        tables = {
+            "seriesCountByMetricName": cardinality.by_metric,
+            "labelValueCountByLabelName": cardinality.values_by_label,
+            "memoryInBytesByLabelName": cardinality.bytes_by_label,
+            "seriesCountByLabelValuePair": cardinality.by_pair,
+        }
         return {
             "headStats": {
                 "numSeries": cardinality.series,
@@ -222,10 +228,7 @@ class StatusPages:
                 "minTime": 0 if newest is None else newest - local.head.retention_ms,
                 "maxTime": newest or 0,
             },
-            "seriesCountByMetricName": _name_value_rows(cardinality.by_metric),
-            "labelValueCountByLabelName": _name_value_rows(cardinality.values_by_label),
-            "memoryInBytesByLabelName": _name_value_rows(cardinality.bytes_by_label),
-            "seriesCountByLabelValuePair": _name_value_rows(cardinality.by_pair),
+            **{key: [{"name": name, "value": value} for name, value in rows] for key, rows in tables.items()},
         }
 
     @prometheus_get("/api/v1/status/walreplay")
@@ -262,10 +265,6 @@ def _label_filter(*texts: str | None, name: str = "match[]") -> Callable[[Mappin
         )
 
     return is_selected
-
-
-def _name_value_rows(counts: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, value in counts]
 
 
 def write_metadata(family: tuple[str, str, str]) -> dict[str, str]:
@@ -329,11 +328,8 @@ def write_rule(rule: rulefile.Rule, state: evaluate.RuleState) -> dict[str, Any]
 
 def _rule_state(active: list[alerts.Alert]) -> str:
     """The state of a rule: firing if any alert fires, else pending if any is pending, else inactive."""
-    states = {alert.state for alert in active}
-    for state in (alerts.AlertState.FIRING, alerts.AlertState.PENDING):
-        if state in states:
-            return state.value
-    return "inactive"
+    states = {alert.state.value for alert in active}
+    return next((state for state in ("firing", "pending") if state in states), "inactive")
 
 
 def is_active(alert: alerts.Alert) -> bool:

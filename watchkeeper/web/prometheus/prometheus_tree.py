@@ -38,13 +38,17 @@ def write_tree(expr: ast.Expr) -> dict[str, Any]:
             step = {"range": expr.range_ms, "step": expr.step_ms or 0}
             return {"type": "subquery", "expr": write_tree(expr.expr), **step, **_offset_fields(expr)}
         case ast.FunctionCall():
-            return {
-                "type": "call",
-                "func": _write_function(expr.function),
-                "args": [write_tree(each) for each in expr.args],
-            }
+            arguments = [write_tree(each) for each in expr.args]
+            return {"type": "call", "func": _write_function(expr.function), "args": arguments}
         case ast.Aggregate():
-            return _write_aggregate(expr)
+            return {
+                "type": "aggregation",
+                "op": expr.op,
+                "expr": write_tree(expr.expr),
+                "param": None if expr.parameter is None else write_tree(expr.parameter),
+                "grouping": list(expr.grouping),
+                "without": expr.is_without,
+            }
         case ast.Binary():
             return _write_binary(expr)
 
@@ -64,24 +68,8 @@ def _offset_fields(expr: ast.Selector | ast.Subquery) -> dict[str, Any]:
 
 def _write_function(name: str) -> dict[str, Any]:
     signature = functions.FUNCTIONS[name]
-    kinds = [TYPE_NAMES[kind] for kind in signature.args]
-    return {
-        "name": name,
-        "argTypes": kinds,
-        "variadic": signature.variadic,
-        "returnType": TYPE_NAMES[signature.returns],
-    }
-
-
-def _write_aggregate(expr: ast.Aggregate) -> dict[str, Any]:
-    return {
-        "type": "aggregation",
-        "op": expr.op,
-        "expr": write_tree(expr.expr),
-        "param": None if expr.parameter is None else write_tree(expr.parameter),
-        "grouping": list(expr.grouping),
-        "without": expr.is_without,
-    }
+    kinds, returns = [TYPE_NAMES[kind] for kind in signature.args], TYPE_NAMES[signature.returns]
+    return {"name": name, "argTypes": kinds, "variadic": signature.variadic, "returnType": returns}
 
 
 def _write_binary(expr: ast.Binary) -> dict[str, Any]:

@@ -45,11 +45,8 @@ class RecordingApi:
     async def record(self, request: Request) -> Response:
         """Record samples, events and incidents of a time window into one file; see howto/history.md."""
         params = form.Form(list(request.query_params.multi_items()))
-        try:
-            from_ms, to_ms = form.read_time("from", params.first("from")), form.read_time("to", params.first("to"))
-            selectors = [form.read_matchers("match[]", text) for text in params.all("match[]")] or [()]
-        except form.BadParameter as error:
-            raise HTTPException(400, str(error)) from error
+        from_ms, to_ms = form.read_time("from", params.first("from")), form.read_time("to", params.first("to"))
+        selectors = [form.read_matchers("match[]", text) for text in params.all("match[]")] or [()]
         if from_ms >= to_ms:
             raise HTTPException(400, "`from` must be before `to`")
         if self._running >= MAX_CONCURRENT_RECORDINGS:

@@ -104,9 +104,19 @@ class RulesApi:
         ]
         active = [alert for alert in self._rules.alerts() if prometheus_status.is_active(alert)]
         active.sort(key=lambda alert: (alert.state is not alerts.AlertState.FIRING, alert.active_at))
-        return RuleList(
-            self._runtime.clock.now(), rules, [_listed_alert(alert) for alert in active[:MAX_ALERTS]], len(active)
-        )
+        listed = [
+            ListedAlert(
+                name=alert.name,
+                labels=dict(alert.labels.without("alertname")),
+                state=alert.state,
+                active_at=alert.active_at,
+                fired_at=alert.fired_at,
+                value=alert.value,
+                summary=alert.annotations.get("summary") or alert.annotations.get("description", ""),
+            )
+            for alert in active[:MAX_ALERTS]
+        ]
+        return RuleList(self._runtime.clock.now(), rules, listed, len(active))
 
     @post(
         "/api/rules/replay",
@@ -165,18 +175,6 @@ def template_text(templates: rulefile.Templates, name: str) -> str:
     return "" if template is None else template.text
 
 
-def _listed_alert(alert: alerts.Alert) -> ListedAlert:
-    return ListedAlert(
-        name=alert.name,
-        labels=dict(alert.labels.without("alertname")),
-        state=alert.state,
-        active_at=alert.active_at,
-        fired_at=alert.fired_at,
-        value=alert.value,
-        summary=alert.annotations.get("summary") or alert.annotations.get("description", ""),
-    )
-
-
 def _read_rules(body: dict[str, Any]) -> rulefile.RuleSet:
     """Parse the body: rules as YAML in `rules`, or one alerting rule as `expr` and `for`."""
     text = body.get("rules")
@@ -186,10 +184,7 @@ def _read_rules(body: dict[str, Any]) -> rulefile.RuleSet:
             raise HTTPException(
                 400, 'the rule is missing; send {"expr": "…", "for": "5m"} or {"rules": "YAML of a rule file"}'
             )
-        try:
-            form.parse("expr", expr)
-        except form.BadParameter as error:
-            raise HTTPException(400, str(error)) from error
+        form.parse("expr", expr)
         name = body.get("name") if isinstance(body.get("name"), str) else "Replayed"
         rule = {"alert": name, "expr": expr, "for": hold}
         text = yaml.safe_dump({"groups": [{"name": "replay", "rules": [rule]}]}, allow_unicode=True)
@@ -205,11 +200,11 @@ def _read_rules(body: dict[str, Any]) -> rulefile.RuleSet:
 
 
 def _read_window(body: dict[str, Any], now: datetime) -> replay.ReplayWindow:
+    until = clock.to_ms(now) if body.get("to") is None else form.read_time("to", str(body["to"]))
+    since = until - 21_600_000 if body.get("from") is None else form.read_time("from", str(body["from"]))
     try:
-        until = clock.to_ms(now) if body.get("to") is None else form.read_time("to", str(body["to"]))
-        since = until - 21_600_000 if body.get("from") is None else form.read_time("from", str(body["from"]))
         step = durations.parse_seconds(str(body.get("interval", "15s")))
-    except (form.BadParameter, ValueError) as error:
+    except ValueError as error:
         raise HTTPException(400, str(error)) from error
     until = min(until, clock.to_ms(now))
     seconds = (until - since) / 1000

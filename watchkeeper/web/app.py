@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from typing import TypedDict
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -59,8 +59,7 @@ from watchkeeper.web.prometheus import (
 LIVE_PATH = "/api/live"
 
 
-@dataclass(frozen=True, slots=True)
-class Whoami:
+class Whoami(TypedDict):
     name: str
     role: Role
     needs_sign_in: bool

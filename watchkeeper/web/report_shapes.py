@@ -6,7 +6,6 @@ reports also serve commands that read CSV files, so they return plain values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypedDict
 
 from watchkeeper.capacity import advice, fullness, report
@@ -67,8 +66,7 @@ class PriceRate(TypedDict):
     checked: str
 
 
-@dataclass(frozen=True, slots=True)
-class UsageReport:
+class UsageReport(TypedDict):
     since: float
     until: float
     by: list[str]
@@ -79,8 +77,7 @@ class UsageReport:
     words: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class CostReport:
+class CostReport(TypedDict):
     since: float
     until: float
     recorded_hours: float

@@ -6,7 +6,6 @@ running hub with them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, TypedDict
 
@@ -128,8 +127,7 @@ GpuEvent = Annotated[incidents.Member, ResponseVariant("incidents.GpuEvent", add
 NodeOrName = fleet.Node | NodeName
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentDetail:
+class IncidentDetail(TypedDict):
     incident: NamedIncident
     diagnosis: Diagnosis | None
     plan: actions.Plan | None
@@ -138,7 +136,6 @@ class IncidentDetail:
     timeline: list[incidents.TimelineEntry]
 
 
-@dataclass(frozen=True, slots=True)
 class FullIncidentDetail(IncidentDetail):
     blast: BlastRadius | None
 

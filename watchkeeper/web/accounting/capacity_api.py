@@ -11,9 +11,9 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -56,17 +56,16 @@ FORECAST_PARAMS = (
 WINDOW_PARAM = QueryParam("window", "Measure use over this window, such as 6h, at most 7d. Default: 1d.")
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentUse:
+class CurrentUse(TypedDict):
     window: str
-    allocated_gpus: int = field(metadata={"json_key": "held_gpus"})
+    held_gpus: int
     used_gpus: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityNow:
     now: datetime
-    capacity: FleetCapacity = field(metadata={"json_key": "standing"})
+    capacity: FleetCapacity = wire.json_key("standing")
     waits: list[QueueWait]
     use: CurrentUse
     rightsizing: list[RightsizingAdvice]
@@ -75,8 +74,7 @@ class CapacityNow:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityAdvice:
+class CapacityAdvice(TypedDict):
     now: datetime
     sentence: str | None
     advice: list[advice.ScalingAdvice]
@@ -169,7 +167,9 @@ class CapacityApi:
             now=now,
             capacity=capacity,
             waits=fleet_capacity.queue_waits(await self._load_requests(cluster_name), now=now.timestamp()),
-            use=CurrentUse(durations.format_seconds(window), capacity.allocated_gpus, used_gpus),
+            use=CurrentUse(
+                window=durations.format_seconds(window), held_gpus=capacity.allocated_gpus, used_gpus=used_gpus
+            ),
             rightsizing=sorted(sizing_advice, key=lambda sizing: -sizing.saves_gpus)[:MAX_ADVICE],
             repartition=rightsizing.plan_repartitions(sizing_advice),
             unmapped=inventory.count_missing_facts(self._fleet.nodes()),

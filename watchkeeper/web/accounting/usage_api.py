@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import orjson
@@ -59,16 +59,14 @@ POLICY_PARAM = QueryParam(
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class WasteReport:
+class WasteReport(TypedDict):
     since: float
     until: float
     currency: str
     waste: list[waste.WastedHours]
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetReport:
+class BudgetReport(TypedDict):
     month: str
     currency: str
     until: float

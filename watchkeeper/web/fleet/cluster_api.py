@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -37,8 +38,7 @@ class SchedulerStatus:
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeList:
+class NodeList(TypedDict):
     now: datetime
     nodes: list[NodeLine]
     total: int

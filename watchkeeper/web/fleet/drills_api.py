@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -101,8 +101,7 @@ class CauseScore:
     wrong_causes: tuple[str, ...] = wire.json_key("instead")
 
 
-@dataclass(frozen=True, slots=True)
-class DrillScore:
+class DrillScore(TypedDict):
     drills: int
     detected: int
     right: int
@@ -110,15 +109,13 @@ class DrillScore:
     slowest_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class DrillList:
+class DrillList(TypedDict):
     now: datetime
     drills: list[Drill]
     score: DrillScore
 
 
-@dataclass(frozen=True, slots=True)
-class DrillAccuracy:
+class DrillAccuracy(TypedDict):
     drills: list[CauseScore]
     game_day_at: datetime | None
 
@@ -138,7 +135,10 @@ class DrillsApi:
     async def get_accuracy(self, _: Request) -> DrillAccuracy:
         """Accuracy of diagnoses in drills for each cause, the lowest first."""
         await self._refresh_drills()
-        return DrillAccuracy(self._score_causes(await self._judge_drills()), self._game_day.at)
+        return await self._accuracy()
+
+    async def _accuracy(self) -> DrillAccuracy:
+        return DrillAccuracy(drills=self._score_causes(await self._judge_drills()), game_day_at=self._game_day.at)
 
     @post("/api/drills/score", body={"scenarios": list[dict[str, Any]]})
     async def submit_score(self, request: Request) -> DrillAccuracy:
@@ -149,7 +149,7 @@ class DrillsApi:
         except OSError as error:
             raise HTTPException(503, f"the score could not be saved: {error_reason(error)}") from error
         self._game_day = game_day
-        return DrillAccuracy(self._score_causes(await self._judge_drills()), game_day.at)
+        return await self._accuracy()
 
     def _score_causes(self, judged_drills: Sequence[tuple[Drill, DrillVerdict]]) -> list[CauseScore]:
         """Score the drills by cause, and update the metric."""

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -34,8 +35,7 @@ MAX_NAME_CHARACTERS = 300
 IncidentAndFinding = tuple[incidents.Incident, diagnosis.Finding | None]
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainAnswer:
+class ExplainAnswer(TypedDict):
     explained: ExplainResult
     text: str
 
@@ -254,4 +254,4 @@ def _check_name(text: str) -> str:
 
 
 def _to_answer(explanation: explain_result.ExplainResult) -> ExplainAnswer:
-    return ExplainAnswer(explanation, "\n".join(explain_result.as_text(explanation)))
+    return ExplainAnswer(explained=explanation, text="\n".join(explain_result.as_text(explanation)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypedDict
 
-from watchkeeper.kit import wire
 from watchkeeper.web.fleet.topology import HealthState
 from watchkeeper.web.fleet.who import IncidentSummary
 
@@ -14,26 +14,24 @@ from watchkeeper.web.fleet.who import IncidentSummary
 FabricCell = tuple[str, int, int, int, float | None, float | None, float | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FabricCounts:
+class FabricCounts(TypedDict):
     links: int
     down: int
     slow: int
     unknown: int
-    with_errors: int = wire.json_key("errs")
-    congested: int = wire.json_key("waits")
-    without_counters: int = wire.json_key("uncounted")
+    errs: int
+    waits: int
+    uncounted: int
     jobs: int
     # Nodes that do not answer or have no InfiniBand ports: the state of their links is unknown.
-    nodes_without_links: int = wire.json_key("mute_nodes")
+    mute_nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Spine:
+class Spine(TypedDict):
     name: str
     state: HealthState
     links: int
-    problems: Sequence[str] = wire.json_key("trouble")
+    trouble: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,7 @@ class FabricMap:
     rows: Sequence[FabricRow]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FabricLink:
+class FabricLink(TypedDict):
     id: str
     kind: str
     row: str | None
@@ -79,23 +76,21 @@ class FabricLink:
     down_since: datetime | None
     load: float | None
     errors: float | None
-    has_errors: bool = wire.json_key("errs")
-    is_congested: bool = wire.json_key("waits")
+    errs: bool
+    waits: bool
     wait_per_second: float | None
-    wait_ratio: float | None = wire.json_key("wait_times")
+    wait_times: float | None
     discards: float | None
     jobs: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class FabricLinkList:
+class FabricLinkList(TypedDict):
     now: datetime
     total: int
     links: list[FabricLink]
 
 
-@dataclass(frozen=True, slots=True)
-class CounterGrowth:
+class CounterGrowth(TypedDict):
     name: str
     grown: float
     meaning: str | None
@@ -111,8 +106,7 @@ class LinkQueries:
     wait: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinkDetail:
+class LinkDetail(TypedDict):
     now: datetime
     window: str
     link: FabricLink

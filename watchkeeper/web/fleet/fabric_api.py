@@ -118,7 +118,7 @@ class FabricApi:
         ]
         matches.sort(key=lambda view: view.sort_key)
         links = [describe_link(view) for view in matches[:limit]]
-        return FabricLinkList(clock.from_ms(snapshot.at_ms), len(matches), links)
+        return FabricLinkList(now=clock.from_ms(snapshot.at_ms), total=len(matches), links=links)
 
     @get(
         "/api/fabric/port",
@@ -202,7 +202,7 @@ class FabricApi:
             problem=problem or ("" if watch is None else watch.problem),
             counts=counts,
             spines=[
-                Spine(switch.name, switch.state, switch.links, switch.problems[:5])
+                Spine(name=switch.name, state=switch.state, links=switch.links, trouble=switch.problems[:5])
                 for switch in switches
                 if switch.role == "spine"
             ],
@@ -290,11 +290,11 @@ def _count_links(views: Iterable[PortView], *, nodes_without_links: int) -> Fabr
         down=states[HealthState.DOWN] + states[HealthState.GONE],
         slow=states[HealthState.SLOW],
         unknown=states[HealthState.UNKNOWN],
-        with_errors=sum(view.has_errors for view in views),
-        congested=sum(view.is_congested for view in views),
-        without_counters=sum(view.errors is None for view in views),
+        errs=sum(view.has_errors for view in views),
+        waits=sum(view.is_congested for view in views),
+        uncounted=sum(view.errors is None for view in views),
         jobs=len({job for view in views for job in view.jobs if view.sort_key[0] < -HealthState.UNKNOWN.rank}),
-        nodes_without_links=nodes_without_links,
+        mute_nodes=nodes_without_links,
     )
 
 
@@ -343,10 +343,10 @@ def describe_link(view: PortView) -> FabricLink:
         down_since=None if view.down_since_ms is None else clock.from_ms(view.down_since_ms),
         load=view.load,
         errors=view.errors,
-        has_errors=view.has_errors,
-        is_congested=view.is_congested,
+        errs=view.has_errors,
+        waits=view.is_congested,
         wait_per_second=view.wait_per_second,
-        wait_ratio=view.wait_ratio,
+        wait_times=view.wait_ratio,
         discards=view.growth.get(DISCARD_COUNTER),
         jobs=list(view.jobs),
     )

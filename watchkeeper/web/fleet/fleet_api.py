@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 import orjson
@@ -61,8 +60,7 @@ RETRY_AFTER_SECONDS = range(2, 11)
 GPU_METRICS = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_TEMP")
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(TypedDict):
     version: str
     cluster: str
     mode: str
@@ -77,8 +75,7 @@ class Status:
     colours: dict[str, shapes.ColourScale]
 
 
-@dataclass(frozen=True, slots=True)
-class FleetInventory:
+class FleetInventory(TypedDict):
     version: str
     edition: str
     nodes: list[fleet.NodeInFleet]
@@ -86,8 +83,7 @@ class FleetInventory:
     teams: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuDetail:
+class GpuDetail(TypedDict):
     gpu: fleet.Gpu
     node: shapes.NodeOrName
     labels: dict[str, str] | None
@@ -95,13 +91,11 @@ class GpuDetail:
     incidents: list[shapes.IncidentCard]
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentList:
+class IncidentList(TypedDict):
     incidents: list[shapes.IncidentCard]
 
 
-@dataclass(frozen=True, slots=True)
-class EventsAccepted:
+class EventsAccepted(TypedDict):
     kept: int
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypedDict
 
@@ -48,8 +47,7 @@ class EventCount(TypedDict):
     meaning: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class EventHistory:
+class EventHistory(TypedDict):
     now: datetime
     days: int
     total: int

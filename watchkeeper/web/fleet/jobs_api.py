@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -43,16 +44,14 @@ DAY_SECONDS, DAY_STEP_MS, MAX_WINDOW_SECONDS, WEEK_STEP_MS = 86_400, 15_000, 7 *
 MAX_PRICE_BOOK_BYTES = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class JobList:
+class JobList(TypedDict):
     jobs: list[JobLine]
     total: int
     unmapped: dict[str, int]
     problems: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaList:
+class ReplicaList(TypedDict):
     replicas: list[ReplicasAdvice]
     past: ReplicasReplay | None
     problems: list[str]

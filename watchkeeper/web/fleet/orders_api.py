@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -41,13 +41,11 @@ MAX_RECEIPT_BYTES = 4 * orders.MAX_OUTPUT_BYTES
 MAX_LISTED = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class OrderEnvelopes:
+class OrderEnvelopes(TypedDict):
     orders: list[orders.Envelope]
 
 
-@dataclass(frozen=True, slots=True)
-class OrderList:
+class OrderList(TypedDict):
     orders: list[shapes.OrderStatus]
 
 

@@ -7,8 +7,8 @@ calls the second, because the hub may not have an adapter. `topology` builds the
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from datetime import datetime
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -29,8 +29,7 @@ RATE_EXPR = "node_infiniband_rate_bytes_per_second"
 SWEEP_LIMIT_BYTES = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(TypedDict):
     cluster: str
     now: datetime
     fabric: shapes.SweepStatus | None
@@ -39,8 +38,7 @@ class Topology:
     unmapped: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SweepAccepted:
+class SweepAccepted(TypedDict):
     changes: int
     problem: str
 

@@ -6,8 +6,8 @@ POST /api/incidents/{id}/cause, GET /api/accuracy and GET /api/lemons.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,23 +30,20 @@ MAX_DAYS = 366
 MAX_LEMONS = 100
 
 
-@dataclass(frozen=True, slots=True)
 class CauseCorrected(shapes.IncidentDetail):
     correction: corrections.Correction
 
 
-@dataclass(frozen=True, slots=True)
-class CauseAccuracy:
+class CauseAccuracy(TypedDict):
     accuracy: list[corrections.Accuracy]
 
 
-@dataclass(frozen=True, slots=True)
-class LemonList:
+class LemonList(TypedDict):
     since: datetime
     lemons: list[Lemon]
-    omitted: int = field(metadata={"json_key": "left_out"})
+    left_out: int
     unmapped: dict[str, int]
-    unmeasured: list[str] = field(metadata={"json_key": "unseen"})
+    unseen: list[str]
 
 
 class CausesApi:
@@ -90,9 +87,9 @@ class CausesApi:
         return LemonList(
             since=since,
             lemons=ranked[:MAX_LEMONS],
-            omitted=max(0, len(ranked) - MAX_LEMONS),
+            left_out=max(0, len(ranked) - MAX_LEMONS),
             unmapped=inventory.count_missing_facts(self._fleet.nodes()),
-            unmeasured=unmeasured,
+            unseen=unmeasured,
         )
 
     def _measure_accuracy(self) -> list[corrections.Accuracy]:

@@ -7,7 +7,6 @@ the hub and writes the answer.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -46,36 +45,30 @@ MAX_MATCHERS = 20
 MAX_DAYS = 366
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentAssigned:
+class IncidentAssigned(TypedDict):
     incident: Incident
 
 
-@dataclass(frozen=True, slots=True)
-class SilenceChanged:
+class SilenceChanged(TypedDict):
     silence: shapes.SilenceView
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeList:
+class NoticeList(TypedDict):
     notices: list[Notice]
 
 
-@dataclass(frozen=True, slots=True)
-class SilenceList:
+class SilenceList(TypedDict):
     silences: list[shapes.ListedSilence]
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class DigestText:
+class DigestText(TypedDict):
     digest: digest.Digest
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class AlertsAccepted:
-    accepted: int = field(metadata={"json_key": "taken"})
+class AlertsAccepted(TypedDict):
+    taken: int
     problems: list[str]
 
 

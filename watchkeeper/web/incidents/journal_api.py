@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -57,8 +57,7 @@ class JournalEntryView:
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class JournalPage:
+class JournalPage(TypedDict):
     now: datetime
     entries: list[JournalEntryView]
     first: int
@@ -67,8 +66,7 @@ class JournalPage:
     kinds: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ChainVerdict:
+class ChainVerdict(TypedDict):
     checked_at: datetime
     entries: int
     is_intact: bool
@@ -118,7 +116,7 @@ class JournalApi:
             cached = self._verdict
             if cached is None or is_forced or not 0 <= now.timestamp() - cached[0] < VERDICT_CACHE_SECONDS:
                 broken, count = await asyncio.to_thread(journal_search.first_invalid_entry, location)
-                verdict = ChainVerdict(now, count, broken is None, broken)
+                verdict = ChainVerdict(checked_at=now, entries=count, is_intact=broken is None, first_broken=broken)
                 cached = self._verdict = (now.timestamp(), verdict)
         return cached[1]
 

@@ -7,9 +7,8 @@ everything that can change a node the role operator.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,29 +29,24 @@ MAX_POLICY_BYTES = 1024 * 1024
 MAX_PAST_REPAIRS, MAX_ENTRIES = 100, 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class RepairList:
+class RepairList(TypedDict):
     repairs: list[shapes.RepairView]
     switch: shapes.RepairSwitchView
 
 
-@dataclass(frozen=True, slots=True)
-class RepairLog:
+class RepairLog(TypedDict):
     entries: list[chain.JournalEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyTest:
+class PolicyTest(TypedDict):
     incidents: list[explanation.ReplayedIncident]
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchChanged:
+class SwitchChanged(TypedDict):
     switch: shapes.RepairSwitchView
 
 
-@dataclass(frozen=True, slots=True)
-class RepairChanged:
+class RepairChanged(TypedDict):
     repair: shapes.RepairView
 
 

@@ -11,6 +11,7 @@ import re
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -43,8 +44,7 @@ class Completion:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionList:
+class CompletionList(TypedDict):
     kind: str
     begins: int
     ends: int

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import yaml
 from starlette.exceptions import HTTPException
@@ -35,8 +34,7 @@ MAX_EPISODES = 500
 MAX_WINDOW_SECONDS, MAX_STEPS = 7 * 86_400.0, 11_000
 
 
-@dataclass(frozen=True, slots=True)
-class ListedRule:
+class ListedRule(TypedDict):
     name: str
     group: str
     file: str
@@ -55,8 +53,7 @@ class ListedRule:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ListedAlert:
+class ListedAlert(TypedDict):
     name: str
     labels: Mapping[str, str]
     state: alerts.AlertState
@@ -66,21 +63,19 @@ class ListedAlert:
     summary: str
 
 
-@dataclass(frozen=True, slots=True)
-class RuleList:
+class RuleList(TypedDict):
     now: datetime
     rules: list[ListedRule]
     alerts: list[ListedAlert]
     alerts_total: int
 
 
-@dataclass(frozen=True, slots=True)
-class RuleReplay:
+class RuleReplay(TypedDict):
     since: datetime
     until: datetime
     steps: int
     fired: int
-    only_pending: int = field(metadata={"json_key": "waited"})
+    waited: int
     episodes: Sequence[replay.Episode]
     failures: Sequence[replay.Failure]
 
@@ -116,7 +111,7 @@ class RulesApi:
             )
             for alert in active[:MAX_ALERTS]
         ]
-        return RuleList(self._runtime.clock.now(), rules, listed, len(active))
+        return RuleList(now=self._runtime.clock.now(), rules=rules, alerts=listed, alerts_total=len(active))
 
     @post(
         "/api/rules/replay",
@@ -142,7 +137,7 @@ class RulesApi:
             until=clock.from_ms(window.to_ms),
             steps=replayed.steps,
             fired=len(fired),
-            only_pending=len(only_pending),
+            waited=len(only_pending),
             episodes=[*fired, *only_pending][:MAX_EPISODES],
             failures=replayed.failures,
         )

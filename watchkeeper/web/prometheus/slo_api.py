@@ -5,9 +5,8 @@ Used by the console's page Objectives and rules, `watchkeeper slo` and `watchkee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,8 +21,7 @@ from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import get, json_response, ok_response, post
 
 
-@dataclass(frozen=True, slots=True)
-class SloList:
+class SloList(TypedDict):
     now: datetime
     slos: list[shapes.SloStatus]
 

@@ -1,7 +1,7 @@
 """Build the web application: one table of endpoints behind the gate.
 
 `create_app` passes the services of a hub or a recording to each part of the API. All endpoints are behind a
-`gate.Gate`, which authenticates and authorises each request. `server.serve` runs the application.
+`gate.Gate`, which authenticates and authorises each request.
 """
 
 from __future__ import annotations

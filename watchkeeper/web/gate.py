@@ -54,8 +54,7 @@ class Gate:
     def __init__(
         self, runtime: Runtime, auth_files: AuthFiles, *, is_evaluating: Callable[[], bool] = lambda: False
     ) -> None:
-        self._clock = runtime.clock
-        self._auth_files = auth_files
+        self._clock, self._auth_files = runtime.clock, auth_files
         self._shedding = LoadShedder(runtime.metrics, is_evaluating)
 
     def find_caller(self, connection: HTTPConnection) -> Caller | None:
@@ -117,9 +116,7 @@ class SecurityMiddleware:
     """Applies proxy headers, adds security headers, and allows only loopback host names if no login is configured."""
 
     def __init__(self, app: ASGIApp, *, needs_loopback_name: bool, proxy: Proxy) -> None:
-        self._app = app
-        self._proxy = proxy
-        self._needs_loopback_name = needs_loopback_name
+        self._app, self._proxy, self._needs_loopback_name = app, proxy, needs_loopback_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -133,16 +130,13 @@ class SecurityMiddleware:
             await send(message)
 
         if self._needs_loopback_name and not is_loopback_host(HTTPConnection(scope).headers.get("host", "")):
-            await self._refuse(scope, receive, send_with_headers)
+            if scope["type"] == "websocket":
+                await WebSocket(scope, receive, send_with_headers).close(WS_1008_POLICY_VIOLATION)
+                return
+            problem = "this hub has no tokens and no users, so it answers only to localhost, 127.0.0.1 and [::1]"
+            await error_response(scope["path"], status=403, problem=problem)(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await WebSocket(scope, receive, send).close(WS_1008_POLICY_VIOLATION)
-            return
-        problem = "this hub has no tokens and no users, so it answers only to localhost, 127.0.0.1 and [::1]"
-        await error_response(scope["path"], status=403, problem=problem)(scope, receive, send)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:

@@ -1,13 +1,8 @@
 """Live updates over one WebSocket per viewer: incidents as they change, and a frame of the fleet map per interval.
 
-One task follows the changes of the hub and a timer. It draws each frame once for all viewers and puts it into the
-mailbox of each viewer. A mailbox keeps the newest message of each kind, so a slow browser skips frames instead of
-queueing them. Changed incidents are sent before any query runs.
-
-Without viewers, a frame and a snapshot of /api/fleet are still made from time to time: a page that opens shows this
-frame with its time, and gets the next one a moment later. A frame for a changed inventory comes with its snapshot,
-because one cannot be shown without the other. A viewer that sends the edition of its snapshot gets the changes since
-then before the frame, including changed holders of GPUs, so it does not have to request /api/fleet again.
+Each frame is drawn once for all viewers, also from time to time without viewers, so that a page that opens shows one
+at once. A viewer that sends the edition of its /api/fleet response gets the changes since then before the frame,
+because a frame cannot be shown without its inventory.
 """
 
 from __future__ import annotations
@@ -67,7 +62,7 @@ class LiveFrame:
 
 
 class Mailbox:
-    """Messages that wait for one viewer: the newest of each kind."""
+    """Messages that wait for one viewer: the newest of each kind, so a slow browser skips frames."""
 
     def __init__(self) -> None:
         self.colour = frames.DEFAULT_COLOUR
@@ -205,7 +200,9 @@ class LiveUpdates:
             messages = {"incidents"} if self._viewers else set()
             while True:
                 if messages - {"fleet"} and self._viewers:
-                    self._send_all("incidents", await self._journal.read(self._incidents_message))
+                    message = await self._journal.read(self._incidents_message)
+                    for viewer in self._viewers:
+                        viewer.put("incidents", message)
                 if messages:
                     self._wake.set()
                     await asyncio.sleep(MIN_FRAME_INTERVAL_SECONDS)
@@ -288,10 +285,6 @@ class LiveUpdates:
     def _incidents_message(self) -> str:
         content = {"kind": "incidents", "at": wire.format_time(self._runtime.clock.now()), **self._cards.make_panel()}
         return orjson.dumps(content).decode()
-
-    def _send_all(self, kind: str, message: str) -> None:
-        for viewer in self._viewers:
-            viewer.put(kind, message)
 
     async def _send(self, socket: WebSocket, mailbox: Mailbox) -> None:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):

@@ -1,7 +1,7 @@
 """Log in and out: a name and a password, or a token, become a session cookie that scripts cannot read.
 
-`app` adds these endpoints to its table. `login_limit` counts failed attempts. Passwords are checked in threads, at most
-`MAX_CONCURRENT_CHECKS` at a time, because each check takes 64 MiB.
+`login_limit` counts failed attempts. Passwords are checked in threads, at most `MAX_CONCURRENT_CHECKS` at a time,
+because each check takes 64 MiB.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class LoginAttempt:
 
 class LoginApi:
     def __init__(self, runtime: Runtime, auth_files: AuthFiles) -> None:
-        self._clock = runtime.clock
-        self._auth_files = auth_files
-        self._limit = LoginLimit()
+        self._clock, self._auth_files, self._limit = runtime.clock, auth_files, LoginLimit()
         self._checks = asyncio.Semaphore(MAX_CONCURRENT_CHECKS)
         self._waiting = 0
         self._attempts_counter = runtime.metrics.counter("watchkeeper_hub_logins_total", "Login attempts, by result")

@@ -1,8 +1,7 @@
 """GET /api/openapi.json: the OpenAPI document, generated from the table of endpoints.
 
-`app` passes the table, `schema` describes the types. docs/reference/api.md is generated from the same document, and
-tests compare the responses of a running hub with it. `x-watchkeeper-role` is the role that a caller needs,
-`x-watchkeeper-changes` whether the call changes state.
+docs/reference/api.md is generated from the same document, and tests compare the responses of a running hub with it.
+`x-watchkeeper-role` is the role that a caller needs, `x-watchkeeper-changes` whether the call changes state.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from starlette.responses import Response
 
 from watchkeeper.kit import api_version
 from watchkeeper.web.auth.auth import COOKIE
-from watchkeeper.web.endpoint import PROMETHEUS_PREFIX, Endpoint, QueryParam, TypeSpec, Unwrapped, json_response
+from watchkeeper.web.endpoint import PROMETHEUS_PREFIX, Endpoint, QueryParam, Unwrapped, json_response
 from watchkeeper.web.schema import PREFIX, Schemas
 
 PATH = "/api/openapi.json"
@@ -120,25 +119,23 @@ def endpoints(table: Callable[[], Sequence[Endpoint]], *, version: str) -> list[
 def _operation(row: Endpoint, method: str, schemas: Schemas) -> dict[str, Any]:
     is_prometheus = row.path.startswith(PROMETHEUS_PREFIX) or row.path == "/federate"
     error = "PrometheusError" if is_prometheus else "Error"
+    schema = _response_schema(row, is_prometheus, schemas=schemas)
     operation: dict[str, Any] = {
-        "operationId": _operation_id(method, row.path),
+        "operationId": "_".join([method.lower(), *re.findall(r"\w+", plain_path(row.path))]),
         "summary": row.summary,
         "tags": [tag(row)],
         "x-watchkeeper-role": OPEN if row.role is None else row.role.value,
         "x-watchkeeper-changes": row.changes,
         "parameters": [*_path_parameters(row.path), *(_parameter(param, schemas) for param in row.params)],
         "responses": {
-            "200": {"description": "success", "content": _content(row, is_prometheus, schemas=schemas)},
+            "200": {"description": "success", "content": {row.media_type: {"schema": schema}}},
             "default": {
                 "description": "an error with its reason",
                 "content": {"application/json": {"schema": {"$ref": PREFIX + error}}},
             },
         },
     }
-    if row.role is None:
-        operation["security"] = []
-    else:
-        operation["security"] = [{"token": []}, {"session": []}]
+    operation["security"] = [] if row.role is None else [{"token": []}, {"session": []}]
     body = _body(row, method, schemas)
     return operation | ({"requestBody": body} if body else {})
 
@@ -159,11 +156,6 @@ def tag(row: Endpoint) -> str:
     return "hub" if parts and parts[0] in ("-", "metrics") else "console"
 
 
-def _operation_id(method: str, path: str) -> str:
-    words = re.findall(r"\w+", plain_path(path))
-    return "_".join([method.lower(), *words])
-
-
 def _path_parameters(path: str) -> Iterator[dict[str, Any]]:
     for name in PATH_PARAMETER.findall(path):
         description = PATH_DESCRIPTIONS.get(name, name)
@@ -180,13 +172,10 @@ def _parameter(param: QueryParam, schemas: Schemas) -> dict[str, Any]:
     }
 
 
-def _content(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
-    if row.media_type != "application/json" and row.response_type is None:
-        return {row.media_type: {"schema": {"type": "string"}}}
-    return {row.media_type: {"schema": _response_schema(row.response_type, is_prometheus, schemas=schemas)}}
-
-
-def _response_schema(response_type: TypeSpec, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
+def _response_schema(row: Endpoint, is_prometheus: bool, *, schemas: Schemas) -> dict[str, Any]:
+    response_type = row.response_type
+    if row.media_type != "application/json" and response_type is None:
+        return {"type": "string"}
     if is_prometheus:
         answer = {"$ref": PREFIX + "PrometheusAnswer"}
         return answer if response_type is None else {"allOf": [answer, _object({"data": schemas.of(response_type)})]}

@@ -1,6 +1,6 @@
 """Serve a recording like a hub: the same console and API over the samples, events and incidents of a file.
 
-`watchkeeper play` passes the `recorded_services` of a file to the web application. They are read-only. The clock shows
+`watchkeeper play` passes the read-only `recorded_services` of a file to the web application. The clock shows
 the end of the recording, or runs from its start.
 """
 
@@ -116,11 +116,10 @@ class RecordedJournal:
     def incidents(
         self, *, open_only: bool = True, limit: int = 200, opened_since: datetime | None = None
     ) -> list[Incident]:
-        opened, since = self._opened_incidents(), opened_since
         matches = [
             incident
-            for incident in opened
-            if (incident.is_open or not open_only) and (since is None or incident.opened_at >= since)
+            for incident in self._opened_incidents()
+            if (incident.is_open or not open_only) and (opened_since is None or incident.opened_at >= opened_since)
         ]
         return sorted(matches, key=lambda incident: incident.opened_at, reverse=True)[:limit]
 

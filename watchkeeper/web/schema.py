@@ -1,8 +1,8 @@
 """JSON Schema of Python types: the JSON that `wire.to_plain` writes for a value of the type.
 
-`openapi` uses it for parameters, bodies and responses. Each dataclass, enum or TypedDict becomes one component, named
-`module.Class`. `Annotated[Incident, ResponseVariant("cards.Card", added={…}, omitted=(…))]` describes a response that
-adds fields to a dataclass or omits some.
+Each dataclass, enum or TypedDict becomes one component, named `module.Class`.
+`Annotated[Incident, ResponseVariant("cards.Card", added={…}, omitted=(…))]` describes a response that adds fields to a
+dataclass or omits some.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ class Schemas:
             self._owners[name] = owner
             self.components[name] = {}
             # Registered before its fields, because a type may contain itself.
-            self.components[name] = build() | _description(owner, docstring)
+            self.components[name] = build()
+            # Python makes a docstring for a dataclass without one.
+            if docstring and not docstring.startswith(f"{getattr(owner, '__name__', '')}("):
+                self.components[name]["description"] = " ".join(docstring.split())
         elif self._owners[name] is not owner:
             raise TypeError(f"two types have the component name {name}. Rename one")
         return {"$ref": PREFIX + name}
@@ -126,8 +129,3 @@ def _fields(kind: Any) -> dict[str, Any]:
     """The types of the JSON fields of a dataclass, with their annotations."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {key: hints[name] for key, name in wire.field_names(kind).items()}
-
-
-def _description(owner: Any, docstring: str | None) -> dict[str, str]:
-    made_by_python = f"{getattr(owner, '__name__', '')}("
-    return {} if not docstring or docstring.startswith(made_by_python) else {"description": " ".join(docstring.split())}

@@ -52,17 +52,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _refused(host: str, port: int, error: OSError) -> StartRefused:
-    where = f"{host}:{port}"
+    problem, remedy = f"cannot listen: {error.strerror}", "Check --host"
     if error.errno == errno.EADDRINUSE:
-        process = find_listening_process(port) or "another process"
-        return StartRefused(
-            f"the port is in use by {process}", where=where, remedy="Stop it, or choose another port with --port"
-        )
-    if error.errno == errno.EACCES:
-        return StartRefused(
-            "no permission to use this port", where=where, remedy="Choose a port from 1024 to 65535 with --port"
-        )
-    return StartRefused(f"cannot listen: {error.strerror}", where=where, remedy="Check --host")
+        problem = f"the port is in use by {find_listening_process(port) or 'another process'}"
+        remedy = "Stop it, or choose another port with --port"
+    elif error.errno == errno.EACCES:
+        problem, remedy = "no permission to use this port", "Choose a port from 1024 to 65535 with --port"
+    return StartRefused(problem, where=f"{host}:{port}", remedy=remedy)
 
 
 def find_listening_process(port: int) -> str | None:

@@ -1,9 +1,7 @@
 """Load shedding: under load the hub refuses dashboard panels first, then pages, and never rules or events.
 
 Reads of viewers are limited: panels at the lower limit, everything else at the higher one. Well below these limits,
-when many requests are in progress, only a few run at a time, and they wait while rules are evaluated. `gate.Gate` uses
-this for each request. Pushes of agents and remote writes have limits in `fleet_api` and `prometheus_exchange`.
-`ConcurrencyLimit` limits long calculations that viewers start with POST.
+when many requests are in progress, only a few run at a time, and they wait while rules are evaluated.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ RETRY_AFTER_SECONDS = 5
 MANY_REQUESTS, MAX_CONCURRENT = 32, 3
 # How long a request waits for rules at most: rules may be evaluated all the time. Panels usually refresh every 5 s.
 MAX_PAGE_WAIT_SECONDS, MAX_PANEL_WAIT_SECONDS, POLL_SECONDS = 1.0, 5.0, 0.02
-NO_WAIT = nullcontext()
 PANELS = ("/api/v1/query", "/api/v1/series", "/api/v1/label", "/federate", "/api/history", "/api/explore")
 
 
@@ -44,7 +41,7 @@ class LoadShedder:
         """Count a request and return True; raise 503 at the limit. Return False for requests without a limit."""
         if endpoint.role is not Role.VIEWER or endpoint.changes:
             return False
-        is_panel = _is_panel(endpoint)
+        is_panel = endpoint.path.startswith(PANELS)
         limit = MAX_PANEL_REQUESTS if is_panel else MAX_PAGE_REQUESTS
         if self._in_flight >= limit:
             self._refused.add(kind="panel" if is_panel else "page")
@@ -62,15 +59,15 @@ class LoadShedder:
 
     def acquire_slot(self, endpoint: Endpoint) -> AbstractAsyncContextManager[None]:
         """Under load, wait for a slot before handling a counted request."""
-        return self._wait_for_slot(endpoint) if self._in_flight > MANY_REQUESTS else NO_WAIT
+        return self._wait_for_slot(endpoint) if self._in_flight > MANY_REQUESTS else nullcontext()
 
     @asynccontextmanager
     async def _wait_for_slot(self, endpoint: Endpoint) -> AsyncIterator[None]:
-        is_panel = _is_panel(endpoint)
+        is_panel = endpoint.path.startswith(PANELS)
         async with self._panels if is_panel else self._pages:
-            max_wait_seconds = MAX_PANEL_WAIT_SECONDS if is_panel else MAX_PAGE_WAIT_SECONDS
-            deadline = asyncio.get_running_loop().time() + max_wait_seconds
-            while self._is_evaluating() and asyncio.get_running_loop().time() < deadline:
+            time = asyncio.get_running_loop().time
+            deadline = time() + (MAX_PANEL_WAIT_SECONDS if is_panel else MAX_PAGE_WAIT_SECONDS)
+            while self._is_evaluating() and time() < deadline:
                 await asyncio.sleep(POLL_SECONDS)
             yield
 
@@ -93,7 +90,3 @@ class ConcurrencyLimit:
 
     def __exit__(self, *_: object) -> None:
         self._in_use -= 1
-
-
-def _is_panel(endpoint: Endpoint) -> bool:
-    return endpoint.path.startswith(PANELS)

@@ -1,8 +1,7 @@
 """The application while a hub starts: it answers queries as soon as the samples are loaded.
 
-Most of the startup time loads modules and stages that queries do not need. `serving` passes a `StartupApp` to the
-server when the samples are loaded, builds the rest in steps between which it calls `yield_to_requests`, and then calls
-`set_application`. Other requests wait until then, and the full application answers them.
+Most of the startup time loads modules and stages that queries do not need. `serving` builds them in steps between which
+it calls `yield_to_requests`, and then calls `set_application`; other requests wait until then.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Authenticate requests: who calls the API, and with which role.
 
-Four roles: viewer < operator < admin, and agent, which may only push events and samples. With tokens, users or a
-trusted proxy, a request carries a bearer token, the cookie of a login, or the user name that the proxy adds. Without
-any of them the hub listens on loopback only and every local request is admin; because any web page can send requests
-to loopback, the Host header must then be a loopback name (against DNS rebinding). A request that changes something
-without a bearer token must come from the console's origin (against cross-site requests). `auth_reload` reads the files
-again when they change, `login` starts and ends sessions.
+With tokens, users or a trusted proxy, a request carries a bearer token, the cookie of a login, or the user name that
+the proxy adds. Without any of them the hub listens on loopback only and every local request is admin; because any web
+page can send requests to loopback, the Host header must then be a loopback name (against DNS rebinding), and a change
+without a bearer token must come from the console's origin (against cross-site requests).
 """
 
 from __future__ import annotations
@@ -15,12 +13,13 @@ import hashlib
 import hmac
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from watchkeeper.errors import SettingsError, StartRefused, error_reason
@@ -35,8 +34,6 @@ MAX_TIME_DIGITS = 12
 KEY_BYTES = 32
 # 128 bits in hexadecimal: too many to search, even with a fast hash without salt.
 MIN_TOKEN_LENGTH = 32
-
-
 # A browser sends these content types to another site only after a CORS preflight, which the hub never grants.
 PREFLIGHTED_TYPES = frozenset({"application/json", "application/x-protobuf"})
 
@@ -105,6 +102,9 @@ class User:
     @property
     def digest(self) -> bytes:
         return hashlib.sha256((self.hash or "").encode()).digest()
+
+
+Account = TypeVar("Account", Token, User)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +188,25 @@ def load_tokens(path: Path) -> Auth:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"reading the token file failed: {error_reason(error)}", where=str(path)) from error
-    tokens, problems = [], []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        try:
-            tokens.append(_parse_token(line))
-        except ValueError as error:
-            problems.append(f"line {number}: {error}")
-    names = [token.name for token in tokens]
-    problems += [f"duplicate name {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+    tokens, problems = parse_lines(text, _parse_token)
     if not tokens and not problems:
         problems.append("the file contains no token")
     if problems:
         raise SettingsError("invalid token file", problems=tuple(problems), where=str(path))
     return Auth(tuple(tokens))
+
+
+def parse_lines(text: str, parse: Callable[[str], Account]) -> tuple[list[Account], list[str]]:
+    """The tokens or users of a file, and its problems; empty lines and comments are ignored."""
+    accounts, problems = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            try:
+                accounts.append(parse(line))
+            except ValueError as error:
+                problems.append(f"line {number}: {error}")
+    names = [account.name for account in accounts]
+    return accounts, problems + [f"duplicate name {name}" for name in sorted({n for n in names if names.count(n) > 1})]
 
 
 def exposes_secrets(path: Path) -> bool:

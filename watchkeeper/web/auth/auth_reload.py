@@ -1,7 +1,7 @@
 """Reload tokens and users when their files change: a removed one is refused within seconds, without a restart.
 
-`cli.hub.serving` makes an `AuthFiles` from the settings; `gate` calls `current` for each request, which checks the
-files at most once a second. Invalid files are logged and change nothing.
+`gate` calls `current` for each request, which checks the files at most once a second. Invalid files are logged and
+change nothing.
 """
 
 from __future__ import annotations

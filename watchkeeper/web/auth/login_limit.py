@@ -1,7 +1,7 @@
 """Limit login attempts: after a few failures, each further failure doubles the wait, by address and by name.
 
-`login` calls `start_attempt` before it checks a password, which counts the attempt at once, so that concurrent attempts
-are counted too; and `record_success` afterwards. The number of counts is limited: the oldest are dropped.
+An attempt is counted before its password is checked, so that concurrent attempts are counted too. The number of counts
+is limited: the oldest are dropped.
 """
 
 from __future__ import annotations

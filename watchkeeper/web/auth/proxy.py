@@ -1,11 +1,11 @@
 """Read the user, client address and scheme that a trusted proxy in front of the hub adds to requests.
 
 Only connections from a listed address are trusted; the same headers from any other address are ignored.
-`gate.OuterGate` calls `apply_headers` first for each request.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,16 +54,10 @@ class Proxy:
         chain = [part.strip() for line in headers.getlist("x-forwarded-for") for part in line.split(",")]
         # Each proxy appends the address of its peer; anything before the last untrusted address is untrusted text.
         client_address = next((part for part in reversed(chain) if not self.trusts(part)), None)
-        if client_address is not None and _is_address(client_address):
-            scope["client"] = (client_address, 0)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+        if client_address is not None:
+            with contextlib.suppress(ValueError):
+                ipaddress.ip_address(client_address)
+                scope["client"] = (client_address, 0)
 
 
 def from_settings(trusted: Sequence[str], header: str | None) -> Proxy:

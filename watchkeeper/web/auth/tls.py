@@ -1,7 +1,7 @@
 """Load the hub's TLS certificate and the CA of its clients, and reload them when their files change.
 
-`server.serve` uses the context and calls `refresh` every few seconds. Each handshake uses the newest valid files; open
-connections do not change. Invalid files are logged once, and the previous certificate stays in use.
+Each handshake uses the newest valid files; open connections do not change. Invalid files are logged once, and the
+previous certificate stays in use.
 """
 
 from __future__ import annotations

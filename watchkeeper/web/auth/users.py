@@ -1,8 +1,7 @@
 """Read and write the user file: lines of `name role hash`, written by `watchkeeper users` and read by the hub.
 
-Passwords are stored only as argon2id hashes (RFC 9106). The hash is `-` for a user who logs in through a trusted proxy
-only. `auth_reload` reads the file. `login` calls `password_matches` in a thread: it takes tens of milliseconds and
-64 MiB on purpose.
+Passwords are stored only as argon2id hashes (RFC 9106), which take tens of milliseconds and 64 MiB on purpose. The hash
+is `-` for a user who logs in through a trusted proxy only.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from watchkeeper.errors import SettingsError, error_reason
 from watchkeeper.kit import files
-from watchkeeper.web.auth.auth import Role, User
+from watchkeeper.web.auth.auth import Role, User, parse_lines
 
 NO_PASSWORD = "-"  # noqa: S105
 # NIST SP 800-63B requires at least 8, and 15 if the password is the only factor.
@@ -84,15 +83,7 @@ def load_users(path: Path) -> tuple[User, ...]:
             where=str(path),
             remedy=f"chmod 600 {path}",
         )
-    users, problems = [], []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            try:
-                users.append(_parse_user(line))
-            except ValueError as error:
-                problems.append(f"line {number}: {error}")
-    names = [user.name for user in users]
-    problems += [f"duplicate name {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+    users, problems = parse_lines(text, _parse_user)
     if problems:
         raise SettingsError("invalid user file", problems=tuple(problems), where=str(path))
     return tuple(users)

@@ -1,9 +1,8 @@
 """GET /api/drills: the faults injected into a simulated fleet, what the hub diagnosed for each, and the score.
 
 The simulator returns each fault with its correct cause, severity and place; the incidents and diagnoses of the hub are
-compared with them. Ended drills stay in the list while the hub runs, up to `MAX_DRILLS`. GET /api/drills/accuracy
-counts correct diagnoses by cause. It includes the last `watchkeeper drill --tell`, which is saved in the data directory
-and is the only source of drills for a real fleet.
+compared with them. GET /api/drills/accuracy counts correct diagnoses by cause. It includes the last `watchkeeper drill
+--tell`, which is saved in the data directory and is the only source of drills for a real fleet.
 """
 
 from __future__ import annotations
@@ -243,25 +242,23 @@ def _is_near(drill: Drill, incident: Incident) -> bool:
 def _parse_faults(answer: bytes) -> list[Drill]:
     """Parse the simulator's list of faults, or raise 503."""
     try:
-        return [_parse_fault(plain) for plain in orjson.loads(answer)]
+        return [
+            Drill(
+                plain["id"],
+                plain["scenario"],
+                plain["node"],
+                gpu=plain.get("gpu"),
+                uuid=plain.get("uuid"),
+                at=wire.parse_time(plain["at"]),
+                cause=plain["truth"]["cause"],
+                severity=plain["truth"]["severity"],
+                scope=plain["truth"]["place"],
+            )
+            for plain in orjson.loads(answer)
+        ]
     except (ValueError, KeyError, TypeError, WatchkeeperError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
         raise HTTPException(503, f"the simulator did not return a list of faults ({reason})") from error
-
-
-def _parse_fault(plain: dict[str, Any]) -> Drill:
-    truth = plain["truth"]
-    return Drill(
-        plain["id"],
-        plain["scenario"],
-        plain["node"],
-        plain.get("gpu"),
-        plain.get("uuid"),
-        wire.parse_time(plain["at"]),
-        truth["cause"],
-        truth["severity"],
-        truth["place"],
-    )
 
 
 def score_drills(verdicts: Sequence[DrillVerdict]) -> DrillScore:

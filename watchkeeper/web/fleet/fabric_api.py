@@ -1,7 +1,7 @@
 """GET /api/fabric/map, /links and /port: the ports of the fabric with errors, congestion and the jobs on each link.
 
 A map is built in a thread, one at a time, and cached for `CACHE_SECONDS`: it takes a dozen queries, and all viewers
-request the same one. The Fabric page of the console calls this; `fabric_map` decides the state of each port.
+request the same one. `fabric_map` decides the state of each port.
 """
 
 from __future__ import annotations
@@ -24,29 +24,9 @@ from watchkeeper.model import workloads
 from watchkeeper.model.labels import Labels
 from watchkeeper.web import shapes
 from watchkeeper.web.endpoint import QueryParam, get, parse_whole_number, read_number
-from watchkeeper.web.fleet import fleet_layout, holders, topology
-from watchkeeper.web.fleet.fabric_answers import (
-    CounterGrowth,
-    FabricCell,
-    FabricCounts,
-    FabricLink,
-    FabricLinkList,
-    FabricMap,
-    FabricRow,
-    LinkDetail,
-    LinkQueries,
-    Spine,
-)
-from watchkeeper.web.fleet.fabric_map import (
-    DISCARD_COUNTER,
-    WAIT_COUNTER,
-    FabricSources,
-    HostKey,
-    PortReading,
-    PortView,
-    SwitchKey,
-    list_ports,
-)
+from watchkeeper.web.fleet import fabric_answers as answers
+from watchkeeper.web.fleet import fabric_map, fleet_layout, holders, topology
+from watchkeeper.web.fleet.fabric_map import DISCARD_COUNTER, WAIT_COUNTER, PortReading, PortView
 from watchkeeper.web.fleet.fleet_layout import natural_sort_key
 from watchkeeper.web.fleet.topology import HealthState
 from watchkeeper.web.fleet.topology_api import RATE_EXPR, STATE_EXPR
@@ -78,7 +58,7 @@ class FabricSnapshot:
     window: str
     views: tuple[PortView, ...]
     problem: str
-    answer: FabricMap
+    answer: answers.FabricMap
 
 
 class FabricApi:
@@ -89,7 +69,7 @@ class FabricApi:
         self._snapshots: dict[str, FabricSnapshot] = {}
 
     @get("/api/fabric/map", WINDOW_PARAM)
-    async def get_map(self, request: Request) -> FabricMap:
+    async def get_map(self, request: Request) -> answers.FabricMap:
         """Map of the fabric by leaf or rack: the link, utilisation, errors and congestion of each port."""
         return (await self._load_snapshot(request)).answer
 
@@ -102,7 +82,7 @@ class FabricApi:
         QueryParam("trouble", "1: return only links that are down, slow, congested or have errors."),
         shapes.limit_param(200, MAX_LINKS),
     )
-    async def list_links(self, request: Request) -> FabricLinkList:
+    async def list_links(self, request: Request) -> answers.FabricLinkList:
         """List links with their errors, congestion and jobs, the worst first."""
         snapshot, params = await self._load_snapshot(request), request.query_params
         limit = read_number(request, "limit", default=200, limit=MAX_LINKS)
@@ -118,28 +98,32 @@ class FabricApi:
         ]
         matches.sort(key=lambda view: view.sort_key)
         links = [describe_link(view) for view in matches[:limit]]
-        return FabricLinkList(now=clock.from_ms(snapshot.at_ms), total=len(matches), links=links)
+        return answers.FabricLinkList(now=clock.from_ms(snapshot.at_ms), total=len(matches), links=links)
 
     @get(
         "/api/fabric/port",
         WINDOW_PARAM,
         QueryParam("id", "Id of the link, as in the map or the list.", is_required=True),
     )
-    async def get_link(self, request: Request) -> LinkDetail:
+    async def get_link(self, request: Request) -> answers.LinkDetail:
         """One link: its counters with their meaning, its incidents, and the PromQL of its charts."""
         snapshot, id = await self._load_snapshot(request), request.query_params.get("id", "")
         view = next((link for link in snapshot.views if link.id == id), None)
         if view is None:
             raise HTTPException(404, f"no link has the id {id[:80]}")
-        counters = [_describe_counter(name, value) for name, value in sorted(view.growth.items())]
+        counters = []
+        for name, value in sorted(view.growth.items()):
+            row = tables.find_counter(name)
+            meaning, action = (None, None) if row is None else (row.meaning, row.action)
+            counters.append(answers.CounterGrowth(name=name, grown=value, meaning=meaning, action=action))
         open_incidents = await self._journal.read(self._journal.incidents)
         related = [incident for incident in open_incidents if self._affects_link(view, incident.place)]
-        return LinkDetail(
+        return answers.LinkDetail(
             now=clock.from_ms(snapshot.at_ms),
             window=snapshot.window,
             link=describe_link(view),
             counters=counters,
-            series=LinkQueries(**_link_queries(view)),
+            series=answers.LinkQueries(**_link_queries(view)),
             incidents=[IncidentSummary(incident.id, incident.severity, incident.title) for incident in related[:20]],
         )
 
@@ -168,7 +152,7 @@ class FabricApi:
         links_by_node = topology.list_host_links(
             (await fabric_queries.latest(STATE_EXPR)).items(), (await fabric_queries.latest(RATE_EXPR)).items(), names
         )
-        sources = FabricSources(
+        sources = fabric_map.FabricSources(
             fresh_watch,
             links_by_node,
             await fabric_queries.read_hosts(window),
@@ -180,7 +164,7 @@ class FabricApi:
         problem = fabric_queries.problem or gpu_holders.problem or ""
 
         def build() -> FabricSnapshot:
-            views = tuple(list_ports(sources))
+            views = tuple(fabric_map.list_ports(sources))
             counts = _count_links(views, nodes_without_links=len(names - {view.peer for view in views}))
             answer = self._build_map(views, counts, window=window, now_ms=now_ms, problem=problem)
             return FabricSnapshot(now_ms, window, views, problem, answer)
@@ -188,13 +172,13 @@ class FabricApi:
         return await asyncio.to_thread(build)
 
     def _build_map(
-        self, views: tuple[PortView, ...], counts: FabricCounts, *, window: str, now_ms: int, problem: str
-    ) -> FabricMap:
+        self, views: tuple[PortView, ...], counts: answers.FabricCounts, *, window: str, now_ms: int, problem: str
+    ) -> answers.FabricMap:
         watch = self._fabric
         is_fresh = watch is not None and watch.is_fresh(now_ms)
         switches = topology.list_switches(watch, is_fresh=is_fresh)
         sweep = None if watch is None or watch.fabric is None else watch.fabric
-        return FabricMap(
+        return answers.FabricMap(
             now=clock.from_ms(now_ms),
             window=window,
             source="sweep" if is_fresh else "hosts" if views else None,
@@ -202,7 +186,7 @@ class FabricApi:
             problem=problem or ("" if watch is None else watch.problem),
             counts=counts,
             spines=[
-                Spine(name=switch.name, state=switch.state, links=switch.links, trouble=switch.problems[:5])
+                answers.Spine(name=switch.name, state=switch.state, links=switch.links, trouble=switch.problems[:5])
                 for switch in switches
                 if switch.role == "spine"
             ],
@@ -226,8 +210,8 @@ class _FabricQueries:
             self.problem = str(error)
             return {}
 
-    async def read_hosts(self, window: str) -> dict[HostKey, PortReading]:
-        readings: dict[HostKey, PortReading] = defaultdict(PortReading)
+    async def read_hosts(self, window: str) -> dict[fabric_map.HostKey, PortReading]:
+        readings: dict[fabric_map.HostKey, PortReading] = defaultdict(PortReading)
         for counter in HOST_COUNTERS:
             metric = _metric_name(counter)
             for labels, value in (await self.latest(f"increase({metric}[{window}])")).items():
@@ -240,8 +224,8 @@ class _FabricQueries:
                 reading.bytes_per_second = max(value, reading.bytes_per_second or 0.0)
         return readings
 
-    async def read_switches(self, window: str) -> dict[SwitchKey, PortReading]:
-        readings: dict[SwitchKey, PortReading] = defaultdict(PortReading)
+    async def read_switches(self, window: str) -> dict[fabric_map.SwitchKey, PortReading]:
+        readings: dict[fabric_map.SwitchKey, PortReading] = defaultdict(PortReading)
         for labels, value in (await self.latest(f"increase(watchkeeper_fabric_port_errors_total[{window}])")).items():
             reading, counter = readings[_switch_key(labels)], labels.get("counter", "")
             if counter == WAIT_COUNTER:
@@ -260,12 +244,12 @@ def _metric_name(counter: str) -> str:
     return infiniband.counter_families()["counters", row.sysfs_name].name
 
 
-def _host_reading(readings: dict[HostKey, PortReading], labels: Labels) -> PortReading:
+def _host_reading(readings: dict[fabric_map.HostKey, PortReading], labels: Labels) -> PortReading:
     node = labels.get("Hostname") or labels.get("instance", "").rsplit(":", 1)[0]
     return readings[node, labels.get("device", ""), parse_whole_number(labels.get("port", "")) or 0]
 
 
-def _switch_key(labels: Labels) -> SwitchKey:
+def _switch_key(labels: Labels) -> fabric_map.SwitchKey:
     return labels.get("switch", ""), parse_whole_number(labels.get("port", "")) or 0
 
 
@@ -273,19 +257,16 @@ def _jobs_by_node(gpu_holders: holders.GpuHolders) -> dict[str, list[str]]:
     by_node: dict[str, dict[str, None]] = defaultdict(dict)
     for node_holders in gpu_holders.by_gpu.values():
         for holder in node_holders:
-            by_node[holder.node][_job_name(holder)] = None
+            is_pod = holder.kind == workloads.WorkloadKind.POD
+            # All pods of a job have the same job name.
+            name = identity.job_name(holder.name) if is_pod else holder.name
+            by_node[holder.node][workloads.workload_name(holder.namespace, name)] = None
     return {node: sorted(names) for node, names in by_node.items()}
 
 
-def _job_name(holder: holders.GpuHolder) -> str:
-    """The name of the holder's job; all pods of a job have the same."""
-    name = identity.job_name(holder.name) if holder.kind == workloads.WorkloadKind.POD else holder.name
-    return workloads.workload_name(holder.namespace, name)
-
-
-def _count_links(views: Iterable[PortView], *, nodes_without_links: int) -> FabricCounts:
+def _count_links(views: Iterable[PortView], *, nodes_without_links: int) -> answers.FabricCounts:
     states = Counter(view.state for view in views)
-    return FabricCounts(
+    return answers.FabricCounts(
         links=sum(states.values()),
         down=states[HealthState.DOWN] + states[HealthState.GONE],
         slow=states[HealthState.SLOW],
@@ -298,7 +279,7 @@ def _count_links(views: Iterable[PortView], *, nodes_without_links: int) -> Fabr
     )
 
 
-def _group_rows(views: Iterable[PortView], switches: Mapping[str, topology.TopologySwitch]) -> list[FabricRow]:
+def _group_rows(views: Iterable[PortView], switches: Mapping[str, topology.TopologySwitch]) -> list[answers.FabricRow]:
     rows: dict[str | None, list[PortView]] = defaultdict(list)
     for view in views:
         rows[view.row].append(view)
@@ -308,7 +289,7 @@ def _group_rows(views: Iterable[PortView], switches: Mapping[str, topology.Topol
         ports = rows[name]
         ports.sort(key=lambda port: (port.kind != "trunk", natural_sort_key(port.peer), natural_sort_key(port.device)))
         fabric_rows.append(
-            FabricRow(
+            answers.FabricRow(
                 name=name,
                 is_switch=switch is not None,
                 state=topology.worst_state(view.state for view in ports) if switch is None else switch.state,
@@ -320,15 +301,15 @@ def _group_rows(views: Iterable[PortView], switches: Mapping[str, topology.Topol
     return fabric_rows
 
 
-def _to_cell(view: PortView) -> FabricCell:
+def _to_cell(view: PortView) -> answers.FabricCell:
     load, errors, wait = (
         None if number is None else float(f"{number:.3g}") for number in (view.load, view.errors, view.wait_ratio)
     )
     return view.id, STATES.index(view.state), int(view.has_errors), int(view.is_congested), load, errors, wait
 
 
-def describe_link(view: PortView) -> FabricLink:
-    return FabricLink(
+def describe_link(view: PortView) -> answers.FabricLink:
+    return answers.FabricLink(
         id=view.id,
         kind=view.kind,
         row=view.row,
@@ -349,13 +330,6 @@ def describe_link(view: PortView) -> FabricLink:
         wait_times=view.wait_ratio,
         discards=view.growth.get(DISCARD_COUNTER),
         jobs=list(view.jobs),
-    )
-
-
-def _describe_counter(name: str, value: float) -> CounterGrowth:
-    row = tables.find_counter(name)
-    return CounterGrowth(
-        name=name, grown=value, meaning=None if row is None else row.meaning, action=None if row is None else row.action
     )
 
 

@@ -1,8 +1,7 @@
 """The layout of the fleet map: racks, nodes and GPUs in one stable order, shared by frames and /api/fleet.
 
-Racks, nodes and GPUs are sorted naturally (r2 before r10). If a node reports fewer GPUs than expected, the layout has
-an empty slot for each missing one, so that the map shows it. Nodes of two clusters with the same name are separate
-nodes. `fleet_api` sends the layout once, `live` sends values in its order, and `version` says whether the two match.
+If a node reports fewer GPUs than expected, the layout has an empty slot for each missing one, so that the map shows it.
+`fleet_api` sends the layout once, `live` sends values in its order, and `version` says whether the two match.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ NUMBERS = re.compile(r"(\d+)")
 AFTER_ALL_RACKS = "\uffff"
 
 NO_WORKLOADS: Mapping[str, str] = {}
-
 NodeKey = tuple[str, str]
 
 

@@ -1,10 +1,8 @@
 """GET /api/fleet: the inventory with the holder of each GPU and its team, built once for all callers.
 
-For 10,000 GPUs the response is 2 MB of JSON and takes three queries, and every page of the console starts with it. So
-it is cached compressed for some seconds, and a browser that has it already gets 304. A page that opens accepts an older
-snapshot, even of an inventory that has changed since: `live` keeps the snapshot of its newest frame ready, and serving
-it starts a renewal. A page that is open gets changes from `live`, which sends only the nodes that differ from the
-page's edition.
+For 10,000 GPUs the response is 2 MB of JSON and takes three queries, so it is cached compressed for some seconds. A
+page that opens accepts an older snapshot, even of an inventory that has changed since: `live` keeps that of its newest
+frame ready, and serving it starts a renewal. `live` sends open pages only the nodes that differ from their edition.
 """
 
 from __future__ import annotations

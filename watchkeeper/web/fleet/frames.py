@@ -56,6 +56,11 @@ def _colour(title: str, unit: str, metric: str, *, low: float | None = 0, high: 
     return MapColour(title, unit, low, high, metric, metric)
 
 
+def _traffic_colour(title: str, sent: str, received: str) -> MapColour:
+    return MapColour(title, "B/s", 0, None, f"{sent} + {received}", sent)
+
+
+MEMORY_USED_EXPR = "100 * DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)"
 COLOURS: Mapping[str, MapColour] = {
     "sm_active": _ratio_colour("SM active", "DCGM_FI_PROF_SM_ACTIVE"),
     "gpu_util": _colour("GPU_UTIL", "%", "DCGM_FI_DEV_GPU_UTIL", high=100),
@@ -64,31 +69,10 @@ COLOURS: Mapping[str, MapColour] = {
     "power": _colour("Power", "W", "DCGM_FI_DEV_POWER_USAGE", high=700),
     "temperature": _colour("Temperature", "°C", "DCGM_FI_DEV_GPU_TEMP", low=30, high=90),
     "hbm_temperature": _colour("Memory temperature", "°C", "DCGM_FI_DEV_MEMORY_TEMP", low=30, high=95),
-    "memory": MapColour(
-        "Memory used",
-        "%",
-        0,
-        100,
-        "100 * DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)",
-        "DCGM_FI_DEV_FB_USED",
-    ),
+    "memory": MapColour("Memory used", "%", 0, 100, MEMORY_USED_EXPR, "DCGM_FI_DEV_FB_USED"),
     "clock": _colour("SM clock", "MHz", "DCGM_FI_DEV_SM_CLOCK", low=None),
-    "nvlink": MapColour(
-        "NVLink, both ways",
-        "B/s",
-        0,
-        None,
-        "DCGM_FI_PROF_NVLINK_TX_BYTES + DCGM_FI_PROF_NVLINK_RX_BYTES",
-        "DCGM_FI_PROF_NVLINK_TX_BYTES",
-    ),
-    "pcie": MapColour(
-        "PCIe, both ways",
-        "B/s",
-        0,
-        None,
-        "DCGM_FI_PROF_PCIE_TX_BYTES + DCGM_FI_PROF_PCIE_RX_BYTES",
-        "DCGM_FI_PROF_PCIE_TX_BYTES",
-    ),
+    "nvlink": _traffic_colour("NVLink, both ways", "DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES"),
+    "pcie": _traffic_colour("PCIe, both ways", "DCGM_FI_PROF_PCIE_TX_BYTES", "DCGM_FI_PROF_PCIE_RX_BYTES"),
     "pcie_replays": _colour("PCIe replays", "", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"),
     "ecc_corrected": _colour("Corrected memory errors", "", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"),
 }
@@ -187,20 +171,13 @@ def draw_frame(
         "held": None if readings.gpu_util is None else len(holders),
         "teams": len({owner.split("/")[0] for owner in holders.values() if "/" in owner}),
         "idle_teams": len({holders[slot].split("/")[0] for slot in idle_slots if slot in holders}),
-        "free": None if readings.gpu_util is None else count_free(states, holders),
+        "free": None if readings.gpu_util is None else int(((states == GpuMapState.OK) & (is_held == 0)).sum()),
         "power_watts": None if np.isnan(power).all() else float(np.nansum(power)),
         "nodes": len(layout.nodes),
         "nodes_reporting": count_reporting_nodes(layout, work, power),
         **{state.name.lower(): int((states == state).sum()) for state in GpuMapState},
     }
     return FrameContent(values, states, summary)
-
-
-def count_free(states: npt.NDArray[np.uint8], holders: Mapping[int, str]) -> int:
-    """Count healthy GPUs without a holder."""
-    is_free = states == GpuMapState.OK
-    is_free[list(holders)] = False
-    return int(is_free.sum())
 
 
 def values_by_slot(layout: FleetLayout, answer: engine.QueryResult | None) -> Values:

@@ -1,11 +1,6 @@
 """GET /api/jobs lists jobs, /api/jobs/{id} shows one job, and /api/replicas recommends the number of model replicas.
 
-`/api/jobs?state=&team=&cluster=&limit=` -> {"ok", "jobs": [model.jobs.JobLine], "total", "unmapped": {"jobs", "gpus"},
-"problems"}: the most severe state first, then by GPUs. `total` counts the jobs that match the filters, `unmapped` those
-of them without a team, `problems` lists failed queries.
-`/api/jobs/{id}` -> {"ok", **model.jobs.JobReport}: `job` is the line of the list; an id may contain a slash.
-`/api/replicas?model=&cluster=&window=` -> {"ok", "replicas": [ReplicasAdvice], "past": ReplicasReplay or null,
-"problems"}. `workloads` makes all decisions; this module reads and caches.
+`workloads` makes all decisions; this module reads and caches.
 """
 
 from __future__ import annotations

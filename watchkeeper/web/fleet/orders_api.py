@@ -1,10 +1,5 @@
 """Work orders over HTTP: agents fetch orders by long poll and send receipts; operators issue harmless orders.
 
-    GET  /api/orders?cluster=…&node=…&wait=…    agent: pending orders of the node, or wait for the next one
-    POST /api/orders/{id}/receipt               agent: the result of an order; the response is sent after the commit
-    POST /api/orders                            operator: {"node", "kind", "arguments", "cluster", "seconds", "why"}
-    GET  /api/orders/recent, /api/orders/{id}   viewer: the newest orders, or one order
-
 A waiting poll is one future and one timer. It uses no thread and no disk, so thousands of agents can wait.
 """
 

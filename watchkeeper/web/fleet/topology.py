@@ -23,6 +23,7 @@ from watchkeeper.web.fleet.fleet_layout import FleetLayout, natural_sort_key
 ACTIVE_ID = 4
 STATE_NAMES = {1: "down", 2: "init", 3: "armed", 4: "active", 5: "act defer"}
 GBPS_PER_BYTE = 8e-9
+NO_FILTERS: Mapping[str, str | None] = {}
 
 
 class HealthState(StrEnum):
@@ -107,15 +108,6 @@ class TopologySwitch:
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyFilter:
-    """Which part of the tree to return; None means all."""
-
-    rack: str | None = None
-    leaf: str | None = None
-    node: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TopologySources:
     """The input of the tree: layout, open incidents, silent nodes, gone GPUs, fabric, and links that nodes report."""
 
@@ -128,8 +120,8 @@ class TopologySources:
     host_links: Mapping[str, Sequence[TopologyLink]] = field(default_factory=dict)
 
 
-def build_topology(sources: TopologySources, selection: TopologyFilter = TopologyFilter()) -> list[TopologyRack]:  # noqa: B008 - frozen and empty
-    """Build the selected racks in natural order; nodes without a rack come last."""
+def build_topology(sources: TopologySources, filters: Mapping[str, str | None] = NO_FILTERS) -> list[TopologyRack]:
+    """Build the racks in natural order, those without a name last; `filters` may name a rack, a leaf and a node."""
     by_place = _group_incidents(sources.open_incidents)
     leaf_of = {} if sources.watch is None else sources.watch.leaf_by_node()
     links = list_fabric_links(sources.watch)
@@ -137,7 +129,8 @@ def build_topology(sources: TopologySources, selection: TopologyFilter = Topolog
     for node in sources.layout.nodes:
         rack = node.domains.get("rack")
         leaf = node.domains.get("leaf") or leaf_of.get(node.name)
-        if _is_selected(selection, rack=rack, leaf=leaf, node=node.name):
+        names = {"rack": rack, "leaf": leaf, "node": node.name}
+        if all(filters.get(kind) in (None, name) for kind, name in names.items()):
             node_links = links.get(node.name) or sources.host_links.get(node.name, ())
             racks[rack][leaf].append(_build_node(node, sources, by_place=by_place, links=node_links))
     return [_build_rack(name, leaves, by_place) for name, leaves in sorted(racks.items(), key=_named_first)]
@@ -147,10 +140,6 @@ def count_unmapped(layout: FleetLayout, racks: Iterable[TopologyRack]) -> dict[s
     """For each fact of the inventory, how many of the nodes in these racks do not have it."""
     node_names = {node.name for rack in racks for leaf in rack.leaves for node in leaf.nodes}
     return inventory.count_missing_facts(node for node in layout.nodes if node.name in node_names)
-
-
-def _is_selected(selection: TopologyFilter, *, rack: str | None, leaf: str | None, node: str) -> bool:
-    return selection.rack in (None, rack) and selection.leaf in (None, leaf) and selection.node in (None, node)
 
 
 IncidentsByPlace = Mapping[str, Sequence[incidents.Incident]]
@@ -303,13 +292,10 @@ def list_switches(watch: fabric_watch.FabricWatch | None, *, is_fresh: bool = Tr
             problems_by_guid[link.guid].append(f"{link} is slow: {_format_rate(layout.ports.get(link.key))}")
     views = []
     for switch in watch.known_fabric.switches:
-        is_gone = switch.guid in gone
-        state = (
-            HealthState.GONE
-            if is_gone
-            else (HealthState.WARNING if problems_by_guid[switch.guid] else HealthState.HEALTHY)
-        )
-        problems = ["missing in the newest sweep"] if is_gone else problems_by_guid[switch.guid]
+        problems = problems_by_guid[switch.guid]
+        state = HealthState.WARNING if problems else HealthState.HEALTHY
+        if switch.guid in gone:
+            state, problems = HealthState.GONE, ["missing in the newest sweep"]
         role = "leaf" if switch.is_leaf else "spine"
         views.append(TopologySwitch(switch.name, role, state, link_counts[switch.guid], tuple(problems)))
     return sorted(views, key=lambda view: (-view.state.rank, view.role, natural_sort_key(view.name)))

@@ -1,7 +1,7 @@
 """GET /api/topology returns the fleet as a tree with states; POST /api/fabric accepts a fabric sweep of another host.
 
-`watchkeeper topology` calls the first. `watchkeeper fabric sweep --push` runs on a host with an InfiniBand adapter and
-calls the second, because the hub may not have an adapter. `topology` builds the tree.
+`watchkeeper fabric sweep --push` runs on a host with an InfiniBand adapter, because the hub may not have one.
+`topology` builds the tree.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class TopologyApi:
     async def get_topology(self, request: Request) -> Topology:
         """Racks, leaves, nodes, GPUs and links with their states."""
         filters = {name: request.query_params.get(name) or None for name in ("rack", "leaf", "node")}
-        selection = topology.TopologyFilter(**filters)
         layout = fleet_layout.current_layout(self._fleet)
         sources = topology.TopologySources(
             layout,
@@ -63,7 +62,7 @@ class TopologyApi:
             host_links=await self._load_host_links(frozenset(node.name for node in layout.nodes)),
         )
         # In a thread: a large fleet would block the event loop.
-        racks = await asyncio.to_thread(topology.build_topology, sources, selection)
+        racks = await asyncio.to_thread(topology.build_topology, sources, filters)
         if any(filters.values()) and not racks:
             selected = ", ".join(f"{name} {value[:60]}" for name, value in filters.items() if value)
             raise HTTPException(404, f"no node is in {selected}")
@@ -92,10 +91,8 @@ class TopologyApi:
         """The ports from the metrics of nodes; none if the queries fail, so that the rest of the tree is returned."""
         at_ms = self._queries.now_ms
         try:
-            states, rates = (
-                await self._queries.instant(STATE_EXPR, at_ms),
-                await self._queries.instant(RATE_EXPR, at_ms),
-            )
+            states = await self._queries.instant(STATE_EXPR, at_ms)
+            rates = await self._queries.instant(RATE_EXPR, at_ms)
         except WatchkeeperError:
             return {}
         return topology.list_host_links(states.latest().items(), rates.latest().items(), nodes)

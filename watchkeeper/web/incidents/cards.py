@@ -53,12 +53,7 @@ class IncidentCards:
             "silenced_by": self._silence_view(incident),
             "runbook": message.runbook_path(titled.cause),
             "timeline": [
-                {
-                    "at": wire.format_time(entry.at),
-                    "actor": entry.actor,
-                    "kind": entry.kind,
-                    "body": wire.to_plain(entry.body),
-                }
+                wire.to_plain(incidents.TimelineEntry(entry.at, entry.actor, entry.kind, entry.body))
                 for entry in self._journal.timeline(incident.id)
             ],
         }

@@ -102,13 +102,9 @@ class CausesApi:
             named_counts[first_causes.get(incident.id) or (best.cause if best is not None else incident.cause)] += 1
         return corrections.measure_accuracy(named_counts, all_corrections)
 
-    def _window_start(self, days: int) -> datetime:
-        """The start of the last `days`, or the first incident of the journal if that is later."""
-        now = self._runtime.clock.now()
-        return max(now - timedelta(days=days), self._journal.first_opened_at() or now)
-
     def _rank_lemons(self, days: int) -> tuple[datetime, list[Lemon], list[str]]:
-        now, since = self._runtime.clock.now(), self._window_start(days)
+        now = self._runtime.clock.now()
+        since = max(now - timedelta(days=days), self._journal.first_opened_at() or now)
         nodes = [node.place for node in self._fleet.nodes()]
         recent = self._journal.incidents(open_only=False, limit=MAX_INCIDENTS, opened_since=since)
         histories = lemons.fault_histories(recent, nodes, since=since, now=now)

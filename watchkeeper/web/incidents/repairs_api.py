@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -27,6 +27,9 @@ from watchkeeper.web.incidents import incident_request
 
 MAX_POLICY_BYTES = 1024 * 1024
 MAX_PAST_REPAIRS, MAX_ENTRIES = 100, 10_000
+T = TypeVar("T")
+# Takes the repairs, the name of the caller and the time.
+Change = Callable[[RepairLoop, str, datetime], T]
 
 
 class RepairList(TypedDict):
@@ -102,25 +105,22 @@ class RepairsApi:
     async def stop(self, request: Request) -> Response:
         """Halt all repairs now."""
         why = incident_request.read_line(await read_json_object(request, incident_request.MAX_BODY_BYTES), "why")
-        loop = self._repairs
-        return await self._change_switch(request, lambda actor, now: loop.control.stop(why, actor=actor, now=now))
+        return await self._change_switch(request, lambda loop, actor, now: loop.control.stop(why, actor=actor, now=now))
 
     @post("/api/repairs/resume", response=SwitchChanged)
     async def resume(self, request: Request) -> Response:
         """Resume repairs after a halt."""
-        loop = self._repairs
-        return await self._change_switch(request, lambda actor, now: loop.control.resume(actor=actor, now=now))
+        return await self._change_switch(request, lambda loop, actor, now: loop.control.resume(actor=actor, now=now))
 
     @post("/api/repairs/reset", response=SwitchChanged)
     async def reset(self, request: Request) -> Response:
         """Reset the circuit breaker."""
-        loop = self._repairs
-        return await self._change_switch(request, lambda actor, now: loop.control.reset(actor=actor, now=now))
+        return await self._change_switch(request, lambda loop, actor, now: loop.control.reset(actor=actor, now=now))
 
-    async def _change_switch(self, request: Request, change: Callable[[str, datetime], RepairSwitch]) -> Response:
-        actor, clock = request.state.caller.name, self._runtime.clock
+    async def _change_switch(self, request: Request, change: Change[RepairSwitch]) -> Response:
+        loop, actor, clock = self._repairs, request.state.caller.name, self._runtime.clock
         # Deliberately not on the repair thread: a stop must not wait for calls that hang.
-        return ok_response(switch=_switch_view(await self._repairs.run_now(lambda: change(actor, clock.now()))))
+        return ok_response(switch=_switch_view(await loop.run_now(lambda: change(loop, actor, clock.now()))))
 
     @get("/api/incidents/{id}/repair", response=shapes.ExplainedRepair)
     async def explain(self, request: Request) -> Response:
@@ -140,9 +140,8 @@ class RepairsApi:
         """Approve the repair plan with this digest."""
         incident, body = await incident_request.load_with_body(self._journal, request)
         id, digest = incident.id, incident_request.read_line(body, "digest")
-        loop = self._repairs
         return await self._change_repair(
-            request, lambda actor, now: loop.control.approve(id, digest, actor=actor, now=now)
+            request, lambda loop, actor, now: loop.control.approve(id, digest, actor=actor, now=now)
         )
 
     @post("/api/incidents/{id}/reject", body={"why": str}, response=RepairChanged)
@@ -150,26 +149,28 @@ class RepairsApi:
         """Reject the repair plan of an incident, with the reason."""
         incident, body = await incident_request.load_with_body(self._journal, request)
         id, why = incident.id, incident_request.read_line(body, "why")
-        loop = self._repairs
-        return await self._change_repair(request, lambda actor, now: loop.control.reject(id, why, actor=actor, now=now))
+        return await self._change_repair(
+            request, lambda loop, actor, now: loop.control.reject(id, why, actor=actor, now=now)
+        )
 
     @post("/api/incidents/{id}/step-done", response=RepairChanged)
     async def confirm_step(self, request: Request) -> Response:
         """Confirm that a manual step is done."""
         id = (await incident_request.load_incident(self._journal, request)).id
-        loop = self._repairs
-        return await self._change_repair(request, lambda actor, now: loop.control.step_done(id, actor=actor, now=now))
+        return await self._change_repair(
+            request, lambda loop, actor, now: loop.control.step_done(id, actor=actor, now=now)
+        )
 
     @post("/api/incidents/{id}/again", response=RepairChanged)
     async def retry(self, request: Request) -> Response:
         """Retry a failed repair."""
         id = (await incident_request.load_incident(self._journal, request)).id
-        return await self._change_repair(request, lambda actor, _: self._repairs.retry(id, actor))
+        return await self._change_repair(request, lambda loop, actor, _: loop.retry(id, actor))
 
-    async def _change_repair(self, request: Request, change: Callable[[str, datetime], Repair]) -> Response:
-        actor, clock = request.state.caller.name, self._runtime.clock
-        changed = await self._repairs.run_on_repair_thread(lambda: change(actor, clock.now()))
-        self._repairs.advance_soon(changed)
+    async def _change_repair(self, request: Request, change: Change[Repair]) -> Response:
+        loop, actor, clock = self._repairs, request.state.caller.name, self._runtime.clock
+        changed = await loop.run_on_repair_thread(lambda: change(loop, actor, clock.now()))
+        loop.advance_soon(changed)
         return ok_response(repair=_repair_view(changed))
 
 

@@ -298,7 +298,9 @@ class RepairLoop:
             mode=mode.mode,
             mode_why=mode.why,
             digest=None if requested is None else requested.digest,
-            why_not=explanation.why_no_machine_action(requested, mode_decision, steps) if receipts else "no plan yet",
+            why_not=explanation.why_no_machine_action(requested, mode_decision.mode, steps)
+            if receipts
+            else "no plan yet",
             steps=tuple(
                 explanation.ExplanationStep(step.kind, str(step.place), step.why, receipt.text, limits.get(step.id))
                 for step, receipt in zip(steps, receipts, strict=True)

@@ -37,21 +37,17 @@ class RepairControl:
                     remedy=f'Set [[remediate.trust]] cause = "{repair.cause}", mode = "ask", or run the plan manually',
                 )
             if repair.is_running and repair.approved_by == POLICY:
-                return self._confirm_running(repair, digest, actor=actor, now=now)
+                # It started automatically, before the mode was lowered.
+                _check_digest(repair, digest)
+                text = f"{actor} approved continuing with plan {digest}"
+                return self._repairs.save(replace(repair, approved_by=actor), now, text=text, actor=actor)
             if repair.state is not RepairState.PLANNED:
-                raise InvalidTransition(
-                    f"the repair is {repair.state}; only a planned repair can be approved", where=repair.id
-                )
+                problem = f"the repair is {repair.state}; only a planned repair can be approved"
+                raise InvalidTransition(problem, where=repair.id)
             _check_digest(repair, digest)
             approved = progress.approve(repair, actor, until=now + self._approval_lifetime, now=now)
             self._repairs.save(approved, now, text=f"{actor} approved plan {digest}", actor=actor)
             return self._repairs.decide(approved, now)
-
-    def _confirm_running(self, repair: Repair, digest: str, *, actor: str, now: datetime) -> Repair:
-        """Approve a repair that started automatically, before the mode was lowered."""
-        _check_digest(repair, digest)
-        text = f"{actor} approved continuing with plan {digest}"
-        return self._repairs.save(replace(repair, approved_by=actor), now, text=text, actor=actor)
 
     def reject(self, id: str, why: str, *, actor: str, now: datetime) -> Repair:
         """Reject a repair and undo its changes, including a cordon that a failed repair left."""
@@ -76,9 +72,8 @@ class RepairControl:
             repair = self._get_repair(id)
             if not self._is_at_manual_step(repair):
                 current_step = "not started" if repair.action is None else repair.action.kind
-                raise InvalidTransition(
-                    f"the current step is {current_step}, not a manual step", where=repair.id, now=repair.reason
-                )
+                problem = f"the current step is {current_step}, not a manual step"
+                raise InvalidTransition(problem, where=repair.id, now=repair.reason)
             assert repair.action is not None
             text = f"{actor} completed: {repair.action.why}"
             return self._repairs.save(progress.next_step(repair, text, now), now, text=text, actor=actor)

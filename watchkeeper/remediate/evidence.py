@@ -12,7 +12,7 @@ import hashlib
 import io
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -43,8 +43,8 @@ COUNTERS = (
     "|DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION|watchkeeper_gpu_(nvlink_.*|recovery_action|sram_.*|unrepairable.*)"
 )
 IDENTITY_METRIC = "DCGM_FI_DEV_GPU_TEMP"
-# Labels that identify a counter, beside its name and GPU.
-COUNTER_LABELS = ("UUID", "err_code", "reason", "link", "kind")
+# Labels that identify a counter.
+COUNTER_LABELS = (METRIC_NAME, "gpu", "UUID", "err_code", "reason", "link", "kind")
 # The key in the timeline entry with the repair after which the node was handed over.
 BODY_KEY = "hand_over"
 MAX_BUNDLES = 100
@@ -67,7 +67,11 @@ class EvidenceSources:
         incident = self.journal.incident(id)
         if incident is None:
             return None
-        files = list(self._bundle_files(incident, now))
+        files, node = list(self._incident_files(incident, "")), incident.place.whole_node
+        if node.node is None:
+            files.append(BundleFile("node/", missing_reason="the incident affects no single node"))
+        else:
+            files += self._node_files(node, since=incident.opened_at, now=now)
         return self._pack(files, incident.place, id, now=now, hides_names=hides_names)
 
     def bundle_node(
@@ -76,8 +80,7 @@ class EvidenceSources:
         node = self.inventory.node(name, cluster)
         if node is None:
             return None
-        newest = self.journal.incidents(limit=MAX_EVENTS)
-        files: list[BundleFile] = []
+        newest, files = self.journal.incidents(limit=MAX_EVENTS), list[BundleFile]()
         for incident in [incident for incident in newest if incident.place.whole_node == node.place][:20]:
             files += self._incident_files(incident, f"incidents/{incident.id}/")
         files += self._node_files(node.place, since=now - HISTORY, now=now)
@@ -98,21 +101,10 @@ class EvidenceSources:
         users -= {*nodes, "hub", "policy", "repair", "validation", "root"}
         return {**redaction.pseudonyms(users, "person"), **redaction.pseudonyms(nodes, "node")}
 
-    def _bundle_files(self, incident: incidents.Incident, now: datetime) -> Iterator[BundleFile]:
-        yield from self._incident_files(incident, "")
-        node = incident.place.whole_node
-        if node.node is None:
-            yield BundleFile("node/", missing_reason="the incident affects no single node")
-            return
-        yield from self._node_files(node, since=incident.opened_at, now=now)
-
     def _incident_files(self, incident: incidents.Incident, folder: str) -> Iterator[BundleFile]:
         yield json_file(f"{folder}incident.json", incident)
-        for name, record in (
-            ("diagnosis", self.journal.diagnosis(incident.id)),
-            ("plan", self.journal.plan(incident.id)),
-        ):
-            yield _json_or_missing(f"{folder}{name}.json", record, missing=f"the incident has no {name}")
+        for name, read in (("diagnosis", self.journal.diagnosis), ("plan", self.journal.plan)):
+            yield _json_or_missing(f"{folder}{name}.json", read(incident.id), missing=f"the incident has no {name}")
         yield json_file(f"{folder}timeline.json", self.journal.timeline(incident.id))
         yield json_file(f"{folder}notices.json", self.journal.notices_of(incident.id))
 
@@ -145,19 +137,13 @@ class EvidenceSources:
     def _order_files(self, node: fleet.Place) -> Iterator[BundleFile]:
         node_orders = self._find_node_orders(node)
         if not node_orders:
-            yield BundleFile(
-                "orders/", missing_reason="the node's agent got no work order, so there is no scan or diag"
-            )
+            reason = "the node's agent got no work order, so there is no scan or diag"
+            yield BundleFile("orders/", missing_reason=reason)
         for number, tracked in enumerate(reversed(node_orders[:50]), start=1):
             order, receipt = tracked.order, tracked.receipt
             name = f"orders/{number:02d}-{order.kind}"
-            content = {
-                "kind": order.kind,
-                "ordered_at": order.issued_at,
-                "arguments": order.arguments,
-                "ordered_by": tracked.actor,
-                "why": tracked.why,
-            }
+            content = {"kind": order.kind, "ordered_at": order.issued_at, "arguments": order.arguments}
+            content |= {"ordered_by": tracked.actor, "why": tracked.why}
             if receipt is None:
                 yield BundleFile(f"{name}.json", missing_reason="the agent has not sent a receipt")
                 continue
@@ -183,14 +169,17 @@ class EvidenceSources:
         """Return the counters before the incident and now; an empty cell means no sample."""
         name = "counters.csv"
         expr = f'{{__name__=~"{COUNTERS}",{validation.node_selector(node)[1:]}'
+        before = since - BASELINE_OFFSET
+        # Labels that change during the life of a counter, such as the holder of the GPU, are dropped.
         baseline, current = (
-            _keep_counter_labels(self._query_latest(expr, at)) for at in (since - BASELINE_OFFSET, now)
+            {labels.only(COUNTER_LABELS): value for labels, value in self._query_latest(expr, at).items()}
+            for at in (before, now)
         )
         if not baseline and not current:
             return BundleFile(name, missing_reason="no samples of this node's counters before the incident or now")
         text = io.StringIO()
         table = csv.writer(text)
-        columns = (f"before {since - BASELINE_OFFSET:%Y-%m-%dT%H:%M:%SZ}", f"now {now:%Y-%m-%dT%H:%M:%SZ}")
+        columns = (f"before {before:%Y-%m-%dT%H:%M:%SZ}", f"now {now:%Y-%m-%dT%H:%M:%SZ}")
         table.writerow(["metric", "gpu", "labels", *columns])
         for labels in sorted({*baseline, *current}, key=str):
             other_labels = ",".join(f"{key}={value}" for key, value in labels.without(METRIC_NAME, "gpu").pairs)
@@ -214,18 +203,10 @@ def _read_samples(name: str, read: Callable[[], BundleFile]) -> BundleFile:
         return BundleFile(name, missing_reason=f"the query failed: {error}")
 
 
-def _keep_counter_labels(values: Mapping[Labels, float]) -> dict[Labels, float]:
-    """Drop labels that change during the life of a counter, such as the holder of the GPU."""
-    return {labels.only((METRIC_NAME, "gpu", *COUNTER_LABELS)): value for labels, value in values.items()}
-
-
 def find_failed_repairs(repair: Repair, past: Sequence[Repair]) -> list[Repair]:
     """Return the failed repairs of the same node and cause that changed the machine; empty if `repair` did not."""
-    failed = [
-        earlier
-        for earlier in past
-        if earlier.cause == repair.cause and earlier.state is RepairState.FAILED and earlier.has_acted
-    ]
+    failures = (earlier for earlier in past if earlier.state is RepairState.FAILED and earlier.has_acted)
+    failed = [failure for failure in failures if failure.cause == repair.cause]
     return failed if any(earlier.id == repair.id for earlier in failed) else []
 
 
@@ -233,10 +214,7 @@ class NodeHandOver:
     """Hands nodes over to people when their repairs keep failing. Not thread-safe."""
 
     def __init__(self, journal: Journal, sources: EvidenceSources, folder: Path, *, limit: int) -> None:
-        self._journal = journal
-        self._sources = sources
-        self._folder = folder
-        self._limit = limit
+        self._journal, self._sources, self._folder, self._limit = journal, sources, folder, limit
         self._checked: set[str] = set()
 
     def hand_over_failed(self, repairs: Iterable[Repair], now: datetime) -> list[str]:
@@ -247,14 +225,12 @@ class NodeHandOver:
             if repair.id in self._checked:
                 continue
             failed = find_failed_repairs(repair, self._journal.repairs_at(repair.node))
-            if len(failed) >= self._limit and not self._is_handed_over(repair):
+            entries = self._journal.timeline(repair.incident) if len(failed) >= self._limit else None
+            if entries is not None and not any(BODY_KEY in entry.body for entry in entries):
                 self._hand_over(repair, failed, now)
                 handed_over.append(str(repair.incident))
             self._checked.add(repair.id)
         return handed_over
-
-    def _is_handed_over(self, repair: Repair) -> bool:
-        return any(BODY_KEY in entry.body for entry in self._journal.timeline(repair.incident))
 
     def _hand_over(self, repair: Repair, failed: Sequence[Repair], now: datetime) -> None:
         body: dict[str, Any] = {BODY_KEY: repair.id, "failed": [failure.id for failure in failed]}

@@ -14,7 +14,7 @@ from watchkeeper.remediate import guards
 from watchkeeper.remediate.plan import make_plan
 from watchkeeper.remediate.policy import RepairPolicy
 from watchkeeper.remediate.proposal import RepairProposal, build_request, is_automatic, propose_repair
-from watchkeeper.remediate.trust_rules import ModeDecision, TrustRules
+from watchkeeper.remediate.trust_rules import TrustRules
 
 # The newest incidents that one replay covers.
 MAX_REPLAYED_INCIDENTS = 10_000
@@ -61,13 +61,11 @@ class ReplayedIncident:
     would_begin: bool
 
 
-def why_no_machine_action(
-    proposal: RepairProposal | None, mode_decision: ModeDecision, steps: Sequence[actions.Action]
-) -> str:
+def why_no_machine_action(proposal: RepairProposal | None, mode: trust.Mode, steps: Sequence[actions.Action]) -> str:
     """Return why Watchkeeper would not run a plan; empty if it would."""
     if proposal is not None:
-        return "the mode is suggest" if mode_decision.mode is trust.Mode.SUGGEST else ""
-    if mode_decision.mode is trust.Mode.OBSERVE:
+        return "the mode is suggest" if mode is trust.Mode.SUGGEST else ""
+    if mode is trust.Mode.OBSERVE:
         return "the mode is observe"
     if any(step.kind in repairs.RECLAIM_KINDS for step in steps):
         return "the pods or jobs that hold the GPU, or their node, are unknown"
@@ -117,9 +115,8 @@ class _PolicyReplay:
         pool = self._pools.get(place.whole_node, "")
         mode_decision = rules.trust_rules.decide_mode(incident.cause, pool)
         draft = make_plan(incident, None, rules.policy, pool=pool)
-        proposal = propose_repair(
-            incident, draft.cause, draft.actions, policy=rules.policy, pool=pool, mode_decision=mode_decision
-        )
+        cause, steps = draft.cause, draft.actions
+        proposal = propose_repair(incident, cause, steps, policy=rules.policy, pool=pool, mode_decision=mode_decision)
         refusal = None if proposal is None else self._first_refusal(proposal, incident)
         return ReplayedIncident(
             incident=incident.id,
@@ -145,9 +142,8 @@ class _PolicyReplay:
         inputs = guards.GuardInputs(build_request(proposal), availability, limits, now)
         refusal = next(guards.find_refusals(inputs), None)
         if refusal is None and proposal.mode is trust.Mode.ACT:
-            self._starts.append(
-                guards.RepairStart(now, proposal.node, proposal.cause, proposal.gpu, proposal.is_reclaim)
-            )
+            node, cause = proposal.node, proposal.cause
+            self._starts.append(guards.RepairStart(now, node, cause, proposal.gpu, proposal.is_reclaim))
             if proposal.takes_node_out:
                 self._out_until[proposal.node] = incident.resolved_at
         return refusal

@@ -88,8 +88,7 @@ class OrderQueue:
                     self._notify_listeners((request.cluster, request.node))
                 return existing
             tracked = orders.TrackedOrder(self._build_order(request, now), actor, request.why)
-            text = f"{request.kind} ordered for {request.node}"
-            self._journal.save_order(tracked, at=now, actor=actor, text=text)
+            self._journal.save_order(tracked, at=now, actor=actor, text=f"{request.kind} ordered for {request.node}")
         # Only after it is in the journal, because an agent can fetch it at once.
         with self._lock:
             self._track(tracked)
@@ -213,7 +212,6 @@ class OrderQueue:
 
     def _forget_expired(self, now: datetime) -> None:
         for id in [id for id, tracked in self._open.items() if now > tracked.order.expires_at]:
-            log.warning(
-                "work order expired without receipt", extra=logs.fields(order=id, node=self._open[id].order.node)
-            )
+            fields = logs.fields(order=id, node=self._open[id].order.node)
+            log.warning("work order expired without receipt", extra=fields)
             self._drop(id)

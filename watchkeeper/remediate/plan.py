@@ -37,6 +37,8 @@ GPU_ACTIONS = frozenset({ActionKind.RESET_GPU, ActionKind.LOWER_POWER})
 WORKLOAD_ACTIONS = RECLAIM_KINDS | {ActionKind.RESTART_APP}
 # A `drain` with this argument set to `gpu` evicts only the holders of the faulty GPU.
 SCOPE = "scope"
+# By node; why it could not be observed, as text.
+Observations = dict[fleet.Place, NodeObservation | str]
 _SHARED_TEXT = re.compile(r" \(also planned for ([^:)]+): one reboot is enough\)")
 
 
@@ -68,14 +70,13 @@ def make_plan(
     place = finding.place if finding is not None else incident.place
     row = causes.lookup(cause)
     advice = row.advice(format_place(place), format_place(place.whole_node))
-    return PlanDraft(
-        incident.id, row.cause, advice, mode, tuple(_build_actions(incident, place, policy.steps(cause, pool)))
-    )
+    planned = tuple(_build_actions(incident, place, policy.steps(cause, pool)))
+    return PlanDraft(incident.id, row.cause, advice, mode, planned)
 
 
 def dry_run(draft: PlanDraft, driver: Driver, *, now: datetime) -> Plan:
     """Return the plan with the call of each action, and change nothing."""
-    observations: dict[fleet.Place, NodeObservation | str] = {}
+    observations: Observations = {}
     receipts = tuple(_describe(action, driver, now=now, observations=observations) for action in draft.actions)
     return Plan(draft.incident, draft.cause, draft.mode, made_at=now, next_step=draft.next_step, receipts=receipts)
 
@@ -124,18 +125,21 @@ def _find_place(step: PolicyStep, place: fleet.Place) -> fleet.Place | None:
     return place
 
 
-def _describe(
-    action: Action, driver: Driver, *, now: datetime, observations: dict[fleet.Place, NodeObservation | str]
-) -> Receipt:
+def _describe(action: Action, driver: Driver, *, now: datetime, observations: Observations) -> Receipt:
+    # The hub runs the named checks of a validation instead of the driver.
+    names = action.arguments.get("checks", "") if action.kind is ActionKind.VALIDATE else ""
     try:
-        text = _describe_checks(action) or driver.describe(action)
+        text = f"repeat until passed: {names.replace(',', ', ')}" if names else driver.describe(action)
     except (ActionRefused, ActionFailed) as error:
         return Receipt(action, now, Result.REFUSED, str(error))
     if action.kind in MANUAL_KINDS | NOTIFY_KINDS or action.place.node is None:
         return Receipt(action, now, Result.DESCRIBED, text)
     node = action.place.whole_node
     if node not in observations:
-        observations[node] = _observe(driver, node)
+        try:
+            observations[node] = driver.observe(node)
+        except ActionFailed as error:
+            observations[node] = str(error)
     observed = observations[node]
     if isinstance(observed, str):
         return Receipt(action, now, Result.DESCRIBED, f"{text} (state of the node unknown: {observed})")
@@ -147,19 +151,6 @@ def _describe(
     if action.kind is ActionKind.DRAIN and observed.workloads:
         text += f" (affects {', '.join(observed.workloads[:5])}{' …' if len(observed.workloads) > 5 else ''})"
     return Receipt(action, now, Result.DESCRIBED, text)
-
-
-def _describe_checks(action: Action) -> str:
-    """Describe a validation with named checks, which the hub runs instead of the driver; empty for other actions."""
-    names = action.arguments.get("checks", "") if action.kind is ActionKind.VALIDATE else ""
-    return f"repeat until passed: {names.replace(',', ', ')}" if names else ""
-
-
-def _observe(driver: Driver, node: fleet.Place) -> NodeObservation | str:
-    try:
-        return driver.observe(node)
-    except ActionFailed as error:
-        return str(error)
 
 
 def rebooted_nodes(plan: actions.Plan) -> set[fleet.Place]:

@@ -144,7 +144,16 @@ def add_checks(policy: RepairPolicy, names: Sequence[str]) -> RepairPolicy:
 
     def add_to_entry(cause: str, entry: CausePolicy, pool: str) -> CausePolicy:
         entry_checks = [name for name in names if name not in AFTER_HARDWARE or policy.is_hardware(cause, pool)]
-        return replace(entry, steps=tuple(_add_checks_to_step(step, entry_checks) for step in entry.steps))
+        # A step that names no checks runs all checks of the hub.
+        return replace(
+            entry,
+            steps=tuple(
+                replace(step, checks=tuple(dict.fromkeys((*(step.checks or CHECKS), *entry_checks))))
+                if step.action is actions.ActionKind.VALIDATE and entry_checks
+                else step
+                for step in entry.steps
+            ),
+        )
 
     return _map_entries(policy, add_to_entry)
 
@@ -185,18 +194,9 @@ def _map_entries(policy: RepairPolicy, change: Callable[[str, CausePolicy, str],
     )
 
 
-def _add_checks_to_step(step: PolicyStep, names: Sequence[str]) -> PolicyStep:
-    if step.action is not actions.ActionKind.VALIDATE or not names:
-        return step
-    # A step that names no checks runs all checks of the hub.
-    return replace(step, checks=tuple(dict.fromkeys((*(step.checks or CHECKS), *names))))
-
-
 def _overlay(base: RepairPolicy, override: RepairPolicy) -> RepairPolicy:
-    empty = PoolPolicy({})
-    pools = {
-        name: PoolPolicy({**base.pool.get(name, empty).cause, **pool.cause}) for name, pool in override.pool.items()
-    }
+    pools, none = base.pool, PoolPolicy({})
+    pools = {name: PoolPolicy({**pools.get(name, none).cause, **pool.cause}) for name, pool in override.pool.items()}
     return RepairPolicy({**base.cause, **override.cause}, {**base.pool, **pools}, {**base.limits, **override.limits})
 
 
@@ -255,11 +255,9 @@ def _find_step_problems(key: str, step: PolicyStep) -> Iterator[str]:
         yield from _find_limit_problems(f"{key}.limit", step.limit)
     if "wait" in step.arguments:
         yield from _find_limit_problems(f"{key}.arguments.wait", step.arguments["wait"])
-    if (
-        step.action is actions.ActionKind.RECLAIM
-        and step.arguments.get("how", RECLAIM_METHODS[0]) not in RECLAIM_METHODS
-    ):
-        yield f"{key}.arguments.how: `{step.arguments['how']}` is unknown; use one of {', '.join(RECLAIM_METHODS)}"
+    method = step.arguments.get("how", RECLAIM_METHODS[0])
+    if step.action is actions.ActionKind.RECLAIM and method not in RECLAIM_METHODS:
+        yield f"{key}.arguments.how: `{method}` is unknown; use one of {', '.join(RECLAIM_METHODS)}"
 
 
 def _find_limit_problems(key: str, text: str) -> Iterator[str]:

@@ -78,12 +78,9 @@ def is_urgent(incident: incidents.Incident, mode: trust.Mode) -> bool:
 
 def plan_digest(cause: str, steps: Sequence[actions.Action]) -> str:
     """Return a digest of the cause and of each step's kind, place and arguments: an approval is for exactly these."""
-    steps_text = [
-        f"{step.kind} {step.place} {sorted(step.arguments.items())}"
-        for step in steps
-        if step.kind not in repairs.NOTIFY_KINDS
-    ]
-    return chain.digest([cause, *steps_text])[:DIGEST_LENGTH]
+    approved = (step for step in steps if step.kind not in repairs.NOTIFY_KINDS)
+    texts = (f"{step.kind} {step.place} {sorted(step.arguments.items())}" for step in approved)
+    return chain.digest([cause, *texts])[:DIGEST_LENGTH]
 
 
 def propose_repair(
@@ -105,21 +102,15 @@ def propose_repair(
     place = fleet.Place(cluster, node=node)
     if mode_decision.mode is trust.Mode.ACT and steps[0].kind in repairs.MANUAL_KINDS:
         mode_decision = ModeDecision(trust.Mode.ASK, f"{mode_decision.why}, but the plan starts with a manual step")
-    faults = _find_faults(incident, cause)
-    return RepairProposal(
-        incident.id, incident.reopened, place, pool, cause, mode_decision, tuple(steps), limits, faults
-    )
+    # Active faults with the plan's cause, or hardware faults as severe, that no repair caused.
+    active = (member for member in incident.members if member.until is None and not member.by_repair)
+    faults = tuple(member for member in active if member.cause == cause or _is_as_severe(member, cause))
+    opening, planned = incident.reopened, tuple(steps)
+    return RepairProposal(incident.id, opening, place, pool, cause, mode_decision, planned, limits, faults)
 
 
-def _find_faults(incident: incidents.Incident, cause: str) -> tuple[incidents.Member, ...]:
-    """Return active faults with the plan's cause, or hardware faults as severe, that no repair caused."""
-    cause_rank = causes.lookup(cause).severity.rank
-
-    def is_fault(member: incidents.Member) -> bool:
-        is_as_severe = causes.lookup(member.cause).is_hardware and member.severity.rank >= cause_rank
-        return member.until is None and not member.by_repair and (member.cause == cause or is_as_severe)
-
-    return tuple(member for member in incident.members if is_fault(member))
+def _is_as_severe(member: incidents.Member, cause: str) -> bool:
+    return causes.lookup(member.cause).is_hardware and member.severity.rank >= causes.lookup(cause).severity.rank
 
 
 def named_workloads(steps: Iterable[actions.Action]) -> frozenset[str]:

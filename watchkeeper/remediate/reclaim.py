@@ -56,12 +56,8 @@ class IdleCheck:
 
     def _check_workload(self, workload: str, cluster: str, *, window: timedelta, now: datetime) -> CheckResult:
         seconds = max(1, round(window.total_seconds()))
-        active, busy = (
-            self._query_by_gpu(
-                f"max by (Hostname, UUID) ({_holder_query(name, workload, cluster, seconds=seconds)})", now
-            )
-            for name in (SM_ACTIVE, UTILISATION)
-        )
+        queries = (_holder_query(name, workload, cluster, seconds=seconds) for name in (SM_ACTIVE, UTILISATION))
+        active, busy = (self._query_by_gpu(f"max by (Hostname, UUID) ({query})", now) for query in queries)
         gpus = {*active, *busy}
         if not gpus:
             return CheckResult(CHECK_NAME, CheckState.UNKNOWN, f"no samples of the GPUs of {workload}")
@@ -74,8 +70,7 @@ class IdleCheck:
         return CheckResult(CHECK_NAME, CheckState.PASSED, summary + waiting)
 
     def _query_by_gpu(self, expr: str, now: datetime) -> Mapping[Gpu, float]:
-        answer = self.engine.instant(expr, clock.to_ms(now))
-        rows = answer.latest().items()
+        rows = self.engine.instant(expr, clock.to_ms(now)).latest().items()
         return {(labels.get("Hostname", ""), labels.get("UUID", "")): value for labels, value in rows}
 
 
@@ -94,9 +89,8 @@ def _holder_query(metric: str, workload: str, cluster: str, *, seconds: int) -> 
     selectors = []
     for namespace_label, name_label in fleet.HOLDER_LABELS:
         if bool(namespace_label) == bool(namespace):
-            matchers = {"cluster": cluster, name_label: name} | (
-                {namespace_label: namespace} if namespace_label else {}
-            )
+            matchers = {"cluster": cluster, name_label: name}
+            matchers |= {namespace_label: namespace} if namespace_label else {}
             selectors.append(",".join(f'{key}="{own_metrics.escape(value)}"' for key, value in matchers.items()))
     return " or ".join(f"max_over_time({metric}{{{selector}}}[{seconds}s])" for selector in selectors)
 
@@ -111,11 +105,8 @@ class Exemptions:
     def exemption_reason(self, workloads: Iterable[str]) -> str | None:
         for name in sorted(workloads):
             for pattern in self.patterns:
-                if pattern.startswith(TEAM_PREFIX):
-                    is_exempt = self.team_of(name) == pattern.removeprefix(TEAM_PREFIX)
-                else:
-                    is_exempt = fnmatchcase(name, pattern)
-                if is_exempt:
+                is_team = pattern.startswith(TEAM_PREFIX)
+                if self.team_of(name) == pattern.removeprefix(TEAM_PREFIX) if is_team else fnmatchcase(name, pattern):
                     return f"{name} is exempt from reclaiming: remediate.reclaim_exempt has `{pattern}`"
         return None
 

@@ -229,11 +229,8 @@ class Repairs(RepairRegistry):
                     return self._record_wait(current, transition, now)
                 # A transaction checks that this hub still leads. A first cordon has just had one; a second would wait
                 # for other commits.
-                if (
-                    not is_fresh
-                    or transition.action is None
-                    or progress.begin_action(current, transition.action) != current
-                ):
+                action = transition.action
+                if not is_fresh or action is None or progress.begin_action(current, action) != current:
                     with self.transaction(now):
                         current = self._apply(current, transition, context, now=now)
             if transition.kind is not TransitionKind.PERFORM:

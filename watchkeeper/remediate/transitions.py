@@ -150,12 +150,8 @@ def _check_ownership(repair: Repair, context: TransitionContext) -> Transition |
         return _release(repair, f"{node} no longer exists: nothing is left to repair or uncordon")
     if None not in (repair.incarnation, observed.incarnation) and repair.incarnation != observed.incarnation:
         return _release(repair, f"{node} was replaced by another machine with the same name: the repair ends")
-    if (
-        observed.maintained_by
-        and repair.is_running
-        and not repair.has_acted
-        and repair.state is not RepairState.RESTORING
-    ):
+    is_undoable = repair.is_running and not repair.has_acted and repair.state is not RepairState.RESTORING
+    if observed.maintained_by and is_undoable:
         return restore(RepairState.ROLLED_BACK, f"{node} is maintained by {', '.join(observed.maintained_by[:3])}")
     if context.marked_incident is not None:
         return _check_still_cordoned(repair, observed)
@@ -326,13 +322,10 @@ def pending_undo_actions(repair: Repair, marked_incident: IncidentId | None) -> 
     ]
     if repair.has_cordon and marked_incident is not None:
         planned = next((action for action in repair.actions if action.kind is ActionKind.UNCORDON), None)
-        uncordon_id = planned.id if planned is not None else ActionId(f"{_attempt_prefix(repair)}undo-cordon")
+        # Action ids of this attempt are never those of an earlier attempt.
+        number = repair.id.rpartition(".")[2]
+        undo_id = ActionId("undo-cordon" if number == "1" else f"{number}.undo-cordon")
+        uncordon_id = planned.id if planned is not None else undo_id
         why = planned.why if planned is not None else "The repair has ended"
         undo_actions.append(Action(uncordon_id, ActionKind.UNCORDON, repair.node, marked_incident, why))
     return [action for action in undo_actions if action.id not in repair.undone]
-
-
-def _attempt_prefix(repair: Repair) -> str:
-    """Return the prefix of this attempt's action ids, which are never those of an earlier attempt."""
-    number = repair.id.rpartition(".")[2]
-    return "" if number == "1" else f"{number}."

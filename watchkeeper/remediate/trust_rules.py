@@ -6,7 +6,6 @@ overrides `remediate.mode`; of two equally specific rules the safer mode is used
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from watchkeeper.model import trust
@@ -54,19 +53,12 @@ class TrustRules:
     def decide_mode(self, cause: str, pool: str) -> ModeDecision:
         matching = [rule for rule in self.rules if rule.matches(cause, pool)]
         if not matching:
-            return ModeDecision(
-                self.default, f"mode {self.default}, set by remediate.mode; no [[remediate.trust]] entry matches"
-            )
+            why = f"mode {self.default}, set by remediate.mode; no [[remediate.trust]] entry matches"
+            return ModeDecision(self.default, why)
         highest = max(rule.specificity for rule in matching)
-        chosen = min(
-            (rule for rule in matching if rule.specificity == highest), key=lambda rule: MODE_ORDER.index(rule.mode)
-        )
-        return ModeDecision(chosen.mode, f"mode {chosen.mode}, set by {chosen}{_explain_precedence(chosen, matching)}")
-
-
-def _explain_precedence(chosen: TrustRule, matching: Sequence[TrustRule]) -> str:
-    others = [rule for rule in matching if rule is not chosen]
-    if not others:
-        return ""
-    has_equal = any(rule.specificity == chosen.specificity for rule in others)
-    return ", the safer of the most specific rules" if has_equal else ", the most specific rule"
+        most_specific = [rule for rule in matching if rule.specificity == highest]
+        chosen = min(most_specific, key=lambda rule: MODE_ORDER.index(rule.mode))
+        precedence = ", the most specific rule" if len(matching) > 1 else ""
+        if len(most_specific) > 1:
+            precedence = ", the safer of the most specific rules"
+        return ModeDecision(chosen.mode, f"mode {chosen.mode}, set by {chosen}{precedence}")

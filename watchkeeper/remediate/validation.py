@@ -81,18 +81,16 @@ def run_checks(
     names: Iterable[str], validators: Mapping[str, Validator], place: fleet.Place, *, since: datetime, now: datetime
 ) -> tuple[CheckResult, ...]:
     """Return the result of each check; a check without a validator, or that failed to run, is unknown."""
-    return tuple(_run_check(name, validators.get(name), place, since=since, now=now) for name in names)
 
+    def run_check(name: str) -> CheckResult:
+        if name not in validators:
+            return CheckResult(name, CheckState.UNKNOWN, f"this hub cannot run the check {name}")
+        try:
+            return validators[name].check(place, since, now)
+        except WatchkeeperError as error:
+            return CheckResult(name, CheckState.UNKNOWN, f"the check {name} failed to run: {error}")
 
-def _run_check(
-    name: str, validator: Validator | None, place: fleet.Place, *, since: datetime, now: datetime
-) -> CheckResult:
-    if validator is None:
-        return CheckResult(name, CheckState.UNKNOWN, f"this hub cannot run the check {name}")
-    try:
-        return validator.check(place, since, now)
-    except WatchkeeperError as error:
-        return CheckResult(name, CheckState.UNKNOWN, f"the check {name} failed to run: {error}")
+    return tuple(map(run_check, names))
 
 
 def node_selector(node: fleet.Place) -> str:
@@ -111,8 +109,8 @@ class GpusPresent:
         # Two exporters, or several MIG instances of a GPU, count as one GPU.
         reporting = self._query_count(f"count(count by (UUID) ({fresh_series}))", now) or 0
         if expected is None:
-            text = f"{reporting} GPUs report, the expected number is unknown"
-            return CheckResult(self.name, CheckState.UNKNOWN, text)
+            problem = f"{reporting} GPUs report, the expected number is unknown"
+            return CheckResult(self.name, CheckState.UNKNOWN, problem)
         state = CheckState.PASSED if reporting >= expected else CheckState.UNKNOWN
         return CheckResult(self.name, state, f"{reporting} of {expected} GPUs have reported since {since:%H:%M:%S}Z")
 
@@ -149,7 +147,8 @@ class NoNewXid:
     def check(self, place: fleet.Place, since: datetime, now: datetime) -> CheckResult:
         for event in self.journal.events_at(place, since=since, until=now):
             # An Xid at the time of the repair is the one that was repaired.
-            if event.at > since and event.kind is events.EventKind.XID and _is_hardware(event):
+            code = event.code if event.at > since and event.kind is events.EventKind.XID else None
+            if code is not None and causes.lookup(xid.lookup(code).cause).is_hardware:
                 text = f"Xid {event.code} at {event.at:%H:%M:%S}Z: {event.text[:200]}"
                 return CheckResult(self.name, CheckState.FAILED, text)
         soaked, needed = (now - since).total_seconds(), self.soak.total_seconds()
@@ -157,10 +156,6 @@ class NoNewXid:
             text = f"Soaking: {soaked:.0f} of {needed:.0f} s without a new Xid"
             return CheckResult(self.name, CheckState.UNKNOWN, text)
         return CheckResult(self.name, CheckState.PASSED, f"{needed:.0f} s without a new Xid")
-
-
-def _is_hardware(event: events.Event) -> bool:
-    return event.code is not None and causes.lookup(xid.lookup(event.code).cause).is_hardware
 
 
 def node_validators(order_queue: Callable[[], OrderQueue | None]) -> tuple[NodeCheck, ...]:
@@ -223,8 +218,7 @@ class NodeCheck:
         if receipt.result is not Result.DONE:
             return self._unknown(f"{receipt.result}: {receipt.text}")
         try:
-            answer = json.loads(receipt.output)
-            verdict = str(answer["verdict"])
+            verdict = str(json.loads(receipt.output)["verdict"])
         except (ValueError, TypeError, KeyError):
             return self._unknown(f"{receipt.text}; its report has no verdict")
         return CheckResult(self.name, VERDICT_STATES.get(verdict, CheckState.UNKNOWN), f"{receipt.text} ({verdict})")

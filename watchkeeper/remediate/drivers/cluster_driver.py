@@ -6,6 +6,7 @@ table, and turns an unreachable cluster into an action that is not complete.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -92,7 +93,7 @@ def build_missing_node(place: Place, where: str) -> ActionFailed:
 
 
 def read_workload_names(
-    action: Action, argument: str, *, is_valid: Callable[[str], bool], example: str, source: str
+    action: Action, argument: str, pattern: re.Pattern[str], *, example: str, source: str
 ) -> list[str]:
     """Return the pods or jobs that the action names. An empty list is valid; a missing one is refused."""
     listed = action.arguments.get(argument)
@@ -105,7 +106,7 @@ def read_workload_names(
         )
     names = [name.strip() for name in listed.split(",") if name.strip()]
     for name in names:
-        if not is_valid(name):
+        if pattern.fullmatch(name) is None:
             raise ActionRefused(f"`{name}` is not {example}", where=action.place.node)
     return names
 

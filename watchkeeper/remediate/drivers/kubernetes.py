@@ -57,9 +57,8 @@ def build_driver(settings: config.Settings, *, is_stopped: Callable[[], bool] = 
             remedy="Set remediate.kubeconfig to a file, or set fleet.kubernetes if the hub runs in the cluster",
         )
     rules = EvictionRules(remediate.evict_unmanaged, remediate.delete_empty_dirs)
-    return KubernetesDriver(
-        ApiClient(server, timeout_seconds=remediate.call_timeout_seconds), rules, is_stopped=is_stopped
-    )
+    client = ApiClient(server, timeout_seconds=remediate.call_timeout_seconds)
+    return KubernetesDriver(client, rules, is_stopped=is_stopped)
 
 
 class KubernetesDriver:
@@ -254,7 +253,10 @@ class KubernetesDriver:
         if budget_message is not None:
             return f"blocked by a disruption budget: {budget_message}"
         require_success(response, action.place)
-        self._record_eviction(action, f"{pod} {pod.uid}")
+        with self._lock:
+            self._evicted.setdefault(action.mark, set()).add(f"{pod} {pod.uid}")
+            while len(self._evicted) > MAX_TRACKED_ACTIONS:
+                del self._evicted[next(iter(self._evicted))]
         return None
 
     def _send_eviction(self, pod: PodState) -> ApiResponse:
@@ -328,12 +330,6 @@ class KubernetesDriver:
         call = ApiCall("GET", pods.node_pods_path(_require_node_name(place), is_exact=is_exact))
         response = require_success(self.client.send(call), place)
         return [raw_pod for raw_pod in facts.items(response.body, "items") if isinstance(raw_pod, dict)]
-
-    def _record_eviction(self, action: Action, evicted: str) -> None:
-        with self._lock:
-            self._evicted.setdefault(action.mark, set()).add(evicted)
-            while len(self._evicted) > MAX_TRACKED_ACTIONS:
-                del self._evicted[next(iter(self._evicted))]
 
 
 SUPPORTED_ACTIONS: Mapping[ActionKind, Callable[[KubernetesDriver, Action], ActionOutcome]] = {

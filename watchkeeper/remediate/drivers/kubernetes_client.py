@@ -99,9 +99,8 @@ class ApiClient:
         self.timeout_seconds = timeout_seconds
         self._sleep = sleep
         limits = sync_http.HttpLimits(total_seconds=timeout_seconds, answer_bytes=MAX_RESPONSE_BYTES)
-        self._client = sync_http.HttpClient(
-            server.url, limits=limits, access=server.access, max_idle=MAX_IDLE_CONNECTIONS
-        )
+        access, max_idle = server.access, MAX_IDLE_CONNECTIONS
+        self._client = sync_http.HttpClient(server.url, limits=limits, access=access, max_idle=max_idle)
 
     def send(self, call: ApiCall, *, is_throttle: Callable[[ApiResponse], bool] = lambda _: True) -> ApiResponse:
         """Return the response of any status; ClusterUnavailable if there is none.

@@ -159,10 +159,8 @@ def build_event(node: NodeSnapshot, action: Action, *, reason: str, is_warning: 
     digest = hashlib.sha256(f"{action.mark} {reason}".encode()).hexdigest()[:16]
     # kubectl finds the events of a node under its name, as the kubelet writes them.
     involved = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.name}
-    message = f"{action.why} ({action.mark})"
-    return build_object_event(
-        f"{node.name}.{digest}", involved, reason=reason, message=message, is_warning=is_warning, at=node.at
-    )
+    name, message = f"{node.name}.{digest}", f"{action.why} ({action.mark})"
+    return build_object_event(name, involved, reason=reason, message=message, is_warning=is_warning, at=node.at)
 
 
 def _label_value(text: str) -> str:

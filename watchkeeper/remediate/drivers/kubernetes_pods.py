@@ -6,6 +6,7 @@ evict, the drain waits, with the reason and the setting that allows it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from watchkeeper.remediate.drivers import cluster_driver
 from watchkeeper.remediate.drivers.kubernetes_client import ApiCall
 
 TAINT = "watchkeeper.dev/unhealthy"
+FULL_NAME = re.compile(r"[^/]+/[^/]+")
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 # Tried in this order; Kubernetes 1.22 added Eviction in policy/v1, and 1.25 removed v1beta1.
 EVICTION_VERSIONS = ("policy/v1", "policy/v1beta1")
@@ -75,7 +77,8 @@ def classify_pod(raw: Raw, rules: EvictionRules, *, at: datetime | None = None, 
 def _decide_drain(
     metadata: Raw, spec: Raw, status: Raw, *, rules: EvictionRules, at: datetime | None
 ) -> tuple[DrainDecision, str]:
-    controller = _controller_kind(metadata)
+    owners = map(facts.mapping, facts.items(metadata, "ownerReferences"))
+    controller = next((facts.text(owner, "kind") for owner in owners if owner.get("controller") is True), "")
     if controller == "DaemonSet":
         return DrainDecision.LEAVE, "it belongs to a DaemonSet"
     if MIRROR_ANNOTATION in facts.mapping(metadata, "annotations"):
@@ -104,13 +107,8 @@ def full_name(raw: Raw) -> str:
 
 
 def read_pod_names(action: Action) -> list[str]:
-    return cluster_driver.read_workload_names(
-        action, "pods", is_valid=_is_full_name, example="a pod such as research/train-0", source="the kubelet"
-    )
-
-
-def _is_full_name(text: str) -> bool:
-    return text.count("/") == 1 and all(text.split("/"))
+    example = "a pod such as research/train-0"
+    return cluster_driver.read_workload_names(action, "pods", FULL_NAME, example=example, source="the kubelet")
 
 
 def build_eviction(pod: PodState, version: str) -> ApiCall:
@@ -145,13 +143,6 @@ def read_budget_message(body: Raw) -> str | None:
             return facts.text(cause, "message", intern_it=False)
     message = facts.text(body, "message", intern_it=False)
     return message if "disruption budget" in message.lower() or "PodDisruptionBudget" in message else None
-
-
-def _controller_kind(metadata: Raw) -> str:
-    for owner in map(facts.mapping, facts.items(metadata, "ownerReferences")):
-        if owner.get("controller") is True:
-            return facts.text(owner, "kind")
-    return ""
 
 
 def _tolerates(spec: Raw, taint_key: str) -> bool:

@@ -62,9 +62,8 @@ def find_controller(raw: Raw) -> PodController | None:
     metadata = facts.mapping(raw, "metadata")
     for owner in map(facts.mapping, facts.items(metadata, "ownerReferences")):
         if owner.get("controller") is True:
-            return PodController(
-                facts.text(owner, "kind"), facts.text(metadata, "namespace"), facts.text(owner, "name")
-            )
+            kind, name = facts.text(owner, "kind"), facts.text(owner, "name")
+            return PodController(kind, facts.text(metadata, "namespace"), name)
     return None
 
 
@@ -76,17 +75,6 @@ def is_kept(raw: Raw) -> bool:
 
 def has_ended(raw: Raw) -> bool:
     return facts.text(facts.mapping(raw, "status"), "phase") in ("Succeeded", "Failed")
-
-
-def pods_path(controller: PodController, raw: Raw) -> str:
-    labels = facts.mapping(facts.mapping(facts.mapping(raw, "spec"), "selector"), "matchLabels")
-    selector = ",".join(f"{name}={value}" for name, value in labels.items())
-    return f"/api/v1/namespaces/{quote(controller.namespace, safe='')}/pods?labelSelector={quote(selector, safe='')}"
-
-
-def is_scaled_down(controller: PodController, raw: Raw) -> bool:
-    spec = facts.mapping(raw, "spec")
-    return all(spec.get(name) == value for name, value in SCALE_PATCHES[controller.kind][1].items())
 
 
 def build_scale_down(controller: PodController, raw: Raw, action: Action) -> ApiCall:
@@ -153,7 +141,9 @@ class PodReclaimer:
 
     def reclaim(self, action: Action, raw_pods: Sequence[pods.Raw]) -> ActionOutcome:
         method = cluster_driver.read_reclaim_method(action)
-        planned = [raw for raw in raw_pods if not _is_successor(raw, action)]
+        before = action.arguments.get("before")
+        # A newer pod of the same name is a successor, whose owner was not warned.
+        planned = [raw for raw in raw_pods if not pods.is_newer(facts.mapping(raw, "metadata"), before)]
         live = [raw for raw in planned if not has_ended(raw)]
         for raw in live:
             _refuse_keep_mark(raw)
@@ -192,9 +182,13 @@ class PodReclaimer:
         """Scale a controller to zero, unless it has pods that are not idle."""
         assert controller.path is not None
         raw = require_success(self.send(ApiCall("GET", controller.path)), action.place).body
-        if is_scaled_down(controller, raw):
+        spec, (_, scaled_down) = facts.mapping(raw, "spec"), SCALE_PATCHES[controller.kind]
+        if all(spec.get(name) == value for name, value in scaled_down.items()):
             return f"{controller} is already scaled down"
-        listed = require_success(self.send(ApiCall("GET", pods_path(controller, raw))), action.place).body
+        labels = facts.mapping(facts.mapping(spec, "selector"), "matchLabels")
+        selector = quote(",".join(f"{name}={value}" for name, value in labels.items()), safe="")
+        path = f"/api/v1/namespaces/{quote(controller.namespace, safe='')}/pods?labelSelector={selector}"
+        listed = require_success(self.send(ApiCall("GET", path)), action.place).body
         live = [pod for pod in facts.items(listed, "items") if isinstance(pod, dict) and not has_ended(pod)]
         if other_pods := sorted({pods.full_name(pod) for pod in live} - idle_pods):
             raise ActionRefused(
@@ -203,14 +197,8 @@ class PodReclaimer:
                 now="Nothing was scaled",
                 remedy='To evict only the idle pods, set `how = "requeue"` in the policy',
             )
-        response = self.change(build_scale_down(controller, raw, action))
-        require_success(response, action.place)
+        require_success(self.change(build_scale_down(controller, raw, action)), action.place)
         return f"scaled down {controller}"
-
-
-def _is_successor(raw: pods.Raw, action: Action) -> bool:
-    """Whether the pod is newer than the incident: a successor with the same name, whose owner was not warned."""
-    return pods.is_newer(facts.mapping(raw, "metadata"), action.arguments.get("before"))
 
 
 def _refuse_keep_mark(raw: pods.Raw) -> None:

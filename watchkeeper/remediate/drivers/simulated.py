@@ -64,9 +64,8 @@ class SimulatedDriver:
         mark = self._find_own_mark(action) if action.kind is ActionKind.UNCORDON else action.mark
         status, response_body = self._call("POST", _action_path(action), body={"by": mark})
         if status != 200:
-            raise self._build_failure(
-                "POST", _action_path(action), problem=f"it answered {status}: {_reason(response_body)}"
-            )
+            problem = f"it answered {status}: {_reason(response_body)}"
+            raise self._build_failure("POST", _action_path(action), problem=problem)
         return ActionOutcome(f"POST {_action_path(action)} by {mark}: {response_body.get('text', 'done')}")
 
     def _find_own_mark(self, action: Action) -> str:

@@ -29,9 +29,7 @@ from watchkeeper.remediate.drivers.cluster_driver import ClusterUnavailable, des
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 JOB_ID = re.compile(r"\d+(_\d+)?")
 DRAIN_STATES = frozenset({"DRAIN", "DRAINED", "DRAINING"})
-MAINTENANCE_STATES = frozenset(
-    {"MAINT", "MAINTENANCE", "REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERED_DOWN"}
-)
+MAINTENANCE_STATES = {"MAINT", "MAINTENANCE", "REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERED_DOWN"}
 # Jobs on a node, including suspended and terminating ones.
 PRESENT_FILTER = "RUNNING,COMPLETING,SUSPENDED,STOPPED,CONFIGURING,STAGE_OUT,SIGNALING"
 PRESENT_STATES = frozenset(PRESENT_FILTER.split(","))
@@ -43,7 +41,7 @@ INSTALL_COMMANDS = "Install Slurm's commands on the hub's machine, or set remedi
 # Temporary failures of slurmctld.
 # slurm_update error: Unable to contact slurm controller (connect failure)
 UNREACHABLE = re.compile(
-    r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out)|Zero Bytes"
+    "Unable to contact slurm controller|Socket timed out|Connection (refused|timed out)|Zero Bytes"
 )
 NOT_FOUND = re.compile(r"^Node \S+ not found|Invalid node name", re.MULTILINE)
 
@@ -128,7 +126,8 @@ class SlurmDriver:
         if mark is not None:
             cluster_driver.check_mark(mark, action)
             return ActionOutcome(f"{node.name} is already drained by {mark}")
-        _refuse_maintained(node)
+        if maintainers := read_maintainers(node):
+            raise _build_refusal(node, f"it is maintained by {', '.join(maintainers)}", "Wait until that is finished")
         # The reason that Slurm gave to a node that is down is kept after our mark.
         before = f" (was: {node.reason})" if node.reason and not node.reason.startswith("watchkeeper:") else ""
         self._set_state(action.place, node.name, "DRAIN", reason=f"{action.mark}{before}")
@@ -188,7 +187,7 @@ class SlurmDriver:
             job
             for id in _read_job_ids(action)
             for job in self._list_jobs(self._squeue_command("-j", id), action)
-            if not _is_newer(job, before)
+            if before is None or (started := facts.time(job.started)) is None or started <= before
         ]
 
     def _warn_owner(self, action: Action) -> ActionOutcome:
@@ -370,11 +369,6 @@ def read_maintainers(node: records.NodeRecord) -> tuple[str, ...]:
     return tuple(maintainers)
 
 
-def _refuse_maintained(node: records.NodeRecord) -> None:
-    if maintainers := read_maintainers(node):
-        raise _build_refusal(node, f"it is maintained by {', '.join(maintainers)}", "Wait until that is finished")
-
-
 def _build_refusal(node: records.NodeRecord, problem: str, remedy: str) -> ActionRefused:
     return cluster_driver.build_refusal(problem, node.name, remedy, state=node.state_name)
 
@@ -387,13 +381,6 @@ def require_node_name(place: Place) -> str:
 
 
 def _read_job_ids(action: Action) -> list[str]:
-    def is_job_id(text: str) -> bool:
-        return JOB_ID.fullmatch(text) is not None
-
-    example = "a job such as 17 or 17_3"
-    return cluster_driver.read_workload_names(action, "jobs", is_valid=is_job_id, example=example, source="Slurm")
-
-
-def _is_newer(job: SlurmJob, before: float | None) -> bool:
-    started = facts.time(job.started)
-    return before is not None and started is not None and started > before
+    return cluster_driver.read_workload_names(
+        action, "jobs", JOB_ID, example="a job such as 17 or 17_3", source="Slurm"
+    )

@@ -150,8 +150,7 @@ class SlurmRestDriver(slurm.SlurmDriver):
 
     def _set_state(self, place: Place, name: str, state: str, *, reason: str = "") -> None:
         cluster_driver.check_not_halted(self.is_stopped, place.node)
-        body = {"state": [state], **({"reason": reason} if reason else {})}
-        self._call(f"/node/{quote(name, safe='')}", place, body)
+        self._call(f"/node/{quote(name, safe='')}", place, {"state": [state]} | ({"reason": reason} if reason else {}))
 
     def _call(self, path: str, place: Place | None, body: Mapping[str, Any] | None = None) -> str:
         status, text = self.rest.call(path, body)
@@ -193,10 +192,8 @@ def _read_errors(text: str) -> str:
         errors = None
     if not isinstance(errors, list):
         return text.strip()[: slurm.MAX_MESSAGE_LENGTH] or "no error message"
-    error_objects = [facts.mapping(error) for error in errors]
-    texts = [
-        ": ".join(str(error[name]) for name in ("description", "error") if error.get(name)) for error in error_objects
-    ]
+    keys, error_objects = ("description", "error"), map(facts.mapping, errors)
+    texts = (": ".join(str(error[name]) for name in keys if error.get(name)) for error in error_objects)
     return "; ".join(text for text in texts if text)[: slurm.MAX_MESSAGE_LENGTH]
 
 

@@ -328,7 +328,8 @@ class Ledger:
         for one in known:
             of_nodes[one["place"].get("node")].append(f"{one['id']} {one['cause']}, {one['title']}, {one['opened_at']}")
         for node, found in of_nodes.items():
-            pauses = sum(after - before > correlate.FLAP_SECONDS for before, after in pairwise(self.faults[node]))
+            flap_seconds = correlate.FLAP_TIME.total_seconds()
+            pauses = sum(after - before > flap_seconds for before, after in pairwise(self.faults[node]))
             most = injected[node] + bool(self.faults[node]) + pauses
             outcome.check(len(found) <= most, f"{len(found)} incidents of {node} for {most} faults: {found}")
         outcome.counts["incidents"] = len(known)

@@ -59,10 +59,12 @@ def holders_query(incident: Incident, now: datetime) -> tuple[str, int] | None:
     exprs = [_job_gpus_query(jobs)] if jobs else []
     if others:
         selector = f'{{workload=~"{_names_pattern(others)}"}}[{WINDOW}]'
-        exprs += [
-            _gang_gpus_query(selector),
-            f"count by (namespace, workload, team) (last_over_time({WORKLOAD_INFO}{selector}))",
-        ]
+        # All pods of the training jobs that these workloads belong to.
+        affected = f"last_over_time({SHARE}{selector}) and {OF_ONE_JOB} last_over_time({TRAINING}[{WINDOW}])"
+        all_pods = f"last_over_time({SHARE}[{WINDOW}]) and {OF_ONE_JOB} ({affected})"
+        gangs = f'label_replace({all_pods}, "gang", "$1", "job_name", "(.+)")'
+        exprs.append(f"count by (gang, namespace, workload, team) ({gangs})")
+        exprs.append(f"count by (namespace, workload, team) (last_over_time({WORKLOAD_INFO}{selector}))")
     return (" or ".join(exprs), clock.to_ms(min(now, incident.opened_at + SETTLED))) if exprs else None
 
 
@@ -77,13 +79,6 @@ def _job_gpus_query(jobs: Collection[str]) -> str:
         f"(count by (job_name, namespace, workload, team) ({by_pod}) or on (job_name) count by (job_name) ({ranks})"
         f" or on (job_name) count by (job_name, namespace, workload, team) (last_over_time({SHARE}{selector})))"
     )
-
-
-def _gang_gpus_query(selector: str) -> str:
-    """GPUs of all pods of the training jobs that these workloads belong to."""
-    affected = f"last_over_time({SHARE}{selector}) and {OF_ONE_JOB} last_over_time({TRAINING}[{WINDOW}])"
-    all_pods = f"last_over_time({SHARE}[{WINDOW}]) and {OF_ONE_JOB} ({affected})"
-    return f'count by (gang, namespace, workload, team) (label_replace({all_pods}, "gang", "$1", "job_name", "(.+)"))'
 
 
 def _names_pattern(names: Collection[str]) -> str:

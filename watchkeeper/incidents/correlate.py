@@ -23,13 +23,16 @@ from watchkeeper.model.incidents import Incident, IncidentId, IncidentState, Mem
 MAX_MEMBERS = 200
 MAX_WORKLOADS = 50
 # A fault that returns within this time is the same incident: flapping must not page twice.
-FLAP_SECONDS = 600.0
+FLAP_TIME = timedelta(minutes=10)
 # These causes describe that something is missing or slow, not why: any other cause of their family takes precedence.
 SYMPTOMS = frozenset({"gpu_missing", "node_down", "training_stalled", "training_slow"})
 # An effect may be detected this long before its cause: exporters and rules are slower than kernel logs.
 MAX_EFFECT_LEAD = timedelta(minutes=5)
 # Families of alerts that a reboot or reset by a repair causes; other signals during a repair are new faults.
 REPAIR_FAMILIES = frozenset({"node_down", "monitoring"})
+
+
+PlaceNames = Callable[[fleet.Place], str]
 
 
 class IncidentStep(StrEnum):
@@ -56,7 +59,7 @@ class CorrelationContext:
     `domains_of` returns the racks and leaf switches of a node.
     """
 
-    names: Callable[[fleet.Place], str]
+    names: PlaceNames
     workloads_at: Callable[[fleet.Place], Sequence[str]]
     next_id: Callable[[], IncidentId]
     domains_of: Callable[[fleet.Place], Sequence[fleet.Place]] = lambda _: ()
@@ -106,7 +109,8 @@ def correlate(near: Sequence[Incident], signal: Signal, *, now: datetime, contex
     if current is not None and job_effects.is_job_member(signal.member, current):
         current = None
     for previous in [*([current] if current else []), *reversed(near)]:
-        if (previous is current or _may_reopen(previous, signal, context)) and _is_within_flap_time(previous, signal):
+        is_flapping = previous.resolved_at is not None and signal.at - previous.resolved_at <= FLAP_TIME
+        if is_flapping and (previous is current or _may_reopen(previous, signal, context)):
             return _reopen(previous, signal, now=now, context=context, text=f"Returned: {signal.member.text}")
     return _open(signal, now=now, context=context)
 
@@ -159,7 +163,7 @@ def explain(near: Sequence[Incident], incident: Incident, *, cause: str, context
     return Decision(IncidentStep.EXPLAINED, _next_version(explained, incident), text)
 
 
-def update_title(incident: Incident, names: Callable[[fleet.Place], str]) -> Incident:
+def update_title(incident: Incident, names: PlaceNames) -> Incident:
     """Replace the UUID of a GPU in the title if the inventory has its index by now; otherwise unchanged."""
     if not incident.place.is_named_in(incident.title):
         return incident
@@ -169,13 +173,10 @@ def update_title(incident: Incident, names: Callable[[fleet.Place], str]) -> Inc
 
 def end_member(incident: Incident, ref: str, *, until: datetime) -> Incident:
     """End one signal of the incident; unchanged if it has no such open signal."""
-    if not any(member.ref == ref and member.until is None for member in incident.members):
-        return incident
-    members = tuple(
-        replace(member, until=until) if member.ref == ref and member.until is None else member
-        for member in incident.members
-    )
-    return replace(incident, members=members, version=incident.version + 1)
+    is_open = [member.ref == ref and member.until is None for member in incident.members]
+    pairs = zip(incident.members, is_open, strict=True)
+    members = tuple(replace(member, until=until) if ends else member for member, ends in pairs)
+    return _next_version(replace(incident, members=members), incident) if any(is_open) else incident
 
 
 def absorb(incident: Incident, into: IncidentId, *, at: datetime) -> tuple[Incident, str]:
@@ -230,9 +231,9 @@ def _may_host(incident: Incident, signal: Signal, context: CorrelationContext) -
     if signal.family in effects.affected_families(incident.cause):
         place = anchor_place(signal.place, signal.cause)
         return context.encloses(incident.place, place) or context.job_holds(incident.place, place)
-    if job_effects.explains_job_effect(incident, signal, context.job_runs_at) or job_effects.is_caused_by_job(
-        incident, signal, context.job_holds
-    ):
+    if job_effects.explains_job_effect(incident, signal, context.job_runs_at):
+        return True
+    if job_effects.is_caused_by_job(incident, signal, context.job_holds):
         return True
     is_secondary = causes.lookup(signal.cause).is_secondary and causes.lookup(incident.cause).explains_others
     return is_secondary and incident.place == signal.place
@@ -252,14 +253,11 @@ def _shares_place(incident: Incident, signal: Signal, context: CorrelationContex
         # An incident of a leaf switch belongs to its rack if the rack contains all failed nodes.
         nodes = [member.place for member in incident.members if member.place.node is not None and member.until is None]
         return bool(nodes) and all(context.encloses(place, node) for node in nodes)
-    is_inside = context.encloses(incident.place, place) or context.encloses(place, incident.place)
-    return is_inside or _is_same_job(incident, signal, context)
-
-
-def _is_same_job(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
-    """Whether both are GPUs of one job in the same pool; pools can have different owners."""
-    is_same_job = signal.job in holders_of(incident)
-    return is_same_job and context.pool_of(incident.place.whole_node) == context.pool_of(signal.place.whole_node)
+    if context.encloses(incident.place, place) or context.encloses(place, incident.place):
+        return True
+    # GPUs of one job in two pools can have different owners.
+    pools = {context.pool_of(incident.place.whole_node), context.pool_of(signal.place.whole_node)}
+    return signal.job in holders_of(incident) and len(pools) == 1
 
 
 def _is_early_effect(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
@@ -276,18 +274,12 @@ def _is_early_effect(incident: Incident, signal: Signal, context: CorrelationCon
     is_secondary = causes.lookup(incident.cause).is_secondary and causes.lookup(signal.cause).explains_others
     if not is_secondary or incident.place != signal.place:
         return False
-    return all(
-        signal.at - member.since <= timedelta(seconds=xid.settle_seconds(member.cause)) for member in incident.members
-    )
+    leads = ((member.cause, signal.at - member.since) for member in incident.members)
+    return all(lead <= timedelta(seconds=xid.settle_seconds(cause)) for cause, lead in leads)
 
 
 def _may_reopen(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
     return not incident.is_open and incident.family == signal.family and _shares_place(incident, signal, context)
-
-
-def _is_within_flap_time(incident: Incident, signal: Signal) -> bool:
-    resolved_at = incident.resolved_at
-    return resolved_at is not None and signal.at - resolved_at <= timedelta(seconds=FLAP_SECONDS)
 
 
 def _join(
@@ -306,9 +298,8 @@ def _join(
     members += tuple(member for other in absorbed for member in other.members if member.kind is not MemberKind.DOMAIN)
     retained = _limit_members(members)
     if signal.member not in retained:
-        return Decision(
-            IncidentStep.NOTHING, text=f"{target.id} has {MAX_MEMBERS} signals, the limit, all at least as severe"
-        )
+        refusal = f"{target.id} has {MAX_MEMBERS} signals, the limit, all at least as severe"
+        return Decision(IncidentStep.NOTHING, text=refusal)
     text = signal.member.text
     if len(retained) < len(members):
         text += f" ({len(members) - len(retained)} less severe signals dropped; an incident keeps {MAX_MEMBERS})"
@@ -351,8 +342,7 @@ def _with_member(members: tuple[Member, ...], signal: Signal) -> tuple[Member, .
 
 def _limit_members(members: tuple[Member, ...]) -> tuple[Member, ...]:
     """At most MAX_MEMBERS members: drops ended and less severe ones first, never the leading or most severe one."""
-    worst = max(members, key=lambda member: member.severity.rank)
-    protected = (leading_member(members), worst)
+    protected = (leading_member(members), max(members, key=lambda member: member.severity.rank))
 
     def priority(index: int) -> tuple[object, ...]:
         member = members[index]
@@ -412,9 +402,7 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, context: Correl
         incident,
         place=place,
         title=make_title(leader.cause, place, names=context.names, members=members),
-        severity=max(
-            (member.severity for member in _without_repair_effects(members)), key=lambda severity: severity.rank
-        ),
+        severity=max(_without_repair_effects(members), key=lambda member: member.severity.rank).severity,
         cause=leader.cause,
         family=family,
         members=members,
@@ -422,9 +410,7 @@ def _refresh(incident: Incident, members: tuple[Member, ...], *, context: Correl
     )
 
 
-def make_title(
-    cause: str, place: fleet.Place, *, names: Callable[[fleet.Place], str], members: Sequence[Member] = ()
-) -> str:
+def make_title(cause: str, place: fleet.Place, *, names: PlaceNames, members: Sequence[Member] = ()) -> str:
     """The headline of the cause with the display name of the place."""
     row = causes.lookup(cause)
     other_gpus = {member.place for member in members if member.place.gpu is not None} - {place}
@@ -435,5 +421,4 @@ def make_title(
     is_unknown_gpu = is_of_gpu and place.node is not None and place.gpu is None and place.port is None
     text = row.headline(f"a GPU on {node}" if is_unknown_gpu else names(place) + more, node)
     # The name of a node is not capitalised at the start of a title.
-    begins_with_node = place.node is not None and text.startswith(f"{node} ")
-    return text if begins_with_node else text[:1].upper() + text[1:]
+    return text if place.node is not None and text.startswith(f"{node} ") else text[:1].upper() + text[1:]

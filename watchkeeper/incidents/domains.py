@@ -32,6 +32,7 @@ MIN_SHARE = 0.3
 MAX_SPREAD = timedelta(minutes=2)
 # 12 of 64 nodes of rack r12 at once: …
 FAILED_COUNT = re.compile(r"(\d+) of ")
+IncidentsNear = Callable[[fleet.Place], Sequence[Incident]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,7 @@ class Extent:
         return self.failed / self.nodes if self.nodes else 0.0
 
 
-def domain_failure_signal(
-    incident: Incident, domains: Domains, *, near: Callable[[fleet.Place], Sequence[Incident]]
-) -> Signal | None:
+def domain_failure_signal(incident: Incident, domains: Domains, *, near: IncidentsNear) -> Signal | None:
     """The signal of a domain of this incident's node, if enough of its nodes have the same fault."""
     place = incident.place
     if place.domain is not None and incident.is_open:
@@ -95,24 +94,21 @@ def domain_failure_signal(
     if place.node is None or place.gpu is not None or not incident.is_open:
         return None
     kinds = DOMAIN_KINDS.get(incident.family, ())
-    candidates = [
-        domain for domain in domains.domains_of(place.whole_node) if (domain.domain or "").partition("=")[0] in kinds
-    ]
-    extents = [_extent(incident, domain, domains.nodes_of(domain), near=near(domain)) for domain in candidates]
+    node_domains = domains.domains_of(place.whole_node)
+    candidates = [domain for domain in node_domains if (domain.domain or "").partition("=")[0] in kinds]
+    extents = [_extent(incident, domain, domains, near=near) for domain in candidates]
     failed = [extent for extent in extents if extent.failed >= MIN_NODES and extent.share >= MIN_SHARE]
     # If two domains failed completely, the larger one explains more.
     widest = max(failed, key=lambda extent: (extent.share, extent.nodes), default=None)
     return None if widest is None else _domain_signal(incident, widest)
 
 
-def _updated_domain_signal(
-    incident: Incident, domains: Domains, *, near: Callable[[fleet.Place], Sequence[Incident]]
-) -> Signal | None:
+def _updated_domain_signal(incident: Incident, domains: Domains, *, near: IncidentsNear) -> Signal | None:
     """The new signal of a failed domain when more of its nodes have the fault than its signal states."""
     domain_member = next((member for member in incident.members if member.kind is MemberKind.DOMAIN), None)
     if domain_member is None:
         return None
-    extent = _extent(incident, incident.place, domains.nodes_of(incident.place), near=near(incident.place))
+    extent = _extent(incident, incident.place, domains, near=near)
     reported = FAILED_COUNT.match(domain_member.text)
     if reported is None or extent.failed <= int(reported[1]):
         return None
@@ -120,15 +116,14 @@ def _updated_domain_signal(
     return Signal(replace(updated.member, ref=domain_member.ref, since=domain_member.since), updated.family)
 
 
-def _extent(
-    incident: Incident, domain: fleet.Place, nodes: Sequence[fleet.Place], *, near: Sequence[Incident]
-) -> Extent:
+def _extent(incident: Incident, domain: fleet.Place, domains: Domains, *, near: IncidentsNear) -> Extent:
+    nodes = domains.nodes_of(domain)
     names = {place.node for place in nodes}
     # When a job stalled does not show when its nodes failed.
     latest = max(member.since for member in incident.members if not is_workload(member.place))
     live_members = [
         member
-        for neighbour in near
+        for neighbour in near(domain)
         if neighbour.is_open and neighbour.family == incident.family
         for member in neighbour.members
         if member.until is None and member.place.node in names and abs(latest - member.since) <= MAX_SPREAD

@@ -42,9 +42,8 @@ class ExternalAlerts:
         self._firing: dict[Labels, _TrackedAlert] = {}
         self._next_check_at = now
         self.update(stored_alerts, now)
-        self._firing = {
-            key: replace(tracked, until=max(tracked.until, now + GRACE)) for key, tracked in self._firing.items()
-        }
+        for key, tracked in self._firing.items():
+            self._firing[key] = replace(tracked, until=max(tracked.until, now + GRACE))
 
     def update(self, updates: Iterable[alerts.Alert], now: datetime) -> None:
         """Apply alerts from Alertmanager; alerts of the hub's own rules are ignored."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
@@ -127,26 +127,18 @@ class Footprints:
         at_ms = clock.to_ms(self._now())
         kind, _, name = (place.domain or "").partition("=")
         places: set[fleet.Place] = set()
-        for series, labels in SERIES[kind]:
-            parts = dict(zip(labels, name.split("/", len(labels) - 1), strict=False))
+        for series, label_names in SERIES[kind]:
+            parts = dict(zip(label_names, name.split("/", len(label_names) - 1), strict=False))
             matchers = "".join(f',{label}="{own_metrics.escape(text)}"' for label, text in parts.items())
             selector = f'{series}{{cluster="{own_metrics.escape(place.cluster)}"{matchers}}}'
             before = self._engine.instant(f"last_over_time({selector}[{LOOKBACK}])", at_ms).frame.labels
             current = self._engine.instant(selector, at_ms).frame.labels if series == RANKS else ()
-            places.update(_places(place.cluster, [*current, *_last_places(before, current)]))
+            # The last place of a rank that does not report now; a rank that reports from another place has moved.
+            present = {labels.get("rank") for labels in current} - {None}
+            for labels in [*current, *(labels for labels in before if labels.get("rank") not in present)]:
+                if labels.get("Hostname"):
+                    places.add(fleet.Place(place.cluster, node=labels["Hostname"], gpu=labels.get("UUID") or None))
         return Footprint.from_places(places)
-
-
-def _last_places(before: Iterable[Mapping[str, str]], current: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """The last place of ranks that do not report now; a rank that reports from another place has moved."""
-    present = {labels.get("rank") for labels in current}
-    return [labels for labels in before if labels.get("rank") is None or labels.get("rank") not in present]
-
-
-def _places(cluster: str, label_sets: Iterable[Mapping[str, str]]) -> Iterable[fleet.Place]:
-    for labels in label_sets:
-        if labels.get("Hostname"):
-            yield fleet.Place(cluster, node=labels["Hostname"], gpu=labels.get("UUID") or None)
 
 
 class Holders:

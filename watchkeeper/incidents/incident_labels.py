@@ -36,6 +36,9 @@ class InventoryLookup:
 def collect_labels(incident: Incident, inventory: InventoryLookup) -> IncidentLabels:
     place = incident.place
     nodes = {member.place.node for member in incident.members} | {place.node}
+    # A job counts for its team only if there are no pods or Slurm jobs.
+    jobs = jobs_of(incident)
+    workloads = [name for name in incident.workloads if name not in jobs]
     labels: dict[str, set[str]] = {
         "cluster": {place.cluster},
         "incident": {incident.id},
@@ -47,7 +50,7 @@ def collect_labels(incident: Incident, inventory: InventoryLookup) -> IncidentLa
         "alertname": set(alert_names(incident)),
         "workload": set(incident.workloads),
         "namespace": {workload.partition("/")[0] for workload in incident.workloads if "/" in workload},
-        "team": _teams(incident, inventory),
+        "team": {team for name in workloads or incident.workloads if (team := inventory.team(name))},
     }
     if place.domain is not None:
         kind, _, name = place.domain.partition("=")
@@ -56,13 +59,6 @@ def collect_labels(incident: Incident, inventory: InventoryLookup) -> IncidentLa
         for kind, name in inventory.domains(place.cluster, node).items():
             labels.setdefault(kind, set()).add(name)
     return {name: frozenset(values) for name, values in labels.items() if values}
-
-
-def _teams(incident: Incident, inventory: InventoryLookup) -> set[str]:
-    """The teams of the affected workloads; a job counts only if there are no pods or Slurm jobs."""
-    jobs = jobs_of(incident)
-    others = [workload for workload in incident.workloads if workload not in jobs]
-    return {team for workload in others or incident.workloads if (team := inventory.team(workload))}
 
 
 def report_labels(incident: Incident, inventory: InventoryLookup) -> IncidentLabels:

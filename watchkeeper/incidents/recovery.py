@@ -112,5 +112,4 @@ def _reset_event(gpu: BrokenGpu, now: datetime, reason: str) -> events.Event:
     place = fleet.Place(gpu.place.cluster, node=gpu.place.node, gpu=gpu.place.gpu)
     id = f"{place.cluster}/{place.node}/{SOURCE}/recovery/{place.gpu}/{clock.to_ms(gpu.since)}"
     text = f"{place.gpu} {reason}: it was reset, or its node rebooted"
-    at = now - gpu.lag
-    return events.Event(id, events.EventKind.GPU_RESET, None, place, at, text, fields={"source": SOURCE})
+    return events.Event(id, events.EventKind.GPU_RESET, None, place, now - gpu.lag, text, fields={"source": SOURCE})

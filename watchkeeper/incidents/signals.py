@@ -13,12 +13,10 @@ from datetime import datetime
 from watchkeeper.catalogue import causes, xid
 from watchkeeper.model import alerts, diagnosis, events, fleet, incidents, jobs
 
-# The agent writes the cause of these events into `fields`.
-NAMED_KINDS = frozenset(
-    {events.EventKind.DRIVER_FAULT, events.EventKind.DRIVER_EVENT, events.EventKind.POLICY_VIOLATION}
-)
 # The agent repeats these every few minutes while they are true, so without a repetition they have ended.
 REPEATED_KINDS = frozenset({events.EventKind.DRIVER_FAULT, events.EventKind.POLICY_VIOLATION})
+# The agent writes the cause of these events into `fields`.
+NAMED_KINDS = REPEATED_KINDS | {events.EventKind.DRIVER_EVENT}
 # A link that is down comes up when its cable is plugged in; a port that stays down has its own alert rule.
 SELF_CLEARING_KINDS = REPEATED_KINDS | {events.EventKind.LINK_DOWN}
 CLEARING_KINDS = frozenset(
@@ -98,9 +96,8 @@ def from_event(event: events.Event) -> Signal | None:
         cause_id = event.fields.get("cause", "") if event.kind in NAMED_KINDS else causes.cause_of(event.kind) or ""
         cause_row = causes.lookup(cause_id)
         cause, severity = cause_row.cause, cause_row.severity
-    member = incidents.Member(
-        incidents.MemberKind.EVENT, event.id, event.place, cause, event.at, event.text, severity=severity
-    )
+    kind = incidents.MemberKind.EVENT
+    member = incidents.Member(kind, event.id, event.place, cause, event.at, event.text, severity=severity)
     return Signal(member, causes.lookup(cause).family)
 
 
@@ -139,9 +136,11 @@ def place_of(labels: Mapping[str, str]) -> fleet.Place:
     """The smallest place that a label set names; a GPU needs its UUID, because its index can change."""
     cluster = labels.get("cluster") or UNNAMED_CLUSTER
     node = next((labels[name] for name in NODE_LABELS if labels.get(name)), None)
-    domain = next((f"{name}={labels[name]}" for name in DOMAIN_LABELS if labels.get(name)), None) or _workload_domain(
-        labels
-    )
+    domain = next((f"{name}={labels[name]}" for name in DOMAIN_LABELS if labels.get(name)), None)
+    if domain is None:
+        # `pod=research/notebook-1`, `job=llm-70b-3f`: the first kind whose labels are all present.
+        candidates = ((kind, [labels.get(name) for name in names]) for kind, names in WORKLOAD_LABELS)
+        domain = next((f"{kind}={'/'.join(map(str, parts))}" for kind, parts in candidates if all(parts)), None)
     if node is None and domain is not None:
         return fleet.Place(cluster, domain=domain)
     if node is None and labels.get("instance"):
@@ -149,12 +148,6 @@ def place_of(labels: Mapping[str, str]) -> fleet.Place:
     if node is None or not labels.get("UUID"):
         return fleet.Place(cluster, node=node)
     return fleet.Place(cluster, node=node, gpu=labels["UUID"], slice=labels.get("GPU_I_ID") or None)
-
-
-def _workload_domain(labels: Mapping[str, str]) -> str | None:
-    """`pod=research/notebook-1`, `job=llm-70b-3f`: the first kind whose labels are all present."""
-    candidates = ((kind, [labels.get(name) for name in names]) for kind, names in WORKLOAD_LABELS)
-    return next((f"{kind}={'/'.join(map(str, parts))}" for kind, parts in candidates if all(parts)), None)
 
 
 def anchor_place(place: fleet.Place, cause: str) -> fleet.Place:

@@ -18,7 +18,7 @@ from watchkeeper.errors import InvalidTransition
 from watchkeeper.incidents import job_effects
 from watchkeeper.incidents.conditions import EVENT_RETENTION, Conditions
 from watchkeeper.incidents.correlate import (
-    FLAP_SECONDS,
+    FLAP_TIME,
     CorrelationContext,
     Decision,
     IncidentStep,
@@ -54,7 +54,7 @@ MAX_ABSENCE, CATCH_UP = timedelta(seconds=60), timedelta(minutes=3)
 # An alert that still fires this long after a person resolved its incident reopens the incident.
 UNSOLVED_SECONDS = 600.0
 # Resolved incidents stay in memory until neither a returning fault nor a firing alert can reopen them.
-RETENTION = timedelta(seconds=max(FLAP_SECONDS, 2 * UNSOLVED_SECONDS))
+RETENTION = max(FLAP_TIME, timedelta(seconds=2 * UNSOLVED_SECONDS))
 # An event time outside these limits is wrong, and the time of arrival is used instead. A wrong time in the future would
 # keep an incident open until then.
 MAX_LATE, MAX_AHEAD = timedelta(days=30), timedelta(minutes=10)
@@ -136,7 +136,9 @@ class IncidentTracker:
         if condition is not None and not condition.is_open:
             signal = replace(signal, member=replace(signal.member, until=condition.cleared_at))
         before = self._conditions.member_of(key)
-        if before is not None and self._is_live(before, event.place):
+        near = self._index.incidents_near(event.place) if before is not None else ()
+        live = (member.ref for incident in near if incident.is_open for member in incident.members if not member.until)
+        if before is not None and before in live:
             return []
         return self._apply_signal(replace(signal, replaces=before), now, key=key)
 
@@ -173,19 +175,14 @@ class IncidentTracker:
             changed += self._check(incident, now)
         if is_cleanup_due:
             self._cleaned_at = now
-            changed += self._update_titles(now)
+            # A page may report the GPU index meanwhile, which replaces the UUID in the title.
+            for incident in self.open_incidents():
+                renamed = update_title(incident, self._context.names)
+                if renamed is not incident:
+                    changed.append(self._save(renamed, IncidentStep.RENAMED, text=f"Renamed: {renamed.title}", at=now))
             removed = self._index.remove_expired(now)
             self._conditions.forget((member for incident in removed for member in incident.members), now)
         return _newest_versions(changed)
-
-    def _update_titles(self, now: datetime) -> list[Incident]:
-        """Replace the UUID in titles by the GPU index when a page reports it."""
-        retitled = [(incident, update_title(incident, self._context.names)) for incident in self.open_incidents()]
-        return [
-            self._save(after, IncidentStep.RENAMED, text=f"Renamed: {after.title}", at=now)
-            for before, after in retitled
-            if after is not before
-        ]
 
     def _check(self, incident: Incident, now: datetime) -> list[Incident]:
         """End quiet signals, resolve the incident if all signals ended, otherwise schedule its next check."""
@@ -198,7 +195,8 @@ class IncidentTracker:
         if len(ends) < len(own):
             self._index.schedule_check(incident.id, min([now + CHECK_INTERVAL, *self._conditions.expiry_times(own)]))
             return changed
-        resolves_at = max(ends, default=now) + max(_hold_time(incident), JOB_RESTART if job_signals else timedelta())
+        hold = timedelta(seconds=min(HOLD_SECONDS * 2 ** min(incident.reopened, 10), MAX_HOLD_SECONDS))
+        resolves_at = max(ends, default=now) + max(hold, JOB_RESTART if job_signals else timedelta())
         if now < resolves_at:
             next_check = min(resolves_at, now + CHECK_INTERVAL) if job_signals else resolves_at
             self._index.schedule_check(incident.id, next_check)
@@ -359,9 +357,8 @@ class IncidentTracker:
         unsolved |= self._waiting_alerts.keys() if with_waiting else set()
         # Usually no person has resolved anything: then the scan of all incidents is skipped.
         if unsolved:
-            unsolved -= {
-                member.ref for incident in self.open_incidents() for member in incident.members if member.until is None
-            }
+            members = (member for incident in self.open_incidents() for member in incident.members)
+            unsolved -= {member.ref for member in members if member.until is None}
         changed: list[Incident] = []
         still_waiting: dict[str, None] = {}
         for alert in firing if unsolved else ():
@@ -384,17 +381,10 @@ class IncidentTracker:
         log.info("incident changed", extra=fields(incident=incident.id, step=step, title=incident.title, text=text))
         return incident
 
-    def _is_live(self, ref: str, place: fleet.Place) -> bool:
-        members = (
-            member for incident in self._index.incidents_near(place) if incident.is_open for member in incident.members
-        )
-        return any(member.ref == ref and member.until is None for member in members)
-
     def _end_events(self, incidents: Iterable[Incident], now: datetime) -> list[Incident]:
         changed = []
         for incident in incidents:
-            live = [member for member in incident.members if member.until is None and incident.is_open]
-            for member in live:
+            for member in [member for member in incident.members if member.until is None and incident.is_open]:
                 condition = self._conditions.cleared_condition(member, now=now)
                 if condition is None or condition.cleared_at is None:
                     continue
@@ -406,9 +396,8 @@ class IncidentTracker:
     def _find(self, id: str) -> Incident:
         incident = self._index.get(IncidentId(id)) or self._journal.incident(id)
         if incident is None:
-            raise InvalidTransition(
-                "there is no such incident", where=id, remedy="List incidents with `watchkeeper incidents`"
-            )
+            remedy = "List incidents with `watchkeeper incidents`"
+            raise InvalidTransition("there is no such incident", where=id, remedy=remedy)
         return incident
 
     def _restore(self, now: datetime) -> None:
@@ -421,22 +410,18 @@ class IncidentTracker:
             if incident.id not in self._index and self._index.is_retained(incident, now):
                 self._index.put(incident)
         recall = now - EVENT_RETENTION
-        for event in self._journal.latest_events(None, recall):
-            self._conditions.remember(event, now)
+        for recent in self._journal.latest_events(None, recall):
+            self._conditions.remember(recent, now)
         for place, incidents in self._index.by_place():
             members = [member for incident in incidents for member in incident.members]
-            self._restore_members(members)
+            for member in members:
+                event = self._journal.event(member.ref) if member.kind is MemberKind.EVENT else None
+                if event is not None:
+                    self._conditions.link_member(events.condition_key(event), member.ref)
             oldest = min(member.since for member in members)
-            for event in self._journal.latest_events(place, oldest) if oldest < recall else ():
-                self._conditions.remember(event, now)
+            for recent in self._journal.latest_events(place, oldest) if oldest < recall else ():
+                self._conditions.remember(recent, now)
         self._needs_restore = False
-
-    def _restore_members(self, members: Sequence[Member]) -> None:
-        """Link each event member to the condition that it represents."""
-        for member in members:
-            event = self._journal.event(member.ref) if member.kind is MemberKind.EVENT else None
-            if event is not None:
-                self._conditions.link_member(events.condition_key(event), member.ref)
 
 
 def _with_plausible_time(event: events.Event, now: datetime) -> events.Event:
@@ -448,10 +433,6 @@ def _with_plausible_time(event: events.Event, now: datetime) -> events.Event:
 
 def _limit_text(count: int) -> str:
     return f"{count:,} incidents are open, the limit is {MAX_OPEN:,}"
-
-
-def _hold_time(incident: Incident) -> timedelta:
-    return timedelta(seconds=min(HOLD_SECONDS * 2 ** min(incident.reopened, 10), MAX_HOLD_SECONDS))
 
 
 def _with_members_ended(incident: Incident, now: datetime) -> Incident:

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from watchkeeper.incidents.correlate import FLAP_SECONDS
+from watchkeeper.incidents.correlate import FLAP_TIME
 from watchkeeper.model.incidents import Incident, IncidentState
 from watchkeeper.model.notices import Notice, NoticeState, Occasion
 from watchkeeper.notify.routing import Route
 
-FLAP = timedelta(seconds=FLAP_SECONDS)
 # A time further in the future comes from a clock that was set back since.
 CLOCK_SLACK = timedelta(minutes=1)
 
@@ -101,7 +100,7 @@ def _resolved_notices(
         is_flapping = (
             sum(notice.occasion is Occasion.OPENED for notice in receiver_notices) > 1 or incident.reopened > 0
         )
-        due_at = incident.resolved_at + (FLAP if is_flapping else timedelta())
+        due_at = incident.resolved_at + (FLAP_TIME if is_flapping else timedelta())
         if now >= due_at or incident.resolved_at > now + CLOCK_SLACK:
             yield _new_notice(incident, receiver_notices, receiver, Occasion.RESOLVED, now=now, due_at=min(due_at, now))
 

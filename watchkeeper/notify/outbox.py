@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from watchkeeper.errors import StoreError
+from watchkeeper.incidents.correlate import FLAP_TIME
 from watchkeeper.incidents.incident_labels import IncidentLabels
 from watchkeeper.kit import backoff, durations, wire
 from watchkeeper.model.incidents import Incident, IncidentId
 from watchkeeper.model.notices import Notice, NoticeState, Occasion
-from watchkeeper.notify.decisions import FLAP, decide_notices, give_up, relevant_notices
+from watchkeeper.notify.decisions import decide_notices, give_up, relevant_notices
 from watchkeeper.notify.routing import Routing
 from watchkeeper.notify.silence_store import SilenceStore
 from watchkeeper.store.journal import journal as journals
@@ -287,7 +288,7 @@ def _is_settled(incident: Incident, notices: Sequence[Notice], now: datetime) ->
     """Whether no receiver needs the end any more, or the flap hold has passed without pending notices."""
     if all(_is_final(notice) for notice in _last_per_receiver(notices)):
         return True
-    is_in_hold = incident.resolved_at is None or now < incident.resolved_at + FLAP
+    is_in_hold = incident.resolved_at is None or now < incident.resolved_at + FLAP_TIME
     return not is_in_hold and not any(notice.is_pending for notice in notices)
 
 

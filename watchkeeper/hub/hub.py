@@ -29,8 +29,8 @@ from watchkeeper.hub.runtime import LoopRunner
 from watchkeeper.hub.samples import Samples
 from watchkeeper.incidents import incident_labels
 from watchkeeper.notify import delivery, message
-from watchkeeper.remediate import driver as drivers
 from watchkeeper.remediate import evidence, orders, validation
+from watchkeeper.remediate.driver import Driver
 from watchkeeper.remediate.drivers import kubernetes, node
 from watchkeeper.store.journal import journal as journals
 
@@ -41,9 +41,7 @@ class Hub:
     The constructor raises a WatchkeeperError if settings, or files that they name, are invalid.
     """
 
-    def __init__(
-        self, samples: Samples, *, simulator_url: str | None = None, driver: drivers.Driver | None = None
-    ) -> None:
+    def __init__(self, samples: Samples, *, simulator_url: str | None = None, driver: Driver | None = None) -> None:
         """`driver` overrides the driver of the settings."""
         self.runtime = runtime = samples.runtime
         self.samples, settings, time, metrics = samples, runtime.settings, runtime.clock, runtime.metrics
@@ -51,35 +49,31 @@ class Hub:
         self.loops = LoopRunner(runtime)
         self.leadership = leadership.Leadership(settings, metrics=metrics)
         self.fleet = fleet_state.FleetState(runtime, samples)
-        self._thread = stages.JournalThread()
         self._reader = journal_reader.JournalReader(self.current, self.fleet.fleet, cluster=settings.fleet.cluster)
         self.rules = rule_loops.RuleLoops(settings, self._rule_dependencies(), time=time, metrics=metrics)
-        self.repairs = repair_loop.RepairLoop(
-            settings.remediate, cluster=settings.fleet.cluster, time=time, metrics=metrics
-        )
+        cluster = settings.fleet.cluster
+        self.repairs = repair_loop.RepairLoop(settings.remediate, cluster=cluster, time=time, metrics=metrics)
         self._policy = repair_loop.load_policy(settings.remediate, gives_orders=node.uses_node_agents(settings))
-        self._cluster_driver = driver or backends.build_driver(
-            settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped
-        )
-        self._driver = node.add_node_agents(self._cluster_driver, settings, self._orders, time=time)
+        if driver is None:
+            driver = backends.build_driver(settings, simulator_url, is_stopped=lambda: self.repairs.is_stopped)
+        self._cluster_driver = driver
+        self._driver = node.add_node_agents(driver, settings, self._orders, time=time)
         self.incidents = incident_service.IncidentService(
             runtime,
             self.current,
-            journal_thread=self._thread,
             reader=self._reader,
             fleet=self.fleet,
             rules=self.rules,
             repairs=self.repairs,
             loops=self.loops,
         )
-        silences = incident_service.SilenceService(runtime, self.current, self._thread)
+        silences = incident_service.SilenceService(runtime, self.current)
         self.own_series = own_series.OwnSeries(
             runtime,
             samples,
             fleet=self.fleet,
             incidents=self.incidents,
             current=self.current,
-            journal_thread=self._thread,
         )
         self._health = self._build_health(silences)
         self.services = self._build_services(silences, simulator_url)
@@ -95,7 +89,7 @@ class Hub:
             raise
         # The journal changes with each new lease.
         closing.callback(lambda: self.current.stages.journal.close())  # noqa: PLW0108
-        for service in (self._thread, self._reader, self.rules, self.repairs):
+        for service in (self.current, self._reader, self.rules, self.repairs):
             closing.callback(service.close)
 
     def close(self) -> None:
@@ -104,10 +98,8 @@ class Hub:
     def _build_stages(self, journal: journals.Journal) -> None:
         """Build all stages on a journal; their state comes only from this journal."""
         settings, now = self.runtime.settings, self.runtime.clock.now()
-        order_queue, previous_orders = (
-            orders.open_order_queue(journal, settings.hub.order_key_file, now=now),
-            self._orders(),
-        )
+        order_queue = orders.open_order_queue(journal, settings.hub.order_key_file, now=now)
+        previous_orders = self._orders()
         if order_queue is not None and previous_orders is not None:
             order_queue.take_listeners(previous_orders)
         new_pipeline = pipeline.Pipeline(
@@ -119,14 +111,19 @@ class Hub:
                 policy=self._policy,
                 driver=self._driver,
                 trust_rules=self.repairs.trust_rules,
-                under_repair=self.repairs.incidents_under_repair,
+                # The repairs change with the journal.
+                under_repair=lambda place: self.repairs.repairs.incidents_under_repair(place),  # noqa: PLW0108
                 newest_ms=self.samples.newest_ms,
             ),
             now=now,
         )
         self.rules.restore_server_alerts(journal.alerts())
         self.repairs.bind_journal(self._repair_dependencies(journal))
-        notifier = delivery.Notifier(settings.notify, self._notifier_dependencies(journal), now=now)
+        context = message.MessageContext(journal.diagnosis, journal.plan, settings.notify.console_url)
+        lookup = incident_labels.InventoryLookup(self.fleet.failure_domains, self.fleet.clusters.team_of)
+        names, metrics = self.fleet.fleet.place_name, self.runtime.metrics
+        notifier_dependencies = delivery.NotifierDependencies(journal, lookup, context, metrics, names)
+        notifier = delivery.Notifier(settings.notify, notifier_dependencies, now=now)
         sources = evidence.EvidenceSources(journal, self.samples.engine, self.fleet.fleet, self.runtime.version)
         self.current.replace(stages.Stages(journal, new_pipeline, notifier, sources, order_queue))
 
@@ -174,13 +171,6 @@ class Hub:
             self.loops.report_failure,
         )
 
-    def _notifier_dependencies(self, journal: journals.Journal) -> delivery.NotifierDependencies:
-        context = message.MessageContext(journal.diagnosis, journal.plan, self.runtime.settings.notify.console_url)
-        lookup = incident_labels.InventoryLookup(self.fleet.failure_domains, self.fleet.clusters.team_of)
-        return delivery.NotifierDependencies(
-            journal, lookup, context, self.runtime.metrics, self.fleet.fleet.place_name
-        )
-
     def _repair_dependencies(self, journal: journals.Journal) -> repair_loop.RepairLoopDependencies:
         settings = self.runtime.settings
         return repair_loop.RepairLoopDependencies(
@@ -206,7 +196,7 @@ class Hub:
         ]
         tasks = [asyncio.create_task(self.loops.repeat(loop)) for loop in permanent_loops]
         try:
-            await self.leadership.run(leadership.LeadershipCallbacks(self._build_stages, self._leading_loops), stop)
+            await self.leadership.run(self._build_stages, self._leading_loops, stop)
         finally:
             if (order_queue := self._orders()) is not None:
                 order_queue.close()
@@ -217,5 +207,5 @@ class Hub:
 
     def _leading_loops(self) -> list[Coroutine[Any, Any, None]]:
         """The loops of the leader: those that write to the journal or change a node."""
-        loops = [*self.incidents.loops(), *self.rules.loops(), *self.repairs.loops()]
+        loops = (*self.incidents.loops(), *self.rules.loops(), *self.repairs.loops())
         return [self.loops.repeat(loop) for loop in loops]

@@ -12,12 +12,13 @@ from datetime import datetime, timedelta
 
 from watchkeeper.diagnose import corrections
 from watchkeeper.errors import StoreError
+from watchkeeper.hub import pipeline as pipelines
 from watchkeeper.hub.fleet_state import FleetState
 from watchkeeper.hub.journal_reader import JournalReader
 from watchkeeper.hub.repair_loop import RepairLoop
 from watchkeeper.hub.rule_loops import RuleLoops
 from watchkeeper.hub.runtime import Loop, LoopRunner, Runtime
-from watchkeeper.hub.stages import CurrentStages, JournalThread
+from watchkeeper.hub.stages import CurrentStages
 from watchkeeper.kit import clock
 from watchkeeper.model import alerts, events
 from watchkeeper.model.incidents import Incident
@@ -93,7 +94,6 @@ class IncidentService:
         runtime: Runtime,
         current: CurrentStages,
         *,
-        journal_thread: JournalThread,
         reader: JournalReader,
         fleet: FleetState,
         rules: RuleLoops,
@@ -101,7 +101,7 @@ class IncidentService:
         loops: LoopRunner,
     ) -> None:
         self._runtime, self._clock, self._current = runtime, runtime.clock, current
-        self._thread, self._reader, self._fleet = journal_thread, reader, fleet
+        self._reader, self._fleet = reader, fleet
         self._rules, self._repairs, self._loops = rules, repairs, loops
         # Event counts by kind, for series that rules use.
         self.event_counts = status_series.EventCounts()
@@ -109,7 +109,7 @@ class IncidentService:
         self._queue = DiagnosisQueue(
             lambda incident_id: reader.read(lambda: reader.incident(incident_id)),
             self._diagnose,
-            is_busy=lambda: journal_thread.is_busy or repairs.is_starting,
+            is_busy=lambda: current.is_busy or repairs.is_starting,
             note=lambda incident_id, text: self.note(incident_id, journal.HUB, text),
         )
         counter = runtime.metrics.counter
@@ -124,12 +124,16 @@ class IncidentService:
             Loop("trimming", self._trim, TRIM_SECONDS),
             Loop("heartbeat", self._send_heartbeat, heartbeat.BEAT_SECONDS),
             Loop("fabric", self._refresh_fabric, self._runtime.settings.fabric.interval_seconds),
-            *(Loop(name, body, 0.0) for name, body in self._notifier.loops(self._clock, self._thread.run)),
+            *(Loop(name, body, 0.0) for name, body in self._notifier.loops(self._clock, self._current.write)),
         ]
 
     @property
     def _notifier(self) -> delivery.Notifier:
         return self._current.stages.notifier
+
+    @property
+    def _pipeline(self) -> pipelines.Pipeline:
+        return self._current.stages.pipeline
 
     # Events and alerts
 
@@ -137,7 +141,7 @@ class IncidentService:
         """Store pushed events and open their incidents; return the number of new events, after the commit."""
         now = self._clock.now()
         self._fleet.record_gpu_indices(batch)
-        applied = await self._thread.run(lambda: self._current.stages.pipeline.ingest_events(batch, now))
+        applied = await self._current.write(lambda: self._pipeline.ingest_events(batch, now))
         self._repairs.start_urgent(applied.changed_incidents)
         self.event_counts.count(applied.events)
         for event in applied.events:
@@ -148,7 +152,7 @@ class IncidentService:
 
     async def ingest_alerts(self, changed: Sequence[alerts.Alert], now: datetime) -> None:
         """Apply changed alerts in batches, so that events are handled between them; return after they are stored."""
-        pipeline = self._current.stages.pipeline
+        pipeline = self._pipeline
         await self._change(lambda: pipeline.ingest_alert_batch(now, changed))
         while pipeline.has_undelivered_alerts:
             await self._change(lambda: pipeline.ingest_alert_batch(now))
@@ -159,46 +163,40 @@ class IncidentService:
     # Changes by people
 
     async def acknowledge(self, id: str, actor: str) -> Incident:
-        return await self._change_one(
-            lambda: self._current.stages.pipeline.incidents.acknowledge(id, actor, self._clock.now())
-        )
+        return await self._change_one(lambda: self._pipeline.incidents.acknowledge(id, actor, self._clock.now()))
 
     async def resolve(self, id: str, actor: str, why: str) -> Incident:
         return await self._change_one(
-            lambda: self._current.stages.pipeline.incidents.resolve(id, actor, why=why, now=self._clock.now())
+            lambda: self._pipeline.incidents.resolve(id, actor, why=why, now=self._clock.now())
         )
 
     async def assign(self, id: str, actor: str, to: str) -> Incident:
-        return await self._change_one(
-            lambda: self._current.stages.pipeline.incidents.assign(id, actor, to=to, now=self._clock.now())
-        )
+        return await self._change_one(lambda: self._pipeline.incidents.assign(id, actor, to=to, now=self._clock.now()))
 
     async def note(self, id: str, actor: str, text: str) -> None:
-        await self._thread.run(
-            lambda: self._current.stages.pipeline.incidents.add_note(id, actor, text=text, now=self._clock.now())
+        await self._current.write(
+            lambda: self._pipeline.incidents.add_note(id, actor, text=text, now=self._clock.now())
         )
         self._runtime.changes.send("incidents")
 
     async def correct(self, id: str, actor: str, cause: str, why: str) -> corrections.Correction:
         now = self._clock.now()
-        correction = await self._thread.run(
-            lambda: self._current.stages.pipeline.correct(id, actor, cause=cause, why=why, now=now)
-        )
+        correction = await self._current.write(lambda: self._pipeline.correct(id, actor, cause=cause, why=why, now=now))
         self._announce(filter(None, [await self._reader.read(lambda: self._reader.incident(id))]))
         return correction
 
     def corrections(self) -> list[corrections.Correction]:
-        return self._current.stages.pipeline.corrections.all()
+        return self._pipeline.corrections.all()
 
     def dropped_signals(self) -> int:
         """Signals dropped because an incident or the tracker was at its limit."""
-        return self._current.stages.pipeline.incidents.dropped_signals
+        return self._pipeline.incidents.dropped_signals
 
     # Loops
 
     async def _tick(self) -> None:
         def work() -> list[Incident]:
-            now, pipeline = self._clock.now(), self._current.stages.pipeline
+            now, pipeline = self._clock.now(), self._pipeline
             changed = pipeline.tick(now, self._rules.server_alerts.values())
             self._notifier.update(pipeline.incidents.recent(), now)
             return changed
@@ -207,8 +205,8 @@ class IncidentService:
 
     async def _check_recovery(self) -> None:
         """Create events for GPUs that work again, which only their samples show."""
-        pipeline = self._current.stages.pipeline
-        broken = await self._thread.run(pipeline.incidents.broken_gpus)
+        pipeline = self._pipeline
+        broken = await self._current.write(pipeline.incidents.broken_gpus)
         now = self._clock.now()
         recovered = await asyncio.to_thread(pipeline.find_recoveries, broken, now) if broken else []
         if recovered:
@@ -221,7 +219,7 @@ class IncidentService:
 
     async def _send_heartbeat(self) -> None:
         """Send the heartbeat if the journal and the vital loops work; the receiver alerts on its absence."""
-        await self._thread.run(self._current.stages.journal.count_open)
+        await self._current.write(self._current.stages.journal.count_open)
         if not self._loops.failures.has_any(heartbeat.VITAL_LOOPS, now=self._clock.now()):
             await asyncio.to_thread(heartbeat.send_heartbeat, self._runtime.settings, self._clock.now())
 
@@ -230,10 +228,10 @@ class IncidentService:
         now = self._clock.now()
         before = now - timedelta(seconds=self._runtime.settings.journal.retention_seconds)
         if self._clock_jump.may_remove(now.timestamp()):
-            await self._thread.run(lambda: self._current.stages.journal.trim(before, now=now))
+            await self._current.write(lambda: self._current.stages.journal.trim(before, now=now))
 
     async def _diagnose(self, incident: Incident) -> None:
-        now, pipeline = self._clock.now(), self._current.stages.pipeline
+        now, pipeline = self._clock.now(), self._pipeline
         if await asyncio.to_thread(self._repairs.keeps_cause, incident):
             return
         finding = await asyncio.to_thread(pipeline.diagnose, incident, now)
@@ -243,10 +241,10 @@ class IncidentService:
             await self._change(lambda: pipeline.apply_finding(incident, finding, now))
 
     async def _change(self, work: Callable[[], Iterable[Incident]]) -> None:
-        self._announce(await self._thread.run(work))
+        self._announce(await self._current.write(work))
 
     async def _change_one(self, work: Callable[[], Incident]) -> Incident:
-        incident = await self._thread.run(work)
+        incident = await self._current.write(work)
         self._announce([incident])
         return incident
 
@@ -258,21 +256,20 @@ class IncidentService:
 
 
 class SilenceService:
-    def __init__(self, runtime: Runtime, current: CurrentStages, journal_thread: JournalThread) -> None:
-        self._clock, self._changes = runtime.clock, runtime.changes
-        self._current, self._thread = current, journal_thread
+    def __init__(self, runtime: Runtime, current: CurrentStages) -> None:
+        self._clock, self._changes, self._current = runtime.clock, runtime.changes, current
 
     @property
     def _notifier(self) -> delivery.Notifier:
         return self._current.stages.notifier
 
     async def silence(self, request: silence_store.SilenceRequest) -> Silence:
-        silence = await self._notifier.silence(request, self._clock, self._thread.run)
+        silence = await self._notifier.silence(request, self._clock, self._current.write)
         self._changes.send("incidents")
         return silence
 
     async def expire_silence(self, id: str, actor: str) -> Silence:
-        ended = await self._notifier.end_silence(id, actor, time=self._clock, on_journal_thread=self._thread.run)
+        ended = await self._notifier.end_silence(id, actor, time=self._clock, on_journal_thread=self._current.write)
         self._changes.send("incidents")
         return ended
 

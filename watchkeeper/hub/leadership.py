@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from watchkeeper.config import settings as config
@@ -43,10 +43,7 @@ RENEWALS_PER_LEASE = 5
 REFRESH_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipCallbacks:
-    build_stages: Callable[[journals.Journal], None]
-    loops: Callable[[], Sequence[Coroutine[Any, Any, None]]]
+BuildStages = Callable[[journals.Journal], None]
 
 
 class Leadership:
@@ -67,10 +64,9 @@ class Leadership:
         self._is_closed = threading.Event()
         self._follow_reason: str | None = None
         self._has_built_stages = True
-        self._leader_gauge = metrics.gauge(
-            "watchkeeper_hub_leader", "1 if this hub is the leader, 0 if it is a follower"
-        )
-        self._acquisitions = metrics.counter(
+        gauge, counter = metrics.gauge, metrics.counter
+        self._leader_gauge = gauge("watchkeeper_hub_leader", "1 if this hub is the leader, 0 if it is a follower")
+        self._acquisitions = counter(
             "watchkeeper_hub_leadership_acquired_total", "How often this hub acquired leadership"
         )
 
@@ -103,7 +99,11 @@ class Leadership:
             return journals.Journal(self._path)
         server = connection.load_server(self._settings.url_file)
         server.create()
-        self._election = _create_election(server, self._url, self._lease)
+        from watchkeeper.store.journal import election
+
+        # The random part distinguishes two starts of a container with the same host name and PID.
+        holder = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}"
+        self._election = election.Election(server, holder, url=self._url, lease_seconds=self._lease)
         try:
             self._renew_or_acquire()
         except StoreError:
@@ -124,16 +124,16 @@ class Leadership:
                 self._epoch = 0
                 self._election.close()
 
-    async def run(self, callbacks: LeadershipCallbacks, stop: asyncio.Event) -> None:
-        """Run the leader's tasks whenever this hub leads, until `stop` is set."""
+    async def run(
+        self, build_stages: BuildStages, tasks: Callable[[], Sequence[Coroutine[Any, Any, None]]], stop: asyncio.Event
+    ) -> None:
+        """Run the leader's tasks whenever this hub leads, until `stop` is set; each journal gets its own stages."""
         leader_tasks: list[asyncio.Task[None]] = []
         wakeup, loop = asyncio.Event(), asyncio.get_running_loop()
         if self._election is not None:
             # A separate thread: a busy event loop must not lose the lease.
-            renewal_thread = threading.Thread(
-                target=self._renew_repeatedly, args=(loop, wakeup), name="leadership", daemon=True
-            )
-            renewal_thread.start()
+            renewal = partial(self._renew_repeatedly, loop, wakeup)
+            threading.Thread(target=renewal, name="leadership", daemon=True).start()
         stopped = asyncio.create_task(stop.wait())
         stopped.add_done_callback(lambda _: wakeup.set())
         try:
@@ -142,20 +142,20 @@ class Leadership:
                     await _cancel_tasks(leader_tasks)
                     leader_tasks = []
                 if self._newest is not None and self._stages_journal is not self._newest:
-                    await self._build_stages(callbacks, self._newest)
+                    await self._build_stages(build_stages, self._newest)
                     continue
                 if self.is_leading and not leader_tasks:
-                    leader_tasks = [asyncio.create_task(body) for body in callbacks.loops()]
+                    leader_tasks = [asyncio.create_task(body) for body in tasks()]
                 await wakeup.wait()
                 wakeup.clear()
         finally:
             self._is_closed.set()
             await _cancel_tasks([*leader_tasks, stopped])
 
-    async def _build_stages(self, callbacks: LeadershipCallbacks, newest: journals.Journal) -> None:
+    async def _build_stages(self, build_stages: BuildStages, newest: journals.Journal) -> None:
         previous, self._stages_journal = self._stages_journal, newest
         try:
-            await asyncio.to_thread(callbacks.build_stages, newest)
+            await asyncio.to_thread(build_stages, newest)
             self._has_built_stages = self._newest is newest
         except Exception as error:  # Deliberately everything: a hub that cannot lead releases the lease.
             is_expected = isinstance(error, WatchkeeperError)
@@ -246,8 +246,7 @@ class Leadership:
 
     def _replace_journal(self, new_connection: postgres.PostgresConnection) -> None:
         unused = self._newest if self._newest is not self._stages_journal else None
-        newest = journals.Journal(new_connection)
-        self._has_built_stages, self._connection, self._newest = False, new_connection, newest
+        self._has_built_stages, self._connection, self._newest = False, new_connection, journals.Journal(new_connection)
         if unused is not None:
             unused.close()
 
@@ -274,14 +273,6 @@ class FencedDriver:
                 remedy="No action needed: the new leader continues the repair",
             )
         return self._driver.perform(action)
-
-
-def _create_election(server: postgres.PostgresServer, url: str, lease_seconds: float) -> election.Election:
-    from watchkeeper.store.journal import election
-
-    # The random part distinguishes two starts of a container with the same host name and PID.
-    holder = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}"
-    return election.Election(server, holder, url=url, lease_seconds=lease_seconds)
 
 
 def _now() -> float:

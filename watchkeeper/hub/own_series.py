@@ -14,7 +14,7 @@ from watchkeeper.hub.fleet_state import FleetState
 from watchkeeper.hub.incident_service import IncidentService
 from watchkeeper.hub.runtime import Loop, Runtime
 from watchkeeper.hub.samples import Samples
-from watchkeeper.hub.stages import CurrentStages, JournalThread
+from watchkeeper.hub.stages import CurrentStages
 from watchkeeper.kit import clock
 from watchkeeper.model.labels import Labels
 from watchkeeper.scrape import fleet, status_series
@@ -32,10 +32,9 @@ class OwnSeries:
         fleet: FleetState,
         incidents: IncidentService,
         current: CurrentStages,
-        journal_thread: JournalThread,
     ) -> None:
         self._runtime, self._samples, self._fleet, self._incidents = runtime, samples, fleet, incidents
-        self._current, self._thread = current, journal_thread
+        self._current = current
         self._status_series = {name: status_series.StatusSeries() for name in ("workloads", "events", "own", "fabric")}
         gauge = runtime.metrics.gauge
         self._dropped_signals = gauge(
@@ -54,7 +53,7 @@ class OwnSeries:
         at_ms, query = clock.to_ms(self._runtime.clock.now()), self._samples.queries.instant
         # The other series do not need the journal; other loops report its failure.
         with contextlib.suppress(WatchkeeperError):
-            for severity, count in (await self._thread.run(self._current.stages.journal.count_open)).items():
+            for severity, count in (await self._current.write(self._current.stages.journal.count_open)).items():
                 self._open_incidents.set(count, severity=severity)
         self._dropped_signals.set(self._incidents.dropped_signals())
         clusters = self._fleet.clusters

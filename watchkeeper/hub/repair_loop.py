@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -190,13 +191,10 @@ class RepairLoop:
     def loops(self) -> list[Loop]:
         self._loop = asyncio.get_running_loop()
         loops = [Loop("repairs", self._tick, TICK_SECONDS)]
-        if self._parts.connected is not None:
-            loops.append(Loop("repair connection", self._keep_connected, READY_SECONDS))
+        if (connected := self._parts.connected) is not None:
+            keep_connected = partial(self.run_on_repair_thread, connected.keep_connected)
+            loops.append(Loop("repair connection", keep_connected, READY_SECONDS))
         return loops
-
-    async def _keep_connected(self) -> None:
-        if self._parts.connected is not None:
-            await self._run_in_thread(self._parts.connected.keep_connected)
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -224,7 +222,7 @@ class RepairLoop:
     async def _start_urgent(self, incident: Incident) -> None:
         self._urgent_starts += 1
         try:
-            repair = await self._run_in_thread(lambda: self._submit_urgent(incident))
+            repair = await self.run_on_repair_thread(lambda: self._submit_urgent(incident))
         except Exception as error:  # Deliberately everything: the diagnosis starts the same repair later.
             self._parts.report_failure(f"urgent repair of {incident.id}", error)
             return
@@ -263,10 +261,6 @@ class RepairLoop:
             self._noted_causes.add((repair.id, incident.id))
             self.repairs.note_unchanged_cause(repair, incident.id, self._clock.now())
         return True
-
-    def incidents_under_repair(self, node: fleet_model.Place) -> Collection[str]:
-        """The incidents with a repair on this node that cannot be rolled back any more."""
-        return self.repairs.incidents_under_repair(node)
 
     def requested_repair(self, id: str) -> RepairProposal | None:
         """The repair that the plan of an incident requests; None if it requests none."""
@@ -326,9 +320,8 @@ class RepairLoop:
         if incident is not None and not incident.is_open:
             raise InvalidTransition("the incident is resolved; nothing to repair", where=id)
         if requested is None:
-            raise InvalidTransition(
-                "the plan has no automatic step", where=id, remedy=f"See `watchkeeper act explain {id}`"
-            )
+            remedy = f"See `watchkeeper act explain {id}`"
+            raise InvalidTransition("the plan has no automatic step", where=id, remedy=remedy)
         return self.control.retry(requested, actor=actor, now=self._clock.now())
 
     def audit(self, limit: int) -> list[chain.JournalEntry]:
@@ -338,11 +331,9 @@ class RepairLoop:
         return sorted(entries, key=lambda entry: entry.seq)[-limit:]
 
     def _propose(self, incident: Incident, cause: str, steps: Iterable[actions.Action]) -> RepairProposal | None:
-        planned, pool = tuple(steps), self._pool_of(incident.place)
+        planned, pool, policy = tuple(steps), self._pool_of(incident.place), self._parts.policy
         mode_decision = self._current.exemptions.limit_mode(self.decide_mode(cause, incident.place), planned)
-        return propose_repair(
-            incident, cause, planned, policy=self._parts.policy, pool=pool, mode_decision=mode_decision
-        )
+        return propose_repair(incident, cause, planned, policy=policy, pool=pool, mode_decision=mode_decision)
 
     def decide_mode(self, cause: str, place: fleet_model.Place) -> trust_rules.ModeDecision:
         return self.trust_rules.decide_mode(cause, self._pool_of(place))
@@ -353,17 +344,16 @@ class RepairLoop:
     # Loops
 
     async def _tick(self) -> None:
-        for id in await self._run_in_thread(lambda: self.repairs.sweep(self._clock.now())):
+        for id in await self.run_on_repair_thread(lambda: self.repairs.sweep(self._clock.now())):
             self._start_task(self._advance_until_waiting(id))
-        handover = self._current.hand_over
-        if handover is not None:
-            await self._run_in_thread(
+        if (handover := self._current.hand_over) is not None:
+            await self.run_on_repair_thread(
                 lambda: handover.hand_over_failed(self.repairs.active_repairs(), self._clock.now())
             )
         # On a thread: reading repairs can wait for a write.
-        await self._run_in_thread(self._update_metrics)
+        await self.run_on_repair_thread(self._update_metrics)
         if not self._has_resubmitted:
-            await self._run_in_thread(self._resubmit_plans)
+            await self.run_on_repair_thread(self._resubmit_plans)
             self._has_resubmitted = True
 
     def _resubmit_plans(self) -> None:
@@ -377,7 +367,7 @@ class RepairLoop:
             return
         self._advancing.add(id)
         try:
-            while (due := await self._run_in_thread(lambda: self._advance(id))) is not None:
+            while (due := await self.run_on_repair_thread(lambda: self._advance(id))) is not None:
                 pause = (due - self._clock.now()).total_seconds()
                 if pause > TICK_SECONDS:
                     return
@@ -458,8 +448,8 @@ class RepairLoop:
             self._loop.call_soon_threadsafe(self._parts.changed)
 
     async def run_on_repair_thread(self, work: Callable[[], T]) -> T:
-        """Run a request of a person, which may wait for a call about the same node."""
-        return await self._run_in_thread(work)
+        """Run work, such as a request of a person, that may wait for a call about the same node."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def run_now(self, work: Callable[[], T]) -> T:
         """Run a request that must not wait for calls that hang."""
@@ -472,9 +462,6 @@ class RepairLoop:
 
     def recent_repairs(self, limit: int) -> list[Repair]:
         return self._parts.journal.latest_repairs(limit=limit)
-
-    async def _run_in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _start_task(self, body: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(body)

@@ -1,4 +1,4 @@
-"""What all services of a hub share: settings, clock, own metrics, and change notifications for open pages.
+"""What all services of a hub share: settings, clock, metrics, change notifications, and loops that survive failures.
 
 `cli` and `drill` create a `Runtime` for each hub; a replayed recording has one too. It is the first parameter of
 services.
@@ -62,10 +62,8 @@ class LoopRunner:
     def report_failure(self, name: str, error: Exception) -> None:
         self._failures.add(loop=name)
         self.failures.record(name, str(error) or type(error).__name__, now=self._clock.now())
-        is_expected = isinstance(error, WatchkeeperError)
-        log.error(
-            "hub loop failed, retrying", extra=fields(loop=name, error=error), exc_info=None if is_expected else error
-        )
+        unexpected = None if isinstance(error, WatchkeeperError) else error
+        log.error("hub loop failed, retrying", extra=fields(loop=name, error=error), exc_info=unexpected)
 
     def problems(self) -> list[str]:
         return [f"{failure.name}: {failure.problem}" for failure in self.failures.current(self._clock.now())]

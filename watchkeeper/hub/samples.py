@@ -138,11 +138,10 @@ class Samples:
                 failures.record("clock", problem, now=now)
 
     async def _update_ledger(self) -> None:
-        usage_ledger = ledger.UsageLedger(Path(self.runtime.settings.hub.data) / "usage")
-        await asyncio.to_thread(
-            usage_reader.update_ledger, self.engine, usage_ledger, now=self.runtime.clock.now().timestamp()
-        )
-        await asyncio.to_thread(self._budgets.update, self.engine, self.runtime.clock.now())
+        usage_ledger, time = ledger.UsageLedger(Path(self.runtime.settings.hub.data) / "usage"), self.runtime.clock
+        now = time.now().timestamp()
+        await asyncio.to_thread(usage_reader.update_ledger, self.engine, usage_ledger, now=now)
+        await asyncio.to_thread(self._budgets.update, self.engine, time.now())
 
     async def _maintain_blocks(self) -> None:
         if self._store is not None:

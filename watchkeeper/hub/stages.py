@@ -21,26 +21,6 @@ from watchkeeper.store.journal import journal as journals
 T = TypeVar("T")
 
 
-class JournalThread:
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._waiting = 0
-
-    async def run(self, work: Callable[[], T]) -> T:
-        self._waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        finally:
-            self._waiting -= 1
-
-    @property
-    def is_busy(self) -> bool:
-        return self._waiting > 0
-
-    def close(self) -> None:
-        self._thread.shutdown()
-
-
 @dataclass(frozen=True, slots=True)
 class Stages:
     journal: journals.Journal
@@ -54,6 +34,23 @@ class Stages:
 class CurrentStages:
     def __init__(self) -> None:
         self._stages: Stages | None = None
+        # All writes of incidents and the journal run on one thread, which avoids locks and fsync on the event loop.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._waiting = 0
+
+    async def write(self, work: Callable[[], T]) -> T:
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        finally:
+            self._waiting -= 1
+
+    @property
+    def is_busy(self) -> bool:
+        return self._waiting > 0
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
     def replace(self, stages: Stages) -> None:
         self._stages = stages

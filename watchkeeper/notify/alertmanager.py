@@ -48,22 +48,25 @@ MAX_PROBLEMS = 10
 # dcgm-exporter's counter and most rule files have the Xid code in one of these labels.
 XID_LABELS = ("xid", "err_code", "code")
 XID_PATTERN = re.compile(r"\bXID[ :=#]*(\d{1,3})\b", re.IGNORECASE)
+Texts = Mapping[str, str]
+Plain = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PostedAlert:
     """One alert for Alertmanager: its identity is its labels."""
 
-    labels: Mapping[str, str]
-    body: Mapping[str, Any]
+    labels: Texts
+    body: Plain
 
 
 def alert_labels(incident: Incident, subject: IncidentLabels) -> dict[str, str]:
     """The labels of the Alertmanager alert for an incident; of several values, a label gets the first."""
     place = (incident.place.domain or "").partition("=")[0]
     labels = {name: min(subject[name]) for name in (*LABELS, place) if subject.get(name)}
-    names = sorted(subject.get("alertname", ()))
-    return labels | {"alertname": names[0] if names else _to_camel_case(incident.cause), INCIDENT_LABEL: incident.id}
+    # Without an alert, the cause is the name: `gpu_fell_off_bus` as `GpuFellOffBus`.
+    camel_case = "".join(part.capitalize() for part in incident.cause.split("_"))
+    return labels | {"alertname": min(subject.get("alertname", ()), default=camel_case), INCIDENT_LABEL: incident.id}
 
 
 def make_alert(incident: Incident, subject: IncidentLabels, context: MessageContext, *, now: datetime) -> PostedAlert:
@@ -77,12 +80,11 @@ def make_alert(incident: Incident, subject: IncidentLabels, context: MessageCont
         "workloads": ", ".join(incident.workloads),
         "runbook_url": runbook_path(incident.cause),
     }
-    ends_at = incident.resolved_at if incident.resolved_at is not None else now + ALERT_TTL
     body: dict[str, Any] = {
         "labels": labels,
         "annotations": {name: text for name, text in annotations.items() if text},
         "startsAt": wire.format_time(incident.opened_at),
-        "endsAt": wire.format_time(ends_at),
+        "endsAt": wire.format_time(incident.resolved_at or now + ALERT_TTL),
     }
     if context.console_url is not None:
         body["generatorURL"] = console_link(incident, context.console_url)
@@ -91,7 +93,7 @@ def make_alert(incident: Incident, subject: IncidentLabels, context: MessageCont
 
 @dataclass(frozen=True, slots=True)
 class _EndedAlert:
-    body: Mapping[str, Any]
+    body: Plain
     since: datetime
     is_delivered: bool = False
 
@@ -107,12 +109,9 @@ class AlertmanagerFeed:
         self._last_alerts: dict[str, PostedAlert] = {}
         self._ends: dict[str, _EndedAlert] = {}
 
-    def next_alerts(
-        self, incident_alerts: Iterable[tuple[Incident, PostedAlert]], *, now: datetime
-    ) -> list[Mapping[str, Any]]:
+    def next_alerts(self, incident_alerts: Iterable[tuple[Incident, PostedAlert]], *, now: datetime) -> list[Plain]:
         """The batch to send now: all open incidents, and all ends that are recent or undelivered."""
-        firing: list[Mapping[str, Any]] = []
-        current: dict[str, PostedAlert] = {}
+        firing, current = list[Plain](), dict[str, PostedAlert]()
         for incident, alert in incident_alerts:
             previous = self._last_alerts.get(incident.id)
             if previous is not None and previous.labels != alert.labels:
@@ -129,19 +128,14 @@ class AlertmanagerFeed:
         self._last_alerts = current
         unsent_ends = list(self._ends.items())[-MAX_UNSENT_ENDS:]
         self._ends = {key: end for key, end in unsent_ends if key in current or not end.is_delivered}
-        ends_to_send = (
-            end for end in self._ends.values() if not end.is_delivered or now - end.since <= REPEAT_RESOLVED
-        )
-        return [*firing, *(end.body for end in ends_to_send)]
+        ends = self._ends.values()
+        return firing + [end.body for end in ends if not end.is_delivered or now - end.since <= REPEAT_RESOLVED]
 
-    def send(self, batch: Sequence[Mapping[str, Any]]) -> str:
+    def send(self, batch: Sequence[Plain]) -> str:
         """Send a batch. Return the error text, or an empty text; the next repetition retries."""
         try:
             for first in range(0, len(batch), BATCH_SIZE):
-                body = json.dumps(batch[first : first + BATCH_SIZE], ensure_ascii=False).encode()
-                status, answer = http_post(f"{self.url}/api/v2/alerts", body, {"Content-Type": "application/json"})
-                if status != 200:
-                    raise ReceiverError(f"answered {status}: {answer}", where=self.url)
+                self._post("alerts", json.dumps(batch[first : first + BATCH_SIZE], ensure_ascii=False))
         except ReceiverError as error:
             return str(error)
         self._ends = {key: replace(end, is_delivered=True) for key, end in self._ends.items()}
@@ -164,11 +158,9 @@ class AlertmanagerFeed:
                 "createdBy": silence.author,
                 "comment": silence.reason,
             }
-        ).encode()
+        )
         # Alertmanagers of one cluster replicate silences.
-        status, answer = http_post(f"{self.url}/api/v2/silences", body, {"Content-Type": "application/json"})
-        if status != 200:
-            raise ReceiverError(f"answered {status}: {answer}", where=self.url)
+        answer = self._post("silences", body)
         try:
             return str(json.loads(answer)["silenceID"])
         except (ValueError, KeyError, TypeError) as error:
@@ -176,8 +168,17 @@ class AlertmanagerFeed:
 
     def end_silence(self, id: str) -> None:
         status, answer = http_call("DELETE", f"{self.url}/api/v2/silence/{quote_path(id, safe='')}", {})
+        self._check_status(status, answer.decode("utf-8", "replace").strip())
+
+    def _post(self, path: str, body: str) -> str:
+        headers = {"Content-Type": "application/json"}
+        status, answer = http_post(f"{self.url}/api/v2/{path}", body.encode(), headers)
+        self._check_status(status, answer)
+        return answer
+
+    def _check_status(self, status: int, answer: str) -> None:
         if status != 200:
-            raise ReceiverError(f"answered {status}: {answer.decode('utf-8', 'replace').strip()}", where=self.url)
+            raise ReceiverError(f"answered {status}: {answer}", where=self.url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ def read_webhook(
     body: bytes,
     now: datetime,
     *,
-    cause_by_alert_name: Mapping[str, str],
+    cause_by_alert_name: Texts,
     stale: timedelta = external_alerts.STALE_AFTER,
 ) -> ReceivedAlerts:
     """The alerts of a webhook call (version 4) that the hub did not send itself; WireError if the body is invalid.
@@ -206,8 +207,7 @@ def read_webhook(
         raise WireError(("expected Alertmanager's webhook: an object with a list `alerts`",))
     if len(entries) > MAX_ALERTS:
         raise WireError((f"alerts: {len(entries):,} alerts, the limit is {MAX_ALERTS:,}",))
-    accepted: list[alerts.Alert] = []
-    problems: list[str] = []
+    accepted, problems = list[alerts.Alert](), list[str]()
     for at, entry in enumerate(entries):
         try:
             alert = _read_alert(entry, now, cause_by_alert_name=cause_by_alert_name, stale=stale)
@@ -224,14 +224,10 @@ def read_webhook(
     return ReceivedAlerts(tuple(accepted), tuple(problems[:MAX_PROBLEMS]))
 
 
-def _read_alert(
-    plain: Mapping[str, Any], now: datetime, *, cause_by_alert_name: Mapping[str, str], stale: timedelta
-) -> alerts.Alert | None:
+def _read_alert(plain: Plain, now: datetime, *, cause_by_alert_name: Texts, stale: timedelta) -> alerts.Alert | None:
     """An alert of the webhook, or None if the hub sent it; raise ValueError if it is invalid."""
-    labels, annotations = (
-        _read_texts(plain.get("labels"), "labels"),
-        _read_texts(plain.get("annotations") or {}, "annotations"),
-    )
+    labels = _read_texts(plain.get("labels"), "labels")
+    annotations = _read_texts(plain.get("annotations") or {}, "annotations")
     if INCIDENT_LABEL in labels:
         return None
     if "alertname" not in labels:
@@ -256,9 +252,7 @@ def _read_alert(
     )
 
 
-def find_cause(
-    labels: Mapping[str, str], annotations: Mapping[str, str], *, cause_by_alert_name: Mapping[str, str]
-) -> str:
+def find_cause(labels: Texts, annotations: Texts, *, cause_by_alert_name: Texts) -> str:
     """The cause of an external alert: from its label `cause`, its Xid, or the hub's rule with the same name."""
     named_cause = labels.get("cause", "")
     if named_cause and causes.lookup(named_cause).cause == named_cause:
@@ -284,8 +278,3 @@ def _read_texts(plain: Any, where: str) -> dict[str, str]:
     if longest_value > MAX_VALUE_LENGTH:
         raise ValueError(f"{where} has a value of {longest_value:,} characters, the limit is {MAX_VALUE_LENGTH:,}")
     return dict(plain)
-
-
-def _to_camel_case(cause: str) -> str:
-    """`gpu_fell_off_bus` as an alert name: `GpuFellOffBus`."""
-    return "".join(part.capitalize() for part in cause.split("_"))

@@ -39,9 +39,8 @@ def _open_notices(
         for receiver in route.receivers:
             if receiver not in served:
                 served.add(receiver)
-                yield from _receiver_notices(
-                    incident, _notices_to(receiver, notices), route, receiver=receiver, now=now
-                )
+                earlier = _notices_to(receiver, notices)
+                yield from _receiver_notices(incident, earlier, route, receiver=receiver, now=now)
         if incident.state is IncidentState.OPEN:
             yield from _escalations(incident, notices, route, now=now)
 
@@ -89,18 +88,13 @@ def _resolved_notices(
     for receiver in dict.fromkeys(notice.receiver for notice in notices):
         receiver_notices = _notices_to(receiver, notices)
         yield from (give_up(notice, "resolved before it was sent") for notice in receiver_notices if _is_unsent(notice))
-        delivered = [
-            notice
-            for notice in _episode(receiver_notices)
-            if not _is_unsent(notice) and notice.state is not NoticeState.GIVEN_UP
-        ]
-        if not delivered or receiver in skip_resolved or incident.resolved_at is None:
+        tried = (notice for notice in _episode(receiver_notices) if not _is_unsent(notice))
+        is_delivered = any(notice.state is not NoticeState.GIVEN_UP for notice in tried)
+        if not is_delivered or receiver in skip_resolved or incident.resolved_at is None:
             continue
         # An incident that reopened is reported as resolved only after the flap hold.
-        is_flapping = (
-            sum(notice.occasion is Occasion.OPENED for notice in receiver_notices) > 1 or incident.reopened > 0
-        )
-        due_at = incident.resolved_at + (FLAP_TIME if is_flapping else timedelta())
+        openings = sum(notice.occasion is Occasion.OPENED for notice in receiver_notices)
+        due_at = incident.resolved_at + (FLAP_TIME if openings > 1 or incident.reopened > 0 else timedelta())
         if now >= due_at or incident.resolved_at > now + CLOCK_SLACK:
             yield _new_notice(incident, receiver_notices, receiver, Occasion.RESOLVED, now=now, due_at=min(due_at, now))
 
@@ -134,9 +128,9 @@ def _new_notice(
     due_at: datetime,
 ) -> Notice:
     # Deliberately not the count: of repetitions only the newest is kept.
-    number = max((_notice_number(notice) for notice in receiver_notices if notice.occasion is occasion), default=0) + 1
+    numbers = (int(notice.id.rpartition("/")[2]) for notice in receiver_notices if notice.occasion is occasion)
     return Notice(
-        id=f"{incident.id}/{receiver}/{occasion}/{number}",
+        id=f"{incident.id}/{receiver}/{occasion}/{max(numbers, default=0) + 1}",
         incident=incident.id,
         receiver=receiver,
         occasion=occasion,
@@ -146,10 +140,6 @@ def _new_notice(
         due_at=due_at,
         place=str(incident.place),
     )
-
-
-def _notice_number(notice: Notice) -> int:
-    return int(notice.id.rpartition("/")[2])
 
 
 def relevant_notices(notices: Sequence[Notice]) -> list[Notice]:

@@ -25,7 +25,9 @@ from watchkeeper.model import fleet
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.silences import ALERTMANAGER, Silence
 from watchkeeper.notify import alertmanager, digest, message, outbox, receivers, routing, silence_store
+from watchkeeper.notify.alertmanager import AlertmanagerFeed
 from watchkeeper.notify.digest import JournalThread
+from watchkeeper.notify.routing import Receiver
 from watchkeeper.store.journal import journal as journals
 
 log = logging.getLogger(__name__)
@@ -61,11 +63,10 @@ class Notifier:
         self.silences = silence_store.SilenceStore(dependencies.journal, now=now)
         self._routes_stamp = files.read_stamp(Path(settings.routes or ""))
         self._routing = _load_routing(settings)
-        self._outbox = outbox.Outbox(
-            dependencies.journal, self._routing, subject=self._subject, silences=self.silences, now=now
-        )
+        journal, silences = dependencies.journal, self.silences
+        self._outbox = outbox.Outbox(journal, self._routing, subject=self._subject, silences=silences, now=now)
         urls = settings.alertmanager_urls if settings.via is config.NotifyVia.ALERTMANAGER else ()
-        self._feeds = [alertmanager.AlertmanagerFeed(url) for url in urls]
+        self._feeds = [AlertmanagerFeed(url) for url in urls]
         self._alertmanager_silences = silence_store.AlertmanagerSilences(urls)
         counter, gauge = dependencies.metrics.counter, dependencies.metrics.gauge
         self._sent_counter = counter("watchkeeper_notify_messages_total", "Messages delivered to a receiver")
@@ -87,11 +88,10 @@ class Notifier:
 
     def silenced_by(self, incident: Incident, now: datetime) -> Silence | None:
         """The silence that matches an incident, from the hub, or from Alertmanager if it sends the notifications."""
+        subject = self._subject(incident)
         if self._feeds:
-            return self._alertmanager_silences.find_match(
-                alertmanager.alert_labels(incident, self._subject(incident)), now
-            )
-        return self.silences.find_match(self._subject(incident), now)
+            return self._alertmanager_silences.find_match(alertmanager.alert_labels(incident, subject), now)
+        return self.silences.find_match(subject, now)
 
     def list_silences(self, now: datetime) -> list[Silence]:
         return self._alertmanager_silences.list_silences(now) if self._feeds else self.silences.list_silences(now)
@@ -105,9 +105,8 @@ class Notifier:
     ) -> Silence:
         """Create a silence, in the hub or in Alertmanager; raise InvalidTransition if it failed."""
         if not self._feeds:
-            return await on_journal_thread(
-                lambda: self._record_on_timelines(self.silences.add(request, time.now()), time.now())
-            )
+            add = self.silences.add
+            return await on_journal_thread(lambda: self._record_on_timelines(add(request, time.now()), time.now()))
         try:
             silence = Silence("-", request.matchers, request.author, request.reason, request.starts_at, request.ends_at)
             # Deliberately outside the journal thread: Alertmanager may be slow.
@@ -122,13 +121,11 @@ class Notifier:
 
     async def end_silence(self, id: str, actor: str, *, time: clock.Clock, on_journal_thread: JournalThread) -> Silence:
         if not self._feeds:
-            return await on_journal_thread(
-                lambda: self._record_on_timelines(self.silences.end(id, actor, time.now()), time.now())
-            )
+            end = self.silences.end
+            return await on_journal_thread(lambda: self._record_on_timelines(end(id, actor, time.now()), time.now()))
         await asyncio.to_thread(self._alertmanager_silences.refresh, time.now())
-        silence = next(
-            (silence for silence in self._alertmanager_silences.list_silences(time.now()) if silence.id == id), None
-        )
+        listed = self._alertmanager_silences.list_silences(time.now())
+        silence = next((silence for silence in listed if silence.id == id), None)
         if silence is None or silence.ends_at <= time.now():
             remedy = "List silences with `watchkeeper silence list`"
             raise InvalidTransition("no active silence with this id in Alertmanager", where=id[:60], remedy=remedy)
@@ -141,25 +138,20 @@ class Notifier:
 
     def _record_on_timelines(self, silence: Silence, now: datetime) -> Silence:
         """Record the silence on the timelines of the open incidents that it matches."""
-        open_incidents = self._dependencies.journal.incidents(open_only=True)
-        # Alertmanager's silences of one incident use its own label name.
-        alertmanager_labels = {
-            incident.id: {alertmanager.INCIDENT_LABEL: frozenset({str(incident.id)})} for incident in open_incidents
-        }
-        matching = (
-            incident
-            for incident in open_incidents
-            if matches_labels(silence.matchers, {**self._subject(incident), **alertmanager_labels[incident.id]})
-        )
-        with self._dependencies.journal.transaction():
-            for incident in islice(matching, MAX_NOTED):
-                text = (
-                    f"Silence of {silence.author} ended"
-                    if silence.ended_by
-                    else f"Notifications muted until {silence.ends_at:%Y-%m-%d %H:%M}Z: {silence.reason}"
-                )
-                actor = silence.ended_by or silence.author
-                self._dependencies.journal.record("silenced", incident.id, at=now, actor=actor, body={"text": text})
+        journal, actor = self._dependencies.journal, silence.ended_by or silence.author
+        text = f"Notifications muted until {silence.ends_at:%Y-%m-%d %H:%M}Z: {silence.reason}"
+        if silence.ended_by:
+            text = f"Silence of {silence.author} ended"
+
+        def matches(incident: Incident) -> bool:
+            # Alertmanager's silences of one incident use its own label name.
+            own_label = {alertmanager.INCIDENT_LABEL: frozenset({str(incident.id)})}
+            return matches_labels(silence.matchers, {**self._subject(incident), **own_label})
+
+        open_incidents = journal.incidents(open_only=True)
+        with journal.transaction():
+            for incident in islice(filter(matches, open_incidents), MAX_NOTED):
+                journal.record("silenced", incident.id, at=now, actor=actor, body={"text": text})
         return silence
 
     def loops(
@@ -167,9 +159,8 @@ class Notifier:
     ) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """The background loops by name; the hub runs them and restarts one that fails."""
         if self._settings.via is config.NotifyVia.RECEIVERS:
-            digests = digest.DigestDelivery(
-                self._dependencies.journal, self._dependencies.place_name, self._dependencies.inventory
-            )
+            needs = self._dependencies
+            digests = digest.DigestDelivery(needs.journal, needs.place_name, needs.inventory)
             return [
                 ("receivers", lambda: self._run_receiver_tasks(time, on_journal_thread)),
                 ("digest", lambda: digests.run(lambda: self._routing, time, on_journal_thread)),
@@ -195,7 +186,7 @@ class Notifier:
 
     async def _run_receiver_tasks(self, time: clock.Clock, on_journal_thread: JournalThread) -> None:
         """Run a task for each receiver of the routes file; the task of a removed receiver ends itself."""
-        tasks: dict[routing.Receiver, asyncio.Task[None]] = {}
+        tasks: dict[Receiver, asyncio.Task[None]] = {}
         try:
             while True:
                 for receiver in self._routing.receivers:
@@ -229,9 +220,7 @@ class Notifier:
         self._outbox.set_routing(loaded, now)
         log.info("routes file reloaded", extra=fields(receivers=len(loaded.receivers)))
 
-    async def _deliver_to(
-        self, receiver: routing.Receiver, time: clock.Clock, on_journal_thread: JournalThread
-    ) -> None:
+    async def _deliver_to(self, receiver: Receiver, time: clock.Clock, on_journal_thread: JournalThread) -> None:
         """Send messages to a receiver, one at a time, while it is configured."""
         sender = receivers.make_sender(receiver)
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"receiver {receiver.name}")
@@ -243,9 +232,7 @@ class Notifier:
                         lambda: self._outbox.next_batch(receiver.name, time.now(), incident=find_incident)
                     )
                     if batch is not None:
-                        await self._send_batch(
-                            batch, sender, thread=thread, time=time, on_journal_thread=on_journal_thread
-                        )
+                        await self._send_batch(batch, sender, thread, time=time, on_journal_thread=on_journal_thread)
                         continue
                 except Exception:  # Deliberately everything: one message must not end the task.
                     log.exception("delivery to receiver failed", extra=fields(receiver=receiver.name))
@@ -258,8 +245,8 @@ class Notifier:
         self,
         batch: outbox.NoticeBatch,
         sender: receivers.Sender,
-        *,
         thread: ThreadPoolExecutor,
+        *,
         time: clock.Clock,
         on_journal_thread: JournalThread,
     ) -> None:
@@ -273,32 +260,30 @@ class Notifier:
         except Exception as error:  # Deliberately everything: an error in the code of a service is a failed message.
             self._failed_counter.add(receiver=batch.receiver)
             problem, may_retry = _problem_text(error), not isinstance(error, ReceiverError) or error.may_retry
-            is_expected = isinstance(error, ReceiverError | TimeoutError)
-            log.warning(
-                "notification failed",
-                extra=fields(receiver=batch.receiver, error=problem),
-                exc_info=None if is_expected else error,
-            )
+            unexpected = None if isinstance(error, ReceiverError | TimeoutError) else error
+            details = fields(receiver=batch.receiver, error=problem)
+            log.warning("notification failed", extra=details, exc_info=unexpected)
             await on_journal_thread(lambda: self._outbox.mark_failed(batch, problem, time.now(), may_retry=may_retry))
             return
         self._sent_counter.add(receiver=batch.receiver)
         await on_journal_thread(lambda: self._outbox.mark_sent(batch, answer, time.now()))
 
-    async def _run_feed(self, feed: alertmanager.AlertmanagerFeed, time: clock.Clock) -> None:
+    async def _run_feed(self, feed: AlertmanagerFeed, time: clock.Clock) -> None:
         """Send open incidents on an interval, and immediately after a change."""
         last_problem, sent_versions, sent_at = "", list[tuple[str, int]](), time.now() - alertmanager.REPEAT
         # It is unknown which ends were delivered before a restart; Alertmanager deduplicates them.
-        recently_resolved = await asyncio.to_thread(self._list_recently_resolved, time.now())
+        stored = await asyncio.to_thread(self._dependencies.journal.incidents)
+        oldest = time.now() - alertmanager.RESEND_ENDS_WITHIN
+        recently_resolved = [incident for incident in stored if incident.resolved_at and incident.resolved_at >= oldest]
         while True:
             now, current = time.now(), self._current
             versions = [(str(incident.id), incident.version) for incident in current]
             interval = alertmanager.RETRY if last_problem else alertmanager.REPEAT
             if versions != sent_versions or not sent_at <= now < sent_at + interval:
                 try:
-                    problem = await self._send_incidents(
-                        feed, {incident.id: incident for incident in (*recently_resolved, *current)}.values(), now
-                    )
-                    recently_resolved = ()
+                    newest = {incident.id: incident for incident in (*recently_resolved, *current)}
+                    problem = await self._send_incidents(feed, newest.values(), now)
+                    recently_resolved = []
                 except Exception as error:  # Deliberately everything: one incident must not end the feed.
                     log.exception("sending alerts to Alertmanager failed", extra=fields(url=feed.url))
                     problem = type(error).__name__
@@ -309,23 +294,10 @@ class Notifier:
                 last_problem, sent_versions, sent_at = problem, versions, now
             await time.sleep(CHECK_SECONDS)
 
-    def _list_recently_resolved(self, now: datetime) -> tuple[Incident, ...]:
-        incidents = self._dependencies.journal.incidents()
-        return tuple(
-            incident
-            for incident in incidents
-            if incident.resolved_at and now - incident.resolved_at <= alertmanager.RESEND_ENDS_WITHIN
-        )
-
-    async def _send_incidents(
-        self, feed: alertmanager.AlertmanagerFeed, current: Iterable[Incident], now: datetime
-    ) -> str:
+    async def _send_incidents(self, feed: AlertmanagerFeed, current: Iterable[Incident], now: datetime) -> str:
         def send() -> str:
-            context = self._dependencies.message_context
-            incident_alerts = [
-                (incident, alertmanager.make_alert(incident, self._subject(incident), context, now=now))
-                for incident in current
-            ]
+            make_alert = partial(alertmanager.make_alert, context=self._dependencies.message_context, now=now)
+            incident_alerts = [(incident, make_alert(incident, self._subject(incident))) for incident in current]
             return feed.send(feed.next_alerts(incident_alerts, now=now))
 
         problem = await asyncio.to_thread(send)

@@ -16,7 +16,7 @@ from tests.support.waiting import until_async
 from watchkeeper.cli.hub import store as store_command
 from watchkeeper.config import settings
 from watchkeeper.errors import ActionFailed, ActionRefused, NotLeader, StoreError
-from watchkeeper.hub.leadership import Leadership, LeadershipCallbacks
+from watchkeeper.hub.leadership import Leadership
 from watchkeeper.kit import own_metrics
 from watchkeeper.model import actions, fleet, incidents
 from watchkeeper.remediate.drivers import cluster_driver
@@ -101,7 +101,7 @@ def test_a_hub_that_cannot_read_the_journal_lets_another_one_lead(url_file: Path
             await asyncio.Event().wait()
 
         with closing(first.open()):
-            running = asyncio.create_task(first.run(LeadershipCallbacks(join, lambda: [work()]), stop))
+            running = asyncio.create_task(first.run(join, lambda: [work()], stop))
             await at_work.wait()
             assert first._connection is not None
             first._connection.abort()

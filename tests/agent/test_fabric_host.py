@@ -18,16 +18,14 @@ from tests.support.waiting import until_async
 from watchkeeper.agent import agent, agent_server, fabric_page, port_counters
 from watchkeeper.agent.fabric_page import FabricPage
 from watchkeeper.agent.node_facts import Roots
-from watchkeeper.catalogue import infiniband
+from watchkeeper.catalogue import tables
 from watchkeeper.kit import clock, commands
 from watchkeeper.readers.fabric import infiniband_sysfs
 
 IB = "sys/class/infiniband/mlx5_0"
 ROCE = "sys/class/infiniband/mlx5_1"
 GID = "fe80:0000:0000:0000:b8ce:f603:0000:0101"
-COUNTERS = {
-    family.file: 7 + at for at, family in enumerate(infiniband.counter_families().values()) if family.basic_bits
-}
+COUNTERS = {family.file: 7 + at for at, family in enumerate(tables.counter_families().values()) if family.basic_bits}
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -245,7 +243,7 @@ def test_pcie_errors_of_gpus_and_adapters_are_counted_by_severity(machine: Path)
 
 
 def test_every_port_series_that_rules_and_the_simulator_use_is_on_the_agents_page() -> None:
-    package = Path(infiniband.__file__).parents[1]
+    package = Path(tables.__file__).parents[1]
     texts = [path.read_text() for path in (package / "packs/rules").glob("*.yaml")]
     names = {name for text in texts for name in re.findall(r"\bnode_infiniband_\w+", text)}
     simulated = re.findall(

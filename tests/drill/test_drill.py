@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from watchkeeper.cli.doctor import drill
-from watchkeeper.drill import pairs, score
+from watchkeeper.drill import score
 from watchkeeper.drill.monitored_fleet import FleetIntervals, MonitoredFleet
 from watchkeeper.rules import evaluate
 from watchkeeper.sim.simulation import SimSettings, Simulation
@@ -172,8 +172,8 @@ def test_a_rack_without_power_is_one_incident_of_the_rack(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("fan-failure", "xid-48"), ("ib-symbol-errors", "ecc-storm"), ("xid-63", "xid-31")])
 def test_two_faults_of_one_node_are_two_causes_at_two_places(names: tuple[str, str]) -> None:
-    assert names in pairs.PAIRS
-    verdicts = asyncio.run(pairs.run_pair(names))
+    assert names in score.PAIRS
+    verdicts = asyncio.run(score.run_pair(names))
     assert [verdict.score.name for verdict in verdicts] == [f"{a} beside {b}" for a, b in (names, names[::-1])]
     assert [
         (verdict.score.diagnosed, verdict.score.place_right, verdict.score.severity_right) for verdict in verdicts

@@ -12,7 +12,7 @@ import yaml
 
 from tests import servers
 from tests.render import fleet_settings
-from watchkeeper.catalogue import causes, effects
+from watchkeeper.catalogue import causes
 from watchkeeper.config import settings as config
 from watchkeeper.notify import routing
 from watchkeeper.render import alertmanager
@@ -94,7 +94,7 @@ def test_a_cause_silences_its_effects_at_the_same_place_and_nothing_else() -> No
     rules = yaml.safe_load(alertmanager.config_text(config.Settings()))["inhibit_rules"]
     told = {rule["source_matchers"][0].split('"')[1]: rule for rule in rules}
     assert set(told) == {
-        row.cause for row in causes.all_causes() if effects.affected_families(row.cause) and row.scope != "workload"
+        row.cause for row in causes.all_causes() if causes.affected_families(row.cause) and row.scope != "workload"
     }
     down = told["node_down"]
     assert (down["equal"], down["target_matchers"][1]) == (["cluster", "node"], 'node!=""')

@@ -14,7 +14,7 @@ from time import monotonic
 from watchkeeper.agent import page_text, port_counters
 from watchkeeper.agent.node_facts import Roots
 from watchkeeper.agent.page_text import Row
-from watchkeeper.catalogue import infiniband
+from watchkeeper.catalogue import tables
 from watchkeeper.kit import commands
 from watchkeeper.readers.fabric import infiniband_sysfs
 from watchkeeper.readers.node import pcie_aer
@@ -34,7 +34,7 @@ FAMILIES = {
     "node_infiniband_state_id": "State of the port: 1 down, 2 init, 3 armed, 4 active, 5 act defer",
     "node_infiniband_physical_state_id": "Physical state of the port: 1 sleep, 2 polling, 3 disabled, 5 link up",
     "node_infiniband_rate_bytes_per_second": "Data rate of the port",
-    **{family.name: family.help for family in infiniband.counter_families().values()},
+    **{family.name: family.help for family in tables.counter_families().values()},
     "watchkeeper_infiniband_counter_at_maximum": "1 for a counter that stopped at its maximum",
     "watchkeeper_infiniband_counter_wraps_total": "Wraps of 32-bit counters, which the totals include",
     "watchkeeper_infiniband_counter_resets_total": "Resets of counters",

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Generic, TypeVar
 
-from watchkeeper.catalogue import infiniband
+from watchkeeper.catalogue import tables
 from watchkeeper.readers.fabric import infiniband_sysfs
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class PortCounters:
         values: dict[str, int] = {}
         at_maximum = []
         for (folder, file), raw in port.counters.items():
-            family = infiniband.counter_families().get((folder, file))
+            family = tables.counter_families().get((folder, file))
             if family is None:
                 continue
             is_traffic = family.scale == LINK_WORD_BYTES and port.bytes_per_second

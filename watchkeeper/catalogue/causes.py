@@ -1,7 +1,7 @@
-"""Every cause that a finding may name, from packs/causes.csv: family, severity, texts, events and rivals.
+"""Every cause that a finding may name, from packs/causes.csv: family, severity, texts, events, effects and rivals.
 
-Incidents are keyed by `family`, so that two signals of one fault join one incident; titles and next steps are
-templates over `{place}` and `{node}`. Rivals are causes with similar symptoms, and the check that distinguishes them.
+Incidents are keyed by `family`, so that two signals of one fault join one incident; a cause is notified and its effects
+at the same place or on jobs are not. Rivals are causes with similar symptoms, and the check that distinguishes them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache, partial
 
 from watchkeeper.catalogue import pack
+from watchkeeper.kit import durations
 from watchkeeper.model import alerts, diagnosis, events
 
-FILE = "causes.csv"
+FILE, EFFECTS_FILE = "causes.csv", "effects.csv"
+# An effect can begin while the fault lasts.
+ALWAYS = timedelta.max
 SCOPES = frozenset({"gpu", "node", "rack", "workload", "fleet"})
 PLACEHOLDERS = frozenset({"place", "node"})
 
@@ -68,6 +72,16 @@ def _shipped_cause(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class EffectRow:
+    """The effects of one cause; effects on jobs must begin `within` this time after the fault."""
+
+    cause: str
+    families: frozenset[str]
+    on_jobs: frozenset[str]
+    within: timedelta
+
+
+@dataclass(frozen=True, slots=True)
 class Rival:
     """A cause with similar symptoms: `tell_apart` is what to check, `command` one way to check it."""
 
@@ -102,6 +116,26 @@ def rival_between(cause: str, other: str) -> Rival | None:
     return next((row for row in rows if {row.cause, row.rival} == {cause, other}), None)
 
 
+def affected_families(cause: str) -> frozenset[str]:
+    """The families that this cause explains inside its place; for a job, on the GPUs allocated to it."""
+    return _effects()[0].get(cause, frozenset())
+
+
+def job_effects(cause: str) -> Mapping[str, timedelta]:
+    """The job causes that this cause explains where the job has a rank, and how soon they must begin."""
+    return _effects()[1].get(cause, {})
+
+
+def is_effect_of_jobs(family: str) -> bool:
+    """Whether a job that makes no progress shows this family on its GPUs and pods."""
+    return any(family in affected for cause, affected in _effects()[0].items() if lookup(cause).scope == "workload")
+
+
+def is_job_effect(cause: str) -> bool:
+    """Whether another fault can have this effect on a job."""
+    return any(cause in effects for effects in _effects()[1].values())
+
+
 read_row = pack.row_reader(CauseRow)
 
 
@@ -125,3 +159,28 @@ def _rivals() -> Mapping[str, tuple[Rival, ...]]:
     for row in pack.load("rivals.csv", pack.row_reader(Rival)):
         by_cause[row.cause] = (*by_cause.get(row.cause, ()), row)
     return by_cause
+
+
+@cache
+def _effects() -> tuple[Mapping[str, frozenset[str]], Mapping[str, Mapping[str, timedelta]]]:
+    families: dict[str, frozenset[str]] = {}
+    jobs: dict[str, dict[str, timedelta]] = {}
+    for row in pack.load(EFFECTS_FILE, read_effect):
+        if row.families:
+            families[row.cause] = families.get(row.cause, frozenset()) | row.families
+        jobs.setdefault(row.cause, {}).update(dict.fromkeys(row.on_jobs, row.within))
+    return families, jobs
+
+
+def read_effect(cells: Mapping[str, str]) -> EffectRow:
+    pack.required(cells["why"])
+    rows = all_causes()
+    families = frozenset(row.family for row in rows)
+    of_jobs = frozenset(row.cause for row in rows if row.scope == "workload")
+    effects = frozenset(pack.choice(name, families | of_jobs) for name in pack.required(cells["effect"]).split())
+    return EffectRow(
+        pack.choice(cells["cause"], frozenset(row.cause for row in rows)),
+        effects & families,
+        effects - families,
+        timedelta(seconds=durations.parse_seconds(cells["within"])) if cells["within"] else ALWAYS,
+    )

@@ -70,8 +70,6 @@ def _row(cells: Mapping[str, str], guide: Mapping[str, str]) -> MetricRow:
         unit=cells.get("unit") or guide.get("unit", ""),
         type=cells.get("prom_type") or guide.get("type", ""),
         meaning=cells.get("description") or pack.required(guide.get("meaning", "")),
-        bands=guide.get("bands", ""),
-        cannot_tell=guide.get("cannot_tell", ""),
-        look_next=guide.get("look_next", ""),
+        **{name: guide.get(name, "") for name in ("bands", "cannot_tell", "look_next")},
         source="; ".join(part for part in (cells.get("source", ""), guide.get("source", "")) if part),
     )

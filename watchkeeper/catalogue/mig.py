@@ -42,10 +42,7 @@ def _gpu_name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One MIG profile of one GPU model: `memory` slices from one of `starts`, at most `most` instances.
-
-    `memory_mib` is the usable memory, the lowest of all driver versions.
-    """
+    """A MIG profile of a GPU model: `memory` slices from one of `starts`, at most `most` instances."""
 
     gpu: str = pack.cell(_gpu_name)
     name: str = pack.cell(pack.required, "profile")
@@ -53,6 +50,7 @@ class MigProfile:
     memory: int = pack.cell(int)
     starts: tuple[int, ...] = pack.cell(lambda text: tuple(map(int, text.split())))
     most: int = pack.cell(int)
+    # The usable memory, the lowest of all driver versions.
     memory_mib: int = pack.cell(int)
 
     @property
@@ -96,10 +94,8 @@ def place_instances(gpu: str, names: Sequence[str]) -> list[tuple[str, int]]:
     if starts is None:
         needed, total = sum(profile.memory for profile in requested), gpus()[gpu].memory
         where = ", ".join(f"{profile.name} at {_starts_text(profile.starts)}" for profile in dict.fromkeys(requested))
-        raise ImpossibleLayout(
-            f"{' + '.join(names)} does not fit on {gpu}: it needs {needed} of {total} memory slices, and instances can "
-            f"start only here: {where}"
-        )
+        problem = f"{' + '.join(names)} does not fit on {gpu}: it needs {needed} of {total} memory slices"
+        raise ImpossibleLayout(f"{problem}, and instances can start only here: {where}")
     return [(profile.name, start) for profile, start in zip(requested, starts, strict=True)]
 
 
@@ -110,11 +106,7 @@ def gpu_share(profile: str, model: str) -> float | None:
     `1g.24gb` is a seventh of an H100 NVL, a quarter of an RTX PRO 6000 and half of an RTX PRO 5000.
     """
     words = set(_normalised_model(model).split())
-    matching = [
-        gpu
-        for gpu in gpus().values()
-        if words and any(words <= set(_normalised_model(name).split()) for name in gpu.models)
-    ]
+    matching = [gpu for name, gpu in _by_model().items() if words and words <= set(name.split())]
     size = profile.partition("gb")[0] + "gb"
     candidates = [gpu for gpu in matching or gpus().values() if size in profiles(gpu.name)]
     compute = int(profile[0])
@@ -140,10 +132,8 @@ def fits(gpu: str, names: tuple[str, ...]) -> bool:
 def _check_counts(gpu: MigGpu, requested: Sequence[MigProfile]) -> None:
     for profile, count in Counter(requested).items():
         if count > profile.most:
-            raise ImpossibleLayout(
-                f"{count} of {profile.name} on {gpu.name}: at most {profile.most} fit (they start at "
-                f"{_starts_text(profile.starts)} of the memory slices)"
-            )
+            starts = f"they start at {_starts_text(profile.starts)} of the memory slices"
+            raise ImpossibleLayout(f"{count} of {profile.name} on {gpu.name}: at most {profile.most} fit ({starts})")
     media = [profile.name for profile in requested if MEDIA in profile.name]
     if len(media) > 1:
         raise ImpossibleLayout(f"{len(media)} instances with {MEDIA} on {gpu.name}: only 1 can have the media engines")

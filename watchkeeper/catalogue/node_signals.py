@@ -39,10 +39,8 @@ class NodeSignal:
 
 def find_signal(kind: SignalKind, name: str, value: str) -> NodeSignal | None:
     """The first row that matches; None if it has no meaning here."""
-    for row in _rows():
-        if row.kind is kind and fnmatchcase(name, row.name) and (not row.values or value in row.values):
-            return row
-    return None
+    rows = (row for row in _rows() if row.kind is kind and fnmatchcase(name, row.name))
+    return next((row for row in rows if not row.values or value in row.values), None)
 
 
 @cache

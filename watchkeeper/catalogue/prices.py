@@ -57,6 +57,10 @@ class Price:
     begins: float = -math.inf
 
     @property
+    def key(self) -> PriceKey:
+        return self.model.casefold(), self.kind, self.region, self.begins
+
+    @property
     def start_text(self) -> str:
         """` from 2026-11-15`, or empty for a price without a start."""
         return f" from {datetime.fromtimestamp(self.begins, UTC):%Y-%m-%d}" if math.isfinite(self.begins) else ""
@@ -115,11 +119,8 @@ class PriceBook:
         pool_terms, name = self.pools.get(pool, PricePool(pool)), model.casefold()
         of_model = [price for price in self.prices if _matches_model(price.model.casefold(), name)]
         terms = ", ".join(dict.fromkeys(_terms(price.kind, price.region) + price.start_text for price in of_model))
-        return (
-            f"the book has {terms}, and these are {_terms(pool_terms.kind or self.kind, pool_terms.region)}"
-            if of_model
-            else ""
-        )
+        own_terms = _terms(pool_terms.kind or self.kind, pool_terms.region)
+        return f"the book has {terms}, and these are {own_terms}" if of_model else ""
 
 
 def _terms(kind: PriceKind, region: str) -> str:
@@ -160,12 +161,14 @@ def _of_toml(plain: Mapping[str, Any], *, where: str) -> PriceBook:
         try:
             price = _price(row)
         except (KeyError, ValueError, TypeError) as error:
-            problems.append(f"{called}: {_problem_text(error)}; ignored")
+            problems.append(
+                f"{called}: {(f'{error.args[0]} is missing' if isinstance(error, KeyError) else error)}; ignored"
+            )
             continue
         problems += _unknown_keys(row, PRICE_KEYS, called)
-        if _price_key(price) in prices:
+        if price.key in prices:
             problems.append(f"{called}: duplicate price, ignored")
-        prices.setdefault(_price_key(price), price)
+        prices.setdefault(price.key, price)
     pools: dict[str, PricePool] = {}
     for at, row in enumerate(_tables(plain, "pool", where), start=1):
         called = f"{where}: pool {at}"
@@ -173,7 +176,9 @@ def _of_toml(plain: Mapping[str, Any], *, where: str) -> PriceBook:
             kind = _kind(row["kind"]) if "kind" in row else None
             pools[str(row["name"])] = PricePool(str(row["name"]), kind, str(row.get("region", "")))
         except (KeyError, ValueError) as error:
-            problems.append(f"{called}: {_problem_text(error)}; ignored")
+            problems.append(
+                f"{called}: {(f'{error.args[0]} is missing' if isinstance(error, KeyError) else error)}; ignored"
+            )
             continue
         problems += _unknown_keys(row, POOL_KEYS, called)
     budgets: dict[str, float] = {}
@@ -205,15 +210,11 @@ def _of_toml(plain: Mapping[str, Any], *, where: str) -> PriceBook:
         raise PackError(str(error), where=where, remedy="See docs/howto/cost.md for the keys") from error
 
 
-KNOWN_KEYS = frozenset(
-    {"currency", "pue", "pue_source", "power_per_kwh", "power_source", "kind", "price", "pool", "overhead_per_month"}
-    | {"budgets"}
-)
-PRICE_KEYS = frozenset(
-    {"model", "kind", "region", "per_gpu_hour", "source", "checked", "purchase_per_gpu", "residual_per_gpu", "years"}
-    | {"overhead_per_gpu_hour", "from"}
-)
+OWN_COST_KEYS = frozenset({"purchase_per_gpu", "residual_per_gpu", "years", "overhead_per_gpu_hour"})
+PRICE_KEYS = OWN_COST_KEYS | {"model", "kind", "region", "per_gpu_hour", "source", "checked", "from"}
 POOL_KEYS = frozenset({"name", "kind", "region"})
+POWER_KEYS = frozenset({"pue", "pue_source", "power_per_kwh", "power_source"})
+KNOWN_KEYS = POWER_KEYS | {"currency", "kind", "price", "pool", "overhead_per_month", "budgets"}
 
 
 def _limit_problems(problems: list[str], where: str) -> tuple[str, ...]:
@@ -225,14 +226,6 @@ def _limit_problems(problems: list[str], where: str) -> tuple[str, ...]:
 def _unknown_keys(row: Mapping[str, Any], allowed: frozenset[str], called: str) -> list[str]:
     """Name unknown keys: a mistyped key would silently change a price."""
     return [f"{called}: unknown key {name[:60]}, ignored" for name in sorted(set(row) - allowed)]
-
-
-def _problem_text(error: Exception) -> str:
-    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-
-
-def _price_key(price: Price) -> PriceKey:
-    return price.model.casefold(), price.kind, price.region, price.begins
 
 
 def _kind(value: Any) -> PriceKind:
@@ -265,14 +258,13 @@ def _price(row: Mapping[str, Any]) -> Price:
     hourly += _money(row.get("overhead_per_gpu_hour", 0), "overhead_per_gpu_hour")
     checked = row.get("checked", "")
     day = checked.isoformat() if isinstance(checked, date) else str(checked)
-    source, region = str(row.get("source", "")), str(row.get("region", ""))
-    return Price(model, kind, hourly, region, source, day, -math.inf if "from" not in row else _midnight(row["from"]))
-
-
-def _midnight(day: Any) -> float:
-    if not isinstance(day, date) or isinstance(day, datetime):
-        raise ValueError(f"from of {quote(day)} must be a day such as 2026-11-15, without quotation marks")
-    return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
+    source, region, begins = str(row.get("source", "")), str(row.get("region", "")), -math.inf
+    if "from" in row:
+        start = row["from"]
+        if not isinstance(start, date) or isinstance(start, datetime):
+            raise ValueError(f"from of {quote(start)} must be a day such as 2026-11-15, without quotation marks")
+        begins = datetime(start.year, start.month, start.day, tzinfo=UTC).timestamp()
+    return Price(model, kind, hourly, region, source, day, begins)
 
 
 def _money(value: Any, name: str) -> float:
@@ -302,11 +294,11 @@ def _of_opencost(text: str, separator: str, *, where: str) -> PriceBook:
                 raise ValueError("a row of asset class gpu needs an InstanceID")
             number = float(hourly) if csv_text.NUMBER.fullmatch(hourly) else hourly
             price = Price(instance, PriceKind.ON_DEMAND, _money(number, "MarketPriceHourly"), region, "OpenCost CSV")
-            if _price_key(price) in prices:
+            if price.key in prices:
                 raise ValueError(f"{quote(instance)} has a price already (duplicate row)")
         except ValueError as error:
             problems.append(f"{where}:{reader.line_num}: {error}; ignored")
             continue
-        prices[_price_key(price)] = price
+        prices[price.key] = price
     left = [f"{where}: {others:,} rows price nodes or volumes and were ignored"] if others else []
     return PriceBook(prices=tuple(prices.values()), problems=(*_limit_problems(problems, where), *left), where=where)

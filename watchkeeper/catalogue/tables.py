@@ -15,6 +15,7 @@ from watchkeeper.model.clock_reasons import BITS
 
 ANY_STATUS = 0xFFFFFFFF
 FATALITIES = {"fatal": True, "always_fatal": True, "non_fatal": False, "notable": False}
+FOLDERS = frozenset({"counters", "hw_counters"})
 CONCERNS = frozenset({"rdma", "tuning", "gid", "dead_name"})
 
 
@@ -52,6 +53,25 @@ class CounterRow:
     total_limit: int | None
     meaning: str
     action: str
+
+
+@dataclass(frozen=True, slots=True)
+class CounterFamily:
+    """How a counter file of an InfiniBand port becomes a metric, with node_exporter's name where it has one.
+
+    `basic_bits` is the width of the counter in PortCounters, at whose maximum it stops; None for a 64-bit counter.
+    """
+
+    folder: str = pack.cell(partial(pack.choice, choices=FOLDERS))
+    file: str = pack.cell(pack.required)
+    name: str = pack.cell(pack.required, "family")
+    scale: int = pack.cell(int)
+    basic_bits: int | None = pack.cell(pack.optional(int))
+    help: str = pack.cell(pack.required)
+
+    @property
+    def basic_maximum(self) -> int | None:
+        return None if self.basic_bits is None else (1 << self.basic_bits) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +183,20 @@ def find_completion(status: int) -> CompletionRow | None:
 def find_counter(name: str) -> CounterRow | None:
     """The row of a counter, by the name that perfquery prints or that its file in sysfs has."""
     return _counters().get(name)
+
+
+@cache
+def counter_families() -> Mapping[tuple[str, str], CounterFamily]:
+    """By folder and file."""
+    return {(row.folder, row.file): row for row in pack.load("infiniband_families.csv", pack.row_reader(CounterFamily))}
+
+
+@cache
+def counter_maximum(counter: str) -> int | None:
+    """The value at which a counter of perfquery stops; None if it has no limit or the limit is unknown."""
+    row = find_counter(counter)
+    family = None if row is None else counter_families().get(("counters", row.sysfs_name))
+    return None if family is None else family.basic_maximum
 
 
 def find_exit_code(code: int) -> ExitRow | None:

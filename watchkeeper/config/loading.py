@@ -1,7 +1,7 @@
 """Load `Settings` from a TOML file and the command line, or raise one error with all problems.
 
-`cli/` calls `load` once at start. `kit.wire` checks the types of `settings`, and each setting's own check the rest, so
-that this module contains nothing about single settings except which ones are paths.
+`kit.wire` checks the types of `settings`, and each setting's own check the rest, so that this module contains nothing
+about single settings except which ones are paths.
 """
 
 from __future__ import annotations
@@ -38,14 +38,22 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     from_file = _resolve_paths(_read(path), path.parent) if path else {}
     plain = _overlay(from_file, given)
-    problems = [*_wire_problems(plain), *_failed_checks(plain)]
+    problems: list[str] = []
+    try:
+        settings = wire.from_plain(Settings, plain)
+    except WireError as error:
+        problems += error.problems
+    problems += _failed_checks(plain)
     if problems:
+        origins = (
+            "command line" if path is None or problem.partition(":")[0] in given else path for problem in problems
+        )
         raise SettingsError(
             f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the settings",
-            problems=tuple(f"{_origin(problem, path, given)}: {problem}" for problem in problems),
+            problems=tuple(f"{origin}: {problem}" for origin, problem in zip(origins, problems, strict=True)),
             remedy="See docs/reference/settings.md for every key",
         )
-    return wire.from_plain(Settings, plain)
+    return settings
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -53,9 +61,8 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text (byte {error.start})"
-        raise SettingsError(
-            f"the settings file cannot be read: {problem}", where=str(path), remedy="Choose a readable TOML file"
-        ) from error
+        problem = f"the settings file cannot be read: {problem}"
+        raise SettingsError(problem, where=str(path), remedy="Choose a readable TOML file") from error
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -90,14 +97,6 @@ def _resolve_paths(plain: dict[str, Any], directory: Path) -> dict[str, Any]:
     return resolved
 
 
-def _wire_problems(plain: dict[str, Any]) -> tuple[str, ...]:
-    try:
-        wire.from_plain(Settings, plain)
-    except WireError as error:
-        return error.problems
-    return ()
-
-
 def _failed_checks(plain: dict[str, Any]) -> Iterator[str]:
     """The problems that each setting's own check reports for values of the right type."""
     for section, kind in typing.get_type_hints(Settings).items():
@@ -112,8 +111,3 @@ def _failed_checks(plain: dict[str, Any]) -> Iterator[str]:
                 check(value)
             except ValueError as error:
                 yield f"{section}.{field.name}: {error}"
-
-
-def _origin(problem: str, path: Path | None, given: Mapping[str, Any]) -> str:
-    key = problem.partition(":")[0]
-    return "command line" if key in given or path is None else str(path)

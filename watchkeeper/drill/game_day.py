@@ -10,14 +10,13 @@ import asyncio
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
-from watchkeeper.drill import pairs
 from watchkeeper.drill import score as scoring
 
 PROGRESS_SECONDS = 1.0
@@ -57,9 +56,10 @@ def run(plan: GameDayPlan, *, on_progress: ReportProgress) -> GameDayResult:
     hours_done: Synchronized[float] = context.Value("d", 0.0)
     workers = plan.workers or os.cpu_count() or 1
     fleets = _fleet_sizes(plan, workers)
-    with _cancel_pending(
-        ProcessPoolExecutor(workers, context, initializer=_init_worker, initargs=(hours_done,))
-    ) as pool:
+    with ExitStack() as stack:
+        pool = ProcessPoolExecutor(workers, context, initializer=_init_worker, initargs=(hours_done,))
+        # On a failure or Ctrl-C, the work that has not started is cancelled.
+        stack.callback(pool.shutdown, cancel_futures=True)
         healthy = [
             pool.submit(_run_healthy, plan.healthy_hours, gpus, seed) for seed, gpus in enumerate(fleets, scoring.SEED)
         ]
@@ -89,27 +89,17 @@ def _fleet_sizes(plan: GameDayPlan, workers: int) -> list[int]:
     return [plan.healthy_gpus - gpus_each * (count - 1), *[gpus_each] * (count - 1)]
 
 
-@contextmanager
-def _cancel_pending(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
-    """On a failure or Ctrl-C, cancel the work that has not started."""
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def _init_worker(hours_done: Synchronized[float]) -> None:
+    def exit_with_parent() -> None:
+        """End this worker when the drill's process ends: a pool's processes would otherwise keep running."""
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
     global _hours_done  # noqa: PLW0603 (the only way into a pool's process)
     _hours_done = hours_done
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    """End this worker when the drill's process ends: a pool's processes would otherwise keep running."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
 def _run_scenario(name: str) -> list[scoring.ScenarioVerdict]:
@@ -117,14 +107,13 @@ def _run_scenario(name: str) -> list[scoring.ScenarioVerdict]:
 
 
 def _run_pair(names: tuple[str, str]) -> list[scoring.ScenarioVerdict]:
-    return asyncio.run(pairs.run_pair(names))
+    return asyncio.run(scoring.run_pair(names))
 
 
 def _run_healthy(hours: float, gpus: int, seed: int) -> scoring.HealthyHours:
-    return asyncio.run(scoring.run_healthy(hours=hours, gpus=gpus, seed=seed, on_progress=_add_hours_done))
+    def add_hours_done(hours: float) -> None:
+        if _hours_done is not None:
+            with _hours_done.get_lock():
+                _hours_done.value += hours
 
-
-def _add_hours_done(hours: float) -> None:
-    if _hours_done is not None:
-        with _hours_done.get_lock():
-            _hours_done.value += hours
+    return asyncio.run(scoring.run_healthy(hours=hours, gpus=gpus, seed=seed, on_progress=add_hours_done))

@@ -94,9 +94,8 @@ class MonitoredFleet:
         self.engine = embedded.EmbeddedEngine(sample_store) if remote is None else remote
         dependencies = pipeline.dry_run_dependencies(self.engine, self.fleet, journal=self.journal, rules=self.rules)
         self.pipeline = pipeline.Pipeline(dependencies, now=simulation.now)
-        self._kernel = kernel_follow.KernelEvents(
-            simulation.settings.cluster, gpu_addresses.GpuAddresses(self._list_gpus)
-        )
+        addresses = gpu_addresses.GpuAddresses(self._list_gpus)
+        self._kernel = kernel_follow.KernelEvents(simulation.settings.cluster, addresses)
         self._last_record_seq = simulation.machines.kernel.last_seq
         self._workload_series = status_series.StatusSeries()
         self._max_page_series = max_page_series
@@ -115,7 +114,10 @@ class MonitoredFleet:
                 self._run_rules(now)
             if self.simulation.second % TICK_SECONDS == 0:
                 self._diagnose_open(self.pipeline.tick(now), now)
-                self._ingest_recoveries(now)
+                broken_gpus = self.pipeline.incidents.broken_gpus()
+                recoveries = self.pipeline.find_recoveries(broken_gpus, now) if broken_gpus else []
+                if recoveries:
+                    self._diagnose_open(self.pipeline.ingest_events(recoveries, now).changed_incidents, now)
 
     def incidents(self) -> list[Incident]:
         """All incidents since the start, including resolved ones."""
@@ -138,18 +140,13 @@ class MonitoredFleet:
         document = json.dumps(self.simulation.service_discovery(ADDRESS)).encode()
         discovered = discovery.read_groups(document, "the simulated fleet", defaults=discovery.DiscoveryDefaults())
         self.fleet.set_expected_nodes(discovered.nodes, clock.to_ms(self.simulation.now))
-        settings = scrape.ScrapeSettings(
-            interval_seconds=self.intervals.scrape_seconds, max_series=self._max_page_series
-        )
-        return [
-            (
-                schedule.offset_ms(target.key, self.intervals.scrape_seconds * 1000) // 1000,
-                scrape.TargetLoop(
-                    target, settings, sink=self.engine.appender, inventory=self.fleet, connection=connection
-                ),
-            )
-            for target in discovered.targets
-        ]
+        interval, sink = self.intervals.scrape_seconds, self.engine.appender
+        settings = scrape.ScrapeSettings(interval_seconds=interval, max_series=self._max_page_series)
+        loops = []
+        for target in discovered.targets:
+            loop = scrape.TargetLoop(target, settings, sink=sink, inventory=self.fleet, connection=connection)
+            loops.append((schedule.offset_ms(target.key, interval * 1000) // 1000, loop))
+        return loops
 
     async def _scrape(self, second: int) -> None:
         offset_seconds = second % self.intervals.scrape_seconds
@@ -157,41 +154,32 @@ class MonitoredFleet:
             if offset == offset_seconds:
                 await loop.scrape(second * 1000)
         if offset_seconds == 0:
-            self._append_status_series(second * 1000)
-
-    def _append_status_series(self, at_ms: int) -> None:
-        """Append the series of nodes and GPU holders, as a hub does."""
-        workload_labels = status_series.workload_series(
-            self.engine.instant(status_series.WORKLOAD_SOURCES, at_ms).frame.labels
-        )
-        samples = fleet.inventory_samples(self.fleet, at_ms) + self._workload_series.samples(workload_labels, at_ms)
-        self.engine.appender.append(samples, group_key="status series")
+            # The series of nodes and GPU holders, as a hub appends them.
+            at_ms = second * 1000
+            sources = self.engine.instant(status_series.WORKLOAD_SOURCES, at_ms).frame.labels
+            workload_samples = self._workload_series.samples(status_series.workload_series(sources), at_ms)
+            samples = fleet.inventory_samples(self.fleet, at_ms) + workload_samples
+            self.engine.appender.append(samples, group_key="status series")
 
     async def _ingest_kernel_records(self, now: datetime) -> None:
         records = self.simulation.kernel_records_since(self._last_record_seq)
         if not records:
             return
         self._last_record_seq = records[-1].seq
-        events = [
-            await self._kernel.build_event(
-                kernel_follow.KernelRecord(record.node, record.boot, record.record, record.at, record.seq)
-            )
-            for record in records
-        ]
+        fields = ((record.node, record.boot, record.record, record.at, record.seq) for record in records)
+        events = [await self._kernel.build_event(kernel_follow.KernelRecord(*values)) for values in fields]
         batch = [event for event in events if event is not None]
         if batch:
             self._diagnose_open(self.pipeline.ingest_events(batch, now).changed_incidents, now)
 
     def _run_rules(self, now: datetime) -> None:
-        changed = [alert for group in self._due_groups(now) for alert in self.pipeline.evaluate(group, now)]
+        """Evaluate the groups of this second; `rule_seconds` is the shortest interval of all groups."""
+        second, min_interval = int(now.timestamp()), float(self.intervals.rule_seconds)
+        intervals = ((group, max(min_interval, group.interval_seconds or 0.0)) for group in self.rules.groups)
+        due = [group for group, interval in intervals if second % interval == 0]
+        changed = [alert for group in due for alert in self.pipeline.evaluate(group, now)]
         if changed:
             self._diagnose_open(self.pipeline.ingest_alerts(changed, now), now)
-
-    def _due_groups(self, now: datetime) -> list[rulefile.RuleGroup]:
-        """The groups to evaluate at this second; `rule_seconds` is the shortest interval of all groups."""
-        second, min_interval = int(now.timestamp()), float(self.intervals.rule_seconds)
-        group_intervals = ((group, max(min_interval, group.interval_seconds or 0.0)) for group in self.rules.groups)
-        return [group for group, interval in group_intervals if second % interval == 0]
 
     def _diagnose_open(self, changed: Sequence[Incident], now: datetime) -> None:
         for incident in {incident.id: incident for incident in changed if incident.is_open}.values():
@@ -199,26 +187,16 @@ class MonitoredFleet:
             if finding is not None:
                 self.pipeline.apply_finding(incident, finding, now)
 
-    def _ingest_recoveries(self, now: datetime) -> None:
-        broken_gpus = self.pipeline.incidents.broken_gpus()
-        recoveries = self.pipeline.find_recoveries(broken_gpus, now) if broken_gpus else []
-        if recoveries:
-            self._diagnose_open(self.pipeline.ingest_events(recoveries, now).changed_incidents, now)
-
     async def _list_gpus(self, node: str) -> Sequence[fleet_model.Gpu]:
-        rows = self.simulation.inventory(node)["gpus"]
+        rows, normalise = self.simulation.inventory(node)["gpus"], fleet_model.normalise_pci
         try:
-            return [
-                fleet_model.Gpu(gpu["uuid"], gpu["index"], fleet_model.normalise_pci(gpu["pci"]), gpu["model"])
-                for gpu in rows
-            ]
+            return [fleet_model.Gpu(gpu["uuid"], gpu["index"], normalise(gpu["pci"]), gpu["model"]) for gpu in rows]
         except ValueError as error:
             raise CollectError(f"invalid inventory: {error}", where=node) from error
 
 
 @contextmanager
 def temporary_fleet(settings: SimSettings, intervals: FleetIntervals) -> Iterator[MonitoredFleet]:
-    """A new simulated fleet whose journal is deleted at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="watchkeeper-drill-") as folder,
         closing(MonitoredFleet(Simulation(settings), Path(folder), intervals=intervals)) as monitored,

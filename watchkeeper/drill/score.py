@@ -1,7 +1,8 @@
 """Score the pipeline: incidents of each scenario against its `truth`, and false alarms in healthy hours.
 
-`score_best_incident` is pure: it compares the incidents of a MonitoredFleet with the injected fault. `run_scenario` and
-`run_healthy` run the fleet; `game_day` runs many of them in parallel.
+`score_best_incident` is pure: it compares the incidents of a MonitoredFleet with the injected fault. `run_scenario`,
+`run_pair` (two faults on one node: each must be detected at its own place with its own cause) and `run_healthy` run the
+fleet; `game_day` runs many of them in parallel.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from watchkeeper.model import alerts, diagnosis, fleet
 from watchkeeper.model.incidents import Incident, IncidentId, Member
 from watchkeeper.sim import scenario
 from watchkeeper.sim.faults import SimFault
-from watchkeeper.sim.simulation import SimSettings
+from watchkeeper.sim.simulation import SimSettings, Simulation
 
 # Two racks and all four pools: one rack can fail and the other is the comparison.
 SCENARIO_GPUS = 128
@@ -29,6 +30,26 @@ DETECTION_TIMEOUT_SECONDS = 2 * 3600
 JOB_INCIDENT_SECONDS = 90
 # Time after detection for place, severity and cause to become right: two minutes of evidence.
 SETTLE_SECONDS = 180
+
+
+# One node gets the faults; the others are for comparison.
+PAIR_GPUS = 64
+# Heat with bad memory, a network link with memory, a program fault with a hardware fault, and pairs with similar
+# symptoms: faults that people confuse, or miss after they found the first one.
+PAIRS = (
+    ("fan-failure", "xid-48"),
+    ("ib-symbol-errors", "ecc-storm"),
+    ("ib-symbol-errors", "xid-48"),
+    ("xid-63", "xid-31"),
+    ("xid-79", "xid-63"),
+    ("pcie-downtrained", "xid-31"),
+    ("power-brake", "ecc-storm"),
+    ("xid-119", "xid-48"),
+    ("xid-74", "ecc-storm"),
+    ("loss-diverged", "ecc-storm"),
+)
+# The second fault ends the job whose heat shows the first, so it is injected after the first is detected.
+SECOND_AFTER_DETECTION = frozenset({("fan-failure", "xid-48")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,77 +121,98 @@ def score_best_incident(
     """
     truth = fault.scenario.truth
     family = causes.lookup(truth.cause).family
-    matching = [
-        incident
-        for incident in incidents
-        if incident.family == family and (incident.place.encloses(place) or place.encloses(incident.place))
-    ]
-    scores = [
-        _score(
-            fault,
-            place,
-            incident,
-            latest_diagnosis=diagnosis_of(incident.id),
-            allowed_seconds=allowed_seconds(incident.members[0]),
+    started_at = clock.from_ms(fault.at * 1000)
+    visible_seconds = durations.parse_seconds(fault.scenario.visible_after)
+    scores = []
+    for incident in (incident for incident in incidents if incident.family == family):
+        if not incident.place.encloses(place) and not place.encloses(incident.place):
+            continue
+        latest_diagnosis = diagnosis_of(incident.id)
+        best = None if latest_diagnosis is None else latest_diagnosis.best
+        elapsed_seconds = (incident.opened_at - started_at).total_seconds()
+        budget_seconds = allowed_seconds(incident.members[0]) + visible_seconds
+        scores.append(
+            ScenarioScore(
+                fault.scenario.name,
+                detected=True,
+                seconds_to_detect=elapsed_seconds,
+                budget_seconds=budget_seconds,
+                within_budget=elapsed_seconds <= budget_seconds,
+                place_right=place in (incident.place, best.place if best else None),
+                severity_right=incident.severity is truth.severity,
+                diagnosed=best is not None and best.cause == truth.cause,
+                cause=truth.cause,
+                named_cause=None if best is None else best.cause,
+            )
         )
-        for incident in matching
-    ]
     undetected = ScenarioScore(fault.scenario.name, False, None, None, False, False, False, False, cause=truth.cause)
     return max(scores, key=lambda score: (score.diagnosed, score.place_right, score.severity_right), default=undetected)
 
 
-def _score(
-    fault: SimFault,
-    place: fleet.Place,
-    incident: Incident,
-    *,
-    latest_diagnosis: diagnosis.Diagnosis | None,
-    allowed_seconds: float,
-) -> ScenarioScore:
-    truth, best = fault.scenario.truth, None if latest_diagnosis is None else latest_diagnosis.best
-    elapsed_seconds = (incident.opened_at - clock.from_ms(fault.at * 1000)).total_seconds()
-    budget_seconds = allowed_seconds + durations.parse_seconds(fault.scenario.visible_after)
-    return ScenarioScore(
-        fault.scenario.name,
-        detected=True,
-        seconds_to_detect=elapsed_seconds,
-        budget_seconds=budget_seconds,
-        within_budget=elapsed_seconds <= budget_seconds,
-        place_right=place in (incident.place, best.place if best else None),
-        severity_right=incident.severity is truth.severity,
-        diagnosed=best is not None and best.cause == truth.cause,
-        cause=truth.cause,
-        named_cause=None if best is None else best.cause,
-    )
-
-
 async def run_scenario(name: str) -> ScenarioVerdict:
-    """Simulate a new fleet with history, inject one fault, and score the incidents."""
     with temporary_fleet(SimSettings(gpus=SCENARIO_GPUS, seed=SEED), HUB_INTERVALS) as monitored:
         chosen = scenario.find_scenario(monitored.simulation.scenarios, name)
-        await advance_history(monitored, [chosen])
+        await _advance_history(monitored, [chosen])
         fault = monitored.simulation.inject(name)
         await _advance_to_fault(monitored, fault)
         earlier_ids = {incident.id for incident in monitored.incidents()}
-        (score,) = await score_until_right(monitored, [fault], earlier_ids)
+        (score,) = await _score_until_right(monitored, [fault], earlier_ids)
         duplicates = await _find_duplicate_incidents(monitored, fault) if score.is_right else ()
-        return ScenarioVerdict(
-            replace(score, has_no_duplicates=not duplicates), tuple(unexplained_pages(monitored, fault)), duplicates
-        )
+        score = replace(score, has_no_duplicates=not duplicates)
+        return ScenarioVerdict(score, tuple(_unexplained_pages(monitored, fault)), duplicates)
 
 
-async def advance_history(monitored: MonitoredFleet, scenarios: Sequence[scenario.Scenario]) -> None:
+async def run_pair(names: tuple[str, str]) -> list[ScenarioVerdict]:
+    """Inject two faults into one node of a new fleet and score each."""
+    with temporary_fleet(SimSettings(gpus=PAIR_GPUS, seed=SEED), HUB_INTERVALS) as monitored:
+        first, second = (scenario.find_scenario(monitored.simulation.scenarios, name) for name in names)
+        await _advance_history(monitored, [first, second])
+        earlier_ids = {incident.id for incident in monitored.incidents()}
+        faults = [monitored.simulation.inject(first.name)]
+        if names in SECOND_AFTER_DETECTION:
+            await _score_until_right(monitored, faults, earlier_ids)
+        faults.append(_inject_beside(monitored.simulation, faults[0], second))
+        scores = await _score_until_right(monitored, faults, earlier_ids)
+        verdicts = []
+        for result, other, fault in zip(scores, reversed(names), faults, strict=True):
+            named = replace(result, name=f"{result.name} beside {other}")
+            verdicts.append(ScenarioVerdict(named, tuple(_unexplained_pages(monitored, fault))))
+        return verdicts
+
+
+def _inject_beside(simulation: Simulation, first: SimFault, second: scenario.Scenario) -> SimFault:
+    index = None
+    if second.strikes is scenario.FaultTarget.GPU:
+        first_row = None if first.gpu is None else first.gpu.row
+        index = next(at for at, gpu in reversed(list(enumerate(first.node.gpus))) if gpu.row != first_row)
+    return simulation.inject(second.name, node=first.node.name, gpu=index)
+
+
+async def _advance_history(monitored: MonitoredFleet, scenarios: Sequence[scenario.Scenario]) -> None:
     """Advance by the longest history of the scenarios without rules, then by two evaluations of the rules."""
     history_seconds = max(durations.parse_seconds(chosen.history) for chosen in scenarios)
     await monitored.advance(round(history_seconds), with_rules=False)
     await monitored.advance(2 * monitored.intervals.rule_seconds)
 
 
-async def score_until_right(
+async def _score_until_right(
     monitored: MonitoredFleet, faults: Sequence[SimFault], earlier_ids: set[IncidentId]
 ) -> list[ScenarioScore]:
     """Advance until the score of every fault is right, or until the time limit of a single fault."""
-    scores = [_score_fault(monitored, fault, []) for fault in faults]
+
+    def score_faults(opened: Sequence[Incident]) -> list[ScenarioScore]:
+        return [
+            score_best_incident(
+                fault,
+                monitored.simulation.fault_place(fault),
+                opened,
+                diagnosis_of=monitored.journal.diagnosis,
+                allowed_seconds=monitored.allowed_seconds,
+            )
+            for fault in faults
+        ]
+
+    scores = score_faults([])
     settled_seconds, waited_seconds = 0, 0
     while not all(score.is_right for score in scores):
         if waited_seconds >= DETECTION_TIMEOUT_SECONDS or settled_seconds >= SETTLE_SECONDS:
@@ -178,17 +220,15 @@ async def score_until_right(
         await monitored.advance(SCORE_EVERY_SECONDS)
         waited_seconds += SCORE_EVERY_SECONDS
         settled_seconds += SCORE_EVERY_SECONDS if all(score.detected for score in scores) else 0
-        opened = [incident for incident in monitored.incidents() if incident.id not in earlier_ids]
-        scores = [_score_fault(monitored, fault, opened) for fault in faults]
+        scores = score_faults([incident for incident in monitored.incidents() if incident.id not in earlier_ids])
     return scores
 
 
 async def _advance_to_fault(monitored: MonitoredFleet, fault: SimFault) -> None:
     """Advance to the start of the fault with fewer evaluations: until then, rules only build baselines."""
     usual_intervals = monitored.intervals
-    monitored.intervals = replace(
-        usual_intervals, rule_seconds=max(usual_intervals.rule_seconds, HEALTHY_INTERVALS.rule_seconds)
-    )
+    rule_seconds = max(usual_intervals.rule_seconds, HEALTHY_INTERVALS.rule_seconds)
+    monitored.intervals = replace(usual_intervals, rule_seconds=rule_seconds)
     await monitored.advance(fault.at - monitored.simulation.second)
     monitored.intervals = usual_intervals
 
@@ -205,21 +245,12 @@ async def _find_duplicate_incidents(monitored: MonitoredFleet, fault: SimFault) 
     return tuple(incident for incident in monitored.incidents() if incident.is_open and incident.place.domain in places)
 
 
-def _score_fault(monitored: MonitoredFleet, fault: SimFault, opened: Sequence[Incident]) -> ScenarioScore:
-    place = monitored.simulation.fault_place(fault)
-    return score_best_incident(
-        fault, place, opened, diagnosis_of=monitored.journal.diagnosis, allowed_seconds=monitored.allowed_seconds
-    )
-
-
-def unexplained_pages(monitored: MonitoredFleet, fault: SimFault) -> Iterable[Incident]:
+def _unexplained_pages(monitored: MonitoredFleet, fault: SimFault) -> Iterable[Incident]:
     """Critical incidents outside the nodes, rack and job that the fault affects."""
     layout = monitored.simulation.layout
-    affected_nodes = {int(layout.node_of_gpu[row]) for effect in fault.effects for row in effect.rows} | {
-        fault.node.row
-    }
-    if fault.job is not None:
-        affected_nodes |= {int(layout.node_of_gpu[row]) for row in fault.job.rows}
+    gpu_rows = [row for effect in fault.effects for row in effect.rows]
+    gpu_rows += [] if fault.job is None else fault.job.rows
+    affected_nodes = {fault.node.row, *(int(layout.node_of_gpu[row]) for row in gpu_rows)}
     names = {layout.nodes[row].name for row in affected_nodes}
     fault_place = monitored.simulation.fault_place(fault)
     for incident in monitored.incidents():
@@ -230,8 +261,6 @@ def unexplained_pages(monitored: MonitoredFleet, fault: SimFault) -> Iterable[In
 
 @dataclass(frozen=True, slots=True)
 class HealthyHours:
-    """False alarms of a fleet without faults."""
-
     gpu_hours: float = 0.0
     alarms: tuple[Incident, ...] = ()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from watchkeeper.catalogue import causes, effects, xid
+from watchkeeper.catalogue import causes, xid
 from watchkeeper.incidents import job_effects
 from watchkeeper.incidents.footprint import WHOLE_JOB_FAMILIES, holders_of, is_workload, workload_name
 from watchkeeper.incidents.signals import Signal, anchor_place
@@ -228,7 +228,7 @@ def _may_host(incident: Incident, signal: Signal, context: CorrelationContext) -
     """Whether the signal belongs to the incident: the same family at this place, or an effect of its cause here."""
     if incident.family == signal.family:
         return _shares_place(incident, signal, context)
-    if signal.family in effects.affected_families(incident.cause):
+    if signal.family in causes.affected_families(incident.cause):
         place = anchor_place(signal.place, signal.cause)
         return context.encloses(incident.place, place) or context.job_holds(incident.place, place)
     if job_effects.explains_job_effect(incident, signal, context.job_runs_at):
@@ -262,7 +262,7 @@ def _shares_place(incident: Incident, signal: Signal, context: CorrelationContex
 
 def _is_early_effect(incident: Incident, signal: Signal, context: CorrelationContext) -> bool:
     """Whether the incident is an effect that was detected shortly before its cause, which is the signal."""
-    if incident.family in effects.affected_families(signal.cause):
+    if incident.family in causes.affected_families(signal.cause):
         place = anchor_place(signal.place, signal.cause)
         if context.job_holds(place, incident.place):
             # A stall is detected late: the idle GPUs of the job may have been detected before.
@@ -361,8 +361,8 @@ def leading_member(members: Sequence[Member]) -> Member:
     """The member that best describes the fault and its place, never an effect of another member's cause."""
     members = _without_repair_effects(members)
     causes_present = {member.cause for member in members}
-    explained = frozenset().union(*(effects.affected_families(cause) for cause in causes_present))
-    job_effect_ids = {effect for cause in causes_present for effect in effects.job_effects(cause)}
+    explained = frozenset().union(*(causes.affected_families(cause) for cause in causes_present))
+    job_effect_ids = {effect for cause in causes_present for effect in causes.job_effects(cause)}
     root_members = [
         member
         for member in members

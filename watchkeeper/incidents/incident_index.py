@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from watchkeeper.catalogue import effects
+from watchkeeper.catalogue import causes
 from watchkeeper.incidents.domains import Domains
 from watchkeeper.incidents.footprint import holders_of, is_workload
 from watchkeeper.model import fleet
@@ -67,7 +67,7 @@ class IncidentIndex:
             *(member.place for member in incident.members if is_workload(member.place)),
             *(_holder_place(incident.place.cluster, job) for job in holders_of(incident)),
         }
-        if incident.is_open and is_workload(incident.place) and effects.is_job_effect(incident.cause):
+        if incident.is_open and is_workload(incident.place) and causes.is_job_effect(incident.cause):
             # The nodes at the start of the incident: a query for each change would be expensive.
             places |= indexed if len(indexed) > len(places) else self._domains.footprint_of(incident.place).nodes
         for place in indexed - places:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from watchkeeper.catalogue import causes, effects
+from watchkeeper.catalogue import causes
 from watchkeeper.incidents.footprint import is_workload
 from watchkeeper.incidents.signals import Signal, anchor_place
 from watchkeeper.model import fleet
@@ -22,7 +22,7 @@ PlaceRelation = Callable[[fleet.Place, fleet.Place], bool]
 
 def explains_job_effect(incident: Incident, signal: Signal, job_runs_at: PlaceRelation) -> bool:
     """Whether the incident is a fault under a rank of this job that can cause this, and is not too old."""
-    max_age = effects.job_effects(incident.cause).get(signal.cause)
+    max_age = causes.job_effects(incident.cause).get(signal.cause)
     if max_age is None or not is_workload(signal.place):
         return False
     newest = max(member.since for member in incident.members if not is_job_member(member, incident))
@@ -33,9 +33,9 @@ def is_caused_by_job(incident: Incident, signal: Signal, job_holds: PlaceRelatio
     """Whether the signal follows from a stalled job that already belongs to this incident."""
     place = anchor_place(signal.place, signal.cause)
     return any(
-        signal.family in effects.affected_families(job_signal.cause)
+        signal.family in causes.affected_families(job_signal.cause)
         if job_signal.place != signal.place
-        else job_signal.family == signal.family or signal.cause in effects.job_effects(job_signal.cause)
+        else job_signal.family == signal.family or signal.cause in causes.job_effects(job_signal.cause)
         for job_signal in ongoing_job_signals(incident)
         if job_signal.place == signal.place or job_holds(job_signal.place, place)
     )
@@ -43,7 +43,7 @@ def is_caused_by_job(incident: Incident, signal: Signal, job_holds: PlaceRelatio
 
 def is_early_effect(incident: Incident, signal: Signal, job_runs_at: PlaceRelation) -> bool:
     """Whether the incident of a job was detected shortly before the fault that caused it, which is the signal."""
-    max_age = effects.job_effects(signal.cause).get(incident.cause)
+    max_age = causes.job_effects(signal.cause).get(incident.cause)
     if max_age is None or not is_workload(incident.place):
         return False
     leads = [signal.at - member.since for member in incident.members]

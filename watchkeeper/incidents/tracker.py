@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from watchkeeper.catalogue import effects
+from watchkeeper.catalogue import causes
 from watchkeeper.errors import InvalidTransition
 from watchkeeper.incidents import job_effects
 from watchkeeper.incidents.conditions import EVENT_RETENTION, Conditions
@@ -222,7 +222,7 @@ class IncidentTracker:
     def _candidates(self, signal: Signal) -> list[Incident]:
         """The incidents that a signal may belong to; for a job also the faults under its ranks."""
         place = signal.place
-        may_concern_job = effects.is_job_effect(signal.cause) or effects.is_effect_of_jobs(signal.family)
+        may_concern_job = causes.is_job_effect(signal.cause) or causes.is_effect_of_jobs(signal.family)
         if is_workload(place) and not signal.has_ended and may_concern_job:
             return self._index.incidents_under_job(place)
         return self._index.incidents_near(place, signal.job)

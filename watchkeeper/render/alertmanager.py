@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from watchkeeper.catalogue import causes, effects
+from watchkeeper.catalogue import causes
 from watchkeeper.config import settings as config
 from watchkeeper.model import silences
 from watchkeeper.notify import alertmanager, routing
@@ -184,7 +184,7 @@ def _interval(name: str, route: routing.Route) -> dict[str, Any]:
 def _inhibition() -> Iterable[YamlPart]:
     for row in causes.all_causes():
         # A job's alert names no node, and Alertmanager does not know where a job runs.
-        families = effects.affected_families(row.cause) if row.scope != "workload" else frozenset()
+        families = causes.affected_families(row.cause) if row.scope != "workload" else frozenset()
         affected = (
             other.cause for other in causes.all_causes() if other.family in families and other.cause != row.cause
         )

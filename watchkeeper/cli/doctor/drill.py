@@ -57,7 +57,7 @@ def command(
     part caused a page; else 1.
     """
     from watchkeeper.drill import game_day
-    from watchkeeper.drill.pairs import PAIRS
+    from watchkeeper.drill.score import PAIRS
     from watchkeeper.kit import wire
     from watchkeeper.sim import scenario
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from watchkeeper.catalogue import infiniband
+from watchkeeper.catalogue import tables
 from watchkeeper.clusters.fabric import fabric_changes, fabric_sweep, ufm
 from watchkeeper.config import settings as config
 from watchkeeper.errors import CollectError, WireError
@@ -201,7 +201,7 @@ def _port_rows(
             )
         elif not name.endswith(NOT_ERRORS):
             yield "watchkeeper_fabric_port_errors_total", {**port_labels, "counter": name}, float(value)
-            if value and value == infiniband.counter_maximum(name):
+            if value and value == tables.counter_maximum(name):
                 yield "watchkeeper_fabric_port_counter_at_maximum", {**port_labels, "counter": name}, 1.0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from watchkeeper.catalogue import infiniband, tables
+from watchkeeper.catalogue import tables
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.hub.samples import Queries
@@ -241,7 +241,7 @@ class _FabricQueries:
 def _metric_name(counter: str) -> str:
     row = tables.find_counter(counter)
     assert row is not None, counter
-    return infiniband.counter_families()["counters", row.sysfs_name].name
+    return tables.counter_families()["counters", row.sysfs_name].name
 
 
 def _host_reading(readings: dict[fabric_map.HostKey, PortReading], labels: Labels) -> PortReading:

@@ -20,7 +20,17 @@ from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.histograms import HistogramSample
 from watchkeeper.model.labels import Labels
 from watchkeeper.model.samples import Sample
-from watchkeeper.query.engine import Frame, Matcher, Millis, QueryLimits, QueryRange, QueryResult, RawSeries, ResultType
+from watchkeeper.query.engine import (
+    Frame,
+    Matcher,
+    Millis,
+    QueryLimits,
+    QueryRange,
+    QueryResult,
+    RawSeries,
+    ResultType,
+    Selectors,
+)
 from watchkeeper.query.evaluate.evaluator import Evaluator
 from watchkeeper.query.evaluate.values import Scalar, Text, Value, Vector, Windows, is_none, without_dropped
 from watchkeeper.query.promql import ast, patterns
@@ -100,18 +110,16 @@ class EmbeddedEngine:
         count = self.head.cached_series_count(tree.matchers, span.start_ms - self._limits.lookback_ms)
         return self.range(expr, span) if count is not None and count * span.steps <= MAX_CHEAP_POINTS else None
 
-    def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
+    def series(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[Labels]:
         label_sets = {labels for selector in matchers for labels in self.head.series(selector, start_ms, end_ms)}
         return sorted(label_sets)
 
-    def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
+    def label_names(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[str]:
         return sorted(
             {name for selector in matchers or [()] for name in self.head.label_names(selector, start_ms, end_ms)}
         )
 
-    def label_values(
-        self, name: str, matchers: Sequence[Sequence[Matcher]], *, start_ms: int, end_ms: int
-    ) -> list[str]:
+    def label_values(self, name: str, matchers: Selectors, *, start_ms: int, end_ms: int) -> list[str]:
         value_lists = (self.head.label_values(name, selector, start_ms, end_ms=end_ms) for selector in matchers or [()])
         return sorted({value for values in value_lists for value in values})
 
@@ -127,10 +135,7 @@ class EmbeddedEngine:
         ]
 
     def raw_samples(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Iterator[RawSeries]:
-        """Every stored sample with start < time ≤ end, including stale markers; recordings contain these.
-
-        A series with native histograms has a list of histograms and numbers, every other series only numbers.
-        """
+        """Every stored sample with start < time ≤ end, also stale markers; as a list if some are histograms."""
         columns = self.head.select(matchers, start_ms, end_ms, max_samples=self._limits.max_samples)
         cells = self.head.find_histograms(columns.values)
         for row, labels in enumerate(columns.series.labels_of(range(len(columns.series)))):
@@ -153,9 +158,7 @@ class EmbeddedEngine:
     def metadata(self) -> dict[str, tuple[str, str, str]]:
         return self.head.metadata.descriptions()
 
-    def exemplars(
-        self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
-    ) -> list[tuple[Labels, list[Exemplar]]]:
+    def exemplars(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[tuple[Labels, list[Exemplar]]]:
         def is_selected(series: Labels) -> bool:
             return any(
                 all(patterns.matches(matcher, series.get(matcher.name, "")) for matcher in selector)

@@ -29,6 +29,8 @@ Millis = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Matcher: TypeAlias = index.Matcher
 MatchOp: TypeAlias = index.MatchOp
+# Each selector is a list of matchers; a series matches any of them.
+Selectors: TypeAlias = Sequence[Sequence[Matcher]]
 RawSeries: TypeAlias = tuple[Labels, Millis, Floats | list[float | Histogram]]
 
 
@@ -64,10 +66,7 @@ class QueryRange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """Series over a time axis: `values[s, t]` is the value of `labels[s]` at `times_ms[t]` if `present[s, t]`.
-
-    Native histograms are in `histograms`, and their cells are not `present`.
-    """
+    """Series over a time axis: `values[s, t]` exists if `present[s, t]`; cells of `histograms` are not `present`."""
 
     labels: Sequence[Labels]
     times_ms: Millis
@@ -178,25 +177,21 @@ class Engine(InstantEngine, Protocol):
 
     def range(self, expr: str, span: QueryRange) -> QueryResult: ...
 
-    def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
+    def series(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[Labels]:
         """Label sets of series with samples in the time range that match any of the selectors."""
         ...
 
-    def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
+    def label_names(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[str]:
         """Label names of the series that match; of all series if there are no selectors."""
         ...
 
-    def label_values(
-        self, name: str, matchers: Sequence[Sequence[Matcher]], *, start_ms: int, end_ms: int
-    ) -> list[str]: ...
+    def label_values(self, name: str, matchers: Selectors, *, start_ms: int, end_ms: int) -> list[str]: ...
 
     def metadata(self) -> dict[str, tuple[str, str, str]]:
         """Type, help and unit of each metric with metadata."""
         ...
 
-    def exemplars(
-        self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
-    ) -> list[tuple[Labels, list[Exemplar]]]:
+    def exemplars(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[tuple[Labels, list[Exemplar]]]:
         """Exemplars of series that match any of the selectors, with start ≤ time ≤ end."""
         ...
 

@@ -17,10 +17,7 @@ CLOCK_REASONS = "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
 
 
 def memory_errors_query(matchers: str, *, minutes: int) -> str:
-    """PromQL for the increase of each counter, also if it is 0; the label `field` names the counter.
-
-    A counter without a series is not exported, which is not the same as an increase of 0.
-    """
+    """PromQL for the increase of each exported counter, also if it is 0; the label `field` names the counter."""
     parts = (
         f'label_replace(increase({name}{{{matchers}}}[{minutes}m]), "field", "{name}", "", "")'
         for name in MEMORY_ERRORS

@@ -19,7 +19,7 @@ from watchkeeper.kit.recency_cache import RecencyCache
 from watchkeeper.model.labels import Labels
 from watchkeeper.query.embedded import MAX_PARSED_EXPRESSIONS, EmbeddedEngine
 from watchkeeper.query.engine import InstantEngine, QueryLimits, QueryResult
-from watchkeeper.query.prometheus import LIMITS, PrometheusEngine
+from watchkeeper.query.prometheus import PrometheusEngine
 from watchkeeper.query.promql import ast, parser, walk
 from watchkeeper.query.remote.remote_appender import RemoteAppender
 from watchkeeper.store.columns import Ints
@@ -35,13 +35,12 @@ NO_REMOTE_ID = -1
 class LocalCacheEngine(PrometheusEngine):
     """A remote engine that also caches the samples it sends."""
 
-    def __init__(self, access: settings.QuerySettings, limits: QueryLimits = LIMITS) -> None:
-        super().__init__(access, limits)
+    def __init__(self, access: settings.QuerySettings) -> None:
+        super().__init__(access)
         self.cache_ms = durations.parse_ms(access.memory)
-        self.cache_appender = LocalCacheAppender(
-            Head(retention_ms=self.cache_ms, max_series=access.max_series), self.remote
-        )
-        self.cache_engine = EmbeddedEngine(self.cache_appender.head, QueryLimits(max_series=None, max_samples=None))
+        head = Head(retention_ms=self.cache_ms, max_series=access.max_series)
+        self.cache_appender = LocalCacheAppender(head, self.remote)
+        self.cache_engine = EmbeddedEngine(head, QueryLimits(max_series=None, max_samples=None))
 
     @property
     def appender(self) -> LocalCacheAppender:

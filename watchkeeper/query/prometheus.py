@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 from urllib.parse import quote, urlencode
 
 from watchkeeper import errors
@@ -17,7 +17,7 @@ from watchkeeper.config import settings
 from watchkeeper.kit import logs
 from watchkeeper.model.exemplars import Exemplar
 from watchkeeper.model.labels import Labels
-from watchkeeper.query.engine import InstantEngine, Matcher, QueryLimits, QueryRange, QueryResult
+from watchkeeper.query.engine import InstantEngine, QueryLimits, QueryRange, QueryResult, Selectors
 from watchkeeper.query.promql import parser
 from watchkeeper.query.remote import responses
 from watchkeeper.query.remote.http import Request, Response, ServerClient
@@ -25,6 +25,8 @@ from watchkeeper.query.remote.remote_appender import RemoteAppender
 from watchkeeper.store import interfaces
 
 log = logging.getLogger(__name__)
+
+Form: TypeAlias = list[tuple[str, str]]
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 # Without this VictoriaMetrics aligns the times of a query to its cache; other servers ignore it.
@@ -36,11 +38,11 @@ LIMITS = QueryLimits(max_samples=None, max_depth=None, max_series=None)
 class PrometheusEngine:
     """Implements `query.engine.Engine` over one server; `remote` appends samples to it."""
 
-    def __init__(self, access: settings.QuerySettings, limits: QueryLimits = LIMITS) -> None:
+    def __init__(self, access: settings.QuerySettings) -> None:
         if access.url is None:
             raise errors.StartRefused("query.url is not set", remedy="Set query.url to the address of the server")
         self._access = access
-        self._limits = limits
+        self._limits = LIMITS
         self._client = ServerClient(access, access.url)
         self.remote = RemoteAppender(access, server=self._client.url)
 
@@ -87,19 +89,17 @@ class PrometheusEngine:
         with self._convert_read_errors():
             return responses.read_range(data, span, notes)
 
-    def series(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[Labels]:
+    def series(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[Labels]:
         if not matchers:
             return []
         data = self._fetch_list("/api/v1/series", matchers, start_ms, end_ms)
         with self._convert_read_errors():
             return sorted(Labels(pairs) for pairs in data or ())
 
-    def label_names(self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int) -> list[str]:
+    def label_names(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[str]:
         return sorted(self._fetch_list("/api/v1/labels", matchers, start_ms, end_ms) or ())
 
-    def label_values(
-        self, name: str, matchers: Sequence[Sequence[Matcher]], *, start_ms: int, end_ms: int
-    ) -> list[str]:
+    def label_values(self, name: str, matchers: Selectors, *, start_ms: int, end_ms: int) -> list[str]:
         path = f"/api/v1/label/{quote(name, safe='')}/values"
         return sorted(self._fetch_list(path, matchers, start_ms, end_ms, method="GET") or ())
 
@@ -112,9 +112,7 @@ class PrometheusEngine:
                 if entries
             }
 
-    def exemplars(
-        self, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int
-    ) -> list[tuple[Labels, list[Exemplar]]]:
+    def exemplars(self, matchers: Selectors, start_ms: int, end_ms: int) -> list[tuple[Labels, list[Exemplar]]]:
         times = [("start", _seconds(start_ms)), ("end", _seconds(end_ms))]
         expr = " or ".join(responses.format_selector(selector) for selector in matchers)
         data, _ = self._fetch("/api/v1/query_exemplars", [("query", expr), *times])
@@ -126,9 +124,7 @@ class PrometheusEngine:
         if max_bytes is not None and size > max_bytes:
             raise errors.QueryLimit(f"the expression has {size} bytes, the limit is {max_bytes}")
 
-    def _evaluate(
-        self, path: str, expr: str, form: list[tuple[str, str]], read: Callable[[Response], QueryResult]
-    ) -> QueryResult:
+    def _evaluate(self, path: str, expr: str, form: Form, read: Callable[[Response], QueryResult]) -> QueryResult:
         try:
             return read(self._send(path, [("query", expr), *form, EXACT_TIMES]))
         except errors.QueryError as error:
@@ -138,9 +134,7 @@ class PrometheusEngine:
                 parser.parse(expr, self._limits)
             raise
 
-    def _fetch_list(
-        self, path: str, matchers: Sequence[Sequence[Matcher]], start_ms: int, end_ms: int, *, method: str = "POST"
-    ) -> Any:
+    def _fetch_list(self, path: str, matchers: Selectors, start_ms: int, end_ms: int, *, method: str = "POST") -> Any:
         form = [("match[]", responses.format_selector(selector)) for selector in matchers]
         data, notes = self._fetch(
             path, [*form, ("start", _seconds(start_ms)), ("end", _seconds(end_ms))], method=method
@@ -149,12 +143,10 @@ class PrometheusEngine:
             log.warning("query warning from server", extra=logs.fields(path=path, warning=warning))
         return data
 
-    def _fetch(
-        self, path: str, form: list[tuple[str, str]], *, method: str = "POST"
-    ) -> tuple[Any, responses.ResponseNotes]:
+    def _fetch(self, path: str, form: Form, *, method: str = "POST") -> tuple[Any, responses.ResponseNotes]:
         return responses.read_payload(self._send(path, form, method=method), self._client.url)
 
-    def _send(self, path: str, form: list[tuple[str, str]], *, method: str = "POST") -> Response:
+    def _send(self, path: str, form: Form, *, method: str = "POST") -> Response:
         text = urlencode([*form, ("timeout", f"{self._access.timeout_seconds:g}s")])
         if method == "GET":
             request = Request("GET", f"{path}?{text}")

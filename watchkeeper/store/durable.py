@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, is_absent
 from watchkeeper.store.corruption import Corruption
 from watchkeeper.store.head.head import MAX_AHEAD_MS, Head
 from watchkeeper.store.histograms import MAX_MERGED_BYTES, Cells, find_histograms
-from watchkeeper.store.index import Matcher, Patterns
+from watchkeeper.store.index import Matchers, Patterns
 from watchkeeper.store.sample_columns import Columns, UnionCache, join
 from watchkeeper.store.series import SeriesSet
 from watchkeeper.store.wal import wal_prefetch, wal_reader, wal_records, wal_replay
@@ -119,6 +119,7 @@ class DurableStore:
     def __init__(self, path: Path, limits: StoreSettings, *, clock_ms: Callable[[], int]) -> None:
         self.path = path
         self._limits = limits
+        self.retention_ms, self.late_ms = limits.retention_ms, limits.late_ms
         self._clock_ms = clock_ms
         self._block_folder, self._wal_folder = path / "blocks", path / "wal"
         for folder in (self._block_folder, self._wal_folder):
@@ -171,14 +172,6 @@ class DurableStore:
     def newest_ms(self) -> int | None:
         return self.head.newest_ms
 
-    @property
-    def retention_ms(self) -> int:
-        return self._limits.retention_ms
-
-    @property
-    def late_ms(self) -> int:
-        return self._limits.late_ms
-
     def sync(self) -> int:
         """Write accepted samples to disk; return how many. StoreError if the write fails."""
         with self._disk_errors():
@@ -189,9 +182,7 @@ class DurableStore:
 
     # Querying
 
-    def select(
-        self, matchers: Sequence[Matcher], start_ms: int, end_ms: int, *, max_samples: int | None = None
-    ) -> Columns:
+    def select(self, matchers: Matchers, start_ms: int, end_ms: int, *, max_samples: int | None = None) -> Columns:
         block_list = self._block_list
         floor_ms = self._memory_start_ms(block_list)
         if start_ms + 1 >= floor_ms:
@@ -224,11 +215,11 @@ class DurableStore:
 
         return find_histograms(values, find_packed)
 
-    def cached_series_count(self, matchers: Sequence[Matcher], start_ms: int) -> int | None:
+    def cached_series_count(self, matchers: Matchers, start_ms: int) -> int | None:
         is_in_memory = start_ms + 1 >= self._memory_start_ms(self._block_list)
         return self.head.cached_series_count(matchers, start_ms) if is_in_memory else None
 
-    def latest(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
+    def latest(self, matchers: Matchers, start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         if start_ms + 1 >= self._memory_start_ms(self._block_list):
             return self.head.latest(matchers, start_ms, end_ms)
         columns = self.select(matchers, start_ms, end_ms)
@@ -241,18 +232,18 @@ class DurableStore:
         values = np.where(has_sample.any(axis=1), columns.values[rows, slots], ABSENT)
         return columns.series, columns.times[columns.groups, slots], values
 
-    def series(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
+    def series(self, matchers: Matchers, start_ms: int, end_ms: int) -> list[label_sets.Labels]:
         label_sets_found = dict.fromkeys(self.head.series(matchers, start_ms, end_ms))
         for pairs in self._read_blocks(start_ms, end_ms, lambda block: block.series(matchers, start_ms, end_ms)):
             label_sets_found.update(dict.fromkeys(map(label_sets.Labels, pairs)))
         return list(label_sets_found)
 
-    def label_names(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[str]:
+    def label_names(self, matchers: Matchers, start_ms: int, end_ms: int) -> list[str]:
         in_memory = self.head.label_names(matchers, start_ms, end_ms)
         in_blocks = self._read_blocks(start_ms, end_ms, lambda block: block.label_names(matchers, start_ms, end_ms))
         return sorted(set(in_memory).union(*in_blocks))
 
-    def label_values(self, name: str, matchers: Sequence[Matcher], start_ms: int, *, end_ms: int) -> list[str]:
+    def label_values(self, name: str, matchers: Matchers, start_ms: int, *, end_ms: int) -> list[str]:
         in_memory = self.head.label_values(name, matchers, start_ms, end_ms=end_ms)
         in_blocks = self._read_blocks(
             start_ms, end_ms, lambda block: block.label_values(name, matchers, start_ms, end_ms=end_ms)

@@ -43,10 +43,7 @@ def is_histogram(values: Floats) -> Mask:
 
 
 def find_histograms(values: Floats, find: Callable[[int], bytes | None]) -> Cells | None:
-    """The histograms of the marks in a matrix, or None if it has no mark.
-
-    A mark whose histogram was lost, because its file is damaged, becomes ABSENT in place.
-    """
+    """The histograms of the marks in a matrix, or None; a mark without a histogram becomes ABSENT in place."""
     positions = np.flatnonzero(is_histogram(values))
     if not len(positions):
         return None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import compress
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import re2
@@ -67,6 +67,9 @@ class Matcher:
     def __hash__(self) -> int:
         # Without `op`: hashing an enum is slow, and rules look up the same selectors repeatedly.
         return hash((self.name, self.value))
+
+
+Matchers: TypeAlias = Sequence[Matcher]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,10 +184,7 @@ class SeriesIndex:
         return number
 
     def add_all(self, new_series: Sequence[label_sets.Labels], names: Iterable[str]) -> Ints:
-        """Add many label sets of these metrics; they are distinct, and none is in the index.
-
-        Equal pairs among them are the same object, as the WAL reader creates them.
-        """
+        """Add new, distinct label sets of these metrics, whose equal pairs are the same object."""
         reused_count = min(len(self._free), len(new_series))
         numbers = [self._free.pop() for _ in range(reused_count)]
         numbers += range(len(self.labels), len(self.labels) + len(new_series) - reused_count)
@@ -251,7 +251,7 @@ class SeriesIndex:
                 del self._postings[name][value], self._posting_by_pair[name, value]
         self._free.extend(removed)
 
-    def label_names(self, matchers: Sequence[Matcher] = (), in_range: Mask | None = None) -> list[str]:
+    def label_names(self, matchers: Matchers = (), in_range: Mask | None = None) -> list[str]:
         """Label names of the matching series whose number is in the mask `in_range`; None means all."""
         in_range = self._all_series() if in_range is None else in_range
         if not matchers:
@@ -260,7 +260,7 @@ class SeriesIndex:
             matchers, in_range, "label names", lambda rows: sorted({name for pairs in rows for name, _ in pairs})
         )
 
-    def label_values(self, name: str, matchers: Sequence[Matcher] = (), *, in_range: Mask | None = None) -> list[str]:
+    def label_values(self, name: str, matchers: Matchers = (), *, in_range: Mask | None = None) -> list[str]:
         in_range = self._all_series() if in_range is None else in_range
         if not matchers:
             values = self._postings.get(name, {})
@@ -273,7 +273,7 @@ class SeriesIndex:
         )
 
     def _derive_in_range(
-        self, matchers: Sequence[Matcher], in_range: Mask, key: Hashable, build: Callable[[Sequence[Pairs]], T]
+        self, matchers: Matchers, in_range: Mask, key: Hashable, build: Callable[[Sequence[Pairs]], T]
     ) -> T:
         """The result for the selected series in the mask; cached if these are all selected series."""
         selection = self.select(matchers)
@@ -298,7 +298,7 @@ class SeriesIndex:
             ),
         )
 
-    def select(self, matchers: Sequence[Matcher]) -> Selection:
+    def select(self, matchers: Matchers) -> Selection:
         key = tuple(matchers)
         version = self._version_for(key)
         cached = self._selections.get(key)
@@ -329,7 +329,7 @@ class SeriesIndex:
                 if not _metric_of(stale_key):
                     dropped.series.register.release()
 
-    def cached_selection(self, matchers: Sequence[Matcher]) -> Selection | None:
+    def cached_selection(self, matchers: Matchers) -> Selection | None:
         cached = self._selections.get(tuple(matchers))
         return cached if cached is not None and cached.version == self._version_for(matchers) else None
 
@@ -376,11 +376,11 @@ class SeriesIndex:
             self._registry_by_metric.clear()
             self._registry_ids[:] = UNREGISTERED
 
-    def _version_for(self, matchers: Sequence[Matcher]) -> int:
+    def _version_for(self, matchers: Matchers) -> int:
         name = _metric_of(matchers)
         return self._name_versions.get(name, 0) if name else self._version
 
-    def _find_matching(self, matchers: Sequence[Matcher]) -> Ints:
+    def _find_matching(self, matchers: Matchers) -> Ints:
         """The series that match all matchers; `=` matchers come first, because they leave the fewest series."""
         postings = [self._posting(matcher.name, matcher.value) for matcher in matchers if _is_equality(matcher)]
         numbers: Ints | None = None
@@ -430,7 +430,7 @@ class SeriesIndex:
         return mask
 
 
-def _metric_of(matchers: Sequence[Matcher]) -> str:
+def _metric_of(matchers: Matchers) -> str:
     """The metric that a selector names, or an empty text."""
     names = (matcher.value for matcher in matchers if matcher.name == label_sets.METRIC_NAME and _is_equality(matcher))
     return next(names, "")

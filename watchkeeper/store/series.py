@@ -76,10 +76,7 @@ class _RegistryPair:
 
 
 class LabelRegistry:
-    """Numbers label sets, and caches results for each.
-
-    It only grows; its owner replaces it when most of its label sets are no longer used.
-    """
+    """Numbers label sets and caches results for each; it only grows, and its owner replaces it."""
 
     __slots__ = ("__weakref__", "_columns", "_labels", "_mapped", "_numbers", "_pairs_by_registry", "_recent", "pairs")
 
@@ -139,10 +136,7 @@ class LabelRegistry:
     def mapped(
         self, key: Hashable, change: Callable[[Pairs], Pairs], *, is_one_to_one: bool = False
     ) -> tuple[LabelRegistry, Ints]:
-        """The changed label sets: their registry, and the number of each there.
-
-        `is_one_to_one` says that no two become equal: then no lookup table is needed.
-        """
+        """The registry of the changed label sets and their numbers there; one-to-one changes need no lookup table."""
         with LABEL_LOCK:
             registry = self._mapped.get(key)
             if registry is None:

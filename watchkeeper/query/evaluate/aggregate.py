@@ -201,7 +201,11 @@ def _merge_histograms(result: Vector, node: ast.Aggregate, vector: Vector, *, gr
     assert vector.histograms is not None
     values, present = np.array(result.values), np.array(result.present)
     cells = np.full(values.shape, None, dtype=object)
-    for (number, step), members in _gather(vector, groups).items():
+    members_by_cell: HistogramsByCell = defaultdict(list)
+    for row, step in np.argwhere(native_mask(vector)).tolist():
+        name = label_of(vector.series.pairs[row], METRIC_NAME)
+        members_by_cell[int(groups.group_of_row[row]), step].append((name, vector.histograms[row, step]))
+    for (number, step), members in members_by_cell.items():
         combined = None
         if present[number, step]:
             notes.warn("encountered a mix of histograms and floats for aggregation", node.expr)
@@ -209,15 +213,6 @@ def _merge_histograms(result: Vector, node: ast.Aggregate, vector: Vector, *, gr
             combined = _combine(COMBINERS[node.op], members, node.expr, notes=notes)
         cells[number, step], present[number, step] = combined, combined is not None
     return Vector(result.series, values, present, cells)
-
-
-def _gather(vector: Vector, groups: Groups) -> HistogramsByCell:
-    assert vector.histograms is not None
-    members_by_cell: HistogramsByCell = defaultdict(list)
-    for row, step in np.argwhere(native_mask(vector)).tolist():
-        name = label_of(vector.series.pairs[row], METRIC_NAME)
-        members_by_cell[int(groups.group_of_row[row]), step].append((name, vector.histograms[row, step]))
-    return members_by_cell
 
 
 def _combine(

@@ -171,10 +171,7 @@ def _split_bucket(bucket: Bucket, limit: float, *, keeps_below: bool, is_linear:
 
 
 def _split_unbounded(bucket: Bucket, limit: float, *, keeps_below: bool) -> tuple[float, float]:
-    """Split a bucket that is unbounded on one side, in which the positions of observations are unknown.
-
-    Below a positive bound observations are assumed to be positive; else they are assumed to be on the unbounded side.
-    """
+    """Below a positive bound observations are assumed to be positive, else to be on the unbounded side."""
     lower, upper, count = bucket
     if lower == -math.inf and 0 < upper < math.inf:
         if keeps_below:

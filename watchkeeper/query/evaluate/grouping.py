@@ -83,11 +83,8 @@ def group_sizes(starts: Ints, rows: int) -> Ints:
 
 
 def reduce_groups(reduce: np.ufunc, table: npt.NDArray[T], starts: Ints) -> npt.NDArray[T]:
-    """Reduce the rows of each group; rows are sorted by group, and groups begin at `starts`.
-
-    `reduceat` processes one column after the other; with many columns, whole rows at a time are ten times as fast
-    (10,000 rows × 480: 4 ms instead of 40).
-    """
+    """Reduce the rows of each group; rows are sorted by group, and groups begin at `starts`."""
+    # `reduceat` processes one column after the other; with many columns, whole rows at a time are ten times as fast.
     rows, steps = table.shape
     sizes = group_sizes(starts, rows)
     if steps > 1 and len(starts) and (sizes == sizes[0]).all():

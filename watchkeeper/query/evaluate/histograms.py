@@ -182,10 +182,7 @@ def _build_layouts(series: Sequence[Pairs]) -> list[_Layout]:
 def _compute_by_pattern(
     bounds: Floats, counts: Floats, present: Mask, *, compute: Compute, steps: int
 ) -> tuple[Floats, Mask]:
-    """Compute each cell from its present buckets, and return which cells were made monotonic.
-
-    Cells with the same buckets are computed together.
-    """
+    """Compute cells with the same present buckets together, and return which cells were made monotonic."""
     out, was_repaired = np.full(counts.shape[1], np.nan), np.zeros(counts.shape[1], dtype=bool)
     for has_bucket, cells in _iterate_patterns(present):
         if not len(cells) or not np.isposinf(bounds[has_bucket][-1]):
@@ -288,9 +285,8 @@ def _append_native(classic: Vector, vector: Vector, estimate: Estimate, *, about
             if nan_effect is not None:
                 notes.note(nan_effect.value + for_metric(name), about)
     series = SeriesSet([*classic.series.pairs, *(vector.series.pairs[row] for row in rows.tolist())])
-    return drop_name(
-        Vector(series, np.concatenate([classic.values, values]), np.concatenate([classic_present, present]))
-    )
+    all_values, all_present = np.concatenate([classic.values, values]), np.concatenate([classic_present, present])
+    return drop_name(Vector(series, all_values, all_present))
 
 
 def _per_histogram(compute: Callable[[Histogram], float]) -> PromFunction:

@@ -292,9 +292,8 @@ def call_function(function: PromFunction, invocation: Invocation) -> Value:
         merged = _merge_results(number_result, name, windows, about=about, notes=notes)
         if name in COUNTER_FUNCTIONS:
             rows = np.flatnonzero(merged.floats.present.any(axis=1)).tolist()
-            notes.check_counter_names(
-                dict.fromkeys(label_of(merged.series.pairs[row], METRIC_NAME) for row in rows), about
-            )
+            names = dict.fromkeys(label_of(merged.series.pairs[row], METRIC_NAME) for row in rows)
+            notes.check_counter_names(names, about)
         return merged
     if windows is not None:
         # An info for each metric whose histograms are ignored because a window also contains numbers.

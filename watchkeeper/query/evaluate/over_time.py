@@ -11,7 +11,7 @@ from watchkeeper import errors
 from watchkeeper.query.engine import Floats, Mask
 from watchkeeper.query.evaluate import compensated_sums
 from watchkeeper.query.evaluate.values import Scalar, Vector, Windows
-from watchkeeper.query.evaluate.windows import Edges, Piece, edges, reduce, times_at, values_at
+from watchkeeper.query.evaluate.windows import Edges, Piece, edges, pick_or_zero, reduce, times_at
 from watchkeeper.store.columns import Ints
 
 WindowFunction: TypeAlias = Callable[[Windows], Vector]
@@ -47,10 +47,7 @@ def double_exponential_smoothing(windows: Windows, smoothing: Scalar, trend: Sca
 
 
 def sorted_quantile(values: Floats, mask: Mask, quantiles: Floats) -> Floats:
-    """The quantile along the last axis, interpolated; NaN sorts below every number, as in Prometheus.
-
-    `quantiles` has one value per step; steps are the axis before the last.
-    """
+    """The quantile along the last axis, with one of `quantiles` per step; NaN sorts below every number."""
     ordered = np.sort(values if mask.all() else np.where(mask, values, np.nan), axis=-1)
     count = np.count_nonzero(mask, axis=-1)
     # NaN is sorted to the end, and masked values with it.
@@ -192,8 +189,8 @@ FUNCTIONS: dict[str, WindowFunction] = {
     "avg_over_time": _of_samples(_mean),
     "count_over_time": _of_edges(lambda _, edge: edge.count.astype(np.float64)),
     "deriv": _of_samples(_slope, min_samples=2),
-    "first_over_time": _of_edges(lambda windows, edge: values_at(windows, edge.first)),
-    "last_over_time": _of_edges(lambda windows, edge: values_at(windows, edge.last)),
+    "first_over_time": _of_edges(lambda windows, edge: pick_or_zero(windows.values, edge.first)),
+    "last_over_time": _of_edges(lambda windows, edge: pick_or_zero(windows.values, edge.last)),
     "mad_over_time": _of_samples(_median_deviation),
     "max_over_time": _of_samples(_largest),
     "min_over_time": _of_samples(_smallest),

@@ -25,7 +25,6 @@ from watchkeeper.query.evaluate.windows import (
     previous_slots,
     select_rows,
     times_at,
-    values_at,
 )
 from watchkeeper.store.columns import Ints
 
@@ -161,7 +160,7 @@ def _between_last_two(windows: Windows, *, is_rate: bool) -> Vector:
     """The change between the last two samples; for a rate, the counter starts at 0 after a reset."""
     edge = edges(windows)
     previous = np.maximum(pick_or_zero(previous_slots(windows), edge.last), 0)
-    last, before = values_at(windows, edge.last), values_at(windows, previous)
+    last, before = pick_or_zero(windows.values, edge.last), pick_or_zero(windows.values, previous)
     elapsed_ms = times_at(windows, edge.last) - times_at(windows, previous)
     with np.errstate(all="ignore"):
         result = last - before

@@ -97,10 +97,7 @@ def _columns(values: Floats, slots: Ints) -> Floats:
 
 
 def newest_samples(columns: Columns, at_ms: Millis, *, lookback_ms: int) -> tuple[Vector, Callable[[], Millis]]:
-    """The newest sample of each series at each step within the lookback, and a function that returns the times.
-
-    A stale marker is absent.
-    """
+    """The newest sample at each step within the lookback, not a stale marker, and a function that returns the times."""
     shape = (len(columns.series), len(at_ms))
     if columns.times.shape[1] == 0 or not len(columns.series):
         no_samples = Vector(columns.series, np.zeros(shape), np.zeros(shape, dtype=bool))
@@ -198,10 +195,6 @@ def select_rows(windows: Windows, rows: slice) -> Windows:
     """Select rows of windows, but keep all their labels."""
     usable = None if windows.usable is None else windows.usable[rows]
     return replace(windows, groups=windows.groups[rows], values=windows.values[rows], usable=usable)
-
-
-def values_at(windows: Windows, slots: Ints) -> Floats:
-    return pick_or_zero(windows.values, slots)
 
 
 def times_at(windows: Windows, slots: Ints) -> Millis:

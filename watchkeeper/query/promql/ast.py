@@ -126,10 +126,7 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A binary operation; `op` is one of + - * / % ^ atan2 == != > < >= <= </ >/ and or unless.
-
-    `matching` is None if a side is a scalar.
-    """
+    """A binary operation, also atan2, </, >/, and, or, unless; `matching` is None if a side is a scalar."""
 
     op: str
     left: Expr

@@ -59,10 +59,7 @@ def parse(text: str, limits: engine.QueryLimits = engine.QueryLimits()) -> ast.E
 
 
 class Parser:
-    """Parses one expression in one pass.
-
-    `kind`, `text` and `position` are those of the current token; `height` is that of the last tree.
-    """
+    """Parses one expression; `height` is that of the last tree, the other fields are the current token."""
 
     def __init__(self, text: str, max_depth: int) -> None:
         self.max_depth = max_depth

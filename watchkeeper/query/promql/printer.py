@@ -172,10 +172,7 @@ def _subquery_suffix(expr: ast.Subquery) -> str:
 
 
 def _number(value: float) -> str:
-    """Format a number as Go's 'f' format does: the shortest digits that parse to the same value, no exponent.
-
-    Unlike in Go, infinity has no plus sign: Prometheus parses `+Inf ^ 2` as +(Inf ^ 2).
-    """
+    """Format as Go's 'f' format does, but infinity has no plus sign: Prometheus parses `+Inf ^ 2` as +(Inf ^ 2)."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

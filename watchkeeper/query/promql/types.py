@@ -81,10 +81,7 @@ def check_unary(unary: ast.Unary) -> None:
 def resolve_matching(
     op: str, sides: tuple[ast.Expr, ast.Expr], *, matching: ast.Matching, returns_bool: bool, position: int
 ) -> ast.Matching | None:
-    """Check a binary expression and return its vector matching.
-
-    It is None if a side is a scalar, many-to-many for set operators, else as written.
-    """
+    """Check a binary expression and return its matching: None with a scalar, many-to-many for set operators."""
     left, right = value_type(sides[0]), value_type(sides[1])
     for actual, expr in ((left, sides[0]), (right, sides[1])):
         if actual is not SCALAR and actual is not INSTANT:

@@ -34,16 +34,12 @@ class BoundedCache(Generic[K, V]):
     def __init__(self, compute: Callable[[K], V], size_bytes: Callable[[K, V], int], *, limit_bytes: int) -> None:
         self._compute, self._size_bytes, self._limit_bytes = compute, size_bytes, limit_bytes
         self._values: dict[K, V] = {}
-        self._used_bytes = 0
+        self.used_bytes = 0
         self._rejected = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._values)
-
-    @property
-    def used_bytes(self) -> int:
-        return self._used_bytes
 
     def get(self, key: K) -> V:
         try:
@@ -62,15 +58,15 @@ class BoundedCache(Generic[K, V]):
         size = self._size_bytes(key, value)
         if key in self._values:
             return
-        if self._used_bytes + size > self._limit_bytes:
+        if self.used_bytes + size > self._limit_bytes:
             self._rejected += 1
             if self._rejected > len(self._values):
                 self._evict_older_half()
             return
         self._values[key] = value
-        self._used_bytes += size
+        self.used_bytes += size
 
     def _evict_older_half(self) -> None:
         for key in list(islice(self._values, -(-len(self._values) // 2))):
-            self._used_bytes -= self._size_bytes(key, self._values.pop(key))
+            self.used_bytes -= self._size_bytes(key, self._values.pop(key))
         self._rejected = 0

@@ -161,18 +161,12 @@ def unsupported_reason(content_type: str | None, content_encoding: str | None) -
     return None
 
 
-def append_request(
-    body: bytes,
-    appender: Appender,
-    *,
-    limits: WriteLimits = WriteLimits(),  # noqa: B008 (frozen)
-    now_ms: int | None = None,
-) -> Appended:
+def append_request(body: bytes, appender: Appender, *, now_ms: int | None = None) -> Appended:
     """Append the samples of a request; WireError if the body is invalid or too large, before any sample is stored.
 
     With `now_ms`, samples too far in the future are dropped: a sample of the year 2200 would make all others too old.
     """
-    decoded = decode(body, limits)
+    decoded = decode(body)
     latest_ms = None if now_ms is None else now_ms + head.MAX_AHEAD_MS
     if appender.metadata is not None:
         for name, (kind, help, unit) in decoded.metadata.items():
@@ -218,10 +212,7 @@ REASON_DETAILS = {
 
 
 def response_for(appended: Appended) -> tuple[int, str]:
-    """Status and text for the sender: it logs a 400 and continues, but it would retry a 5xx forever.
-
-    Dropped exemplars are not reported, as in Prometheus' own receiver.
-    """
+    """Status and text for the sender, without dropped exemplars: it logs a 400 and continues, but would retry a 5xx."""
     lost = sorted((reason, count) for reason, count in appended.dropped.items() if reason != "exemplar")
     if not lost:
         return 204, ""

@@ -192,17 +192,12 @@ def read_range(data: Any, span: QueryRange, notes: ResponseNotes) -> QueryResult
 
 def read_exemplars(data: Any) -> list[tuple[Labels, list[Exemplar]]]:
     return [
-        (
-            Labels(row["seriesLabels"]),
-            [
-                Exemplar(
-                    Labels(exemplar["labels"]), float(exemplar["value"]), round(float(exemplar["timestamp"]) * 1000)
-                )
-                for exemplar in row["exemplars"]
-            ],
-        )
-        for row in data or ()
+        (Labels(row["seriesLabels"]), [_read_exemplar(exemplar) for exemplar in row["exemplars"]]) for row in data or ()
     ]
+
+
+def _read_exemplar(row: Mapping[str, Any]) -> Exemplar:
+    return Exemplar(Labels(row["labels"]), float(row["value"]), round(float(row["timestamp"]) * 1000))
 
 
 def format_selector(matchers: Iterable[Matcher]) -> str:

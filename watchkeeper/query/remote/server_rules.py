@@ -68,9 +68,8 @@ def open_client(hub_settings: settings.Settings) -> ServerClient:
     url = hub_settings.rules.server_url or hub_settings.query.url
     if url is None:
         raise errors.StartRefused("no server to read rules from", remedy="Set rules.server_url")
-    return ServerClient(
-        hub_settings.query, url, key="rules.server_url" if hub_settings.rules.server_url else "query.url"
-    )
+    key = "rules.server_url" if hub_settings.rules.server_url else "query.url"
+    return ServerClient(hub_settings.query, url, key=key)
 
 
 def read_rules(client: ServerClient, now: datetime) -> RulesSnapshot:
@@ -120,10 +119,8 @@ def compare_alerts(before: Mapping[Labels, Alert], snapshot: RulesSnapshot, now:
         elif alert.state is AlertState.FIRING:
             # Alerts of a deleted rule are resolved too, else they would fire forever.
             reason = {} if alert.name in rule_names else {"resolved_because": "the server no longer has this rule"}
-            resolved = replace(
-                alert, state=AlertState.RESOLVED, resolved_at=now, annotations={**alert.annotations, **reason}
-            )
-            changes.append(resolved)
+            annotations = {**alert.annotations, **reason}
+            changes.append(replace(alert, state=AlertState.RESOLVED, resolved_at=now, annotations=annotations))
     return AlertChanges(alerts, tuple(changes))
 
 
@@ -165,9 +162,8 @@ def _read_alerts(rows: Iterable[Mapping[str, Any]], *, hold_seconds: float) -> I
             continue
         state, active_at = AlertState(row["state"]), wire.parse_time(row["activeAt"])
         fired_at = active_at + timedelta(seconds=hold_seconds) if state is AlertState.FIRING else None
-        yield Alert(
-            Labels(row["labels"]), state, active_at, float(row["value"]), dict(row.get("annotations") or {}), fired_at
-        )
+        annotations = dict(row.get("annotations") or {})
+        yield Alert(Labels(row["labels"]), state, active_at, float(row["value"]), annotations, fired_at)
 
 
 def _parse_go_time(text: str | None) -> datetime | None:

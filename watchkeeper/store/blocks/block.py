@@ -13,7 +13,7 @@ import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from watchkeeper.store.blocks.block_writer import MAGIC, TAIL, VERSION
 from watchkeeper.store.blocks.label_table import LabelTable, Numbers
 from watchkeeper.store.columns import ABSENT, NEVER_MS, Floats, Ints, from_file
 from watchkeeper.store.corruption import Corruption
-from watchkeeper.store.index import Matcher, Patterns
+from watchkeeper.store.index import Matcher, Matchers, Patterns
 from watchkeeper.store.sample_columns import Columns, check_sample_limit
 from watchkeeper.store.series import Pairs, SeriesSet
 
@@ -116,9 +116,7 @@ class Block:
         self.sources: tuple[str, ...] = tuple(footer["sources"])
         self._part_locations: dict[str, tuple[int, int, int]] = footer["parts"]
 
-    def select(
-        self, matchers: Sequence[Matcher], start_ms: int, end_ms: int, *, max_samples: int | None = None
-    ) -> Columns:
+    def select(self, matchers: Matchers, start_ms: int, end_ms: int, *, max_samples: int | None = None) -> Columns:
         """The samples with start < time ≤ end; QueryLimit if there are more than `max_samples`."""
         rows, series = self.select_rows(matchers)
         return self.read(rows, series, start_ms, end_ms=end_ms, max_samples=max_samples)
@@ -144,16 +142,16 @@ class Block:
                 values[same_start, :width] = cells[chunk_index.row[rows[same_start]], low : low + width]
         return Columns(series, groups, times, values)
 
-    def series(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[Pairs]:
+    def series(self, matchers: Matchers, start_ms: int, end_ms: int) -> list[Pairs]:
         return self.directory.labels.pairs_of(self._rows_in_range(matchers, start_ms, end_ms))
 
-    def label_names(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> set[str]:
+    def label_names(self, matchers: Matchers, start_ms: int, end_ms: int) -> set[str]:
         return self.directory.labels.names_of(self._rows_in_range(matchers, start_ms, end_ms))
 
-    def label_values(self, name: str, matchers: Sequence[Matcher], start_ms: int, *, end_ms: int) -> set[str]:
+    def label_values(self, name: str, matchers: Matchers, start_ms: int, *, end_ms: int) -> set[str]:
         return self.directory.labels.values_of(name, self._rows_in_range(matchers, start_ms, end_ms))
 
-    def select_rows(self, matchers: Sequence[Matcher]) -> tuple[Ints, SeriesSet]:
+    def select_rows(self, matchers: Matchers) -> tuple[Ints, SeriesSet]:
         """The rows that match a selector, and their label sets; cached."""
         key = tuple(matchers)
         with self._lock:
@@ -166,7 +164,7 @@ class Block:
                     self._selections.popitem(last=False)
         return selected
 
-    def find_rows(self, matchers: Sequence[Matcher]) -> tuple[Ints, SeriesSet]:
+    def find_rows(self, matchers: Matchers) -> tuple[Ints, SeriesSet]:
         """The rows that match a selector, and their label sets; not cached."""
         labels = self.directory.labels
         rows = labels.find_matching(matchers, self._patterns.predicate)
@@ -294,7 +292,7 @@ class Block:
                 f"{length} bytes cannot be read: {error.strerror}", where=f"{self.path} at byte {offset}"
             ) from error
 
-    def _rows_in_range(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> Ints:
+    def _rows_in_range(self, matchers: Matchers, start_ms: int, end_ms: int) -> Ints:
         directory = self.directory
         rows = directory.labels.find_matching(matchers, self._patterns.predicate)
         return rows[(directory.last_ms[rows] >= start_ms) & (directory.first_ms[rows] <= end_ms)]

@@ -55,10 +55,7 @@ def find_expired(blocks: Sequence[Block], *, oldest_ms: int, max_bytes: int | No
 
 
 def merge(sources: Sequence[Block], folder: Path, *, since_ms: int = -NEVER_MS, until_ms: int = NEVER_MS) -> Path:
-    """Write one block with the samples of all sources with since ≤ time < until.
-
-    StoreError if a source is damaged; then no file is written.
-    """
+    """Write one block with all samples with since ≤ time < until; StoreError and no file if a source is damaged."""
     damages: list[Corruption] = []
     # A separate cache, because merging reads chunks once and would evict the chunks of queries. It has room for the
     # current chunk of each source, its times, and one more.

@@ -10,7 +10,7 @@ import itertools
 import json
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from watchkeeper import errors
 from watchkeeper.store import codec
 from watchkeeper.store.columns import Ints
-from watchkeeper.store.index import Matcher
+from watchkeeper.store.index import Matcher, Matchers
 from watchkeeper.store.series import Pairs
 
 # The number of a series without the label; it means the empty value.
@@ -33,10 +33,7 @@ Numbers = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class _Column:
-    """The number of each series for one label; if few series have the label, only their numbers are stored.
-
-    A fleet has dozens of label names and a series about a dozen of them, so most columns are sparse.
-    """
+    """The number of each series for one label; most columns are sparse, and store only the series with the label."""
 
     def __init__(self, numbers: Numbers) -> None:
         rows_with_label = np.flatnonzero(numbers)
@@ -63,7 +60,7 @@ class LabelTable:
         self._columns = {name: _Column(label_numbers) for name, label_numbers in zip(values, numbers, strict=True)}
         self._pairs = {name: [None, *((name, text) for text in texts[1:])] for name, texts in values.items()}
 
-    def find_matching(self, matchers: Sequence[Matcher], predicate: Callable[[Matcher], Callable[[str], bool]]) -> Ints:
+    def find_matching(self, matchers: Matchers, predicate: Callable[[Matcher], Callable[[str], bool]]) -> Ints:
         rows = np.arange(self.size)
         for matcher in matchers:
             accepts = predicate(matcher)
@@ -122,10 +119,7 @@ class LabelTable:
 
 
 class GrowingTable:
-    """Builds a table from label sets without keeping them.
-
-    Each column starts with one byte for each series and is widened when needed: most labels have less than 256 values.
-    """
+    """Builds a table from label sets; a column has one byte for each series until a label has more values."""
 
     def __init__(self) -> None:
         self.size = 0

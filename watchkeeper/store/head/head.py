@@ -26,7 +26,7 @@ from watchkeeper.store.groups import GroupTable, grow_column
 from watchkeeper.store.head import sample_locations
 from watchkeeper.store.head.placing import MAX_TEMPLATES, SamplePlacement, TimeBounds
 from watchkeeper.store.histograms import Cells, HistogramTable, find_histograms
-from watchkeeper.store.index import Cardinality, Matcher, Selection, SeriesIndex
+from watchkeeper.store.index import Cardinality, Matchers, Selection, SeriesIndex
 from watchkeeper.store.interfaces import Appended
 from watchkeeper.store.metadata import Metadata
 from watchkeeper.store.rows import MixedTable
@@ -189,10 +189,7 @@ class Head:
         group_key: str | None = None,
         now_ms: int | None = None,
     ) -> Appended:
-        """Append samples of any series at any times; samples of one series must be in the order of time.
-
-        `group_key` names a source whose series always have the same time, such as a target.
-        """
+        """Append samples in the order of time; `group_key` names a source whose series always have the same time."""
         with self.lock:
             dropped: Counter[str] = Counter()
             now_ms = self._now_ms(now_ms)
@@ -208,9 +205,7 @@ class Head:
             self._expire_if_due()
             return Appended(total - sum(dropped.values()), dict(dropped))
 
-    def select(
-        self, matchers: Sequence[Matcher], start_ms: int, end_ms: int, *, max_samples: int | None = None
-    ) -> Columns:
+    def select(self, matchers: Matchers, start_ms: int, end_ms: int, *, max_samples: int | None = None) -> Columns:
         """Copy the samples with start < time ≤ end; QueryLimit if there are more than `max_samples`."""
         with self.lock:
             return self._columns(self._index.select(matchers), start_ms, end_ms, max_samples=max_samples)
@@ -226,7 +221,7 @@ class Head:
         check_sample_limit(int(counts[locations.group_index].sum()), max_samples)
         return self._copy(selection, locations, lows=lows, counts=counts)
 
-    def latest(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
+    def latest(self, matchers: Matchers, start_ms: int, end_ms: int) -> tuple[SeriesSet, Ints, Floats]:
         """The newest sample of each series with start < time ≤ end: times, and values (ABSENT without a sample)."""
         with self.lock:
             selection = self._index.select(matchers)
@@ -275,24 +270,24 @@ class Head:
         packed = self.histograms.packed
         return find_histograms(values, packed.get) if packed else None
 
-    def series(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[label_sets.Labels]:
+    def series(self, matchers: Matchers, start_ms: int, end_ms: int) -> list[label_sets.Labels]:
         """Label sets of series whose samples, from the first to the newest, overlap the time range."""
         with self.lock:
             selection = self._index.select(matchers)
             in_range = self._series_in_range(start_ms, end_ms, selection.numbers)
             return selection.series.labels_of(np.flatnonzero(in_range).tolist())
 
-    def cached_series_count(self, matchers: Sequence[Matcher], start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
+    def cached_series_count(self, matchers: Matchers, start_ms: int) -> int | None:  # noqa: ARG002 (all is in memory)
         """How many series a selector matches, if its selection is cached."""
         with self.lock:
             cached = self._index.cached_selection(matchers)
             return None if cached is None else len(cached.numbers)
 
-    def label_names(self, matchers: Sequence[Matcher], start_ms: int, end_ms: int) -> list[str]:
+    def label_names(self, matchers: Matchers, start_ms: int, end_ms: int) -> list[str]:
         with self.lock:
             return self._index.label_names(matchers, self._series_in_range(start_ms, end_ms))
 
-    def label_values(self, name: str, matchers: Sequence[Matcher], start_ms: int, *, end_ms: int) -> list[str]:
+    def label_values(self, name: str, matchers: Matchers, start_ms: int, *, end_ms: int) -> list[str]:
         with self.lock:
             return self._index.label_values(name, matchers, in_range=self._series_in_range(start_ms, end_ms))
 
@@ -307,10 +302,7 @@ class Head:
         return in_range
 
     def load_scrapes(self, key: Hashable, ids: Ints, times: Ints, *, rows: MixedTable, expected_slots: int = 0) -> None:
-        """Load scrapes from the WAL after a restart, slot k of the table at `times[k]`.
-
-        A new target gets room for `expected_slots` at once.
-        """
+        """Load scrapes from the WAL, slot k at `times[k]`; a new target gets room for `expected_slots` at once."""
         with self.lock:
             numbers = ids & NUMBER_MASK
             self._table.group(("scrape", key), max(expected_slots, len(times)))

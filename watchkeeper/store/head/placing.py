@@ -23,10 +23,7 @@ MAX_TEMPLATES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class TimeBounds:
-    """Times that are accepted: from `oldest_ms` on, and out of order from `late_ms` on.
-
-    Slots before `clear_before_ms` may be dropped.
-    """
+    """Which times are accepted, also out of order, and before which time slots may be dropped."""
 
     oldest_ms: int = -NEVER_MS
     late_ms: int = NEVER_MS

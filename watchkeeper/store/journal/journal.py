@@ -154,10 +154,7 @@ class Journal:
         return [event for event in stored if place.encloses(event.place)]
 
     def latest_events(self, place: fleet.Place | None, since: datetime) -> list[events.Event]:
-        """The newest event of each place, kind, code and server, from which conditions are restored after a restart.
-
-        Limited to the node (or cluster) of a place; None means everywhere.
-        """
+        """The newest event of each place, kind, code and server, everywhere or at the node (or cluster) of a place."""
         where, values = ("TRUE", []) if place is None else _node_condition(place)
         return self._select(
             events.Event,

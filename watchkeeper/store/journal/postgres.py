@@ -179,10 +179,7 @@ class PostgresConnection:
             return self._connection.execute(to_postgres(statement).encode(), values)
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Run a statement for many rows; an INSERT writes many rows in one statement.
-
-        psycopg's `executemany` is not used: after its pipeline, PostgreSQL 15 no longer closes idle connections.
-        """
+        """psycopg's `executemany` is not used: after it, PostgreSQL 15 no longer closes idle connections."""
         remaining, cursor = list(rows), self._connection.cursor()
         while remaining:
             batch = remaining[:ROWS_PER_STATEMENT] if ROW_PLACEHOLDER in statement else remaining[:1]

@@ -141,9 +141,8 @@ class WriteAheadLog:
 
     def remove_before(self, at_ms: int) -> None:
         with self._writing:
-            self.remove(
-                [segment for segment in self.segments if segment.newest_ms < at_ms and segment is not self._current]
-            )
+            old = [segment for segment in self.segments if segment.newest_ms < at_ms and segment is not self._current]
+            self.remove(old)
 
     def remove(self, ended: Iterable[Segment]) -> None:
         """Remove ended segments whose samples are in blocks or in quarantine."""

@@ -370,10 +370,7 @@ def _concatenate_ranges(starts: Ints, sizes: Ints) -> Ints:
 
 
 def read(folder: Path, *, since_ms: int, until_ms: int = NEVER_MS) -> Iterator[ReplayBatch | SegmentResult]:
-    """Read all segments in a time range, without changing any file.
-
-    A file that is not a segment of this version is reported as damaged and skipped.
-    """
+    """Read all segments without changing them; a file of another version is reported as damaged and skipped."""
     label_sets, shared, paths = _LabelSetNumbers(), SharedPairs(), sorted(folder.glob(f"*{SUFFIX}"))
     time_range = ReplayRange(since_ms, until_ms, max(map(wal_records.last_sample_ms, paths[-1:]), default=since_ms))
     for path in paths:
@@ -396,10 +393,7 @@ def read(folder: Path, *, since_ms: int, until_ms: int = NEVER_MS) -> Iterator[R
 
 
 def _batches(label_sets: _LabelSetNumbers, reader: _SegmentReader) -> Iterator[ReplayBatch]:
-    """The flushed parts as batches of limited size; the reader keeps no reference to them.
-
-    Labels are sent before their samples, so that the receiver can process them while samples are buffered.
-    """
+    """Labels are sent before their samples, so that the receiver can process them while samples are buffered."""
     while reader.parts or label_sets.new_label_sets:
         count = samples = 0
         while count < len(reader.parts) and samples < BATCH_SAMPLES:

@@ -14,7 +14,7 @@ import pytest
 from tests.probe.diag.standins import RATES, WORKER
 from tests.support.fake_nvml import driver
 from watchkeeper.agent import diag_page
-from watchkeeper.probe.diag import child_processes, gather, runner, software_facts
+from watchkeeper.probe.diag import child_processes, runner, software_facts
 
 # Answers like `worker_child`, whatever module it is asked to run.
 PYTHON = "#!/bin/sh\nexec {python} -u {worker} healthy '{rates}'\n"
@@ -73,7 +73,9 @@ def test_an_nvml_that_hangs_is_a_failure_with_its_deadline(fake: driver.FakeNvml
     programs = runner.DiagOptions().child_programs()
     bent = {name: replace(program, environment=fake.environment) for name, program in programs.items()}
     with child_processes.Children() as children:
-        facts = gather.gather_facts(children, bent, node=None, paths=software_facts.SystemPaths(), timeout_seconds=1.5)
+        facts = software_facts.gather_facts(
+            children, bent, node=None, paths=software_facts.SystemPaths(), timeout_seconds=1.5
+        )
     assert (facts.driver.error_name, facts.driver.error_text) == ("TIMEOUT", "no answer within 1.5 s")
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.probe.profile import loads
 from tests.properties import examples
 from watchkeeper.probe.profile import changes, segments
-from watchkeeper.probe.profile.limits import MIB_PER_GB, default_model
 from watchkeeper.probe.profile.recording import GpuTrack, Recording
+from watchkeeper.probe.profile.verdict import MIB_PER_GB, default_model
 
 CEILING = default_model().pcie_gb_per_second * MIB_PER_GB
 STEADY = sorted(set(loads.LOADS) - {"nothing", "checkpoints", "tiny_request_each_25_ms"})

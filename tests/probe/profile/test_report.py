@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.probe.profile import loads
-from watchkeeper.probe.profile import advice, limits, recorder, report, report_page, report_text
+from watchkeeper.probe.profile import advice, recorder, report, report_page, report_text, verdict
 from watchkeeper.probe.profile.recording import GpuTrack, Recording
 from watchkeeper.probe.profile.verdict import Bound
 
@@ -47,7 +47,7 @@ def test_the_gain_of_fp32_products_is_the_speedup_of_tensor_cores() -> None:
 def test_achieved_rates_match_measurements_on_an_h200() -> None:
     track = loads.record(loads.LOADS["products"])
     clocked = replace(report.build_report(Recording((track,))).main.features, tensor=0.931, sm_clock=1470.0, dram=0.876)
-    model = limits.find_model("NVIDIA H200")
+    model = verdict.find_model("NVIDIA H200")
     assert model is not None
     rates = advice.achieved_rates(clocked, model)
     # 799 TFLOP/s and 4,200 GB/s were measured with these counters.

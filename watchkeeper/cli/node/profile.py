@@ -14,7 +14,7 @@ import click
 from watchkeeper.catalogue.gpu_models import GpuModel, gpu_models
 from watchkeeper.cli.options import EXIT_UNKNOWN, Duration, FullHelpGroup, as_json, print_json, print_table
 from watchkeeper.cli.progress import Progress
-from watchkeeper.probe.profile import limits, recorder, recording, report, report_page, report_text, runner, segments
+from watchkeeper.probe.profile import recorder, recording, report, report_page, report_text, runner, segments, verdict
 
 RECORDING = click.Path(path_type=Path, exists=True, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -44,7 +44,7 @@ class ProfileGroup(FullHelpGroup):
 def _find_model(name: str | None) -> GpuModel | None:
     if name is None:
         return None
-    model = limits.find_model(name)
+    model = verdict.find_model(name)
     if model is None:
         known_models = ", ".join(gpu_models())
         raise click.UsageError(f"--model {name}: unknown model; known models are {known_models}")
@@ -120,7 +120,7 @@ class RecordingStatus:
         recent = running.recent(RECENT_SECONDS)
         tracks = [track for track in recent.tracks if len(track) >= 5]
         if tracks:
-            model = (limits.find_model(recent.model) if recent.model else None) or limits.default_model()
+            model = (verdict.find_model(recent.model) if recent.model else None) or verdict.default_model()
             judged = [segments.judge_whole(track, model) for track in tracks]
             self._bound = max(judged, key=lambda segment: segment.features.rhythm.mean).verdict.bound.value
         self._progress.update(f"recording {seconds:5.0f} s   {self._bound}")

@@ -16,7 +16,7 @@ from datetime import datetime
 
 from watchkeeper.model import gpu_selectors
 from watchkeeper.model.diag import NO_WORK, DiagReport, DiagVerdict, TestedGpu, TestResult
-from watchkeeper.probe.diag import child_processes, dcgm, gather, judge, plan, software_checks
+from watchkeeper.probe.diag import child_processes, dcgm, judge, plan, software_checks, software_facts
 from watchkeeper.probe.diag.gpu_monitor import GpuMonitor
 from watchkeeper.probe.diag.software_facts import GpuReading, SystemPaths
 from watchkeeper.probe.diag.work_loop import ReportProgress, WorkerJob, WorkLoop
@@ -27,7 +27,11 @@ MAX_IDLE_MIB = 1024.0
 MAX_IDLE_PERCENT = 5.0
 AUTO, TORCH, DCGM, BOTH = "auto", "torch", "dcgm", "both"
 ENGINES = (AUTO, TORCH, DCGM, BOTH)
-MODULES = {gather.NVML: "diag.nvml_child", gather.CUDA: "gpu_work.cuda_driver", "work": "gpu_work.worker_child"}
+MODULES = {
+    software_facts.NVML: "diag.nvml_child",
+    software_facts.CUDA: "gpu_work.cuda_driver",
+    "work": "gpu_work.worker_child",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,9 @@ def run(
     options, start = options or DiagOptions(), time.monotonic()
     selection, programs, paths = options.selection, options.child_programs(), options.paths
     with child_processes.Children() as children:
-        facts = gather.gather_facts(children, programs, node=node, paths=paths, expected_gpus=options.expected_gpus)
+        facts = software_facts.gather_facts(
+            children, programs, node=node, paths=paths, expected_gpus=options.expected_gpus
+        )
         gpus = [gpu for gpu in facts.gpus if selection is None or selection.includes(_selectable(gpu))]
         unselected_uuids = {gpu.uuid for gpu in facts.gpus} - {gpu.uuid for gpu in gpus}
         results = [result for result in software_checks.run_checks(facts) if result.gpu not in unselected_uuids]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from watchkeeper.model.diag import NO_WORK
-from watchkeeper.probe.diag import child_processes, gather, software_facts
+from watchkeeper.probe.diag import child_processes, software_facts
 from watchkeeper.probe.diag.gpu_monitor import GpuMonitor
 from watchkeeper.probe.diag.judge import Measurement
 from watchkeeper.probe.diag.plan import START_TIMEOUT_SECONDS, DiagStep
@@ -76,7 +76,7 @@ class WorkLoop:
             self._end_worker(worker, None, f"stopped: {self.stop_reason}")
 
     def _on_message(self, message: child_processes.ChildMessage) -> None:
-        if message.child == gather.NVML:
+        if message.child == software_facts.NVML:
             self._on_nvml_message(message)
             return
         worker = self._workers.get(message.child)

@@ -1,7 +1,7 @@
 """Child process that initialises the CUDA driver library: no torch, no context, a few milliseconds.
 
-`gather` starts it at every level. The result of `cuInit` shows faults that NVML does not: a fabric that is not ready
-(802), a library that does not match the kernel driver (803), a lost GPU.
+The result of `cuInit` shows faults that NVML does not: a fabric that is not ready (802), a library that does not match
+the kernel driver (803), a lost GPU.
 """
 
 from __future__ import annotations

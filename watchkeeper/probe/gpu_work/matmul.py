@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ SAMPLED_ROWS = 64
 BURST_SECONDS = 0.015
 BURSTS = 7
 REST_SECONDS = 0.1
+STRESS_BATCH_SECONDS = 0.5
+# A run of hours keeps only the newest rates.
+MAX_RATES = 20_000
 
 
 class NumberFormat(NamedTuple):
@@ -182,6 +186,44 @@ def _check_exact_product(product: MatrixProduct, size: int, *, plant: bool) -> l
         return [f"the float64 reference is wrong in at least {residual} rows"]
     wrong = int((result != expected.to(product.result)).sum())
     return [f"{wrong} of {result.numel()} elements of an exact product are wrong"] if wrong else []
+
+
+def stress(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Full load for a given time; every batch must be identical to the first in every bit.
+
+    The parent monitors temperature, clocks and errors, and kills this process at a safety limit. The facts have the
+    slowest batch, which shows a GPU that is fast when cold and slow when hot.
+    """
+    seconds = float(options.get("seconds", 60.0))
+    try:
+        # As in training.
+        product = MatrixProduct(bench, FORMATS["bf16"])
+    except TestSkipped:
+        # The tensor cores of GPUs before Ampere support nothing else.
+        product = MatrixProduct(bench, FORMATS["fp16"])
+    size = int(options.get("size", SIZE if bench.is_gpu else 128))
+    left, right = product.random_matrix(size), product.random_matrix(size)
+    first = product.multiply(left, right)
+    flops = 2.0 * size**3
+    product_seconds = bench.median_seconds(lambda: product.multiply(left, right), calls=2, batches=2)
+    calls = max(1, round(min(STRESS_BATCH_SECONDS, seconds / 10) / product_seconds))
+    rates: deque[float] = deque(maxlen=MAX_RATES)
+    problems: list[str] = []
+    batches, start = 0, time.monotonic()
+    while ((elapsed := time.monotonic() - start) < seconds or not rates) and not problems:
+        batch_seconds = bench.measure_seconds(lambda: product.multiply(left, right), calls=calls)
+        result = product.multiply(left, right)
+        batches += 1
+        if options.get("plant") and elapsed > seconds / 2:
+            flip_bit(bench.torch, result)
+        wrong = count_differing(bench.torch, first, result)
+        if wrong:
+            problems.append(f"after {elapsed:.0f} s of load {wrong} of {first.numel()} elements differ")
+        rates.append(calls * flops / batch_seconds / 1e12)
+        bench.report(test="stress", done=min(1.0, elapsed / seconds), rate=rates[-1])
+    facts = {"seconds": time.monotonic() - start, "slowest": min(rates), "batches": batches, "size": size}
+    note = f"the slowest batch {min(rates):.4g}, {batches} batches, all identical"
+    return {"measured": statistics.median(rates), "problems": problems, "facts": facts, "note": note}
 
 
 def count_differing(torch: Any, first: Any, second: Any) -> int:

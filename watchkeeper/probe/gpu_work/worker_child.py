@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import IO, Any
 
-from watchkeeper.probe.gpu_work import copies, matmul, memory_patterns, stress
+from watchkeeper.probe.gpu_work import copies, matmul, memory_patterns
 from watchkeeper.probe.gpu_work.bench import Bench, TestSkipped
 
 Test = Callable[[Bench, Mapping[str, Any]], dict[str, Any]]
@@ -28,7 +28,7 @@ TESTS: Mapping[str, Test] = {
     "p2p": copies.copy_between_gpus,
     "memory_patterns": memory_patterns.run_patterns,
     **{f"matmul_{name}": partial(matmul.multiply_matrices, number_format=row) for name, row in matmul.FORMATS.items()},
-    "stress": stress.stress,
+    "stress": matmul.stress,
 }
 
 

@@ -15,8 +15,7 @@ from watchkeeper.catalogue import pack
 from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.probe import expectations
 from watchkeeper.probe.profile.features import Features
-from watchkeeper.probe.profile.limits import limits
-from watchkeeper.probe.profile.verdict import Bound
+from watchkeeper.probe.profile.verdict import Bound, limits
 
 TERA, GIGA, MEGA = 1e12, 1e9, 1e6
 # A larger gain only means that the GPU waits nearly all of the time.

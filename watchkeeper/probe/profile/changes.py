@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from watchkeeper.probe.profile.features import activity
-from watchkeeper.probe.profile.limits import limits
 from watchkeeper.probe.profile.recording import GpuTrack
+from watchkeeper.probe.profile.verdict import limits
 
 # Shorter segments are transitions, not workloads.
 MIN_SEGMENT_SECONDS = 2.0

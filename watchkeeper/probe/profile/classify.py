@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from watchkeeper.probe.profile import classify_basic
 from watchkeeper.probe.profile.features import Features
-from watchkeeper.probe.profile.limits import limits
-from watchkeeper.probe.profile.verdict import Bound, WorkloadVerdict, confidence_beyond, percent
+from watchkeeper.probe.profile.verdict import Bound, WorkloadVerdict, confidence_beyond, limits, percent
 
 # Confidence factor without GPM: `gpu_util` reads 99 % even during pure copies.
 NO_GPM_FACTOR = 0.72

@@ -7,8 +7,7 @@
 from __future__ import annotations
 
 from watchkeeper.probe.profile.features import Features
-from watchkeeper.probe.profile.limits import limits
-from watchkeeper.probe.profile.verdict import Bound, WorkloadVerdict, confidence_beyond, percent
+from watchkeeper.probe.profile.verdict import Bound, WorkloadVerdict, confidence_beyond, limits, percent
 
 
 def detect_waiting(features: Features) -> WorkloadVerdict | None:

@@ -15,8 +15,8 @@ from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.kit import wire
 from watchkeeper.model import clock_reasons
 from watchkeeper.probe.profile import columns
-from watchkeeper.probe.profile.limits import MIB_PER_GB, limits
 from watchkeeper.probe.profile.recording import GpuTrack, present_values
+from watchkeeper.probe.profile.verdict import MIB_PER_GB, limits
 
 # dram_bw_util / mem_copy_util was 0.68 to 0.89 in all workloads that were recorded on an H200.
 MEMORY_PER_USED = 0.8

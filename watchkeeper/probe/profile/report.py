@@ -14,10 +14,10 @@ from typing import Any
 
 from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.kit import wire
-from watchkeeper.probe.profile import advice, compare, limits, segments
+from watchkeeper.probe.profile import advice, compare, segments
 from watchkeeper.probe.profile.features import Features
 from watchkeeper.probe.profile.recording import GpuTrack, Recording, present_values
-from watchkeeper.probe.profile.verdict import Bound
+from watchkeeper.probe.profile.verdict import Bound, default_model, find_model, limits
 
 # Words in a command that suggest inference.
 SERVING = re.compile(r"serv|infer|predict|generate|vllm|triton|sglang|ollama|llama", re.IGNORECASE)
@@ -80,7 +80,7 @@ def build_report(
     baseline: Recording | None = None,
 ) -> ProfileReport:
     """Build the report; the most active GPU is first."""
-    found_model = limits.find_model(recording.model) if recording.model else None
+    found_model = find_model(recording.model) if recording.model else None
     model, is_known = segments.choose_model(recording, found_model)
     tracks = [segments.trim_to_work(track, model) for track in _select_tracks(recording, model, set(used_gpus))]
     judged = segments.judge_recording(replace(recording, tracks=tuple(tracks)), model)
@@ -130,7 +130,7 @@ def _select_tracks(recording: Recording, model: GpuModel, used_gpus: set[str]) -
     active = [
         track
         for track in recording.tracks
-        if segments.judge_whole(track, model).features.rhythm.mean >= limits.limits()["idle_activity"]
+        if segments.judge_whole(track, model).features.rhythm.mean >= limits()["idle_activity"]
     ]
     return active or list(recording.tracks)
 
@@ -214,8 +214,8 @@ def _create_notes(recording: Recording, main: segments.Segment, *, start_up_seco
     for gpu, facts in recording.facts.items():
         if not facts.get("has_gpm", True):
             yield f"GPU {gpu}: {facts['why_no_gpm']}; the confidence is lower"
-    if recording.model is not None and limits.find_model(recording.model) is None:
-        model_name = limits.default_model().name
+    if recording.model is not None and find_model(recording.model) is None:
+        model_name = default_model().name
         yield f"{recording.model} is an unknown GPU model: shares of PCIe and power refer to {model_name}"
     if (main.features.power_capped or 0.0) > 0.5:
         yield "the power cap reduced the clocks (mask 0x4): normal at full load"

@@ -15,9 +15,16 @@ from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.probe.profile import changes, columns
 from watchkeeper.probe.profile.classify import MIN_CONFIDENCE, classify
 from watchkeeper.probe.profile.features import Features, activity, measure_features
-from watchkeeper.probe.profile.limits import MIB_PER_GB, default_model, find_model, guess_model, limits
 from watchkeeper.probe.profile.recording import GpuTrack, Recording, present_values
-from watchkeeper.probe.profile.verdict import Bound, WorkloadVerdict
+from watchkeeper.probe.profile.verdict import (
+    MIB_PER_GB,
+    Bound,
+    WorkloadVerdict,
+    default_model,
+    find_model,
+    guess_model,
+    limits,
+)
 
 # Clocks, power and NVML's averages need this long to settle at the start of a workload.
 SETTLE_SECONDS = 3.0

@@ -90,11 +90,9 @@ class ListenSettings:
         """Refuse to expose the page to the network without credentials."""
         is_local = self.socket is not None or is_loopback(self.host)
         if not (is_local or self.credentials.digests or self.allows_anonymous):
-            raise StartRefused(
-                "anyone who can reach this address could read /metrics",
-                where=f"listen address {self.host}",
-                remedy="Set --token-file or --basic-auth-file, or allow it with --open-metrics",
-            )
+            problem, where = "anyone who can reach this address could read /metrics", f"listen address {self.host}"
+            remedy = "Set --token-file or --basic-auth-file, or allow it with --open-metrics"
+            raise StartRefused(problem, where=where, remedy=remedy)
         if (self.certificate is None) != (self.key is None):
             raise StartRefused("TLS needs a certificate and its key", remedy="Set both --tls-cert and --tls-key")
 
@@ -194,13 +192,10 @@ async def serve(listen: ListenSettings, routes: Mapping[str, Route]) -> AsyncIte
 def _build_listen_error(listen: ListenSettings, error: OSError) -> StartRefused:
     where = str(listen.socket) if listen.socket is not None else f"{listen.host}:{listen.port}"
     if error.errno == errno.EADDRINUSE:
-        return StartRefused(
-            "another program listens on this address",
-            where=where,
-            remedy="Stop it, or choose another path with --socket"
-            if listen.socket is not None
-            else "Stop it (dcgm-exporter uses 9400 too), or choose another port with --listen",
-        )
+        remedy = "Stop it (dcgm-exporter uses 9400 too), or choose another port with --listen"
+        if listen.socket is not None:
+            remedy = "Stop it, or choose another path with --socket"
+        return StartRefused("another program listens on this address", where=where, remedy=remedy)
     return StartRefused(f"cannot listen on this address: {error.strerror or error}", where=where)
 
 

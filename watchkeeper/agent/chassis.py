@@ -82,12 +82,9 @@ class Chassis:
         for arguments in (ipmi.ARGUMENTS, ipmi.SUPPLY_ARGUMENTS):
             answer = self._commands.run(arguments)
             if answer.outcome is not commands.CommandOutcome.ANSWERED:
-                first_line = answer.text.strip().splitlines()[:1]
-                raise CollectError(
-                    first_line[0] if first_line else f"ipmitool {answer.outcome}",
-                    where=" ".join(arguments),
-                    remedy="Install ipmitool and let the agent's user open the IPMI device, or ignore this",
-                )
+                problem = next(iter(answer.text.strip().splitlines()), f"ipmitool {answer.outcome}")
+                remedy = "Install ipmitool and let the agent's user open the IPMI device, or ignore this"
+                raise CollectError(problem, where=" ".join(arguments), remedy=remedy)
             sensors += ipmi.read(answer.text.splitlines())
         # Both outputs contain the power supplies; the first one wins.
         return tuple({(sensor.kind, sensor.label): sensor for sensor in reversed(sensors)}.values())[::-1]

@@ -60,11 +60,8 @@ class ResultFile:
         try:
             files.write_atomically(self.path, wire.dumps(diag.merge_report(results, report)).encode())
         except OSError as error:
-            raise CollectError(
-                f"cannot be written: {error.strerror}",
-                where=str(self.path),
-                remedy="Run as root or as the agent's user, and set --spool to the agent's directory",
-            ) from error
+            remedy = "Run as root or as the agent's user, and set --spool to the agent's directory"
+            raise CollectError(f"cannot be written: {error.strerror}", where=str(self.path), remedy=remedy) from error
 
 
 def render(results: diag.LatestResults, hostname: str, now: datetime) -> str:

@@ -96,8 +96,7 @@ class NodeReader:
         answer = self.runner.run(systemd_units.show_command())
         if answer.outcome is commands.CommandOutcome.ANSWERED:
             return tuple(systemd_units.read(answer.text))
-        first_line = answer.text.strip().splitlines()[:1]
-        problems.append(f"systemd units: {first_line[0] if first_line else answer.outcome}")
+        problems.append(f"systemd units: {next(iter(answer.text.strip().splitlines()), answer.outcome)}")
         return None
 
     def _read_clock(self) -> clock_offset.ClockState | None:

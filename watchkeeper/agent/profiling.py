@@ -65,11 +65,8 @@ class PauseFile:
             # Root's umask must not hide the pause from an agent that runs as another user.
             self.path.chmod(0o644)
         except OSError as error:
-            raise CollectError(
-                f"cannot be written: {error.strerror}",
-                where=str(self.path),
-                remedy="Run as root or as the agent's user, and set --spool to the agent's directory",
-            ) from error
+            remedy = "Run as root or as the agent's user, and set --spool to the agent's directory"
+            raise CollectError(f"cannot be written: {error.strerror}", where=str(self.path), remedy=remedy) from error
 
     def clear(self) -> bool:
         """End the pause; False if there was none."""

@@ -87,16 +87,13 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Exports:
         every_seconds = EVERY_SECONDS if seconds is None else float(seconds)
     except ValueError as error:
         raise ExportRefused(f"{PREFIX}PORT={port or ''} {PREFIX}SECONDS={seconds or ''}: must be numbers") from error
-    announce, textfile = read_variable("ANNOUNCE"), read_variable("TEXTFILE")
-    return Exports(
-        port_number,
+    host, is_open, gateway = (
         read_variable("HOST") or "127.0.0.1",
         read_variable("OPEN") == "1",
-        None if announce is None else Path(announce),
-        None if textfile is None else Path(textfile),
         read_variable("GATEWAY"),
-        every_seconds,
     )
+    announce, textfile = (Path(path) if (path := read_variable(name)) else None for name in ("ANNOUNCE", "TEXTFILE"))
+    return Exports(port_number, host, is_open, announce, textfile, gateway, every_seconds)
 
 
 @dataclass(frozen=True, slots=True)

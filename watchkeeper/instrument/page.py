@@ -176,11 +176,7 @@ class Histograms(MetricFamily[Histogram]):
             cumulative = 0
             for bound, count, exemplar in zip((*histogram.bounds, math.inf), counts, exemplars, strict=True):
                 cumulative += count
-                page.add(
-                    format_labels({**labels, "le": format_number(bound)}),
-                    cumulative,
-                    suffix="_bucket",
-                    exemplar=exemplar,
-                )
+                bucket_labels = format_labels({**labels, "le": format_number(bound)})
+                page.add(bucket_labels, cumulative, suffix="_bucket", exemplar=exemplar)
             page.add(format_labels(labels), total, suffix="_sum")
             page.add(format_labels(labels), cumulative, suffix="_count")

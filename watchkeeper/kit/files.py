@@ -73,18 +73,12 @@ def read_key_file(path: Path) -> bytes:
         problem = error.strerror if isinstance(error, OSError) else "it is not text"
         raise StartRefused(f"the key cannot be read: {problem}", where=str(path)) from error
     if mode & stat.S_IRWXO:
-        raise StartRefused(
-            f"every user of this machine can access the key (mode {stat.S_IMODE(mode):04o})",
-            where=str(path),
-            remedy=f"Run `chmod o= {path}`",
-        )
+        problem = f"every user of this machine can access the key (mode {stat.S_IMODE(mode):04o})"
+        raise StartRefused(problem, where=str(path), remedy=f"Run `chmod o= {path}`")
     secret = next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     if len(secret) < MIN_KEY_LENGTH:
-        raise StartRefused(
-            f"the key has {len(secret)} characters, the minimum is {MIN_KEY_LENGTH}",
-            where=str(path),
-            remedy="Create one with `openssl rand -hex 32`",
-        )
+        problem = f"the key has {len(secret)} characters, the minimum is {MIN_KEY_LENGTH}"
+        raise StartRefused(problem, where=str(path), remedy="Create one with `openssl rand -hex 32`")
     return secret.encode()
 
 

@@ -77,13 +77,7 @@ def _parse_row(cells: Mapping[str, str]) -> tuple[re.Pattern[str], Expectation]:
     expected = float(cells["expected"])
     if expected <= 0:
         raise ValueError(f"expected {expected:g} is not above 0")
-    row = Expectation(
-        pack.required(cells["model"]),
-        pack.required(cells["test"]),
-        expected,
-        pack.required(cells["unit"]),
-        Basis(cells["basis"]),
-        pack.required(cells["source"]),
+    model, test, unit, source, _ = (
+        pack.required(cells[name]) for name in ("model", "test", "unit", "source", "checked")
     )
-    pack.required(cells["checked"])
-    return re.compile(row.model), row
+    return re.compile(model), Expectation(model, test, expected, unit, Basis(cells["basis"]), source)

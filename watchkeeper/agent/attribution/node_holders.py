@@ -44,14 +44,12 @@ class NodeHolders:
         )
         pods = kubelet.PodResourcesClient(settings.pod_resources or roots.root / kubelet.SOCKET.relative_to("/"))
         jobs = slurm_jobs.SlurmJobs(settings.slurm_node or node, proc=roots.proc, job_directory=settings.job_directory)
-        self._attributor = attribution.Attributor(
-            [
-                attribution.NamedSource("kubelet", pods, pods.exists),
-                attribution.NamedSource("slurm", jobs, jobs.is_present),
-            ],
-            programs.ProgramWorkloads(roots.proc, roots.root).find_workloads,
-            failures=failures,
-        )
+        sources = [
+            attribution.NamedSource("kubelet", pods, pods.exists),
+            attribution.NamedSource("slurm", jobs, jobs.is_present),
+        ]
+        find_workloads = programs.ProgramWorkloads(roots.proc, roots.root).find_workloads
+        self._attributor = attribution.Attributor(sources, find_workloads, failures)
 
     @property
     def current(self) -> Mapping[str, workloads.Attribution]:

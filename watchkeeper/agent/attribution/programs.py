@@ -45,12 +45,8 @@ class ProgramWorkloads:
             return RunningProgram(program, Workload(WorkloadKind.SLURM_JOB, facts.slurm_job, user=facts.user))
         if facts.container and (pod := self._find_pod(facts.container)) is not None:
             return RunningProgram(program, pod, is_in_pod=True, pod_hostname=pod.name)
-        workload = Workload(
-            WorkloadKind.PROGRAM,
-            facts.command or f"pid {program.pid}",
-            container=facts.container[:SHORT_ID_CHARACTERS],
-            user=facts.user,
-        )
+        name, container = facts.command or f"pid {program.pid}", facts.container[:SHORT_ID_CHARACTERS]
+        workload = Workload(WorkloadKind.PROGRAM, name, container=container, user=facts.user)
         hostname = facts.environment.get("HOSTNAME", "")
         return RunningProgram(program, workload, pod_hostname=hostname, is_in_pod=bool(facts.pod_uid))
 

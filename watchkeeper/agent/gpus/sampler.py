@@ -144,15 +144,12 @@ class Sampler:
         now, wall_now = time.monotonic(), self._wall_clock.now()
         with self._lock:
             reader_faults = self._watch.faults(now)
-        return [
-            DriverFault(
-                fault.cause,
-                replace(self._settings.place, gpu=fault.uuid),
-                wall_now - timedelta(seconds=max(0.0, now - fault.since)),
-                fault.evidence,
-            )
-            for fault in reader_faults
-        ]
+        faults = []
+        for fault in reader_faults:
+            since = wall_now - timedelta(seconds=max(0.0, now - fault.since))
+            place = replace(self._settings.place, gpu=fault.uuid)
+            faults.append(DriverFault(fault.cause, place, since, fault.evidence))
+        return faults
 
     def gpus(self) -> tuple[fleet.Gpu, ...]:
         """The GPUs that have answered, for the inventory."""

@@ -34,11 +34,9 @@ class OpenLogFile:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise CollectError(
-                f"the kernel log cannot be opened: {error.strerror}",
-                where=str(path),
-                remedy="Name the file that syslog writes kernel lines to, and let the agent's user read it",
-            ) from error
+            problem = f"the kernel log cannot be opened: {error.strerror}"
+            remedy = "Name the file that syslog writes kernel lines to, and let the agent's user read it"
+            raise CollectError(problem, where=str(path), remedy=remedy) from error
         self.inode = os.fstat(self._descriptor).st_ino
         self._offset = offset
         self._pending = b""
@@ -145,12 +143,5 @@ def _build_record(
         sequence = build_sequence(since_boot_us, entry.text)
     if since_boot_us <= settings.position.since_boot_us and not settings.position.cursor:
         return None
-    return kernel_follow.KernelRecord(
-        settings.node,
-        settings.boot,
-        f"6,{sequence},{since_boot_us},-;{entry.text}",
-        entry.at,
-        seq=sequence,
-        source=SOURCE,
-        cursor=cursor,
-    )
+    record = f"6,{sequence},{since_boot_us},-;{entry.text}"
+    return kernel_follow.KernelRecord(settings.node, settings.boot, record, entry.at, sequence, SOURCE, cursor)

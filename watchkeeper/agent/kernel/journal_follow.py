@@ -78,20 +78,16 @@ def _start_journalctl(directory: Path | None, cursor: str) -> StreamingProcess:
     try:
         return StreamingProcess(arguments)
     except OSError as error:
-        raise CollectError(
-            f"journalctl cannot be started: {error.strerror}",
-            where="--kernel-log journald",
-            remedy="Install systemd's journalctl, or use --kernel-log kmsg",
-        ) from error
+        problem = f"journalctl cannot be started: {error.strerror}"
+        remedy = "Install systemd's journalctl, or use --kernel-log kmsg"
+        raise CollectError(problem, where="--kernel-log journald", remedy=remedy) from error
 
 
 def _raise_if_permanent(error_text: str) -> None:
     if PERMANENT_ERROR.search(error_text):
-        raise CollectError(
-            f"the journal cannot be read: {quote(error_text.splitlines()[0])}",
-            where="--kernel-log journald",
-            remedy="Run as root or as a member of the group systemd-journal, or use --kernel-log kmsg",
-        )
+        problem = f"the journal cannot be read: {quote(error_text.splitlines()[0])}"
+        remedy = "Run as root or as a member of the group systemd-journal, or use --kernel-log kmsg"
+        raise CollectError(problem, where="--kernel-log journald", remedy=remedy)
 
 
 def _build_record(
@@ -103,13 +99,6 @@ def _build_record(
     # Facility 1 is user space: an entry without a facility does not count as the kernel's.
     facility = 1 if entry.facility is None else entry.facility
     sequence = build_sequence(entry.since_boot_us, entry.text)
-    age_seconds = max(0.0, settings.monotonic() - entry.since_boot_us / 1e6)
-    return kernel_follow.KernelRecord(
-        settings.node,
-        settings.boot,
-        f"{facility << 3 | entry.level},{sequence},{entry.since_boot_us},-;{entry.text}",
-        now - timedelta(seconds=age_seconds),
-        seq=sequence,
-        source=SOURCE,
-        cursor=entry.cursor,
-    )
+    record = f"{facility << 3 | entry.level},{sequence},{entry.since_boot_us},-;{entry.text}"
+    at = now - timedelta(seconds=max(0.0, settings.monotonic() - entry.since_boot_us / 1e6))
+    return kernel_follow.KernelRecord(settings.node, settings.boot, record, at, sequence, SOURCE, entry.cursor)

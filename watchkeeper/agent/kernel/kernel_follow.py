@@ -114,16 +114,10 @@ class KernelEvents:
         if dropped_alike:
             fields["alike_left_out"] = str(dropped_alike)
         source = events.EventSource(self._cluster, kernel_record.node, kernel_record.boot, kernel_record.source)
+        id, place = source.event_id(record.sequence), fleet.Place(self._cluster, node=kernel_record.node, gpu=uuid)
         process = events.Process(fact.pid, fact.process) if fact.pid is not None or fact.process else None
         return events.Event(
-            source.event_id(record.sequence),
-            fact.kind,
-            fact.code,
-            fleet.Place(self._cluster, node=kernel_record.node, gpu=uuid),
-            kernel_record.at,
-            fact.text,
-            process=process,
-            fields=fields,
+            id, fact.kind, fact.code, place, kernel_record.at, fact.text, process=process, fields=fields
         )
 
     async def _find_gpu(
@@ -216,11 +210,9 @@ async def follow_kmsg(settings: KernelLogSettings, *, time: clock.Clock) -> Asyn
         access_mode = os.O_RDWR if mode == stat.S_IFIFO else os.O_RDONLY
         descriptor = os.open(settings.kmsg, access_mode | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise CollectError(
-            f"the kernel log cannot be opened: {error.strerror}",
-            where=str(settings.kmsg),
-            remedy="Run as root, give the service CAP_SYSLOG, or use --kernel-log journald",
-        ) from error
+        problem = f"the kernel log cannot be opened: {error.strerror}"
+        remedy = "Run as root, give the service CAP_SYSLOG, or use --kernel-log journald"
+        raise CollectError(problem, where=str(settings.kmsg), remedy=remedy) from error
     try:
         pending = b""
         while True:

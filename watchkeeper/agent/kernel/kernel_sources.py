@@ -44,8 +44,6 @@ def _find_journal(root: Path) -> Path:
     for name in JOURNAL_DIRECTORIES:
         if any((root / name).glob("*/*.journal")):
             return root / name
-    raise CollectError(
-        "journald has no journal files here",
-        where=f"{root / JOURNAL_DIRECTORIES[0]}, {root / JOURNAL_DIRECTORIES[1]}",
-        remedy="Start systemd-journald and let the agent's user read its files, or use --kernel-log kmsg",
-    )
+    where = ", ".join(str(root / name) for name in JOURNAL_DIRECTORIES)
+    remedy = "Start systemd-journald and let the agent's user read its files, or use --kernel-log kmsg"
+    raise CollectError("journald has no journal files here", where=where, remedy=remedy)

@@ -108,10 +108,8 @@ class OrderLedger:
         except FileNotFoundError:
             return LedgerContent()
         except (OSError, WireError) as error:
-            log.error(
-                "order ledger unreadable, earlier orders refused",
-                extra=logs.fields(path=str(self._path), error=str(error)[:200]),
-            )
+            log_fields = logs.fields(path=str(self._path), error=str(error)[:200])
+            log.error("order ledger unreadable, earlier orders refused", extra=log_fields)
             return LedgerContent(since=now)
 
     def _write(self, entries: Mapping[str, LedgerEntry]) -> None:

@@ -59,14 +59,8 @@ def _read_gpu(nvml_session: session.Session, index: int) -> dict[str, Any]:
     reading = nvml_session.read(index, (Cadence.FAST, Cadence.SLOW, Cadence.RARE)).plain()
     device = nvml_session.gpus().get(index)
     identity = reading.get("identity") or (device.identity if device is not None else None)
-    return {
-        "index": index,
-        "identity": identity,
-        "values": reading.get("values", {}),
-        "programs": reading.get("programs"),
-        "lost": reading.get("lost"),
-        "refused": reading.get("refused"),
-    }
+    others = {name: reading.get(name) for name in ("programs", "lost", "refused")}
+    return {"index": index, "identity": identity, "values": reading.get("values", {}), **others}
 
 
 def _send_events(nvml: Any, nvml_session: session.Session) -> None:

@@ -114,18 +114,9 @@ def read_gpus(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[GpuReading, ...]
             reason = f"is lost: {row['lost']} returned GPU_IS_LOST" if row.get("lost") else row.get("refused")
             lost.append(f"{name} {reason or 'does not answer'}")
             continue
-        pci = fleet.normalise_pci(identity["pci"])
-        readings.append(
-            GpuReading(
-                identity["uuid"],
-                int(row["index"]),
-                pci,
-                identity["model"],
-                identity["minor"],
-                row.get("values", {}),
-                row.get("programs"),
-            )
-        )
+        uuid, model, minor = identity["uuid"], identity["model"], identity["minor"]
+        pci, values = fleet.normalise_pci(identity["pci"]), row.get("values", {})
+        readings.append(GpuReading(uuid, int(row["index"]), pci, model, minor, values, row.get("programs")))
     return tuple(readings), tuple(lost)
 
 
@@ -138,12 +129,9 @@ def device_files(gpus: Sequence[GpuReading], dev: Path) -> tuple[DeviceFile, ...
 
 
 def local_cpus(gpus: Sequence[GpuReading], sysfs: Path) -> dict[str, frozenset[int]]:
-    cpus_by_address = {}
-    for gpu in gpus:
-        text = host.read_text(sysfs / "bus/pci/devices" / gpu.pci / "local_cpulist")
-        if text:
-            cpus_by_address[gpu.pci] = parse_cpu_list(text)
-    return cpus_by_address
+    folder = sysfs / "bus/pci/devices"
+    texts = {gpu.pci: host.read_text(folder / gpu.pci / "local_cpulist") for gpu in gpus}
+    return {pci: parse_cpu_list(text) for pci, text in texts.items() if text}
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
@@ -220,12 +208,8 @@ def gather_facts(
 
 
 def _parse_cuda_status(body: Mapping[str, Any]) -> CudaStatus:
+    why = str(body.get("why", ""))
     if body["type"] != "cuda":
-        return CudaStatus(0, -1, "no answer", error_text=str(body.get("why", "")))
-    return CudaStatus(
-        body.get("library"),
-        body.get("code"),
-        str(body.get("name", "")),
-        int(body.get("count") or 0),
-        str(body.get("why", "")),
-    )
+        return CudaStatus(0, -1, "no answer", error_text=why)
+    gpu_count = int(body.get("count") or 0)
+    return CudaStatus(body.get("library"), body.get("code"), str(body.get("name", "")), gpu_count, why)

@@ -88,7 +88,10 @@ class WorkLoop:
         elif body["type"] == "ready":
             worker.is_ready = True
         elif body["type"] == "no_torch":
-            self._skip_without_torch(worker, str(body["why"]))
+            next_step = "install torch, or set --python to an interpreter with torch"
+            skip_reason = f"{body['why']} in {worker.job.program.python}; {next_step}"
+            self.measurements.append(_measurement(worker, NO_WORK, skip_reason=skip_reason))
+            self._remove_worker(worker)
         elif body["type"] == "start_failed":
             self._end_worker(worker, str(body["why"]), "CUDA did not start")
         elif body["type"] == "progress":
@@ -152,12 +155,6 @@ class WorkLoop:
         for test in dict.fromkeys(step.test for step in worker.remaining):
             if test not in measured_tests:
                 self.measurements.append(_measurement(worker, test, skip_reason=skip_reason))
-        self._remove_worker(worker)
-
-    def _skip_without_torch(self, worker: _Worker, reason: str) -> None:
-        next_step = "install torch, or set --python to an interpreter with torch"
-        skip_reason = f"{reason} in {worker.job.program.python}; {next_step}"
-        self.measurements.append(_measurement(worker, NO_WORK, skip_reason=skip_reason))
         self._remove_worker(worker)
 
     def _remove_worker(self, worker: _Worker) -> None:

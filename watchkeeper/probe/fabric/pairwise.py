@@ -7,7 +7,7 @@ the fault itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from watchkeeper.model.diag import DiagVerdict, TestResult
@@ -89,9 +89,11 @@ def judge_fabric(
     if reductions:
         best = max(reductions, key=lambda reduction: reduction.bus_gb_per_second)
         results.append(_judge_reduction(best, expected))
-    for kind, pairs_of_kind in _group_by_kind(ranks, pairs).items():
-        if pairs_of_kind:
-            results.append(_judge_pairs(ranks, pairs_of_kind, kind))
+    for kind in ("inside", "between"):
+        is_inside = kind == "inside"
+        alike = [pair for pair in pairs if (ranks[pair.first].node == ranks[pair.second].node) == is_inside]
+        if alike:
+            results.append(_judge_pairs(ranks, alike, kind))
     return tuple(results)
 
 
@@ -103,13 +105,6 @@ def _judge_reduction(best: Reduction, expected: float | None) -> TestResult:
     verdict = DiagVerdict.FAIL if best.bus_gb_per_second < expected else DiagVerdict.PASS
     text += f"; {expected:.4g} is required ({best.bus_gb_per_second / expected:.0%})"
     return TestResult("allreduce", None, verdict, text, best.bus_gb_per_second, expected, unit="GB/s", facts=facts)
-
-
-def _group_by_kind(ranks: Sequence[Rank], pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
-    by_kind: dict[str, list[Pair]] = {"inside": [], "between": []}
-    for pair in pairs:
-        by_kind["inside" if ranks[pair.first].node == ranks[pair.second].node else "between"].append(pair)
-    return by_kind
 
 
 def _judge_pairs(ranks: Sequence[Rank], pairs: Sequence[Pair], kind: str) -> TestResult:

@@ -41,10 +41,8 @@ def main() -> None:
         send(type="joined", rank=rank.rank)
         rank.measure(send)
     except Exception as error:  # Deliberately everything: any network failure is a result of this rank.
-        send(
-            type="failed",
-            why=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error) else ''}",
-        )
+        text = str(error).strip().splitlines()[0][:300] if str(error) else ""
+        send(type="failed", why=f"{type(error).__name__}: {text}")
         output.flush()
         os._exit(1)
     send(type="end")

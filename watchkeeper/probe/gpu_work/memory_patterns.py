@@ -185,17 +185,13 @@ class TorchSweeper:
             words = chunk.words[start : start + TORCH_SWEEP_WORDS]
             first_word = chunk.first_word + start
             if check is not None:
-                self._compare_words(
-                    words, self._pattern_words(words, check, first_word=first_word, seed=seed), first_word
-                )
+                expected = self._pattern_words(words, check, first_word=first_word, seed=seed)
+                differing = (words != expected).nonzero().flatten()
+                self._count += differing.numel()
+                for index in differing[: MAX_FLIPS - len(self._flips)].tolist():
+                    self._flips.append(Flip(first_word + index, int(words[index]), int(expected[index])))
             if write is not None:
                 words.copy_(self._pattern_words(words, write, first_word=first_word, seed=seed))
-
-    def _compare_words(self, words: Any, expected: Any, first_word: int) -> None:
-        differing = (words != expected).nonzero().flatten()
-        self._count += differing.numel()
-        for index in differing[: MAX_FLIPS - len(self._flips)].tolist():
-            self._flips.append(Flip(first_word + index, int(words[index]), int(expected[index])))
 
     def _pattern_words(self, words: Any, pattern: Pattern, *, first_word: int, seed: int) -> Any:
         torch = self._torch

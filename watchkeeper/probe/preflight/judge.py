@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -63,13 +63,16 @@ class PreflightReport:
 def judge_nodes(outputs: Mapping[str, CommandOutput], *, expected_gpus: int | None = None) -> tuple[NodeVerdict, ...]:
     """Judge each node by its tests and its number of GPUs: the expected number, or that of most nodes."""
     nodes = [judge_node(node, output) for node, output in outputs.items()]
-    min_count, source = expected_gpus, "expected:"
-    if min_count is None:
-        min_count, source = (
-            _usual_gpu_count([node.gpus for node in nodes if node.gpus is not None]),
-            "most nodes here have",
-        )
-    return tuple(_compare_gpu_count(node, min_count, source=source) for node in nodes)
+    min_count, source = expected_gpus or 0, "expected:"
+    if expected_gpus is None:
+        counts = [node.gpus for node in nodes if node.gpus is not None]
+        # The higher number if two are equally frequent.
+        min_count, source = max(statistics.multimode(counts)) if len(counts) > 1 else 0, "most nodes here have"
+    for position, node in enumerate(nodes):
+        if node.gpus is not None and node.gpus < min_count:
+            reason = f"GPUs that answer: {node.gpus}, {source} {min_count}"
+            nodes[position] = replace(node, verdict=PreflightVerdict.NO_GO, reasons=(*node.reasons, reason))
+    return tuple(nodes)
 
 
 def judge_node(node: str, output: CommandOutput) -> NodeVerdict:
@@ -88,9 +91,8 @@ def judge_node(node: str, output: CommandOutput) -> NodeVerdict:
     )
     outcome = report.get("verdict")
     if failed or outcome == DiagOutcome.FAILED:
-        return NodeVerdict(
-            node, PreflightVerdict.NO_GO, failed or ("`diag` failed without a reason",), warned, len(gpus)
-        )
+        reasons = failed or ("`diag` failed without a reason",)
+        return NodeVerdict(node, PreflightVerdict.NO_GO, reasons, warned, len(gpus))
     if outcome != DiagOutcome.PASSED:
         stop_reasons = (f"`diag` stopped early: {report['stopped']}",) if report.get("stopped") else ()
         reasons = stop_reasons or skipped or ("the verdict of `diag` is `cannot tell`",)
@@ -109,11 +111,8 @@ def judge_links(output: CommandOutput) -> NodeVerdict:
     if failed:
         return NodeVerdict("links", PreflightVerdict.NO_GO, failed)
     if not report.get("pairs"):
-        return NodeVerdict(
-            "links",
-            PreflightVerdict.CANNOT_TELL,
-            _group_reasons(results, DiagVerdict.SKIP, {}) or ("no pair was measured",),
-        )
+        reasons = _group_reasons(results, DiagVerdict.SKIP, {}) or ("no pair was measured",)
+        return NodeVerdict("links", PreflightVerdict.CANNOT_TELL, reasons)
     return NodeVerdict("links", PreflightVerdict.GO, (), _group_reasons(results, DiagVerdict.WARN, {}))
 
 
@@ -140,15 +139,3 @@ def _group_reasons(
     reasons = [f"{', '.join(gpus)}{': ' if gpus else ''}{test}: {why}" for (test, why), gpus in gpus_by_reason.items()]
     omitted = len(reasons) - MAX_REASONS
     return (*reasons[:MAX_REASONS], *([f"and {omitted} more"] if omitted > 0 else []))
-
-
-def _usual_gpu_count(counts: Sequence[int]) -> int | None:
-    """The number of GPUs that most nodes have; the higher number if two are equally frequent."""
-    return max(statistics.multimode(counts)) if len(counts) > 1 else None
-
-
-def _compare_gpu_count(node: NodeVerdict, min_count: int | None, *, source: str) -> NodeVerdict:
-    if min_count is None or node.gpus is None or node.gpus >= min_count:
-        return node
-    reason = f"GPUs that answer: {node.gpus}, {source} {min_count}"
-    return replace(node, verdict=PreflightVerdict.NO_GO, reasons=(*node.reasons, reason))

@@ -121,26 +121,14 @@ class Srun:
         """Run one step on all nodes; `--label` puts the task number before each line, and task 0 has the verdict."""
         result = self.commands.run([*self._srun(nodes), "--label", *self.command, *arguments], self.timeout_seconds)
         task_prefix = "0" * len(str(len(nodes) - 1)) + ":"
-        rank_0_lines = [
-            line.lstrip().removeprefix(task_prefix)
-            for line in result.output.splitlines()
-            if line.lstrip().startswith(task_prefix)
-        ]
+        lines = map(str.lstrip, result.output.splitlines())
+        rank_0_lines = [line.removeprefix(task_prefix) for line in lines if line.startswith(task_prefix)]
         return CommandResult(result.status, "\n".join(rank_0_lines), result.error_text).command_output
 
     def _srun(self, nodes: Sequence[str]) -> list[str]:
-        count = len(nodes)
-        return [
-            "srun",
-            f"--jobid={self.job}",
-            "--overlap",
-            "--quit-on-interrupt",
-            "--kill-on-bad-exit=0",
-            "--ntasks-per-node=1",
-            f"--nodes={count}",
-            f"--ntasks={count}",
-            f"--nodelist={','.join(nodes)}",
-        ]
+        options = ["--overlap", "--quit-on-interrupt", "--kill-on-bad-exit=0", "--ntasks-per-node=1"]
+        options += [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", f"--nodelist={','.join(nodes)}"]
+        return ["srun", f"--jobid={self.job}", *options]
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,13 +122,8 @@ def achieved_rates(features: Features, model: GpuModel) -> AchievedRates:
     tensor = None if features.tensor is None else max(0.0, features.tensor - tensor_fp64)
     # Tensor cores do twice as many fp64 operations per clock as the fp64 pipe (A100, H100 data sheets).
     fp64 = None if features.fp64 is None else features.fp64 + 2 * tensor_fp64
-    return AchievedRates(
-        tflops(tensor, rate.tensor_flop),
-        tflops(features.fp32, rate.fp32_flop),
-        tflops(fp64, rate.fp64_flop),
-        memory_gb,
-        pcie_gb,
-    )
+    tensor_tflops, fp32_tflops = tflops(tensor, rate.tensor_flop), tflops(features.fp32, rate.fp32_flop)
+    return AchievedRates(tensor_tflops, fp32_tflops, tflops(fp64, rate.fp64_flop), memory_gb, pcie_gb)
 
 
 def expected_gain(bound: Bound, features: Features, model: GpuModel) -> ExpectedGain:

@@ -140,15 +140,13 @@ class GpuReader:
             values[source.column] = number if source.scale == 1 else round(number * source.scale, 3)
 
 
-class OpenedGpus(NamedTuple):
-    """Readers of all GPUs; `lost` has the driver's error for each index that cannot be read."""
+def open_gpus(
+    indices: Sequence[int] | None, on_open: Callable[[int, Sequence[int]], None]
+) -> tuple[list[GpuReader], dict[int, str]]:
+    """Open NVML and its GPUs; returns their readers, and the driver's error for each index that cannot be read.
 
-    gpus: list[GpuReader]
-    lost: dict[int, str]
-
-
-def open_gpus(indices: Sequence[int] | None, on_open: Callable[[int, Sequence[int]], None]) -> OpenedGpus:
-    """Open NVML and its GPUs; `on_open` gets each index, and all, before its GPU is opened, because that may hang."""
+    `on_open` gets each index, and all indices, before its GPU is opened, because that call may hang.
+    """
     nvml = session.load()
     try:
         nvml.nvmlInit()
@@ -156,16 +154,17 @@ def open_gpus(indices: Sequence[int] | None, on_open: Callable[[int, Sequence[in
     except nvml.NVMLError as error:
         raise session.NvmlBroken(str(error.value), str(error)) from error
     present = range(count) if indices is None else [index for index in indices if index < count]
-    opened = OpenedGpus([], {})
+    gpus: list[GpuReader] = []
+    lost: dict[int, str] = {}
     for index in present:
         on_open(index, present)
         try:
-            opened.gpus.append(GpuReader(nvml, index))
+            gpus.append(GpuReader(nvml, index))
         except nvml.NVMLError as error:
-            opened.lost[index] = str(error)
-    if opened.lost and not opened.gpus:
-        raise session.NvmlBroken("GPU_IS_LOST", "; ".join(f"GPU {index}: {why}" for index, why in opened.lost.items()))
-    return opened
+            lost[index] = str(error)
+    if lost and not gpus:
+        raise session.NvmlBroken("GPU_IS_LOST", "; ".join(f"GPU {index}: {why}" for index, why in lost.items()))
+    return gpus, lost
 
 
 def _text(value: Any) -> str:

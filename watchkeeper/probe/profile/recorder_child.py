@@ -69,11 +69,8 @@ class RowSampler:
         rows = []
         for gpu in self._gpus:
             values = {name: round(value, 3) for name, value in gpu.read(is_slow=is_slow_due).items()}
-            row: dict[str, Any] = {
-                "t": round(self._clock.now().timestamp(), 3),
-                "gpu": gpu.facts.index,
-                "values": values | host,
-            }
+            at = round(self._clock.now().timestamp(), 3)
+            row: dict[str, Any] = {"t": at, "gpu": gpu.facts.index, "values": values | host}
             if pids:
                 row["is_used"] = bool(pids.intersection(gpu.pids()))
             rows.append(row)
@@ -83,12 +80,12 @@ class RowSampler:
 def record(interval: float, indices: list[int] | None) -> None:
     parent = ParentPipe(sys.stdin.fileno())
     try:
-        opened = gpu_reader.open_gpus(indices, lambda gpu, indices: _send({"opening": gpu, "of": list(indices)}))
+        gpus, lost = gpu_reader.open_gpus(indices, lambda gpu, indices: _send({"opening": gpu, "of": list(indices)}))
     except session.NvmlBroken as error:
         _send({"error": error.reason, "text": str(error)})
         return
-    _send({"gpus": [asdict(gpu.facts) for gpu in opened.gpus], "lost": opened.lost})
-    sampler, next_tick = RowSampler(opened.gpus, clock.ScaledClock()), time.monotonic()
+    _send({"gpus": [asdict(gpu.facts) for gpu in gpus], "lost": lost})
+    sampler, next_tick = RowSampler(gpus, clock.ScaledClock()), time.monotonic()
     while not parent.is_closed:
         next_tick = max(next_tick + interval, time.monotonic())
         while not parent.is_closed and (remaining_seconds := next_tick - time.monotonic()) > 0:

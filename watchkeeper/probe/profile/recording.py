@@ -61,19 +61,13 @@ class GpuTrack:
 
     def select_rows(self, rows: Sequence[int]) -> GpuTrack:
         """The track with only these rows, which are in ascending order."""
-        take_rows: Callable[[Sequence[Any]], Sequence[Any]] = _row_getter(rows)
+        take_rows: Any = operator.itemgetter(*rows) if rows else operator.itemgetter(slice(0))
+        # They usually are consecutive.
+        if rows and rows[-1] - rows[0] + 1 == len(rows):
+            take_rows = operator.itemgetter(slice(rows[0], rows[-1] + 1))
+        labels = None if self.labels is None else take_rows(self.labels)
         numbers = {name: take_rows(values) for name, values in self.numbers.items()}
-        return GpuTrack(
-            self.gpu, take_rows(self.times), numbers, None if self.labels is None else take_rows(self.labels)
-        )
-
-
-def _row_getter(rows: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that selects rows: a slice if they are consecutive, which is usual, else an itemgetter."""
-    if not rows or rows[-1] - rows[0] + 1 == len(rows):
-        low, high = (rows[0], rows[-1] + 1) if rows else (0, 0)
-        return lambda values: values[low:high]
-    return operator.itemgetter(*rows)
+        return GpuTrack(self.gpu, take_rows(self.times), numbers, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +116,8 @@ def _read_parquet(path: Path) -> Recording:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise RecordingError(
-            "Parquet needs the Python package pyarrow",
-            where=str(path),
-            remedy="Install pyarrow, or give the recording as CSV",
-        ) from error
+        problem, remedy = "Parquet needs the Python package pyarrow", "Install pyarrow, or give the recording as CSV"
+        raise RecordingError(problem, where=str(path), remedy=remedy) from error
     try:
         parquet_table = parquet.read_table(path)
     except (OSError, ValueError) as error:
@@ -179,11 +170,8 @@ class _RowTable:
     def add(self, cells: list[str], line: int) -> None:
         self._count += 1
         if self._count > MAX_ROWS:
-            raise RecordingError(
-                f"more than {MAX_ROWS:,} rows",
-                where=f"{self._where}:{line}",
-                remedy="Use a shorter recording, or one row a second",
-            )
+            remedy = "Use a shorter recording, or one row a second"
+            raise RecordingError(f"more than {MAX_ROWS:,} rows", where=f"{self._where}:{line}", remedy=remedy)
         try:
             if len(cells) < len(self._names):
                 raise ValueError(f"{len(cells)} cells, the header has {len(self._names)}")

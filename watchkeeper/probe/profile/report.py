@@ -14,7 +14,7 @@ from typing import Any
 
 from watchkeeper.catalogue.gpu_models import GpuModel
 from watchkeeper.kit import wire
-from watchkeeper.probe.profile import advice, compare, segments
+from watchkeeper.probe.profile import advice, columns, compare, segments
 from watchkeeper.probe.profile.features import Features
 from watchkeeper.probe.profile.recording import GpuTrack, Recording, present_values
 from watchkeeper.probe.profile.verdict import Bound, default_model, find_model, limits
@@ -92,7 +92,8 @@ def build_report(
     bound, features = main.verdict.bound, main.features
     levels = [gpu.main.features.rhythm.mean for gpu in gpus]
     spread = max(levels) - min(levels) if len(levels) > 1 else None
-    workload_kind = kind or _guess_kind(command, len(gpus))
+    guessed_kind = "inference" if command and SERVING.search(" ".join(command)) else "training"
+    workload_kind = kind or ("multi_gpu" if len(gpus) > 1 else guessed_kind)
     baseline_bound, compared_columns = _compare_with_baseline(recording, gpus[0], baseline=baseline, model=model)
     return ProfileReport(
         model=model,
@@ -127,11 +128,8 @@ def _select_tracks(recording: Recording, model: GpuModel, used_gpus: set[str]) -
     used_tracks = [track for track in recording.tracks if track.gpu in used_gpus]
     if used_tracks:
         return used_tracks
-    active = [
-        track
-        for track in recording.tracks
-        if segments.judge_whole(track, model).features.rhythm.mean >= limits()["idle_activity"]
-    ]
+    means = [segments.judge_whole(track, model).features.rhythm.mean for track in recording.tracks]
+    active = [track for track, mean in zip(recording.tracks, means, strict=True) if mean >= limits()["idle_activity"]]
     return active or list(recording.tracks)
 
 
@@ -140,13 +138,9 @@ def _report_gpu(track: GpuTrack, judged_recording: segments.JudgedRecording, rec
     main = main_segment(timeline)
     memory_mib = recording.facts.get(track.gpu, {}).get("memory_mib") or judged_recording.model.memory_mib
     used_mib = present_values(track.numbers.get("fb_used_mib", ()))
-    return GpuReport(
-        track.gpu,
-        timeline,
-        main,
-        advice.achieved_rates(main.features, judged_recording.model),
-        max(used_mib) / memory_mib if used_mib and memory_mib else None,
-    )
+    memory_used = max(used_mib) / memory_mib if used_mib and memory_mib else None
+    achieved = advice.achieved_rates(main.features, judged_recording.model)
+    return GpuReport(track.gpu, timeline, main, achieved, memory_used)
 
 
 def main_segment(timeline: Sequence[segments.Segment]) -> segments.Segment:
@@ -174,18 +168,11 @@ def _describe_imbalance(gpus: Sequence[GpuReport], spread: float | None) -> str 
     )
 
 
-def _guess_kind(command: Sequence[str] | None, gpu_count: int) -> str:
-    if gpu_count > 1:
-        return "multi_gpu"
-    return "inference" if command and SERVING.search(" ".join(command)) else "training"
-
-
 def _host_means(recording: Recording) -> dict[str, float]:
     track = recording.tracks[0]
-    names = ("cpu_cores", "busiest_thread", "disk_wait", "read_kbs", "write_kbs", "net_rx_kbs", "net_tx_kbs", "rss_mib")
     return {
         name: round(statistics.fmean(values), 2)
-        for name in names
+        for name in columns.HOST_COLUMNS
         if (values := present_values(track.numbers.get(name, ())))
     }
 

@@ -125,10 +125,8 @@ def start_workload(request: RecordingRequest) -> subprocess.Popen[bytes]:
         # If JSON goes to standard output, the workload's output goes to standard error.
         return subprocess.Popen(request.command, stdout=None if request.keeps_stdout else sys.stderr.fileno())
     except OSError as error:
-        raise WorkloadNotStarted(
-            f"{request.command[0]} cannot be started: {error.strerror}",
-            remedy="Write the command and its options after --",
-        ) from error
+        problem = f"{request.command[0]} cannot be started: {error.strerror}"
+        raise WorkloadNotStarted(problem, remedy="Write the command and its options after --") from error
 
 
 def wait_for_exit(recorded: RecordedWorkload) -> int:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from watchkeeper.capacity import backtest, demand, forecast, fullness
+from watchkeeper.capacity import advice, backtest, demand, forecast
 from watchkeeper.capacity.forecast_models import (
     NAIVE_DAY,
     NAIVE_WEEK,
@@ -242,22 +242,20 @@ def test_a_weighted_median_is_that_of_as_many_copies() -> None:
 def test_a_fleet_that_fills_up_has_a_date_and_a_number_of_gpus() -> None:
     at = np.arange(5 * 168, dtype=np.float64)
     made = forecast.forecast(hourly(100 + 0.5 * at), WEEK)
-    full = fullness.predict_fullness(made, 560.0, now_gpus=519.5)
+    full = advice.predict_fullness(made, 560.0, now_gpus=519.5)
     assert full.full_at == pytest.approx((len(at) + 80) * HOUR, abs=30 * HOUR)
     assert full.full_at is not None
     assert full.earliest is not None
     assert full.earliest <= full.full_at
-    need = fullness.gpus_needed(made, 560.0, target=0.8)
+    need = advice.gpus_needed(made, 560.0, target=0.8)
     assert need.likely_gpus == pytest.approx(600 / 0.8 - 560, abs=30)
     assert need.sure_gpus >= need.likely_gpus
 
 
 def test_a_fleet_with_room_needs_nothing() -> None:
     made = forecast.forecast(hourly(np.full(500, 64.0)), DAY)
-    assert fullness.predict_fullness(made, 512.0, now_gpus=64.0) == fullness.Fullness(
-        512.0, False, None, None, None, 0.1
-    )
-    assert fullness.gpus_needed(made, 512.0).sure_gpus == 0
+    assert advice.predict_fullness(made, 512.0, now_gpus=64.0) == advice.Fullness(512.0, False, None, None, None, 0.1)
+    assert advice.gpus_needed(made, 512.0).sure_gpus == 0
 
 
 def plain_shares(values: Floats, names: Collection[str] = PLAIN) -> Floats:

@@ -157,10 +157,8 @@ class UsageBill:
 def price_usage(
     tables: Sequence[usage.UsageTable], book: prices.PriceBook, *, policy: Policy = Policy.NONE
 ) -> UsageBill:
-    """Price usage tables that follow each other in time, each at the prices of its start.
-
-    The tables are those of `PriceBook.price_periods`, or a single one.
-    """
+    """Price usage tables that follow each other in time, each at the prices of its start."""
+    # The tables are those of `PriceBook.price_periods`, or a single one.
     table = usage.join_tables(tables)
     rows = _price_rows(tables, table, book)
     # No cost is claimed before the first record, so no overhead either.
@@ -273,10 +271,8 @@ def _price_rows(tables: Sequence[usage.UsageTable], table: usage.UsageTable, boo
 def _split_shared_cost(
     table: usage.UsageTable, rows: _PricedRows, overhead: float, *, policy: Policy
 ) -> tuple[Money, float]:
-    """Return each row's share of the shared cost, and the overhead that no row gets.
-
-    It is split by row, so that every grouping of the rows has the same sum.
-    """
+    """Return each row's share of the shared cost, and the overhead that no row gets."""
+    # It is split by row, so that every grouping of the rows has the same sum.
     column = usage.USED if policy is Policy.USE else usage.ALLOCATED
     weights = np.where(rows.is_unowned, 0.0, table.amounts[:, column])
     weights[weights < MIN_HOURS] = 0.0

@@ -98,10 +98,8 @@ class _JobTableOptions:
 def read_job_table(
     text: str, *, where: str, zone: ZoneInfo, column_overrides: Mapping[str, str] | None = None, model: str = ""
 ) -> JobTable:
-    """Read the jobs of a table. `column_overrides` maps fields to columns; `model` is for rows without a GPU model.
-
-    A time without a time zone is read in `zone`.
-    """
+    """Read the jobs of a table. `column_overrides` maps fields to columns; `model` is for rows without a GPU model."""
+    # A time without a time zone is read in `zone`.
     problems = table.Problems(where)
     rows = table.read_table(text, where=where, problems=problems)
     field_columns = _find_columns(rows.columns, column_overrides or {}, where=where)
@@ -273,10 +271,8 @@ def sum_job_hours(
 
 
 def _sum_idle_hours(jobs: Sequence[JobUsage], gpus: float, since: float, until: float) -> tuple[float, list[str]]:
-    """Return the unallocated hours of `gpus` GPUs and notes.
-
-    They are summed interval by interval between two changes, so that the parts of a window add up to the whole.
-    """
+    """Return the unallocated hours of `gpus` GPUs and notes."""
+    # They are summed interval by interval between two changes, so that the parts of a window add up to the whole.
     counts = np.array([job.gpus for job in jobs])
     starts = np.clip([job.started for job in jobs], since, until)
     ends = np.clip([until if job.ended is None else job.ended for job in jobs], starts, until)

@@ -28,8 +28,6 @@ FORMAT_VERSION = 1
 
 
 class UsageLedger:
-    """A folder with one file per day."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         # Consecutive days usually have the same keys.
@@ -41,7 +39,6 @@ class UsageLedger:
         return len(np.unique(starts)) > self._count_kept_hours(day)
 
     def write_day(self, day: float, teams: recorded_hours.RecordedHours, jobs: recorded_hours.RecordedHours) -> None:
-        """Write the hours of the UTC day that starts at `day`."""
         arrays: dict[str, Any] = {"form": np.array(FORMAT_VERSION)}
         for name, hours in (("teams", teams), ("jobs", jobs)):
             arrays |= _build_arrays(name, hours, day)

@@ -6,6 +6,7 @@ the hour before it; a minute sample covers the minute that it starts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,6 @@ class RecordedHours:
 
 
 def read_hours(engine: Engine, since: float, until: float, *, by_job: bool) -> RecordedHours:
-    """Read every recorded hour that overlaps the window."""
     shares: dict[str, dict[float, float]] = {}
     gpus: dict[tuple[str, float], float] = {}
     parts = []
@@ -74,8 +74,12 @@ def read_hours(engine: Engine, since: float, until: float, *, by_job: bool) -> R
         return RecordedHours(np.zeros(0), [], np.zeros((0, len(usage.PARTS))), shares)
     starts, keys, amounts = zip(*parts, strict=True)
     owners = [key for part_keys in keys for key in part_keys]
-    recorded = RecordedHours(np.concatenate(starts), owners, np.concatenate(amounts), shares)
-    return _scale_to_recorded(_drop_incomplete_hours(recorded), gpus)
+    hours = np.concatenate(starts)
+    # Incomplete hours are summed from their minutes.
+    is_complete = [at in shares.get(key[0], {}) for key, at in zip(owners, hours.tolist(), strict=True)]
+    kept = list(itertools.compress(owners, is_complete))
+    recorded = RecordedHours(hours[is_complete], kept, np.concatenate(amounts)[is_complete], shares)
+    return _scale_to_recorded(recorded, gpus)
 
 
 def sum_hours_from_minutes(engine: Engine, starts: Sequence[float], *, by_job: bool) -> RecordedHours:
@@ -106,20 +110,10 @@ def join_hours(first: RecordedHours, second: RecordedHours) -> RecordedHours:
     return RecordedHours(starts, [*first.keys, *second.keys], np.concatenate([first.amounts, second.amounts]), shares)
 
 
-def _drop_incomplete_hours(recorded: RecordedHours) -> RecordedHours:
-    """Drop incomplete hours; they are summed from their minutes."""
-    pairs = zip(recorded.keys, recorded.starts.tolist(), strict=True)
-    is_complete = np.array([start in recorded.share.get(key[0], {}) for key, start in pairs], dtype=bool)
-    keys = [key for key, keep in zip(recorded.keys, is_complete.tolist(), strict=True) if keep]
-    return RecordedHours(recorded.starts[is_complete], keys, recorded.amounts[is_complete], recorded.share)
-
-
 def _scale_to_recorded(recorded: RecordedHours, gpus: Mapping[tuple[str, float], float]) -> RecordedHours:
-    """Extrapolate hours with enough recorded minutes, and scale each hour to the GPUs of its complete minutes.
-
-    A hub that is killed between two rules leaves an incomplete minute. That minute counts as unknown, so its recorded
-    parts must not count as well.
-    """
+    """Extrapolate hours with enough recorded minutes, and scale each hour to the GPUs of its complete minutes."""
+    # A hub that is killed between two rules leaves an incomplete minute. That minute counts as unknown, so its recorded
+    # parts must not count as well.
     slots, slot_indexes, sizes = sum_by_slot(recorded.keys, recorded.starts, recorded.amounts)
     factors = np.ones(len(slots))
     for index, (cluster, start) in enumerate(slots):

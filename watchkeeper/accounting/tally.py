@@ -60,10 +60,8 @@ class UsageTally:
         self._slots.setdefault(cluster, []).append(slot)
 
     def continue_from(self, previous: UsageTally) -> None:
-        """Add the last earlier slot of each cluster without a record at the start of the window.
-
-        The unrecorded time then counts as unknown. A cluster without an earlier slot starts with its first record.
-        """
+        """Add the last earlier slot of each cluster without a record at the start of the window."""
+        # The unrecorded time then counts as unknown. A cluster without an earlier slot starts with its first record.
         for cluster, slots in previous._slots.items():
             first_start = min((slot.start for slot in self._slots.get(cluster, ())), default=math.inf)
             # A day of the ledger adds all of its slots, including those after the end of the window.
@@ -72,7 +70,6 @@ class UsageTally:
                 self.add_slot(cluster, max(sized_slots, key=lambda slot: slot.start))
 
     def merge(self, part: UsageTally) -> None:
-        """Add everything from the tally of a part of this window."""
         keys = list(part._key_indexes)
         for row_keys, amounts in part._row_batches:
             self.add([keys[index] for index in row_keys.tolist()], amounts)

@@ -1,8 +1,7 @@
 """Compute time ranges: the part of each slot in a window, gaps between slots, and the days and months of a time zone.
 
-A slot has a start and a length. Slots can overlap (a restart, two hubs) and leave gaps. `cover` assigns each moment to
-at most one slot, so that adjacent windows count no moment twice. Days start at midnight of the time zone, also if a day
-has 23 or 25 hours. The other modules of `accounting` call it.
+Slots can overlap (a restart, two hubs) and leave gaps. `cover` assigns each moment to at most one slot, so that
+adjacent windows count no moment twice. Days start at midnight of the time zone, also if a day has 23 or 25 hours.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
-"""Create scaling advice from a forecast and the current capacity, as data and as a sentence.
+"""Predict when demand reaches the capacity of the fleet, and create scaling advice, as data and as a sentence.
 
-Autoscalers, ticket systems and people read it (`GET /api/capacity/advice`, `watchkeeper capacity forecast --json`);
-Watchkeeper does not act on it.
+Demand is allocated and pending GPUs, because allocation alone cannot exceed the capacity. Autoscalers, ticket systems
+and people read the advice (`GET /api/capacity/advice`, `watchkeeper capacity forecast --json`); Watchkeeper does not
+act on it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import numpy as np
+
 from watchkeeper.capacity.forecast import Forecast
-from watchkeeper.capacity.fullness import Fullness, GpusNeeded
 from watchkeeper.capacity.rightsizing import Repartition
 from watchkeeper.model.fleet_capacity import FleetCapacity
 
@@ -19,6 +22,33 @@ from watchkeeper.model.fleet_capacity import FleetCapacity
 MIN_STRANDED_GPUS = 8
 # If the upper limit of demand stays below this share of the fleet, part of the fleet can be turned off.
 SHRINK_BELOW_SHARE = 0.5
+# Above 80 % new jobs start to wait, and buying GPUs takes months. The alert FleetNearlyFull has the same threshold.
+TARGET = 0.8
+# The share of steps in which the target must hold; 1 would mean buying GPUs for the single highest hour.
+TARGET_QUANTILE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Fullness:
+    """When demand reaches `capacity_gpus`; a time is None if it is not within the horizon."""
+
+    capacity_gpus: float
+    is_full_now: bool
+    full_at: float | None
+    earliest: float | None
+    latest: float | None
+    # The highest probability of any step to be full, 0.1 to 0.9.
+    likely: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpusNeeded:
+    """GPUs to add so that demand stays at or below the share `target` of the fleet in 95 % of all steps."""
+
+    target: float
+    # From the middle of the forecast, and from its upper limit: then the target holds with about 90 %.
+    likely_gpus: int
+    sure_gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +61,33 @@ class ScalingAdvice:
     confidence: float | None = None
 
 
+def predict_fullness(demand: Forecast, capacity_gpus: float, *, now_gpus: float | None) -> Fullness:
+    """Predict when the fleet is full; `now_gpus` is the current demand, None if the series ends in a gap."""
+    reached = [np.flatnonzero(path >= capacity_gpus) for path in (demand.mean, demand.high, demand.low)]
+    full_at, earliest, latest = (float(demand.times[steps[0]]) if len(steps) else None for steps in reached)
+    is_full_now = now_gpus is not None and now_gpus >= capacity_gpus
+    return Fullness(capacity_gpus, is_full_now, full_at, earliest, latest, _highest_chance(demand, capacity_gpus))
+
+
+def _highest_chance(demand: Forecast, capacity_gpus: float) -> float:
+    """Return the highest probability of any step to be full: 0.1 at `high`, 0.5 at `mean`, linear in between."""
+    # Outside the interval only "at most 0.1" and "at least 0.9" are known; 0.1 and 0.9 are returned.
+    points = np.stack([demand.low, demand.mean, demand.high])
+    # np.interp needs strictly rising values; the limits of a constant series are equal.
+    rising = points + np.array([[0.0], [1e-9], [2e-9]]) * np.maximum(1.0, np.abs(points).max(axis=0))
+    columns = np.maximum.accumulate(rising, axis=0).T
+    return max(float(np.interp(capacity_gpus, column, (0.9, 0.5, 0.1))) for column in columns)
+
+
+def gpus_needed(demand: Forecast, capacity_gpus: float, *, target: float = TARGET) -> GpusNeeded:
+    likely, sure = (
+        max(0, math.ceil(float(np.quantile(path, TARGET_QUANTILE)) / target - capacity_gpus - 1e-9))
+        for path in (demand.mean, demand.high)
+    )
+    return GpusNeeded(target, likely, sure)
+
+
 def advise_on_forecast(demand: Forecast, full: Fullness, need: GpusNeeded) -> list[ScalingAdvice]:
-    """Return the advice to add GPUs, remove GPUs or keep the fleet."""
     if need.likely_gpus > 0:
         why = f"expected demand exceeds {100 * need.target:.0f} % of the fleet"
         return [ScalingAdvice("add", need.likely_gpus, why, confidence=0.5)]
@@ -64,7 +119,6 @@ def advise_on_capacity(capacity: FleetCapacity, repartitions: Iterable[Repartiti
 
 
 def summary_sentence(full: Fullness, need: GpusNeeded, *, horizon: str) -> str:
-    """Return the result in one sentence, for the first line of every output."""
     capacity = f"{full.capacity_gpus:g} GPUs"
     if full.is_full_now:
         status = f"Full now: demand is at or above {capacity}"

@@ -119,10 +119,8 @@ def _path_or_simpler(paths: dict[str, Floats], name: str) -> Floats:
 
 
 def measure_errors(rolled: RolledForecasts, paths: Floats | None = None) -> Floats:
-    """Return the mean absolute error by origin, model and part of the horizon; NaN if the part has no outcome.
-
-    `paths` are other forecasts at the same origins.
-    """
+    """Return the mean absolute error by origin, model and part of the horizon; NaN if the part has no outcome."""
+    # `paths` are other forecasts at the same origins.
     distance = np.abs((rolled.paths if paths is None else paths) - rolled.actual[:, None, :])
     has_outcome = ~np.isnan(rolled.actual)
     parts = []
@@ -176,10 +174,8 @@ def _normalise(weights: Floats) -> Floats:
 
 
 def combine_paths(rolled: RolledForecasts, weights: Floats, row: int) -> Floats:
-    """Combine the models of one origin: the weighted 10 %, 50 % and 90 % quantiles of their paths by step.
-
-    Weights change gradually between parts of the horizon, so that paths do not jump.
-    """
+    """Combine the models of one origin: the weighted 10 %, 50 % and 90 % quantiles of their paths by step."""
+    # Weights change gradually between parts of the horizon, so that paths do not jump.
     centres = np.log((rolled.edges[:-1] + rolled.edges[1:] + 1) / 2)
     ahead = np.log(np.arange(1, rolled.steps + 1))
     share_of_part = np.array([np.interp(ahead, centres, part) for part in np.eye(len(centres))])

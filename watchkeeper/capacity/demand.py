@@ -57,10 +57,8 @@ def regular_series(
     horizon_seconds: float = 0.0,
     where: str = "demand",
 ) -> DemandSeries:
-    """Return a series with one value for each step; raise CollectError if there are too few points.
-
-    Without `step_seconds`, the step is that of the points, or longer if the horizon would have too many steps.
-    """
+    """Return a series with one value for each step; raise CollectError if there are too few points."""
+    # Without `step_seconds`, the step is that of the points, or longer if the horizon would have too many steps.
     notes: list[str] = []
     times, values = _sort_points(points, combine, notes, where=where)
     step = step_seconds or _detect_step(times, notes)
@@ -86,7 +84,6 @@ def regular_series(
 def _sort_points(
     points: Sequence[tuple[float, float]] | Floats, combine: str, notes: list[str], *, where: str
 ) -> tuple[Floats, Floats]:
-    """Return times and values sorted by time, duplicates combined."""
     array = np.asarray(points, dtype=np.float64).reshape(-1, 2)
     times, values = array[np.argsort(array[:, 0], kind="stable")].T
     unique, first, counts = np.unique(times, return_index=True, return_counts=True)

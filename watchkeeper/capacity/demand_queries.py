@@ -1,8 +1,7 @@
 """Build the PromQL for demand forecasts and for the current capacity.
 
 Series of schedulers are preferred, because they count allocated GPUs and pending requests. Without them, labels of
-exporters count the allocated GPUs (packs/rules/usage.yaml), and pending requests count as 0. `web/accounting` runs the
-queries.
+exporters count the allocated GPUs (packs/rules/usage.yaml), and pending requests count as 0.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ def step_mean(expr: str, *, step: str, inner: str) -> str:
 
 
 def activity_expressions(window: str, *, cluster: str | None = None) -> dict[str, str]:
-    """Return the PromQL for each GPU over a window: mean and p95 of SM activity, peak memory and total memory."""
     matcher = _cluster_matcher(cluster)
     active = f"DCGM_FI_PROF_SM_ACTIVE{{{matcher}}}"
     return {
@@ -50,7 +48,6 @@ def activity_expressions(window: str, *, cluster: str | None = None) -> dict[str
 
 
 def held_minutes_expression(window: str, *, cluster: str | None = None) -> str:
-    """Return the PromQL for the minutes in a window in which each workload held each GPU or MIG instance."""
     samples = f"count_over_time(watchkeeper:gpu_holder:group{{{_cluster_matcher(cluster)}}}[{window}])"
     return f"sum by (cluster, UUID, GPU_I_ID, namespace, workload) ({samples})"
 

@@ -38,8 +38,6 @@ ZONE = re.compile(r".*:.*(?:[zZ]|[+-]\d{2}(?::?\d{2})?)")
 
 @dataclass(frozen=True, slots=True)
 class DemandColumns:
-    """The columns of a table for time and value, and the rows to use."""
-
     time: str
     value: str
     where: Mapping[str, str]
@@ -92,7 +90,6 @@ class _DemandReader:
 
 
 def read_points(text: str, columns: DemandColumns, *, where: str, now: float) -> DemandTable:
-    """Read the points of a table; raise CollectError if fewer than two rows are usable."""
     problems = table.Problems(where)
     names, rows = table.open_table(text, where=where, problems=problems)
     for column in (columns.time, columns.value, *columns.where):

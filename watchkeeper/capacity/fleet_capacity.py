@@ -21,10 +21,7 @@ LOST = "its scheduler cannot allocate them"
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """The GPUs of one node: all, allocated, and lost, which its scheduler cannot allocate.
-
-    `unavailable_reason` says why GPUs are out of service.
-    """
+    """The GPUs of one node: all, allocated, and lost, which its scheduler cannot allocate."""
 
     name: str
     gpus: int

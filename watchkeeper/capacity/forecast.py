@@ -121,10 +121,8 @@ def _model_shares(rolled: backtest.RolledForecasts, weights: Floats) -> tuple[di
 
 
 def _interval(mean: Floats, offsets: tuple[Floats, Floats], model_range: Floats) -> tuple[Floats, Floats]:
-    """Return both limits of the interval: from past errors, and at least as wide as the middle 80 % of the models.
-
-    Past errors do not reflect a sudden change in the last hour, but the models then disagree.
-    """
+    """Return both limits of the interval: from past errors, and at least as wide as the middle 80 % of the models."""
+    # Past errors do not reflect a sudden change in the last hour, but the models then disagree.
     low, high = offsets
     return np.minimum(mean + low, model_range[0]), np.maximum(mean + high, model_range[2])
 
@@ -157,14 +155,12 @@ class _PastForecasts:
 
     @property
     def covers_horizon(self) -> bool:
-        """Whether enough forecasts can be evaluated over the whole horizon."""
         return int(self._is_evaluated(whole_horizon=True).sum()) >= MIN_OUTCOMES
 
     def _is_evaluated(self, *, whole_horizon: bool) -> demand.Mask:
-        """Select the forecasts to evaluate.
-
-        They have two weeks of earlier outcomes (half of them in a shorter history) and, if possible, two weeks of data.
-        """
+        """Select the forecasts to evaluate."""
+        # They have two weeks of earlier outcomes (half of them in a shorter history) and, if possible, two weeks of
+        # data.
         first, now = self.rolled.origins[0], self.rolled.origins[-1]
         weeks = MIN_WEEKS * self.rolled.scale.week
         is_trained = self.origins - first >= min(weeks, (now - first) // 2)
@@ -248,7 +244,6 @@ class Holidays:
 
 
 def remove_holidays(series: demand.DemandSeries, days: Iterable[float], *, steps: int) -> Holidays:
-    """Replace past holidays by gaps, so that they do not affect the seasons; `days` are the start times of holidays."""
     starts = sorted(set(days))
     future_times = series.end_seconds + series.step_seconds * np.arange(steps)
     times = series.start_seconds + series.step_seconds * np.arange(len(series))

@@ -109,10 +109,8 @@ def _usual_day(past: Floats, steps: int, scale: SeasonLengths) -> Floats:
 
 
 def find_bounds(past: Floats, day: int) -> tuple[float, float]:
-    """Return the limits of the series: zero if it was never negative, and a ceiling that it reaches repeatedly.
-
-    A growing series reaches its highest value only at its end, so the times must be a week apart.
-    """
+    """Return the limits of the series: zero if it was never negative, and a ceiling that it reaches repeatedly."""
+    # A growing series reaches its highest value only at its end, so the times must be a week apart.
     lowest = 0.0 if past.min() >= 0 else -np.inf
     top = float(past.max())
     touches = np.flatnonzero(past >= top * (1 - 1e-4))
@@ -133,10 +131,8 @@ def straight_line(past: Floats, steps: int) -> Floats:
 
 
 def replace_odd_days(past: Floats, scale: SeasonLengths) -> Floats:
-    """Return the history for learning seasons: odd periods such as holidays have the median of the other weeks.
-
-    Otherwise a holiday in the last four weeks would change the forecast of its weekday by a quarter of its effect.
-    """
+    """Return the history for learning seasons: odd periods such as holidays have the median of the other weeks."""
+    # Otherwise a holiday in the last four weeks would change the forecast of its weekday by a quarter of its effect.
     weeks, part = min(len(past) // scale.week, 8), scale.day // 4
     if weeks < 3 or not scale.has_week or not part or scale.day % 4:
         return past
@@ -164,10 +160,8 @@ def _build_shapes(past: Floats, scale: SeasonLengths) -> Mapping[str, Floats]:
 
 
 def _remaining_share(past: Floats, day: int) -> float:
-    """Return the factor for seasonal shapes: 1, or less if demand fell below half of its mean.
-
-    The highest of the last three days counts, so that a weekend does not look like a fall.
-    """
+    """Return the factor for seasonal shapes: 1, or less if demand fell below half of its mean."""
+    # The highest of the last three days counts, so that a weekend does not look like a fall.
     if past.min() < 0 or len(past) < 4 * day:
         return 1.0
     recent = float(past[-3 * day :].reshape(3, day).mean(axis=1).max())
@@ -207,10 +201,8 @@ def _week_shape(past: Floats, scale: SeasonLengths, day_shape: Floats | None) ->
 
 
 def _usual_week(table: Floats, weights: Floats, day_shape: Floats) -> Floats:
-    """Return daily shape plus the level of each weekday plus the hours of the week that repeat.
-
-    A single week counts half, so that the backtest can already measure whether its weekend repeats.
-    """
+    """Return daily shape plus the level of each weekday plus the hours of the week that repeat."""
+    # A single week counts half, so that the backtest can already measure whether its weekend repeats.
     weeks, day = len(table), len(day_shape)
     levels = table.reshape(weeks, 7, day).mean(axis=2)
     weekdays = weights @ levels / weights.sum()
@@ -224,11 +216,9 @@ def _usual_week(table: Floats, weights: Floats, day_shape: Floats) -> Floats:
 
 
 def _denoise(deviations: Floats, noise: float) -> Floats:
-    """Remove noise of this variance from a matrix of days by hours.
-
-    Days differ in few ways, mainly weekends, and noise in as many ways as there are days. Singular values separate
-    them, with the optimal shrinkage for white noise (Gavish and Donoho, 2017).
-    """
+    """Remove noise of this variance from a matrix of days by hours."""
+    # Days differ in few ways, mainly weekends, and noise in as many ways as there are days. Singular values separate
+    # them, with the optimal shrinkage for white noise (Gavish and Donoho, 2017).
     if noise <= 0:
         return deviations
     left, strengths, right = np.linalg.svd(deviations, full_matrices=False)
@@ -240,10 +230,8 @@ def _denoise(deviations: Floats, noise: float) -> Floats:
 
 
 def _signal_share(table: Floats, weights: Floats, shape: Floats, *, least: float) -> float:
-    """Return the share of a mean shape that is signal: one minus the ratio of variances (James–Stein shrinkage).
-
-    It is at least `least`, which depends only on the number of rows: few rows cannot separate noise from shape.
-    """
+    """Return the share of a mean shape that is signal: one minus the ratio of variances (James–Stein shrinkage)."""
+    # It is at least `least`, which depends only on the number of rows: few rows cannot separate noise from shape.
     if len(table) < 2:
         return least
     signal = float(shape.var())

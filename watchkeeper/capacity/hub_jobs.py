@@ -57,8 +57,6 @@ def first_sample_time(result: QueryResult) -> float | None:
 
 @dataclass(slots=True)
 class _Allocation:
-    """A time range in which GPUs were allocated to a workload."""
-
     started_at: float
     ended_at: float
     peak_gpus: float
@@ -94,7 +92,6 @@ class WorkloadHistory:
     def build_records(
         self, since: float, until: float, scheduled_workloads: Iterable[workloads.ScheduledWorkload]
     ) -> JobRecords:
-        """Return the jobs of a window, with the times of the scheduler for each job that it still lists."""
         workloads_by_key = {
             (
                 scheduled.cluster,

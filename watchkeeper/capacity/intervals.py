@@ -84,7 +84,6 @@ class ForecastResiduals:
 def uncorrected_offsets(
     residuals: Floats, origins: Indexes, rolled: RolledForecasts, *, now: int
 ) -> tuple[Floats, Floats]:
-    """Return the offsets before the correction from past intervals."""
     ahead = np.arange(1, rolled.steps + 1)
     past_residuals = np.where(origins[:, None] + ahead <= now, residuals, math.nan)
     decay = RESIDUAL_DECAY ** ((now - origins) / rolled.scale.day)

@@ -90,7 +90,6 @@ class _JobTableReader:
 
 @functools.cache
 def load_layouts() -> dict[str, dict[str, str]]:
-    """Load the columns of each known layout by field."""
 
     def read(cells: Mapping[str, str]) -> tuple[str, str, str]:
         pack.required(cells["source"])
@@ -104,7 +103,6 @@ def load_layouts() -> dict[str, dict[str, str]]:
 
 
 def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None) -> JobRecords:
-    """Read the jobs of a table; `columns` maps fields to columns if the layout is unknown."""
     problems = table.Problems(where)
     job_table = table.read_table(text, where=where, problems=problems)
     malformed = problems.counts.total()
@@ -139,13 +137,11 @@ def read_jobs(text: str, *, where: str, columns: Mapping[str, str] | None = None
 
 
 def _is_disjoint(job: RecordedJob, other: RecordedJob) -> bool:
-    """Whether one run ended before the other started."""
     starts = [run.submitted if run.started is None else run.started for run in (job, other)]
     return starts[0] + job.seconds <= starts[1] or starts[1] + other.seconds <= starts[0]
 
 
 def find_layout(columns: Sequence[str]) -> str | None:
-    """Return the known layout with these columns, None if there is none."""
     layouts = load_layouts().items()
     return next((name for name, fields in layouts if set(fields.values()) <= set(columns)), None)
 
@@ -242,7 +238,6 @@ def _parse_request(row: table.TableRow, reader: _JobTableReader) -> GpuRequest |
 
 
 def read_nodes(text: str, *, where: str) -> tuple[tuple[FleetNode, ...], table.Problems]:
-    """Read the nodes with GPUs of a table with the columns name and gpus, and optionally model and rack."""
     problems = table.Problems(where)
     node_table = table.read_table(text, where=where, problems=problems)
     name_column, gpu_column, model_column, rack_column = (
@@ -281,7 +276,6 @@ def uniform_nodes(gpus: int, *, gpus_per_node: int) -> tuple[FleetNode, ...]:
 
 
 def unknown_models(jobs: Iterable[RecordedJob], nodes: Sequence[FleetNode]) -> dict[str, int]:
-    """Count jobs by requested model, for models that no node has."""
     node_models = {node.model for node in nodes}
     missing = Counter(table.escape_cell(model)[:60] for job in jobs for model in set(job.shape.models) - node_models)
     return dict(sorted(missing.items()))

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from watchkeeper.capacity import advice, demand, fullness
+from watchkeeper.capacity import advice, demand
 from watchkeeper.capacity.forecast import forecast
 from watchkeeper.kit import durations, wire
 
@@ -59,7 +59,7 @@ def forecast_report(
     horizon_seconds: float,
     *,
     capacity_gpus: float | None = None,
-    target: float = fullness.TARGET,
+    target: float = advice.TARGET,
     holidays: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Forecast a series and report it, with the time when the fleet is full and advice if `capacity_gpus` is known."""
@@ -94,8 +94,8 @@ def forecast_report(
     if capacity_gpus is None:
         return report
     values = series.values[~np.isnan(series.values)]
-    full_forecast = fullness.predict_fullness(demand_forecast, capacity_gpus, now_gpus=float(values[-1]))
-    need = fullness.gpus_needed(demand_forecast, capacity_gpus, target=target)
+    full_forecast = advice.predict_fullness(demand_forecast, capacity_gpus, now_gpus=float(values[-1]))
+    need = advice.gpus_needed(demand_forecast, capacity_gpus, target=target)
     full_at, earliest, latest = (
         None if at is None else _format_time(at)
         for at in (full_forecast.full_at, full_forecast.earliest, full_forecast.latest)

@@ -30,13 +30,11 @@ class FleetNode:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GpuRequest:
-    """The request of a job in thousandths of a GPU; `slice_milli` is the MIG instance size that is enough, 0 for none.
-
-    Empty `models` means any model.
-    """
+    """The request of a job in thousandths of a GPU; empty `models` means any model."""
 
     milli: int
     models: tuple[str, ...] = ()
+    # The size of the MIG instance that is enough, 0 for none.
     slice_milli: int = 0
 
     @property
@@ -78,9 +76,7 @@ class SimulatedFleet:
         self._slices.sort()
 
     def can_ever_fit(self, shape: GpuRequest) -> bool:
-        return SimulatedFleet(self.nodes).place(shape) is not None if self.used_milli else self._fits(shape)
-
-    def _fits(self, shape: GpuRequest) -> bool:
+        """Whether the job fits on this fleet, which must be empty."""
         placement = self.place(shape)
         if placement is not None:
             self.release(placement)

@@ -101,10 +101,8 @@ def place_instances(gpu: str, names: Sequence[str]) -> list[tuple[str, int]]:
 
 @lru_cache(MOST_REMEMBERED)
 def gpu_share(profile: str, model: str) -> float | None:
-    """The share of a GPU that an instance has, by words of the model name; None if matching models differ.
-
-    `1g.24gb` is a seventh of an H100 NVL, a quarter of an RTX PRO 6000 and half of an RTX PRO 5000.
-    """
+    """The share of a GPU that an instance has, by words of the model name; None if matching models differ."""
+    # `1g.24gb` is a seventh of an H100 NVL, a quarter of an RTX PRO 6000 and half of an RTX PRO 5000.
     words = set(_normalised_model(model).split())
     matching = [gpu for name, gpu in _by_model().items() if words and words <= set(name.split())]
     size = profile.partition("gb")[0] + "gb"

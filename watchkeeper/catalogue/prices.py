@@ -95,10 +95,8 @@ class PriceBook:
         return list(itertools.pairwise([since, *inside, until]))
 
     def rate(self, model: str, pool: str, *, at: float = math.inf) -> Price | None:
-        """The price of a GPU-hour at a time, by default the newest; None if the book has none.
-
-        The pool's region is preferred, then the longest model name, then the newest price.
-        """
+        """The price of a GPU-hour at a time, by default the newest; None if the book has none."""
+        # The pool's region is preferred, then the longest model name, then the newest price.
         pool_terms = self.pools.get(pool, PricePool(pool))
         kind = pool_terms.kind or self.kind
         name = model.casefold()

@@ -80,10 +80,8 @@ class MonitoredFleet:
         remote: prometheus.PrometheusEngine | None = None,
         max_page_series: int = exposition.MAX_SERIES,
     ) -> None:
-        """By default, samples stay in memory and pages come from the simulation.
-
-        `store` or `remote` store and evaluate elsewhere; `connection` reads pages elsewhere.
-        """
+        """By default, samples stay in memory and pages come from the simulation."""
+        # `store` or `remote` store and evaluate elsewhere; `connection` reads pages elsewhere.
         self.simulation = simulation
         self.intervals = intervals
         self.fleet = fleet.ScrapedInventory()

@@ -115,10 +115,8 @@ def score_best_incident(
     diagnosis_of: Callable[[str], diagnosis.Diagnosis | None],
     allowed_seconds: Callable[[Member], float],
 ) -> ScenarioScore:
-    """The score of the best incident whose family matches the fault's and whose place encloses or is inside `place`.
-
-    `allowed_seconds` is the time limit for the signal that opened an incident.
-    """
+    """The score of the best incident whose family matches the fault's and whose place encloses or is inside `place`."""
+    # `allowed_seconds` is the time limit for the signal that opened an incident.
     truth = fault.scenario.truth
     family = causes.lookup(truth.cause).family
     started_at = clock.from_ms(fault.at * 1000)

@@ -55,10 +55,8 @@ def step(
     environment: RuleEnvironment = NO_ENVIRONMENT,
     may_resolve: bool = True,
 ) -> AlertStep:
-    """Compute the next alerts of one rule; QueryError if two series become the same alert.
-
-    If `may_resolve` is false, a firing alert stays firing even if its series is missing from the result.
-    """
+    """Compute the next alerts of one rule; QueryError if two series become the same alert."""
+    # If `may_resolve` is false, a firing alert stays firing even if its series is missing from the result.
     fresh_alerts = _create_alerts(rule, vector, now=now, environment=environment)
     alerts: dict[Labels, Alert] = {}
     changes: list[Alert] = []

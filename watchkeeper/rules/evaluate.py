@@ -181,10 +181,8 @@ def restore_group(group: RuleGroup, state: RuleStates, alerts: Iterable[Alert]) 
 
 
 def ages_before_restart(name: str, engine: engines.InstantEngine, started: datetime) -> Mapping[Labels, float]:
-    """The age in seconds of each alert's recorded time, at the last rule evaluation before `started`.
-
-    For ALERTS_FOR_STATE: how long alerts had been active; for KEPT_SINCE: how long kept alerts had been false.
-    """
+    """The age in seconds of each alert's recorded time, at the last rule evaluation before `started`."""
+    # For ALERTS_FOR_STATE: how long alerts had been active; for KEPT_SINCE: how long kept alerts had been false.
     last = f"max(max_over_time(timestamp({HEARTBEAT})[{OUTAGE_TOLERANCE}:15s]))"
     seconds = next(iter(engine.instant(last, clock.to_ms(started)).latest().values()), None)
     if seconds is None:
@@ -195,10 +193,8 @@ def ages_before_restart(name: str, engine: engines.InstantEngine, started: datet
 
 
 def restore_pending_ages(state: RuleStates, active_seconds: Mapping[Labels, float]) -> RuleStates:
-    """After the first evaluation of a restart, restore how long pending alerts had been active.
-
-    As in Prometheus, the time without evaluations does not count: the expression may have been false.
-    """
+    """After the first evaluation of a restart, restore how long pending alerts had been active."""
+    # As in Prometheus, the time without evaluations does not count: the expression may have been false.
 
     def extend_active(alert: Alert, seconds: float) -> Alert:
         return replace(alert, active_at=alert.active_at - timedelta(seconds=seconds))
@@ -207,10 +203,8 @@ def restore_pending_ages(state: RuleStates, active_seconds: Mapping[Labels, floa
 
 
 def restore_keep_firing(state: RuleStates, silent_seconds: Mapping[Labels, float], *, now: datetime) -> RuleStates:
-    """Before the first evaluation of a restart, restore how long kept alerts had been false.
-
-    The time without evaluations does not count: the expression may have been true.
-    """
+    """Before the first evaluation of a restart, restore how long kept alerts had been false."""
+    # The time without evaluations does not count: the expression may have been true.
 
     def extend_silent(alert: Alert, seconds: float) -> Alert:
         return replace(alert, kept_since=now - timedelta(seconds=seconds))
@@ -255,11 +249,10 @@ def evaluated_since(engine: engines.Engine, now: datetime) -> datetime | None:
 
 
 def with_resolve_delays(group: RuleGroup, state: RuleStates, coverage: EvaluationCoverage) -> RuleStates:
-    """Before a group's first evaluation, set when restored alerts may be resolved.
-
-    An outage of the hub must not resolve alerts: a rule must be evaluated long enough for its expression to become true
-    again. Short pauses do not restart this delay, so that a hub which restarts every minute still resolves its alerts.
-    """
+    """Before a group's first evaluation, set when restored alerts may be resolved."""
+    # An outage of the hub must not resolve alerts: a rule must be evaluated long enough for its expression to become
+    # true again. Short pauses do not restart this delay, so that a hub which restarts every minute still resolves its
+    # alerts.
     delayed = dict(state)
     for rule in group.rules:
         key = rule_key(group, rule)
@@ -391,6 +384,5 @@ def _active_series(alert: Alert) -> frozenset[Labels]:
 
 
 def query_rows(engine: engines.InstantEngine, at_ms: int, expr: str) -> list[dict[str, object]]:
-    """The rows that the template function `query` returns."""
     vector = engine.instant(expr, at_ms).latest()
     return [{"Labels": labels, "Value": value} for labels, value in sorted(vector.items())]

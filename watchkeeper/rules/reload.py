@@ -26,8 +26,6 @@ class RuleSources:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRules:
-    """The active rules, and the SLOs from which some of them were generated."""
-
     rules: rulefile.RuleSet = field(default_factory=rulefile.RuleSet)
     slos: tuple[slo.Slo, ...] = ()
 

@@ -53,8 +53,6 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rule that could not be evaluated, and why."""
-
     rule: str
     problem: str
 
@@ -78,10 +76,8 @@ def replay(
     appender: interfaces.Appender | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Timeline:
-    """Every alert that these rules would have had in the window, earliest first.
-
-    Recorded samples are written to `appender`; without one, rules read existing recorded samples.
-    """
+    """Every alert that these rules would have had in the window, earliest first."""
+    # Recorded samples are written to `appender`; without one, rules read existing recorded samples.
     episodes: list[Episode] = []
     failures: list[Failure] = []
     steps = 0
@@ -113,8 +109,6 @@ def _query_range(group: RuleGroup, window: ReplayWindow) -> engines.QueryRange:
 
 
 class _RuleSteps:
-    """The query results of one rule at each step."""
-
     def __init__(self, rule: Rule, engine: engines.Engine, span: engines.QueryRange, *, offset_ms: int) -> None:
         self.times = span.times
         self._rule, self._engine, self._offset_ms, self._step_ms = rule, engine, offset_ms, span.step_ms

@@ -97,7 +97,6 @@ def load_rules(paths: Iterable[Path]) -> RuleSet:
 
 
 def read_texts(paths: Iterable[Path]) -> dict[str, str | RuleFileError]:
-    """The text of each file by its path, or the error that occurred."""
     return {str(path): read_text(path) for path in list_files(paths)}
 
 
@@ -133,8 +132,6 @@ def read_text(path: Path) -> str | RuleFileError:
 
 @dataclass
 class _FileReader:
-    """Reads one file and collects every problem."""
-
     source: YamlSource
     problems: list[RuleFileError]
     # The first line of each rule of the current group.

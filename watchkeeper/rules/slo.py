@@ -109,7 +109,6 @@ def load_slos(path: Path) -> list[Slo]:
 
 
 def read_slos(text: str, *, where: str) -> list[Slo]:
-    """Read the SLOs of a text; `where` is its file."""
     try:
         plain, root = yaml_text.load(text), yaml_text.compose(text)
     except yaml.YAMLError as error:
@@ -149,7 +148,6 @@ def _find_line(root: yaml.Node, problem: str) -> int:
 
 
 def render_rules(slos: list[Slo], *, source: str) -> str:
-    """Render a Prometheus rule file with one group for each SLO."""
     groups = [{"name": f"slo-{slo.name}", "interval": INTERVAL, "rules": _build_rules(slo)} for slo in slos]
     body = yaml.dump({"groups": groups}, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=118)
     return f"# Error budgets and burn-rate alerts of the objectives in {source}; generated, do not edit.\n{body}"

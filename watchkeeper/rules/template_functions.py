@@ -46,11 +46,6 @@ def number(value: Any) -> float:
         raise TemplateError(f"{format_value(value)!r} is not a number") from error
 
 
-def is_true(value: Any) -> bool:
-    """Whether Go treats a value as true: empty text, zero, nil and empty collections are false."""
-    return bool(value)
-
-
 def humanize(value: Any) -> str:
     scaled, prefix = number(value), ""
     if scaled == 0 or not math.isfinite(scaled):
@@ -119,18 +114,10 @@ def re_replace_all(pattern: Any, replacement: Any, text: Any) -> str:
     return str(_compile(str(pattern)).sub(expand, str(text)))
 
 
-def matches(pattern: Any, text: Any) -> bool:
-    return _compile(str(pattern)).search(str(text)) is not None
-
-
 def first(rows: Any) -> Any:
     if not rows:
         raise TemplateError("first() called on a vector with no elements")
     return rows[0]
-
-
-def value_of(row: Any) -> Any:
-    return _row(row)["Value"]
 
 
 def label_of(name: Any, row: Any) -> str:
@@ -209,11 +196,6 @@ def slice_value(value: Any, start: int = 0, stop: int | None = None) -> Any:
     return items[start:end].decode(errors="replace") if isinstance(value, str) else items[start:end]
 
 
-def js(*values: Any) -> str:
-    """Escape a text for a JavaScript string."""
-    return "".join(JS_ESCAPES.get(letter, letter) for letter in sprint(*values))
-
-
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "humanize": humanize,
     "humanize1024": humanize1024,
@@ -237,19 +219,19 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "safeHtml": format_value,
     "args": lambda *values: {f"arg{at}": value for at, value in enumerate(values)},
     "reReplaceAll": re_replace_all,
-    "match": matches,
+    "match": lambda pattern, text: _compile(str(pattern)).search(str(text)) is not None,
     "stripPort": lambda text: _host_and_port(str(text))[0],
     "stripDomain": strip_domain,
     "first": first,
-    "value": value_of,
+    "value": lambda row: _row(row)["Value"],
     "label": label_of,
     "strvalue": lambda row: label_of("__value__", row),
     "sortByLabel": lambda name, rows: sorted(rows, key=lambda row: label_of(name, row)),
     "index": index,
     "slice": slice_value,
-    "js": js,
+    "js": lambda *values: "".join(JS_ESCAPES.get(letter, letter) for letter in sprint(*values)),
     "len": lambda value: len(value.encode() if isinstance(value, str) else value),
-    "not": lambda value: not is_true(value),
+    "not": lambda value: not value,
     "eq": equal,
     "ne": lambda left, right: not equal(left, right),
     "lt": _ordered(lambda left, right: bool(left < right)),
@@ -261,7 +243,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def _format_4g(value: float) -> str:
-    """Go's %.4g."""
     return f"{value:.4g}" if math.isfinite(value) else format_value(value)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from watchkeeper.rules import template_reader as reader
-from watchkeeper.rules.template_functions import FUNCTIONS, TemplateError, is_true
+from watchkeeper.rules.template_functions import FUNCTIONS, TemplateError
 from watchkeeper.rules.template_printf import METHODS, Moment, Struct, format_value
 
 Query: TypeAlias = Callable[[str], Sequence[Mapping[str, Any]]]
@@ -110,11 +110,11 @@ class _Expansion:
 
     def _expand_branch(self, part: reader.Branch, scope: Scope, dot: Any) -> Iterator[str]:
         value = self._evaluate(part.value, scope, dot)
-        if part.word == "range" and is_true(value):
+        if part.word == "range" and value:
             yield from self._expand_range(part, scope, value)
             return
         scope.update(dict.fromkeys(part.variables, value))
-        if not is_true(value):
+        if not value:
             yield from self.expand(part.otherwise, scope, dot)
         else:
             yield from self.expand(part.then, scope, value if part.word == "with" else dot)
@@ -154,7 +154,7 @@ class _Expansion:
         value = None
         for arg in term.args:
             value = self._evaluate(arg, scope, dot)
-            if is_true(value) == (term.function == "or"):
+            if bool(value) == (term.function == "or"):
                 break
         return value
 

@@ -86,8 +86,6 @@ class ExprTest:
 
 @dataclass(frozen=True, slots=True)
 class RuleTest:
-    """One test: input series, and the expected alerts and samples at given times."""
-
     input_series: tuple[InputSeries, ...] = ()
     # Empty: the evaluation interval.
     interval: str = ""
@@ -110,8 +108,6 @@ class RuleTest:
 
 @dataclass(frozen=True, slots=True)
 class RuleTestFile:
-    """A file of rule tests, in promtool's format."""
-
     rule_files: tuple[str, ...] = ()
     tests: tuple[RuleTest, ...] = ()
     evaluation_interval: str = DEFAULT_INTERVAL

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from watchkeeper.capacity import advice, fullness, report
+from watchkeeper.capacity import advice, report
 
 
 class Dimensions(TypedDict, total=False):
@@ -117,5 +117,5 @@ class CapacityForecast(Forecast, total=False):
     weights: dict[str, float]
     notes: list[str]
     full: report.FullnessForecast
-    need: fullness.GpusNeeded
+    need: advice.GpusNeeded
     advice: list[advice.ScalingAdvice]

@@ -41,6 +41,15 @@ from watchkeeper.model.trust import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GpusNeeded(HubAnswer):
+    """GPUs to add so that demand stays at or below the share `target` of the fleet in 95 % of all steps."""
+
+    target: float
+    likely_gpus: int
+    sure_gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScalingAdvice(HubAnswer):
     """One advice; `action` is add, shrink, defragment, repartition or none."""
 
@@ -584,15 +593,6 @@ class QueueWait(HubAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GpusNeeded(HubAnswer):
-    """GPUs to add so that demand stays at or below the share `target` of the fleet in 95 % of all steps. `likely_gpus` uses the middle of the forecast, `sure_gpus` its upper limit, so the target holds with about 90 %."""
-
-    target: float
-    likely_gpus: int
-    sure_gpus: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GuardRefusal(HubAnswer):
     guard: str
     text: str
@@ -989,8 +989,6 @@ class Episode(HubAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Failure(HubAnswer):
-    """A rule that could not be evaluated, and why."""
-
     rule: str
     problem: str
 

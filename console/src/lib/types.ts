@@ -28,6 +28,12 @@ export interface Receipt {
   shared_with: string[];
 }
 export type Result = "described" | "done" | "already_so" | "refused" | "failed";
+/** GPUs to add so that demand stays at or below the share `target` of the fleet in 95 % of all steps. */
+export interface GpusNeeded {
+  target: number;
+  likely_gpus: number;
+  sure_gpus: number;
+}
 /** One advice; `action` is add, shrink, defragment, repartition or none. */
 export interface ScalingAdvice {
   action: string;
@@ -558,12 +564,6 @@ export interface ShapeCapacity {
   jobs: number;
   usable_gpus: number;
   stranded_gpus: number;
-}
-/** GPUs to add so that demand stays at or below the share `target` of the fleet in 95 % of all steps. `likely_gpus` uses the middle of the forecast, `sure_gpus` its upper limit, so the target holds with about 90 %. */
-export interface GpusNeeded {
-  target: number;
-  likely_gpus: number;
-  sure_gpus: number;
 }
 export interface GuardRefusal {
   guard: string;
@@ -1097,7 +1097,6 @@ export interface Episode {
   value: number;
   annotations: Record<string, string>;
 }
-/** A rule that could not be evaluated, and why. */
 export interface Failure {
   rule: string;
   problem: string;

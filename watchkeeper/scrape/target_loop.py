@@ -11,7 +11,7 @@ import asyncio
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import compress
@@ -127,12 +127,10 @@ class TargetLoop:
         self.dropped_samples: Counter[str] = Counter()
         self._target, self._settings, self._sink, self._fleet = target, settings, sink, inventory
         self._key = target.key
+        job, timeout_seconds = target.job, settings.timeout_seconds
         self._connection = connection or http.Connection(
-            timeout_seconds=settings.timeout_seconds,
-            max_body_bytes=settings.max_body_bytes,
-            access=target.job.access,
+            timeout_seconds=timeout_seconds, max_body_bytes=settings.max_body_bytes, access=job.access
         )
-        job = target.job
         self._parser = PageParser(
             max_series=settings.max_series,
             accept=accept_header(job.protocols, wants_native=job.native_histograms, escaping=job.escaping),
@@ -161,23 +159,23 @@ class TargetLoop:
         # Series that an earlier process left without a stale marker; set by the first scrape.
         self._unended_ids: array[int] | None = None
 
-    @property
-    def families(self) -> Mapping[str, exposition.FamilyMetadata]:
-        """Type, help and unit of each metric, from the exporter."""
-        return self._parser.families
-
     async def scrape(self, at_ms: int) -> TargetState:
         """Scrape the page once and append its samples, or `up` = 0 if that failed."""
         started = asyncio.get_running_loop().time()
         if self._unended_ids is None:
-            self._unended_ids = self._find_unended_ids(at_ms)
+            # Series that ended while the hub was down; without a stale marker they would seem current.
+            lasting = self._sink.active_series(self._key, at_ms - interfaces.LOOKBACK_MS)
+            self._unended_ids = array("q", lasting.keys() - set(self._synthesised_ids))
         try:
             page = await self._read_page()
             duration_seconds = asyncio.get_running_loop().time() - started
             await self._resolve_new_series(page, at_ms)
             time_problem = self._append_page(page, at_ms, duration_seconds)
             self._append_native(page, at_ms)
-            problems = [*page.problems, *([time_problem] if time_problem else []), *self._report_full_store()]
+            problems = [*page.problems, *([time_problem] if time_problem else [])]
+            if self._refused_handles:
+                self.dropped_samples["full"] += len(self._refused_handles)
+                problems.append(f"the store is full: {len(self._refused_handles)} series of the page were dropped")
             self._record_metadata()
             self._record_exemplars(page, at_ms)
             self.state = TargetState(
@@ -207,7 +205,7 @@ class TargetLoop:
         """End every series of a target that is no longer scraped, including `up`."""
         await self._connection.aclose()
         self._fleet.set_workloads(self._key, ())
-        ends = self._lasting_ids() + self._synthesised_ids
+        ends = self._without_timed(self._ids) + self._synthesised_ids
         self._append(ends, at_ms, array("d", [samples.STALE]) * len(ends))
         self.dropped_samples.update(self._native.end_series(at_ms))
 
@@ -221,9 +219,9 @@ class TargetLoop:
 
     async def _read_page(self) -> exposition.ExpositionPage:
         auth_headers = await self._target.job.access.request_headers()
-        request = (
-            replace(self._request, headers={**self._request.headers, **auth_headers}) if auth_headers else self._request
-        )
+        request = self._request
+        if auth_headers:
+            request = replace(request, headers={**request.headers, **auth_headers})
         response = await self._connection.send(request)
         # Parse one page in each iteration of the event loop, so that API requests wait for one page, not for all.
         await self._parse_lock.acquire()
@@ -242,18 +240,12 @@ class TargetLoop:
     def _append_native(self, page: exposition.ExpositionPage, at_ms: int) -> None:
         if not page.histograms and self._native.is_empty:
             return
-
-        def attach(handle: int) -> labels.Labels | None:
-            return self._attach(self._parser.labels[handle])
-
         if not self._settings.honor_timestamps:
-            page = replace(
-                page, histograms=tuple((handle, histogram, None) for handle, histogram, _ in page.histograms)
-            )
+            untimed = tuple((handle, histogram, None) for handle, histogram, _ in page.histograms)
+            page = replace(page, histograms=untimed)
         try:
-            self.dropped_samples.update(
-                self._native.append_page(page, at_ms, latest_ms=at_ms + MAX_AHEAD_MS, attach=attach)
-            )
+            dropped = self._native.append_page(page, at_ms, latest_ms=at_ms + MAX_AHEAD_MS, attach=self._attach)
+            self.dropped_samples.update(dropped)
         except StoreFull:
             self.dropped_samples["full"] += len(page.histograms)
 
@@ -269,7 +261,7 @@ class TargetLoop:
             self._handles = []
         if self._target.job.label_limits.is_set:
             for handle, _, _ in page.histograms:
-                self._target.job.label_limits.check(self._attach(self._parser.labels[handle]))
+                self._target.job.label_limits.check(self._attach(handle))
         if page.handles is self._handles:
             return
         new_handles = [handle for handle in page.handles if handle not in self._id_of]
@@ -282,11 +274,6 @@ class TargetLoop:
         self._joined_pairs.clear()
         self._has_fitted = self._has_fitted or not self._refused_handles
         self._fits = self._has_fitted and not any(map(self._describes_gpu, self._refused_handles))
-
-    def _report_full_store(self) -> Iterator[str]:
-        if self._refused_handles:
-            self.dropped_samples["full"] += len(self._refused_handles)
-            yield f"the store is full: {len(self._refused_handles)} series of the page were dropped"
 
     def _append_page(self, page: exposition.ExpositionPage, at_ms: int, duration_seconds: float) -> str | None:
         """Append the samples of a page; returns a problem if some timestamps were too far ahead."""
@@ -302,39 +289,29 @@ class TargetLoop:
             self._fleet.set_workloads(self._key, self._find_holders(page.handles))
             added = len(set(self._ids).difference(before))
         values = page.values if self._mask is None else array("d", compress(page.values, self._mask))
-        float_count, histogram_count = len(page.handles), len(page.histograms)
+        page_count, kept_count = len(page.handles), len(values) + len(future)
         # While the store refuses GPU series of a page, the missing series do not mean that the GPUs are gone, so the
         # target is neither up nor down.
         is_up = 1.0 if self._fits else samples.STALE
-        synthesised = array(
-            "d",
-            [
-                is_up,
-                duration_seconds,
-                float(float_count + histogram_count),
-                float(len(values) + len(future) + histogram_count),
-                float(added),
-            ],
-        )
+        counts = [count + len(page.histograms) for count in (page_count, kept_count)]
+        synthesised = array("d", [is_up, duration_seconds, *counts, added])
         if self._ids is before:
             # The common case: pass the same object every time, so that the appender recognises it.
             self._append(self._group_ids, at_ms, values + synthesised)
         else:
-            vanished = self._find_vanished(before + self._take_unended_ids())
+            vanished = self._without_timed(before + self._take_unended_ids(), present=set(self._ids))
             lasting, values = self._append_timed(values, self._kept_timestamps(times))
             self._group_ids = lasting + self._synthesised_ids
             ends = array("d", [samples.STALE]) * len(vanished)
-            self._append(
-                self._group_ids + vanished if vanished else self._group_ids, at_ms, values + synthesised + ends
-            )
+            ids = self._group_ids + vanished if vanished else self._group_ids
+            self._append(ids, at_ms, values + synthesised + ends)
         for node, gpus in self._gpus.values():
             self._fleet.record_page(node, gpus, at_ms=at_ms, source=self._key)
         if not future:
             return None
         self.dropped_samples["future"] += len(future)
-        return (
-            f"{len(future)} samples were dropped: their timestamps are more than {MAX_AHEAD_MS // 60_000} minutes ahead"
-        )
+        minutes = MAX_AHEAD_MS // 60_000
+        return f"{len(future)} samples were dropped: their timestamps are more than {minutes} minutes ahead"
 
     def _select_samples(
         self, handles: Sequence[int], times: Mapping[int, int], *, future: frozenset[int]
@@ -380,7 +357,7 @@ class TargetLoop:
         for handle, label_set, value, explicit_ms in page.exemplars:
             series = self._native.labels_of(handle)
             if series is None and self._id_of.get(handle, DROPPED) != DROPPED:
-                series = self._attach(self._parser.labels[handle])
+                series = self._attach(handle)
             time_ms = at_ms if explicit_ms is None else explicit_ms
             if series is not None and time_ms <= at_ms + MAX_AHEAD_MS:
                 store.add(series, exemplars.Exemplar(label_set, value, time_ms))
@@ -412,17 +389,13 @@ class TargetLoop:
         plain = [at not in times for at in range(len(self._ids))]
         return array("q", compress(self._ids, plain)), array("d", compress(values, plain))
 
-    def _find_vanished(self, before: Sequence[int]) -> array[int]:
-        present = set(self._ids)
-        return array("q", [id for id in before if id not in present and id not in self._timed_ids])
-
-    def _lasting_ids(self) -> array[int]:
-        return array("q", [id for id in self._ids if id not in self._timed_ids])
+    def _without_timed(self, ids: Iterable[int], *, present: Set[int] = frozenset()) -> array[int]:
+        return array("q", [id for id in ids if id not in present and id not in self._timed_ids])
 
     def _append_down(self, at_ms: int, duration_seconds: float) -> None:
         """The target did not answer: end its series, and write `up` = 0."""
         self._fleet.set_workloads(self._key, ())
-        ends = self._lasting_ids() + self._take_unended_ids()
+        ends = self._without_timed(self._ids) + self._take_unended_ids()
         if not self._ids:
             # Ids are kept for one failure, because resolving them takes as long as parsing five pages.
             self._id_of = {}
@@ -432,25 +405,19 @@ class TargetLoop:
         # In the order of a readable page, which the appender recognises.
         self._append(ends + self._synthesised_ids, at_ms, array("d", [samples.STALE]) * len(ends) + synthesised)
 
-    def _find_unended_ids(self, at_ms: int) -> array[int]:
-        """Series without a stale marker that ended while the hub was down; without one they would seem current."""
-        lasting = self._sink.active_series(self._key, at_ms - interfaces.LOOKBACK_MS)
-        return array("q", lasting.keys() - set(self._synthesised_ids))
-
     def _take_unended_ids(self) -> array[int]:
         unended, self._unended_ids = self._unended_ids or array("q"), array("q")
         return unended
 
     def _resolve_synthesised_ids(self) -> array[int]:
-        return array(
-            "q", [self._sink.series_id(self._target.labels.with_labels(__name__=name)) for name in SYNTHESISED]
-        )
+        series = (self._target.labels.with_labels(__name__=name) for name in SYNTHESISED)
+        return array("q", map(self._sink.series_id, series))
 
     def _resolve_id(self, handle: int) -> int:
         if self._parser.labels[handle].get(labels.METRIC_NAME) == WORKLOAD_INFO:
             # The hub writes this series itself, for all GPUs and with their teams; see `agent_workload_series`.
             return DROPPED
-        label_set = self._attach(self._parser.labels[handle])
+        label_set = self._attach(handle)
         self._target.job.label_limits.check(label_set)
         if label_set is None:
             return DROPPED
@@ -460,8 +427,9 @@ class TargetLoop:
             self._refused_handles.add(handle)
             return DROPPED
 
-    def _attach(self, label_set: labels.Labels) -> labels.Labels | None:
+    def _attach(self, handle: int) -> labels.Labels | None:
         """The exporter's labels joined with the target's, after the job's rules; None if they drop the series."""
+        label_set = self._parser.labels[handle]
         if self._target.job.metric_rules:
             relabelled = relabel.relabel(self._target.job.metric_rules, self._join(label_set))
             if relabelled is None or not relabelled.get(labels.METRIC_NAME):
@@ -509,11 +477,9 @@ class TargetLoop:
 
     def _find_holders(self, handles: Sequence[int]) -> list[labels.Labels]:
         """The GPU holders on an agent's page."""
-        label_sets = (self._parser.labels[handle] for handle in handles)
-        attached = (
-            self._attach(label_set) for label_set in label_sets if label_set.get(labels.METRIC_NAME) == WORKLOAD_INFO
-        )
-        return [holder for holder in attached if holder is not None]
+        all_labels = self._parser.labels
+        infos = (handle for handle in handles if all_labels[handle].get(labels.METRIC_NAME) == WORKLOAD_INFO)
+        return [holder for holder in map(self._attach, infos) if holder is not None]
 
     def _node_of(self, label_set: labels.Labels) -> fleet.Node:
         """The node of a series: by its Hostname label if the inventory has it, else the target's."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 from watchkeeper.errors import CollectError, quote
@@ -81,20 +81,37 @@ class ExpositionPage:
 
 
 @dataclass(slots=True)
-class _ParsedText:
-    """The samples and problems of a page so far."""
+class ParsedPage:
+    """The samples and problems of a page so far, in any format."""
 
     handles: list[int] = field(default_factory=list)
-    tokens: list[bytes] = field(default_factory=list)
     timestamps_ms: dict[int, int] = field(default_factory=dict)
     bad_lines: int = 0
     problems: list[str] = field(default_factory=list)
     exemplars: list[tuple[int, labels.Labels, float, int | None]] = field(default_factory=list)
+    histograms: list[tuple[int, Histogram, int | None]] = field(default_factory=list)
 
-    def add_problem(self, line_number: int, reason: str) -> None:
+    def add_problem(self, problem: str) -> None:
         self.bad_lines += 1
         if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(f"line {line_number}: {reason}")
+            self.problems.append(problem)
+
+    def finish(self, handles: list[int], values: array[float], epoch: int) -> ExpositionPage:
+        return ExpositionPage(
+            handles,
+            values,
+            epoch,
+            timestamps_ms=self.timestamps_ms,
+            bad_lines=self.bad_lines,
+            problems=tuple(self.problems),
+            exemplars=tuple(self.exemplars),
+            histograms=tuple(self.histograms),
+        )
+
+
+@dataclass(slots=True)
+class _ParsedText(ParsedPage):
+    tokens: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +124,69 @@ class _PageLayout:
     is_openmetrics: bool
 
 
-class ExpositionParser:
-    """Parses the pages of one target. Keep one per target: its cache makes it fast."""
+class SeriesCache:
+    """The series and metrics of one target, in any format. When `epoch` changes, every handle has a new meaning."""
 
-    def __init__(self, *, max_series: int = MAX_SERIES) -> None:
+    def __init__(self, max_series: int) -> None:
         self.labels: list[labels.Labels] = []
         self.families: dict[str, FamilyMetadata] = {}
         # Increases with each change of `families`.
         self.families_version = 0
         self.epoch = 0
         self._max_series = max_series
+        # The series of a page share nearly all their labels, and labels take most of a parser's memory.
+        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
+        self._last_handles: list[int] = []
+
+    def _add_series(self, series: labels.Labels) -> int:
+        series.pairs = tuple([self._pairs.setdefault(pair, pair) for pair in series.pairs])
+        self.labels.append(series)
+        return len(self.labels) - 1
+
+    def _add_family(self, name: str, family: FamilyMetadata) -> None:
+        if family != self.families.get(name) and (name in self.families or len(self.families) < self._max_series):
+            self.families[name] = family
+            self.families_version += 1
+
+    def _reset(self) -> None:
+        """Clear the cache, when most cached series are no longer exposed, for example after months of pod churn."""
+        self.epoch += 1
+        self.labels = []
+        self._pairs.clear()
+        self._last_handles = []
+
+    def _refuse_page(self, samples: str) -> None:
+        self._reset()
+        raise CollectError(
+            f"the page has {samples}, the limit is {self._max_series}",
+            now="The whole page was dropped",
+            remedy="Raise the limit for this target, or drop metrics in the exporter",
+        )
+
+
+def check_label(name: str, value: str, *, number: int) -> None:
+    """BadLine if a label, which is the `number`th of its series, exceeds a limit."""
+    if len(value) > MAX_LABEL_LENGTH or len(name) > MAX_LABEL_LENGTH or number > MAX_LABELS:
+        raise BadLine(
+            f"label {quote(name)} has {len(value):,} characters and is number {number}; "
+            f"the limits are {MAX_LABEL_LENGTH:,} characters and {MAX_LABELS} labels"
+        )
+
+
+class ExpositionParser(SeriesCache):
+    """Parses the pages of one target. Keep one per target: its cache makes it fast."""
+
+    def __init__(self, *, max_series: int = MAX_SERIES) -> None:
+        super().__init__(max_series)
         # The cache is reset between pages (see parse); this limits it within one very large page.
         self._max_remembered = 3 * max_series + FORGET_SLACK
         self._handle_of_prefix: dict[bytes, int] = {}
         self._handle_of_labels: dict[labels.Labels, int] = {}
-        # The series of a page share nearly all their labels, and labels take most of a parser's memory.
-        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
         # Within one page: the label text of a GPU is the same for each of its metrics.
         self._label_bodies: dict[bytes, tuple[tuple[str, str], ...]] = {}
         self._comments: set[bytes] = set()
         # The raw text of the last exemplar of each series: most exemplars repeat on every page.
         self._exemplars: dict[int, bytes] = {}
-        self._last_handles: list[int] = []
         # Whether the page before had a series more than once: on the next page its timestamps may be equal.
         self._has_repeats = False
         self._layout: _PageLayout | None = None
@@ -158,20 +216,15 @@ class ExpositionParser:
             parsed.exemplars = exemplars
             values = array("d", map(float, parsed.tokens))
         if parsed.handles != self._last_handles or self._has_repeats:
-            self._check_repeats(parsed, values)
+            self._has_repeats = len(set(parsed.handles)) != len(parsed.handles)
+            if self._has_repeats:
+                self._drop_repeats(parsed, values)
+            self._last_handles = parsed.handles
             self._layout, self._may_have_layout = None, True
         elif self._may_have_layout and not (parsed.timestamps_ms or parsed.bad_lines):
             self._layout = self._build_layout(lines, openmetrics=openmetrics)
             self._may_have_layout = self._layout is not None
-        return ExpositionPage(
-            self._last_handles,
-            values,
-            self.epoch,
-            timestamps_ms=parsed.timestamps_ms,
-            bad_lines=parsed.bad_lines,
-            problems=tuple(parsed.problems),
-            exemplars=tuple(parsed.exemplars),
-        )
+        return parsed.finish(self._last_handles, values, self.epoch)
 
     def _read_same_layout(self, lines: list[bytes], page_bytes: int, *, openmetrics: bool) -> array[float] | None:
         """The values of a page that differs from the page before only in its values; None for other pages."""
@@ -226,7 +279,8 @@ class ExpositionParser:
                 self._read_new_line(line, line_number, parsed=parsed, openmetrics=openmetrics)
         self._label_bodies.clear()
         if len(parsed.handles) > self._max_series:
-            self._refuse_too_many(lines)
+            count = sum(1 for line in lines if line.strip() and not line.lstrip().startswith(b"#"))
+            self._refuse_page(f"{count} samples")
         return parsed
 
     def _read_new_line(self, line: bytes, line_number: int, *, parsed: _ParsedText, openmetrics: bool) -> None:
@@ -245,7 +299,7 @@ class ExpositionParser:
                 rest, _, exemplar = rest.partition(b" # ")
             token, at_ms = _split_value(rest, openmetrics)
         except BadLine as error:
-            parsed.add_problem(line_number, str(error))
+            parsed.add_problem(f"line {line_number}: {error}")
             return
         if at_ms is not None:
             parsed.timestamps_ms[len(parsed.handles)] = at_ms
@@ -271,8 +325,7 @@ class ExpositionParser:
         if handle == len(self.labels):
             if handle > self._max_remembered:
                 raise BadLine(f"{handle} different series on this page, the limit is {self._max_remembered}")
-            label_set.pairs = tuple([self._pairs.setdefault(pair, pair) for pair in label_set.pairs])
-            self.labels.append(label_set)
+            self._add_series(label_set)
         self._handle_of_prefix[line[: len(line) - len(rest)]] = handle
         return handle, rest
 
@@ -304,7 +357,7 @@ class ExpositionParser:
             label_set, rest = _read_labels(raw.decode(), {}, 0)
             token, at_ms = _split_value(rest.encode(), openmetrics=True)
         except (BadLine, UnicodeDecodeError) as error:
-            parsed.add_problem(line_number, f"the exemplar was dropped, its sample was kept: {error}")
+            parsed.add_problem(f"line {line_number}: the exemplar was dropped, its sample was kept: {error}")
             return
         parsed.exemplars.append((handle, label_set, float(token), at_ms))
 
@@ -317,65 +370,31 @@ class ExpositionParser:
             return
         keyword, plain_name, quoted_name, text = match.groups()
         name = plain_name or _unquote(quoted_name)
-        if name not in self.families and len(self.families) >= self._max_series:
-            return
-        previous = self.families.get(name, FamilyMetadata())
-        family = FamilyMetadata(
-            type=text if keyword == "TYPE" else previous.type,
-            help=ESCAPE.sub(_unescape, text) if keyword == "HELP" else previous.help,
-            unit=text if keyword == "UNIT" else previous.unit,
-        )
-        if family != self.families.get(name):
-            self.families[name] = family
-            self.families_version += 1
-
-    def _check_repeats(self, parsed: _ParsedText, values: array[float]) -> None:
-        """Drop duplicates of a series and timestamp, except the first; then set the current handles."""
-        self._has_repeats = len(set(parsed.handles)) != len(parsed.handles)
-        if self._has_repeats:
-            self._drop_repeats(parsed, values)
-        self._last_handles = parsed.handles
+        value = ESCAPE.sub(_unescape, text) if keyword == "HELP" else text
+        self._add_family(name, replace(self.families.get(name, FamilyMetadata()), **{keyword.lower(): value}))
 
     def _drop_repeats(self, parsed: _ParsedText, values: array[float]) -> None:
+        """Drop duplicates of a series and timestamp, except the first."""
         sample_keys: set[tuple[int, int | None]] = set()
         kept_positions: list[int] = []
         for position, handle in enumerate(parsed.handles):
             key = (handle, parsed.timestamps_ms.get(position))
             if key in sample_keys:
-                parsed.bad_lines += 1
-                if len(parsed.problems) < MAX_PROBLEMS:
-                    parsed.problems.append(
-                        f"{quote(str(self.labels[handle]))} is a duplicate; the first sample was kept"
-                    )
+                parsed.add_problem(f"{quote(str(self.labels[handle]))} is a duplicate; the first sample was kept")
                 continue
             sample_keys.add(key)
             kept_positions.append(position)
         times = parsed.timestamps_ms
-        parsed.timestamps_ms = {
-            new_position: times[position] for new_position, position in enumerate(kept_positions) if position in times
-        }
+        parsed.timestamps_ms = {new: times[old] for new, old in enumerate(kept_positions) if old in times}
         parsed.handles = [parsed.handles[position] for position in kept_positions]
         values[:] = array("d", [values[position] for position in kept_positions])
 
-    def _refuse_too_many(self, lines: list[bytes]) -> None:
-        count = sum(1 for line in lines if line.strip() and not line.lstrip().startswith(b"#"))
-        self._reset()
-        raise CollectError(
-            f"the page has {count} samples, the limit is {self._max_series}",
-            now="The whole page was dropped",
-            remedy="Raise the limit for this target, or drop metrics in the exporter",
-        )
-
     def _reset(self) -> None:
-        """Clear the cache, when most cached series are no longer exposed, for example after months of pod churn."""
-        self.epoch += 1
-        self.labels = []
+        super()._reset()
         self._handle_of_prefix.clear()
         self._handle_of_labels.clear()
-        self._pairs.clear()
         self._comments.clear()
         self._exemplars.clear()
-        self._last_handles = []
         self._layout = None
 
 
@@ -404,11 +423,7 @@ def _read_pairs(line: str, pairs: dict[str, str], position: int) -> tuple[labels
             raise BadLine(f"duplicate label {quote(name)}" if name else "a label has no name")
         pairs[name] = _unquote(value)
         position = label.end()
-        if len(value) > MAX_LABEL_LENGTH or len(name) > MAX_LABEL_LENGTH or len(pairs) > MAX_LABELS:
-            raise BadLine(
-                f"label {quote(name)} has {len(value):,} characters and is number {len(pairs)}; "
-                f"the limits are {MAX_LABEL_LENGTH:,} characters and {MAX_LABELS} labels"
-            )
+        check_label(name, value, number=len(pairs))
     rest = line[position:].lstrip(" \t")
     if not rest.startswith("}"):
         raise BadLine(f"invalid label list at {quote(rest)}")

@@ -17,18 +17,19 @@ from typing import NamedTuple, TypeAlias
 
 from watchkeeper.errors import CollectError, quote
 from watchkeeper.kit.protobuf import read_fields, read_varint, to_signed
-from watchkeeper.model.histograms import Histogram, ResetHint
+from watchkeeper.model.histograms import ResetHint
 from watchkeeper.model.labels import METRIC_NAME, Labels
 from watchkeeper.readers import histogram_message
 from watchkeeper.readers.exposition import (
     FORGET_SLACK,
     MAX_LABEL_LENGTH,
-    MAX_LABELS,
-    MAX_PROBLEMS,
     MAX_SERIES,
     BadLine,
     ExpositionPage,
     FamilyMetadata,
+    ParsedPage,
+    SeriesCache,
+    check_label,
 )
 
 CONTENT_TYPE = "application/vnd.google.protobuf"
@@ -65,47 +66,27 @@ class _MetricBytes:
 
 
 @dataclass(slots=True)
-class _ParsedMessages:
-    """The samples and problems of a page so far."""
-
-    body: bytes
-    handles: list[int] = field(default_factory=list)
+class _ParsedMessages(ParsedPage):
+    body: bytes = b""
     values: array[float] = field(default_factory=lambda: array("d"))
-    timestamps_ms: dict[int, int] = field(default_factory=dict)
     sample_keys: set[tuple[int, int | None]] = field(default_factory=set)
-    bad_count: int = 0
-    problems: list[str] = field(default_factory=list)
-    exemplars: list[tuple[int, Labels, float, int | None]] = field(default_factory=list)
-    histograms: list[tuple[int, Histogram, int | None]] = field(default_factory=list)
-
-    def add_problem(self, name: str, reason: object) -> None:
-        self.bad_count += 1
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(f"{quote(name)}: {reason}")
 
 
-class ProtobufParser:
+class ProtobufParser(SeriesCache):
     """Parses the pages of one target. With `keeps_classic`, native histograms are also read as classic histograms."""
 
     def __init__(self, *, max_series: int = MAX_SERIES, keeps_classic: bool = False) -> None:
-        self.labels: list[Labels] = []
-        self.families: dict[str, FamilyMetadata] = {}
-        # Increases with each change of `families`.
-        self.families_version = 0
-        self.epoch = 0
-        self._max_series = max_series
+        super().__init__(max_series)
         self._keeps_classic = keeps_classic
         self._handle_of: dict[tuple[str, bytes, SeriesPart], int] = {}
-        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
         self._exemplars: dict[int, set[bytes]] = {}
-        self._last_handles: list[int] = []
         self._last_count = 0
 
     def parse(self, body: bytes) -> ExpositionPage:
         """Parse every valid sample of the page; CollectError if it has too many series or is truncated."""
         if 2 * len(self.labels) > 3 * self._last_count + 2 * FORGET_SLACK:
             self._reset()
-        parsed, position = _ParsedMessages(body), 0
+        parsed, position = _ParsedMessages(body=body), 0
         while position < len(body):
             try:
                 size, start = read_varint(body, position)
@@ -120,16 +101,7 @@ class ProtobufParser:
         if parsed.handles != self._last_handles:
             self._last_handles = parsed.handles
         self._last_count = len(parsed.handles) + len(parsed.histograms)
-        return ExpositionPage(
-            self._last_handles,
-            parsed.values,
-            self.epoch,
-            timestamps_ms=parsed.timestamps_ms,
-            bad_lines=parsed.bad_count,
-            problems=tuple(parsed.problems),
-            exemplars=tuple(parsed.exemplars),
-            histograms=tuple(parsed.histograms),
-        )
+        return parsed.finish(self._last_handles, parsed.values, self.epoch)
 
     def _read_family(self, parsed: _ParsedMessages, start: int, end: int) -> None:
         texts, metrics, type_number = {NAME: "", HELP: "", UNIT: ""}, [], 0
@@ -142,28 +114,27 @@ class ProtobufParser:
                 elif tag == TYPE:
                     type_number = at
         except (IndexError, UnicodeDecodeError) as error:
-            parsed.add_problem(texts[NAME] or f"the family at byte {start}", f"is not a MetricFamily: {error}")
+            where = quote(texts[NAME] or f"the family at byte {start}")
+            parsed.add_problem(f"{where}: is not a MetricFamily: {error}")
             return
-        name = texts[NAME]
+        name, where = texts[NAME], quote(texts[NAME])
         if not name or type_number >= len(TYPES):
-            parsed.add_problem(name, f"has no name or an unknown type: {type_number}, types are 0 to {len(TYPES) - 1}")
+            types = f"types are 0 to {len(TYPES) - 1}"
+            parsed.add_problem(f"{where}: has no name or an unknown type: {type_number}, {types}")
             return
         if len(name) > MAX_LABEL_LENGTH:
-            parsed.add_problem(name, f"the name has {len(name):,} characters, the limit is {MAX_LABEL_LENGTH:,}")
+            limit = f"the limit is {MAX_LABEL_LENGTH:,}"
+            parsed.add_problem(f"{where}: the name has {len(name):,} characters, {limit}")
             return
         self._add_family(name, FamilyMetadata(TYPES[type_number], texts[HELP], texts[UNIT]))
         for at, stop in metrics:
             try:
                 self._read_metric(parsed, name, type_number=type_number, span=(at, stop))
             except (BadLine, histogram_message.InvalidHistogram, IndexError, UnicodeDecodeError, struct.error) as error:
-                parsed.add_problem(name, error)
-        self._check_size(parsed)
-
-    def _add_family(self, name: str, family: FamilyMetadata) -> None:
-        if family == self.families.get(name) or (name not in self.families and len(self.families) >= self._max_series):
-            return
-        self.families[name] = family
-        self.families_version += 1
+                parsed.add_problem(f"{where}: {error}")
+        count = len(parsed.handles) + len(parsed.histograms)
+        if count > self._max_series:
+            self._refuse_page(f"{count} samples or more")
 
     def _read_metric(self, parsed: _ParsedMessages, name: str, *, type_number: int, span: ByteRange) -> None:
         body, metric = parsed.body, _read_metric_fields(parsed.body, *span)
@@ -177,7 +148,8 @@ class ProtobufParser:
             handle = self._find_handle(parsed, (name, label_bytes, NATIVE), metric)
             if self._is_first(parsed, handle, metric.at_ms):
                 parsed.histograms.append((handle, histogram, metric.at_ms))
-                self._add_exemplars(parsed, handle, _native_exemplars(body, *native))
+                exemplars = [(at, stop) for tag, at, stop in read_fields(body, *native) if tag == NATIVE_EXEMPLAR]
+                self._add_exemplars(parsed, handle, exemplars)
             if not self._keeps_classic:
                 return
         for sample in _read_samples(body, metric):
@@ -194,7 +166,7 @@ class ProtobufParser:
     def _is_first(self, parsed: _ParsedMessages, handle: int, at_ms: int | None) -> bool:
         """Whether this is the first sample of the series and timestamp on the page."""
         if (handle, at_ms) in parsed.sample_keys:
-            parsed.add_problem(str(self.labels[handle]), "is a duplicate; the first sample was kept")
+            parsed.add_problem(f"{quote(str(self.labels[handle]))}: is a duplicate; the first sample was kept")
             return False
         parsed.sample_keys.add((handle, at_ms))
         return True
@@ -210,17 +182,10 @@ class ProtobufParser:
             if label_name in pairs:
                 raise BadLine(f"duplicate label {quote(label_name)}")
             pairs[label_name] = text
-            if len(text) > MAX_LABEL_LENGTH or len(label_name) > MAX_LABEL_LENGTH or len(pairs) > MAX_LABELS:
-                raise BadLine(
-                    f"label {quote(label_name)} has {len(text):,} characters and is number {len(pairs)}; "
-                    f"the limits are {MAX_LABEL_LENGTH:,} characters and {MAX_LABELS} labels"
-                )
+            check_label(label_name, text, number=len(pairs))
         if label:
             pairs[label] = value
-        series = Labels(pairs)
-        series.pairs = tuple([self._pairs.setdefault(pair, pair) for pair in series.pairs])
-        handle = self._handle_of[key] = len(self.labels)
-        self.labels.append(series)
+        handle = self._handle_of[key] = self._add_series(Labels(pairs))
         return handle
 
     def _add_exemplars(self, parsed: _ParsedMessages, handle: int, spans: list[ByteRange]) -> None:
@@ -232,25 +197,10 @@ class ProtobufParser:
         if raw:
             self._exemplars[handle] = raw
 
-    def _check_size(self, parsed: _ParsedMessages) -> None:
-        count = len(parsed.handles) + len(parsed.histograms)
-        if count <= self._max_series:
-            return
-        self._reset()
-        raise CollectError(
-            f"the page has {count} samples or more, the limit is {self._max_series}",
-            now="The whole page was dropped",
-            remedy="Raise the limit for this target, or drop metrics in the exporter",
-        )
-
     def _reset(self) -> None:
-        """Clear the cache, when most cached series are no longer exposed."""
-        self.epoch += 1
-        self.labels = []
+        super()._reset()
         self._handle_of.clear()
-        self._pairs.clear()
         self._exemplars.clear()
-        self._last_handles = []
 
 
 def _read_metric_fields(body: bytes, start: int, end: int) -> _MetricBytes:
@@ -334,10 +284,6 @@ def _read_bucket(body: bytes, start: int, end: int) -> tuple[float, float, ByteR
         elif tag == 0x1A:
             exemplar = (at, stop)
     return bound, count, exemplar
-
-
-def _native_exemplars(body: bytes, start: int, end: int) -> list[ByteRange]:
-    return [(at, stop) for tag, at, stop in read_fields(body, start, end) if tag == NATIVE_EXEMPLAR]
 
 
 def _read_exemplar(raw: bytes) -> tuple[Labels, float, int | None]:

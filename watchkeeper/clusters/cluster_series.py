@@ -48,9 +48,7 @@ def scheduler_series(view: cluster.ClusterView, name: str, *, now: float) -> dic
 
 def is_current(view: cluster.ClusterView, now: float) -> bool:
     """False if the scheduler never answered, or if it has a problem and its last answer is too old."""
-    if view.at_ms is None:
-        return False
-    return not view.problem or now - view.at_ms / 1000 <= MAX_VIEW_AGE_SECONDS
+    return view.at_ms is not None and (not view.problem or now - view.at_ms / 1000 <= MAX_VIEW_AGE_SECONDS)
 
 
 def _count_gpus(view: cluster.ClusterView) -> Mapping[str, float]:
@@ -79,13 +77,10 @@ def _pending_series(
         workload_counts[workload.queue, workload.reason] += 1
         if workload.requested_at is not None:
             longest_waits[workload.queue] = max(longest_waits.get(workload.queue, 0.0), now - workload.requested_at)
-    families: tuple[tuple[str, Mapping[tuple[str, str], float]], ...] = (
-        (PENDING_GPUS, gpus),
-        (PENDING_WORKLOADS, workload_counts),
-    )
-    for name, counts in families:
-        for (queue, reason), count in counts.items():
-            yield _labels(name, scheduler_labels, queue=queue, reason=reason), float(count)
+    for (queue, reason), count in gpus.items():
+        yield _labels(PENDING_GPUS, scheduler_labels, queue=queue, reason=reason), count
+    for (queue, reason), count in workload_counts.items():
+        yield _labels(PENDING_WORKLOADS, scheduler_labels, queue=queue, reason=reason), float(count)
     for queue, seconds in longest_waits.items():
         yield _labels(QUEUE_WAIT, scheduler_labels, queue=queue), seconds
 

@@ -79,18 +79,13 @@ class NodeInventory:
             try:
                 self.file = inventory_file.read(self._path)
             except SettingsError as error:
-                self._report_file_problem(str(error))
+                rows = f"{len(self.file.nodes)} node rows and {len(self.file.teams)} team rows"
+                message = f"{error}. The {rows} loaded before stay in force"
+                if message != self._file_problem:
+                    log.error("inventory reload failed", extra=logs.fields(problem=message))
+                self._file_problem = message
                 return
         self._file_stamp, self._file_problem = stamp, None
-
-    def _report_file_problem(self, problem: str) -> None:
-        kept_rows = (
-            f"The {len(self.file.nodes)} node rows and {len(self.file.teams)} team rows loaded before stay in force"
-        )
-        message = f"{problem}. {kept_rows}"
-        if message != self._file_problem:
-            log.error("inventory reload failed", extra=logs.fields(problem=message))
-        self._file_problem = message
 
     def problems(self) -> list[str]:
         """An invalid file, nodes with the same name, and conflicts between sources."""
@@ -106,22 +101,19 @@ class NodeInventory:
         for part in parts:
             for node in part.nodes:
                 reported_nodes[node.cluster, node.name].append(node)
-        for key in self._listed_keys():
-            reported_nodes.setdefault(key, [])
+        for row in self.file.nodes:
+            for name in row.names:
+                reported_nodes.setdefault((row.cluster or self._default_cluster, name), [])
         problems: list[str] = []
         nodes: dict[NodeKey, fleet.Node] = {}
         conflict_counts: Counter[str] = Counter()
         for key, entries in reported_nodes.items():
-            ordered = [*self._file_nodes(key), *entries, *_fabric_nodes(key, leaves or {})]
-            nodes[key] = _merge_node(ordered, problems, conflict_counts)
+            if leaf := (leaves or {}).get(key[1]):
+                entries.append(fleet.Node(*key, domains={"leaf": leaf}, source=FABRIC))
+            nodes[key] = _merge_node([*self._file_nodes(key), *entries], problems, conflict_counts)
         merged_nodes = _drop_shared_aliases(nodes, problems)
         self._record_problems(merged_nodes.values(), problems, conflict_counts)
         return replace(merged, nodes=tuple(merged_nodes.values()))
-
-    def _listed_keys(self) -> Iterable[NodeKey]:
-        for row in self.file.nodes:
-            for name in row.names:
-                yield row.cluster or self._default_cluster, name
 
     def _file_nodes(self, key: NodeKey) -> list[fleet.Node]:
         cluster, name = key
@@ -144,31 +136,23 @@ class NodeInventory:
             self._unmapped.set(missing[fact], fact=fact)
             self._conflicts.set(conflict_counts[fact], fact=fact)
         rest = len(problems) - MAX_SHOWN_PROBLEMS
-        self._node_problems = (
-            *problems[:MAX_SHOWN_PROBLEMS],
-            *([f"and {rest} more conflicts about nodes"] if rest > 0 else []),
-        )
+        more = [f"and {rest} more conflicts about nodes"] if rest > 0 else []
+        self._node_problems = (*problems[:MAX_SHOWN_PROBLEMS], *more)
 
     def owner(self, workload: ScheduledWorkload) -> Owner:
         """Team and project from a row of the file, the pod's labels, its namespace, or its Slurm account."""
-        identity = workload.workload
-        return self.owner_of(
-            namespace=identity.namespace,
-            account=workload.account,
-            user=identity.user or workload.owner,
-            labels=workload.labels,
-        )
+        namespace, user = workload.workload.namespace, workload.workload.user or workload.owner
+        return self.owner_of(namespace=namespace, account=workload.account, user=user, labels=workload.labels)
 
     def owner_of(
         self, *, namespace: str = "", account: str = "", user: str = "", labels: Mapping[str, str] | None = None
     ) -> Owner:
         workload_labels = labels or {}
+        project = workload_labels.get(PROJECT_LABEL, "")
         for row in self.file.teams:
             if row.matches(namespace=namespace, account=account, user=user, labels=workload_labels):
-                return Owner(row.team, row.project or workload_labels.get(PROJECT_LABEL, ""))
-        return Owner(
-            workload_labels.get(TEAM_LABEL) or namespace or account or UNMAPPED, workload_labels.get(PROJECT_LABEL, "")
-        )
+                return Owner(row.team, row.project or project)
+        return Owner(workload_labels.get(TEAM_LABEL) or namespace or account or UNMAPPED, project)
 
 
 WorkloadKey = tuple[str, str, str, str]
@@ -207,7 +191,12 @@ class Owners:
             key = _workload_key(labels) if owned is None else owned.key
             owner = owners.get(key)
             if owner is None:
-                owner = owners[key] = self._owner(key, scheduled.get(key[:3]))
+                workload = scheduled.get(key[:3])
+                owner = owners[key] = (
+                    self._inventory.owner_of(namespace=key[1], user=key[3])
+                    if workload is None
+                    else self._inventory.owner(workload)
+                )
             if owned is None or owned.owner != owner:
                 owned = _OwnedSeries(key, owner, labels.with_labels(team=owner.team, project=owner.project))
             owned_series[labels] = owned
@@ -233,11 +222,6 @@ class Owners:
             for oldest in list(teams)[: max(0, len(teams) - MAX_REMEMBERED)]:
                 del teams[oldest]
 
-    def _owner(self, key: WorkloadKey, scheduled: ScheduledWorkload | None) -> Owner:
-        if scheduled is not None:
-            return self._inventory.owner(scheduled)
-        return self._inventory.owner_of(namespace=key[1], user=key[3])
-
 
 def _workload_key(labels: Labels) -> WorkloadKey:
     values = dict(labels.pairs)
@@ -256,11 +240,6 @@ def count_missing_facts(nodes: Iterable[fleet.Node]) -> dict[str, int]:
     return {fact: missing[fact] for fact in FACTS}
 
 
-def _fabric_nodes(key: NodeKey, leaves: Mapping[str, str]) -> list[fleet.Node]:
-    leaf = leaves.get(key[1])
-    return [fleet.Node(*key, domains={"leaf": leaf}, source=FABRIC)] if leaf else []
-
-
 def _merge_node(entries: Sequence[fleet.Node], problems: list[str], conflict_counts: Counter[str]) -> fleet.Node:
     """Merge the entries of one node: each fact from the first entry that has it."""
     first = entries[0]
@@ -275,10 +254,8 @@ def _merge_node(entries: Sequence[fleet.Node], problems: list[str], conflict_cou
                 conflict_counts[fact] += 1
                 # Slurm partitions and Kubernetes pools usually have different names for the same nodes.
                 if fact != POOL:
-                    problems.append(
-                        f"node {first.name}: {fact} is {kept[0]} ({kept[1]}) but {value} ({entry.source});"
-                        f" {kept[0]} is used"
-                    )
+                    conflict = f"{fact} is {kept[0]} ({kept[1]}) but {value} ({entry.source})"
+                    problems.append(f"node {first.name}: {conflict}; {kept[0]} is used")
     expected = facts.pop(EXPECTED, None)
     return fleet.Node(
         first.cluster,
@@ -300,15 +277,11 @@ def _drop_shared_aliases(nodes: Mapping[NodeKey, fleet.Node], problems: list[str
         alias_counts.update((cluster_name, alias) for alias in {name, *node.aliases})
     for name, cluster_names in clusters.items():
         if len(cluster_names) > 1:
-            problems.append(
-                f"node {name} is in the clusters {', '.join(sorted(cluster_names))}: two nodes with one name"
-            )
-    cleared: dict[NodeKey, fleet.Node] = {}
+            clusters_text = ", ".join(sorted(cluster_names))
+            problems.append(f"node {name} is in the clusters {clusters_text}: two nodes with one name")
+    cleared = dict(nodes)
     for key, node in nodes.items():
-        shared_aliases = sorted(alias for alias in node.aliases if alias_counts[node.cluster, alias] > 1)
-        if shared_aliases:
-            problems.append(
-                f"node {node.name}: the alias {shared_aliases[0]} also matches another node and is not used"
-            )
-        cleared[key] = replace(node, aliases=node.aliases - set(shared_aliases)) if shared_aliases else node
+        if shared := sorted(alias for alias in node.aliases if alias_counts[node.cluster, alias] > 1):
+            problems.append(f"node {node.name}: the alias {shared[0]} also matches another node and is not used")
+            cleared[key] = replace(node, aliases=node.aliases - set(shared))
     return cleared

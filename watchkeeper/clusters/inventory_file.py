@@ -101,9 +101,8 @@ def read(path: Path) -> InventoryFile:
     if not isinstance(loaded, dict):
         raise SettingsError("expected the tables `nodes` and `teams`", where=where)
     if unknown := sorted(loaded.keys() - {"nodes", "teams"}):
-        raise SettingsError(
-            f"`{unknown[0]}` is not a table of the inventory file", where=where, remedy="Use nodes or teams"
-        )
+        problem = f"`{unknown[0]}` is not a table of the inventory file"
+        raise SettingsError(problem, where=where, remedy="Use nodes or teams")
     nodes = [_parse_node_row(table, row_where) for table, row_where in _rows(loaded, "nodes", where)]
     teams = [_parse_team_row(table, row_where) for table, row_where in _rows(loaded, "teams", where)]
     by_name: dict[str, list[int]] = {}
@@ -120,12 +119,10 @@ def _load(path: Path) -> Any:
         raise SettingsError(f"cannot be read: {error.strerror}", where=str(path)) from error
     if len(content) > MAX_BYTES:
         raise SettingsError(f"has {len(content):,} bytes, the limit is {MAX_BYTES:,}", where=str(path))
+    kind = "YAML" if path.suffix in (".yml", ".yaml") else "TOML"
     try:
-        if path.suffix in (".yml", ".yaml"):
-            return yaml_text.load(content)
-        return tomllib.loads(content.decode())
+        return yaml_text.load(content) if kind == "YAML" else tomllib.loads(content.decode())
     except (yaml.YAMLError, ValueError) as error:
-        kind = "YAML" if path.suffix in (".yml", ".yaml") else "TOML"
         raise SettingsError(f"is not {kind}: {error}", where=str(path)) from error
 
 
@@ -153,9 +150,8 @@ def _parse_node_row(row: Mapping[str, Any], where: str) -> NodeRow:
     if not names and not patterns:
         raise SettingsError("the row matches no node", where=f"{where}.match", remedy='Write match = ["gpu-[01-16]"]')
     expected = row.get("expected_gpus")
-    if expected is not None and (
-        isinstance(expected, bool) or not isinstance(expected, int) or not 0 <= expected < 1024
-    ):
+    is_count = isinstance(expected, int) and not isinstance(expected, bool) and 0 <= expected < 1024
+    if expected is not None and not is_count:
         raise SettingsError(f"`{expected}` is not a count from 0 to 1023", where=f"{where}.expected_gpus")
     domains = _pairs(row, "domains", where) | {name: _text(row, name, where) for name in DOMAINS if row.get(name)}
     return NodeRow(

@@ -237,7 +237,7 @@ def test_no_object_makes_the_readers_fail_with_anything_but_our_error(raw: dict[
         objects.read_job,
         objects.read_claim,
         objects.read_warning,
-        objects.is_job_done,
+        objects.is_job_unfinished,
     ):
         try:
             read(raw)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from watchkeeper.model.fabric import DOWN, FabricDevice, FabricDeviceKind, FabricPort, FabricTopology, PortKey
+from watchkeeper.model.fabric import DOWN, FabricDeviceKind, FabricPort, FabricTopology, PortKey
 
 # After this long, a missing link or switch counts as removed on purpose.
 FORGET_MS = 30 * 86_400_000
@@ -103,9 +103,8 @@ def _compare_switches(
         since_ms = switch.gone_since_ms
         if switch.guid in current:
             # A leaf stays a leaf while the links of all its nodes are down.
-            switches[switch.guid] = replace(
-                current[switch.guid], is_leaf=switch.is_leaf or current[switch.guid].is_leaf
-            )
+            is_leaf = switch.is_leaf or current[switch.guid].is_leaf
+            switches[switch.guid] = replace(current[switch.guid], is_leaf=is_leaf)
             if since_ms is not None:
                 changes.append(FabricChange(True, f"switch {switch.name} is up again", switch=switches[switch.guid]))
         elif since_ms is None or now_ms - since_ms < FORGET_MS:
@@ -119,24 +118,19 @@ def _compare_switches(
 
 def _read_links(layout: FabricTopology) -> Iterable[KnownLink]:
     for first, second in layout.links():
-        near, far = (
-            (first, second) if _naming_order(layout, first) <= _naming_order(layout, second) else (second, first)
-        )
+        near, far = sorted((first, second), key=lambda port: _naming_order(layout, port))
         device = layout.devices[far.guid]
         if layout.devices[near.guid].kind is FabricDeviceKind.SWITCH:
-            node_name = device.node or device.name or device.guid
-            peer, adapter = (
-                (layout.device_name(far.guid), "")
-                if device.kind is FabricDeviceKind.SWITCH
-                else (node_name, device.adapter)
-            )
+            peer, adapter = device.node or device.name or device.guid, device.adapter
+            if device.kind is FabricDeviceKind.SWITCH:
+                peer, adapter = layout.device_name(far.guid), ""
             yield KnownLink(near.guid, near.number, layout.device_name(near.guid), *far.key, peer, adapter)
 
 
 def _naming_order(layout: FabricTopology, port: FabricPort) -> tuple[bool, bool, PortKey]:
     """Sort key of a link's ends: a link is named after its switch, a link between switches after its leaf."""
-    device: FabricDevice = layout.devices[port.guid]
-    return device.kind is not FabricDeviceKind.SWITCH, not layout.is_leaf(port.guid), port.key
+    is_switch = layout.devices[port.guid].kind is FabricDeviceKind.SWITCH
+    return not is_switch, not layout.is_leaf(port.guid), port.key
 
 
 def _describe_down_link(link: KnownLink, layout: FabricTopology) -> str:
@@ -144,8 +138,7 @@ def _describe_down_link(link: KnownLink, layout: FabricTopology) -> str:
     if port is None:
         return f"{link} is down: the port is no longer listed"
     state = f"{port.state}/{port.physical}" if port.physical else port.state
-    is_down = port.state == DOWN
-    return f"{link} is down: the port is {state}" + ("" if is_down else ", its peer is unknown")
+    return f"{link} is down: the port is {state}" + ("" if port.state == DOWN else ", its peer is unknown")
 
 
 def down_links(known_fabric: KnownFabric) -> Mapping[PortKey, KnownLink]:

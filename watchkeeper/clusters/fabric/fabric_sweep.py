@@ -36,7 +36,6 @@ class SweepSettings:
     adapter: str | None = None
     port: int | None = None
     node_names: Path | None = None
-    reads_counters: bool = True
     # Of the programs; None: the environment of this process.
     environment: Mapping[str, str] | None = None
 
@@ -64,11 +63,9 @@ def sweep(settings: SweepSettings, *, at_ms: int) -> fabric.Fabric:
         text = _run_program(runner, ["iblinkinfo", "-l", *cache_options], problems)
         ports = infiniband_fabric.read_ports(text.splitlines(), discovered.device_of_port)
         if not ports:
-            raise CollectError(
-                f"its output of {len(text):,} characters lists no port", where="iblinkinfo", remedy=REMEDY
-            )
-        if settings.reads_counters:
-            ports = _add_counters(runner, cache_options, ports, owner_of=discovered.device_of_port, unread=unread)
+            problem = f"its output of {len(text):,} characters lists no port"
+            raise CollectError(problem, where="iblinkinfo", remedy=REMEDY)
+        ports = _add_counters(runner, cache_options, ports, owner_of=discovered.device_of_port, unread=unread)
     seconds = round(perf_counter() - started, 3)
     return fabric.Fabric(at_ms, SOURCE, discovered.devices, tuple(ports), tuple(problems), tuple(unread), seconds)
 

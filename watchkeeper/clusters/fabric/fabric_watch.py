@@ -72,8 +72,13 @@ class FabricWatch:
         A large fabric takes a second: callers on an event loop must use a thread.
         """
         topology = fabric.FabricTopology(sweep)
-        self.problem = "; ".join([*sweep.problems, *self._find_doubts(topology)])
-        before = self.known_fabric
+        problems, before = list(sweep.problems), self.known_fabric
+        if not topology.switches() and any(switch.gone_since_ms is None for switch in before.switches):
+            # A host without a link sees no switch; this does not mean that the switches are down.
+            problems.append(
+                "the sweep lists no switch any more: its host lost its link, the state of the fabric is unknown"
+            )
+        self.problem = "; ".join(problems)
         changes: list[fabric_changes.FabricChange] = []
         if not self.problem:
             self.known_fabric, changes = fabric_changes.compare_sweep(before, topology, clock.to_ms(now))
@@ -90,32 +95,20 @@ class FabricWatch:
         limit_ms = FRESH_INTERVALS * self.settings.interval_seconds * 1000
         return self._accepted_ms is not None and now_ms - self._accepted_ms <= limit_ms
 
-    def _find_doubts(self, topology: fabric.FabricTopology) -> Iterator[str]:
-        """A host without a link sees no switch; this does not mean that the switches are down."""
-        if not topology.switches() and any(switch.gone_since_ms is None for switch in self.known_fabric.switches):
-            yield "the sweep lists no switch any more: its host lost its link, the state of the fabric is unknown"
-
     def _build_event(self, change: fabric_changes.FabricChange, now: datetime) -> events.Event:
         kind = events.EventKind.FABRIC_UP if change.is_up else events.EventKind.FABRIC_DOWN
-        if change.link is not None:
-            subject = f"{change.link.guid}/{change.link.port}"
-            subject_fields = {"switch": change.link.switch, "port": str(change.link.port), "peer": change.link.peer}
-        else:
-            assert change.switch is not None
-            subject, subject_fields = change.switch.guid, {"switch": change.switch.name}
-        id = f"{self.cluster}/{SOURCE}/{subject}/{kind}/{clock.to_ms(now)}"
-        return events.Event(
-            id, kind, None, self._locate(change), now, change.text, fields={**subject_fields, "source": SOURCE}
-        )
-
-    def _locate(self, change: fabric_changes.FabricChange) -> fleet.Place:
         link, switch = change.link, change.switch
-        if link is not None and link.adapter:
-            return fleet.Place(self.cluster, node=link.peer, port=link.adapter)
         if link is not None:
-            return fleet.Place(self.cluster, domain=f"link={link.switch}/{link.port}")
-        assert switch is not None
-        return fleet.Place(self.cluster, domain=f"{'leaf' if switch.is_leaf else 'switch'}={switch.name}")
+            subject, place = f"{link.guid}/{link.port}", fleet.Place(self.cluster, node=link.peer, port=link.adapter)
+            if not link.adapter:
+                place = fleet.Place(self.cluster, domain=f"link={link.switch}/{link.port}")
+            fields = {"switch": link.switch, "port": str(link.port), "peer": link.peer}
+        else:
+            assert switch is not None
+            subject, fields = switch.guid, {"switch": switch.name}
+            place = fleet.Place(self.cluster, domain=f"{'leaf' if switch.is_leaf else 'switch'}={switch.name}")
+        id = f"{self.cluster}/{SOURCE}/{subject}/{kind}/{clock.to_ms(now)}"
+        return events.Event(id, kind, None, place, now, change.text, fields={**fields, "source": SOURCE})
 
     def leaf_by_node(self) -> dict[str, str]:
         """Node → leaf of its first adapter; a link that is down does not move the node to another leaf."""
@@ -123,8 +116,6 @@ class FabricWatch:
         hosts.sort(key=lambda link: fabric.natural_sort_key(link.adapter), reverse=True)
         current = {} if self.topology is None else self.topology.leaf_by_node()
         return current | {link.peer: link.switch for link in hosts}
-
-    # Series
 
     def series(self, now_ms: int) -> dict[Labels, float]:
         """The state of the fabric as series; only `SWEEP_OK` if the last sweep is too old.
@@ -158,12 +149,8 @@ class FabricWatch:
             yield "watchkeeper_fabric_switch_up", {"switch": switch.name, "role": role}, float(not switch.gone_since_ms)
         for link in self.known_fabric.links:
             port = topology.ports.get(link.key)
-            port_labels = {
-                "switch": link.switch,
-                "port": str(link.port),
-                "peer": link.peer,
-                "peer_port": str(link.peer_port),
-            }
+            port_labels = {"switch": link.switch, "port": str(link.port)}
+            port_labels |= {"peer": link.peer, "peer_port": str(link.peer_port)}
             # A fault of a link belongs to its node, or to its leaf if it connects two switches.
             port_labels |= {"Hostname": link.peer, "device": link.adapter} if link.adapter else {"leaf": link.switch}
             is_down = link.down_since_ms is not None
@@ -194,24 +181,18 @@ def _port_rows(
     for name, value in counters.items():
         if name in TRAFFIC:
             direction, scale = TRAFFIC[name]
-            yield (
-                "watchkeeper_fabric_port_data_bytes_total",
-                {**port_labels, "direction": direction},
-                float(value * scale),
-            )
+            labels = {**port_labels, "direction": direction}
+            yield "watchkeeper_fabric_port_data_bytes_total", labels, float(value * scale)
         elif not name.endswith(NOT_ERRORS):
-            yield "watchkeeper_fabric_port_errors_total", {**port_labels, "counter": name}, float(value)
+            labels = {**port_labels, "counter": name}
+            yield "watchkeeper_fabric_port_errors_total", labels, float(value)
             if value and value == tables.counter_maximum(name):
-                yield "watchkeeper_fabric_port_counter_at_maximum", {**port_labels, "counter": name}, 1.0
+                yield "watchkeeper_fabric_port_counter_at_maximum", labels, 1.0
 
 
 def sweep_settings(settings: config.FabricSettings) -> fabric_sweep.SweepSettings:
-    return fabric_sweep.SweepSettings(
-        settings.timeout_seconds,
-        settings.adapter,
-        settings.port,
-        None if settings.node_names is None else Path(settings.node_names),
-    )
+    names = None if settings.node_names is None else Path(settings.node_names)
+    return fabric_sweep.SweepSettings(settings.timeout_seconds, settings.adapter, settings.port, names)
 
 
 def _load_state(path: Path | None) -> fabric_changes.KnownFabric:

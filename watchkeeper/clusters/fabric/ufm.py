@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any
 
 from watchkeeper.config import settings as config
 from watchkeeper.errors import CollectError
@@ -37,29 +36,21 @@ async def read_fabric(settings: config.FabricSettings, *, at_ms: int) -> fabric.
     connection = http.Connection(timeout_seconds=settings.timeout_seconds, max_body_bytes=MAX_BODY_BYTES, access=access)
     root = (settings.ufm_url or "").rstrip("/") + ("/ufmRestV3" if settings.ufm_token_file else "/ufmRest")
     try:
-        system_rows, port_rows, link_rows = [
-            await _get_list(connection, f"{root}/resources/{name}", access) for name in ("systems", "ports", "links")
-        ]
+        urls = [f"{root}/resources/{name}" for name in ("systems", "ports", "links")]
+        lists = [infiniband_ufm.read_list(await _get(connection, url, access), url) for url in urls]
     finally:
         await connection.aclose()
+    system_rows, port_rows, link_rows = lists
     devices = infiniband_ufm.read_devices(port_rows, system_rows)
     ports = infiniband_ufm.read_ports(port_rows, link_rows, (device.guid for device in devices))
-    problems = (
-        [] if ports else [f"UFM lists {len(system_rows)} systems and {len(port_rows)} ports, but none could be read"]
-    )
+    problem = f"UFM lists {len(system_rows)} systems and {len(port_rows)} ports, but none could be read"
+    problems = () if ports else (problem,)
     counters, counter_problem = await _read_telemetry(settings)
     if counters is not None:
         ports = infiniband_fabric.add_counters(ports, counters)
+    unread = (counter_problem,) if counter_problem else ()
     seconds = round(perf_counter() - started, 3)
-    return fabric.Fabric(
-        at_ms,
-        SOURCE,
-        tuple(devices),
-        tuple(ports),
-        tuple(problems),
-        (counter_problem,) if counter_problem else (),
-        seconds,
-    )
+    return fabric.Fabric(at_ms, SOURCE, tuple(devices), tuple(ports), problems, unread, seconds)
 
 
 async def _read_telemetry(
@@ -80,10 +71,6 @@ async def _read_telemetry(
     if not counters:
         return None, f"no counters: {settings.ufm_telemetry_url} returned {len(body)} bytes without a supported counter"
     return counters, ""
-
-
-async def _get_list(connection: http.Connection, url: str, access: Access) -> list[Mapping[str, Any]]:
-    return infiniband_ufm.read_list(await _get(connection, url, access), url)
 
 
 async def _get(connection: http.Connection, url: str, access: Access) -> bytes:

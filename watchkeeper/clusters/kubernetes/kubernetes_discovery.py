@@ -14,7 +14,6 @@ from functools import cache
 from watchkeeper.catalogue import pack
 from watchkeeper.clusters.kubernetes.kubernetes_watch import KubernetesWatch, Selectors
 from watchkeeper.errors import SettingsError
-from watchkeeper.model import fleet
 from watchkeeper.net import addresses
 from watchkeeper.readers.clusters import kubernetes_objects as objects
 from watchkeeper.scrape import discovery
@@ -49,9 +48,8 @@ def parse_selectors(texts: tuple[str, ...]) -> Selectors:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value) or "," in text:
-            raise SettingsError(
-                f"`{text}` is not a label with a value, such as app=dcgm-exporter", where="fleet.kubernetes_targets"
-            )
+            problem = f"`{text}` is not a label with a value, such as app=dcgm-exporter"
+            raise SettingsError(problem, where="fleet.kubernetes_targets")
         pairs.append((name, value))
     return tuple(pairs)
 
@@ -68,26 +66,30 @@ class KubernetesDiscovery:
     def discover(self, listed: discovery.DiscoveredTargets) -> discovery.DiscoveredTargets:
         """GPU nodes as expected nodes, each with a target unless `listed` already has one."""
         cluster = self._watch.cluster
-        nodes = {node.name: self._expected(node) for node in self._watch.nodes() if node.has_gpus}
-        self._most_gpus = {name: most_gpus for name, most_gpus in self._most_gpus.items() if name in nodes}
+        nodes = [node for node in self._watch.nodes() if node.has_gpus]
+        names = {node.name for node in nodes}
+        self._most_gpus = {name: most_gpus for name, most_gpus in self._most_gpus.items() if name in names}
         target_nodes = {target.node for target in listed.targets if target.cluster == cluster}
         pod_by_node = self._choose_pods()
         groups = [
-            _group(node, pod_by_node.get(name) if name not in target_nodes else None) for name, node in nodes.items()
+            self._group(node, None if node.name in target_nodes else pod_by_node.get(node.name)) for node in nodes
         ]
         return discovery.read_groups(groups, SOURCE, defaults=discovery.DiscoveryDefaults(cluster=cluster))
 
-    def _expected(self, node: objects.KubernetesNode) -> fleet.Node:
-        domains = read_placement(node.labels)
-        return fleet.Node(
-            self._watch.cluster,
-            node.name,
-            pool=domains.pop(POOL, ""),
-            aliases=frozenset(node.addresses) - {node.name},
-            expected_gpus=self._expected_gpus(node),
-            domains=domains,
-            source=SOURCE,
-        )
+    def _group(self, node: objects.KubernetesNode, pod: objects.KubernetesPod | None) -> dict[str, object]:
+        domains, expected = read_placement(node.labels), self._expected_gpus(node)
+        labels = {
+            f"{discovery.META}cluster": self._watch.cluster,
+            f"{discovery.META}node": node.name,
+            f"{discovery.META}pool": domains.pop(POOL, ""),
+            f"{discovery.META}aliases": ",".join(sorted({*node.addresses} - {node.name})),
+            f"{discovery.META}expected_gpus": "" if expected is None else str(expected),
+            **{f"{discovery.DOMAIN_META}{kind}": name for kind, name in domains.items()},
+        }
+        if pod is None:
+            return {"targets": [], "labels": labels}
+        pod_labels = {"__meta_kubernetes_namespace": pod.namespace, "__meta_kubernetes_pod_name": pod.name}
+        return {"targets": [addresses.join_port(pod.address, _port(pod))], "labels": labels | pod_labels}
 
     def _expected_gpus(self, node: objects.KubernetesNode) -> int | None:
         now = physical_gpus(node)
@@ -136,24 +138,7 @@ def physical_gpus(node: objects.KubernetesNode) -> int | None:
     return None
 
 
-def _group(node: fleet.Node, pod: objects.KubernetesPod | None) -> dict[str, object]:
-    labels = {
-        f"{discovery.META}cluster": node.cluster,
-        f"{discovery.META}node": node.name,
-        f"{discovery.META}pool": node.pool,
-        f"{discovery.META}aliases": ",".join(sorted(node.aliases)),
-        f"{discovery.META}expected_gpus": "" if node.expected_gpus is None else str(node.expected_gpus),
-        **{f"{discovery.DOMAIN_META}{kind}": name for kind, name in node.domains.items()},
-    }
-    if pod is None:
-        return {"targets": [], "labels": labels}
-    pod_labels = {"__meta_kubernetes_namespace": pod.namespace, "__meta_kubernetes_pod_name": pod.name}
-    return {"targets": [addresses.join_port(pod.address, _port(pod))], "labels": labels | pod_labels}
-
-
 def _port(pod: objects.KubernetesPod) -> int:
     port_by_name = dict(pod.ports)
-    for name in PORT_NAMES:
-        if name in port_by_name:
-            return port_by_name[name]
-    return pod.ports[0][1] if len(pod.ports) == 1 else DEFAULT_PORT
+    only_port = pod.ports[0][1] if len(pod.ports) == 1 else DEFAULT_PORT
+    return next((port_by_name[name] for name in PORT_NAMES if name in port_by_name), only_port)

@@ -47,6 +47,10 @@ REFUSALS_BEFORE_LIST = 3
 # A server gets a new API only when it is upgraded, so this is checked rarely.
 ABSENT_SECONDS = 600.0
 MAX_OBJECTS = 100_000
+STATUS_PROBLEMS = {
+    401: "the token is not accepted (401)",
+    403: "list and watch are not allowed (403). Create the role in docs/howto/kubernetes.md",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +81,15 @@ class WatchMetrics:
 
     @classmethod
     def declare(cls, registry: own_metrics.Registry) -> WatchMetrics:
-        prefix = "watchkeeper_kubernetes"
+        def counter(name: str, help: str) -> own_metrics.Metric:
+            return registry.counter(f"watchkeeper_kubernetes_{name}_total", f"{help}, by resource")
+
         return cls(
-            registry.counter(f"{prefix}_lists_total", "Complete lists read from the Kubernetes API, by resource"),
-            registry.counter(
-                f"{prefix}_changes_total", "Changes received by watches of the Kubernetes API, by resource"
-            ),
-            registry.counter(f"{prefix}_failures_total", "Failed lists and watches of the Kubernetes API, by resource"),
-            registry.counter(
-                f"{prefix}_unreadable_total",
-                "Objects dropped because they could not be read or exceed the limit, by resource",
-            ),
-            registry.gauge(f"{prefix}_objects", "Objects of the Kubernetes API in memory, by resource"),
+            counter("lists", "Complete lists read from the Kubernetes API"),
+            counter("changes", "Changes received by watches of the Kubernetes API"),
+            counter("failures", "Failed lists and watches of the Kubernetes API"),
+            counter("unreadable", "Objects dropped because they could not be read or exceed the limit"),
+            registry.gauge("watchkeeper_kubernetes_objects", "Objects of the Kubernetes API in memory, by resource"),
         )
 
 
@@ -169,9 +170,8 @@ class ResourceWatch(Generic[T]):
         self._mark_synced()
 
     async def _get_page(self, connection: http.Connection, continue_token: str) -> Mapping[str, Any]:
-        response = await connection.send(
-            self._build_request(limit=PAGE_SIZE, **({"continue": continue_token} if continue_token else {}))
-        )
+        position = {"continue": continue_token} if continue_token else {}
+        response = await connection.send(self._build_request(limit=PAGE_SIZE, **position))
         if response.status == GONE:
             raise VersionExpired("the list expired while it was read", where=self._server.url)
         if response.status != 200:
@@ -210,9 +210,8 @@ class ResourceWatch(Generic[T]):
         if change_type == "ERROR":
             self._version = None
             error_class = VersionExpired if raw.get("code") == GONE else CollectError
-            raise error_class(
-                f"ended the watch: {quote(raw.get('message'))}", where=f"{self._server.url}{self.kind.path}"
-            )
+            problem = f"ended the watch: {quote(raw.get('message'))}"
+            raise error_class(problem, where=f"{self._server.url}{self.kind.path}")
         metadata = raw.get("metadata")
         if isinstance(metadata, dict) and metadata.get("resourceVersion"):
             self._version = str(metadata["resourceVersion"])
@@ -256,10 +255,8 @@ class ResourceWatch(Generic[T]):
         self.revision += 1
         self._refusals = self._failures = 0
         if self.problem_since is not None:
-            seconds = (self._synced_at - self.problem_since).total_seconds()
-            log.info(
-                "kubernetes watch reconnected", extra=fields(resource=self.kind.name, after_seconds=round(seconds))
-            )
+            seconds = round((self._synced_at - self.problem_since).total_seconds())
+            log.info("kubernetes watch reconnected", extra=fields(resource=self.kind.name, after_seconds=seconds))
         self.problem, self.problem_since = "", None
         self._metrics.objects.set(len(self.items), resource=self.kind.name)
 
@@ -298,9 +295,5 @@ def _parse_object(line: bytes, where: str) -> Mapping[str, Any]:
 
 
 def _describe_error(error: CollectError) -> str:
-    status = error.status if isinstance(error, http.HttpStatusError) else None
-    if status == 401:
-        return "the token is not accepted (401)"
-    if status == 403:
-        return "list and watch are not allowed (403). Create the role in docs/howto/kubernetes.md"
-    return error.problem
+    status = error.status if isinstance(error, http.HttpStatusError) else 0
+    return STATUS_PROBLEMS.get(status, error.problem)

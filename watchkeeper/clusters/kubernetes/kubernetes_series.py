@@ -92,23 +92,14 @@ def workload_series(
     for pod in watch.pods():
         if not pod.requests_gpus or not pod.node:
             continue
-        device_ids = {device for text in pod.device_ids if (device := _uuid(text))}
+        devices = (pod_resources.AllocatedDevice("", "", "", "", text).device for text in pod.device_ids)
+        device_ids = {device.key for device in devices if device is not None}
+        holder = {"workload_kind": "pod", "workload": pod.name, "namespace": pod.namespace, "team": pod.namespace}
         has_all_gpus = pod.gpus == capacity.get(pod.node)
         for gpu in gpus_of(pod.node) if device_ids or has_all_gpus else ():
             if gpu["UUID"] not in attributed_uuids and (gpu["UUID"] in device_ids or (has_all_gpus and not device_ids)):
-                holder_labels = {
-                    "workload_kind": "pod",
-                    "workload": pod.name,
-                    "namespace": pod.namespace,
-                    "team": pod.namespace,
-                }
-                series[Labels({METRIC_NAME: status_series.WORKLOAD_INFO, **gpu, **holder_labels})] = 1.0
+                series[Labels({METRIC_NAME: status_series.WORKLOAD_INFO, **gpu, **holder})] = 1.0
     return series
-
-
-def _uuid(device_id: str) -> str | None:
-    device = pod_resources.AllocatedDevice("", "", "", "", device_id).device
-    return None if device is None else device.key
 
 
 def _write_node(node: objects.KubernetesNode, _: bool, write: WriteSample) -> None:
@@ -116,26 +107,23 @@ def _write_node(node: objects.KubernetesNode, _: bool, write: WriteSample) -> No
     write("kube_node_info", 1, **node_label, internal_ip=next(iter(node.addresses), ""))
     write("kube_node_spec_unschedulable", node.is_cordoned, **node_label)
     for kind, status in node.conditions:
-        if kind == "Ready":
-            for possible in ("True", "False", "Unknown"):
-                write(
-                    "kube_node_status_condition",
-                    possible == status,
-                    **node_label,
-                    condition=kind,
-                    status=possible.lower(),
-                )
-        else:
-            write("kube_node_status_condition", 1, **node_label, condition=kind, status=status.lower())
+        condition_label = {**node_label, "condition": kind}
+        for possible in ("True", "False", "Unknown") if kind == "Ready" else (status,):
+            write("kube_node_status_condition", possible == status, **condition_label, status=possible.lower())
     for name, counts in (("capacity", node.capacity), ("allocatable", node.allocatable)):
         for resource, count in counts:
-            write(
-                f"kube_node_status_{name}", count, **node_label, resource=_sanitize_resource(resource), unit="integer"
-            )
+            resource_labels = {"resource": _sanitize_resource(resource), "unit": "integer"}
+            write(f"kube_node_status_{name}", count, **node_label, **resource_labels)
     for taint in node.taints:
         write("kube_node_spec_taint", 1, **node_label, key=taint.key, value=taint.value, effect=taint.effect)
     if node.has_gpus:
-        write("kube_node_labels", 1, **node_label, **_shown_labels(node.labels))
+        shown = ((name, value) for name, value in node.labels.items() if name.startswith(SHOWN_LABELS))
+        write(
+            "kube_node_labels",
+            1,
+            **node_label,
+            **{f"label_{NOT_A_NAME.sub('_', name)}": value for name, value in shown},
+        )
 
 
 def _write_pod(pod: objects.KubernetesPod, is_on_gpu_node: bool, write: WriteSample) -> None:
@@ -169,19 +157,11 @@ def _write_pending_pod(pod: objects.KubernetesPod, write: WriteSample) -> None:
     if pod.reason == "Unschedulable":
         write("kube_pod_status_unschedulable", 1, **pod_labels)
     for toleration in pod.tolerations:
-        write(
-            "kube_pod_tolerations",
-            1,
-            **pod_labels,
-            key=toleration.key,
-            value=toleration.value,
-            effect=toleration.effect,
-        )
-    if pod.node_selector:
-        selector_labels = {
-            f"nodeselector_{NOT_A_NAME.sub('_', key)}": value for key, value in pod.node_selector.items()
-        }
-        write("kube_pod_nodeselectors", 1, **pod_labels, **selector_labels)
+        taint_labels = {"key": toleration.key, "value": toleration.value, "effect": toleration.effect}
+        write("kube_pod_tolerations", 1, **pod_labels, **taint_labels)
+    selectors = {f"nodeselector_{NOT_A_NAME.sub('_', key)}": value for key, value in pod.node_selector.items()}
+    if selectors:
+        write("kube_pod_nodeselectors", 1, **pod_labels, **selectors)
 
 
 def _write_container(pod: objects.KubernetesPod, container: objects.Container, write: WriteSample) -> None:
@@ -213,11 +193,6 @@ def _write_quota(quota: objects.Quota, _: bool, write: WriteSample) -> None:
 
 def _pod_labels(pod: objects.KubernetesPod) -> Mapping[str, str]:
     return {"namespace": pod.namespace, "pod": pod.name}
-
-
-def _shown_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    shown = ((name, value) for name, value in labels.items() if name.startswith(SHOWN_LABELS))
-    return {f"label_{NOT_A_NAME.sub('_', name)}": value for name, value in shown}
 
 
 def _sanitize_resource(resource: str) -> str:

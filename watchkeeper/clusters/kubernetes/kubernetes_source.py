@@ -34,11 +34,11 @@ def from_settings(
     elif settings.kubernetes:
         server = kubeconfig.load_in_cluster()
     elif settings.kubernetes_context is not None:
-        raise SettingsError(
+        problem, remedy = (
             "a context needs a kubeconfig, and none is set",
-            where="fleet.kubernetes_context",
-            remedy="Set fleet.kubeconfig to the path of the file",
+            "Set fleet.kubeconfig to the path of the file",
         )
+        raise SettingsError(problem, where="fleet.kubernetes_context", remedy=remedy)
     else:
         return None
     return KubernetesSource(server, settings, time=time, metrics=metrics)

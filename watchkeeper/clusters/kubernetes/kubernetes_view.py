@@ -28,18 +28,22 @@ SHARED, SHARES = "-SHARED", re.compile(r"[2-9]|[1-9]\d{1,3}")
 def build_view(watch: KubernetesWatch) -> cluster.ClusterView:
     """The view of the cluster; `problem` names the kinds that could not be read."""
     synced_at = watch.synced_at
-    pods_with_counts = ((pod, watch.gpus_of(pod)) for pod in watch.pods())
     pods = [
         scheduled_pod(pod, watch.cluster, gpus=gpus, warning=watch.warning("Pod", pod.namespace, pod.name))
-        for pod, gpus in pods_with_counts
-        if gpus
+        for pod in watch.pods()
+        if (gpus := watch.gpus_of(pod))
     ]
+    quotas = (
+        cluster.Quota(watch.cluster, quota.namespace, resource, limit=hard, used=used)
+        for quota in watch.quotas()
+        for resource, hard, used in quota.lines
+    )
     return cluster.ClusterView(
         SOURCE,
         at_ms=None if synced_at is None else clock.to_ms(synced_at),
         nodes=tuple(scheduled_node(node, watch.cluster) for node in watch.nodes() if node.has_gpus),
         workloads=(*pods, *blocked_jobs(watch)),
-        quotas=tuple(quota for resource_quota in watch.quotas() for quota in gpu_quotas(resource_quota, watch.cluster)),
+        quotas=tuple(quotas),
         problem="; ".join(watch.problems()),
     )
 
@@ -75,10 +79,12 @@ def scheduled_pod(
         reason, detail = objects.pending_reason(pod.reason, pod.message), pod.message
     elif pod.phase == "Pending" and warning is not None:
         reason, detail = warning.reason, warning.message
+    requests = [] if pod.node else [request for container in pod.containers for request in container.gpus]
     return workloads.ScheduledWorkload(
         name,
         workloads.Workload(workloads.WorkloadKind.POD, pod.name, namespace=pod.namespace),
-        _state(pod),
+        # A pod holds its GPUs as soon as it has a node, whatever the state of its containers.
+        workloads.WorkloadState.RUNNING if pod.node else workloads.WorkloadState.PENDING,
         gpus=gpus,
         nodes={pod.node: gpus} if pod.node else {},
         queue=pod.queue,
@@ -89,9 +95,7 @@ def scheduled_pod(
         requested_at=pod.created_at,
         started_at=pod.started_at,
         labels=pod.labels,
-        gpu_part=1.0
-        if pod.node
-        else _mean_gpu_part([request for container in pod.containers for request in container.gpus], {}),
+        gpu_part=_mean_gpu_part(requests, {}),
     )
 
 
@@ -114,16 +118,6 @@ def blocked_jobs(watch: KubernetesWatch) -> Iterable[workloads.ScheduledWorkload
             detail=warning.message,
             requested_at=job.created_at,
         )
-
-
-def gpu_quotas(quota: objects.Quota, name: str) -> Iterable[cluster.Quota]:
-    for resource, hard, used in quota.lines:
-        yield cluster.Quota(name, quota.namespace, resource, limit=hard, used=used)
-
-
-def _state(pod: objects.KubernetesPod) -> workloads.WorkloadState:
-    """A pod holds its GPUs as soon as it has a node, whatever the state of its containers."""
-    return workloads.WorkloadState.RUNNING if pod.node else workloads.WorkloadState.PENDING
 
 
 def _total(counts: objects.Counts) -> int:

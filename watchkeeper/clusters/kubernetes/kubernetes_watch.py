@@ -12,13 +12,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, TypeVar
 
-from watchkeeper.clusters.kubernetes.kubernetes_resource import (
-    WATCH_SECONDS,
-    ResourceKind,
-    ResourceWatch,
-    WatchMetrics,
-    key_of,
-)
+from watchkeeper.clusters.kubernetes import kubernetes_resource
+from watchkeeper.clusters.kubernetes.kubernetes_resource import ResourceKind, ResourceWatch, key_of
 from watchkeeper.kit import clock, own_metrics
 from watchkeeper.readers import json_facts
 from watchkeeper.readers.clusters import kubernetes_objects as objects
@@ -48,7 +43,7 @@ class KubernetesWatch:
     ) -> None:
         self.cluster = cluster
         self.server = server
-        watch_metrics = WatchMetrics.declare(metrics)
+        watch_metrics = kubernetes_resource.WatchMetrics.declare(metrics)
 
         def watch(kind: ResourceKind[T]) -> ResourceWatch[T]:
             return ResourceWatch(kind, server, time=time, metrics=watch_metrics)
@@ -57,10 +52,21 @@ class KubernetesWatch:
         self._pods = watch(_pods(targets))
         self._quotas = watch(ResourceKind("resourcequotas", "/api/v1/resourcequotas", objects.read_quota, key_of))
         self._jobs = watch(
-            ResourceKind("jobs", "/apis/batch/v1/jobs", objects.read_job, key_of, is_kept=_is_unfinished_job)
+            ResourceKind("jobs", "/apis/batch/v1/jobs", objects.read_job, key_of, is_kept=objects.is_job_unfinished)
         )
         self._claims = watch(ResourceKind("resourceclaims", CLAIMS, objects.read_claim, key_of, may_be_absent=True))
-        self._warnings = watch(_warnings())
+        self._warnings = watch(
+            ResourceKind(
+                "events",
+                "/api/v1/events",
+                objects.read_warning,
+                _warning_key,
+                fields="type=Warning",
+                limit=MAX_WARNINGS,
+                drops_oldest=True,
+                idle_seconds=kubernetes_resource.WATCH_SECONDS + 30.0,
+            )
+        )
 
     @property
     def _required(self) -> tuple[ResourceWatch[Any], ...]:
@@ -137,23 +143,6 @@ def _pods(targets: Selectors) -> ResourceKind[objects.KubernetesPod]:
     return ResourceKind("pods", "/api/v1/pods", read, key_of, fields="status.phase!=Succeeded,status.phase!=Failed")
 
 
-def _warnings() -> ResourceKind[objects.WarningEvent]:
-    return ResourceKind(
-        "events",
-        "/api/v1/events",
-        objects.read_warning,
-        _warning_key,
-        fields="type=Warning",
-        limit=MAX_WARNINGS,
-        drops_oldest=True,
-        idle_seconds=WATCH_SECONDS + 30.0,
-    )
-
-
 def _warning_key(raw: Any) -> tuple[str, ...]:
     subject = json_facts.mapping(raw, "involvedObject")
     return json_facts.text(subject, "kind"), json_facts.text(subject, "namespace"), json_facts.require_name(subject)
-
-
-def _is_unfinished_job(raw: Any) -> bool:
-    return not objects.is_job_done(raw)

@@ -11,7 +11,8 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -76,14 +77,6 @@ class FallbackQuery(Generic[T]):
         raise CollectError("; ".join(problems))
 
 
-def _json_nodes(text: str) -> list[records.NodeRecord]:
-    return records.read_nodes_json(text, where="nodes")
-
-
-def _json_jobs(text: str) -> list[records.JobRecord]:
-    return records.read_jobs_json(text, where="jobs")
-
-
 def _text_nodes(text: str) -> list[records.NodeRecord]:
     return _require_rows(records.read_nodes_text(text), text, "NodeName=")
 
@@ -99,38 +92,31 @@ def _require_rows(rows: list[T], text: str, marker: str) -> list[T]:
     return rows
 
 
-@dataclass(slots=True)
 class SlurmCommandReader:
     """Query slurmctld with the commands of this host."""
 
-    runner: commands.CommandRunner = field(
-        default_factory=lambda: commands.CommandRunner(
-            timeout_seconds=QUERY_TIMEOUT_SECONDS, max_output_bytes=MAX_ANSWER_BYTES
-        )
-    )
-    _nodes: FallbackQuery[list[records.NodeRecord]] = field(
-        default_factory=lambda: FallbackQuery(
+    def __init__(self, runner: commands.CommandRunner | None = None) -> None:
+        self._runner = runner or commands.CommandRunner(QUERY_TIMEOUT_SECONDS, MAX_ANSWER_BYTES)
+        json_nodes = partial(records.read_nodes_json, where="nodes")
+        self._nodes = FallbackQuery(
             [
-                QueryCommand(("scontrol", "show", "nodes", "--json"), _json_nodes),
-                QueryCommand(("sinfo", "--json"), _json_nodes),
+                QueryCommand(("scontrol", "show", "nodes", "--json"), json_nodes),
+                QueryCommand(("sinfo", "--json"), json_nodes),
                 QueryCommand(("scontrol", "-d", "-o", "show", "node"), _text_nodes),
             ]
         )
-    )
-    _jobs: FallbackQuery[list[records.JobRecord]] = field(
-        default_factory=lambda: FallbackQuery(
+        self._jobs = FallbackQuery(
             [
-                QueryCommand(("squeue", "--json"), _json_jobs),
+                QueryCommand(("squeue", "--json"), partial(records.read_jobs_json, where="jobs")),
                 QueryCommand(("scontrol", "-d", "show", "job"), _text_jobs),
             ]
         )
-    )
 
     async def nodes(self) -> list[records.NodeRecord]:
-        return await self._nodes.run(self.runner)
+        return await self._nodes.run(self._runner)
 
     async def jobs(self) -> list[records.JobRecord]:
-        return await self._jobs.run(self.runner)
+        return await self._jobs.run(self._runner)
 
     async def leaves(self) -> dict[str, str]:
         return records.read_topology_leaves(await self._read_output("scontrol", "show", "topology"))
@@ -141,7 +127,7 @@ class SlurmCommandReader:
 
     async def _read_output(self, *command: str) -> str:
         """The output of a command; empty if it fails because the cluster has no topology or accounting."""
-        result = await asyncio.to_thread(self.runner.run, command)
+        result = await asyncio.to_thread(self._runner.run, command)
         if result.outcome is commands.CommandOutcome.TIMED_OUT:
             raise CollectError(result.text, where=" ".join(command))
         return result.text if result.outcome is commands.CommandOutcome.ANSWERED else ""
@@ -178,11 +164,8 @@ class SlurmRestReader:
             status, text = await self._send(f"/slurm/{version}/{resource}")
         if status != 200:
             # 22.05 answers 500 and "Unspecified error" to a token that slurmctld does not accept.
-            remedy = (
-                None
-                if self.token_file is None
-                else f"Check the token in {self.token_file}, and that it has not expired"
-            )
+            check = f"Check the token in {self.token_file}, and that it has not expired"
+            remedy = None if self.token_file is None else check
             where = f"{self.url}/slurm/{version}/{resource}"
             raise CollectError(f"answered {status}: {_describe_refusal(text)}", where=where, remedy=remedy)
         self._version = version
@@ -208,16 +191,14 @@ class SlurmRestReader:
             timeout_seconds=QUERY_TIMEOUT_SECONDS, max_body_bytes=MAX_ANSWER_BYTES, unix_socket=socket
         )
         try:
-            response = await connection.send(http.HttpRequest(origin + path, headers=self._headers()))
+            headers = slurm_access.headers(self.user, self.token_file)
+        except OSError as error:
+            raise CollectError(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
+        try:
+            response = await connection.send(http.HttpRequest(origin + path, headers=headers))
         finally:
             await connection.aclose()
         return response.status, response.body.decode("utf-8", "replace")
-
-    def _headers(self) -> dict[str, str]:
-        try:
-            return slurm_access.headers(self.user, self.token_file)
-        except OSError as error:
-            raise CollectError(f"cannot be read: {error.strerror}", where=str(self.token_file)) from error
 
 
 def _describe_refusal(text: str) -> str:

@@ -238,9 +238,9 @@ def read_job(raw: Any) -> KubernetesJob:
     )
 
 
-def is_job_done(raw: Any) -> bool:
-    """Whether a job has completed or failed."""
-    return any(_condition(facts.mapping(raw, "status"), kind)[0] for kind in ("Complete", "Failed"))
+def is_job_unfinished(raw: Any) -> bool:
+    """Whether a job has neither completed nor failed."""
+    return not any(_condition(facts.mapping(raw, "status"), kind)[0] for kind in ("Complete", "Failed"))
 
 
 def read_claim(raw: Any) -> Claim:

@@ -78,7 +78,6 @@ class Clusters:
         self._status_series = status_series.StatusSeries()
 
     async def run(self) -> None:
-        """Keep the view of every scheduler up to date, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for scheduler in self.schedulers:
                 group.create_task(scheduler.run())
@@ -91,10 +90,8 @@ class Clusters:
         *,
         leaves: Mapping[str, str] | None = None,
     ) -> discovery.DiscoveredTargets:
-        """Merge the lists, schedulers, registered agents and the fabric's `leaves`; `inventory` sets the priority.
-
-        The target of a registered agent is its registered address; a scheduler adds none for the same node.
-        """
+        """Merge the lists, schedulers, registered agents and the fabric's `leaves`; `inventory` sets the priority."""
+        # The target of a registered agent is its registered address; a scheduler adds none for the same node.
         await asyncio.gather(*(scheduler.wait_for_first_read() for scheduler in self.schedulers))
         agents = registered or discovery.DiscoveredTargets()
         parts = [listed]
@@ -116,10 +113,8 @@ class Clusters:
     def workload_series(
         self, fleet: ScrapedInventory, attributed: dict[Labels, float], *, at_ms: int
     ) -> dict[Labels, float]:
-        """The holder of each GPU: from agents, from exporters' labels (`attributed`), then from the schedulers.
-
-        A scheduler whose view is too old adds none: its pods may have ended.
-        """
+        """The holder of each GPU: from agents, from exporters' labels (`attributed`), then from the schedulers."""
+        # A scheduler whose view is too old adds none: its pods may have ended.
         agent_series = status_series.agent_workload_series(fleet.workload_labels())
         agent_uuids = {labels.get("UUID") for labels in agent_series}
         if agent_uuids:

@@ -17,7 +17,6 @@ ZERO_WEIGHT = re.compile(r"q=0(\.0*)?")
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a client with this Accept-Encoding header accepts gzip."""
     choices = (part.replace(" ", "").partition(";") for part in accept_encoding.lower().split(","))
     return any(coding == "gzip" and not ZERO_WEIGHT.fullmatch(weight) for coding, _, weight in choices)
 

@@ -109,10 +109,8 @@ class Connection:
     async def stream_lines(
         self, request: HttpRequest, *, idle_seconds: float, on_open: Callable[[], None] = lambda: None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield each line of a stream as it arrives; CollectError after `idle_seconds` without data.
-
-        `on_open` is called when the server accepts the request, which may be long before the first line.
-        """
+        """Yield each line of a stream as it arrives; CollectError after `idle_seconds` without data."""
+        # `on_open` is called when the server accepts the request, which may be long before the first line.
         timeout_seconds = self.timeout_seconds
         try:
             async with asyncio.timeout(timeout_seconds):

@@ -6,10 +6,8 @@ import asyncio
 
 
 async def close_server(server: asyncio.Server) -> None:
-    """Stop accepting, finish a connection that is being accepted, then close.
-
-    asyncio cannot create a connection for a closed server: it would drop the socket without closing it.
-    """
+    """Stop accepting, finish a connection that is being accepted, then close."""
+    # asyncio cannot create a connection for a closed server: it would drop the socket without closing it.
     for listener in server.sockets:
         server.get_loop().remove_reader(listener.fileno())
     try:

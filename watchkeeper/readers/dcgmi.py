@@ -41,10 +41,8 @@ class DmonReader:
     _columns: Sequence[int] = ()
 
     def read(self, line: str) -> tuple[int, Mapping[int, float]] | None:
-        """A GPU's id with its values; None for a header, a MIG instance, or any other line.
-
-        `N/A` is absent: the first sample after a start has no values, and a paused GPU never has values.
-        """
+        """A GPU's id with its values; None for a header, a MIG instance, or any other line."""
+        # `N/A` is absent: the first sample after a start has no values, and a paused GPU never has values.
         if line.startswith("#Entity"):
             self._columns = self._column_fields(line.split()[1:])
             return None

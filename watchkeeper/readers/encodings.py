@@ -33,8 +33,6 @@ def detect_utf16(start: bytes) -> str | None:
 
 @dataclass(slots=True)
 class Utf8Stream:
-    """Converts a UTF-16 stream to UTF-8."""
-
     source: ByteStream
     encoding: str
     _decoder: codecs.IncrementalDecoder | None = None

@@ -52,8 +52,6 @@ class BadLine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FamilyMetadata:
-    """Type, help and unit of a metric."""
-
     type: str = "unknown"
     help: str = ""
     unit: str = ""

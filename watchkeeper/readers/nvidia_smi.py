@@ -40,7 +40,6 @@ class GpuReading:
     values: dict[str, Value] = field(default_factory=dict)
 
     def find_all(self, *suffixes: str) -> Iterator[tuple[str, Value]]:
-        """Values whose key ends with one of the suffixes."""
         return ((key, value) for key, value in self.values.items() if key.endswith(suffixes))
 
     def find(self, *suffixes: str) -> Value | None:
@@ -181,10 +180,8 @@ def read_table(lines: Sequence[str]) -> list[GpuReading]:
 
 
 def read_csv(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Read `--query-gpu=… --format=csv`: line number, and cells by column name, `clocks.sm [MHz]` as `clocks_sm`.
-
-    Without a header the column names are read from the pasted command.
-    """
+    """Read `--query-gpu=… --format=csv`: line number, and cells by column name, `clocks.sm [MHz]` as `clocks_sm`."""
+    # Without a header the column names are read from the pasted command.
     header: list[str] = []
     for number, line in enumerate(lines, 1):
         if (command := QUERY_COMMAND.search(line)) is not None:

@@ -77,16 +77,13 @@ class CsvTable:
 
 
 def read_table(text: str, *, where: str, problems: Problems) -> CsvTable:
-    """Read a whole table; see `open_table`."""
     columns, rows = open_table(text, where=where, problems=problems)
     return CsvTable(columns, list(rows))
 
 
 def open_table(text: str, *, where: str, problems: Problems) -> tuple[tuple[str, ...], Iterator[TableRow]]:
-    """The columns and an iterator of the rows of CSV text with a header, separated by `,`, `;`, tab or `|`.
-
-    CollectError if the text is not a table; for some texts it is raised only at a later row.
-    """
+    """The columns and an iterator of the rows of CSV text with a header, separated by `,`, `;`, tab or `|`."""
+    # CollectError if the text is not a table; for some texts it is raised only at a later row.
     if len(text) > MAX_CHARACTERS:
         raise CollectError(f"the table has {len(text):,} characters, the limit is {MAX_CHARACTERS:,}", where=where)
     text = text.removeprefix("\ufeff")

@@ -162,12 +162,10 @@ class ScrapedInventory:
         return [node for key, node in self._nodes.items() if key not in self._gone_nodes_since_ms]
 
     def failure_domains(self, place: fleet.Place) -> tuple[fleet.Place, ...]:
-        """The racks, leaf switches and other failure domains of a node."""
         node = self.node(place.node or "", place.cluster)
         return () if node is None else node.failure_domains()
 
     def pool_of(self, place: fleet.Place) -> str:
-        """The pool of a node; empty if unknown."""
         node = self.node(place.node or "", place.cluster)
         return "" if node is None else node.pool
 
@@ -206,7 +204,6 @@ class ScrapedInventory:
         return sorted(present, key=lambda gpu: (gpu.gpu.index is None, gpu.gpu.index or 0, gpu.gpu.uuid))
 
     def present_gpus(self, name: str, cluster: str) -> list[InventoryGpu]:
-        """The GPUs of a node that are not gone; empty for an unknown node."""
         node = self.node(name, cluster)
         return [] if node is None else [gpu for gpu in self.gpus_of(node) if gpu.gone_since_ms is None]
 
@@ -324,11 +321,9 @@ def inventory_samples(inventory: ScrapedInventory, now_ms: int) -> list[samples.
 def record_queried_gpus(
     inventory: ScrapedInventory, label_sets: Iterable[labels.Labels], cluster: str, *, at_ms: int
 ) -> None:
-    """Record the GPUs of each node from the result of `GPU_QUERY`, for a fleet that the hub does not scrape.
-
-    `cluster` applies to series without that label. A node without samples reports nothing about its GPUs, like a page
-    that cannot be read.
-    """
+    """Record the GPUs of each node from the result of `GPU_QUERY`, for a fleet that the hub does not scrape."""
+    # `cluster` applies to series without that label. A node without samples reports nothing about its GPUs, like a page
+    # that cannot be read.
     gpus_by_node: dict[NodeKey, dict[str, fleet.Gpu]] = {}
     for label_set in label_sets:
         gpu, hostname = gpu_of(label_set), label_set.get("Hostname", "")

@@ -42,11 +42,9 @@ class TargetListLocation:
 
 @dataclass(frozen=True, slots=True)
 class LabelLimits:
-    """Limits on the labels of a series, including the metric name; 0 is no limit.
+    """Limits on the labels of a series, including the metric name; 0 is no limit."""
 
-    The label `cluster` does not count, because Prometheus adds it only when it sends samples to another system.
-    """
-
+    # Without `cluster`, because Prometheus adds that label only when it sends samples to another system.
     count: int = 0
     name_length: int = 0
     value_length: int = 0

@@ -62,7 +62,6 @@ class NativeHistogramSeries:
         return dropped
 
     def end_series(self, at_ms: int) -> Mapping[str, int]:
-        """End all histograms: the target is down or removed."""
         ended, self._present = self._end(self._present, at_ms), {}
         return ended
 

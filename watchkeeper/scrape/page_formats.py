@@ -57,7 +57,6 @@ class PageParser:
 
     @property
     def labels(self) -> Sequence[labels.Labels]:
-        """The series of each handle."""
         return self._parser.labels
 
     @property

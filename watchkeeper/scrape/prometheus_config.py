@@ -159,10 +159,8 @@ class _ConfigFileReader:
         )
 
     def protocols(self, table: YamlTable) -> tuple[str, ...]:
-        """The formats to request, in order of preference; protobuf, which is slow, only for native histograms.
-
-        A job enables them explicitly, or by listing protobuf as its first protocol.
-        """
+        """The formats to request, in order of preference; protobuf, which is slow, only for native histograms."""
+        # A job enables them explicitly, or by listing protobuf as its first protocol.
         listed = table.read_texts("scrape_protocols")
         if unsupported := [name for name in listed if name not in page_formats.PROTOCOLS]:
             raise ValueError(

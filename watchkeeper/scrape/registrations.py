@@ -29,8 +29,6 @@ class RegisteredNode:
 
 
 class NodeRegistrations:
-    """The newest registration of each node."""
-
     def __init__(self) -> None:
         self._nodes: dict[tuple[str, str], RegisteredNode] = {}
 

@@ -26,20 +26,16 @@ def next_slot(now_ms: int, offset: int, *, interval_ms: int) -> int:
 
 
 def following_slot(slot_ms: int, now_ms: int, offset: int, *, interval_ms: int) -> int:
-    """The due time after `slot_ms`, the last one; missed slots are skipped.
-
-    A sleep may end a moment early: the same slot is not repeated. After the clock was set back, its new time counts;
-    otherwise the target would not be scraped until that time has passed again.
-    """
+    """The due time after `slot_ms`, the last one; missed slots are skipped."""
+    # A sleep may end a moment early: the same slot is not repeated. After the clock was set back, its new time counts;
+    # otherwise the target would not be scraped until that time has passed again.
     was_set_back = now_ms < slot_ms - interval_ms
     return next_slot(now_ms if was_set_back else max(now_ms, slot_ms), offset, interval_ms=interval_ms)
 
 
 def sample_time(slot_ms: int, now_ms: int, *, interval_ms: int) -> int:
-    """The timestamp of the samples: the slot itself if the scrape is almost on time, else the actual time.
-
-    Evenly spaced samples compress better and let the engine use one time axis for many targets; Prometheus
-    does the same with a tolerance of 2 ms. Here it is 1 % of the interval, because exporters serve readings
-    that are seconds old.
-    """
+    """The timestamp of the samples: the slot itself if the scrape is almost on time, else the actual time."""
+    # Evenly spaced samples compress better and let the engine use one time axis for many targets; Prometheus does the
+    # same with a tolerance of 2 ms. Here it is 1 % of the interval, because exporters serve readings that are seconds
+    # old.
     return slot_ms if abs(now_ms - slot_ms) * 100 <= interval_ms else now_ms

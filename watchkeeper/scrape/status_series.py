@@ -24,8 +24,6 @@ MAX_EVENT_SERIES = 50_000
 
 
 class StatusSeries:
-    """One family of state series."""
-
     def __init__(self) -> None:
         self._before: frozenset[Labels] = frozenset()
 
@@ -38,10 +36,8 @@ class StatusSeries:
 
 
 def workload_series(label_sets: Iterable[Labels]) -> dict[Labels, float]:
-    """The holder of each GPU or MIG instance, as information series to join with, built from labels of GPU metrics.
-
-    The team is the namespace, unless an inventory maps it; a Slurm job has none, because its number names no team.
-    """
+    """The holder of each GPU or MIG instance, as information series to join with, built from labels of GPU metrics."""
+    # The team is the namespace, unless an inventory maps it; a Slurm job has none, because its number names no team.
     _holder_cache.start_generation()
     return {info: 1.0 for labels in label_sets if (info := _holder_cache(labels)) is not None}
 

@@ -70,8 +70,6 @@ class TargetHealth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """Result of the last scrape of a target."""
-
     target: Target
     health: TargetHealth = TargetHealth.UNKNOWN
     last_scrape_ms: int | None = None
@@ -95,7 +93,6 @@ class ScrapeSettings:
     honor_timestamps: bool = True
 
     def for_target(self, target: Target) -> ScrapeSettings:
-        """These settings with the overrides of the target's job."""
         job = target.job
         return replace(
             self,
@@ -316,10 +313,8 @@ class TargetLoop:
     def _select_samples(
         self, handles: Sequence[int], times: Mapping[int, int], *, future: frozenset[int]
     ) -> tuple[array[int], list[bool] | None]:
-        """The series ids of a page, and a mask of the samples that are kept (None: all).
-
-        Rules may drop a series, or give two series the same labels: then the first is kept.
-        """
+        """The series ids of a page, and a mask of the samples that are kept (None: all)."""
+        # Rules may drop a series, or give two series the same labels: then the first is kept.
         ids = [self._id_of[handle] for handle in handles]
         keys = list(zip(ids, (times.get(position) for position in range(len(ids))), strict=True)) if times else ids
         if not future and DROPPED not in ids and len(set(keys)) == len(ids):
@@ -371,10 +366,8 @@ class TargetLoop:
             self._id_of, self._handles, self._synthesised_ids = {}, [], self._resolve_synthesised_ids()
 
     def _append_timed(self, values: array[float], times: Mapping[int, int]) -> tuple[array[int], array[float]]:
-        """Append the samples that have explicit timestamps; returns the others.
-
-        As in Prometheus, a series with explicit timestamps gets no stale marker: its exporter sets its times.
-        """
+        """Append the samples that have explicit timestamps; returns the others."""
+        # As in Prometheus, a series with explicit timestamps gets no stale marker: its exporter sets its times.
         self._timed_ids = frozenset(self._ids[at] for at in times)
         if not times:
             return self._ids, values
@@ -476,7 +469,6 @@ class TargetLoop:
         return bool(label_set.get("UUID")) and not label_set.name.startswith(PROGRAM_PREFIXES)
 
     def _find_holders(self, handles: Sequence[int]) -> list[labels.Labels]:
-        """The GPU holders on an agent's page."""
         all_labels = self._parser.labels
         infos = (handle for handle in handles if all_labels[handle].get(labels.METRIC_NAME) == WORKLOAD_INFO)
         return [holder for holder in map(self._attach, infos) if holder is not None]

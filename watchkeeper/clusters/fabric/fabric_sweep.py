@@ -100,10 +100,8 @@ def _add_counters(
     owner_of: Mapping[str, str],
     unread: list[str],
 ) -> list[fabric.FabricPort]:
-    """Add the counters to the ports; if they cannot be read, return the ports unchanged and append to `unread`.
-
-    The first run lists the errors of ports that have any; the second lists the traffic of every port that answered.
-    """
+    """Add the counters to the ports; if they cannot be read, return the ports unchanged and append to `unread`."""
+    # The first run lists the errors of ports that have any; the second lists the traffic of every port that answered.
     counters: dict[fabric.PortKey, dict[str, int]] = {}
     for option in ([], ["--counters"]):
         answer = runner.run(["ibqueryerrors", "--skip-sl", *cache_options, *option])

@@ -67,10 +67,8 @@ class FabricWatch:
         return await asyncio.to_thread(self.accept_sweep, sweep, now)
 
     def accept_sweep(self, sweep: fabric.Fabric, now: datetime) -> list[events.Event]:
-        """Store a sweep from this or another host, and return an event for each change.
-
-        A large fabric takes a second: callers on an event loop must use a thread.
-        """
+        """Store a sweep from this or another host, and return an event for each change."""
+        # A large fabric takes a second: callers on an event loop must use a thread.
         topology = fabric.FabricTopology(sweep)
         problems, before = list(sweep.problems), self.known_fabric
         if not topology.switches() and any(switch.gone_since_ms is None for switch in before.switches):
@@ -118,10 +116,8 @@ class FabricWatch:
         return current | {link.peer: link.switch for link in hosts}
 
     def series(self, now_ms: int) -> dict[Labels, float]:
-        """The state of the fabric as series; only `SWEEP_OK` if the last sweep is too old.
-
-        The hub appends them at the same interval as its other status series.
-        """
+        """The state of the fabric as series; only `SWEEP_OK` if the last sweep is too old."""
+        # The hub appends them at the same interval as its other status series.
         if self.fabric is None:
             return {}
         is_fresh = self.is_fresh(now_ms)

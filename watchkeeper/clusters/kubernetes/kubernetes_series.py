@@ -38,7 +38,6 @@ class ClusterSeries:
         self._cached: dict[Key, tuple[object, bool, dict[Labels, float]]] = {}
 
     def build(self) -> dict[Labels, float]:
-        """All series of the cluster."""
         watch = self._watch
         nodes = watch.nodes()
         with_gpus = {node.name for node in nodes if node.has_gpus}
@@ -81,11 +80,9 @@ class ClusterSeries:
 def workload_series(
     watch: KubernetesWatch, gpus_of: Callable[[str], Iterable[Labels]], *, attributed: Iterable[Labels]
 ) -> dict[Labels, float]:
-    """The pods on GPUs that are not in `attributed`, by the device ids of newer API servers or by GPU count.
-
-    A pod that requests all GPUs of its node holds each of them. `gpus_of` returns the GPUs of a node as `cluster`,
-    `Hostname`, `UUID` and `gpu`; `attributed` are the series from agents and exporters.
-    """
+    """The pods on GPUs that are not in `attributed`, by the device ids of newer API servers or by GPU count."""
+    # A pod that requests all GPUs of its node holds each of them. `gpus_of` returns the GPUs of a node as `cluster`,
+    # `Hostname`, `UUID` and `gpu`; `attributed` are the series from agents and exporters.
     capacity = {node.name: sum(count for _, count in node.capacity) for node in watch.nodes()}
     attributed_uuids = {labels["UUID"] for labels in attributed if "UUID" in labels}
     series: dict[Labels, float] = {}

@@ -78,7 +78,6 @@ class KubernetesWatch:
         return (*self._required, self._quotas, self._jobs, self._claims, self._warnings)
 
     async def run(self) -> None:
-        """Watch all kinds until cancelled."""
         async with asyncio.TaskGroup() as group:
             for kind in self.kinds:
                 group.create_task(kind.run())

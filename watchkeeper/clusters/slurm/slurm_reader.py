@@ -44,8 +44,6 @@ class SlurmReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueryCommand(Generic[T]):
-    """One command, and the parser of its output."""
-
     command: tuple[str, ...]
     read: Callable[[str], T]
 

@@ -43,7 +43,6 @@ FIRST_READ_SECONDS = 10.0
 def from_settings(
     settings: config.FleetSettings, *, time: clock.Clock, metrics: own_metrics.Registry
 ) -> SlurmWatch | None:
-    """The configured cluster, or None."""
     reader: slurm_reader.SlurmReader = slurm_reader.SlurmCommandReader()
     if settings.slurm_rest_url is not None:
         token = settings.slurm_token_file
@@ -103,13 +102,11 @@ class SlurmWatch:
         return None
 
     async def run(self) -> None:
-        """Poll until cancelled."""
         while True:
             await self.refresh()
             await self._time.sleep(self._interval_seconds)
 
     async def wait_for_first_read(self) -> None:
-        """Wait until Slurm has been read once, at most `FIRST_READ_SECONDS`."""
         try:
             async with asyncio.timeout(FIRST_READ_SECONDS):
                 await self._has_read.wait()

@@ -47,12 +47,10 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesNode:
-    """A node. `conditions` are pairs of type and status; `not_ready_reason` quotes the Ready condition.
-
-    A node that is deleted and registered again under the same name has a new `uid`.
-    """
+    """A node. `conditions` are pairs of type and status; `not_ready_reason` quotes the Ready condition."""
 
     name: str
+    # A node that is deleted and registered again under the same name has a new one.
     uid: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
@@ -239,7 +237,6 @@ def read_job(raw: Any) -> KubernetesJob:
 
 
 def is_job_unfinished(raw: Any) -> bool:
-    """Whether a job has neither completed nor failed."""
     return not any(_condition(facts.mapping(raw, "status"), kind)[0] for kind in ("Complete", "Failed"))
 
 

@@ -37,10 +37,7 @@ BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node in slurmctld. `states` are upper case: the state, then its flags.
-
-    `gpus` counts the GPUs of `gres`; each MIG instance counts as one, as in Slurm.
-    """
+    """A node in slurmctld. `states` are upper case: the state, then its flags. Each MIG instance counts as one GPU."""
 
     name: str
     states: tuple[str, ...] = ()
@@ -87,11 +84,9 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job. `gpus_by_node` has the GPU indexes on each node; the tuple is empty if Slurm does not list them.
+    """A job. `gpus_by_node` has the GPU indexes on each node; the tuple is empty if Slurm does not list them."""
 
-    `id` is the number that processes, job files and steps use; `array` is the name of an array task in squeue, `17_3`.
-    """
-
+    # `id` is the number that processes, job files and steps use; `array` the name of an array task in squeue, `17_3`.
     id: str
     states: tuple[str, ...] = ()
     array: str = ""
@@ -200,10 +195,8 @@ def gpu_indexes(text: str) -> tuple[int, ...]:
 
 
 def _records(text: str, key: str, *, where: str) -> Iterator[Mapping[str, Any]]:
-    """The items of one list of a JSON answer, also if Slurm prints warnings before or after the JSON.
-
-    Items are decoded one at a time: a job takes 14 KiB in 24.11, and ten thousand jobs as Python objects a gigabyte.
-    """
+    """The items of one list of a JSON answer, also if Slurm prints warnings before or after the JSON."""
+    # Items are decoded one at a time: a job takes 14 KiB in 24.11, and ten thousand jobs as Python objects a gigabyte.
     decoder = json.JSONDecoder()
     start = re.search(rf'"{key}"\s*:\s*\[', text)
     if start is None:
@@ -374,10 +367,9 @@ def _blocks(text: str, key: str) -> Iterator[dict[str, str]]:
 
 
 def _job_blocks(text: str) -> Iterator[dict[str, str]]:
-    """The `Name=value` pairs of each job. A job's name is untrusted: scontrol prints it unescaped, with line feeds.
-
-    So text between `JobName=` and the last line that starts with UserId is the name, and text from Command is ignored.
-    """
+    """The `Name=value` pairs of each job. A job's name is untrusted: scontrol prints it unescaped, with line feeds."""
+    # So text between `JobName=` and the last line that starts with UserId is the name, and text from Command is
+    # ignored.
     for part in re.split(r"(?m)^(?=JobId=)", text):
         head, _, rest = part.partition(" JobName=")
         start = rest.rfind("\n   UserId=")

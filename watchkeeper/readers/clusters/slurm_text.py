@@ -107,7 +107,6 @@ def _node(name: str, fields: Mapping[str, str], line: int) -> SlurmNode:
 
 
 def read_jobs(lines: Sequence[str]) -> Iterator[SlurmJob]:
-    """Read the pending jobs of `squeue`."""
     for number, line in enumerate(lines, 1):
         if (row := SQUEUE.match(line)) is not None:
             yield SlurmJob(row["id"], "PENDING", row["reason"], "", number)

@@ -17,10 +17,8 @@ SHARE = re.compile(r"(?:^|,)gres/(?:shard|mps)[:=]")
 
 
 def gpus_by_type(text: str, *, model: str = "") -> dict[str, float]:
-    """The number of GPUs of each type, with "" for GPUs without a type; empty for a job without GPUs.
-
-    `model` is the GPU model of MIG profiles that name none; ValueError if the share of such a profile depends on it.
-    """
+    """The number of GPUs of each type, with "" for GPUs without a type; empty for a job without GPUs."""
+    # `model` is the GPU model of MIG profiles that name none; ValueError if the share of such a profile depends on it.
     gpus: dict[str, float] = {}
     total, typed = 0, 0
     for match in slurm_records.GPUS.finditer(text):

@@ -82,7 +82,6 @@ def _set_field(port: PrintedPort, name: str, value: str, line: int) -> None:
 
 
 def read_counters(lines: Sequence[str]) -> list[PrintedPort]:
-    """Read the counters of perfquery and ibqueryerrors."""
     ports: list[PrintedPort] = []
     owner = ""
     for number, line in enumerate(lines, 1):

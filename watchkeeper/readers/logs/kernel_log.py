@@ -344,10 +344,8 @@ def read_line(line: str) -> KernelFact | GpuIdentity | None:
 
 
 def read_message(record: KmsgRecord) -> KernelFact | GpuIdentity | None:
-    """The fact in a kernel record; None if no pattern matches, or if user space wrote the record.
-
-    The pattern must match at the start of the message: a program can put any text into its name.
-    """
+    """The fact in a kernel record; None if no pattern matches, or if user space wrote the record."""
+    # The pattern must match at the start of the message: a program can put any text into its name.
     return _find_fact(record.text, re.Pattern.match) if record.facility == 0 else None
 
 

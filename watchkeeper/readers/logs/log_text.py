@@ -58,11 +58,9 @@ Judge = Callable[[bytes, frozenset[bytes]], Verdict | None]
 
 
 class LogLine(NamedTuple, Generic[Verdict]):
-    """A relevant line, with the line before it and some lines after it; each is decoded only when it is read.
+    """A relevant line, with the line before it and some lines after it; each is decoded only when it is read."""
 
-    A named tuple, because logs have millions of such lines and it is created three times as fast.
-    """
-
+    # A named tuple, because logs have millions of such lines and it is created three times as fast.
     number: int
     raw: bytes
     verdict: Verdict
@@ -101,11 +99,9 @@ def clean(raw: bytes) -> str:
 def find_lines(
     stream: ByteStream, words: Set[bytes], judge: Judge[Verdict], *, wrapping: Wrapping | None = None
 ) -> Iterator[LogLine[Verdict]]:
-    """Yield every line with one of the words that the judge finds relevant, in order.
-
-    Words are lower-case letters and match in any case. A wrapped line is only unwrapped if its shape is new or
-    relevant.
-    """
+    """Yield every line with one of the words that the judge finds relevant, in order."""
+    # Words are lower-case letters and match in any case. A wrapped line is only unwrapped if its shape is new or
+    # relevant.
     finder = _ShapeFinder(frozenset(words), judge, wrapping)
     line_number, carried, preceding_block_line, has_more = 1, b"", b"", True
     while has_more:

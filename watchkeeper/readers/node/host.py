@@ -102,11 +102,9 @@ def read_boot_id(proc: Path) -> str | None:
 
 
 def read_host_file(proc: Path, name: str) -> tuple[str, str]:
-    """Read a file about mounts of the node, and the root under which its paths are visible.
-
-    In a container with the node's /proc, `self` is the container; the node's file is that of process 1, if it is
-    readable.
-    """
+    """Read a file about mounts of the node, and the root under which its paths are visible."""
+    # In a container with the node's /proc, `self` is the container; the node's file is that of process 1, if it is
+    # readable.
     host_text = None if proc == OWN_PROC else read_text(proc / "1" / name)
     return (read_text(proc / "self" / name) or "", "") if host_text is None else (host_text, str(proc / "1/root"))
 

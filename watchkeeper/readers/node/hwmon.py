@@ -20,20 +20,17 @@ MAX_SENSORS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Sensor:
-    """One sensor with its reading: RPM of a fan, °C, W, or 1 and 0 for a power supply that works or failed.
-
-    `is_alarmed` is None if the chip does not report it.
-    """
+    """One sensor with its reading: RPM of a fan, °C, W, or 1 and 0 for a power supply that works or failed."""
 
     chip: str
     kind: str
     label: str
     value: float
+    # None if the chip does not report it.
     is_alarmed: bool | None = None
 
 
 def read(sysfs: Path) -> list[Sensor]:
-    """Read every sensor of every chip, sorted by name."""
     sensors: list[Sensor] = []
     for chip in sorted((sysfs / "class/hwmon").glob("hwmon*")):
         name = read_text(chip / "name") or chip.name

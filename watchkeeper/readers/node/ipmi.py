@@ -32,7 +32,6 @@ PRESENT = 0x1
 
 
 def read(lines: Iterable[str]) -> list[Sensor]:
-    """Read every sensor with a reading, in the order of the output."""
     sensors: list[Sensor] = []
     for line in lines:
         separator = "|" if "|" in line else ","

@@ -25,10 +25,8 @@ class NextBoot:
 
 
 def find_next_kernel(root: Path, running: str | None) -> NextBoot | None:
-    """The newest kernel in /boot, or else the newest with modules; None if neither is found.
-
-    Boot loader settings that select another kernel are not read: they differ between distributions.
-    """
+    """The newest kernel in /boot, or else the newest with modules; None if neither is found."""
+    # Boot loader settings that select another kernel are not read: they differ between distributions.
     image_releases = {path.name.partition("-")[2] for pattern in IMAGES for path in (root / "boot").glob(pattern)}
     releases = {
         release for release in image_releases if not release.endswith((".old", ".bak")) and "rescue" not in release

@@ -42,7 +42,6 @@ class CommandOutput:
 def run_commands(
     commands: Sequence[Sequence[str]] = COMMANDS, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Iterator[CommandOutput]:
-    """Run every command that is installed, one after the other."""
     for command in commands:
         if shutil.which(command[0]) is not None:
             yield CommandOutput(" ".join(command), _run(command, timeout_seconds))

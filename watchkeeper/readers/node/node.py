@@ -12,10 +12,7 @@ from watchkeeper.readers.node import clock_offset, host, hwmon, kernel_modules, 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The values of a node; None is unknown, an empty tuple means that the node has none.
-
-    `unread` says which values could not be read, and why.
-    """
+    """The values of a node; None is unknown, an empty tuple means that the node has none."""
 
     cpus: int | None = None
     load: tuple[float, float, float] | None = None
@@ -34,4 +31,5 @@ class NodeFacts:
     sensors: tuple[hwmon.Sensor, ...] = ()
     pci: tuple[pci_sysfs.PciDevice, ...] = ()
     clock: clock_offset.ClockState | None = None
+    # Which values could not be read, and why.
     unread: tuple[str, ...] = ()

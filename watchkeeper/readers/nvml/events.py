@@ -43,8 +43,6 @@ class DriverEvent(NamedTuple):
 
 
 class EventSet:
-    """The NVML event set of all registered GPUs."""
-
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._set = nvml.nvmlEventSetCreate()

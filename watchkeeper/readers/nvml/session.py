@@ -74,10 +74,7 @@ class SessionGpu(NvmlDevice):
 
 
 class NvmlReading:
-    """The values of one GPU; `lost` names the call that failed because the GPU is off the bus.
-
-    `refused` is the error if the GPU could not be identified. `is_profiled` is False until the second GPM sample.
-    """
+    """The values of one GPU; `lost` names the call that failed because the GPU is off the bus."""
 
     def __init__(self, errors: dict[str, str] | None = None) -> None:
         self.identity: dict[str, str] | None = None
@@ -85,7 +82,9 @@ class NvmlReading:
         self.slices: list[dict[str, Any]] = []
         self.errors: dict[str, str] = {} if errors is None else errors
         self.lost: str | None = None
+        # The error if the GPU could not be identified.
         self.refused: str | None = None
+        # False until the second GPM sample.
         self.is_profiled = False
         # Rows of pid, MIG instance and utilisation percent, see `programs`; None if the GPU does not report them.
         self.programs: list[list[int | None]] | None = None
@@ -149,11 +148,9 @@ class Session:
         return self._error_names.get(int(error.value), f"error {error.value}")
 
     def gpus(self) -> Mapping[int, SessionGpu]:
-        """The GPUs that were read in this session, by index."""
         return self._devices
 
     def read(self, index: int, cadences: Collection[Cadence]) -> NvmlReading:
-        """Read every supported family of these cadences from one GPU."""
         reading = NvmlReading()
         try:
             device = self._devices.get(index)

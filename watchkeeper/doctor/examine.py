@@ -15,7 +15,7 @@ from watchkeeper.doctor.facts import DoctorFacts, Input
 from watchkeeper.doctor.judgements import JUDGEMENTS, first_error, general
 from watchkeeper.doctor.recognise import NOT_LOGS, recognise
 from watchkeeper.errors import WatchkeeperError
-from watchkeeper.readers import bundles, encodings, flight_recorder
+from watchkeeper.readers import bundles, flight_recorder
 from watchkeeper.readers.logs import log_text, shipped_documents, shipped_text
 
 # Documents with their own reader, which are not unpacked.
@@ -101,13 +101,13 @@ class Unpacked:
 
 
 def _unpack(stream: bundles.Stream, start: bytes, kind: str) -> Unpacked:
-    utf16 = encodings.detect_utf16(start)
-    marks = (codecs.BOM_UTF8, *encodings.BYTE_ORDER_MARKS)
+    utf16 = bundles.detect_utf16(start)
+    marks = (codecs.BOM_UTF8, *bundles.BYTE_ORDER_MARKS)
     byte_order_mark = next((mark for mark in marks if start.startswith(mark)), b"")
     if byte_order_mark:
         stream.read(len(byte_order_mark))
     start = start.removeprefix(byte_order_mark)
-    source: log_text.ByteStream = stream if utf16 is None else encodings.Utf8Stream(stream, utf16)
+    source: log_text.ByteStream = stream if utf16 is None else bundles.Utf8Stream(stream, utf16)
     if kind in OWN_READER:
         return Unpacked(kind, source)
     unwrapper = shipped_text.find_unwrapper(start)

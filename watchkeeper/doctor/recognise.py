@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from watchkeeper.catalogue import pack
-from watchkeeper.readers import encodings, flight_recorder
+from watchkeeper.readers import bundles, flight_recorder
 
 FILE = "input_kinds.csv"
 # Enough to recognise a file, and short enough to try every pattern.
@@ -55,7 +55,7 @@ def recognise(name: str, head: bytes) -> str:
 
 def is_binary(head: bytes) -> bool:
     sample = head[:8192]
-    if encodings.detect_utf16(sample) is not None:
+    if bundles.detect_utf16(sample) is not None:
         return False
     control = len(sample) - len(sample.translate(None, CONTROL))
     return control > MAX_CONTROL_SHARE * len(sample)

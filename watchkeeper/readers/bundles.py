@@ -8,6 +8,7 @@ not read, and why.
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -38,6 +39,12 @@ PEEK_BYTES = 512
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
+
+BYTE_ORDER_MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+# In Latin text in UTF-16 nearly every second byte is zero; in binary files zero bytes are anywhere.
+SAMPLE_BYTES = 1024
+MIN_SAMPLE_BYTES = 16
+MIN_ZERO_SHARE, MAX_OTHER_ZERO_SHARE = 0.9, 0.05
 
 
 class TooLarge(Exception):
@@ -99,7 +106,12 @@ class _LimitedStream:
 def open_all(paths: Iterable[Path]) -> Iterator[Stream]:
     """Open every input below the paths, in a stable order; a stream is valid until the next is requested."""
     for path in paths:
-        yield from _open_path(path)
+        for number, file in enumerate(_files(path)):
+            if number >= MAX_MEMBERS:
+                yield _failed_stream(str(path), f"has more than {MAX_MEMBERS:,} files; the rest was not read")
+                break
+            if file is path or not file.is_symlink():
+                yield from _open_file(file)
 
 
 def open_stream(name: str, source: ByteStream) -> Iterator[Stream]:
@@ -109,27 +121,17 @@ def open_stream(name: str, source: ByteStream) -> Iterator[Stream]:
 
 def total_bytes(paths: Iterable[Path]) -> int:
     """The stored size of all inputs in bytes, for a progress bar."""
-    files = (file for path in paths for file in (_files(path) if path.is_dir() else [path]))
+    files = (file for path in paths for file in _files(path))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Files below a folder; links to folders are not followed, so that a bundle cannot refer to files outside it."""
-    for base, folders, names in os.walk(folder, followlinks=False):
+def _files(path: Path) -> Iterator[Path]:
+    """The path, or the files below a folder; links to folders are not followed: a bundle must not refer outside."""
+    if not path.is_dir():
+        yield path
+    for base, folders, names in os.walk(path, followlinks=False):
         folders.sort()
         yield from (Path(base, name) for name in sorted(names))
-
-
-def _open_path(path: Path) -> Iterator[Stream]:
-    if path.is_dir():
-        for number, file in enumerate(_files(path)):
-            if number >= MAX_MEMBERS:
-                yield _failed_stream(str(path), f"has more than {MAX_MEMBERS:,} files; the rest was not read")
-                return
-            if not file.is_symlink():
-                yield from _open_file(file)
-        return
-    yield from _open_file(path)
 
 
 def _open_file(path: Path) -> Iterator[Stream]:
@@ -181,8 +183,7 @@ def _open_tar(stream: Stream, *, depth: int) -> Iterator[Stream]:
                     return
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None:
-                    member_stream = Stream(f"{stream.name}!{member.name}", content)
-                    yield from _open(member_stream, depth=depth + 1)
+                    yield from _open(Stream(f"{stream.name}!{member.name}", content), depth=depth + 1)
     except (*UNREADABLE, TooLarge) as error:
         yield _failed_stream(stream.name, f"is a broken tar archive: {error}")
 
@@ -194,10 +195,8 @@ def _open_zip(stream: Stream, *, depth: int) -> Iterator[Stream]:
     if seekable is None:
         content = stream.peek(MAX_NESTED_BYTES + 1)
         if len(content) > MAX_NESTED_BYTES:
-            yield _failed_stream(
-                stream.name,
-                f"is a zip archive of more than {MAX_NESTED_BYTES:,} bytes inside another archive or a stream",
-            )
+            problem = f"is a zip archive of more than {MAX_NESTED_BYTES:,} bytes inside another archive or a stream"
+            yield _failed_stream(stream.name, problem)
             return
     try:
         with zipfile.ZipFile(seekable or io.BytesIO(content)) as archive:
@@ -230,3 +229,34 @@ def _open_as_file(stream: Stream) -> io.BufferedReader:
             return len(piece)
 
     return io.BufferedReader(Raw(), buffer_size=1 << 16)
+
+
+def detect_utf16(start: bytes) -> str | None:
+    """The UTF-16 encoding of a text; None if it is not UTF-16."""
+    encoding_of_mark = BYTE_ORDER_MARKS.get(start[:2])
+    sample = start[:SAMPLE_BYTES]
+    if encoding_of_mark is not None or len(sample) < MIN_SAMPLE_BYTES:
+        return encoding_of_mark
+    for name, high_bytes, low_bytes in (
+        ("utf-16-le", sample[1::2], sample[::2]),
+        ("utf-16-be", sample[::2], sample[1::2]),
+    ):
+        high_share, low_share = high_bytes.count(0) / len(high_bytes), low_bytes.count(0) / len(low_bytes)
+        if high_share >= MIN_ZERO_SHARE and low_share <= MAX_OTHER_ZERO_SHARE:
+            return name
+    return None
+
+
+@dataclass(slots=True)
+class Utf8Stream:
+    source: ByteStream
+    encoding: str
+    _decoder: codecs.IncrementalDecoder | None = None
+
+    def read(self, size: int, /) -> bytes:
+        if self._decoder is None:
+            self._decoder = codecs.getincrementaldecoder(self.encoding)(errors="replace")
+        while piece := self.source.read(size):
+            if text := self._decoder.decode(piece):
+                return text.encode("utf-8", errors="replace")
+        return b""

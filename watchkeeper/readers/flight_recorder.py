@@ -47,11 +47,9 @@ class RankDump:
 
 
 def is_dump(head: bytes) -> bool:
-    return (
-        (head[:1] == b"\x80" or head.lstrip()[:1] == b"{")
-        and b"entries" in head
-        and (b"pg_config" in head or b"collective_seq_id" in head or b"nccl_version" in head)
-    )
+    is_pickle_or_json = head[:1] == b"\x80" or head.lstrip()[:1] == b"{"
+    other_keys = (b"pg_config", b"collective_seq_id", b"nccl_version")
+    return is_pickle_or_json and b"entries" in head and any(key in head for key in other_keys)
 
 
 def read(name: str, raw: bytes) -> RankDump:
@@ -76,12 +74,9 @@ def read(name: str, raw: bytes) -> RankDump:
 
 
 def _read_groups(config: Any) -> dict[str, tuple[int, ...]]:
-    groups = {}
-    for key, group in config.items() if isinstance(config, dict) else ():
-        if isinstance(group, dict):
-            text = str(group.get("ranks", ""))
-            groups[str(key)] = tuple(int(number) for number in re.findall(r"\d+", text))
-    return groups
+    groups = config.items() if isinstance(config, dict) else ()
+    texts = {str(key): str(group.get("ranks", "")) for key, group in groups if isinstance(group, dict)}
+    return {key: tuple(map(int, re.findall(r"\d+", text))) for key, text in texts.items()}
 
 
 def _read_collective(entry: Mapping[str, Any]) -> Collective:

@@ -65,25 +65,23 @@ REMOTE_WRITE = HistogramFieldNumbers(
 EXPOSITION = HistogramFieldNumbers(1, 4, 2, 5, 6, 7, 8, SideFields(9, 10, 11), SideFields(12, 13, 14))
 
 
-class _BucketSpan(NamedTuple):
-    offset: int
-    length: int
-
-
 class _HistogramFields:
     """The field values of one message, by field number."""
 
     def __init__(self, message: bytes, start: int, end: int, *, numbering: HistogramFieldNumbers) -> None:
         self.floats: dict[int, float] = {}
         self.integers: dict[int, int] = {}
-        self.spans: dict[int, list[_BucketSpan]] = {}
+        # The offset and length of each span of buckets.
+        self.spans: dict[int, list[tuple[int, int]]] = {}
         self.lists: dict[int, list[float]] = {}
         spans = (numbering.negative.spans, numbering.positive.spans)
         deltas, doubles = (numbering.negative.deltas, numbering.positive.deltas), numbering.doubles
         for tag, at, stop in read_fields(message, start, end):
             number, kind = tag >> 3, tag & 7
             if number in spans and kind == 2:
-                self.spans.setdefault(number, []).append(_read_span(message, at, stop))
+                numbers = {field: value for field, value, _ in read_fields(message, at, stop)}
+                span = (decode_zigzag(numbers.get(0x08, 0)), numbers.get(0x10, 0))
+                self.spans.setdefault(number, []).append(span)
             elif number in deltas and kind in (0, 2):
                 deltas_read = [decode_zigzag(at)] if kind == 0 else _read_deltas(message, at, stop)
                 self.lists.setdefault(number, []).extend(deltas_read)
@@ -102,16 +100,15 @@ class _HistogramFields:
         counts = self.lists.get(side.counts) or [float(count) for count in running_counts]
         indexes: list[int] = []
         index = 0
-        for number, span in enumerate(self.spans.get(side.spans, [])):
-            if number and span.offset < 0:
+        for number, (offset, length) in enumerate(self.spans.get(side.spans, [])):
+            if number and offset < 0:
                 raise InvalidHistogram(f"{name} spans overlap")
-            index += span.offset
-            if len(indexes) + span.length > min(len(counts), MAX_BUCKETS):
-                raise InvalidHistogram(
-                    f"{name} spans have more buckets than counts, or more than the limit of {MAX_BUCKETS}"
-                )
-            indexes.extend(range(index, index + span.length))
-            index += span.length
+            index += offset
+            if len(indexes) + length > min(len(counts), MAX_BUCKETS):
+                limit = f"the limit of {MAX_BUCKETS}"
+                raise InvalidHistogram(f"{name} spans have more buckets than counts, or more than {limit}")
+            indexes.extend(range(index, index + length))
+            index += length
         if len(indexes) != len(counts):
             raise InvalidHistogram(f"{name} spans have {len(indexes)} buckets for {len(counts)} counts")
         return tuple(zip(indexes, counts, strict=True))
@@ -148,11 +145,6 @@ def is_native(message: bytes, start: int, end: int) -> bool:
     return False
 
 
-def _read_span(message: bytes, start: int, end: int) -> _BucketSpan:
-    values = {tag: at for tag, at, _ in read_fields(message, start, end)}
-    return _BucketSpan(decode_zigzag(values.get(0x08, 0)), values.get(0x10, 0))
-
-
 def _read_deltas(message: bytes, position: int, end: int) -> Iterator[int]:
     while position < end:
         number, position = read_varint(message, position)
@@ -165,18 +157,12 @@ def _validate(histogram: Histogram) -> Histogram:
         raise InvalidHistogram("a count is negative")
     if any(abs(index) > MAX_INDEX for index, _ in histogram.positive + histogram.negative):
         raise InvalidHistogram(f"a bucket index exceeds {MAX_INDEX}")
+    bounds = histogram.bounds
     if histogram.schema == CUSTOM:
-        is_invalid = (
-            histogram.negative
-            or histogram.zero_count
-            or histogram.zero_threshold
-            or list(histogram.bounds) != sorted(set(histogram.bounds))
-        )
-        if (
-            is_invalid
-            or not all(map(math.isfinite, histogram.bounds))
-            or any(index > len(histogram.bounds) for index, _ in histogram.positive)
-        ):
+        is_ascending = list(bounds) == sorted(set(bounds)) and all(map(math.isfinite, bounds))
+        is_within = all(index <= len(bounds) for index, _ in histogram.positive)
+        has_others = histogram.negative or histogram.zero_count or histogram.zero_threshold
+        if has_others or not is_ascending or not is_within:
             raise InvalidHistogram("custom bounds are not ascending, or do not match the buckets")
         return histogram
     if histogram.bounds or not LOWEST_SCHEMA <= histogram.schema <= FINEST_SCHEMA or not histogram.zero_threshold >= 0:

@@ -95,53 +95,41 @@ def open_table(text: str, *, where: str, problems: Problems) -> tuple[tuple[str,
     if not header_line.strip():
         raise CollectError("not a table: the first line must name the columns", where=where)
     lines = _lines(io.StringIO(text, newline=""), separator, where)
-    columns = tuple(name.strip() for name in next(lines).cells)
+    columns = tuple(name.strip() for name in next(lines)[2])
     if all(_is_value(name) for name in columns if name):
         problem = "the first line has values, but must name the columns"
         raise CollectError(problem, where=f"{where}:1", remedy="Add a header line such as `time,gpus`")
     return columns, _rows(lines, columns, problems, has_nul=NUL in text)
 
 
-@dataclass(frozen=True, slots=True)
-class _CsvLine:
-    """The cells of a row; a row with quoted line breaks spans several lines."""
-
-    first_line: int
-    last_line: int
-    cells: list[str]
-
-
-def _lines(text: io.StringIO, separator: str, where: str) -> Iterator[_CsvLine]:
+def _lines(text: io.StringIO, separator: str, where: str) -> Iterator[tuple[int, int, list[str]]]:
+    """The first and last line of each row, and its cells; a row with quoted line breaks spans several lines."""
     # sacct does not quote: a quotation mark is part of a job's name, and must not join the following lines.
     quotechar = None if separator == "|" else '"'
     reader = csv.reader(text, delimiter=separator, skipinitialspace=True, quotechar=quotechar)
     first_line = 1
     try:
         for cells in reader:
-            yield _CsvLine(first_line, reader.line_num, cells)
+            yield first_line, reader.line_num, cells
             first_line = reader.line_num + 1
     except csv.Error as error:
         raise CollectError(f"not a table: {error}", where=f"{where}:{reader.line_num}") from error
 
 
 def _rows(
-    lines: Iterator[_CsvLine], columns: tuple[str, ...], problems: Problems, *, has_nul: bool
+    lines: Iterator[tuple[int, int, list[str]]], columns: tuple[str, ...], problems: Problems, *, has_nul: bool
 ) -> Iterator[TableRow]:
-    for line in lines:
-        cells = [cell.strip() for cell in line.cells]
+    for first, last, raw_cells in lines:
+        cells = [cell.strip() for cell in raw_cells]
         if not any(cells):
             continue
         if len(cells) != len(columns):
-            hint = (
-                f", up to line {line.last_line}: check for a missing quotation mark"
-                if line.last_line > line.first_line
-                else ""
-            )
-            problems.add("wrong number of cells", line.first_line, f"{len(cells)} of {len(columns)}{hint}")
+            hint = f", up to line {last}: check for a missing quotation mark" if last > first else ""
+            problems.add("wrong number of cells", first, f"{len(cells)} of {len(columns)}{hint}")
         elif has_nul and any(NUL in cell for cell in cells):
-            problems.add("zero byte", line.first_line)
+            problems.add("zero byte", first)
         else:
-            yield TableRow(line.first_line, dict(zip(columns, cells, strict=True)))
+            yield TableRow(first, dict(zip(columns, cells, strict=True)))
 
 
 def _is_value(text: str) -> bool:
@@ -164,10 +152,9 @@ def parse_time(text: str, *, unit_seconds: float | None = None, zone: tzinfo = U
     """A time in seconds since 1970, or None for an empty cell; a time without a zone is in `zone`."""
     if text.lower() in EMPTY:
         return None
+    is_count = csv_text.NUMBER.fullmatch(text) is not None
     try:
-        at = (
-            _scale_to_seconds(float(text), unit_seconds) if csv_text.NUMBER.fullmatch(text) else _parse_date(text, zone)
-        )
+        at = _scale_to_seconds(float(text), unit_seconds) if is_count else _parse_date(text, zone)
         if not EARLIEST_SECONDS <= at <= LARGEST_SECONDS:
             raise ValueError("outside the supported years")
     except (ValueError, OverflowError) as error:

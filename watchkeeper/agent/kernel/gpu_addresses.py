@@ -15,7 +15,7 @@ from watchkeeper.errors import CollectError, WireError
 from watchkeeper.kit import wire
 from watchkeeper.model import fleet
 from watchkeeper.net import http
-from watchkeeper.readers.node import nvidia_proc
+from watchkeeper.readers.node import host
 
 # The GPU list is read again after this time if an address is missing: the GPU may have appeared.
 REFRESH_INTERVAL = timedelta(seconds=60)
@@ -100,7 +100,7 @@ def proc_inventory(proc: Path) -> FetchInventory:
         gpus = []
         try:
             for page in sorted((proc / "driver/nvidia/gpus").glob("*/information")):
-                gpu = nvidia_proc.read_information(page.read_text(errors="replace"))
+                gpu = host.read_gpu_information(page.read_text(errors="replace"))
                 if gpu is not None:
                     gpus.append(gpu)
         except OSError as error:

@@ -98,17 +98,15 @@ class _Kubeconfig:
         user = self._find_entry("users", user_name, "user") if user_name else {}
         url = self.text(cluster, "server")
         if not url.startswith(("https://", "http://")):
-            raise self.build_error(
-                f"context {quote(context)} has no server address", "Add `server: https://…` to its cluster"
-            )
+            problem = f"context {quote(context)} has no server address"
+            raise self.build_error(problem, "Add `server: https://…` to its cluster")
         return ApiServer(url.rstrip("/"), self._build_access(cluster, user), f"{self.path}, context {context}")
 
     def _build_access(self, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> InlineAccess:
         for plugin_key in ("exec", "auth-provider"):
             if plugin_key in user:
-                raise self.build_error(
-                    f"uses a credential plugin (`{plugin_key}`), which the hub does not run", REFUSED_REMEDY
-                )
+                problem = f"uses a credential plugin (`{plugin_key}`), which the hub does not run"
+                raise self.build_error(problem, REFUSED_REMEDY)
         return InlineAccess(
             username=self.text(user, "username"),
             password=self.text(user, "password"),
@@ -144,9 +142,8 @@ class _Kubeconfig:
         try:
             return base64.b64decode(text, validate=True).decode("ascii")
         except ValueError as error:
-            raise self.build_error(
-                f"`{key}` is not a base64 certificate or key", "Write a valid value to this key"
-            ) from error
+            problem = f"`{key}` is not a base64 certificate or key"
+            raise self.build_error(problem, "Write a valid value to this key") from error
 
     def text(self, section: Mapping[str, Any], key: str) -> str:
         value = section.get(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import protobuf
@@ -59,7 +59,7 @@ class AllocatedDevice:
         """The allocated device; None if the id does not name an NVIDIA device."""
         for text in (*self.cdi_ids, self.device_id):
             if match := UUID.search(text):
-                return _device_of_uuid(match[0])
+                return NvmlDevice(match[0], match[0] if match[0].startswith("MIG-") else None)
         # A plugin that shares a GPU appends the replica number: `0::3`, `nvidia1-replica-2`.
         name = re.split(r"::|-replica", self.device_id)[0]
         if name.isascii() and name.isdigit():
@@ -107,23 +107,17 @@ def holdings_by_device(allocated_devices: Iterable[AllocatedDevice]) -> Mapping[
     return {key: tuple(device_holdings) for key, device_holdings in by_device.items()}
 
 
-def _device_of_uuid(uuid: str) -> NvmlDevice:
-    return NvmlDevice(uuid, uuid) if uuid.startswith("MIG-") else NvmlDevice(uuid)
-
-
 def _devices_of_pod(pod: bytes) -> Iterator[AllocatedDevice]:
     name, namespace = _read_text(pod, 1), _read_text(pod, 2)
     for container in _read_parts(pod, 3):
-        container_name = _read_text(container, 1)
+        holder = AllocatedDevice(namespace, name, _read_text(container, 1), "", "")
         for devices in _read_parts(container, 2):
             resource = _read_text(devices, 1)
             if resource.startswith(GPU_RESOURCES):
                 for device_id in _read_parts(devices, 2):
-                    yield AllocatedDevice(
-                        namespace, name, container_name, resource, device_id.decode("utf-8", "replace")
-                    )
+                    yield replace(holder, resource=resource, device_id=device_id.decode("utf-8", "replace"))
         for claim in _read_parts(container, 5):
-            yield from _devices_of_claim(claim, AllocatedDevice(namespace, name, container_name, "", ""))
+            yield from _devices_of_claim(claim, holder)
 
 
 def _devices_of_claim(claim: bytes, holder: AllocatedDevice) -> Iterator[AllocatedDevice]:
@@ -135,9 +129,7 @@ def _devices_of_claim(claim: bytes, holder: AllocatedDevice) -> Iterator[Allocat
             matches = [(cdi_id, CDI_NAME.match(cdi_id)) for cdi_id in cdi_ids]
             devices = [(match["driver"], match["name"], (cdi_id,)) for cdi_id, match in matches if match is not None]
         for resource_name, device, ids in devices:
-            yield AllocatedDevice(
-                holder.namespace, holder.pod, holder.container, resource_name, device, name or "claim", ids
-            )
+            yield replace(holder, resource=resource_name, device_id=device, claim=name or "claim", cdi_ids=ids)
 
 
 def _read_parts(message: bytes, field_number: int) -> Iterator[bytes]:

@@ -27,9 +27,13 @@ def gpus_by_type(text: str, *, model: str = "") -> dict[str, float]:
             total += count
             continue
         typed += count
-        slice_match = SLICE.fullmatch(kind)
-        type_name = kind if slice_match is None else slice_match["model"] or ""
-        share = 1.0 if slice_match is None else _share(slice_match["profile"].lower(), type_name or model)
+        type_name, share = kind, 1.0
+        if slice_match := SLICE.fullmatch(kind):
+            profile, type_name = slice_match["profile"].lower(), slice_match["model"] or ""
+            known_share = mig.gpu_share(profile, type_name or model)
+            if known_share is None:
+                raise ValueError(f"{profile} is a different share of each GPU model; name the GPU model")
+            share = known_share
         gpus[type_name] = gpus.get(type_name, 0.0) + count * share
     # `gres/gpu=4` is the total of the types listed beside it.
     if total > typed:
@@ -39,10 +43,3 @@ def gpus_by_type(text: str, *, model: str = "") -> dict[str, float]:
 
 def is_share_of_unknown_size(text: str) -> bool:
     return SHARE.search(text) is not None
-
-
-def _share(profile: str, model: str) -> float:
-    share = mig.gpu_share(profile, model)
-    if share is None:
-        raise ValueError(f"{profile} is a different share of each GPU model; name the GPU model")
-    return share

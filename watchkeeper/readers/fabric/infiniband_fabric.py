@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from watchkeeper.model.fabric import FabricDevice, FabricDeviceKind, FabricPort, PortKey
@@ -34,17 +34,8 @@ LINK = re.compile(
     r"\s*(?:0x(?P<peer>[0-9a-f]+)\s+\d+\s+(?P<peer_port>\d+)\[)?"
 )
 # Signalling rate of one lane in Gb/s, as iblinkinfo prints it, and the name of that speed.
-WIRE_SPEEDS = {
-    "2.5": "SDR",
-    "5.0": "DDR",
-    "10.0": "QDR",
-    "10.3125": "FDR10",
-    "14.0625": "FDR",
-    "25.78125": "EDR",
-    "53.125": "HDR",
-    "106.25": "NDR",
-    "212.5": "XDR",
-}
+WIRE_SPEEDS = {"2.5": "SDR", "5.0": "DDR", "10.0": "QDR", "10.3125": "FDR10", "14.0625": "FDR", "25.78125": "EDR"}
+WIRE_SPEEDS |= {"53.125": "HDR", "106.25": "NDR", "212.5": "XDR"}
 #    GUID 0xb8cef60300aa0200 port 4: [SymbolErrorCounter == 1234] [LinkDownedCounter == 7]
 #    GUID 0xb8cef60300aa0200 port 1: [PortXmitData == 2736 (10.688KB)] [PortRcvData == 2736 (10.688KB)]
 PORT_COUNTERS = re.compile(r"^\s+GUID 0x(?P<guid>[0-9a-f]+) port (?P<number>\d+):(?P<rest>.*)$")
@@ -117,14 +108,11 @@ def read_counters(lines: Iterable[str], device_of_port: Mapping[str, str]) -> tu
         if (match := PORT_COUNTERS.match(line)) is not None:
             device_guid = device_of_port.get(full_guid(match["guid"]))
             if device_guid is not None and len(counters_by_port) < MAX_PORTS:
-                counters_by_port[device_guid, int(match["number"])].update(_counters(match["rest"]))
+                counters = {counter["name"]: int(counter["value"]) for counter in COUNTER.finditer(match["rest"])}
+                counters_by_port[device_guid, int(match["number"])].update(counters)
         elif (match := PORTS_CHECKED.match(line)) is not None:
             ports_checked = int(match["ports"])
     return dict(counters_by_port), ports_checked
-
-
-def _counters(text: str) -> Iterator[tuple[str, int]]:
-    return ((match["name"], int(match["value"])) for match in COUNTER.finditer(text))
 
 
 def add_counters(

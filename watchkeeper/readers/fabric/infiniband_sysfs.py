@@ -158,10 +158,8 @@ def _counter(path: str) -> int | None:
 
 
 def _gids(port: Path) -> Iterator[Gid]:
-    gid_files = sorted(
-        (path for path in _list_files(port / "gids") if path.name.isdigit()), key=lambda path: int(path.name)
-    )
-    for path in gid_files[:MAX_GIDS]:
+    gid_files = (path for path in _list_files(port / "gids") if path.name.isdigit())
+    for path in sorted(gid_files, key=lambda path: int(path.name))[:MAX_GIDS]:
         gid = read_text(path)
         if not gid or UNSET_GID.match(gid):
             continue
@@ -217,12 +215,8 @@ class PauseCounter:
 
 def read_pause_counters(text: str) -> list[PauseCounter]:
     """Read the PFC counters from `ethtool -S`; sysfs does not have them."""
+    directions = {"rx": "received", "tx": "transmitted"}
     return [
-        PauseCounter(
-            "received" if row["direction"] == "rx" else "transmitted",
-            int(row["priority"]),
-            row["kind"],
-            int(row["value"]),
-        )
+        PauseCounter(directions[row["direction"]], int(row["priority"]), row["kind"], int(row["value"]))
         for row in PAUSE_COUNTER.finditer(text)
     ]

@@ -79,12 +79,8 @@ DAY_TIME = re.compile(r"\b[A-Z]{4,8} (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(\.\d+)?\
 TIME_OF_DAY = re.compile(r"\d\d:\d\d:\d\d")
 # A leap year, so that every date without a year is valid in it.
 YEARLESS = 2000
-MONTHS = {
-    name: number
-    for number, name in enumerate(
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
-    )
-}
+MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+MONTHS = {name: number for number, name in enumerate(MONTH_NAMES, 1)}
 # slurmstepd-gpu07: error: …      (the daemon's name before the node's)
 DAEMON = re.compile(r"^(?:slurmstepd|slurmd)-?")
 NOT_NODES = frozenset(
@@ -133,9 +129,8 @@ def read_time(line: str) -> datetime | None:
         if (match := ISO_TIME.search(head)) is not None:
             date, time_of_day, fraction, zone = match.groups()
             microseconds = (fraction or "0")[:6].ljust(6, "0")
-            return datetime.fromisoformat(
-                f"{date}T{time_of_day}.{microseconds}{'+00:00' if zone in (None, 'Z') else zone}"
-            )
+            offset = "+00:00" if zone in (None, "Z") else zone
+            return datetime.fromisoformat(f"{date}T{time_of_day}.{microseconds}{offset}")
         if (match := SLASH_TIME.search(head)) is not None:
             return datetime.fromisoformat(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}+00:00")
     except (ValueError, KeyError):
@@ -170,10 +165,9 @@ def _read_yearless(line: str) -> datetime | None:
     month, day, hour, minute, second, fraction = match.groups()
     month_number = MONTHS.get(month) if month.isalpha() else int(month)
     microseconds = int(float(fraction or 0) * 1_000_000)
+    clock = (int(hour), int(minute), int(second), microseconds)
     try:
-        return datetime(
-            YEARLESS, month_number or 0, int(day), int(hour), int(minute), int(second), microseconds, tzinfo=UTC
-        )
+        return datetime(YEARLESS, month_number or 0, int(day), *clock, tzinfo=UTC)
     except ValueError:
         return None
 

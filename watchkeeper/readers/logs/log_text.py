@@ -117,10 +117,8 @@ def find_lines(
         ready_count = len(lines) - kept_count
         carried = b"\n".join(lines[ready_count:])
         for index, (found_words, verdict) in finder.find(shapes[:ready_count], lines):
-            preceding, following = (
-                lines[index - 1] if index else preceding_block_line,
-                lines[index + 1 : index + 1 + FOLLOWING_LINES],
-            )
+            preceding = lines[index - 1] if index else preceding_block_line
+            following = lines[index + 1 : index + 1 + FOLLOWING_LINES]
             line = lines[index] if wrapping is None else wrapping.open(lines[index])
             for window in (line,) if len(line) <= WINDOW_BYTES else _split_windows(line, found_words):
                 yield LogLine(line_number + index, window, verdict, preceding, following, wrapping)
@@ -146,9 +144,8 @@ class _ShapeFinder(Generic[Verdict]):
         """The indexes of the relevant lines with their words and verdicts; `shapes` are the lines without digits."""
         unique_shapes = set(shapes)
         new_shapes = unique_shapes - self.ignored - self.matched.keys()
-        self._judge_shapes(
-            new_shapes, dict(zip(shapes, lines, strict=False)) if self.wrapping is not None and new_shapes else {}
-        )
+        needs_lines = self.wrapping is not None and new_shapes
+        self._judge_shapes(new_shapes, dict(zip(shapes, lines, strict=False)) if needs_lines else {})
         matched = self.matched
         if not matched.keys().isdisjoint(unique_shapes):
             # `compress` skips irrelevant lines without a Python step for each, and most lines are irrelevant.
@@ -163,9 +160,9 @@ class _ShapeFinder(Generic[Verdict]):
         newly_matched: dict[bytes, tuple[frozenset[bytes], Verdict]] = {}
         intersect_words = self.words.intersection
         for shape in shapes:
-            content = (
-                shape if self.wrapping is None else self.wrapping.open(lines_by_shape[shape]).translate(None, DIGITS)
-            )
+            content = shape
+            if self.wrapping is not None:
+                content = self.wrapping.open(lines_by_shape[shape]).translate(None, DIGITS)
             words = intersect_words(content.translate(LETTERS).split())
             if words:
                 verdict = self.judge(content, words)

@@ -133,13 +133,9 @@ def _labels(fields: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any
     merged: dict[str, Any] = {}
     for name in names:
         label_group = _parse_labels(fields[name])
-        nested_groups = (
-            (label_group.get("labels"), label_group.get("attributes"), label_group)
-            if name == "resource"
-            else (label_group,)
-        )
-        for group in nested_groups:
-            merged |= group if isinstance(group, dict) else {}
+        for inner in ("labels", "attributes") if name == "resource" else ():
+            merged |= label_group[inner] if isinstance(label_group.get(inner), dict) else {}
+        merged |= label_group
     return merged
 
 

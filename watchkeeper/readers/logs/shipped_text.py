@@ -12,7 +12,6 @@ import csv
 import html
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,9 +76,9 @@ MAX_PREFIXES = 16
 def find_unwrapper(start: bytes) -> Unwrapper | None:
     """The function that unwraps a line, detected from the start of an input; None if lines are not wrapped."""
     lines = [line for line in start.split(b"\n")[:SAMPLE_LINES] if line.strip()]
-    if lines and _match_most(
-        lines, lambda line: line.lstrip().startswith(b"{") and _read_json_message(line) is not None, min_lines=1
-    ):
+    json_lines = (line for line in lines if line.lstrip().startswith(b"{"))
+    json_count = sum(_read_json_message(line) is not None for line in json_lines)
+    if lines and json_count >= max(1, MIN_SHARE * len(lines)):
         return unwrap_json
     if start.lstrip()[:1] in (b"{", b"["):
         return None
@@ -88,19 +87,12 @@ def find_unwrapper(start: bytes) -> Unwrapper | None:
     steps: list[Unwrapper] = []
     if sum(line.startswith(b">") for line in lines) >= MIN_LINES:
         steps.append(_strip_quotes)
-    if b"<nvidia_smi_log" not in start and any(map(_has_markup, lines)):
+    has_markup = any(pattern.search(line) for line in lines for pattern in (ENTITY, LINE_BREAK, MARKUP))
+    if b"<nvidia_smi_log" not in start and has_markup:
         steps.append(_strip_html)
     if not steps:
         return None
     return steps[0] if len(steps) == 1 else lambda line: _strip_html(_strip_quotes(line))
-
-
-def _match_most(lines: Sequence[bytes], matches: Callable[[bytes], bool], *, min_lines: int = MIN_LINES) -> bool:
-    return sum(map(matches, lines)) >= max(min_lines, MIN_SHARE * len(lines))
-
-
-def _has_markup(line: bytes) -> bool:
-    return any(pattern.search(line) is not None for pattern in (ENTITY, LINE_BREAK, MARKUP))
 
 
 def _strip_quotes(line: bytes) -> bytes:
@@ -164,9 +156,8 @@ def _csv_unwrapper(lines: Sequence[bytes]) -> Unwrapper | None:
             return b""
         if len(cells) != len(names):
             return line
-        return shipped_fields.format_entry(dict(zip(names, cells, strict=True)), message_column).encode(
-            "utf-8", errors="replace"
-        )
+        entry = shipped_fields.format_entry(dict(zip(names, cells, strict=True)), message_column)
+        return entry.encode("utf-8", errors="replace")
 
     return unwrap_row
 
@@ -218,13 +209,10 @@ def strip_prefixes(text: str) -> str:
     sample = [line for line in lines[:SAMPLE_LINES] if line.strip()]
     for pattern in PREFIXES:
         prefixes = [match[0] for line in sample if (match := pattern.search(line)) is not None]
-        if len(prefixes) >= max(MIN_LINES, MIN_SHARE * len(sample)) and _is_repeated(prefixes):
+        # The prefixes of a log repeat few texts, apart from digits.
+        texts = {re.sub(r"\d+", "", prefix) for prefix in prefixes}
+        is_repeated = len(texts) <= min(MAX_PREFIXES, max(1, len(prefixes) // 2))
+        if len(prefixes) >= max(MIN_LINES, MIN_SHARE * len(sample)) and is_repeated:
             return "\n".join(pattern.sub("", line) for line in lines)
     depth = min((len(line) - len(line.lstrip()) for line in sample), default=0)
     return "\n".join(line[depth:] for line in lines) if depth and len(sample) >= MIN_LINES else text
-
-
-def _is_repeated(prefixes: Sequence[str]) -> bool:
-    """Whether the prefixes repeat few texts, ignoring digits."""
-    distinct = Counter(re.sub(r"\d+", "", prefix) for prefix in prefixes)
-    return len(distinct) <= min(MAX_PREFIXES, max(1, len(prefixes) // 2))

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from watchkeeper.model import fleet
+
 # Filesystems whose statfs sends a request to a server, which may not answer.
 NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "fuse.sshfs", "fuse.glusterfs"}
@@ -136,6 +138,22 @@ def read_driver_version(proc: Path, sysfs: Path) -> str | None:
     """Read the version of the loaded NVIDIA kernel driver; None if none is loaded."""
     from_proc = DRIVER_VERSION.search((read_text(proc / "driver/nvidia/version") or "") + " ")
     return from_proc[1] if from_proc else read_text(sysfs / "module/nvidia/version") or None
+
+
+def read_gpu_information(text: str) -> fleet.Gpu | None:
+    """The GPU in a file /proc/driver/nvidia/gpus/<pci>/information; None while the driver does not know its UUID."""
+    # It can be read without NVML and after the GPU was lost.
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
+    uuid, bus_location = fields.get("GPU UUID", ""), fields.get("Bus Location", "")
+    # A GPU that no process has opened yet reads GPU-????????-????-????-????-????????????.
+    if not uuid.startswith("GPU-") or "?" in uuid:
+        return None
+    try:
+        pci = fleet.normalise_pci(bus_location)
+    except ValueError:
+        pci = None
+    return fleet.Gpu(uuid, pci=pci, model=fields.get("Model") or None)
 
 
 def _unescape(text: str) -> str:

@@ -6,6 +6,7 @@ that NVML does not list is lost to the driver or not bound to it; a GPU that is 
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -44,23 +45,18 @@ def read(sysfs: Path) -> list[PciDevice]:
         kind = CLASSES.get((read_text(folder / "class") or "")[:6])
         if kind is None or read_text(folder / "vendor") != NVIDIA:
             continue
-        resolved = folder.resolve()
+        resolved, driver = folder.resolve(), folder / "driver"
         devices.append(
             PciDevice(
                 fleet.normalise_pci(folder.name),
                 kind,
-                driver=_read_driver(folder),
+                driver=driver.resolve().name if driver.exists() else None,
                 numa_node=_read_number(folder / "numa_node"),
                 width=_read_number(folder / "current_link_width"),
                 bridges=tuple(part for part in resolved.parts if part.count(":") >= 1 and part != resolved.name),
             )
         )
     return devices
-
-
-def _read_driver(folder: Path) -> str | None:
-    link = folder / "driver"
-    return link.resolve().name if link.exists() else None
 
 
 def _read_number(path: Path) -> int | None:
@@ -73,17 +69,11 @@ def topology_distance(device: PciDevice, other_device: PciDevice) -> str:
     """The connection of two devices as in `nvidia-smi topo`: PIX, PXB, PHB, NODE or SYS; `?` if unknown."""
     if not device.bridges or not other_device.bridges:
         return "?"
-    shared = [
-        bridge
-        for bridge, other_bridge in zip(device.bridges, other_device.bridges, strict=False)
-        if bridge == other_bridge
-    ]
+    shared = sum(map(operator.eq, device.bridges, other_device.bridges))
+    if shared > 1:
+        return "PIX" if max(len(device.bridges), len(other_device.bridges)) - shared <= 1 else "PXB"
     # The first part is the host bridge, pci0000:00.
-    bridges = len(shared) - 1
-    if bridges >= 1:
-        bridges_below, other_bridges_below = len(device.bridges) - len(shared), len(other_device.bridges) - len(shared)
-        return "PIX" if max(bridges_below, other_bridges_below) <= 1 else "PXB"
-    if bridges == 0:
+    if shared == 1:
         return "PHB"
     if device.numa_node is None or other_device.numa_node is None:
         return "?"

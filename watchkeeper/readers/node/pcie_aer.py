@@ -42,7 +42,8 @@ def read(sysfs: Path) -> list[AerCounts]:
             text = read_text(folder / f"aer_dev_{severity}")
             if text is None:
                 continue
-            counts = dict(_read_counts(text))
+            rows = (line.split() for line in text.splitlines())
+            counts = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isascii() and row[1].isdigit()}
             total = counts.pop(sum_name, None)
             errors = {name: count for name, count in counts.items() if count}
             total = sum(errors.values()) if total is None else total
@@ -55,8 +56,3 @@ def _device_kind(folder: Path) -> str | None:
     if vendor == NVIDIA and code in CLASSES:
         return str(CLASSES[code])
     return "nic" if vendor == MELLANOX and code in NETWORK_CLASSES else None
-
-
-def _read_counts(text: str) -> list[tuple[str, int]]:
-    rows = (line.split() for line in text.splitlines())
-    return [(row[0], int(row[1])) for row in rows if len(row) == 2 and row[1].isascii() and row[1].isdigit()]

@@ -36,15 +36,19 @@ def load_dcgm_families() -> Mapping[str, tuple[NvmlFamily, bool]]:
 
 @cache
 def load_own_families() -> tuple[NvmlFamily, ...]:
-    return pack.load("gpu_families.csv", _read_own)
+    return pack.load(
+        "gpu_families.csv",
+        lambda cells: _read(
+            cells, help=f"{pack.required(cells['description'])}.", labels=tuple(cells["labels"].split())
+        ),
+    )
 
 
 def choose_families(counters: Iterable[counters_csv.CounterField] | None = None) -> FamilyChoice:
     """The families of a counters file, or the default set; Watchkeeper's own families are always included."""
     if counters is None:
-        return FamilyChoice(
-            (*(family for family, is_chosen in load_dcgm_families().values() if is_chosen), *load_own_families())
-        )
+        chosen = [family for family, is_chosen in load_dcgm_families().values() if is_chosen]
+        return FamilyChoice((*chosen, *load_own_families()))
     families, problems = [], []
     for counter in counters:
         if counter.name in load_dcgm_families():
@@ -61,12 +65,7 @@ def _read_dcgm(cells: Mapping[str, str]) -> tuple[NvmlFamily, str, bool]:
     return family, cells["name_from_4_6"], pack.yes_or_no(cells["chosen"])
 
 
-def _read_own(cells: Mapping[str, str]) -> NvmlFamily:
-    family = _read(cells, help=pack.required(cells["description"]) + ".")
-    return family._replace(labels=tuple(cells["labels"].split()))
-
-
-def _read(cells: Mapping[str, str], help: str) -> NvmlFamily:
+def _read(cells: Mapping[str, str], *, help: str, labels: tuple[str, ...] = ()) -> NvmlFamily:
     call, _, part = pack.required(cells["nvml"]).partition(".")
     return NvmlFamily(
         name=pack.required(cells["name"]),
@@ -78,4 +77,5 @@ def _read(cells: Mapping[str, str], help: str) -> NvmlFamily:
         part=part,
         scale=float(cells["scale"] or 1),
         cadence=Cadence(cells["cadence"]),
+        labels=labels,
     )

@@ -46,11 +46,9 @@ class Gpm:
         # After the exchange, `_older` is the sample just taken, the end of the interval, and `_newer` is its start.
         request.sample1, request.sample2 = self._newer, self._older
         self._nvml.nvmlGpmMetricsGet(request)
-        values = {}
-        for metric in request.metrics[: request.numMetrics]:
-            if metric.nvmlReturn == self._nvml.NVML_SUCCESS and math.isfinite(metric.value):
-                values[metric.metricId] = metric.value
-        return values
+        metrics = request.metrics[: request.numMetrics]
+        read = (metric for metric in metrics if metric.nvmlReturn == self._nvml.NVML_SUCCESS)
+        return {metric.metricId: metric.value for metric in read if math.isfinite(metric.value)}
 
     def free(self) -> None:
         for sample in (self._older, self._newer):

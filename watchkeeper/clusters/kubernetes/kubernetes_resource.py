@@ -81,15 +81,18 @@ class WatchMetrics:
 
     @classmethod
     def declare(cls, registry: own_metrics.Registry) -> WatchMetrics:
-        def counter(name: str, help: str) -> own_metrics.Metric:
-            return registry.counter(f"watchkeeper_kubernetes_{name}_total", f"{help}, by resource")
-
+        prefix = "watchkeeper_kubernetes"
         return cls(
-            counter("lists", "Complete lists read from the Kubernetes API"),
-            counter("changes", "Changes received by watches of the Kubernetes API"),
-            counter("failures", "Failed lists and watches of the Kubernetes API"),
-            counter("unreadable", "Objects dropped because they could not be read or exceed the limit"),
-            registry.gauge("watchkeeper_kubernetes_objects", "Objects of the Kubernetes API in memory, by resource"),
+            registry.counter(f"{prefix}_lists_total", "Complete lists read from the Kubernetes API, by resource"),
+            registry.counter(
+                f"{prefix}_changes_total", "Changes received by watches of the Kubernetes API, by resource"
+            ),
+            registry.counter(f"{prefix}_failures_total", "Failed lists and watches of the Kubernetes API, by resource"),
+            registry.counter(
+                f"{prefix}_unreadable_total",
+                "Objects dropped because they could not be read or exceed the limit, by resource",
+            ),
+            registry.gauge(f"{prefix}_objects", "Objects of the Kubernetes API in memory, by resource"),
         )
 
 

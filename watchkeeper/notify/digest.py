@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MAX_LISTED = 20
 DIAGNOSED = "diagnosis"
+ReadTimeline = Callable[[str], Sequence[TimelineEntry]]
 T = TypeVar("T")
 
 CHECK_SECONDS = 30.0
@@ -77,7 +78,7 @@ def make_digest(
     *,
     since: datetime,
     until: datetime,
-    timeline: Callable[[str], Sequence[TimelineEntry]],
+    timeline: ReadTimeline,
     names: Callable[[Incident], str],
     belongs_to: Callable[[Incident], Mapping[str, frozenset[str]]],
 ) -> Digest:
@@ -91,9 +92,10 @@ def make_digest(
     rules = Counter(name for incident in opened for name in set(alert_names(incident)))
     places = Counter(names(incident) for incident in opened)
     labels = [belongs_to(incident) for incident in opened]
-    counts_by_kind = {
-        kind: Counter(name for owner in labels for name in owner.get(kind, ())) for kind in ("team", "rack", "pool")
-    }
+
+    def most_frequent_owners(kind: str) -> tuple[NamedCount, ...]:
+        return _most_frequent(Counter(name for owner in labels for name in owner.get(kind, ())), at_least=1)
+
     return Digest(
         since=since,
         until=until,
@@ -102,9 +104,9 @@ def make_digest(
         by_cause=tuple(sorted(cause_lines, key=lambda line: (-line.incidents, line.cause))),
         noisiest_rules=_most_frequent(rules, at_least=1),
         repeat_offenders=_most_frequent(places, at_least=2),
-        by_team=_most_frequent(counts_by_kind["team"], at_least=1),
-        by_rack=_most_frequent(counts_by_kind["rack"], at_least=1),
-        by_pool=_most_frequent(counts_by_kind["pool"], at_least=1),
+        by_team=most_frequent_owners("team"),
+        by_rack=most_frequent_owners("rack"),
+        by_pool=most_frequent_owners("pool"),
     )
 
 
@@ -130,9 +132,7 @@ def digest_lines(digest: Digest) -> list[str]:
     return lines
 
 
-def _cause_line(
-    cause: str, incidents: Sequence[Incident], *, timeline: Callable[[str], Sequence[TimelineEntry]]
-) -> CauseLine:
+def _cause_line(cause: str, incidents: Sequence[Incident], *, timeline: ReadTimeline) -> CauseLine:
     detect, diagnose, repair = list[float](), list[float](), list[float]()
     for incident in incidents:
         opened_at = incident.opened_at
@@ -158,6 +158,9 @@ def _most_frequent(counts: Counter[str], *, at_least: int) -> tuple[NamedCount, 
 
 def _format_duration(seconds: float | None) -> str:
     return "-" if seconds is None else durations.format_seconds(round(seconds))
+
+
+GetRouting = Callable[[], routing.Routing]
 
 
 class JournalThread(Protocol):
@@ -193,14 +196,10 @@ class DigestDelivery:
     def __init__(
         self, journal: journals.Journal, names: Callable[[fleet.Place], str], inventory: incident_labels.InventoryLookup
     ) -> None:
-        self._journal = journal
-        self._names = names
-        self._inventory = inventory
+        self._journal, self._names, self._inventory = journal, names, inventory
         self._retry_at: dict[str, datetime] = {}
 
-    async def run(
-        self, get_routing: Callable[[], routing.Routing], time: clock.Clock, on_journal_thread: JournalThread
-    ) -> None:
+    async def run(self, get_routing: GetRouting, time: clock.Clock, on_journal_thread: JournalThread) -> None:
         while True:
             try:
                 due_digests_now = await on_journal_thread(lambda: self._unsent(get_routing(), time.now()))
@@ -215,7 +214,9 @@ class DigestDelivery:
         return [due for due in may_send if not self._journal.timeline(due.key, limit=1)]
 
     async def _send(self, due: DueDigest, time: clock.Clock, on_journal_thread: JournalThread) -> None:
-        self._retry_at = {due.key: time.now() + RETRY_PAUSE, **_unexpired(self._retry_at, time.now())}
+        now = time.now()
+        self._retry_at = {key: until for key, until in self._retry_at.items() if until > now}
+        self._retry_at.setdefault(due.key, now + RETRY_PAUSE)
         try:
             answer = await asyncio.to_thread(self._compose_and_send, due)
         except ReceiverError as error:
@@ -251,7 +252,3 @@ def compose_message(due: DueDigest, made_digest: Digest) -> Message:
         "digest": wire.to_plain(made_digest),
     }
     return Message(due.key, title, "\n".join(rest).strip() or "No incidents.", payload)
-
-
-def _unexpired(pauses: dict[str, datetime], now: datetime) -> dict[str, datetime]:
-    return {key: until for key, until in pauses.items() if until > now}

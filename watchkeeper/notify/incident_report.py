@@ -66,6 +66,8 @@ def as_markdown(report: IncidentReport) -> str:
     incident = report.incident
     ended = f"resolved {_format_time(incident.resolved_at)}" if incident.resolved_at else incident.state.value
     duration = durations.format_seconds(round(_duration_seconds(report)))
+    owners = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in report.belongs_to.items())
+    missing = "; ".join(_unmapped(report))
     parts = [
         f"# {incident.id}: {_escape(incident.title)}",
         "",
@@ -75,7 +77,8 @@ def as_markdown(report: IncidentReport) -> str:
         f"- **Cause:** `{incident.cause}` ([runbook]({runbook_path(incident.cause)}))",
         f"- **Assigned to:** {_escape(incident.assignee or 'unassigned')}",
         *([f"- **Part of:** {incident.part_of} (merged)"] if incident.part_of else []),
-        *_owner_lines(report),
+        *([f"- **Belongs to:** {_escape(owners)}"] if owners else []),
+        *([f"- **Unmapped:** {_escape(missing)}"] if missing else []),
         *_impact_lines(report),
         *_diagnosis_lines(report),
         *_action_lines(report),
@@ -95,24 +98,14 @@ def as_markdown(report: IncidentReport) -> str:
     return "\n".join(parts)
 
 
-def _owner_lines(report: IncidentReport) -> list[str]:
-    owners = ", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in report.belongs_to.items())
-    missing = "; ".join(_unmapped(report))
-    return [
-        *([f"- **Belongs to:** {_escape(owners)}"] if owners else []),
-        *([f"- **Unmapped:** {_escape(missing)}"] if missing else []),
-    ]
-
-
 def _unmapped(report: IncidentReport) -> Iterator[str]:
     for name in ("rack", "pool"):
         if fleet.UNMAPPED in report.belongs_to.get(name, ()):
             yield f"the {name} of {report.place_name}"
     unmapped_workloads = report.blast.unmapped if report.blast is not None else ()
     if unmapped_workloads:
-        yield f"the team of {', '.join(unmapped_workloads[:MAX_NAMED])}" + (
-            " …" if len(unmapped_workloads) > MAX_NAMED else ""
-        )
+        more = " …" if len(unmapped_workloads) > MAX_NAMED else ""
+        yield f"the team of {', '.join(unmapped_workloads[:MAX_NAMED])}{more}"
 
 
 def _impact_lines(report: IncidentReport) -> list[str]:
@@ -121,11 +114,8 @@ def _impact_lines(report: IncidentReport) -> list[str]:
         return ["- **Blast radius:** unknown (query engine unavailable)"]
     hits = ", ".join(f"{hit.workload} ({_format_gpus(hit.gpus)})" for hit in blast.affected_workloads)
     teams = f", team {_escape(', '.join(blast.teams))}" if blast.teams else ""
-    money = f"${blast.dollars_per_hour:g}/h"
-    return [
-        f"- **Impact:** {_escape(hits) or 'no workload'}{teams}",
-        f"- **Cost:** {_format_gpus(blast.gpus)}, {blast.gpu_hours:g} GPU-hours, {money}",
-    ]
+    cost = f"{_format_gpus(blast.gpus)}, {blast.gpu_hours:g} GPU-hours, ${blast.dollars_per_hour:g}/h"
+    return [f"- **Impact:** {_escape(hits) or 'no workload'}{teams}", f"- **Cost:** {cost}"]
 
 
 def _format_gpus(count: int | None) -> str:
@@ -147,9 +137,8 @@ def _diagnosis_lines(report: IncidentReport) -> list[str]:
 def _action_lines(report: IncidentReport) -> list[str]:
     if report.plan is None:
         return ["## Actions", "", "No plan."]
-    steps = [
-        f"{at}. {receipt.action.kind}: {_escape(receipt.text)}" for at, receipt in enumerate(report.plan.receipts, 1)
-    ]
+    receipts = enumerate(report.plan.receipts, 1)
+    steps = [f"{at}. {receipt.action.kind}: {_escape(receipt.text)}" for at, receipt in receipts]
     return ["## Actions", "", f"Mode `{report.plan.mode}`: {_escape(report.plan.next_step)}", "", *steps]
 
 

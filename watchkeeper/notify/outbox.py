@@ -30,6 +30,7 @@ GIVE_UP_AFTER = timedelta(days=3)
 MINUTE = timedelta(minutes=1)
 # The longest delay of a repetition, an escalation, or a notice after a silence.
 DECISION_INTERVAL = timedelta(seconds=5)
+FindIncident = Callable[[str], Incident | None]
 NOT_CONFIGURED = "the receiver is no longer configured"
 
 
@@ -82,10 +83,7 @@ class Outbox:
         silences: SilenceStore,
         now: datetime,
     ) -> None:
-        self._journal = journal
-        self._routing = routing
-        self._subject = subject
-        self._silences = silences
+        self._journal, self._routing, self._subject, self._silences = journal, routing, subject, silences
         self._queues = {receiver.name: _ReceiverQueue({}, []) for receiver in routing.receivers}
         self._notices: dict[IncidentId, list[Notice]] = {}
         self._decisions: dict[IncidentId, _LastDecision] = {}
@@ -94,7 +92,12 @@ class Outbox:
         self._unsettled: dict[IncidentId, Incident] = {}
         for notice in journal.undelivered_notices():
             self._restore(notice, now)
-        self._find_unsettled(now)
+        # Incidents that ended before a stop of the hub, and whose end was not sent to every receiver.
+        for incident in journal.incidents() if self._queues else ():
+            if incident.resolved_at is None or now - incident.resolved_at > GIVE_UP_AFTER:
+                continue
+            if not all(_is_final(notice) for notice in _last_per_receiver(journal.notices_of(incident.id))):
+                self._unsettled[incident.id] = incident
 
     def update(self, incidents: Iterable[Incident], now: datetime) -> None:
         """Decide notices for these incidents, and for those whose end is not reported yet."""
@@ -127,16 +130,13 @@ class Outbox:
         """Apply new receivers and routes; withdraw pending notices of removed receivers."""
         self._routing = routing
         names = [receiver.name for receiver in routing.receivers]
-        orphaned = [
-            notice for name, queue in self._queues.items() if name not in names for notice in queue.notices.values()
-        ]
+        removed = [queue for name, queue in self._queues.items() if name not in names]
+        orphaned = [notice for queue in removed for notice in queue.notices.values()]
         self._queues = {name: self._queues.get(name) or _ReceiverQueue({}, []) for name in names}
         self._decisions.clear()
         self._store([give_up(notice, NOT_CONFIGURED) for notice in orphaned], now)
 
-    def next_batch(
-        self, receiver: str, now: datetime, *, incident: Callable[[str], Incident | None]
-    ) -> NoticeBatch | None:
+    def next_batch(self, receiver: str, now: datetime, *, incident: FindIncident) -> NoticeBatch | None:
         """The due notices of a receiver, marked as being sent; None if none is due or a limit is reached."""
         queue = self._queues[receiver]
         # Ignore times in the future: the clock was set back since.
@@ -148,20 +148,15 @@ class Outbox:
             return None
         all_due = [notice for notice in queue.notices.values() if notice.due_at <= now or notice.made_at > now + MINUTE]
         due = _next_message(all_due)
-        due_incidents = [(notice, incident(notice.incident)) for notice in due]
-        key = next(
-            (notice.batch for notice in due if notice.batch), f"{due[0].id}@{wire.format_time(now)}" if due else ""
-        )
-        sending = [
-            (replace(notice, state=NoticeState.SENDING, tries=notice.tries + 1, batch=key), notice_incident)
-            for notice, notice_incident in due_incidents
-            if notice_incident is not None
-        ]
-        pruned = [
-            give_up(notice, "its incident was pruned")
-            for notice, notice_incident in due_incidents
-            if notice_incident is None
-        ]
+        new_key = f"{due[0].id}@{wire.format_time(now)}" if due else ""
+        key = next((notice.batch for notice in due if notice.batch), new_key)
+        sending, pruned = list[tuple[Notice, Incident]](), list[Notice]()
+        for notice in due:
+            if (notice_incident := incident(notice.incident)) is None:
+                pruned.append(give_up(notice, "its incident was pruned"))
+            else:
+                sent_notice = replace(notice, state=NoticeState.SENDING, tries=notice.tries + 1, batch=key)
+                sending.append((sent_notice, notice_incident))
         self._store([*pruned, *(notice for notice, _ in sending)], now)
         if not sending:
             return None
@@ -236,14 +231,6 @@ class Outbox:
             )
             self._update_queue(notice)
 
-    def _find_unsettled(self, now: datetime) -> None:
-        """Find incidents that ended before a stop of the hub, and whose end was not sent to every receiver."""
-        for incident in self._journal.incidents() if self._queues else ():
-            if incident.resolved_at is None or now - incident.resolved_at > GIVE_UP_AFTER:
-                continue
-            if not all(_is_final(notice) for notice in _last_per_receiver(self._journal.notices_of(incident.id))):
-                self._unsettled[incident.id] = incident
-
     def _update_queue(self, notice: Notice) -> None:
         queue = self._queues.get(notice.receiver)
         if queue is None:
@@ -294,19 +281,14 @@ def _is_settled(incident: Incident, notices: Sequence[Notice], now: datetime) ->
 
 def _is_final(notice: Notice) -> bool:
     """Whether no further notice follows: the end was sent, or the notice was withdrawn or given up."""
-    return notice.state is NoticeState.GIVEN_UP or (
-        notice.occasion is Occasion.RESOLVED and notice.state is NoticeState.SENT
-    )
+    is_end_sent = notice.occasion is Occasion.RESOLVED and notice.state is NoticeState.SENT
+    return is_end_sent or notice.state is NoticeState.GIVEN_UP
 
 
 def _timeline_text(notice: Notice) -> str:
     receiver_and_occasion = f"{notice.receiver} ({notice.occasion})"
     if notice.state is NoticeState.SENT:
-        return (
-            f"Notified {receiver_and_occasion}: {notice.answer}"
-            if notice.answer
-            else f"Notified {receiver_and_occasion}"
-        )
+        return f"Notified {receiver_and_occasion}" + (f": {notice.answer}" if notice.answer else "")
     if notice.state is NoticeState.GIVEN_UP:
         return f"Not notified {receiver_and_occasion}: {notice.answer}"
     if notice.state is NoticeState.SENDING:
@@ -314,6 +296,5 @@ def _timeline_text(notice: Notice) -> str:
     if notice.tries:
         return f"Notification failed {receiver_and_occasion}, attempt {notice.tries}: {notice.answer}"
     wait = (notice.due_at - notice.made_at).total_seconds()
-    return f"Notification pending {receiver_and_occasion}" + (
-        f", due in {durations.format_seconds(round(wait))}" if wait >= 1 else ""
-    )
+    due_in = f", due in {durations.format_seconds(round(wait))}" if wait >= 1 else ""
+    return f"Notification pending {receiver_and_occasion}{due_in}"

@@ -7,27 +7,22 @@ from __future__ import annotations
 
 from watchkeeper.errors import CollectError, ReceiverError
 from watchkeeper.net import sync_http
+from watchkeeper.net.sync_http import HttpLimits
 
 # The part of an answer that is stored and shown.
 ANSWER_BYTES = 200
-DEFAULT_LIMITS = sync_http.HttpLimits(total_seconds=30.0, idle_seconds=10.0, answer_bytes=ANSWER_BYTES)
+Headers = dict[str, str]
+DEFAULT_LIMITS = HttpLimits(total_seconds=30.0, idle_seconds=10.0, answer_bytes=ANSWER_BYTES)
 
 
-def http_post(
-    url: str, body: bytes, headers: dict[str, str], *, limits: sync_http.HttpLimits = DEFAULT_LIMITS
-) -> tuple[int, str]:
+def http_post(url: str, body: bytes, headers: Headers, *, limits: HttpLimits = DEFAULT_LIMITS) -> tuple[int, str]:
     """Return the status and the start of the answer; raise ReceiverError without an answer."""
     status, answer = http_call("POST", url, headers, body=body, limits=limits)
     return status, answer.decode("utf-8", "replace").strip()
 
 
 def http_call(
-    method: str,
-    url: str,
-    headers: dict[str, str],
-    *,
-    body: bytes | None = None,
-    limits: sync_http.HttpLimits = DEFAULT_LIMITS,
+    method: str, url: str, headers: Headers, *, body: bytes | None = None, limits: HttpLimits = DEFAULT_LIMITS
 ) -> tuple[int, bytes]:
     """Return the status and at most `answer_bytes` of the answer; raise ReceiverError without an answer in time."""
     try:

@@ -71,9 +71,10 @@ class AppriseSender:
         problems = []
         for address in addresses:
             if address not in self._accepted_addresses:
-                problem = self._notify(address, message)
-                problems += [problem] if problem else []
-                self._accepted_addresses |= set() if problem else {address}
+                if problem := self._notify(address, message):
+                    problems.append(problem)
+                else:
+                    self._accepted_addresses.add(address)
         if problems:
             raise ReceiverError(problems[0], where=self._receiver.name, may_retry=True)
         return "accepted" if len(addresses) == 1 else f"accepted by {len(addresses)} addresses"
@@ -92,10 +93,7 @@ class AppriseSender:
 
 
 # The transport keys of a receiver, and their senders.
-SENDERS: dict[str, Callable[[Receiver], Sender]] = {
-    "apprise_file": AppriseSender,
-    "webhook": WebhookSender,
-}
+SENDERS: dict[str, Callable[[Receiver], Sender]] = {"apprise_file": AppriseSender, "webhook": WebhookSender}
 
 
 def make_sender(receiver: Receiver) -> Sender:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
@@ -24,9 +24,7 @@ from watchkeeper.model.silences import Matcher, parse_matcher
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 # Mon-Fri 08:00-18:00, Sat 10:00-14:00
-HOURS = re.compile(
-    r"(?P<first>[A-Za-z]{3})(?:-(?P<last>[A-Za-z]{3}))?(?: (?P<begin>\d\d:\d\d)-(?P<end>\d\d:\d\d))?",
-)
+HOURS = re.compile(r"(?P<first>[A-Za-z]{3})(?:-(?P<last>[A-Za-z]{3}))?(?: (?P<begin>\d\d:\d\d)-(?P<end>\d\d:\d\d))?")
 MAX_ROUTES = 500
 
 
@@ -55,10 +53,7 @@ class Receiver:
     @property
     def transports(self) -> tuple[str, ...]:
         """The transport keys that are set, exactly one; `receivers.SENDERS` has a sender for each."""
-        addresses = {
-            "apprise_file": self.apprise_file,
-            "webhook": self.webhook,
-        }
+        addresses = {"apprise_file": self.apprise_file, "webhook": self.webhook}
         return tuple(key for key, address in addresses.items() if address is not None)
 
 
@@ -121,9 +116,8 @@ class Route:
         return None if self.escalate_after is None else durations.parse_seconds(self.escalate_after)
 
     def is_open(self, now: datetime) -> bool:
-        return not self.open_hours or any(
-            hours.includes(now.astimezone(ZoneInfo(self.zone))) for hours in self.open_hours
-        )
+        local = now.astimezone(ZoneInfo(self.zone))
+        return not self.open_hours or any(hours.includes(local) for hours in self.open_hours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +168,13 @@ class Routing:
                 raise ValueError(f"digest: receiver {name} is not defined in this file")
 
     def routes_for(self, subject: IncidentLabels, now: datetime) -> Iterator[Route]:
-        for route in self.routes or _default_routes(self.receivers):
+        names = tuple(receiver.name for receiver in self.receivers)
+        default_routes = (Route(names, match=('severity!="info"',)),) if names and not self.routes else ()
+        for route in self.routes or default_routes:
             if matches_labels(route.matchers, subject) and route.is_open(now):
                 yield route
                 if not route.continues:
                     return
-
-
-def _default_routes(receivers: Sequence[Receiver]) -> tuple[Route, ...]:
-    names = tuple(receiver.name for receiver in receivers)
-    return (Route(names, match=('severity!="info"',)),) if names else ()
 
 
 def check_zone(name: str) -> None:

@@ -86,25 +86,19 @@ class SilenceStore:
             )
         except ValueError as error:
             raise InvalidTransition(str(error)) from error
-        self._save(
-            silence,
-            request.author,
-            text=f"{_describe(silence)} until {silence.ends_at:%Y-%m-%d %H:%M}Z: {silence.reason}",
-            at=now,
-        )
+        text = f"{_describe(silence)} until {silence.ends_at:%Y-%m-%d %H:%M}Z: {silence.reason}"
+        self._save(silence, request.author, text=text, at=now)
         return silence
 
     def end(self, id: str, actor: str, now: datetime) -> Silence:
         """End a silence early; muted incidents notify again from then on."""
         silence = self._silences.get(id)
         if silence is None or silence.ends_at <= now:
-            raise InvalidTransition(
-                "no active silence with this id", where=id[:40], remedy="List silences with `watchkeeper silence list`"
-            )
+            remedy = "List silences with `watchkeeper silence list`"
+            raise InvalidTransition("no active silence with this id", where=id[:40], remedy=remedy)
         # A silence that has not started yet must not start later.
-        ended = replace(
-            silence, starts_at=min(silence.starts_at, now - timedelta(seconds=1)), ends_at=now, ended_by=actor
-        )
+        starts_at = min(silence.starts_at, now - timedelta(seconds=1))
+        ended = replace(silence, starts_at=starts_at, ends_at=now, ended_by=actor)
         self._save(ended, actor, text=f"{_describe(ended)} ended by {actor}", at=now)
         return ended
 
@@ -201,9 +195,8 @@ def read_silences(body: bytes, now: datetime) -> SilenceSnapshot:
 
 def _fetch(url: str) -> bytes:
     limits = replace(receiver_http.DEFAULT_LIMITS, answer_bytes=MAX_BYTES + 1)
-    status, body = receiver_http.http_call(
-        "GET", f"{url}/api/v2/silences", {"Accept": "application/json"}, limits=limits
-    )
+    headers = {"Accept": "application/json"}
+    status, body = receiver_http.http_call("GET", f"{url}/api/v2/silences", headers, limits=limits)
     if status != 200:
         raise ReceiverError(f"answered {status}", where=url)
     if len(body) > MAX_BYTES:

@@ -176,17 +176,10 @@ class EffectTotals:
     full_quotas: set[str] = field(default_factory=set)
 
 
-def no_effects(count: int) -> EffectTotals:
-    return EffectTotals(
-        environment=Environment.healthy(count),
-        load=np.ones(count),
-        present=np.ones(count, dtype=bool),
-        pcie_width=np.full(count, 16),
-    )
-
-
 def sum_effects(active_effects: Iterable[ActiveEffect], layout: FleetLayout) -> EffectTotals:
-    total = no_effects(layout.gpu_count)
+    count = layout.gpu_count
+    load, present, pcie_width = np.ones(count), np.ones(count, dtype=bool), np.full(count, 16)
+    total = EffectTotals(Environment.healthy(count), load, present, pcie_width)
     for active in active_effects:
         _add_to_gpus(total, active)
         _add_to_nodes(total, active)

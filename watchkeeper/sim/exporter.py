@@ -60,20 +60,16 @@ class DcgmReadings:
         self._corrected_rows = (np.arange(layout.gpu_count) % 577 == 3).astype(np.int64)
 
     def read_fields(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
-        return {
-            **self._device_fields(last_xid),
-            **self._memory_fields(),
-            **self._link_fields(),
-            **self._profiling_fields(),
-        }
-
-    def _device_fields(self, last_xid: NDArray[np.int64]) -> dict[str, Floats | NDArray[np.int64]]:
-        state = self.physics
+        state, used = self.physics, np.round(self.physics.memory_used)
+        sm, tensor, dram, occupancy, engine, utilisation, received, sent, nvlink = state.activity
+        # Slower clocks finish fewer steps, so every link carries less.
+        nvlink_bytes = self._nvlink / 2 * nvlink * state.clock_share
+        awake = (state.reasons & clock_reasons.IDLE) == 0
         return {
             "DCGM_FI_DEV_SM_CLOCK": state.clock_mhz,
             "DCGM_FI_DEV_MEM_CLOCK": self._memory_mhz,
             "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": state.reasons,
-            "DCGM_FI_DEV_MEMORY_TEMP": state.temperature + 6.0 + 8.0 * state.activity[2],
+            "DCGM_FI_DEV_MEMORY_TEMP": state.temperature + 6.0 + 8.0 * dram,
             "DCGM_FI_DEV_MEM_MAX_OP_TEMP": self._memory_limit,
             "DCGM_FI_DEV_GPU_TEMP": state.temperature,
             "DCGM_FI_DEV_GPU_MAX_OP_TEMP": state.max_operating,
@@ -82,8 +78,8 @@ class DcgmReadings:
             "DCGM_FI_DEV_SLOWDOWN_TEMP": state.slowdown,
             "DCGM_FI_DEV_SHUTDOWN_TEMP": self._shutdown,
             "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": state.tdp,
-            "DCGM_FI_DEV_GPU_UTIL": 100 * state.activity[5],
-            "DCGM_FI_DEV_MEM_COPY_UTIL": 100 * np.minimum(1.0, state.activity[2] * 1.2),
+            "DCGM_FI_DEV_GPU_UTIL": 100 * utilisation,
+            "DCGM_FI_DEV_MEM_COPY_UTIL": 100 * np.minimum(1.0, dram * 1.2),
             "DCGM_FI_DEV_ENC_UTIL": self._zero,
             "DCGM_FI_DEV_DEC_UTIL": self._zero,
             "DCGM_FI_DEV_XID_ERRORS": last_xid,
@@ -94,12 +90,6 @@ class DcgmReadings:
             "DCGM_FI_DEV_FABRIC_MANAGER_STATUS": self.fabric_state,
             "DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF": state.tdp,
             "DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION": state.recovery_action,
-        }
-
-    def _memory_fields(self) -> dict[str, Floats | NDArray[np.int64]]:
-        state = self.physics
-        used = np.round(state.memory_used)
-        return {
             "DCGM_FI_DEV_FB_FREE": state.memory_mib - state.reserved_mib - used,
             "DCGM_FI_DEV_FB_USED": used,
             "DCGM_FI_DEV_FB_RESERVED": state.reserved_mib,
@@ -111,16 +101,6 @@ class DcgmReadings:
             "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS": self._corrected_rows,
             "DCGM_FI_DEV_ROW_REMAP_FAILURE": state.remap_failure,
             "DCGM_FI_DEV_ROW_REMAP_PENDING": state.remap_pending,
-        }
-
-    def _link_fields(self) -> dict[str, Floats | NDArray[np.int64]]:
-        # Slower clocks finish fewer steps, so every link carries less.
-        state = self.physics
-        received = self._pcie * state.activity[6] * state.clock_share
-        sent = self._pcie * state.activity[7] * state.clock_share
-        nvlink_bytes = self._nvlink / 2 * state.activity[8] * state.clock_share
-        awake = (state.reasons & clock_reasons.IDLE) == 0
-        return {
             "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": state.pcie_replays,
             "DCGM_FI_DEV_PCIE_MAX_LINK_GEN": self._generation,
             "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH": self._all_lanes,
@@ -131,20 +111,15 @@ class DcgmReadings:
             "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL": state.nvlink_errors,
             "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": self._zero,
             "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": 2 * nvlink_bytes / 1e6,
-            "DCGM_FI_PROF_PCIE_TX_BYTES": sent,
-            "DCGM_FI_PROF_PCIE_RX_BYTES": received,
+            "DCGM_FI_PROF_PCIE_TX_BYTES": self._pcie * sent * state.clock_share,
+            "DCGM_FI_PROF_PCIE_RX_BYTES": self._pcie * received * state.clock_share,
             "DCGM_FI_PROF_NVLINK_TX_BYTES": nvlink_bytes,
             "DCGM_FI_PROF_NVLINK_RX_BYTES": nvlink_bytes,
-        }
-
-    def _profiling_fields(self) -> dict[str, Floats | NDArray[np.int64]]:
-        sm, tensor, dram, occupancy, engine = self.physics.activity[:5]
-        return {
             "DCGM_FI_PROF_GR_ENGINE_ACTIVE": engine,
             "DCGM_FI_PROF_SM_ACTIVE": sm,
             "DCGM_FI_PROF_SM_OCCUPANCY": occupancy,
             "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": tensor,
-            "DCGM_FI_PROF_DRAM_ACTIVE": dram * self.physics.clock_share,
+            "DCGM_FI_PROF_DRAM_ACTIVE": dram * state.clock_share,
         }
 
 
@@ -235,10 +210,8 @@ class DcgmExporter:
             self._read_values(now)
         labels = self._node_labels(node)
         template = self._template(node.model.name, len(labels.rows))
-        values: list[float] = [
-            *self._integers[:, labels.rows].ravel().tolist(),
-            *self._floats[:, labels.rows].ravel().tolist(),
-        ]
+        integers, floats = self._integers[:, labels.rows].ravel(), self._floats[:, labels.rows].ravel()
+        values: list[float] = [*integers.tolist(), *floats.tolist()]
         line_values: list[object] = [None] * (2 * len(template.value_indices))
         line_values[::2] = chain.from_iterable(
             labels.with_xid if name == XID_FIELD else labels.without_xid for name in template.field_names

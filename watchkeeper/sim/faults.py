@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from watchkeeper.errors import SettingsError
 from watchkeeper.kit import durations
@@ -100,9 +99,8 @@ class FaultInjector:
     ) -> SimFault:
         """Plan a fault; without a given place, choose one by the seed."""
         if len(self.active) >= MAX_ACTIVE_FAULTS:
-            raise SettingsError(
-                f"{len(self.active)} faults are active, the limit is {MAX_ACTIVE_FAULTS}; end some first"
-            )
+            limit = f"the limit is {MAX_ACTIVE_FAULTS}; end some first"
+            raise SettingsError(f"{len(self.active)} faults are active, {limit}")
         if gpu is not None and node is None:
             raise SettingsError(f"gpu {gpu} needs a node")
         node, target_gpu = self._choose_place(scenario, node, gpu, is_up=is_up)
@@ -154,11 +152,8 @@ class FaultInjector:
 
     def repair(self, by: FaultRepair, node: SimNode, *, gpu: SimGpu | None = None) -> list[SimFault]:
         """End the faults at this place that this repair fixes; `gpu` None means the whole node."""
-        cured = [
-            fault
-            for fault in self.active.values()
-            if fault.node is node and by in fault.scenario.repaired_by and (gpu is None or fault.gpu is gpu)
-        ]
+        at_place = [fault for fault in self.active.values() if fault.node is node and gpu in (None, fault.gpu)]
+        cured = [fault for fault in at_place if by in fault.scenario.repaired_by]
         for fault in cured:
             self.end(fault)
         return cured
@@ -193,7 +188,9 @@ class FaultInjector:
             return bool((jobs.kind[node.rows] == SimJobKind.TRAINING).all()) and len(jobs.jobs_on_node(node)) == 1
         if scenario.work is RequiredWork.WIDE_TRAINING:
             node_jobs = jobs.jobs_on_node(node)
-            return len(node_jobs) == 1 and _is_wide(node_jobs[0]) and not jobs.is_down[node.rows].any()
+            is_wide = len(node_jobs) == 1 and len(node_jobs[0].pod_names) > 1
+            is_training = is_wide and node_jobs[0].template.kind is SimJobKind.TRAINING
+            return is_training and not jobs.is_down[node.rows].any()
         if scenario.work is RequiredWork.SERVING:
             return bool((jobs.kind[node.rows] == SimJobKind.SERVING).any())
         if scenario.work is RequiredWork.MUTE_TRAINING:
@@ -294,23 +291,15 @@ class FaultInjector:
     def _update_totals(self) -> None:
         """Sum up the effects of all active faults, and pass them to readings and exporter."""
         active_effects = (active for fault in self.active.values() for active in fault.effects)
-        self.totals = sum_effects(active_effects, self.machines.layout)
-        readings, layout = self.machines.exporter.readings, self.machines.layout
-        readings.lanes = self.totals.pcie_width
-        down = np.isin(layout.node_of_gpu, list(self.totals.fabric_down))
-        readings.fabric_state = np.where(down, FABRIC_NOT_STARTED, FABRIC_COMPLETED)
-        self._update_presence(self.totals.present)
-
-    def _update_presence(self, present: NDArray[np.bool_]) -> None:
         exporter, layout = self.machines.exporter, self.machines.layout
-        changed: Sequence[int] = np.flatnonzero(present != exporter.is_present).tolist()
-        exporter.is_present = present
+        self.totals = sum_effects(active_effects, layout)
+        exporter.readings.lanes = self.totals.pcie_width
+        down = np.isin(layout.node_of_gpu, list(self.totals.fabric_down))
+        exporter.readings.fabric_state = np.where(down, FABRIC_NOT_STARTED, FABRIC_COMPLETED)
+        changed: Sequence[int] = np.flatnonzero(self.totals.present != exporter.is_present).tolist()
+        exporter.is_present = self.totals.present
         for node_row in {int(layout.node_of_gpu[row]) for row in changed}:
             exporter.invalidate_labels(node_row)
-
-
-def _is_wide(job: SimJob) -> bool:
-    return job.template.kind is SimJobKind.TRAINING and len(job.pod_names) > 1
 
 
 def _template_of_kind(kind: SimJobKind) -> JobTemplate:

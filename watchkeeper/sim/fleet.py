@@ -112,9 +112,8 @@ class FleetLayout:
             ) from None
 
     def gpu(self, node: SimNode, uuid: str) -> SimGpu:
-        for gpu in node.gpus:
-            if gpu.uuid == uuid:
-                return gpu
+        if gpu := next((gpu for gpu in node.gpus if gpu.uuid == uuid), None):
+            return gpu
         raise UnknownName(f"node {node.name} has no GPU `{uuid[:80]}`", now=f"It has {len(node.gpus)} GPUs")
 
 
@@ -124,15 +123,10 @@ def build_layout(*, gpus: int, seed: int) -> FleetLayout:
         raise SettingsError(f"a fleet needs at least 1 GPU, not {gpus}")
     count = -(-gpus // GPUS_PER_NODE)
     pools = _pools_of_nodes(count)
-    nodes = tuple(
-        _build_node(row, pools[row], min(GPUS_PER_NODE, gpus - row * GPUS_PER_NODE), seed=seed) for row in range(count)
-    )
-    return FleetLayout(
-        nodes=nodes,
-        by_name={node.name: node for node in nodes},
-        node_of_gpu=np.repeat(np.arange(count), [len(node.gpus) for node in nodes]),
-        rack_of_node=np.arange(count) // NODES_PER_RACK,
-    )
+    sizes = [min(GPUS_PER_NODE, gpus - row * GPUS_PER_NODE) for row in range(count)]
+    nodes = tuple(_build_node(row, pools[row], sizes[row], seed=seed) for row in range(count))
+    rows = np.arange(count)
+    return FleetLayout(nodes, {node.name: node for node in nodes}, np.repeat(rows, sizes), rows // NODES_PER_RACK)
 
 
 def _pools_of_nodes(count: int) -> list[SimPool]:

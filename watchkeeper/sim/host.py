@@ -80,8 +80,13 @@ class SimHosts:
             self._write_errors(page, node, now=now)
             self._write_node(page, node, total)
             cached = self._cached_parts[node.row] = (key, page.content())
-        page = MetricsPage()
-        self._write_traffic(page, node)
+        page, ports = MetricsPage(), _port_labels(node.pool.name)
+        port_bytes = self._port_bytes[node.rows][: len(ports)]
+        for direction in ("received", "transmitted") if ports else ():
+            name = f"node_infiniband_port_data_{direction}_bytes_total"
+            page.begin(name, "counter", f"Number of data octets {direction} on all links")
+            for labels, value in zip(ports, port_bytes.tolist(), strict=False):
+                page.add(labels, float(int(value)))
         page.begin("node_cpu_seconds_total", "counter", "Seconds the CPUs spent in each mode.")
         for labels, seconds in zip(CPU_LABELS, self._cpu_seconds[:, node.row].tolist(), strict=True):
             page.add(labels, round(seconds, 2))
@@ -101,15 +106,6 @@ class SimHosts:
             for state in ("active", "failed", "inactive"):
                 labels = format_labels({"name": FABRIC_MANAGER, "state": state, "type": "simple"})
                 page.add(labels, float(state == ("active" if is_up else "failed")))
-
-    def _write_traffic(self, page: MetricsPage, node: SimNode) -> None:
-        ports = _port_labels(node.pool.name)
-        port_bytes = self._port_bytes[node.rows][: len(ports)]
-        for direction in ("received", "transmitted") if ports else ():
-            name = f"node_infiniband_port_data_{direction}_bytes_total"
-            page.begin(name, "counter", f"Number of data octets {direction} on all links")
-            for labels, value in zip(ports, port_bytes.tolist(), strict=False):
-                page.add(labels, float(int(value)))
 
     def _write_errors(self, page: MetricsPage, node: SimNode, *, now: int) -> None:
         ports = _port_labels(node.pool.name)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from watchkeeper.sim.effects import EffectTotals
 from watchkeeper.sim.effects import PodFault as PodEffect
-from watchkeeper.sim.fleet import FleetLayout, SimNode
-from watchkeeper.sim.jobs import SimJob, SimJobKind, SimJobs
+from watchkeeper.sim.fleet import FleetLayout
+from watchkeeper.sim.jobs import SimJobKind, SimJobs
 from watchkeeper.sim.text_page import MetricsPage, format_labels
 
 GPU = "nvidia_com_gpu"
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 PLUGIN = {"namespace": "gpu-operator", "daemonset": "nvidia-device-plugin-daemonset"}
-MIG_CONFIG = "all-1g.18gb"
+FAILED_MIG = {"label_nvidia_com_mig_config": "all-1g.18gb", "label_nvidia_com_mig_config_state": "failed"}
 CONDITIONS = ("true", "false", "unknown")
 PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 # Far more than the teams of a simulated fleet use.
@@ -61,20 +61,16 @@ class KubeStatePage:
         return page.content()
 
     def _list_pods(self, total: EffectTotals, now: int) -> Iterator[SimPod]:
-        for job in self._jobs.running.values():
-            if not job.is_slurm:
-                yield from self._job_pods(job, now)
+        for job in [job for job in self._jobs.running.values() if not job.is_slurm]:
+            container = "server" if job.template.kind is SimJobKind.SERVING else "main"
+            for row, name in job.pod_names.items():
+                job_node = self._layout.nodes[row]
+                gpus = sum(job_node.rows.start <= gpu < job_node.rows.stop for gpu in job.rows)
+                started_at = self._started.get(name, now)
+                yield SimPod(job.template.namespace, name, container, job_node.name, gpus, started_at, RUNNING)
         for name, (active, spec) in total.pods.items():
             node = None if spec.pending else self._layout.nodes[active.nodes[0]].name
             yield SimPod(active.namespace, name, "main", node, spec.gpus, self._started.get(name, now), spec)
-
-    def _job_pods(self, job: SimJob, now: int) -> Iterator[SimPod]:
-        container = "server" if job.template.kind is SimJobKind.SERVING else "main"
-        for row, name in job.pod_names.items():
-            node = self._layout.nodes[row]
-            gpus = sum(1 for gpu in job.rows if node.first_row <= gpu < node.first_row + len(node.gpus))
-            started_at = self._started.get(name, now)
-            yield SimPod(job.template.namespace, name, container, node.name, gpus, started_at, RUNNING)
 
     def _write_nodes(self, page: MetricsPage, total: EffectTotals, up: set[int]) -> None:
         page.begin("kube_node_status_condition", "gauge", "The condition of a cluster node.")
@@ -87,12 +83,12 @@ class KubeStatePage:
                 has_no_plugin = node.row in total.plugin_gone or node.row in total.mig_lost
                 count = 0 if has_no_plugin and kind == "allocatable" else len(node.gpus)
                 page.add(format_labels({"node": node.name, "resource": GPU, "unit": "integer"}), count)
-        page.begin("kube_node_spec_taint", "gauge", "The taint of a cluster node.")
-        for node in self._nodes:
-            page.add(format_labels({"node": node.name, **TAINT}), 1)
+        taints = (({"node": node.name, **TAINT}, 1) for node in self._nodes)
+        page.write("kube_node_spec_taint", "gauge", "The taint of a cluster node.", taints)
         page.begin("kube_node_labels", "gauge", "Kubernetes labels converted to Prometheus labels.")
         for node in self._nodes:
-            page.add(format_labels({"node": node.name, **_node_labels(node, is_mig=node.row in total.mig_lost)}), 1)
+            labels = {"node": node.name, "label_nvidia_com_gpu_product": node.model.name.replace(" ", "-")}
+            page.add(format_labels(labels | (FAILED_MIG if node.row in total.mig_lost else {})), 1)
 
     def _write_plugin_and_quotas(self, page: MetricsPage, pods: list[SimPod], total: EffectTotals) -> None:
         page.begin("kube_daemonset_status_desired_number_scheduled", "gauge", "Nodes that should run the daemon pod.")
@@ -119,12 +115,6 @@ class KubeStatePage:
 RUNNING = PodEffect()
 
 
-def _node_labels(node: SimNode, *, is_mig: bool) -> dict[str, str]:
-    product = {"label_nvidia_com_gpu_product": node.model.name.replace(" ", "-")}
-    mig = {"label_nvidia_com_mig_config": MIG_CONFIG, "label_nvidia_com_mig_config_state": "failed"}
-    return product | (mig if is_mig else {})
-
-
 def _add_states(page: MetricsPage, labels: dict[str, str], name: str, states: Iterable[str], *, current: str) -> None:
     """Add a sample for each state: 1 for the current one, else 0."""
     for state in states:
@@ -132,40 +122,31 @@ def _add_states(page: MetricsPage, labels: dict[str, str], name: str, states: It
 
 
 def _write_pods(page: MetricsPage, pods: list[SimPod]) -> None:
-    page.begin("kube_pod_info", "gauge", "Information about pod.")
-    for pod in pods:
-        page.add(format_labels({**pod.labels, "node": pod.node or ""}), 1)
+    nodes = (({**pod.labels, "node": pod.node or ""}, 1) for pod in pods)
+    page.write("kube_pod_info", "gauge", "Information about pod.", nodes)
     page.begin("kube_pod_status_phase", "gauge", "The pods current phase.")
     for pod in pods:
         _add_states(page, pod.labels, "phase", PHASES, current="Running" if pod.node else "Pending")
     page.begin("kube_pod_status_scheduled", "gauge", "Describes the status of the scheduling process for the pod.")
     for pod in pods:
-        is_scheduled = pod.node is not None
-        _add_states(page, pod.labels, "condition", CONDITIONS, current=str(is_scheduled).lower())
+        _add_states(page, pod.labels, "condition", CONDITIONS, current="true" if pod.node is not None else "false")
     page.begin("kube_pod_status_ready", "gauge", "Describes whether the pod is ready to serve requests.")
     for pod in pods:
         is_ready = pod.node is not None and pod.spec.is_ready
         _add_states(page, pod.labels, "condition", CONDITIONS, current=str(is_ready).lower())
-    page.begin("kube_pod_start_time", "gauge", "Start time in unix timestamp for a pod.")
-    for pod in pods:
-        if pod.node:
-            page.add(format_labels(pod.labels), pod.started_at)
+    started_at = ((pod.labels, pod.started_at) for pod in pods if pod.node)
+    page.write("kube_pod_start_time", "gauge", "Start time in unix timestamp for a pod.", started_at)
     page.begin("kube_pod_container_resource_requests", "gauge", "The number of requested resources by a container.")
     for pod in pods:
+        resource, unit, count = ("cpu", "core", 8) if pod.gpus is None else (GPU, "integer", pod.gpus)
         container = {**pod.labels, "container": pod.container, "node": pod.node or ""}
-        if pod.gpus is not None:
-            page.add(format_labels({**container, "resource": GPU, "unit": "integer"}), pod.gpus)
-        else:
-            page.add(format_labels({**container, "resource": "cpu", "unit": "core"}), 8)
+        page.add(format_labels({**container, "resource": resource, "unit": unit}), count)
 
 
 def _write_specs_and_exits(page: MetricsPage, pods: list[SimPod]) -> None:
-    page.begin("kube_pod_tolerations", "gauge", "Information about the pod tolerations")
-    for pod in pods:
-        if pod.spec.tolerates_gpu_taint:
-            page.add(
-                format_labels({**pod.labels, "key": TAINT["key"], "operator": "Exists", "effect": "NoSchedule"}), 1
-            )
+    toleration = {"key": TAINT["key"], "operator": "Exists", "effect": "NoSchedule"}
+    tolerations = (({**pod.labels, **toleration}, 1) for pod in pods if pod.spec.tolerates_gpu_taint)
+    page.write("kube_pod_tolerations", "gauge", "Information about the pod tolerations", tolerations)
     page.begin("kube_pod_nodeselectors", "gauge", "Describes the Pod nodeSelectors.")
     for pod in pods:
         if pod.spec.node_selector is not None:

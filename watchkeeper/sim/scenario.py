@@ -112,16 +112,13 @@ class Scenario:
     kernel: tuple[str | KernelLine, ...] = ()
 
     def __post_init__(self) -> None:
-        durations.parse_ms(self.after)
-        if self.lasts is not None:
-            durations.parse_ms(self.lasts)
-        durations.parse_ms(self.history)
-        durations.parse_ms(self.visible_after)
+        for duration in (self.after, self.lasts, self.history, self.visible_after):
+            if duration is not None:
+                durations.parse_ms(duration)
         gpu_placeholders = sorted({name for line in self.kernel_lines for name in line.placeholders} & GPU_PLACEHOLDERS)
         if gpu_placeholders and self.strikes is not FaultTarget.GPU:
-            raise ValueError(
-                f"a kernel line with {{{gpu_placeholders[0]}}} needs a GPU, so the scenario needs `strikes: gpu`"
-            )
+            line = f"a kernel line with {{{gpu_placeholders[0]}}}"
+            raise ValueError(f"{line} needs a GPU, so the scenario needs `strikes: gpu`")
 
     @property
     def kernel_lines(self) -> tuple[KernelLine, ...]:
@@ -131,10 +128,8 @@ class Scenario:
 def load_scenarios(folder: Traversable | None = None) -> dict[str, Scenario]:
     source = folder or resources.files("watchkeeper.packs") / "scenarios"
     files = sorted((file for file in source.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
-    return {
-        scenario.name: scenario
-        for scenario in (parse_scenario(file.read_text(encoding="utf-8"), file=file.name) for file in files)
-    }
+    parsed = (parse_scenario(file.read_text(encoding="utf-8"), file=file.name) for file in files)
+    return {scenario.name: scenario for scenario in parsed}
 
 
 def parse_scenario(text: str, *, file: str) -> Scenario:
@@ -152,9 +147,8 @@ def parse_scenario(text: str, *, file: str) -> Scenario:
     except WireError as error:
         raise PackError("; ".join(error.problems).replace("lasts", "for"), where=where) from error
     if f"{scenario.name}.yaml" != file:
-        raise PackError(
-            f"name: `{scenario.name}` must be the name of the file, {file.removesuffix('.yaml')}", where=where
-        )
+        expected = file.removesuffix(".yaml")
+        raise PackError(f"name: `{scenario.name}` must be the name of the file, {expected}", where=where)
     return scenario
 
 
@@ -164,6 +158,5 @@ def find_scenario(scenarios: dict[str, Scenario], name: str) -> Scenario:
     except KeyError:
         matches = difflib.get_close_matches(name[:80], scenarios, n=1, cutoff=0.5)
         remedy = f"Did you mean {matches[0]}?" if matches else None
-        raise UnknownName(
-            f"no scenario `{name[:80]}`", now=f"Scenarios: {', '.join(scenarios)}", remedy=remedy
-        ) from None
+        listed = f"Scenarios: {', '.join(scenarios)}"
+        raise UnknownName(f"no scenario `{name[:80]}`", now=listed, remedy=remedy) from None

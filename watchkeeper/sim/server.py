@@ -114,9 +114,8 @@ class SimulatorApi:
             records = self.simulation.kernel_records_since(seq, limit=STREAM_BATCH)
             if records:
                 seq = records[-1].seq
-                yield b"".join(
-                    json.dumps(wire.to_plain(record), ensure_ascii=False).encode() + b"\n" for record in records
-                )
+                lines = (json.dumps(wire.to_plain(record), ensure_ascii=False) + "\n" for record in records)
+                yield "".join(lines).encode()
             elif not await self._wait_for_records(seq):
                 yield b"\n"
 

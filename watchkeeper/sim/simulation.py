@@ -102,27 +102,21 @@ class Simulation:
 
     def service_discovery(self, address: str) -> list[dict[str, Any]]:
         """All pages as targets in the format of Prometheus http_sd, at one address."""
-        targets = [labels for node in self.layout.nodes for labels in self._node_targets(node)]
-        cluster_label = {"__meta_watchkeeper_cluster": self.settings.cluster}
-        targets += [
-            {"__metrics_path__": "/cluster/metrics", "job": "kube-state-metrics", **cluster_label},
-            {"__metrics_path__": "/workloads/metrics", "job": "workloads", **cluster_label},
-        ]
+        targets, cluster = list[dict[str, str]](), {"__meta_watchkeeper_cluster": self.settings.cluster}
+        for node in self.layout.nodes:
+            labels = {
+                **cluster,
+                "__meta_watchkeeper_node": node.name,
+                "__meta_watchkeeper_pool": node.pool.name,
+                "__meta_watchkeeper_expected_gpus": str(len(node.gpus)),
+                "__meta_watchkeeper_domain_rack": node.rack,
+                "__meta_watchkeeper_domain_leaf": node.leaf,
+            }
+            targets.append({"__metrics_path__": f"/nodes/{node.name}/metrics", **labels})
+            targets.append({"__metrics_path__": f"/nodes/{node.name}/host/metrics", "job": "node", **labels})
+        targets.append({"__metrics_path__": "/cluster/metrics", "job": "kube-state-metrics", **cluster})
+        targets.append({"__metrics_path__": "/workloads/metrics", "job": "workloads", **cluster})
         return [{"targets": [address], "labels": labels} for labels in targets]
-
-    def _node_targets(self, node: fleet.SimNode) -> list[dict[str, str]]:
-        labels = {
-            "__meta_watchkeeper_cluster": self.settings.cluster,
-            "__meta_watchkeeper_node": node.name,
-            "__meta_watchkeeper_pool": node.pool.name,
-            "__meta_watchkeeper_expected_gpus": str(len(node.gpus)),
-            "__meta_watchkeeper_domain_rack": node.rack,
-            "__meta_watchkeeper_domain_leaf": node.leaf,
-        }
-        return [
-            {"__metrics_path__": f"/nodes/{node.name}/metrics", **labels},
-            {"__metrics_path__": f"/nodes/{node.name}/host/metrics", "job": "node", **labels},
-        ]
 
     def page_at(self, path: str) -> bytes:
         """The page at a path of `service_discovery`; CollectError if its node or exporter is down."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class MetricsPage:
@@ -20,6 +20,12 @@ class MetricsPage:
     def add(self, labels: str, value: float, *, suffix: str = "") -> None:
         """Add a sample; `labels` is the result of `format_labels`, or empty."""
         self._parts.append(f"{self._name}{suffix}{labels} {format_value(value)}\n")
+
+    def write(self, name: str, kind: str, help: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> None:
+        """Add a whole metric family."""
+        self.begin(name, kind, help)
+        for labels, value in samples:
+            self.add(format_labels(labels), value)
 
     def content(self) -> bytes:
         return "".join(self._parts).encode()

@@ -81,7 +81,9 @@ class SimWorkloads:
     def step(self, total: EffectTotals, now: int) -> None:
         """Simulate STEP_SECONDS of work."""
         running = self._jobs.running
-        self._keep_paused([run for number, run in self._training.items() if number not in running])
+        self._paused |= {run.job.name: run for number, run in self._training.items() if number not in running}
+        while len(self._paused) > REQUEUE_LIMIT:
+            del self._paused[next(iter(self._paused))]
         self._training = {number: run for number, run in self._training.items() if number in running}
         self._serving = {number: run for number, run in self._serving.items() if number in running}
         phases = self._jobs.phases(now)
@@ -91,14 +93,13 @@ class SimWorkloads:
                 continue
             if job.template.kind is SimJobKind.TRAINING:
                 run = self._training.get(number) or self._start_training(job, now)
-                self._step_training(
-                    run, total.training.get(number, HEALTHY), phase=WorkPhase(int(phases[job.rows[0]])), now=now
-                )
+                phase = WorkPhase(int(phases[job.rows[0]]))
+                self._step_training(run, total.training.get(number, HEALTHY), phase=phase, now=now)
             elif job.template.kind is SimJobKind.SERVING:
                 if number not in self._serving:
                     self._serving[number] = SimServing(job, self._rng.uniform(8, 25) * len(job.rows))
-                effect = total.serving.get(number)
-                self._step_serving(self._serving[number], effect, wave=float(waves[job.rows[0]]))
+                wave = float(waves[job.rows[0]])
+                self._step_serving(self._serving[number], total.serving.get(number), wave=wave)
 
     def page(self, total: EffectTotals) -> bytes:
         page = MetricsPage()
@@ -106,11 +107,6 @@ class SimWorkloads:
         _write_training(page, alive, total)
         _write_serving(page, list(self._serving.values()))
         return page.content()
-
-    def _keep_paused(self, ended: list[SimTraining]) -> None:
-        self._paused.update((run.job.name, run) for run in ended)
-        while len(self._paused) > REQUEUE_LIMIT:
-            del self._paused[next(iter(self._paused))]
 
     def _start_training(self, job: SimJob, now: int) -> SimTraining:
         rng, paused = self._rng, self._paused.pop(job.name, None)
@@ -121,23 +117,16 @@ class SimWorkloads:
         else:
             model = (paused.step_seconds, paused.batch, clock, paused.saved_steps)
             run = SimTraining(job, *model, saved_steps=paused.saved_steps, last_step_at=now, checkpoint_at=now)
-        size = str(len(job.rows))
-        run.labels = [
-            format_labels({"job_name": job.name, "rank": str(rank), "world_size": size})
-            for rank in range(len(job.rows))
-        ]
-        run.place_labels = [
-            format_labels({"job_name": job.name, "rank": str(rank), "world_size": size, **self._place_labels(row)})
-            for rank, row in enumerate(job.rows)
-        ]
+        layout = self._jobs.layout
+        for rank, row in enumerate(job.rows):
+            labels = {"job_name": job.name, "rank": str(rank), "world_size": str(len(job.rows))}
+            node = layout.nodes[int(layout.node_of_gpu[row])]
+            gpu = node.gpus[row - node.first_row]
+            place = {"Hostname": node.name, "gpu": str(gpu.index), "UUID": gpu.uuid}
+            run.labels.append(format_labels(labels))
+            run.place_labels.append(format_labels(labels | place))
         self._training[job.number] = run
         return run
-
-    def _place_labels(self, row: int) -> dict[str, str]:
-        layout = self._jobs.layout
-        node = layout.nodes[int(layout.node_of_gpu[row])]
-        gpu = node.gpus[row - node.first_row]
-        return {"Hostname": node.name, "gpu": str(gpu.index), "UUID": gpu.uuid}
 
     def _step_training(self, run: SimTraining, effect: TrainingEffect, *, phase: WorkPhase, now: int) -> None:
         rows = list(run.job.rows)

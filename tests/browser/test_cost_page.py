@@ -59,7 +59,7 @@ def test_another_size_of_the_fleet_is_drawn_and_answered(page: Page, demo: Produ
     expect(page).to_have_url(f"{demo.url}/cost?view=capacity&add=64")
     page.get_by_test_id("replay-run").click()
     expect(page.get_by_test_id("replay-answer")).to_contain_text("64 GPUs added: p95 wait")
-    expect(page.get_by_test_id("replay-answer")).to_contain_text("only GPUs are scarce")
+    expect(page.get_by_test_id("replay-answer")).to_contain_text("only GPUs are limited")
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])

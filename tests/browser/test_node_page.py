@@ -123,6 +123,6 @@ def test_of_a_node_that_nobody_can_read_it_is_unknown_who_holds_it(page: Page, s
     expect(page.locator(".lead")).to_have_text("http://10.0.0.7:9400/metrics: no answer. GPU allocation unknown.")
     expect(page.get_by_test_id("holders")).to_contain_text("Unknown")
     expect(page.get_by_test_id("node-page")).to_contain_text("8 expected, none reporting")
-    expect(page.get_by_test_id("incident-card")).to_contain_text("Rack r01 does not answer")
+    expect(page.get_by_test_id("incident-card")).to_contain_text("Rack r01 is down")
     page.unroute_all(behavior="wait")
     page.goto("about:blank")

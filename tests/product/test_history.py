@@ -76,7 +76,7 @@ def test_a_recording_says_what_it_holds_and_is_shown_as_a_hub(tape: Path, tmp_pa
 @pytest.mark.slow
 def test_a_file_that_is_there_is_not_replaced_by_accident(product: Product, tape: Path) -> None:
     ran = product.command("record", str(tape))
-    assert (ran.returncode, "--force replaces it" in ran.stderr) == (2, True)
+    assert (ran.returncode, "use --force to overwrite it" in ran.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -187,7 +187,7 @@ def test_the_reference_names_every_miss_of_prometheus_own_tests() -> None:
     assert re.findall(r"^\| `(\w+\.test:\d+)` `(.*?)` \|", page, re.MULTILINE) == missed
     counts = promqltest.summary(outcomes)
     asked = counts["passed"] + counts["failed"]
-    assert f"hold {asked} questions of stable PromQL; {counts['passed']} pass" in page
+    assert f"have {asked} queries of stable PromQL; {counts['passed']} pass" in page
     assert all(f"({number})" in page for number in counts["skipped_because"].values())
 
 

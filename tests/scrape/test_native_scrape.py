@@ -106,7 +106,7 @@ def test_what_of_a_page_cannot_be_read_is_named_in_the_targets_error() -> None:
     async def story(loop: TargetLoop, _: EmbeddedEngine, __: Loopback) -> None:
         state = await loop.scrape(AT_MS)
         assert (state.health, state.samples, state.bad_lines) == (TargetHealth.UP, 1, 1)
-        assert "its type is 9" in (state.error or "")
+        assert "unknown type: 9" in (state.error or "")
 
 
 def test_protobuf_that_is_not_delimited_is_refused() -> None:

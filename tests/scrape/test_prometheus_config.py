@@ -312,7 +312,7 @@ def test_a_job_with_more_targets_than_its_limit_is_not_read(tmp_path: Path) -> N
         ("follow_redirects: false", "`follow_redirects: false` is ignored; one redirect is followed"),
         ("kubernetes_sd_configs: [{role: pod}]", "skipped; `fleet.kubernetes` watches the cluster"),
         ("consul_sd_configs: [{server: x}]", "skipped; write its targets to a list for file_sd or http_sd"),
-        ("http_headers: {Host: {values: [x]}}", "job a skipped: http_headers: 'Host' cannot be set"),
+        ("http_headers: {Host: {values: [x]}}", "job a skipped: http_headers: 'Host' is not allowed, or has no"),
         ("scrape_protocols: [Json]", "job a skipped: scrape_protocols has 'Json'; supported: PrometheusProto,"),
         ("metric_name_escaping_scheme: x", "metric_name_escaping_scheme must be one of allow-utf-8, underscores"),
     ],

@@ -240,7 +240,7 @@ def _build_counter_events(
             )
         elif field == gpu_errors.CLOCK_REASONS and gpu_errors.is_throttling(value):
             cause = "power_brake" if int(value) & clock_reasons.POWER_BRAKE else "thermal_throttle"
-            text = f"throttled, reasons 0x{int(value):x}"
+            text = f"throttled, clocks event reasons 0x{int(value):x}"
             counter_events.append(
                 jobs.HardwareEvent(at, place, "throttle", f"0x{int(value):x}", cause, text, reading.rank)
             )

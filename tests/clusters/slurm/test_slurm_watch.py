@@ -273,7 +273,7 @@ def test_slurmrestd_lets_in_whoever_brings_a_token_over_http_and_nobody_else(
     rest = slurm_reader.SlurmRestReader(f"http://{address}", token, "root")
     with slurmrestd(cluster, address, "-a", "rest_auth/jwt", SLURM_JWT="daemon"):
         slurm_cluster.until(lambda: answers(rest), cluster.folder)
-        slurm_cluster.until(lambda: asyncio.run(rest.nodes()) == asyncio.run(asked.nodes()))
+        slurm_cluster.until(lambda: answers(rest) and asyncio.run(rest.nodes()) == asyncio.run(asked.nodes()))
         good = token.read_text()
         token.write_text("SLURM_JWT=eyJhbGciOiJIUzI1NiJ9.eyJzdW4iOiJyb290In0.c3Rhcg")
         with pytest.raises(CollectError, match=r"answered \d+: .* Check the token in .*/token"):
@@ -297,7 +297,7 @@ def test_slurmrestd_tells_the_same_as_the_commands(
     cluster.submit("--gres=gpu:2", "-A", "llm")
     view_until(watch(asked), lambda view: any(one.nodes for one in view.workloads))
     # A node that was just resumed answers a moment later, and may do so between the two questions.
-    slurm_cluster.until(lambda: asyncio.run(rest.nodes()) == asyncio.run(asked.nodes()))
+    slurm_cluster.until(lambda: answers(rest) and asyncio.run(rest.nodes()) == asyncio.run(asked.nodes()))
     assert [one for one in asyncio.run(rest.jobs()) if one.is_running] == [
         one for one in asyncio.run(asked.jobs()) if one.is_running
     ]

@@ -157,9 +157,7 @@ def vmalert(folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize("name", ["prometheus", "vmalert"])
 def test_alerts_are_read_from_real_servers(name: str, tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(RULE_FILE)
-    started = (
-        engines.prometheus(tmp_path, "rule_files: [server_rules.yml]\n") if name == "prometheus" else vmalert(tmp_path)
-    )
+    started = engines.prometheus(tmp_path, "rule_files: [rules.yml]\n") if name == "prometheus" else vmalert(tmp_path)
     with started as url, contextlib.closing(client(url)) as asked:
         until(lambda: bool(server_rules.read_rules(asked, ScaledClock().now()).alerts))
         reading = server_rules.read_rules(asked, ScaledClock().now())

@@ -18,8 +18,8 @@ from watchkeeper.web.shedding import (
     MAX_CONCURRENT,
     MAX_PAGE_REQUESTS,
     MAX_PANEL_REQUESTS,
-    ConcurrencyLimit,
     LoadShedder,
+    replay_limit,
 )
 
 
@@ -107,7 +107,7 @@ def test_requests_do_not_wait_for_constant_rule_evaluation() -> None:
 
 
 def test_long_calculations_above_the_limit_are_refused_with_both_numbers() -> None:
-    places = ConcurrencyLimit("rule replays", limit=2)
+    places = replay_limit("rule replays", limit=2)
     with places, places, pytest.raises(HTTPException, match=r"2 rule replays .* the limit is 2") as refused, places:
         pass
     assert (refused.value.status_code, refused.value.headers) == (429, {"Retry-After": "5"})

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from watchkeeper.hub.samples import Queries
     from watchkeeper.model.actions import Plan
     from watchkeeper.model.alerts import Alert
+    from watchkeeper.model.cluster import ClusterView
     from watchkeeper.model.diagnosis import Diagnosis
     from watchkeeper.model.events import Event
     from watchkeeper.model.fleet import Gpu, Node, NodeRegistration, Place
@@ -198,6 +199,9 @@ class Services:
     # These change with the journal: call them at each use.
     orders: Callable[[], OrderQueue | None] = lambda: None
     evidence: Callable[[], EvidenceSources | None] = lambda: None
+
+    def cluster_views(self) -> list[ClusterView]:
+        return [] if self.clusters is None else self.clusters.views()
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,9 +208,8 @@ def check_node(caller: Caller, *nodes: str | None) -> None:
     for node in nodes:
         if not caller.may_report_for(node):
             subject = "no single node" if node is None else node[:100]
-            raise HTTPException(
-                403, f"token {caller.name} is only valid for nodes {caller.nodes}; this request is for {subject}"
-            )
+            problem = f"token {caller.name} is only valid for nodes {caller.nodes}; this request is for {subject}"
+            raise HTTPException(403, problem)
 
 
 async def read_body(request: Request, limit_bytes: int, *, remedy: str = "Send it in parts") -> bytes:

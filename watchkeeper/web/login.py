@@ -22,6 +22,7 @@ from watchkeeper.web.auth.auth import COOKIE, SESSION_LIFETIME, Token, User, is_
 from watchkeeper.web.auth.auth_reload import AuthFiles
 from watchkeeper.web.auth.login_limit import LoginLimit
 from watchkeeper.web.endpoint import POST, get, ok_response, read_body
+from watchkeeper.web.shedding import ConcurrencyLimit
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ class LoginApi:
     def __init__(self, runtime: Runtime, auth_files: AuthFiles) -> None:
         self._clock, self._auth_files, self._limit = runtime.clock, auth_files, LoginLimit()
         self._checks = asyncio.Semaphore(MAX_CONCURRENT_CHECKS)
-        self._waiting = 0
+        problem = f"{{count}} logins are waiting, the limit is {MAX_WAITING}. Try again in 2 s"
+        self._waiting = ConcurrencyLimit(MAX_WAITING, problem, status=503, retry_after_seconds=2)
         self._attempts_counter = runtime.metrics.counter("watchkeeper_hub_logins_total", "Login attempts, by result")
 
     @get("/api/login", role=None, methods=POST, body=dict[str, str])
@@ -91,19 +93,10 @@ class LoginApi:
     async def _find_account(self, attempt: LoginAttempt) -> Token | User | None:
         if not attempt.name:
             return self._auth_files.current(self._clock.now()).find_token(attempt.secret)
-        if self._waiting >= MAX_WAITING:
-            raise HTTPException(
-                503,
-                f"{self._waiting} logins are waiting, the limit is {MAX_WAITING}. Try again in 2 s",
-                {"Retry-After": "2"},
-            )
-        self._waiting += 1
-        try:
+        with self._waiting:
             async with self._checks:
                 user = self._find_user(attempt.name)
                 is_correct = await asyncio.to_thread(users.password_matches, user, attempt.secret)
-        finally:
-            self._waiting -= 1
         return user if is_correct else None
 
     @get("/api/logout", role=None, methods=POST)

@@ -73,20 +73,23 @@ class LoadShedder:
 
 
 class ConcurrencyLimit:
-    """Limits calculations that run or wait; above the limit it raises 429, before the body is read."""
+    """Limits calls that run or wait; above the limit it refuses them with `problem`, which may name the count."""
 
-    def __init__(self, subject: str, limit: int = 4) -> None:
-        self._subject, self._limit, self._in_use = subject, limit, 0
+    def __init__(
+        self, limit: int, problem: str, *, status: int = 429, retry_after_seconds: int | None = RETRY_AFTER_SECONDS
+    ) -> None:
+        self._limit, self._problem, self._status, self._in_use = limit, problem, status, 0
+        self._headers = None if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
 
     def __enter__(self) -> None:
         if self._in_use >= self._limit:
-            raise HTTPException(
-                429,
-                f"{self._in_use} {self._subject} run or wait, the limit is {self._limit}. "
-                f"Try again in {RETRY_AFTER_SECONDS} s",
-                {"Retry-After": str(RETRY_AFTER_SECONDS)},
-            )
+            raise HTTPException(self._status, self._problem.format(count=self._in_use), self._headers)
         self._in_use += 1
 
     def __exit__(self, *_: object) -> None:
         self._in_use -= 1
+
+
+def replay_limit(subject: str, limit: int = 4) -> ConcurrencyLimit:
+    problem = f"{{count}} {subject} run or wait, the limit is {limit}. Try again in {RETRY_AFTER_SECONDS} s"
+    return ConcurrencyLimit(limit, problem)

@@ -82,7 +82,7 @@ class CapacityAdvice(TypedDict):
 
 class CapacityApi:
     def __init__(self, hub: services.Services) -> None:
-        self._runtime, self._queries, self._fleet, self._clusters = hub.runtime, hub.queries, hub.fleet, hub.clusters
+        self._runtime, self._queries, self._fleet, self._views = hub.runtime, hub.queries, hub.fleet, hub.cluster_views
         self._forecast_lock = asyncio.Lock()
         self._cached_forecasts: OrderedDict[tuple[Any, ...], tuple[float, dict[str, Any]]] = OrderedDict()
 
@@ -264,9 +264,6 @@ class CapacityApi:
             raise HTTPException(400, str(error)) from error
         return [rightsizing.advise(use) for use in uses], used_gpus
 
-    def _views(self) -> list[cluster.ClusterView]:
-        return [] if self._clusters is None else self._clusters.views()
-
     def _now_ms(self) -> int:
         return clock.to_ms(self._runtime.clock.now())
 
@@ -293,9 +290,8 @@ def _read_seconds(text: str, name: str, max_seconds: float) -> float:
     except ValueError as error:
         raise HTTPException(400, f"`{name}`: {error}") from error
     if not 0 < seconds <= max_seconds:
-        raise HTTPException(
-            400, f"`{name}` is {text[:40]}; it must be above 0 and at most {durations.format_seconds(max_seconds)}"
-        )
+        problem = f"`{name}` is {text[:40]}; it must be above 0 and at most {durations.format_seconds(max_seconds)}"
+        raise HTTPException(400, problem)
     return seconds
 
 

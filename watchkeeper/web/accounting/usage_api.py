@@ -137,15 +137,13 @@ class UsageApi:
         media_type=NDJSON,
     )
     async def statements(self, request: Request) -> Response:
-        """Chargeback statements of a month as JSON Lines: team, amount, currency and an HTML page.
-
-        Streamed, so that memory holds the usage table and one statement at a time.
-        """
+        """Chargeback statements of a month as JSON Lines: team, amount, currency and an HTML page."""
         month, book, policy = self._read_month(request), await self._load_prices(), _read_policy(request)
         teams, filters = tuple(request.query_params.getlist("team")), _read_filters(request)
         lines = self._statements(month, book, policy=policy, teams=teams, filters=filters)
         try:
-            # The first statement reads all usage, so that an error still becomes the status of the answer.
+            # The first statement reads all usage, so that an error still becomes the status of the answer. The others
+            # are streamed: memory holds the usage table and one statement at a time.
             first = await self._run_exclusively(lambda: next(lines))
         except CollectError as error:
             raise HTTPException(404, str(error)) from error
@@ -161,9 +159,8 @@ class UsageApi:
         filters: dict[str, str],
     ) -> Iterator[bytes]:
         if not self._statement_slots.acquire(blocking=False):
-            raise HTTPException(
-                429, f"{MAX_CONCURRENT_STATEMENTS} requests for statements are running, the limit; retry later"
-            )
+            problem = f"{MAX_CONCURRENT_STATEMENTS} requests for statements are running, the limit; retry later"
+            raise HTTPException(429, problem)
         try:
             team_budgets = self._budgets(month, book, policy)["budgets"]
             statement_request = monthly.StatementRequest(
@@ -245,9 +242,8 @@ def _read_filters(request: Request) -> dict[str, str]:
         if not equals or name not in usage.DIMENSIONS:
             raise HTTPException(400, f"`of` is `{text[:60]}`; expected a dimension and its value, such as team=vision")
         if name in filters:
-            raise HTTPException(
-                400, f"`of` is `{text[:60]}`, but {name} is set already; send one value for each dimension"
-            )
+            problem = f"`of` is `{text[:60]}`, but {name} is set already; send one value for each dimension"
+            raise HTTPException(400, problem)
         filters[name] = value
     return filters
 

@@ -22,7 +22,7 @@ from watchkeeper.query.engine import QueryRange
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import post, read_json_object
 from watchkeeper.web.fleet import fleet_layout
-from watchkeeper.web.shedding import ConcurrencyLimit
+from watchkeeper.web.shedding import replay_limit
 
 # A line of sacct has about 120 bytes: enough for 60,000 jobs.
 MAX_BODY_BYTES = 8 << 20
@@ -47,33 +47,31 @@ class WhatIfBody(TypedDict, total=False):
 
 class WhatIfApi:
     def __init__(self, hub: services.Services) -> None:
-        self._runtime, self._queries, self._fleet, self._clusters = hub.runtime, hub.queries, hub.fleet, hub.clusters
-        self._replay_lock, self._limit = asyncio.Lock(), ConcurrencyLimit("job replays")
+        self._runtime, self._queries, self._fleet, self._views = hub.runtime, hub.queries, hub.fleet, hub.cluster_views
+        self._replay_lock, self._limit = asyncio.Lock(), replay_limit("job replays")
 
     @post("/api/capacity/whatif", role=Role.VIEWER, body=WhatIfBody)
     async def compare(self, request: Request) -> whatif.WhatIf:
         """Replay recorded jobs on this fleet with and without changes: queue waits and utilisation of both."""
         with self._limit:
-            return await self._compare(request)
-
-    async def _compare(self, request: Request) -> whatif.WhatIf:
-        body = await read_json_object(request, MAX_BODY_BYTES)
-        change, policy = _read_change(body), _read_policy(body)
-        text = body.get("jobs")
-        if text is not None and (not isinstance(text, str) or not text.strip()):
-            raise HTTPException(
-                400, "`jobs` must be text from sacct --parsable2 or CSV; omit it to use the jobs that this hub recorded"
-            )
-        window = _read_window(body)
-        nodes = self._fleet_nodes()
-        if not nodes:
-            raise HTTPException(409, "no GPU has reported to this hub yet, so there is no fleet to replay on")
-        async with self._replay_lock:
-            try:
-                recorded = None if text is not None else await self._load_recorded(window)
-                return await asyncio.to_thread(_replay, text, recorded, nodes, change=change, policy=policy)
-            except WatchkeeperError as error:
-                raise HTTPException(400, str(error)) from error
+            body = await read_json_object(request, MAX_BODY_BYTES)
+            change, policy = _read_change(body), _read_policy(body)
+            text = body.get("jobs")
+            if text is not None and (not isinstance(text, str) or not text.strip()):
+                raise HTTPException(
+                    400,
+                    "`jobs` must be text from sacct --parsable2 or CSV; omit it to use the jobs that this hub recorded",
+                )
+            window = _read_window(body)
+            nodes = self._fleet_nodes()
+            if not nodes:
+                raise HTTPException(409, "no GPU has reported to this hub yet, so there is no fleet to replay on")
+            async with self._replay_lock:
+                try:
+                    recorded = None if text is not None else await self._load_recorded(window)
+                    return await asyncio.to_thread(_replay, text, recorded, nodes, change=change, policy=policy)
+                except WatchkeeperError as error:
+                    raise HTTPException(400, str(error)) from error
 
     async def _load_recorded(self, window: float) -> jobs.JobRecords:
         """The jobs that this hub recorded in the window before now."""
@@ -87,15 +85,12 @@ class WhatIfApi:
                 await self._queries.range(hub_jobs.RECORDED_EXPRESSION, query_range)
             )
             history.add_result(await self._queries.range(hub_jobs.EXPRESSION, query_range))
-        views = [] if self._clusters is None else self._clusters.views()
-        records = history.build_records(
-            since or until - window, until, (work for view in views for work in view.workloads)
-        )
+        scheduled = (work for view in self._views() for work in view.workloads)
+        records = history.build_records(since or until - window, until, scheduled)
         if not records.jobs:
             window_text = durations.format_seconds(window)
-            raise HTTPException(
-                409, f"this hub has recorded no job in the last {window_text}; send jobs of the scheduler in `jobs`"
-            )
+            problem = f"this hub has recorded no job in the last {window_text}; send jobs of the scheduler in `jobs`"
+            raise HTTPException(409, problem)
         return records
 
     def _fleet_nodes(self) -> list[simulated_fleet.FleetNode]:

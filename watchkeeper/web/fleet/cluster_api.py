@@ -19,7 +19,6 @@ from starlette.requests import Request
 from watchkeeper.clusters.inventory import UNMAPPED
 from watchkeeper.hub import services
 from watchkeeper.kit import wire
-from watchkeeper.model import cluster
 from watchkeeper.model.incidents import Incident
 from watchkeeper.model.node_list import NodeLine, NodeState
 from watchkeeper.web.endpoint import QueryParam, get
@@ -58,8 +57,8 @@ class Who:
 
 class ClusterApi:
     def __init__(self, hub: services.Services) -> None:
-        self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
-        self._fleet, self._targets, self._clusters = hub.fleet, hub.targets, hub.clusters
+        self._runtime, self._queries, self._journal, self._fleet = hub.runtime, hub.queries, hub.journal, hub.fleet
+        self._targets, self._clusters, self._views = hub.targets, hub.clusters, hub.cluster_views
 
     @get(
         "/api/nodes",
@@ -129,6 +128,3 @@ class ClusterApi:
 
     async def _open_incidents(self) -> list[Incident]:
         return await self._journal.read(lambda: self._journal.incidents(open_only=True, limit=MAX_INCIDENTS))
-
-    def _views(self) -> list[cluster.ClusterView]:
-        return [] if self._clusters is None else self._clusters.views()

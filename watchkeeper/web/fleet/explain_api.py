@@ -115,7 +115,7 @@ class ExplainApi:
         name = _check_name(request.path_params["name"])
         expected = next((node for node in self.hub.fleet.nodes() if name in (node.name, *node.aliases)), None)
         names = {name} if expected is None else {expected.name, *expected.aliases}
-        scheduled_nodes = [node for view in self._views() for node in view.nodes if node.name in names]
+        scheduled_nodes = [node for view in self.hub.cluster_views() for node in view.nodes if node.name in names]
         if expected is None and not scheduled_nodes:
             raise HTTPException(404, f"no node {name} found in the inventory or in a scheduler")
         place = fleet.Place(scheduled_nodes[0].cluster, node=name) if expected is None else expected.place
@@ -130,7 +130,7 @@ class ExplainApi:
     async def job(self, request: Request) -> ExplainAnswer:
         parts = (request.path_params.get("namespace"), request.path_params["name"])
         name = _check_name("/".join(part for part in parts if part))
-        scheduled = [workload for view in self._views() for workload in view.workloads]
+        scheduled = [workload for view in self.hub.cluster_views() for workload in view.workloads]
         scheduled += await asyncio.to_thread(self._pending_workloads, scheduled)
         report = await self.jobs.load_report(name)
         line = None if report is None else report.job
@@ -164,11 +164,11 @@ class ExplainApi:
         node_name = place.node or ""
         gpus_by_workload = {
             str(workload.workload): workload.nodes[node_name]
-            for view in self._views()
+            for view in self.hub.cluster_views()
             for workload in view.workloads
             if node_name in workload.nodes
         }
-        problems = [view.problem for view in self._views() if view.problem]
+        problems = [view.problem for view in self.hub.cluster_views() if view.problem]
         return node.explain(
             node.NodeSummary(
                 self.hub.fleet.place_name(place),
@@ -217,9 +217,6 @@ class ExplainApi:
     def _kubernetes_sources(self) -> list[kubernetes_source.KubernetesSource]:
         schedulers = () if self.hub.clusters is None else self.hub.clusters.schedulers
         return [scheduler for scheduler in schedulers if isinstance(scheduler, kubernetes_source.KubernetesSource)]
-
-    def _views(self) -> list[cluster.ClusterView]:
-        return [] if self.hub.clusters is None else self.hub.clusters.views()
 
     async def _explain_job(self, query: JobQuery) -> explain_result.ExplainResult | None:
         now = self.hub.runtime.clock.now()

@@ -35,7 +35,6 @@ from watchkeeper.web.endpoint import (
     ok_response,
     post,
     read_body,
-    read_json_object,
     read_number,
     read_record,
 )
@@ -134,7 +133,10 @@ class FleetApi:
             dollars_per_gpu_hour=self._runtime.settings.cost.dollars_per_gpu_hour,
             docs_url=self._runtime.settings.render.docs_url,
             rules={"owner": self._runtime.settings.rules.owner, **slo_api.reload_outcome(self._rules.last_reload)},
-            colours={name: _describe_colour(colour) for name, colour in frames.COLOURS.items()},
+            colours={
+                name: {key: getattr(colour, key) for key in ("title", "unit", "low", "high", "metric")}
+                for name, colour in frames.COLOURS.items()
+            },
         )
 
     @get(
@@ -205,9 +207,8 @@ class FleetApi:
     async def get_incident(self, request: Request) -> Response:
         """One incident with its diagnosis, plan, timeline and blast radius."""
         incident = await incident_request.load_incident(self._journal, request)
-        return ok_response(
-            **await self._cards.load_detail(incident), blast=await self._reports.load_blast_radius(incident)
-        )
+        detail = await self._cards.load_detail(incident)
+        return ok_response(**detail, blast=await self._reports.load_blast_radius(incident))
 
     @post("/api/incidents/{id}/acknowledge", response=shapes.IncidentDetail)
     async def acknowledge(self, request: Request) -> Response:
@@ -219,21 +220,18 @@ class FleetApi:
     @post("/api/incidents/{id}/resolve", body={"why": str}, response=shapes.IncidentDetail)
     async def resolve(self, request: Request) -> Response:
         """Resolve an incident, with a reason."""
-        incident = await incident_request.load_incident(self._journal, request)
-        why = await self._read_text(request, "why")
+        incident, body = await incident_request.load_with_body(self._journal, request)
+        why = incident_request.read_text(body, "why")
         await self._incidents.resolve(incident.id, request.state.caller.name, why)
         return ok_response(**await self._cards.load_detail(incident))
 
     @post("/api/incidents/{id}/note", body={"text": str}, response=shapes.IncidentDetail)
     async def add_note(self, request: Request) -> Response:
         """Add a note to the timeline of an incident."""
-        incident = await incident_request.load_incident(self._journal, request)
-        text = await self._read_text(request, "text")
+        incident, body = await incident_request.load_with_body(self._journal, request)
+        text = incident_request.read_text(body, "text")
         await self._incidents.note(incident.id, request.state.caller.name, text)
         return ok_response(**await self._cards.load_detail(incident))
-
-    async def _read_text(self, request: Request, name: str) -> str:
-        return incident_request.read_text(await read_json_object(request, incident_request.MAX_BODY_BYTES), name)
 
     @post("/api/events", role=Role.AGENT, body=list[events.Event])
     async def accept_events(self, request: Request) -> EventsAccepted:
@@ -269,13 +267,11 @@ class FleetApi:
 
     @post("/api/nodes", role=Role.AGENT, body=fleet.NodeRegistration)
     async def register_node(self, request: Request) -> Response:
-        """Register the node of an agent.
-
-        The client address of the request becomes the address of its target.
-        """
+        """Register the node of an agent."""
         registration = await read_record(request, fleet.NodeRegistration, MAX_BODY_BYTES)
         check_node(request.state.caller, registration.node)
         try:
+            # The client address of the request becomes the address of its target.
             self._targets.register_node(registration, "" if request.client is None else request.client.host)
         except CollectError as error:
             raise HTTPException(400, str(error)) from error
@@ -361,7 +357,3 @@ def check_event(event: events.Event) -> list[str]:
         if size > MAX_TEXT_CHARACTERS
     ]
     return problems
-
-
-def _describe_colour(colour: frames.MapColour) -> dict[str, Any]:
-    return {name: getattr(colour, name) for name in ("title", "unit", "low", "high", "metric")}

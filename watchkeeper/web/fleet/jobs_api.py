@@ -21,7 +21,7 @@ from watchkeeper.diagnose import evidence
 from watchkeeper.errors import PackError, WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.kit import durations, wire
-from watchkeeper.model import jobs, workloads
+from watchkeeper.model import jobs
 from watchkeeper.model.fleet import UNMAPPED
 from watchkeeper.model.jobs import JobLine
 from watchkeeper.query.engine import QueryRange
@@ -55,7 +55,7 @@ class ReplicaList(TypedDict):
 class JobsApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._queries, self._journal = hub.runtime, hub.queries, hub.journal
-        self._rules, self._fleet, self._clusters = hub.rules, hub.fleet, hub.clusters
+        self._rules, self._fleet, self._views = hub.rules, hub.fleet, hub.cluster_views
         self._lock = asyncio.Lock()
         self._board: tuple[float, board.JobBoard] | None = None
         self._first_seen: tuple[float, Mapping[identity.JobKey, float]] | None = None
@@ -175,13 +175,10 @@ class JobsApi:
         except (WatchkeeperError, OSError, UnicodeDecodeError) as error:
             problems.append(f"the price book could not be read: {error}")
         first_seen = self._first_seen[1] if self._first_seen is not None else {}
-        inputs = board.BoardInputs(self._scheduled(), price_book, incidents_by_job, first_seen)
+        scheduled = [workload for view in self._views() for workload in view.workloads]
+        inputs = board.BoardInputs(scheduled, price_book, incidents_by_job, first_seen)
         job_board = board.make_board(self._queries.engine, now, inputs)
         return replace(job_board, problems=(*job_board.problems, *problems))
-
-    def _scheduled(self) -> list[workloads.ScheduledWorkload]:
-        views = [] if self._clusters is None else self._clusters.views()
-        return [workload for view in views for workload in view.workloads]
 
     def _incidents_by_job(self) -> dict[str, tuple[str, ...]]:
         """Ids of open incidents by the name of the job that they affect."""

@@ -23,6 +23,7 @@ from watchkeeper.remediate.orders import Address, OrderQueue, OrderRequest
 from watchkeeper.web import shapes
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import QueryParam, check_node, get, ok_response, post, read_number, read_record
+from watchkeeper.web.shedding import ConcurrencyLimit
 
 MAX_WAIT_SECONDS = 60
 # One poll for each node of a large fleet.
@@ -106,7 +107,8 @@ class OrdersApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._journal, self._orders = hub.runtime, hub.journal, hub.orders
         self.polls = None if (queue := hub.orders()) is None else OrderPolls(queue)
-        self._receipts_in_progress = 0
+        problem = f"{{count}} receipts wait for their commit, the limit is {MAX_RECEIPTS}. Try again later"
+        self._receipts = ConcurrencyLimit(MAX_RECEIPTS, problem, retry_after_seconds=RETRY_AFTER_SECONDS)
         self._polls_gauge = hub.runtime.metrics.gauge("watchkeeper_web_order_polls", "Agents that wait for work orders")
 
     @property
@@ -136,7 +138,8 @@ class OrdersApi:
         envelopes = queue.pending_orders(*address, now=self._runtime.clock.now())
         if not envelopes and seconds:
             if polls.count >= MAX_POLLS:
-                raise _too_many_requests(f"{polls.count} agents wait for orders, the limit is {MAX_POLLS}")
+                problem = f"{polls.count} agents wait for orders, the limit is {MAX_POLLS}. Try again later"
+                raise HTTPException(429, problem, {"Retry-After": str(RETRY_AFTER_SECONDS)})
             self._polls_gauge.set(polls.count + 1)
             try:
                 await polls.wait(address, seconds)
@@ -147,10 +150,8 @@ class OrdersApi:
 
     @post("/api/orders", body=NewOrderBody, response=shapes.OrderStatus)
     async def issue_order(self, request: Request) -> Response:
-        """Issue a harmless work order to the agent of a node.
-
-        Orders that change a node come only from a plan, after its guards allowed it.
-        """
+        """Issue a harmless work order to the agent of a node."""
+        # Orders that change a node come only from a plan, after its guards allowed it.
         queue = self._queue
         body = await read_record(request, NewOrderBody, MAX_ORDER_BYTES)
         kind = orders.KINDS.get(body.kind)
@@ -198,29 +199,19 @@ class OrdersApi:
         """Store the receipt of a work order; 200 means that it is on disk."""
         queue, id = self._queue, request.path_params["id"]
         envelope = await read_record(request, orders.Envelope, MAX_RECEIPT_BYTES)
-        if self._receipts_in_progress >= MAX_RECEIPTS:
-            raise _too_many_requests(
-                f"{self._receipts_in_progress} receipts wait for their commit, the limit is {MAX_RECEIPTS}"
-            )
-        self._receipts_in_progress += 1
-        try:
-            tracked = await self._journal.read(lambda: queue.find_order(id))
-            if tracked is not None:
-                check_node(request.state.caller, tracked.order.node)
-                tracked = await asyncio.to_thread(queue.accept_receipt, id, envelope, now=self._runtime.clock.now())
-        except WireError as error:
-            raise HTTPException(400, str(error)) from error
-        except ActionRefused as error:
-            raise HTTPException(422, str(error)) from error
-        finally:
-            self._receipts_in_progress -= 1
+        with self._receipts:
+            try:
+                tracked = await self._journal.read(lambda: queue.find_order(id))
+                if tracked is not None:
+                    check_node(request.state.caller, tracked.order.node)
+                    tracked = await asyncio.to_thread(queue.accept_receipt, id, envelope, now=self._runtime.clock.now())
+            except WireError as error:
+                raise HTTPException(400, str(error)) from error
+            except ActionRefused as error:
+                raise HTTPException(422, str(error)) from error
         if tracked is None:
             raise _order_not_found(id)
         return ok_response()
-
-
-def _too_many_requests(problem: str) -> HTTPException:
-    return HTTPException(429, f"{problem}. Try again later", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
 def _order_not_found(id: str) -> HTTPException:

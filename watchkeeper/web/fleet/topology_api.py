@@ -123,9 +123,8 @@ class TopologyApi:
         if watch is None:
             raise HTTPException(409, "this is a recording, which is read-only: it accepts no sweeps")
         if watch.settings.is_watched:
-            raise HTTPException(
-                409, "this hub sweeps the fabric itself. To push sweeps, unset `fabric.sweep` and `fabric.ufm_url`"
-            )
+            problem = "this hub sweeps the fabric itself. To push sweeps, unset `fabric.sweep` and `fabric.ufm_url`"
+            raise HTTPException(409, problem)
         try:
             sweep = wire.loads(fabric.Fabric, await read_body(request, SWEEP_LIMIT_BYTES))
         except WireError as error:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from watchkeeper.hub import services
 from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import QueryParam, get
+from watchkeeper.web.shedding import ConcurrencyLimit
 
 # Each uses about 10 MiB of memory while it is built.
 MAX_CONCURRENT_BUNDLES = 2
@@ -22,7 +24,8 @@ MAX_CONCURRENT_BUNDLES = 2
 class BundleApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._evidence = hub.runtime, hub.evidence
-        self._running = 0
+        problem = f"{{count}} bundles are being built, the limit is {MAX_CONCURRENT_BUNDLES}; retry later"
+        self._limit = ConcurrencyLimit(MAX_CONCURRENT_BUNDLES, problem, retry_after_seconds=None)
 
     # Not for viewers: a bundle contains user names and the output of commands on nodes.
     @get(
@@ -43,22 +46,11 @@ class BundleApi:
         subject = incident or node or ""
         if sources is None:
             raise HTTPException(409, "evidence bundles are not available in a replayed recording: it has no journal")
-        if self._running >= MAX_CONCURRENT_BUNDLES:
-            raise HTTPException(
-                429, f"{self._running} bundles are being built, the limit is {MAX_CONCURRENT_BUNDLES}; retry later"
-            )
         now, hides_names = self._runtime.clock.now(), params.get("hide_names") == "1"
-        self._running += 1
-        try:
-            if incident is not None:
-                archive = await asyncio.to_thread(sources.bundle_incident, subject, now=now, hides_names=hides_names)
-            else:
-                cluster = params.get("cluster")
-                archive = await asyncio.to_thread(
-                    sources.bundle_node, subject, cluster=cluster, now=now, hides_names=hides_names
-                )
-        finally:
-            self._running -= 1
+        bundle_node = functools.partial(sources.bundle_node, cluster=params.get("cluster"))
+        with self._limit:
+            bundle = bundle_node if incident is None else sources.bundle_incident
+            archive = await asyncio.to_thread(bundle, subject, now=now, hides_names=hides_names)
         if archive is None:
             raise HTTPException(404, f"{'node' if incident is None else 'incident'} {subject[:80]} not found")
         return Response(archive, media_type="application/gzip")

@@ -63,13 +63,11 @@ class CausesApi:
         cause, why = str(body.get("cause", "")), " ".join(str(body.get("why", "")).split())
         if causes.lookup(cause).cause != cause:
             same_family = ", ".join(row.cause for row in causes.all_causes() if row.family == incident.family)
-            raise HTTPException(
-                400, f"unknown cause `{cause[:60]}`; causes of the family {incident.family}: {same_family}"
-            )
+            problem = f"unknown cause `{cause[:60]}`; causes of the family {incident.family}: {same_family}"
+            raise HTTPException(400, problem)
         if len(why) > incident_request.MAX_TEXT_LENGTH:
-            raise HTTPException(
-                400, f"`why` has {len(why):,} characters, the limit is {incident_request.MAX_TEXT_LENGTH:,}"
-            )
+            problem = f"`why` has {len(why):,} characters, the limit is {incident_request.MAX_TEXT_LENGTH:,}"
+            raise HTTPException(400, problem)
         correction = await self._incidents.correct(incident.id, request.state.caller.name, cause, why)
         self._count_verdict(correction)
         return ok_response(correction=correction, **await self._cards.load_detail(incident))

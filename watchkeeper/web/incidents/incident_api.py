@@ -37,6 +37,7 @@ from watchkeeper.web.endpoint import (
 )
 from watchkeeper.web.incidents import incident_request
 from watchkeeper.web.incidents.incident_reports import IncidentReports
+from watchkeeper.web.shedding import ConcurrencyLimit
 
 # One group of Alertmanager can hold thousands of alerts.
 WEBHOOK_BYTES = 16 * 1024 * 1024
@@ -89,7 +90,9 @@ class IncidentApi:
     def __init__(self, hub: services.Services, reports: IncidentReports) -> None:
         self._runtime, self._journal, self._incidents = hub.runtime, hub.journal, hub.incidents
         self._silences, self._rules, self._reports = hub.silences, hub.rules, reports
-        self._running_webhooks = 0
+        # Alertmanager retries only after a 5xx.
+        problem = f"{{count}} webhook calls are running, the limit is {MAX_CONCURRENT_WEBHOOKS}"
+        self._webhooks = ConcurrencyLimit(MAX_CONCURRENT_WEBHOOKS, problem, status=503, retry_after_seconds=1)
 
     @post("/api/incidents/{id}/assign", body={"to": str})
     async def assign(self, request: Request) -> IncidentAssigned:
@@ -160,37 +163,26 @@ class IncidentApi:
 
     @post("/api/alertmanager", role=Role.AGENT, body=dict[str, Any], response=AlertsAccepted)
     async def receive_webhook(self, request: Request) -> Response:
-        """Receive alerts of another Prometheus in the format of Alertmanager's webhook.
-
-        The token of a single node is refused.
-        """
+        """Receive alerts of another Prometheus in the format of Alertmanager's webhook."""
+        # The token of a single node is refused.
         check_node(request.state.caller, None)
-        if self._running_webhooks >= MAX_CONCURRENT_WEBHOOKS:
-            # Alertmanager retries only after a 5xx.
-            problem = f"{self._running_webhooks} webhook calls are running, the limit is {MAX_CONCURRENT_WEBHOOKS}"
-            raise HTTPException(503, problem, headers={"Retry-After": "1"})
-        self._running_webhooks += 1
-        try:
-            return await self._ingest_webhook(await read_body(request, WEBHOOK_BYTES))
-        finally:
-            self._running_webhooks -= 1
-
-    async def _ingest_webhook(self, body: bytes) -> Response:
-        now, cause_by_alert_name = self._runtime.clock.now(), self._rules.alert_causes()
-        stale = timedelta(seconds=self._runtime.settings.notify.webhook_silence_seconds)
-        try:
-            # Parsing thousands of alerts would block the event loop.
-            parsed = await asyncio.to_thread(
-                alertmanager.read_webhook, body, now, cause_by_alert_name=cause_by_alert_name, stale=stale
-            )
-        except WireError as error:
-            raise HTTPException(400, "; ".join(error.problems)) from error
-        try:
-            await self._incidents.ingest_external_alerts(parsed.alerts)
-        except StoreError as error:
-            # Deliberately not the 409 of a conflict between two hubs: Alertmanager retries only after a 5xx.
-            raise HTTPException(503, str(error)) from error
-        return ok_response(taken=len(parsed.alerts), problems=parsed.problems)
+        with self._webhooks:
+            body = await read_body(request, WEBHOOK_BYTES)
+            now, cause_by_alert_name = self._runtime.clock.now(), self._rules.alert_causes()
+            stale = timedelta(seconds=self._runtime.settings.notify.webhook_silence_seconds)
+            try:
+                # Parsing thousands of alerts would block the event loop.
+                parsed = await asyncio.to_thread(
+                    alertmanager.read_webhook, body, now, cause_by_alert_name=cause_by_alert_name, stale=stale
+                )
+            except WireError as error:
+                raise HTTPException(400, "; ".join(error.problems)) from error
+            try:
+                await self._incidents.ingest_external_alerts(parsed.alerts)
+            except StoreError as error:
+                # Deliberately not the 409 of a conflict between two hubs: Alertmanager retries only after a 5xx.
+                raise HTTPException(503, str(error)) from error
+            return ok_response(taken=len(parsed.alerts), problems=parsed.problems)
 
     async def _silence(self, request: Request, body: dict[str, Any], matchers: tuple[Matcher, ...]) -> Response:
         now = self._runtime.clock.now()

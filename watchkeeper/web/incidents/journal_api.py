@@ -106,10 +106,7 @@ class JournalApi:
 
     @get("/api/journal/verify", QueryParam("again", "1: verify now; do not use the cached result."))
     async def verify_chain(self, request: Request) -> ChainVerdict:
-        """Verify the hash chain of the audit log: whether any entry was changed.
-
-        The cached verdict, unless it is too old.
-        """
+        """Verify the hash chain of the audit log: whether any entry was changed."""
         location, now = self._location(), self._runtime.clock.now()
         is_forced = request.query_params.get("again") == "1"
         async with self._verify_lock:
@@ -158,9 +155,8 @@ def _entry_filter(request: Request) -> journal_search.EntryFilter:
         raise HTTPException(400, "`before` must be the number of an entry")
     words, kinds = tuple(params.get("q", "").split()), tuple(params.getlist("kind"))
     if len(words) > MAX_WORDS or len(kinds) > MAX_KINDS or any(len(word) > MAX_WORD_LENGTH for word in words):
-        raise HTTPException(
-            400, f"at most {MAX_WORDS} words of {MAX_WORD_LENGTH} characters in `q`, and {MAX_KINDS} times `kind`"
-        )
+        problem = f"at most {MAX_WORDS} words of {MAX_WORD_LENGTH} characters in `q`, and {MAX_KINDS} times `kind`"
+        raise HTTPException(400, problem)
     return journal_search.EntryFilter(
         kinds,
         params.get("subject", ""),

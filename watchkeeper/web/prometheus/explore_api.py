@@ -136,9 +136,8 @@ class ExploreApi:
         text = request.query_params.get("query", "")
         at = parse_whole_number(request.query_params.get("at", str(len(text))))
         if at is None or len(text) > MAX_QUERY_LENGTH:
-            raise HTTPException(
-                400, f"`at` must be a number, and `query` may have at most {MAX_QUERY_LENGTH:,} characters"
-            )
+            problem = f"`at` must be a number, and `query` may have at most {MAX_QUERY_LENGTH:,} characters"
+            raise HTTPException(400, problem)
         cursor = read_cursor(text[:at])
         try:
             words = await asyncio.to_thread(self._complete, cursor)

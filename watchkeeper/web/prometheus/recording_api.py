@@ -50,9 +50,8 @@ class RecordingApi:
         if from_ms >= to_ms:
             raise HTTPException(400, "`from` must be before `to`")
         if self._running >= MAX_CONCURRENT_RECORDINGS:
-            raise HTTPException(
-                429, f"{self._running} recordings are running, the limit is {MAX_CONCURRENT_RECORDINGS}; retry later"
-            )
+            problem = f"{self._running} recordings are running, the limit is {MAX_CONCURRENT_RECORDINGS}; retry later"
+            raise HTTPException(429, problem)
         stream = self._stream(from_ms, to_ms, selectors)
         # Started before it is returned: else a client that disconnects before the first byte keeps `_running` raised.
         first = await anext(stream)

@@ -24,7 +24,7 @@ from watchkeeper.web.auth.auth import Role
 from watchkeeper.web.endpoint import get, post, read_json_object
 from watchkeeper.web.prometheus import prometheus_form as form
 from watchkeeper.web.prometheus import prometheus_status
-from watchkeeper.web.shedding import ConcurrencyLimit
+from watchkeeper.web.shedding import replay_limit
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_ALERTS = 200
@@ -83,7 +83,7 @@ class RuleReplay(TypedDict):
 class RulesApi:
     def __init__(self, hub: services.Services) -> None:
         self._runtime, self._queries, self._rules = hub.runtime, hub.queries, hub.rules
-        self._replay_lock, self._limit = asyncio.Lock(), ConcurrencyLimit("rule replays")
+        self._replay_lock, self._limit = asyncio.Lock(), replay_limit("rule replays")
 
     @get("/api/rules")
     async def list_rules(self, _: Request) -> RuleList:
@@ -121,15 +121,12 @@ class RulesApi:
     async def replay_rules(self, request: Request) -> RuleReplay:
         """Replay rules on stored samples to see when they would have fired; stores and sends nothing."""
         with self._limit:
-            return await self._replay(request)
-
-    async def _replay(self, request: Request) -> RuleReplay:
-        body = await read_json_object(request, MAX_BODY_BYTES)
-        window = _read_window(body, self._runtime.clock.now())
-        # Parsing a file of 256 KiB takes seconds.
-        rule_set = await asyncio.to_thread(_read_rules, body)
-        async with self._replay_lock:
-            replayed = await asyncio.to_thread(replay.replay, rule_set, self._queries.engine, window, appender=None)
+            body = await read_json_object(request, MAX_BODY_BYTES)
+            window = _read_window(body, self._runtime.clock.now())
+            # Parsing a file of 256 KiB takes seconds.
+            rule_set = await asyncio.to_thread(_read_rules, body)
+            async with self._replay_lock:
+                replayed = await asyncio.to_thread(replay.replay, rule_set, self._queries.engine, window, appender=None)
         fired = replayed.fired
         only_pending = [episode for episode in replayed.episodes if episode.fired_at is None]
         return RuleReplay(
@@ -176,9 +173,8 @@ def _read_rules(body: dict[str, Any]) -> rulefile.RuleSet:
     if text is None:
         expr, hold = body.get("expr"), body.get("for", "0s")
         if not isinstance(expr, str) or not expr.strip() or not isinstance(hold, str):
-            raise HTTPException(
-                400, 'the rule is missing; send {"expr": "…", "for": "5m"} or {"rules": "YAML of a rule file"}'
-            )
+            problem = 'the rule is missing; send {"expr": "…", "for": "5m"} or {"rules": "YAML of a rule file"}'
+            raise HTTPException(400, problem)
         form.parse("expr", expr)
         name = body.get("name") if isinstance(body.get("name"), str) else "Replayed"
         rule = {"alert": name, "expr": expr, "for": hold}

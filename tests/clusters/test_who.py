@@ -23,7 +23,7 @@ from watchkeeper.model.workloads import ScheduledWorkload, Workload, WorkloadKin
 from watchkeeper.scrape.fleet import ScrapedInventory
 from watchkeeper.scrape.jobs import ScrapeJob, build_target
 from watchkeeper.scrape.target_loop import TargetHealth, TargetState
-from watchkeeper.web.fleet import holders, node_list
+from watchkeeper.web.fleet import cluster_api, holders
 
 HELD_NODE = "gpu-r01-01"
 
@@ -201,8 +201,8 @@ def target(node: Node, health: TargetHealth, error: str | None = None) -> Target
 
 
 def states(known: ScrapedInventory, *targets: TargetState) -> dict[str, tuple[str, str]]:
-    facts = node_list.NodeListSources(known, targets, [], holders.GpuHolders(), [])
-    return {line.name: (line.state.value, line.why) for line in node_list.build_node_list(facts)}
+    facts = cluster_api.NodeListSources(known, targets, [], holders.GpuHolders(), [])
+    return {line.name: (line.state.value, line.why) for line in cluster_api.build_node_list(facts)}
 
 
 def test_silent_never_seen_not_read_and_gone_are_four_different_words() -> None:

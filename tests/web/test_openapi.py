@@ -21,7 +21,7 @@ from watchkeeper.kit import api_version, wire
 from watchkeeper.web import openapi
 from watchkeeper.web.app import create_app
 from watchkeeper.web.auth.auth import Auth, Role
-from watchkeeper.web.schema import ResponseVariant, Schemas
+from watchkeeper.web.openapi import ResponseVariant, Schemas
 
 APP = create_app(SmallHub().services, Auth())
 DOCUMENT = openapi.build_document(APP.state.endpoints, version="0.0.0")

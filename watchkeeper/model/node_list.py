@@ -1,6 +1,6 @@
 """One row of the node list: expected and reported GPUs, the scheduler's state, and the holders.
 
-`web.fleet.node_list` makes the rows, `client.typed` reads them back.
+`web.fleet.cluster_api` makes the rows, `client.typed` reads them back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A recording: samples, events and incidents of a time window in one portable file.
 
-The hub writes it line by line (`web.prometheus.recording_api`). The file is gzip over JSON lines: a header, then nodes,
-GPUs, metrics, series, events and incidents, and a last line with the counts; without it, the file is truncated.
+The hub writes it line by line (`web.prometheus.prometheus_exchange`). The file is gzip over JSON lines: a header, then
+nodes, GPUs, metrics, series, events and incidents, and a last line with the counts; without it, the file is truncated.
 """
 
 from __future__ import annotations

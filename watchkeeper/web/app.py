@@ -37,8 +37,6 @@ from watchkeeper.web.fleet import (
 )
 from watchkeeper.web.gate import Gate
 from watchkeeper.web.incidents import (
-    bundle_api,
-    cards,
     causes_api,
     incident_api,
     incident_reports,
@@ -51,7 +49,6 @@ from watchkeeper.web.prometheus import (
     prometheus_api,
     prometheus_exchange,
     prometheus_status,
-    recording_api,
     rules_api,
     slo_api,
 )
@@ -70,7 +67,7 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
     runtime = hub.runtime
     auth_files = auth if isinstance(auth, AuthFiles) else AuthFiles(auth)
     gate = Gate(runtime, auth_files, is_evaluating=lambda: hub.rules.is_evaluating)
-    incident_cards, reports = cards.IncidentCards(hub), incident_reports.IncidentReports(hub)
+    incident_cards, reports = incident_reports.IncidentCards(hub), incident_reports.IncidentReports(hub)
     snapshots = fleet_snapshot.FleetSnapshots(hub)
     interval_seconds = live_interval_seconds or runtime.settings.fleet.scrape_interval_seconds
     live = LiveUpdates(hub, cards=incident_cards, snapshots=snapshots, interval_seconds=interval_seconds)
@@ -82,7 +79,7 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
         prometheus_api.PrometheusApi(runtime, hub.queries),
         prometheus_status.StatusPages(hub),
         prometheus_exchange.SampleExchange(runtime, hub.queries),
-        recording_api.RecordingApi(hub),
+        prometheus_exchange.RecordingApi(hub),
         slo_api.SloApi(hub),
         explore_api.ExploreApi(runtime, hub.queries),
         rules_api.RulesApi(hub),
@@ -97,7 +94,7 @@ def create_app(hub: Services, auth: Auth | AuthFiles, *, live_interval_seconds: 
         jobs,
         incident_api.IncidentApi(hub, reports),
         repairs_api.RepairsApi(hub),
-        bundle_api.BundleApi(hub),
+        incident_api.BundleApi(hub),
         causes_api.CausesApi(hub, incident_cards),
         journal_api.JournalApi(hub),
         capacity,

@@ -26,7 +26,7 @@ from watchkeeper.query import engine
 from watchkeeper.scrape import status_series
 from watchkeeper.web.endpoint import get
 from watchkeeper.web.fleet import fleet_layout, fleet_snapshot, frames
-from watchkeeper.web.incidents.cards import IncidentCards
+from watchkeeper.web.incidents.incident_reports import IncidentCards
 
 log = logging.getLogger(__name__)
 

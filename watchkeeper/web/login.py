@@ -1,14 +1,19 @@
 """Log in and out: a name and a password, or a token, become a session cookie that scripts cannot read.
 
-`login_limit` counts failed attempts. Passwords are checked in threads, at most `MAX_CONCURRENT_CHECKS` at a time,
-because each check takes 64 MiB.
+After a few failures, each further failure doubles the wait, by address and by name; an attempt is counted before its
+password is checked, so that concurrent attempts are counted too. Passwords are checked in threads, at most
+`MAX_CONCURRENT_CHECKS` at a time, because each check takes 64 MiB.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import math
+from collections import OrderedDict
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -20,22 +25,83 @@ from watchkeeper.kit.logs import fields
 from watchkeeper.web.auth import users
 from watchkeeper.web.auth.auth import COOKIE, SESSION_LIFETIME, Token, User, is_same_origin
 from watchkeeper.web.auth.auth_reload import AuthFiles
-from watchkeeper.web.auth.login_limit import LoginLimit
 from watchkeeper.web.endpoint import POST, get, ok_response, read_body
 from watchkeeper.web.shedding import ConcurrencyLimit
 
 log = logging.getLogger(__name__)
 
+MAX_KEYS = 10_000
+# A count is dropped after this time without a failure.
+FORGET_AFTER = timedelta(minutes=15)
+# Users mistype, and several users can share an address behind a NAT.
+FREE_ATTEMPTS_BY_NAME, FREE_ATTEMPTS_BY_ADDRESS = 5, 20
+# By name the wait stays short: otherwise anyone who knows a name could lock its owner out.
+MAX_WAIT_BY_NAME, MAX_WAIT_BY_ADDRESS = timedelta(minutes=1), timedelta(minutes=15)
 MAX_BODY_BYTES = 4096
 MAX_CONCURRENT_CHECKS, MAX_WAITING = 2, 16
 
 
-@dataclass(frozen=True, slots=True)
-class LoginAttempt:
-    """The credentials of a login; `name` is empty for a token."""
+@dataclass(slots=True)
+class AttemptCount:
+    """Consecutive attempts that failed or have not ended; the next one is allowed at `blocked_until`."""
 
-    name: str
-    secret: str
+    attempts: int
+    last_at: datetime
+    blocked_until: datetime
+
+
+class LoginLimit:
+    def __init__(self) -> None:
+        self._by_name: OrderedDict[str, AttemptCount] = OrderedDict()
+        self._by_address: OrderedDict[str, AttemptCount] = OrderedDict()
+
+    def start_attempt(self, address: str, name: str, *, now: datetime) -> int:
+        """Seconds to wait before the next attempt, or 0 if this attempt is allowed; then it is counted."""
+        network = client_network(address)
+        waits = [
+            (count.blocked_until - now).total_seconds()
+            for count in (self._by_name.get(name), self._by_address.get(network))
+            # An attempt in the future was counted before the clock was set back: it is ignored.
+            if count is not None and count.last_at <= now
+        ]
+        if (wait_seconds := max(waits, default=0.0)) > 0:
+            return math.ceil(wait_seconds)
+        _count_attempt(self._by_name, name, now=now, free_attempts=FREE_ATTEMPTS_BY_NAME, max_wait=MAX_WAIT_BY_NAME)
+        _count_attempt(
+            self._by_address, network, now=now, free_attempts=FREE_ATTEMPTS_BY_ADDRESS, max_wait=MAX_WAIT_BY_ADDRESS
+        )
+        return 0
+
+    def record_success(self, address: str, name: str) -> None:
+        """Clear the count of the name, and only one attempt of the address, which may try other names as well."""
+        self._by_name.pop(name, None)
+        if (count := self._by_address.get(client_network(address))) is not None:
+            count.attempts -= 1
+
+    def __len__(self) -> int:
+        return len(self._by_name) + len(self._by_address)
+
+
+def client_network(address: str) -> str:
+    """An IPv4 address itself, or the /64 of an IPv6 address, because one client can use all of a /64."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+
+
+def _count_attempt(
+    counts: OrderedDict[str, AttemptCount], key: str, *, now: datetime, free_attempts: int, max_wait: timedelta
+) -> None:
+    previous = counts.pop(key, None)
+    attempts = 1 if previous is None or now - previous.last_at > FORGET_AFTER else previous.attempts + 1
+    # Limited, because a long attack would overflow timedelta.
+    exponent = min(attempts - free_attempts, 20)
+    wait = timedelta() if exponent < 0 else min(max_wait, timedelta(seconds=2**exponent))
+    counts[key] = AttemptCount(attempts, now, now + wait)
+    while len(counts) > MAX_KEYS:
+        counts.popitem(last=False)
 
 
 class LoginApi:
@@ -51,8 +117,8 @@ class LoginApi:
         """Sign in from the console with a name and a password, or with a token; sets a session cookie."""
         if not is_same_origin(request.method, request.headers):
             raise HTTPException(403, "login is only allowed from the console of this hub")
-        attempt = await _read(request)
-        account = await self._authenticate(attempt, request.client.host if request.client else "")
+        name, secret = await _read_credentials(request)
+        account = await self._authenticate(name, secret, address=request.client.host if request.client else "")
         answer = ok_response(name=account.name, role=account.role)
         now = self._clock.now()
         answer.set_cookie(
@@ -65,22 +131,22 @@ class LoginApi:
         )
         return answer
 
-    async def _authenticate(self, attempt: LoginAttempt, address: str) -> Token | User:
+    async def _authenticate(self, name: str, secret: str, *, address: str) -> Token | User:
         now = self._clock.now()
         # A token has no name before it is matched: all attempts with a token from one address count together.
-        key = attempt.name or address
+        key = name or address
         if wait_seconds := self._limit.start_attempt(address, key, now=now):
             self._attempts_counter.add(result="too many")
             raise HTTPException(
                 429, f"too many failed logins. Try again in {wait_seconds} s", {"Retry-After": str(wait_seconds)}
             )
-        account = await self._find_account(attempt)
+        account = await self._find_account(name, secret)
         # Deliberately not logged: an unknown name may be a password that was typed into the wrong field.
-        user_name = account.name if account else attempt.name if self._find_user(attempt.name) else "(unknown)"
+        user_name = account.name if account else name if self._find_user(name) else "(unknown)"
         if account is None:
             self._attempts_counter.add(result="refused")
             log.warning("login failed", extra=fields(user=user_name, address=address))
-            raise HTTPException(401, "wrong name or password" if attempt.name else "unknown token")
+            raise HTTPException(401, "wrong name or password" if name else "unknown token")
         self._limit.record_success(address, key)
         self._attempts_counter.add(result="let in")
         log.info("login succeeded", extra=fields(user=user_name, address=address))
@@ -90,13 +156,13 @@ class LoginApi:
         access = self._auth_files.current(self._clock.now())
         return next((user for user in access.users if user.name == name), None)
 
-    async def _find_account(self, attempt: LoginAttempt) -> Token | User | None:
-        if not attempt.name:
-            return self._auth_files.current(self._clock.now()).find_token(attempt.secret)
+    async def _find_account(self, name: str, secret: str) -> Token | User | None:
+        if not name:
+            return self._auth_files.current(self._clock.now()).find_token(secret)
         with self._waiting:
             async with self._checks:
-                user = self._find_user(attempt.name)
-                is_correct = await asyncio.to_thread(users.password_matches, user, attempt.secret)
+                user = self._find_user(name)
+                is_correct = await asyncio.to_thread(users.password_matches, user, secret)
         return user if is_correct else None
 
     @get("/api/logout", role=None, methods=POST)
@@ -113,14 +179,15 @@ class LoginApi:
         return answer
 
 
-async def _read(request: Request) -> LoginAttempt:
+async def _read_credentials(request: Request) -> tuple[str, str]:
+    """The name and the password of a login; the name is empty for a token."""
     try:
         body = orjson.loads(await read_body(request, MAX_BODY_BYTES))
         if "token" in body:
-            return LoginAttempt("", str(body["token"]))
+            return "", str(body["token"])
         name = str(body["name"])
         if not name:
             raise KeyError("name")
-        return LoginAttempt(name, str(body["password"]))
+        return name, str(body["password"])
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise HTTPException(400, 'the body must be {"name": "…", "password": "…"} or {"token": "…"}') from error

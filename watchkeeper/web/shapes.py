@@ -19,7 +19,7 @@ from watchkeeper.remediate import explanation
 from watchkeeper.rules.budgets import ErrorBudget
 from watchkeeper.rules.reload import Reload
 from watchkeeper.web.endpoint import QueryParam
-from watchkeeper.web.schema import ResponseVariant
+from watchkeeper.web.openapi import ResponseVariant
 
 
 class NodeName(TypedDict):

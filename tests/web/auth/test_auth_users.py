@@ -17,7 +17,7 @@ from watchkeeper.cli.hub.users import command
 from watchkeeper.errors import SettingsError, StartRefused
 from watchkeeper.web.auth import auth, users
 from watchkeeper.web.auth.auth_reload import AuthFiles
-from watchkeeper.web.auth.login_limit import FREE_ATTEMPTS_BY_NAME, MAX_KEYS, LoginLimit, client_network
+from watchkeeper.web.login import FREE_ATTEMPTS_BY_NAME, MAX_KEYS, LoginLimit, client_network
 
 NOW = datetime(2026, 1, 31, 9, tzinfo=UTC)
 PASSWORD = "correct horse battery"

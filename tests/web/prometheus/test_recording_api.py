@@ -17,7 +17,7 @@ from watchkeeper.config.settings import Settings
 from watchkeeper.kit import clock
 from watchkeeper.store import recording
 from watchkeeper.web import replay_hub
-from watchkeeper.web.prometheus import recording_api
+from watchkeeper.web.prometheus import prometheus_exchange
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_client_that_disconnects_before_the_first_byte_is_no_longer_counted() 
     with serving(StoredHub()) as site:
         now = site.hub.now_ms / 1000
         path = f"/api/recording?from={now - 600}&to={now}"
-        for _ in range(2 * recording_api.MAX_CONCURRENT_RECORDINGS):
+        for _ in range(2 * prometheus_exchange.MAX_CONCURRENT_RECORDINGS):
             with socket.create_connection(("127.0.0.1", site.port), timeout=60) as line:
                 line.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         await_that(lambda: site.ask(path).status == 200)

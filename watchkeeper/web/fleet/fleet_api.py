@@ -40,8 +40,7 @@ from watchkeeper.web.endpoint import (
 )
 from watchkeeper.web.fleet import fleet_snapshot, frames
 from watchkeeper.web.incidents import incident_request
-from watchkeeper.web.incidents.cards import IncidentCards
-from watchkeeper.web.incidents.incident_reports import IncidentReports
+from watchkeeper.web.incidents.incident_reports import IncidentCards, IncidentReports
 from watchkeeper.web.prometheus import slo_api
 
 MAX_EVENTS = 1000

@@ -23,7 +23,7 @@ from watchkeeper.kit import clock
 from watchkeeper.web import shapes
 from watchkeeper.web.endpoint import QueryParam, get, ok_response, post, read_number
 from watchkeeper.web.incidents import incident_request
-from watchkeeper.web.incidents.cards import IncidentCards
+from watchkeeper.web.incidents.incident_reports import IncidentCards
 
 MAX_INCIDENTS = 100_000
 MAX_DAYS = 366

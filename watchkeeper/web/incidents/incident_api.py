@@ -1,4 +1,4 @@
-"""Assign, silence and report incidents over HTTP, summarise them in a digest, and receive Alertmanager's webhook.
+"""Assign, silence and report incidents over HTTP, receive Alertmanager's webhook, and download evidence bundles.
 
 `fleet_api` lists, shows, acknowledges and resolves incidents. This module checks a request, passes it to a service of
 the hub and writes the answer.
@@ -7,6 +7,7 @@ the hub and writes the answer.
 from __future__ import annotations
 
 import asyncio
+import functools
 from datetime import timedelta
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -44,6 +45,8 @@ WEBHOOK_BYTES = 16 * 1024 * 1024
 MAX_CONCURRENT_WEBHOOKS = 32
 MAX_MATCHERS = 20
 MAX_DAYS = 366
+# Each uses about 10 MiB of memory while it is built.
+MAX_CONCURRENT_BUNDLES = 2
 
 
 class IncidentAssigned(TypedDict):
@@ -206,3 +209,38 @@ class IncidentApi:
 def _silence_view(silence: Silence) -> dict[str, Any]:
     plain: dict[str, Any] = wire.to_plain(silence)
     return plain | {"matchers": [str(matcher) for matcher in silence.matchers]}
+
+
+class BundleApi:
+    def __init__(self, hub: services.Services) -> None:
+        self._runtime, self._evidence = hub.runtime, hub.evidence
+        problem = f"{{count}} bundles are being built, the limit is {MAX_CONCURRENT_BUNDLES}; retry later"
+        self._limit = ConcurrencyLimit(MAX_CONCURRENT_BUNDLES, problem, retry_after_seconds=None)
+
+    # Not for viewers: a bundle contains user names and the output of commands on nodes.
+    @get(
+        "/api/bundle",
+        QueryParam("incident", "The id of an incident, such as INC-17; set either this or `node`."),
+        QueryParam("node", "The name of a node; set either this or `incident`."),
+        QueryParam("cluster", "Cluster of the node, if several clusters have a node with this name."),
+        QueryParam("hide_names", "1: replace the names of users and nodes with placeholders."),
+        role=Role.OPERATOR,
+        media_type="application/gzip",
+    )
+    async def download(self, request: Request) -> Response:
+        """Download the evidence about an incident or a node as a tar.gz."""
+        sources, params = self._evidence(), request.query_params
+        incident, node = params.get("incident"), params.get("node")
+        if (incident is None) == (node is None):
+            raise HTTPException(400, "set either `incident` or `node`")
+        subject = incident or node or ""
+        if sources is None:
+            raise HTTPException(409, "evidence bundles are not available in a replayed recording: it has no journal")
+        now, hides_names = self._runtime.clock.now(), params.get("hide_names") == "1"
+        bundle_node = functools.partial(sources.bundle_node, cluster=params.get("cluster"))
+        with self._limit:
+            bundle = bundle_node if incident is None else sources.bundle_incident
+            archive = await asyncio.to_thread(bundle, subject, now=now, hides_names=hides_names)
+        if archive is None:
+            raise HTTPException(404, f"{'node' if incident is None else 'incident'} {subject[:80]} not found")
+        return Response(archive, media_type="application/gzip")

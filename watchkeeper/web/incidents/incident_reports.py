@@ -1,25 +1,117 @@
-"""Build incident reports: the blast radius and the report of an incident, and the digest of many.
+"""Build what people read about incidents: cards, details, reports and digests.
 
-Uses only services that a replayed recording has too, so that its reports equal those of the hub that made it.
+Lists, the console's live panel and details use the same cards, so that they always agree. Reports use only services
+that a replayed recording has too, so that they equal those of the hub that made it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from watchkeeper.errors import WatchkeeperError
 from watchkeeper.hub import services
 from watchkeeper.incidents import blast_radius, incident_labels
+from watchkeeper.kit import wire
 from watchkeeper.kit.logs import fields
+from watchkeeper.model import diagnosis, incidents, silences
 from watchkeeper.model.incidents import Incident
-from watchkeeper.notify import digest, incident_report
+from watchkeeper.notify import digest, incident_report, message
 
+# The panel fits one screen; the list of incidents shows the rest page by page.
+MAX_OPEN_INCIDENTS = 200
+MAX_RESOLVED_INCIDENTS = 5
 log = logging.getLogger(__name__)
-
 # About a year of a large fleet; no reader needs a longer digest.
 MAX_INCIDENTS = 100_000
+
+
+class IncidentCards:
+    def __init__(self, hub: services.Services) -> None:
+        self._journal, self._silences, self._fleet = hub.journal, hub.silences, hub.fleet
+
+    def make_card(self, incident: incidents.Incident) -> dict[str, Any]:
+        """The incident without its members, with its best finding and the next step of its plan."""
+        incident_diagnosis, plan = self._journal.diagnosis(incident.id), self._journal.plan(incident.id)
+        best = incident_diagnosis.best if incident_diagnosis is not None else None
+        plain: dict[str, Any] = wire.to_plain(with_diagnosed_title(incident, incident_diagnosis))
+        members = plain.pop("members")
+        return plain | {
+            "place_name": self._fleet.place_name(incident.place),
+            "signals": len(members),
+            "gpus": list(dict.fromkeys(member["place"]["gpu"] for member in members if member["place"]["gpu"])),
+            "why": best.why if best else None,
+            "confidence": best.confidence if best else None,
+            "next_step": plan.next_step if plan else (best.actions[0].do if best and best.actions else None),
+            "plan": [receipt.action.kind.value for receipt in plan.receipts] if plan else [],
+            "silenced_by": self._silence_view(incident),
+        }
+
+    async def load_detail(self, incident: incidents.Incident) -> dict[str, Any]:
+        """The newest detail of an incident, read away from the event loop."""
+        return await self._journal.read(lambda: self.make_detail(self._journal.incident(incident.id) or incident))
+
+    def make_detail(self, incident: incidents.Incident) -> dict[str, Any]:
+        incident_diagnosis = self._journal.diagnosis(incident.id)
+        titled = with_diagnosed_title(incident, incident_diagnosis)
+        return {
+            "incident": {**wire.to_plain(titled), "place_name": self._fleet.place_name(incident.place)},
+            "diagnosis": wire.to_plain(incident_diagnosis),
+            "plan": wire.to_plain(self._journal.plan(incident.id)),
+            "silenced_by": self._silence_view(incident),
+            "runbook": message.runbook_path(titled.cause),
+            "timeline": [
+                wire.to_plain(incidents.TimelineEntry(entry.at, entry.actor, entry.kind, entry.body))
+                for entry in self._journal.timeline(incident.id)
+            ],
+        }
+
+    def _silence_view(self, incident: incidents.Incident) -> dict[str, Any] | None:
+        """The silence that mutes the notifications of an open incident, if any."""
+        silence = self._silences.silenced_by(incident) if incident.is_open else None
+        if silence is None:
+            return None
+        author = silence.author if silence.keeper == silences.OURS else f"{silence.author} (in {silence.keeper})"
+        return {
+            "id": silence.id,
+            "author": author,
+            "reason": silence.reason,
+            "ends_at": silence.ends_at,
+            "keeper": silence.keeper,
+        }
+
+    def make_panel(self) -> dict[str, Any]:
+        """Open incidents, most severe and newest first, and the most recently resolved ones."""
+        open_incidents = sorted(
+            self._journal.incidents(open_only=True, limit=MAX_OPEN_INCIDENTS),
+            key=lambda incident: (-incident.severity.rank, -incident.opened_at.timestamp()),
+        )
+        resolved = [
+            incident
+            for incident in self._journal.incidents(open_only=False, limit=MAX_OPEN_INCIDENTS)
+            if not incident.is_open
+        ]
+        resolved.sort(key=lambda incident: incident.resolved_at or incident.opened_at, reverse=True)
+        return {
+            "open": [self.make_card(incident) for incident in open_incidents],
+            "closed": [self.make_card(incident) for incident in resolved[:MAX_RESOLVED_INCIDENTS]],
+        }
+
+
+def with_diagnosed_title(
+    incident: incidents.Incident, incident_diagnosis: diagnosis.Diagnosis | None
+) -> incidents.Incident:
+    """The incident with the cause and title of its best finding, which rests on more than the opening signal."""
+    best = None if incident_diagnosis is None else incident_diagnosis.best
+    if best is None or best.cause in (incident.cause, diagnosis.UNKNOWN_CAUSE):
+        return incident
+    # The cause of a job's problem may be at another place, which then has its own incident.
+    is_elsewhere = incident.place.domain is not None and best.place != incident.place
+    title = f"{incident.title}: {best.title}" if is_elsewhere else best.title
+    return replace(incident, cause=best.cause, title=title)
 
 
 class IncidentReports:

@@ -11,8 +11,7 @@ import pytest
 from tests.diagnose.scan.command import run, scan
 from tests.diagnose.scan.healthy import GPU, NODE, SWITCH, kernel
 from tests.support.fake_nvml import driver
-from watchkeeper.diagnose.scan.examine import examine
-from watchkeeper.diagnose.scan.gpu_selection import select_gpus
+from watchkeeper.diagnose.scan.examine import examine, select_gpus
 from watchkeeper.diagnose.scan.verdicts import ScanFacts, ScanFault, ScanVerdict
 from watchkeeper.model.gpu_selectors import parse_selection
 from watchkeeper.readers.node.pci_sysfs import DeviceKind, PciDevice

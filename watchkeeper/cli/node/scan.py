@@ -18,7 +18,7 @@ from watchkeeper.agent import node_facts
 from watchkeeper.agent.gpus import scan_readings
 from watchkeeper.cli import options
 from watchkeeper.cli.node.gpu_choice import with_gpus
-from watchkeeper.diagnose.scan import examine, gpu_selection, verdicts
+from watchkeeper.diagnose.scan import examine, verdicts
 from watchkeeper.errors import CollectError
 from watchkeeper.kit import clock, commands, logs, wire
 from watchkeeper.model import fleet, gpu_selectors
@@ -111,7 +111,7 @@ def command(
     roots = node_facts.Roots(host_root / "proc", host_root / "sys", host_root)
     facts = gather_facts(roots, kmsg, seconds=seconds, since_seconds=minutes * 60, expected_gpus=expected_gpus)
     if selection is not None:
-        facts = gpu_selection.select_gpus(facts, selection)
+        facts = examine.select_gpus(facts, selection)
     report = examine.examine(facts, disabled=disabled)
     if as_json:
         options.print_json(as_plain(report, facts))

@@ -6,13 +6,10 @@ timing, logs or guards, which are in `explain.run_checks`; queries to an engine;
 
 from collections.abc import Callable
 
-from watchkeeper.diagnose.checks.application import app_illegal_access
-from watchkeeper.diagnose.checks.cooling import cooling_failure
 from watchkeeper.diagnose.checks.exits import out_of_memory
-from watchkeeper.diagnose.checks.lost_gpu import fell_off_bus, gpu_missing
-from watchkeeper.diagnose.checks.memory import ecc_uncorrectable
+from watchkeeper.diagnose.checks.gpu_faults import app_illegal_access, ecc_uncorrectable, fell_off_bus, gpu_missing
 from watchkeeper.diagnose.checks.pod_placement import waiting_pod
-from watchkeeper.diagnose.checks.slowdown import power_brake, power_cap, thermal_throttle
+from watchkeeper.diagnose.checks.slowdown import cooling_failure, power_brake, power_cap, thermal_throttle
 from watchkeeper.diagnose.checks.straggler_gpu import late_gpu
 from watchkeeper.diagnose.checks.training import (
     broken_gpu,

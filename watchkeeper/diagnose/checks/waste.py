@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from watchkeeper.diagnose.checks import exclusions
+from watchkeeper.diagnose.checks import findings
 from watchkeeper.diagnose.checks.findings import make_finding
 from watchkeeper.diagnose.evidence import (
     MEMORY_USED,
@@ -44,7 +44,7 @@ def gpu_idle_waste(facts: IncidentFacts) -> Finding | None:
             *(member_evidence(member) for member in members[:MAX_LISTED]),
         ),
         steps=(DiagnosisStep(f"Ask {holders} whether they still need {subject}"),),
-        ruled_out=without_none(_rule_out_nccl_wait(facts), exclusions.rule_out_hardware(facts, facts.place)),
+        ruled_out=without_none(_rule_out_nccl_wait(facts), findings.rule_out_hardware(facts, facts.place)),
     )
 
 

@@ -15,6 +15,17 @@ LANES_OF_LIMIT = 16
 LIMIT_SECONDS = 60.0
 
 
+def value_check(name: str, family: str, detail: str) -> Check:
+    """Return a check of one value against the limit of the check's name."""
+
+    def check(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
+        value = gpu.value(family)
+        return judge(name, value, detail=detail.format(value=value or 0, limit=limits()[name].limit))
+
+    check.__name__ = name
+    return check
+
+
 def temperature_known(gpu: GpuFacts, _seconds: float) -> ScanResult:
     """Every GPU reports a temperature: without it, no other reading can be trusted."""
     celsius = gpu.value("DCGM_FI_DEV_GPU_TEMP")
@@ -25,19 +36,16 @@ def temperature_known(gpu: GpuFacts, _seconds: float) -> ScanResult:
 
 def power_readable(gpu: GpuFacts, _seconds: float) -> ScanResult:
     watts = gpu.value("DCGM_FI_DEV_POWER_USAGE")
-    if watts is None:
-        return ScanResult("power_readable", "POWER", limits()["power_readable"].verdict, "the GPU reports no power")
-    return ScanResult("power_readable", "POWER", ScanVerdict.HEALTHY, f"{watts:.0f} W")
+    detail = "the GPU reports no power" if watts is None else f"{watts:.0f} W"
+    return limits()["power_readable"].result("power_readable", detail, is_exceeded=watts is None)
 
 
 def slowdown_margin(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
-    margin = gpu.value("watchkeeper_gpu_slowdown_margin_celsius")
+    margin, row = gpu.value("watchkeeper_gpu_slowdown_margin_celsius"), limits()["slowdown_margin"]
     if margin is None:
         return None
-    row = limits()["slowdown_margin"]
-    verdict = row.verdict if margin <= row.limit else ScanVerdict.HEALTHY
     detail = f"{margin:g} °C below the slowdown temperature, the limit is {row.limit:g} °C"
-    return ScanResult("slowdown_margin", "THERMAL", verdict, detail)
+    return row.result("slowdown_margin", detail, is_exceeded=margin <= row.limit)
 
 
 def thermal_violation(gpu: GpuFacts, seconds: float) -> ScanResult | None:
@@ -48,8 +56,7 @@ def thermal_violation(gpu: GpuFacts, seconds: float) -> ScanResult | None:
 
 def hw_slowdown(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
     reasons = [gpu.state("watchkeeper_gpu_clocks_event_reason", name) for name in ("hw_slowdown", "hw_thermal")]
-    reported = [reason for reason in reasons if reason is not None]
-    value = max(reported) if reported else None
+    value = max((reason for reason in reasons if reason is not None), default=None)
     return judge("hw_slowdown", value, detail=f"hardware slowdown {'on' if value else 'off'}")
 
 
@@ -58,57 +65,19 @@ def power_brake(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
     return judge("power_brake", value, detail=f"power brake {'on' if value else 'off'}")
 
 
-def volatile_dbe(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
-    count = gpu.value("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL")
-    return judge("volatile_dbe", count, detail=f"{count or 0:g} uncorrectable errors since the last reset")
-
-
-def pages_pending(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
-    value = gpu.value("DCGM_FI_DEV_RETIRED_PENDING")
-    return judge("pages_pending", value, detail=f"page retirement pending: {value or 0:g}")
-
-
 def retired_pages(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
     single, double = gpu.value("DCGM_FI_DEV_RETIRED_SBE"), gpu.value("DCGM_FI_DEV_RETIRED_DBE")
     if single is None or double is None:
         return None
-    row = limits()["retired_pages"]
-    return judge("retired_pages", single + double, detail=f"{single + double:g} pages, the limit is {row.limit:g}")
-
-
-def remap_failed(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
-    value = gpu.value("DCGM_FI_DEV_ROW_REMAP_FAILURE")
-    return judge("remap_failed", value, detail=f"row remap failure flag {value or 0:g}")
-
-
-def remap_pending(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
-    value = gpu.value("DCGM_FI_DEV_ROW_REMAP_PENDING")
-    return judge("remap_pending", value, detail=f"row remap pending flag {value or 0:g}")
-
-
-def remapped_rows(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
-    rows = gpu.value("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS")
-    detail = f"{rows or 0:g} rows remapped after uncorrectable errors, the limit is {limits()['remapped_rows'].limit:g}"
-    return judge("remapped_rows", rows, detail=detail)
-
-
-def unrepairable_memory(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
-    value = gpu.value("DCGM_FI_DEV_MEMORY_UNREPAIRABLE_FLAG")
-    return judge("unrepairable_memory", value, detail=f"unrepairable memory flag {value or 0:g}")
-
-
-def sram_threshold(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
-    value = gpu.value("DCGM_FI_DEV_THRESHOLD_SRM")
-    return judge("sram_threshold", value, detail=f"SRAM error threshold flag {value or 0:g}")
+    limit = limits()["retired_pages"].limit
+    return judge("retired_pages", single + double, detail=f"{single + double:g} pages, the limit is {limit:g}")
 
 
 def inforom(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
-    valid = gpu.value("DCGM_FI_DEV_INFOROM_CONFIG_VALID")
+    valid, row = gpu.value("DCGM_FI_DEV_INFOROM_CONFIG_VALID"), limits()["inforom"]
     if valid is None:
         return None
-    row = limits()["inforom"]
-    verdict = ScanVerdict.HEALTHY if valid >= row.limit else row.verdict
-    return ScanResult("inforom", "INFOROM", verdict, f"InfoROM {'valid' if valid else 'corrupted'}")
+    return row.result("inforom", f"InfoROM {'valid' if valid else 'corrupted'}", is_exceeded=valid < row.limit)
 
 
 def pcie_replays(gpu: GpuFacts, seconds: float) -> ScanResult | None:
@@ -118,10 +87,8 @@ def pcie_replays(gpu: GpuFacts, seconds: float) -> ScanResult | None:
     if increase is None or lanes is None or row is None:
         return None
     allowed = row.limit * lanes / LANES_OF_LIMIT * max(1.0, seconds / LIMIT_SECONDS)
-    verdict = row.verdict if increase > allowed else ScanVerdict.HEALTHY
-    return ScanResult(
-        "pcie_replays", "PCIE", verdict, f"{increase:g} replays in {seconds:.0f} s, the limit is {allowed:.0f}"
-    )
+    detail = f"{increase:g} replays in {seconds:.0f} s, the limit is {allowed:.0f}"
+    return row.result("pcie_replays", detail, is_exceeded=increase > allowed)
 
 
 def link_width(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
@@ -129,8 +96,8 @@ def link_width(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
     if width is None or not max_width:
         return None
     row = limits()["link_width"]
-    verdict = row.verdict if width / max_width < row.limit else ScanVerdict.HEALTHY
-    return ScanResult("link_width", "PCIE", verdict, f"{width:g} of {max_width:g} PCIe lanes")
+    detail = f"{width:g} of {max_width:g} PCIe lanes"
+    return row.result("link_width", detail, is_exceeded=width / max_width < row.limit)
 
 
 def nvlink_errors(gpu: GpuFacts, seconds: float) -> ScanResult | None:
@@ -140,25 +107,34 @@ def nvlink_errors(gpu: GpuFacts, seconds: float) -> ScanResult | None:
 
 def fabric(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
     """Check DCGM's fabric status; NVML's state is `completed` even if the probe failed."""
-    status = gpu.value("DCGM_FI_DEV_FABRIC_MANAGER_STATUS")
+    status, row = gpu.value("DCGM_FI_DEV_FABRIC_MANAGER_STATUS"), limits()["fabric_in_progress"]
     if status is None:
         return None
-    row = limits()["fabric_in_progress"]
-    return ScanResult(
-        "fabric", "NVLINK", ScanVerdict.HEALTHY if status == row.limit else row.verdict, f"fabric status {status:g}"
-    )
+    return row.result("fabric", f"fabric status {status:g}", is_exceeded=status != row.limit)
 
 
 def recovery_action(gpu: GpuFacts, _seconds: float) -> ScanResult | None:
     action = gpu.value("watchkeeper_gpu_recovery_action")
-    detail = f"the driver requests recovery action {action or 0:g}"
-    is_drain_p2p = action == limits()["recovery_drain_p2p"].limit
-    result = judge("recovery_drain_p2p" if is_drain_p2p else "recovery_action", action, detail=detail)
-    return result and ScanResult("recovery_action", result.system, result.verdict, result.detail)
+    if action is None:
+        return None
+    drain_p2p = limits()["recovery_drain_p2p"]
+    row = drain_p2p if action == drain_p2p.limit else limits()["recovery_action"]
+    detail = f"the driver requests recovery action {action:g}"
+    return row.result("recovery_action", detail, is_exceeded=action >= row.limit)
 
 
 CHECKS: tuple[Check, ...] = (
-    temperature_known, power_readable, slowdown_margin, thermal_violation, hw_slowdown, power_brake, volatile_dbe,
-    pages_pending, retired_pages, remap_failed, remap_pending, remapped_rows, unrepairable_memory, sram_threshold,
+    temperature_known, power_readable, slowdown_margin, thermal_violation, hw_slowdown, power_brake,
+    value_check("volatile_dbe", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "{value:g} uncorrectable errors since the last reset"),
+    value_check("pages_pending", "DCGM_FI_DEV_RETIRED_PENDING", "page retirement pending: {value:g}"),
+    retired_pages,
+    value_check("remap_failed", "DCGM_FI_DEV_ROW_REMAP_FAILURE", "row remap failure flag {value:g}"),
+    value_check("remap_pending", "DCGM_FI_DEV_ROW_REMAP_PENDING", "row remap pending flag {value:g}"),
+    value_check(
+        "remapped_rows", "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+        "{value:g} rows remapped after uncorrectable errors, the limit is {limit:g}",
+    ),
+    value_check("unrepairable_memory", "DCGM_FI_DEV_MEMORY_UNREPAIRABLE_FLAG", "unrepairable memory flag {value:g}"),
+    value_check("sram_threshold", "DCGM_FI_DEV_THRESHOLD_SRM", "SRAM error threshold flag {value:g}"),
     inforom, pcie_replays, link_width, nvlink_errors, fabric, recovery_action,
 )  # fmt: skip

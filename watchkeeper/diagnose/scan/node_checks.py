@@ -38,9 +38,8 @@ def gpus_present(facts: ScanFacts) -> list[ScanResult]:
         return []
     expected_text = "" if facts.expected_gpus is None else f", {facts.expected_gpus} expected"
     detail = f"{count} GPUs answer, {on_bus} on the PCI bus{expected_text}"
-    return [
-        ScanResult("gpus_present", "PCIE", ScanVerdict.HEALTHY if count >= expected else ScanVerdict.UNHEALTHY, detail)
-    ]
+    verdict = ScanVerdict.HEALTHY if count >= expected else ScanVerdict.UNHEALTHY
+    return [ScanResult("gpus_present", "PCIE", verdict, detail)]
 
 
 def xids(facts: ScanFacts) -> list[ScanResult]:
@@ -108,13 +107,10 @@ def next_boot(facts: ScanFacts) -> list[ScanResult]:
 def disks(facts: ScanFacts) -> list[ScanResult]:
     results = []
     for disk in facts.node.disks:
-        used = disk.used_ratio
-        if used is not None:
+        if (used := disk.used_ratio) is not None:
             row = limits()["disk_full" if used >= limits()["disk_full"].limit else "disk_used"]
-            verdict = row.verdict if used >= row.limit else ScanVerdict.HEALTHY
-            results.append(
-                ScanResult("disks", "HOST", verdict, f"{disk.path} is {used:.0%} full, the limit is {row.limit:.0%}")
-            )
+            detail = f"{disk.path} is {used:.0%} full, the limit is {row.limit:.0%}"
+            results.append(row.result("disks", detail, is_exceeded=used >= row.limit))
     return results
 
 
@@ -133,7 +129,7 @@ def memory(facts: ScanFacts) -> list[ScanResult]:
         return [ScanResult("memory", "HOST", ScanVerdict.UNKNOWN, "/proc/meminfo could not be read")]
     row, share = limits()["memory_available"], host_memory.available_bytes / host_memory.total_bytes
     detail = f"{share:.0%} of {host_memory.total_bytes / 2**30:.0f} GiB available, the limit is {row.limit:.0%}"
-    return [ScanResult("memory", "HOST", row.verdict if share < row.limit else ScanVerdict.HEALTHY, detail)]
+    return [row.result("memory", detail, is_exceeded=share < row.limit)]
 
 
 def shared_memory(facts: ScanFacts) -> list[ScanResult]:
@@ -142,11 +138,7 @@ def shared_memory(facts: ScanFacts) -> list[ScanResult]:
         return []
     row = limits()["shared_memory"]
     detail = f"shared memory has {space.size_bytes / 2**30:.1f} GiB, the minimum is {row.limit / 2**30:.0f} GiB"
-    return [
-        ScanResult(
-            "shared_memory", "HOST", row.verdict if space.size_bytes < row.limit else ScanVerdict.HEALTHY, detail
-        )
-    ]
+    return [row.result("shared_memory", detail, is_exceeded=space.size_bytes < row.limit)]
 
 
 def clock(facts: ScanFacts) -> list[ScanResult]:
@@ -156,25 +148,21 @@ def clock(facts: ScanFacts) -> list[ScanResult]:
         return []
     row, off = limits()["clock_offset"], abs(state.offset_seconds)
     detail = f"the clock is {off:.3f} s off ({state.source}), the limit is {row.limit:g} s"
-    return [ScanResult("clock", "HOST", row.verdict if off >= row.limit else ScanVerdict.HEALTHY, detail)]
+    return [row.result("clock", detail, is_exceeded=off >= row.limit)]
 
 
 def sensors(facts: ScanFacts) -> list[ScanResult]:
     """Fans, temperatures and power supplies whose sensor reports an alarm."""
-    alarmed = [sensor for sensor in facts.node.sensors if sensor.is_alarmed]
     if not facts.node.sensors:
         return []
-    if not alarmed:
-        return [ScanResult("sensors", "HOST", ScanVerdict.HEALTHY, f"{len(facts.node.sensors)} sensors, no alarm")]
-    return [
-        ScanResult(
-            "sensors",
-            "HOST",
-            ScanVerdict.DEGRADED,
-            f"{sensor.kind} {sensor.label} of {sensor.chip} reports an alarm at {sensor.value:g}",
-        )
-        for sensor in alarmed
+    details = [
+        f"{sensor.kind} {sensor.label} of {sensor.chip} reports an alarm at {sensor.value:g}"
+        for sensor in facts.node.sensors
+        if sensor.is_alarmed
     ]
+    results = [ScanResult("sensors", "HOST", ScanVerdict.DEGRADED, detail) for detail in details]
+    healthy = f"{len(facts.node.sensors)} sensors, no alarm"
+    return results or [ScanResult("sensors", "HOST", ScanVerdict.HEALTHY, healthy)]
 
 
 CHECKS: tuple[Check, ...] = (

@@ -37,6 +37,9 @@ class ScanLimit:
     verdict: ScanVerdict
     source: str
 
+    def result(self, check: str, detail: str, *, is_exceeded: bool) -> ScanResult:
+        return ScanResult(check, self.system, self.verdict if is_exceeded else ScanVerdict.HEALTHY, detail)
+
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
@@ -108,20 +111,13 @@ def judge(name: str, value: float | None, *, detail: str) -> ScanResult | None:
     if value is None:
         return None
     row = limits()[name]
-    verdict = row.verdict if value >= row.limit else ScanVerdict.HEALTHY
-    return ScanResult(name, row.system, verdict, detail)
+    return row.result(name, detail, is_exceeded=value >= row.limit)
 
 
 def _read_limit(cells: Mapping[str, str]) -> ScanLimit:
-    system = pack.choice(cells["system"], SYSTEMS)
-    return ScanLimit(
-        pack.required(cells["check"]),
-        system,
-        float(cells["limit"]),
-        pack.required(cells["unit"]),
-        ScanVerdict(cells["verdict"]),
-        pack.required(cells["source"]),
-    )
+    system, verdict = pack.choice(cells["system"], SYSTEMS), ScanVerdict(cells["verdict"])
+    check, unit, source = (pack.required(cells[name]) for name in ("check", "unit", "source"))
+    return ScanLimit(check, system, float(cells["limit"]), unit, verdict, source)
 
 
 def _read_xid(cells: Mapping[str, str]) -> tuple[int, tuple[str, ScanVerdict]]:
